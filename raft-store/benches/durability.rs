@@ -1,10 +1,10 @@
-//! What a durable append costs, and how long a log takes to open.
+//! The cost of a durable append, and the time to open a log.
 //!
-//! Measured in turns with what it cannot be cheaper than: the same bytes appended to a plain file,
-//! then `fdatasync`. Run with `cargo bench -p millrace-raft-store`; the directory is `TMPDIR`'s.
+//! Each measurement alternates with its lower bound: the same bytes appended to a plain file, then
+//! `fdatasync`. Run with `cargo bench -p millrace-raft-store`; the directory is that of `TMPDIR`.
 
-#![allow(clippy::disallowed_methods, reason = "it measures")]
-#![allow(clippy::unwrap_used, reason = "nobody handles a benchmark's errors")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
+#![allow(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::fs::File;
 use std::io::Write;
@@ -17,10 +17,10 @@ use millrace_types::{ClusterId, FunctionKey, FunctionName, TenantName};
 use openraft::storage::RaftLogStorageExt;
 use openraft::{CommittedLeaderId, Entry, EntryPayload};
 
-/// Appends of each kind.
+/// Number of appends of each kind.
 const APPENDS: u64 = 1_000;
 
-/// Entries in the log that is opened.
+/// Number of entries in the log that is opened.
 const OPENED: u64 = 10_000;
 
 fn entry(index: u64, commands: usize) -> Entry<ClusterConfig> {
@@ -67,8 +67,10 @@ fn report(what: &str, mut times: Vec<Duration>, plain: &[Duration]) {
     plain.sort();
     let at =
         |times: &[Duration], percent: usize| times[(times.len() - 1) * percent / 100].as_secs_f64() * 1e3;
-    let (p50, p99) = (at(&times, 50), at(&times, 99));
-    let (plain_p50, plain_p99) = (at(&plain, 50), at(&plain, 99));
+    let p50 = at(&times, 50);
+    let p99 = at(&times, 99);
+    let plain_p50 = at(&plain, 50);
+    let plain_p99 = at(&plain, 99);
     println!(
         "{what:<36} p50 {p50:6.2} ms   p99 {p99:6.2} ms   plain file {plain_p50:5.2} / {plain_p99:5.2}   ratio {:.2} / {:.2}",
         p50 / plain_p50,

@@ -1,4 +1,4 @@
-//! The types openraft is instantiated with.
+//! The type configuration of openraft.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,29 +11,30 @@ use serde::{Deserialize, Serialize};
 use crate::machine::Machine;
 use crate::snapshot::SnapshotFile;
 
-/// A [`ControllerId`](millrace_cluster_state::ControllerId) as openraft takes it.
+/// A [`ControllerId`](millrace_cluster_state::ControllerId) in openraft's form.
 pub type RaftId = u64;
-/// openraft's storage error.
 pub type StorageError = openraft::StorageError<RaftId>;
-/// A position in the log: term, leader, index.
+/// A position in the log: term, leader and index.
 pub type LogId = openraft::LogId<RaftId>;
-/// What a controller votes for.
+/// A controller's vote: a term and a leader.
 pub type Vote = openraft::Vote<RaftId>;
-/// One log entry: a batch of commands, a membership, or nothing.
+/// A log entry: a batch of commands, a membership, or nothing.
 pub type Entry<M> = openraft::Entry<TypeConfig<M>>;
-/// What a snapshot covers.
+/// The metadata of a snapshot: the last log entry and the membership that it covers.
 pub type SnapshotMeta = openraft::SnapshotMeta<RaftId, Member>;
-/// The membership as of some log entry.
+/// The membership at a log entry.
 pub type StoredMembership = openraft::StoredMembership<RaftId, Member>;
 
-/// What the membership keeps of each controller.
+/// A controller's entry in the membership.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Where the others reach it, as `host:port`. Stored as openraft's own node type stores it.
+    /// The address for the other controllers, as `host:port`. Stored like openraft's own node type
+    /// stores it.
     #[serde(rename = "addr")]
     pub address: String,
-    /// Its [data directory](crate::Identity::directory): a controller that comes back with another
-    /// one lost what it promised, and is not this member. Empty for one of before format 2.
+    /// The id of its [data directory](crate::Identity::directory). A controller that returns with
+    /// another directory lost its acknowledged writes, and is not this member. Empty for a member
+    /// from before format 2.
     #[serde(default)]
     pub directory: String,
 }
@@ -44,8 +45,8 @@ impl fmt::Display for Member {
     }
 }
 
-/// openraft's type configuration for a machine: an entry carries a batch of commands and is
-/// answered with one outcome per command, in order.
+/// openraft's type configuration for a machine: an entry carries a batch of commands, and its
+/// response has an outcome for each command, in order.
 pub struct TypeConfig<M>(PhantomData<fn() -> M>);
 
 impl<M: Machine> RaftTypeConfig for TypeConfig<M> {
@@ -59,7 +60,8 @@ impl<M: Machine> RaftTypeConfig for TypeConfig<M> {
     type Responder = OneshotResponder<Self>;
 }
 
-// openraft wants these of the marker itself. Derived, they would be asked of the machine too.
+// openraft requires these traits of the marker type. Derived, they would be required of the machine
+// too.
 impl<M> Clone for TypeConfig<M> {
     fn clone(&self) -> Self {
         *self

@@ -1,4 +1,5 @@
-//! A controller's data directory: one process at a time, and for one member of one cluster only.
+//! A controller's data directory, used by a single process at a time and by a single member of a
+//! single cluster.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -15,28 +16,26 @@ use crate::fs::{self as seam, Disk, Fs};
 
 const IDENTITY: &str = "identity";
 const LOCK: &str = "lock";
-/// Of a directory whose state is not to be used any more.
+/// A marker file in a directory with a diverged state, which must not be used.
 const DIVERGED: &str = "diverged";
 
-/// The format of the identity file, which stands for the whole directory's.
+/// The format of the identity file, which stands for the format of the whole directory.
 ///
-/// | format | since | what |
+/// | format | since | content |
 /// |---|---|---|
 /// | 1 | 0.1.0 | `identity`, `log/` in sled 0.34, `log.witness`, `snapshots/`; still read |
-/// | 2 | 0.1.0 | the identity file names the directory |
+/// | 2 | 0.1.0 | the identity file has the id of the directory |
 const FORMAT: u32 = 2;
 /// The first format, whose identity file has no line for the directory.
 const FORMAT_UNNAMED: u32 = 1;
 
-/// Whose a data directory is. Written once.
+/// The owner of a data directory: a member of a cluster's controller group. Written once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// The cluster.
     pub cluster: ClusterId,
-    /// The member of its controller group.
     pub controller: ControllerId,
-    /// The directory's own name, drawn when it was begun: a member that lost its directory cannot
-    /// pass for itself with a new one. Empty in a directory of format 1.
+    /// The directory's own id, drawn at random when it was created: a member that lost its
+    /// directory cannot claim its identity with a new directory. Empty in a directory of format 1.
     pub directory: String,
 }
 
@@ -46,7 +45,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A data directory, locked until this is dropped.
+/// A data directory, locked until this value is dropped.
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
@@ -55,11 +54,12 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Makes the directory if there is none, locks it and reads whose it is. Blocks.
+    /// Creates the directory if it is missing, locks it and reads its identity. Blocks.
     ///
     /// # Errors
-    /// [`Error::InUse`] when another process has it; [`Error::UnknownFormat`] and
-    /// [`Error::Damaged`] for its identity file; [`Error::Diverged`] after [`mark_diverged`]; [`Error::Io`].
+    /// [`Error::InUse`] if another process has the lock; [`Error::UnknownFormat`] and
+    /// [`Error::Damaged`] for the identity file; [`Error::Diverged`] after [`mark_diverged`];
+    /// [`Error::Io`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::io("making", &path))?;
@@ -67,7 +67,7 @@ impl DataDir {
             Disk::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
         }
         let lock = lock(&path)?;
-        // Whatever is wrong with the directory, dropping this unlocks it.
+        // On an error below, dropping this value releases the lock.
         let mut dir = Self { path, identity: None, lock };
         dir.identity = read_identity(&Disk::default(), &dir.path)?;
         match fs::read_to_string(dir.path.join(DIVERGED)) {
@@ -77,13 +77,12 @@ impl DataDir {
         }
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whose it is; `None` before [`crate::open`] was given one for the first time.
+    /// The directory's owner; `None` for a new directory, before [`crate::open`] sets the owner.
     #[must_use]
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
@@ -98,15 +97,16 @@ impl DataDir {
 
 impl Drop for DataDir {
     fn drop(&mut self) {
-        // Closing would not do: a child process that was just forked has the descriptor too.
+        // Closing the file would not release the lock: a child process that was just forked has the
+        // descriptor too.
         if let Err(error) = self.lock.unlock() {
             tracing::warn!(%error, path = %self.path.display(), "the data directory stays locked");
         }
     }
 }
 
-/// Has a data directory refused from now on: after this log entry a majority of the controllers has another
-/// state. Blocks.
+/// Marks a data directory as diverged, so that every later open refuses the directory. After log
+/// entry `index` a majority of the controllers has another state. Blocks.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -125,7 +125,7 @@ fn lock(dir: &Path) -> Result<File, Error> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // Who holds it is only for the message.
+            // A failed read is ignored, because the process id is only for the message.
             let read = file.read_to_string(&mut holder);
             let holder = match (read, holder.trim()) {
                 (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
@@ -140,8 +140,8 @@ fn lock(dir: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// The identity file: text, so that an operator can read it, with the checksum of all before it at
-/// the end in every format.
+/// Renders the identity file: text that an operator can read, which in every format ends with the
+/// checksum of all lines before.
 fn render(identity: &Identity) -> String {
     let mut text = format!(
         "millrace data directory\nformat {FORMAT}\ncluster {}\ncontroller {}\ndirectory {}\n",
@@ -153,7 +153,7 @@ fn render(identity: &Identity) -> String {
 }
 
 fn parse(bytes: &[u8]) -> Result<Identity, Flaw> {
-    let damaged = || Flaw::Damaged("it is not as it was written".to_owned());
+    let damaged = || Flaw::Damaged("its contents are not those that were written".to_owned());
     let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
     let contents = text.len().checked_sub("checksum 00000000\n".len()).and_then(|end| text.get(..end));
     let contents = contents.ok_or_else(damaged)?;

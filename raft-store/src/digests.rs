@@ -1,12 +1,13 @@
-//! Digests of the state at every thousandth log entry, for members to compare: equal logs give equal
-//! states, so that two digests of one entry differ only when a member's state is corrupt.
+//! Digests of the state at every thousandth log entry, which members compare. Equal logs lead to
+//! equal states, so the digests of an entry differ only if a member's state is corrupt.
 //!
 //! ```text
 //!   apply ─ entry 3000 ─▶ clone ─▶ queue (4) ─▶ one blocking task ─▶ the last 8 digests ─▶ readers
 //! ```
-//! Cloning a state costs a few reference counts, so that applying entries never waits for a digest. While
-//! entries arrive faster than states are hashed, the oldest state that waits is dropped: members then have
-//! fewer entries in common, and compare those.
+//!
+//! Cloning a state costs a few reference counts, so applying entries never waits for a digest. If
+//! entries arrive faster than states are hashed, the oldest waiting state is dropped. Members then
+//! have fewer digests in common, and compare those.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,24 +20,24 @@ use crate::machine::Machine;
 
 /// Log entries between two digests.
 const DIGEST_EVERY: u64 = 1_000;
-/// The newest digests that are kept.
+/// Number of the newest digests that are stored.
 pub const DIGESTS_KEPT: usize = 8;
-/// States that wait to be hashed: a state that waits keeps alive what later entries replaced.
+/// Maximum number of states in the queue. A waiting state keeps memory alive that later entries
+/// replaced.
 const WAITING_MAX: usize = 4;
 
-/// The digest of the state after one log entry.
+/// The digest of the state after a log entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateDigest {
-    /// The entry's index.
     pub index: u64,
     /// The SHA-256 of the encoded state.
     pub digest: Digest,
 }
 
-/// The newest digests, the oldest first.
+/// The newest digests, oldest first.
 pub type RecentDigests = Arc<[StateDigest]>;
 
-/// Takes digests of a machine's states.
+/// Computes digests of a machine's states.
 pub(crate) struct Digests<M> {
     every: u64,
     recent: Arc<watch::Sender<RecentDigests>>,
@@ -45,7 +46,7 @@ pub(crate) struct Digests<M> {
 
 struct Queue<M> {
     waiting: VecDeque<(u64, M)>,
-    /// Whether a task is hashing.
+    /// Whether a task is hashing states of the queue.
     is_hashing: bool,
 }
 
@@ -68,8 +69,8 @@ impl<M: Machine> Digests<M> {
         self.every = entries;
     }
 
-    /// Has the state after an entry hashed, if that entry's turn has come. Must be used within a tokio
-    /// runtime.
+    /// Queues the state after an entry for hashing if the entry's index is a multiple of `every`.
+    /// Requires a tokio runtime.
     pub(crate) fn applied(&self, index: u64, state: &M) {
         if !index.is_multiple_of(self.every) {
             return;

@@ -1,4 +1,4 @@
-//! What can go wrong with a data directory, by what the operator does about it.
+//! The failures of a data directory, by the operator's next step.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,180 +12,172 @@ use crate::config::StorageError;
 use crate::frame::Flaw;
 use crate::fs::is_shortage;
 
-/// Why a data directory was refused, or why the store halted.
+/// The reason why a data directory was refused, or why the store halted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another process holds the directory's lock.
-    #[error("{} is in use by {holder}: stop it, or give this one a data directory of its own", path.display())]
+    #[error("{} is in use by {holder}: stop that process, or give this controller a data directory of its own", path.display())]
     InUse {
-        /// The data directory.
         path: PathBuf,
-        /// The process that holds it, as far as it is known.
+        /// The process that holds the lock, if known.
         holder: String,
     },
 
-    /// Intact, but written in a format this build does not know.
+    /// The file or record is intact, but in a format that this build does not know.
     #[error(
-        "{what} is of format {found} and this build knows format {known}: start the build that wrote it, or a newer one"
+        "{what} is of format {found}, but this build knows format {known}: start the build that wrote it, or a newer one"
     )]
     UnknownFormat {
-        /// The file or record.
+        /// The name of the file or record.
         what: String,
-        /// The format it says it has.
+        /// The format of the file or record.
         found: u32,
-        /// The format this build reads and writes.
+        /// The format that this build reads and writes.
         known: u32,
     },
 
-    /// Torn, cut short or flipped, or not ours at all. Never skipped and never repaired.
+    /// The bytes are torn, cut, flipped or foreign. They are never skipped and never repaired.
     #[error(
-        "{what} is damaged ({flaw}): this copy cannot be trusted; keep the data directory for inspection, and bring the node back with an empty one, as a learner with a new id, or from a backup"
+        "{what} is damaged ({flaw}): this copy cannot be trusted; keep the data directory for inspection, and start the controller with an empty directory as a learner with a new id, or restore a backup"
     )]
     Damaged {
-        /// The file or record.
+        /// The name of the file or record.
         what: String,
-        /// What gave it away.
+        /// The sign of the damage.
         flaw: String,
     },
 
-    /// A majority of the controllers had another state: this one must not be read, voted with or sent.
+    /// A majority of the controllers has another state. This state must not be read, used for
+    /// votes, or sent.
     #[error(
         "the state in {} differs from that of a majority after log entry {entry}: keep the directory for inspection, 'millrace cluster remove' its controller, and start one with an empty directory and another id",
         path.display()
     )]
     Diverged {
-        /// The data directory.
         path: PathBuf,
-        /// The entry.
+        /// The index of the log entry.
         entry: String,
     },
 
-    /// A part of the directory is gone that the rest cannot do without.
+    /// A part of the directory that the rest requires is missing.
     #[error(
-        "{what} is missing although {because}: it was deleted or the disk lost it; put it back from a backup, or bring the node back with an empty directory, as a learner with a new id"
+        "{what} is missing although {because}: it was deleted or lost by the disk; restore it from a backup, or start the controller with an empty directory as a learner with a new id"
     )]
     Missing {
-        /// What is missing.
+        /// The name of the missing part.
         what: String,
-        /// Why it must have been there.
+        /// The evidence that the part existed.
         because: String,
     },
 
-    /// The directory belongs to another member, or to another cluster.
+    /// The directory belongs to another member or another cluster.
     #[error(
-        "{} belongs to {found}, not to {wanted}: check the data directory and the node's configuration", path.display()
+        "{} belongs to {found}, not to {wanted}: check the data directory and the controller's configuration", path.display()
     )]
     OtherIdentity {
-        /// The data directory.
         path: PathBuf,
-        /// Who it belongs to.
+        /// The owner of the directory.
         found: String,
-        /// Who asked for it.
+        /// The member that opened the directory.
         wanted: String,
     },
 
-    /// A cluster id that the identity file cannot hold.
+    /// The identity file cannot hold the cluster id.
     #[error("cluster id {0:?} is not valid: use 1 to 128 visible ASCII characters")]
     BadClusterId(String),
 
-    /// A name of the directory that the identity file cannot hold.
+    /// The identity file cannot hold the directory's id.
     #[error("directory name {0:?} is not valid: use at most 128 visible ASCII characters")]
     BadDirectoryName(String),
 
-    /// An intact log entry that does not decode: a command of a newer build.
+    /// An intact log entry does not decode, because a newer build wrote its command.
     #[error(
         "log entry {index} holds a command that this build does not know ({reason}): start the build that wrote it, or a newer one"
     )]
     UnknownCommand {
-        /// The entry's index.
         index: u64,
-        /// What the decoder said.
+        /// The decoder's message.
         reason: String,
     },
 
-    /// A log entry of rules that this build does not know.
+    /// A log entry needs rules that this build does not know.
     #[error("log entry {index} cannot be applied: {source}")]
     UnknownRules {
-        /// The entry's index.
         index: u64,
         /// The rules, and the build to start instead.
         source: UnknownRules,
     },
 
-    /// An intact snapshot whose state the machine does not take.
-    #[error("{what} is intact and holds no state this build can take: {reason}")]
+    /// An intact snapshot has a state that the machine rejects.
+    #[error("{what} is intact, but this build cannot read its state: {reason}")]
     BadState {
-        /// The snapshot.
+        /// The name of the snapshot.
         what: String,
-        /// What the machine said.
+        /// The machine's message.
         reason: String,
     },
 
-    /// A value that cannot be written as a record.
+    /// A value cannot be encoded as a record.
     #[error("cannot encode {what}: {reason}")]
     Encode {
-        /// What was being encoded.
+        /// The name of the value.
         what: String,
-        /// What the encoder said.
+        /// The encoder's message.
         reason: String,
     },
 
-    /// An entry above [`ENTRY_BYTES_MAX`](crate::ENTRY_BYTES_MAX).
-    #[error("log entry {index} is {bytes} bytes and the most is {max}: propose smaller batches")]
+    /// The entry exceeds [`ENTRY_BYTES_MAX`](crate::ENTRY_BYTES_MAX).
+    #[error("log entry {index} has {bytes} bytes, more than {max}: propose smaller batches")]
     EntryTooLarge {
-        /// The entry's index.
         index: u64,
-        /// Its encoded size.
+        /// The size of the encoded entry, in bytes.
         bytes: usize,
-        /// The limit.
+        /// The maximum size, in bytes.
         max: usize,
     },
 
-    /// The log was asked to leave a hole.
-    #[error("log entry {next} does not follow entry {last}: the log would have a hole")]
+    /// An append would leave a hole in the log.
+    #[error("log entry {next} does not follow entry {last}: the append would leave a hole")]
     Hole {
-        /// The last entry there is.
+        /// The index of the last entry in the log.
         last: u64,
-        /// The entry that was to be appended.
+        /// The index of the appended entry.
         next: u64,
     },
 
-    /// A file operation failed.
     #[error("{doing} {} failed: {source}", path.display())]
     Io {
         /// The operation, as a participle.
         doing: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
 
-    /// sled failed. It does not say itself which of a machine's disks it works on.
+    /// sled failed. sled's own message does not name the disk.
     #[error("{doing} failed in the log's store {}: {source}", path.display())]
     Sled {
         /// The operation, as a participle.
         doing: &'static str,
-        /// The store's directory.
+        /// The directory of the store.
         path: PathBuf,
-        /// sled's error.
         source: sled::Error,
     },
 
-    /// A received snapshot would take the space that the log may come to need.
-    #[error("{} has {available} bytes free, and a snapshot must leave {kept}: free space on that disk", path.display())]
+    /// A received snapshot would use space that the log may need.
+    #[error("{} has {available} bytes free, but a snapshot must leave {kept}: free space on that disk", path.display())]
     NoSpace {
         /// The folder of snapshots.
         path: PathBuf,
-        /// Bytes free on its disk.
+        /// Free bytes on the disk of the folder.
         available: u64,
         /// Bytes that must stay free.
         kept: u64,
     },
 
-    /// An earlier write or sync failed. What reached the disk since is unknown, so nothing more
-    /// is written and nothing more is acknowledged.
-    #[error("the store has halted: {0}; see that the disk works and has space, then start the process again")]
+    /// An earlier write or sync failed. The contents of the disk since then are unknown, so the
+    /// store neither writes nor acknowledges anything.
+    #[error("the store has halted: {0}; check that the disk works and has space, then restart the process")]
     Halted(Arc<str>),
 }
 
@@ -197,7 +189,7 @@ impl Error {
 
     pub(crate) fn sled(doing: &'static str, path: &Path, source: sled::Error) -> Self {
         match source {
-            // What it calls a bug is a file that contradicts itself.
+            // sled reports a file that contradicts itself as a bug.
             sled::Error::Corruption { .. } | sled::Error::ReportableBug(_) => Self::Damaged {
                 what: format!("the log's store {}", path.display()),
                 flaw: format!("{doing} failed: {source}"),
@@ -206,7 +198,7 @@ impl Error {
         }
     }
 
-    /// Whether the same may succeed once another file is closed or deleted.
+    /// Returns whether the operation may succeed after another file is closed or deleted.
     pub(crate) fn is_shortage(&self) -> bool {
         matches!(self, Self::Io { source, .. } if is_shortage(source))
     }
@@ -219,7 +211,7 @@ impl Error {
         }
     }
 
-    /// As openraft wants it. openraft halts the node on every storage error.
+    /// Converts the error to openraft's type. openraft halts the node on every storage error.
     pub(crate) fn into_storage(self, subject: Subject) -> StorageError {
         let (subject, verb) = match subject {
             Subject::ReadLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Read),
@@ -234,7 +226,7 @@ impl Error {
     }
 }
 
-/// What openraft was doing when an error came.
+/// The operation of openraft that failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Subject {
     ReadLog,

@@ -1,16 +1,16 @@
 //! The envelope of every record in sled: `format u8, crc32 u32 (little endian), body`. The checksum
-//! also covers the format and the record's key, so that an intact record in the wrong place is
-//! noticed too.
+//! also covers the format and the record's key, so that an intact record under the wrong key is
+//! detected too.
 
 /// Bytes that [`seal`] adds.
 pub(crate) const ENVELOPE_BYTES: usize = 5;
 
-/// What is wrong with some stored bytes.
+/// The fault of stored bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Flaw {
-    /// Intact, of another format.
+    /// The bytes are intact, but of another format.
     UnknownFormat { found: u32, known: u32 },
-    /// Not what was written.
+    /// The bytes are not those that were written.
     Damaged(String),
 }
 
@@ -22,7 +22,7 @@ fn checksum(format: u8, key: &[u8], body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Wraps a body that will be stored under `key`.
+/// Wraps a body that is stored under `key`.
 pub(crate) fn seal(format: u8, key: &[u8], body: &[u8]) -> Vec<u8> {
     let mut sealed = Vec::with_capacity(ENVELOPE_BYTES + body.len());
     sealed.push(format);
@@ -31,7 +31,7 @@ pub(crate) fn seal(format: u8, key: &[u8], body: &[u8]) -> Vec<u8> {
     sealed
 }
 
-/// The body of what was stored under `key`, if it is intact and of format `known`.
+/// Returns the body of a record stored under `key`, if the record is intact and of format `known`.
 pub(crate) fn unseal<'a>(known: u8, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], Flaw> {
     let Some((&[format, a, b, c, d], body)) = sealed.split_first_chunk::<ENVELOPE_BYTES>() else {
         return Err(Flaw::Damaged(format!("{} bytes are too few for a record", sealed.len())));
@@ -50,19 +50,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_sealed_comes_back() {
+    fn a_sealed_body_is_unsealed_unchanged() {
         assert_eq!(unseal(1, b"key", &seal(1, b"key", b"body")), Ok(&b"body"[..]));
         assert_eq!(unseal(1, b"key", &seal(1, b"key", b"")), Ok(&b""[..]));
     }
 
     #[test]
-    fn another_format_is_told_from_damage() {
+    fn another_format_is_distinguished_from_damage() {
         let newer = seal(2, b"key", b"body");
         assert_eq!(unseal(1, b"key", &newer), Err(Flaw::UnknownFormat { found: 2, known: 1 }));
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn every_flipped_bit_and_every_cut_is_detected() {
         let sealed = seal(1, b"key", b"body");
         for bit in 0..sealed.len() * 8 {
             let mut flipped = sealed.clone();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_under_another_key_is_noticed() {
+    fn a_record_under_another_key_is_detected() {
         assert!(matches!(unseal(1, b"kez", &seal(1, b"key", b"body")), Err(Flaw::Damaged(_))));
     }
 }

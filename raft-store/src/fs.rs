@@ -1,5 +1,5 @@
-//! The file operations that durability rests on, behind a seam: [`Disk`] is the machine's, and the
-//! tests have one that loses at a power cut whatever was not synced.
+//! The file operations that durability depends on, behind a trait. [`Disk`] is the machine's file
+//! system. Tests use a file system that loses unsynced data at a power cut.
 
 use std::fs::{self, File};
 use std::io;
@@ -9,41 +9,39 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
-/// A file system, as far as snapshots and the identity file need one.
+/// A file system with the operations that snapshots and the identity file need.
 pub(crate) trait Fs: Send + Sync {
-    /// Makes a directory and those above it. Not durable until the parent is synced.
+    /// Creates a directory and its parents. Durable only after the parent is synced.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes or empties a file.
+    /// Creates a file, or truncates an existing one.
     fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>>;
-    /// Opens a file for reading.
     fn open(&self, path: &Path) -> io::Result<Box<dyn FsFile>>;
-    /// The names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// Renames a file over whatever has the new name.
+    /// Renames a file, and replaces a file with the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes the creations, renames and removals in a directory durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Takes spare descriptors again for those that were given up. Called between operations.
+    /// Opens new spare descriptors in place of those that were used. Called between operations.
     fn refill(&self) {}
 }
 
-/// An open file.
 pub(crate) trait FsFile: Send + Sync {
-    /// Writes at the end.
+    /// Writes at the end of the file.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Reads at an offset; 0 at the end.
+    /// Reads at an offset. Returns the number of bytes, 0 at the end.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize>;
-    /// The length in bytes.
+    /// Returns the length in bytes.
     fn size(&self) -> io::Result<u64>;
     /// Makes the contents durable. The name is durable once the directory is synced.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Writes a file so that after a power cut either all of it is there under its name, or what had
-/// that name before: written beside, synced, renamed, and the directory synced. A file that could
-/// not be written whole is removed: on a full disk the space of a half is needed for other files.
+/// Writes a file atomically: after a power cut, either the complete new file or the previous one
+/// has the name. The contents are written to a temporary file and synced, the file is renamed, and
+/// the directory is synced. An incomplete file is removed, because other files may need its space
+/// on a full disk.
 pub(crate) fn write_durably(
     fs: &dyn Fs,
     dir: &Path,
@@ -56,18 +54,18 @@ pub(crate) fn write_durably(
     drop(file);
     if let Err(error) = written.and_then(|()| fs.rename(&temporary, &dir.join(name))) {
         if let Err(left) = fs.remove(&temporary) {
-            // The next start removes the file.
-            tracing::debug!(error = %left, path = %temporary.display(), "a half-written file stays");
+            tracing::debug!(error = %left, path = %temporary.display(), "cannot remove an incomplete file: the next start removes it");
         }
         return Err(error);
     }
     fs.sync_dir(dir)
 }
 
-/// The ending of files that are being written. Whatever has it at start is left over from a crash.
+/// The suffix of files that are being written. A file with the suffix at start is left over from a
+/// crash.
 pub(crate) const TEMPORARY: &str = ".tmp";
 
-/// All of a file.
+/// Reads a whole file.
 pub(crate) fn read_all(file: &dyn FsFile) -> io::Result<Vec<u8>> {
     let size = usize::try_from(file.size()?).map_err(io::Error::other)?;
     let mut bytes = vec![0; size];
@@ -81,28 +79,28 @@ pub(crate) fn read_all(file: &dyn FsFile) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether an operation failed for want of descriptors or of space: the same operation succeeds
-/// once another file is closed or deleted, and nothing is known to be damaged.
+/// Returns whether an operation failed for lack of descriptors or space. The same operation
+/// succeeds once another file is closed or deleted, and nothing is damaged.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     is_out_of_descriptors(error) || matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT))
 }
 
-/// Whether the process or the machine has no descriptor left.
+/// Returns whether the process or the machine is out of descriptors.
 fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// Descriptors kept for storage alone: as many as a snapshot that is built, one that is received and
-/// one that is sent have open at a time, twice.
+/// Number of descriptors reserved for storage: twice as many as are open at a time while a snapshot
+/// is built, another is received and a third is sent.
 const SPARE_DESCRIPTORS: usize = 8;
 
-/// Open descriptors that storage gives up one at a time when the process has no other left. Clients'
-/// connections may take all descriptors but these.
+/// Open descriptors that storage closes one at a time when the process is out of descriptors.
+/// Clients' connections may use all other descriptors.
 #[derive(Debug, Default)]
 struct SpareDescriptors(Mutex<Vec<File>>);
 
 impl SpareDescriptors {
-    /// Opens, with a spare descriptor if there is no other.
+    /// Opens a file, with a spare descriptor if no other is free.
     fn open<T>(&self, open: impl Fn() -> io::Result<T>) -> io::Result<T> {
         loop {
             match open() {
@@ -112,12 +110,12 @@ impl SpareDescriptors {
         }
     }
 
-    /// Gives one up, if there is one.
+    /// Closes a spare descriptor. Returns whether there was one.
     fn release(&self) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().is_some()
     }
 
-    /// Takes as many as there are to be, or as many as are free now.
+    /// Opens spare descriptors up to their number, or as many as are free now.
     fn refill(&self) {
         let mut spares = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         while spares.len() < SPARE_DESCRIPTORS
@@ -131,12 +129,12 @@ impl SpareDescriptors {
 /// The machine's own file system.
 #[derive(Debug, Default)]
 pub(crate) struct Disk {
-    /// None before the first refill: opening a data directory needs none.
+    /// Empty before the first refill, because opening a data directory needs no spare descriptors.
     spares: SpareDescriptors,
 }
 
 impl Disk {
-    /// A file system whose operations succeed while clients hold every other descriptor.
+    /// Creates a file system whose operations succeed even if clients hold all other descriptors.
     pub(crate) fn with_spares() -> Self {
         let disk = Self::default();
         disk.spares.refill();
@@ -165,7 +163,7 @@ impl Fs for Disk {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in self.spares.open(|| fs::read_dir(dir))? {
-            // A name that is not UTF-8 is none of ours.
+            // Skipped: the store's own file names are UTF-8.
             if let Ok(name) = entry?.file_name().into_string() {
                 names.push(name);
             }

@@ -1,5 +1,5 @@
-//! The readers of the data directory's bytes and of other controllers', for the fuzz targets of `fuzz/`.
-//! Built for them alone.
+//! Entry points for the fuzz targets in `fuzz/`: the parsers of the data directory's bytes and of
+//! other controllers' messages. Built only for fuzzing.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -12,7 +12,6 @@ use crate::log::record::{self, Records};
 use crate::snapshot::format;
 use crate::{ClusterConfig, Entry, RaftId};
 
-/// A file in memory.
 struct File<'a>(&'a [u8]);
 
 impl FsFile for File<'_> {
@@ -35,8 +34,8 @@ impl FsFile for File<'_> {
     }
 }
 
-/// Pairs of the log's store, each key and value behind its length as 4 big-endian bytes, as they are; and
-/// the bytes as one entry, whose checksum is right.
+/// Parses the input in two ways: as pairs of the log's store, with each key and value behind its
+/// length as 4 big-endian bytes; and as the body of an entry with a correct checksum.
 pub fn log_records(data: &[u8]) {
     let mut rest = data;
     let mut next = || {
@@ -49,18 +48,18 @@ pub fn log_records(data: &[u8]) {
     read(pairs);
     if let Ok(pairs) = record::encode(7, data) {
         let pairs = pairs.iter().map(|(key, value)| Ok((key.as_slice().into(), value.as_slice().into())));
-        assert_eq!(read(pairs), 1, "an entry that is intact comes back");
+        assert_eq!(read(pairs), 1, "an intact entry is read back");
     }
 }
 
-/// The number of entries that were intact.
+/// Returns the number of intact entries.
 fn read(pairs: impl Iterator<Item = Result<(sled::IVec, sled::IVec), sled::Error>>) -> usize {
     let records = Records::new(pairs, Path::new("log").into());
     let intact = records.map_while(Result::ok);
     intact.map(|(_, body)| drop(packed::from_slice::<Entry<State>>(&body))).count()
 }
 
-/// A snapshot's file, as it is and with the checksum of its bytes behind them.
+/// Parses the input as a snapshot file, once unchanged and once followed by its own checksum.
 pub fn snapshot(data: &[u8]) {
     let sealed = [data, &crc32fast::hash(data).to_le_bytes()].concat();
     for file in [File(data), File(&sealed)] {
@@ -70,7 +69,7 @@ pub fn snapshot(data: &[u8]) {
     }
 }
 
-/// The payload of another controller's message.
+/// Parses the input as the payload of another controller's message.
 pub fn raft_message(data: &[u8]) {
     drop(packed::from_slice::<AppendEntriesRequest<ClusterConfig>>(data));
     drop(packed::from_slice::<VoteRequest<RaftId>>(data));

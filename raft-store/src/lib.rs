@@ -1,23 +1,24 @@
-//! A controller's data directory: openraft's log on sled, the replicated state in memory, and its
-//! snapshots as files.
+//! A controller's data directory: openraft's log in sled, the replicated state in memory, and the
+//! state's snapshots as files.
 //!
 //! ```text
 //!   openraft ── append, vote, truncate, purge ──▶ LogStore ── jobs ──▶ writer thread ──▶ sled, fdatasync
 //!            ── apply, snapshot, install ───────▶ MachineStore ──▶ snapshots/*.snapshot
-//!                                                      └─ StateReader ──▶ whoever reads the state
+//!                                                      └─ StateReader ──▶ readers of the state
 //! ```
 //!
-//! What is acknowledged is durable: an append, a vote or a truncation is answered after `fdatasync`,
-//! a snapshot after its file and its folder are synced, and entries are given up only after a
-//! snapshot that covers them is. What is on disk is checksummed and has a format version. What is
-//! damaged, missing or unknown is refused with an [`Error`] that says what to do; nothing is skipped
-//! and nothing is repaired. After a failed write or sync the log halts.
+//! Acknowledged writes are durable: an append, a vote or a truncation is acknowledged after
+//! `fdatasync`, a snapshot after its file and folder are synced. Entries are purged only after a
+//! snapshot that covers them is durable. All stored bytes have a checksum and a format version.
+//! Damaged, missing or unknown files are refused with an [`Error`] that names the next step;
+//! nothing is skipped and nothing is repaired. After a failed write or sync the log halts.
 //!
-//! A lack of descriptors or of disk space is no failure: the log keeps what it needs open and some
-//! disk space reserved, and waits when that is used up; a snapshot is tried again later.
+//! A lack of descriptors or disk space is not a failure. The log keeps the files that it needs open
+//! and some disk space reserved, and waits when the reserve is used up. A snapshot is retried
+//! later.
 //!
-//! The last commit position is written with the next sync after it, so that it may be behind after a
-//! crash; openraft then learns the rest from its group.
+//! The last commit position is written with the next sync after it, so it may lag after a crash;
+//! openraft then learns the rest from its group.
 //!
 //! Only this crate names sled.
 
@@ -64,27 +65,26 @@ use crate::log::Expect;
 /// The type configuration of the controllers' Raft group.
 pub type ClusterConfig = TypeConfig<millrace_cluster_state::State>;
 
-/// The two halves that `openraft::Raft::new` takes. Both are closed when the Raft node that took
-/// them is shut down; the directory's lock goes with the log.
+/// The two halves that `openraft::Raft::new` takes. Both are closed when the Raft node with them is
+/// shut down; the directory's lock is released with the log.
 pub struct Store<M> {
-    /// The log.
     pub log: LogStore<M>,
-    /// The state. Take a [`MachineStore::reader`] before openraft takes it.
+    /// The state machine. Take a [`MachineStore::reader`] before openraft takes the state machine.
     pub machine: MachineStore<M>,
 }
 
-/// Opens a data directory for the member that `identity` names, and makes it that member's if it was
-/// nobody's. Blocks: it reads the whole log and the snapshot.
+/// Opens a data directory for the member that `identity` names. A new directory becomes that
+/// member's. Blocks, because the log and the snapshot are read completely.
 ///
 /// # Errors
-/// [`Error::OtherIdentity`] when it belongs to another; [`Error::Damaged`], [`Error::Missing`],
-/// [`Error::UnknownFormat`], [`Error::UnknownCommand`] or [`Error::BadState`] when it cannot be
-/// trusted or read; [`Error::Io`] and [`Error::Sled`].
+/// [`Error::OtherIdentity`] if the directory belongs to another member; [`Error::Damaged`],
+/// [`Error::Missing`], [`Error::UnknownFormat`], [`Error::UnknownCommand`] or [`Error::BadState`]
+/// if its contents cannot be trusted or read; [`Error::Io`] and [`Error::Sled`].
 pub fn open<M: Machine>(dir: DataDir, identity: &Identity) -> Result<Store<M>, Error> {
     open_with(dir, identity, LogStore::open)
 }
 
-/// As [`open`], with a log of the caller's.
+/// Like [`open`], with a log that the caller opens.
 fn open_with<M: Machine>(
     mut dir: DataDir,
     identity: &Identity,
@@ -106,7 +106,8 @@ fn open_with<M: Machine>(
     if expect == Expect::Nothing && machine.last().is_some() {
         return Err(log::missing_identity("there is a snapshot"));
     }
-    let (covered, purged) = (machine.last().map(|last| last.index), log.purged().map(|last| last.index));
+    let covered = machine.last().map(|last| last.index);
+    let purged = log.purged().map(|last| last.index);
     if purged > covered {
         return Err(Error::Missing {
             what: "a snapshot".to_owned(),
@@ -114,7 +115,7 @@ fn open_with<M: Machine>(
         });
     }
     if expect == Expect::Nothing {
-        // Last, so that whatever has an identity has a log.
+        // The identity is written last, so that every directory with an identity has a log.
         dir.establish(identity)?;
     }
     log.keep_locked(dir);

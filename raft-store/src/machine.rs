@@ -1,4 +1,4 @@
-//! What the store asks of a replicated state machine, and the cluster's state as one.
+//! The trait of a replicated state machine, and its implementation for the cluster's state.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -12,37 +12,37 @@ use serde::de::DeserializeOwned;
 /// A deterministic state machine that lives in memory.
 ///
 /// `Clone` must be cheap (persistent maps): every applied batch publishes a clone to the readers,
-/// and a snapshot is taken from one.
+/// and a snapshot is built from a clone.
 pub trait Machine: Clone + Default + Send + Sync + 'static {
-    /// A replicated command. A log entry holds a batch of them.
+    /// A replicated command. A log entry holds a batch of commands.
     type Command: Serialize + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
-    /// What applying a command answers to whoever proposed it.
+    /// The result of a command, which its proposer receives.
     type Outcome: Serialize + DeserializeOwned + Debug + Send + Sync + 'static;
-    /// Why some bytes are no state.
+    /// The reason why bytes are not a valid state.
     type DecodeError: Error + Send + Sync + 'static;
 
-    /// Refuses a command that this build cannot apply to this state as every other build does.
+    /// Refuses a command if this build could apply it differently from other builds.
     ///
     /// # Errors
-    /// [`UnknownRules`], by which the store halts.
+    /// [`UnknownRules`]; the store then halts.
     fn check_rules(&self, command: &Self::Command) -> Result<(), UnknownRules>;
 
-    /// Applies one command of the entry at `index`. Reads nothing but its arguments.
+    /// Applies a command of the entry at `index`. Must depend only on the state and the arguments.
     fn apply(&mut self, index: u64, command: &Self::Command) -> Self::Outcome;
 
-    /// Writes the state as bytes, with a format version of its own: the same bytes each time.
+    /// Writes the state in an encoding with its own format version. Equal states give equal bytes.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The errors of the writer.
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// The digest of the [written](Self::write_to) state.
+    /// Returns the digest of the [written](Self::write_to) state.
     fn digest(&self) -> Digest;
 
-    /// Reads what [`Self::write_to`] wrote.
+    /// Reads a state that [`Self::write_to`] wrote.
     ///
     /// # Errors
-    /// When the bytes are of another format, damaged, or a state that no log gives.
+    /// If the bytes are of another format or damaged, or if no log leads to the state.
     fn read_from(from: &mut dyn Read) -> Result<Self, Self::DecodeError>;
 }
 

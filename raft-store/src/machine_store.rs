@@ -18,18 +18,17 @@ use crate::snapshot::SnapshotFile;
 use crate::snapshot::format::Checked;
 use crate::snapshot::shelf::{self, Found, Shelf, SnapshotReceiver};
 
-/// The state after some log entry. Immutable: a reader may keep it as long as it likes.
+/// The state after a log entry. Immutable: a reader may keep it for any time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Applied<M> {
-    /// The state.
     pub state: M,
-    /// The last entry in it.
+    /// The last entry that the state includes.
     pub last: Option<LogId>,
-    /// The membership as of that entry.
+    /// The membership at that entry.
     pub membership: StoredMembership,
 }
 
-/// Reads the replicated state. Cheap to clone.
+/// A reader of the replicated state. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StateReader<M> {
     applied: watch::Receiver<Arc<Applied<M>>>,
@@ -37,26 +36,27 @@ pub struct StateReader<M> {
 }
 
 impl<M> StateReader<M> {
-    /// The latest state, whole batches of it.
+    /// Returns the latest state. A batch of commands is visible completely or not at all.
     #[must_use]
     pub fn latest(&self) -> Arc<Applied<M>> {
         Arc::clone(&self.applied.borrow())
     }
 
-    /// Is told of every state that follows, or of the latest of those that came at once.
+    /// Returns a receiver of the states that follow. States in quick succession are merged into the
+    /// latest.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<Applied<M>>> {
         self.applied.clone()
     }
 
-    /// The newest digests of the state, now and as they are taken.
+    /// Returns a receiver of the newest digests of the state.
     #[must_use]
     pub fn digests(&self) -> watch::Receiver<RecentDigests> {
         self.digests.clone()
     }
 }
 
-/// openraft's state machine storage. One per data directory.
+/// openraft's state machine storage, for a single data directory.
 pub struct MachineStore<M> {
     applied: Applied<M>,
     published: watch::Sender<Arc<Applied<M>>>,
@@ -64,7 +64,7 @@ pub struct MachineStore<M> {
     digests: Digests<M>,
 }
 
-/// Where snapshots go, and who is told how far they reach.
+/// The snapshot directory, and the channel that publishes the last covered entry.
 #[derive(Clone)]
 struct Snapshots {
     shelf: Arc<Shelf>,
@@ -72,7 +72,7 @@ struct Snapshots {
 }
 
 impl Snapshots {
-    /// Tells that a snapshot of this is durable.
+    /// Publishes that a snapshot with this metadata is durable.
     fn cover(&self, meta: &SnapshotMeta) {
         let index = meta.last_log_id.map(|last| last.index);
         self.covered.send_modify(|covered| *covered = index.max(*covered));
@@ -85,7 +85,7 @@ impl Snapshots {
 }
 
 impl<M: Machine> MachineStore<M> {
-    /// Opens the snapshots in `dir` and begins with the newest. Blocks.
+    /// Opens the snapshots in `dir` and reads the newest. Blocks.
     pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<Self, Error> {
         let (shelf, found) = Shelf::open(fs, dir)?;
         let applied = match found {
@@ -102,37 +102,37 @@ impl<M: Machine> MachineStore<M> {
         Ok(Self { applied, published, snapshots, digests: Digests::new() })
     }
 
-    /// A handle for whoever reads the state.
+    /// Returns a reader of the state.
     #[must_use]
     pub fn reader(&self) -> StateReader<M> {
         StateReader { applied: self.published.subscribe(), digests: self.digests.recent() }
     }
 
-    /// Has a digest taken every so many entries.
+    /// Sets the number of entries between two digests.
     #[cfg(any(test, feature = "sim"))]
     pub fn set_digest_every(&mut self, entries: std::num::NonZeroU64) {
         self.digests.set_every(entries.get());
     }
 
-    /// Corrupts the state in memory, as no log would.
+    /// Corrupts the state in memory, for tests of divergence.
     #[cfg(any(test, feature = "sim"))]
     pub fn corrupt(&mut self, corrupt: impl FnOnce(&mut M)) {
         corrupt(&mut self.applied.state);
         self.publish();
     }
 
-    /// A handle for whoever receives snapshots.
+    /// Returns a handle that creates files for received snapshots.
     #[must_use]
     pub fn receiver(&self) -> SnapshotReceiver {
         SnapshotReceiver::new(Arc::clone(&self.snapshots.shelf))
     }
 
-    /// How far a durable snapshot covers the log.
+    /// Returns a receiver of the last log index that a durable snapshot covers.
     pub(crate) fn covered(&self) -> watch::Receiver<Option<u64>> {
         self.snapshots.covered.subscribe()
     }
 
-    /// The last entry in the state.
+    /// Returns the last entry that the state includes.
     pub(crate) fn last(&self) -> Option<LogId> {
         self.applied.last
     }
@@ -189,11 +189,12 @@ fn read_state<M: Machine>(file: &SnapshotFile, checked: &Checked) -> Result<M, E
     state.map_err(|error| Error::BadState { what: file.what(), reason: error.to_string() })
 }
 
-/// How long file work waits for descriptors or space before it is tried again.
+/// Pause before file work is retried after a lack of descriptors or space.
 const SHORTAGE_PAUSE: Duration = Duration::from_secs(5);
 
-/// Runs file work off the async threads, again and again while it fails for want of descriptors or of
-/// disk space: openraft halts the node on any error of a snapshot.
+/// Runs file work outside the async threads, and retries while it fails for lack of descriptors or
+/// disk space. Without the retries openraft would halt the node, because it does so on any error of
+/// a snapshot.
 async fn once_there_is_room<T: Send + 'static>(
     doing: &'static str,
     work: impl Fn() -> Result<T, Error> + Send + Sync + 'static,
@@ -205,14 +206,14 @@ async fn once_there_is_room<T: Send + 'static>(
         match blocking(move || attempt()).await {
             Err(error) if error.is_shortage() => {
                 if !waited {
-                    tracing::error!(%error, doing, "waiting until files are closed or space is freed");
+                    tracing::error!(%error, doing, "waiting for descriptors or disk space: close files or free space");
                 }
                 waited = true;
                 tokio::time::sleep(SHORTAGE_PAUSE).await;
             }
             done => {
                 if waited && done.is_ok() {
-                    tracing::info!(doing, "done after a wait");
+                    tracing::info!(doing, "file work succeeded after a wait");
                 }
                 return done;
             }
@@ -220,15 +221,17 @@ async fn once_there_is_room<T: Send + 'static>(
     }
 }
 
-/// Runs file work off the async threads.
+/// Runs file work outside the async threads.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(Error::Halted(format!("work on a snapshot did not end: {error}").into())))
+    done.unwrap_or_else(|error| {
+        Err(Error::Halted(format!("file work on a snapshot panicked or was cancelled: {error}").into()))
+    })
 }
 
-/// Writes the snapshot of one state, while entries go on being applied to the next.
+/// Writes the snapshot of a state while later entries are applied.
 pub struct SnapshotBuilder<M> {
     applied: Arc<Applied<M>>,
     snapshots: Snapshots,
@@ -236,7 +239,8 @@ pub struct SnapshotBuilder<M> {
 
 impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig<M>>, StorageError> {
-        let (applied, snapshots) = (Arc::clone(&self.applied), self.snapshots.clone());
+        let applied = Arc::clone(&self.applied);
+        let snapshots = self.snapshots.clone();
         let built = once_there_is_room("building a snapshot", move || {
             let meta = SnapshotMeta {
                 last_log_id: applied.last,
@@ -268,14 +272,14 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
         I::IntoIter: OptionalSend,
     {
         let outcomes: Result<_, Error> = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
-        // A state that was applied in part is not published: openraft halts on the error.
+        // A partly applied state is not published: openraft halts on the error.
         let outcomes = outcomes.map_err(|error| error.into_storage(Subject::Apply))?;
         self.publish();
         Ok(outcomes)
     }
 
     async fn get_snapshot_builder(&mut self) -> SnapshotBuilder<M> {
-        // Captured here: entries are applied while it is written.
+        // The state is captured here, because entries are applied while the snapshot is written.
         SnapshotBuilder { applied: Arc::new(self.applied.clone()), snapshots: self.snapshots.clone() }
     }
 

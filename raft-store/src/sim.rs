@@ -1,10 +1,10 @@
-//! Stores of simulated machines: a write takes time of the simulation's clock, and the power may be
-//! cut at a sync.
+//! Stores of simulated machines: a write takes simulated time, and the power may be cut at a sync.
 //!
-//! The store itself is the real one: sled, its file, the checks at start. Only the writer thread is
-//! gone, whose time no simulation knows: each job is carried out whole on the task that gives it,
-//! so that the same seed writes the same at the same simulated time. sled's own threads move bytes
-//! within a flush, which ends before the job does; nothing else depends on them.
+//! The store itself is the real one: sled, its file, and the checks at start. Only the writer
+//! thread is missing, because a simulation cannot control its timing. Each job instead runs to
+//! completion on the task that submits it, so that the same seed writes the same bytes at the same
+//! simulated time. sled's own threads move bytes within a flush, which ends before the job does;
+//! nothing else depends on those threads.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,26 +18,25 @@ use crate::log::writer::{Job, SyncPoint, Writer};
 use crate::machine::Machine;
 use crate::{Store, open_with};
 
-/// The bytes that a disk writes wholly or not at all.
+/// The unit that a disk writes completely or not at all, in bytes.
 const SECTOR_BYTES: usize = 512;
 
-/// The disk of a simulated machine.
 pub trait SimDisk: Send {
-    /// How long the next write takes.
+    /// Returns the duration of the next write.
     fn write_time(&mut self) -> Duration;
 
-    /// Makes what was written to sled's file at `db` durable.
+    /// Makes the bytes written to sled's file at `db` durable.
     ///
     /// # Errors
-    /// When the power is off: the store halts, as at any failed sync.
+    /// An error if the power is off; the store then halts, as at any failed sync.
     fn sync(&mut self, db: &Path) -> io::Result<()>;
 }
 
-/// Opens a data directory as [`crate::open`] does, on a simulated disk. Must be used within a tokio
-/// runtime, whose clock it waits by.
+/// Opens a data directory like [`crate::open`], on a simulated disk. Requires a tokio runtime,
+/// whose clock measures the writes.
 ///
 /// # Errors
-/// As [`crate::open`].
+/// Like [`crate::open`].
 pub fn open<M: Machine>(
     dir: DataDir,
     identity: &Identity,
@@ -46,8 +45,8 @@ pub fn open<M: Machine>(
     open_with(dir, identity, |path, expect, covered| LogStore::open_simulated(path, expect, covered, disk))
 }
 
-/// A file as a power cut may leave it, of `len` bytes: each sector as it was at the last sync, or as
-/// it was written since where `kept` says so.
+/// Returns a file of `len` bytes as a power cut may leave it. For each sector `kept` decides
+/// whether the sector has the bytes written since the last sync or the bytes at that sync.
 pub fn torn(synced: &[u8], written: &[u8], len: usize, mut kept: impl FnMut() -> bool) -> Vec<u8> {
     let mut image = written.to_vec();
     image.resize(len, 0);
@@ -62,7 +61,7 @@ pub fn torn(synced: &[u8], written: &[u8], len: usize, mut kept: impl FnMut() ->
     image
 }
 
-/// A disk, where the writer and whoever waits for it both have it.
+/// A disk that the writer and the submitting tasks share.
 #[derive(Clone)]
 pub(crate) struct SharedDisk(Arc<Mutex<Box<dyn SimDisk>>>);
 
@@ -93,7 +92,7 @@ impl SyncPoint for Synced {
 
 /// A writer without a thread.
 pub(crate) struct InTurn {
-    /// Held by one job at a time, in the order in which they came.
+    /// Locked by one job at a time, in order of submission.
     writer: tokio::sync::Mutex<Writer>,
     disk: SharedDisk,
 }
@@ -104,14 +103,14 @@ impl InTurn {
         Ok(Self { writer: tokio::sync::Mutex::new(writer), disk })
     }
 
-    /// Carries a job out, once the disk has taken its time for it.
+    /// Carries a job out after the disk's write time.
     pub(crate) async fn carry_out(&self, job: Job) {
         let mut writer = self.writer.lock().await;
         let health = writer.disk();
         health.wait_begins();
         tokio::time::sleep(self.disk.write_time()).await;
         writer.run_one(job);
-        // Not every job syncs.
+        // Not every job syncs, so a wait may still be open here.
         health.forget();
     }
 }

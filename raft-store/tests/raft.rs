@@ -1,5 +1,5 @@
-//! The store under openraft itself: one member that proposes, snapshots and restarts, and one that
-//! is given the first one's snapshot.
+//! Tests of the store under openraft itself: a member that proposes, snapshots and restarts, and a
+//! member that installs the first one's snapshot.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -19,13 +19,13 @@ use openraft::raft::{
 };
 use openraft::{Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 
-/// There is nobody else.
+/// A network without other members.
 struct Alone;
 
 type Failed = RPCError<RaftId, Controller, RaftError<RaftId>>;
 
 fn nobody() -> std::io::Error {
-    std::io::Error::other("there is nobody else")
+    std::io::Error::other("there is no other member")
 }
 
 fn unreachable() -> Failed {
@@ -97,7 +97,7 @@ impl Member {
         self.raft.shutdown().await.unwrap();
     }
 
-    /// Snapshots, and waits until the log before it is given up.
+    /// Takes a snapshot, and waits until the log before it is purged.
     async fn snapshot(&self) {
         let applied = self.reader.latest().last.unwrap();
         self.raft.trigger().snapshot().await.unwrap();
@@ -129,7 +129,7 @@ async fn init(member: &Member, id: RaftId) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_member_comes_back_from_its_snapshot_and_log() {
+async fn a_restarted_member_recovers_from_its_snapshot_and_log() {
     let dir = tempfile::tempdir().unwrap();
     let member = Member::start(dir.path(), 1).await;
     init(&member, 1).await;
@@ -154,8 +154,9 @@ async fn a_member_comes_back_from_its_snapshot_and_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn a_member_behind_takes_a_snapshot_and_comes_back_from_it() {
-    let (leader_dir, learner_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+async fn a_lagging_member_installs_a_snapshot_and_recovers_from_it() {
+    let leader_dir = tempfile::tempdir().unwrap();
+    let learner_dir = tempfile::tempdir().unwrap();
     let leader = Member::start(leader_dir.path(), 1).await;
     init(&leader, 1).await;
     for stamp in 1..=20 {
@@ -172,7 +173,7 @@ async fn a_member_behind_takes_a_snapshot_and_comes_back_from_it() {
     received.append(&bytes).unwrap();
     received.verify().unwrap();
     let snapshot = Snapshot { meta: sent.meta, snapshot: received };
-    // openraft purges the learner's log up to the snapshot in the same breath.
+    // openraft purges the learner's log up to the snapshot right after the installation.
     learner.raft.install_full_snapshot(Vote::new_committed(1, 1), snapshot).await.unwrap();
     learner.raft.wait(None).metrics(|metrics| metrics.purged == covered, "purged").await.unwrap();
     let state = leader.reader.latest().state.clone();

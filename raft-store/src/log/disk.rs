@@ -1,8 +1,9 @@
-//! How the disk under the log fares: how long its syncs take and whether it has space, for whoever
-//! decides what to do about a slow or a full one; and a stall of it on purpose, for tests of that.
+//! The health of the disk under the log: the duration of its syncs and its space. The controller
+//! decides by it what to do about a slow or full disk. The module can also inject a stall, for
+//! tests.
 //!
 //! ```text
-//!   writer thread ── began, ended, space ──▶ LogDisk ──▶ health: what is under way, since when it is slow
+//!   writer thread ── began, ended, space ──▶ LogDisk ──▶ health: pending sync, slow time
 //!                 ◀─ waits here ───────────     ▲
 //!                                               └── stall, clear, give up waiting for space
 //! ```
@@ -16,57 +17,57 @@ use tokio::time::Instant;
 
 use super::space::LogSpace;
 
-/// A sync that takes so long is a slow one: several times what a busy disk needs.
+/// Duration from which a sync counts as slow: several times the need of a busy disk.
 pub const SYNC_SLOW: Duration = Duration::from_millis(200);
 
-/// How a log's disk fares.
+/// The health of a log's disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskHealth {
-    /// How long the sync that is under way has taken so far; zero when there is none.
+    /// The time that the pending sync has taken so far; zero if there is none.
     pub outstanding: Duration,
-    /// How long every sync has been [slow](SYNC_SLOW), the one under way among them; zero when the
-    /// last one was not.
+    /// The time for which every sync has been [slow](SYNC_SLOW), the pending sync included; zero if
+    /// the last sync was not slow.
     pub slow_for: Duration,
-    /// How many of them there were.
+    /// The number of these slow syncs.
     pub slow_syncs: u32,
-    /// How long the last sync took that has ended.
+    /// The duration of the last completed sync.
     pub last: Duration,
-    /// How long ago the last slow one ended, while none is under way.
+    /// The time since the last slow sync ended, while no sync is pending.
     pub idle: Duration,
-    /// Whether the disk has too little space for the log to grow for clients: of the reserve that the
-    /// log keeps, less than half is left.
+    /// Whether the disk has too little space for clients to grow the log: less than half of the
+    /// log's reserve is left.
     pub full: bool,
 }
 
-/// A stall: every sync takes longer, for a while.
+/// An injected stall: for a while, every sync takes longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stall {
-    /// How much longer each sync takes.
+    /// The additional duration of each sync.
     pub each_sync: Duration,
-    /// How long this goes on. A sync that is stalled when it is over goes on.
+    /// The rest of the stall's duration. A sync that is delayed at the stall's end ends with it.
     pub left: Duration,
 }
 
-/// The disk under one log. Cloning shares it.
+/// The disk under a log. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct LogDisk(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The space on it; `None` where space is not looked at. A lock: the writer takes it for each job,
-    /// and whoever waits for space to come back now and then.
+    /// The space of the disk; `None` if the space is not checked. Locked by the writer for each
+    /// job, and from time to time by a task that checks whether space is free again.
     space: Mutex<Option<Box<dyn LogSpace>>>,
-    /// A lock: the writer takes it twice a sync, which costs nothing beside one.
+    /// Locked by the writer twice for each sync, which costs nothing compared with a sync.
     syncs: Mutex<Syncs>,
-    /// Whether there is a stall: all that a sync looks at while there is none.
+    /// Whether a stall is set. Without one, a sync reads only this flag.
     stalls: AtomicBool,
     stall: Mutex<Option<Planned>>,
-    /// Told when the stall changes, so that what waits goes on at once.
+    /// Notified when the stall changes, so that delayed syncs react at once.
     changed: Condvar,
     full: AtomicBool,
-    /// Whether the log is to end although the disk is full.
+    /// Whether waits for space are over because the log is to end.
     gave_up: Mutex<bool>,
-    /// Told when that changes.
+    /// Notified when that changes.
     ends: Condvar,
 }
 
@@ -80,18 +81,18 @@ struct Planned {
 #[derive(Debug, Clone, Copy, Default)]
 struct Syncs {
     began: Option<Instant>,
-    /// When the first of the last slow ones began, and the last of them ended.
+    /// The start of the first and the end of the last sync in the present run of slow syncs.
     slow: Option<(Instant, Instant)>,
     slow_syncs: u32,
     last: Duration,
 }
 
-/// What a sync that ended changed.
+/// A change between slow and fast syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// The first slow one.
+    /// The first slow sync, with its duration.
     Slow(Duration),
-    /// The first that was not, after so many.
+    /// The first fast sync, with the number of slow syncs before it.
     FastAgain(u32),
 }
 
@@ -138,37 +139,40 @@ impl LogDisk {
         Self(Arc::new(Shared { space: Mutex::new(space), ..Shared::default() }))
     }
 
-    /// How the disk fares now.
+    /// Returns the present health of the disk.
     #[must_use]
     pub fn health(&self) -> DiskHealth {
         let full = self.0.full.load(Ordering::Relaxed);
         DiskHealth { full, ..self.syncs().health(Instant::now()) }
     }
 
-    /// Ends every wait for space, now and later: a log that is to end while its disk is full halts.
+    /// Ends every wait for space, now and later. A log that has to end while its disk is full then
+    /// halts.
     pub fn give_up_waiting(&self) {
         *self.0.gave_up.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.0.ends.notify_all();
     }
 
-    /// Waits a moment for space. Says whether to look again: not once the log is to end.
+    /// Waits for `moment`. Returns whether to check the space again, which is false once the log
+    /// has to end.
     pub(super) fn wait_for_space(&self, moment: Duration) -> bool {
         let gave_up = self.0.gave_up.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.0.ends.wait_timeout_while(gave_up, moment, |gave_up| !*gave_up);
         !*waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Looks whether a disk that was full has space again, also while nothing is written. Blocks for a
-    /// few system calls.
+    /// Checks whether a full disk has space again, even if nothing is written. Blocks for a few
+    /// system calls.
     pub fn look_for_space(&self) {
         if self.0.full.load(Ordering::Relaxed)
             && let Err(error) = self.space_left(0)
         {
-            tracing::debug!(%error, "the space of the log's disk is not known");
+            tracing::debug!(%error, "cannot read the free space of the log's disk");
         }
     }
 
-    /// Bytes that the log may write before a write may fail for want of space.
+    /// Returns the number of bytes that the log can write before a write may fail for lack of
+    /// space.
     pub(super) fn space_left(&self, needed: u64) -> io::Result<u64> {
         let mut space = self.0.space.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(space) = space.as_mut() else { return Ok(u64::MAX) };
@@ -180,26 +184,26 @@ impl LogDisk {
     fn note_full(&self, full: bool) {
         match (self.0.full.swap(full, Ordering::Relaxed), full) {
             (false, true) => tracing::error!(
-                "the disk is full: changes by clients are refused, and the log uses the space reserved for it; free space on the disk"
+                "the disk is full, so that changes by clients are refused and the log uses its reserved space: free space on the disk"
             ),
             (true, false) => tracing::info!("the disk has space for the log again"),
             _ => {}
         }
     }
 
-    /// Makes every sync take longer for a while, in place of an earlier stall. One that is under way
-    /// is not held.
+    /// Delays every sync for a while, in place of an earlier stall. A sync that is pending is not
+    /// delayed.
     pub fn stall(&self, stall: Stall) {
         let planned = Planned { each_sync: stall.each_sync, until: Instant::now() + stall.left };
         self.plan(Some(planned));
     }
 
-    /// Ends a stall. What it holds goes on at once.
+    /// Ends the stall. Delayed syncs continue at once.
     pub fn clear(&self) {
         self.plan(None);
     }
 
-    /// The stall that there is.
+    /// Returns the present stall.
     #[must_use]
     pub fn stalled(&self) -> Option<Stall> {
         let left = |it: Planned| it.until.saturating_duration_since(Instant::now());
@@ -223,7 +227,7 @@ impl LogDisk {
         self.0.syncs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A sync begins. Blocks while a stall holds it.
+    /// Marks the start of a sync. Blocks while a stall delays the sync.
     pub(super) fn begin(&self) {
         self.wait_begins();
         if self.0.stalls.load(Ordering::Relaxed) {
@@ -231,24 +235,24 @@ impl LogDisk {
         }
     }
 
-    /// What is to end with a sync begins.
+    /// Marks the start of work that ends with a sync.
     pub(crate) fn wait_begins(&self) {
         self.syncs().begin(Instant::now());
     }
 
-    /// The sync ended, well or not.
+    /// Marks the end of a sync, successful or not.
     pub(super) fn end(&self) {
         let turn = self.syncs().end(Instant::now());
         match turn {
             Some(Turn::Slow(took)) => {
-                tracing::warn!(?took, "the log's disk is slow: every write waits for it");
+                tracing::warn!(?took, "the log's disk is slow: every write waits");
             }
             Some(Turn::FastAgain(slow)) => tracing::info!(slow, "the log's disk is as fast as before"),
             None => {}
         }
     }
 
-    /// There was no sync in the end.
+    /// Discards the start of work that ended without a sync.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn forget(&self) {
         self.syncs().began = None;
@@ -280,9 +284,11 @@ mod tests {
 
     const SLOW: u64 = 300;
 
-    /// Syncs that took so long each, one right behind the other, and the time after them.
+    /// Runs syncs of these durations back to back, and returns the counts, the time after them and
+    /// the changes.
     fn after(start: Instant, took_ms: &[u64]) -> (Syncs, Instant, Vec<Option<Turn>>) {
-        let (mut syncs, mut now) = (Syncs::default(), start);
+        let mut syncs = Syncs::default();
+        let mut now = start;
         let mut turns = Vec::new();
         for &took in took_ms {
             syncs.begin(now);
@@ -293,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_slow_since_the_first_of_its_slow_syncs_until_the_first_that_is_not() {
+    fn a_disk_is_slow_from_its_first_slow_sync_to_its_next_fast_sync() {
         let start = Instant::now();
         let slow_for = |took: &[u64]| {
             let (syncs, now, _) = after(start, took);
@@ -302,7 +308,7 @@ mod tests {
         };
         assert_eq!(slow_for(&[]), (0, 0));
         assert_eq!(slow_for(&[5, 199]), (0, 0));
-        assert_eq!(slow_for(&[5, SLOW]), (SLOW, 1), "idleness counts for nothing");
+        assert_eq!(slow_for(&[5, SLOW]), (SLOW, 1), "idle time does not count");
         assert_eq!(slow_for(&[SLOW, 5, SLOW, 400]), (700, 2));
         assert_eq!(slow_for(&[SLOW, SLOW, 5]), (0, 0));
         let (.., turns) = after(start, &[5, SLOW, SLOW, 5, 5]);
@@ -311,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sync_under_way_counts_once_it_is_late() {
+    fn a_pending_sync_counts_as_slow_once_it_is_late() {
         let (mut syncs, now, _) = after(Instant::now(), &[5]);
         syncs.begin(now);
         let at = |ms| syncs.health(now + Duration::from_millis(ms));
@@ -323,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stalls_goes_on_when_the_stall_is_cleared_or_over() {
+    fn a_delayed_sync_continues_when_the_stall_is_cleared_or_over() {
         let disk = LogDisk::default();
         let long = Duration::from_secs(3600);
         disk.stall(Stall { each_sync: long, left: long });
@@ -341,7 +347,8 @@ mod tests {
         });
         assert_eq!(disk.stalled(), None);
 
-        // Over by itself: each would take an hour, and the stall lasts a moment.
+        // The stall ends by itself: a sync would be delayed by an hour, but the stall lasts a
+        // moment.
         let moment = Duration::from_millis(20);
         disk.stall(Stall { each_sync: long, left: moment });
         let before = Instant::now();
@@ -352,8 +359,9 @@ mod tests {
     }
 
     #[test]
-    fn each_sync_takes_so_much_longer() {
-        let (disk, each_sync) = (LogDisk::default(), Duration::from_millis(10));
+    fn a_stall_delays_each_sync_by_its_duration() {
+        let disk = LogDisk::default();
+        let each_sync = Duration::from_millis(10);
         disk.stall(Stall { each_sync, left: Duration::from_secs(3600) });
         for _ in 0..3 {
             disk.begin();

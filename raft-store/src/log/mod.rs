@@ -1,13 +1,13 @@
-//! openraft's log on sled.
+//! openraft's log in sled.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`record`] | an entry as sled keeps it, and back |
+//! | [`record`] | the encoding of an entry in sled |
 //! | [`tables`] | opening, checking and reading |
-//! | [`writer`] | the one thread that writes, and what is durable when |
-//! | [`witness`] | notices a log that came back shorter than it was |
-//! | [`disk`] | how long syncs take, and a stall of them on purpose |
-//! | [`space`] | disk space kept for the log while others fill the disk |
+//! | [`writer`] | the writer thread, and the durability of its writes |
+//! | [`witness`] | detection of a log that lost acknowledged syncs |
+//! | [`disk`] | durations of syncs, and an injected stall |
+//! | [`space`] | disk space reserved for the log on a disk that others fill |
 
 pub(crate) mod disk;
 pub(crate) mod record;
@@ -38,39 +38,38 @@ use crate::data_dir::DataDir;
 use crate::error::{Error, Subject};
 use crate::machine::Machine;
 
-/// One read of the log for replication ends with the entry that passes this, encoded: with the
-/// largest entry it stays below the 4 MiB that gRPC takes in one message by default.
+/// Maximum size of a read for replication, in bytes, passed by at most its last entry. With the
+/// largest entry, the read stays below gRPC's default limit of 4 MiB.
 const READ_BYTES_MAX: usize = 2 << 20;
 
-/// sled's folder in the data directory.
 const LOG_DIR: &str = "log";
 
-/// Whether the data directory is new, or had a log before.
+/// Whether the data directory is new or must have a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
-    /// Nothing was ever acknowledged here.
+    /// The directory is new: nothing was acknowledged in it.
     Nothing,
-    /// There must be a log.
+    /// The directory must have a log.
     Log,
 }
 
-/// openraft's log storage. One per data directory.
+/// openraft's log storage, for a single data directory.
 pub struct LogStore<M> {
     reader: LogReader<M>,
-    /// How far a durable snapshot covers the log: `None` for not at all.
+    /// The last log index that a durable snapshot covers; `None` if there is no snapshot.
     covered: watch::Receiver<Option<u64>>,
     writer: Writing,
     disk: LogDisk,
-    /// Dropped last: the directory is another's only once the writer has ended.
+    /// Dropped last, so that the directory is unlocked only after the writer has ended.
     _dir: Option<Arc<DataDir>>,
 }
 
-/// Reads the log, beside the [`LogStore`] that writes it.
+/// Reads the log, while the [`LogStore`] writes it.
 pub struct LogReader<M> {
     tables: Tables,
-    /// Read by replication tasks while the writer thread changes it, a few words at a time.
+    /// Read by replication tasks while the writer thread changes a few words at a time.
     bounds: Arc<RwLock<Bounds>>,
-    /// A reader keeps sled open, and so the directory locked.
+    /// A reader keeps sled open, and therefore the directory locked.
     dir: Option<Arc<DataDir>>,
     _machine: PhantomData<fn() -> M>,
 }
@@ -86,22 +85,22 @@ impl<M> Clone for LogReader<M> {
     }
 }
 
-/// What the log is written to.
+/// The file and the space that the log is written to.
 pub(crate) struct Backing {
     pub(crate) sync_point: Box<dyn SyncPoint>,
-    /// `None` where space is not looked at.
+    /// `None` if the space is not checked.
     pub(crate) space: Option<Box<dyn LogSpace>>,
 }
 
-/// Where jobs are carried out.
+/// The way in which jobs are carried out.
 enum Writing {
     Thread(WriterThread),
-    /// In simulated time, on the task of whoever gives them.
+    /// In simulated time, on the task that submits the job.
     #[cfg(any(test, feature = "sim"))]
     InTurn(Box<crate::sim::InTurn>),
 }
 
-/// The writer thread. Dropping this waits until it has written what it was given.
+/// The writer thread. Dropping this value waits until all submitted jobs are written.
 struct WriterThread {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
@@ -129,7 +128,7 @@ impl WriterThread {
 impl Drop for WriterThread {
     fn drop(&mut self) {
         self.jobs = None;
-        // What waits for space would be waited for below.
+        // A job that waits for space would block the join below.
         self.disk.give_up_waiting();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -152,7 +151,7 @@ impl<M: Machine> LogStore<M> {
         })
     }
 
-    /// As [`Self::open`], with a sync and a space of the caller's.
+    /// Like [`Self::open`], with the caller's sync and space.
     pub(crate) fn open_with(
         dir: &Path,
         expect: Expect,
@@ -164,7 +163,7 @@ impl<M: Machine> LogStore<M> {
         })
     }
 
-    /// As [`Self::open`], with simulated time and power.
+    /// Like [`Self::open`], with simulated time and power.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn open_simulated(
         dir: &Path,
@@ -194,13 +193,14 @@ impl<M: Machine> LogStore<M> {
         let synced = tables.read_meta(Meta::Sync)?.unwrap_or(0);
         let (witness, remembered) = Witness::open(&dir.join("log.witness"))?;
         if synced < remembered {
-            let flaw = format!("it ends with sync {synced}, and sync {remembered} was durable");
+            let flaw = format!("it ends with sync {synced}, but sync {remembered} was durable");
             return Err(Error::Damaged { what: "the log".to_owned(), flaw });
         }
         let bounds = tables.check()?;
         match expect {
             Expect::Log if synced == 0 => return Err(missing_log()),
-            // A crash may have come between the first sync and the identity, with nothing written.
+            // A crash between the first sync and the identity leaves a log in which nothing was
+            // written.
             Expect::Nothing if bounds.last.is_some() || tables.read_meta::<Vote>(Meta::Vote)?.is_some() => {
                 return Err(missing_identity("there is a log"));
             }
@@ -221,25 +221,24 @@ impl<M: Machine> LogStore<M> {
         })
     }
 
-    /// Keeps the directory locked for as long as the log, or a reader of it, is open.
+    /// Keeps the directory locked while the log or one of its readers is open.
     pub(crate) fn keep_locked(&mut self, dir: DataDir) {
         self.reader.dir = Some(Arc::new(dir));
         self._dir = self.reader.dir.clone();
     }
 
-    /// The disk that it is on.
     #[must_use]
     pub fn disk(&self) -> LogDisk {
         self.disk.clone()
     }
 
-    /// The last entry there is.
+    /// Returns the position of the last entry.
     #[must_use]
     pub fn last(&self) -> Option<LogId> {
         self.reader.bounds().last
     }
 
-    /// How far entries were given up to a snapshot.
+    /// Returns the last position that was purged.
     pub(crate) fn purged(&self) -> Option<LogId> {
         self.reader.bounds().purged
     }
@@ -265,7 +264,7 @@ impl<M: Machine> LogStore<M> {
         }
     }
 
-    /// Gives a job and waits for its answer.
+    /// Submits a job and waits until it is carried out.
     async fn carry_out(&self, job: impl FnOnce(Durable) -> Job) -> Result<(), Error> {
         let (answer, answered) = answer();
         self.give(job(answer)).await?;
@@ -285,7 +284,8 @@ impl<M: Machine> LogStore<M> {
         let mut encoded = Vec::with_capacity(entries.len());
         for entry in &entries {
             let index = entry.log_id.index;
-            // openraft's suite appends behind a purge, which is harmless.
+            // Only a gap is refused: openraft's suite appends after a purge of later entries, which
+            // is harmless.
             if let Some(last) = before.filter(|&before| index > before + 1) {
                 return Err(Error::Hole { last, next: index });
             }
@@ -310,15 +310,17 @@ impl<M: Machine> LogStore<M> {
         self.carry_out(|durable| Job::Truncate { from, last, durable }).await
     }
 
-    /// Waits until a durable snapshot covers `upto`, then gives the entries up.
+    /// Waits until a durable snapshot covers `upto`, then purges the entries.
     ///
-    /// openraft asks for the purge right behind the installation of a snapshot, without waiting for
-    /// it. A purge that became durable first would leave, after a crash, neither entries nor
-    /// snapshot, and openraft would take the empty state for what had been there.
+    /// openraft requests the purge right after it requests the installation of a snapshot, without
+    /// waiting for the installation. If the purge became durable first, a crash would leave neither
+    /// entries nor a snapshot, and openraft would start from an empty state.
     async fn purge_upto(&self, upto: LogId) -> Result<(), Error> {
         let mut covered = self.covered.clone();
         if covered.wait_for(|covered| covered.is_some_and(|index| index >= upto.index)).await.is_err() {
-            return Err(Error::Halted("the snapshot that a purge waited for never came".into()));
+            return Err(Error::Halted(
+                "the snapshot store was closed before a snapshot covered the purge".into(),
+            ));
         }
         let record = MetaRecord::encode(Meta::Purged, &upto)?;
         self.carry_out(|durable| Job::Purge { upto, record, durable }).await
@@ -348,7 +350,7 @@ fn answer() -> (Durable, oneshot::Receiver<Result<(), Error>>) {
     let (sender, receiver) = oneshot::channel();
     let answer = move |result| {
         if let Err(unheard) = sender.send(result) {
-            tracing::debug!(?unheard, "nobody waited for a write");
+            tracing::debug!(?unheard, "the result of a write was dropped");
         }
     };
     (Box::new(answer), receiver)
@@ -359,13 +361,14 @@ impl<M: Machine> LogReader<M> {
         self.bounds.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The entries from `from` to before `to` that are there, up to the one that passes `bytes_max`.
+    /// Returns the entries in `from..to` that are present, up to the entry that passes `bytes_max`.
     fn read(&self, from: u64, to: u64, bytes_max: usize) -> Result<Vec<Entry<M>>, Error> {
         loop {
             let bounds = self.bounds();
-            let (from, to) = (from.max(bounds.first_index()), to.min(bounds.end_index()));
+            let from = from.max(bounds.first_index());
+            let to = to.min(bounds.end_index());
             match self.read_within(from, to, bytes_max) {
-                // Entries were removed while they were being read.
+                // Entries were removed during the read, so read again.
                 Err(_) if self.bounds().removals != bounds.removals => {}
                 result => return result,
             }

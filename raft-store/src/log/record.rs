@@ -1,12 +1,13 @@
-//! A log entry as sled keeps it, and back.
+//! The encoding of a log entry in sled.
 //!
-//! An entry is one sealed record (see [`crate::frame`]) cut into parts of [`PART_BYTES`]: the head
-//! under the index as 8 big-endian bytes, led by the record's length, and the rest under the same 8
-//! bytes followed by the part's number as 2 big-endian bytes, so that parts sort behind their head.
+//! An entry is a sealed record (see [`crate::frame`]) split into parts of [`PART_BYTES`]. The head
+//! is stored under the index as 8 big-endian bytes, and begins with the record's length. Each
+//! further part is stored under the same 8 bytes followed by the part's number as 2 big-endian
+//! bytes, so that parts sort behind their head.
 //!
-//! They are cut because sled keeps a leaf of up to 16 values as one item, and writes an item above
-//! 128 KiB to a file of its own that it never syncs: such an entry would be acknowledged and not be
-//! durable.
+//! Entries are split because sled stores a leaf of up to 16 values as a single item, and writes an
+//! item above 128 KiB to a file of its own that sled never syncs. Such an entry would be
+//! acknowledged without being durable.
 
 use std::iter::Peekable;
 use std::path::Path;
@@ -17,37 +18,38 @@ use crate::frame::{self, Flaw};
 
 /// The format of log entries.
 ///
-/// | format | since | what |
+/// | format | since | content |
 /// |---|---|---|
 /// | 1 | 0.1.0 | openraft 0.9's `Entry` in MessagePack with field names |
-/// | 2 | 0.1.0 | the same, of a group whose terms have one leader each |
+/// | 2 | 0.1.0 | the same, of a group with a single leader in each term |
 const FORMAT: u8 = 2;
 
-/// Bytes of one value in sled. A leaf holds up to 16 of them, and for a moment those of a merged
-/// sibling: under 100 KiB, where 128 KiB is the edge.
+/// Size of a value in sled, in bytes. A leaf holds up to 16 values, and for a moment those of a
+/// merged sibling too: under 100 KiB, below the limit of 128 KiB.
 pub(crate) const PART_BYTES: usize = 4096;
 
-/// The largest entry, encoded. What proposes batches stays below it.
+/// Maximum size of an encoded entry, in bytes. Proposers keep their batches below it.
 pub const ENTRY_BYTES_MAX: usize = 1 << 20;
 
 const _: () = assert!(ENTRY_BYTES_MAX / PART_BYTES < u16::MAX as usize, "a part's number is 16 bits");
 
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// One entry of sled.
+/// A key and a value in sled.
 pub(crate) type Pair = (Vec<u8>, Vec<u8>);
 
-/// The key of an entry's head: the first key of that entry, and above every key of the one before.
+/// Returns the key of an entry's head: the first key of the entry, above all keys of the previous
+/// entry.
 pub(crate) fn key(index: u64) -> [u8; 8] {
     index.to_be_bytes()
 }
 
-/// Whether a key is an entry's first.
+/// Returns whether a key is the first of an entry.
 pub(crate) fn is_head(key: &[u8]) -> bool {
     key.len() == size_of::<u64>()
 }
 
-/// The index that a key of the `logs` tree belongs to.
+/// Returns the index of the entry that a key of the `logs` tree belongs to.
 fn index_of(key: &[u8]) -> Result<u64, Error> {
     match key.split_first_chunk::<8>() {
         Some((index, [] | [_, _])) => Ok(u64::from_be_bytes(*index)),
@@ -57,7 +59,7 @@ fn index_of(key: &[u8]) -> Result<u64, Error> {
     }
 }
 
-/// Cuts an entry into what goes into sled.
+/// Splits an entry into pairs for sled.
 pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<Pair>, Error> {
     let sealed = frame::seal(FORMAT, &key(index), body);
     let length = u32::try_from(sealed.len()).ok().filter(|_| body.len() <= ENTRY_BYTES_MAX);
@@ -76,10 +78,10 @@ pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<Pair>, Error> {
     Ok(pairs)
 }
 
-/// Puts entries together from sled's pairs in key order. Ends after the first error.
+/// Assembles entries from sled's pairs in key order. Ends after the first error.
 pub(crate) struct Records<I: Iterator> {
     pairs: Peekable<I>,
-    /// Where they are from, for messages.
+    /// The path of the store, for messages.
     store: Arc<Path>,
 }
 
@@ -96,7 +98,7 @@ where
         let what = || format!("log entry {index}");
         let damaged = |flaw: String| Error::Damaged { what: what(), flaw };
         if !is_head(key) {
-            return Err(damaged("its head is gone".to_owned()));
+            return Err(damaged("its head is missing".to_owned()));
         }
         let Some((length, first)) = head.split_first_chunk::<LENGTH_BYTES>() else {
             return Err(damaged(format!("{} bytes are too few for a head", head.len())));
@@ -109,7 +111,7 @@ where
                 break;
             };
             if *number != part.to_be_bytes() {
-                return Err(damaged(format!("part {part} is gone")));
+                return Err(damaged(format!("part {part} is missing")));
             }
             sealed.extend_from_slice(bytes);
             self.pairs.next();
@@ -151,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_of_any_size_come_back_in_order(sizes in prop::collection::vec(0usize..20_000, 1..6), first in 0u64..u64::MAX - 10) {
+        fn entries_of_any_size_are_read_back_in_order(sizes in prop::collection::vec(0usize..20_000, 1..6), first in 0u64..u64::MAX - 10) {
             let entries: Vec<(u64, Vec<u8>)> =
                 (first..).zip(&sizes).map(|(index, &size)| (index, vec![index as u8; size])).collect();
             let mut pairs: Vec<Pair> = entries.iter().flat_map(|(index, body)| encode(*index, body).unwrap()).collect();
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_newer_format_says_so() {
+    fn a_record_of_a_newer_format_is_refused_with_its_format() {
         let sealed = frame::seal(9, &key(3), b"from the future");
         let head = [&u32::try_from(sealed.len()).unwrap().to_be_bytes()[..], &sealed].concat();
         let refused = decode(&[(key(3).to_vec(), head)]);
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_beyond_the_limit_is_refused_before_it_is_written() {
+    fn an_entry_over_the_limit_is_refused_before_it_is_written() {
         let refused = encode(1, &vec![0; ENTRY_BYTES_MAX + 1]).unwrap_err();
         assert!(matches!(refused, Error::EntryTooLarge { index: 1, .. }));
     }

@@ -1,11 +1,11 @@
-//! The log in sled: opening and checking it, and reading it. Writing is [`super::writer`]'s alone.
+//! The log in sled: opening, checking and reading. Only [`super::writer`] writes.
 //!
 //! | tree | key | value |
 //! |---|---|---|
 //! | `logs` | an entry's index | see [`super::record`] |
-//! | `meta` | `vote` | what this controller voted for |
-//! | `meta` | `committed` | the last position known to be committed; may be behind |
-//! | `meta` | `purged` | the last position that was given up to a snapshot |
+//! | `meta` | `vote` | this controller's vote |
+//! | `meta` | `committed` | the last position known to be committed; may lag |
+//! | `meta` | `purged` | the last purged position |
 //! | `meta` | `sync` | the number of the sync that made the writes before it durable |
 
 use std::fs::{File, TryLockError};
@@ -23,27 +23,28 @@ use crate::config::LogId;
 use crate::error::Error;
 use crate::frame;
 
-/// What sled keeps of the log in memory. Its own default is 1 GiB.
+/// Maximum size of sled's cache, in bytes. sled's default is 1 GiB.
 const CACHE_BYTES: u64 = 32 << 20;
 
-/// The units in which sled writes and reuses its file. It may overwrite one once what it held of
-/// value was written elsewhere at least one whole unit ago; it takes its own flush for durable then.
-/// Nothing is lost as long as less than a unit is written between two real syncs: see
-/// [`WINDOW_BYTES`]. Cannot be changed once a log is there.
+/// The unit in which sled writes and reuses its file, in bytes. sled may overwrite a segment once
+/// the live data of the segment was written elsewhere at least a whole segment ago, because sled
+/// then assumes that its own flush was durable. Nothing is lost as long as less than a segment is
+/// written between two real syncs: see [`WINDOW_BYTES`]. Fixed for an existing log.
 const SEGMENT_BYTES: usize = 8 << 20;
 
-/// Values given to sled between two syncs, in bytes. With its leaves of 16 values, rewritten every
-/// 10 changes and when they split, sled writes at most 5 times as much.
+/// Maximum size of the values passed to sled between two syncs, in bytes. sled writes at most 5
+/// times as much, because its leaves of 16 values are rewritten every 10 changes and when they
+/// split.
 pub(crate) const WINDOW_BYTES: usize = 1 << 20;
 
 const _: () = assert!(WINDOW_BYTES * 5 < SEGMENT_BYTES && record::ENTRY_BYTES_MAX <= WINDOW_BYTES);
 
 /// The format of `meta`'s records.
 ///
-/// | format | since | what |
+/// | format | since | content |
 /// |---|---|---|
 /// | 1 | 0.1.0 | openraft 0.9's `Vote` and `LogId`, and numbers, in MessagePack with field names |
-/// | 2 | 0.1.0 | the same, of a group whose terms have one leader each |
+/// | 2 | 0.1.0 | the same, of a group with a single leader in each term |
 const META_FORMAT: u8 = 2;
 
 /// A key of the `meta` tree.
@@ -77,46 +78,44 @@ impl Meta {
     }
 }
 
-/// Where the log begins and ends. `purged <= last` always.
+/// The beginning and end of the log. `purged <= last` always.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// The last position given up to a snapshot. Entries up to it may still be on disk, unseen.
+    /// The last purged position. Entries up to it may still be on disk, invisible.
     pub(crate) purged: Option<LogId>,
-    /// The last entry, or `purged` when there is none behind it.
+    /// The last entry, or `purged` if there is no later entry.
     pub(crate) last: Option<LogId>,
-    /// The last position known to be committed.
     pub(crate) committed: Option<LogId>,
-    /// Counts truncations and purges: a read that met one of them half-way starts again.
+    /// The number of truncations and purges. A read during which the number changes starts again.
     pub(crate) removals: u64,
 }
 
 impl Bounds {
-    /// The first index that is seen.
+    /// Returns the first visible index.
     pub(crate) fn first_index(&self) -> u64 {
         self.purged.map_or(0, |purged| purged.index + 1)
     }
 
-    /// The index behind the last that is seen.
+    /// Returns the index after the last visible one.
     pub(crate) fn end_index(&self) -> u64 {
         self.last.map_or(0, |last| last.index + 1)
     }
 }
 
-/// sled's trees.
 #[derive(Clone)]
 pub(crate) struct Tables {
     pub(crate) db: sled::Db,
     pub(crate) logs: sled::Tree,
     meta: sled::Tree,
-    /// Where it is, for messages.
+    /// The path of the store, for messages.
     path: Arc<Path>,
 }
 
 impl Tables {
-    /// Opens or makes the log's store. Nothing is checked yet.
+    /// Opens or creates the log's store. Checks nothing yet.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let opening = |source| Error::sled("opening the log", path, source);
-        // No flusher of sled's own: every write and sync is the writer thread's, in order.
+        // sled's own flusher is off: every write and sync is done by the writer thread, in order.
         wait_until_let_go(&path.join("db"))?;
         remove_half_written(path)?;
         let config = sled::Config::new()
@@ -132,12 +131,13 @@ impl Tables {
         Ok(tables)
     }
 
-    /// What went wrong, with where.
+    /// Returns a function that adds the operation and the path to an error of sled.
     pub(crate) fn failed(&self, doing: &'static str) -> impl FnOnce(sled::Error) -> Error {
         move |source| Error::sled(doing, &self.path, source)
     }
 
-    /// sled syncs neither its small files nor its directories when it makes them.
+    /// Syncs the small files and the folders of sled, because sled does not sync them when it
+    /// creates them.
     fn make_files_durable(&self, path: &Path) -> Result<(), Error> {
         self.db.flush().map_err(self.failed("opening the log"))?;
         let sync = |path: &Path| {
@@ -149,11 +149,11 @@ impl Tables {
         path.parent().map_or(Ok(()), sync)
     }
 
-    /// Reads every record once, and says where the log begins and ends.
+    /// Reads every record once, and returns the beginning and end of the log.
     ///
     /// # Errors
-    /// [`Error::Damaged`] for a record that is not intact, a position that contradicts its key, or
-    /// a hole; [`Error::UnknownFormat`].
+    /// [`Error::Damaged`] for a damaged record, a position that contradicts its key, or a hole;
+    /// [`Error::UnknownFormat`].
     pub(crate) fn check(&self) -> Result<Bounds, Error> {
         panics_are_damage(|| self.read_through())
     }
@@ -169,7 +169,7 @@ impl Tables {
         let purged: Option<LogId> = self.read_meta(Meta::Purged)?;
         let committed: Option<LogId> = self.read_meta(Meta::Committed)?;
         let mut bounds = Bounds { purged, last: purged, committed, removals: 0 };
-        // What was purged may be half deleted.
+        // Purged entries may be half deleted, so the check begins behind them.
         let first = bounds.first_index();
         for (next, record) in (first..).zip(self.records(first, u64::MAX)) {
             let (index, body) = record?;
@@ -181,17 +181,17 @@ impl Tables {
         Ok(bounds)
     }
 
-    /// The records from `from` to before `to`, in order.
+    /// Returns the records in `from..to`, in order.
     pub(crate) fn records(
         &self,
         from: u64,
         to: u64,
     ) -> impl Iterator<Item = Result<(u64, Vec<u8>), Error>> + use<> {
-        // sled panics on a range that ends before it begins.
+        // sled panics on a range that ends before its beginning.
         Records::new(self.logs.range(record::key(from)..record::key(to.max(from))), Arc::clone(&self.path))
     }
 
-    /// The position of the entry at `index`, if it is there.
+    /// Returns the position of the entry at `index`, if there is one.
     pub(crate) fn position(&self, index: u64) -> Result<Option<LogId>, Error> {
         match self.records(index, index.saturating_add(1)).next() {
             Some(record) => record.and_then(|(index, body)| position(index, &body)).map(Some),
@@ -209,15 +209,16 @@ impl Tables {
         Ok(Some(value))
     }
 
-    /// Writes a value, not durable yet.
+    /// Writes a value, which is not durable yet.
     pub(crate) fn write_meta(&self, meta: Meta, record: &MetaRecord) -> Result<(), Error> {
         self.meta.insert(meta.key(), record.0.as_slice()).map_err(self.failed("writing the log"))?;
         Ok(())
     }
 }
 
-/// sled's own threads may hold its file, with its lock, for a moment after the last handle is gone.
-/// Whoever opens has the data directory's lock, so that it can only be those of this process.
+/// Waits until sled's threads release sled's file, which they may hold locked for a moment after
+/// the last handle is dropped. The caller has the data directory's lock, so only threads of this
+/// process can hold the file.
 fn wait_until_let_go(db: &Path) -> Result<(), Error> {
     let file = match File::open(db) {
         Ok(file) => file,
@@ -227,7 +228,7 @@ fn wait_until_let_go(db: &Path) -> Result<(), Error> {
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
-            tracing::info!(path = %db.display(), "waiting until the log's file is let go");
+            tracing::info!(path = %db.display(), "waiting until an earlier handle of the log's file is closed");
             file.lock().map_err(Error::io("locking", db))?;
         }
         Err(TryLockError::Error(source)) => {
@@ -237,13 +238,13 @@ fn wait_until_let_go(db: &Path) -> Result<(), Error> {
     file.unlock().map_err(Error::io("unlocking", db))
 }
 
-/// The end of the name of a snapshot that sled is writing: what it found in its file when it opened
-/// it, so that the next opening reads less.
+/// The suffix of a snapshot that sled is writing. sled writes the recovered contents of its file
+/// into the snapshot, so that the next opening reads less.
 const HALF_WRITTEN: &str = ".generating";
 
-/// Removes what an opening left that ended half-way: killed, or because the disk was full. sled takes
-/// such a file for its newest snapshot, finds it damaged, and never opens again. The snapshot before
-/// it, or none, does as well: it only has to read more.
+/// Removes the incomplete snapshot of an opening that was killed or ran out of disk space. sled
+/// would take such a file for its newest snapshot, find it damaged, and never open again. Without
+/// the file sled uses an older snapshot or none, and only has to read more.
 fn remove_half_written(dir: &Path) -> Result<(), Error> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -253,21 +254,22 @@ fn remove_half_written(dir: &Path) -> Result<(), Error> {
     for entry in entries {
         let entry = entry.map_err(Error::io("reading", dir))?;
         if entry.file_name().to_string_lossy().ends_with(HALF_WRITTEN) {
-            tracing::info!(path = %entry.path().display(), "removing what an opening left half-written");
+            tracing::info!(path = %entry.path().display(), "removing an incomplete snapshot of an earlier opening");
             std::fs::remove_file(entry.path()).map_err(Error::io("removing", &entry.path()))?;
         }
     }
     Ok(())
 }
 
-/// sled panics on some damage that it should return. Nothing that it touched is used after that.
+/// Converts panics into errors: sled panics on some damage instead of returning it. Values that
+/// sled touched are not used after a panic.
 fn panics_are_damage<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        Err(Error::Damaged { what: "the log".to_owned(), flaw: "sled panicked when it read it".to_owned() })
+        Err(Error::Damaged { what: "the log".to_owned(), flaw: "sled panicked during the read".to_owned() })
     })
 }
 
-/// A value of the `meta` tree, encoded.
+/// An encoded value of the `meta` tree.
 pub(crate) struct MetaRecord(Vec<u8>);
 
 impl MetaRecord {
@@ -292,7 +294,7 @@ fn position(index: u64, body: &[u8]) -> Result<LogId, Error> {
     } else {
         Err(Error::Damaged {
             what: format!("log entry {index}"),
-            flaw: format!("it says it is entry {}", log_id.index),
+            flaw: format!("its contents are those of entry {}", log_id.index),
         })
     }
 }

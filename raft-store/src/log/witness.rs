@@ -1,13 +1,13 @@
-//! A small file beside sled's that remembers the number of the last sync that ended.
+//! The sync marker: a small file beside sled's with the number of the last completed sync.
 //!
-//! sled takes the first record it cannot read at start for the end of its log and drops what
-//! follows, without a word: right for what was being written when the power went, wrong for a bit
-//! that flipped in what was durable long before. The store numbers its syncs, in sled and here
-//! after each; a store that comes back with a lower number than its witness has lost something that
-//! was acknowledged.
+//! At start, sled takes the first unreadable record for the end of its log and silently drops the
+//! records behind it. That is right for a record that was being written at a power cut, and wrong
+//! for a flipped bit in data that was durable long before. The store numbers its syncs, in sled
+//! and, after each sync, in this file. If sled's number is lower than the marker's at start, the
+//! store lost acknowledged data.
 //!
-//! The witness itself is not synced each time. It may therefore be behind, never ahead: it is a
-//! lower bound, at no cost. Two slots in turn, so that a torn write leaves the other.
+//! The marker itself is not synced each time. It may therefore lag but never lead, so it is a lower
+//! bound at no cost. Two slots are written in turn, so that a torn write leaves the other.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Opens or makes the witness, with the number it remembers: 0 when it knows nothing.
+    /// Opens or creates the marker. Returns it with the stored number, 0 if there is none.
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), Error> {
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let file = open.map_err(Error::io("opening", path))?;
@@ -40,7 +40,7 @@ impl Witness {
         Ok((Self { path: path.to_owned(), file }, remembered))
     }
 
-    /// Remembers that sync `number` ended.
+    /// Stores the number of a completed sync.
     pub(crate) fn remember(&self, number: u64) -> Result<(), Error> {
         let offset = number % SLOTS * SLOT_BYTES as u64;
         let slot = frame::seal(FORMAT, KEY, &number.to_be_bytes());
@@ -55,7 +55,8 @@ fn read_slot(file: &File, slot: u64) -> io::Result<Option<u64>> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
     }
-    // A slot that does not read was being written when the power went, or never was: no bound.
+    // A slot that cannot be read was being written at a power cut, or was never written: it bounds
+    // nothing.
     let number = frame::unseal(FORMAT, KEY, &bytes).ok().and_then(|body| body.try_into().ok());
     Ok(number.map(u64::from_be_bytes))
 }
@@ -65,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remembers_the_highest_number_through_a_torn_write() {
+    fn the_highest_number_survives_a_torn_write() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("witness");
         let (witness, fresh) = Witness::open(&path).unwrap();
@@ -74,7 +75,7 @@ mod tests {
             witness.remember(number).unwrap();
             assert_eq!(Witness::open(&path).unwrap().1, number);
         }
-        // 6 goes over 4 and is torn: 5 is still there.
+        // 6 overwrites 4 and is torn: 5 is still stored.
         witness.file.write_all_at(&[0xff; 4], 0).unwrap();
         assert_eq!(Witness::open(&path).unwrap().1, 5);
     }

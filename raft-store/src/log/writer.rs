@@ -1,21 +1,21 @@
-//! The one thread that writes the log, and what it is told.
+//! The thread that writes the log, and its jobs.
 //!
 //! ```text
-//!   LogStore ── Job ──▶ [queue of JOBS_MAX] ──▶ carry out each ──▶ one sync ──▶ answer each
+//!   LogStore ── Job ──▶ [queue of JOBS_MAX] ──▶ carry out each ──▶ one sync ──▶ acknowledge each
 //! ```
 //!
-//! Jobs are carried out in order. Those that were waiting share one sync: sled's flush (which on
-//! Linux is `sync_file_range`, no more: sled#1452) and then `fdatasync` on a descriptor of our own.
-//! Nothing is answered before it. After the first failure nothing more is written and every job is
-//! answered with that failure: what a failed write or sync left on the disk is not known, and a
-//! second `fsync` that succeeds would prove nothing.
+//! Jobs are carried out in order. Waiting jobs share a sync: sled's flush (which on Linux is only
+//! `sync_file_range`: sled#1452) and then `fdatasync` on a descriptor of the store's own. No job is
+//! acknowledged before the sync. After the first failure nothing more is written and every job
+//! fails with the same error. The bytes that a failed write or sync left on the disk are unknown,
+//! and a second `fsync` that succeeds would prove nothing.
 //!
-//! A job that grows the log is written only once the disk has space for all that sled writes for it
-//! (see [`super::space`]). Until then the job waits, as on a disk that hangs: sled never writes again
-//! after a write that failed.
+//! A job that grows the log is written only once the disk has space for all bytes that sled writes
+//! for the job (see [`super::space`]). Until then the job waits, as on a hanging disk: sled never
+//! writes again after a failed write.
 //!
-//! What is purged is deleted here too, a few entries at a time: while no job waits, and behind every
-//! few appends however many do, so that the log of a leader that never rests does not grow.
+//! Purged entries are deleted here too, a few at a time: while no job waits, and after every few
+//! appends even if jobs wait. The log of a leader that is never idle therefore does not grow.
 
 use std::fs::File;
 use std::io;
@@ -35,41 +35,42 @@ use super::witness::Witness;
 use crate::config::LogId;
 use crate::error::Error;
 
-/// Jobs that may wait. openraft waits for each append, so that a handful is the most there is.
+/// Maximum number of waiting jobs. openraft waits for each append, so there are at most a handful.
 pub(crate) const JOBS_MAX: usize = 64;
 
-/// sled's keys deleted at a time: what a job may have to wait for. As many as the parts of the
-/// largest entry, so that deleting keeps up with a leader that never rests; and sled, which rewrites
-/// a leaf of 16 values every 10 changes, writes no more for them than for what is appended.
+/// Number of sled's keys deleted at a time, which bounds the delay of a waiting job. The number of
+/// parts of the largest entry is enough to keep up with a leader that is never idle. sled rewrites
+/// a leaf of 16 values every 10 changes, so it writes no more for the deletes than for the appends.
 const DELETES_AT_A_TIME: usize = record::ENTRY_BYTES_MAX / record::PART_BYTES;
 
-/// How long between two looks whether a full disk has space again.
+/// Pause between two checks of the space on a full disk.
 const SPACE_PAUSE: Duration = Duration::from_millis(100);
 
-/// Told once what was asked for is durable, or never will be.
+/// Called once, when the write is durable or has failed for good.
 pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
-/// Something to write.
+/// A write to the log.
 pub(crate) enum Job {
-    /// Appends entries. `readable` is told before they are durable.
+    /// Appends entries. `readable` is called before the entries are durable.
     Append { entries: Vec<Vec<Pair>>, last: LogId, readable: Durable, durable: Durable },
-    /// Writes a value of the `meta` tree.
+    /// Writes the vote to the `meta` tree.
     Vote { record: MetaRecord, durable: Durable },
-    /// Writes the commit position, to be durable with the next sync of anything else.
+    /// Writes the commit position, which becomes durable with the next sync of another job.
     Committed { record: MetaRecord },
-    /// Removes the entries from an index on, after which `last` is the last.
+    /// Removes the entries from an index on. Afterwards `last` is the last position.
     Truncate { from: u64, last: Option<LogId>, durable: Durable },
-    /// Gives up the entries up to a position. They are deleted later.
+    /// Purges the entries up to a position. They are deleted later.
     Purge { upto: LogId, record: MetaRecord, durable: Durable },
 }
 
-/// Makes what sled wrote durable: the seam at which tests record what a power cut would leave.
+/// Makes sled's writes durable. Tests implement the trait to record the states that a power cut
+/// would leave.
 pub(crate) trait SyncPoint: Send {
-    /// Returns once everything written to sled's file is durable.
+    /// Returns once all bytes written to sled's file are durable.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// A second descriptor of sled's file. A sync is the inode's, not the descriptor's.
+/// A second descriptor of sled's file. A sync applies to the inode, whichever descriptor it uses.
 pub(crate) struct DbFile(File);
 
 impl DbFile {
@@ -86,7 +87,7 @@ impl SyncPoint for DbFile {
     }
 }
 
-/// What makes writes durable.
+/// The parts that make writes durable.
 pub(crate) struct Syncing {
     /// The number of the last sync.
     pub(crate) synced: u64,
@@ -97,17 +98,17 @@ pub(crate) struct Syncing {
 
 pub(crate) struct Writer {
     tables: Tables,
-    /// Shared with the readers: it changes when a write becomes visible.
+    /// Shared with the readers; changes when a write becomes visible.
     bounds: Arc<RwLock<Bounds>>,
     syncing: Syncing,
     log_dir: PathBuf,
     blobs: BlobDir,
     halted: Option<Arc<str>>,
-    /// Entries below this index are purged and may still be on disk. 0 when none are.
+    /// Purged entries below this index may still be on disk. 0 if there are none.
     doomed_below: u64,
-    /// Keys appended since any were deleted.
+    /// Keys appended since the last delete.
     undeleted: usize,
-    /// Bytes of values given to sled since the last sync: sled may not have written them yet.
+    /// Bytes of values passed to sled since the last sync. sled may not have written them yet.
     unsynced: usize,
 }
 
@@ -134,17 +135,17 @@ impl Writer {
         })
     }
 
-    /// The disk that it writes to.
+    /// Returns the disk under the log.
     pub(crate) fn disk(&self) -> LogDisk {
         self.syncing.disk.clone()
     }
 
-    /// The first sync: what was recovered, or that there is a log now, is durable before any job.
+    /// Runs the first sync, so that recovered entries or a new log are durable before any job.
     pub(crate) fn begin(&mut self) -> Result<(), Error> {
         self.sync_all()
     }
 
-    /// Works until every sender is gone, then makes what is left durable.
+    /// Carries out jobs until every sender is dropped, then makes the rest durable.
     pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
         while let Some(first) = self.next_job(&mut jobs) {
             let mut waiting = Vec::new();
@@ -159,7 +160,7 @@ impl Writer {
             for durable in waiting {
                 durable(self.health());
             }
-            // Whoever waits for the next job waits for this as well: as much is deleted as came.
+            // This delete delays the next job, so it is limited to as many keys as were appended.
             if self.doomed_below > 0 && self.undeleted >= DELETES_AT_A_TIME && self.has_space() {
                 self.write(Self::delete_some);
             }
@@ -167,7 +168,7 @@ impl Writer {
         self.sync();
     }
 
-    /// Carries out one job, wholly. What [`Self::run`] does for those that wait.
+    /// Carries out a single job to completion, like [`Self::run`] for waiting jobs.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn run_one(&mut self, job: Job) {
         let mut waiting = Vec::new();
@@ -183,10 +184,11 @@ impl Writer {
         }
     }
 
-    /// The next job; deletes what is purged while there is none.
+    /// Returns the next job. Deletes purged entries while there is none.
     fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
         loop {
-            // A full disk has no space to delete in: the next job waits for some.
+            // A delete needs space too, so a full disk defers deletes; the next job waits for
+            // space.
             if self.doomed_below == 0 || self.halted.is_some() || !self.has_space() {
                 return jobs.blocking_recv();
             }
@@ -223,7 +225,7 @@ impl Writer {
             Job::Purge { upto, record, durable } => {
                 self.write(|writer| writer.wait_for_space(0));
                 self.write(|writer| writer.tables.write_meta(Meta::Purged, &record));
-                // The marker is durable before anything is deleted.
+                // The marker is durable before any entry is deleted.
                 self.sync();
                 self.write(|writer| {
                     writer.purge(upto);
@@ -234,7 +236,7 @@ impl Writer {
         }
     }
 
-    /// Writes unless an earlier write failed.
+    /// Runs a write unless an earlier write failed.
     fn write(&mut self, write: impl FnOnce(&mut Self) -> Result<(), Error>) {
         if self.halted.is_none()
             && let Err(error) = write(self)
@@ -244,7 +246,7 @@ impl Writer {
     }
 
     fn halt(&mut self, error: &Error) {
-        tracing::error!(%error, "the log halts");
+        tracing::error!(%error, "the log halts after a failed write");
         self.halted = Some(error.to_string().into());
     }
 
@@ -252,7 +254,7 @@ impl Writer {
         self.halted.as_ref().map_or(Ok(()), |reason| Err(Error::Halted(Arc::clone(reason))))
     }
 
-    /// Waits until the disk has space for values of so many bytes.
+    /// Waits until the disk has space for values of this size.
     fn wait_for_space(&mut self, value_bytes: usize) -> Result<(), Error> {
         self.unsynced += value_bytes;
         let needed = space::needed(self.unsynced);
@@ -263,8 +265,8 @@ impl Writer {
                 return Ok(());
             }
             if !waits {
-                tracing::error!(left, needed, path = %self.log_dir.display(), "the disk is full: the log waits for space");
-                // Whoever waits for this job waits for the disk: it hangs.
+                tracing::error!(left, needed, path = %self.log_dir.display(), "the disk is full, so that the log waits: free space on the disk");
+                // The job now waits for the disk, so the wait counts as a pending sync.
                 self.syncing.disk.wait_begins();
                 waits = true;
             }
@@ -275,19 +277,20 @@ impl Writer {
         }
     }
 
-    /// Whether a job without values could be written now.
+    /// Returns whether a job without values could be written now.
     fn has_space(&self) -> bool {
-        // A failure shows at the next job.
+        // An error is reported by the next job.
         let needed = space::needed(self.unsynced);
         self.space_left(needed).is_ok_and(|left| left >= needed)
     }
 
     fn space_left(&self, needed: u64) -> Result<u64, Error> {
         let left = self.syncing.disk.space_left(needed);
-        left.map_err(Error::io("looking at the space of", &self.log_dir))
+        left.map_err(Error::io("reading the free space of", &self.log_dir))
     }
 
-    /// Each entry wholly or not at all, and none without those before it.
+    /// Appends entries in order. After a crash each entry is complete or missing, and none is
+    /// present without the entries before it.
     fn append(&mut self, entries: Vec<Vec<Pair>>, last: LogId) -> Result<(), Error> {
         let mut batch = Vec::new();
         let mut bytes = 0;
@@ -310,7 +313,7 @@ impl Writer {
     fn insert(&mut self, pairs: Vec<Pair>) -> Result<(), Error> {
         let writing = || self.tables.failed("writing the log");
         match <[Pair; 1]>::try_from(pairs) {
-            // One value is atomic by itself; a batch costs sled two more writes.
+            // A single value is atomic by itself; a batch costs sled two more writes.
             Ok([(key, value)]) => self.tables.logs.insert(key, value).map(drop).map_err(writing()),
             Err(pairs) => {
                 let mut batch = sled::Batch::default();
@@ -322,9 +325,11 @@ impl Writer {
         }
     }
 
-    /// From the back and by whole entries, so that a crash leaves neither a hole nor half an entry.
+    /// Truncates the log from the back, by whole entries, so that a crash leaves neither a hole nor
+    /// part of an entry.
     fn truncate(&mut self, from: u64, last: Option<LogId>) -> Result<(), Error> {
-        // Out of sight first: a reader takes what vanishes under it for damage otherwise.
+        // Hide the entries before deleting them: a reader would mistake vanishing entries for
+        // damage.
         self.change_bounds(|bounds| {
             bounds.last = last;
             bounds.removals += 1;
@@ -343,7 +348,7 @@ impl Writer {
         }
     }
 
-    /// The keys of the last entries at or behind `from`: about as many as are deleted at a time.
+    /// Returns the keys of the last entries from `from` on: about as many as are deleted at a time.
     fn last_keys(&self, from: u64) -> Result<Vec<sled::IVec>, Error> {
         let mut keys = Vec::new();
         for key in self.tables.logs.range(record::key(from)..).keys().rev() {
@@ -367,12 +372,12 @@ impl Writer {
     }
 
     fn change_bounds(&self, change: impl FnOnce(&mut Bounds)) {
-        // Plain assignments cannot panic half-way, so a poisoned lock holds a whole value.
+        // Plain assignments cannot panic half-way, so a poisoned lock holds a consistent value.
         change(&mut self.bounds.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Deletes a few of the purged entries, which are out of sight already. Synced each time, so
-    /// that sled never writes much between two syncs.
+    /// Deletes a few purged entries, which are already invisible. Syncs each time, so that sled
+    /// never writes much between two syncs.
     fn delete_some(&mut self) -> Result<(), Error> {
         let deleting = || self.tables.failed("deleting purged entries");
         let purged = self.tables.logs.range(..record::key(self.doomed_below)).keys();
@@ -409,8 +414,9 @@ impl Writer {
         self.syncing.witness.remember(number)
     }
 
-    /// sled never syncs what it moves to files of their own. [`record`] cuts entries so that it
-    /// does not; should it ever, nothing more may be acknowledged.
+    /// Fails if sled moved a value to a file of its own, because sled never syncs such files.
+    /// [`record`] splits entries so that sled does not; if sled does it anyway, nothing may be
+    /// acknowledged.
     fn refuse_blobs(&self) -> Result<(), Error> {
         if self.blobs.is_empty().map_err(Error::io("reading", &self.log_dir.join("blobs")))? {
             return Ok(());
@@ -419,11 +425,11 @@ impl Writer {
     }
 }
 
-/// Bytes of names read from the folder at a time: enough for `.`, `..` and one more.
+/// Size of the buffer for names read from the folder, in bytes: enough for `.`, `..` and one more.
 const NAMES_BYTES: usize = 1024;
 
-/// The folder to which sled moves large values. Kept open: a look at each sync must not need a
-/// descriptor, which clients' connections may have taken.
+/// The folder to which sled moves large values. Kept open, because the check at each sync must not
+/// need a descriptor: clients' connections may hold all of them.
 struct BlobDir(File);
 
 impl BlobDir {
@@ -432,9 +438,9 @@ impl BlobDir {
         File::open(&path).map(Self).map_err(Error::io("opening", &path))
     }
 
-    /// Whether nothing is in it now.
+    /// Returns whether the folder is empty now.
     fn is_empty(&self) -> io::Result<bool> {
-        // The descriptor's own position, which is behind the last name since the look before.
+        // Rewinds the descriptor, whose position is behind the last name after the previous check.
         rustix::fs::seek(&self.0, SeekFrom::Start(0))?;
         let mut buffer = [MaybeUninit::uninit(); NAMES_BYTES];
         let mut names = RawDir::new(&self.0, &mut buffer);
@@ -452,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_of_its_own_is_seen_whenever_it_comes() {
+    fn a_value_in_a_file_of_its_own_is_detected_at_each_check() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("blobs")).unwrap();
         let blobs = BlobDir::open(dir.path()).unwrap();

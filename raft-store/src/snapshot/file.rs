@@ -1,4 +1,4 @@
-//! An open snapshot: what openraft hands to the network, and what the network fills.
+//! An open snapshot, which the network layer sends or fills.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -9,12 +9,12 @@ use super::format::{self, Checked};
 use crate::error::Error;
 use crate::fs::{Fs, FsFile};
 
-/// A snapshot's file, open. Its contents stay readable after a newer snapshot took its place.
+/// The open file of a snapshot. Its contents stay readable after a newer snapshot replaced it.
 ///
-/// To send one: [`Self::read_at`] up to [`Self::size`]. To receive one: take it from
-/// `begin_receiving_snapshot`, [`Self::append`] what comes, and [`Self::verify`] before
-/// `install_full_snapshot`, because openraft halts the node on a snapshot that does not install.
-/// One that was being received is deleted when dropped.
+/// To send a snapshot, call [`Self::read_at`] up to [`Self::size`]. To receive a snapshot, take the
+/// file from `begin_receiving_snapshot`, [`Self::append`] the received bytes, and call
+/// [`Self::verify`] before `install_full_snapshot`, because openraft halts the node if a snapshot
+/// cannot be installed. The file of a received snapshot is deleted when this value is dropped.
 pub struct SnapshotFile {
     path: PathBuf,
     file: Box<dyn FsFile>,
@@ -30,31 +30,32 @@ impl SnapshotFile {
         Self { path, file, received_on: Some(fs) }
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the file system.
     pub fn size(&self) -> io::Result<u64> {
         self.file.size()
     }
 
-    /// Reads at an offset; 0 bytes at the end.
+    /// Reads at an offset. Returns the number of bytes, 0 at the end.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the file system.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<usize> {
         self.file.read_at(offset, into)
     }
 
-    /// Adds received bytes at the end.
+    /// Appends received bytes.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the file system.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.append(bytes)
     }
 
-    /// Checks all of it against its checksum. Reads the whole file: not for an async thread.
+    /// Checks the whole file against its checksum. Reads the whole file, so do not call it on an
+    /// async thread.
     ///
     /// # Errors
     /// [`Error::Damaged`], [`Error::UnknownFormat`] or [`Error::Io`].
@@ -62,13 +63,13 @@ impl SnapshotFile {
         self.check().map(drop)
     }
 
-    /// Checks all of the file, and says what is in it.
+    /// Checks the whole file, and returns its metadata and the position of the state.
     pub(crate) fn check(&self) -> Result<Checked, Error> {
         let checked = format::check(&*self.file).map_err(Error::io("reading", &self.path))?;
         checked.map_err(|flaw| Error::flaw(self.what(), flaw))
     }
 
-    /// The machine's state, a piece at a time.
+    /// Returns a reader of the machine's state, which reads in pieces.
     pub(crate) fn state(&self, checked: &Checked) -> impl Read {
         checked.state(&*self.file)
     }
@@ -87,8 +88,8 @@ impl Drop for SnapshotFile {
         if let Some(fs) = &self.received_on
             && let Err(error) = fs.remove(&self.path)
         {
-            // Removed at the next start.
-            tracing::warn!(%error, path = %self.path.display(), "a received snapshot stays behind");
+            // The next start removes the file.
+            tracing::warn!(%error, path = %self.path.display(), "cannot remove a received snapshot: the next start removes it");
         }
     }
 }

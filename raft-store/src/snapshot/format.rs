@@ -1,13 +1,13 @@
-//! A snapshot's bytes:
+//! The bytes of a snapshot:
 //!
 //! ```text
-//!   "MRSNAP\r\n"   8 bytes: also notices a transfer that mangled line ends
+//!   "MRSNAP\r\n"   8 bytes: also detects a transfer that changed line ends
 //!   format         u32, little endian
 //!   meta length    u32
 //!   state length   u64
 //!   meta           openraft 0.9's SnapshotMeta in MessagePack with field names
 //!   state          the machine's own encoding
-//!   checksum       u32: CRC-32 of all before it
+//!   checksum       u32: CRC-32 of all preceding bytes
 //! ```
 
 use std::io::{self, BufReader, Read, Write};
@@ -23,33 +23,34 @@ use crate::fs::FsFile;
 
 const MAGIC: [u8; 8] = *b"MRSNAP\r\n";
 
-/// The format this build writes. It reads this one only.
+/// The format that this build writes, and the only format that it reads.
 ///
-/// | format | since | what |
+/// | format | since | content |
 /// |---|---|---|
-/// | 1 | 0.1.0 | the first |
-/// | 2 | 0.1.0 | a term has one leader, and positions in the log no longer name it |
+/// | 1 | 0.1.0 | the first format |
+/// | 2 | 0.1.0 | a term has a single leader, so positions in the log have no leader |
 const FORMAT: u32 = 2;
 
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4 + 8;
 const CHECKSUM_BYTES: usize = 4;
-/// The longest meta: a position in the log and the members, some hundred bytes each. Decoded, it takes more.
+/// Maximum size of the encoded meta, in bytes: a position in the log and the members, some hundred
+/// bytes each. The decoded meta is larger.
 const META_BYTES_MAX: u64 = 64 << 10;
 
-/// The most bytes of a snapshot that are in memory at a time while it is written or read.
+/// Maximum number of bytes of a snapshot in memory while it is written or read.
 pub(crate) const BUFFER_BYTES: usize = 1 << 20;
 
-/// Writes a machine's own encoding, the same bytes each time.
+/// A function that writes a machine's own encoding, with the same bytes on each call.
 pub(crate) type WriteState<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 
-/// A snapshot about to be written. Its state is encoded as it is written, and never in memory as a whole.
+/// A snapshot to be written. Its state is encoded during the write, and never in memory as a whole.
 pub(crate) struct Encoding<'a> {
     head: Vec<u8>,
     state: &'a WriteState<'a>,
 }
 
 impl<'a> Encoding<'a> {
-    /// Encodes the state once for its length, which stands before it.
+    /// Encodes the state once to find its length, which precedes the state in the file.
     ///
     /// # Errors
     /// [`Error::Encode`].
@@ -73,17 +74,17 @@ impl<'a> Encoding<'a> {
     /// Writes the whole file.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the file system.
     pub(crate) fn write_to(&self, file: &mut dyn FsFile) -> io::Result<()> {
         let mut out = Checksummed::new(file);
         let written = out.write_all(&self.head).and_then(|()| (self.state)(&mut out));
-        // The encoder wraps what the file said: callers tell a full disk by the system's own error.
+        // The encoder wraps the file's error, but callers detect a full disk by the system's own
+        // error.
         written.map_err(|error| out.failed.take().unwrap_or(error))?;
         out.finish()
     }
 }
 
-/// Counts bytes.
 struct Counted(u64);
 
 impl Write for Counted {
@@ -97,7 +98,7 @@ impl Write for Counted {
     }
 }
 
-/// Gathers small pieces for a file, and their checksum.
+/// Buffers small pieces for a file, and computes their checksum.
 struct Checksummed<'a> {
     file: &'a mut dyn FsFile,
     waiting: Vec<u8>,
@@ -143,7 +144,7 @@ impl Write for Checksummed<'_> {
     }
 }
 
-/// A snapshot's file that was checked: what it covers, and where the machine's state lies in it.
+/// The result of checking a snapshot's file: its metadata, and the position of the machine's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checked {
     pub(crate) meta: SnapshotMeta,
@@ -151,13 +152,13 @@ pub(crate) struct Checked {
 }
 
 impl Checked {
-    /// The machine's state, a piece at a time.
+    /// Returns a reader of the machine's state, which reads in pieces.
     pub(crate) fn state<'a>(&self, file: &'a dyn FsFile) -> impl Read + use<'a> {
         BufReader::with_capacity(BUFFER_BYTES, Part { file, rest: self.state.clone() })
     }
 }
 
-/// A part of a file.
+/// A range of a file.
 struct Part<'a> {
     file: &'a dyn FsFile,
     rest: Range<u64>,
@@ -173,17 +174,17 @@ impl Read for Part<'_> {
     }
 }
 
-/// Reads a snapshot's file once, a piece at a time, and checks it.
+/// Reads a snapshot's file once, in pieces, and checks it.
 ///
 /// # Errors
-/// The system's, outside; what is wrong with the file, inside.
+/// The outer error is that of the file system; the inner error is the fault of the file.
 pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
     let damaged = |flaw: &str| Ok(Err(Flaw::Damaged(flaw.to_owned())));
     let size = file.size()?;
     let mut header = [0; HEADER_BYTES];
     let header_read = read_up_to(file, 0, &mut header)?;
     if !header[..header_read].starts_with(&MAGIC) {
-        return damaged("it does not begin as a snapshot does");
+        return damaged("it does not begin like a snapshot");
     }
     let Some(contents) = size.checked_sub(CHECKSUM_BYTES as u64).filter(|len| *len >= HEADER_BYTES as u64)
     else {
@@ -204,18 +205,19 @@ pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
     if found != FORMAT {
         return Ok(Err(Flaw::UnknownFormat { found, known: FORMAT }));
     }
-    let (meta_len, state_len) = (number(4, 4), number(8, 8));
+    let meta_len = number(4, 4);
+    let state_len = number(8, 8);
     let state_from = HEADER_BYTES as u64 + meta_len;
     if state_from.checked_add(state_len) != Some(contents) {
         return damaged("its lengths do not add up");
     }
     if meta_len > META_BYTES_MAX {
-        return damaged("what it says that it covers is too long");
+        return damaged("its meta is too long");
     }
     let meta = Part { file, rest: HEADER_BYTES as u64..state_from };
     match packed::from_read::<OpenraftMeta<_, _>>(BufReader::new(meta)) {
         Ok(meta) => Ok(Ok(Checked { meta, state: state_from..contents })),
-        Err(error) => Ok(Err(Flaw::Damaged(format!("what it covers does not decode: {error}")))),
+        Err(error) => Ok(Err(Flaw::Damaged(format!("its meta does not decode: {error}")))),
     }
 }
 
@@ -231,7 +233,8 @@ fn checksum(file: &dyn FsFile, len: u64) -> io::Result<u32> {
     }
 }
 
-/// Fills a buffer from a place in a file on, as far as the file goes.
+/// Fills a buffer from an offset of a file, as far as the file reaches. Returns the number of
+/// bytes.
 fn read_up_to(file: &dyn FsFile, from: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
@@ -243,10 +246,10 @@ fn read_up_to(file: &dyn FsFile, from: u64, into: &mut [u8]) -> io::Result<usize
     Ok(filled)
 }
 
-/// Copies a snapshot's file, a piece at a time.
+/// Copies a snapshot's file in pieces.
 ///
 /// # Errors
-/// The system's.
+/// The error of the file system.
 pub(crate) fn copy(from: &dyn FsFile, to: &mut dyn FsFile) -> io::Result<()> {
     let mut rest = Part { file: from, rest: 0..from.size()? };
     let mut buffer = vec![0; BUFFER_BYTES];
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_comes_back() {
+    fn an_encoded_snapshot_is_read_back_unchanged() {
         let file = written(&|out| out.write_all(b"the state"));
         assert_eq!(check(&file).unwrap().unwrap().meta, meta());
         assert_eq!(state_of(&file), b"the state");
@@ -317,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told_by_the_systems_own_error() {
+    fn a_full_disk_is_reported_by_the_systems_own_error() {
         struct Full;
         impl FsFile for Full {
             fn append(&mut self, _: &[u8]) -> io::Result<()> {
@@ -343,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn every_flipped_bit_and_every_cut_is_detected() {
         let bytes = sample();
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn another_format_is_told_from_damage() {
+    fn another_format_is_distinguished_from_damage() {
         let mut bytes = sample();
         bytes[MAGIC.len()] = 7;
         let end = bytes.len() - CHECKSUM_BYTES;

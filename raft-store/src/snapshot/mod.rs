@@ -1,10 +1,10 @@
-//! Snapshots: files with a checksum, and the folder that holds the newest.
+//! Snapshots: files with a checksum, and the directory that holds the newest.
 //!
 //! | module | job |
 //! |---|---|
-//! | [`format`] | a snapshot's bytes |
+//! | [`format`] | the bytes of a snapshot |
 //! | [`file`] | an open snapshot, to be sent or received |
-//! | [`shelf`] | the folder: the newest one, durably, and no others |
+//! | [`shelf`] | the snapshot directory, which holds only the newest snapshot |
 
 pub(crate) mod file;
 pub(crate) mod format;

@@ -1,4 +1,4 @@
-//! The folder of snapshots: the newest one, durably, and no others.
+//! The snapshot directory, which holds only the newest snapshot, durably.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use crate::log::space::reserve_bytes;
 
 const ENDING: &str = ".snapshot";
 
-/// Where snapshots are kept.
+/// The snapshot directory.
 pub(crate) struct Shelf {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
-    /// What is on the shelf. Held while a snapshot is put there, so that one that is built and one
-    /// that is installed at the same time do not remove each other.
+    /// The newest snapshot in the directory. Locked while a snapshot is stored, so that a built and
+    /// an installed snapshot do not remove each other.
     newest: Mutex<Option<SnapshotMeta>>,
     received: AtomicU64,
 }
 
-/// The newest snapshot as found at start, checked.
+/// The newest snapshot at start, checked.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) checked: Checked,
@@ -32,12 +32,12 @@ pub(crate) struct Found {
 }
 
 impl Shelf {
-    /// Opens or makes the folder and reads the newest snapshot. What a crash left half-written is
-    /// removed.
+    /// Opens or creates the folder and reads the newest snapshot. Removes incomplete files of a
+    /// crash.
     ///
     /// # Errors
-    /// [`Error::Damaged`] or [`Error::UnknownFormat`] for the newest snapshot. An older one that a
-    /// crash left beside it is no substitute: the log no longer has what lies between.
+    /// [`Error::Damaged`] or [`Error::UnknownFormat`] for the newest snapshot. An older snapshot
+    /// that a crash left cannot replace it, because the log no longer has the entries in between.
     pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<(Self, Option<Found>), Error> {
         let found = prepare(&*fs, &dir).map_err(Error::io("opening the snapshots in", &dir))?;
         let found = match found {
@@ -52,15 +52,15 @@ impl Shelf {
         Ok((shelf, found))
     }
 
-    /// Keeps a snapshot instead of the one before it. Durable on return. A snapshot that is no newer
-    /// than the one there is dropped: the log may already begin behind the newer. After a failure the
-    /// same snapshot may be put again.
+    /// Stores a snapshot in place of the previous one. Durable on return. A snapshot that is not
+    /// newer than the stored one is dropped, because the log may already begin behind the stored
+    /// one. After a failure the same snapshot may be stored again.
     pub(crate) fn put(&self, meta: &SnapshotMeta, state: &WriteState<'_>) -> Result<(), Error> {
         let encoding = Encoding::of(meta, state)?;
         self.place(meta, |file| encoding.write_to(file))
     }
 
-    /// The same with a snapshot that was received and checked.
+    /// Stores a received and checked snapshot, like [`Self::put`].
     pub(crate) fn put_received(&self, meta: &SnapshotMeta, received: &SnapshotFile) -> Result<(), Error> {
         self.place(meta, |file| received.copy_to(file))
     }
@@ -83,7 +83,7 @@ impl Shelf {
         tidied
     }
 
-    /// The newest snapshot, open.
+    /// Opens the newest snapshot.
     pub(crate) fn newest(&self) -> Result<Option<(SnapshotMeta, SnapshotFile)>, Error> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(meta) = &*newest else { return Ok(None) };
@@ -92,7 +92,7 @@ impl Shelf {
         Ok(Some((meta.clone(), SnapshotFile::kept(path, file))))
     }
 
-    /// An empty file to receive a snapshot into.
+    /// Creates an empty file for a received snapshot.
     pub(crate) fn receive(&self) -> Result<SnapshotFile, Error> {
         let number = self.received.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(format!("received-{number}{TEMPORARY}"));
@@ -110,8 +110,8 @@ impl Shelf {
     }
 }
 
-/// Makes the files that snapshots are received into. Unlike openraft's own way, which halts the node
-/// where no file can be made, this one refuses a single snapshot: its sender tries again.
+/// Creates the files for received snapshots. openraft's own way halts the node if no file can be
+/// created. This way refuses a single snapshot, and the sender retries.
 #[derive(Clone)]
 pub struct SnapshotReceiver(Arc<Shelf>);
 
@@ -120,22 +120,22 @@ impl SnapshotReceiver {
         Self(shelf)
     }
 
-    /// Makes an empty file. Blocks.
+    /// Creates an empty file. Blocks.
     ///
     /// # Errors
-    /// [`Error::Io`], also when no descriptor or no space is left.
+    /// [`Error::Io`], also if no descriptor or space is left.
     pub fn begin(&self) -> Result<SnapshotFile, Error> {
         self.0.fs.refill();
         self.0.receive()
     }
 
-    /// Checks that the disk has space beside what the log may come to need. Blocks.
+    /// Checks that the disk has space beside the log's reserve. Blocks.
     ///
     /// # Errors
     /// [`Error::NoSpace`] or [`Error::Io`].
     pub fn check_space(&self) -> Result<(), Error> {
         let disk = rustix::fs::statvfs(&self.0.dir).map_err(|error| error.into());
-        let disk = disk.map_err(Error::io("looking at the space of", &self.0.dir))?;
+        let disk = disk.map_err(Error::io("reading the free space of", &self.0.dir))?;
         let available = disk.f_bavail.saturating_mul(disk.f_frsize);
         let kept = reserve_bytes(disk.f_blocks.saturating_mul(disk.f_frsize));
         match available < kept {
@@ -151,7 +151,7 @@ impl std::fmt::Debug for SnapshotReceiver {
     }
 }
 
-/// Makes the folder and clears it of what is half-written; the newest snapshot's name.
+/// Creates the folder and removes incomplete files. Returns the name of the newest snapshot.
 fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
     fs.create_dir(dir)?;
     if let Some(parent) = dir.parent() {
@@ -162,10 +162,11 @@ fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
         if name.ends_with(TEMPORARY) {
             fs.remove(&dir.join(name))?;
         } else if name.ends_with(ENDING) {
-            newest = Some(name); // Names sort as their indexes do.
+            newest = Some(name); // Names sort like their indexes.
         }
     }
-    // A rename whose sync the power cut short is seen here, and must not vanish once it was.
+    // Makes visible files durable: a power cut may have interrupted the sync of a rename, and a
+    // file that was read once must not vanish.
     fs.sync_dir(dir)?;
     Ok(newest)
 }
@@ -176,7 +177,7 @@ fn read(fs: &dyn Fs, path: PathBuf) -> Result<Found, Error> {
     let checked = file.check()?;
     let holds = name(&checked.meta);
     if path.file_name().and_then(|name| name.to_str()) != Some(&holds) {
-        return Err(Error::Damaged { what: file.what(), flaw: format!("it holds {holds}") });
+        return Err(Error::Damaged { what: file.what(), flaw: format!("its contents are those of {holds}") });
     }
     Ok(Found { checked, file })
 }
@@ -185,8 +186,8 @@ fn name(meta: &SnapshotMeta) -> String {
     format!("{}{ENDING}", id(meta.last_log_id))
 }
 
-/// A snapshot's id, `<index, 20 digits>-<term>`: the same log gives the same state and the
-/// same bytes, so its position says it all. Ids sort as their indexes do.
+/// Returns a snapshot's id, `<index, 20 digits>-<term>`. The same log gives the same state and the
+/// same bytes, so the position identifies the snapshot. Ids sort like their indexes.
 pub(crate) fn id(last: Option<LogId>) -> String {
     let last = last.unwrap_or_default();
     format!("{:020}-{}", last.index, last.leader_id.term)

@@ -1,4 +1,5 @@
-//! Whatever is damaged, missing or foreign is refused with an error that says what to do.
+//! Tests that damaged, missing and foreign files are refused with an error that names the next
+//! step.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::frame;
 use crate::log::record;
 use crate::{DataDir, Entry, Error, Identity, Store, Vote, open};
 
-/// A store with a vote, a snapshot up to entry 19, and entries 10 to 29.
+/// Creates a store with a vote, a snapshot up to entry 19, and entries 10 to 29.
 async fn filled() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
@@ -43,7 +44,7 @@ fn flip(path: &Path, at: usize) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Changes the log in sled, while the store is closed.
+/// Changes the log in sled while the store is closed.
 fn tamper(dir: &Path, change: impl FnOnce(&sled::Tree)) {
     let tables = crate::log::tables::Tables::open(&dir.join("log")).unwrap();
     change(&tables.logs);
@@ -79,7 +80,7 @@ async fn a_snapshot_under_another_name_is_refused() {
 }
 
 #[tokio::test]
-async fn a_snapshot_of_a_newer_format_says_so() {
+async fn a_snapshot_of_a_newer_format_is_refused_with_its_format() {
     let dir = filled().await;
     let path = snapshot_path(dir.path());
     let mut bytes = fs::read(&path).unwrap();
@@ -105,7 +106,7 @@ async fn a_missing_snapshot_is_not_taken_for_an_empty_state() {
 }
 
 #[tokio::test]
-async fn every_flipped_byte_of_the_identity_is_noticed() {
+async fn every_flipped_byte_of_the_identity_is_detected() {
     let dir = filled().await;
     let path = dir.path().join("identity");
     let good = fs::read(&path).unwrap();
@@ -120,7 +121,7 @@ async fn every_flipped_byte_of_the_identity_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_directory_of_a_newer_format_says_so() {
+async fn a_directory_of_a_newer_format_is_refused_with_its_format() {
     let dir = filled().await;
     let path = dir.path().join("identity");
     let text = fs::read_to_string(&path).unwrap().replace("format 2", "format 3");
@@ -130,7 +131,7 @@ async fn a_directory_of_a_newer_format_says_so() {
 }
 
 #[tokio::test]
-async fn a_directory_of_the_first_format_is_read_and_has_no_name() {
+async fn a_directory_of_the_first_format_opens_without_an_id() {
     let dir = filled().await;
     let path = dir.path().join("identity");
     let text = fs::read_to_string(&path).unwrap();
@@ -141,7 +142,7 @@ async fn a_directory_of_the_first_format_is_read_and_has_no_name() {
 }
 
 #[tokio::test]
-async fn a_directory_in_use_is_refused_and_names_the_process() {
+async fn a_directory_in_use_is_refused_with_the_process() {
     let dir = tempfile::tempdir().unwrap();
     let store = open_at(dir.path()).unwrap();
     let error = DataDir::open(dir.path()).unwrap_err();
@@ -189,7 +190,7 @@ async fn a_missing_log_or_identity_is_not_taken_for_a_new_directory() {
 }
 
 #[tokio::test]
-async fn a_log_put_back_from_an_older_copy_is_noticed() {
+async fn a_log_restored_from_an_older_copy_is_detected() {
     let dir = filled().await;
     let older = tempfile::tempdir().unwrap();
     super::power_cut_log::copy(&dir.path().join("log"), older.path());
@@ -236,17 +237,17 @@ async fn a_foreign_key_in_the_log_is_refused() {
     assert!(matches!(refusal(dir.path()), Error::Damaged { .. }));
 }
 
-/// What a later build might propose.
+/// A command that a later build might propose.
 #[derive(serde::Serialize)]
 enum LaterCommand {
     Multiply(u64),
 }
 
 #[tokio::test]
-async fn an_unknown_command_halts_and_says_what_to_do() {
+async fn an_unknown_command_is_refused_with_the_next_step() {
     let dir = filled().await;
     tamper(dir.path(), |logs| {
-        // The same entry, with another command in it.
+        // The same entry with an unknown command.
         let entry: Entry<Tally> = entries(15, 16).remove(0);
         let mut entry: serde_json::Value = serde_json::to_value(&entry).unwrap();
         entry["payload"] = serde_json::json!({ "Normal": [LaterCommand::Multiply(3)] });
@@ -255,8 +256,8 @@ async fn an_unknown_command_halts_and_says_what_to_do() {
             logs.insert(key, value).unwrap();
         }
     });
-    // Found when it is read: openraft reads every entry behind the snapshot before it starts, or
-    // when it replicates or applies one.
+    // The fault appears at the read: openraft reads every entry behind the snapshot before it
+    // starts, or when it replicates or applies the entry.
     let Store { mut log, .. } = open_at(dir.path()).unwrap();
     let error = openraft::RaftLogReader::try_get_log_entries(&mut log, 10..30).await.unwrap_err().to_string();
     assert!(error.contains("log entry 15 holds a command that this build does not know"), "{error}");
@@ -274,13 +275,14 @@ async fn a_record_of_a_newer_format_is_refused() {
     assert!(matches!(refusal(dir.path()), Error::UnknownFormat { found: 3, known: 2, .. }));
 }
 
-/// sled takes what it cannot read for the end of its log, and would drop what follows.
+/// sled takes the first unreadable record for the end of its log, and would drop the records behind
+/// it.
 #[tokio::test]
-async fn a_flipped_byte_in_sleds_file_never_loses_an_entry_in_silence() {
+async fn a_flipped_byte_in_sleds_file_never_loses_an_entry_silently() {
     let mut rng = StdRng::seed_from_u64(seed());
     let dir = filled().await;
     flip_and_open(dir.path(), 100, &mut rng).await;
-    // sled begins another segment as it opens again, and puts down what it found in the first.
+    // sled begins another segment as it opens again, and stores its recovered state in the first.
     drop(open_at(dir.path()).unwrap());
     flip_and_open(dir.path(), 30, &mut rng).await;
 }
@@ -288,7 +290,8 @@ async fn a_flipped_byte_in_sleds_file_never_loses_an_entry_in_silence() {
 async fn flip_and_open(dir: &Path, times: u32, rng: &mut StdRng) {
     let db = fs::read(dir.join("log/db")).unwrap();
     let used = db.iter().rposition(|&byte| byte != 0).unwrap();
-    let (mut refused, mut unharmed) = (0, 0);
+    let mut refused = 0;
+    let mut unharmed = 0;
     for _ in 0..times {
         let copy = tempfile::tempdir().unwrap();
         super::power_cut_log::copy(dir, copy.path());

@@ -1,5 +1,5 @@
-//! Clients' connections may take every descriptor of the process: the log goes on without, and a
-//! snapshot is written with those that are kept for storage, or later.
+//! Tests of a process whose clients' connections hold all descriptors: the log continues, and a
+//! snapshot is written with the descriptors reserved for storage, or later.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -32,7 +32,7 @@ async fn without_descriptors_the_log_goes_on_and_a_snapshot_is_written() {
 async fn take_every_descriptor(dir: &Path) {
     let Store { mut log, mut machine } = open_at(dir).unwrap();
     append(&mut log, entries(0, 10)).await;
-    // Every thread that will be needed has what it needs.
+    // Starts every thread that the test needs before the descriptors are gone.
     tokio::task::spawn_blocking(|| ()).await.unwrap();
     let mut taken = Vec::new();
     while let Ok(one) = File::open("/dev/null") {
@@ -55,7 +55,7 @@ async fn take_every_descriptor(dir: &Path) {
     assert!(machine.get_current_snapshot().await.unwrap().is_some());
 }
 
-/// The machine's file system, which refuses operations in this order first.
+/// The machine's file system, which first refuses operations with these errors, in order.
 struct Scarce {
     disk: Disk,
     refusals: Mutex<VecDeque<Errno>>,
@@ -104,7 +104,7 @@ impl Fs for Scarce {
     }
 }
 
-/// A machine whose file system refuses from now on.
+/// Returns a machine whose file system refuses operations from now on.
 fn on_scarce(dir: &Path, refusals: &[Errno]) -> (MachineStore<Tally>, Arc<Scarce>) {
     let fs = Arc::new(Scarce { disk: Disk::default(), refusals: Mutex::default() });
     let machine = MachineStore::open(fs.clone(), dir.join("snapshots")).unwrap();
@@ -113,7 +113,7 @@ fn on_scarce(dir: &Path, refusals: &[Errno]) -> (MachineStore<Tally>, Arc<Scarce
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_that_cannot_be_written_or_opened_is_tried_again_later() {
+async fn a_snapshot_that_cannot_be_written_or_opened_is_retried() {
     let dir = tempfile::tempdir().unwrap();
     let (mut machine, fs) = on_scarce(dir.path(), &[Errno::MFILE, Errno::NOSPC, Errno::NFILE]);
     machine.apply(entries(0, 5)).await.unwrap();
@@ -123,7 +123,7 @@ async fn a_snapshot_that_cannot_be_written_or_opened_is_tried_again_later() {
     let sent = machine.get_current_snapshot().await.unwrap().unwrap();
     assert_eq!(sent.meta, built.meta);
 
-    // At another controller, which has to make a file, read what came, and put it in its place.
+    // Another controller creates a file, reads the received bytes, and stores the snapshot.
     let other = tempfile::tempdir().unwrap();
     let (mut machine, _) = on_scarce(other.path(), &[Errno::MFILE, Errno::DQUOT, Errno::MFILE]);
     let mut received = machine.begin_receiving_snapshot().await.unwrap();
@@ -135,7 +135,7 @@ async fn a_snapshot_that_cannot_be_written_or_opened_is_tried_again_later() {
 }
 
 #[test]
-fn a_receiver_refuses_a_snapshot_that_it_has_no_descriptor_for() {
+fn a_receiver_without_a_descriptor_refuses_a_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let (machine, _) = on_scarce(dir.path(), &[Errno::MFILE]);
     let receiver = machine.receiver();

@@ -1,9 +1,9 @@
-//! A write or sync that fails becomes a storage error, on which openraft halts the node; nothing
-//! after it is acknowledged, and nothing before it is lost. A disk that is full fails no write: the log
-//! waits for space, and goes on.
+//! Tests of failed writes and of full disks. A failed write or sync becomes a storage error, on
+//! which openraft halts the node; later writes are not acknowledged, and acknowledged writes are
+//! not lost. A full disk fails no write: the log waits for space, and continues.
 //!
-//! A write fails by the file size limit of a child process: the system call fails in sled's own write
-//! just as it does without space, with another number.
+//! The failed write is caused by the file size limit of a child process: the system call fails in
+//! sled's own write as it does without space, with another error number.
 
 use std::io;
 use std::path::Path;
@@ -29,7 +29,8 @@ async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
         return fill_the_disk(&dir).await;
     }
     let dir = tempfile::tempdir().unwrap();
-    // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, as the shell counts.
+    // A process that ignores SIGXFSZ gets an error instead. 4096 is 2 or 4 MiB, depending on the
+    // shell's unit.
     let name = "tests::full_disk::a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged";
     let said = again_under("trap '' XFSZ; ulimit -f 4096", name, dir.path());
     let acknowledged: u64 =
@@ -40,7 +41,7 @@ async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
     let found = all(&mut log).await;
     assert!(found.len() as u64 >= acknowledged, "{} of {acknowledged}", found.len());
     assert_eq!(found, (0..found.len() as u64).map(large).collect::<Vec<_>>());
-    // With space again it goes on where it was.
+    // With space again, the log continues after its last entry.
     let next = found.len() as u64;
     append(&mut log, vec![large(next)]).await;
 }
@@ -51,9 +52,9 @@ async fn fill_the_disk(dir: &str) {
         let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
         let message = error.to_string();
         assert!(message.contains("halted"), "{message}");
-        // Whoever reads it has to find the disk, and what is wrong with it.
+        // The message must name the disk and its fault.
         assert!(message.contains("File too large") && message.contains(dir), "{message}");
-        // Small enough to fit, and refused all the same.
+        // Small enough to fit, but still refused.
         log.save_vote(&Vote::new(1, 1)).await.unwrap_err();
         log.blocking_append(entries(index, index + 1)).await.unwrap_err();
         println!("\nacknowledged {index}");
@@ -61,8 +62,8 @@ async fn fill_the_disk(dir: &str) {
     }
 }
 
-/// Fails one sync, as a disk does that lost a write: Linux reports it once, and a second sync
-/// succeeds although the data is gone.
+/// Fails a single sync, like a disk that lost a write: Linux reports the loss once, and a second
+/// sync succeeds although the data is lost.
 struct FailsOnce {
     inner: DbFile,
     until: u32,
@@ -76,9 +77,9 @@ impl SyncPoint for FailsOnce {
 }
 
 #[tokio::test]
-async fn a_failed_sync_is_not_tried_again() {
+async fn a_failed_sync_is_not_retried() {
     let dir = tempfile::tempdir().unwrap();
-    // The first sync is the opening's.
+    // The first sync is that of the opening.
     let backing = |log_dir: &Path| {
         let sync_point = Box::new(FailsOnce { inner: DbFile::open(log_dir)?, until: 3 });
         Ok(Backing { sync_point, space: None })
@@ -93,7 +94,7 @@ async fn a_failed_sync_is_not_tried_again() {
     log.save_vote(&Vote::new(9, 1)).await.unwrap_err();
 }
 
-/// A disk with so many bytes left, of which `LOW` are few.
+/// A disk with this many bytes left, of which fewer than `LOW` count as full.
 #[derive(Debug, Clone, Default)]
 struct Left(Arc<AtomicU64>);
 
@@ -123,7 +124,7 @@ fn log_on(left: &Left, dir: &Path, expect: Expect) -> LogStore<super::tally::Tal
 }
 
 #[tokio::test]
-async fn a_log_without_space_waits_and_goes_on_once_there_is_some() {
+async fn a_log_without_space_waits_and_continues_once_space_is_free() {
     let dir = tempfile::tempdir().unwrap();
     let left = Left::default();
     left.set(u64::MAX);
@@ -134,10 +135,10 @@ async fn a_log_without_space_waits_and_goes_on_once_there_is_some() {
 
     left.set(LOW - 1);
     append(&mut log, entries(1, 2)).await;
-    assert!(disk.health().full, "the log uses its reserve, and clients are to add nothing");
+    assert!(disk.health().full, "the log uses its reserve, so that clients must add nothing");
     left.set(LOW);
     disk.look_for_space();
-    assert!(!disk.health().full, "seen though nothing is written");
+    assert!(!disk.health().full, "free space is detected although nothing is written");
 
     left.set(0);
     let waits = async {
@@ -159,7 +160,7 @@ async fn a_log_without_space_waits_and_goes_on_once_there_is_some() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_to_end_waits_for_space_no_longer() {
+async fn a_log_that_has_to_end_stops_waiting_for_space() {
     let dir = tempfile::tempdir().unwrap();
     let left = Left::default();
     left.set(u64::MAX);
@@ -179,10 +180,10 @@ async fn a_log_that_is_to_end_waits_for_space_no_longer() {
     );
 }
 
-/// As sled leaves it where there is no space for the snapshot that it writes as it opens, or where it
-/// is killed at that.
+/// The test leaves the file that sled leaves if it runs out of space while it writes the snapshot
+/// of an opening, or if it is killed then.
 #[tokio::test]
-async fn an_opening_that_ended_half_way_does_not_keep_the_next_one_from_opening() {
+async fn an_interrupted_opening_does_not_prevent_the_next_one() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = dir.path().join("log").join("snap.00000000000FFFFF.generating");
     append(&mut open_at(dir.path()).unwrap().log, entries(0, 3)).await;

@@ -1,11 +1,11 @@
-//! A log and a snapshot of each version of the rules, as its builds wrote them, still lead to the state
-//! that they led to then.
+//! Tests that a log and a snapshot of each version of the rules, written by a build of that
+//! version, still lead to the same state.
 //!
-//! For each version `tests/data` holds `rules-N.log` (the pairs of sled's `logs` tree, each key and value
-//! behind its length), `rules-N.snapshot` (a snapshot file from the middle of that log) and
-//! `rules-N.digest` (the SHA-256 of the encoded state after the last entry). Files of an older version
-//! are never written again. Before the newest version is released, its files are written again by
-//! `BLESS=1 cargo test -p millrace-raft-store --lib golden`.
+//! For each version `tests/data` holds `rules-N.log` (the pairs of sled's `logs` tree, each key and
+//! value behind its length), `rules-N.snapshot` (a snapshot file from the middle of that log) and
+//! `rules-N.digest` (the SHA-256 of the encoded state after the last entry). Files of an older
+//! version are never written again. Before the newest version is released, `BLESS=1 cargo test -p
+//! millrace-raft-store --lib golden` writes its files again.
 
 use std::fs;
 use std::io::Write;
@@ -36,13 +36,13 @@ use crate::snapshot::format::{self, Encoding};
 use crate::snapshot::shelf;
 use crate::{DataDir, Entry, SnapshotMeta, Store, open};
 
-/// The versions that have files.
+/// The versions with files.
 const VERSIONS: [u64; 2] = [9, 10];
 /// The version whose files this build can write.
 const NEWEST: u64 = CLUSTER_VERSION;
-/// Where a snapshot of the log is taken.
+/// The index at which the snapshot is taken.
 const SNAPSHOT_AT: u64 = 17;
-/// The largest file: a fixture is for a reader's eyes and the repository's size.
+/// Maximum size of a file, in bytes: a fixture should be readable, and small in the repository.
 const FILE_BYTES_MAX: usize = 16 << 10;
 
 fn path(version: u64, ending: &str) -> PathBuf {
@@ -134,8 +134,8 @@ fn workflow(of: &str) -> Command {
     Command::ApplyWorkflow { spec, expected: None }
 }
 
-/// Every command there is, each in an entry of its own, some refused. Behind the first two entries, that
-/// a group begins with.
+/// Returns every command at least once, each for an entry of its own behind the first three; some
+/// are refused.
 fn commands() -> Vec<Command> {
     let quota = Quota { gpus_max: std::num::NonZeroU32::new(2), ..Quota::NONE };
     let policy = PolicySpec { dispatch: Some(DispatchName::Torpor), ..PolicySpec::NONE };
@@ -174,7 +174,8 @@ fn commands() -> Vec<Command> {
     ]
 }
 
-/// The log of a group of one whose clients write [`commands`], every third of them under a key.
+/// Returns the log of a group with a single member whose clients write [`commands`], every third of
+/// them with an idempotency key.
 fn story() -> Vec<Entry<State>> {
     let begin = Command::InitCluster { cluster_id: ClusterId("golden".into()) };
     let switch = Command::SetClusterVersion { version: RulesVersion::NEWEST };
@@ -194,7 +195,7 @@ fn story() -> Vec<Entry<State>> {
     ];
     let written = (3..).zip(commands()).map(|(index, command)| {
         let proposal = propose(index, command);
-        // A batch: the second is a repeat where the first has a key.
+        // A batch: the second proposal is a repeat if the first has an idempotency key.
         let batch = if index % 5 == 0 { vec![proposal.clone(), proposal] } else { vec![proposal] };
         entry(index, EntryPayload::Normal(batch))
     });
@@ -215,7 +216,7 @@ fn render(entries: &[Entry<State>]) -> Vec<u8> {
     file
 }
 
-/// The pairs of a log's file.
+/// Parses the pairs of a log's file.
 fn parse(mut file: &[u8]) -> Vec<record::Pair> {
     let mut next = || {
         let (len, rest) = file.split_first_chunk::<4>()?;
@@ -230,7 +231,8 @@ fn open_state(dir: &Path) -> Store<State> {
     open(DataDir::open(dir).unwrap(), &identity()).unwrap()
 }
 
-/// Puts a log, and perhaps a snapshot, into a data directory, opens it and applies what is to be applied.
+/// Puts a log, and perhaps a snapshot, into a data directory, opens the directory and applies the
+/// entries behind the snapshot.
 async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
     let dir = tempfile::tempdir().unwrap();
     drop(open_state(dir.path()));
@@ -253,7 +255,7 @@ async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
 }
 
 #[tokio::test]
-async fn a_log_and_a_snapshot_of_each_version_of_the_rules_lead_to_their_state() {
+async fn logs_and_snapshots_of_each_version_of_the_rules_lead_to_their_state() {
     for version in VERSIONS {
         let [log, snapshot, expected] =
             ["log", "snapshot", "digest"].map(|ending| fs::read(path(version, ending)).unwrap());
@@ -268,8 +270,9 @@ async fn a_log_and_a_snapshot_of_each_version_of_the_rules_lead_to_their_state()
 }
 
 #[tokio::test]
-async fn the_files_of_the_newest_rules_are_those_that_this_build_writes() {
-    let (entries, dir) = (story(), tempfile::tempdir().unwrap());
+async fn this_build_writes_the_files_of_the_newest_rules() {
+    let entries = story();
+    let dir = tempfile::tempdir().unwrap();
     let Store { mut machine, .. } = open_state(dir.path());
     let (before, after) = entries.split_at(SNAPSHOT_AT as usize + 1);
     let mut outcomes = machine.apply(before.to_vec()).await.unwrap();

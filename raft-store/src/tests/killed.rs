@@ -1,9 +1,10 @@
-//! A real process that appends, votes, snapshots and purges is killed with `kill -9` again and
-//! again, and what it said was acknowledged must be there each time, in order, with no hole.
+//! A test that repeatedly kills a real process with `kill -9` while it appends, votes, takes
+//! snapshots and purges. Each time, all writes that the process reported as acknowledged must be
+//! present, in order and without a hole.
 //!
-//! A killed process loses what it kept in its own memory, not what it had handed to the kernel. So
-//! this shows that nothing is acknowledged while sled still holds it, and that a half-done sequence
-//! of writes is taken up again. It says nothing about the disk: see [`super::power_cut_log`].
+//! A killed process loses its own memory, but not the bytes that it passed to the kernel. The test
+//! therefore shows that nothing is acknowledged while sled still holds it, and that an interrupted
+//! sequence of writes is continued. It shows nothing about the disk: see [`super::power_cut_log`].
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -17,23 +18,23 @@ use rand::{Rng, SeedableRng};
 use super::tally::{all, append, entries, last_index, open_at, position, seed, tally};
 use crate::{Store, Vote};
 
-/// Tells the child process which directory it works on, and with which seed.
+/// The variables by which the child process learns its directory and its seed.
 const DIR: &str = "MILLRACE_TEST_DIR";
 const CHILD_SEED: &str = "MILLRACE_TEST_CHILD_SEED";
 
-/// Kills in one run of the test.
+/// Number of kills in a run of the test.
 const ROUNDS: u32 = 20;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Acknowledged {
-    /// Entries before this index.
+    /// The end of the acknowledged entries, exclusive.
     end: u64,
-    /// The term voted in.
+    /// The term of the acknowledged vote.
     term: u64,
 }
 
 #[test]
-fn what_a_killed_process_acknowledged_is_there() {
+fn acknowledged_writes_of_a_killed_process_survive() {
     if let Some(dir) = std::env::var_os(DIR) {
         return work_until_killed(Path::new(&dir));
     }
@@ -51,7 +52,7 @@ fn what_a_killed_process_acknowledged_is_there() {
 }
 
 fn child(dir: &Path, seed: u64) -> Child {
-    let name = "tests::killed::what_a_killed_process_acknowledged_is_there";
+    let name = "tests::killed::acknowledged_writes_of_a_killed_process_survive";
     Process::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(DIR, dir)
@@ -61,7 +62,8 @@ fn child(dir: &Path, seed: u64) -> Child {
         .unwrap()
 }
 
-/// Follows what the child acknowledges, kills it after so many, and hears it out.
+/// Reads the acknowledgements of the child, kills the child after `kill_after` of them, and reads
+/// the rest of its output.
 fn listen(child: &mut Child, kill_after: usize, mut acknowledged: Acknowledged) -> Acknowledged {
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut heard = 0;
@@ -73,7 +75,7 @@ fn listen(child: &mut Child, kill_after: usize, mut acknowledged: Acknowledged) 
         } else if let Some(term) = number("voted ") {
             acknowledged.term = term;
         } else {
-            continue; // The test harness talks too.
+            continue; // The test harness prints lines too.
         }
         heard += 1;
         if heard == kill_after {

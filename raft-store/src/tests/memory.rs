@@ -1,4 +1,4 @@
-//! A file in memory that knows the largest piece that was written to it, or read.
+//! A file in memory that records the largest piece written or read.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,19 +1,19 @@
 //! Tests of the whole store.
 //!
-//! | module | what it shows |
+//! | module | subject |
 //! |---|---|
 //! | [`suite`] | openraft's own storage suite |
-//! | [`restart`] | what was acknowledged is there after a clean restart; snapshot and log give the state |
-//! | [`killed`] | the same after `kill -9` of a real process |
-//! | [`power_cut_log`] | the same of sled's file as a power cut could leave it |
-//! | [`power_cut_files`] | snapshots and identity, cut after every file operation |
-//! | [`damage`] | whatever is damaged, missing or foreign is refused with a clear error |
+//! | [`restart`] | acknowledged writes survive a clean restart; snapshot and log give the state |
+//! | [`killed`] | acknowledged writes survive `kill -9` of a real process |
+//! | [`power_cut_log`] | acknowledged writes survive in sled's file as a power cut could leave it |
+//! | [`power_cut_files`] | snapshots and identity survive a power cut after every file operation |
+//! | [`damage`] | damaged, missing and foreign files are refused with a clear error |
 //! | [`simulated`] | a store in simulated time is the same store |
-//! | [`golden`] | what builds of each version of the rules wrote leads to the state that it led to |
-//! | [`upgrade`] | builds of different rules over one log, and the digests that compare states |
+//! | [`golden`] | files of each version of the rules still lead to their state |
+//! | [`upgrade`] | builds of different rules over the same log, and the digests that compare states |
 //! | [`memory`] | a file in memory, for tests of formats |
-//! | [`full_disk`] | a write that fails halts the log, and no acknowledgement is lost; a full disk is waited for |
-//! | [`descriptors`] | without descriptors the log goes on, and a snapshot is written later |
+//! | [`full_disk`] | a failed write halts the log and loses no acknowledged write; a full disk makes the log wait |
+//! | [`descriptors`] | without descriptors the log continues, and a snapshot is written later |
 
 mod damage;
 mod descriptors;
@@ -33,11 +33,11 @@ mod upgrade;
 use std::path::Path;
 use std::process::Command;
 
-/// Tells a test that runs again in a child process which directory to use.
+/// The variable by which a test, run again in a child process, learns its directory.
 const AGAIN_DIR: &str = "MILLRACE_TEST_DIR";
 
-/// Runs a test of this crate again in a child process, for which a shell first does `limits`. Returns
-/// what the child printed.
+/// Runs a test of this crate again in a child process, in which a shell first sets `limits`.
+/// Returns the output of the child.
 fn again_under(limits: &str, test: &str, dir: &Path) -> String {
     let output = Command::new("sh")
         .args(["-c", &format!("{limits}; exec \"$0\" \"$@\"")])

@@ -1,6 +1,7 @@
-//! Snapshots and the identity file: the power goes after every single operation in turn, and what
-//! was not synced is lost, kept or torn in each way that [`Loss`] knows. What comes back is the old
-//! or the new, whole; and the new for certain once the write was reported done.
+//! Tests of snapshots and the identity file under power cuts. The power is cut after every single
+//! operation in turn, and unsynced data is lost, kept or torn in each way of [`Loss`]. Afterwards
+//! either the old or the new file is there, complete; the new file is there if its write was
+//! reported as done.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ fn open(fs: &SimFs) -> Result<MachineStore<Tally>, Error> {
     MachineStore::open(shared(fs), PathBuf::from("/data/snapshots"))
 }
 
-/// How many entries the newest snapshot holds.
+/// Returns the number of entries in the newest snapshot.
 fn recovered(fs: &SimFs) -> Result<u64, Error> {
     let state = open(fs)?.reader().latest().state.clone();
     let count = state.0.len() as u64;
@@ -30,10 +31,10 @@ fn recovered(fs: &SimFs) -> Result<u64, Error> {
     Ok(count)
 }
 
-/// Entries in the snapshots that [`take_three`] takes.
+/// Numbers of entries in the snapshots of [`take_three`].
 const STEPS: [u64; 4] = [0, 3, 7, 20];
 
-/// Takes three snapshots; how many were reported done before the power went.
+/// Takes three snapshots. Returns the number that were reported as done before the power cut.
 async fn take_three(fs: &SimFs) -> usize {
     let Ok(mut machine) = open(fs) else { return 0 };
     for (done, step) in STEPS.windows(2).enumerate() {
@@ -46,7 +47,7 @@ async fn take_three(fs: &SimFs) -> usize {
 }
 
 #[tokio::test]
-async fn a_snapshot_is_the_old_or_the_new_after_any_power_cut() {
+async fn a_power_cut_leaves_the_old_or_the_new_snapshot() {
     let whole = SimFs::default();
     assert_eq!(take_three(&whole).await, 3);
     for operations in 0..=whole.operations() {
@@ -59,14 +60,14 @@ async fn a_snapshot_is_the_old_or_the_new_after_any_power_cut() {
             let count = recovered(&survived).unwrap_or_else(|error| panic!("{context}: {error}"));
             let next = (done + 1).min(STEPS.len() - 1);
             assert!([STEPS[done], STEPS[next]].contains(&count), "{context}: {count} entries, {done} done");
-            // What was seen once is not lost at the next cut.
+            // A snapshot that was read once is not lost at the next power cut.
             assert_eq!(recovered(&survived.after_power_cut(Loss::All)).unwrap(), count, "{context}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_received_snapshot_is_installed_wholly_or_not_at_all_after_any_power_cut() {
+async fn a_power_cut_leaves_a_received_snapshot_installed_or_absent() {
     let leader_fs = SimFs::default();
     let mut leader = open(&leader_fs).unwrap();
     leader.apply(entries(0, 30)).await.unwrap();
@@ -95,14 +96,14 @@ async fn a_received_snapshot_is_installed_wholly_or_not_at_all_after_any_power_c
             );
         }
         if installed {
-            assert!(operations > 5, "the cuts came before, between and after");
+            assert!(operations > 5, "the power was cut before, between and after the operations");
             break;
         }
     }
 }
 
 #[test]
-fn the_identity_is_none_or_whole_after_any_power_cut() {
+fn a_power_cut_leaves_no_identity_or_a_complete_one() {
     let dir = Path::new("/data");
     let whole = SimFs::default();
     write_identity(&whole, dir, &identity()).unwrap();

@@ -1,13 +1,12 @@
-//! sled's file as a power cut could leave it: whatever was not synced may be there or not, sector by
-//! sector.
+//! Tests of sled's file as a power cut could leave it: any unsynced sector may be present or not.
 //!
-//! The seam is the writer's [`SyncPoint`]. Before each sync the file is compared with what it was at
-//! the last one; every sector that differs is kept or lost at random, and the length is anything
-//! between the two. The store is opened on that image, and must be as it was before or after the one
-//! write in flight, whole; only a truncation may have come half-way, from the back.
+//! The test implements the writer's [`SyncPoint`]. Before a sync, the file is compared with its
+//! contents at the last sync. Every sector that differs is kept or lost at random, and the length
+//! is any length between the two. The store is opened on that image, and must be as it was before
+//! or after the write in flight, completely. Only a truncation may be partly done, from the back.
 //!
-//! What this does not show: sled's small files (`conf`, `snap.*`), which it writes at start only, are
-//! taken as they are, and a disk that lies about its syncs is not modelled.
+//! Not covered: sled's small files (`conf`, `snap.*`), which sled writes only at start, are used as
+//! they are, and a disk that lies about its syncs is not simulated.
 
 use std::fs;
 use std::io;
@@ -25,13 +24,13 @@ use crate::log::{Backing, Expect, LogStore};
 use crate::sim::torn;
 use crate::{Entry, Error, LogId, Vote};
 
-/// Writes in one run: enough that sled reuses its segments.
+/// Number of writes in a run: enough that sled reuses its segments.
 const STEPS: u32 = 300;
 
-/// One sync in so many is cut.
+/// The power is cut at one in this many syncs.
 const ONE_IN: u32 = 12;
 
-/// What a log holds, as its user sees it.
+/// The contents of a log, as its user sees them.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Contents {
     entries: Vec<Entry<Tally>>,
@@ -40,7 +39,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Whether a truncation from one to the other may have come so far. A long one goes in steps.
+    /// Returns whether the contents are an intermediate state of a truncation, which is done in
+    /// steps if it is long.
     fn is_between(&self, before: &Self, after: &Self) -> bool {
         let same = |other: &Self| self.vote == other.vote && self.purged == other.purged;
         same(before)
@@ -50,7 +50,7 @@ impl Contents {
     }
 }
 
-/// What was acknowledged, and what will be once the write in flight is.
+/// The acknowledged contents, and the contents once the write in flight is acknowledged.
 #[derive(Debug, Clone, Default)]
 struct Acknowledged {
     before: Contents,
@@ -60,7 +60,7 @@ struct Acknowledged {
 struct Cuts {
     inner: DbFile,
     log_dir: PathBuf,
-    /// The file as of the last sync, when the power will be cut before the next.
+    /// The file at the last sync, if the power will be cut before the next.
     synced: Option<Vec<u8>>,
     acknowledged: Arc<Mutex<Acknowledged>>,
     rng: StdRng,
@@ -88,7 +88,7 @@ impl Cuts {
         let dir = tempfile::tempdir().unwrap();
         copy(self.log_dir.parent().unwrap(), dir.path());
         fs::write(dir.path().join("log/db"), image).unwrap();
-        // The first sync comes before the identity file.
+        // The first sync precedes the identity file.
         let found = read(dir.path(), if first { Expect::Nothing } else { Expect::Log });
         let Acknowledged { before, after } = &*self.acknowledged.lock().unwrap();
         match found {
@@ -99,10 +99,10 @@ impl Cuts {
     }
 }
 
-/// The file after a power cut: each sector as synced or as written since.
+/// Returns the file after a power cut: each sector as at the last sync or as written since.
 fn cut(synced: &[u8], written: &[u8], rng: &mut StdRng) -> Vec<u8> {
     let len = rng.random_range(synced.len().min(written.len())..=written.len().max(synced.len()));
-    // Between mostly lost and mostly kept.
+    // The share of kept sectors, from mostly lost to mostly kept.
     let kept = rng.random::<f64>();
     torn(synced, written, len, || rng.random_bool(kept))
 }
@@ -171,17 +171,19 @@ fn random_entry(term: u64, index: u64, rng: &mut StdRng) -> Entry<Tally> {
 }
 
 #[test]
-fn whatever_was_acknowledged_survives_a_power_cut() {
+fn acknowledged_writes_survive_a_power_cut() {
     let seed = seed();
     let dir = tempfile::tempdir().unwrap();
     let acknowledged = Arc::<Mutex<Acknowledged>>::default();
     let made = Arc::<AtomicU32>::default();
     let backing = {
-        let (acknowledged, made) = (Arc::clone(&acknowledged), Arc::clone(&made));
+        let acknowledged = Arc::clone(&acknowledged);
+        let made = Arc::clone(&made);
         move |log_dir: &Path| {
             let synced = Some(fs::read(log_dir.join("db")).unwrap());
-            let (inner, log_dir, rng) =
-                (DbFile::open(log_dir)?, log_dir.to_owned(), StdRng::seed_from_u64(!seed));
+            let inner = DbFile::open(log_dir)?;
+            let log_dir = log_dir.to_owned();
+            let rng = StdRng::seed_from_u64(!seed);
             let sync_point = Box::new(Cuts { inner, log_dir, synced, acknowledged, rng, made });
             Ok(Backing { sync_point, space: None })
         }

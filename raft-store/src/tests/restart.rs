@@ -1,4 +1,4 @@
-//! What was acknowledged is there after a restart.
+//! Tests that acknowledged writes survive a restart.
 
 use openraft::storage::{RaftLogStorage, RaftStateMachine, StorageHelper};
 use openraft::{RaftLogReader, RaftSnapshotBuilder};
@@ -10,7 +10,7 @@ use crate::log::Expect;
 use crate::{Applied, Machine, Store, Vote};
 
 #[tokio::test]
-async fn entries_vote_and_commit_position_come_back() {
+async fn entries_vote_and_commit_position_survive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     {
         let Store { mut log, .. } = open_at(dir.path()).unwrap();
@@ -25,7 +25,7 @@ async fn entries_vote_and_commit_position_come_back() {
 }
 
 #[tokio::test]
-async fn a_truncated_tail_stays_away_and_is_replaced() {
+async fn a_truncated_tail_stays_deleted_and_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     {
         let Store { mut log, .. } = open_at(dir.path()).unwrap();
@@ -41,7 +41,7 @@ async fn a_truncated_tail_stays_away_and_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_long_tail_of_large_entries_is_truncated_whole() {
+async fn a_long_tail_of_large_entries_is_truncated_completely() {
     let dir = tempfile::tempdir().unwrap();
     let large: Vec<_> = (0..40).map(|index| entry(1, index, vec![Command::pad(300_000, index)])).collect();
     {
@@ -55,9 +55,9 @@ async fn a_long_tail_of_large_entries_is_truncated_whole() {
 }
 
 #[tokio::test]
-async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
+async fn large_entries_survive_a_restart_in_the_synced_file() {
     let dir = tempfile::tempdir().unwrap();
-    // From below one part to beyond what sled would move to a file of its own.
+    // From below a single part to above the size that sled would move to a file of its own.
     let sizes = [0, 1, 4_000, 4_096, 4_200, 100_000, 131_072, 1_000_000, 10, 300_000];
     let large: Vec<_> = (0..)
         .zip(sizes)
@@ -75,13 +75,13 @@ async fn large_entries_come_back_and_stay_in_the_file_that_is_synced() {
 }
 
 #[tokio::test]
-async fn one_read_for_replication_is_bounded_in_bytes() {
+async fn a_read_for_replication_is_bounded_in_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
     let large: Vec<_> = (0..20).map(|index| entry(1, index, vec![Command::pad(1_000_000, index)])).collect();
     append(&mut log, large).await;
     let read = log.limited_get_log_entries(0, 20).await.unwrap();
-    assert_eq!(read.len(), 3, "of 1 MB each, and 2 MiB are the bound");
+    assert_eq!(read.len(), 3, "the entries have 1 MB each, and the bound is 2 MiB");
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn an_append_that_would_leave_a_hole_is_refused() {
 }
 
 #[tokio::test]
-async fn purged_entries_are_deleted_and_the_rest_comes_back() {
+async fn purged_entries_are_deleted_and_the_others_survive() {
     let dir = tempfile::tempdir().unwrap();
     {
         let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
@@ -111,7 +111,7 @@ async fn purged_entries_are_deleted_and_the_rest_comes_back() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_purged_does_not_grow() {
+async fn a_purged_log_does_not_grow() {
     let dir = tempfile::tempdir().unwrap();
     let mut log = open_log(dir.path(), Expect::Nothing).unwrap();
     let mut appended = 0;
@@ -127,7 +127,7 @@ async fn a_log_that_is_purged_does_not_grow() {
     assert!(size < appended / 2, "{size} bytes hold the rest of {appended}");
 }
 
-/// openraft purges right behind an installation, without waiting for it.
+/// openraft requests a purge right after an installation, without waiting for the installation.
 #[tokio::test]
 async fn a_purge_waits_for_the_snapshot_that_covers_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -144,13 +144,13 @@ async fn a_purge_waits_for_the_snapshot_that_covers_it() {
     assert_eq!(all(&mut log).await, vec![]);
 }
 
-/// Polls once; whether it is still pending.
+/// Polls a future once. Returns whether the future is still pending.
 async fn futures_poll<F: Future>(mut future: std::pin::Pin<&mut F>) -> bool {
     std::future::poll_fn(|context| std::task::Poll::Ready(future.as_mut().poll(context).is_pending())).await
 }
 
 #[tokio::test]
-async fn a_purge_fails_when_its_snapshot_never_comes() {
+async fn a_purge_fails_when_no_snapshot_can_cover_it() {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut log, machine } = open_at(dir.path()).unwrap();
     append(&mut log, entries(0, 10)).await;
@@ -175,7 +175,7 @@ async fn snapshot_and_log_give_the_state_of_a_full_replay() {
     let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
     let reader = machine.reader();
     assert_eq!(reader.latest().last, Some(position(1, 59)), "the snapshot");
-    // What openraft does at start.
+    // The call that openraft makes at start.
     StorageHelper::new(&mut log, &mut machine).get_initial_state().await.unwrap();
     assert_eq!(reader.latest().last, Some(position(1, 79)), "the snapshot and the committed log");
     let mut replayed = Tally::default();
@@ -187,7 +187,7 @@ async fn snapshot_and_log_give_the_state_of_a_full_replay() {
 }
 
 #[tokio::test]
-async fn a_snapshot_holds_the_state_of_when_it_was_asked_for() {
+async fn a_snapshot_has_the_state_at_its_request() {
     let dir = tempfile::tempdir().unwrap();
     {
         let Store { mut machine, .. } = open_at(dir.path()).unwrap();
@@ -202,7 +202,7 @@ async fn a_snapshot_holds_the_state_of_when_it_was_asked_for() {
 }
 
 #[tokio::test]
-async fn readers_see_whole_batches_and_keep_what_they_hold() {
+async fn readers_see_whole_batches_and_keep_earlier_states() {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut machine, .. } = open_at(dir.path()).unwrap();
     let reader = machine.reader();
@@ -217,8 +217,9 @@ async fn readers_see_whole_batches_and_keep_what_they_hold() {
 }
 
 #[tokio::test]
-async fn a_snapshot_travels_in_pieces_and_is_installed_whole() {
-    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+async fn a_snapshot_received_in_pieces_is_installed_completely() {
+    let from = tempfile::tempdir().unwrap();
+    let to = tempfile::tempdir().unwrap();
     let Store { machine: mut leader, .. } = open_at(from.path()).unwrap();
     leader.apply(entries(0, 500)).await.unwrap();
     let sent = leader.get_snapshot_builder().await.build_snapshot().await.unwrap();
@@ -232,7 +233,7 @@ async fn a_snapshot_travels_in_pieces_and_is_installed_whole() {
             if len == 0 {
                 break;
             }
-            assert!(received.verify().is_err(), "not all of it came yet");
+            assert!(received.verify().is_err(), "the snapshot is incomplete");
             received.append(&piece[..len]).unwrap();
             at += len as u64;
         }
@@ -243,14 +244,14 @@ async fn a_snapshot_travels_in_pieces_and_is_installed_whole() {
     }
     let names: Vec<_> =
         std::fs::read_dir(to.path().join("snapshots")).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert_eq!(names, ["00000000000000000499-1.snapshot"], "what was received is tidied away");
+    assert_eq!(names, ["00000000000000000499-1.snapshot"], "the received file is removed");
     let Store { machine, .. } = open_at(to.path()).unwrap();
     assert_eq!(machine.reader().latest().state, tally(500));
     assert_eq!(machine.last(), Some(position(1, 499)));
 }
 
 #[tokio::test]
-async fn a_snapshot_being_sent_survives_its_successor() {
+async fn a_snapshot_being_sent_stays_readable_after_a_newer_one() {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut machine, .. } = open_at(dir.path()).unwrap();
     machine.apply(entries(0, 5)).await.unwrap();

@@ -1,8 +1,9 @@
-//! A file system in memory that can lose its power.
+//! A file system in memory with simulated power cuts.
 //!
-//! It has two layers: what a running process sees, and what is durable. A file's contents become
-//! durable when the file is synced, a directory's names when the directory is. At a power cut the
-//! rest is lost, kept, or torn, as [`Loss`] says: a disk may have written any of it already.
+//! The file system has two layers: the data that a running process sees, and the durable data. A
+//! file's contents become durable when the file is synced, a directory's names when the directory
+//! is synced. At a power cut, unsynced data is lost, kept or torn according to [`Loss`], because a
+//! disk may have written any of it already.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,16 +12,16 @@ use std::sync::{Arc, Mutex};
 
 use crate::fs::{Fs, FsFile};
 
-/// What becomes at a power cut of what was not synced.
+/// The fate of unsynced data at a power cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// All of it is lost.
+    /// All unsynced data is lost.
     All,
-    /// None of it is lost.
+    /// All unsynced data is kept.
     None,
-    /// Names are kept; of contents, the length and the first half, and zeros after it.
+    /// Names are kept. Unsynced contents keep their length and first half; the rest is zeros.
     Torn,
-    /// Contents are kept, and names lost.
+    /// Contents are kept, and names are lost.
     Names,
 }
 
@@ -36,13 +37,13 @@ struct Layers {
     durable: BTreeMap<PathBuf, Inode>,
     contents: Vec<Vec<u8>>,
     durable_contents: Vec<Vec<u8>>,
-    /// Operations that may still happen. `None` for as many as come.
+    /// The number of operations that may still succeed; `None` for no limit.
     left: Option<usize>,
     done: usize,
 }
 
 impl Layers {
-    /// Counts an operation that changes something; fails once the power is off.
+    /// Counts an operation that changes data. Fails once the power is off.
     fn operate(&mut self) -> io::Result<()> {
         match &mut self.left {
             Some(0) => return Err(io::Error::other("the power is off")),
@@ -59,17 +60,17 @@ impl Layers {
 pub(super) struct SimFs(Arc<Mutex<Layers>>);
 
 impl SimFs {
-    /// Lets `operations` more succeed; every later one fails.
+    /// Lets `operations` more operations succeed. Every later operation fails.
     pub(super) fn cut_after(&self, operations: usize) {
         self.0.lock().unwrap().left = Some(operations);
     }
 
-    /// Changes made so far.
+    /// Returns the number of changes so far.
     pub(super) fn operations(&self) -> usize {
         self.0.lock().unwrap().done
     }
 
-    /// What is there once the power is back.
+    /// Returns the file system after a power cut.
     pub(super) fn after_power_cut(&self, loss: Loss) -> Self {
         let layers = self.0.lock().unwrap();
         let names = if matches!(loss, Loss::All | Loss::Names) { &layers.durable } else { &layers.seen };
@@ -99,7 +100,7 @@ impl SimFs {
         survived
     }
 
-    /// The names in a directory and their contents, as a running process sees them.
+    /// Returns the names and contents of all files, as a running process sees them.
     pub(super) fn tree(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let layers = self.0.lock().unwrap();
         layers.seen.iter().map(|(path, &inode)| (path.clone(), layers.contents[inode].clone())).collect()
@@ -107,7 +108,7 @@ impl SimFs {
 }
 
 impl Fs for SimFs {
-    /// Directories are always there: only what is in them is at stake.
+    /// Directories always exist; a power cut affects only their contents.
     fn create_dir(&self, _: &Path) -> io::Result<()> {
         Ok(())
     }
@@ -115,7 +116,7 @@ impl Fs for SimFs {
     fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>> {
         let mut layers = self.0.lock().unwrap();
         layers.operate()?;
-        // Emptying a file in place would be an operation of its own; nothing here does that.
+        // Truncating a file in place would be an operation of its own, which the store never does.
         assert!(!layers.seen.contains_key(path), "{} is overwritten in place", path.display());
         let inode = layers.contents.len();
         layers.contents.push(Vec::new());
@@ -197,9 +198,11 @@ impl FsFile for SimFile {
 }
 
 #[test]
-fn only_what_was_synced_survives_a_total_loss() {
+fn only_synced_data_survives_a_total_loss() {
     let fs = SimFs::default();
-    let (dir, synced, unsynced) = (Path::new("/d"), Path::new("/d/synced"), Path::new("/d/unsynced"));
+    let dir = Path::new("/d");
+    let synced = Path::new("/d/synced");
+    let unsynced = Path::new("/d/unsynced");
     let mut file = fs.create(synced).unwrap();
     file.append(b"kept").unwrap();
     file.sync().unwrap();

@@ -1,4 +1,4 @@
-//! The store of a simulated machine is the real one, in simulated time.
+//! Tests of the store of a simulated machine, which is the real store in simulated time.
 
 use std::io;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::tally::{Tally, all, append, entries, identity};
 use crate::sim::{self, SimDisk};
 use crate::{DataDir, Store};
 
-/// What [`sim::torn`] keeps or loses whole.
+/// The unit that [`sim::torn`] keeps or loses as a whole, in bytes.
 const SECTOR: usize = 512;
 
 struct Slow(Duration);
@@ -26,7 +26,7 @@ impl SimDisk for Slow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_takes_its_time_and_is_there_after_a_restart() {
+async fn a_write_takes_simulated_time_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let open = || -> Store<Tally> {
         let disk = Box::new(Slow(Duration::from_millis(7)));
@@ -42,7 +42,8 @@ async fn a_write_takes_its_time_and_is_there_after_a_restart() {
 
 #[test]
 fn a_power_cut_keeps_or_loses_whole_sectors() {
-    let (old, new) = ([1; 2 * SECTOR], [2; 3 * SECTOR]);
+    let old = [1; 2 * SECTOR];
+    let new = [2; 3 * SECTOR];
     let mut kept = [true, false, false].into_iter();
     let image = sim::torn(&old, &new, 2 * SECTOR + 1, || kept.next().unwrap());
     assert_eq!(image, [vec![2; SECTOR], vec![1; SECTOR], vec![0]].concat());

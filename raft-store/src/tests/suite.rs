@@ -15,13 +15,13 @@ impl StoreBuilder<TypeConfig<Tally>, LogStore<Tally>, MachineStore<Tally>, TempD
         let dir = tempfile::tempdir().unwrap();
         let machine =
             MachineStore::open(std::sync::Arc::new(Disk::default()), dir.path().join("snapshots")).unwrap();
-        // The suite purges what no snapshot covers, which openraft does not.
+        // The suite purges entries that no snapshot covers, which openraft never does.
         let log = LogStore::open(dir.path(), Expect::Nothing, everything_covered()).unwrap();
         Ok((dir, log, machine))
     }
 }
 
 #[test]
-fn passes_openrafts_suite() {
+fn the_store_passes_openrafts_storage_suite() {
     Suite::test_all(Fresh).unwrap();
 }

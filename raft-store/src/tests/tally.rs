@@ -1,4 +1,4 @@
-//! A machine small enough to foresee, and what the tests do to a store.
+//! A simple machine with predictable states, and helpers for tests of a store.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 use crate::log::{Expect, LogStore};
 use crate::{DataDir, Entry, Error, Identity, LogId, Machine, Store, open};
 
-/// Remembers every command with the index it came at.
+/// A machine that stores every command's value with the index of its entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally(pub(super) Vec<(u64, u64)>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Command {
     Add(u64),
-    /// Only to make an entry large.
+    /// A command that only makes its entry large.
     Pad(String),
 }
 
@@ -57,7 +57,7 @@ impl Machine for Tally {
 }
 
 impl Command {
-    /// Makes its entry so many bytes larger.
+    /// Creates a command that makes its entry larger by this many bytes.
     pub(super) fn pad(bytes: usize, letter: u64) -> Self {
         Self::Pad(char::from(b'a' + (letter % 26) as u8).to_string().repeat(bytes))
     }
@@ -71,12 +71,12 @@ pub(super) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<Tall
     Entry::<Tally> { log_id: position(term, index), payload: EntryPayload::Normal(commands) }
 }
 
-/// The entries `from..to` of term 1, each adding its own index.
+/// Returns the entries `from..to` of term 1, each of which adds its own index.
 pub(super) fn entries(from: u64, to: u64) -> Vec<Entry<Tally>> {
     (from..to).map(|index| entry(1, index, vec![Command::Add(index)])).collect()
 }
 
-/// What the machine holds once [`entries`] up to before `to` are applied.
+/// Returns the machine after the [`entries`] `0..to`.
 pub(super) fn tally(to: u64) -> Tally {
     Tally((0..to).map(|index| (index, index)).collect())
 }
@@ -93,7 +93,7 @@ pub(super) fn open_at(path: &Path) -> Result<Store<Tally>, Error> {
     open(DataDir::open(path)?, &identity())
 }
 
-/// Only the log, which may be purged as far as a test likes.
+/// Opens only the log, which a test may purge without a snapshot.
 pub(super) fn open_log(path: &Path, expect: Expect) -> Result<LogStore<Tally>, Error> {
     LogStore::open(path, expect, everything_covered())
 }
@@ -102,7 +102,7 @@ pub(super) fn everything_covered() -> tokio::sync::watch::Receiver<Option<u64>> 
     tokio::sync::watch::Sender::new(Some(u64::MAX)).subscribe()
 }
 
-/// Every entry in the log.
+/// Returns all entries in the log.
 pub(super) async fn all(log: &mut LogStore<Tally>) -> Vec<Entry<Tally>> {
     log.try_get_log_entries(0..).await.unwrap()
 }
@@ -115,7 +115,8 @@ pub(super) async fn last_index(log: &mut LogStore<Tally>) -> Option<u64> {
     log.get_log_state().await.unwrap().last_log_id.map(|last| last.index)
 }
 
-/// A seed of this run's own, or the one in `MILLRACE_SEED`. Printed, so that a failure can be run again.
+/// Returns the seed in `MILLRACE_SEED`, or else a random one. Prints the seed, so that a failure
+/// can be repeated.
 pub(super) fn seed() -> u64 {
     let given = std::env::var("MILLRACE_SEED").ok().map(|seed| seed.parse().unwrap());
     let seed = given.unwrap_or_else(|| RandomState::new().build_hasher().finish());

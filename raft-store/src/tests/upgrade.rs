@@ -1,5 +1,5 @@
-//! An upgrade leaves members equal that apply different stretches of one log again, and a build refuses
-//! what it would apply by other rules.
+//! Tests that members stay equal through an upgrade although they apply different ranges of the log
+//! again, and that a build refuses entries that it would apply by other rules.
 
 use std::io::{self, Read, Write};
 use std::num::NonZeroU32;
@@ -16,11 +16,11 @@ use openraft::{EntryPayload, RaftLogReader as _, RaftSnapshotBuilder as _};
 use super::tally::{identity, position};
 use crate::{DataDir, Entry, Error, Machine, Store, open};
 
-/// The version after this build's.
+/// The version after that of this build.
 const NEXT: RulesVersion = RulesVersion::NEWEST.next();
 
-/// The next build, whose rules cap a tenant at twice the GPUs that a command names. `GATED`: whether the
-/// build asks which rules are in force, as it must.
+/// The next build, whose rules cap a tenant at twice the GPUs that a command names. `GATED` is
+/// whether the build checks the rules in force, as it must.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct NextBuild<const GATED: bool>(State);
 
@@ -74,7 +74,8 @@ fn switch(version: RulesVersion) -> Command {
     Command::SetClusterVersion { version }
 }
 
-/// A log of this build's rules: a cluster begins, then one tenant after the other is capped.
+/// Returns a log under this build's rules: a cluster begins, then one tenant after the other gets a
+/// cap.
 fn entries<M: Machine<Command = Proposal>>(to: u64) -> Vec<Entry<M>> {
     let begin =
         vec![switch(RulesVersion::NEWEST), Command::InitCluster { cluster_id: ClusterId("test".into()) }];
@@ -85,7 +86,8 @@ fn open_as<M: Machine>(dir: &Path) -> Result<Store<M>, Error> {
     open(DataDir::open(dir)?, &identity())
 }
 
-/// A member's directory after this build: 12 entries in its log, and a snapshot that covers some.
+/// Returns a member's directory after this build: 12 entries in the log, and a snapshot that covers
+/// some.
 async fn member(snapshot_at: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut log, mut machine } = open_as::<State>(dir.path()).unwrap();
@@ -96,7 +98,7 @@ async fn member(snapshot_at: u64) -> tempfile::TempDir {
     dir
 }
 
-/// Opens a member's directory, applies the rest of its log again, and what follows.
+/// Opens a member's directory, applies the rest of its log again, and then further entries.
 async fn upgraded<M: Machine<Command = Proposal>>(dir: &Path) -> M {
     let Store { mut log, mut machine } = open_as::<M>(dir).unwrap();
     let after = vec![cap(12), switch(NEXT), cap(13)];
@@ -119,7 +121,7 @@ async fn members_with_snapshots_of_different_entries_are_equal_after_an_upgrade(
     assert_eq!((caps["t11"], caps["t12"], caps["t13"], caps["t14"]), (11, 12, 26, 28));
 }
 
-/// The fault that the versions prevent: a check that cannot fail shows nothing.
+/// The fault that the versions prevent: a check that cannot fail would show nothing.
 #[tokio::test]
 async fn members_of_a_build_that_ignores_the_rules_in_force_differ() {
     let [early, late] = [member(3).await, member(8).await];
@@ -166,7 +168,7 @@ async fn a_directory_without_a_version_opens_as_version_9_and_is_switched_after(
 }
 
 #[tokio::test]
-async fn digests_are_those_of_the_states_after_every_so_many_entries() {
+async fn digests_are_taken_at_the_set_interval_of_entries() {
     let dir = tempfile::tempdir().unwrap();
     let Store { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
     machine.set_digest_every(std::num::NonZeroU64::new(4).unwrap());
