@@ -12,7 +12,7 @@
 //! | [`golden`] | files of each version of the rules still lead to their state |
 //! | [`upgrade`] | builds of different rules over the same log, and the digests that compare states |
 //! | [`memory`] | a file in memory, for tests of formats |
-//! | [`full_disk`] | a failed write halts the log and loses no acknowledged write; a full disk makes the log wait |
+//! | [`full_disk`] | a failed write halts the log and loses no acknowledged write; a full disk only delays writes |
 //! | [`descriptors`] | without descriptors the log continues, and a snapshot is written later |
 
 mod damage;
