@@ -14,7 +14,7 @@ use crate::snapshot::SnapshotFile;
 /// A [`ControllerId`](millrace_cluster_state::ControllerId) in openraft's form.
 pub type RaftId = u64;
 pub type StorageError = openraft::StorageError<RaftId>;
-/// A position in the log: term, leader and index.
+/// A position in the log: term and index. A term has a single leader, so the position does not name it.
 pub type LogId = openraft::LogId<RaftId>;
 /// A controller's vote: a term and a leader.
 pub type Vote = openraft::Vote<RaftId>;

@@ -44,7 +44,7 @@ pub struct DiskHealth {
 pub struct Stall {
     /// The additional duration of each sync.
     pub each_sync: Duration,
-    /// The rest of the stall's duration. A sync that is delayed at the stall's end ends with it.
+    /// The rest of the stall's duration. A sync that is delayed at the stall's end continues at once.
     pub left: Duration,
 }
 
