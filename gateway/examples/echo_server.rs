@@ -1,5 +1,4 @@
-//! A front door whose models give back what they are given: for trying clients, and for measuring
-//! the front door alone.
+//! A gateway with models that return their inputs: for trying clients, and for measuring the gateway alone.
 //!
 //! ```text
 //! cargo run --release -p millrace-gateway --example echo_server [ADDRESS]

@@ -1,4 +1,4 @@
-//! What a front door counted of each function, for whoever shows it to people as it changes.
+//! The counts of each function that a gateway collects, for tools that show them live.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -9,33 +9,33 @@ use millrace_types::{FunctionKey, SloCounts};
 
 use crate::meters::Tallies;
 
-/// Buckets of latencies: quarters of an octave, so that a quantile is told within a tenth, from
-/// [`FIRST`] to 50 s. The last holds what took longer.
+/// Number of latency buckets. The buckets are quarters of an octave from [`FIRST`] to 52 s, so a
+/// quantile is known within a tenth. The last bucket counts all longer latencies.
 const BUCKETS: usize = 82;
 const PER_OCTAVE: i32 = 4;
-/// Where the first bucket ends, in seconds.
+/// Upper end of the first bucket, in seconds.
 const FIRST: f64 = 50e-6;
 
-/// Reads what a front door counts. Clones read the same one.
+/// A handle to read the counts of a gateway. Clones read the same counts.
 #[derive(Debug, Clone, Default)]
 pub struct Activity(pub(crate) Tallies);
 
-/// What was counted of one function, its revisions together, since the front door opened.
+/// The counts of a function since the gateway opened, summed over its revisions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FunctionActivity {
-    /// Requests answered.
+    /// Number of answered requests.
     pub answered: u64,
-    /// Requests that ended otherwise, those given up by their client included.
+    /// Number of requests that ended otherwise, including requests that their client cancelled.
     pub failed: u64,
-    /// The score of those that are scored here: workflows'.
+    /// SLO counts of a workflow. Zero for a function, because its workers count.
     pub score: SloCounts,
-    /// Of the answered: seconds and how many took at most so long and longer than the entry before
-    /// says. Ascending, without those of which there are none.
+    /// Latencies of the answered requests: the upper end of each bucket in seconds, and the number of
+    /// requests in the bucket. Ascending, without empty buckets.
     pub latencies: Vec<(f64, u64)>,
 }
 
 impl Activity {
-    /// Of every function that was invoked.
+    /// Returns the counts of every function that was invoked.
     #[must_use]
     pub fn functions(&self) -> BTreeMap<FunctionKey, FunctionActivity> {
         let mut functions: BTreeMap<FunctionKey, (FunctionActivity, [u64; BUCKETS])> = BTreeMap::new();
@@ -58,7 +58,7 @@ impl Activity {
     }
 }
 
-/// How many requests took how long.
+/// Number of requests in each latency bucket.
 #[derive(Debug)]
 pub(crate) struct Latencies([AtomicU64; BUCKETS]);
 
@@ -80,14 +80,14 @@ impl Latencies {
     }
 }
 
-/// The bucket of a latency.
+/// Returns the bucket of a latency.
 fn bucket(took: Duration) -> usize {
     let quarters = (took.as_secs_f64() / FIRST).log2() * f64::from(PER_OCTAVE);
-    // What is below the first, 0 s and its infinite logarithm included, saturates to it.
+    // The cast saturates to 0 for latencies below the first bucket, including the infinite logarithm of 0 s.
     (quarters.ceil() as usize).min(BUCKETS - 1)
 }
 
-/// Where a bucket ends, in seconds.
+/// Returns the upper end of a bucket, in seconds.
 fn end(bucket: usize) -> f64 {
     match i32::try_from(bucket) {
         Ok(at) if bucket < BUCKETS - 1 => FIRST * 2f64.powf(f64::from(at) / f64::from(PER_OCTAVE)),
@@ -103,18 +103,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_latency_is_in_the_bucket_that_ends_after_it(nanos in 0u64..200_000_000_000) {
+        fn a_latency_is_in_the_first_bucket_that_ends_after_the_latency(nanos in 0u64..200_000_000_000) {
             let took = Duration::from_nanos(nanos);
             let at = bucket(took);
-            // At an edge, rounding may put it on either side.
-            let (seconds, tolerance) = (took.as_secs_f64(), 1.0 + 1e-9);
+            // At an edge, rounding may select either bucket.
+            let seconds = took.as_secs_f64();
+            let tolerance = 1.0 + 1e-9;
             prop_assert!(seconds <= end(at) * tolerance);
             prop_assert!(at == 0 || seconds * tolerance > end(at - 1));
         }
     }
 
     #[test]
-    fn the_first_and_the_last_take_what_is_beyond() {
+    fn latencies_out_of_range_are_in_the_first_and_last_bucket() {
         assert_eq!(bucket(Duration::ZERO), 0);
         assert_eq!(bucket(Duration::MAX), BUCKETS - 1);
         assert!((end(BUCKETS - 2) - 52.4288).abs() < 1e-9 && end(BUCKETS - 1).is_infinite());

@@ -1,4 +1,4 @@
-//! Who is calling, decided once at the door for every protocol behind it.
+//! Authentication: identifies the caller once for all protocols of the gateway.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,24 +7,24 @@ use std::sync::Arc;
 use http::HeaderMap;
 use millrace_types::{Failure, Reason};
 
-/// Who makes a request. In every request's extensions, whichever service it is for.
+/// The caller of a request. The extensions of every request contain it, for every service.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Caller(Arc<str>);
 
 impl Caller {
-    /// A caller of that name.
+    /// Creates a caller with this name.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self(Arc::from(name))
     }
 
-    /// Whoever needs no name: one who is on this machine already.
+    /// Returns the caller that needs no name, because it is on this machine.
     #[must_use]
     pub fn anonymous() -> Self {
         Self::new("anonymous")
     }
 
-    /// The name, for records of who changed what.
+    /// Returns the name, for audit records.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -43,16 +43,16 @@ impl fmt::Debug for Caller {
     }
 }
 
-/// Decides who is calling, from what arrived before the body.
+/// Identifies the caller from the data that arrives before a request's body.
 pub trait Authenticate: Send + Sync + 'static {
-    /// Names the caller.
+    /// Returns the caller.
     ///
     /// # Errors
-    /// `UNAUTHENTICATED` or `PERMISSION_DENIED`, with what to do.
+    /// `UNAUTHENTICATED` or `PERMISSION_DENIED`, with the next step.
     fn authenticate(&self, peer: SocketAddr, headers: &HeaderMap) -> Result<Caller, Failure>;
 }
 
-/// Serves callers of this machine, all under the name `anonymous`, and nobody else: the default.
+/// Accepts only callers of this machine, all under the name `anonymous`. This is the default.
 #[derive(Debug, Clone)]
 pub struct LoopbackOnly(Caller);
 
@@ -70,14 +70,14 @@ impl Authenticate for LoopbackOnly {
         Err(Failure::new(
             Reason::Unauthenticated,
             format!(
-                "{} is not this machine, and the server takes no others: start it with --insecure to serve anyone",
+                "{} is not this machine, and the server refuses other machines: start the server with --insecure to accept all callers",
                 peer.ip()
             ),
         ))
     }
 }
 
-/// Serves anyone who can connect: `--insecure`.
+/// Accepts all callers that can connect: `--insecure`.
 #[derive(Debug, Clone)]
 pub struct Anyone(Caller);
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machine_is_served_unless_anyone_is() {
+    fn only_callers_of_this_machine_are_accepted_by_default() {
         let headers = HeaderMap::new();
         for here in ["127.0.0.1:1", "[::1]:1", "127.9.9.9:1", "[::ffff:127.0.0.1]:1"] {
             assert_eq!(LoopbackOnly::default().authenticate(peer(here), &headers), Ok(Caller::anonymous()));

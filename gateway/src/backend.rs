@@ -1,7 +1,7 @@
-//! What the front door serves: the seam between the protocol and whoever has the models.
+//! The interface between the protocol and the component that has the models.
 //!
-//! In: names, checked tensors, a timeout. Out: outputs and where the time went, or a [`Failure`].
-//! Nothing here knows how a request reaches a GPU.
+//! The gateway passes names, checked tensors and a timeout. The backend returns outputs and a latency
+//! breakdown, or a [`Failure`]. Nothing here knows how a request reaches a GPU.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,35 +16,37 @@ use millrace_types::{
 
 use crate::auth::Caller;
 
-/// Who has the models. Every method but the last two answers from memory: they are on the way of
-/// each request.
+/// The component that has the models. The methods up to [`Backend::index`] must answer from memory,
+/// because they are on the path of requests.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// Whether inference can be served at all.
+    /// Returns whether inference can be served at all.
     fn ready(&self) -> bool;
 
-    /// Finds a model: the revision asked for, or the latest. One that is not ready is found too, and
-    /// says so in [`Model::availability`].
+    /// Finds a model: the requested revision, or the latest one. A model that is not ready is also
+    /// returned; [`Model::availability`] has its state.
     ///
     /// # Errors
     /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND`.
+    /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND`.
     fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure>;
 
-    /// Every revision that can be resolved of every function of a tenant, by name and revision.
+    /// Returns all revisions of all functions of a tenant that can be resolved, ordered by name and revision.
     fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>>;
 
-    /// Waits for a model that [may come](Availability::may_come): returns it once it can be invoked,
-    /// or is not expected to be any more.
+    /// Waits for a model that [may become ready](Availability::may_come). Returns the model once it
+    /// can be invoked, or is no longer expected to become ready.
     ///
     /// # Errors
-    /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND` when it went meanwhile.
+    /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND` if the model was deleted in the meantime.
     async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure>;
 
-    /// Lets a function serve, or stops it. Returns once that is so everywhere: after
+    /// Enables or disables a function. Returns once the change is effective everywhere; after
     /// [`Intent::Serve`], once the function is ready.
     ///
     /// # Errors
-    /// `FUNCTION_NOT_FOUND`, or why the change cannot be made or the function does not get ready.
+    /// `FUNCTION_NOT_FOUND`, or the reason why the change is impossible or the function does not
+    /// become ready.
     async fn set_intent(
         &self,
         function: &FunctionKey,
@@ -52,46 +54,43 @@ pub trait Backend: Send + Sync + 'static {
         caller: &Caller,
     ) -> Result<(), Failure>;
 
-    /// Runs a model once. Dropping the future cancels the request, and the front door does so when
-    /// its timeout passes or its client goes away. The current span is the request's.
+    /// Runs a model once. Dropping the future cancels the request. The gateway drops the future when
+    /// the timeout expires or the client disconnects. The current span is the request's span.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// The reason why there is no response.
     async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure>;
 }
 
-/// One revision of a function as the protocol shows it. Immutable: a change makes another.
+/// A revision of a function, as the protocol shows it. Immutable: a change creates a new value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// Whose it is and its name.
+    /// Tenant and name of the function.
     pub key: FunctionKey,
-    /// Which revision this is.
     pub revision: Revision,
-    /// Every revision of the function that can be resolved, ascending; this one is among them.
+    /// All revisions of the function that can be resolved, ascending, including this one.
     pub revisions: Vec<Revision>,
-    /// What it is.
     pub kind: Kind,
-    /// What it takes; its state left out.
+    /// Inputs of the model, without its state.
     pub inputs: Vec<TensorSpec>,
-    /// What it gives; its state left out.
+    /// Outputs of the model, without its state.
     pub outputs: Vec<TensorSpec>,
-    /// How long a request that names no timeout may take.
+    /// Time limit of a request that has no timeout.
     pub timeout: Duration,
-    /// The objective that the front door scores its requests by. `None` of a function, which its
-    /// workers score.
+    /// SLO against which the gateway counts requests. `None` for a function, because its workers count.
     pub objective: Option<Slo>,
-    /// Whether running a request twice does no harm; it does where state is kept.
+    /// Whether running a request twice is harmless. False if state is kept.
     pub idempotent: bool,
-    /// The state that it keeps from one request of a sequence to the next, if it keeps any.
+    /// State that the model keeps between the requests of a sequence, if any.
     pub sequences: Option<Sequences>,
-    /// Its weights' size.
+    /// Size of the weights.
     pub weights: millrace_types::Bytes,
-    /// Whether it can be invoked now.
+    /// Whether the model can be invoked now.
     pub availability: Availability,
 }
 
 impl Model {
-    /// Why it cannot be invoked, as who asks is told.
+    /// Returns the failure for a caller: why the model cannot be invoked.
     #[must_use]
     pub fn refusal(&self) -> Failure {
         let Self { key, revision, availability, .. } = self;
@@ -104,17 +103,17 @@ impl Model {
     }
 }
 
-/// What a model is.
+/// The kind of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A function, and how it is run.
+    /// A function with its runtime.
     Function(Runtime),
-    /// Functions joined into a graph.
+    /// A graph of functions.
     Workflow,
 }
 
 impl Kind {
-    /// What runs it, as the protocol's configuration says.
+    /// Returns the runtime, as the protocol's configuration names it.
     #[must_use]
     pub const fn runtime(self) -> &'static str {
         match self {
@@ -124,30 +123,31 @@ impl Kind {
     }
 }
 
-/// Whether a model can be invoked, as the repository index tells it.
+/// The state of a model, as the repository index shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Availability {
-    /// It can.
+    /// The model can be invoked.
     Ready,
-    /// It is being prepared on its workers.
+    /// The model is being prepared on its workers.
     Preparing,
-    /// Its workers are gone, and it is expected to come back: on them, or on others. Where it was.
+    /// The model's workers are gone, and the model is expected to become ready again on them or on
+    /// others. The text tells where the model was.
     Away(String),
-    /// It was unloaded.
+    /// The model was unloaded.
     Disabled,
-    /// It cannot be prepared, and why.
+    /// The model cannot be prepared, for this reason.
     Unavailable(String),
 }
 
 impl Availability {
-    /// Whether a request for the model is better kept than refused: it is expected to be ready by
-    /// itself, and soon.
+    /// Whether a request for the model should wait instead of being refused, because the model is
+    /// expected to become ready soon.
     #[must_use]
     pub fn may_come(&self) -> bool {
         matches!(self, Self::Preparing | Self::Away(_))
     }
 
-    /// Why the model cannot be invoked, and what to do; `None` where it can.
+    /// Returns why the model cannot be invoked, and the next step. Returns `None` if the model is ready.
     #[must_use]
     pub fn obstacle(&self) -> Option<&str> {
         match self {
@@ -159,44 +159,40 @@ impl Availability {
     }
 }
 
-/// What an owner wants of a function: the protocol's load and unload.
+/// The owner's intent for a function: the protocol's load and unload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Serve requests.
+    /// The function should serve requests.
     Serve,
-    /// Refuse them.
+    /// The function should refuse requests.
     Refuse,
 }
 
-/// One request to run a model, checked against its declaration.
+/// A request to run a model, checked against the model's declaration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Invocation {
-    /// The request's id.
     pub request_id: RequestId,
-    /// Who asks.
     pub caller: Caller,
-    /// One for each input of the model, in the order sent.
+    /// Input tensors, one for each input of the model, in the order sent.
     pub inputs: Vec<Tensor>,
-    /// The outputs wanted, in this order; empty for every one, in the model's order.
+    /// Names of the requested outputs, in order. Empty selects all outputs in the model's order.
     pub outputs: Vec<String>,
-    /// What is left of the request's timeout.
+    /// Remaining time of the request's timeout.
     pub timeout: Duration,
-    /// The protocol's priority: 1 is the highest, 0 leaves it to the server.
+    /// Priority of the protocol: 1 is the highest, and 0 leaves the choice to the server.
     pub priority: u64,
-    /// The sequence that it is of, where it says so.
+    /// Sequence of the request, if it belongs to one.
     pub sequence: Option<InSequence>,
 }
 
 /// A tensor with its contents.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tensor {
-    /// Its name in the model.
+    /// Name of the tensor in the model.
     pub name: String,
-    /// Its element type.
     pub datatype: DataType,
-    /// Its shape.
     pub shape: Vec<i64>,
-    /// Its elements, little-endian, rows last. A slice of the buffer they arrived in.
+    /// Elements in row-major order, little-endian. A slice of the buffer in which they arrived.
     pub data: Bytes,
 }
 
@@ -207,26 +203,26 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// A request answered.
+/// The response to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// The outputs asked for, in that order.
+    /// Requested outputs, in the requested order.
     pub outputs: Vec<Tensor>,
-    /// Where the time went.
+    /// Latency breakdown of the request.
     pub split: Split,
-    /// Attempts made, counting the one that answered.
+    /// Number of attempts, including the successful one.
     pub attempts: u32,
 }
 
-/// Where the time of one request went, between its backend's taking it and answering.
+/// The latency breakdown of a request, from its acceptance by the backend to the response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Waiting for the model to come into host memory: a cold start. Zero when it was there.
+    /// Time waiting for the model to be loaded into host memory (a cold start). Zero if it was loaded.
     pub cold: Duration,
-    /// Waiting for a GPU.
+    /// Time waiting for a GPU.
     pub queue: Duration,
-    /// Waiting for the model to come onto the GPU; zero when it was there.
+    /// Time waiting for the model to be copied to the GPU. Zero if it was on the GPU.
     pub swap: Duration,
-    /// Computing.
+    /// Time computing.
     pub run: Duration,
 }

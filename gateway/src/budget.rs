@@ -1,14 +1,14 @@
-//! The byte budget: how much of clients' messages and of their answers may be in memory at a time.
+//! The byte budget: a bound on the bytes of clients' messages and of responses in memory.
 //!
 //! ```text
 //! Budget      all connections together: its capacity, and since when it has been full
 //!   └─ BudgetShare   one connection: a single message of any size, or `share_max` bytes
-//!        └─ Charge        one message or answer: grows as bytes arrive, gives them back when dropped
+//!        └─ Charge        one message or response: grows as bytes arrive, releases them when dropped
 //! ```
 //!
-//! Bytes are charged when they have arrived, never when they are announced. A charge that holds
-//! bytes never waits for more: it is refused, and its owner drops it. So no two messages wait for
-//! each other. The messages of a stream wait for room before they hold any ([`BudgetShare::room_for`]).
+//! Bytes are charged when they arrive, and not when they are announced. A charge that has bytes never
+//! waits for more: it is refused, and its owner drops it, so two messages cannot deadlock. The
+//! messages of a stream wait for capacity before they have any bytes ([`BudgetShare::room_for`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,36 +18,36 @@ use millrace_types::{Bytes, Failure, Reason};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The part of the budget that one connection may hold, as a divisor: 12.5%.
+/// Divisor of the budget for the share of a connection: 12.5%.
 const SHARE_OF_CONNECTION: u64 = 8;
-/// The size of a request that finds room on a server that is not locked out.
+/// Size in bytes of a small request. A server without capacity for a small request is full.
 const SMALL_REQUEST: u64 = 64 << 10;
-/// Time without room for a small request after which the server is not ready.
+/// Time without capacity for a small request after which the server reports not ready.
 pub(crate) const LOCKED_OUT_AFTER: Duration = Duration::from_secs(5);
-/// The least bytes that an answer gives back of its request's charge: fewer are not worth two
-/// atomic operations.
+/// Smallest number of bytes that a response releases of its request's charge. Fewer bytes are not
+/// worth two atomic operations.
 const SHRINK_MIN: u64 = 64 << 10;
 
-/// Bytes that all connections together may hold.
+/// Bytes that all connections together may use.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget(Arc<Pool>);
 
 #[derive(Debug)]
 struct Pool {
     capacity: u64,
-    /// The most that one connection may hold in several messages.
+    /// Most bytes that a connection may use with several messages.
     share_max: u64,
     used: AtomicU64,
-    /// Messages that wait for `freed`.
+    /// Number of messages that wait for `freed`.
     waiting: AtomicUsize,
     freed: Notify,
     origin: Instant,
-    /// Milliseconds from `origin` to when the room for a small request ended, plus 1; 0 while there
-    /// is room.
+    /// Time since which there is no capacity for a small request, in milliseconds after `origin` plus
+    /// 1. 0 while there is capacity.
     full_since: AtomicU64,
 }
 
-/// One connection's bytes of a budget. Cheap to clone.
+/// A connection's share of a budget. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct BudgetShare(Arc<Share>);
 
@@ -57,7 +57,7 @@ struct Share {
     used: AtomicU64,
 }
 
-/// Bytes held by one message or answer. Dropping the charge gives the bytes back.
+/// Bytes of a message or response. Dropping the charge releases the bytes.
 #[derive(Debug)]
 pub(crate) struct Charge {
     share: BudgetShare,
@@ -65,7 +65,8 @@ pub(crate) struct Charge {
 }
 
 impl Budget {
-    /// A budget of `capacity` for messages of up to `message_max`. Holds at least one of those.
+    /// Creates a budget of `capacity` for messages of up to `message_max`. The capacity is at least
+    /// `message_max`.
     pub(crate) fn new(capacity: Bytes, message_max: Bytes) -> Self {
         let capacity = capacity.max(message_max).get();
         Self(Arc::new(Pool {
@@ -79,7 +80,7 @@ impl Budget {
         }))
     }
 
-    /// Bytes held now.
+    /// Returns the charged bytes.
     pub(crate) fn used(&self) -> u64 {
         self.0.used.load(Ordering::Relaxed)
     }
@@ -88,12 +89,12 @@ impl Budget {
         self.0.capacity
     }
 
-    /// The share of a new connection.
+    /// Creates the share of a new connection.
     pub(crate) fn share(&self) -> BudgetShare {
         BudgetShare(Arc::new(Share { budget: self.clone(), used: AtomicU64::new(0) }))
     }
 
-    /// Whether there has been no room for a small request for [`LOCKED_OUT_AFTER`].
+    /// Whether there has been no capacity for a small request for [`LOCKED_OUT_AFTER`].
     pub(crate) fn is_locked_out(&self) -> bool {
         if self.0.has_room(self.used()) {
             self.0.full_since.store(0, Ordering::Relaxed);
@@ -118,8 +119,8 @@ impl Pool {
     }
 
     fn release(&self, bytes: u64) {
-        // SeqCst, here and in `room_for`: a waiter that does not see these bytes free has counted
-        // itself before this looks.
+        // SeqCst here and in `room_for`: a waiter that does not see these freed bytes has counted
+        // itself before the check of `waiting` below.
         let used = self.used.fetch_sub(bytes, Ordering::SeqCst) - bytes;
         if self.full_since.load(Ordering::Relaxed) != 0 && self.has_room(used) {
             self.full_since.store(0, Ordering::Relaxed);
@@ -129,7 +130,7 @@ impl Pool {
         }
     }
 
-    /// The time since the first call that found no room, without room at any call in between.
+    /// Returns the time since the first call that found no capacity, if no call in between found any.
     fn full_for(&self) -> Duration {
         let since = self.full_since.load(Ordering::Relaxed);
         let now = self.origin.elapsed();
@@ -142,28 +143,29 @@ impl Pool {
 }
 
 impl BudgetShare {
-    /// Takes `bytes`, or refuses with `BYTE_BUDGET_EXCEEDED`.
+    /// Charges `bytes`, or refuses with `BYTE_BUDGET_EXCEEDED`.
     pub(crate) fn try_take(&self, bytes: u64) -> Result<Charge, Failure> {
         let mut charge = Charge { share: self.clone(), bytes: 0 };
         charge.grow(bytes)?;
         Ok(charge)
     }
 
-    /// Counts `bytes` that are in memory already, whether there is room or not.
+    /// Charges `bytes` that are already in memory, even beyond the capacity.
     pub(crate) fn take_held(&self, bytes: u64) -> Charge {
         self.0.used.fetch_add(bytes, Ordering::Relaxed);
         self.0.budget.0.used.fetch_add(bytes, Ordering::Relaxed);
         Charge { share: self.clone(), bytes }
     }
 
-    /// Ends once `bytes` would find room. They are not taken: another may take them first. The
-    /// caller holds nothing of the budget meanwhile. Never ends for more than a message may have.
+    /// Waits until `bytes` would fit, without charging them: another message may charge them first.
+    /// The caller must have no charge in the meantime. Never returns for more bytes than a message
+    /// may have.
     pub(crate) async fn room_for(self, bytes: u64) {
         let pool = &self.0.budget.0;
         let _waiting = Waiting::new(pool);
         loop {
             let mut freed = std::pin::pin!(pool.freed.notified());
-            // Registered before looking, so that what is freed in between is not missed.
+            // Registered before the check, so that a release in between is not missed.
             freed.as_mut().enable();
             if self.has_room_for(bytes) {
                 return;
@@ -172,7 +174,7 @@ impl BudgetShare {
         }
     }
 
-    /// Whether `bytes` would find room now.
+    /// Whether `bytes` would fit now.
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
         let Share { budget: Budget(pool), used } = &*self.0;
         let of_connection = used.load(Ordering::SeqCst);
@@ -180,10 +182,10 @@ impl BudgetShare {
         fits && pool.used.load(Ordering::SeqCst).saturating_add(bytes) <= pool.capacity
     }
 
-    /// Takes `more` bytes for a charge that has `own` already.
+    /// Charges `more` bytes for a charge that already has `own` bytes.
     fn reserve(&self, own: u64, more: u64) -> Result<(), Failure> {
         let Share { budget: Budget(pool), used } = &*self.0;
-        // The only message of its connection may be as large as a message may be.
+        // The only message of a connection may have the full size of a message.
         let fits = |used: u64| {
             let sum = used.saturating_add(more);
             (used == own || sum <= pool.share_max).then_some(sum)
@@ -192,7 +194,7 @@ impl BudgetShare {
             return Err(Failure::new(
                 Reason::ByteBudgetExceeded,
                 format!(
-                    "{more} more bytes would pass the {} that one connection may hold: try again when some \
+                    "{more} more bytes would exceed the {} that one connection may hold: try again when some \
                      of its requests are answered, or over another connection",
                     Bytes(pool.share_max)
                 ),
@@ -205,7 +207,7 @@ impl BudgetShare {
         Err(Failure::new(
             Reason::ByteBudgetExceeded,
             format!(
-                "{more} more bytes would pass the {} that requests in flight may hold: try again when some \
+                "{more} more bytes would exceed the {} that requests in flight may hold: try again when some \
                  are answered",
                 Bytes(pool.capacity)
             ),
@@ -218,7 +220,7 @@ impl BudgetShare {
     }
 }
 
-/// Counts a message that waits while it lives.
+/// Counts a waiting message until it is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -235,7 +237,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Charge {
-    /// Takes `more` bytes on top, or refuses with `BYTE_BUDGET_EXCEEDED`.
+    /// Charges `more` bytes in addition, or refuses with `BYTE_BUDGET_EXCEEDED`.
     pub(crate) fn grow(&mut self, more: u64) -> Result<(), Failure> {
         if more > 0 {
             self.share.reserve(self.bytes, more)?;
@@ -244,8 +246,8 @@ impl Charge {
         Ok(())
     }
 
-    /// Makes the charge of a request that of its answer of `bytes`. Refused when the answer is larger
-    /// and finds no room: the request was carried out then.
+    /// Turns the charge of a request into the charge of its response of `bytes`. Refused if the
+    /// response is larger and does not fit, although the request was executed.
     pub(crate) fn answer(&mut self, bytes: u64) -> Result<(), Failure> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes).map_err(Failure::after_execution);
@@ -254,7 +256,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Makes the charge that of `bytes` which are in memory already, whether there is room or not.
+    /// Changes the charge to `bytes` that are already in memory, even beyond the capacity.
     pub(crate) fn settle(&mut self, bytes: u64) {
         if bytes > self.bytes {
             self.merge(self.share.take_held(bytes - self.bytes));
@@ -263,8 +265,8 @@ impl Charge {
         }
     }
 
-    /// A charge of its own for `bytes` of this one's; those that this one lacks are in memory
-    /// already and counted now.
+    /// Splits off a charge of `bytes`. Bytes that this charge lacks are already in memory, and are
+    /// charged now.
     pub(crate) fn split(&mut self, bytes: u64) -> Self {
         if bytes > self.bytes {
             self.merge(self.share.take_held(bytes - self.bytes));
@@ -273,7 +275,7 @@ impl Charge {
         Self { share: self.share.clone(), bytes }
     }
 
-    /// Adds another charge of the same connection to this one.
+    /// Merges another charge of the same connection into this one.
     pub(crate) fn merge(&mut self, mut other: Self) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
@@ -287,7 +289,8 @@ impl Drop for Charge {
     }
 }
 
-/// A message over its limit: sending it again unchanged cannot help.
+/// Returns the failure of a message over its size limit. Not retryable, because the same message will
+/// never fit.
 pub(crate) fn too_large(what: &str, limit: usize) -> Failure {
     Failure {
         retryable: false,
@@ -309,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_beyond_the_budget_are_refused_and_dropped_charges_free_theirs() {
+    fn bytes_beyond_the_budget_are_refused_and_dropped_charges_are_released() {
         let budget = budget(10, 10);
         let connection = budget.share();
         let mut held = connection.try_take(6).unwrap();
@@ -324,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_holds_one_message_of_any_size_or_its_share() {
+    fn a_connection_may_use_one_message_of_any_size_or_its_share() {
         let budget = budget(1000, 100);
         let connection = budget.share();
         let held = connection.try_take(100).unwrap();
@@ -334,7 +337,8 @@ mod tests {
         assert_eq!(budget.used(), 125);
         let other = budget.share().try_take(100).unwrap();
         drop((held, small, other));
-        // Its only message may grow beyond its share, by what is made of the bytes that arrived.
+        // The only message may grow beyond the share of its connection, for data that is made of the
+        // received bytes.
         let mut only = connection.try_take(100).unwrap();
         only.grow(500).unwrap();
         assert!(connection.try_take(1).is_err());
@@ -350,11 +354,11 @@ mod tests {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         drop(held);
         waiting.await;
-        assert_eq!(budget.used(), 0, "waiting takes nothing");
+        assert_eq!(budget.used(), 0, "waiting charges nothing");
     }
 
     #[test]
-    fn an_answer_takes_the_place_of_its_request() {
+    fn the_charge_of_a_request_becomes_that_of_its_response() {
         let budget = budget(1 << 20, 1 << 20);
         let connection = budget.share();
         let mut charge = connection.try_take(1000).unwrap();
@@ -368,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_budget_without_room_for_seconds_is_locked_out_until_bytes_are_freed() {
+    async fn a_budget_full_for_seconds_is_locked_out_until_bytes_are_freed() {
         let budget = budget(1 << 30, 1 << 30);
         let mut held = budget.share().try_take((1 << 30) - 1).unwrap();
         assert!(!budget.is_locked_out());
@@ -379,15 +383,15 @@ mod tests {
         drop(held.split(1 << 20));
         assert!(!budget.is_locked_out());
         held.grow(1 << 20).unwrap();
-        assert!(!budget.is_locked_out(), "room in between starts the time again");
+        assert!(!budget.is_locked_out(), "free capacity in between restarts the time");
         tokio::time::advance(LOCKED_OUT_AFTER).await;
         assert!(budget.is_locked_out());
     }
 
     proptest! {
-        /// After any sequence of operations the budget has the sum of all charges.
+        /// After any sequence of operations, the budget equals the sum of all charges.
         #[test]
-        fn a_budget_is_the_sum_of_its_charges(
+        fn a_budget_equals_the_sum_of_its_charges(
             steps in proptest::collection::vec((0u8..6, 0usize..4, 0u64..2000), 0..60),
         ) {
             let budget = budget(4000, 1000);

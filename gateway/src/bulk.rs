@@ -1,6 +1,6 @@
-//! Threads for long work on one message: decompression, compression, and the conversion of large JSON.
-//! They have a low priority, so that a large message delays small ones as little as the operating system
-//! can arrange.
+//! Threads for long work on a single message: decompression, compression, and the conversion of large
+//! JSON. The threads have a low priority, so that a large message delays small ones as little as the
+//! operating system can arrange.
 
 use std::fmt;
 use std::io;
@@ -13,10 +13,10 @@ use millrace_types::{Failure, Reason};
 use tokio::runtime::Runtime;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Most threads. There is one for two processors.
+/// Most threads. There is one thread for two processors.
 const THREADS_MAX: usize = 4;
 
-/// The threads. Cloning shares them; they end with the last clone.
+/// The threads. Clones share them, and dropping the last clone ends them.
 #[derive(Clone)]
 pub(crate) struct BulkThreads(Arc<OwnedRuntime>);
 
@@ -26,28 +26,28 @@ impl BulkThreads {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the operating system gives no threads.
+    /// Fails if the operating system cannot start the threads.
     pub(crate) fn start() -> io::Result<Self> {
         let threads = available_parallelism().map_or(1, NonZeroUsize::get).div_ceil(2).min(THREADS_MAX);
         let runtime = low_priority_runtime("bulk", threads)?;
         Ok(Self(Arc::new(OwnedRuntime(Some(runtime)))))
     }
 
-    /// Does `work` in one of the threads. Work that has not begun is dropped with the future.
+    /// Runs `work` on one of the threads. Work that has not begun is dropped with the future.
     pub(crate) fn run<T, W>(&self, work: W) -> BulkWork<T>
     where
         T: Send + 'static,
         W: FnOnce() -> T + Send + 'static,
     {
-        let runtime = self.0.0.as_ref().expect("it is there until this is dropped");
+        let runtime = self.0.0.as_ref().expect("the runtime exists until the drop");
         AbortOnDropHandle::new(runtime.spawn(async move { work() }))
     }
 }
 
-/// Work under way in one of the threads.
+/// A handle to work on one of the threads.
 pub(crate) type BulkWork<T> = AbortOnDropHandle<T>;
 
-/// The failure of work that did not return.
+/// Returns the failure for work that panicked or was aborted.
 pub(crate) fn unfinished(error: &dyn fmt::Display) -> Failure {
     Failure::new(Reason::Internal, format!("cannot convert a large message: {error}"))
 }
@@ -55,7 +55,8 @@ pub(crate) fn unfinished(error: &dyn fmt::Display) -> Failure {
 impl Drop for OwnedRuntime {
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
-            // May be dropped within a runtime, where nothing may be waited for.
+            // A background shutdown, because the drop may happen within a runtime, where blocking is
+            // not allowed.
             runtime.shutdown_background();
         }
     }
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn long_work_has_a_low_priority_and_other_threads_keep_theirs() {
+    async fn bulk_work_has_a_low_priority_and_other_threads_keep_theirs() {
         let threads = BulkThreads::start().unwrap();
         let before = getpriority_process(None).unwrap();
         let there = threads.run(|| getpriority_process(None).unwrap()).await.unwrap();

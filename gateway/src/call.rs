@@ -1,5 +1,5 @@
-//! The facts of a call that are known before its body: caller, arrival, deadline, tenant, and the
-//! shares of the byte budget that its bytes are charged to.
+//! The properties of a call that are known before its body: caller, arrival, deadline, tenant, and
+//! the shares of the byte budget that its bytes are charged to.
 
 use std::time::Duration;
 
@@ -11,30 +11,30 @@ use crate::auth::Caller;
 use crate::budget::BudgetShare;
 use crate::framing::Ledger;
 
-/// Names the tenant, in headers and metadata; without it, the tenant is `default`.
+/// Header and metadata key of the tenant; without it, the tenant is `default`.
 pub(crate) const TENANT: &str = "millrace-tenant";
 const GRPC_TIMEOUT: &str = "grpc-timeout";
 
-/// A call, as the door let it in. In every request's extensions.
+/// A call that the middleware accepted. The extensions of every request contain it.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     pub(crate) request_id: RequestId,
     pub(crate) caller: Caller,
     pub(crate) tenant: TenantName,
     pub(crate) arrived: Instant,
-    /// When the client stops waiting, where gRPC says so.
+    /// Time at which the client stops waiting, if gRPC has a timeout.
     pub(crate) deadline: Option<Instant>,
     pub(crate) shares: ConnectionShares,
-    /// The charges of its messages and answers.
+    /// Charges of the call's messages and responses.
     pub(crate) ledger: Ledger,
 }
 
-/// The shares of one connection.
+/// The budget shares of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionShares {
-    /// Of the budget of inference requests and their answers.
+    /// Share of the budget for inference requests and their responses.
     pub(crate) inference: BudgetShare,
-    /// Of the budget that everything else has for itself: the admin API, the repository, health, metrics.
+    /// Share of the separate budget for all other calls: the admin API, the repository, health and metrics.
     pub(crate) admin: BudgetShare,
 }
 
@@ -45,8 +45,8 @@ pub(crate) fn tenant(headers: &HeaderMap) -> Result<TenantName, Failure> {
     TenantName::new(&name).map_err(|error| Failure::new(Reason::InvalidSpec, error.to_string()))
 }
 
-/// Reads gRPC's timeout: up to eight digits and a unit. What cannot be read is no timeout, as
-/// gRPC's own servers have it.
+/// Reads gRPC's timeout: up to eight digits and a unit. An invalid timeout counts as none, as in
+/// gRPC's own servers.
 pub(crate) fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(GRPC_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_grpc_timeouts_in_every_unit() {
+    fn grpc_timeouts_are_read_in_every_unit() {
         let read = |text: &str| {
             grpc_timeout(&HeaderMap::from_iter([(GRPC_TIMEOUT.parse().unwrap(), text.parse().unwrap())]))
         };
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_tenant_is_refused_and_none_is_the_default() {
+    fn an_invalid_tenant_is_refused_and_no_tenant_is_the_default() {
         let with = |text: &str| HeaderMap::from_iter([(TENANT.parse().unwrap(), text.parse().unwrap())]);
         assert_eq!(tenant(&HeaderMap::new()), Ok(TenantName::default()));
         assert_eq!(tenant(&with("acme")).unwrap().as_str(), "acme");

@@ -1,13 +1,13 @@
-//! The news that the front door is being closed, for everyone who works behind it.
+//! The notification that the gateway is closing, for all of its parts.
 
 use tokio::sync::watch;
 
-/// Tells whether the door is closing. Cheap to clone.
+/// Tells whether the gateway is closing. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Closing(watch::Receiver<bool>);
 
 impl Closing {
-    /// The news and the one who spreads it; dropping the sender closes the door too.
+    /// Creates the sender and a receiver. Dropping the sender also closes the gateway.
     pub(crate) fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
@@ -17,10 +17,10 @@ impl Closing {
         *self.0.borrow() || self.0.has_changed().is_err()
     }
 
-    /// Ends once the door is closing.
+    /// Waits until the gateway is closing.
     pub(crate) async fn begun(mut self) {
         if self.0.wait_for(|&closing| closing).await.is_err() {
-            tracing::debug!("the front door was dropped unclosed");
+            tracing::debug!("the gateway was dropped without closing");
         }
     }
 }

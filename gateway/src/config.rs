@@ -1,5 +1,4 @@
-//! What a front door is given: limits, who may call, a clock and a seed. Every bound has its name
-//! here.
+//! The configuration of a gateway: limits, authentication, a clock and a seed. Every bound has a name here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,28 +10,27 @@ use millrace_types::Bytes;
 use crate::activity::Activity;
 use crate::auth::{Authenticate, LoopbackOnly};
 
-/// Tells the wall-clock time, as the time since 1970. For records only, never for waiting.
+/// Returns the wall-clock time as the time since 1970. Used only for records, never for waiting.
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Everything a front door needs besides its backend.
+/// Configuration of a gateway, except its backend.
 #[derive(Clone)]
 pub struct FrontDoorConfig {
-    /// The bounds it keeps.
     pub limits: Limits,
-    /// Who may call.
+    /// Authentication of callers.
     pub authenticate: Arc<dyn Authenticate>,
-    /// For request ids and "last inference".
+    /// Clock for request ids and for the time of the last inference.
     pub wall_clock: WallClock,
-    /// Names that clients may call it by, beside `localhost` and the address at which it listens.
+    /// Host names under which clients may call the gateway, besides `localhost` and the listening address.
     pub host_names: Vec<String>,
-    /// For request ids: two front doors of one cluster must not share it.
+    /// Seed for request ids. Two gateways of a cluster must not share it.
     pub seed: u64,
-    /// Shows what the front door counts, to whoever keeps a clone of it.
+    /// Counts of the gateway, shared with all clones.
     pub activity: Activity,
 }
 
 impl FrontDoorConfig {
-    /// The default limits, for callers of this machine only.
+    /// Returns a configuration with the default limits, for callers of this machine only.
     #[must_use]
     pub fn new(wall_clock: WallClock, seed: u64) -> Self {
         Self {
@@ -55,41 +53,42 @@ impl fmt::Debug for FrontDoorConfig {
     }
 }
 
-/// The bytes that requests to the admin API may take in memory, beside [`Limits::in_flight_max`], so
-/// that an operator can always delete a function whose clients fill the latter.
+/// Bytes in memory that requests to the admin API may use, in addition to [`Limits::in_flight_max`].
+/// So an operator can always delete a function even if its clients fill that limit.
 pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(64);
-/// The unread bytes of one HTTP/2 stream. They are not charged to the byte budget: see
-/// [`ServerConfig::windows_max`].
+/// Flow-control window of an HTTP/2 stream, in bytes. These bytes are not charged to the byte budget:
+/// see [`ServerConfig::windows_max`].
 const STREAM_WINDOW: u32 = 128 << 10;
-/// The same for one HTTP/2 connection: eight times that, so that seven streams that wait for their answers
-/// hold no other up.
+/// Flow-control window of an HTTP/2 connection, in bytes: eight times the stream's window, so that
+/// seven streams that wait for their responses do not block another one.
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// The same for all connections of the port that have such windows: 256 of them.
+/// Flow-control windows of all such connections of the port, in bytes: 256 connections.
 const WINDOWS_MAX: u32 = 256 << 20;
-/// The largest message to a service that does no inference.
+/// Largest message to a service that does no inference.
 const ADMIN_MESSAGE_MAX: Bytes = Bytes::mib(4);
 
-/// Functions that have labels of their own in metrics; further ones share `_other`.
+/// Most functions with their own labels in metrics; further functions share `_other`.
 pub(crate) const LABELLED_FUNCTIONS_MAX: usize = 1000;
 
-/// The bounds a front door keeps.
+/// The bounds of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest message, both as it arrives and after decompression.
+    /// Largest message, both as received and after decompression.
     pub message_max: Bytes,
-    /// The most bytes of inference requests and their answers in memory together. At least
-    /// `message_max`, or the largest messages could never be served.
+    /// Most bytes of inference requests and their responses in memory. At least `message_max`,
+    /// because otherwise the largest messages could never be served.
     pub in_flight_max: Bytes,
-    /// Requests that may wait for their model to get ready; further ones are refused at once.
+    /// Most requests that wait for their model to become ready; further requests are refused at once.
     pub waiting_max: usize,
-    /// How long a request waits for a model whose workers are gone: a lease, and the time in which
-    /// another worker takes over. Past it the client may find a front door that sees more of them.
+    /// Longest time that a request waits for a model without workers: a lease, and the time in which
+    /// another worker takes over. After that, the client may find another gateway that sees more
+    /// workers.
     pub away_max: Duration,
     /// Bounds of connections and of their streams.
     pub server: ServerConfig,
-    /// Requests of one gRPC stream that run at a time; further ones wait in the client.
+    /// Most requests of a gRPC stream that run at a time; further requests wait in the client.
     pub stream_concurrency: usize,
-    /// How slowly a client may send a message that has begun, and take an answer.
+    /// Minimum rate at which a client must send a message that has begun, and read a response.
     pub minimum_rate: MinimumRate,
 }
 
@@ -114,13 +113,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The largest message to a service that does no inference.
+    /// Returns the largest message to a service that does no inference.
     pub(crate) fn admin_message_max(&self) -> Bytes {
         ADMIN_MESSAGE_MAX.min(self.message_max)
     }
 }
 
-/// A limit of messages where a length in memory is meant. gRPC's lengths are 32 bits.
+/// Converts a message limit to a length in memory. gRPC's lengths have 32 bits.
 pub(crate) fn message_len(max: Bytes) -> usize {
     u32::try_from(max.get()).unwrap_or(u32::MAX) as usize
 }

@@ -1,5 +1,5 @@
-//! The memory that a gRPC message takes once it is decoded: refused where it is out of proportion to the
-//! message, and charged where it exceeds the message's bytes.
+//! The memory that a gRPC message uses once it is decoded. A message with a disproportionately large
+//! decoded form is refused, and decoded memory beyond the message's length is charged.
 
 use millrace_proto::decoding::{DecodeRefusal, MessageType, MessageWalk, WalkLimits};
 use millrace_proto::status::to_status;
@@ -7,37 +7,37 @@ use tonic::Status;
 
 use millrace_transport::PREFIX_LEN;
 
-/// Bytes of a message's structures that are not charged: every small call takes about as much beside
-/// its message.
+/// Bytes of decoded structures that are not charged, because every small call uses about as much
+/// besides its message.
 const UNCHARGED_BYTES: u64 = 4 << 10;
 
-/// The check of one message on its way in. A default one checks nothing.
+/// The check of a message while it arrives. The default value checks nothing.
 #[derive(Debug, Default)]
 pub(crate) struct MessageCheck {
     walk: Option<MessageWalk>,
-    /// The message's length; of an inflating one, as far as it is known.
+    /// Length of the message; for a compressed message, the length decompressed so far.
     len: u64,
-    /// Bytes read, the prefix included.
+    /// Number of bytes read, including the prefix.
     read: usize,
-    /// Bytes charged beyond the message's own.
+    /// Bytes charged beyond the message's own length.
     charged: u64,
 }
 
 impl MessageCheck {
-    /// Of a message that arrives plain, behind its prefix.
+    /// Creates the check of an uncompressed message, which arrives after its prefix.
     pub(crate) fn plain(message_type: Option<MessageType>, len: usize) -> Self {
         let len = len as u64;
         let walk = message_type.map(|kind| MessageWalk::new(kind, Some(len), WalkLimits::CLIENT));
         Self { walk, len, ..Self::default() }
     }
 
-    /// Of a message that is inflated behind room for its prefix.
+    /// Creates the check of a message that is being decompressed behind space for its prefix.
     pub(crate) fn inflating(message_type: Option<MessageType>) -> Self {
         let walk = message_type.map(|kind| MessageWalk::new(kind, None, WalkLimits::CLIENT));
         Self { walk, ..Self::default() }
     }
 
-    /// Reads the next piece; how many bytes to charge for it beyond its own.
+    /// Reads the next piece. Returns the number of bytes to charge beyond the piece's own.
     pub(crate) fn read(&mut self, piece: &[u8]) -> Result<u64, Status> {
         let prefix = PREFIX_LEN.saturating_sub(self.read).min(piece.len());
         self.read += piece.len();
@@ -49,7 +49,7 @@ impl MessageCheck {
         Ok(more)
     }
 
-    /// Reads what is new of the message and its prefix, all of which `whole` holds so far.
+    /// Reads the new bytes at the end of `whole`, which contains the prefix and the message so far.
     pub(crate) fn read_to(&mut self, whole: &[u8]) -> Result<u64, Status> {
         self.read(&whole[self.read..])
     }

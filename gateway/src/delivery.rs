@@ -1,4 +1,4 @@
-//! Answers on their way out: their bytes stay charged until they have left.
+//! Responses that are being sent: their bytes stay charged until they are sent.
 //!
 //! ```text
 //! handler ─ charge ─▶ Ledger ─▶ Delivery ─ a piece with its charge ─▶ transport ─▶ hyper, h2 ─▶ socket
@@ -16,13 +16,14 @@ use millrace_types::Failure;
 use crate::budget::{BudgetShare, Charge};
 use crate::framing::Ledger;
 
-/// Below this, a piece costs no more than the connection's own record of it: it carries no charge.
+/// Size in bytes below which a piece carries no charge, because it costs no more than the
+/// connection's own record of the piece.
 const CARRIED_MIN: usize = 4 << 10;
 
-/// Charges an answer that is whole and that nobody has charged.
+/// Charges a complete response that has no charge yet.
 ///
 /// # Errors
-/// `BYTE_BUDGET_EXCEEDED`: the answer must not be delivered.
+/// `BYTE_BUDGET_EXCEEDED`: the response must not be delivered.
 pub(crate) fn charge_answer(
     response: &Response<Body>,
     ledger: &Ledger,
@@ -35,7 +36,7 @@ pub(crate) fn charge_answer(
     Ok(())
 }
 
-/// Makes the bytes of an answer stay charged until they have left.
+/// Keeps the bytes of a response charged until they are sent.
 pub(crate) fn deliver(response: Response<Body>, ledger: &Ledger, share: &BudgetShare) -> Response<Body> {
     if response.body().is_end_stream() {
         return response;
@@ -45,16 +46,16 @@ pub(crate) fn deliver(response: Response<Body>, ledger: &Ledger, share: &BudgetS
     })
 }
 
-/// A body that gives its pieces their charges.
+/// A body that attaches charges to its pieces.
 struct Delivery {
     inner: Body,
     ledger: Ledger,
     share: BudgetShare,
-    /// Of what the inner body has not given yet.
+    /// Charge of the bytes that the inner body has not returned yet.
     charge: Option<Charge>,
 }
 
-/// A piece of an answer with what it is charged: freed together, once the connection wrote it.
+/// A piece of a response with its charge. Both are freed together after the connection wrote the piece.
 struct Carried {
     piece: Bytes,
     _charge: Charge,
@@ -67,10 +68,10 @@ impl AsRef<[u8]> for Carried {
 }
 
 impl Delivery {
-    /// Gives a piece its part of the charge.
+    /// Attaches a piece's part of the charge.
     fn carry(&mut self, piece: Bytes) -> Result<Bytes, Failure> {
         if let Some(answered) = self.ledger.take_answered() {
-            // What is left of the answers before was given away with them.
+            // The rest of the previous responses' charge was attached to their pieces.
             self.charge = Some(answered);
         }
         if piece.len() < CARRIED_MIN {
@@ -94,7 +95,7 @@ impl http_body::Body for Delivery {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Poll::Ready(frame) = Pin::new(&mut self.inner).poll_frame(cx) else {
-            // All that was charged so far was given away.
+            // All charges so far were attached to pieces.
             self.charge = None;
             return Poll::Pending;
         };

@@ -1,5 +1,5 @@
-//! What a server says of itself and its models: metadata, configuration, statistics, the repository
-//! index. Built once as gRPC's messages; REST writes the same as JSON.
+//! Descriptions of the server and its models: metadata, configuration, statistics, the repository
+//! index. Built once as gRPC messages; REST writes the same as JSON.
 
 use millrace_proto::inference::{
     self as wire, InferBatchStatistics, InferStatistics, ModelConfig, ModelInput, ModelMetadataResponse,
@@ -22,11 +22,11 @@ use crate::call::Call;
 use crate::front::Front;
 use crate::meters::{Cumulative, Tally};
 
-/// Bytes of the reason that the index gives for a model that does not serve.
+/// Most bytes of the index's reason for a model that does not serve.
 const REASON_BYTES_MAX: usize = 256;
-/// The server's name in its metadata.
+/// Name of the server in its metadata.
 const SERVER: &str = "millrace";
-/// The protocol's extensions that are served as their documents say.
+/// Extensions of the protocol that are fully served.
 const EXTENSIONS: [&str; 6] = [
     "model_repository",
     "model_configuration",
@@ -67,7 +67,7 @@ pub(crate) fn metadata(model: &Model) -> ModelMetadataResponse {
     }
 }
 
-/// A datatype as a model's configuration writes it.
+/// Returns a datatype in the form of a model's configuration.
 const fn config_type(datatype: DataType) -> wire::DataType {
     match datatype {
         DataType::Bool => wire::DataType::TypeBool,
@@ -87,8 +87,8 @@ const fn config_type(datatype: DataType) -> wire::DataType {
     }
 }
 
-/// A model's configuration. `max_batch_size` is 0, the protocol's way to say that the shapes are
-/// complete: a batch dimension is one of them.
+/// Returns a model's configuration. `max_batch_size` is 0, which in the protocol means that the
+/// shapes are complete and include any batch dimension.
 pub(crate) fn config(model: &Model) -> ModelConfig {
     let parameter = |name: &str, value: String| (name.to_owned(), ModelParameter { string_value: value });
     let input = |spec: &TensorSpec| ModelInput {
@@ -126,8 +126,8 @@ pub(crate) fn config(model: &Model) -> ModelConfig {
     }
 }
 
-/// How a model keeps state, as clients of the protocol look for it. What the state's tensors are is
-/// theirs neither to send nor to read.
+/// Returns how a model keeps state, in the form that clients of the protocol expect. Clients neither
+/// send nor receive the state's tensors.
 fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
     let state = sequences.state.iter().map(|pair| State {
         input_name: pair.input.clone(),
@@ -141,14 +141,14 @@ fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
     })
 }
 
-/// Puts one part of each model into one answer. The protocol has no pages: what is too large for an answer
-/// is refused, because a list that ends early would be taken for the whole.
+/// Puts a part for each model into a single response. The protocol has no pages. A response that
+/// would be too large is refused, because clients would take a truncated list for the whole.
 fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Failure> {
     let mut room = PageRoom::of(INDEX_BYTES_MAX);
     let take = |part: M| {
         let too_large = || {
             let message = format!(
-                "an answer for all models takes more than {INDEX_BYTES_MAX} bytes: ask for one model by its name, or list functions in pages ('millrace get functions')"
+                "a response for all models has more than {INDEX_BYTES_MAX} bytes: ask for one model by its name, or list functions in pages ('millrace get functions')"
             );
             Failure { retryable: false, ..Failure::new(Reason::ByteBudgetExceeded, message) }
         };
@@ -157,7 +157,7 @@ fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Fail
     parts.map(take).collect()
 }
 
-/// The state of every model of the caller's tenant, or only of those that are ready.
+/// Returns the state of every model of the caller's tenant, or only of the ready ones.
 pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<ModelIndex>, Failure> {
     let models = front.backend.index(&call.tenant);
     let wanted = models.iter().filter(|model| !ready_only || model.availability == Availability::Ready);
@@ -180,8 +180,8 @@ pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<
     all_in_one(wanted.map(entry))
 }
 
-/// The statistics of one revision, of every revision of a model, or of every model of the caller's
-/// tenant, as names are left empty.
+/// Returns the statistics of a revision, of all revisions of a model if `version` is empty, or of all
+/// models of the caller's tenant if `name` is also empty.
 pub(crate) fn statistics(
     front: &Front,
     call: &Call,
@@ -233,7 +233,7 @@ fn counted(identity: ModelStatistics, tally: &Tally) -> ModelStatistics {
     ModelStatistics {
         last_inference: tally.last_inference_ms(),
         inference_count: answered,
-        // Requests are not joined into batches: each is one run.
+        // The gateway does not batch requests: each request is an execution.
         execution_count: answered,
         inference_stats: Some(InferStatistics {
             success: duration(&tally.success),
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_for_too_many_models_is_refused_and_not_cut() {
+    fn a_response_for_too_many_models_is_refused_and_not_truncated() {
         let index = |models: usize| {
             let entry = ModelIndex { reason: "x".repeat(1_000), ..ModelIndex::default() };
             all_in_one(std::iter::repeat_n(entry, models)).map(|all| all.len())

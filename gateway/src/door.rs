@@ -1,6 +1,6 @@
-//! Where every request comes in, before any service. A request is held to the rules for browsers and
-//! gets an id, a caller, a tenant and a span. Its body and its answer are held to the byte budget.
-//! gRPC goes one way, everything else the other.
+//! The middleware that every request passes before any service. A request is checked against the
+//! rules for browsers, and gets an id, a caller, a tenant and a span. Its body and its response are
+//! charged to the byte budget. gRPC requests and all other requests then take separate routes.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -37,21 +37,21 @@ const REQUEST_ID: HeaderName = HeaderName::from_static(request_id::HEADER);
 pub(crate) const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 pub(crate) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
-/// The largest message of a method that is in no schema of ours, and of one that waits: health and
-/// reflection take names, and the others little more.
+/// Largest message of a method outside this project's schemas, and of a method that waits. Health and
+/// reflection requests contain only names, and the others little more.
 const NAME_MESSAGE_MAX: usize = 64 << 10;
-/// The methods that carry inference requests.
+/// Path of the method for a single inference request.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
-/// Of those, the one whose handler works on several messages at a time.
+/// Path of the method whose handler works on several messages at a time.
 pub(crate) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// The door of one server, for one connection. Cheap to clone.
+/// The middleware of a server, for a single connection. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(crate) front: Arc<Front>,
     pub(crate) own_names: OwnNames,
     pub(crate) shares: ConnectionShares,
-    /// Paths of the methods whose clients send several messages.
+    /// Paths of the methods with client streaming.
     pub(crate) streams: Arc<BTreeSet<String>>,
     pub(crate) authenticate: Arc<dyn Authenticate>,
     pub(crate) grpc: Router,
@@ -59,12 +59,12 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    /// The door for another connection, which has shares of the byte budgets of its own.
+    /// Returns the middleware for another connection, which has its own shares of the byte budgets.
     pub(crate) fn for_connection(&self) -> Self {
         Self { shares: self.front.shares(), ..self.clone() }
     }
 
-    /// Answers a request. Never fails: what goes wrong is in the response.
+    /// Responds to a request. Never fails: errors are in the response.
     pub(crate) async fn admit<B>(&self, peer: SocketAddr, request: Request<B>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
@@ -80,7 +80,7 @@ impl Door {
             false => self.admit_rest(peer, &request_id, request).instrument(span.clone()).await,
         };
         record_outcome(&span, &response);
-        // An id is visible ASCII: always a valid value.
+        // An id is visible ASCII, so the value is always valid.
         if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
             response.headers_mut().insert(REQUEST_ID, value);
         }
@@ -113,14 +113,14 @@ impl Door {
         let response = match deadline {
             None => answer.await,
             Some(deadline) => timeout_at(deadline, answer).await.unwrap_or_else(|_| {
-                let message = "the call's timeout passed";
+                let message = "the call's timeout expired";
                 to_status(&Failure::new(Reason::TimedOut, message).after_execution()).into_http()
             }),
         };
         match hold {
             Hold::WholeCall if infers => ledger.answered(),
             Hold::WholeCall => ledger.clear(),
-            // Given back message by message.
+            // The charges are released message by message.
             Hold::UntilDecoded | Hold::UntilNext | Hold::UntilClaimed => {}
         }
         deliver(response, &ledger, &self.shares.admin)
@@ -171,9 +171,10 @@ impl Door {
         })
     }
 
-    /// What a gRPC body is held to. Its messages leave plain, so tonic is told of no encoding; and
-    /// answers are compressed as the request was: clients offer every encoding they know with each
-    /// call, and compressing unasked would cost more than it saves.
+    /// Returns the bounds of a gRPC body. Its messages are passed on decompressed, so the encoding
+    /// header is removed for tonic. Responses are compressed only if the request was: clients offer
+    /// every encoding that they know with each call, and compressing unasked would cost more than it
+    /// saves.
     fn terms<B>(&self, request: &mut Request<B>) -> Terms {
         let headers = request.headers_mut();
         let encoding = headers.get(&GRPC_ENCODING).and_then(|name| Encoding::from_name(name.as_bytes()));
@@ -215,7 +216,7 @@ fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// A router's answer: it has no other way to fail.
+/// Returns a router's response; a router cannot fail.
 async fn infallible(
     answer: impl Future<Output = Result<Response<Body>, std::convert::Infallible>>,
 ) -> Response<Body> {
@@ -225,13 +226,13 @@ async fn infallible(
     }
 }
 
-/// What an unknown gRPC method gets.
+/// Responds to an unknown gRPC method.
 pub(crate) async fn unknown_method(request: Request<Body>) -> Response<Body> {
-    let message = format!("no method {:?} here: ask the server's reflection", request.uri().path());
+    let message = format!("unknown method {:?}: list the methods with reflection", request.uri().path());
     to_status(&Failure::new(Reason::Unimplemented, message)).into_http()
 }
 
-/// The span of a request, by OpenTelemetry's conventions for RPC and HTTP servers.
+/// Creates the span of a request, by OpenTelemetry's conventions for RPC and HTTP servers.
 fn span<B>(request: &Request<B>, request_id: &RequestId) -> Span {
     let path = request.uri().path();
     if !is_grpc(request.headers()) {
@@ -258,7 +259,7 @@ fn span<B>(request: &Request<B>, request_id: &RequestId) -> Span {
     )
 }
 
-/// A path without the names in it: there are few of those.
+/// Returns a path without the names in it, so that there are few different values.
 fn route(method: &Method, path: &str) -> String {
     let mut after = "";
     let parts = path.split('/').map(|part| {
@@ -273,12 +274,12 @@ fn route(method: &Method, path: &str) -> String {
     format!("{method} {}", parts.collect::<Vec<_>>().join("/"))
 }
 
-/// Records how a request was answered. A stream's end is not waited for.
+/// Records the outcome of a request, without waiting for the end of a stream.
 fn record_outcome(span: &Span, response: &Response<Body>) {
     if span.is_disabled() {
         return;
     }
-    // A gRPC call that fails says so in its headers: there is nothing before its trailers.
+    // A failed gRPC call has its status in the headers, because nothing precedes its trailers.
     if let Some(status) = Status::from_header_map(response.headers()) {
         span.record("rpc.grpc.status_code", i32::from(status.code()));
         if is_ours(status.code()) {
@@ -295,7 +296,8 @@ fn record_outcome(span: &Span, response: &Response<Body>) {
     }
 }
 
-/// Whether a status is the server's failure, by OpenTelemetry's conventions; others are the caller's.
+/// Whether a status is a failure of the server, by OpenTelemetry's conventions. Other statuses are
+/// the caller's fault.
 fn is_ours(code: Code) -> bool {
     matches!(
         code,
@@ -313,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_names_no_model() {
+    fn a_route_contains_no_model_name() {
         let of = |path: &str| route(&Method::POST, path);
         assert_eq!(of("/v2/models/digits/infer"), "POST /v2/models/{model}/infer");
         assert_eq!(

@@ -1,11 +1,13 @@
-//! The body of a gRPC call on its way in: length-prefixed messages, charged to the byte budget as
-//! their bytes arrive, held to the minimum rate, and made plain when compressed.
+//! The body of an incoming gRPC call: length-prefixed messages, charged to the byte budget as their
+//! bytes arrive, held to the minimum rate, and decompressed.
 //!
-//! tonic would store a message before anyone could refuse it, reserve as much memory as its prefix
-//! announces, and bound what one message expands to but not what all of them expand to together. So
-//! that is done here, before tonic: what leaves has no compressed message, and a prefix leaves once
-//! half of its message has arrived. Plain bytes pass through uncopied, and are read on their way: a
-//! message that would take far more memory than its bytes once it is decoded ends the call.
+//! tonic would store a message before anything could refuse it, and would reserve as much memory as
+//! its prefix announces. tonic bounds the decompressed size of a message, but not of all messages
+//! together. Therefore this layer works before tonic: it passes on only decompressed messages, and a
+//! prefix only after half of its message has arrived.
+//!
+//! Uncompressed bytes pass through without a copy, and are checked on the way. A message ends the call
+//! if it would use far more memory than its bytes once it is decoded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -26,45 +28,46 @@ use crate::bulk::{BulkThreads, BulkWork, unfinished};
 use crate::decoded::MessageCheck;
 use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
 
-/// Bytes handed on at a time, until other tasks of the thread have a turn: tonic copies them.
+/// Bytes passed on in a row before other tasks of the thread get a turn, because tonic copies them.
 const GIVEN_AT_ONCE: usize = 1 << 20;
 
-/// Who gives a message's bytes back.
+/// Time at which a message's charge is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hold {
-    /// A call of one message. The message's charge becomes the answer's. The client has to end the
-    /// call after the message: a second message is refused, and silence is below the minimum rate.
+    /// A call of a single message, whose charge becomes the charge of the response. The client must
+    /// end the call after the message: a second message is refused, and silence counts as below the
+    /// minimum rate.
     WholeCall,
-    /// The same of a small message whose handler waits long, for events say: its charge ends once the
-    /// message is decoded.
+    /// A call of a single small message whose handler waits long, for example for events. The charge
+    /// is released once the message is decoded.
     UntilDecoded,
-    /// A stream whose handler is done with a message when it asks for the next. A message waits until
-    /// there is room for it before any of it is charged.
+    /// A stream whose handler has finished a message when it asks for the next one. A message waits
+    /// until its bytes would fit before any of them is charged.
     UntilNext,
-    /// The same, of a stream that works on several messages at a time: the handler claims each message's
-    /// charge.
+    /// A stream whose handler works on several messages at a time and claims the charge of each
+    /// message. A message waits until its bytes would fit before any of them is charged.
     UntilClaimed,
 }
 
-/// The charges of a call. Dropping it gives all of them back.
+/// The charges of a call. Dropping the last clone releases all of them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ledger(Arc<Mutex<Charges>>);
 
 #[derive(Debug, Default)]
 struct Charges {
-    /// Of messages that arrived, oldest first.
+    /// Charges of messages that arrived, oldest first.
     arrived: VecDeque<Charge>,
-    /// Of answers that the handler has given to the response's body, and that have not left it.
+    /// Charge of responses that the handler passed to the response's body and that have not left the body.
     answered: Option<Charge>,
 }
 
 impl Ledger {
-    /// The charge of the oldest message not yet claimed.
+    /// Takes the charge of the oldest message that is not yet claimed.
     pub(crate) fn claim(&self) -> Option<Charge> {
         self.charges().arrived.pop_front()
     }
 
-    /// Adds the charge of an answer that is given to the response's body.
+    /// Adds the charge of a response that is passed to the response's body.
     pub(crate) fn answer(&self, charge: Charge) {
         let answered = &mut self.charges().answered;
         match answered {
@@ -73,7 +76,7 @@ impl Ledger {
         }
     }
 
-    /// Lets the charges of arrived messages be those of the answer: the call is answered.
+    /// Turns the charges of arrived messages into charges of the response, because the call is answered.
     pub(crate) fn answered(&self) {
         let mut charges = self.charges();
         while let Some(arrived) = charges.arrived.pop_front() {
@@ -84,12 +87,12 @@ impl Ledger {
         }
     }
 
-    /// The charge of the answers that the response's body has and has not given on.
+    /// Takes the charge of the responses that the response's body has not passed on.
     pub(crate) fn take_answered(&self) -> Option<Charge> {
         self.charges().answered.take()
     }
 
-    /// Whether an answer is charged.
+    /// Whether a response is charged.
     pub(crate) fn has_answered(&self) -> bool {
         self.charges().answered.is_some()
     }
@@ -98,18 +101,19 @@ impl Ledger {
         self.charges().arrived.push_back(charge);
     }
 
-    /// Gives the charges of messages back that the handler is done with.
+    /// Releases the charges of messages that the handler has finished.
     pub(crate) fn clear(&self) {
         self.charges().arrived.clear();
     }
 
-    /// Never held across an await; a panic elsewhere leaves it whole.
+    /// Locks the charges; the lock is never held across an await. Ignores a poisoned lock, because a
+    /// panic elsewhere cannot leave the charges half written.
     fn charges(&self) -> std::sync::MutexGuard<'_, Charges> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a call's body is held to.
+/// The bounds of a call's body.
 #[derive(Clone)]
 pub(crate) struct Terms {
     pub(crate) share: BudgetShare,
@@ -118,52 +122,52 @@ pub(crate) struct Terms {
     pub(crate) bulk: BulkThreads,
     pub(crate) encoding: Option<Encoding>,
     pub(crate) hold: Hold,
-    /// The type of its messages; none of a method whose requests have no lists (health, reflection).
+    /// Type of the call's messages. `None` for methods with requests without lists (health, reflection).
     pub(crate) message_type: Option<MessageType>,
 }
 
-/// A body whose messages are charged and plain.
+/// A body that charges and decompresses its messages.
 pub(crate) struct Messages<B> {
     inner: B,
     terms: Terms,
     ledger: Ledger,
-    /// Arrived and not yet looked at.
+    /// Bytes that have arrived but are not yet parsed.
     input: Bytes,
     state: State,
-    /// Of the message at hand.
+    /// Check of the current message.
     check: MessageCheck,
-    /// Charged, and to be handed on before anything else.
+    /// Charged bytes to pass on before anything else.
     ready: VecDeque<Bytes>,
-    /// Bytes handed on since other tasks had a turn.
+    /// Bytes passed on since other tasks had a turn.
     given: usize,
     /// Whether a whole message has arrived.
     has_message: bool,
-    /// Of the message that has begun, once it had to be waited for.
+    /// Progress of the current message. Set once the server had to wait for the message's bytes.
     pace: Option<ProgressClock>,
     timer: DeadlineTimer,
 }
 
 enum State {
-    /// The next message's prefix comes first in the input, or will.
+    /// The next message's prefix is expected at the start of the input.
     Prefix,
-    /// A message of a stream waits until there is room for it, and holds nothing.
+    /// A stream's message waits until its bytes would fit, and has no charge.
     Waiting {
         room: Pin<Box<dyn Future<Output = ()> + Send>>,
     },
-    /// Plain bytes arrive.
+    /// An uncompressed message is arriving.
     Arriving(Arriving),
-    /// Compressed bytes arrive.
+    /// A compressed message is arriving.
     Inflating(Box<Inflating>),
-    /// A step of a long one is under way.
+    /// A bulk thread decompresses a step of a long message.
     InflatingApart(BulkWork<Result<Box<Inflating>, Status>>),
     Failed,
 }
 
-/// A compressed message of which not all has arrived.
+/// A compressed message that is arriving.
 struct Inflating {
-    /// Compressed bytes in all.
+    /// Length of the message in compressed bytes.
     len: usize,
-    /// Of those, the ones that have not arrived.
+    /// Compressed bytes that have not arrived.
     left: usize,
     inflater: Inflater,
     check: MessageCheck,
@@ -176,11 +180,11 @@ impl Inflating {
         self.inflater.charge(more).map_err(|failure| to_status(&failure))
     }
 
-    /// The message, plain, with a prefix.
+    /// Returns the decompressed message, with a prefix.
     fn finish(self) -> Result<(Bytes, Charge), Status> {
         let Self { inflater, mut check, .. } = self;
         let (mut message, mut charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
-        // The decoder may have kept its last bytes until it was asked to end.
+        // The decoder may have buffered its last bytes until the end.
         let more = check.read_to(&message)?;
         charge.grow(more).map_err(|failure| to_status(&failure))?;
         check.finish()?;
@@ -189,12 +193,12 @@ impl Inflating {
     }
 }
 
-/// A plain message of which not all has arrived.
+/// An uncompressed message that is arriving.
 struct Arriving {
-    /// Bytes that have not.
+    /// Bytes that have not arrived.
     left: usize,
     charge: Charge,
-    /// Its first half, its prefix in front, until more than that has arrived.
+    /// First half of the message with its prefix, until more than half has arrived.
     held: Option<HeldBack>,
 }
 
@@ -215,7 +219,7 @@ impl<B> Messages<B> {
         }
     }
 
-    /// Works on the input until something can be handed on or more input is needed (`Ok(None)`).
+    /// Processes the input until bytes can be passed on, or more input is needed (`Ok(None)`).
     fn advance(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         loop {
             if let Some(piece) = self.ready.pop_front() {
@@ -241,7 +245,7 @@ impl<B> Messages<B> {
                 State::Arriving(message) => {
                     let piece = self.input.split_to(self.input.len().min(message.left));
                     let beyond = self.check.read(&piece)?;
-                    // Refused, it drops what it holds: no message waits for another that waits.
+                    // A refused message drops its charge, so no message waits for another waiting message.
                     let charged = message.charge.grow(piece.len() as u64 + beyond);
                     charged.map_err(|refused| to_status(&refused))?;
                     message.left -= piece.len();
@@ -290,8 +294,8 @@ impl<B> Messages<B> {
         }
     }
 
-    /// Checks the message whose prefix comes first in the input, and charges what is there of it.
-    /// Returns the message if that is all of it, and plain.
+    /// Checks the message whose prefix is at the start of the input, and charges the bytes that have
+    /// arrived. Returns the message if it is complete and uncompressed.
     fn begin(&mut self) -> Result<Option<Bytes>, Status> {
         let (flag, len) = split(&self.input);
         if len > self.terms.message_len_max {
@@ -300,7 +304,9 @@ impl<B> Messages<B> {
         let share = &self.terms.share;
         match self.terms.hold {
             Hold::WholeCall | Hold::UntilDecoded if self.has_message => {
-                return Err(to_status(&Failure::malformed("a second message, where a call has one")));
+                return Err(to_status(&Failure::malformed(
+                    "the call has a second message: send a single message per call",
+                )));
             }
             Hold::UntilNext | Hold::UntilClaimed if !share.has_room_for(len as u64) => {
                 self.wait(len);
@@ -309,7 +315,7 @@ impl<B> Messages<B> {
             _ => {}
         }
         if let (1, Some(encoding)) = (flag, self.terms.encoding) {
-            // Compressed bytes are used as they arrive: the plain ones are charged.
+            // Compressed bytes are consumed as they arrive, so only the decompressed bytes are charged.
             let charge = share.try_take(0).map_err(|refused| to_status(&refused))?;
             self.input.advance(PREFIX_LEN);
             let room = [0; PREFIX_LEN];
@@ -318,11 +324,11 @@ impl<B> Messages<B> {
             self.state = State::Inflating(Box::new(Inflating { len, left: len, inflater, check }));
             return Ok(None);
         }
-        // A flag that no encoding explains is tonic's to refuse: such a message is not decoded.
+        // tonic refuses a flag without a matching encoding, so such a message is never decoded.
         let here = self.input.len().min(PREFIX_LEN + len);
         let mut charge = match share.try_take((here - PREFIX_LEN) as u64) {
             Ok(charge) => charge,
-            // Another took the room: it holds nothing yet, and may wait.
+            // Another message used the capacity. This message has no charge yet, so it may wait.
             Err(_) if matches!(self.terms.hold, Hold::UntilNext | Hold::UntilClaimed) => {
                 self.wait(len);
                 return Ok(None);
@@ -349,7 +355,7 @@ impl<B> Messages<B> {
     }
 
     fn wait(&mut self, len: usize) {
-        // The client is not waited for.
+        // The server now waits for capacity and not for the client.
         self.pace = None;
         self.state = State::Waiting { room: Box::pin(self.terms.share.clone().room_for(len as u64)) };
     }
@@ -360,7 +366,7 @@ impl<B> Messages<B> {
         self.pace = None;
     }
 
-    /// Whether a message has begun and its end has not come.
+    /// Whether a message has begun and its end has not arrived.
     fn mid_message(&self) -> bool {
         match self.state {
             State::Prefix => !self.input.is_empty(),
@@ -369,7 +375,8 @@ impl<B> Messages<B> {
         }
     }
 
-    /// More input is needed and none is there: fails when the message is below the minimum rate.
+    /// Polls the minimum rate while more input is needed and none is available. Ready when the
+    /// message is too slow.
     fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         let is_unary = matches!(self.terms.hold, Hold::WholeCall | Hold::UntilDecoded);
         let must_end = is_unary && self.has_message;
@@ -383,7 +390,7 @@ impl<B> Messages<B> {
     }
 }
 
-/// Something that began to arrive and is below the minimum rate.
+/// Returns the failure of a message or body below the minimum rate.
 pub(crate) fn too_slow(what: &str, minimum: MinimumRate) -> Failure {
     let MinimumRate { grace, bytes_per_sec } = minimum;
     let rate = millrace_types::Bytes(bytes_per_sec);
@@ -418,19 +425,19 @@ where
             }
             match frame.into_data() {
                 Ok(data) if self.input.is_empty() => self.input = data,
-                // Only a prefix that came in two pieces is left over.
+                // Only a prefix that arrived in two pieces can be left over here.
                 Ok(data) => self.input = [&self.input[..], &data[..]].concat().into(),
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             }
         }
     }
 
-    /// The client has sent everything.
+    /// Checks the state at the end of the client's bytes.
     fn end(&self) -> Result<(), Status> {
         match self.state {
-            State::Arriving(_) | State::Inflating(_) | State::InflatingApart(_) => {
-                Err(to_status(&Failure::malformed("the call ended within a message")))
-            }
+            State::Arriving(_) | State::Inflating(_) | State::InflatingApart(_) => Err(to_status(
+                &Failure::malformed("the call ended within a message: send the whole message again"),
+            )),
             _ => Ok(()),
         }
     }
@@ -470,7 +477,7 @@ where
     }
 }
 
-/// A message in pieces that are handed on one by one.
+/// Cuts a message into pieces that are passed on one by one.
 fn in_steps(mut message: Bytes) -> VecDeque<Bytes> {
     let mut steps = VecDeque::with_capacity(message.len().div_ceil(GIVEN_AT_ONCE));
     while !message.is_empty() {
@@ -479,12 +486,12 @@ fn in_steps(mut message: Bytes) -> VecDeque<Bytes> {
     steps
 }
 
-/// The flag and length at the start of `input`, which has them.
+/// Returns the flag and length at the start of `input`, which must contain a prefix.
 fn split(mut input: &[u8]) -> (u8, usize) {
     (input.get_u8(), input.get_u32() as usize)
 }
 
-/// Fills in the prefix of a plain message that was left room for.
+/// Writes the prefix of an uncompressed message into the space at its start.
 fn write_prefix(message: &mut BytesMut) {
     let len = u32::try_from(message.len() - PREFIX_LEN).expect("bounded by the message limit, a u32");
     message[0] = 0;

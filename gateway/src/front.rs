@@ -1,5 +1,5 @@
-//! The way of one inference request, the same for both protocols: find the model, read the request
-//! against its declaration, invoke it within its timeout, count what came of it.
+//! The path of an inference request, the same for both protocols: find the model, check the request
+//! against the model's declaration, invoke the model within the timeout, and count the outcome.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,42 +23,42 @@ use crate::meters::{Meters, Tally, Times};
 use crate::parameters::Parameters;
 use crate::request_id::RequestIds;
 
-/// Tensors that a request may name, and as many outputs.
+/// Most input tensors of a request, and most requested outputs.
 pub(crate) const TENSORS_MAX: usize = 4_096;
-/// Dimensions of one tensor.
+/// Most dimensions of a tensor.
 pub(crate) const SHAPE_RANK_MAX: usize = 64;
-/// Bytes of a tensor's name.
+/// Most bytes of a tensor's name.
 const NAME_BYTES_MAX: usize = 256;
-/// Bytes from which on a message is converted by [`BulkThreads`]: 256 KiB of JSON take about a millisecond.
+/// Size in bytes from which [`BulkThreads`] convert a message: 256 KiB of JSON take about a millisecond.
 pub(crate) const BULK_BYTES_MIN: usize = 256 << 10;
 
-/// What every handler shares.
+/// State that all handlers share.
 pub(crate) struct Front {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) meters: Meters,
     pub(crate) ids: RequestIds,
     pub(crate) budget: Budget,
-    /// For requests to services that do no inference.
+    /// Budget for requests to services that do no inference.
     pub(crate) admin_budget: Budget,
-    /// The places of requests that wait for their model to get ready.
+    /// Permits for requests that wait until their model is ready.
     pub(crate) waiting: Semaphore,
-    /// For large messages.
+    /// Threads for large messages.
     pub(crate) bulk: BulkThreads,
     pub(crate) limits: Limits,
     pub(crate) wall_clock: WallClock,
     pub(crate) closing: Closing,
 }
 
-/// A request read and checked against its model.
+/// A request that was read and checked against its model.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Question {
     pub(crate) inputs: Vec<Tensor>,
-    /// Empty: every output.
+    /// Names of the requested outputs. Empty selects all outputs.
     pub(crate) outputs: Vec<String>,
     pub(crate) parameters: Parameters,
 }
 
-/// A request answered.
+/// The response to a request.
 pub(crate) struct Answer {
     pub(crate) model: Arc<Model>,
     pub(crate) completion: Completion,
@@ -66,19 +66,19 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The size of its outputs.
+    /// Returns the size of the outputs in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.completion.outputs.iter().map(|output| output.data.len() as u64).sum()
     }
 }
 
 impl Front {
-    /// Finds a model by the names a client uses. An empty version is the latest.
+    /// Finds a model by the name and version of a client. An empty version selects the latest one.
     pub(crate) fn find(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
         self.backend.resolve(&key(call, name)?, revision(version)?)
     }
 
-    /// The same, of a model that its owner lets serve: an unloaded one shows nothing of itself.
+    /// Finds a model like [`Self::find`], and refuses an unloaded one, which must not be described.
     pub(crate) fn find_loaded(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
         let model = self.find(call, name, version)?;
         match model.availability {
@@ -87,45 +87,46 @@ impl Front {
         }
     }
 
-    /// Whether inference is served: the backend can, the door is open, and the byte budget has room.
+    /// Whether inference is served: the backend is ready, the gateway is not closing, and the byte
+    /// budget has capacity.
     pub(crate) fn ready(&self) -> bool {
         self.backend.ready() && !self.closing.is_closing() && !self.budget.is_locked_out()
     }
 
-    /// The shares of a new connection.
+    /// Returns the budget shares of a new connection.
     pub(crate) fn shares(&self) -> ConnectionShares {
         ConnectionShares { inference: self.budget.share(), admin: self.admin_budget.share() }
     }
 
-    /// Requests that wait for their model now.
+    /// Returns the number of requests that wait for their model now.
     pub(crate) fn waiting_now(&self) -> usize {
         self.limits.waiting_max.saturating_sub(self.waiting.available_permits())
     }
 
-    /// Keeps a request until its model is ready: whoever waits for a model that is on its way, or for
-    /// the place of a lost worker to be taken, need not ask again and again.
+    /// Waits until the model of a request is ready. So a client need not retry while a model is being
+    /// prepared, or while another worker takes over from a lost one.
     async fn wait_for(&self, model: &Model, deadline: Instant) -> Result<Arc<Model>, Failure> {
         let Ok(_place) = self.waiting.try_acquire() else {
-            let message = "too many requests wait for models already: try again soon";
+            let message = "too many requests already wait for models: try again soon";
             return Err(Failure::new(Reason::FunctionNotReady, message));
         };
         loop {
             let until = deadline.min(Instant::now() + self.limits.away_max);
-            // Settled, or what it still waits for.
+            // Either the state is settled, or the time is over and the current state tells the reason.
             let now = match timeout_at(until, self.backend.awaited(model)).await {
                 Ok(awaited) => awaited?,
                 Err(_) => self.backend.resolve(&model.key, Some(model.revision))?,
             };
             match now.availability {
                 Availability::Ready => return Ok(now),
-                // It has workers, on which it is on its way.
+                // The model has workers that are preparing it, so the wait continues.
                 Availability::Preparing if until < deadline => {}
                 _ => return Err(now.refusal()),
             }
         }
     }
 
-    /// Converts a message of `len` bytes.
+    /// Runs `convert` for a message of `len` bytes, on a bulk thread if the message is large.
     pub(crate) async fn convert<T: Send + 'static>(
         &self,
         len: usize,
@@ -137,18 +138,18 @@ impl Front {
         }
     }
 
-    /// Lets a function serve, or stops it. Whether there is one is for the backend to say: what can
-    /// be resolved here may be behind.
+    /// Enables or disables a function. Only the backend decides whether the function exists, because
+    /// the state for resolving may lag behind.
     pub(crate) async fn set_intent(&self, call: &Call, name: &str, intent: Intent) -> Result<(), Failure> {
         self.backend.set_intent(&key(call, name)?, intent, &call.caller).await
     }
 
-    /// Starts the count of one inference request.
+    /// Starts an inference request, and counts it as in flight.
     pub(crate) fn begin<'a>(&'a self, call: &'a Call) -> Run<'a> {
         self.begin_part(call, call.request_id.clone(), call.arrived)
     }
 
-    /// The same, of one of several requests that a call carries.
+    /// Starts one of several inference requests of a call, and counts it as in flight.
     pub(crate) fn begin_part<'a>(
         &'a self,
         call: &'a Call,
@@ -160,12 +161,12 @@ impl Front {
     }
 }
 
-/// The beginning of a client's text, as long as an error shows.
+/// Truncates a client's text to the length that an error message shows.
 fn shown(text: &str) -> &str {
     &text[..text.floor_char_boundary(NAME_BYTES_MAX)]
 }
 
-/// The function a client means by a name.
+/// Returns the key of the function that a client names.
 fn key(call: &Call, name: &str) -> Result<FunctionKey, Failure> {
     let Ok(function) = FunctionName::new(name) else {
         let message = format!("no function {:?} in tenant {}", shown(name), call.tenant);
@@ -174,7 +175,7 @@ fn key(call: &Call, name: &str) -> Result<FunctionKey, Failure> {
     Ok(FunctionKey { tenant: call.tenant.clone(), name: function })
 }
 
-/// Reads a version as a revision.
+/// Parses a version as a revision.
 fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     if version.is_empty() {
         return Ok(None);
@@ -182,16 +183,13 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     let digits = version.bytes().all(|c| c.is_ascii_digit());
     let number = version.parse().ok().filter(|_| digits).and_then(Revision::new);
     let message = || {
-        format!(
-            "model version {:?} is not a whole number from 1: leave it out for the latest",
-            shown(version)
-        )
+        format!("model version {:?} is not a whole number from 1: omit it to use the latest", shown(version))
     };
     number.map(Some).ok_or_else(|| Failure::malformed(message()))
 }
 
-/// One inference request under way. Whatever becomes of it is counted once; one that is dropped was
-/// cancelled.
+/// An inference request in progress. Its outcome is counted once. A request that is dropped before
+/// counts as cancelled.
 pub(crate) struct Run<'a> {
     front: &'a Front,
     call: &'a Call,
@@ -206,7 +204,7 @@ impl<'a> Run<'a> {
         self.front
     }
 
-    /// Carries the request out, as far as its outputs.
+    /// Executes the request up to its outputs.
     pub(crate) async fn answer<Reading: Future<Output = Result<Question, Failure>>>(
         &mut self,
         name: &str,
@@ -234,13 +232,16 @@ impl<'a> Run<'a> {
             sequence: question.parameters.sequence,
         };
         if invocation.timeout.is_zero() {
-            return Err(Failure::new(Reason::TimedOut, "the request's timeout passed before it could begin"));
+            return Err(Failure::new(
+                Reason::TimedOut,
+                "the request's timeout expired before the request could begin",
+            ));
         }
         let completion = match timeout_at(deadline, backend.invoke(&model, invocation)).await {
             Ok(completion) => completion?,
             Err(_) => {
                 let message =
-                    format!("no answer within the request's timeout of {:?}", deadline - self.arrived);
+                    format!("no response within the request's timeout of {:?}", deadline - self.arrived);
                 return Err(Failure::new(Reason::TimedOut, message).after_execution());
             }
         };
@@ -248,13 +249,13 @@ impl<'a> Run<'a> {
         Ok(Answer { model, completion, received: Instant::now() })
     }
 
-    /// Counts a failure, and passes it on.
+    /// Counts a failure, and returns it.
     pub(crate) fn fail(mut self, failure: Failure) -> Failure {
         self.count_failure(failure.reason);
         failure
     }
 
-    /// Counts an answer whose response is ready.
+    /// Counts a request whose response is ready.
     pub(crate) fn succeed(mut self, answer: &Answer) -> Times {
         let now = Instant::now();
         let times = Times {
@@ -289,7 +290,7 @@ impl Drop for Run<'_> {
     }
 }
 
-/// The shortest of what the client asked for; the model's own timeout when it asked for none.
+/// Returns the earliest of the client's deadlines, or the model's own timeout if the client has none.
 fn deadline(call: &Call, parameters: &Parameters, model: &Model, arrived: Instant) -> Instant {
     let asked = parameters.timeout.map(|timeout| arrived + timeout);
     let soonest = match (asked, call.deadline) {
@@ -300,15 +301,16 @@ fn deadline(call: &Call, parameters: &Parameters, model: &Model, arrived: Instan
     soonest.min(arrived + TIMEOUT_MAX)
 }
 
-/// One input as a protocol named it, before its contents are looked at.
+/// An input as the protocol describes it, before its contents are read.
 pub(crate) struct Named<'a> {
     pub(crate) name: &'a str,
     pub(crate) datatype: &'a str,
     pub(crate) shape: &'a [i64],
 }
 
-/// Checks the inputs' names, datatypes and shapes, and returns each one's datatype and size. The sizes are
-/// together at most `len_max`, as no message could carry more: a shape is a client's number.
+/// Checks the inputs' names, datatypes and shapes, and returns the datatype and size of each input.
+/// The sum of the sizes is at most `len_max`, because a shape is only a claim of the client, and no
+/// message could contain more bytes.
 pub(crate) fn check_named(
     specs: &[TensorSpec],
     named: &[Named<'_>],
@@ -342,7 +344,7 @@ pub(crate) fn check_named(
         let (Some(size), Some(rest)) = (size, rest) else {
             let why = match datatype {
                 DataType::Bytes => "BYTES tensors are not served".to_owned(),
-                _ => format!("its shape takes more memory than a message of {len_max} bytes can bring"),
+                _ => format!("its shape needs more memory than a message of {len_max} bytes can contain"),
             };
             return Err(invalid(format!("input {name:?} of shape {shape:?}: {why}")));
         };
@@ -352,17 +354,17 @@ pub(crate) fn check_named(
     Ok(sizes)
 }
 
-/// Checks raw contents against the size that datatype and shape demand.
+/// Checks the size of raw contents against the datatype and shape.
 pub(crate) fn check_size(name: &str, expected: usize, found: usize) -> Result<(), Failure> {
     if expected == found {
         return Ok(());
     }
     let message =
-        format!("input {name:?} has {found} bytes of contents: its datatype and shape take {expected}");
+        format!("input {name:?} has {found} bytes of contents: its datatype and shape need {expected}");
     Err(Failure::new(Reason::InvalidInput, message))
 }
 
-/// Checks that the outputs a client names exist, each once.
+/// Checks that the requested outputs exist, and that none is requested twice.
 pub(crate) fn check_requested<'a>(
     model: &Model,
     names: impl Iterator<Item = &'a str>,
@@ -385,7 +387,7 @@ pub(crate) fn check_requested<'a>(
     Ok(requested)
 }
 
-/// Checks that the backend gave what was asked for: its answer came from another process.
+/// Checks that the backend returned the requested outputs, because they came from another process.
 fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Result<(), Failure> {
     let named = |name: &str, at: usize| outputs.get(at).is_some_and(|output| output.name == name);
     let complete = match requested {
@@ -404,14 +406,14 @@ fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Res
     if complete && whole {
         return Ok(());
     }
-    let message = format!("the worker's outputs are not what {} declares: {outputs:?}", model.key);
+    let message = format!("the worker's outputs do not match the declaration of {}: {outputs:?}", model.key);
     Err(Failure::new(Reason::Internal, message).after_execution())
 }
 
 impl fmt::Display for Times {
-    /// As the `server-timing` header writes it, in milliseconds.
+    /// Formats the times for the `server-timing` header, in milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // In whole microseconds: formatting floats shows in a profile of small models.
+        // Uses whole microseconds, because the formatting of floats shows in a profile of small models.
         let entry = |f: &mut fmt::Formatter<'_>, name: &str, span: Duration| {
             let us = span.as_micros();
             write!(f, "{name};dur={}.{:03}", us / 1000, us % 1000)
@@ -428,7 +430,7 @@ impl fmt::Display for Times {
 }
 
 impl Tally {
-    /// When the last inference ended, in milliseconds since 1970.
+    /// Returns the time of the last inference, in milliseconds since 1970.
     pub(crate) fn last_inference_ms(&self) -> u64 {
         self.last_inference_ms.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The readers of clients' bytes, for the fuzz targets of `fuzz/`. Built for them alone.
+//! Entry points for the fuzz targets of `fuzz/`, which read clients' bytes. Compiled only for these targets.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -26,14 +26,15 @@ use crate::inflate::{Encoding, Inflater, STEP};
 use crate::rest::elements::has_json;
 use crate::rest::request::{self, HEADER_LENGTH};
 
-/// The longest message of the targets that inflate. The default of servers is larger than the memory that
-/// a target may take.
+/// Longest decompressed message of the targets. The default of servers is larger than the memory that
+/// a target may use.
 const INFLATED_BYTES_MAX: usize = 4 << 20;
-/// For messages whose decompression is long.
-static BULK: LazyLock<BulkThreads> = LazyLock::new(|| BulkThreads::start().expect("there are threads"));
+/// Threads for messages with long decompression.
+static BULK: LazyLock<BulkThreads> =
+    LazyLock::new(|| BulkThreads::start().expect("the operating system starts threads"));
 
-/// The models that requests are read against: of an image, of a list of numbers, of an input of each
-/// datatype that is served, and of each that has a JSON form.
+/// Returns the models against which requests are read: with an image, with a list of numbers, with an
+/// input of each served datatype, and with an input of each datatype that has a JSON form.
 fn models() -> [Model; 4] {
     let tensor = |name: &str, datatype, shape: &[u64]| TensorSpec {
         name: name.to_owned(),
@@ -67,7 +68,7 @@ fn models() -> [Model; 4] {
     })
 }
 
-/// An accepted request holds the elements that it names.
+/// Checks that an accepted request has as many elements as it declares.
 fn check(question: &Question) {
     for tensor in &question.inputs {
         let Some(size) = tensor.datatype.size() else { continue };
@@ -76,11 +77,12 @@ fn check(question: &Question) {
     }
 }
 
-/// A request over REST: the value of `Inference-Header-Content-Length`, or `-` for none, a line end, and
-/// the body.
+/// Reads a REST request: the value of `Inference-Header-Content-Length` or `-` for none, a newline,
+/// and the body.
 pub fn rest_request(data: &[u8]) {
     let Some(at) = data.iter().position(|&byte| byte == b'\n') else { return };
-    let (length, body) = (&data[..at], Bytes::copy_from_slice(&data[at + 1..]));
+    let length = &data[..at];
+    let body = Bytes::copy_from_slice(&data[at + 1..]);
     let mut headers = HeaderMap::new();
     if length != b"-" {
         let Ok(length) = HeaderValue::from_bytes(length) else { return };
@@ -97,10 +99,10 @@ pub fn rest_request(data: &[u8]) {
             check(&question);
         }
     }
-    assert_eq!(budget.used(), 0, "every byte is given back");
+    assert_eq!(budget.used(), 0, "every byte is released");
 }
 
-/// A request over gRPC: a `ModelInferRequest`, as a server walks over it, decodes it and reads it.
+/// Reads a gRPC request: checks, decodes and reads a `ModelInferRequest` as a server does.
 pub fn grpc_request(data: &[u8]) {
     let message = Bytes::copy_from_slice(data);
     let len_max = message_len(crate::Limits::default().message_max);
@@ -114,8 +116,8 @@ pub fn grpc_request(data: &[u8]) {
     }
 }
 
-/// The body of a gRPC call. The first byte says who gives messages back and how they are compressed, the
-/// second where the body is cut.
+/// Reads the body of a gRPC call. The first byte selects the [`Hold`] and the compression, and the
+/// second selects the size of the pieces.
 pub fn grpc_framing(data: &[u8]) {
     let [how, piece, body @ ..] = data else { return };
     let hold = [Hold::WholeCall, Hold::UntilNext, Hold::UntilClaimed][usize::from(how % 3)];
@@ -144,10 +146,11 @@ pub fn grpc_framing(data: &[u8]) {
         }
     });
     drop((messages, ledger));
-    assert_eq!(budget.used(), 0, "every byte is given back");
+    assert_eq!(budget.used(), 0, "every byte is released");
 }
 
-/// A compressed body. The first byte says how, the second where it is cut.
+/// Decompresses a body. The first byte selects the compression, and the second selects the size of
+/// the pieces.
 pub fn inflate(data: &[u8]) {
     let [how, piece, body @ ..] = data else { return };
     let encoding = [Encoding::Gzip, Encoding::Deflate][usize::from(how % 2)];
@@ -165,5 +168,5 @@ pub fn inflate(data: &[u8]) {
         assert_eq!(budget.used(), plain.len() as u64);
         drop(charge);
     }
-    assert_eq!(budget.used(), 0, "every byte is given back");
+    assert_eq!(budget.used(), 0, "every byte is released");
 }

@@ -1,5 +1,5 @@
-//! Decompression that is bounded twice: by what one message may expand to, and by the byte budget,
-//! charged as it expands. Input comes in any pieces.
+//! Decompression with two bounds: on the decompressed size of a message, and by the byte budget,
+//! which is charged as the message expands. The input may arrive in any pieces.
 
 use std::io::{self, Write as _};
 
@@ -10,13 +10,13 @@ use millrace_types::Failure;
 
 use crate::budget::{Charge, too_large};
 
-/// Input given to the decoder at a time, so that other messages have a turn in between. At deflate's best
-/// ratio of about 1:1000 this much takes some 20 ms.
+/// Most input bytes per call of the decoder, so that other messages get a turn in between. At
+/// deflate's best ratio of about 1:1000, this much input takes about 20 ms.
 pub(crate) const STEP: usize = 16 << 10;
-/// Compressed bytes of a message which are decompressed by the thread that reads them: 1 ms at that ratio.
+/// Most compressed bytes of a message that the reading thread decompresses itself: 1 ms at that ratio.
 pub(crate) const STEP_HERE_MAX: usize = 1 << 10;
 
-/// The compressions understood, with HTTP's names: `deflate` is the zlib format.
+/// The supported compressions, with HTTP's names: `deflate` is the zlib format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
     Gzip,
@@ -40,7 +40,7 @@ impl Encoding {
     }
 }
 
-/// One compressed message on its way to being plain.
+/// The decompression of a single message.
 pub(crate) struct Inflater {
     decoder: Decoder,
     encoding: Encoding,
@@ -51,15 +51,15 @@ enum Decoder {
     Deflate(Zlib),
 }
 
-/// flate2's own zlib writer takes a stream that was cut short for a whole one: this one knows
-/// whether it met the end.
+/// A zlib decoder that knows whether it has seen the end. flate2's own zlib writer accepts a
+/// truncated stream as complete.
 struct Zlib {
     state: Decompress,
     ended: bool,
     sink: Sink,
 }
 
-/// Where plain bytes go, within the limits.
+/// The decompressed bytes, within the limits.
 struct Sink {
     plain: BytesMut,
     len_max: usize,
@@ -67,7 +67,8 @@ struct Sink {
 }
 
 impl Inflater {
-    /// `prefix` comes before the plain bytes; they may be `len_max` and are added to `charge`.
+    /// Creates a decoder. Its output starts with `prefix`, followed by at most `len_max` decompressed
+    /// bytes, which are added to `charge`.
     pub(crate) fn new(encoding: Encoding, prefix: &[u8], len_max: usize, charge: Charge) -> Self {
         let sink = Sink { plain: BytesMut::from(prefix), len_max: len_max + prefix.len(), charge };
         let decoder = match encoding {
@@ -77,7 +78,7 @@ impl Inflater {
         Self { decoder, encoding }
     }
 
-    /// Takes the next piece of input; give it at most [`STEP`] bytes.
+    /// Decompresses the next piece of input, which should have at most [`STEP`] bytes.
     pub(crate) fn push(&mut self, compressed: &[u8]) -> Result<(), Failure> {
         let written = match &mut self.decoder {
             Decoder::Gzip(decoder) => decoder.write_all(compressed),
@@ -86,7 +87,7 @@ impl Inflater {
         written.map_err(|error| self.failure(error))
     }
 
-    /// The prefix and the plain bytes so far.
+    /// Returns the prefix and the decompressed bytes so far.
     pub(crate) fn plain(&self) -> &[u8] {
         match &self.decoder {
             Decoder::Gzip(decoder) => &decoder.get_ref().plain,
@@ -94,7 +95,7 @@ impl Inflater {
         }
     }
 
-    /// Charges `more` bytes on top of the plain ones, for what is made of them.
+    /// Charges `more` bytes in addition to the decompressed ones, for data that is made of them.
     pub(crate) fn charge(&mut self, more: u64) -> Result<(), Failure> {
         let sink = match &mut self.decoder {
             Decoder::Gzip(decoder) => decoder.get_mut(),
@@ -103,7 +104,7 @@ impl Inflater {
         sink.charge.grow(more)
     }
 
-    /// The prefix and the plain bytes, with what they are charged.
+    /// Returns the prefix and the decompressed bytes, with their charge.
     pub(crate) fn finish(self) -> Result<(BytesMut, Charge), Failure> {
         let encoding = self.encoding;
         let sink = match self.decoder {
@@ -123,12 +124,14 @@ impl Zlib {
         let mut plain = [0; 4 * STEP];
         loop {
             if self.ended {
-                let trailing = io::Error::new(io::ErrorKind::InvalidData, "bytes after its end");
+                let trailing =
+                    io::Error::new(io::ErrorKind::InvalidData, "bytes after the end of the stream");
                 return if compressed.is_empty() { Ok(()) } else { Err(trailing) };
             }
-            let (read, written) = (self.state.total_in(), self.state.total_out());
+            let read = self.state.total_in();
+            let written = self.state.total_out();
             let status = self.state.decompress(compressed, &mut plain, FlushDecompress::None)?;
-            // Both are below the lengths of the slices given.
+            // Both differences are below the lengths of the slices, so the casts are lossless.
             let read = (self.state.total_in() - read) as usize;
             let written = (self.state.total_out() - written) as usize;
             compressed = &compressed[read..];
@@ -157,7 +160,7 @@ fn failure(encoding: Encoding, error: io::Error) -> Failure {
 impl io::Write for Sink {
     fn write(&mut self, plain: &[u8]) -> io::Result<usize> {
         if plain.len() > self.len_max - self.plain.len() {
-            return Err(io::Error::other(too_large("what the body expands to", self.len_max)));
+            return Err(io::Error::other(too_large("the decompressed body", self.len_max)));
         }
         self.charge.grow(plain.len() as u64).map_err(io::Error::other)?;
         self.plain.extend_from_slice(plain);
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_bytes_come_back_after_the_prefix() {
+    fn decompressed_bytes_follow_the_prefix() {
         let budget = Budget::new(Bytes::mib(1), Bytes::mib(1));
         let plain = b"the same again ".repeat(1000);
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
@@ -218,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_is_refused_at_the_limit_and_at_the_budget() {
+    fn a_decompression_bomb_is_refused_at_the_limit_and_at_the_budget() {
         for encoding in [Encoding::Gzip, Encoding::Deflate] {
             let bomb = deflate(encoding, &vec![0; 16 << 20]);
             assert!(bomb.len() < 20_000, "{}", bomb.len());

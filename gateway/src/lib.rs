@@ -1,4 +1,4 @@
-//! The front door: the Open Inference Protocol over gRPC and REST on one port, for any [`Backend`].
+//! The gateway: the Open Inference Protocol over gRPC and REST on a single port, for any [`Backend`].
 //!
 //! ```text
 //! listener → connection (h2c or HTTP/1.1) → door: browser rules, id, caller, tenant, span, byte budget
@@ -9,23 +9,23 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`backend`] | the seam: what whoever has the models provides |
-//! | [`serve`] | the front door's opening, its socket and connections |
+//! | [`backend`] | the interface to the component that has the models |
+//! | [`serve`] | opening the gateway, its socket and connections |
 //! | [`config`] | limits, clock and seed |
-//! | [`auth`] | who is calling |
-//! | `door` | what happens to every request before any service |
-//! | `closing` | the news that the door is being closed |
-//! | `call`, `request_id` | what is known of a call before its body |
-//! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC's, of compressed ones |
-//! | `decoded` | the memory that gRPC's messages take once they are decoded |
-//! | `delivery` | answers, which stay charged until they have left |
-//! | `front` | the way of one inference, the same for both protocols |
-//! | `parameters` | the request parameters that mean something |
-//! | `describe`, `meters` | what is said of models, what is counted |
-//! | [`activity`] | what was counted, for people who watch |
+//! | [`auth`] | identification of the caller |
+//! | `door` | middleware for every request, before any service |
+//! | `closing` | the notification that the gateway is closing |
+//! | `call`, `request_id` | properties of a call that are known before its body |
+//! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC messages, of compressed messages |
+//! | `decoded` | the memory of decoded gRPC messages |
+//! | `delivery` | responses, which stay charged until they are sent |
+//! | `front` | the path of an inference, the same for both protocols |
+//! | `parameters` | the supported request parameters |
+//! | `describe`, `meters` | descriptions of models, counts and metrics |
+//! | [`activity`] | the counts, for tools that show them live |
 //! | `grpc`, `rest` | the two protocols |
 //!
-//! It knows nothing of Raft, workers or GPUs.
+//! The gateway does not know Raft, workers or GPUs.
 //!
 //! [`Backend`]: backend::Backend
 

@@ -1,6 +1,6 @@
-//! What is counted: each model's statistics, as the protocol reports them, and the metrics that
-//! Prometheus scrapes. One tally per revision holds both, so that a request looks them up once. Here
-//! are the metrics' names and labels, of which there is a bound.
+//! The counts: each model's statistics, as the protocol reports them, and the metrics for Prometheus.
+//! A tally per revision has both, so that a request looks them up only once. This module has the
+//! names of the metrics, and their labels, whose number is bounded.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,9 +22,9 @@ use self::tally::{Score, Series, Traced};
 
 mod tally;
 
-/// The label of functions beyond those that have one of their own.
+/// Label of functions without a label of their own.
 const OTHER: &str = "_other";
-/// The label `reason` of what succeeded.
+/// Value of the label `reason` for answered requests.
 const OK: &str = "OK";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -49,7 +49,7 @@ struct WorkflowLabels {
 /// The tallies of all revisions that were invoked.
 pub(crate) type Tallies = Arc<RwLock<HashMap<RevisionKey, Arc<Tally>>>>;
 
-/// Every tally, and the metrics of no one function.
+/// All tallies, and the metrics that belong to no single function.
 #[derive(Debug)]
 pub(crate) struct Meters {
     tallies: Tallies,
@@ -59,23 +59,24 @@ pub(crate) struct Meters {
     total_seconds: Family<FunctionLabels, Traced, fn() -> Traced>,
     queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
-    /// Of the requests that met a cold start alone, so that their number is its count.
+    /// Only of requests with a cold start, so that the histogram's count is the number of cold starts.
     cold_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     run_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
-    /// Of workflows with an objective: requests that count towards it, and those in time.
+    /// Requests of workflows with an objective: those that count towards the objective, and those
+    /// within the deadline.
     scored: Family<WorkflowLabels, Counter>,
     in_time: Family<WorkflowLabels, Counter>,
-    /// Inference requests being worked on.
+    /// Number of inference requests in progress.
     pub(crate) in_flight: Gauge,
-    /// Open connections.
+    /// Number of open connections.
     pub(crate) connections: Gauge,
-    /// Bytes of inference requests and answers in memory, set when scraped.
+    /// Bytes of inference requests and responses in memory, set at each scrape.
     pub(crate) bytes_in_flight: Gauge,
-    /// Requests that wait for their model to get ready, set when scraped.
+    /// Number of requests that wait until their model is ready, set at each scrape.
     pub(crate) waiting: Gauge,
 }
 
-/// 50 µs to 26 s.
+/// Returns the buckets of the histograms, from 50 µs to 26 s.
 fn buckets() -> impl Iterator<Item = f64> {
     exponential_buckets(50e-6, 2.0, 20)
 }
@@ -115,24 +116,28 @@ impl Meters {
         };
         registry.register(
             "millrace_requests",
-            "Inference requests finished, by reason; OK when answered",
+            "Finished inference requests, by reason; OK if answered",
             meters.outcomes.clone(),
         );
         registry.register_with_unit(
             "millrace_request",
-            "From a request's arrival to its answer",
+            "Time from a request's arrival to its response",
             Unit::Seconds,
             meters.total_seconds.clone(),
         );
         for (name, help, family) in [
-            ("millrace_request_queue", "Waiting for a GPU", &meters.queue_seconds),
-            ("millrace_request_swap", "Waiting for the model to come onto the GPU", &meters.swap_seconds),
+            ("millrace_request_queue", "Time that requests wait for a GPU", &meters.queue_seconds),
+            (
+                "millrace_request_swap",
+                "Time that requests wait for the copy of the model to the GPU",
+                &meters.swap_seconds,
+            ),
             (
                 "millrace_request_cold_start",
-                "Waiting for the model to come into host memory, of requests that did",
+                "Time of cold starts, in which requests wait for the model to be loaded into host memory",
                 &meters.cold_seconds,
             ),
-            ("millrace_request_run", "Running the model", &meters.run_seconds),
+            ("millrace_request_run", "Time that models run", &meters.run_seconds),
         ] {
             registry.register_with_unit(name, help, Unit::Seconds, family.clone());
         }
@@ -143,23 +148,23 @@ impl Meters {
         );
         registry.register(
             "millrace_workflow_slo_in_time",
-            "Of those, the ones answered within it",
+            "Requests of a workflow that were answered within its objective",
             meters.in_time.clone(),
         );
         registry.register(
             "millrace_requests_in_flight",
-            "Inference requests being worked on",
+            "Inference requests in progress",
             meters.in_flight.clone(),
         );
         registry.register(
             "millrace_requests_waiting",
-            "Inference requests kept until their model is ready",
+            "Inference requests that wait until their model is ready",
             meters.waiting.clone(),
         );
         registry.register("millrace_connections", "Open client connections", meters.connections.clone());
         registry.register_with_unit(
             "millrace_request_in_flight",
-            "Bytes of requests that arrived, and of answers that have not left",
+            "Bytes of received requests and of responses that are not sent yet",
             Unit::Bytes,
             meters.bytes_in_flight.clone(),
         );
@@ -167,16 +172,16 @@ impl Meters {
         budget.set(i64::try_from(bytes_in_flight_max).unwrap_or(i64::MAX));
         registry.register_with_unit(
             "millrace_request_in_flight_max",
-            "The most bytes that requests and answers may take in memory",
+            "Limit of the bytes of requests and responses in memory",
             Unit::Bytes,
             budget,
         );
         meters
     }
 
-    /// The tally of a model, made when it is first asked for. A workflow that is scored against something
-    /// else than the one that had its number has one of its own: once a deleted one's name has been
-    /// forgotten, numbers come again.
+    /// Returns the tally of a model, created on first use. A workflow gets a new tally if the tally
+    /// of its number has another objective: once the name of a deleted workflow is forgotten, its
+    /// revision numbers are used again.
     pub(crate) fn tally(&self, model: &Model, still_there: impl Fn(&FunctionKey) -> bool) -> Arc<Tally> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
         let is_of = |tally: &Arc<Tally>| tally.objective() == model.objective;
@@ -196,12 +201,12 @@ impl Meters {
         })
     }
 
-    /// The tally of a revision that has been invoked.
+    /// Returns the tally of a revision that has been invoked.
     pub(crate) fn find(&self, key: &RevisionKey) -> Option<Arc<Tally>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    /// Counts a request that was not answered; `tally` where its model was found.
+    /// Counts a request without a response. `tally` is set if the request's model was found.
     pub(crate) fn failed(&self, tally: Option<&Tally>, reason: Reason, took: Duration) {
         let labels = match tally {
             Some(tally) => {
@@ -243,16 +248,18 @@ impl Meters {
         Tally::new(labels, score, series)
     }
 
-    /// Frees the labels of functions that are gone, with what was counted under them.
+    /// Removes the labels of deleted functions, together with their counts.
     fn forget_labels(&self, still_there: impl Fn(&FunctionKey) -> bool) {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         labelled.retain(|key| {
             if still_there(key) {
                 return true;
             }
-            let (tenant, function) = (key.tenant.to_string(), key.name.to_string());
+            let tenant = key.tenant.to_string();
+            let function = key.name.to_string();
             for reason in std::iter::once(OK).chain(Reason::ALL.iter().map(|reason| reason.as_str())) {
-                let (tenant, function) = (tenant.clone(), function.clone());
+                let tenant = tenant.clone();
+                let function = function.clone();
                 self.outcomes.remove(&OutcomeLabels { tenant, function, reason });
             }
             let workflow = WorkflowLabels { tenant: tenant.clone(), workflow: function.clone() };
@@ -301,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_beyond_the_bound_share_a_label_and_deleted_ones_make_room() {
+    fn functions_beyond_the_bound_share_a_label_and_deleted_ones_free_theirs() {
         let mut registry = Registry::default();
         let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
@@ -309,7 +316,7 @@ mod tests {
         }
         assert!(text(&registry).contains(r#"millrace_requests_total{tenant="_other",function="_other""#));
         assert!(!text(&registry).contains(r#"function="c""#));
-        // All but "b" are deleted: the next new one finds room.
+        // All functions except "b" are deleted, so the next new function gets a label.
         meters.tally(&model("z"), |key| key.name.as_str() == "b");
         let text = text(&registry);
         assert!(text.contains(r#"function="z""#) && text.contains(r#"function="b""#));
@@ -317,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_a_workflow_are_scored_against_its_objective() {
+    fn requests_of_a_workflow_are_counted_against_its_objective() {
         let mut registry = Registry::default();
         let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         let ms = Duration::from_millis;
@@ -332,8 +339,8 @@ mod tests {
         for reason in [Reason::TimedOut, Reason::Cancelled, Reason::DataLost] {
             meters.failed(Some(&tally), reason, ms(5));
         }
-        assert_eq!(tally.score(), SloCounts { m: 1, n: 3 }, "what failed or was given up says nothing");
-        // Its next version is scored by itself, and counted on.
+        assert_eq!(tally.score(), SloCounts { m: 1, n: 3 }, "failed and cancelled requests do not count");
+        // The next version has its own SLO counts, but adds to the same metrics.
         let next = Model { revision: Revision::new(2).unwrap(), ..workflow };
         answered(&meters.tally(&next, |_| true), ms(1));
         assert_eq!(meters.tally(&next, |_| true).score(), SloCounts { m: 1, n: 1 });
@@ -346,11 +353,11 @@ mod tests {
         }
         let function = meters.tally(&model("f"), |_| true);
         answered(&function, ms(1));
-        assert_eq!(function.score(), SloCounts::default(), "its workers score it");
+        assert_eq!(function.score(), SloCounts::default(), "the workers of a function count its SLO");
     }
 
     #[test]
-    fn a_number_that_comes_again_is_scored_against_the_objective_of_now() {
+    fn a_reused_revision_number_is_counted_against_the_current_objective() {
         let mut registry = Registry::default();
         let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         let ms = Duration::from_millis;
@@ -366,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_and_failures_are_both_timed() {
+    fn times_of_answered_and_failed_requests_are_counted() {
         let mut registry = Registry::default();
         let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
         let tally = meters.tally(&model("a"), |_| true);
@@ -376,7 +383,7 @@ mod tests {
         let cold = |text: &str, count| {
             text.contains(&format!(r#"cold_start_seconds_count{{tenant="default",function="a"}} {count}"#))
         };
-        assert!(cold(&text(&registry), 0), "a swap is no cold start");
+        assert!(cold(&text(&registry), 0), "a swap is not a cold start");
         meters.failed(Some(&tally), Reason::TimedOut, ms(5));
         assert_eq!(tally.success.read(), (1, 7_000_000));
         tally.answered(

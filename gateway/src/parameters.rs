@@ -1,7 +1,9 @@
-//! The parameters of a request that mean something here, whichever protocol brought them. Others are
-//! ignored, as Triton does; those that would change the answer are refused, so that nobody takes an
-//! answer for another. Known ones of another type are refused whichever model is asked, as Triton's
-//! `SetInferenceRequestMetadata` does: also those of sequences, where the model keeps no state.
+//! The supported parameters of a request, for both protocols. Other parameters are ignored, as in
+//! Triton. Parameters that would change the response are refused, so that no client mistakes the
+//! response for another.
+//!
+//! Known parameters with a wrong type are refused for every model, as in Triton's
+//! `SetInferenceRequestMetadata`. This includes sequence parameters of models without state.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -12,13 +14,13 @@ use millrace_types::function::TIMEOUT_MAX;
 use millrace_types::sequences::SEQUENCE_NAME_MAX;
 use millrace_types::{Failure, InSequence, Reason, SequenceId};
 
-/// The parameter that names a request's sequence.
+/// Parameter with the id of a request's sequence.
 pub(crate) const SEQUENCE_ID: &str = "sequence_id";
-/// The parameter of an output that is wanted in binary (REST).
+/// Parameter that requests an output in binary (REST).
 pub(crate) const BINARY: &str = "binary_data";
-/// The parameter of an input that follows the JSON (REST): its length.
+/// Parameter with the length of an input in binary after the JSON (REST).
 pub(crate) const BINARY_SIZE: &str = "binary_data_size";
-/// Every parameter that anything here reads.
+/// All parameters that the gateway reads.
 pub(crate) const KNOWN: [&str; 10] = [
     "priority",
     "timeout",
@@ -32,12 +34,12 @@ pub(crate) const KNOWN: [&str; 10] = [
     "classification",
 ];
 
-/// A parameter's value, as either protocol writes it.
+/// A parameter's value, in either protocol.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Value<'a> {
     Bool(bool),
     Count(u64),
-    /// Below zero: of gRPC alone.
+    /// A negative integer; only in gRPC.
     Negative(i64),
     Text(&'a str),
     Other,
@@ -55,16 +57,16 @@ impl<'a> From<&'a InferParameter> for Value<'a> {
     }
 }
 
-/// The parameters of one request.
+/// The parameters of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Parameters {
-    /// 1 is the highest, 0 the server's choice.
+    /// Priority: 1 is the highest, and 0 leaves the choice to the server.
     pub(crate) priority: u64,
-    /// How long the client waits, when it says.
+    /// Time that the client waits, if given.
     pub(crate) timeout: Option<Duration>,
-    /// REST: outputs that do not say otherwise are wanted in binary.
+    /// Whether outputs are sent in binary unless they request otherwise (REST).
     pub(crate) binary_output: bool,
-    /// The sequence that the request is of, as Triton's sequence extension names it.
+    /// Sequence of the request, in terms of Triton's sequence extension.
     pub(crate) sequence: Option<InSequence>,
 }
 
@@ -72,11 +74,13 @@ impl Parameters {
     /// Reads a request's parameters.
     pub(crate) fn read<'a>(given: impl Iterator<Item = (&'a str, Value<'a>)>) -> Result<Self, Failure> {
         let mut read = Self::default();
-        let (mut sequence, mut start, mut end) = (None, false, false);
+        let mut sequence = None;
+        let mut start = false;
+        let mut end = false;
         for (name, value) in given {
             match name {
                 "priority" => read.priority = count(name, value)?,
-                // 0 is Triton's way to say none.
+                // In Triton's protocol, 0 means no timeout.
                 "timeout" => {
                     let timeout = Duration::from_micros(count(name, value)?).min(TIMEOUT_MAX);
                     read.timeout = (!timeout.is_zero()).then_some(timeout);
@@ -100,8 +104,9 @@ fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
     }
 }
 
-/// 0 and an empty text are Triton's way to say none. Its client for C++ writes numbers from 2^63 on into a
-/// field with a sign, out of which its server takes them as they were.
+/// Reads a sequence id. In Triton's protocol, 0 and an empty text mean no sequence. Triton's C++
+/// client writes numbers from 2^63 into a signed field, from which Triton's server reads them
+/// unchanged.
 pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
     match value {
         Value::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
@@ -114,7 +119,7 @@ pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failur
     }
 }
 
-/// A boolean parameter.
+/// Reads a boolean parameter.
 pub(crate) fn flag(name: &str, value: Value<'_>) -> Result<bool, Failure> {
     match value {
         Value::Bool(flag) => Ok(flag),
@@ -122,7 +127,7 @@ pub(crate) fn flag(name: &str, value: Value<'_>) -> Result<bool, Failure> {
     }
 }
 
-/// Refuses parameters of an input or output that ask for what is not there.
+/// Refuses parameters of an input or output that request unsupported features.
 pub(crate) fn refuse_unserved<'a>(
     tensor: &str,
     mut given: impl Iterator<Item = (&'a str, Value<'a>)>,
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_knows_and_ignores_the_rest() {
+    fn known_parameters_are_read_and_others_ignored() {
         let given = [
             ("priority", Value::Count(2)),
             ("timeout", Value::Count(1500)),
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_names_its_sequence_by_number_or_text() {
+    fn a_sequence_id_may_be_a_number_or_a_text() {
         let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
         let largest = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(-1)) };
         let id = |value| {
@@ -171,7 +176,11 @@ mod tests {
         };
         let begins = |id| Ok(Some(InSequence { id, start: true, end: false }));
         assert_eq!(id(Value::Count(1)), begins(SequenceId::Number(NonZeroU64::MIN)));
-        assert_eq!(id(Value::Text("1")), begins(SequenceId::Name("1".into())), "another than the number");
+        assert_eq!(
+            id(Value::Text("1")),
+            begins(SequenceId::Name("1".into())),
+            "a text is not the same id as the number"
+        );
         assert_eq!(id(Value::from(&largest)), begins(SequenceId::Number(NonZeroU64::MAX)));
         assert_eq!((id(Value::Count(0)), id(Value::Text(""))), (Ok(None), Ok(None)));
         let ends = read(&[("sequence_id", Value::Count(1)), ("sequence_end", Value::Bool(true))]);
@@ -182,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_of_zero_is_none_and_a_long_one_is_cut() {
+    fn a_timeout_of_zero_is_none_and_a_long_one_is_capped() {
         assert_eq!(read(&[("timeout", Value::Count(0))]).unwrap().timeout, None);
         assert_eq!(read(&[("timeout", Value::Count(u64::MAX))]).unwrap().timeout, Some(TIMEOUT_MAX));
     }
 
     #[test]
-    fn refuses_a_known_parameter_of_another_type() {
+    fn known_parameters_of_a_wrong_type_are_refused() {
         for wrong in [
             ("priority", Value::Other),
             ("timeout", Value::Bool(true)),
@@ -203,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_would_change_the_answer() {
+    fn parameters_that_would_change_the_response_are_refused() {
         let refused = refuse_unserved("x", [("classification", Value::Count(3))].into_iter());
         assert_eq!(refused.unwrap_err().reason, Reason::Unimplemented);
         assert!(refuse_unserved("x", [("shared_memory_region", Value::Other)].into_iter()).is_err());

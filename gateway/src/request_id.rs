@@ -1,5 +1,5 @@
-//! Request ids for clients that bring none: ULIDs, so that they sort by time, from a seed and the
-//! clock handed in.
+//! Request ids for clients that send none: ULIDs, so that they sort by time, made of a seed and the
+//! configured clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,10 +9,10 @@ use ulid::Ulid;
 
 use crate::config::WallClock;
 
-/// Carries a request's id, both ways, in headers and metadata.
+/// Header and metadata key of a request's id, in both directions.
 pub(crate) const HEADER: &str = "x-request-id";
 
-/// Makes request ids.
+/// The generator of request ids.
 pub(crate) struct RequestIds {
     wall_clock: WallClock,
     start: u128,
@@ -25,16 +25,16 @@ impl RequestIds {
         Self { wall_clock, start, made: AtomicU64::new(0) }
     }
 
-    /// The id the client sent, where it can be one, or a new one.
+    /// Returns the client's id if it is valid, and a new id otherwise.
     pub(crate) fn of(&self, headers: &HeaderMap) -> RequestId {
         let brought = headers.get(HEADER).and_then(|id| RequestId::new(id.to_str().ok()?));
         brought.unwrap_or_else(|| self.next())
     }
 
-    /// A new id.
+    /// Returns a new id.
     pub(crate) fn next(&self) -> RequestId {
         let unix_ms = u64::try_from((self.wall_clock)().as_millis()).unwrap_or(u64::MAX);
-        // Consecutive numbers from a random start: unique without a lock.
+        // Consecutive numbers from a random start are unique without a lock.
         let made = u128::from(self.made.fetch_add(1, Ordering::Relaxed));
         let id = Ulid::from_parts(unix_ms, self.start.wrapping_add(made));
         let mut text = [0; ulid::ULID_LEN];
@@ -42,7 +42,7 @@ impl RequestIds {
     }
 }
 
-/// SplitMix64's finaliser: spreads a seed's bits.
+/// SplitMix64's finaliser, which spreads a seed's bits.
 fn mix(seed: u64) -> u64 {
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,17 +63,21 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_unique_and_follow_from_the_seed() {
-        let (a, again, b) = (ids(1), ids(1), ids(2));
+    fn ids_are_unique_and_determined_by_the_seed() {
+        let a = ids(1);
+        let again = ids(1);
+        let b = ids(2);
         let of = |ids: &RequestIds| (0..100).map(|_| ids.next().to_string()).collect::<BTreeSet<_>>();
-        let (a, again, b) = (of(&a), of(&again), of(&b));
+        let a = of(&a);
+        let again = of(&again);
+        let b = of(&b);
         assert_eq!(a.len(), 100);
         assert_eq!(a, again);
         assert!(a.is_disjoint(&b));
     }
 
     #[test]
-    fn a_clients_id_is_kept_unless_it_cannot_be_one() {
+    fn a_valid_id_of_a_client_is_kept() {
         let with = |id: &'static str| HeaderMap::from_iter([(HEADER.parse().unwrap(), id.parse().unwrap())]);
         assert_eq!(ids(1).of(&with("mine-7")).as_str(), "mine-7");
         assert_eq!(ids(1).of(&with("a b")).as_str().len(), 26);

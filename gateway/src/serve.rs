@@ -1,4 +1,4 @@
-//! The listening socket, the connections on it, and the end of both.
+//! The listening socket, its connections, and their shutdown.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -32,8 +32,8 @@ use crate::meters::Meters;
 use crate::request_id::RequestIds;
 use crate::rest;
 
-/// A front door not yet open. Everything a client speaks is on its one port: inference over gRPC and
-/// REST, the services added here, health, reflection, `/metrics`.
+/// A gateway that is not open yet. A single port serves everything: inference over gRPC and REST,
+/// added services, health, reflection, and `/metrics`.
 pub struct FrontDoor {
     config: FrontDoorConfig,
     backend: Arc<dyn Backend>,
@@ -42,26 +42,26 @@ pub struct FrontDoor {
     routes: RoutesBuilder,
 }
 
-/// A front door that is open. Dropping it closes it at once; [`Serving::close`] lets it finish.
+/// An open gateway. Dropping the value closes the gateway at once; [`Serving::close`] lets requests finish.
 pub struct Serving {
     local_addr: SocketAddr,
     closing: watch::Sender<bool>,
     port: millrace_transport::Serving,
 }
 
-/// A door that cannot be opened.
+/// Reason why the gateway cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A listener whose own address cannot be told.
-    #[error("cannot tell the address that was bound: {0}")]
+    /// The listener's own address is unknown.
+    #[error("cannot read the bound address: {0}")]
     Address(std::io::Error),
-    /// The operating system gives no threads.
+    /// The operating system cannot start threads.
     #[error("cannot start threads for large messages: {0}: raise the limit of processes")]
     Threads(std::io::Error),
 }
 
 impl FrontDoor {
-    /// A front door to `backend`.
+    /// Creates a gateway for `backend`.
     #[must_use]
     pub fn new(config: FrontDoorConfig, backend: Arc<dyn Backend>) -> Self {
         Self {
@@ -73,8 +73,8 @@ impl FrontDoor {
         }
     }
 
-    /// Adds a gRPC service. Each of its requests has a [`Caller`](crate::auth::Caller) in its
-    /// extensions, and its messages are plain and within the limits.
+    /// Adds a gRPC service. The extensions of each of its requests contain a
+    /// [`Caller`](crate::auth::Caller), and its messages are decompressed and within the limits.
     #[must_use]
     pub fn service<S>(mut self, service: S) -> Self
     where
@@ -92,17 +92,17 @@ impl FrontDoor {
         self
     }
 
-    /// Serves these metrics too.
+    /// Adds metrics that `/metrics` serves too.
     #[must_use]
     pub fn metrics(mut self, registry: Registry) -> Self {
         self.registry = registry;
         self
     }
 
-    /// Opens the door. Must be called within a tokio runtime.
+    /// Opens the gateway. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`Error`]
+    /// Returns an [`Error`] if the listener's address is unknown, or threads cannot be started.
     pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
         let local_addr = listener.local_addr().map_err(Error::Address)?;
         let bulk = BulkThreads::start().map_err(Error::Threads)?;
@@ -114,7 +114,7 @@ impl FrontDoor {
             let door = door.for_connection();
             let open = OpenConnection::new(&door);
             move |request| {
-                // Moved in: the connection is open as long as this handler lives.
+                // Moved in, because the connection is open as long as this handler lives.
                 let _open = &open;
                 let door = door.clone();
                 async move { door.admit(peer.address, request).await }
@@ -168,14 +168,14 @@ impl FrontDoor {
     }
 }
 
-/// The paths of the methods whose clients send several messages, of all that could be served here.
+/// Returns the paths of all methods with client streaming, of all services that could be added.
 fn client_streams() -> BTreeSet<String> {
     let reflection =
         [tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET, tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET];
     [DESCRIPTORS].into_iter().chain(reflection).flat_map(millrace_proto::client_streaming_methods).collect()
 }
 
-/// Reflection of what is served here, and of nothing else the descriptors hold.
+/// Adds reflection of the served services, and of no other services in the descriptors.
 fn add_reflection(routes: &mut RoutesBuilder, services: &BTreeSet<&'static str>) {
     let mut v1 = tonic_reflection::server::Builder::configure();
     let mut v1alpha = tonic_reflection::server::Builder::configure();
@@ -191,27 +191,27 @@ fn add_reflection(routes: &mut RoutesBuilder, services: &BTreeSet<&'static str>)
         (Ok(v1), Ok(v1alpha)) => {
             routes.add_service(v1).add_service(v1alpha);
         }
-        // Our own build made the descriptors: a test sees that they are whole.
-        (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "no reflection"),
+        // The build made the descriptors, and a test checks that they are valid.
+        (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "cannot serve reflection"),
     }
 }
 
 impl Serving {
-    /// The address bound: what port 0 became.
+    /// Returns the bound address, with the actual port if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Stops taking connections and requests, waits up to `grace` for those under way to be
-    /// answered, then drops what is left. Returns how many connections were cut short.
+    /// Stops accepting connections and requests, waits up to `grace` for the requests in progress,
+    /// and then drops the rest. Returns the number of connections that were cut.
     pub async fn close(self, grace: Duration) -> usize {
         self.closing.send_replace(true);
         self.port.close(grace).await
     }
 }
 
-/// Counts a connection while it is open.
+/// Counts an open connection until it is dropped.
 struct OpenConnection(prometheus_client::metrics::gauge::Gauge);
 
 impl OpenConnection {

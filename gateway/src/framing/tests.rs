@@ -27,7 +27,7 @@ static BULK: LazyLock<BulkThreads> = LazyLock::new(|| BulkThreads::start().unwra
 
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A budget of `mib` for messages of 1 MiB.
+/// Returns a budget of `mib` MiB for messages of 1 MiB.
 fn budget(mib: u64) -> Budget {
     Budget::new(millrace_types::Bytes::mib(mib), millrace_types::Bytes::mib(1))
 }
@@ -44,7 +44,7 @@ fn terms(budget: &Budget, hold: Hold) -> Terms {
     }
 }
 
-/// Sends `wire` in pieces of `piece` bytes; everything that comes out, joined.
+/// Sends `wire` in pieces of `piece` bytes, and returns the joined output.
 async fn pass(wire: &[u8], piece: usize, terms: Terms, ledger: Ledger) -> Result<Vec<u8>, Status> {
     let frames: Vec<_> =
         wire.chunks(piece).map(|data| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(data)))).collect();
@@ -53,7 +53,7 @@ async fn pass(wire: &[u8], piece: usize, terms: Terms, ledger: Ledger) -> Result
 }
 
 #[tokio::test]
-async fn plain_messages_pass_unchanged_however_they_are_cut() {
+async fn plain_messages_in_any_pieces_pass_unchanged() {
     let wire = [framed(0, b"one"), framed(0, b""), framed(0, &[7; 5000])].concat();
     for piece in [1, 2, 4, 5, 6, 100, 10_000] {
         let budget = budget(8);
@@ -69,7 +69,7 @@ async fn plain_messages_pass_unchanged_however_they_are_cut() {
 }
 
 #[tokio::test]
-async fn compressed_messages_leave_plain_and_are_charged_as_such() {
+async fn compressed_messages_are_passed_on_and_charged_decompressed() {
     let plain = b"again ".repeat(10_000);
     let compressed = gzip(&plain);
     let wire = [framed(1, &compressed), framed(0, b"plain")].concat();
@@ -84,7 +84,7 @@ async fn compressed_messages_leave_plain_and_are_charged_as_such() {
 }
 
 #[tokio::test]
-async fn a_stream_that_asks_for_the_next_message_gives_the_last_ones_bytes_back() {
+async fn asking_for_the_next_message_releases_the_charge_of_the_last_one() {
     let budget = budget(1);
     let (sender, pieces) = wire();
     let mut body = Messages::new(pieces, terms(&budget, Hold::UntilNext), Ledger::default());
@@ -93,15 +93,15 @@ async fn a_stream_that_asks_for_the_next_message_gives_the_last_ones_bytes_back(
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
         assert_eq!(budget.used(), (message.len() - PREFIX_LEN) as u64);
     }
-    // After so many bytes other tasks have a turn first.
+    // After this many bytes, other tasks get a turn first.
     for _ in 0..2 {
         assert!(futures::poll!(body.frame()).is_pending());
     }
-    assert_eq!(budget.used(), 0, "however long the next one takes");
+    assert_eq!(budget.used(), 0, "the charge does not wait for the next message");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_of_one_message_ends_with_it() {
+async fn a_call_of_one_message_must_end_after_the_message() {
     let budget = budget(1);
     let message = Bytes::from(framed(0, &[1; 1000]));
     let wire_twice = [&message[..], &message[..]].concat();
@@ -114,14 +114,14 @@ async fn a_call_of_one_message_ends_with_it() {
     sender.unbounded_send(message.clone()).unwrap();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
     assert_eq!(body.frame().await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
-    assert_eq!(budget.used(), 1000, "its handler has it");
+    assert_eq!(budget.used(), 1000, "the handler still uses the message");
     drop(ledger);
     drop(body);
     assert_eq!(budget.used(), 0);
 }
 
 #[tokio::test]
-async fn refuses_what_is_too_large_before_it_arrives() {
+async fn too_large_messages_are_refused_before_they_arrive() {
     let budget = budget(8);
     let prefix_only = &framed(0, &vec![0; 2 << 20])[..5];
     let refused = pass(prefix_only, 5, terms(&budget, Hold::UntilNext), Ledger::default()).await.unwrap_err();
@@ -154,7 +154,7 @@ async fn a_spent_budget_refuses_a_call_and_makes_a_stream_wait() {
 }
 
 #[tokio::test]
-async fn the_message_of_a_waiting_call_is_given_back_once_decoded() {
+async fn the_charge_of_a_waiting_call_is_released_once_the_message_is_decoded() {
     let budget = budget(1);
     let (sender, pieces) = wire();
     let ledger = Ledger::default();
@@ -164,13 +164,13 @@ async fn the_message_of_a_waiting_call_is_given_back_once_decoded() {
     assert!(body.frame().await.unwrap().is_ok());
     assert_eq!(budget.used(), 1000);
     assert!(body.frame().await.is_none());
-    // tonic drops the body when it has the message.
+    // tonic drops the body once it has the message.
     drop(body);
     assert_eq!(budget.used(), 0);
     drop(ledger);
 }
 
-/// Bytes sent by hand, as a body.
+/// Returns a sender of bytes, and a body of these bytes.
 fn wire() -> (futures::channel::mpsc::UnboundedSender<Bytes>, impl Body<Data = Bytes, Error = Status> + Unpin)
 {
     let (sender, pieces) = futures::channel::mpsc::unbounded();
@@ -192,14 +192,14 @@ async fn bytes_are_charged_when_they_arrive_and_a_prefix_waits_for_half_of_its_m
             passed.extend(frame.unwrap().into_data().unwrap());
         }
         assert_eq!(budget.used(), (sent - PREFIX_LEN) as u64);
-        // tonic reserves as much as the prefix announces once it sees that.
+        // tonic reserves as much memory as the prefix announces once it sees the prefix.
         assert_eq!(passed.len(), if 2 * sent < message.len() { 0 } else { sent });
     }
     assert_eq!(passed, message);
 }
 
 #[tokio::test]
-async fn small_pieces_that_are_held_back_keep_their_order() {
+async fn small_held_back_pieces_keep_their_order() {
     let budget = budget(8);
     let message = framed(0, &(0..1 << 20).map(|at| (at % 251) as u8).collect::<Vec<_>>());
     let sizes = [1, 20_000, 7, 100, 16 << 10, 3];
@@ -219,7 +219,7 @@ async fn small_pieces_that_are_held_back_keep_their_order() {
 }
 
 #[tokio::test]
-async fn a_stream_message_that_waits_for_room_holds_nothing() {
+async fn a_stream_message_that_waits_for_capacity_has_no_charge() {
     let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
     let message = framed(0, &vec![7; 1 << 20]);
     let held = budget.share().try_take(1).unwrap();
@@ -237,7 +237,7 @@ async fn a_stream_message_that_waits_for_room_holds_nothing() {
 }
 
 #[tokio::test]
-async fn of_two_streams_that_hold_half_of_what_they_need_one_is_refused_and_one_is_served() {
+async fn one_of_two_streams_that_fill_the_budget_is_refused_and_the_other_served() {
     let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
     let message = framed(0, &vec![7; 1 << 20]);
     let bodies = [(); 2].map(|()| {
@@ -245,7 +245,7 @@ async fn of_two_streams_that_hold_half_of_what_they_need_one_is_refused_and_one_
         (sender, Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default()))
     });
     let [(first, mut first_body), (second, mut second_body)] = bodies;
-    // Both see room while nothing has arrived, and both begin.
+    // Both streams see capacity while nothing has arrived, and both begin.
     for (sender, body) in [(&first, &mut first_body), (&second, &mut second_body)] {
         sender.unbounded_send(Bytes::copy_from_slice(&message[..PREFIX_LEN])).unwrap();
         assert!(futures::poll!(body.frame()).is_pending());
@@ -259,7 +259,7 @@ async fn of_two_streams_that_hold_half_of_what_they_need_one_is_refused_and_one_
             sender.unbounded_send(quarter.clone()).unwrap();
             while let Poll::Ready(Some(frame)) = futures::poll!(body.frame()) {
                 if let Err(status) = frame {
-                    assert_eq!(refused.replace((at, status.code())), None, "one is enough");
+                    assert_eq!(refused.replace((at, status.code())), None, "only one stream may be refused");
                 }
             }
         }
@@ -268,7 +268,7 @@ async fn of_two_streams_that_hold_half_of_what_they_need_one_is_refused_and_one_
     assert_eq!(code, Code::ResourceExhausted);
     let (held, dropped) = if at == 0 { (second_body, first_body) } else { (first_body, second_body) };
     drop(dropped);
-    assert_eq!(budget.used(), 1 << 20, "the other has all of its message");
+    assert_eq!(budget.used(), 1 << 20, "the other stream has its whole message");
     drop(held);
     assert_eq!(budget.used(), 0);
 }
@@ -305,7 +305,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 proptest! {
-    /// Whatever messages there are, compressed or not, and wherever they are cut.
+    /// Any sequence of messages, compressed or not, in pieces of any size.
     #[test]
     fn messages_keep_their_order_and_contents(
         messages in proptest::collection::vec((proptest::collection::vec(any::<u8>(), 0..300), any::<bool>()), 0..8),
@@ -325,11 +325,11 @@ proptest! {
         prop_assert_eq!(budget.used(), 0);
     }
 
-    /// Whatever a client sends, the bytes it was charged come back.
+    /// For any bytes of a client, all charges are released.
     #[test]
-    fn garbage_costs_nothing_afterwards(wire in proptest::collection::vec(any::<u8>(), 0..600), piece in 1usize..100) {
+    fn garbage_leaves_no_charge(wire in proptest::collection::vec(any::<u8>(), 0..600), piece in 1usize..100) {
         let budget = budget(8);
-        // Passed on or refused: either will do.
+        // The bytes may be passed on or refused.
         let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilNext), Ledger::default()));
         drop(passed);
         prop_assert_eq!(budget.used(), 0);

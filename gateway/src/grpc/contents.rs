@@ -1,11 +1,11 @@
-//! Typed tensor contents to raw bytes. Which list holds a tensor's elements follows from its
-//! datatype; FP16 and BF16 have none and travel raw.
+//! Conversion of typed tensor contents to raw bytes. The datatype determines the list with a tensor's
+//! elements. FP16 and BF16 have no list, and are sent raw.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_proto::inference::InferTensorContents;
 use millrace_types::{DataType, Failure, Reason};
 
-/// Elements in all lists.
+/// Returns the number of elements in all lists.
 pub(super) fn elements(typed: &InferTensorContents) -> usize {
     typed.bool_contents.len()
         + typed.int_contents.len()
@@ -17,7 +17,8 @@ pub(super) fn elements(typed: &InferTensorContents) -> usize {
         + typed.bytes_contents.len()
 }
 
-/// The elements as raw bytes, `size` of them altogether as datatype and shape demand.
+/// Converts the elements to raw bytes. `size` is the total number of bytes that the datatype and
+/// shape require.
 pub(super) fn raw(
     name: &str,
     datatype: DataType,
@@ -61,8 +62,11 @@ impl Writer<'_> {
         bytes: impl Fn(T) -> Option<[u8; N]>,
     ) -> Result<Bytes, Failure> {
         if elements.len() * N != self.size {
-            let (found, expected) = (elements.len(), self.size / N);
-            return Err(self.invalid(format!("{found} elements of contents, and its shape takes {expected}")));
+            let found = elements.len();
+            let expected = self.size / N;
+            return Err(
+                self.invalid(format!("the contents have {found} elements, but the shape needs {expected}"))
+            );
         }
         let mut raw = BytesMut::with_capacity(self.size);
         for &element in elements {
@@ -72,7 +76,7 @@ impl Writer<'_> {
         Ok(raw.freeze())
     }
 
-    /// Elements in the list of another datatype are a client's mistake that would pass unseen.
+    /// Refuses elements in the list of another datatype, which would otherwise be ignored without notice.
     fn refuse_other_lists(&self, typed: &InferTensorContents) -> Result<(), Failure> {
         use DataType::{Bool, Bytes, Fp32, Fp64, Int8, Int16, Int32, Int64, Uint8, Uint16, Uint32, Uint64};
         let lists: [(&str, bool, &[DataType]); 8] = [
@@ -87,7 +91,9 @@ impl Writer<'_> {
         ];
         let stray = lists.iter().find(|(_, empty, types)| !empty && !types.contains(&self.datatype));
         match stray {
-            Some((list, ..)) => Err(self.invalid(format!("{list} does not hold {} elements", self.datatype))),
+            Some((list, ..)) => {
+                Err(self.invalid(format!("{list} cannot contain {} elements", self.datatype)))
+            }
             None => Ok(()),
         }
     }
@@ -98,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn narrow_integers_come_from_the_wide_lists_and_must_fit() {
+    fn narrow_integers_are_read_from_wide_lists_and_must_fit() {
         let typed = InferTensorContents { int_contents: vec![-1, 127], ..Default::default() };
         assert_eq!(raw("x", DataType::Int8, 2, &typed).unwrap(), [0xff, 0x7f].as_slice());
         assert_eq!(raw("x", DataType::Int16, 4, &typed).unwrap(), [0xff, 0xff, 0x7f, 0].as_slice());
@@ -109,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_datatype_with_a_list_has_its_bytes() {
+    fn every_datatype_with_a_list_is_converted_to_raw_bytes() {
         let all = |datatype, size, typed: &InferTensorContents| raw("x", datatype, size, typed).unwrap();
         let typed = InferTensorContents { bool_contents: vec![true, false], ..Default::default() };
         assert_eq!(all(DataType::Bool, 2, &typed), [1, 0].as_slice());
@@ -127,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_another_count_another_list_and_types_without_one() {
+    fn a_wrong_count_a_wrong_list_and_types_without_a_list_are_refused() {
         let typed = InferTensorContents { fp32_contents: vec![1.0; 3], ..Default::default() };
         assert!(raw("x", DataType::Fp32, 8, &typed).unwrap_err().message.contains("3 elements"));
         assert!(raw("x", DataType::Int32, 12, &typed).unwrap_err().message.contains("fp32_contents"));

@@ -1,5 +1,6 @@
-//! The messages of a stream, each in memory of its own. tonic reads and writes all messages of a stream
-//! through one buffer, which keeps the memory of the largest for as long as the stream is open.
+//! The messages of a stream, each in its own memory. tonic reads and writes all messages of a stream
+//! through a single buffer, which keeps the size of the largest message as long as the stream is
+//! open.
 
 use std::collections::VecDeque;
 
@@ -21,8 +22,8 @@ use super::stream::Answers;
 use crate::inflate::Encoding;
 use crate::rest::response::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
 
-/// The requests in a body that is held to the byte budget (`framing::Messages`): plain messages, of which
-/// at least half has arrived when their first piece comes.
+/// Returns the requests in a body of the byte budget's layer (`framing::Messages`): uncompressed
+/// messages, of which at least half has arrived when their first piece does.
 pub(super) fn requests(body: Body) -> impl Stream<Item = Result<ModelInferRequest, Status>> + Send {
     stream::unfold(Some(Incoming { body, message: BytesMut::new() }), |incoming| async {
         let mut incoming = incoming?;
@@ -36,7 +37,7 @@ pub(super) fn requests(body: Body) -> impl Stream<Item = Result<ModelInferReques
 
 struct Incoming {
     body: Body,
-    /// Of the next message, its prefix in front.
+    /// Bytes of the next message, including its prefix.
     message: BytesMut,
 }
 
@@ -51,7 +52,7 @@ impl Incoming {
             }
             match self.body.frame().await? {
                 Ok(frame) => {
-                    // Trailers say nothing here.
+                    // Trailers are ignored.
                     let Ok(piece) = frame.into_data() else { continue };
                     self.message.extend_from_slice(&piece);
                     self.make_room();
@@ -61,8 +62,8 @@ impl Incoming {
         }
     }
 
-    /// Makes room for the rest of a message that has begun: at most as much as has arrived, because half of
-    /// a message comes before its prefix is here.
+    /// Reserves memory for the rest of a message that has begun. The rest is at most as long as the
+    /// part that has arrived, because a prefix arrives only with half of its message.
     fn make_room(&mut self) {
         if let Some(len) = self.len_announced() {
             self.message.reserve((PREFIX_LEN + len).saturating_sub(self.message.len()));
@@ -71,11 +72,11 @@ impl Incoming {
 
     fn len_announced(&self) -> Option<usize> {
         let [_, len @ ..] = self.message.first_chunk::<PREFIX_LEN>()?;
-        // A u32: it fits into a usize.
+        // A u32 fits into a usize.
         Some(u32::from_be_bytes(*len) as usize)
     }
 
-    /// The next message if it has arrived. The bytes behind the message move to memory of their own.
+    /// Takes the next message if it is complete. The bytes after the message move to their own memory.
     fn whole(&mut self) -> Option<Result<Bytes, Status>> {
         let end = PREFIX_LEN + self.len_announced()?;
         if self.message.len() < end {
@@ -85,15 +86,15 @@ impl Incoming {
         let mut message = std::mem::replace(&mut self.message, rest).freeze();
         self.make_room();
         if message[0] != 0 {
-            let text = "a message is compressed, and the call has no grpc-encoding";
+            let text = "a message is compressed, but the call has no grpc-encoding: send that header";
             return Some(Err(to_status(&Failure::malformed(text))));
         }
         Some(Ok(message.split_off(PREFIX_LEN).slice(..end - PREFIX_LEN)))
     }
 }
 
-/// A body of answers and of the status that ends the stream. Answers are compressed by `encoding`, as their
-/// requests were.
+/// Returns a body of responses and of the final status of the stream. Responses are compressed by
+/// `encoding`, as their requests were.
 pub(super) fn body(answers: Answers, encoding: Option<Encoding>) -> Body {
     let frames = stream::unfold(Some(answers), move |answers| async move {
         let mut answers = answers?;
@@ -114,9 +115,10 @@ pub(super) fn body(answers: Answers, encoding: Option<Encoding>) -> Body {
 
 fn encode(answer: &ModelStreamInferResponse, encoding: Option<Encoding>) -> Result<Bytes, Status> {
     let len = answer.encoded_len();
-    // A longer one would take too long to compress here.
+    // A longer response would take too long to compress on this thread.
     let encoding = encoding.filter(|_| (COMPRESS_MIN..COMPRESS_APART_MIN).contains(&len));
-    // This server's own answer, which is in memory: nobody announced its length.
+    // This allocation is safe: the server's own response is in memory, so its length is not a claim
+    // of the client.
     let mut frame = BytesMut::with_capacity(PREFIX_LEN + len);
     frame.put_bytes(0, PREFIX_LEN);
     answer.encode_raw(&mut frame);
@@ -126,7 +128,7 @@ fn encode(answer: &ModelStreamInferResponse, encoding: Option<Encoding>) -> Resu
         frame[0] = 1;
     }
     let len = u32::try_from(frame.len() - PREFIX_LEN)
-        .map_err(|_| Status::out_of_range("the answer has more than 4 GiB"))?;
+        .map_err(|_| Status::out_of_range("the response has more than 4 GiB"))?;
     frame[1..PREFIX_LEN].copy_from_slice(&len.to_be_bytes());
     Ok(frame.freeze())
 }

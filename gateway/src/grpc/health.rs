@@ -1,4 +1,4 @@
-//! `grpc.health.v1`: serving while the front door is ready.
+//! The service `grpc.health.v1`: serving while the gateway is ready.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -14,14 +14,14 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::front::Front;
 
-/// How often a watched status is looked at.
+/// Interval at which a watched status is checked.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
 
-/// The health of every service behind the door: they stand and fall together.
+/// The health of every service of the gateway, which is the same for all.
 #[derive(Clone)]
 pub(crate) struct FrontHealth {
     pub(crate) front: Arc<Front>,
-    /// The services there are; the empty name stands for the server.
+    /// Names of the services; the empty name stands for the server.
     pub(crate) services: Arc<BTreeSet<&'static str>>,
 }
 
@@ -44,7 +44,7 @@ impl Health for FrontHealth {
         let service = request.get_ref().service.as_str();
         if !service.is_empty() && !self.services.contains(service) {
             return Err(Status::not_found(format!(
-                "no service {service:?} here: ask the server's reflection"
+                "unknown service {service:?}: list the services with reflection"
             )));
         }
         Ok(Response::new(response(Self::status(&self.front))))
@@ -59,7 +59,8 @@ impl Health for FrontHealth {
         let service = request.get_ref().service.as_str();
         let known = service.is_empty() || self.services.contains(service);
         let front = Arc::clone(&self.front);
-        // Says what is, then every change; an unknown service is watched too, as the protocol asks.
+        // Sends the current status and then every change. The protocol requires that an unknown
+        // service can be watched too.
         let changes = stream::unfold(None, move |last: Option<ServingStatus>| {
             let front = Arc::clone(&front);
             async move {

@@ -1,4 +1,4 @@
-//! One inference over gRPC: contents typed or raw in, raw out.
+//! A single inference over gRPC: typed or raw contents in, raw contents out.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::front::{Answer, Front, Named, Question, Run, check_named, check_reque
 use crate::parameters::{Parameters, Value, refuse_unserved};
 use crate::rest::response::COMPRESS_APART_MIN;
 
-/// Answers a call of one request.
+/// Responds to a call of a single request.
 pub(super) async fn infer(
     front: &Front,
     call: &Call,
@@ -39,25 +39,25 @@ pub(super) async fn infer(
     let (answer, message) = response(answer, id);
     let mut response = Response::new(message);
     if is_large {
-        // tonic would compress it on the runtime's threads.
+        // Otherwise tonic would compress the response on the runtime's threads.
         response.disable_compression();
     }
     let times = run.succeed(&answer);
-    // Digits, letters and punctuation: always a valid value.
+    // The value has only digits, letters and punctuation, so it is always valid.
     if let Ok(timing) = AsciiMetadataValue::try_from(times.to_string()) {
         response.metadata_mut().insert(SERVER_TIMING, timing);
     }
     Ok(response)
 }
 
-/// Carries out a request that is charged; its answer, with the id to echo and the answer's charge.
+/// Executes a charged request. Returns the response, the id to echo, and the charge of the response.
 pub(super) async fn answer(
     run: &mut Run<'_>,
     mut request: ModelInferRequest,
     charge: Option<Charge>,
 ) -> Result<(Answer, String, Option<Charge>), Failure> {
-    let (name, version) =
-        (std::mem::take(&mut request.model_name), std::mem::take(&mut request.model_version));
+    let name = std::mem::take(&mut request.model_name);
+    let version = std::mem::take(&mut request.model_version);
     let id = std::mem::take(&mut request.id);
     let front = run.front();
     let len_max = message_len(front.limits.message_max);
@@ -68,7 +68,7 @@ pub(super) async fn answer(
             let typed =
                 request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
             let elements: usize = typed.sum();
-            // The charge goes along: the work goes on when the call is cancelled.
+            // The charge moves along, because the work continues when the call is cancelled.
             let read = move || (question(&model, request, len_max), charge);
             let (question, charge) = front.convert(elements, read).await?;
             *kept = charge;
@@ -82,7 +82,7 @@ pub(super) async fn answer(
     Ok((answer, id, kept))
 }
 
-/// Reads a request against its model.
+/// Reads a request, and checks it against its model.
 pub(crate) fn question(
     model: &Model,
     request: ModelInferRequest,
@@ -122,7 +122,8 @@ pub(crate) fn question(
     Ok(Question { inputs, outputs, parameters })
 }
 
-/// Each input's raw contents, or none for any. A request has one kind only.
+/// Returns the raw contents of each input, or `None` for all inputs. A request must use a single kind
+/// of contents.
 fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Option<Bytes>>, Failure> {
     if raw.is_empty() {
         return Ok(vec![None; inputs.len()]);
@@ -135,7 +136,8 @@ fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Opti
         return Err(Failure::new(Reason::InvalidInput, message));
     }
     if raw.len() != inputs.len() {
-        let (found, expected) = (raw.len(), inputs.len());
+        let found = raw.len();
+        let expected = inputs.len();
         return Err(Failure::malformed(format!(
             "{found} raw_input_contents for {expected} inputs: send one for each"
         )));
@@ -149,7 +151,7 @@ fn values<'a>(
     parameters.into_iter().map(|(name, value)| (name.as_str(), Value::from(value)))
 }
 
-/// Writes an answer, moving its outputs' bytes.
+/// Builds the response message, and moves the bytes of the outputs into it.
 pub(super) fn response(mut answer: Answer, id: String) -> (Answer, ModelInferResponse) {
     let tensors = std::mem::take(&mut answer.completion.outputs);
     let mut outputs = Vec::with_capacity(tensors.len());

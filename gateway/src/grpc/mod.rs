@@ -1,7 +1,7 @@
-//! `inference.GRPCInferenceService`: the protocol over gRPC.
+//! The service `inference.GRPCInferenceService`: the protocol over gRPC.
 //!
-//! Each method reads its names, asks the [`Front`] and writes the answer; failures become status in
-//! one place, with their reason in `ErrorInfo`.
+//! Each method reads its arguments, calls the [`Front`], and writes the response. Failures become a
+//! status in a single place, with their reason in `ErrorInfo`.
 
 mod contents;
 mod frames;
@@ -23,16 +23,15 @@ use crate::call::Call;
 use crate::describe;
 use crate::front::Front;
 
-/// Where a request's time went, in metadata and in a stream's response parameters.
+/// Key of a request's latency breakdown, in metadata and in the response parameters of a stream.
 pub(crate) const SERVER_TIMING: &str = "server-timing";
 
-/// The service.
 #[derive(Clone)]
 pub(crate) struct Inference(pub(crate) Arc<Front>);
 
-/// The call as the door let it in.
+/// Returns the call, which the middleware stored.
 fn call(extensions: &Extensions) -> Result<&Call, Status> {
-    extensions.get().ok_or_else(|| Status::internal("the call did not come through the front door"))
+    extensions.get().ok_or_else(|| Status::internal("the call did not pass the gateway's middleware"))
 }
 
 fn unserved<T>(what: &str, instead: &str) -> Result<T, Status> {
@@ -45,7 +44,7 @@ fn no_shared_memory<T>() -> Result<T, Status> {
 }
 
 impl Inference {
-    /// Flips whether a function serves, as the repository calls ask.
+    /// Enables or disables a function for the repository calls.
     async fn set_intent(
         &self,
         call: &Call,
@@ -54,7 +53,7 @@ impl Inference {
         intent: Intent,
     ) -> Result<(), Failure> {
         if !repository.is_empty() {
-            let message = "there is one repository: leave repository_name out";
+            let message = "there is only one repository: omit repository_name";
             return Err(Failure::new(Reason::Unimplemented, message));
         }
         self.0.set_intent(call, name, intent).await
@@ -81,7 +80,8 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::ModelReadyRequest>,
     ) -> Result<Response<wire::ModelReadyResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let model =
             self.0.find(call, &wanted.name, &wanted.version).map_err(|failure| to_status(&failure))?;
         let ready = model.availability == Availability::Ready;
@@ -99,7 +99,8 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::ModelMetadataRequest>,
     ) -> Result<Response<wire::ModelMetadataResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let model = self.0.find_loaded(call, &wanted.name, &wanted.version);
         let model = model.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(describe::metadata(&model)))
@@ -115,7 +116,7 @@ impl GrpcInferenceService for Inference {
 
     type ModelStreamInferStream = stream::Answers;
 
-    /// Never called: its route leads to [`stream::serve`].
+    /// Never called, because its route leads to [`stream::serve`].
     async fn model_stream_infer(
         &self,
         _request: Request<Streaming<ModelInferRequest>>,
@@ -127,7 +128,8 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::ModelConfigRequest>,
     ) -> Result<Response<wire::ModelConfigResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let model = self.0.find_loaded(call, &wanted.name, &wanted.version);
         let model = model.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::ModelConfigResponse { config: Some(describe::config(&model)) }))
@@ -137,7 +139,8 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::ModelStatisticsRequest>,
     ) -> Result<Response<wire::ModelStatisticsResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let stats = describe::statistics(&self.0, call, &wanted.name, &wanted.version);
         let model_stats = stats.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::ModelStatisticsResponse { model_stats }))
@@ -147,9 +150,10 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::RepositoryIndexRequest>,
     ) -> Result<Response<wire::RepositoryIndexResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         if !wanted.repository_name.is_empty() {
-            return unserved("a named repository", "leave repository_name out");
+            return unserved("a named repository", "omit repository_name");
         }
         let models = describe::index(&self.0, call, wanted.ready).map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::RepositoryIndexResponse { models }))
@@ -159,7 +163,8 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::RepositoryModelLoadRequest>,
     ) -> Result<Response<wire::RepositoryModelLoadResponse>, Status> {
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let parameter = wanted.parameters.keys().next();
         if let Some(name) = parameter {
             return unserved(&format!("load parameter {name:?}"), "change a function with millrace apply");
@@ -173,8 +178,9 @@ impl GrpcInferenceService for Inference {
         &self,
         request: Request<wire::RepositoryModelUnloadRequest>,
     ) -> Result<Response<wire::RepositoryModelUnloadResponse>, Status> {
-        // The one parameter there is, unload_dependents, concerns ensembles: a function has none.
-        let (call, wanted) = (call(request.extensions())?, request.get_ref());
+        // The only parameter, unload_dependents, concerns ensembles, and a function is none.
+        let call = call(request.extensions())?;
+        let wanted = request.get_ref();
         let unloaded =
             self.set_intent(call, &wanted.model_name, &wanted.repository_name, Intent::Refuse).await;
         unloaded.map_err(|failure| to_status(&failure))?;

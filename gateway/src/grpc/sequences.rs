@@ -1,8 +1,9 @@
-//! Requests of one sequence on one stream: each begins when the one before is answered, so that they come
-//! to their function's worker in the order in which their client sent them. Those of other sequences, and
-//! of none, run beside them.
+//! The order of requests of a sequence on a stream: each request begins when the previous one is
+//! answered, so that requests reach their function's worker in the order in which the client sent
+//! them. Requests of other sequences, and without a sequence, run concurrently.
 //!
-//! Bounded: those that have an end are forgotten as soon as there are more than requests under way.
+//! Bounded: finished sequences are forgotten as soon as the table has as many entries as requests in
+//! progress.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::parameters::{SEQUENCE_ID, Value, sequence_id};
 
-/// Tells whoever waits that a request is over, by being dropped.
+/// Signals the end of a request when its sender is dropped.
 type Over = oneshot::Receiver<()>;
 
 /// The last request of each sequence of each model.
@@ -22,7 +23,8 @@ pub(super) struct Sequences {
     under_way_max: usize,
 }
 
-/// A request's place behind another. The next waits until it is dropped.
+/// The position of a request behind another one of its sequence. Dropping the value lets the next
+/// request begin.
 #[derive(Debug, Default)]
 pub(super) struct Place {
     before: Option<Over>,
@@ -30,12 +32,13 @@ pub(super) struct Place {
 }
 
 impl Sequences {
-    /// Of a stream that has so many requests under way at most.
+    /// Creates the table for a stream with at most `under_way_max` requests in progress.
     pub(super) fn new(under_way_max: usize) -> Self {
         Self { last: BTreeMap::new(), under_way_max }
     }
 
-    /// Takes the next request's place. One whose sequence cannot be read is refused when it runs.
+    /// Adds the next request. A request with an invalid sequence is not ordered, because it is
+    /// refused when it runs.
     pub(super) fn follow(&mut self, request: &ModelInferRequest) -> Place {
         let id = request.parameters.get(SEQUENCE_ID).map(|given| sequence_id(Value::from(given)));
         let Some(Ok(Some(id))) = id else { return Place::default() };
@@ -49,10 +52,10 @@ impl Sequences {
 }
 
 impl Place {
-    /// Waits until the one before is over.
+    /// Waits until the previous request of the sequence has ended.
     pub(super) async fn first(&mut self) {
         if let Some(before) = self.before.take() {
-            // Nothing is ever sent: an error is its end.
+            // No value is ever sent: the error is the signal.
             drop(before.await);
         }
     }
@@ -73,11 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn a_request_begins_when_the_one_before_of_its_sequence_is_over() {
+    fn a_request_begins_when_the_previous_request_of_its_sequence_ends() {
         let mut sequences = Sequences::new(8);
         let mut follow = |model, id| sequences.follow(&request(model, id));
         let mut first = follow("m", ParameterChoice::Int64Param(7));
-        // The same number, however it is written.
+        // The same number in another integer type.
         let mut second = follow("m", ParameterChoice::Uint64Param(7));
         let others = [
             follow("n", ParameterChoice::Int64Param(7)),
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_waits_for_the_last_and_those_that_are_over_are_forgotten() {
+    fn the_next_request_waits_for_the_last_and_ended_sequences_are_forgotten() {
         let mut sequences = Sequences::new(2);
         let first = sequences.follow(&request("m", ParameterChoice::Int64Param(1)));
         for id in 2..100 {
@@ -102,7 +105,7 @@ mod tests {
         }
         let mut second = sequences.follow(&request("m", ParameterChoice::Int64Param(1)));
         let mut waiting = Box::pin(second.first());
-        assert!(waiting.as_mut().now_or_never().is_none(), "it is under way still");
+        assert!(waiting.as_mut().now_or_never().is_none(), "the previous request has not ended");
         drop(first);
         assert!(waiting.now_or_never().is_some());
     }

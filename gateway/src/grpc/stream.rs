@@ -1,6 +1,6 @@
-//! The bidirectional stream: requests run beside each other, up to a bound, those of one sequence of a
-//! model that keeps state one after the other, and are answered in the order they came. One that fails is
-//! answered with its error, and the stream lives on.
+//! The bidirectional stream. Requests run concurrently up to a bound, except that requests of the
+//! same sequence of a stateful model run one after another. Responses have the order of the requests.
+//! A failed request is answered with its error, and the stream continues.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -32,13 +32,13 @@ use crate::inflate::Encoding;
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
-/// Triton's mark of a request's last response; here each is.
+/// Triton's mark of the last response to a request, which every response here has.
 const FINAL: &str = "triton_final_response";
 
-/// A stream's answers, in the order of its requests.
+/// The responses of a stream, in the order of its requests.
 pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
-/// One request of a stream, with what it costs the budget until it is answered.
+/// A request of a stream, with its charge until the request is answered.
 struct Asked {
     number: u64,
     arrived: Instant,
@@ -50,9 +50,9 @@ struct Asked {
 pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let Some(call) = parts.extensions.get::<Call>().cloned() else {
-        return Status::internal("the call did not come through the front door").into_http();
+        return Status::internal("the call did not pass the gateway's middleware").into_http();
     };
-    // The door took away the one that it understands.
+    // The middleware removed this header if it supports the encoding.
     let foreign = parts.headers.get(GRPC_ENCODING).filter(|name| *name != "identity");
     if let Some(name) = foreign {
         let message = format!("compression {name:?} is not served: use gzip, deflate or identity");
@@ -71,8 +71,8 @@ pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response
     response
 }
 
-/// Answers every request of a stream. Ends when the client ends it, when it breaks the protocol, or
-/// when the server goes down, which it says.
+/// Answers every request of a stream. The stream ends when the client ends it, when the client breaks
+/// the protocol, or when the server shuts down, which a final status reports.
 fn answers(
     front: Arc<Front>,
     call: Call,
@@ -94,7 +94,8 @@ fn answers(
     let call = Arc::new(call);
     let mut sequences = Sequences::new(concurrency);
     let answers = asked.map(move |asked| {
-        let (front, call) = (Arc::clone(&front), Arc::clone(&call));
+        let front = Arc::clone(&front);
+        let call = Arc::clone(&call);
         let in_order = asked.as_ref().ok().filter(|asked| keeps_state(&front, &call, &asked.request));
         let mut place = in_order.map(|asked| sequences.follow(&asked.request)).unwrap_or_default();
         async move {
@@ -107,7 +108,7 @@ fn answers(
     });
     let answers = answers.buffered(concurrency).map(move |answered| {
         let (answer, charge) = answered?;
-        // The body that takes the answer in this same poll finds its charge here.
+        // Added before the response is returned, because the body takes the charge in the same poll.
         if let Some(charge) = charge {
             departures.answer(charge);
         }
@@ -116,29 +117,30 @@ fn answers(
     Box::pin(answers.chain(end))
 }
 
-/// Whether the order of a request's sequence matters: to a model that keeps none of its state, it is of no
-/// sequence.
+/// Whether the order of a request's sequence matters. A stateless model ignores the sequence.
 fn keeps_state(front: &Front, call: &Call, request: &ModelInferRequest) -> bool {
     let model = || front.find(call, &request.model_name, &request.model_version);
     request.parameters.contains_key(SEQUENCE_ID) && model().is_ok_and(|model| model.sequences.is_some())
 }
 
-/// What follows a stream's last answer: nothing, unless the server cut it off.
+/// Returns the item after a stream's last response: none, unless the server is shutting down.
 fn end(cut_off: Arc<AtomicBool>) -> impl Stream<Item = Result<ModelStreamInferResponse, Status>> {
     let last = move || {
-        let message = "the server is going down: open the stream again, and send what was not answered";
+        let message =
+            "the server is shutting down: open the stream again, and resend the unanswered requests";
         let status = || Err(to_status(&Failure::new(Reason::ShuttingDown, message)));
         cut_off.load(Ordering::Relaxed).then(status)
     };
     stream::once(async move { last() }).filter_map(std::future::ready)
 }
 
-/// Answers one request. The answer's charge is in place of the request's.
+/// Answers a request. The response's charge replaces the charge of the request.
 async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferResponse, Option<Charge>) {
     let Asked { number, arrived, request, charge } = asked;
     let mut run = front.begin_part(call, request_id(front, call, number), arrived);
     let request_id = run.request_id().clone();
-    let (name, id) = (request.model_name.clone(), request.id.clone());
+    let name = request.model_name.clone();
+    let id = request.id.clone();
     match infer::answer(&mut run, request, charge).await {
         Ok((answer, id, charge)) => {
             let (answer, mut response) = infer::response(answer, id);
@@ -150,14 +152,14 @@ async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferRe
             (answer, charge)
         }
         Err(failure) => {
-            // Large names and ids cost something while this waits behind an earlier answer.
+            // Charges large names and ids while this response waits behind an earlier one.
             let charge = call.shares.inference.take_held((name.len() + id.len()) as u64);
             (failed(&run.fail(failure), name, id, &request_id), Some(charge))
         }
     }
 }
 
-/// The first request of a call has the call's id, the others ids of their own.
+/// Returns the call's id for the first request of a call, and a new id for each further one.
 fn request_id(front: &Front, call: &Call, number: u64) -> RequestId {
     if number == 1 { call.request_id.clone() } else { front.ids.next() }
 }

@@ -1,5 +1,5 @@
-//! One revision's tally: its statistics, as the protocol reports them, its score where it is scored
-//! here, and what Prometheus is told of its function. Which labels that stands under is not here.
+//! The tally of a revision: its statistics, as the protocol reports them, its SLO counts if the
+//! gateway counts them, and the metrics of its function. The labels are chosen elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -15,7 +15,7 @@ use crate::backend::Split;
 
 use super::FunctionLabels;
 
-/// One revision's counts, since this front door opened.
+/// The counts of a revision since this gateway opened.
 #[derive(Debug)]
 pub(crate) struct Tally {
     pub(crate) success: Cumulative,
@@ -24,17 +24,17 @@ pub(crate) struct Tally {
     pub(crate) swap: Cumulative,
     pub(crate) run: Cumulative,
     pub(crate) output: Cumulative,
-    /// Milliseconds since 1970; 0 before the first.
+    /// Time of the last inference in milliseconds since 1970; 0 before the first one.
     pub(crate) last_inference_ms: AtomicU64,
-    /// Of what was answered.
+    /// Latencies of the answered requests.
     pub(crate) latencies: Latencies,
-    /// Of a model whose requests are scored here.
+    /// SLO counts; `None` if the gateway does not count them.
     score: Option<Score>,
     pub(super) labels: FunctionLabels,
     series: Series,
 }
 
-/// What Prometheus is told of the function of a tally.
+/// The metrics of a tally's function.
 #[derive(Debug)]
 pub(super) struct Series {
     pub(super) answered: Counter,
@@ -45,18 +45,18 @@ pub(super) struct Series {
     pub(super) run_seconds: Histogram,
 }
 
-/// The times of one request that was answered.
+/// The times of an answered request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
     pub(crate) split: Split,
-    /// From its backend's answer to ours.
+    /// Time from the backend's response to the client's response.
     pub(crate) output: Duration,
-    /// From its arrival to its answer.
+    /// Time from the request's arrival to its response.
     pub(crate) total: Duration,
 }
 
 impl Tally {
-    /// Nothing counted yet, under these labels.
+    /// Creates an empty tally with these labels.
     pub(super) fn new(labels: FunctionLabels, score: Option<Score>, series: Series) -> Self {
         Self {
             success: Cumulative::default(),
@@ -73,7 +73,7 @@ impl Tally {
         }
     }
 
-    /// Counts an answer; `trace_id` where its request is traced.
+    /// Counts an answered request. `trace_id` is set if the request is traced.
     pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
         let Split { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
@@ -98,8 +98,9 @@ impl Tally {
         self.series.run_seconds.observe(run.as_secs_f64());
     }
 
-    /// Counts a request without an answer. As of a function, one that ran out of time was not in time,
-    /// and one that failed or was given up says nothing.
+    /// Counts a request without a response. For the SLO, an expired request counts as late, and a
+    /// request that failed or was cancelled does not count. Workers count requests of functions in
+    /// the same way.
     pub(super) fn failed(&self, reason: Reason, took: Duration) {
         self.fail.add(took);
         if let Some(score) = self.score.as_ref().filter(|_| reason == Reason::TimedOut) {
@@ -107,18 +108,18 @@ impl Tally {
         }
     }
 
-    /// What its requests are scored by here.
+    /// Returns the objective against which the gateway counts requests.
     pub(super) fn objective(&self) -> Option<Slo> {
         self.score.as_ref().map(|score| score.objective)
     }
 
-    /// The score here; nothing of a model that others score.
+    /// Returns the SLO counts, which are zero for a model that workers count.
     pub(crate) fn score(&self) -> SloCounts {
         self.score.as_ref().map(|score| score.counts.read()).unwrap_or_default()
     }
 }
 
-/// How often something happened, and how long it took in all.
+/// The number of occurrences, and their total time.
 #[derive(Debug, Default)]
 pub(crate) struct Cumulative {
     count: AtomicU64,
@@ -131,13 +132,13 @@ impl Cumulative {
         self.nanos.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Count and nanoseconds.
+    /// Returns the count and the total time in nanoseconds.
     pub(crate) fn read(&self) -> (u64, u64) {
         (self.count.load(Ordering::Relaxed), self.nanos.load(Ordering::Relaxed))
     }
 }
 
-/// A score against an objective (T17), and what Prometheus is told of it.
+/// SLO counts against an objective (T17), with their metrics.
 #[derive(Debug)]
 pub(super) struct Score {
     objective: Slo,
@@ -147,7 +148,7 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// Nothing scored yet.
+    /// Creates zero counts.
     pub(super) fn new(objective: Slo, scored_total: Counter, in_time_total: Counter) -> Self {
         Self { objective, counts: SharedCounts::default(), scored_total, in_time_total }
     }
@@ -161,13 +162,13 @@ impl Score {
     }
 }
 
-/// The trace of a request that a bucket has: what to look at when it is too slow.
+/// The trace of a request in a histogram bucket, which shows why the request was slow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Exemplar {
     trace_id: String,
 }
 
-/// A score that several threads count at once.
+/// SLO counts that several threads update concurrently.
 #[derive(Debug, Default)]
 struct SharedCounts {
     m: AtomicU64,
@@ -176,7 +177,8 @@ struct SharedCounts {
 
 impl SharedCounts {
     fn count(&self, in_time: bool) {
-        // In this order, so that a reader hardly ever sees more in time than there were.
+        // In this order, so that a reader hardly ever sees more requests within the deadline than
+        // requests in total.
         self.n.fetch_add(1, Ordering::Relaxed);
         self.m.fetch_add(u64::from(in_time), Ordering::Relaxed);
     }
@@ -187,5 +189,5 @@ impl SharedCounts {
     }
 }
 
-/// Latencies, each bucket with the last traced request in it.
+/// A latency histogram with the last traced request of each bucket.
 pub(super) type Traced = HistogramWithExemplars<Exemplar>;

@@ -1,5 +1,4 @@
-//! A REST request's body: collected within the byte budget and at the minimum rate, and made plain
-//! when compressed.
+//! The body of a REST request: collected within the byte budget and at the minimum rate, and decompressed.
 
 use std::time::Duration;
 
@@ -19,11 +18,11 @@ use crate::framing::too_slow;
 use crate::front::BULK_BYTES_MIN;
 use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
 
-/// How long the rest of a refused body is read and dropped. A client that is still sending when the
-/// connection closes would see that, and not the refusal.
+/// Time for which the rest of a refused body is read and dropped. If the connection closed while the
+/// client was still sending, the client would see the closed connection instead of the refusal.
 const DISCARD_FOR: Duration = Duration::from_secs(5);
 
-/// What a body is held to.
+/// The bounds of a body.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms<'a> {
     pub(crate) share: &'a BudgetShare,
@@ -32,7 +31,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) bulk: &'a BulkThreads,
 }
 
-/// Collects a body; its bytes stay charged while the charge lives.
+/// Collects a body. Its bytes stay charged as long as the returned charge lives.
 pub(crate) async fn collect(
     terms: Terms<'_>,
     headers: &HeaderMap,
@@ -46,14 +45,14 @@ pub(crate) async fn collect(
         Ok(Some(encoding)) => arriving.inflated(encoding).await,
         Err(refused) => Err(refused),
     };
-    // A client that is too slow is not waited for any longer.
+    // The server waits no longer for a client that is too slow.
     if collected.as_ref().is_err_and(|error| error.failure().reason != Reason::TimedOut) {
         arriving.discard().await;
     }
     collected
 }
 
-/// The compression a body came with. Several on top of each other are not served.
+/// Returns the compression of a body. Nested compressions are not supported.
 fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
     let Some(name) = headers.get(CONTENT_ENCODING) else { return Ok(None) };
     let name = name.as_bytes().to_ascii_lowercase();
@@ -72,13 +71,13 @@ fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
 struct Arriving<'a> {
     terms: Terms<'a>,
     body: Body,
-    /// The length that its sender says it has. Nothing is charged or allocated by it alone.
+    /// Length that the sender announced. Nothing is charged or allocated because of this length alone.
     announced: Option<u64>,
     pace: ProgressClock,
 }
 
 impl Arriving<'_> {
-    /// Decides on the body from its headers.
+    /// Accepts or refuses the body by its headers. Returns its compression.
     fn admit(&self, headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
         let encoding = encoding(headers)?;
         if self.announced.is_some_and(|length| length > self.terms.len_max as u64) {
@@ -91,23 +90,25 @@ impl Arriving<'_> {
         too_large("the body", self.terms.len_max)
     }
 
-    /// Reads what is left, for a while, and drops it.
+    /// Reads and drops the rest of the body, for a limited time.
     async fn discard(&mut self) {
         let rest = async { while let Some(Ok(_)) = self.body.frame().await {} };
         if timeout(DISCARD_FOR, rest).await.is_err() {
-            tracing::debug!("a refused body went on for too long");
+            tracing::debug!("stopped reading a refused body: the client still sends");
         }
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece, or `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             let Ok(frame) = timeout_at(self.pace.until(), self.body.frame()).await else {
                 return Err(too_slow("the body", self.terms.minimum_rate));
             };
             let Some(frame) = frame else { return Ok(None) };
-            let frame = frame.map_err(|error| Failure::malformed(format!("the body broke off: {error}")))?;
-            // Trailers say nothing here.
+            let frame = frame.map_err(|error| {
+                Failure::malformed(format!("the connection failed within the body: {error}"))
+            })?;
+            // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.pace.progress(data.len());
             return Ok(Some(data));
@@ -136,14 +137,14 @@ impl Arriving<'_> {
         if held.len() < BULK_BYTES_MIN {
             return Ok((held.joined(), charge));
         }
-        // The charge goes along: the work goes on when the call is cancelled.
+        // The charge moves along, because the work continues when the call is cancelled.
         let joining = self.terms.bulk.run(move || (held.joined(), charge));
         Ok(joining.await.map_err(|error| unfinished(&error))?)
     }
 
     async fn inflated(&mut self, encoding: Encoding) -> Result<(Bytes, Charge), RestError> {
         let mut arrived = 0;
-        // Compressed bytes are used as they arrive: the plain ones are charged.
+        // Compressed bytes are consumed as they arrive, so only the decompressed bytes are charged.
         let mut inflater = Inflater::new(encoding, b"", self.terms.len_max, self.terms.share.try_take(0)?);
         while let Some(mut data) = self.next().await? {
             arrived += data.len();

@@ -1,4 +1,4 @@
-//! What a server says of itself and its models, as the protocol's JSON.
+//! Descriptions of the server and its models, in the protocol's JSON.
 
 use millrace_proto::inference::model_config::SchedulingChoice;
 use millrace_proto::inference::model_sequence_batching::State;
@@ -36,7 +36,7 @@ pub(super) fn index(said: &[ModelIndex]) -> Json {
     said.iter().map(entry).collect()
 }
 
-/// A configuration as protobuf's JSON has it, with the fields' own names.
+/// Returns a configuration in protobuf's JSON form, with the original field names.
 pub(super) fn config(said: &ModelConfig) -> Json {
     let tensor = |name: &str, datatype: i32, dims: &[i64]| {
         let datatype = DataType::try_from(datatype).unwrap_or(DataType::TypeInvalid);
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_says_what_state_is_kept() {
+    fn a_configuration_describes_the_state_of_a_model() {
         let state = State { input_name: "h_in".into(), output_name: "h_out".into(), ..State::default() };
         let sequences = ModelSequenceBatching {
             max_sequence_idle_microseconds: 5_000_000,

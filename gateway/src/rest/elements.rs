@@ -1,7 +1,8 @@
-//! A JSON tensor's elements: nested as its shape, or flat, to raw bytes; and raw bytes to JSON.
+//! Conversion of a JSON tensor's elements, nested like its shape or flat, to raw bytes, and of raw
+//! bytes to JSON.
 //!
-//! The text has been through a JSON parser and is well formed, so one pass over its bytes is enough.
-//! Numbers are read into their own type, rounded once.
+//! A JSON parser has already checked the text, so a single pass over its bytes is enough. Each number
+//! is parsed as its own type, so it is rounded only once.
 
 use millrace_types::DataType;
 use millrace_types::tensor::element_count;
@@ -10,22 +11,23 @@ use serde_json::value::RawValue;
 
 use crate::backend::Tensor;
 
-/// Whether a datatype's elements can be JSON numbers or booleans.
+/// Whether the elements of a datatype can be JSON numbers or booleans.
 pub(crate) const fn has_json(datatype: DataType) -> bool {
     !matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Bytes)
 }
 
-/// Characters of an element that an error shows.
+/// Most characters of an element that an error message shows.
 const SHOWN_MAX: usize = 32;
 
-/// The most bytes that the elements in a text can take: each has a digit, and all but the last a comma.
+/// Returns the most bytes that the elements of a text can need: each element has a digit, and all
+/// except the last have a comma.
 pub(crate) fn bytes_max(data: &RawValue, datatype: DataType) -> usize {
     (data.get().len() / 2 + 1) * datatype.size().unwrap_or(0)
 }
 
-/// Reads `data` as the elements of a tensor of this type and shape, whose dimensions are all at
-/// least 1. The shape is a client's number: memory is taken by the length of the text.
-/// The message of an error says what is wrong with the data.
+/// Parses `data` as the elements of a tensor with this datatype and shape; all dimensions must be at
+/// least 1. The shape is only a claim of the client, so the allocated memory is bounded by the length
+/// of the text. An error message describes the fault of the data.
 pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result<Vec<u8>, String> {
     let no_json = || format!("{datatype} has no JSON form: send it as binary data");
     let write = writer(datatype).ok_or_else(no_json)?;
@@ -37,7 +39,7 @@ pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result
     let mut scan = Scan { levels, open: Vec::new(), nested, found: 0, count };
     let mut raw = Vec::new();
     let reserved = count.saturating_mul(size).min(bytes_max(data, datatype));
-    raw.try_reserve_exact(reserved).map_err(|_| format!("there is no memory for {reserved} bytes"))?;
+    raw.try_reserve_exact(reserved).map_err(|_| format!("cannot allocate {reserved} bytes"))?;
     let mut at = 0;
     while let Some(&c) = text.get(at) {
         at += 1;
@@ -45,7 +47,7 @@ pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result
             b' ' | b'\t' | b'\n' | b'\r' | b',' => {}
             b'[' => scan.open()?,
             b']' => scan.close()?,
-            b'"' | b'{' | b'}' => return Err(format!("data has something that is no {datatype} element")),
+            b'"' | b'{' | b'}' => return Err(format!("data has a value that is not a {datatype} element")),
             _ => {
                 let rest = &data.get()[at - 1..];
                 let end = rest.find([',', ']', ' ', '\t', '\n', '\r']).unwrap_or(rest.len());
@@ -53,29 +55,29 @@ pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result
                 scan.element()?;
                 if !write(element, &mut raw) {
                     let shown: String = element.chars().take(SHOWN_MAX).collect();
-                    return Err(format!("data has {shown}, which is no {datatype} element"));
+                    return Err(format!("data has {shown}, which is not a {datatype} element"));
                 }
                 at += end - 1;
             }
         }
     }
     if scan.found != count {
-        return Err(format!("data has {} elements, and its shape takes {count}", scan.found));
+        return Err(format!("data has {} elements, but its shape needs {count}", scan.found));
     }
     Ok(raw)
 }
 
-/// Whether the outermost array holds arrays.
+/// Whether the outermost array contains arrays.
 fn is_nested(text: &[u8]) -> bool {
     let mut brackets = text.iter().filter(|c| !c.is_ascii_whitespace());
     brackets.next() == Some(&b'[') && brackets.next() == Some(&b'[')
 }
 
-/// Where in the arrays the pass is.
+/// The position of the pass in the arrays.
 struct Scan<'a> {
-    /// The size of each level of nesting; empty when the data is flat.
+    /// Size of each level of nesting; empty if the data is flat.
     levels: &'a [i64],
-    /// Elements so far of each open array, outermost first.
+    /// Number of elements so far in each open array, outermost first.
     open: Vec<i64>,
     nested: bool,
     found: usize,
@@ -84,7 +86,7 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     fn misshapen(&self) -> String {
-        "data is neither flat nor nested as its shape".to_owned()
+        "data is neither flat nor nested like its shape".to_owned()
     }
 
     fn open(&mut self) -> Result<(), String> {
@@ -114,13 +116,13 @@ impl Scan<'_> {
         }
         self.found += 1;
         if self.found > self.count {
-            return Err(format!("data has more elements than the {} its shape takes", self.count));
+            return Err(format!("data has more elements than the {} of its shape", self.count));
         }
         Ok(())
     }
 }
 
-/// Writes one element; false when the text is none of its type.
+/// Appends an element to the raw bytes. Returns false if the text is not an element of the type.
 type Write = fn(&str, &mut Vec<u8>) -> bool;
 
 fn writer(datatype: DataType) -> Option<Write> {
@@ -138,7 +140,7 @@ fn writer(datatype: DataType) -> Option<Write> {
     macro_rules! float {
         ($type:ty) => {
             |text, raw| {
-                // JSON has no infinity: what reads as one is out of range.
+                // JSON has no infinity, so a number that parses as one is out of range.
                 let number = text.parse::<$type>().ok().filter(|x| x.is_finite());
                 number.is_some_and(|x| {
                     raw.extend_from_slice(&x.to_le_bytes());
@@ -170,10 +172,10 @@ fn writer(datatype: DataType) -> Option<Write> {
     Some(write)
 }
 
-/// A tensor's elements as a flat JSON array. [`is_finite`] must hold.
+/// The elements of a tensor as a flat JSON array. [`is_finite`] must be true for the tensor.
 pub(crate) struct Flat<'a>(pub(crate) &'a Tensor);
 
-/// Whether every element can be written as JSON, which has no NaN and no infinity.
+/// Whether JSON can represent every element; JSON has neither NaN nor infinity.
 pub(crate) fn is_finite(tensor: &Tensor) -> bool {
     match tensor.datatype {
         DataType::Fp32 => elements(&tensor.data, f32::from_le_bytes).all(f32::is_finite),
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_and_nested_read_alike() {
+    fn flat_and_nested_data_are_read_alike() {
         let expected = Ok(vec![1, 2, 3, 4, 5, 6]);
         for json in ["[1,2,3,4,5,6]", "[[1,2,3],[4,5,6]]", " [ [ 1 , 2,3 ]\n,[4,\t5,6 ] ] "] {
             assert_eq!(parse(json, DataType::Uint8, &[2, 3]), expected, "{json}");
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_another_shape_another_count_and_other_elements() {
+    fn wrong_shapes_wrong_counts_and_wrong_elements_are_refused() {
         for (json, datatype, shape) in [
             ("[[1,2],[3,4],[5,6]]", DataType::Uint8, [2, 3].as_slice()),
             ("[[1,2,3,4,5,6]]", DataType::Uint8, &[2, 3]),
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_keep_their_value() {
+    fn extreme_values_are_read_exactly() {
         assert_eq!(
             parse("[18446744073709551615]", DataType::Uint64, &[1]),
             Ok(u64::MAX.to_le_bytes().to_vec())
@@ -302,7 +304,7 @@ mod tests {
     }
 
     proptest! {
-        /// No data makes anything but the right number of bytes, or an error.
+        /// Any data makes the right number of bytes, or an error.
         #[test]
         fn any_json_is_read_whole_or_refused(
             json in json(),
@@ -317,7 +319,7 @@ mod tests {
             }
         }
 
-        /// A shape that the data does not fill is refused, whatever it promises.
+        /// A shape that the data does not fill is refused, for any claimed size.
         #[test]
         fn a_shape_beyond_the_data_is_refused(
             elements in 1usize..50,
@@ -329,13 +331,13 @@ mod tests {
         }
     }
 
-    /// Small dimensions, which fit what is sent now and then, and all others.
+    /// Returns small dimensions, which sometimes fit the sent data, and all other dimensions.
     fn dimension() -> impl Strategy<Value = i64> {
         prop_oneof![1i64..5, 1..=i64::MAX, Just(1 << 40), Just(i64::MAX)]
     }
 
     #[test]
-    fn nan_and_infinity_are_noticed() {
+    fn nan_and_infinity_are_detected() {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let data = [1.0f32.to_le_bytes(), x.to_le_bytes()].concat().into();
             assert!(!is_finite(&Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![2], data }));

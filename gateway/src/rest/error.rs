@@ -1,5 +1,4 @@
-//! What goes wrong over REST: `{"error": …}` with the right status, and beside it the stable reason
-//! and its flags.
+//! Errors over REST: `{"error": …}` with the matching status, together with the stable reason and its flags.
 
 use axum::body::Body;
 use axum::response::IntoResponse;
@@ -9,9 +8,9 @@ use millrace_proto::status::http_status;
 use millrace_types::{Failure, Reason};
 use serde_json::json;
 
-/// Exactly this: KServe's client compares it.
+/// Content type of JSON. The exact value matters, because KServe's client compares it.
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
-/// Seconds after which a request that found no room may be sent again.
+/// Value of `Retry-After` in seconds for a request that was refused for lack of capacity.
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
 /// A failure with its HTTP status.
@@ -22,7 +21,7 @@ pub(crate) struct RestError {
 }
 
 impl RestError {
-    /// A failure whose status says more than its reason does.
+    /// Creates a failure whose status is more specific than its reason.
     pub(crate) fn new(status: StatusCode, reason: Reason, message: impl Into<String>) -> Self {
         Self { status, failure: Failure::new(reason, message) }
     }
@@ -34,7 +33,8 @@ impl RestError {
 
 impl From<Failure> for RestError {
     fn from(failure: Failure) -> Self {
-        // One message over its limit is not for want of room: nothing that comes later helps.
+        // A message over its size limit is not refused for lack of capacity, so a later attempt
+        // cannot succeed.
         let too_large = failure.reason == Reason::ByteBudgetExceeded && !failure.retryable;
         let status = if too_large { StatusCode::PAYLOAD_TOO_LARGE } else { http_status(failure.reason) };
         Self { status, failure }
@@ -47,7 +47,7 @@ impl IntoResponse for RestError {
     }
 }
 
-/// Writes a failure.
+/// Builds the response for a failure.
 pub(crate) fn response(error: RestError) -> Response<Body> {
     let RestError { status, failure } = error;
     let body = json!({
@@ -66,14 +66,14 @@ pub(crate) fn response(error: RestError) -> Response<Body> {
     response
 }
 
-/// Gives the router's own refusal of a method a body like every other error's.
+/// Replaces the body of the router's refusal of a method by the body of all other errors.
 pub(crate) fn explain_method(refused: Response<Body>) -> Response<Body> {
     if refused.status() != StatusCode::METHOD_NOT_ALLOWED {
         return refused;
     }
     let allow = refused.headers().get(ALLOW).cloned();
     let methods = allow.as_ref().and_then(|allow| allow.to_str().ok()).unwrap_or("another method");
-    let message = format!("this path takes {methods}");
+    let message = format!("this path accepts {methods}");
     let error = RestError::new(StatusCode::METHOD_NOT_ALLOWED, Reason::Unimplemented, message);
     let mut explained = response(error);
     if let Some(allow) = allow {

@@ -1,5 +1,5 @@
-//! Reading a client's JSON within bounds: lists of a known most, no text of any length, parameters of
-//! which only the known ones are kept. Nothing here builds a tree of a client's values.
+//! Parsing of a client's JSON within bounds: lists have a maximum length, texts have a maximum
+//! length, and only known parameters are kept. The parser never builds a tree of a client's values.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,25 +12,26 @@ use serde_json::value::RawValue;
 
 use crate::parameters::{KNOWN, Value};
 
-/// The bytes of one text, keys included: no field of the protocol in JSON takes a longer one, and a
+/// Most bytes of a text, keys included. No JSON field of the protocol needs a longer text, and a
 /// parser's error may quote it.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-/// The bytes of one `parameters` object.
+/// Most bytes of a `parameters` object.
 const PARAMETERS_BYTES_MAX: usize = 64 << 10;
-/// The entries of one `parameters` object.
+/// Most entries of a `parameters` object.
 const PARAMETERS_MAX: usize = 256;
 
-/// Reads a JSON document.
+/// Parses a JSON document.
 pub(crate) fn read<'a, T: Deserialize<'a>>(json: &'a [u8]) -> Result<T, Failure> {
     refuse_long_texts(json)?;
     serde_json::from_slice(json).map_err(|error| malformed(&error))
 }
 
 fn malformed(error: &serde_json::Error) -> Failure {
-    Failure::malformed(format!("the request is not what the protocol asks: {error}"))
+    Failure::malformed(format!("the request does not follow the protocol: {error}"))
 }
 
-/// Refuses a text over [`TEXT_BYTES_MAX`]. Numbers, which are most of a body, have no quotes.
+/// Refuses a text longer than [`TEXT_BYTES_MAX`]. The scan is cheap: numbers, which are most of a
+/// body, have no quotes.
 fn refuse_long_texts(json: &[u8]) -> Result<(), Failure> {
     let mut rest = json;
     while let Some(begin) = rest.iter().position(|&byte| byte == b'"') {
@@ -88,12 +89,12 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for Bounded<T,
     }
 }
 
-/// The parameters of a request, an input or an output that mean something here.
+/// The supported parameters of a request, an input or an output.
 #[derive(Debug, Default)]
 pub(crate) struct JsonParameters<'a>(BTreeMap<&'static str, JsonValue<'a>>);
 
 impl<'a> JsonParameters<'a> {
-    /// Reads a `parameters` object.
+    /// Parses a `parameters` object.
     pub(crate) fn read(json: Option<&'a RawValue>) -> Result<Self, Failure> {
         let Some(json) = json else { return Ok(Self::default()) };
         let len = json.get().len();
@@ -147,7 +148,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for JsonParameters<'a> {
     }
 }
 
-/// The name of a request's first parameter, where it has any.
+/// The name of a request's first parameter, if any.
 #[derive(Debug, Default)]
 pub(crate) struct FirstParameter(pub(crate) Option<String>);
 
@@ -175,7 +176,7 @@ impl<'de> Deserialize<'de> for FirstParameter {
     }
 }
 
-/// A text, borrowed from the document where it has no escapes.
+/// A text, borrowed from the document if it has no escapes.
 struct Text<'a>(Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
@@ -200,7 +201,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// A parameter's value; lists and objects are passed over.
+/// A parameter's value; lists and objects are skipped.
 #[derive(Debug)]
 enum JsonValue<'a> {
     Bool(bool),
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn known_parameters_are_kept_and_their_last_value_counts() {
+    fn known_parameters_are_kept_with_their_last_value() {
         let json = r#"{"timeout":1,"mine":{"a":[1,{"b":null}]},"timeout":2,"priority":-1,"binary_data":true,
                        "sequence_id":"a\"b","sequence_end":null,"classification":[1],"sequence_start":1.5}"#;
         let kept = parameters(json).unwrap();
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_have_a_most_in_entries_and_bytes() {
+    fn parameters_beyond_their_entries_or_bytes_are_refused() {
         let entries =
             |count: usize| (0..count).map(|at| format!(r#""p{at}":0"#)).collect::<Vec<_>>().join(",");
         assert!(parameters(&format!("{{{}}}", entries(PARAMETERS_MAX))).is_ok());
@@ -311,13 +312,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_over_its_most_is_refused() {
+    fn a_list_longer_than_its_maximum_is_refused() {
         assert_eq!(read::<Bounded<u8, 2>>(b"[1,2]").unwrap().0, [1, 2]);
         assert!(read::<Bounded<u8, 2>>(b"[1,2,3]").unwrap_err().message.contains("more than 2"));
     }
 
     #[test]
-    fn a_long_text_is_refused_wherever_it_is() {
+    fn a_long_text_is_refused_at_any_position() {
         let long = "x".repeat(TEXT_BYTES_MAX + 1);
         for json in [
             format!(r#"["{long}"]"#),
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_parameter_is_named() {
+    fn the_name_of_the_first_parameter_is_read() {
         let first = |json: &str| read::<FirstParameter>(json.as_bytes()).unwrap().0;
         assert_eq!(first(r#"{"a":[1,[2]],"b":{}}"#), Some("a".into()));
         assert_eq!((first("{}"), first("null")), (None, None));

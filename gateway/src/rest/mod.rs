@@ -42,7 +42,7 @@ type Shared = State<Arc<Front>>;
 type Called = Extension<Call>;
 type Answered = Result<Response<Body>, RestError>;
 
-/// Every REST route.
+/// Returns a router with every REST route.
 pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
     let model = |suffix: &str| {
         [
@@ -71,17 +71,20 @@ pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
         }
     }
     let metrics = {
-        let (front, registry) = (Arc::clone(&front), Arc::new(registry));
+        let front = Arc::clone(&front);
+        let registry = Arc::new(registry);
         let page = Arc::new(SharedResult::every(MetricsPage::EVERY));
         move |headers: HeaderMap| {
-            let (front, registry, page) = (front.clone(), registry.clone(), page.clone());
+            let front = front.clone();
+            let registry = registry.clone();
+            let page = page.clone();
             async move { answer_metrics(page.get(async || metrics(&front, &registry)).await, &headers) }
         }
     };
     router.route("/metrics", get(metrics)).fallback(unknown_path).with_state(front)
 }
 
-/// The model and version that a path names; empty where it names none.
+/// The model and version of a path; empty if the path has none.
 struct Wanted {
     name: String,
     version: String,
@@ -93,7 +96,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Wanted {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RestError> {
         let params = RawPathParams::from_request_parts(parts, state)
             .await
-            .map_err(|error| Failure::malformed(format!("the path cannot be read: {error}")))?;
+            .map_err(|error| Failure::malformed(format!("cannot read the path: {error}")))?;
         let of = |wanted: &str| {
             let found = params.iter().find(|(name, _)| *name == wanted);
             found.map_or_else(String::new, |(_, value)| value.to_owned())
@@ -113,7 +116,7 @@ fn ok(body: &Json) -> Response<Body> {
     json_response(StatusCode::OK, body)
 }
 
-/// KServe's servers answer 503 when something is not ready.
+/// Returns the status for readiness. KServe's servers respond with 503 if something is not ready.
 const fn readiness(ready: bool) -> StatusCode {
     if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
@@ -177,7 +180,9 @@ async fn infer(
     };
     let mut asked = None;
     let read = {
-        let (front, headers, asked) = (&front, &headers, &mut asked);
+        let front = &front;
+        let headers = &headers;
+        let asked = &mut asked;
         move |model: Arc<Model>| async move {
             let cut = request::cut(headers, body)?;
             let json_len = cut.json_len();
@@ -201,7 +206,9 @@ async fn infer(
             };
             front.convert(len, encode).await.flatten()
         }
-        (Ok(_), None) => Err(Failure::new(Reason::Internal, "an answer came to a request that was not read")),
+        (Ok(_), None) => {
+            Err(Failure::new(Reason::Internal, "a response arrived for a request that was not read"))
+        }
         (Err(failure), _) => Err(failure),
     };
     let (answer, encoded, charge) = match answered {
@@ -217,7 +224,7 @@ async fn infer(
     }
     call.ledger.answer(charge);
     let times = run.succeed(&answer);
-    // Digits, letters and punctuation: always a valid value.
+    // The value has only digits, letters and punctuation, so it is always valid.
     if let Ok(timing) = HeaderValue::from_str(&times.to_string()) {
         response.headers_mut().insert(TIMING, timing);
     }
@@ -236,16 +243,17 @@ struct RepositoryRequest {
     parameters: FirstParameter,
 }
 
-/// The type that libcurl gives a body of no stated type.
+/// Type that libcurl sends with a body without a stated type.
 const FORM: &str = "application/x-www-form-urlencoded";
-/// What browsers tell of the page that makes a request.
+/// Header in which browsers describe the page that makes a request.
 const SEC_FETCH_SITE: &str = "sec-fetch-site";
 
-/// Reads a small JSON body that may be left out.
+/// Parses a small JSON body, which may be absent.
 ///
-/// A browser sends other types without asking the server whether it may. No type at all is
-/// tritonclient's, and a form's is that of Triton's C++ client and of `curl -d`: a browser that sends either
-/// names its page's origin, which the door refuses, or says in `Sec-Fetch-Site` that it is one.
+/// A browser sends types other than JSON without a preflight request, so most other types are refused.
+/// tritonclient sends no type at all, and Triton's C++ client and `curl -d` send the type of a form. A
+/// browser that sends either of these names its page's origin, which the middleware refuses, or
+/// identifies itself with `Sec-Fetch-Site`.
 async fn optional<T: Default + for<'de> Deserialize<'de>>(
     front: &Front,
     call: &Call,
@@ -270,7 +278,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
     json::read(&body).map_err(RestError::from)
 }
 
-/// Whether a type is JSON, with parameters or without.
+/// Whether a type is JSON, with or without parameters.
 fn is_json(kind: &HeaderValue) -> bool {
     let kind = kind.to_str().unwrap_or_default();
     kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
@@ -304,13 +312,13 @@ async fn unload(
     headers: HeaderMap,
     body: Body,
 ) -> Answered {
-    // The one parameter there is, unload_dependents, concerns ensembles: a function has none.
+    // The only parameter, unload_dependents, concerns ensembles, and a function is none.
     let RepositoryRequest { .. } = optional(&front, &call, &headers, body).await?;
     front.set_intent(&call, &wanted.name, Intent::Refuse).await?;
     Ok(ok(&json!({ "name": wanted.name, "unload": true })))
 }
 
-/// All metrics as they are now.
+/// Writes the current values of all metrics.
 fn metrics(front: &Front, registry: &Registry) -> Result<MetricsPage, fmt::Error> {
     front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
     front.meters.waiting.set(i64::try_from(front.waiting_now()).unwrap_or(i64::MAX));
@@ -329,6 +337,6 @@ fn answer_metrics(page: Result<MetricsPage, fmt::Error>, headers: &HeaderMap) ->
 }
 
 async fn unknown_path(uri: Uri) -> RestError {
-    let message = format!("no {:?} here: the protocol's paths begin with /v2", uri.path());
+    let message = format!("unknown path {:?}: the protocol's paths begin with /v2", uri.path());
     RestError::new(StatusCode::NOT_FOUND, Reason::Unimplemented, message)
 }

@@ -1,4 +1,4 @@
-//! An inference request over REST: JSON, and binary tensors after it.
+//! An inference request over REST: JSON, followed by binary tensors.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -15,10 +15,10 @@ use crate::budget::Charge;
 use crate::front::{Named, Question, SHAPE_RANK_MAX, TENSORS_MAX, check_named, check_requested, check_size};
 use crate::parameters::{BINARY, BINARY_SIZE, Parameters, Value, flag, refuse_unserved};
 
-/// The length of the JSON before binary tensors, in requests and responses.
+/// Header with the length of the JSON before binary tensors, in requests and responses.
 pub(crate) const HEADER_LENGTH: &str = "inference-header-content-length";
 
-/// A request as its JSON has it: known keys alone.
+/// A request's JSON, with known keys only.
 #[derive(Deserialize)]
 struct Request<'a> {
     id: Option<String>,
@@ -48,20 +48,19 @@ struct Output<'a> {
     parameters: Option<&'a RawValue>,
 }
 
-/// How an answer is to be written.
+/// The form in which a response is to be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// The id to echo.
     pub(crate) id: Option<String>,
-    /// Whether each output is wanted in binary, in the order of the outputs.
+    /// Whether each output is sent in binary, in the order of the outputs.
     pub(crate) binary: Vec<bool>,
 }
 
-/// A body cut into its JSON and the binary tensors after it.
+/// A body that is split into its JSON and the binary tensors after it.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Cut {
     json: Bytes,
-    /// None when the header that announces binary tensors was not sent.
+    /// Binary tensors. `None` if the client did not send the header that announces them.
     binary: Option<Bytes>,
 }
 
@@ -71,24 +70,25 @@ impl Cut {
     }
 }
 
-/// Cuts a body where its header says.
+/// Splits a body at the position that its header gives.
 pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> {
     let Some(length) = headers.get(HEADER_LENGTH) else { return Ok(Cut { json: body, binary: None }) };
     let text = String::from_utf8_lossy(length.as_bytes());
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let length: usize = text.parse().ok().filter(|_| digits).ok_or_else(|| {
-        Failure::malformed(format!("Inference-Header-Content-Length {text:?} is no length in bytes"))
+        Failure::malformed(format!("Inference-Header-Content-Length {text:?} is not a length in bytes"))
     })?;
     if length > body.len() {
         let message =
-            format!("Inference-Header-Content-Length is {length}, and the body has {} bytes", body.len());
+            format!("Inference-Header-Content-Length is {length}, but the body has {} bytes", body.len());
         return Err(Failure::malformed(message));
     }
     let json = body.split_to(length);
     Ok(Cut { json, binary: Some(body) })
 }
 
-/// Reads a request against its model. `charge` is the body's, and grows by the elements of JSON.
+/// Reads a request, and checks it against its model. `charge` is the charge of the body, and grows by
+/// the elements of JSON.
 pub(crate) fn question(
     model: &Model,
     cut: Cut,
@@ -145,10 +145,12 @@ fn announced(
         let Input { name, shape: Bounded(shape), data, .. } = input;
         let invalid = |why: &str| Failure::new(Reason::InvalidInput, format!("input {name:?}: {why}"));
         let data = match (binary_size, data) {
-            (Some(_), Some(_)) => return Err(invalid("it has both data and binary_data_size: send one")),
+            (Some(_), Some(_)) => {
+                return Err(invalid("both data and binary_data_size are present: send one"));
+            }
             (Some(announced), None) => binary.take(&name, announced, size)?,
             (None, Some(data)) => elements::read(data, datatype, &shape).map_err(|why| invalid(&why))?.into(),
-            (None, None) => return Err(invalid("it has neither data nor binary_data_size")),
+            (None, None) => return Err(invalid("neither data nor binary_data_size is present: send one")),
         };
         tensors.push(Tensor { name, datatype, shape, data });
     }
@@ -156,27 +158,27 @@ fn announced(
     Ok((Question { inputs: tensors, outputs: requested, parameters }, Form { id, binary: binary_wanted }))
 }
 
-/// Charges the elements that JSON of `len` bytes holds, `size` bytes in all. An element of 8 bytes may be
-/// a single digit: a body that takes too much memory for its length is refused.
+/// Charges the elements in JSON of `len` bytes, `size` bytes in total. A single digit may become an
+/// element of 8 bytes, so a body that needs too much memory for its length is refused.
 fn charge_elements(size: u64, len: u64, charge: &mut Charge) -> Result<(), Failure> {
     if size > len.saturating_mul(DECODED_RATIO_MAX).saturating_add(DECODED_MARGIN_BYTES) {
         let message =
-            format!("{len} bytes of JSON cannot bring tensors of {size} bytes: send them as binary data");
+            format!("{len} bytes of JSON cannot contain tensors of {size} bytes: send them as binary data");
         return Err(Failure::new(Reason::InvalidInput, message));
     }
     charge.grow(size)
 }
 
-/// The binary tensors not yet taken.
+/// The binary tensors that are not yet taken.
 struct Binary {
     left: Option<Bytes>,
 }
 
 impl Binary {
-    /// `announced`: none where the parameter is no size.
+    /// Takes the binary tensor of an input. `announced` is `None` if the parameter is not a size.
     fn take(&mut self, name: &str, announced: Option<usize>, size: usize) -> Result<Bytes, Failure> {
         let announced = announced.ok_or_else(|| {
-            Failure::malformed(format!("input {name:?}: binary_data_size is no size in bytes"))
+            Failure::malformed(format!("input {name:?}: binary_data_size is not a size in bytes"))
         })?;
         let Some(left) = &mut self.left else {
             let message = format!(
@@ -186,7 +188,7 @@ impl Binary {
         };
         if announced > left.len() {
             let message = format!(
-                "input {name:?} announces {announced} bytes, and {} are left of the body",
+                "input {name:?} announces {announced} bytes, but only {} are left of the body",
                 left.len()
             );
             return Err(Failure::malformed(message));
@@ -206,8 +208,9 @@ impl Binary {
     }
 }
 
-/// For each output there will be, whether it is wanted in binary. `own` has the outputs' own wishes, in
-/// the order of `requested`. Refuses what JSON cannot carry before anything runs.
+/// Returns whether each output of the response is sent in binary. `own` has the parameters of the
+/// requested outputs, in the order of `requested`. Refuses outputs that JSON cannot represent, before
+/// the model runs.
 fn binary_wanted(
     model: &Model,
     requested: &[String],
@@ -218,7 +221,7 @@ fn binary_wanted(
         let binary = own.unwrap_or(Ok(parameters.binary_output))?;
         if !binary && !elements::has_json(spec.datatype) {
             let message = format!(
-                "output {:?} is {}, which has no JSON form: ask for binary_data",
+                "output {:?} is {}, which has no JSON form: request binary_data",
                 spec.name, spec.datatype
             );
             return Err(Failure::new(Reason::InvalidOutput, message));
@@ -235,14 +238,14 @@ fn binary_wanted(
     named.collect()
 }
 
-/// A body that is nothing but the one input's bytes. Its shape follows from its size, and its
-/// outputs are binary.
+/// Reads a body that consists only of the bytes of the model's single input. The shape follows from
+/// the size, and the outputs are sent in binary.
 fn lone_tensor(model: &Model, data: Bytes) -> Result<(Question, Form), Failure> {
     let invalid = |why: String| Failure::new(Reason::InvalidInput, why);
     let [input] = model.inputs.as_slice() else {
         let count = model.inputs.len();
         return Err(invalid(format!(
-            "the model takes {count} inputs: a body without JSON can bring only one"
+            "the model takes {count} inputs: a body without JSON can contain only one"
         )));
     };
     let shape = lone_shape(input, data.len()).ok_or_else(|| {
@@ -258,7 +261,7 @@ fn lone_tensor(model: &Model, data: Bytes) -> Result<(Question, Form), Failure> 
     Ok((question, Form { id: None, binary: vec![true; model.outputs.len()] }))
 }
 
-/// The shape that makes `len` bytes of this input: at most one dimension may be free.
+/// Returns the shape that this input has with `len` bytes. At most one dimension may be free.
 fn lone_shape(input: &TensorSpec, len: usize) -> Option<Vec<i64>> {
     let size = input.datatype.size()?;
     let fixed = input.shape.iter().try_fold(size, |product, dim| match dim {

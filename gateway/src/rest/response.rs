@@ -1,4 +1,4 @@
-//! An inference's answer over REST: JSON, then the outputs that are wanted in binary.
+//! The response of an inference over REST: JSON, followed by the outputs in binary.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -26,11 +26,11 @@ use crate::front::Front;
 use crate::inflate::Encoding;
 
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
-/// The bytes of JSON that are not charged: every answer has some.
+/// Bytes of JSON that are not charged, because every response has some.
 const JSON_FREE: usize = 1 << 10;
-/// Below this, compressing costs more than it saves.
+/// Size in bytes below which compression costs more than it saves.
 pub(crate) const COMPRESS_MIN: usize = 1 << 10;
-/// From here on it is done on a thread of its own.
+/// Size in bytes from which a bulk thread compresses the response.
 pub(crate) const COMPRESS_APART_MIN: usize = 64 << 10;
 
 #[derive(Serialize)]
@@ -58,21 +58,21 @@ struct BinarySize {
     binary_data_size: usize,
 }
 
-/// An answer's body: its pieces, and how long the JSON is where binary follows.
+/// The body of a response: its pieces, and the length of the JSON if binary outputs follow.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Encoded {
     pieces: VecDeque<Bytes>,
     json_len: Option<usize>,
 }
 
-/// Bytes of an answer's outputs that are written as JSON.
+/// Returns the number of output bytes that are written as JSON.
 pub(crate) fn json_data_len(answer: &Answer, form: &Form) -> usize {
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
     let outputs = answer.completion.outputs.iter().enumerate();
     outputs.filter(|&(at, _)| !is_binary(at)).map(|(_, output)| output.data.len()).sum()
 }
 
-/// Writes an answer. Its JSON is added to the charge as it grows.
+/// Encodes a response. The JSON is added to the charge as it grows.
 pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Result<Encoded, Failure> {
     let tensors = &answer.completion.outputs;
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
@@ -81,7 +81,7 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
             return Ok(());
         }
         let message = format!(
-            "output {:?} has NaN or infinity, which JSON cannot carry: ask for binary_data, or use gRPC",
+            "output {:?} has NaN or infinity, which JSON cannot represent: request binary_data, or use gRPC",
             tensor.name
         );
         Err(Failure::new(Reason::InvalidOutput, message).after_execution())
@@ -102,7 +102,7 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
     };
     let mut json = ChargedJson { text: Vec::with_capacity(JSON_FREE), charge, refused: None };
     if let Err(error) = serde_json::to_writer(&mut json, &written) {
-        let ours = || Failure::new(Reason::Internal, format!("cannot write the answer: {error}"));
+        let ours = || Failure::new(Reason::Internal, format!("cannot write the response: {error}"));
         return Err(json.refused.unwrap_or_else(ours));
     }
     let json = json.text;
@@ -113,11 +113,11 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
     Ok(Encoded { pieces, json_len })
 }
 
-/// JSON that is charged for the memory it takes, before it takes more.
+/// A JSON buffer that is charged before it allocates more memory.
 struct ChargedJson<'a> {
     text: Vec<u8>,
     charge: &'a mut Charge,
-    /// Why it was not written.
+    /// Failure because of which the JSON was not written.
     refused: Option<Failure>,
 }
 
@@ -142,7 +142,7 @@ impl io::Write for ChargedJson<'_> {
     }
 }
 
-/// Sends an answer, compressed when the client takes that. Returns the answer's charge too.
+/// Builds the HTTP response, compressed if the client accepts that. Also returns the charge of the response.
 pub(crate) async fn response(
     front: &Front,
     encoded: Encoded,
@@ -156,7 +156,7 @@ pub(crate) async fn response(
         None => Body::new(Pieces(pieces)),
         Some(encoding) if len < COMPRESS_APART_MIN => Body::from(compressed(encoding, pieces)?),
         Some(encoding) => {
-            // The charge goes along: the work goes on when the call is cancelled.
+            // The charge moves along, because the work continues when the call is cancelled.
             let compress = move || (compressed(encoding, pieces), charge);
             let (done, returned) = front.convert(len, compress).await.map_err(Failure::after_execution)?;
             charge = returned;
@@ -176,7 +176,7 @@ pub(crate) async fn response(
 }
 
 fn internal(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Reason::Internal, format!("cannot compress the answer: {error}")).after_execution()
+    Failure::new(Reason::Internal, format!("cannot compress the response: {error}")).after_execution()
 }
 
 pub(crate) fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
@@ -197,7 +197,7 @@ pub(crate) fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<
     compress().map_err(|error| internal(&error))
 }
 
-/// The compression a client prefers among ours: gzip, then deflate, unless it weighs one at 0.
+/// Returns the compression for a client: gzip, then deflate, unless the client gives it the weight 0.
 fn accepted(headers: &HeaderMap) -> Option<Encoding> {
     let listed = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let names = listed.flat_map(|list| list.split(',')).filter_map(|entry| {
@@ -211,7 +211,7 @@ fn accepted(headers: &HeaderMap) -> Option<Encoding> {
         .find(|encoding| names.iter().any(|name| name == encoding.name()))
 }
 
-/// A body of known pieces: sent as they are, uncopied, with their length known.
+/// A body of known pieces, which are sent without a copy and with a known length.
 struct Pieces(VecDeque<Bytes>);
 
 impl http_body::Body for Pieces {
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chooses_among_what_the_client_takes() {
+    fn an_accepted_compression_is_chosen() {
         let chosen = |accept: &'static str| {
             accepted(&HeaderMap::from_iter([(ACCEPT_ENCODING, accept.parse().unwrap())]))
         };

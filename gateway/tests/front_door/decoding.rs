@@ -1,5 +1,5 @@
-//! Whatever shapes and fields a client writes, the answer is a refusal or correct, and the next request
-//! is served.
+//! For any shapes and fields that a client writes, the response is a refusal or correct, and the next
+//! request is served.
 
 use bytes::Bytes;
 use millrace_gateway::Limits;
@@ -17,7 +17,7 @@ use crate::harness::{Reply, Server, fp32, input, parameter, refuses, row};
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const REST: &str = "/v2/models/echo-fp32/infer";
 
-/// A gRPC call with this message, as it is; its status.
+/// Makes a gRPC call with exactly this message. Returns the status and its message.
 async fn call(server: &Server, message: &[u8]) -> (String, String) {
     let len = u32::try_from(message.len()).unwrap().to_be_bytes();
     let body = [&[0], &len[..], message].concat();
@@ -36,7 +36,7 @@ async fn a_message_of_a_million_empty_tensors_is_refused_before_it_is_decoded() 
     let (status, message) = call(&server, &[0x2a, 0].repeat(1 << 20)).await;
     assert_eq!(status, "3", "{message}");
     assert!(message.contains("4096"), "{message}");
-    // 10 MiB of zeros as empty entries of a tensor's parameters, and bytes that are no message.
+    // 10 MiB of zeros as empty entries of a tensor's parameters, and bytes that are not a message.
     let entries = [&[0x2a, 0x80, 0x80, 0x80, 0x05][..], &[0x22, 0].repeat(5 << 20)].concat();
     for message in [&entries[..], &[0xff; 100], &[0x2a, 99]] {
         let (status, message) = call(&server, message).await;
@@ -55,7 +55,7 @@ async fn typed_contents_that_grow_when_decoded_are_refused() {
         ModelInferRequest { model_name: "echo-int64".into(), inputs: vec![tensor], ..Default::default() }
     };
     let mut client = server.grpc().await;
-    // Converted on a thread of its own.
+    // A bulk thread converts this request.
     let answered = client.model_infer(request(1 << 19)).await.unwrap().into_inner();
     assert_eq!(answered.raw_output_contents[0].len(), 8 << 19);
     let status = client.model_infer(request(4 << 20)).await.unwrap_err();
@@ -83,7 +83,7 @@ async fn decoded_structures_are_charged_while_a_request_is_served() {
 }
 
 #[tokio::test]
-async fn json_beyond_its_bounds_is_refused() {
+async fn json_beyond_the_bounds_is_refused() {
     let server = Server::start().await;
     let zeros = "0,".repeat(1 << 20);
     let long = "x".repeat(1 << 20);
@@ -118,7 +118,7 @@ async fn json_beyond_its_bounds_is_refused() {
         assert!(reply.json()["error"].as_str().unwrap().contains(says), "{reply:?}");
         assert!(reply.body.len() < 1 << 10, "{} bytes", reply.body.len());
     }
-    // The repository's calls.
+    // Calls of the repository.
     let parameters = format!(r#"{{"parameters":{{"config":[{zeros}0]}}}}"#);
     let reply = server.post("/v2/repository/models/echo-fp32/load", parameters).await;
     reply.refuses(501, Reason::Unimplemented, "config");
@@ -129,7 +129,7 @@ async fn json_beyond_its_bounds_is_refused() {
 }
 
 #[tokio::test]
-async fn large_json_goes_both_ways_on_threads_of_their_own() {
+async fn large_json_is_converted_in_both_directions_on_bulk_threads() {
     let server = Server::start().await;
     let data: Vec<f32> = (0..300_000_u32).map(|n| n as f32 + 0.5).collect();
     let body =
@@ -152,7 +152,7 @@ async fn a_json_tensor_over_the_message_limit_is_refused() {
     reply.refuses(400, Reason::InvalidInput, "1048576");
 }
 
-/// Dimensions of all sizes, of which small ones fit what is sent now and then.
+/// Returns dimensions of all sizes; small ones sometimes fit the sent data.
 fn shape() -> impl Strategy<Value = Vec<i64>> {
     let dimension = prop_oneof![4 => 1i64..5, 1 => any::<i64>(), 1 => Just(1 << 40), 1 => Just(i64::MAX), 1 => Just(1 << 61)];
     prop_oneof![4 => proptest::collection::vec(dimension.clone(), 2), 1 => proptest::collection::vec(dimension, 0..9)]
@@ -166,7 +166,8 @@ enum Form {
     GrpcTyped,
 }
 
-/// Sends `elements` numbers as a tensor of this shape; the elements that came back, if it was answered.
+/// Sends `elements` numbers as a tensor of this shape. Returns the number of elements in the
+/// response, if there is one.
 async fn exchange(server: &Server, form: Form, shape: &[i64], elements: usize) -> Option<usize> {
     let numbers = vec![1.0f32; elements];
     let rest = |reply: Reply| match reply.status.as_u16() {
@@ -212,9 +213,9 @@ async fn exchange(server: &Server, form: Form, shape: &[i64], elements: usize) -
     }
 }
 
-/// A request with any dimensions is answered right, or refused as the client's mistake.
+/// A request with any dimensions gets a correct response, or is refused as the client's mistake.
 #[test]
-fn any_shape_is_answered_or_refused() {
+fn requests_of_any_shape_are_answered_or_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let server = runtime.block_on(Server::start());
     let mut runner = TestRunner::new(Config { cases: 200, failure_persistence: None, ..Config::default() });

@@ -1,4 +1,4 @@
-//! What the door does for every service: identity, ids, health, reflection, metrics, closing.
+//! Tests the middleware for every service: identity, ids, health, reflection, metrics, closing.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -26,7 +26,7 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::harness::{Server, config, refuses, row};
 
-/// Refuses whoever does not bring the word.
+/// Accepts only callers with the right token.
 struct Word;
 
 impl Authenticate for Word {
@@ -38,7 +38,7 @@ impl Authenticate for Word {
     }
 }
 
-/// A service that keeps who called it.
+/// A service that records its callers.
 #[derive(Clone, Default)]
 struct Probe(Arc<Mutex<Vec<String>>>);
 
@@ -63,7 +63,7 @@ impl tower::Service<Request<tonic::body::Body>> for Probe {
 }
 
 #[tokio::test]
-async fn every_service_is_behind_the_same_authentication() {
+async fn every_service_has_the_same_authentication() {
     let config = FrontDoorConfig { authenticate: Arc::new(Word), ..config(Limits::default()) };
     let probe = Probe::default();
     let server = Server::of(config, |door| door.service(probe.clone())).await;
@@ -85,7 +85,7 @@ async fn every_service_is_behind_the_same_authentication() {
 }
 
 #[tokio::test]
-async fn this_machine_is_anonymous_by_default() {
+async fn callers_of_this_machine_are_anonymous_by_default() {
     let server = Server::start().await;
     server.grpc().await.model_infer(row("mlp")).await.unwrap();
     assert_eq!(server.echo.last().caller, Caller::anonymous());
@@ -94,7 +94,7 @@ async fn this_machine_is_anonymous_by_default() {
 }
 
 #[tokio::test]
-async fn every_answer_has_a_request_id() {
+async fn every_response_has_a_request_id() {
     let server = Server::start().await;
     let mut seen = Vec::new();
     for path in ["/v2", "/nowhere", "/v2/models/nowhere", "/metrics"] {
@@ -136,7 +136,7 @@ async fn health_follows_readiness() {
 }
 
 #[tokio::test]
-async fn reflection_shows_what_is_served_and_nothing_else() {
+async fn reflection_lists_exactly_the_served_services() {
     let server = Server::of(config(Limits::default()), |door| door.service(Probe::default())).await;
     macro_rules! list {
         ($version:ident) => {{
@@ -159,7 +159,7 @@ async fn reflection_shows_what_is_served_and_nothing_else() {
                 Some(MessageResponse::FileDescriptorResponse(_)),
             ] = answers.as_slice()
             else {
-                panic!("not what was asked: {answers:?}")
+                panic!("unexpected responses: {answers:?}")
             };
             list.service.iter().map(|service| service.name.clone()).collect::<Vec<_>>()
         }};
@@ -172,7 +172,7 @@ async fn reflection_shows_what_is_served_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn metrics_hold_ours_and_those_handed_in() {
+async fn metrics_page_has_own_and_added_metrics() {
     let mut registry = Registry::default();
     let counter: Counter = Counter::default();
     registry.register("millrace_elections", "Elections seen", counter.clone());
@@ -201,7 +201,7 @@ async fn metrics_hold_ours_and_those_handed_in() {
 }
 
 #[tokio::test]
-async fn closing_answers_what_is_under_way_and_takes_nothing_more() {
+async fn closing_answers_requests_in_progress_and_refuses_new_ones() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let under_way = tokio::spawn({
@@ -209,7 +209,8 @@ async fn closing_answers_what_is_under_way_and_takes_nothing_more() {
         async move { client.model_infer(row("held")).await }
     });
     server.echo.running(1).await;
-    let (addr, echo) = (server.addr, Arc::clone(&server.echo));
+    let addr = server.addr;
+    let echo = Arc::clone(&server.echo);
     let closing = tokio::spawn(server.serving.close(Duration::from_secs(60)));
     while TcpStream::connect(addr).await.is_ok() {
         tokio::task::yield_now().await;
@@ -222,7 +223,7 @@ async fn closing_answers_what_is_under_way_and_takes_nothing_more() {
 }
 
 #[tokio::test]
-async fn closing_does_not_wait_longer_than_it_is_told() {
+async fn closing_waits_at_most_the_grace() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let stuck = tokio::spawn(async move { client.model_infer(row("held")).await });
@@ -233,7 +234,7 @@ async fn closing_does_not_wait_longer_than_it_is_told() {
 }
 
 #[tokio::test]
-async fn idle_connections_do_not_hold_up_closing() {
+async fn idle_connections_do_not_delay_closing() {
     let server = Server::start().await;
     let mut silent = TcpStream::connect(server.addr).await.unwrap();
     let mut kept = TcpStream::connect(server.addr).await.unwrap();
@@ -248,12 +249,12 @@ async fn idle_connections_do_not_hold_up_closing() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_makes_room_for_another_client() {
+async fn an_idle_connection_is_displaced_by_another_client() {
     let server = ServerConfig { port: PortLimits::new(1), ..ServerConfig::default() };
     let server = Server::with(Limits { server, ..Limits::default() }).await;
     let mut first = server.grpc().await;
     first.model_infer(row("mlp")).await.unwrap();
     assert_eq!(server.get("/v2/health/live").await.status, 200);
-    // The first client is back as soon as it asks.
+    // The first client reconnects with its next request.
     first.model_infer(row("mlp")).await.unwrap();
 }

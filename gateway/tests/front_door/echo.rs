@@ -1,5 +1,5 @@
-//! A backend in memory whose models give back what they are given, at each datatype and in several
-//! shapes; with models that are slow, that fail, that lie, that are not ready.
+//! A backend in memory whose models return their inputs, for each datatype and for several shapes.
+//! Some models are slow, fail, return wrong outputs or are not ready.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use millrace_types::{
 };
 use tokio::sync::watch;
 
-/// The split that every echo reports.
+/// Latency breakdown that every echo reports.
 pub const SPLIT: Split = Split {
     cold: Duration::ZERO,
     queue: Duration::from_micros(100),
@@ -27,21 +27,21 @@ pub const SPLIT: Split = Split {
     run: Duration::from_micros(300),
 };
 
-/// What a model does with its inputs.
+/// The behaviour of a model.
 #[derive(Clone, Copy)]
 enum Does {
-    /// Gives them back.
+    /// The model returns its inputs.
     Echo,
-    /// Gives them back after the milliseconds its input says.
+    /// The model returns its inputs after the milliseconds in its input.
     Wait,
-    /// Answers nothing until [`Echo::release`].
+    /// The model responds only after [`Echo::release`].
     Hold,
     Fail(Reason),
-    /// Gives them back, once its workers were waited for.
+    /// The model returns its inputs, after a wait for its workers.
     Move,
-    /// Gives NaN.
+    /// The model returns NaN.
     Nan,
-    /// Gives an output that it does not declare.
+    /// The model returns an undeclared output.
     Lie,
 }
 
@@ -50,7 +50,7 @@ struct Entry {
     revisions: Vec<Arc<Model>>,
 }
 
-/// The backend.
+/// The backend of the tests.
 pub struct Echo {
     entries: Mutex<BTreeMap<FunctionKey, Entry>>,
     released: watch::Sender<bool>,
@@ -73,7 +73,7 @@ fn spec(name: &str, datatype: DataType, shape: &[&str]) -> TensorSpec {
 }
 
 impl Echo {
-    /// Every model of the tests.
+    /// Creates a backend with all models of the tests.
     pub fn new() -> Self {
         let echo = Self {
             entries: Mutex::default(),
@@ -161,23 +161,23 @@ impl Echo {
         self.changed.send_replace(());
     }
 
-    /// Lets "held" answer.
+    /// Lets "held" respond.
     pub fn release(&self) {
         self.released.send_replace(true);
     }
 
-    /// Lets a model of the default tenant be ready or not.
+    /// Sets the availability of a model of the default tenant.
     pub fn make(&self, name: &str, availability: &Availability) {
         self.set(&key("default", name), availability);
     }
 
-    /// Adds a model whose workers are gone, and which finds others as soon as somebody waits for it.
+    /// Adds a model without workers, which finds others as soon as a request waits for it.
     pub fn add_moving(&self, name: &str) {
         self.add("default", name, Does::Move, 1, &[("x", DataType::Fp32, &["N", "64"])]);
         self.make(name, &Availability::Away("it is placed on w1".to_owned()));
     }
 
-    /// Adds a model as "held" that keeps state from one request of a sequence to the next.
+    /// Adds a model like "held" that keeps state between the requests of a sequence.
     pub fn add_keeping(&self, name: &str) {
         self.add("default", name, Does::Hold, 1, &[("x", DataType::Fp32, &["N", "64"])]);
         let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
@@ -189,40 +189,40 @@ impl Echo {
         }
     }
 
-    /// Ends once models have been waited for so often.
+    /// Waits until models have been awaited `times` times.
     pub async fn waited_for(&self, times: usize) {
         self.awaited.subscribe().wait_for(|awaited| *awaited >= times).await.unwrap();
     }
 
-    /// Whether the backend is ready.
+    /// Sets whether the backend is ready.
     pub fn set_ready(&self, ready: bool) {
         self.ready.send_replace(ready);
     }
 
-    /// Ends once `count` requests run.
+    /// Waits until exactly `count` requests run.
     pub async fn running(&self, count: usize) {
         self.running.subscribe().wait_for(|&running| running == count).await.unwrap();
     }
 
-    /// Ends once such a request has begun. The priorities of all that have, in the order in which they did; of
-    /// models that do not answer at once.
+    /// Waits until such a request has begun. Returns the priorities of all begun requests, in the
+    /// order in which they began. Models that respond at once are not included.
     pub async fn begun(&self, such: impl Fn(&Invocation) -> bool) -> Vec<u64> {
         let has_begun = |_: &usize| self.seen.lock().unwrap().iter().any(&such);
         self.running.subscribe().wait_for(has_begun).await.unwrap();
         self.seen.lock().unwrap().iter().map(|it| it.priority).collect()
     }
 
-    /// Ends once `count` requests were dropped unanswered.
+    /// Waits until `count` requests were dropped unanswered.
     pub async fn cancelled(&self, count: usize) {
         self.cancelled.subscribe().wait_for(|&cancelled| cancelled == count).await.unwrap();
     }
 
-    /// The last invocation.
+    /// Returns the last invocation.
     pub fn last(&self) -> Invocation {
         self.seen.lock().unwrap().last().cloned().unwrap()
     }
 
-    /// How many invocations there were.
+    /// Returns the number of invocations.
     pub fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
     }
@@ -232,7 +232,7 @@ impl Echo {
     }
 }
 
-/// Counts a request that is dropped before it ends.
+/// Counts a request as cancelled if it is dropped before it ends.
 struct Underway<'a> {
     echo: &'a Echo,
     ended: bool,

@@ -1,4 +1,4 @@
-//! One inference over gRPC.
+//! Tests a single inference over gRPC.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn output(name: &str) -> InferRequestedOutputTensor {
 }
 
 #[tokio::test]
-async fn echoes_raw_contents_of_every_datatype() {
+async fn raw_contents_of_every_datatype_are_echoed() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     for datatype in DataType::ALL.into_iter().filter(|datatype| *datatype != DataType::Bytes) {
@@ -40,7 +40,7 @@ async fn echoes_raw_contents_of_every_datatype() {
 }
 
 #[tokio::test]
-async fn typed_contents_come_back_raw() {
+async fn typed_contents_are_returned_raw() {
     let server = Server::start().await;
     let contents = InferTensorContents { fp32_contents: vec![1.0, 2.0], ..InferTensorContents::default() };
     let request = ModelInferRequest {
@@ -70,7 +70,7 @@ async fn a_scalar_has_no_dimensions() {
 }
 
 #[tokio::test]
-async fn gives_the_outputs_named_in_the_order_named() {
+async fn requested_outputs_are_returned_in_the_requested_order() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let b = Bytes::copy_from_slice(&7i64.to_le_bytes());
@@ -94,7 +94,7 @@ async fn gives_the_outputs_named_in_the_order_named() {
 }
 
 #[tokio::test]
-async fn an_answer_says_which_model_and_where_the_time_went() {
+async fn a_response_has_the_model_the_version_and_the_latency_breakdown() {
     let server = Server::start().await;
     let mut request = Request::new(ModelInferRequest { id: "mine".into(), ..row("versioned") });
     request.metadata_mut().insert("x-request-id", "trace-me".parse().unwrap());
@@ -110,7 +110,7 @@ async fn an_answer_says_which_model_and_where_the_time_went() {
 }
 
 #[tokio::test]
-async fn a_version_can_be_chosen() {
+async fn a_request_can_select_a_version() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     for (version, expected) in [("", "3"), ("2", "2"), ("1", "1")] {
@@ -127,7 +127,7 @@ async fn a_version_can_be_chosen() {
 }
 
 #[tokio::test]
-async fn a_tenant_sees_its_own_models() {
+async fn a_tenant_sees_only_its_own_models() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let status = client.model_infer(row("private")).await.unwrap_err();
@@ -142,9 +142,9 @@ async fn a_tenant_sees_its_own_models() {
     refuses(&status, Code::InvalidArgument, Reason::InvalidSpec, "tenant");
 }
 
-/// Changes a good request to "mlp" into one that is refused before any model runs.
+/// Each change turns a valid request to "mlp" into one that is refused before any model runs.
 #[tokio::test]
-async fn refuses_each_bad_request_before_it_runs() {
+async fn invalid_grpc_requests_are_refused_before_they_run() {
     type Change = fn(&mut ModelInferRequest);
     let refusals: &[(Code, Reason, &str, Change)] = &[
         (Code::NotFound, Reason::FunctionNotFound, "nowhere", |r| r.model_name = "nowhere".into()),
@@ -265,7 +265,7 @@ async fn unknown_parameters_are_ignored_and_known_ones_reach_the_backend() {
 }
 
 #[tokio::test]
-async fn known_parameters_of_another_type_are_refused_where_the_model_keeps_no_state_too() {
+async fn known_parameters_of_a_wrong_type_are_refused_for_stateless_models_too() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     for (name, wrong) in [
@@ -290,7 +290,7 @@ async fn a_timeout_that_expires_cancels_the_request() {
     let status = client.model_infer(request).await.unwrap_err();
     refuses(&status, Code::DeadlineExceeded, Reason::TimedOut, "request's timeout");
     server.echo.running(0).await;
-    // The call's own timeout, sent as grpc-timeout: here the client's library may answer first.
+    // The call's own timeout is sent as grpc-timeout, so the client's library may report it first.
     let mut request = Request::new(row("held"));
     request.set_timeout(Duration::from_millis(20));
     let status = client.model_infer(request).await.unwrap_err();
@@ -299,7 +299,7 @@ async fn a_timeout_that_expires_cancels_the_request() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_cancels_its_request() {
+async fn a_client_that_disconnects_cancels_its_request() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let call = tokio::spawn(async move { client.model_infer(row("held")).await });
@@ -313,7 +313,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
 }
 
 #[tokio::test]
-async fn requests_run_beside_each_other() {
+async fn requests_run_concurrently() {
     let server = Server::start().await;
     let client = server.grpc().await;
     let calls: Vec<_> = (0..20)

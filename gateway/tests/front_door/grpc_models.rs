@@ -1,4 +1,4 @@
-//! What the server says of itself and its models over gRPC, and the repository.
+//! Tests descriptions of the server and its models over gRPC, and the repository.
 
 use millrace_proto::inference::model_version_policy::PolicyChoice;
 use millrace_proto::inference::{
@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::harness::{NOW, Server, refuses, row};
 
 #[tokio::test]
-async fn says_that_it_lives_and_whether_it_is_ready() {
+async fn server_reports_that_it_is_live_and_whether_it_is_ready() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     assert!(client.server_live(wire::ServerLiveRequest {}).await.unwrap().into_inner().live);
@@ -27,7 +27,7 @@ async fn says_that_it_lives_and_whether_it_is_ready() {
 }
 
 #[tokio::test]
-async fn says_whether_a_model_is_ready() {
+async fn model_ready_reports_whether_a_model_is_ready() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let mut ready = async |name: &str, version: &str| {
@@ -43,7 +43,7 @@ async fn says_whether_a_model_is_ready() {
 }
 
 #[tokio::test]
-async fn describes_a_model() {
+async fn model_metadata_describes_a_model() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let request = ModelMetadataRequest { name: "pair".into(), version: String::new() };
@@ -62,7 +62,7 @@ async fn describes_a_model() {
 }
 
 #[tokio::test]
-async fn a_configuration_says_what_is_true() {
+async fn model_config_describes_the_model_correctly() {
     let server = Server::start().await;
     let request = ModelConfigRequest { name: "versioned".into(), version: String::new() };
     let config = server.grpc().await.model_config(request).await.unwrap().into_inner().config.unwrap();
@@ -79,7 +79,7 @@ async fn a_configuration_says_what_is_true() {
 }
 
 #[tokio::test]
-async fn counts_what_models_did() {
+async fn model_statistics_count_the_requests_of_models() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     for _ in 0..3 {
@@ -114,7 +114,7 @@ async fn counts_what_models_did() {
 }
 
 #[tokio::test]
-async fn lists_loads_and_unloads_models() {
+async fn repository_lists_loads_and_unloads_models() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let request = RepositoryIndexRequest::default();
@@ -142,7 +142,7 @@ async fn lists_loads_and_unloads_models() {
 }
 
 #[tokio::test]
-async fn refuses_what_a_repository_has_not() {
+async fn unsupported_repository_calls_are_refused() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let load = RepositoryModelLoadRequest { model_name: "nowhere".into(), ..Default::default() };
@@ -170,7 +170,7 @@ async fn refuses_what_a_repository_has_not() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_says_so() {
+async fn unsupported_calls_are_refused_as_unimplemented() {
     let server = Server::start().await;
     let mut client = server.grpc().await;
     let status = [

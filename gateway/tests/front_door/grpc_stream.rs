@@ -1,4 +1,4 @@
-//! The bidirectional stream.
+//! Tests the bidirectional stream.
 
 use std::time::Duration;
 
@@ -30,14 +30,14 @@ async fn next_id(answers: &mut Answers) -> (String, String) {
 }
 
 #[tokio::test]
-async fn answers_come_in_the_order_of_the_requests() {
+async fn responses_have_the_order_of_the_requests() {
     let server = Server::start().await;
     let (requests, mut answers) = open(&server).await;
     requests.send(with_id("held", row("held"))).await.unwrap();
     for id in ["1", "2", "3"] {
         requests.send(with_id(id, wait(0))).await.unwrap();
     }
-    // The later ones have run; their answers wait for the first.
+    // The later requests have run; their responses wait for the first one.
     while server.echo.calls() < 4 {
         tokio::task::yield_now().await;
     }
@@ -50,7 +50,7 @@ async fn answers_come_in_the_order_of_the_requests() {
 }
 
 #[tokio::test]
-async fn a_stream_survives_requests_that_fail() {
+async fn a_stream_continues_after_failed_requests() {
     let server = Server::start().await;
     let (requests, mut answers) = open(&server).await;
     let mut wrong_shape = with_id("shape", row("mlp"));
@@ -85,7 +85,7 @@ async fn a_stream_survives_requests_that_fail() {
 }
 
 #[tokio::test]
-async fn each_answer_carries_its_id_timing_and_reason() {
+async fn each_response_has_its_id_timing_and_reason() {
     let server = Server::start().await;
     let (requests, mut answers) = open(&server).await;
     requests.send(row("mlp")).await.unwrap();
@@ -109,14 +109,14 @@ async fn each_answer_carries_its_id_timing_and_reason() {
 }
 
 #[tokio::test]
-async fn a_stream_runs_a_bounded_number_at_a_time() {
+async fn a_stream_runs_a_bounded_number_of_requests_at_a_time() {
     let server = Server::with(Limits { stream_concurrency: 2, ..Limits::default() }).await;
     let (requests, mut answers) = open(&server).await;
     for _ in 0..5 {
         requests.send(row("held")).await.unwrap();
     }
     server.echo.running(2).await;
-    // Another stream's request comes and goes meanwhile.
+    // A request of another connection is served in the meantime.
     server.grpc().await.model_infer(row("mlp")).await.unwrap();
     assert_eq!(server.echo.calls(), 3);
     server.echo.release();
@@ -129,11 +129,11 @@ async fn a_stream_runs_a_bounded_number_at_a_time() {
 }
 
 #[tokio::test]
-async fn requests_of_one_sequence_follow_each_other_where_state_is_kept() {
+async fn requests_of_a_sequence_run_in_order_if_the_model_keeps_state() {
     let server = Server::start().await;
     server.echo.add_keeping("talk");
     let (requests, mut answers) = open(&server).await;
-    // Each has its number as its priority, by which the backend tells them apart.
+    // Each request has its number as its priority, by which the backend identifies it.
     for (number, model, sequence) in
         [(1, "talk", 7), (2, "talk", 7), (3, "talk", 8), (4, "held", 7), (5, "held", 7)]
     {
@@ -144,8 +144,8 @@ async fn requests_of_one_sequence_follow_each_other_where_state_is_kept() {
         requests.send(request).await.unwrap();
     }
     drop(requests);
-    // A stream begins its requests in their order, each as far as it gets: once the last has begun, only
-    // those have not that wait for another.
+    // A stream begins its requests in order, as far as each can begin. Once the last request has
+    // begun, only requests that wait for another one have not.
     let begun = server.echo.begun(|invocation| invocation.priority == 5);
     let mut begun = tokio::time::timeout(Duration::from_secs(30), begun).await.unwrap();
     begun.sort_unstable();
@@ -159,7 +159,7 @@ async fn requests_of_one_sequence_follow_each_other_where_state_is_kept() {
 }
 
 #[tokio::test]
-async fn messages_of_a_stream_wait_for_the_budget() {
+async fn messages_of_a_stream_wait_for_capacity_of_the_budget() {
     let limits = Limits { message_max: Bytes::mib(1), in_flight_max: Bytes::mib(1), ..Limits::default() };
     let server = Server::with(limits).await;
     let (requests, mut answers) = open(&server).await;
@@ -181,7 +181,7 @@ async fn messages_of_a_stream_wait_for_the_budget() {
 }
 
 #[tokio::test]
-async fn dropping_a_stream_cancels_what_it_asked() {
+async fn dropping_a_stream_cancels_its_requests() {
     let server = Server::start().await;
     let (requests, answers) = open(&server).await;
     for _ in 0..3 {
@@ -193,7 +193,7 @@ async fn dropping_a_stream_cancels_what_it_asked() {
 }
 
 #[tokio::test]
-async fn a_server_that_goes_down_answers_and_says_so() {
+async fn a_server_that_shuts_down_answers_open_requests_and_ends_the_stream() {
     let server = Server::start().await;
     let (requests, mut answers) = open(&server).await;
     requests.send(with_id("last", row("held"))).await.unwrap();
@@ -202,7 +202,7 @@ async fn a_server_that_goes_down_answers_and_says_so() {
     server.echo.release();
     assert_eq!(next_id(&mut answers).await, ("last".to_owned(), String::new()));
     let status: Status = answers.message().await.unwrap_err();
-    refuses(&status, Code::Unavailable, Reason::ShuttingDown, "going down");
+    refuses(&status, Code::Unavailable, Reason::ShuttingDown, "shutting down");
     drop((requests, answers));
     assert_eq!(closing.await.unwrap(), 0);
 }

@@ -1,4 +1,4 @@
-//! A server on a port of its own, and clients that hide nothing.
+//! A server on its own port, and clients that show every detail.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::echo::Echo;
 
 pub type Client = GrpcInferenceServiceClient<Channel>;
 
-/// The wall clock of every test.
+/// Wall-clock time in every test.
 pub const NOW: Duration = Duration::from_millis(1_700_000_000_000);
 
 pub struct Server {
@@ -99,7 +99,7 @@ impl Server {
     }
 }
 
-/// An HTTP answer.
+/// An HTTP response.
 #[derive(Debug)]
 pub struct Reply {
     pub status: StatusCode,
@@ -117,7 +117,7 @@ impl Reply {
         self.headers.get(name).map_or("", |value| value.to_str().unwrap())
     }
 
-    /// The answer is this error.
+    /// Asserts that the response is this error.
     #[track_caller]
     pub fn refuses(&self, status: u16, reason: Reason, says: &str) {
         assert_eq!(self.status.as_u16(), status, "{self:?}");
@@ -127,7 +127,7 @@ impl Reply {
     }
 }
 
-/// The status is this refusal.
+/// Asserts that the status is this refusal.
 #[track_caller]
 pub fn refuses(status: &Status, code: Code, reason: Reason, says: &str) {
     assert_eq!(status.code(), code, "{status:?}");
@@ -148,7 +148,7 @@ pub fn input(name: &str, datatype: &str, shape: &[i64]) -> InferInputTensor {
     }
 }
 
-/// A request with one raw FP32 input of shape [1, 64], as "mlp" and its like take it.
+/// Returns a request with a raw FP32 input of shape [1, 64], which "mlp" and similar models accept.
 pub fn row(model: &str) -> ModelInferRequest {
     ModelInferRequest {
         model_name: model.into(),
@@ -158,7 +158,7 @@ pub fn row(model: &str) -> ModelInferRequest {
     }
 }
 
-/// A request to "slow", which answers after `ms`.
+/// Returns a request to "slow", which responds after `ms` milliseconds.
 pub fn wait(ms: i64) -> ModelInferRequest {
     ModelInferRequest {
         model_name: "slow".into(),

@@ -1,4 +1,4 @@
-//! Bytes: large messages, the budget, the minimum rate, what compressed messages expand to.
+//! Tests bounds on bytes: large messages, the budget, the minimum rate, and decompression.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -57,7 +57,7 @@ async fn bytes_in_flight(server: &Server) -> String {
 }
 
 #[tokio::test]
-async fn serves_messages_of_more_than_64_mib() {
+async fn messages_of_more_than_64_mib_are_served() {
     let server = Server::start().await;
     let request = large(70);
     let response = server.grpc().await.model_infer(request.clone()).await.unwrap().into_inner();
@@ -84,7 +84,7 @@ async fn serves_messages_of_more_than_64_mib() {
 }
 
 #[tokio::test]
-async fn refuses_a_message_over_its_limit() {
+async fn a_message_over_the_size_limit_is_refused() {
     let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
     let status = server.grpc().await.model_infer(large(2)).await.unwrap_err();
     refuses(&status, Code::ResourceExhausted, Reason::ByteBudgetExceeded, "1.0 MiB");
@@ -93,7 +93,7 @@ async fn refuses_a_message_over_its_limit() {
     let path = "/v2/models/echo-fp32/infer";
     let announced = server.post(path, vec![b' '; 2 << 20]).await;
     announced.refuses(413, Reason::ByteBudgetExceeded, "1.0 MiB");
-    // Longer than any socket's buffers: a client that sends all of it first hears the refusal too.
+    // Longer than any socket's buffers: even a client that first sends the whole body receives the refusal.
     let mut client = TcpStream::connect(server.addr).await.unwrap();
     let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", 100 << 20);
     client.write_all(head.as_bytes()).await.unwrap();
@@ -114,7 +114,7 @@ async fn refuses_a_message_over_its_limit() {
 }
 
 #[tokio::test]
-async fn requests_in_flight_share_a_budget_and_give_it_back() {
+async fn requests_in_flight_share_a_budget_and_release_it() {
     let full = Size(3 * row("held").encoded_len() as u64);
     let server = Server::with(Limits { message_max: full, in_flight_max: full, ..Limits::default() }).await;
     let mut client = server.grpc().await;
@@ -141,7 +141,7 @@ async fn requests_in_flight_share_a_budget_and_give_it_back() {
 }
 
 #[tokio::test]
-async fn grpc_messages_may_be_compressed_either_way() {
+async fn grpc_messages_may_be_compressed_in_both_directions() {
     let server = Server::start().await;
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
         let mut client = server.grpc().await.send_compressed(encoding).accept_compressed(encoding);
@@ -149,14 +149,14 @@ async fn grpc_messages_may_be_compressed_either_way() {
         assert_eq!(response.metadata().get("grpc-encoding").unwrap(), &encoding.to_string());
         assert_eq!(response.into_inner().raw_output_contents[0].len(), 1 << 20);
     }
-    // A client that only says it could take compressed answers is not sent any.
+    // A client that only accepts compressed responses gets uncompressed ones.
     let mut client = server.grpc().await.accept_compressed(CompressionEncoding::Gzip);
     let response = client.model_infer(row("mlp")).await.unwrap();
     assert!(response.metadata().get("grpc-encoding").is_none());
 }
 
 #[tokio::test]
-async fn an_encoding_that_is_not_served_is_named() {
+async fn an_unsupported_encoding_is_refused_by_name() {
     let server = Server::start().await;
     let headers = [("content-type", "application/grpc"), ("grpc-encoding", "br")];
     let reply = server.post_with("/inference.GRPCInferenceService/ModelInfer", &headers, "").await;
@@ -165,19 +165,19 @@ async fn an_encoding_that_is_not_served_is_named() {
 }
 
 #[tokio::test]
-async fn a_grpc_bomb_is_refused() {
+async fn a_grpc_decompression_bomb_is_refused() {
     let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
         let mut client: Client = server.grpc().await.send_compressed(encoding);
         let status = client.model_infer(large(64)).await.unwrap_err();
-        refuses(&status, Code::ResourceExhausted, Reason::ByteBudgetExceeded, "expands");
+        refuses(&status, Code::ResourceExhausted, Reason::ByteBudgetExceeded, "decompressed");
     }
     assert_eq!(bytes_in_flight(&server).await, "0");
     assert_eq!(server.echo.calls(), 0);
 }
 
 #[tokio::test]
-async fn a_rest_body_may_be_compressed_and_a_bomb_is_refused() {
+async fn a_rest_body_may_be_compressed_and_a_decompression_bomb_is_refused() {
     let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
     let row =
         json!({ "inputs": [{ "name": "x", "datatype": "FP32", "shape": [1, 64], "data": vec![0.5; 64] }] });
@@ -189,7 +189,7 @@ async fn a_rest_body_may_be_compressed_and_a_bomb_is_refused() {
             server.post_with("/v2/models/mlp/infer", &headers, compress(row.to_string().as_bytes())).await;
         assert_eq!(reply.json()["outputs"][0]["data"][63], 0.5);
         let reply = server.post_with("/v2/models/mlp/infer", &headers, compress(&bomb)).await;
-        reply.refuses(413, Reason::ByteBudgetExceeded, "expands");
+        reply.refuses(413, Reason::ByteBudgetExceeded, "decompressed");
         let reply = server.post_with("/v2/models/mlp/infer", &headers, "not compressed").await;
         reply.refuses(400, Reason::MalformedRequest, name);
         let mut cut = compress(row.to_string().as_bytes());
@@ -203,9 +203,9 @@ async fn a_rest_body_may_be_compressed_and_a_bomb_is_refused() {
 }
 
 #[tokio::test]
-async fn a_binary_body_may_be_compressed_both_ways() {
+async fn a_binary_body_may_be_compressed_in_both_directions() {
     let server = Server::start().await;
-    // Long enough to be compressed on a thread of its own, too.
+    // The second length is large enough for a bulk thread.
     for elements in [1024, 64 << 10] {
         let raw = fp32(&vec![0.5; elements]);
         let json = json!({
@@ -218,7 +218,7 @@ async fn a_binary_body_may_be_compressed_both_ways() {
             "parameters": { "binary_data_output": true },
         })
         .to_string();
-        // The length is that of the plain JSON.
+        // The length is that of the uncompressed JSON.
         let length = json.len().to_string();
         let plain = [json.as_bytes(), &raw].concat();
         for (name, body) in [("gzip", gzip(&plain)), ("deflate", zlib(&plain))] {
@@ -240,8 +240,8 @@ async fn a_binary_body_may_be_compressed_both_ways() {
     }
 }
 
-/// A connection that has begun to send an inference of `length` bytes: over REST, or over gRPC, which
-/// the front door takes over HTTP/1.1 too. One byte of the message is sent.
+/// Opens a connection and begins to send an inference of `length` bytes: over REST, or over gRPC,
+/// which the gateway also accepts over HTTP/1.1. Only a byte of the message is sent.
 async fn announce(server: &Server, grpc: bool, length: u32) -> TcpStream {
     let mut client = TcpStream::connect(server.addr).await.unwrap();
     let head = "host: localhost\r\n";
@@ -259,7 +259,7 @@ async fn announce(server: &Server, grpc: bool, length: u32) -> TcpStream {
     client
 }
 
-/// Ends once so many bytes are in flight, as an operator sees it.
+/// Waits until this number of bytes is in flight, according to the metrics.
 async fn reaches(server: &Server, bytes: u64) {
     let expected = bytes.to_string();
     let seen = async { while bytes_in_flight(server).await != expected {} };
@@ -274,7 +274,7 @@ async fn bytes_that_did_not_arrive_are_not_charged() {
         for _ in 0..4 {
             announcers.push(announce(&server, grpc, 256 << 20).await);
         }
-        // Four of 256 MiB have announced the whole budget, and sent a byte each.
+        // Four clients have announced 256 MiB each, which is the whole budget, but each has sent only a byte.
         reaches(&server, 4).await;
         assert_eq!(server.grpc().await.model_infer(row("mlp")).await.unwrap().into_inner().model_name, "mlp");
         assert_eq!(server.get("/v2/health/ready").await.status, 200);
@@ -283,8 +283,8 @@ async fn bytes_that_did_not_arrive_are_not_charged() {
     }
 }
 
-/// Sends `piece` once a second, in virtual time, until the server answers or closes. Returns how long
-/// that lasted, without the real time since the body began, and the answer.
+/// Sends `piece` once a second, in virtual time, until the server responds or closes. Returns the
+/// elapsed time, without the real time since the body began, and the response.
 async fn drip(client: &mut TcpStream, piece: &[u8]) -> (Duration, String) {
     tokio::time::pause();
     let began = Instant::now();
@@ -300,7 +300,7 @@ async fn drip(client: &mut TcpStream, piece: &[u8]) -> (Duration, String) {
 }
 
 #[tokio::test]
-async fn a_body_below_the_minimum_rate_is_ended() {
+async fn a_body_below_the_minimum_rate_ends_the_request() {
     let server = Server::start().await;
     let grace = Limits::default().minimum_rate.grace;
     let mut rest = announce(&server, false, 1 << 20).await;
@@ -340,7 +340,7 @@ async fn a_body_at_the_minimum_rate_is_served() {
     assert_eq!(&answer, b"HTTP/1.1 200");
 }
 
-/// What an HTTP/2 client sends of an inference of 1 MiB that is answered with as much.
+/// Returns HTTP/2 requests for an inference of 1 MiB with a response of the same size.
 fn unread_calls() -> [(&'static str, &'static str, Vec<u8>); 3] {
     let request = large(1);
     let message = request.encode_to_vec();
@@ -360,7 +360,7 @@ fn unread_calls() -> [(&'static str, &'static str, Vec<u8>); 3] {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_taken_is_charged_and_its_stream_is_ended() {
+async fn an_unread_response_stays_charged_until_its_stream_is_reset() {
     for window in [0u32, 1000] {
         for (path, kind, body) in unread_calls() {
             let server = Server::start().await;
@@ -376,7 +376,7 @@ async fn an_answer_that_is_not_taken_is_charged_and_its_stream_is_ended() {
                 .body(Full::new(Bytes::from(body)))
                 .unwrap();
             let mut unread = sender.send_request(request).await.unwrap().into_body();
-            // A stream answers with its headers before its message has arrived.
+            // A stream sends its response headers before its message has arrived.
             let held = async {
                 loop {
                     let held: u64 = bytes_in_flight(&server).await.parse().unwrap();
@@ -408,13 +408,13 @@ async fn an_answer_that_is_not_taken_is_charged_and_its_stream_is_ended() {
                 Ok::<_, hyper::Error>(())
             };
             assert!(read.await.is_err(), "{path}: the stream was reset");
-            assert!(!sender.is_closed(), "{path}: its connection goes on");
+            assert!(!sender.is_closed(), "{path}: its connection continues");
         }
     }
 }
 
 #[tokio::test]
-async fn an_http1_client_that_does_not_read_its_answer_is_ended() {
+async fn an_http1_client_that_does_not_read_its_response_is_cut() {
     let server = Server::start().await;
     let mib = 32;
     let raw = vec![0; mib << 20];
@@ -447,8 +447,8 @@ async fn an_http1_client_that_does_not_read_its_answer_is_ended() {
 }
 
 #[tokio::test]
-async fn an_answer_without_room_fails_and_says_that_it_was_carried_out() {
-    // As text, numbers are longer than the bytes they came in.
+async fn a_response_over_the_budget_fails_as_possibly_executed() {
+    // The numbers are longer as text than as the received bytes.
     let elements = 50_000;
     let raw = fp32(&vec![0.123_456_7; elements]);
     let room = Size(raw.len() as u64 + 1000);
@@ -467,7 +467,7 @@ async fn an_answer_without_room_fails_and_says_that_it_was_carried_out() {
 }
 
 #[tokio::test]
-async fn a_full_budget_leaves_the_operator_a_way_in_and_is_not_ready() {
+async fn a_full_budget_still_serves_the_operator_but_is_not_ready() {
     let full = Size(3 * row("held").encoded_len() as u64);
     let server = Server::with(Limits { message_max: full, in_flight_max: full, ..Limits::default() }).await;
     let held: Vec<_> = (0..3)
@@ -501,7 +501,7 @@ async fn a_full_budget_leaves_the_operator_a_way_in_and_is_not_ready() {
     tokio::time::resume();
     assert!(!ready().await, "inference has been locked out for 5 s");
 
-    // What does no inference has a budget of its own.
+    // Calls without inference have a budget of their own.
     let unload = server.post("/v2/repository/models/mlp/unload", r#"{"parameters":{}}"#).await;
     assert_eq!(unload.status, 200);
     let mut operator = server.grpc().await;

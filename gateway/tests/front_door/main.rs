@@ -1,4 +1,4 @@
-//! The front door over real sockets: raw tonic and hyper clients, a backend in memory.
+//! Tests the gateway over real sockets, with raw tonic and hyper clients and a backend in memory.
 #![allow(clippy::unwrap_used, unreachable_pub, missing_docs, reason = "tests")]
 
 mod decoding;

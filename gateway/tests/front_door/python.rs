@@ -1,7 +1,7 @@
-//! Other people's clients, unmodified: tritonclient over gRPC and HTTP, and KServe's SDK.
+//! Tests unmodified clients of other projects: tritonclient over gRPC and HTTP, and KServe's SDK.
 //!
-//! They run where an interpreter has them: `OIP_CLIENTS_PYTHON`, or `python3`. Elsewhere the tests say
-//! on standard error that they were skipped.
+//! The tests run if an interpreter can import these clients: `OIP_CLIENTS_PYTHON`, or `python3`.
+//! Otherwise the tests report on standard error that they were skipped.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn interpreter() -> String {
     std::env::var("OIP_CLIENTS_PYTHON").unwrap_or_else(|_| "python3".to_owned())
 }
 
-/// Past the test harness, which keeps what a passing test prints to itself.
+/// Reports a skipped test. Bypasses the test harness, which captures the output of a passing test.
 fn say_skipped(script: &str, module: &str) {
     let message =
         format!("SKIPPED {script}: {} cannot import {module}; see OIP_CLIENTS_PYTHON\n", interpreter());
@@ -33,7 +33,8 @@ async fn passes(script: &str, module: &str, more: &[&str]) {
     let mut checks = Command::new(interpreter());
     checks.arg("-B").arg(path).arg(server.addr.to_string()).args(["--model", "pair"]).args(more);
     let done = checks.output().await.unwrap();
-    let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+    let out = String::from_utf8_lossy(&done.stdout);
+    let err = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{out}\n{err}");
 }
 
@@ -48,6 +49,6 @@ async fn tritonclient_works_over_http() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn kserves_sdk_works() {
+async fn kserve_sdk_works_over_rest_and_grpc() {
     passes("kserve_sdk.py", "kserve", &[]).await;
 }

@@ -1,4 +1,4 @@
-//! One inference over REST.
+//! Tests a single inference over REST.
 
 use bytes::Bytes;
 use http::{Method, Request};
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::harness::{Reply, Server, fp32};
 
-/// JSON, then binary tensors, with the header that says where they begin.
+/// Sends JSON, followed by binary tensors, with the header that gives their position.
 async fn post_binary(server: &Server, path: &str, json: &Json, binary: &[Bytes]) -> Reply {
     let json = json.to_string();
     let body = [&[Bytes::from(json.clone())], binary].concat().concat();
@@ -19,7 +19,7 @@ async fn post_binary(server: &Server, path: &str, json: &Json, binary: &[Bytes])
     server.post_with(path, &[("inference-header-content-length", &length)], body).await
 }
 
-/// An answer's JSON, and its binary outputs one after the other.
+/// Splits a response into its JSON and its binary outputs.
 fn split(reply: &Reply) -> (Json, Bytes) {
     assert_eq!(reply.header("content-type"), "application/octet-stream", "{reply:?}");
     let length: usize = reply.header("inference-header-content-length").parse().unwrap();
@@ -54,7 +54,7 @@ async fn nested_and_flat_json_are_answered_in_flat_json() {
     }
 }
 
-/// 2^48 bytes by its shape, and one element: what a shape promises is not allocated.
+/// The shape claims 2^48 bytes but the data has one element: memory for the claim is not allocated.
 #[tokio::test]
 async fn a_shape_beyond_the_body_is_refused_with_400() {
     let server = Server::start().await;
@@ -64,7 +64,7 @@ async fn a_shape_beyond_the_body_is_refused_with_400() {
         let reply = server.post("/v2/models/echo-fp32/infer", body).await;
         reply.refuses(400, Reason::InvalidInput, "shape");
     }
-    // Within what a message can bring, and beyond the body.
+    // This shape is within the message limit, but beyond the body.
     let tensor = json!({ "name": "x", "datatype": "FP32", "shape": [1 << 10, 1 << 10], "data": [0] });
     let reply = server.post("/v2/models/echo-fp32/infer", json!({ "inputs": [tensor] }).to_string()).await;
     reply.refuses(400, Reason::InvalidInput, "shape");
@@ -73,14 +73,14 @@ async fn a_shape_beyond_the_body_is_refused_with_400() {
 }
 
 #[tokio::test]
-async fn a_request_says_which_sequence_it_is_of() {
+async fn a_request_has_the_sequence_of_its_parameters() {
     let server = Server::start().await;
     let mut body = row();
     body["parameters"] = json!({ "sequence_id": "talk", "sequence_start": false, "sequence_end": true });
     assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
     let place = InSequence { id: SequenceId::Name("talk".into()), start: false, end: true };
     assert_eq!(server.echo.last().sequence, Some(place));
-    // Of a model that keeps no state, too.
+    // The check also applies to a model without state.
     for (name, wrong) in [
         ("sequence_id", json!(-4)),
         ("sequence_id", json!(true)),
@@ -97,7 +97,7 @@ async fn a_request_says_which_sequence_it_is_of() {
 }
 
 #[tokio::test]
-async fn every_datatype_with_json_survives_it() {
+async fn every_datatype_with_a_json_form_survives_json() {
     let server = Server::start().await;
     for (datatype, data) in [
         ("BOOL", json!([true, false])),
@@ -122,9 +122,10 @@ async fn every_datatype_with_json_survives_it() {
 }
 
 #[tokio::test]
-async fn binary_tensors_go_both_ways_also_when_no_outputs_are_named() {
+async fn binary_tensors_are_sent_in_both_directions_without_named_outputs() {
     let server = Server::start().await;
-    let (a, b) = (fp32(&[1.0, 2.0, 3.0, 4.0]), Bytes::copy_from_slice(&9i64.to_le_bytes()));
+    let a = fp32(&[1.0, 2.0, 3.0, 4.0]);
+    let b = Bytes::copy_from_slice(&9i64.to_le_bytes());
     let inputs = json!([
         { "name": "b", "datatype": "INT64", "shape": [1], "parameters": { "binary_data_size": 8 } },
         { "name": "a", "datatype": "FP32", "shape": [1, 4], "parameters": { "binary_data_size": 16 } },
@@ -138,14 +139,14 @@ async fn binary_tensors_go_both_ways_also_when_no_outputs_are_named() {
     assert_eq!(binary, [a.clone(), b.clone()].concat());
     assert_eq!(reply.header("content-length"), reply.body.len().to_string());
 
-    // Without the parameter the answer is JSON.
+    // Without the parameter, the response is JSON.
     let body = json!({ "inputs": inputs });
     let reply = post_binary(&server, "/v2/models/pair/infer", &body, &[b, a]).await.json();
     assert_eq!(reply["outputs"][1]["data"], json!([9]));
 }
 
 #[tokio::test]
-async fn each_output_may_choose_its_form() {
+async fn each_output_may_have_its_own_form() {
     let server = Server::start().await;
     let body = json!({
         "inputs": [
@@ -167,7 +168,7 @@ async fn each_output_may_choose_its_form() {
 }
 
 #[tokio::test]
-async fn a_body_without_json_is_the_one_inputs_bytes() {
+async fn a_body_without_json_has_the_bytes_of_the_single_input() {
     let server = Server::start().await;
     let raw = fp32(&[0.25; 128]);
     let header = [("inference-header-content-length", "0")];
@@ -183,7 +184,7 @@ async fn a_body_without_json_is_the_one_inputs_bytes() {
 }
 
 #[tokio::test]
-async fn versions_ids_and_timing_are_as_over_grpc() {
+async fn versions_ids_and_timing_are_the_same_as_over_grpc() {
     let server = Server::start().await;
     for (path, version) in
         [("/v2/models/versioned/infer", "3"), ("/v2/models/versioned/versions/2/infer", "2")]
@@ -201,14 +202,15 @@ async fn versions_ids_and_timing_are_as_over_grpc() {
 }
 
 #[tokio::test]
-async fn refuses_each_bad_request_before_it_runs() {
+async fn invalid_rest_requests_are_refused_before_they_run() {
     let server = Server::start().await;
     let with = |pointer: &str, value: Json| {
         let mut body = row();
         *body.pointer_mut(pointer).unwrap() = value;
         body.to_string()
     };
-    let (infer, input) = ("/v2/models/mlp/infer", "/inputs/0");
+    let infer = "/v2/models/mlp/infer";
+    let input = "/inputs/0";
     let bare = json!({ "name": "x", "datatype": "FP32", "shape": [1, 64] });
     let announced = |size: Json| {
         let mut input = bare.clone();
@@ -260,7 +262,7 @@ async fn refuses_each_bad_request_before_it_runs() {
     ] {
         server.post(path, body).await.refuses(status, reason, says);
     }
-    // Binary: what is announced must be there, be of the right size, and be all there is.
+    // Binary data must have the announced length, the right size, and nothing after it.
     let body: Json = serde_json::from_str(&announced(json!(256))).unwrap();
     for (body, binary, reason, says) in [
         (&body, vec![fp32(&[0.5; 63])], Reason::MalformedRequest, "252 are left"),
@@ -281,7 +283,7 @@ async fn refuses_each_bad_request_before_it_runs() {
     ] {
         post_binary(&server, infer, body, &binary).await.refuses(400, reason, says);
     }
-    for (length, says) in [("9999", "9999"), ("many", "many"), ("", "no length"), ("10", "protocol")] {
+    for (length, says) in [("9999", "9999"), ("many", "many"), ("", "not a length"), ("10", "protocol")] {
         let reply =
             server.post_with(infer, &[("inference-header-content-length", length)], row().to_string()).await;
         reply.refuses(400, Reason::MalformedRequest, says);
@@ -290,7 +292,7 @@ async fn refuses_each_bad_request_before_it_runs() {
 }
 
 #[tokio::test]
-async fn both_data_and_binary_size_is_ambiguous() {
+async fn an_input_with_both_data_and_binary_size_is_refused() {
     let server = Server::start().await;
     let mut body = row();
     body["inputs"][0]["parameters"] = json!({ "binary_data_size": 256 });
@@ -314,7 +316,7 @@ async fn a_models_own_failure_has_its_status() {
 }
 
 #[tokio::test]
-async fn a_timeout_that_expires_is_a_gateway_timeout() {
+async fn an_expired_timeout_is_a_gateway_timeout() {
     let server = Server::start().await;
     let mut body = row();
     body["parameters"] = json!({ "timeout": 20_000 });
@@ -324,7 +326,7 @@ async fn a_timeout_that_expires_is_a_gateway_timeout() {
 }
 
 #[tokio::test]
-async fn what_json_cannot_carry_is_refused_and_binary_carries_it() {
+async fn values_without_a_json_form_are_refused_in_json_and_sent_in_binary() {
     let server = Server::start().await;
     let reply = server.post("/v2/models/nan/infer", row().to_string()).await;
     reply.refuses(400, Reason::InvalidOutput, "NaN");
@@ -352,7 +354,7 @@ async fn what_json_cannot_carry_is_refused_and_binary_carries_it() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_cancels_its_request() {
+async fn a_rest_client_that_disconnects_cancels_its_request() {
     let server = Server::start().await;
     let stream = TcpStream::connect(server.addr).await.unwrap();
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
@@ -368,7 +370,7 @@ async fn a_client_that_hangs_up_cancels_its_request() {
 }
 
 #[tokio::test]
-async fn rest_is_served_over_http2_too() {
+async fn rest_is_also_served_over_http2() {
     let server = Server::start().await;
     let stream = TcpStream::connect(server.addr).await.unwrap();
     let (mut sender, connection) =
@@ -389,7 +391,7 @@ async fn one_connection_serves_many_requests() {
     let stream = TcpStream::connect(server.addr).await.unwrap();
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    // Refusals do not cost the connection.
+    // A refusal does not close the connection.
     for (model, status) in [("mlp", 200), ("nowhere", 404), ("failing", 500), ("mlp", 200)] {
         let body = Full::new(Bytes::from(row().to_string()));
         let path = format!("/v2/models/{model}/infer");

@@ -1,4 +1,4 @@
-//! What the server says of itself and its models over REST, and the repository.
+//! Tests descriptions of the server and its models over REST, and the repository.
 
 use bytes::Bytes;
 use http::{Method, Request};
@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use crate::harness::{NOW, Server, config, row};
 
 #[tokio::test]
-async fn says_that_it_lives_and_whether_it_is_ready() {
+async fn server_reports_that_it_is_live_and_whether_it_is_ready() {
     let server = Server::start().await;
     assert_eq!(server.get("/v2/health/live").await.json(), json!({ "live": true }));
     assert_eq!(server.get("/v2/health/ready").await.json(), json!({ "ready": true }));
@@ -26,7 +26,7 @@ async fn says_that_it_lives_and_whether_it_is_ready() {
 }
 
 #[tokio::test]
-async fn says_whether_a_model_is_ready() {
+async fn ready_path_reports_whether_a_model_is_ready() {
     let server = Server::start().await;
     for (path, status) in [
         ("/v2/models/mlp/ready", 200),
@@ -42,7 +42,7 @@ async fn says_whether_a_model_is_ready() {
 }
 
 #[tokio::test]
-async fn describes_a_model() {
+async fn model_path_describes_a_model() {
     let server = Server::start().await;
     let expected = json!({
         "name": "pair",
@@ -65,7 +65,7 @@ async fn describes_a_model() {
 }
 
 #[tokio::test]
-async fn a_configuration_says_what_is_true() {
+async fn config_path_describes_the_model_correctly() {
     let server = Server::start().await;
     let expected = json!({
         "name": "mlp",
@@ -88,7 +88,7 @@ async fn a_configuration_says_what_is_true() {
 }
 
 #[tokio::test]
-async fn counts_what_models_did() {
+async fn stats_path_counts_the_requests_of_models() {
     let server = Server::start().await;
     server.grpc().await.model_infer(row("mlp")).await.unwrap();
     let json = server.get("/v2/models/mlp/stats").await.json();
@@ -107,7 +107,7 @@ async fn counts_what_models_did() {
 }
 
 #[tokio::test]
-async fn lists_loads_and_unloads_models() {
+async fn repository_lists_loads_and_unloads_models() {
     let server = Server::start().await;
     let index = server.post("/v2/repository/index", "").await.json();
     let entry =
@@ -137,10 +137,10 @@ async fn lists_loads_and_unloads_models() {
     server.post(load, "{").await.refuses(400, Reason::MalformedRequest, "protocol");
 }
 
-/// Calls of a web page that a developer has open: to the server's own address, or to a name that its
-/// author made to lead there.
+/// Calls of a web page that a developer has open: to the server's own address, or to a host name that
+/// the page's author resolves to that address.
 #[tokio::test]
-async fn a_page_of_another_origin_changes_nothing() {
+async fn a_page_of_another_origin_cannot_change_anything() {
     let server = Server::start().await;
     let own = server.addr.to_string();
     let call = async |path: &str, host: &str, headers: &[(&str, &str)]| {
@@ -166,7 +166,7 @@ async fn a_page_of_another_origin_changes_nothing() {
         call(unload, &own, &[text, cross_site]).await.refuses(415, Reason::MalformedRequest, kind);
         call(index, &own, &[text, cross_site]).await.refuses(415, Reason::MalformedRequest, kind);
     }
-    // Triton's C++ client and `curl -d` say so, and are no browsers.
+    // Triton's C++ client and `curl -d` send this type, and are no browsers.
     let form = ("content-type", "application/x-www-form-urlencoded");
     assert_eq!(call("/v2/repository/index", &own, &[form]).await.status, 200);
 
@@ -178,9 +178,10 @@ async fn a_page_of_another_origin_changes_nothing() {
         assert_eq!(reply.header("grpc-status"), "7", "{reply:?}");
         assert!(reply.header("grpc-message").contains("attacker.example"), "{reply:?}");
     }
-    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 200, "it still serves");
+    assert_eq!(server.get("/v2/models/mlp/ready").await.status, 200, "the model is still loaded");
 
-    // Programs: with parameters of the type, without a type, from a page of the server's own.
+    // Accepted calls: a type with parameters, a request without a type, and a page of the server's
+    // own origin.
     let page = format!("http://{own}");
     for headers in [[("content-type", "Application/JSON; charset=utf-8")], [("origin", page.as_str())]] {
         assert_eq!(call("/v2/repository/models/mlp/unload", &own, &headers).await.status, 200, "{headers:?}");
@@ -189,7 +190,7 @@ async fn a_page_of_another_origin_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_is_called_by_the_names_it_is_given() {
+async fn a_server_accepts_only_its_configured_host_names() {
     let config = FrontDoorConfig { host_names: vec!["models.example".into()], ..config(Limits::default()) };
     let server = Server::of(config, |door| door).await;
     for (host, status) in [("models.example:8080", 200), ("other.example", 403), ("localhost", 200)] {
@@ -199,7 +200,7 @@ async fn a_server_is_called_by_the_names_it_is_given() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_refused_in_json() {
+async fn unknown_paths_and_methods_are_refused_in_json() {
     let server = Server::start().await;
     for path in
         ["/", "/v1/models/mlp", "/v2/models", "/v2/models/mlp/explain", "/v2/health", "/v2/trace/setting"]

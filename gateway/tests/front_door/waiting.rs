@@ -1,4 +1,4 @@
-//! Requests for models that are on their way.
+//! Tests requests for models that are expected to become ready.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tonic::Code;
 
 use crate::harness::{Server, parameter, refuses, row};
 
-/// Waits until so many requests are kept, as an operator sees it.
+/// Waits until this number of requests wait for their model, according to the metrics.
 async fn kept(server: &Server, requests: usize) {
     let line = format!("millrace_requests_waiting {requests}\n");
     let seen =
@@ -34,7 +34,7 @@ async fn a_request_waits_for_its_model_and_is_answered() {
 }
 
 #[tokio::test]
-async fn a_request_ends_when_its_model_will_not_come() {
+async fn a_request_is_refused_when_its_model_will_not_become_ready() {
     let server = Server::start().await;
     for (then, reason, says) in [
         (Availability::Disabled, Reason::FunctionDisabled, "unloaded"),
@@ -60,7 +60,7 @@ async fn a_bad_request_is_refused_before_it_waits() {
 }
 
 #[tokio::test]
-async fn a_request_says_what_it_waited_for_when_its_time_is_over() {
+async fn an_expired_wait_reports_the_state_of_the_model() {
     let server = Server::start().await;
     server.echo.make("preparing", &Availability::Away("it is placed on w1".into()));
     let mut hurried = row("preparing");
@@ -72,7 +72,7 @@ async fn a_request_says_what_it_waited_for_when_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn one_whose_workers_stay_away_is_let_go_and_one_that_found_others_waits_on() {
+async fn a_wait_ends_if_workers_stay_away_and_continues_on_new_workers() {
     let server = Server::with(Limits { away_max: Duration::from_millis(20), ..Limits::default() }).await;
     let away = Availability::Away("it is placed on w1".into());
     server.echo.make("preparing", &away);
@@ -88,7 +88,7 @@ async fn one_whose_workers_stay_away_is_let_go_and_one_that_found_others_waits_o
 }
 
 #[tokio::test]
-async fn no_more_wait_than_are_let() {
+async fn requests_beyond_waiting_max_are_refused() {
     let server = Server::with(Limits { waiting_max: 1, ..Limits::default() }).await;
     let mut client = server.grpc().await;
     let first = tokio::spawn(async move { client.model_infer(row("preparing")).await });
