@@ -26,6 +26,9 @@
 //!    older rules: builds of both versions must encode a state alike, because controllers compare
 //!    digests.
 //! 4. Write `raft-store/tests/data/rules-N.*` (see `raft-store/src/tests/golden.rs`).
+//!
+//! The text of a refusal is part of the state, because a session stores the answer of its last write.
+//! So a new text for a refused spec or for a failed operation is such a change too.
 
 use std::fmt;
 
