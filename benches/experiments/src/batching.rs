@@ -1,5 +1,5 @@
-//! What running requests together gains (dynamic batching, after Triton's; the papers profile batches,
-//! L15, and do not form them): throughput in overload, and how much load is served in time.
+//! The gain of dynamic batching, which follows Triton's: throughput in overload, and the requests in time by
+//! load. The papers profile batches (L15), but do not form batches.
 
 use std::time::Duration;
 
@@ -19,24 +19,24 @@ use crate::torpor::v100;
 use crate::versus::Quantity;
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 1] =
-    [Experiment { id: "BATCHING", title: "What running requests together gains", run: batching }];
+    [Experiment { id: "BATCHING", title: "Throughput and latency of batched requests", run: batching }];
 
 const FUNCTIONS: usize = 8;
 const GPUS: u32 = 2;
 const POLICIES: [&str; 2] = ["fifo", "unified"];
-/// What each further request of a run adds, in percent of a run alone.
+/// The time that each further request adds to a run, in percent of a single run.
 const BY_MEMBER: [u32; 3] = [10, 25, 50];
 const SIZES: [u32; 2] = [8, 32];
-/// Of what GPUs compute one by one, in percent: more than any size of batch serves.
+/// The load of the throughput experiment, in percent of the capacity with single runs. No size of batch can
+/// serve this load.
 const OVERLOAD: u32 = 1000;
 const LOADS: [u32; 5] = [60, 90, 150, 200, 250];
-/// Why runs together gain a hundredth or two more than they should.
-const OWN_MICROSECOND: &str = "in virtual time each executor is heard of at a microsecond of its own in every 256 (`millrace_worker::clock`): a run alone of 9 ms takes 9.216, one of eight requests 15.36 ms in place of 15.3";
+/// The cause of a gain that is up to 2% higher than the ideal gain.
+const OWN_MICROSECOND: &str = "in virtual time each executor reports only at its own microsecond of every 256 (`millrace_worker::clock`): a single run of 9 ms takes 9.216 ms, and a run of eight requests 15.36 ms instead of 15.3 ms";
 const DEADLINE: Duration = Duration::from_millis(100);
 
-/// How requests run.
+/// The batching of an experiment.
 #[derive(Debug, Clone, Copy)]
 struct Mode {
     size: Option<u32>,
@@ -46,7 +46,7 @@ struct Mode {
 impl Mode {
     const ALONE: Self = Self { size: None, by_member: 100 };
 
-    /// What full batches compute by what single runs do.
+    /// Returns the throughput of full batches, as a multiple of the throughput of single runs.
     fn ideal(self) -> f64 {
         let size = f64::from(self.size.unwrap_or(1));
         size / (1.0 + (size - 1.0) * f64::from(self.by_member) / 100.0)
@@ -57,13 +57,7 @@ impl Mode {
     }
 }
 
-fn scenario(
-    policy: &str,
-    mode: Mode,
-    load: u32,
-    slo: bool,
-    (seed, effort): (u64, Effort),
-) -> Result<Scenario> {
+fn scenario(policy: &str, mode: Mode, load: u32, slo: bool, seed: u64, effort: Effort) -> Result<Scenario> {
     let model = models::torpor().swap_remove(4);
     let rate = f64::from(GPUS) / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
     let span = if effort.short { MINUTE / 60 } else { MINUTE / 4 };
@@ -85,20 +79,21 @@ fn scenario(
     })
 }
 
-/// What came of one setup with every seed.
+/// The results of one setup with every seed.
 #[derive(Debug, Default)]
 struct Measured {
     per_second: Spread,
     in_time: Spread,
     p99_ms: Spread,
-    /// Requests in a run.
+    /// The mean number of requests in a run.
     members: Spread,
-    /// How wrong the regression of runs over their sizes is, where there were three (L15).
+    /// The error of the regression of run times over batch sizes, in percent, of nodes with at least three
+    /// sizes (L15).
     held_out: Vec<f64>,
 }
 
 fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Result<Measured> {
-    let setups = (1..=effort.seeds).map(|seed| scenario(policy, mode, load, slo, (seed, effort)));
+    let setups = (1..=effort.seeds).map(|seed| scenario(policy, mode, load, slo, seed, effort));
     let setups = setups.collect::<Result<Vec<_>>>()?;
     let each = run_each(&setups, |_, outcome| {
         let latencies = outcome.latencies_of(|_| true);
@@ -122,6 +117,7 @@ fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Re
     Ok(measured)
 }
 
+/// Returns the mean number of requests in a run.
 fn members(outcome: &Outcome) -> f64 {
     let batches = outcome.nodes.iter().map(|node| node.batches);
     let (batches, together) =
@@ -133,7 +129,7 @@ fn members(outcome: &Outcome) -> f64 {
 fn batching(effort: Effort) -> Result<Report> {
     let mut report = Report::default();
     report.assumed.push(format!(
-        "{FUNCTIONS} functions of ResNet-50 (9 ms), which stay on {GPUS} V100, requests at random moments for 15 s, one row each. The papers do not say what a batch takes: here each further request of a run adds 10%, 25% or 50% of a run alone. The nodes are told the first row's time alone and learn the others. *Overload* is ten times what single runs compute, no objective, every request waited for; *in time* is {DEADLINE:?}, and is the functions' objective. No request is held back for others (`maxWait` 0)."
+        "{FUNCTIONS} functions of ResNet-50 (9 ms), which stay on {GPUS} V100. Requests of one row arrive at random times for 15 s. The papers do not state the time of a batch: here each further request of a run adds 10%, 25% or 50% of the time of a single run. At first the nodes know only the time of one row, and learn the times of larger batches. *Overload* is ten times the capacity with single runs, without an objective, and clients wait for every answer. *In time* means within {DEADLINE:?}, which is the functions' objective. No request waits for others to join its batch (`maxWait` 0)."
     ));
     throughput(effort, &mut report)?;
     in_time(effort, &mut report)?;
@@ -166,7 +162,7 @@ fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
                 ]);
                 report.figures.push(Figure {
                     what: format!(
-                        "{policy}, {by_member}% for each further, {}: throughput by that alone",
+                        "{policy}, {by_member}% for each further request, {}: throughput relative to single runs",
                         mode.name()
                     ),
                     paper: format!("{} (full batches)", Unit::Times.show(mode.ideal())),
@@ -180,14 +176,14 @@ fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
     }
     let header = [
         "policy",
-        "each further adds",
-        "runs",
-        "alone, requests/s",
-        "together",
-        "by",
-        "full batches",
+        "each further request adds",
+        "batches",
+        "single runs, requests/s",
+        "batched, requests/s",
+        "ratio",
+        "ratio of full batches",
         "requests a run",
-        "regression off by",
+        "regression error",
     ];
     report.tables.push(("Overload:".to_owned(), header.map(String::from).to_vec(), rows));
     Ok(())
@@ -203,7 +199,7 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
         for &load in loads {
             let alone = measure(policy, Mode::ALONE, load, true, effort)?;
             let together = measure(policy, mode, load, true, effort)?;
-            for (mode, it) in [("alone", &alone), ("together", &together)] {
+            for (mode, it) in [("single runs", &alone), ("batched", &together)] {
                 let setup = format!("{mode}, load {load}%");
                 report.versus.add(&setup, policy, Quantity::IN_TIME, it.in_time.clone());
                 report.versus.add(&setup, policy, Quantity::P99, it.p99_ms.clone());
@@ -217,7 +213,7 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
                 Unit::Millis.show(together.p99_ms.mean()),
                 format!("{:.1}", together.members.mean()),
             ]);
-            let what = format!("{policy}, requests in time at {load}%: together at least alone");
+            let what = format!("{policy}, requests in time at {load}%: batched at least single runs");
             let by = together.in_time.less(&alone.in_time);
             report.orders.push(Order { what, by, cause: None });
             in_time.push(together.in_time);
@@ -226,12 +222,12 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
     }
     if let [fifo, unified] = &by_policy[..] {
         for ((&load, theirs), ours) in loads.iter().zip(fifo).zip(unified) {
-            let what = format!("requests in time together at {load}%: unified at least fifo");
+            let what = format!("batched requests in time at {load}%: unified at least fifo");
             report.orders.push(Order { what, by: ours.less(theirs), cause: None });
         }
     }
-    let header = ["policy", "load", "in time alone", "together", "p99 alone", "together", "requests a run"];
-    let title = "Up to 8 together, each further adds 25%; the load is by what single runs compute:";
+    let header = ["policy", "load", "in time, single", "batched", "p99, single", "batched", "requests a run"];
+    let title = "Batches of up to 8, each further request adds 25%; the load is relative to the capacity with single runs:";
     report.tables.push((title.to_owned(), header.map(String::from).to_vec(), rows));
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! A figure of a paper beside ours, and whether the two agree.
+//! A figure of a paper beside ours, and the verdict on whether the two agree.
 
 use std::ops::RangeInclusive;
 
-/// Values of one quantity, one for each seed.
+/// The values of a quantity, one for each seed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Spread(pub Vec<f64>);
 
@@ -12,13 +12,13 @@ const T: [f64; 15] = [
 ];
 
 impl Spread {
-    /// The mean.
+    /// Returns the mean of the values.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / self.0.len().max(1) as f64
     }
 
-    /// Half of the mean's 95% confidence interval; zero with one value.
+    /// Returns half of the mean's 95% confidence interval; zero for one value.
     #[must_use]
     pub fn half(&self) -> f64 {
         let count = self.0.len();
@@ -31,13 +31,13 @@ impl Spread {
         t * (variance / count as f64).sqrt()
     }
 
-    /// Each value less another's of the same seed.
+    /// Returns the differences of the values and the other values of the same seeds.
     #[must_use]
     pub fn less(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a - b).collect())
     }
 
-    /// By how much each value is below another's of the same seed, as a share of that.
+    /// Returns the share by which each value is below the base value of the same seed.
     #[must_use]
     pub fn reduction_from(&self, base: &Self) -> Self {
         let part = |(ours, base): (&f64, &f64)| if *base == 0.0 { 0.0 } else { 1.0 - ours / base };
@@ -48,35 +48,34 @@ impl Spread {
 /// A figure of a paper beside ours.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// What is measured.
+    /// The measured quantity.
     pub what: String,
-    /// What the paper says.
+    /// The value in the paper, as text.
     pub paper: String,
-    /// What the twin says.
+    /// The values in the simulator.
     pub ours: Spread,
-    /// How ours is written.
     pub unit: Unit,
-    /// Where ours may be.
+    /// The values at which our mean agrees with the paper.
     pub band: RangeInclusive<f64>,
-    /// Why ours is elsewhere, where that is known.
+    /// The cause of a mean outside the band, if known.
     pub cause: Option<&'static str>,
 }
 
-/// How a figure is written.
+/// The unit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A share, in percent.
+    /// A share, shown in percent.
     Percent,
-    /// Milliseconds.
+    /// A time in milliseconds.
     Millis,
-    /// Times.
+    /// A ratio.
     Times,
     /// A count.
     Count,
 }
 
 impl Unit {
-    /// A value as text.
+    /// Returns a value as text.
     #[must_use]
     pub fn show(self, value: f64) -> String {
         match self {
@@ -88,19 +87,19 @@ impl Unit {
     }
 }
 
-/// Whether a figure agrees.
+/// The verdict on a figure or an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is in its band.
+    /// Our result agrees with the paper.
     Inside,
-    /// It is not, and it is known why.
+    /// Our result differs from the paper, with a known cause.
     Explained,
-    /// It is not.
+    /// Our result differs from the paper without a known cause.
     Outside,
 }
 
 impl Figure {
-    /// Whether it agrees.
+    /// Returns whether our mean is in the band.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match (self.band.contains(&self.ours.mean()), self.cause) {
@@ -111,19 +110,20 @@ impl Figure {
     }
 }
 
-/// An order of baselines that the paper found.
+/// An order of two systems in a quantity, as in the paper.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
-    /// Who is before whom in what.
+    /// The quantity and the order of the systems.
     pub what: String,
-    /// In each seed: by how much. Positive agrees with the paper.
+    /// The difference in each seed. A positive difference agrees with the paper.
     pub by: Spread,
-    /// Why it is not so here, where that is known.
+    /// The cause of the opposite order, if known.
     pub cause: Option<&'static str>,
 }
 
 impl Order {
-    /// Whether it is the paper's: with the seeds paired, nothing speaks against it at 95%.
+    /// Returns whether the order agrees with the paper: with the seeds paired, the opposite does not hold
+    /// at 95%.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         match (self.by.mean() + self.by.half() >= 0.0, self.cause) {
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interval_is_students() {
+    fn half_follows_students_distribution() {
         let spread = Spread(vec![1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(spread.mean(), 3.0);
         assert!((spread.half() - 1.963).abs() < 1e-3, "{}", spread.half());
@@ -147,10 +147,10 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_against_the_paper_only_if_that_is_no_chance() {
+    fn an_order_differs_only_if_the_opposite_is_significant() {
         let order = |by: &[f64]| Order { what: String::new(), by: Spread(by.to_vec()), cause: None };
         assert_eq!(order(&[1.0, 2.0, 1.5]).verdict(), Verdict::Inside);
-        assert_eq!(order(&[-1.0, 0.8, -0.5]).verdict(), Verdict::Inside, "it may be chance");
+        assert_eq!(order(&[-1.0, 0.8, -0.5]).verdict(), Verdict::Inside, "chance may explain the difference");
         assert_eq!(order(&[-1.0, -1.1, -0.9]).verdict(), Verdict::Outside);
     }
 

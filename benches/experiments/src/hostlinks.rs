@@ -1,5 +1,5 @@
-//! What models gain that come over idle PCIe links of other GPUs as well (D05, `--host-links all`), and what
-//! it costs others: `policy::fabric` in whole nodes, with models that are swapped all the time.
+//! The gain of copying models also over idle PCIe links of other GPUs (D05, `--host-links all`), and the
+//! cost for other transfers: `policy::fabric` in whole nodes, with models that are swapped all the time.
 
 use std::time::Duration;
 
@@ -22,19 +22,18 @@ use crate::ours::{OBJECTIVE, in_time_of};
 use crate::report::Report;
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
     id: "HOSTLINKS",
     title: "Models over neighbours' links: own against all",
     run: host_links,
 }];
 
-/// Twice as many models as the eight GPUs hold.
+/// The number of functions: twice as many models as the eight GPUs hold.
 const FUNCTIONS: usize = 1000;
 const POLICIES: [&str; 2] = ["unified", "torpor"];
-/// Of what the four uplinks carry, in percent, if every request brought its model.
+/// The loads, in percent of the four uplinks' capacity if every request copied its model.
 const LOADS: [u32; 3] = [10, 50, 90];
-/// A model of which only the copy takes long.
+/// The size of a model whose copy lasts much longer than its run.
 const LONE: Bytes = Bytes(6_000_000_000);
 
 fn dgx() -> Result<Topology> {
@@ -45,10 +44,10 @@ fn node(dispatch: PolicyConfig, host_links: HostLinks) -> Result<NodeSpec> {
     Ok(NodeSpec { eviction: Eviction::Torpor, host_links, ..NodeSpec::new(dgx()?, dispatch) })
 }
 
-/// One request for one large model on an idle DGX-V100.
+/// Returns a scenario of one request for one large model on an idle DGX-V100.
 ///
 /// # Errors
-/// Where the topology does not read.
+/// Returns an error if the topology cannot be read.
 pub fn lone(host_links: HostLinks) -> Result<Scenario> {
     let model = ModelFigures {
         name: "lone".to_owned(),
@@ -63,14 +62,16 @@ pub fn lone(host_links: HostLinks) -> Result<Scenario> {
     Ok(Scenario { traced: true, ..Scenario::new(nodes, vec![Function::new(model, None)], arrivals, 1) })
 }
 
-/// Functions over Torpor's models, all asked alike and at random moments.
+/// Returns a scenario of equally popular functions over Torpor's models, with requests at random times.
 fn swapping(
     dispatch: PolicyConfig,
     host_links: HostLinks,
     load: u32,
-    (seed, effort): (u64, Effort),
+    seed: u64,
+    effort: Effort,
 ) -> Result<Scenario> {
-    let (table, node) = (models::torpor(), node(dispatch, host_links)?);
+    let table = models::torpor();
+    let node = node(dispatch, host_links)?;
     let functions = if effort.short { FUNCTIONS / 10 } else { FUNCTIONS };
     let mean = table.iter().map(|model| model.weights.get()).sum::<u64>() as f64 / table.len() as f64;
     let uplinks = pcie_uplinks(&node.topology).map(|link| node.topology.links[link].rate.0);
@@ -84,16 +85,16 @@ fn swapping(
     Ok(Scenario { timeout: MINUTE, warmed: !effort.short, ..scenario })
 }
 
-/// The links of a kind, by place.
+/// Returns the indexes of the PCIe uplinks.
 fn pcie_uplinks(topology: &Topology) -> impl Iterator<Item = usize> {
     let links = topology.links.iter().enumerate();
     links.filter(|(_, link)| link.kind == LinkKind::PcieUplink).map(|(place, _)| place)
 }
 
-/// How loaded the uplinks of a run's machine were, towards the GPUs.
+/// Returns the load of each uplink of a run's machine, towards the GPUs.
 ///
 /// # Errors
-/// Where the topology does not read.
+/// Returns an error if the topology cannot be read.
 pub fn uplink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
     let loads = outcome.link_loads();
     let of = |link: usize| loads.iter().filter_map(move |node| node.get(link).copied());
@@ -101,7 +102,8 @@ pub fn uplink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
 }
 
 fn nvlink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
-    let (topology, loads) = (dgx()?, outcome.link_loads());
+    let topology = dgx()?;
+    let loads = outcome.link_loads();
     let joins = |link: &usize| matches!(topology.links[*link].kind, LinkKind::NvLink { .. });
     let places = (0..topology.links.len()).filter(joins);
     Ok(places.flat_map(|link| loads.iter().filter_map(move |node| node.get(link).copied())).collect())
@@ -111,7 +113,7 @@ fn mean(of: &[f64]) -> f64 {
     of.iter().sum::<f64>() / of.len().max(1) as f64
 }
 
-/// What came of one setup with every seed.
+/// The results of one setup with every seed.
 #[derive(Debug, Default)]
 struct Measured {
     mean_ms: Spread,
@@ -125,14 +127,15 @@ struct Measured {
 
 fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Result<Measured> {
     let dispatch = crate::lalb::policy(policy)?;
-    let setups = (1..=effort.seeds).map(|seed| swapping(dispatch, host_links, load, (seed, effort)));
+    let setups = (1..=effort.seeds).map(|seed| swapping(dispatch, host_links, load, seed, effort));
     let each = run_each(&setups.collect::<Result<Vec<_>>>()?, |scenario, outcome| {
         let loads = uplink_loads(&outcome).and_then(|uplinks| Ok((uplinks, nvlink_loads(&outcome)?)));
         (outcome.summary(&scenario.functions), in_time_of(&outcome), loads)
     })?;
     let mut measured = Measured::default();
     for (summary, in_time, loads) in each {
-        let ((uplinks, nvlinks), Summary { mean: latency, p98, miss_ratio, .. }) = (loads?, summary);
+        let (uplinks, nvlinks) = loads?;
+        let Summary { mean: latency, p98, miss_ratio, .. } = summary;
         measured.mean_ms.0.push(latency.as_secs_f64() * 1e3);
         measured.p98_ms.0.push(p98.as_secs_f64() * 1e3);
         measured.in_time.0.push(in_time);
@@ -147,10 +150,10 @@ fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Re
 fn host_links(effort: Effort) -> Result<Report> {
     let mut report = Report::default();
     report.assumed.push(format!(
-        "DGX-V100 (eight GPUs of 16 GiB, four uplinks of 12 GB/s). *A lone swap*: one model of {LONE} on an idle machine. *Swapping*: {FUNCTIONS} functions over Torpor's eight models, 266 GB, twice what the GPUs hold; requests at random moments for a minute, deadline 200 ms; the load is what models would take of the uplinks if every request brought its own."
+        "DGX-V100 (eight GPUs of 16 GiB, four uplinks of 12 GB/s). *A lone swap*: one model of {LONE} on an idle machine. *Swapping*: {FUNCTIONS} functions over Torpor's eight models, 266 GB in all, twice the memory of the GPUs. Requests arrive at random times for a minute, with a deadline of 200 ms. The load is the share of the uplinks' capacity that would be used if every request copied its model."
     ));
     report.assumed.push(
-        "A forwarded batch crosses all links of its way at once, but for one chunk (2 MiB) for each link more. It takes no memory of the GPUs between and none of their time. The next by the same way begins when the end of the last was heard of, in the twin up to a quarter of a millisecond later, where a batch takes 0.87 ms.".to_owned(),
+        "A forwarded batch crosses all links of its route at once, except for the time of one chunk (2 MiB) for each further link. The batch takes no memory and no time of the GPUs between. The next batch on the same route begins when the end of the last batch is reported, in the simulator up to a quarter of a millisecond later. A batch takes 0.87 ms.".to_owned(),
     );
     lone_swap(&mut report)?;
     swaps(effort, &mut report)?;
@@ -166,11 +169,11 @@ fn lone_swap(report: &mut Report) -> Result<()> {
     let row = vec![Unit::Millis.show(own * 1e3), Unit::Millis.show(all * 1e3), Unit::Times.show(own / all)];
     report.tables.push((
         "A lone swap:".to_owned(),
-        ["own", "all", "by"].map(String::from).to_vec(),
+        ["own", "all", "ratio"].map(String::from).to_vec(),
         vec![row],
     ));
     report.figures.push(Figure {
-        what: "a lone swap: own by all".to_owned(),
+        what: "a lone swap: time with own relative to all".to_owned(),
         paper: "up to 4.00× (four links)".to_owned(),
         ours: Spread(vec![own / all]),
         unit: Unit::Times,

@@ -1,8 +1,9 @@
-//! The LALB paper's experiments: 12 GPUs of 8 GB, 325 requests a minute for 6 minutes, 15, 25 or 35
+//! The LALB paper's experiments: 12 GPUs of 8 GB, 325 requests a minute for 6 minutes, and 15, 25 or 35
 //! functions (L19).
 //!
-//! The paper's scheduler has one global queue over its three servers: that is one dispatch domain of
-//! twelve GPUs here. Beside it is the cluster as Millrace runs it: a router over three nodes of four.
+//! The paper's scheduler has one global queue over its three servers, which is one dispatch domain of
+//! twelve GPUs here. The experiments also run the cluster as in Millrace: a router over three nodes of four
+//! GPUs.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +23,6 @@ use crate::seeds::Summaries;
 use crate::versus::{Quantity, Versus};
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 3] = [
     Experiment {
         id: "H01-H04",
@@ -30,34 +30,35 @@ pub const EXPERIMENTS: [Experiment; 3] = [
         run: latency,
     },
     Experiment { id: "H05", title: "LALB: false misses, duplicates and SM utilisation", run: efficiency },
-    Experiment { id: "H06", title: "LALB: how far requests may be overtaken", run: limits },
+    Experiment { id: "H06", title: "LALB: the limit of overtaking requests", run: limits },
 ];
 
-/// Requests in each minute.
+/// The number of requests in each minute.
 const PER_MINUTE: u32 = 325;
-/// Minutes of the trace.
+/// The number of minutes of the trace.
 const MINUTES: usize = 6;
-/// Functions of the whole trace, and the share of the 15 most popular.
+/// The number of functions of the whole trace.
 const TRACE_FUNCTIONS: usize = 46_413;
+/// The number of most popular functions of which the paper states the share of requests.
 const TOP: usize = 15;
+/// The share of requests of the [`TOP`] most popular functions.
 const TOP_SHARE: f64 = 0.56;
 
-/// What the paper leaves open: how popular each of the kept functions is (MECHANISMS section 2).
+/// A reading of the popularity of the kept functions, which the paper leaves open (MECHANISMS section 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reading {
-    /// After Zipf over all 46,413 functions, at the exponent where 15 have 56%; of these the most
-    /// popular are kept.
+    /// Popularity follows Zipf's law over all 46,413 functions, at the exponent at which 15 functions have
+    /// 56% of the requests. The most popular functions are kept.
     Steep,
-    /// After Zipf over those that are kept, where 15 have 56%; all alike where 15 of them would have
-    /// more in any case.
+    /// Popularity follows Zipf's law over the kept functions, with 15 functions at 56% of the requests. All
+    /// functions are equally popular if the even share of 15 functions is higher.
     Flat,
 }
 
 impl Reading {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Steep, Self::Flat];
 
-    /// Its name.
+    /// Returns the reading's name in the tables.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +67,7 @@ impl Reading {
         }
     }
 
-    /// The shares of the functions that are kept, most popular first.
+    /// Returns the shares of the kept functions, most popular first.
     #[must_use]
     pub fn shares(self, functions: usize) -> Vec<f64> {
         match self {
@@ -79,12 +80,12 @@ impl Reading {
     }
 }
 
-/// How the twelve GPUs are arranged.
+/// The arrangement of the twelve GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Arrangement {
-    /// One queue over all of them, as in the paper.
+    /// One queue over all twelve GPUs, as in the paper.
     OneDomain,
-    /// A router over three nodes of four.
+    /// A router over three nodes of four GPUs.
     Routed,
 }
 
@@ -97,7 +98,7 @@ impl Arrangement {
     }
 }
 
-/// GPUs of 8 GB, each behind a PCIe link of its own.
+/// Returns GPUs of 8 GB, each behind a PCIe link of its own.
 fn rtx2080(gpus: u32) -> Topology {
     let gpu = |index: u32| Gpu {
         index: GpuIndex(index),
@@ -113,8 +114,8 @@ fn rtx2080(gpus: u32) -> Topology {
     }
 }
 
-/// Models for so many functions, of evenly spread sizes, in an order of the seed: each once before
-/// any twice.
+/// Returns a model for each function, of evenly spread sizes and in a random order. Every model occurs once
+/// before any model occurs twice.
 fn models_for(functions: usize, seed: u64) -> Vec<ModelFigures> {
     let table = models::lalb();
     let mut chosen = Vec::with_capacity(functions);
@@ -126,14 +127,15 @@ fn models_for(functions: usize, seed: u64) -> Vec<ModelFigures> {
     chosen
 }
 
-/// One run.
+/// Returns the scenario of one run.
 #[must_use]
 pub fn scenario(
     dispatch: PolicyConfig,
     functions: usize,
     reading: Reading,
     arrangement: Arrangement,
-    (seed, effort): (u64, Effort),
+    seed: u64,
+    effort: Effort,
 ) -> Scenario {
     let counts = apportion(PER_MINUTE, &reading.shares(functions));
     let minutes = vec![counts; if effort.short { 1 } else { MINUTES }];
@@ -145,17 +147,17 @@ pub fn scenario(
     Scenario::new(arrangement.nodes(dispatch), published.collect(), arrivals, seed)
 }
 
-/// The policies of a name.
+/// Returns the dispatch policy of this name.
 ///
 /// # Errors
-/// When there is none.
+/// Returns an error if no policy has the name.
 pub fn policy(name: &str) -> Result<PolicyConfig> {
-    name.parse().with_context(|| format!("policy {name}"))
+    name.parse().with_context(|| format!("invalid policy {name}"))
 }
 
 type Key = (&'static str, usize, Reading);
 
-/// Runs of several policies with several working sets.
+/// The results of several policies with several working sets.
 struct Grid(BTreeMap<Key, Summaries>);
 
 impl Grid {
@@ -170,7 +172,7 @@ impl Grid {
             let dispatch = policy(name)?;
             for &functions in sets {
                 for reading in Reading::ALL {
-                    let setup = |seed| scenario(dispatch, functions, reading, arrangement, (seed, effort));
+                    let setup = |seed| scenario(dispatch, functions, reading, arrangement, seed, effort);
                     grid.insert((name, functions, reading), Summaries::of(effort.seeds, setup)?);
                 }
             }
@@ -227,16 +229,17 @@ impl Grid {
 
 fn assumed() -> Vec<String> {
     [
-        "12 GPUs of 8 GiB; a model holds its occupation at batch 32 (table I); 325 requests in each of 6 minutes, at random moments; every request is waited for.",
-        "A miss is the start of a process of the model's own: loading time, then inference, nothing overlaps (L05, L06); an inference takes what table I says every time.",
-        "How steep popularity falls is not said: *steep* is Zipf over all 46,413 functions, the kept ones its head; *flat* is Zipf over the kept ones with the top 15 at 56% (all alike where that is less than their even share).",
-        "35 functions are more than 22 models: 13 models occur twice, as two models (MECHANISMS L19).",
+        "12 GPUs of 8 GiB. A model occupies its memory at batch 32 (table I). 325 requests arrive in each of 6 minutes, at random times, and clients wait for every answer.",
+        "A miss starts a process of the model's own: the loading time, then the inference, without overlap (L05, L06). Every inference lasts as long as in table I.",
+        "The paper does not state how steeply popularity falls. *steep*: Zipf's law over all 46,413 functions, of which the most popular are kept. *flat*: Zipf's law over the kept functions, with the top 15 at 56% (all functions are equally popular if 56% is less than the even share of 15).",
+        "35 functions exceed the 22 models, so 13 models occur twice and count as two models each (MECHANISMS L19).",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// A paper's reduction against load balancing, on the reading where it is in its band, or is nearer.
+/// Returns a reduction against load balancing, under the reading in which the reduction is in its band, or is
+/// nearer to the paper's.
 fn reduction(
     grid: &Grid,
     (what, paper, band): (&str, f64, std::ops::RangeInclusive<f64>),
@@ -274,11 +277,12 @@ fn latency(effort: Effort) -> Result<Report> {
     for functions in [15, 25, 35] {
         for reading in Reading::ALL {
             for (first, then) in [("lalb", "lb"), ("lalb-o3", "lalb"), ("unified", "lalb-o3")] {
-                // Where all fits, O3 has nothing to improve: the paper's text says so of 15.
+                // With 15 functions all models fit, so O3 has nothing to improve, as the paper states.
                 if functions == 15 && then == "lalb" {
                     continue;
                 }
-                let (a, b) = (grid.at(first, functions, reading), grid.at(then, functions, reading));
+                let a = grid.at(first, functions, reading);
+                let b = grid.at(then, functions, reading);
                 let what =
                     format!("mean latency: {first} before {then}, {functions} functions, {}", reading.name());
                 orders.push(Order { what, by: b.mean_ms().less(&a.mean_ms()), cause: None });
@@ -295,8 +299,8 @@ fn latency(effort: Effort) -> Result<Report> {
     Ok(Report { assumed: assumed(), tables, figures, orders, versus })
 }
 
-/// Why O3 saves more false misses here than the paper's.
-const FEWER_MISSES: &str = "with 35 functions our O3 has a ninth to a fifth of its requests miss, where the paper's has more (H03), and what is left are the models that are asked for least: one holder or none";
+/// The cause of fewer false misses under O3 than in the paper.
+const FEWER_MISSES: &str = "with 35 functions a ninth to a fifth of the requests miss under our O3, fewer than in the paper (H03); the remaining misses are those of the least popular models, which one GPU holds or none";
 
 fn efficiency(effort: Effort) -> Result<Report> {
     let grid = Grid::run(&["lb", "lalb", "lalb-o3"], &[15, 35], Arrangement::OneDomain, effort)?;
@@ -315,7 +319,8 @@ fn efficiency(effort: Effort) -> Result<Report> {
         cause,
         ..reduction(&grid, (what, paper, band), place, of)
     };
-    let (falsely, holders) = ("false misses below lb", "top model's holders below lb");
+    let falsely = "false misses below lb";
+    let holders = "top model's holders below lb";
     let figures = vec![
         lb_false,
         below(falsely, 0.3438, 0.2..=0.6, ("lalb", 15), &false_miss, None),
@@ -331,7 +336,8 @@ fn efficiency(effort: Effort) -> Result<Report> {
         [("false misses", &false_miss as &dyn Fn(&_) -> f64), ("holders of the top model", &held)]
     {
         for policy in ["lalb", "lalb-o3"] {
-            let (base, ours) = (grid.at("lb", 15, steep).spread(of), grid.at(policy, 15, steep).spread(of));
+            let base = grid.at("lb", 15, steep).spread(of);
+            let ours = grid.at(policy, 15, steep).spread(of);
             let what = format!("{what}: {policy} below lb, 15 functions, steep");
             orders.push(Order { what, by: base.less(&ours), cause: None });
         }
@@ -352,7 +358,7 @@ fn limits(effort: Effort) -> Result<Report> {
     for reading in Reading::ALL {
         for &limit in limits {
             let dispatch = PolicyConfig::Lalb { overtakes_max: limit };
-            let setup = |seed| scenario(dispatch, 35, reading, Arrangement::OneDomain, (seed, effort));
+            let setup = |seed| scenario(dispatch, 35, reading, Arrangement::OneDomain, seed, effort);
             let summaries = Summaries::of(effort.seeds, setup)?;
             rows.push(vec![
                 reading.name().to_owned(),
@@ -368,12 +374,13 @@ fn limits(effort: Effort) -> Result<Report> {
     let reduction = |what: &str, paper: f64, band, of: &dyn Fn(&millrace_sim::Summary) -> f64| {
         let at = |reading, limit| by_limit[&(reading, limit)].spread(of);
         let of_reading = |reading| at(reading, last).reduction_from(&at(reading, 0));
-        let (steep, flat) = (of_reading(Reading::Steep), of_reading(Reading::Flat));
+        let steep = of_reading(Reading::Steep);
+        let flat = of_reading(Reading::Flat);
         let nearer = (steep.mean() - paper).abs() <= (flat.mean() - paper).abs();
         let (name, ours) = if nearer { ("steep", steep) } else { ("flat", flat) };
         let what = format!("{what}, limit 45 below limit 0 ({name})");
         let cause = Some(
-            "less is left to gain: at limit 0 our LALB is 95% below lb already, where the paper's is 79% (H03)",
+            "less is left to gain: at limit 0 our LALB is already 95% below lb, and the paper's is 79% below (H03)",
         );
         Figure { what, paper: format!("-{:.2}%", paper * 100.0), ours, unit: Unit::Percent, band, cause }
     };
@@ -392,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn models_are_of_evenly_spread_sizes_and_each_once_before_any_twice() {
+    fn every_model_occurs_once_before_any_model_occurs_twice() {
         let names = |functions| {
             let mut names: Vec<_> = models_for(functions, 1).into_iter().map(|model| model.name).collect();
             names.sort_unstable();
@@ -406,10 +413,10 @@ mod tests {
     }
 
     #[test]
-    fn every_minute_has_its_requests() {
-        let effort = Effort::FULL;
+    fn both_readings_have_325_requests_a_minute() {
         for reading in Reading::ALL {
-            let scenario = scenario(PolicyConfig::Lb, 35, reading, Arrangement::OneDomain, (3, effort));
+            let arrangement = Arrangement::OneDomain;
+            let scenario = scenario(PolicyConfig::Lb, 35, reading, arrangement, 3, Effort::FULL);
             assert_eq!(scenario.arrivals.len(), PER_MINUTE as usize * MINUTES, "{reading:?}");
         }
     }

@@ -1,16 +1,16 @@
-//! The papers' experiments, each run on the twin (`millrace-sim`) with the paper's figure beside
-//! ours. An experiment fails unless the order of the baselines is the paper's and each figure is
-//! inside its declared band or has a written cause.
+//! The papers' experiments. Each runs on the simulator (`millrace-sim`), and reports the paper's figures
+//! beside ours. An experiment fails unless the order of the baselines is the paper's, and each figure is
+//! inside its declared band or has a stated cause.
 //!
 //! | module | experiments |
 //! |---|---|
 //! | [`lalb`] | H01 to H06 and SM utilisation: one dispatch domain of 12 GPUs, and 3 nodes of 4 |
-//! | [`torpor`] | H07 to H16 and the text's: a node of four V100, six of them, one link, a day's bills |
-//! | [`faastube`] | H18 to H26 and the text's: data between the functions of workflows |
-//! | [`ours`] | what `unified` has to hold against every other policy |
-//! | [`tenants`] | what tenants' caps hold |
-//! | [`batching`] | what running requests together gains |
-//! | [`hostlinks`] | what models gain that come over neighbours' links |
+//! | [`torpor`] | H07 to H16 and figures of the text: a node of four V100, six nodes, one link, a day's bills |
+//! | [`faastube`] | H18 to H26 and figures of the text: data between the functions of workflows |
+//! | [`ours`] | `unified` against every other policy in overload |
+//! | [`tenants`] | a tenant's latency beside a noisy tenant with caps |
+//! | [`batching`] | throughput and latency of batched requests |
+//! | [`hostlinks`] | copies of models over the PCIe links of neighbouring GPUs |
 
 pub mod batching;
 pub mod faastube;
@@ -28,33 +28,33 @@ use anyhow::Result;
 
 use crate::report::Report;
 
-/// How much is run.
+/// The extent of a run of experiments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
-    /// How many seeds.
+    /// The number of seeds, from 1.
     pub seeds: u64,
-    /// A part of each workload only: what CI has time for. Figures are not judged then.
+    /// Whether only a part of each workload runs, as in CI. Figures are then not judged.
     pub short: bool,
 }
 
 impl Effort {
-    /// Ten seeds of everything.
+    /// Ten seeds of the whole workload.
     pub const FULL: Self = Self { seeds: 10, short: false };
-    /// One seed of a part.
+    /// One seed of a part of the workload.
     pub const SHORT: Self = Self { seeds: 1, short: true };
 }
 
-/// One experiment.
+/// An experiment.
 pub struct Experiment {
-    /// What it is called: the paper's result by its row (MECHANISMS section 3).
+    /// The name: the row of the paper's result (MECHANISMS section 3).
     pub id: &'static str,
-    /// What it shows.
+    /// The title of the experiment's section.
     pub title: &'static str,
-    /// Runs it.
+    /// Runs the experiment.
     pub run: fn(Effort) -> Result<Report>,
 }
 
-/// Every experiment, in the order of their names.
+/// Returns every experiment, in the order of the modules.
 #[must_use]
 pub fn all() -> Vec<Experiment> {
     lalb::EXPERIMENTS

@@ -1,6 +1,6 @@
-//! What `unified` has to hold against every other policy, beyond the papers' experiments: equal
-//! functions, from light load to overload. Just below what the GPUs can serve Torpor's own rule loses to
-//! the oldest first; above that, the oldest first is late for all.
+//! `unified` against every other policy with equal functions, from light load to overload, beyond the papers'
+//! experiments. Just below the capacity of the GPUs, Torpor's rule has fewer requests in time than `fifo`.
+//! Above the capacity, `fifo` is late for all requests.
 
 use std::time::Duration;
 
@@ -21,17 +21,16 @@ use crate::torpor::v100;
 use crate::versus::Quantity;
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
 
 const FUNCTIONS: usize = 200;
-/// Where Torpor's own rule loses to FIFO.
+/// The load in percent at which Torpor's rule loses to FIFO.
 const LOSES_AT: u32 = 90;
-/// What the functions are to hold, where they have an objective.
+/// The objective of the functions that have one.
 pub const OBJECTIVE: Slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
 
-/// The share of all requests that were answered within the objective's deadline.
+/// Returns the share of all requests that were answered within the deadline of [`OBJECTIVE`].
 #[must_use]
 pub fn in_time_of(outcome: &Outcome) -> f64 {
     let met = outcome.records.iter().filter(|it| it.answered() && it.latency() <= OBJECTIVE.deadline);
@@ -43,14 +42,15 @@ fn unanswered(outcome: &Outcome) -> f64 {
     unanswered as f64 / outcome.records.len().max(1) as f64
 }
 
-/// Equal functions of ResNet-50 on the Torpor node; `load` is what runs alone would take of its four
-/// GPUs, in percent.
+/// Returns equal functions of ResNet-50 on the Torpor node. `load` is the share of the four GPUs' time that
+/// runs without swaps would take, in percent.
 #[must_use]
 pub fn equal(
     dispatch: PolicyConfig,
     objective: Option<Slo>,
     load: u32,
-    (seed, span): (u64, Duration),
+    seed: u64,
+    span: Duration,
 ) -> Scenario {
     let model = models::torpor().swap_remove(4);
     let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
@@ -61,12 +61,12 @@ pub fn equal(
     Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(vec![node], functions, arrivals, seed) }
 }
 
-/// More and more of what four GPUs compute.
+/// Runs loads from below to above the capacity of four GPUs.
 fn overload(effort: Effort) -> Result<Report> {
     let loads: &[u32] = if effort.short { &[110] } else { &[60, 90, 100, 105, 110, 130] };
     let mut report = Report::default();
     report.assumed.push(format!(
-        "{FUNCTIONS} functions of ResNet-50 (9 ms), all alike, requests at random moments, deadline 200 ms at 98%, for 5 minutes on the Torpor node; the load is what runs alone would take of four GPUs, so that above about 90% there is no way to be in time for all."
+        "{FUNCTIONS} equal functions of ResNet-50 (9 ms) on the Torpor node, for 5 minutes. Requests arrive at random times, with a deadline of 200 ms at 98%. The load is the share of four GPUs' time that runs without swaps would take, so above about 90% no policy can serve all requests in time."
     ));
     let mut rows = Vec::new();
     for &load in loads {
@@ -74,14 +74,15 @@ fn overload(effort: Effort) -> Result<Report> {
         for name in ["fifo", "lalb-o3", "torpor", "unified"] {
             let dispatch = crate::lalb::policy(name)?;
             let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
-            let setup = |seed: u64| equal(dispatch, Some(OBJECTIVE), load, (seed, span));
+            let setup = |seed: u64| equal(dispatch, Some(OBJECTIVE), load, seed, span);
             let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
             let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
                 (in_time_of(&outcome), (unanswered(&outcome), outcome.summary(&scenario.functions)))
             })?;
             let (shares, rest): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             let (unanswered, summaries): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
-            let (shares, summaries) = (Spread(shares), Summaries(summaries));
+            let shares = Spread(shares);
+            let summaries = Summaries(summaries);
             let setup = format!("load {load}%");
             report.versus.add_summaries(&setup, name, &summaries);
             report.versus.add(&setup, name, Quantity::IN_TIME, shares.clone());
@@ -100,7 +101,7 @@ fn overload(effort: Effort) -> Result<Report> {
         if load == LOSES_AT
             && let (Some(fifo), Some(torpor)) = (of("fifo"), of("torpor"))
         {
-            let what = format!("requests in time: the paper's own rule (torpor) loses to fifo, load {load}%");
+            let what = format!("requests in time: fifo at least the paper's rule (torpor), load {load}%");
             report.orders.push(Order { what, by: fifo.less(&torpor), cause: None });
         }
         for other in ["fifo", "lalb-o3", "torpor"] {

@@ -1,34 +1,34 @@
-//! What an experiment tells, as text for people and as a section of `docs/experiments.md`.
+//! The report of an experiment, as a section of `docs/experiments.md`.
 
 use std::fmt::Write as _;
 
 use crate::figures::{Figure, Order, Verdict};
 use crate::versus::Versus;
 
-/// What came of an experiment.
+/// The result of an experiment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
-    /// What was assumed that the paper does not say.
+    /// The assumptions where the paper is silent.
     pub assumed: Vec<String>,
-    /// Tables of everything measured: a title, a header, rows.
+    /// The tables of all measurements, each as title, header and rows.
     pub tables: Vec<(String, Vec<String>, Vec<Vec<String>>)>,
     /// The paper's figures beside ours.
     pub figures: Vec<Figure>,
-    /// Orders that the paper found.
+    /// The orders of the paper.
     pub orders: Vec<Order>,
-    /// What `unified` is compared with the other policies by.
+    /// The measurements for the comparison of `unified` with the other policies.
     pub versus: Versus,
 }
 
 impl Report {
-    /// Whether everything agrees or has a cause.
+    /// Returns whether every figure and order agrees with the paper or has a known cause.
     #[must_use]
     pub fn holds(&self) -> bool {
         let figures = self.figures.iter().map(Figure::verdict);
         figures.chain(self.orders.iter().map(Order::verdict)).all(|verdict| verdict != Verdict::Outside)
     }
 
-    /// As Markdown.
+    /// Returns the report as a Markdown section. `judged` is whether the section states verdicts.
     #[must_use]
     pub fn markdown(&self, id: &str, title: &str, judged: bool) -> String {
         let mut text = format!("## {id}: {title}\n\n");
@@ -54,7 +54,8 @@ impl Report {
         if let Some((sentence, behind)) = self.versus.told() {
             text += &format!("\n{sentence}\n");
             if !behind.is_empty() {
-                let header = ["behind in", "", "`unified`", "policy", "its"].map(String::from);
+                let header =
+                    ["setup", "`unified` is behind in", "`unified`", "policy", "other"].map(String::from);
                 text.push('\n');
                 table(&mut text, &header, &behind);
             }
@@ -78,14 +79,14 @@ fn said(verdict: Verdict, cause: Option<&str>, judged: bool) -> String {
         (false, _) => "not judged".to_owned(),
         (true, Verdict::Inside) => "agrees".to_owned(),
         (true, Verdict::Explained) => format!("differs: {}", cause.unwrap_or_default()),
-        (true, Verdict::Outside) => "**differs, and nobody knows why**".to_owned(),
+        (true, Verdict::Outside) => "**differs without a known cause**".to_owned(),
     }
 }
 
 fn figure_row(figure: &Figure, judged: bool) -> Vec<String> {
     let mut ours = figure.unit.show(figure.ours.mean());
     if figure.ours.0.len() > 1 {
-        // A string takes what is written to it.
+        // Writing to a string cannot fail.
         write!(ours, " ± {}", figure.unit.show(figure.ours.half())).unwrap_or_default();
     }
     let band =

@@ -1,4 +1,4 @@
-//! What comes of one setup with every seed.
+//! The summaries of one setup, run with every seed.
 
 use anyhow::Result;
 use millrace_sim::{Scenario, Summary, run_each};
@@ -13,19 +13,19 @@ impl Summaries {
     /// Runs a setup with each seed from 1.
     ///
     /// # Errors
-    /// As [`run_each`].
+    /// Returns the errors of [`run_each`].
     pub fn of(seeds: u64, setup: impl Fn(u64) -> Scenario) -> Result<Self> {
         let scenarios: Vec<_> = (1..=seeds).map(setup).collect();
         Ok(Self(run_each(&scenarios, |scenario, outcome| outcome.summary(&scenario.functions))?))
     }
 
-    /// One quantity.
+    /// Returns the values of a quantity, by seed.
     #[must_use]
     pub fn spread(&self, of: impl Fn(&Summary) -> f64) -> Spread {
         Spread(self.0.iter().map(of).collect())
     }
 
-    /// Mean latency in milliseconds.
+    /// Returns the mean latencies in milliseconds, by seed.
     #[must_use]
     pub fn mean_ms(&self) -> Spread {
         self.spread(|summary| summary.mean.as_secs_f64() * 1e3)

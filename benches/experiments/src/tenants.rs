@@ -1,5 +1,5 @@
-//! What a tenant at ten times its load does to another's latency (L20), with the caps that a node
-//! keeps: `policy::tenancy` in whole nodes, with models that are swapped and links that are shared.
+//! The latency of a tenant beside a tenant at ten times its load (L20), under the caps of a node:
+//! `policy::tenancy` in whole nodes, with models that are swapped and links that are shared.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -19,26 +19,25 @@ use crate::report::Report;
 use crate::torpor::v100;
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
     id: "TENANTS",
     title: "A tenant at ten times its load, and another's p99",
     run: isolation,
 }];
 
-/// Functions of each tenant, and how far their requests are apart: their models stay on the GPUs, or
-/// have to be swapped.
+/// The workloads: the number of functions of each tenant, and the mean time between requests of a function.
+/// The models of the first stay on the GPUs; those of the second are swapped.
 const WORKLOADS: [(&str, usize, Duration); 2] =
     [("resident", 80, Duration::from_secs(3)), ("swapped", 240, Duration::from_secs(6))];
 const POLICIES: [&str; 2] = ["fifo", "unified"];
 const TIMES: u32 = 10;
 
-/// Why `fifo` is outside the band where models stay, with 10 seeds.
-const ONE_IN_A_HUNDRED: &str = "`fifo` brings a model to an idle GPU where those that hold it are busy: for about one in a hundred of the quiet tenant's requests that is Bert-qa, and its p99 is that swap (144 ms) in 7 of 10 seeds before and in all of them under the other's load";
+/// The cause of `fifo` outside the band with resident models, with 10 seeds.
+const ONE_IN_A_HUNDRED: &str = "`fifo` copies a model to an idle GPU if the GPUs that hold the model are busy: for about one in a hundred of the quiet tenant's requests that model is Bert-qa, so the p99 is the time of that swap (144 ms), in 7 of 10 seeds before the other tenant's load and in all seeds under the load";
 
-/// The noisy tenant's caps.
+/// Returns the compared caps of the noisy tenant, by name.
 fn caps() -> Result<[(&'static str, Quota); 4]> {
-    let share = |of: f64| Share::from_fraction(of).context("a share of the caps");
+    let share = |of: f64| Share::from_fraction(of).context("invalid share of a cap");
     let one = Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE };
     let shares = Quota { gpu_share: Some(share(0.25)?), memory_share: Some(share(0.5)?), ..one };
     let time = Quota { gpu_share: Some(share(0.25)?), ..Quota::NONE };
@@ -50,15 +49,18 @@ fn caps() -> Result<[(&'static str, Quota); 4]> {
     ])
 }
 
-/// A quiet tenant's functions and then a noisy one's, on the Torpor node.
+/// Returns the functions of a quiet tenant and then those of a noisy tenant, on the Torpor node.
 fn scenario(
-    (policy, quota): (&str, Quota),
-    (functions, apart): (usize, Duration),
+    policy: &str,
+    quota: Quota,
+    functions: usize,
+    apart: Duration,
     times: u32,
-    (seed, effort): (u64, Effort),
+    seed: u64,
+    effort: Effort,
 ) -> Result<Scenario> {
-    let [quiet, noisy] = ["quiet", "noisy"].map(TenantName::new);
-    let (quiet, noisy) = (quiet.context("a tenant's name")?, noisy.context("a tenant's name")?);
+    let quiet = TenantName::new("quiet").context("invalid tenant name")?;
+    let noisy = TenantName::new("noisy").context("invalid tenant name")?;
     let table = models::torpor();
     let function = |place: usize| {
         let tenant = if place < functions { quiet.clone() } else { noisy.clone() };
@@ -77,7 +79,8 @@ fn scenario(
     Ok(Scenario { quotas, timeout: MINUTE, warmed: true, ..scenario })
 }
 
-/// The quiet tenant's p99 in milliseconds, and what of the noisy one's requests was answered.
+/// Returns the quiet tenant's p99 in milliseconds, and the share of the noisy tenant's requests that were
+/// answered.
 fn measure(setups: &[Scenario], functions: usize) -> Result<(Spread, Spread)> {
     let measured = run_each(setups, |_, outcome| {
         let tail = percentile(&outcome.latencies_of(|function| (function as usize) < functions), 99.0);
@@ -92,7 +95,7 @@ fn measure(setups: &[Scenario], functions: usize) -> Result<(Spread, Spread)> {
 fn isolation(effort: Effort) -> Result<Report> {
     let mut report = Report::default();
     report.assumed.push(format!(
-        "The Torpor node; a quiet and a noisy tenant with as many functions each over the eight models, requests at random moments, the noisy ones' {TIMES} times as often; a minute. *resident*: 80 functions each, 43 of the GPUs' 100 GB, a request of each every 3 s, at {TIMES} times more than four GPUs compute; *swapped*: 240 each, 128 GB, every 6 s, at {TIMES} times twice what four GPUs compute. The quiet tenant has no caps."
+        "The Torpor node; a quiet and a noisy tenant, each with as many functions over the eight models. Requests arrive at random times for a minute, those of the noisy tenant {TIMES} times as often. *resident*: 80 functions each, which take 43 of the GPUs' 100 GB, with a request of each every 3 s; {TIMES} times that rate exceeds the capacity of four GPUs. *swapped*: 240 functions each, 128 GB, with a request of each every 6 s; {TIMES} times that rate is twice the capacity. The quiet tenant has no caps."
     ));
     let workloads = if effort.short { &WORKLOADS[..1] } else { &WORKLOADS };
     let mut rows = Vec::new();
@@ -102,10 +105,11 @@ fn isolation(effort: Effort) -> Result<Report> {
             let mut uncapped = None;
             for (name, quota) in caps()? {
                 let at = |times: u32| {
-                    let setup = |seed| scenario((policy, quota), (functions, apart), times, (seed, effort));
+                    let setup = |seed| scenario(policy, quota, functions, apart, times, seed, effort);
                     measure(&(1..=effort.seeds).map(setup).collect::<Result<Vec<_>>>()?, functions)
                 };
-                let ((before, _), (under, answered)) = (at(1)?, at(TIMES)?);
+                let (before, _) = at(1)?;
+                let (under, answered) = at(TIMES)?;
                 let by =
                     Spread(under.0.iter().zip(&before.0).map(|(under, before)| under / before).collect());
                 rows.push(vec![
@@ -123,15 +127,15 @@ fn isolation(effort: Effort) -> Result<Report> {
                 }
                 let what = format!("{workload}, {policy}, {name}");
                 report.figures.push(Figure {
-                    what: format!("{what}: the quiet tenant's p99, by that before"),
-                    paper: "below 1.10× (asked)".to_owned(),
+                    what: format!("{what}: the quiet tenant's p99 under the load, relative to before"),
+                    paper: "below 1.10× (our requirement)".to_owned(),
                     ours: by,
                     unit: Unit::Times,
                     band: 0.0..=1.10,
                     cause: (policy == "fifo" && workload == "resident").then_some(ONE_IN_A_HUNDRED),
                 });
                 if let Some(uncapped) = &uncapped {
-                    let what = format!("{what}: p99 at most without caps");
+                    let what = format!("{what}: p99 at most that without caps");
                     report.orders.push(Order { what, by: uncapped.less(&under), cause: None });
                 }
             }
@@ -142,8 +146,8 @@ fn isolation(effort: Effort) -> Result<Report> {
         "policy",
         "the noisy tenant's caps",
         "quiet p99 before",
-        "quiet p99 under it",
-        "by",
+        "quiet p99 under the load",
+        "ratio",
         "noisy answered",
     ];
     report.tables.push(("Two tenants:".to_owned(), header.map(String::from).to_vec(), rows));

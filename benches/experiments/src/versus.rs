@@ -1,55 +1,55 @@
-//! `unified` beside every other policy in what an experiment measures: ahead, level or behind, with the
-//! seeds paired.
+//! The comparison of `unified` with every other policy of an experiment: ahead, level or behind in each
+//! measured quantity, with the seeds paired.
 
 use crate::figures::{Spread, Unit};
 use crate::seeds::Summaries;
 
-/// Whose standing is told.
+/// The policy that is compared with all others.
 const OURS: &str = "unified";
-/// What is off by less than this share of the other's mean is level, however sure.
+/// The share of the other policy's mean below which a difference counts as level, even if it is significant.
 const LEVEL: f64 = 0.001;
 
-/// What is compared.
+/// A compared quantity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quantity {
     name: &'static str,
     unit: Unit,
     more_is_better: bool,
-    /// Whether it is of answered requests alone: whoever answers fewer may be better in it for that, so
-    /// that it is compared only with those that answer as many.
+    /// Whether the quantity covers answered requests only. A policy may be better in such a quantity
+    /// because it answers fewer requests, so only policies that answer as many are compared.
     of_answers: bool,
 }
 
 impl Quantity {
-    /// Functions that met their objectives.
+    /// The share of functions that met their objectives.
     pub const COMPLIANT: Self = Self::share("functions that comply", true);
-    /// Functions that were served at all.
+    /// The share of functions with at least one answer.
     pub const RUN: Self = Self::share("functions that run", true);
-    /// Requests that were answered in time.
+    /// The share of requests that were answered in time.
     pub const IN_TIME: Self = Self::share("requests in time", true);
-    /// Requests without an answer.
+    /// The share of requests without an answer.
     pub const UNANSWERED: Self = Self::share("unanswered", false);
-    /// Dispatches to a GPU without the model.
+    /// The share of dispatches to a GPU without the model.
     pub const MISSES: Self = Self::share("misses", false);
-    /// Mean latency, in milliseconds.
+    /// The mean latency in milliseconds.
     pub const MEAN: Self = Self::latency("mean latency");
-    /// The latency of 98%, in milliseconds.
+    /// The 98th percentile of latency in milliseconds.
     pub const P98: Self = Self::latency("p98");
-    /// The latency of 99%, in milliseconds.
+    /// The 99th percentile of latency in milliseconds.
     pub const P99: Self = Self::latency("p99");
 
     const fn share(name: &'static str, more_is_better: bool) -> Self {
         Self { name, unit: Unit::Percent, more_is_better, of_answers: false }
     }
 
-    /// A latency of answers, in milliseconds.
+    /// Returns a latency of answers, in milliseconds.
     #[must_use]
     pub const fn latency(name: &'static str) -> Self {
         Self { name, unit: Unit::Millis, more_is_better: false, of_answers: true }
     }
 }
 
-/// One quantity of one setup under one policy.
+/// The values of one quantity of one setup under one policy.
 #[derive(Debug, Clone, PartialEq)]
 struct Measured {
     setup: String,
@@ -58,7 +58,7 @@ struct Measured {
     values: Spread,
 }
 
-/// Where ours stands.
+/// The standing of our policy in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Ahead,
@@ -66,18 +66,18 @@ enum Standing {
     Behind,
 }
 
-/// Everything measured that policies are compared by.
+/// All measurements by which policies are compared.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Versus(Vec<Measured>);
 
 impl Versus {
-    /// Takes in what a policy had of a quantity in a setup, by seed.
+    /// Adds the values of a quantity under a policy in a setup, by seed.
     pub fn add(&mut self, setup: &str, policy: &str, quantity: Quantity, values: Spread) {
         self.0.push(Measured { setup: setup.to_owned(), policy: policy.to_owned(), quantity, values });
     }
 
-    /// Takes in what clients see of a policy in a setup: functions that comply, where they have
-    /// objectives, unanswered requests, and latencies.
+    /// Adds the quantities of a policy in a setup that clients observe: functions that comply, if functions
+    /// have objectives, unanswered requests, and latencies.
     pub fn add_summaries(&mut self, setup: &str, policy: &str, of: &Summaries) {
         if of.0.iter().any(|it| it.with_objective > 0) {
             self.add(setup, policy, Quantity::COMPLIANT, of.spread(millrace_sim::Summary::compliance));
@@ -94,14 +94,14 @@ impl Versus {
         self.0.iter().find(is).map(|it| &it.values)
     }
 
-    /// Whether a policy answers as many requests as ours.
+    /// Returns whether a policy answers as many requests as ours.
     fn answers_as_many(&self, setup: &str, policy: &str) -> bool {
         let of = |policy| self.of(setup, policy, Quantity::UNANSWERED);
         let both = of(OURS).zip(of(policy));
         both.is_none_or(|(ours, theirs)| standing(ours, theirs, false) == Standing::Level)
     }
 
-    /// Each comparison: ours, theirs, and where ours stands.
+    /// Returns each comparison: our values, the other policy's values, and our standing.
     fn pairs(&self) -> impl Iterator<Item = (&Spread, &Measured, Standing)> {
         let others = self.0.iter().filter(|it| {
             it.policy != OURS && (!it.quantity.of_answers || self.answers_as_many(&it.setup, &it.policy))
@@ -112,8 +112,8 @@ impl Versus {
         })
     }
 
-    /// How many comparisons there are, and what ours is behind in, as a sentence and the rows of a
-    /// table. None where ours or the others were not measured.
+    /// Returns the numbers of comparisons as a sentence, and the comparisons in which ours is behind as
+    /// rows of a table. Returns `None` if our policy or all others were not measured.
     #[must_use]
     pub fn told(&self) -> Option<(String, Vec<Vec<String>>)> {
         let pairs: Vec<_> = self.pairs().collect();
@@ -142,7 +142,8 @@ impl Versus {
 
 fn standing(ours: &Spread, theirs: &Spread, more_is_better: bool) -> Standing {
     let by = if more_is_better { ours.less(theirs) } else { theirs.less(ours) };
-    let (mean, half) = (by.mean(), by.half());
+    let mean = by.mean();
+    let half = by.half();
     match () {
         () if mean.abs() <= theirs.mean().abs() * LEVEL => Standing::Level,
         () if mean - half > 0.0 => Standing::Ahead,
@@ -160,17 +161,19 @@ mod tests {
     }
 
     #[test]
-    fn behind_is_what_no_chance_and_no_thousandth_explains() {
+    fn standing_is_behind_only_if_the_difference_is_significant_and_over_a_thousandth() {
         let of = |ours: &[f64], theirs: &[f64]| standing(&spread(ours), &spread(theirs), false);
         assert_eq!(of(&[10.0, 11.0, 12.0], &[11.0, 12.0, 13.1]), Standing::Ahead);
         assert_eq!(of(&[11.0, 12.0, 13.1], &[10.0, 11.0, 12.0]), Standing::Behind);
-        assert_eq!(of(&[11.0, 9.0, 13.0], &[10.0, 11.0, 12.0]), Standing::Level, "it may be chance");
-        assert_eq!(of(&[10.001, 11.001, 12.001], &[10.0, 11.0, 12.0]), Standing::Level, "it is next to none");
+        let by_chance = of(&[11.0, 9.0, 13.0], &[10.0, 11.0, 12.0]);
+        assert_eq!(by_chance, Standing::Level, "chance may explain the difference");
+        let within_a_thousandth = of(&[10.001, 11.001, 12.001], &[10.0, 11.0, 12.0]);
+        assert_eq!(within_a_thousandth, Standing::Level, "the difference is below a thousandth");
         assert_eq!(standing(&spread(&[0.9]), &spread(&[0.8]), true), Standing::Ahead);
     }
 
     #[test]
-    fn latencies_are_compared_only_with_who_answers_as_many() {
+    fn latencies_are_compared_only_with_policies_that_answer_as_many_requests() {
         let mut versus = Versus::default();
         for (policy, unanswered, p98) in
             [("unified", 0.1, 50.0), ("native", 0.4, 20.0), ("fifo", 0.1, 40.0), ("lb", 0.0, 70.0)]

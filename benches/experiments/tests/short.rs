@@ -1,9 +1,9 @@
-//! A part of each experiment, to see that it runs: figures are not judged.
+//! A check that each experiment runs, on a part of its workload. Figures are not judged.
 
 use millrace_experiments::{Effort, all};
 
 #[test]
-fn a_part_of_each_experiment_runs_and_tells_what_it_measured() {
+fn every_experiment_reports_finite_figures_for_a_part_of_its_workload() {
     for experiment in all() {
         let report =
             (experiment.run)(Effort::SHORT).unwrap_or_else(|error| panic!("{}: {error:#}", experiment.id));

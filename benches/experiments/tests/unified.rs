@@ -1,5 +1,6 @@
-//! What `unified` is for, on parts of the experiments that are short enough for every build: one seed
-//! repeats what the experiments show with ten. Small differences are for those.
+//! The advantages of `unified`, on parts of the experiments that are short enough for every build. One seed
+//! repeats the results that the experiments show with ten seeds. Small differences are left to the
+//! experiments.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,11 +14,12 @@ use millrace_sim::run;
 const SEED: u64 = 1;
 
 #[test]
-fn at_lalbs_load_it_beats_out_of_order_dispatch() {
+fn unified_beats_out_of_order_dispatch_at_the_load_of_lalb() {
     for reading in Reading::ALL {
         let figures = |name: &str| {
-            let (dispatch, run_of) = (lalb::policy(name).unwrap(), (SEED, Effort::FULL));
-            let scenario = lalb::scenario(dispatch, 35, reading, Arrangement::OneDomain, run_of);
+            let dispatch = lalb::policy(name).unwrap();
+            let one_domain = Arrangement::OneDomain;
+            let scenario = lalb::scenario(dispatch, 35, reading, one_domain, SEED, Effort::FULL);
             let summary = run(&scenario).unwrap().summary(&scenario.functions);
             (summary.mean, summary.miss_ratio)
         };
@@ -30,41 +32,45 @@ fn at_lalbs_load_it_beats_out_of_order_dispatch() {
     }
 }
 
-/// Half of Torpor's node and of the 560 functions of which it serves four fifths in time (H09).
+/// The load is half of Torpor's node and half of the 560 functions, of which Torpor keeps four fifths
+/// compliant (H09).
 #[test]
-fn at_torpors_load_it_keeps_more_functions_compliant_than_torpor() {
+fn unified_keeps_more_functions_compliant_than_torpor_at_the_load_of_torpor() {
     let compliant = |name| {
         let system = torpor::named(name, Eviction::Torpor).unwrap();
-        let scenario = torpor::mixed(&system, (2, 280), (SEED, Effort::SHORT));
+        let scenario = torpor::mixed(&system, 2, 280, SEED, Effort::SHORT);
         run(&scenario).unwrap().compliance(&scenario.functions).0
     };
-    let (ours, theirs) = (compliant("unified"), compliant("torpor"));
+    let ours = compliant("unified");
+    let theirs = compliant("torpor");
     assert!(ours > theirs, "{ours} functions comply, {theirs} with torpor");
 }
 
-/// All functions equal and more offered than can be served: nothing to choose but hits.
+/// All functions are equal, and the load exceeds the capacity, so a policy can gain only by preferring hits.
 #[test]
-fn in_homogeneous_overload_it_is_no_worse_than_fifo() {
+fn unified_is_no_worse_than_fifo_in_overload_of_equal_functions() {
     for objective in [Some(ours::OBJECTIVE), None] {
         let figures = |name: &str| {
             let dispatch = lalb::policy(name).unwrap();
-            let scenario = ours::equal(dispatch, objective, 120, (SEED, Duration::from_secs(4)));
+            let scenario = ours::equal(dispatch, objective, 120, SEED, Duration::from_secs(4));
             let outcome = run(&scenario).unwrap();
             (outcome.summary(&scenario.functions).mean, ours::in_time_of(&outcome))
         };
-        let ((mean, in_time), theirs) = (figures("unified"), figures("fifo"));
+        let (mean, in_time) = figures("unified");
+        let theirs = figures("fifo");
         assert!(mean <= theirs.0, "{objective:?}: a mean of {mean:?}, {:?} of fifo", theirs.0);
         assert!(in_time >= theirs.1, "{objective:?}: {in_time} in time, {} of fifo", theirs.1);
     }
 }
 
-/// Torpor's figure 10 (§7.3): 160 functions on four GPUs. Bound for good, only some are ever served;
-/// kept alive by turns, all are in the end (docs/experiments.md, H07), and hardly one in time.
+/// Torpor's figure 10 (§7.3): 160 functions on four GPUs. Functions that are bound to GPUs for good leave
+/// others without service. Functions that are kept alive in turns are all served in the end
+/// (docs/experiments.md, H07), but hardly any in time.
 #[test]
-fn it_serves_all_functions_in_time_where_early_binding_serves_a_part_or_late() {
+fn unified_serves_all_functions_in_time_unlike_early_binding() {
     let figures = |name| {
         let system = torpor::named(name, Eviction::Torpor).unwrap();
-        let scenario = torpor::mixed(&system, (4, 160), (SEED, Effort::SHORT));
+        let scenario = torpor::mixed(&system, 4, 160, SEED, Effort::SHORT);
         let outcome = run(&scenario).unwrap();
         let mut served = [false; 160];
         let answered = outcome.records.iter().filter(|record| record.answered());

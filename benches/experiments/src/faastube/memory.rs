@@ -16,13 +16,13 @@ use crate::Effort;
 use crate::figures::{Spread, Unit};
 use crate::report::Report;
 
-/// Requests of a burst that fills stores, and between two of them.
+/// The burst that fills stores: the number of requests, and the time between two requests.
 const FLOOD: (u32, Duration) = (100, Duration::from_millis(1));
 
 pub(super) fn store(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(format!(
-        "*Pool*: bursty arrivals as elsewhere. *Migration*: bursts of {} requests {} ms apart at 40% of what FaaSTube serves, so that functions make data faster than others read it and the 1 GiB of a store is too little.",
+        "*Pool*: bursty arrivals as in the other experiments. *Migration*: bursts of {} requests {} ms apart, at 40% of FaaSTube's capacity, so that functions make data faster than others read the data, and the 1 GiB of a store does not suffice.",
         FLOOD.0,
         FLOOD.1.as_millis()
     ));
@@ -33,7 +33,8 @@ pub(super) fn store(effort: Effort) -> Result<Report> {
 
 fn pool(report: &mut Report, effort: Effort) -> Result<()> {
     let server = Server::v100()?;
-    let (mut rows, mut saved) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut saved = Vec::new();
     for workflow in workflow::all() {
         let rate = load(&server, &workflow)?;
         let mut means = Vec::new();
@@ -41,7 +42,7 @@ fn pool(report: &mut Report, effort: Effort) -> Result<()> {
             [System { name: "no pool", pool: PoolPolicy::Unpooled, ..System::FAASTUBE }, System::FAASTUBE]
         {
             let runs = outcomes(effort, |seed| {
-                let arrivals = open(Shape::Bursty, &[rate], (seed, effort));
+                let arrivals = open(Shape::Bursty, &[rate], seed, effort);
                 server.setup(&workflow, system, arrivals, seed)
             })?;
             means.push(spread(&runs, |it| it.mean(0, |record| record.split.total())));
@@ -58,7 +59,8 @@ fn pool(report: &mut Report, effort: Effort) -> Result<()> {
 
 fn migration(report: &mut Report, effort: Effort) -> Result<()> {
     let server = Server::v100()?;
-    let (mut rows, mut saved) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut saved = Vec::new();
     for workflow in workflow::all() {
         let rate = most(&server, &workflow, System::FAASTUBE)? * 0.4;
         let mut tails = Vec::new();
@@ -66,7 +68,7 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
             [System { name: "lru", migration: MigrationPolicy::Lru, ..System::FAASTUBE }, System::FAASTUBE]
         {
             let runs = outcomes(effort, |seed| {
-                let arrivals = open_as(&[bursts(FLOOD, rate)], &[rate], (seed, effort));
+                let arrivals = open_as(&[bursts(FLOOD.0, FLOOD.1, rate)], &[rate], seed, effort);
                 server.setup(&workflow, system, arrivals, seed)
             })?;
             let tail = spread(&runs, |it| it.p99(0, |record| record.latency().as_secs_f64()));
@@ -84,11 +86,11 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
             tails.push(tail);
         }
         saved.push(tails[1].reduction_from(&tails[0]));
-        let what = format!("{}: p99 queue-aware at most lru", workflow.name);
+        let what = format!("{}: p99 of queue-aware at most that of lru", workflow.name);
         report.orders.push(order(what, tails[0].less(&tails[1]), None));
     }
     let ours = (range(&saved).1, Unit::Percent);
-    let what = "queue-aware migration saves of the p99, most".to_owned();
+    let what = "queue-aware migration, most of the p99 saved".to_owned();
     report.figures.push(figure(what, "14%", ours, (0.07, 0.21), None));
     let columns = header([
         "workflow",
@@ -104,16 +106,16 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// An hour in which a workflow is asked a lot for 20 s of every ten minutes, and between that once in a
-/// while or not at all.
-fn phases(rate: f64, strays: Option<Duration>, (seed, effort): (u64, Effort)) -> Arrivals {
+/// Returns an hour of arrivals: bursts for 20 s of every ten minutes. `strays` is the mean time between
+/// single requests throughout the hour, if any.
+fn phases(rate: f64, strays: Option<Duration>, seed: u64, effort: Effort) -> Arrivals {
     let cycles = if effort.short { 1 } else { 6 };
     let cycle = Duration::from_secs(600);
     let strays: Vec<_> = strays.into_iter().map(|mean_gap| Pattern::Sporadic { mean_gap }).collect();
     let mut all = patterns::arrivals(&strays, cycle * cycles, seed);
     for number in 0..cycles {
         let busy = patterns::arrivals(
-            &[bursts((32, Duration::from_millis(2)), rate)],
+            &[bursts(32, Duration::from_millis(2), rate)],
             Duration::from_secs(20),
             seed * 100 + u64::from(number),
         );
@@ -127,7 +129,7 @@ fn phases(rate: f64, strays: Option<Duration>, (seed, effort): (u64, Effort)) ->
     Arrivals::Open(all)
 }
 
-/// What was measured of a pool.
+/// The results of a pool.
 struct Measured {
     pool: &'static str,
     held: Spread,
@@ -137,29 +139,31 @@ struct Measured {
 pub(super) fn pools(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "Traffic for an hour: bursts of 32 at 60% of what FaaSTube serves for 20 s of every ten minutes; *with strays*: and one request in 20 s, on average, all the time. Sizes from 0.2 to 1.8 times the usual. Stores may have 8 GiB, so that what a pool keeps is its own choice. Everything but the pool is FaaSTube's.".to_owned(),
+        "The workflow *traffic* for an hour: bursts of 32 requests at 60% of FaaSTube's capacity, for 20 s of every ten minutes. *With strays*: also one request in 20 s, on average, throughout the hour. Sizes are 0.2 to 1.8 times the usual. Stores may have 8 GiB, so that the size of a pool is the pool's own choice. All else is as in FaaSTube.".to_owned(),
     );
-    let often = measure_pools(&mut report, ("phases", None), effort)?;
+    let often = measure_pools(&mut report, "phases", None, effort)?;
     judge_pools(&mut report, "phases", &often, None);
-    let strays = ("with strays", Some(Duration::from_secs(20)));
-    let found = measure_pools(&mut report, strays, effort)?;
-    judge_pools(&mut report, strays.0, &found, Some(RESERVED));
+    let with_strays = "with strays";
+    let found = measure_pools(&mut report, with_strays, Some(Duration::from_secs(20)), effort)?;
+    judge_pools(&mut report, with_strays, &found, Some(RESERVED));
     Ok(report)
 }
 
 fn measure_pools(
     report: &mut Report,
-    (name, strays): (&str, Option<Duration>),
+    name: &str,
+    strays: Option<Duration>,
     effort: Effort,
 ) -> Result<Vec<Measured>> {
     let server = Server::v100()?;
     let workflow = workflow::traffic();
     let rate = most(&server, &workflow, System::FAASTUBE)? * 0.6;
-    let (mut rows, mut found) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut found = Vec::new();
     for (pool, policy) in POOLS {
         let system = System { name: pool, pool: policy, ..System::FAASTUBE };
         let runs = outcomes(effort, |seed| {
-            let setup = server.setup(&workflow, system, phases(rate, strays, (seed, effort)), seed);
+            let setup = server.setup(&workflow, system, phases(rate, strays, seed, effort), seed);
             Setup { store_cap: Bytes::gib(8), sizes: (0.2, 1.8), ..setup }
         })?;
         let held = spread(&runs, |it: &Outcome| it.memory.allocated);
@@ -189,10 +193,10 @@ fn measure_pools(
     Ok(found)
 }
 
-/// Why an elastic pool keeps much for few requests.
-const RESERVED: &str = "each stray request opens the window anew, and what is reserved then is the 99th percentile of concurrency over the last 256 objects, which are still those of the last burst (D23); without strays (first table) it is given back";
-/// Why reclaiming costs less here.
-const RECLAIMED: &str = "after a reclaim only the first objects of a burst allocate, 600 of 39,000, for 1.3 ms each beside a tail of 5.6 ms; 4× would be native calls of 17 ms";
+/// The cause of an elastic pool that reserves much memory for few requests.
+const RESERVED: &str = "each stray request opens the window again, and the pool then reserves the 99th percentile of concurrency over the last 256 objects, which are still those of the last burst (D23); without strays (first table) the pool frees the memory";
+/// The cause of reclaiming at a lower cost than in the paper.
+const RECLAIMED: &str = "after a reclaim only the first objects of a burst allocate, 600 of 39,000, for 1.3 ms each, and the tail is 5.6 ms; 4× would take native calls of 17 ms";
 
 fn judge_pools(report: &mut Report, name: &str, found: &[Measured], reserved: Option<&'static str>) {
     let of = |name: &str| found.iter().find(|it| it.pool == name);
@@ -206,14 +210,19 @@ fn judge_pools(report: &mut Report, name: &str, found: &[Measured], reserved: Op
         figure(format!("{name}: {what}"), "up to 4×", (ours, Unit::Times), band, cause)
     };
     let memory = ratio(&never.held, &elastic.held);
-    report.figures.push(times("memory of PyTorch's pool by the elastic one's", memory, (2.0, 6.0), reserved));
+    report.figures.push(times(
+        "memory of PyTorch's pool relative to the elastic pool",
+        memory,
+        (2.0, 6.0),
+        reserved,
+    ));
     let tail = ratio(&minute.tail, &never.tail);
-    let what = "p99 of passing, reclaimed each minute by never";
+    let what = "p99 of passing, reclaimed each minute relative to never";
     report.figures.push(times(what, tail, (1.5, 5.0), Some(RECLAIMED)));
     for (what, by) in [
         ("memory: elastic below PyTorch's", never.held.less(&elastic.held)),
         ("memory: elastic below GMLake's", gmlake.held.less(&elastic.held)),
-        ("p99 of passing: elastic at most reclaimed each minute", minute.tail.less(&elastic.tail)),
+        ("p99 of passing: elastic at most that of reclaiming each minute", minute.tail.less(&elastic.tail)),
         ("p99 of passing: elastic below GMLake's", gmlake.tail.less(&elastic.tail)),
     ] {
         report.orders.push(order(format!("{name}: {what}"), by, None));

@@ -1,10 +1,10 @@
-//! The `FaaSTube` paper's experiments, on the simulation of flows (`millrace_sim::passing`): servers of
-//! eight V100 and of eight A100, four of the former, and one of four A10.
+//! The `FaaSTube` paper's experiments, on the simulation of flows (`millrace_sim::passing`): a server of
+//! eight V100, a server of eight A100, four servers of eight V100, and a server of four A10.
 //!
 //! | module | experiments |
 //! |---|---|
 //! | [`overall`] | the text's shares of data passing, and H18: against the three baselines |
-//! | [`parts`] | H19 to H21 and the text's interference: what each part is worth |
+//! | [`parts`] | H19 to H21 and the text's interference: the gain of each part |
 //! | [`memory`] | H22, H23: the elastic store and its pool |
 //! | [`scale`] | H24 to H26: four nodes, no NVLink, and the topology |
 
@@ -28,12 +28,11 @@ use millrace_types::topology::Topology;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 11] = [
-    Experiment { id: "F2.2", title: "FaaSTube: what data passing takes of INFless+", run: overall::shares },
+    Experiment { id: "F2.2", title: "FaaSTube: the share of data passing in INFless+", run: overall::shares },
     Experiment {
         id: "F3.2",
-        title: "FaaSTube: driving's loads beside video, on DeepPlan+",
+        title: "FaaSTube: the loads of driving beside video, on DeepPlan+",
         run: parts::interference,
     },
     Experiment { id: "H18", title: "FaaSTube against its baselines", run: overall::overall },
@@ -47,13 +46,13 @@ pub const EXPERIMENTS: [Experiment; 11] = [
     Experiment { id: "H26", title: "FaaSTube: the topology of DGX-V100", run: scale::topology },
 ];
 
-/// How far a band goes beyond the paper's range, in shares of a latency.
+/// The extent of a band beyond the paper's range, as a share of a latency.
 const SLACK: f64 = 0.05;
-/// Requests of a run.
+/// The number of requests of a run.
 const REQUESTS: usize = 400;
-/// The load, as a share of what INFless+ serves at most.
+/// The load, as a share of INFless+'s capacity.
 const LOAD: f64 = 0.4;
-/// Requests of a burst, and between two of them.
+/// The usual burst: the number of requests, and the time between two requests.
 const BURST: (u32, Duration) = (8, Duration::from_millis(5));
 
 /// A GPU server.
@@ -61,7 +60,7 @@ const BURST: (u32, Duration) = (8, Duration::from_millis(5));
 struct Server {
     name: &'static str,
     topology: Topology,
-    /// How long functions compute there, by a V100.
+    /// The computing time of functions, as a multiple of that on a V100.
     compute: f64,
 }
 
@@ -82,7 +81,7 @@ impl Server {
         Self::named("4xA10", "a10x4", 1.0)
     }
 
-    /// As many replicas of a workflow as there are GPUs for.
+    /// Returns a workflow with as many replicas as the server has GPUs for.
     fn app(&self, workflow: &Workflow) -> App {
         let replicas = (self.topology.gpus.len() / workflow.functions.len()).max(1);
         App { workflow: workflow.clone(), replicas, is_cut: false }
@@ -113,19 +112,19 @@ impl Shape {
         }
     }
 
-    /// Requests at a rate a second.
+    /// Returns the pattern of arrivals at a rate in requests a second.
     fn pattern(self, rate: f64) -> Pattern {
         let gap = Duration::from_secs_f64(1.0 / rate);
         match self {
             Self::Sporadic => Pattern::Sporadic { mean_gap: gap },
             Self::Periodic => Pattern::Periodic { period: gap, jitter: 0.1 },
-            Self::Bursty => bursts(BURST, rate),
+            Self::Bursty => bursts(BURST.0, BURST.1, rate),
         }
     }
 }
 
-/// Bursts of so many, so far apart, at a rate a second.
-fn bursts((size, apart): (u32, Duration), rate: f64) -> Pattern {
+/// Returns bursts of `size` requests, `apart` from each other, at a rate in requests a second.
+fn bursts(size: u32, apart: Duration, rate: f64) -> Pattern {
     Pattern::Bursty { mean_gap: Duration::from_secs_f64(f64::from(size) / rate), size, apart }
 }
 
@@ -133,26 +132,27 @@ fn requests(effort: Effort) -> usize {
     if effort.short { 40 } else { REQUESTS }
 }
 
-/// Requests of several apps, each at its rate.
-fn open(shape: Shape, rates: &[f64], (seed, effort): (u64, Effort)) -> Arrivals {
+/// Returns the arrivals of several apps, each at its rate.
+fn open(shape: Shape, rates: &[f64], seed: u64, effort: Effort) -> Arrivals {
     let patterns: Vec<_> = rates.iter().map(|&rate| shape.pattern(rate)).collect();
-    open_as(&patterns, rates, (seed, effort))
+    open_as(&patterns, rates, seed, effort)
 }
 
-/// The same in patterns of one's own, at those rates.
-fn open_as(patterns: &[Pattern], rates: &[f64], (seed, effort): (u64, Effort)) -> Arrivals {
+/// Returns the arrivals of several apps, each with its pattern. The rates set the span for the number of
+/// requests.
+fn open_as(patterns: &[Pattern], rates: &[f64], seed: u64, effort: Effort) -> Arrivals {
     let span = requests(effort) as f64 / rates.iter().sum::<f64>();
     let arrivals = patterns::arrivals(patterns, Duration::from_secs_f64(span), seed);
     Arrivals::Open(arrivals)
 }
 
-/// As many at a time as keep every function of every replica busy.
+/// Returns a closed loop with enough requests under way to keep every function of every replica busy.
 fn closed(app: &App, effort: Effort) -> Arrivals {
     let functions = app.replicas * app.workflow.functions.len();
     Arrivals::Closed { outstanding: 3 * functions, total: requests(effort) }
 }
 
-/// Runs a setup with each seed from 1, side by side.
+/// Runs a setup with each seed from 1, in parallel.
 fn outcomes(effort: Effort, setup: impl Fn(u64) -> Setup + Sync) -> Result<Vec<Outcome>> {
     let next = AtomicUsize::new(0);
     let seeds = usize::try_from(effort.seeds)?;
@@ -174,26 +174,26 @@ fn outcomes(effort: Effort, setup: impl Fn(u64) -> Setup + Sync) -> Result<Vec<O
         }
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_values().map(|result| result.context("a simulation")).collect()
+    results.into_values().map(|result| result.context("a simulation failed")).collect()
 }
 
 fn spread(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> Spread {
     Spread(outcomes.iter().map(of).collect())
 }
 
-/// What a system serves at most of a workflow, in requests a second.
+/// Returns the capacity of a system for a workflow, in requests a second.
 fn throughput(server: &Server, workflow: &Workflow, system: System, effort: Effort) -> Result<Spread> {
     let arrivals = closed(&server.app(workflow), effort);
     let runs = outcomes(effort, |seed| server.setup(workflow, system, arrivals.clone(), seed))?;
     Ok(spread(&runs, Outcome::throughput))
 }
 
-/// The most that a system serves of a workflow on a server, with the first seed.
+/// Returns the capacity of a system for a workflow with the first seed, in requests a second.
 fn most(server: &Server, workflow: &Workflow, system: System) -> Result<f64> {
     Ok(throughput(server, workflow, system, Effort { seeds: 1, short: false })?.mean())
 }
 
-/// The rate at which a workflow is asked on a server, for every system.
+/// Returns the rate of requests for a workflow on a server, the same for every system.
 fn load(server: &Server, workflow: &Workflow) -> Result<f64> {
     Ok(most(server, workflow, System::INFLESS)? * LOAD)
 }
@@ -210,7 +210,7 @@ fn p99_split(outcome: &Outcome) -> f64 {
     outcome.p99(0, |record| record.split.total())
 }
 
-/// Of several spreads, seed by seed, the least and the greatest.
+/// Returns the least and the greatest value of several spreads, seed by seed.
 fn range(spreads: &[Spread]) -> (Spread, Spread) {
     let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
     let of = |seed: usize, pick: fn(f64, f64) -> f64, from: f64| {
@@ -221,7 +221,7 @@ fn range(spreads: &[Spread]) -> (Spread, Spread) {
     (Spread(lowest), Spread(highest))
 }
 
-/// The mean of several spreads, seed by seed.
+/// Returns the mean of several spreads, seed by seed.
 fn average(spreads: &[Spread]) -> Spread {
     let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
     let mean = |seed: usize| spreads.iter().map(|spread| spread.0[seed]).sum::<f64>() / spreads.len() as f64;
@@ -250,21 +250,21 @@ fn header<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(String::from).to_vec()
 }
 
-/// What the others assume with H18.
+/// Returns the assumptions that the other experiments share with H18.
 fn as_h18() -> Vec<String> {
     vec![AS_H18.to_owned()]
 }
 
-const AS_H18: &str = "Systems, costs, sizes and arrivals are H18's, where nothing else is said.";
+const AS_H18: &str = "Systems, costs, sizes and arrivals are those of H18 unless stated otherwise.";
 
-/// What all of these assume.
+/// Returns the assumptions of all experiments of this module.
 fn assumed() -> Vec<String> {
     vec![
-        "Flows, not chunks: bytes move at rates that the cores give at each event; a chunk's time for each further stage and a newcomer's wait for one batch are added (D08, D12, D13). PCIe shares come from `policy::rates`, NVLink paths and placement from `policy::paths`, stores and pools from `policy::elastic`, each with the choice that a system stands for.".to_owned(),
-        format!("Sizes and times of inference are not in the paper. Ours are calibrated on one thing only, the share of data passing in INFless+ (F2.2): batches of 10 to 60 MB between functions, ±20% by request, 2 to 10 ms of inference on a V100, half of that on an A100. A request comes at {:.0}% of what INFless+ serves at most, the same for every system; bursts are of {} requests {} ms apart; {REQUESTS} requests a run.", LOAD * 100.0, BURST.0, BURST.1.as_millis()),
-        "Each function has a GPU of its own and as many replicas as there are GPUs for; an instance serves one request at a time, and is busy while it fetches. INFless+, DeepPlan+, FaaSTube* and UCX have functions on GPUs at random, the others by MAPA's rule.".to_owned(),
-        "Host memory of INFless+, DeepPlan+ and FaaSTube* is pinned anew for each copy (70 ms for 100 MB, §3.2): §9.3 has INFless+ and DeepPlan+ equal where there is one PCIe link, so they differ in links alone. *by link*: each link's part is pinned by a thread of its own, as there is a daemon thread for each GPU (§8); *whole*: one call pins all. The paper does not say. Figures are for *by link*, and this choice was made by the paper's results: with *whole* links would hardly matter, and DeepPlan+ would save 8% of a copy where the paper has it at less than half of INFless+.".to_owned(),
-        "Without a pool, an output's memory in the store is allocated, mapped and released (§7.1); what it is copied into on another GPU is a transfer buffer that is mapped once (§8). A native allocation or release takes 1 ms (\"millisecond-level\"), an IPC operation 0.3 ms (GMLake's 45 ms over the 150 blocks of 300 MB), a remote call 0.3 ms and one through a pipe 0.02 ms (both assumed).".to_owned(),
-        "Changed after the first run, by the text (no size, time or band was): without a pool only the store's memory is allocated (before: what a copy arrives in, too); UCX places nothing (before: as MAPA); two nodes pin at the same time (before: one after the other). And the loads of H20, H22 and H23, for at the first ones nothing met, migrated or grew.".to_owned(),
+        "The simulation has flows instead of chunks: bytes move at rates that the cores compute at each event. Added are the time of a chunk for each further stage, and a new copy's wait for one batch (D08, D12, D13). PCIe shares come from `policy::rates`, NVLink paths and placement from `policy::paths`, stores and pools from `policy::elastic`, each with the options of the simulated system.".to_owned(),
+        format!("The paper does not state sizes and times of inference. Ours are calibrated only on the share of data passing in INFless+ (F2.2): batches of 10 to 60 MB between functions, ±20% by request, and 2 to 10 ms of inference on a V100, half of that on an A100. Requests arrive at {:.0}% of INFless+'s capacity, the same for every system; bursts have {} requests {} ms apart; {REQUESTS} requests a run.", LOAD * 100.0, BURST.0, BURST.1.as_millis()),
+        "Each function has a GPU of its own, and as many replicas as the server has GPUs for. An instance serves one request at a time, and is busy while it fetches inputs. INFless+, DeepPlan+, FaaSTube* and UCX place functions on GPUs at random, the other systems by MAPA's rule.".to_owned(),
+        "INFless+, DeepPlan+ and FaaSTube* pin host memory for each copy (70 ms for 100 MB, §3.2): in §9.3 INFless+ and DeepPlan+ are equal on a server with one PCIe link, so they differ only in links. The paper allows two readings of pinning. *by link*: a thread for each link pins the part of the link, as each GPU has a daemon thread (§8). *whole*: one call pins all memory. Figures are for *by link*, which was chosen by the paper's results: with *whole* the number of links would hardly matter, and DeepPlan+ would save 8% of a copy, whereas in the paper a copy takes less than half of INFless+'s time.".to_owned(),
+        "Without a pool, an output's memory in the store is allocated, mapped and released (§7.1). On another GPU, the output is copied into a transfer buffer that is mapped once (§8). A native allocation or release takes 1 ms (\"millisecond-level\"), an IPC operation 0.3 ms (GMLake's 45 ms divided by the 150 blocks of 300 MB), a remote call 0.3 ms and a call through a pipe 0.02 ms (both assumed).".to_owned(),
+        "Some assumptions changed after the first run, to follow the text of the paper; no size, time or band changed. Without a pool only the store's memory is allocated (before: also the buffer that receives a copy). UCX places no functions (before: as MAPA). Two nodes pin at the same time (before: one after the other). The loads of H20, H22 and H23 also changed, because at the first loads no copies met, no objects migrated, and no pool grew.".to_owned(),
     ]
 }

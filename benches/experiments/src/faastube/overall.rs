@@ -14,18 +14,19 @@ use crate::Effort;
 use crate::figures::{Spread, Unit};
 use crate::report::Report;
 
-/// What data passing takes of each workflow's latency without queues.
+/// Measures the share of data passing in each workflow's latency without queues.
 pub(super) fn shares(effort: Effort) -> Result<Report> {
     let server = Server::v100()?;
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "This is what sizes and times were calibrated on, so it shows only that they are. The paper gives the highest share; how it is among the other workflows is in a figure that is not at hand: we took 86% and more, since none could save the 86% of H18 otherwise. So what H18 saves against INFless+ follows from this, but for queues.".to_owned(),
+        "Sizes and times were calibrated on these shares, so this experiment shows only that the calibration succeeded. The paper's text states the highest share. The shares of the other workflows are in a figure that is not available to us: we assumed 86% and more, because otherwise no workflow could save the 86% of H18. So the savings of H18 against INFless+ follow from this assumption, apart from queues.".to_owned(),
     );
-    let (mut rows, mut highest) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut highest = Vec::new();
     for workflow in workflow::all() {
         let rate = load(&server, &workflow)? / LOAD * 0.1;
         let runs = outcomes(effort, |seed| {
-            let arrivals = open(Shape::Periodic, &[rate], (seed, effort));
+            let arrivals = open(Shape::Periodic, &[rate], seed, effort);
             server.setup(&workflow, System::INFLESS, arrivals, seed)
         })?;
         let total = |outcome: &Outcome| outcome.mean(0, |record| record.split.total());
@@ -54,7 +55,7 @@ pub(super) fn shares(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// A system with a reading.
+/// Returns the systems, some of them under both readings of pinning.
 fn systems() -> [System; 6] {
     let whole = |name, system: System| System { name, pinning: Pinning::Whole, ..system };
     [
@@ -67,7 +68,7 @@ fn systems() -> [System; 6] {
     ]
 }
 
-/// What was measured of one system on one cell.
+/// The results of one system and one workflow on a server.
 struct Cell {
     workflow: &'static str,
     system: &'static str,
@@ -76,7 +77,7 @@ struct Cell {
     throughput: Spread,
 }
 
-/// The least and the most.
+/// The least and the greatest value.
 type Range = (f64, f64);
 
 /// The paper's ranges, by baseline: latency, passing, throughput.
@@ -89,11 +90,12 @@ const PAPER: [(&str, Range, Range, Range); 3] = [
 pub(super) fn overall(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "A figure is the least, or the most, over the six workflows (and over the three shapes of arrivals, for the latency); bands are the paper's range with 5 points, or 20% for throughput, on either side. Throughput is of a closed loop with three requests under way for each function.".to_owned(),
+        "A figure is the least or the greatest value over the six workflows, for the latency also over the three shapes of arrivals. Bands are the paper's range, extended by 5 points on either side, or by 20% for throughput. Throughput is that of a closed loop with three requests under way for each function.".to_owned(),
     );
     let shapes = if effort.short { &Shape::ALL[2..] } else { &Shape::ALL[..] };
     for server in [Server::v100()?, Server::a100()?] {
-        let (mut rows, mut cells) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
+        let mut cells = Vec::new();
         for workflow in workflow::all() {
             let rate = load(&server, &workflow)?;
             let mut of_workflow = Vec::new();
@@ -103,7 +105,7 @@ pub(super) fn overall(effort: Effort) -> Result<Report> {
                 let mut row = vec![workflow.name.to_owned(), system.name.to_owned()];
                 for &shape in shapes {
                     let runs = outcomes(effort, |seed| {
-                        let arrivals = open(shape, &[rate], (seed, effort));
+                        let arrivals = open(shape, &[rate], seed, effort);
                         server.setup(&workflow, system, arrivals, seed)
                     })?;
                     latency.push(spread(&runs, p99_latency));
@@ -142,7 +144,9 @@ fn of<'a>(cells: &'a [Cell], name: &str) -> Option<&'a Cell> {
 
 fn judge(report: &mut Report, server: &Server, cells: &[Vec<Cell>]) {
     for (name, latency, passing, throughput) in PAPER {
-        let (mut latencies, mut passings, mut throughputs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut latencies = Vec::new();
+        let mut passings = Vec::new();
+        let mut throughputs = Vec::new();
         for cells in cells {
             let (Some(ours), Some(theirs)) = (of(cells, "faastube"), of(cells, name)) else { continue };
             let reductions = ours.latency.iter().zip(&theirs.latency);
@@ -176,14 +180,14 @@ fn judge(report: &mut Report, server: &Server, cells: &[Vec<Cell>]) {
     }
 }
 
-/// Why more latency is saved in bursts.
-const QUEUES: &str = "in bursts a request waits for those before it at each function, longer where each takes longer; without queues (table) it is at most 92% against infless+, 74% against deepplan+ and 63% against faastube*";
-/// Why more latency is saved on A100.
-const FASTER: &str = "queues, as on V100; and inference takes half as long there (assumed) while pinning takes what it does: data passing is 96% of infless+, without queues (table) 93% to 96% are saved against it, and at most 85% and 67% against the others";
-/// Why more is served on A100.
-const BUSY: &str = "an instance of a baseline is busy with pinning for as long as on V100, one of FaaSTube with inference for half as long (assumed): with V100's times it is 7.1× to 10.9× against infless+, and at most 3.4× and 2.3× against the others. The paper does not say on which server it measured";
+/// The cause of higher savings of latency in bursts than in the paper.
+const QUEUES: &str = "in bursts a request waits at each function for the requests before it, the longer the more time each takes; without queues (table) the saving is at most 92% against infless+, 74% against deepplan+ and 63% against faastube*";
+/// The cause of higher savings of latency on A100 than in the paper.
+const FASTER: &str = "queues, as on V100; moreover inference takes half as long on A100 (assumed), but pinning takes the same time: data passing is 96% of infless+, and without queues (table) 93% to 96% are saved against infless+, and at most 85% and 67% against the others";
+/// The cause of a higher throughput on A100 than in the paper.
+const BUSY: &str = "an instance of a baseline pins for as long as on V100, but an instance of FaaSTube computes for half as long (assumed): with the times of V100 the throughput is 7.1× to 10.9× that of infless+, and at most 3.4× and 2.3× that of the others. The paper does not state the server of its measurement";
 
-/// Why a figure is elsewhere, for those that are.
+/// Returns the known cause of a figure outside its band.
 fn cause(server: &str, what: &str) -> Option<&'static str> {
     match (server, what) {
         ("8xV100", "p99 latency saved") => Some(QUEUES),

@@ -1,5 +1,5 @@
-//! What each part is worth: H19 (Fig 13), H20 (Fig 14), H21 (Fig 15a), and the text's interference
-//! (Fig 5a).
+//! The gain of each part of `FaaSTube`: H19 (Fig 13), H20 (Fig 14), H21 (Fig 15a), and the text's
+//! interference (Fig 5a).
 
 use anyhow::Result;
 use millrace_sim::passing::system::{Pinning, Switches};
@@ -13,7 +13,7 @@ use crate::Effort;
 use crate::figures::{Spread, Unit};
 use crate::report::Report;
 
-/// The parts in the order in which the paper turns them on.
+/// The parts, in the order in which the paper turns the parts on.
 const STEPS: [(&str, Switches); 5] = [
     ("faastube*", Switches::NONE),
     ("+ UI", Switches { interface: true, ..Switches::NONE }),
@@ -25,27 +25,28 @@ const STEPS: [(&str, Switches); 5] = [
 pub(super) fn ablation(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "Each part saves what the p99 without queues falls by when it is turned on, as a share of FaaSTube*'s; bursty arrivals. The paper's ranges for all parts are over the workflows; a part's figure is the most over them.".to_owned(),
+        "The saving of a part is the reduction of the p99 without queues when the part is turned on, as a share of the p99 of FaaSTube*. Arrivals are bursty. The paper's ranges for all parts are over the workflows; the figure of a part is the most over the workflows.".to_owned(),
     );
     for (server, total, parts) in [
         (Server::v100()?, (0.46, 0.65), [0.025, 0.20, 0.23, 0.19]),
         (Server::a100()?, (0.57, 0.72), [0.032, 0.30, 0.0, 0.39]),
     ] {
         let mut rows = Vec::new();
-        let (mut totals, mut by_part) = (Vec::new(), vec![Vec::new(); 4]);
+        let mut totals = Vec::new();
+        let mut by_part = vec![Vec::new(); 4];
         for workflow in workflow::all() {
             let rate = load(&server, &workflow)?;
             let mut steps = Vec::new();
             for (name, on) in STEPS {
                 let runs = outcomes(effort, |seed| {
-                    let arrivals = open(Shape::Bursty, &[rate], (seed, effort));
+                    let arrivals = open(Shape::Bursty, &[rate], seed, effort);
                     server.setup(&workflow, System::with(name, on), arrivals, seed)
                 })?;
                 steps.push(spread(&runs, p99_split));
             }
             let ring = System { pinning: Pinning::Ring, ..System::with("+ the ring alone", STEPS[1].1) };
             let runs = outcomes(effort, |seed| {
-                let arrivals = open(Shape::Bursty, &[rate], (seed, effort));
+                let arrivals = open(Shape::Bursty, &[rate], seed, effort);
                 server.setup(&workflow, ring, arrivals, seed)
             })?;
             let mut row = vec![workflow.name.to_owned()];
@@ -86,12 +87,12 @@ pub(super) fn ablation(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// Why PCIe scheduling saves more.
-const RING: &str = "it is the pinned ring (last column), which saves 20 of the 24 ms of video's on V100 and all of the others': pinning 72 MB and then 48 takes 21 ms of its p99 even with four threads at it. That copies from and to the host are so large follows from their share of infless+";
-/// Why the interface saves more on A100.
+/// The cause of a higher saving by PCIe scheduling than in the paper.
+const RING: &str = "the pinned ring (last column) saves 20 of the 24 ms of video on V100, and the whole saving of the other workflows: pinning 72 MB and then 48 MB takes 21 ms of the p99 of video even with four threads. The copies from and to the host are so large because of their share of infless+";
+/// The cause of a higher saving by the interface on A100 than in the paper.
 const CALLS: &str = "a remote call is assumed to take 0.3 ms; social makes six of them in 20 ms";
-/// Why the store saves less on A100.
-const NATIVE: &str = "a native call takes 1 ms on either server here, so an output costs 2.3 ms without a pool; the paper speaks of high costs on A100 and gives none";
+/// The cause of a lower saving by the store on A100 than in the paper.
+const NATIVE: &str = "a native call takes 1 ms on either server here, so an output costs 2.3 ms without a pool; the paper mentions high costs on A100 without a figure";
 
 fn ablation_cause(server: &str, part: &str) -> Option<&'static str> {
     match (server, part) {
@@ -102,7 +103,7 @@ fn ablation_cause(server: &str, part: &str) -> Option<&'static str> {
     }
 }
 
-/// Driving with another workflow on one server, a replica of each.
+/// Returns a setup of driving and another workflow on one server, with a replica of each.
 fn beside(
     server: &Server,
     other: &millrace_sim::passing::Workflow,
@@ -119,11 +120,11 @@ fn beside(
     Setup { apps: vec![app(&workflow::driving()), app(other)], ..setup }
 }
 
-/// Why more NVLinks make no more throughput.
-const COMPUTES: &str = "what limits it computes most of its time: video's face detectors read nothing from other GPUs, and yolo-det fetches for 1.3 ms over one double NVLink and computes for 9";
+/// The cause of equal throughput with more NVLinks.
+const COMPUTES: &str = "the limiting functions compute most of their time: the face detectors of video read nothing from other GPUs, and yolo-det fetches for 1.3 ms over one double NVLink and computes for 9 ms";
 
-/// Why UCX is not behind everywhere.
-const PATHS: &str = "one transfer at a time ends at each instance, so the fixed paths of UCX seldom meet, and three of them carry more than the one NVLink of mapa";
+/// The cause of workflows in which UCX is not behind.
+const PATHS: &str = "one transfer at a time ends at each instance, so the fixed paths of UCX seldom meet, and three paths carry more than the single NVLink of mapa";
 
 fn latency(record: &Record) -> f64 {
     record.latency().as_secs_f64()
@@ -133,11 +134,11 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
     let server = Server::v100()?;
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "One replica of each workflow, bursty arrivals of both: driving at 40% and the other at 80% of what FaaSTube serves, for at the load of the other experiments, which INFless+ has to bear, they rarely meet. *In time*, queues left out, is within 1.5 times its shortest run (§9.2.2). FaaSTube-PS shares PCIe evenly and keeps the pinned ring.".to_owned(),
+        "One replica of each workflow, with bursty arrivals of both: driving at 40% and the other workflow at 80% of FaaSTube's capacity. At the load of the other experiments, which INFless+ can still serve, their copies rarely meet. *In time* means within 1.5 times the shortest run of driving, without queues (§9.2.2). FaaSTube-PS shares PCIe evenly and keeps the pinned ring.".to_owned(),
     );
     let mut rows = Vec::new();
     for (other, paper) in [(workflow::video(), "32%"), (workflow::image(), "0%")] {
-        // Of what one replica serves: there are two of each when they are measured alone.
+        // Capacities are measured with two replicas of a workflow, but run here with one.
         let rates = [
             most(&server, &workflow::driving(), System::FAASTUBE)? / 2.0 * 0.4,
             most(&server, &other, System::FAASTUBE)? / 2.0 * 0.8,
@@ -145,7 +146,7 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
         let mut p99 = Vec::new();
         for system in [System::PS_OFF, System::FAASTUBE] {
             let runs = outcomes(effort, |seed| {
-                beside(&server, &other, system, open(Shape::Bursty, &rates, (seed, effort)), seed)
+                beside(&server, &other, system, open(Shape::Bursty, &rates, seed, effort), seed)
             })?;
             let slo = 1.5
                 * runs
@@ -186,7 +187,7 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
     let columns = header([
         "beside",
         "system",
-        "driving p99 without queues",
+        "driving's p99 without queues",
         "p99",
         "loads",
         "in time",
@@ -196,26 +197,27 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// Why sharing PCIe by objectives saves less.
-const LITTLE: &str = "from the pinned ring and over four links driving's copies from and to the host take 2.4 of its 27 ms (H18), so there is little to lose: beside video its p99 is 29 ms with even shares";
+/// The cause of a lower saving by sharing PCIe by objectives than in the paper.
+const LITTLE: &str = "from the pinned ring and over four links, the copies of driving from and to the host take 2.4 of its 27 ms (H18), so there is little to lose: beside video its p99 is 29 ms with even shares";
 
 pub(super) fn interference(effort: Effort) -> Result<Report> {
     let server = Server::v100()?;
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "The time of driving's loads from the host on DeepPlan+, what is pinned for them not counted (Fig 5b has that), alone and with video at 90% of the most it serves. The p99: the paper does not say which, and the mean at a lower load, which was looked at first, shows less.".to_owned(),
+        "The time of driving's loads from the host on DeepPlan+ without pinning (Fig 5b includes pinning), alone and with video at 90% of the system's capacity. The figure is the p99, because the paper does not state the statistic, and the mean at a lower load, which was measured first, shows less.".to_owned(),
     );
     let video = workflow::video();
     let driving = load(&server, &workflow::driving())? / 2.0;
     let mut rows = Vec::new();
-    for (name, system) in
-        [("anew", System::DEEPPLAN), ("before", System { pinning: Pinning::Ring, ..System::DEEPPLAN })]
-    {
+    for (name, system) in [
+        ("for each copy", System::DEEPPLAN),
+        ("before", System { pinning: Pinning::Ring, ..System::DEEPPLAN }),
+    ] {
         let busy = most(&server, &video, system)? / 2.0 * 0.9;
         let mut loads = Vec::new();
         for (what, rates) in [("alone", &[driving][..]), ("with video", &[driving, busy])] {
             let runs = outcomes(effort, |seed| {
-                let arrivals = open(Shape::Bursty, rates, (seed, effort));
+                let arrivals = open(Shape::Bursty, rates, seed, effort);
                 beside(&server, &video, system, arrivals, seed)
             })?;
             let tail = spread(&runs, |it| it.p99(0, |record| record.loading));
@@ -229,7 +231,7 @@ pub(super) fn interference(effort: Effort) -> Result<Report> {
         }
         let by = Spread(loads[1].0.iter().zip(&loads[0].0).map(|(with, alone)| with / alone).collect());
         if system == System::DEEPPLAN {
-            let what = "driving's loads, with video by alone".to_owned();
+            let what = "driving's loads, with video relative to alone".to_owned();
             report.figures.push(figure(what, "5×", (by, Unit::Times), (3.0, 7.0), Some(APART)));
         }
     }
@@ -238,8 +240,8 @@ pub(super) fn interference(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// Why loads meet less often here.
-const APART: &str = "each of video's functions pins for 10 ms and copies for 4, so that their copies rarely meet; where memory is pinned before (table) it is 3.4×";
+/// The cause of less interference between loads than in the paper.
+const APART: &str = "each function of video pins for 10 ms and copies for 4 ms, so their copies rarely meet; if memory is pinned before (table) the ratio is 3.4×";
 
 pub(super) fn nvlink(effort: Effort) -> Result<Report> {
     let server = Server::v100()?;

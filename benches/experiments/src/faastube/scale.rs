@@ -15,13 +15,16 @@ use crate::report::Report;
 
 const SYSTEMS: [System; 4] = [System::INFLESS, System::DEEPPLAN, System::STAR, System::FAASTUBE];
 
-/// Why less is saved between nodes.
-const NETWORK: &str = "what crosses the network takes as long in every system, 18 ms for driving's 55 MB alone at 25 Gbit/s, and all replicas of a node share it; at 100 Gbit/s (second table) 64% are saved against deepplan+";
+/// The cause of lower savings between nodes than in the paper.
+const NETWORK: &str = "data takes as long to cross the network in every system, 18 ms for the 55 MB of driving alone at 25 Gbit/s, and all replicas of a node share the network; at 100 Gbit/s (second table) 64% are saved against deepplan+";
 
-/// p99 without queues of every workflow and system: figures of the most, or the mean, that is saved.
+/// Measures the p99 without queues of every workflow and system. `network` is the rate in Gbit/s. A figure
+/// is the most that is saved on one node, and the mean saving on several nodes.
 fn compare(
     report: &mut Report,
-    (server, nodes, network): (&Server, usize, u64),
+    server: &Server,
+    nodes: usize,
+    network: u64,
     paper: Option<[f64; 3]>,
     effort: Effort,
 ) -> Result<()> {
@@ -32,7 +35,7 @@ fn compare(
         let mut p99 = Vec::new();
         for system in SYSTEMS {
             let runs = outcomes(effort, |seed| {
-                let arrivals = open(Shape::Bursty, &[rate * nodes as f64], (seed, effort));
+                let arrivals = open(Shape::Bursty, &[rate * nodes as f64], seed, effort);
                 let setup = server.setup(&workflow, system, arrivals, seed);
                 let is_cut = nodes > 1;
                 let app = App { is_cut, replicas: setup.apps[0].replicas * nodes, ..setup.apps[0].clone() };
@@ -54,7 +57,7 @@ fn compare(
         }
     }
     for (place, paper) in paper.into_iter().flatten().enumerate() {
-        // Of four nodes the paper has one number for each, of A10 the most.
+        // The paper has one number for each baseline on four nodes, and the most on A10.
         let (which, ours) =
             if nodes > 1 { ("on average", average(&saved[place])) } else { ("most", range(&saved[place]).1) };
         let what = format!("saved against {}, {which}", SYSTEMS[place].name);
@@ -82,21 +85,21 @@ fn compare(
 pub(super) fn nodes(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: as_h18(), ..Report::default() };
     report.assumed.push(
-        "Figures are for a network of 25 Gbit/s, p3.16xlarge's; each replica is cut between two nodes where least passes. The paper gives one number for each baseline and does not call it the most, so ours is the mean over the workflows (in the first run it was the most)."
+        "Figures are for a network of 25 Gbit/s, as of p3.16xlarge. Each replica is cut between two nodes where the least data passes. The paper states one number for each baseline and does not call the number the most, so ours is the mean over the workflows (in the first run it was the most)."
             .to_owned(),
     );
-    compare(&mut report, (&Server::v100()?, 4, 25), Some([0.85, 0.63, 0.39]), effort)?;
-    compare(&mut report, (&Server::v100()?, 4, 100), None, effort)?;
+    compare(&mut report, &Server::v100()?, 4, 25, Some([0.85, 0.63, 0.39]), effort)?;
+    compare(&mut report, &Server::v100()?, 4, 100, None, effort)?;
     Ok(report)
 }
 
 pub(super) fn without_nvlink(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: as_h18(), ..Report::default() };
-    compare(&mut report, (&Server::a10()?, 1, 25), Some([0.90, 0.90, 0.75]), effort)?;
+    compare(&mut report, &Server::a10()?, 1, 25, Some([0.90, 0.90, 0.75]), effort)?;
     Ok(report)
 }
 
-/// Counts pairs by what joins them, as the planner sees them.
+/// Counts the pairs of GPUs by the rate that joins the pair, as the planner reads the topology.
 pub(super) fn topology(_effort: Effort) -> Result<Report> {
     let topology = Server::v100()?.topology;
     let paths = Paths::new(&topology, Config::default())?;
@@ -106,7 +109,7 @@ pub(super) fn topology(_effort: Effort) -> Result<Report> {
         |rate: u64| pairs.iter().filter(|&&(a, b)| paths.capacity(a, b) == BytesPerSec::gb(rate)).count();
     let mut report = Report::default();
     report.assumed.push(
-        "Counted in `device/topology/dgx-v100.yaml` as the planner reads it; nothing is simulated."
+        "The pairs are counted in `device/topology/dgx-v100.yaml` as the planner reads the file; nothing is simulated."
             .to_owned(),
     );
     let mut rows = Vec::new();

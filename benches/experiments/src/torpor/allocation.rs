@@ -1,5 +1,5 @@
-//! Fig 13: what allocating a model's memory takes on a GPU that is full, by a run of it: Torpor's blocks
-//! (T12, T13) against Torpor-Block's pool over the native allocator (T28).
+//! Fig 13: the time of allocating a model's memory on a full GPU, relative to a run of the model. Torpor's
+//! blocks (T12, T13) are compared with Torpor-Block's pool over the native allocator (T28).
 
 use std::time::Duration;
 
@@ -17,18 +17,20 @@ use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 
-/// An allocation or a release by CUDA: "millisecond-level" (FaaSTube §7).
+/// The time of an allocation or a release by CUDA: "millisecond-level" (FaaSTube §7).
 const NATIVE_CALL: Duration = Duration::from_millis(1);
-/// What one of the four GPUs has of 480 functions.
+/// The share of one of the four GPUs in 480 functions.
 const FUNCTIONS: u32 = 120;
-/// Requests that fill the GPU first.
+/// The number of requests that fill the GPU before the measurement.
 const WARM_UP: u64 = 2_000;
 const BLOCK: u64 = Bytes::mib(2).0;
 
-/// A model's pieces in blocks of 2 MiB: half of it irregular, of 22 to 150 MiB, and half of 20 MiB and 2.
+/// Returns the lengths of a model's pieces in blocks of 2 MiB. Half of the model is in irregular pieces of
+/// 22 to 150 MiB, and half in pieces of 20 MiB and 2 MiB.
 fn pieces(model: &ModelFigures, rng: &mut impl Rng) -> Vec<u32> {
     let blocks = u32::try_from(model.memory.0.div_ceil(BLOCK)).unwrap_or(u32::MAX);
-    let (mut pieces, mut left) = (Vec::new(), blocks);
+    let mut pieces = Vec::new();
+    let mut left = blocks;
     while left > blocks / 2 {
         let len = rng.random_range(11..=75).min(left - blocks / 2);
         pieces.push(len);
@@ -42,7 +44,8 @@ fn pieces(model: &ModelFigures, rng: &mut impl Rng) -> Vec<u32> {
     pieces
 }
 
-/// Each request's model that was brought, and the number of native calls of its allocation.
+/// Returns the swaps in order, each as the index of the model, and the number of native calls of its
+/// allocation.
 fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
     let table = models::torpor();
     let mut rng = random(seed, 13);
@@ -60,7 +63,7 @@ fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
             continue;
         }
         let before = memory.native_calls();
-        // What finds no room waits for the one that runs, and is asked for again some time.
+        // A model that does not fit beside the pinned models is skipped here, and is requested again later.
         if memory.map(now, model, &shapes[kind], &pinned).is_ok() && at >= WARM_UP {
             swaps.push((kind, memory.native_calls() - before));
         }
@@ -68,8 +71,8 @@ fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
     swaps
 }
 
-/// What allocation takes in each swap of a model on average, in the order of [`models::torpor`], by
-/// Torpor-Block.
+/// Returns the mean time of allocation in a swap of each model under Torpor-Block, in the order of
+/// [`models::torpor`].
 pub(super) fn of_pool(seed: u64) -> Vec<Duration> {
     let mut sums = vec![(0, 0); models::torpor().len()];
     for (kind, calls) in swaps(MemoryKind::Pool, 20_000, seed) {
@@ -79,7 +82,7 @@ pub(super) fn of_pool(seed: u64) -> Vec<Duration> {
     sums.into_iter().map(mean).collect()
 }
 
-/// The part of a run that allocation takes, of the swaps in order.
+/// Returns the time of allocation relative to a run for each swap, in ascending order.
 fn by_run(kind: MemoryKind, requests: u64, seed: u64) -> Vec<f64> {
     let table = models::torpor();
     let part = |(kind, calls): (usize, u64)| {
@@ -90,14 +93,15 @@ fn by_run(kind: MemoryKind, requests: u64, seed: u64) -> Vec<f64> {
     parts
 }
 
-/// Why so little of it is seen here.
-const REUSED: &str = "the 120 functions have eight models' pieces, so that most swaps find some of the pool that are long enough; the paper says neither how many blocks its models have nor what a call takes: four runs of Bert-qa would be 172 calls of a millisecond, more than twice its pieces here";
+/// The cause of a lower time of allocation than in the paper.
+const REUSED: &str = "the 120 functions have the pieces of eight models, so most swaps find pieces of the pool that are long enough; the paper states neither the number of its models' blocks nor the time of a call: four runs of Bert-qa would be 172 calls of a millisecond, more than twice its pieces here";
 
-/// What allocation takes by a run.
+/// Measures the time of allocation relative to a run.
 pub(super) fn allocation(effort: Effort) -> Result<Report> {
     let requests = if effort.short { 2_000 } else { 50_000 };
     let at = |parts: &[f64], share: f64| parts[((parts.len() as f64 * share) as usize).min(parts.len() - 1)];
-    let (mut rows, mut tails) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut tails = Vec::new();
     for (name, kind) in [
         ("torpor (best fit)", MemoryKind::BestFit(Placement::Scattered)),
         ("torpor (two tiers)", MemoryKind::TwoTiers(Placement::Scattered)),
@@ -120,25 +124,32 @@ pub(super) fn allocation(effort: Effort) -> Result<Report> {
     }
     let mut report = Report {
         assumed: [
-            format!("One V100 of {GPU_MEMORY} and {FUNCTIONS} functions over the eight models, asked for at random, the least recently used evicted; {requests} requests after {WARM_UP}. A model's pieces: half of it irregular, of 22 to 150 MiB, half of 20 MiB and 2 MiB."),
-            format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12): they call for none, and what finding them takes is measured apart (`cargo bench -p millrace-sim --bench memory`: microseconds)."),
+            format!("One V100 of {GPU_MEMORY} and {FUNCTIONS} functions over the eight models, which are requested at random. The least recently used models are evicted. {requests} requests are measured after {WARM_UP}. Half of a model is in irregular pieces of 22 to 150 MiB, and half in pieces of 20 MiB and 2 MiB."),
+            format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12), so they need no such call. The time of finding blocks is measured separately (`cargo bench -p millrace-sim --bench memory`: microseconds)."),
         ]
         .to_vec(),
         ..Report::default()
     };
     let [best_fit, two_tiers, pool] = &tails[..] else { return Ok(report) };
     for (what, paper, ours, band, cause) in [
-        ("torpor-block's allocation by a run, p98", "over 4×", pool, 4.0..=12.0, Some(REUSED)),
-        ("torpor's, best fit", "negligible", best_fit, 0.0..=0.05, None),
-        ("torpor's, two tiers", "negligible", two_tiers, 0.0..=0.05, None),
+        ("allocation relative to a run, p98, torpor-block", "over 4×", pool, 4.0..=12.0, Some(REUSED)),
+        ("allocation relative to a run, p98, torpor (best fit)", "negligible", best_fit, 0.0..=0.05, None),
+        ("allocation relative to a run, p98, torpor (two tiers)", "negligible", two_tiers, 0.0..=0.05, None),
     ] {
-        let (what, paper, ours) = (what.to_owned(), paper.to_owned(), ours.clone());
-        report.figures.push(Figure { what, paper, ours, unit: Unit::Times, band, cause });
+        report.figures.push(Figure {
+            what: what.to_owned(),
+            paper: paper.to_owned(),
+            ours: ours.clone(),
+            unit: Unit::Times,
+            band,
+            cause,
+        });
     }
-    let what = "allocation by a run: torpor below torpor-block".to_owned();
+    let what = "allocation relative to a run: torpor below torpor-block".to_owned();
     report.orders.push(Order { what, by: pool.less(best_fit), cause: None });
-    let header =
-        ["memory", "swaps that call CUDA", "by a run, p50", "p98", "most"].map(String::from).to_vec();
+    let header = ["memory", "swaps that call CUDA", "relative to a run, p50", "p98", "most"]
+        .map(String::from)
+        .to_vec();
     report.tables.push(("Swaps onto a full GPU:".to_owned(), header, rows));
     Ok(report)
 }

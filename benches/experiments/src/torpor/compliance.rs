@@ -1,5 +1,5 @@
-//! H08 to H10: functions that meet their objectives on one node, against Torpor with one of its parts
-//! taken out (T28).
+//! H08 to H10: functions that meet their objectives on one node, against Torpor without one of its parts
+//! (T28).
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     let mut at_560: Vec<(&str, Spread)> = Vec::new();
     report.assumed.push(
-        "torpor-block is torpor with what allocating takes by Torpor-Block added (Fig 13), on average for each model, beside its copy."
+        "torpor-block is torpor with the mean time of allocation of each model under Torpor-Block (Fig 13) added to the copy."
             .to_owned(),
     );
     let mut systems = systems()?;
@@ -29,8 +29,7 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     systems.insert(4, block);
     for system in systems {
         for &functions in counts {
-            let summaries =
-                Summaries::of(effort.seeds, |seed| mixed(&system, (4, functions), (seed, effort)))?;
+            let summaries = Summaries::of(effort.seeds, |seed| mixed(&system, 4, functions, seed, effort))?;
             report.versus.add_summaries(&format!("{functions} functions"), system.name, &summaries);
             let compliant = summaries.spread(millrace_sim::Summary::compliance);
             rows.push(vec![
@@ -84,7 +83,7 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// 560 functions of ResNet-152 at several deadlines and loads.
+/// Runs 560 functions of ResNet-152 at several deadlines and loads.
 pub(super) fn deadlines(effort: Effort) -> Result<Report> {
     let systems: Vec<_> =
         systems()?.into_iter().filter(|it| !matches!(it.name, "torpor-random" | "torpor-lru")).collect();
@@ -92,7 +91,7 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "The paper does not say at which rates; at the artifact's four GPUs compute 45% of the time and nearly all functions comply, so rates are also raised by half."
+        "The paper does not state the rates. At the artifact's rates four GPUs compute 45% of the time and nearly all functions comply, so rates are also raised by half."
             .to_owned(),
     );
     let loads: &[u32] = if effort.short { &[150] } else { &[100, 150] };

@@ -1,4 +1,4 @@
-//! H07, H12 and H15: against systems that bind functions to GPUs before anything runs (T28).
+//! H07, H12 and H15: Torpor against systems that bind functions to GPUs before any request runs (T28).
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use crate::report::Report;
 use crate::seeds::Summaries;
 use crate::versus::Quantity;
 
-/// 160 functions on one node (Fig 10).
+/// Runs 160 functions on one node (Fig 10).
 pub(super) fn early(effort: Effort) -> Result<Report> {
     const FUNCTIONS: usize = 160;
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "A function that is bound to a GPU holds a runtime of 1.5 GB besides its model (72 functions run natively on the paper's node); a cold start takes 8 s, the shortest of table 1; native refuses what has no room; infless-ka keeps a function for as long as its policy says, and clients wait for 60 s."
+        "A function that is bound to a GPU holds a runtime of 1.5 GB besides its model (72 functions run natively on the paper's node). A cold start takes 8 s, the shortest of table 1. native refuses functions that do not fit, infless-ka keeps a function alive as its policy decides, and clients wait for 60 s."
             .to_owned(),
     );
     let systems = [
@@ -37,7 +37,7 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
     let mut by_name = Vec::new();
     for system in &systems {
         let scenarios: Vec<_> =
-            (1..=effort.seeds).map(|seed| mixed(system, (4, FUNCTIONS), (seed, effort))).collect();
+            (1..=effort.seeds).map(|seed| mixed(system, 4, FUNCTIONS, seed, effort)).collect();
         let counts = run_each(&scenarios, |scenario, outcome| {
             let mut ran = vec![false; FUNCTIONS];
             let answered = outcome.records.iter().filter(|record| record.answered());
@@ -46,7 +46,8 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
             (ran as f64, outcome.compliance(&scenario.functions).0 as f64)
         })?;
         let (ran, compliant): (Vec<_>, Vec<_>) = counts.into_iter().unzip();
-        let (ran, compliant) = (Spread(ran), Spread(compliant));
+        let ran = Spread(ran);
+        let compliant = Spread(compliant);
         let text = |spread: &Spread| format!("{:.1} ± {:.1}", spread.mean(), spread.half());
         let share = |of: &Spread| Spread(of.0.iter().map(|count| count / FUNCTIONS as f64).collect());
         report.versus.add("160 functions", system.name, Quantity::RUN, share(&ran));
@@ -65,13 +66,11 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
         };
         match *name {
             "native" => report.figures.push(Figure {
-                cause: Some(
-                    "native is given the 25 GB of T12 here, where the paper's has all 32 GB of a GPU",
-                ),
+                cause: Some("native has the 25 GB of T12 here, and all 32 GB of a GPU in the paper"),
                 ..figure("functions that run", "72", ran, 65.0..=80.0)
             }),
             "infless-ka" => {
-                let cause = "with a cold start of 8 s and clients that wait for 60 s, nearly every function is answered sooner or later; the paper does not say when a request counts as given up";
+                let cause = "with a cold start of 8 s and clients that wait for 60 s, nearly every function gets an answer at some time; the paper does not state when a request counts as failed";
                 report.figures.push(Figure {
                     cause: Some(cause),
                     ..figure("functions that run", "112", ran, 95.0..=130.0)
@@ -96,11 +95,11 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// 40 functions of ResNet-152 at 200 requests a minute each, in bursts, on four GPUs (Fig 9).
+/// Runs 40 functions of ResNet-152 at 200 requests a minute each, in bursts, on four GPUs (Fig 9).
 pub(super) fn balance(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "The paper says \"bursts\" and not which. *Long*: a function sends 120 requests 100 ms apart, every 36 s on average; chosen so that what native does to requests is what the paper has, a tail of seconds. *Sharp*: 40 requests 10 ms apart, every 12 s."
+        "The paper mentions \"bursts\" without their shape. *Long*: a function gets 120 requests 100 ms apart, every 36 s on average, chosen so that native has a tail of seconds as in the paper. *Sharp*: 40 requests 10 ms apart, every 12 s."
             .to_owned(),
     );
     let model = models::torpor().swap_remove(6);
@@ -145,10 +144,10 @@ pub(super) fn balance(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// What Fig 9 says of bursts, beside each system's tail and variance.
+/// Compares each system's tail and variance in bursts with Fig 9.
 fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)]) {
-    const EVENS_OUT: &str = "over five minutes the ten equal functions that are bound to each GPU even out, and what torpor's hits find idle is the first holder by index; in windows of a second torpor's variance of sharp bursts is 0.066 and native's 0.129. The paper does not say over how long it took the load";
-    const SHARP: &str = "three bursts at once are more than four GPUs compute, whoever gets them";
+    const EVENS_OUT: &str = "over five minutes the load of the ten equal functions bound to each GPU evens out, whereas torpor sends a hit to the first idle holder by index; in windows of a second torpor's variance of sharp bursts is 0.066 and native's 0.129. The paper does not state the window of its loads";
+    const SHARP: &str = "three bursts at once exceed the capacity of four GPUs under any assignment";
     let [native, torpor, unified] = by_name else { return };
     for (system, paper, band) in
         [(native, "multi-seconds", 1000.0..=20_000.0), (torpor, "around 35 ms", 20.0..=60.0)]
@@ -171,22 +170,22 @@ fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)])
     }
 }
 
-/// What Fig 14 shows of a system with so many functions.
+/// The results of a system with a number of functions, as in Fig 14.
 struct OnSixNodes {
     system: &'static str,
     functions: usize,
     compliant: Spread,
     answered: Spread,
-    /// The latency that 127 of 128 answers do not exceed, by their deadlines.
+    /// The latency relative to the deadline that 127 of 128 answers do not exceed.
     tail: Spread,
     variance: Spread,
 }
 
-/// Six nodes (Fig 14): deadlines of 150 and 250 ms.
+/// Runs six nodes (Fig 14) with deadlines of 150 and 250 ms.
 pub(super) fn cluster(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "Deadlines are 150 ms, and 250 ms for Bert-qa; each function is on one node, as the planner places it; native and nonswap refuse what has no room on its node. 1000 functions hold 43 of each node's 100 GB here, so that none is ever swapped once it was; 2880, 480 on each node as in H08, hold 123. The tail is what 127 of 128 answers take by their deadlines, figure 14's last but one quantile."
+        "Deadlines are 150 ms, and 250 ms for Bert-qa. Each function is on one node, as the planner places functions. native and nonswap refuse functions that do not fit their node. 1000 functions take 43 of each node's 100 GB here, so no model is swapped after its first copy; 2880 functions, 480 on each node as in H08, take 123 GB. The tail is the latency relative to the deadline that 127 of 128 answers do not exceed, the last quantile but one of figure 14."
             .to_owned(),
     );
     let systems = [
@@ -217,7 +216,7 @@ pub(super) fn cluster(effort: Effort) -> Result<Report> {
         "system",
         "functions",
         "compliant",
-        "tail by deadline",
+        "tail relative to the deadline",
         "not answered",
         "variance of the GPUs' load",
     ];
@@ -271,10 +270,10 @@ fn on_six_nodes(
 
 fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
     const FITS: &str =
-        "1000 functions all fit at the models' published sizes, and nothing is swapped: see 2880";
-    const EVEN: &str = "the artifact's rates are even, and GPUs compute a tenth to a third of the time: what is bound to one is not overloaded by its neighbours. What has no room is refused";
-    const REFUSES: &str = "nonswap refuses one function in nine, and serves the others from the GPUs they are on; simpleswap takes all, and its links cannot bring what its random choice of GPUs and lru ask for";
-    const FIRST: &str = "at so little load what is hit goes to the first idle holder by index, and bound functions are spread evenly by number";
+        "1000 functions all fit at the models' published sizes, so no model is swapped: see 2880";
+    const EVEN: &str = "the artifact's rates are even, and GPUs compute a tenth to a third of the time, so the functions bound to a GPU do not overload the GPU. Functions that do not fit are refused";
+    const REFUSES: &str = "nonswap refuses one function in nine, and serves the others on their GPUs; simpleswap accepts all functions, but its links cannot carry the swaps that its random choice of GPUs and lru cause";
+    const FIRST: &str = "at so low a load hits run on the first idle holder by index, whereas bound functions are spread evenly by number";
     let of =
         |system: &str, functions| found.iter().find(|it| (it.system, it.functions) == (system, functions));
     let mut figure = |what: String, paper: &str, ours: &Spread, (unit, band, cause)| {
@@ -286,7 +285,7 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
             let Some(it) = of(name, functions) else { continue };
             let what = format!("H15 compliant of {functions}, {name}");
             figure(what, "consistently compliant", &it.compliant, (Unit::Percent, 0.98..=1.0, None));
-            let what = format!("tail by deadline, {functions} functions, {name}");
+            let what = format!("tail relative to the deadline, {functions} functions, {name}");
             figure(what, "below 1×", &it.tail, (Unit::Times, 0.0..=1.0, None));
         }
     }
@@ -295,7 +294,7 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
     {
         for functions in [1000, 2880] {
             let Some(it) = of(name, functions) else { continue };
-            let what = format!("tail by deadline, {functions} functions, {name}");
+            let what = format!("tail relative to the deadline, {functions} functions, {name}");
             let cause = Some(cause).filter(|_| functions == 1000 || name == "nonswap");
             figure(what, paper, &it.tail, (Unit::Times, least..=1000.0, cause));
         }

@@ -1,4 +1,5 @@
-//! H11 and the text's: what one GPU serves, and how heavy and light models fare together.
+//! H11 and a figure of the text: the throughput of one GPU, and the latency of heavy and light models
+//! together.
 
 use anyhow::Result;
 use millrace_policy::gpu::Eviction;
@@ -16,17 +17,18 @@ use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 use crate::versus::Quantity;
 
-/// What one GPU serves: ResNet-152 at several rates per function, against functions that stay on it.
+/// Measures the throughput of one GPU for ResNet-152 at several rates per function, against functions that
+/// stay on the GPU.
 pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
-    /// Functions that stay on a GPU for good: 72 on four (§7.3).
+    /// The number of functions that stay on a GPU for good: 72 on four (§7.3).
     const NATIVE: f64 = 18.0;
-    /// Requests a second that are offered: two thirds of what the GPU could compute.
+    /// The offered requests a second: about half of the GPU's capacity.
     const OFFERED: f64 = 31.0;
     let model = models::torpor().swap_remove(6);
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(
-        "Requests of a function come at a beat, the functions' beats evenly apart: with requests at random moments no system has a short tail at such a load. Native hosts 18 functions on a GPU (72 on four, §7.3) and serves them all."
+        "Requests of a function arrive periodically, and the phases of the functions are evenly apart: with requests at random times no system has a short tail at such a load. native hosts 18 functions on a GPU (72 on four, §7.3) and serves all their requests."
             .to_owned(),
     );
     let per_minute: &[u32] = if effort.short { &[40] } else { &[10, 20, 40, 80] };
@@ -39,7 +41,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             let period = MINUTE / rate;
             let span = MINUTE * if effort.short { 1 } else { 5 };
             let pattern = Pattern::Periodic { period, jitter: 0.0 };
-            // Evenly apart: who begins when is the beat divided by the functions.
+            // All requests are evenly apart: the phases of the functions divide the period.
             let mut arrivals = patterns::arrivals(&vec![pattern; functions as usize], span, seed);
             let count = arrivals.len() as u64;
             for (place, arrival) in (0..count).zip(&mut arrivals) {
@@ -66,7 +68,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
         ]);
         if rate == 10 {
             report.figures.push(Figure {
-                what: format!("throughput by native's, 10 requests a minute, {}", system.name),
+                what: format!("throughput relative to native, 10 requests a minute, {}", system.name),
                 paper: "over 10×".to_owned(),
                 ours: throughput,
                 unit: Unit::Times,
@@ -83,12 +85,12 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             cause: None,
         });
     }
-    let header = ["system", "requests a minute", "functions", "throughput by native's", "p98"];
+    let header = ["system", "requests a minute", "functions", "throughput relative to native", "p98"];
     report.tables.push(("One V100:".to_owned(), header.map(String::from).to_vec(), rows));
     Ok(report)
 }
 
-/// DenseNet-201 and Bert-qa together, Bert-qa with 60% of all weights (Fig 12).
+/// Runs DenseNet-201 and Bert-qa together, with Bert-qa at 60% of all weights (Fig 12).
 pub(super) fn heaviness(effort: Effort) -> Result<Report> {
     let light = models::torpor().swap_remove(1);
     let heavy = models::torpor().swap_remove(7);
@@ -99,7 +101,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
     let mut rows = Vec::new();
     let mut report = Report { assumed: assumed(), ..Report::default() };
     report.assumed.push(format!(
-        "{heavies} functions of Bert-qa and {lights} of DenseNet-201 (Bert-qa has 60% of the footprint), each a third of the artifact's rates."
+        "{heavies} functions of Bert-qa and {lights} of DenseNet-201 (Bert-qa has 60% of the weights), each at a third of the artifact's rates."
     ));
     for system in systems()? {
         let setup = |seed: u64| {
@@ -119,7 +121,8 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
                 let latencies = outcome.latencies_of(is);
                 [90.0, 98.0].map(|percent| percentile(&latencies, percent).as_secs_f64() * 1e3)
             };
-            let ([light_p90, light_p98], [heavy_p90, heavy_p98]) = (tails("densenet-201"), tails("bert-qa"));
+            let [light_p90, light_p98] = tails("densenet-201");
+            let [heavy_p90, heavy_p98] = tails("bert-qa");
             let misses = outcome.summary(&scenario.functions).miss_ratio;
             [light_p90, light_p98, heavy_p90, heavy_p98, misses]
         })?;
@@ -143,12 +146,18 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-/// What Fig 12 says, beside the 98th percentiles of the light and the heavy model by system.
+/// Compares the 98th percentiles of the light and the heavy model by system with Fig 12.
 fn judge_heaviness(report: &mut Report, by_name: &[(&'static str, Spread, Spread)]) {
     let of = |name: &str| by_name.iter().find(|it| it.0 == name).map(|(_, light, heavy)| (light, heavy));
     let mut figure = |what: &str, paper: &str, ours: &Spread, band| {
-        let (what, paper, ours) = (what.to_owned(), paper.to_owned(), ours.clone());
-        report.figures.push(Figure { what, paper, ours, unit: Unit::Millis, band, cause: None });
+        report.figures.push(Figure {
+            what: what.to_owned(),
+            paper: paper.to_owned(),
+            ours: ours.clone(),
+            unit: Unit::Millis,
+            band,
+            cause: None,
+        });
     };
     if let (Some(torpor), Some(lru), Some(unified)) = (of("torpor"), of("torpor-lru"), of("unified")) {
         figure("p98 of Bert-qa, torpor", "within 200 ms", torpor.1, 0.0..=200.0);

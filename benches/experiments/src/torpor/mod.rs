@@ -1,15 +1,14 @@
-//! The Torpor paper's experiments: a node of four V100 (two under each PCIe switch, NVLink between
-//! them), and six such nodes.
-
+//! The Torpor paper's experiments: a node of four V100 (two under each PCIe switch, with NVLinks between
+//! the GPUs), and six such nodes.
 //!
 //! | module | experiments |
 //! |---|---|
-//! | [`allocation`] | Fig 13: what allocating memory takes |
+//! | [`allocation`] | Fig 13: the time of allocating memory |
 //! | [`early`] | H07, H12, H15: against functions that are bound to GPUs |
-//! | [`compliance`] | H08 to H10: against Torpor's own parts taken out |
-//! | [`kinds`] | H11 and the text's: one GPU, heavy and light models |
+//! | [`compliance`] | H08 to H10: against Torpor without one of its parts |
+//! | [`kinds`] | H11 and figures of the text: one GPU, heavy and light models |
 //! | [`remoting`] | H13: messages of GPU remoting |
-//! | [`pipeline`] | H14: what each part of a swap is worth |
+//! | [`pipeline`] | H14: the gain of each part of a swap |
 //! | [`pilot`] | H16: bills and GPUs of the pilot |
 
 mod allocation;
@@ -33,7 +32,6 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
 
 use crate::{Effort, Experiment};
 
-/// The experiments of this module.
 pub const EXPERIMENTS: [Experiment; 11] = [
     Experiment {
         id: "H07",
@@ -61,21 +59,21 @@ pub const EXPERIMENTS: [Experiment; 11] = [
         title: "Torpor: GPU remoting against GVirtuS, by messages",
         run: remoting::calls,
     },
-    Experiment { id: "H14", title: "Torpor: what each part of a swap is worth", run: pipeline::swap },
+    Experiment { id: "H14", title: "Torpor: the gain of each part of a swap", run: pipeline::swap },
     Experiment { id: "H15", title: "Torpor: six nodes and 1000 functions", run: early::cluster },
     Experiment { id: "H16", title: "Torpor: the pilot's bills and GPUs", run: pilot::bills },
     Experiment { id: "T7.3", title: "Torpor: heavy and light models", run: kinds::heaviness },
-    Experiment { id: "FIG13", title: "Torpor: what allocating memory takes", run: allocation::allocation },
+    Experiment { id: "FIG13", title: "Torpor: the time of allocating memory", run: allocation::allocation },
 ];
 
-/// What of a V100's 32 GB holds models (T12, the artifact's).
+/// The part of a V100's 32 GB that holds models (T12), as in the artifact.
 const GPU_MEMORY: Bytes = Bytes::gib(25);
-/// A PCIe switch's uplink: what table 3 says of two Bert-qa that are swapped at once.
+/// The rate of a PCIe switch's uplink, at which two simultaneous swaps of Bert-qa last as long as in table 3.
 const UPLINK: BytesPerSec = BytesPerSec(11_650_000_000);
-/// Requests of a function that have to be in time.
+/// The share of a function's requests that must be in time.
 const PERCENTILE: f64 = 0.98;
 
-/// So many of the four GPUs of table 4's machine.
+/// Returns the first `gpus` of the four GPUs of table 4's machine.
 pub(crate) fn v100(gpus: u32) -> Topology {
     let gpu = |index: u32| Gpu {
         index: GpuIndex(index),
@@ -86,7 +84,7 @@ pub(crate) fn v100(gpus: u32) -> Topology {
     let link = |kind, rate| Link { kind, rate };
     let own = (0..gpus).map(|_| link(LinkKind::Pcie, TORPOR_PCIE));
     let uplinks = (0..gpus.div_ceil(2)).map(|_| link(LinkKind::PcieUplink, UPLINK));
-    // The artifact's pairs (T22).
+    // The pairs are those of the artifact (T22).
     let pairs = [(0, 3, 48), (1, 2, 48), (2, 3, 48), (0, 1, 24), (0, 2, 24), (1, 3, 24)];
     let nvlinks = pairs
         .into_iter()
@@ -99,13 +97,14 @@ pub(crate) fn v100(gpus: u32) -> Topology {
     }
 }
 
-/// A system that is compared.
+/// A compared system.
 #[derive(Debug, Clone)]
 pub struct System {
     name: &'static str,
     dispatch: PolicyConfig,
     eviction: Eviction,
-    /// What allocating each of the eight models takes in a swap, beside its copy; none where nothing does.
+    /// The time of allocating memory for each of the eight models in a swap, besides the copy. Empty if
+    /// allocation takes no time.
     allocation: Vec<Duration>,
 }
 
@@ -132,7 +131,7 @@ fn systems() -> Result<Vec<System>> {
     ])
 }
 
-/// The paper's deadlines: 80 ms, and 200 ms for Bert-qa.
+/// Returns the paper's objective of a model: 80 ms, and 200 ms for Bert-qa.
 fn slo(model: &ModelFigures) -> Slo {
     let deadline = if model.name == "bert-qa" { 200 } else { 80 };
     Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE }
@@ -142,10 +141,10 @@ fn minutes_of(effort: Effort) -> usize {
     if effort.short { 1 } else { 15 }
 }
 
-/// A node of so many GPUs, and so many functions over the eight models in turn, at the rates of the
-/// paper's artifact.
+/// Returns a node of `gpus` GPUs, and `functions` functions over the eight models in turn, at the rates of
+/// the paper's artifact.
 #[must_use]
-pub fn mixed(system: &System, (gpus, functions): (u32, usize), (seed, effort): (u64, Effort)) -> Scenario {
+pub fn mixed(system: &System, gpus: u32, functions: usize, seed: u64, effort: Effort) -> Scenario {
     let table = models::torpor();
     let model = |place: usize| {
         let kind = place % table.len();
@@ -160,13 +159,15 @@ pub fn mixed(system: &System, (gpus, functions): (u32, usize), (seed, effort): (
     at_counts(vec![system.node(gpus)], published.collect(), &counts, seed)
 }
 
-/// Requests of so many functions by minute at the artifact's rates, from a place of the seed's.
+/// Returns the numbers of requests by minute at the artifact's rates. The seed sets the first function of the
+/// artifact.
 fn counts(functions: usize, minutes: usize, seed: u64) -> Vec<Vec<u32>> {
     let first = usize::try_from(seed * 31).unwrap_or(0);
     rates::by_minute(&rates::torpor(), functions, minutes, first)
 }
 
-/// Functions that were asked once before, by so many requests in each minute, whose clients wait for one.
+/// Returns a scenario with these numbers of requests by minute. Every function is warmed up, and clients
+/// wait for one minute.
 fn at_counts(nodes: Vec<NodeSpec>, published: Vec<Function>, counts: &[Vec<u32>], seed: u64) -> Scenario {
     let arrivals = minutes::arrivals(counts, seed);
     Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published, arrivals, seed) }
@@ -174,18 +175,18 @@ fn at_counts(nodes: Vec<NodeSpec>, published: Vec<Function>, counts: &[Vec<u32>]
 
 fn assumed() -> Vec<String> {
     [
-        "Four V100 with 25 of 32 GB for models; PCIe at 10 GB/s, each switch's uplink at 11.65 GB/s, NVLink at 48 and 24 GB/s between the artifact's pairs. At these rates swaps alone take what table 4 says, and two of Bert-qa at once what table 3 says.",
-        "Models hold their weights as published (single precision); activations, one run at a time, are in the 7 GB that are left; runs take what table 4 says with GPU remoting, every time.",
-        "Rates are those of the artifact's 203 functions over 30 minutes (means of 5 to 15 a minute where §7.3 says 5 to 30), in turn, from a place of the seed's; requests at random moments of their minute. Every function is asked once before; clients wait for 60 s.",
+        "Four V100 with 25 of 32 GB for models; PCIe at 10 GB/s, each switch's uplink at 11.65 GB/s, NVLink at 48 and 24 GB/s between the artifact's pairs. At these rates a single swap lasts as long as in table 4, and two swaps of Bert-qa at once as long as in table 3.",
+        "A model occupies the memory of its published weights (single precision). Activations of one run at a time are in the remaining 7 GB. Every run lasts as long as in table 4 with GPU remoting.",
+        "Rates are those of the artifact's 203 functions over 30 minutes, in turn, from a function that the seed sets. Their means are 5 to 15 a minute, although §7.3 states 5 to 30. Requests arrive at random times of their minute. Every function is requested once before; clients wait for 60 s.",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// A system by the name of its dispatch policy.
+/// Returns the system with the dispatch policy of this name.
 ///
 /// # Errors
-/// When there is none.
+/// Returns an error if no policy has the name.
 pub fn named(name: &'static str, eviction: Eviction) -> Result<System> {
     Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction, allocation: Vec::new() })
 }

@@ -1,5 +1,5 @@
-//! H16: the pilot's bills and GPUs (table 5, Fig 15): functions on pools of GPUs, billed by the rules
-//! that the nodes bill by (T26), against a GPU of its own for each.
+//! H16: the pilot's bills and GPUs (table 5, Fig 15). Functions on pools of GPUs, billed by the rules of
+//! the nodes (T26), are compared with functions that each have a GPU of their own.
 
 use std::f64::consts::TAU;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 
-/// Table 1: what a model holds (MB) and how long its runtime takes to resume (ms).
+/// Table 1: the memory of a model (MB), and the time in which its runtime resumes (ms).
 const MODELS: [(&str, u64, u64); 6] = [
     ("resnet-152", 1_600, 260),
     ("bert-qa", 2_400, 190),
@@ -28,23 +28,25 @@ const MODELS: [(&str, u64, u64); 6] = [
     ("qwen-14b", 20_100, 1_500),
     ("llama2-13b", 24_500, 1_900),
 ];
-/// The pilot: 350 GPUs are 65% fewer than 1000, which would be one for each long-running function.
+/// The number of the pilot's functions: its 350 GPUs are 65% fewer than 1000, one for each long-running
+/// function.
 const FUNCTIONS: f64 = 1000.0;
 const USERS: f64 = 150.0;
 const REQUESTS_A_DAY: f64 = 465_000.0;
-/// The part of it that is simulated.
+/// The number of functions that are simulated.
 const PART: usize = 60;
 const DAY: Duration = Duration::from_secs(86_400);
-/// GPUs of a node.
+/// The number of GPUs of a node.
 const GPUS: u32 = 4;
-/// How many functions share a node, one after the other until requests wait for too long.
+/// The numbers of functions on a node, tried in ascending order until requests wait for too long.
 const DENSITIES: [usize; 4] = [8, 10, 12, 15];
-/// What of a request's time the pilot's own function loads (Fig 15): more is too long.
+/// The highest acceptable share of waiting and loading in the time of requests: the share of loading in the
+/// pilot's own function (Fig 15).
 const LOADING: f64 = 0.30;
-/// The readings: a run takes so many seconds on average.
+/// The two readings of the mean time of a run, in seconds.
 const RUNS: [f64; 2] = [10.0, 40.0];
 
-/// A function and whose it is.
+/// A function with its rate and its user.
 #[derive(Debug, Clone)]
 struct Published {
     model: ModelFigures,
@@ -53,13 +55,13 @@ struct Published {
 }
 
 impl Published {
-    /// The part of a GPU's time that its requests compute.
+    /// Returns the share of a GPU's time that the function's requests compute.
     fn load(&self) -> f64 {
         self.model.run.as_secs_f64() / self.mean_gap.as_secs_f64()
     }
 }
 
-/// A model of table 1 whose process starts with each swap, and which then runs for so long.
+/// Returns a model of table 1 with this run time. The model's process starts with each swap.
 fn model(place: usize, run: Duration) -> ModelFigures {
     let (name, megabytes, resume) = MODELS[place % MODELS.len()];
     let weights = Bytes(megabytes * 1_000_000);
@@ -67,13 +69,13 @@ fn model(place: usize, run: Duration) -> ModelFigures {
     ModelFigures { name: name.to_owned(), weights, memory: weights, run, tail: run, start }
 }
 
-/// The functions of the part, with runs of so many seconds on average.
+/// Returns the simulated functions. `mean_run` is the mean time of a run in seconds.
 fn fleet(functions: usize, mean_run: f64, seed: u64) -> Vec<Published> {
     let mut rng = random(seed, 16);
-    // Alike over a factor of ten: the mean of 10^x for x from 0 to 1.
+    // Popularity is log-uniform over a factor of ten. This is the mean of 10^x for x from 0 to 1.
     let mean_of_factor = 9.0 / 10f64.ln();
     let users = (USERS * functions as f64 / FUNCTIONS).round().max(1.0) as usize;
-    // Users' functions after Zipf with an exponent of one, each having one at least.
+    // Users have functions by Zipf's law with exponent 1, but each has at least one.
     let shares = zipf::shares(users, 1.0);
     let published = |place: usize| {
         let popularity = 10f64.powf(rng.random::<f64>()) / mean_of_factor;
@@ -91,7 +93,7 @@ fn fleet(functions: usize, mean_run: f64, seed: u64) -> Vec<Published> {
     (0..functions).map(published).collect()
 }
 
-/// Requests at random moments, half as many again as on average at noon, half as few at midnight.
+/// Returns arrivals at random times, with 1.5 times the mean rate at noon and half the mean rate at midnight.
 fn arrivals(functions: &[Published], span: Duration, seed: u64) -> Vec<Arrival> {
     const SWING: f64 = 0.5;
     let densest = |it: &Published| Pattern::Sporadic { mean_gap: it.mean_gap.div_f64(1.0 + SWING) };
@@ -106,11 +108,11 @@ fn arrivals(functions: &[Published], span: Duration, seed: u64) -> Vec<Arrival> 
     arrivals
 }
 
-/// What came of a pool.
+/// The results of a pool of GPUs.
 #[derive(Debug, Clone, Default)]
 struct Pool {
     gpus: u32,
-    /// By function: what it is charged, by what a GPU of its own would be.
+    /// The charge of each function, relative to the charge of a GPU of its own.
     charged: Vec<f64>,
     latency_s: f64,
     run_s: f64,
@@ -118,7 +120,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// What of a request's time is not its run.
+    /// Returns the share of the requests' time that is not computation.
     fn waiting(&self) -> f64 {
         1.0 - self.run_s / self.latency_s.max(1e-9)
     }
@@ -128,8 +130,8 @@ fn span_of(effort: Effort) -> Duration {
     if effort.short { DAY / 48 } else { DAY }
 }
 
-/// The functions of each node, so many at most: the busiest first, each to the node with least load, as
-/// the paper's cluster manager balances it (§4.1).
+/// Returns the functions of each node, at most `density` on a node. The busiest functions are placed first,
+/// each on the node with the least load, as the paper's cluster manager balances load (§4.1).
 fn balanced(fleet: &[Published], density: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..fleet.len()).collect();
     order.sort_by(|&a, &b| fleet[b].load().total_cmp(&fleet[a].load()));
@@ -143,8 +145,8 @@ fn balanced(fleet: &[Published], density: usize) -> Vec<Vec<usize>> {
     nodes.into_iter().map(|(_, its)| its).collect()
 }
 
-/// The functions on nodes of four GPUs, so many on each.
-fn pool(system: &System, fleet: &[Published], density: usize, (seed, effort): (u64, Effort)) -> Result<Pool> {
+/// Runs the functions on nodes of four GPUs, with at most `density` functions on a node.
+fn pool(system: &System, fleet: &[Published], density: usize, seed: u64, effort: Effort) -> Result<Pool> {
     let nodes = balanced(fleet, density);
     let node = |(place, its): (usize, &Vec<usize>)| {
         let functions: Vec<_> = its.iter().map(|&function| fleet[function].clone()).collect();
@@ -174,7 +176,7 @@ fn pool(system: &System, fleet: &[Published], density: usize, (seed, effort): (u
     Ok(pool)
 }
 
-/// What users save on average.
+/// Returns the mean saving of the users, relative to GPUs of their own.
 fn saving(fleet: &[Published], pool: &Pool) -> f64 {
     let users = fleet.iter().map(|it| it.user + 1).max().unwrap_or(0);
     let mut bills = vec![(0.0, 0.0); users];
@@ -186,7 +188,7 @@ fn saving(fleet: &[Published], pool: &Pool) -> f64 {
     savings.sum::<f64>() / bills.iter().filter(|bill| bill.1 > 0.0).count().max(1) as f64
 }
 
-/// What came of one reading, by seed.
+/// The results of one reading, by seed.
 #[derive(Debug, Default)]
 struct Found {
     users: Spread,
@@ -196,7 +198,7 @@ struct Found {
     busy: Spread,
 }
 
-/// The densest pool in which requests do not wait too long.
+/// Finds the densest pool in which requests do not wait too long, for each seed.
 fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
     let (functions, densities): (usize, &[usize]) =
         if effort.short { (12, &DENSITIES[..1]) } else { (PART, &DENSITIES) };
@@ -205,7 +207,7 @@ fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
         let fleet = fleet(functions, mean_run, seed);
         let mut best: Option<(usize, Pool)> = None;
         for &density in densities {
-            let pool = pool(system, &fleet, density, (seed, effort))?;
+            let pool = pool(system, &fleet, density, seed, effort)?;
             let too_long = pool.waiting() > LOADING || pool.failed > 0;
             if best.is_some() && too_long {
                 break;
@@ -223,20 +225,21 @@ fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
     Ok(found)
 }
 
-/// The pilot's own function: several thousand requests a day, of whose time 30% is loading.
+/// Returns the saving of the pilot's own function: several thousand requests a day, with 30% of their time in
+/// loading.
 fn case(system: &System, effort: Effort) -> Result<Spread> {
     const OTHERS: usize = 9;
     let mut savings = Spread::default();
     for seed in 1..=effort.seeds {
         let mut rng = random(seed, 18);
         let per_day = rng.random_range(2_000.0..5_000.0);
-        // From the quickest to start of table 1's generators of text and images to Bert-qa.
+        // The loading time is between that of Bert-qa and that of Stable Diffusion in table 1.
         let loading = Duration::from_secs_f64(rng.random_range(0.33..1.74));
         let run = loading.mul_f64((1.0 - LOADING) / LOADING);
         let image_to_text = ModelFigures { start: loading, ..model(1, run) };
         let mut functions = fleet(OTHERS, RUNS[0], seed);
         functions.insert(0, Published { model: image_to_text, mean_gap: DAY.div_f64(per_day), user: 0 });
-        let pool = pool(system, &functions, OTHERS + 1, (seed, effort))?;
+        let pool = pool(system, &functions, OTHERS + 1, seed, effort)?;
         savings.0.push(1.0 - pool.charged[0]);
     }
     Ok(savings)
@@ -244,18 +247,18 @@ fn case(system: &System, effort: Effort) -> Result<Spread> {
 
 fn assumed() -> Vec<String> {
     [
-        "The pilot's 350 GPUs are 65% fewer than 1000: so many functions without Torpor, each with a GPU of its own, with 465 requests a day each (465,000 in all), of 150 users. 60 functions of 9 users are simulated for a day, on nodes of four V100 of 25 GB; the rest would be more of the same.",
-        "A function's requests: from 119 to 1190 a day (log-uniform over a factor of ten), at random moments, half as many again at noon as on average, half as few at midnight. Its model is one of table 1's six at random, and holds what table 1 says; each swap resumes its runtime, which takes what table 1 says (runtime isolation). Users have functions after Zipf, each one at least.",
-        "How long requests compute is not said. *10 s* and *40 s* are means; a function's is from half to one and a half of it. The second is what the pilot's figures come to if they are of one day: users who save 70% with idle at a tenth compute 22% of the time, which is 41 s a request. So the users' saving at 40 s is no prediction; the GPUs that it takes are.",
-        "Bills are those of the nodes (`policy::admission`, `policy::residence`): answered runs in whole milliseconds, a tenth of the idle time in host memory, nothing for waiting and swapping. Without Torpor a user pays for each function's GPU all day.",
-        "The GPUs: as many functions on a node as leave requests waiting and loading for at most 30% of their time, which is what figure 15 shows of the pilot's own function; of 8, 10, 12 and 15. Which are on which node balances what they compute, as the paper's cluster manager does (§4.1).",
-        "That function (case): 2,000 to 5,000 requests a day (\"several thousand\"), of whose time 30% is loading, which takes from 0.33 s (Bert-qa) to 1.74 s (Stable Diffusion), by the seed.",
+        "The pilot's 350 GPUs are 65% fewer than 1000, the number of functions with a GPU of their own without Torpor. The 1000 functions of 150 users have 465 requests a day each, 465,000 in all. 60 functions of 9 users are simulated for a day, on nodes of four V100 of 25 GB; the remaining functions would be alike.",
+        "A function has 119 to 1190 requests a day (log-uniform over a factor of ten), at random times, with 1.5 times the mean rate at noon and half the mean rate at midnight. Its model is one of the six of table 1 at random, with the memory of table 1. Each swap resumes the model's runtime, in the time of table 1 (runtime isolation). Users have functions by Zipf's law, but each at least one.",
+        "The paper does not state the computing time of requests. *10 s* and *40 s* are means; the time of a function is 0.5 to 1.5 times the mean. The second mean follows from the pilot's figures if these are of one day: users who save 70%, with idle time at a tenth of the price, compute 22% of the time, which is 41 s a request. So the users' saving at 40 s is no prediction, but the number of GPUs is.",
+        "Bills are those of the nodes (`policy::admission`, `policy::residence`): answered runs in whole milliseconds, a tenth of the idle time in host memory, and no charge for waiting and swapping. Without Torpor a user pays for each function's GPU all day.",
+        "The number of GPUs follows from the highest number of functions on a node, of 8, 10, 12 and 15, at which requests wait and load for at most 30% of their time, as in figure 15 for the pilot's own function. Functions are placed such that the load of nodes is balanced, as by the paper's cluster manager (§4.1).",
+        "The pilot's own function (case) has 2,000 to 5,000 requests a day (\"several thousand\"), with 30% of their time in loading, which takes from 0.33 s (Bert-qa) to 1.74 s (Stable Diffusion), by the seed.",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// Users' costs and GPUs.
+/// Measures the users' costs and the number of GPUs.
 pub(super) fn bills(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
     let system = named("torpor", Eviction::Torpor)?;

@@ -1,6 +1,6 @@
-//! H14: what each part of a swap is worth (Fig 7): weights cut by `model`'s own rule and granted by
-//! the real fabric, over a modelled link. The times of the link and of the launches are the model's;
-//! what is copied in which pieces, and which launch waits for which of them, is the engine's.
+//! H14: the gain of each part of a swap (Fig 7). Weights are cut by `model`'s own rule and granted by the
+//! real fabric, over a modelled link. The times of the link and of the launches are modelled. The pieces of
+//! a copy, and the pieces that each launch waits for, are those of production.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroUsize;
@@ -25,14 +25,14 @@ use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 
-/// What is assumed of the machine, one set a seed.
+/// The assumed machine, drawn by the seed.
 #[derive(Debug, Clone, Copy)]
 struct Machine {
-    /// Of a copy out of pinned memory.
+    /// The rate of a copy out of pinned memory.
     pinned: BytesPerSec,
-    /// Out of pageable memory.
+    /// The rate of a copy out of pageable memory.
     pageable: BytesPerSec,
-    /// What each copy costs besides its bytes: its set-up, and the event that its reader waits for.
+    /// The time of each copy besides its bytes: its set-up, and the event that its reader waits for.
     each: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Machine {
         self.each + self.pinned.time_for(Bytes(bytes))
     }
 
-    /// The size of a group as the probe and the rule of `model` find it on this machine (T09).
+    /// Returns the size of a group that the rule of `model` finds on this machine (T09).
     fn elbow(self) -> Option<u64> {
         let point = |power: u32| {
             let bytes = 1u64 << power;
@@ -65,13 +65,13 @@ impl Machine {
 struct Net {
     name: &'static str,
     onnx: bytes::Bytes,
-    /// Its run alone, by table 4.
+    /// The time of a run without a copy, by table 4.
     run: Duration,
-    /// As it was cut, by the size of a group; 0 for a worker's cut.
+    /// The compiled network, by the size of a group. Size 0 stands for a worker's cut.
     cuts: BTreeMap<u64, Compiled>,
 }
 
-/// What of it has arrived when: bytes from the first on.
+/// The arrived bytes of the weights, counted from the first byte, and the times of their arrival.
 type Arrivals = Vec<(u64, Duration)>;
 
 impl Net {
@@ -82,13 +82,13 @@ impl Net {
     fn cut(&mut self, bytes: u64, grouping: Grouping) -> Result<&Compiled> {
         if !self.cuts.contains_key(&bytes) {
             let compiled = millrace_model::compile_grouped(&self.onnx, grouping)
-                .with_context(|| format!("the network like {}", self.name))?;
+                .with_context(|| format!("cannot compile the network like {}", self.name))?;
             self.cuts.insert(bytes, compiled);
         }
         Ok(&self.cuts[&bytes])
     }
 
-    /// The five ways of this machine, in turn.
+    /// Returns the times of the five [`WAYS`] on this machine.
     fn swaps(&mut self, machine: Machine) -> Result<[Duration; 5]> {
         let run = self.run;
         let whole = self.cut(0, Grouping::default())?;
@@ -99,7 +99,7 @@ impl Net {
         let finest = self.cut(1, Grouping::PER_PARAMETER)?;
         let each = finest.weights.iter().map(|weight| weight.offset + weight.bytes);
         let pipelined = ends(finest, run, &one_by_one(each, machine));
-        let bytes = machine.elbow().context("a link without throughput")?;
+        let bytes = machine.elbow().context("the drawn link has no throughput")?;
         let groups = self.cut(bytes, Grouping { bytes, launches_max: NonZeroUsize::MAX })?;
         let each = groups.launches.iter().map(needs);
         let grouped = ends(groups, run, &one_by_one(each, machine));
@@ -107,14 +107,15 @@ impl Net {
     }
 }
 
-/// A launch waits until everything up to here is there: weights lie in the order of first use.
+/// Returns the number of bytes from the first that a launch waits for. Weights lie in the order of first use.
 fn needs(launch: &millrace_model::Launch) -> u64 {
     launch.reads.iter().map(|range| range.end).max().unwrap_or(0)
 }
 
-/// Copies that end at these places, one after the other.
+/// Returns the arrivals of copies that end at these bytes, one after the other.
 fn one_by_one(ends: impl Iterator<Item = u64>, machine: Machine) -> Arrivals {
-    let (mut at, mut now) = (0, Duration::ZERO);
+    let mut at = 0;
+    let mut now = Duration::ZERO;
     let mut arrivals = Vec::new();
     for end in ends.filter(|&end| end > 0) {
         if end > at {
@@ -126,17 +127,22 @@ fn one_by_one(ends: impl Iterator<Item = u64>, machine: Machine) -> Arrivals {
     arrivals
 }
 
-/// The same by what the fabric grants: batches of chunks, one running and one queued, paced.
+/// Returns the arrivals of copies that the fabric grants: paced batches of chunks, one running and one
+/// queued.
 fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
-    let (gpu, transfer, start) = (GpuIndex(0), TransferId(1), Timestamp(1));
+    let gpu = GpuIndex(0);
+    let transfer = TransferId(1);
+    let start = Timestamp(1);
     let gpu_memory =
         Gpu { index: gpu, gpu_type: "V100".to_owned(), memory: GPU_MEMORY, host_path: vec![LinkId(0)] };
     let links = vec![Link { kind: LinkKind::Pcie, rate: machine.pinned }];
     let mut fabric = Fabric::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
     let cargo = Cargo::Weights(Weights { model: ModelId(0), generation: Generation(1), bytes: weights });
     let chunks = std::iter::once(0..blocks_for(weights)).collect();
-    let (mut actions, mut grants) = (Vec::new(), VecDeque::<Grant>::new());
-    let (mut arrivals, mut free) = (Vec::new(), start);
+    let mut actions = Vec::new();
+    let mut grants = VecDeque::<Grant>::new();
+    let mut arrivals = Vec::new();
+    let mut free = start;
     let alone = Event::Start { transfer, gpu, cargo, chunks, from: None, objective: None };
     fabric.on_event(start, alone, &mut actions);
     loop {
@@ -147,7 +153,7 @@ fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
                 _ => {}
             }
         }
-        let grant = grants.pop_front().context("the fabric grants nothing more, and has not ended")?;
+        let grant = grants.pop_front().context("the fabric stopped granting before the transfer ended")?;
         let (offset, size) = cargo.span(&grant.chunks);
         free = free.max(grant.not_before) + machine.copies(size.0);
         arrivals.push((offset.0 + size.0, free.since(start)));
@@ -155,11 +161,13 @@ fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
     }
 }
 
-/// When a run ends whose launches wait for what they read. Its time is spread evenly over the
-/// parameters; a launch takes that of those it is the first to read.
+/// Returns the end of a run in which each launch waits for the bytes that the launch reads. The run time is
+/// spread evenly over the parameters: a launch takes the time of the parameters that it is the first to
+/// read.
 fn ends(compiled: &Compiled, run: Duration, arrivals: &[(u64, Duration)]) -> Duration {
     let share = run.div_f64(compiled.weights.len().max(1) as f64);
-    let (mut now, mut read) = (Duration::ZERO, 0);
+    let mut now = Duration::ZERO;
+    let mut read = 0;
     for launch in &compiled.launches {
         let needs = needs(launch);
         let there = arrivals.partition_point(|&(bytes, _)| bytes < needs);
@@ -181,7 +189,8 @@ const WAYS: [&str; 5] = [
 
 fn nets(effort: Effort) -> Vec<Net> {
     let table = models::torpor();
-    let (resnet, bert) = (table[6].run, table[7].run);
+    let resnet = table[6].run;
+    let bert = table[7].run;
     if effort.short {
         let small = Net::new("ResNet-152", synth::tiny_cnn(), resnet);
         return vec![small, Net::new("Bert-qa", synth::bert_like(Encoder::TINY), bert)];
@@ -194,19 +203,20 @@ fn nets(effort: Effort) -> Vec<Net> {
 
 fn assumed() -> Vec<String> {
     [
-        "One V100 and nothing else on its link. Networks of the models' shapes (`model::synth`: 60 million parameters like ResNet-152, 335 million like BERT-large) are cut into launches by `model`'s own rule; runs take what table 4 says with GPU remoting.",
-        "A seed draws the machine, evenly between: pinned memory is copied at 10 to 12 GB/s (PCIe 3.0; 10 is what table 4's swaps take), pageable memory at 45% to 60% of that, each copy costs 8 to 20 µs besides its bytes (its set-up and the event that its reader waits for). No figure of these is the paper's.",
-        "Unpinned and pinned copy all weights at once and then run. Per parameter copies each by itself, and each layer waits for its own; groups are of the size that the elbow's rule finds on the drawn machine, whole parameters each. A run's time is spread evenly over the parameters.",
-        "A worker's: at most 64 launches, and the real fabric's grants of 10 MiB, one running and one queued.",
+        "One V100, with no other transfer on its link. Networks of the models' shapes (`model::synth`: 60 million parameters like ResNet-152, 335 million like BERT-large) are cut into launches by `model`'s own rule. Runs last as long as in table 4 with GPU remoting.",
+        "A seed draws the machine uniformly from ranges: pinned memory is copied at 10 to 12 GB/s (PCIe 3.0; the swaps of table 4 need 10), pageable memory at 45% to 60% of that rate, and each copy costs 8 to 20 µs besides its bytes (its set-up and the event that its reader waits for). None of these figures is from the paper.",
+        "*Unpinned* and *pinned* copy all weights at once and then run. *Per parameter* copies each parameter separately, and each layer waits for its own parameters. *Grouped* copies groups of whole parameters, of the size that the elbow's rule finds on the drawn machine. A run's time is spread evenly over the parameters.",
+        "*A worker's cut and grants*: at most 64 launches, and the real fabric's grants of 10 MiB, one running and one queued.",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// Unpinned, pinned, pipelined, grouped: by how much each is below the one before.
+/// Measures the reduction of each of the [`WAYS`] from the way before.
 pub(super) fn swap(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
-    let (mut rows, mut grouping) = (Vec::new(), Vec::new());
+    let mut rows = Vec::new();
+    let mut grouping = Vec::new();
     for mut net in nets(effort) {
         let mut ways: [Spread; 5] = Default::default();
         for seed in 1..=effort.seeds {
@@ -264,26 +274,30 @@ mod tests {
     };
 
     #[test]
-    fn the_fabric_grants_every_byte_and_keeps_the_link_busy() -> Result<()> {
+    fn fabric_grants_every_byte_and_keeps_the_link_busy() -> Result<()> {
         let weights = Bytes::mib(101);
         let arrivals = granted(weights, MACHINE)?;
         let (bytes, at) = arrivals[arrivals.len() - 1];
         assert_eq!((arrivals.len(), bytes), (11, weights.0));
         let busy = MACHINE.pinned.time_for(weights) + MACHINE.each * 11;
-        assert!(at.abs_diff(busy) < Duration::from_micros(1), "{at:?} and not {busy:?}");
+        assert!(at.abs_diff(busy) < Duration::from_micros(1), "{at:?} instead of {busy:?}");
         Ok(())
     }
 
     #[test]
-    fn a_launch_waits_for_what_it_reads_and_for_no_more() -> Result<()> {
+    fn a_launch_waits_only_for_the_bytes_that_it_reads() -> Result<()> {
         let compiled = millrace_model::compile_grouped(&synth::tiny_cnn().into(), Grouping::PER_PARAMETER)?;
-        let (run, all) = (Duration::from_millis(10), compiled.summary.weights_bytes);
+        let run = Duration::from_millis(10);
+        let all = compiled.summary.weights_bytes;
         let ms = Duration::from_millis;
-        assert!(ends(&compiled, run, &[(all, ms(5))]).abs_diff(ms(15)) < ms(1), "all at once");
-        assert!(ends(&compiled, run, &[(all, ms(0))]).abs_diff(run) < ms(1), "already there");
+        assert!(
+            ends(&compiled, run, &[(all, ms(5))]).abs_diff(ms(15)) < ms(1),
+            "all bytes arrive after 5 ms"
+        );
+        assert!(ends(&compiled, run, &[(all, ms(0))]).abs_diff(run) < ms(1), "all bytes are there at first");
         let first = needs(&compiled.launches[0]);
         let rest_later = ends(&compiled, run, &[(first, ms(0)), (all, ms(5))]);
-        assert!(rest_later < ms(15) && rest_later > run, "the first runs meanwhile: {rest_later:?}");
+        assert!(rest_later < ms(15) && rest_later > run, "the first launch did not overlap: {rest_later:?}");
         Ok(())
     }
 }

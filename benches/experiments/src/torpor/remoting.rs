@@ -1,6 +1,6 @@
-//! H13: what a call over a socket costs an inference (Fig 6): messages are counted by layer and each
-//! has a price. No message is sent: Millrace's executor is given a run as one, so there is nothing of
-//! ours to measure but that.
+//! H13: the cost of calls over a socket for an inference (Fig 6). Messages are counted by layer, and each
+//! message has a price. No message is sent: Millrace sends a whole run to the executor in one message, so
+//! there are no calls to measure.
 
 use std::time::Duration;
 
@@ -13,10 +13,11 @@ use crate::Effort;
 use crate::figures::{Figure, Order, Spread, Unit};
 use crate::report::Report;
 
-/// Layers of one kind in a network, and the calls that a framework makes for each.
+/// The layers of one kind in a network.
 struct Layers {
     what: &'static str,
     count: u32,
+    /// The number of calls that a framework makes for each layer.
     calls: u32,
 }
 
@@ -24,12 +25,13 @@ const fn layers(what: &'static str, count: u32, calls: u32) -> Layers {
     Layers { what, count, calls }
 }
 
-/// A model's calls in one inference.
+/// The calls of one inference of a model.
 struct Net {
     name: &'static str,
     run: Duration,
     layers: Vec<Layers>,
-    /// Calls that the host waits for, whoever sends them: the output's copy, and its synchronisation.
+    /// The number of calls that the host waits for in every system: the copies of the outputs, and the
+    /// synchronisation.
     waits: u32,
 }
 
@@ -64,16 +66,16 @@ fn nets() -> [Net; 2] {
     ]
 }
 
-/// What messages cost, one set a seed.
+/// The prices of messages, drawn by the seed.
 #[derive(Debug, Clone, Copy)]
 struct Prices {
-    /// There and back, with a wake-up at either end.
+    /// The time of a message and its answer, with a wake-up at either end.
     round_trip: Duration,
-    /// One way, while nobody waits for it.
+    /// The time of a message without an answer.
     message: Duration,
-    /// Packing a call into a message and unpacking it.
+    /// The time of packing a call into a message and unpacking the call.
     call: Duration,
-    /// Calls in a message.
+    /// The number of calls in a message.
     batch: u32,
 }
 
@@ -81,21 +83,24 @@ impl Prices {
     fn of(seed: u64) -> Self {
         let mut rng = random(seed, 13);
         let mut micros = |from: f64, to: f64| Duration::from_secs_f64(rng.random_range(from..to) / 1e6);
-        let (round_trip, message, call) = (micros(25.0, 45.0), micros(6.0, 10.0), micros(0.3, 0.7));
+        // The order of the draws is part of the recorded figures.
+        let round_trip = micros(25.0, 45.0);
+        let message = micros(6.0, 10.0);
+        let call = micros(0.3, 0.7);
         Self { round_trip, message, call, batch: rng.random_range(8..=32) }
     }
 }
 
-/// How much of a run the GPU does while calls are on their way, where each is waited for.
+/// A reading of the overlap of computation and synchronous calls.
 #[derive(Debug, Clone, Copy)]
 enum Reading {
-    /// A call comes back when the GPU has done it.
+    /// A call returns when the GPU has executed the call.
     InTurn,
-    /// It comes back when the GPU was told: the next is on its way meanwhile.
+    /// A call returns when the GPU has received the call, so that the next call overlaps with the execution.
     Overlapped,
 }
 
-/// One inference of a model, by who sends its calls and how.
+/// Returns the time of an inference under GVirtuS, where each call is a round trip.
 fn gvirtus(net: &Net, prices: Prices, reading: Reading) -> Duration {
     let calls = prices.round_trip * net.calls();
     let waits = prices.round_trip * net.waits;
@@ -105,36 +110,40 @@ fn gvirtus(net: &Net, prices: Prices, reading: Reading) -> Duration {
     }
 }
 
+/// Returns the time of an inference under Torpor with a message for each call.
 fn unbatched(net: &Net, prices: Prices) -> Duration {
     (prices.message * net.calls()).max(net.run) + prices.round_trip * net.waits
 }
 
+/// Returns the time of an inference under Torpor with batches of calls.
 fn batched(net: &Net, prices: Prices) -> Duration {
     let sending = prices.message * net.calls().div_ceil(prices.batch) + prices.call * net.calls();
     sending.max(net.run) + prices.round_trip * net.waits
 }
 
-/// The run, and its answer: two messages, whatever the model.
+/// Returns the time of an inference under Millrace: the run and its answer are two messages for every model.
 fn whole(net: &Net, prices: Prices) -> Duration {
     net.run + prices.round_trip
 }
 
 fn assumed() -> Vec<String> {
     [
-        "A model of messages, not a measurement: the GPU computes for what table 4 says with GPU remoting, and each call costs what a message costs. The paper says neither how many calls there are nor what one costs.",
-        "Calls are counted by layer, as a framework over cuDNN and cuBLAS makes them (table 6): a convolution 14 (a stream, five descriptors made and set, grouping, math type, the forward call, four descriptors destroyed), a batch normalisation 8, a dense layer 5 (a kernel for the bias, stream, math mode twice, the product), any other kernel 1. Those that make handles or pick algorithms come with the first inference alone; results that do not change are cached (T04).",
-        "A seed draws the prices, evenly between: a round trip 25 to 45 µs, a message that nobody waits for 6 to 10 µs, a call in a batch 0.3 to 0.7 µs, batches of 8 to 32 calls. The ranges were chosen so that ResNet-152 fits; what Bert-qa then comes to is the model's own.",
-        "Whether a synchronous call comes back when the GPU was told or when it is done is not said: *overlapped* and *in turn*.",
-        "Millrace sends no calls: a run is one message and its answer another (`executor`), so the last row is the same model's price of those two.",
+        "This is a model of messages, not a measurement: the GPU computes for the time of table 4 with GPU remoting, and each call costs the price of a message. The paper states neither the number nor the price of calls.",
+        "Calls are counted by layer, as a framework over cuDNN and cuBLAS makes them (table 6): a convolution 14 (a stream, five descriptors made and set, grouping, math type, the forward call, four descriptors destroyed), a batch normalisation 8, a dense layer 5 (a kernel for the bias, stream, math mode twice, the product), any other kernel 1. Calls that make handles or pick algorithms occur only in the first inference; results that do not change are cached (T04).",
+        "A seed draws the prices uniformly from ranges: a round trip takes 25 to 45 µs, a message without an answer 6 to 10 µs, a call in a batch 0.3 to 0.7 µs, and a batch has 8 to 32 calls. The ranges were chosen so that ResNet-152 fits; the result for Bert-qa then follows from the model.",
+        "The paper does not state whether a synchronous call returns when the GPU has received the call (*overlapped*) or has executed the call (*in turn*).",
+        "Millrace sends no calls: a run is one message and its answer another (`executor`), so the last row is the price of these two messages in the same model.",
     ]
     .map(str::to_owned)
     .to_vec()
 }
 
-/// GVirtuS, Torpor without batches, Torpor.
+/// Compares GVirtuS, Torpor without batches, and Torpor.
 pub(super) fn calls(effort: Effort) -> Result<Report> {
     let mut report = Report { assumed: assumed(), ..Report::default() };
-    let (mut counts, mut rows, mut gains) = (Vec::new(), Vec::new(), Vec::new());
+    let mut counts = Vec::new();
+    let mut rows = Vec::new();
+    let mut gains = Vec::new();
     for net in nets() {
         let spread = |of: &dyn Fn(Prices) -> Duration| {
             Spread((1..=effort.seeds).map(|seed| of(Prices::of(seed)).as_secs_f64() * 1e3).collect())
@@ -179,13 +188,13 @@ pub(super) fn calls(effort: Effort) -> Result<Report> {
             let overlap = batched.reduction_from(&overlapped);
             report.figures.push(Figure {
                 cause: Some(
-                    "with the GPU at work meanwhile Bert-qa's calls are hidden behind its run: the paper's figure lies between the two readings",
+                    "if calls overlap with the computation, Bert-qa's run hides its calls: the paper's figure lies between the two readings",
                 ),
                 ..figure("Torpor below GVirtuS (overlapped)", "-37%", overlap, 0.25..=0.55)
             });
         }
         gains.push(below);
-        let what = format!("{}: Torpor at most without batches", net.name);
+        let what = format!("{}: Torpor at most Torpor without batches", net.name);
         report.orders.push(Order { what, by: unbatched.less(&batched), cause: None });
     }
     if let [resnet, bert] = &gains[..] {
@@ -195,7 +204,7 @@ pub(super) fn calls(effort: Effort) -> Result<Report> {
     let header = ["model", "layer", "of these", "calls each", "calls"].map(String::from).to_vec();
     report.tables.push(("Calls in one inference, as counted:".to_owned(), header, counts));
     let header = ["model", "way", "messages (Torpor's in batches of 20)", "one inference"].map(String::from);
-    report.tables.push(("What they come to:".to_owned(), header.to_vec(), rows));
+    report.tables.push(("Times of one inference:".to_owned(), header.to_vec(), rows));
     Ok(report)
 }
 
@@ -204,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fewer_messages_are_never_slower_and_none_beat_the_gpu() {
+    fn fewer_messages_never_take_longer_and_no_system_is_faster_than_the_gpu() {
         for net in nets() {
             for seed in 1..=20 {
                 let prices = Prices::of(seed);
