@@ -226,7 +226,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// [`Error::UnknownValue`]; [`Error::BadExtent`] if a read is outside the region.
     fn kernel(&self, module: &Self::Module, spec: &KernelSpec) -> Result<Self::Kernel, Error>;
 
-    /// Creates a stream whose launches use `width` threads.
+    /// Creates a stream. `width` selects the threads of its launches.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Os`].

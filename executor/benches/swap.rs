@@ -234,7 +234,7 @@ fn groups(compiled: &Compiled, bytes: u64) -> Vec<Range<u64>> {
     groups
 }
 
-/// Returns the time from the first grant to the response, and the part of it that launches waited.
+/// Returns the time from the first grant to the response, and the part of that time that launches waited.
 fn swap(
     executor: &mut Executor,
     step: &Step,
@@ -251,7 +251,7 @@ fn swap(
     let mut running = None;
     for range in &step.grants {
         if let Some(rate) = link {
-            // The bytes are available when the link has finished them, not when it begins.
+            // The bytes are available when the link has finished, not when the link begins.
             free = free.max(monotonic_now()) + rate.time_for(Bytes(range.end - range.start));
         }
         let batch = executor.grant_in(program, generation, std::slice::from_ref(range), free.0, u64::MAX);

@@ -63,7 +63,7 @@ impl<D: Device> Answer<D> {
         Self { outputs: Vec::new(), descriptors: Vec::new(), stays: Vec::new() }
     }
 
-    /// Adds an output to the response. If the output stays on the GPU, its value is taken.
+    /// Adds an output to the response. If the output stays on the GPU, the value is taken.
     pub(crate) fn add(
         &mut self,
         asked: &Asked,

@@ -47,12 +47,12 @@ pub(crate) struct Inputs<D: Device> {
     pub(crate) tensors: HashMap<String, Input<D>>,
     /// Rows of the batch; `None` for a single request.
     pub(crate) rows: Option<Rows>,
-    /// Uses that pin the objects among the inputs. They must be dropped after all values that view
+    /// Uses that pin the objects among the inputs. The uses must be dropped after all values that view
     /// the objects.
     pub(crate) uses: Vec<Use<D>>,
 }
 
-/// An input, in parts: one part for each request of the batch.
+/// An input, in parts: a part for each request of the batch.
 #[derive(Debug)]
 pub(crate) struct Input<D: Device> {
     pub(crate) datatype: DataType,

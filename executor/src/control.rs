@@ -320,7 +320,7 @@ impl<D: Device> Control<D> {
     }
 }
 
-/// Queues a valid batch for its copy thread, and refuses an invalid one.
+/// Queues a valid batch for its copy thread, and refuses an invalid batch.
 fn queue_batch<D: Device>(
     queue: &Queue<Work<D>>,
     job: Result<copies::Job<D>, copies::GrantError>,

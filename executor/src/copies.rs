@@ -4,7 +4,7 @@
 //! windows (D11).
 //!
 //! Work that is due precedes work that is not. Batches that cross the same links have successive
-//! windows, so the batches of a transfer keep their order. No batch waits for a link that it does not
+//! windows, so the batches of a transfer keep their order. No batch waits for a link that the batch does not
 //! cross.
 
 use std::ops::Range;
@@ -73,7 +73,7 @@ pub(crate) struct Job<D: Device> {
     way: Way<D>,
 }
 
-/// Direction of a batch, with its two ends.
+/// Direction of a batch, with the two ends.
 #[derive(Debug)]
 enum Way<D: Device> {
     ToGpu { mapping: Arc<Mapping<D>>, generation: u64, from: From<D> },
@@ -161,7 +161,7 @@ impl<D: Device> Job<D> {
         Ok(Self { transfer, batch, ranges, window, group, way: Way::ToHost(Arc::clone(bytes)) })
     }
 
-    /// Returns the time until the batch may start; zero if it must be refused now.
+    /// Returns the time until the batch may start; zero if the batch must be refused now.
     fn wait(&self) -> Duration {
         let checked = match &self.way {
             Way::ToGpu { mapping, generation, .. } => mapping.check(*generation),
@@ -257,7 +257,7 @@ fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone
     })
 }
 
-/// Copies a batch to the GPU. Returns the time at which its last bytes arrived.
+/// Copies a batch to the GPU. Returns the time at which the last bytes arrived.
 fn bring<D: Device>(
     job: &Job<D>,
     stream: &mut D::Stream,

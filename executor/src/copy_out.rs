@@ -20,7 +20,7 @@ use crate::objects::{self, ObjectBytes, Objects};
 use crate::process::Shared;
 use crate::wire::{self, Descriptors};
 
-/// Most granted copies to the host at a time. Each of them keeps a descriptor, and its source alive.
+/// Most granted copies to the host at a time. Each copy keeps a descriptor open, and the source alive.
 const COPIES_OUT_MAX: usize = 4096;
 
 /// The source and the target of a copy to the host. The bytes are written to the start of the target.
@@ -106,7 +106,7 @@ pub(crate) struct CopyOut<D: Device> {
 }
 
 impl<D: Device> CopyOut<D> {
-    /// Makes the copy, and returns the event for its outcome.
+    /// Makes the copy, and returns the event for the outcome.
     pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) -> Event {
         let Self { copy, bytes } = self;
         let most = shared.device.capabilities().copy_max.get();

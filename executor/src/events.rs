@@ -25,12 +25,12 @@ impl Events {
         Self { socket, outbox: Mutex::default(), device_failed: AtomicBool::new(false) }
     }
 
-    /// Sends an event without descriptors. All its text must be [`clip`]ped.
+    /// Sends an event without descriptors. All text must be [`clip`]ped.
     pub(crate) fn send(&self, event: Event) {
         self.send_with(event, Vec::new()).expect("an event with clipped text fits in a frame");
     }
 
-    /// Sends an event and its descriptors.
+    /// Sends an event with descriptors.
     pub(crate) fn send_with(&self, event: Event, descriptors: Vec<OwnedFd>) -> Result<(), frames::Error> {
         let frame = Frame::new(&wire::Event { event: Some(event) }, descriptors)?;
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);

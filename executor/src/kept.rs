@@ -1,4 +1,4 @@
-//! Outputs that stay on the GPU after their run until the worker drops them. Objects are filled from
+//! Outputs that stay on the GPU after the run until the worker drops them. Objects are filled from
 //! these outputs, and copies to the host read them.
 
 use std::collections::BTreeMap;

@@ -10,8 +10,8 @@
 //! There are four ordered streams with a thread each. The control thread itself carries out a short
 //! run that waits for nothing.
 //!
-//! The executor is crash-only. It has no state that its worker cannot send again or compute again
-//! with a run, it exits when its worker ends, and it decides nothing. `executor.proto` is the
+//! The executor is crash-only. The process has no state that the worker cannot send again or compute again
+//! with a run, exits when the worker ends, and decides nothing. `executor.proto` is the
 //! contract.
 //!
 //! | module | holds |

@@ -64,7 +64,7 @@ impl<D: Device> Mapping<D> {
         Ok(())
     }
 
-    /// Unmaps the memory, now or when its last user is done. Wakes the launches that wait for it.
+    /// Unmaps the memory, now or when the last user is done. Wakes the launches that wait for the memory.
     pub(crate) fn unmap(&self, generation: u64) {
         let mut residency = self.residency();
         let unmapping = residency.unmap(generation);
@@ -90,7 +90,7 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// Unmaps the memory under the lock. Other threads that see the unmapped state report it or map
+    /// Unmaps the memory under the lock. Other threads that see the unmapped state report the state or map
     /// again, so the memory must already be gone by then.
     fn release(&self, residency: MutexGuard<'_, Residency>, generation: u64) {
         // The device sees the same users as the residency, and the residency has none.
@@ -114,13 +114,13 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// Records that the device is gone, and wakes all waiting launches so that they fail.
+    /// Records that the device is gone, and wakes all waiting launches, which then fail.
     pub(crate) fn lose(&self, message: &str) {
         self.residency().lose(message);
         self.changed.notify_all();
     }
 
-    /// Uses the mapping for a launch that reads these bytes. Returns `None` if they are not loaded.
+    /// Uses the mapping for a launch that reads these bytes. Returns `None` if the bytes are not loaded.
     pub(crate) fn use_loaded(
         self: &Arc<Self>,
         generation: u64,
@@ -148,7 +148,7 @@ impl<D: Device> Mapping<D> {
         }
     }
 
-    /// Uses the mapping, whether or not its bytes are loaded.
+    /// Uses the mapping, whether or not the bytes are loaded.
     pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<Use<D>, Refusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
@@ -208,7 +208,7 @@ impl<D: Device> Use<D> {
         self.mapping.changed.notify_all();
     }
 
-    /// Records that the copy of these bytes failed, and wakes the launches that wait for them.
+    /// Records that the copy of these bytes failed, and wakes the launches that wait for the bytes.
     pub(crate) fn failed(&self, ranges: &[Range<u64>]) {
         let mut residency = self.mapping.residency();
         ranges.iter().for_each(|range| residency.fail(range.clone()));

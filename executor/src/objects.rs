@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! PlaceObject ─> mapped ─ output: filled on the copy thread ─> ObjectPlaced ─> runs, copies out
-//!                  │      else: ObjectPlaced, its bytes come by Copy                   │
+//!                  │      else: ObjectPlaced, the bytes come by Copy                   │
 //!                  └─ PlaceFailed                             FreeObject ─> ObjectFreed
 //! ```
 
@@ -163,7 +163,7 @@ impl<D: Device> Objects<D> {
         Ok((ObjectBytes { object: Arc::clone(found), bytes: offset..end }, using))
     }
 
-    /// Unmaps an object's memory when its last user is done, and then reports that the object is
+    /// Unmaps an object's memory when the last user is done, and then reports that the object is
     /// freed. Reports at once if the object does not exist.
     pub(crate) fn free(&mut self, shared: &Shared<D>, id: u64) {
         let Some(object) = self.0.get(&id) else {
@@ -189,7 +189,7 @@ fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
     covered.first_gap(0..bytes).map_or(Ok(()), |gap| Err(PlaceError::NotCovered(gap)))
 }
 
-/// The reports about an object that are due when its memory is unmapped.
+/// The reports about an object that are due when the memory is unmapped.
 #[derive(Debug, Default)]
 pub(crate) struct Fate(Mutex<Ends>);
 
@@ -301,7 +301,7 @@ mod tests {
         let fate = Fate::default();
         let mut told = Vec::new();
         fate.ends().failed = Some("no room".into());
-        // The object is freed while the copy thread unmaps its memory.
+        // The object is freed while the copy thread unmaps the memory.
         fate.ends().freed = true;
         fate.tell(5, |event| told.push(event));
         assert!(told.is_empty(), "{told:?}");

@@ -21,7 +21,7 @@ struct Peer<D: Device> {
     lost: AtomicBool,
 }
 
-/// The known peers, at most one for each GPU.
+/// The known peers, at most one peer for each GPU.
 #[derive(Debug)]
 pub(crate) struct Peers<D: Device>(BTreeMap<u32, Arc<Peer<D>>>);
 

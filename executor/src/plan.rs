@@ -37,7 +37,7 @@ pub(crate) struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SlotArg {
     pub(crate) slot: Slot,
-    /// Whether no later launch reads the value, so the launch may reuse its memory.
+    /// Whether no later launch reads the value, so the launch may reuse the memory.
     pub(crate) last: bool,
 }
 

@@ -28,11 +28,11 @@ use crate::{copies, runs};
 /// Most programs loaded at a time. Each program has a descriptor and a few mappings.
 pub const PROGRAMS_MAX: usize = 4096;
 
-/// Memory that a process may use in addition to the size of its GPU's memory: for the graphs of its
+/// Memory that a process may use in addition to the size of the GPU's memory: for the graphs of its
 /// programs, for threads, and for inputs and outputs in transit.
 pub const MEMORY_BESIDE_GPU: Bytes = Bytes::gib(4);
 
-/// Rounds of the copy measurement; the result is their median.
+/// Rounds of the copy measurement; the result is the median.
 const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
 /// State that all threads share.
@@ -40,7 +40,7 @@ const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 pub(crate) struct Shared<D: Device> {
     pub(crate) device: D,
     pub(crate) events: Events,
-    /// Outputs that stay on the GPU after their run.
+    /// Outputs that stay on the GPU after the run.
     pub(crate) kept: Kept<D::Value>,
     /// Whether the next run aborts the process: an injected fault.
     pub(crate) abort_on_run: AtomicBool,
@@ -140,7 +140,7 @@ fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
 }
 
 /// The queues of the copy and run threads. Dropping this value closes the queues, so each thread ends
-/// after its current work.
+/// after the current work.
 struct Threads<D: Device> {
     copies: Arc<Queue<copies::Work<D>>>,
     copies_out: Arc<Queue<copies::Work<D>>>,
@@ -211,7 +211,7 @@ fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the kernel kill this process before its worker if the machine runs out of memory.
+/// Makes the kernel kill this process before the worker if the machine runs out of memory.
 fn be_ended_first() {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
         tracing::warn!(%error, "cannot raise the OOM score: the kernel may kill the worker before this process if memory runs out");
@@ -221,9 +221,9 @@ fn be_ended_first() {
 /// Limits the memory that this process allocates. rten cannot be stopped within an operator, and the
 /// size of an operator's output is known only when it allocates memory. So a run that needs too much
 /// memory ends this process, and no other process of the machine. A run that a real GPU could not
-/// hold may also fail on an emulated one.
+/// hold may also fail on an emulated GPU.
 fn limit_memory(gpu: Bytes) {
-    // RLIMIT_DATA counts private writable memory. It excludes the GPU's memory, which is shared with
+    // RLIMIT_DATA counts private writable memory. The limit excludes the GPU's memory, which is shared with
     // the worker, and reserved address ranges.
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Data);
     let wanted = gpu.get().saturating_add(MEMORY_BESIDE_GPU.get());

@@ -96,8 +96,8 @@ impl<D: Device> Program<D> {
         })
     }
 
-    /// Updates the bound for quick runs. A quick run raises the bound above its size; a slower run
-    /// lowers the bound to its size.
+    /// Updates the bound for quick runs. A quick run raises the bound above the size of the run; a slower run
+    /// lowers the bound to the size of the run.
     pub(crate) fn took(&self, inline_bytes: Option<usize>, time: Duration) {
         match inline_bytes {
             Some(bytes) if time <= QUICK_MAX => {

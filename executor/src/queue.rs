@@ -100,7 +100,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// Returns the index of the next item and the time until it is due: the first of the items that are
+/// Returns the index of the next item and the time until that item is due: the first of the items that are
 /// due soonest.
 fn next<T>(waiting: &VecDeque<T>, wait: impl Fn(&T) -> Duration) -> Option<(usize, Duration)> {
     let mut soonest: Option<(usize, Duration)> = None;

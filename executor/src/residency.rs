@@ -62,11 +62,11 @@ pub(crate) enum Refusal {
 /// Action that an unmap requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unmapping {
-    /// Unmap the memory, then report it.
+    /// Unmap the memory, then report the unmapping.
     Now(u64),
     /// Do nothing: the last user unmaps the memory.
     Later,
-    /// Only report it: nothing was mapped.
+    /// Only report the unmapping: nothing was mapped.
     Already(u64),
     /// Do nothing: the unmap refers to an older mapping.
     Ignored,
@@ -151,7 +151,7 @@ impl Residency {
         None
     }
 
-    /// Records that a copy of these bytes was requested, so launches may wait for them again.
+    /// Records that a copy of these bytes was requested, so launches may wait for the bytes again.
     pub(crate) fn expect(&mut self, bytes: Range<u64>) {
         self.failed.remove(bytes);
     }

@@ -1,5 +1,5 @@
 //! The run thread: runs programs, one run after another. If all weights of a program are loaded, the
-//! program runs as a whole. Otherwise it runs launch by launch, and each launch waits for its own
+//! program runs as a whole. Otherwise the program runs launch by launch, and each launch waits for its own
 //! reads (T08).
 
 use std::collections::HashMap;
@@ -135,7 +135,7 @@ pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut st
     }
 }
 
-/// Carries out a run, and reports its outcome.
+/// Carries out a run, and reports the outcome.
 pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) {
     if shared.abort_on_run.load(Ordering::Relaxed) {
         tracing::warn!("aborting: this fault was injected");
@@ -144,7 +144,7 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
     let run = job.run;
     let sent = carry_out(shared, job, stream).and_then(|(done, descriptors)| {
         let sent = shared.events.send_with(Event::RunDone(done), descriptors);
-        // Dropped, because the worker will not learn of these outputs.
+        // Dropped, because the worker will not learn of the outputs.
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
     });
     if let Err(error) = sent {
@@ -234,7 +234,7 @@ impl Times {
         Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
     }
 
-    /// Records a finished launch: the time that it waited, its start and its end.
+    /// Records a finished launch: the waiting time, the start and the end.
     fn launched(&mut self, waited: Duration, started: Timestamp, finished: Timestamp) {
         if self.told == Told::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
             self.each.push(LaunchTimes {
@@ -250,7 +250,7 @@ impl Times {
     }
 }
 
-/// A run while its launches execute.
+/// A run while the launches execute.
 struct Running<'a, D: Device> {
     program: &'a Program<D>,
     generation: u64,
@@ -274,7 +274,7 @@ impl<D: Device> Running<'_, D> {
         Ok(program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
     }
 
-    /// Runs a launch as soon as the weights that it reads are loaded.
+    /// Runs a launch as soon as the weights that the launch reads are loaded.
     fn step(
         &mut self,
         step: &Step,

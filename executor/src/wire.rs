@@ -55,7 +55,7 @@ pub(crate) fn ranges(ranges: Vec<wire::ByteRange>) -> Result<Vec<Range<u64>>, Er
     ranges.into_iter().map(range).collect()
 }
 
-/// Converts an extent to its offset in a region and its physical memory.
+/// Converts an extent to the offset in a region and the physical memory.
 pub(crate) fn extent(extent: wire::Extent) -> (u64, Extent) {
     (extent.range_offset, Extent { offset: extent.device_offset, bytes: extent.bytes })
 }
@@ -64,7 +64,7 @@ pub(crate) fn launch(launch: wire::Launch) -> Result<KernelSpec, Error> {
     Ok(KernelSpec { args: launch.args, writes: launch.writes, reads: ranges(launch.reads)? })
 }
 
-/// A declared input or output. Its shape is absent, because only the model checks shapes.
+/// A declared input or output. The shape is absent, because only the model checks shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Declared {
     pub(crate) name: String,
@@ -113,7 +113,7 @@ pub(crate) fn tensor(tensor: wire::Tensor, descriptors: &mut Descriptors) -> Res
     Ok(Given { name, datatype, shape: sizes, contents })
 }
 
-/// Converts an output, and appends its descriptor to those of the message.
+/// Converts an output, and appends the descriptor of the output to the message's descriptors.
 pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<OwnedFd>) -> wire::Tensor {
     let contents = match tensor.contents {
         Contents::Inline(bytes) => tensor::Contents::Inline(bytes),

@@ -18,7 +18,7 @@ impl Caller {
         Self(Arc::from(name))
     }
 
-    /// Returns the caller that needs no name, because it is on this machine.
+    /// Returns the caller that needs no name, because the caller is on this machine.
     #[must_use]
     pub fn anonymous() -> Self {
         Self::new("anonymous")

@@ -28,7 +28,6 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND`.
-    /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND`.
     fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure>;
 
     /// Returns all revisions of all functions of a tenant that can be resolved, ordered by name and revision.
@@ -71,9 +70,9 @@ pub struct Model {
     /// All revisions of the function that can be resolved, ascending, including this one.
     pub revisions: Vec<Revision>,
     pub kind: Kind,
-    /// Inputs of the model, without its state.
+    /// Inputs of the model, without the state.
     pub inputs: Vec<TensorSpec>,
-    /// Outputs of the model, without its state.
+    /// Outputs of the model, without the state.
     pub outputs: Vec<TensorSpec>,
     /// Time limit of a request that has no timeout.
     pub timeout: Duration,
@@ -106,7 +105,7 @@ impl Model {
 /// The kind of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A function with its runtime.
+    /// A function with the runtime.
     Function(Runtime),
     /// A graph of functions.
     Workflow,
@@ -128,7 +127,7 @@ impl Kind {
 pub enum Availability {
     /// The model can be invoked.
     Ready,
-    /// The model is being prepared on its workers.
+    /// The model is being prepared on workers.
     Preparing,
     /// The model's workers are gone, and the model is expected to become ready again on them or on
     /// others. The text tells where the model was.
@@ -185,14 +184,14 @@ pub struct Invocation {
     pub sequence: Option<InSequence>,
 }
 
-/// A tensor with its contents.
+/// A tensor with contents.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tensor {
     /// Name of the tensor in the model.
     pub name: String,
     pub datatype: DataType,
     pub shape: Vec<i64>,
-    /// Elements in row-major order, little-endian. A slice of the buffer in which they arrived.
+    /// Elements in row-major order, little-endian. A slice of the received buffer.
     pub data: Bytes,
 }
 
@@ -217,11 +216,11 @@ pub struct Completion {
 /// The latency breakdown of a request, from its acceptance by the backend to the response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Split {
-    /// Time waiting for the model to be loaded into host memory (a cold start). Zero if it was loaded.
+    /// Time waiting for the model to be loaded into host memory (a cold start). Zero if the model was loaded.
     pub cold: Duration,
     /// Time waiting for a GPU.
     pub queue: Duration,
-    /// Time waiting for the model to be copied to the GPU. Zero if it was on the GPU.
+    /// Time waiting for the model to be copied to the GPU. Zero if the model was on the GPU.
     pub swap: Duration,
     /// Time computing.
     pub run: Duration,

@@ -1,14 +1,14 @@
 //! The byte budget: a bound on the bytes of clients' messages and of responses in memory.
 //!
 //! ```text
-//! Budget      all connections together: its capacity, and since when it has been full
+//! Budget      all connections together: the capacity, and since when the budget has been full
 //!   └─ BudgetShare   one connection: a single message of any size, or `share_max` bytes
 //!        └─ Charge        one message or response: grows as bytes arrive, releases them when dropped
 //! ```
 //!
 //! Bytes are charged when they arrive, and not when they are announced. A charge that has bytes never
 //! waits for more: it is refused, and its owner drops it, so two messages cannot deadlock. The
-//! messages of a stream wait for capacity before they have any bytes ([`BudgetShare::room_for`]).
+//! messages of a stream wait for capacity before any bytes are charged ([`BudgetShare::room_for`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -42,8 +42,8 @@ struct Pool {
     waiting: AtomicUsize,
     freed: Notify,
     origin: Instant,
-    /// Time since which there is no capacity for a small request, in milliseconds after `origin` plus
-    /// 1. 0 while there is capacity.
+    /// Time since which there is no capacity for a small request: milliseconds after `origin`, plus
+    /// 1 ms. The value is 0 while there is capacity.
     full_since: AtomicU64,
 }
 
@@ -157,7 +157,7 @@ impl BudgetShare {
         Charge { share: self.clone(), bytes }
     }
 
-    /// Waits until `bytes` would fit, without charging them: another message may charge them first.
+    /// Waits until `bytes` would fit, without charging: another message may take the capacity first.
     /// The caller must have no charge in the meantime. Never returns for more bytes than a message
     /// may have.
     pub(crate) async fn room_for(self, bytes: u64) {
@@ -220,7 +220,7 @@ impl BudgetShare {
     }
 }
 
-/// Counts a waiting message until it is dropped.
+/// Counts a waiting message until the value is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {

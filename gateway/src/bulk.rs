@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Most threads. There is one thread for two processors.
 const THREADS_MAX: usize = 4;
 
-/// The threads. Clones share them, and dropping the last clone ends them.
+/// The threads. Clones share the threads, and dropping the last clone ends the threads.
 #[derive(Clone)]
 pub(crate) struct BulkThreads(Arc<OwnedRuntime>);
 

@@ -1,4 +1,4 @@
-//! The properties of a call that are known before its body: caller, arrival, deadline, tenant, and
+//! The properties of a call that are known before the body: caller, arrival, deadline, tenant, and
 //! the shares of the byte budget that its bytes are charged to.
 
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Call {
 /// The budget shares of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionShares {
-    /// Share of the budget for inference requests and their responses.
+    /// Share of the budget for inference requests and responses.
     pub(crate) inference: BudgetShare,
     /// Share of the separate budget for all other calls: the admin API, the repository, health and metrics.
     pub(crate) admin: BudgetShare,

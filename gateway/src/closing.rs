@@ -1,4 +1,4 @@
-//! The notification that the gateway is closing, for all of its parts.
+//! The notification that the gateway is closing, for all parts of the gateway.
 
 use tokio::sync::watch;
 

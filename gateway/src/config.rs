@@ -13,7 +13,7 @@ use crate::auth::{Authenticate, LoopbackOnly};
 /// Returns the wall-clock time as the time since 1970. Used only for records, never for waiting.
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Configuration of a gateway, except its backend.
+/// Configuration of a gateway, except the backend.
 #[derive(Clone)]
 pub struct FrontDoorConfig {
     pub limits: Limits,
@@ -60,7 +60,7 @@ pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(64);
 /// see [`ServerConfig::windows_max`].
 const STREAM_WINDOW: u32 = 128 << 10;
 /// Flow-control window of an HTTP/2 connection, in bytes: eight times the stream's window, so that
-/// seven streams that wait for their responses do not block another one.
+/// seven streams that wait for their responses do not block another stream.
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Flow-control windows of all such connections of the port, in bytes: 256 connections.
 const WINDOWS_MAX: u32 = 256 << 20;
@@ -75,7 +75,7 @@ pub(crate) const LABELLED_FUNCTIONS_MAX: usize = 1000;
 pub struct Limits {
     /// Largest message, both as received and after decompression.
     pub message_max: Bytes,
-    /// Most bytes of inference requests and their responses in memory. At least `message_max`,
+    /// Most bytes of inference requests and responses in memory. At least `message_max`,
     /// because otherwise the largest messages could never be served.
     pub in_flight_max: Bytes,
     /// Most requests that wait for their model to become ready; further requests are refused at once.
@@ -84,7 +84,7 @@ pub struct Limits {
     /// another worker takes over. After that, the client may find another gateway that sees more
     /// workers.
     pub away_max: Duration,
-    /// Bounds of connections and of their streams.
+    /// Bounds of connections and streams.
     pub server: ServerConfig,
     /// Most requests of a gRPC stream that run at a time; further requests wait in the client.
     pub stream_concurrency: usize,

@@ -1,4 +1,4 @@
-//! Responses that are being sent: their bytes stay charged until they are sent.
+//! Responses in transmission: the bytes stay charged until the transport has sent them.
 //!
 //! ```text
 //! handler ─ charge ─▶ Ledger ─▶ Delivery ─ a piece with its charge ─▶ transport ─▶ hyper, h2 ─▶ socket
@@ -36,7 +36,7 @@ pub(crate) fn charge_answer(
     Ok(())
 }
 
-/// Keeps the bytes of a response charged until they are sent.
+/// Keeps the bytes of a response charged until sent.
 pub(crate) fn deliver(response: Response<Body>, ledger: &Ledger, share: &BudgetShare) -> Response<Body> {
     if response.body().is_end_stream() {
         return response;
@@ -46,7 +46,7 @@ pub(crate) fn deliver(response: Response<Body>, ledger: &Ledger, share: &BudgetS
     })
 }
 
-/// A body that attaches charges to its pieces.
+/// A body that attaches charges to the pieces.
 struct Delivery {
     inner: Body,
     ledger: Ledger,

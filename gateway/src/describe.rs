@@ -157,7 +157,7 @@ fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Fail
     parts.map(take).collect()
 }
 
-/// Returns the state of every model of the caller's tenant, or only of the ready ones.
+/// Returns the state of every model of the caller's tenant, or only of the ready models.
 pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<ModelIndex>, Failure> {
     let models = front.backend.index(&call.tenant);
     let wanted = models.iter().filter(|model| !ready_only || model.availability == Availability::Ready);

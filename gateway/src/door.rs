@@ -259,7 +259,7 @@ fn span<B>(request: &Request<B>, request_id: &RequestId) -> Span {
     )
 }
 
-/// Returns a path without the names in it, so that there are few different values.
+/// Returns a path without the names, so that there are few different values.
 fn route(method: &Method, path: &str) -> String {
     let mut after = "";
     let parts = path.split('/').map(|part| {

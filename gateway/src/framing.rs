@@ -49,7 +49,7 @@ pub(crate) enum Hold {
     UntilClaimed,
 }
 
-/// The charges of a call. Dropping the last clone releases all of them.
+/// The charges of a call. Dropping the last clone releases all charges.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ledger(Arc<Mutex<Charges>>);
 
@@ -126,7 +126,7 @@ pub(crate) struct Terms {
     pub(crate) message_type: Option<MessageType>,
 }
 
-/// A body that charges and decompresses its messages.
+/// A body that charges and decompresses the messages.
 pub(crate) struct Messages<B> {
     inner: B,
     terms: Terms,
@@ -295,7 +295,7 @@ impl<B> Messages<B> {
     }
 
     /// Checks the message whose prefix is at the start of the input, and charges the bytes that have
-    /// arrived. Returns the message if it is complete and uncompressed.
+    /// arrived. Returns a complete, uncompressed message.
     fn begin(&mut self) -> Result<Option<Bytes>, Status> {
         let (flag, len) = split(&self.input);
         if len > self.terms.message_len_max {
@@ -315,7 +315,7 @@ impl<B> Messages<B> {
             _ => {}
         }
         if let (1, Some(encoding)) = (flag, self.terms.encoding) {
-            // Compressed bytes are consumed as they arrive, so only the decompressed bytes are charged.
+            // Compressed bytes are consumed on arrival, so only the decompressed bytes are charged.
             let charge = share.try_take(0).map_err(|refused| to_status(&refused))?;
             self.input.advance(PREFIX_LEN);
             let room = [0; PREFIX_LEN];
@@ -477,7 +477,7 @@ where
     }
 }
 
-/// Cuts a message into pieces that are passed on one by one.
+/// Cuts a message into pieces that are passed on separately.
 fn in_steps(mut message: Bytes) -> VecDeque<Bytes> {
     let mut steps = VecDeque::with_capacity(message.len().div_ceil(GIVEN_AT_ONCE));
     while !message.is_empty() {
@@ -491,7 +491,7 @@ fn split(mut input: &[u8]) -> (u8, usize) {
     (input.get_u8(), input.get_u32() as usize)
 }
 
-/// Writes the prefix of an uncompressed message into the space at its start.
+/// Writes the prefix of an uncompressed message into the space at the start.
 fn write_prefix(message: &mut BytesMut) {
     let len = u32::try_from(message.len() - PREFIX_LEN).expect("bounded by the message limit, a u32");
     message[0] = 0;

@@ -40,7 +40,7 @@ pub(crate) struct Front {
     pub(crate) budget: Budget,
     /// Budget for requests to services that do no inference.
     pub(crate) admin_budget: Budget,
-    /// Permits for requests that wait until their model is ready.
+    /// Permits for requests that wait until the model is ready.
     pub(crate) waiting: Semaphore,
     /// Threads for large messages.
     pub(crate) bulk: BulkThreads,
@@ -49,7 +49,7 @@ pub(crate) struct Front {
     pub(crate) closing: Closing,
 }
 
-/// A request that was read and checked against its model.
+/// A request that was read and checked against the model.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Question {
     pub(crate) inputs: Vec<Tensor>,
@@ -98,7 +98,7 @@ impl Front {
         ConnectionShares { inference: self.budget.share(), admin: self.admin_budget.share() }
     }
 
-    /// Returns the number of requests that wait for their model now.
+    /// Returns the number of requests that now wait for a model.
     pub(crate) fn waiting_now(&self) -> usize {
         self.limits.waiting_max.saturating_sub(self.waiting.available_permits())
     }
@@ -144,12 +144,12 @@ impl Front {
         self.backend.set_intent(&key(call, name)?, intent, &call.caller).await
     }
 
-    /// Starts an inference request, and counts it as in flight.
+    /// Starts an inference request, and counts the request as in flight.
     pub(crate) fn begin<'a>(&'a self, call: &'a Call) -> Run<'a> {
         self.begin_part(call, call.request_id.clone(), call.arrived)
     }
 
-    /// Starts one of several inference requests of a call, and counts it as in flight.
+    /// Starts one of several inference requests of a call, and counts the request as in flight.
     pub(crate) fn begin_part<'a>(
         &'a self,
         call: &'a Call,
@@ -188,7 +188,7 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
     number.map(Some).ok_or_else(|| Failure::malformed(message()))
 }
 
-/// An inference request in progress. Its outcome is counted once. A request that is dropped before
+/// An inference request in progress. The outcome is counted once. A request that is dropped before
 /// counts as cancelled.
 pub(crate) struct Run<'a> {
     front: &'a Front,
@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
         self.front
     }
 
-    /// Executes the request up to its outputs.
+    /// Executes the request up to the outputs.
     pub(crate) async fn answer<Reading: Future<Output = Result<Question, Failure>>>(
         &mut self,
         name: &str,
@@ -249,7 +249,7 @@ impl<'a> Run<'a> {
         Ok(Answer { model, completion, received: Instant::now() })
     }
 
-    /// Counts a failure, and returns it.
+    /// Counts a failure, and returns the failure.
     pub(crate) fn fail(mut self, failure: Failure) -> Failure {
         self.count_failure(failure.reason);
         failure
@@ -387,7 +387,7 @@ pub(crate) fn check_requested<'a>(
     Ok(requested)
 }
 
-/// Checks that the backend returned the requested outputs, because they came from another process.
+/// Checks that the backend returned the requested outputs, because the outputs came from another process.
 fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Result<(), Failure> {
     let named = |name: &str, at: usize| outputs.get(at).is_some_and(|output| output.name == name);
     let complete = match requested {

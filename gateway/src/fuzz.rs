@@ -68,7 +68,7 @@ fn models() -> [Model; 4] {
     })
 }
 
-/// Checks that an accepted request has as many elements as it declares.
+/// Checks that an accepted request has as many elements as the request declares.
 fn check(question: &Question) {
     for tensor in &question.inputs {
         let Some(size) = tensor.datatype.size() else { continue };

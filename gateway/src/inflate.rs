@@ -51,7 +51,7 @@ enum Decoder {
     Deflate(Zlib),
 }
 
-/// A zlib decoder that knows whether it has seen the end. flate2's own zlib writer accepts a
+/// A zlib decoder that knows whether the end was reached. flate2's own zlib writer accepts a
 /// truncated stream as complete.
 struct Zlib {
     state: Decompress,
@@ -95,7 +95,7 @@ impl Inflater {
         }
     }
 
-    /// Charges `more` bytes in addition to the decompressed ones, for data that is made of them.
+    /// Charges `more` bytes in addition to the decompressed bytes, for data that is made of them.
     pub(crate) fn charge(&mut self, more: u64) -> Result<(), Failure> {
         let sink = match &mut self.decoder {
             Decoder::Gzip(decoder) => decoder.get_mut(),
@@ -104,7 +104,7 @@ impl Inflater {
         sink.charge.grow(more)
     }
 
-    /// Returns the prefix and the decompressed bytes, with their charge.
+    /// Returns the prefix and the decompressed bytes, with the charge.
     pub(crate) fn finish(self) -> Result<(BytesMut, Charge), Failure> {
         let encoding = self.encoding;
         let sink = match self.decoder {

@@ -10,15 +10,15 @@
 //! | module | holds |
 //! |---|---|
 //! | [`backend`] | the interface to the component that has the models |
-//! | [`serve`] | opening the gateway, its socket and connections |
+//! | [`serve`] | opening the gateway; the socket and the connections |
 //! | [`config`] | limits, clock and seed |
 //! | [`auth`] | identification of the caller |
 //! | `door` | middleware for every request, before any service |
 //! | `closing` | the notification that the gateway is closing |
-//! | `call`, `request_id` | properties of a call that are known before its body |
+//! | `call`, `request_id` | properties of a call that are known before the body |
 //! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC messages, of compressed messages |
 //! | `decoded` | the memory of decoded gRPC messages |
-//! | `delivery` | responses, which stay charged until they are sent |
+//! | `delivery` | responses, which stay charged until sent |
 //! | `front` | the path of an inference, the same for both protocols |
 //! | `parameters` | the supported request parameters |
 //! | `describe`, `meters` | descriptions of models, counts and metrics |

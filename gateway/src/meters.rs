@@ -1,6 +1,6 @@
 //! The counts: each model's statistics, as the protocol reports them, and the metrics for Prometheus.
 //! A tally per revision has both, so that a request looks them up only once. This module has the
-//! names of the metrics, and their labels, whose number is bounded.
+//! names of the metrics, and the labels, whose number is bounded.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -72,7 +72,7 @@ pub(crate) struct Meters {
     pub(crate) connections: Gauge,
     /// Bytes of inference requests and responses in memory, set at each scrape.
     pub(crate) bytes_in_flight: Gauge,
-    /// Number of requests that wait until their model is ready, set at each scrape.
+    /// Number of requests that wait until the model is ready, set at each scrape.
     pub(crate) waiting: Gauge,
 }
 
@@ -248,7 +248,7 @@ impl Meters {
         Tally::new(labels, score, series)
     }
 
-    /// Removes the labels of deleted functions, together with their counts.
+    /// Removes the labels of deleted functions, together with the counts.
     fn forget_labels(&self, still_there: impl Fn(&FunctionKey) -> bool) {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         labelled.retain(|key| {

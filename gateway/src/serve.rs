@@ -1,4 +1,4 @@
-//! The listening socket, its connections, and their shutdown.
+//! The listening socket, the connections, and the shutdown.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -191,7 +191,7 @@ fn add_reflection(routes: &mut RoutesBuilder, services: &BTreeSet<&'static str>)
         (Ok(v1), Ok(v1alpha)) => {
             routes.add_service(v1).add_service(v1alpha);
         }
-        // The build made the descriptors, and a test checks that they are valid.
+        // The build made the descriptors, and a test checks that the descriptors are valid.
         (Err(error), _) | (_, Err(error)) => tracing::error!(%error, "cannot serve reflection"),
     }
 }
@@ -211,7 +211,7 @@ impl Serving {
     }
 }
 
-/// Counts an open connection until it is dropped.
+/// Counts an open connection until the value is dropped.
 struct OpenConnection(prometheus_client::metrics::gauge::Gauge);
 
 impl OpenConnection {

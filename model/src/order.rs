@@ -55,7 +55,8 @@ pub struct Trace {
 /// The memory that a launch has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// The launch waits for all memory of the program, because its reads are not as recorded.
+    /// The launch waits for all memory of the program, because its reads are not known or not as
+    /// recorded.
     Everything,
     /// The launch waits only for the bytes that it reads.
     Reads,

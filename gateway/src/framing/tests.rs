@@ -164,13 +164,13 @@ async fn the_charge_of_a_waiting_call_is_released_once_the_message_is_decoded() 
     assert!(body.frame().await.unwrap().is_ok());
     assert_eq!(budget.used(), 1000);
     assert!(body.frame().await.is_none());
-    // tonic drops the body once it has the message.
+    // tonic drops the body once the message is complete.
     drop(body);
     assert_eq!(budget.used(), 0);
     drop(ledger);
 }
 
-/// Returns a sender of bytes, and a body of these bytes.
+/// Returns a sender of bytes, and a body of the sent bytes.
 fn wire() -> (futures::channel::mpsc::UnboundedSender<Bytes>, impl Body<Data = Bytes, Error = Status> + Unpin)
 {
     let (sender, pieces) = futures::channel::mpsc::unbounded();

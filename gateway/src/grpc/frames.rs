@@ -37,7 +37,7 @@ pub(super) fn requests(body: Body) -> impl Stream<Item = Result<ModelInferReques
 
 struct Incoming {
     body: Body,
-    /// Bytes of the next message, including its prefix.
+    /// Bytes of the next message, including the prefix.
     message: BytesMut,
 }
 
@@ -76,7 +76,7 @@ impl Incoming {
         Some(u32::from_be_bytes(*len) as usize)
     }
 
-    /// Takes the next message if it is complete. The bytes after the message move to their own memory.
+    /// Takes the next message if it is complete. The bytes after the message move to separate memory.
     fn whole(&mut self) -> Option<Result<Bytes, Status>> {
         let end = PREFIX_LEN + self.len_announced()?;
         if self.message.len() < end {

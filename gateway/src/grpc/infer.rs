@@ -43,7 +43,7 @@ pub(super) async fn infer(
         response.disable_compression();
     }
     let times = run.succeed(&answer);
-    // The value has only digits, letters and punctuation, so it is always valid.
+    // The value has only digits, letters and punctuation, so the value is always valid.
     if let Ok(timing) = AsciiMetadataValue::try_from(times.to_string()) {
         response.metadata_mut().insert(SERVER_TIMING, timing);
     }
@@ -82,7 +82,7 @@ pub(super) async fn answer(
     Ok((answer, id, kept))
 }
 
-/// Reads a request, and checks it against its model.
+/// Reads a request, and checks the request against the model.
 pub(crate) fn question(
     model: &Model,
     request: ModelInferRequest,

@@ -1,7 +1,7 @@
 //! The service `inference.GRPCInferenceService`: the protocol over gRPC.
 //!
 //! Each method reads its arguments, calls the [`Front`], and writes the response. Failures become a
-//! status in a single place, with their reason in `ErrorInfo`.
+//! status in a single place, with the reason in `ErrorInfo`.
 
 mod contents;
 mod frames;
@@ -116,7 +116,7 @@ impl GrpcInferenceService for Inference {
 
     type ModelStreamInferStream = stream::Answers;
 
-    /// Never called, because its route leads to [`stream::serve`].
+    /// Never called, because the route leads to [`stream::serve`].
     async fn model_stream_infer(
         &self,
         _request: Request<Streaming<ModelInferRequest>>,

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 
 use crate::parameters::{SEQUENCE_ID, Value, sequence_id};
 
-/// Signals the end of a request when its sender is dropped.
+/// Signals the end of a request when the sender is dropped.
 type Over = oneshot::Receiver<()>;
 
 /// The last request of each sequence of each model.
@@ -23,7 +23,7 @@ pub(super) struct Sequences {
     under_way_max: usize,
 }
 
-/// The position of a request behind another one of its sequence. Dropping the value lets the next
+/// The position of a request behind another request of the same sequence. Dropping the value lets the next
 /// request begin.
 #[derive(Debug, Default)]
 pub(super) struct Place {

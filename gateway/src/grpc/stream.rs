@@ -1,6 +1,6 @@
 //! The bidirectional stream. Requests run concurrently up to a bound, except that requests of the
 //! same sequence of a stateful model run one after another. Responses have the order of the requests.
-//! A failed request is answered with its error, and the stream continues.
+//! A failed request is answered with an error, and the stream continues.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -35,10 +35,10 @@ use crate::request_id;
 /// Triton's mark of the last response to a request, which every response here has.
 const FINAL: &str = "triton_final_response";
 
-/// The responses of a stream, in the order of its requests.
+/// The responses of a stream, in the order of the requests.
 pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
-/// A request of a stream, with its charge until the request is answered.
+/// A request of a stream, with the charge until the request is answered.
 struct Asked {
     number: u64,
     arrived: Instant,
@@ -52,7 +52,7 @@ pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response
     let Some(call) = parts.extensions.get::<Call>().cloned() else {
         return Status::internal("the call did not pass the gateway's middleware").into_http();
     };
-    // The middleware removed this header if it supports the encoding.
+    // The middleware removed this header if the gateway supports the encoding.
     let foreign = parts.headers.get(GRPC_ENCODING).filter(|name| *name != "identity");
     if let Some(name) = foreign {
         let message = format!("compression {name:?} is not served: use gzip, deflate or identity");
@@ -159,7 +159,7 @@ async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferRe
     }
 }
 
-/// Returns the call's id for the first request of a call, and a new id for each further one.
+/// Returns the call's id for the first request of a call, and a new id for each further request.
 fn request_id(front: &Front, call: &Call, number: u64) -> RequestId {
     if number == 1 { call.request_id.clone() } else { front.ids.next() }
 }

@@ -24,7 +24,7 @@ pub(crate) struct Tally {
     pub(crate) swap: Cumulative,
     pub(crate) run: Cumulative,
     pub(crate) output: Cumulative,
-    /// Time of the last inference in milliseconds since 1970; 0 before the first one.
+    /// Time of the last inference in milliseconds since 1970; 0 before the first inference.
     pub(crate) last_inference_ms: AtomicU64,
     /// Latencies of the answered requests.
     pub(crate) latencies: Latencies,
@@ -51,7 +51,7 @@ pub(crate) struct Times {
     pub(crate) split: Split,
     /// Time from the backend's response to the client's response.
     pub(crate) output: Duration,
-    /// Time from the request's arrival to its response.
+    /// Time from the request's arrival to the response.
     pub(crate) total: Duration,
 }
 
@@ -119,7 +119,7 @@ impl Tally {
     }
 }
 
-/// The number of occurrences, and their total time.
+/// The number of occurrences, and the total time.
 #[derive(Debug, Default)]
 pub(crate) struct Cumulative {
     count: AtomicU64,
@@ -138,7 +138,7 @@ impl Cumulative {
     }
 }
 
-/// SLO counts against an objective (T17), with their metrics.
+/// SLO counts against an objective (T17), with metrics.
 #[derive(Debug)]
 pub(super) struct Score {
     objective: Slo,

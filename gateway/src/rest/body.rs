@@ -31,7 +31,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) bulk: &'a BulkThreads,
 }
 
-/// Collects a body. Its bytes stay charged as long as the returned charge lives.
+/// Collects a body. The bytes stay charged as long as the returned charge lives.
 pub(crate) async fn collect(
     terms: Terms<'_>,
     headers: &HeaderMap,
@@ -77,7 +77,7 @@ struct Arriving<'a> {
 }
 
 impl Arriving<'_> {
-    /// Accepts or refuses the body by its headers. Returns its compression.
+    /// Accepts or refuses the body by the headers. Returns the compression.
     fn admit(&self, headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
         let encoding = encoding(headers)?;
         if self.announced.is_some_and(|length| length > self.terms.len_max as u64) {
@@ -144,7 +144,7 @@ impl Arriving<'_> {
 
     async fn inflated(&mut self, encoding: Encoding) -> Result<(Bytes, Charge), RestError> {
         let mut arrived = 0;
-        // Compressed bytes are consumed as they arrive, so only the decompressed bytes are charged.
+        // Compressed bytes are consumed on arrival, so only the decompressed bytes are charged.
         let mut inflater = Inflater::new(encoding, b"", self.terms.len_max, self.terms.share.try_take(0)?);
         while let Some(mut data) = self.next().await? {
             arrived += data.len();

@@ -2,7 +2,7 @@
 //! bytes to JSON.
 //!
 //! A JSON parser has already checked the text, so a single pass over its bytes is enough. Each number
-//! is parsed as its own type, so it is rounded only once.
+//! is parsed as its own type, so the number is rounded only once.
 
 use millrace_types::DataType;
 use millrace_types::tensor::element_count;
@@ -140,7 +140,7 @@ fn writer(datatype: DataType) -> Option<Write> {
     macro_rules! float {
         ($type:ty) => {
             |text, raw| {
-                // JSON has no infinity, so a number that parses as one is out of range.
+                // JSON has no infinity, so a number that parses as infinity is out of range.
                 let number = text.parse::<$type>().ok().filter(|x| x.is_finite());
                 number.is_some_and(|x| {
                     raw.extend_from_slice(&x.to_le_bytes());

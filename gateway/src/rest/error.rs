@@ -8,12 +8,12 @@ use millrace_proto::status::http_status;
 use millrace_types::{Failure, Reason};
 use serde_json::json;
 
-/// Content type of JSON. The exact value matters, because KServe's client compares it.
+/// Content type of JSON. The exact value matters, because KServe's client compares the value.
 pub(crate) const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// Value of `Retry-After` in seconds for a request that was refused for lack of capacity.
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
-/// A failure with its HTTP status.
+/// A failure with an HTTP status.
 #[derive(Debug)]
 pub(crate) struct RestError {
     status: StatusCode,
@@ -21,7 +21,7 @@ pub(crate) struct RestError {
 }
 
 impl RestError {
-    /// Creates a failure whose status is more specific than its reason.
+    /// Creates a failure whose status is more specific than the reason.
     pub(crate) fn new(status: StatusCode, reason: Reason, message: impl Into<String>) -> Self {
         Self { status, failure: Failure::new(reason, message) }
     }

@@ -224,7 +224,7 @@ async fn infer(
     }
     call.ledger.answer(charge);
     let times = run.succeed(&answer);
-    // The value has only digits, letters and punctuation, so it is always valid.
+    // The value has only digits, letters and punctuation, so the value is always valid.
     if let Ok(timing) = HeaderValue::from_str(&times.to_string()) {
         response.headers_mut().insert(TIMING, timing);
     }

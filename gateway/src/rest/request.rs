@@ -56,11 +56,11 @@ pub(crate) struct Form {
     pub(crate) binary: Vec<bool>,
 }
 
-/// A body that is split into its JSON and the binary tensors after it.
+/// A body that is split into the JSON and the binary tensors after the JSON.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Cut {
     json: Bytes,
-    /// Binary tensors. `None` if the client did not send the header that announces them.
+    /// Binary tensors. `None` if the client did not send the header that announces binary tensors.
     binary: Option<Bytes>,
 }
 
@@ -70,7 +70,7 @@ impl Cut {
     }
 }
 
-/// Splits a body at the position that its header gives.
+/// Splits a body at the position that the header gives.
 pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> {
     let Some(length) = headers.get(HEADER_LENGTH) else { return Ok(Cut { json: body, binary: None }) };
     let text = String::from_utf8_lossy(length.as_bytes());
@@ -87,7 +87,7 @@ pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> 
     Ok(Cut { json, binary: Some(body) })
 }
 
-/// Reads a request, and checks it against its model. `charge` is the charge of the body, and grows by
+/// Reads a request, and checks it against the model. `charge` is the charge of the body, and grows by
 /// the elements of JSON.
 pub(crate) fn question(
     model: &Model,

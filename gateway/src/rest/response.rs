@@ -58,7 +58,7 @@ struct BinarySize {
     binary_data_size: usize,
 }
 
-/// The body of a response: its pieces, and the length of the JSON if binary outputs follow.
+/// The body of a response: the pieces, and the length of the JSON if binary outputs follow.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Encoded {
     pieces: VecDeque<Bytes>,
@@ -72,7 +72,7 @@ pub(crate) fn json_data_len(answer: &Answer, form: &Form) -> usize {
     outputs.filter(|&(at, _)| !is_binary(at)).map(|(_, output)| output.data.len()).sum()
 }
 
-/// Encodes a response. The JSON is added to the charge as it grows.
+/// Encodes a response. The growing JSON is added to the charge.
 pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Result<Encoded, Failure> {
     let tensors = &answer.completion.outputs;
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
@@ -113,7 +113,7 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
     Ok(Encoded { pieces, json_len })
 }
 
-/// A JSON buffer that is charged before it allocates more memory.
+/// A JSON buffer that is charged before each allocation.
 struct ChargedJson<'a> {
     text: Vec<u8>,
     charge: &'a mut Charge,

@@ -232,7 +232,7 @@ impl Echo {
     }
 }
 
-/// Counts a request as cancelled if it is dropped before it ends.
+/// Counts a request as cancelled if the value is dropped before the request ends.
 struct Underway<'a> {
     echo: &'a Echo,
     ended: bool,

@@ -142,7 +142,7 @@ async fn a_tenant_sees_only_its_own_models() {
     refuses(&status, Code::InvalidArgument, Reason::InvalidSpec, "tenant");
 }
 
-/// Each change turns a valid request to "mlp" into one that is refused before any model runs.
+/// Each change turns a valid request to "mlp" into a request that is refused before any model runs.
 #[tokio::test]
 async fn invalid_grpc_requests_are_refused_before_they_run() {
     type Change = fn(&mut ModelInferRequest);

@@ -149,7 +149,7 @@ async fn grpc_messages_may_be_compressed_in_both_directions() {
         assert_eq!(response.metadata().get("grpc-encoding").unwrap(), &encoding.to_string());
         assert_eq!(response.into_inner().raw_output_contents[0].len(), 1 << 20);
     }
-    // A client that only accepts compressed responses gets uncompressed ones.
+    // A client that only accepts compressed responses gets uncompressed responses.
     let mut client = server.grpc().await.accept_compressed(CompressionEncoding::Gzip);
     let response = client.model_infer(row("mlp")).await.unwrap();
     assert!(response.metadata().get("grpc-encoding").is_none());
@@ -501,7 +501,7 @@ async fn a_full_budget_still_serves_the_operator_but_is_not_ready() {
     tokio::time::resume();
     assert!(!ready().await, "inference has been locked out for 5 s");
 
-    // Calls without inference have a budget of their own.
+    // Calls without inference have a separate budget.
     let unload = server.post("/v2/repository/models/mlp/unload", r#"{"parameters":{}}"#).await;
     assert_eq!(unload.status, 200);
     let mut operator = server.grpc().await;

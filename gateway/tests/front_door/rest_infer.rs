@@ -19,7 +19,7 @@ async fn post_binary(server: &Server, path: &str, json: &Json, binary: &[Bytes])
     server.post_with(path, &[("inference-header-content-length", &length)], body).await
 }
 
-/// Splits a response into its JSON and its binary outputs.
+/// Splits a response into the JSON and the binary outputs.
 fn split(reply: &Reply) -> (Json, Bytes) {
     assert_eq!(reply.header("content-type"), "application/octet-stream", "{reply:?}");
     let length: usize = reply.header("inference-header-content-length").parse().unwrap();
