@@ -1,4 +1,4 @@
-//! Test that `docs/admin-api.md` matches the descriptors. After a change of the API, `BLESS=1 cargo
+//! Test that `docs/guide/admin-api.md` matches the descriptors. After a change of the API, `BLESS=1 cargo
 //! test -p millrace-proto --test reference` writes the page again.
 
 #![allow(clippy::unwrap_used)]
@@ -13,7 +13,7 @@ use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, Fi
 use prost_types::{FileDescriptorSet, ServiceDescriptorProto};
 
 const PACKAGE: &str = "millrace.admin.v1";
-const REFERENCE: &str = "../docs/admin-api.md";
+const REFERENCE: &str = "../docs/guide/admin-api.md";
 const HEAD: &str = "\
 # Admin API
 
@@ -218,7 +218,7 @@ fn the_reference_page_matches_the_descriptors() {
     let differs = expected.lines().zip(found.lines()).find(|(expected, found)| expected != found);
     assert!(
         expected == found,
-        "docs/admin-api.md is out of date at {differs:?}: run BLESS=1 cargo test -p millrace-proto --test reference"
+        "docs/guide/admin-api.md is out of date at {differs:?}: run BLESS=1 cargo test -p millrace-proto --test reference"
     );
 }
 

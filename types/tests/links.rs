@@ -115,9 +115,9 @@ See [there](docs/x.md#y) and [`here`](#no-1), not [a site](https://example.org/z
     assert_eq!(Page::read(text), page);
 
     // The page stands in for an existing page.
-    let at = PathBuf::from("docs/alerts.md");
+    let at = PathBuf::from("docs/reliability.md");
     let pages = BTreeMap::from([(at.clone(), page)]);
     let leads = |target| leads_somewhere(&pages, &at, target);
-    assert!(["#no", "../README.md", "./../types", "../docs/alerts.md"].into_iter().all(leads));
+    assert!(["#no", "../README.md", "./../types", "../docs/reliability.md"].into_iter().all(leads));
     assert!(!["#yes", "none.md", "../README.md#no", "../../README.md", "/README.md"].into_iter().any(leads));
 }

@@ -2,7 +2,7 @@
 //! Each answer shows how many requests the state has counted, and to which sequence the state
 //! belongs.
 //!
-//! A client follows docs/sequences.md. A request that was not carried out and may be retried is
+//! A client follows docs/guide/sequences.md. A request that was not carried out and may be retried is
 //! retried. After an error that the sequence has ended, the client restarts the sequence under the
 //! same id. If a request may have been carried out, the client leaves the sequence for another id,
 //! and the cluster ends the sequence for being idle.

@@ -1,7 +1,7 @@
 //! The check that every answer of a sequence counts each request of the sequence once: state is
 //! neither lost silently nor applied twice. A sequence may be lost with the process that has its
 //! state, if its client gets an error. A request that may or may not have been carried out ends its
-//! sequence too, because only the client can tell whether that matters (docs/sequences.md, *What is
+//! sequence too, because only the client can tell whether that matters (docs/guide/sequences.md, *What is
 //! promised*).
 
 use std::collections::{BTreeMap, BTreeSet};

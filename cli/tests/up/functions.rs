@@ -1,4 +1,4 @@
-//! Functions that are programs: runs the commands of docs/functions.md unchanged, except for the
+//! Functions that are programs: runs the commands of docs/guide/functions.md unchanged, except for the
 //! commands that start the server and run cargo. Cargo has built everything by then.
 
 use std::os::unix::fs::symlink;
@@ -113,7 +113,7 @@ fn documented_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let variables = [("FUNCTION_LIBRARY", library.as_path()), ("PYTHONPATH", module.as_path())];
     let up = Up::ephemeral_with(&["--allow-processes"], &variables);
     let mut said = Vec::new();
-    for line in commands("docs/functions.md") {
+    for line in commands("docs/guide/functions.md") {
         said.push((line.clone(), run(&up, folder.path(), &line)));
     }
     let mut doubled = 0;

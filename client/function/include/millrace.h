@@ -1,6 +1,6 @@
 /* The C interface for a program that Millrace serves as a function (`runtime: process`). Link
  * -lmillrace_function (or libmillrace_function.a). A worker starts the program, and the program serves
- * calls through this library. See docs/functions.md.
+ * calls through this library. See docs/guide/functions.md.
  *
  * Errors. A function that fails returns a negative number (or NULL, or 0 for a size).
  * millrace_error() and millrace_reason() then describe the error. No function ends the process.

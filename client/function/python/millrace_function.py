@@ -1,7 +1,7 @@
 """The module for a Python program that Millrace serves as a function (`runtime: process`).
 
 A worker starts the program, and the program passes a function that answers calls to `serve`.
-docs/functions.md explains how to publish the program. PYTHONPATH must name the folder of this module,
+docs/guide/functions.md explains how to publish the program. PYTHONPATH must name the folder of this module,
 and FUNCTION_LIBRARY the shared library of `millrace.h`.
 """
 

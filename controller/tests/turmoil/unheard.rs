@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::plain::Group;
 
-/// The time within which operators are promised a new leader after a loss (docs/operating.md, *What is
+/// The time within which operators are promised a new leader after a loss (docs/operate/operating.md, *What is
 /// promised*).
 const ANOTHER_WITHIN: Duration = Duration::from_secs(2);
 

@@ -184,7 +184,7 @@ Next steps (cargo install --path cli puts millrace on your PATH), after the thre
   millrace invoke workflow/traffic --image examples/traffic/frame.png
   millrace trace REQUEST                               all spans of a request
   millrace demo --workflow traffic --chaos             kill executors under workflows
-examples/traffic/README.md has the same by hand, docs/workflows.md all features of workflows.";
+examples/traffic/README.md has the same by hand, docs/guide/workflows.md all features of workflows.";
 
 #[cfg(test)]
 mod tests {
