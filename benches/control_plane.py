@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measures durable, replicated writes of three Millrace controllers against three etcd servers.
 
-Both groups run on this machine's loopback with their data on the same disk, one idle while the
-other is measured. One client program writes 256-byte values to each group's leader; in each round
-both get each number of clients, in an order that changes. A figure is the median over rounds with
-its range, and a ratio is taken within a round. Needs etcd on the PATH (Debian: etcd-server) and
+Both groups run on this machine's loopback with their data on the same disk. While one group is
+measured, the other is idle. One client program writes 256-byte values to each group's leader. In
+each round both groups get each number of clients, in an order that changes. A figure is the median
+over rounds with its range. A ratio is taken within a round, so that other load on the machine
+affects both sides. Needs etcd on the PATH (Debian: etcd-server) and
 
     cargo build --release && cargo build --release -p millrace-controller --example write_load
 """
@@ -45,11 +46,11 @@ def wait_for(what, ready, seconds=60):
         if value:
             return value
         time.sleep(0.1)
-    sys.exit(f"{what} did not come up in {seconds} s")
+    sys.exit(f"{what} did not start within {seconds} s")
 
 
 class Group:
-    """Processes that end with this one."""
+    """A group of servers, whose processes are ended by stop()."""
 
     def __init__(self, scratch, name):
         self.folder, self.name, self.processes = scratch / name, name, []

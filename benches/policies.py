@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures a small model under two presets in turns on one server, and prints ratios.
 
-The server keeps running; `millrace policy set` changes the preset before each turn, and the order of the
-presets changes by round. A ratio is taken within each round, so that what the machine does to one round
-it does to both presets.
+The server keeps running. `millrace policy set` changes the preset before each turn, and the order of the
+presets changes by round. A ratio is taken within each round, so that other load on the machine affects both
+presets.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Server:
             if done.returncode == 0:
                 return
             if self.process.poll() is not None:
-                raise SystemExit("the server ended")
+                raise SystemExit("the server exited")
             time.sleep(1 if attempt + 1 < attempts else 0)
         raise SystemExit(f"{' '.join(words)}: {done.stderr}")
 
@@ -74,7 +74,7 @@ def main():
         try:
             for number in range(args.rounds):
                 for name in PRESETS[:: 1 if number % 2 == 0 else -1]:
-                    # The verb returns when the worker has the preset.
+                    # The command returns only when the worker has applied the preset.
                     server.verb("policy", "set", "--preset", name)
                     for concurrency in CONCURRENCIES:
                         measured[name, concurrency].append(server.throughput(concurrency, args.seconds))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures Millrace and its peers in turns, with one client, and prints ratios.
 
-Servers run one at a time's worth of load: all are started and idle, and each round gives each of
-them, in an order that changes by round, the same load from `millrace load`. A figure is the median
-over rounds with its spread; a ratio is taken within each round, so that what the machine does to
-one round it does to both sides. Prepare with benches/peers/setup.sh.
+All servers run at the same time, but only one has load. In each round each server gets the same load
+from `millrace load`, in an order that changes by round. A figure is the median over rounds with its
+range. A ratio is taken within each round, so that other load on the machine affects both sides.
+Prepare with benches/peers/setup.sh.
 """
 
 import argparse
@@ -26,11 +26,11 @@ PEERS = ROOT / "target" / "peers"
 MILLRACE = ROOT / "target" / "dist" / "millrace"
 MODELS = {"mlp": [64], "resnet50": [3, 224, 224]}
 
-# Millrace serves the MLP a second time under this name, with requests that run together, up to 64,
-# as Triton's do; without, it runs them one by one.
+# The name under which Millrace serves the MLP with batches of up to 64 requests, as Triton does. Under
+# the name `mlp`, Millrace runs each request alone.
 BATCHED = "mlp-batched"
 
-# Name, model, Millrace's name for it, protocol, concurrency, peers asked, seconds a turn.
+# Each case: name, model, Millrace's name of the model, protocol, concurrency, peers, seconds of a turn.
 CASES = [
     ("MLP 1x64, gRPC, concurrency 1", "mlp", "mlp", "grpc", 1, ["triton", "mlserver"], 3),
     ("MLP 1x64, gRPC, concurrency 64", "mlp", "mlp", "grpc", 64, ["triton", "mlserver"], 3),
@@ -41,7 +41,7 @@ CASES = [
 
 
 class Server:
-    """A server of the protocol on this machine's loopback."""
+    """A server of the Open Inference Protocol on this machine's loopback."""
 
     def __init__(self, name, http, grpc, command, env, log):
         self.name, self.http, self.grpc = name, http, grpc
@@ -66,7 +66,7 @@ class Server:
                         break
                 except (urllib.error.URLError, OSError):
                     if time.monotonic() > deadline:
-                        sys.exit(f"{self.name} did not get {model} ready: see {self.log.name}")
+                        sys.exit(f"{self.name} did not load {model} in time: see {self.log.name}")
                     time.sleep(0.2)
 
     def stop(self):

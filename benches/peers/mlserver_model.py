@@ -1,4 +1,4 @@
-"""MLServer around onnxruntime, one thread, as each peer here runs it."""
+"""The model of MLServer: onnxruntime with one thread, as in each peer of this comparison."""
 
 import os
 

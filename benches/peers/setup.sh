@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the peers (NVIDIA Triton from PyPI's pytriton, Seldon MLServer) and the models they and
-# Millrace serve, into target/peers. Needs python3 with venv, and Debian's libpython3, libarchive13
-# and libb64-0d for Triton.
+# Installs the peers (NVIDIA Triton from PyPI's pytriton, Seldon MLServer) into target/peers, with the models
+# that all servers serve. Needs python3 with venv, and Debian's libpython3, libarchive13 and libb64-0d for
+# Triton.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 if ! ldconfig -p | grep -q libarchive.so.13 || ! ldconfig -p | grep -q libb64.so.0d; then
-  echo "Triton needs libraries of the system: apt-get install libpython3.11 libarchive13 libb64-0d" >&2
+  echo "Triton needs libraries that are missing: apt-get install libpython3.11 libarchive13 libb64-0d" >&2
   exit 1
 fi
 peers=$PWD/target/peers

@@ -1,9 +1,9 @@
-"""Triton's Python backend around onnxruntime, one thread, as each peer here runs it."""
+"""The model of Triton's Python backend: onnxruntime with one thread, as in each peer of this comparison."""
 
 import os
 import sys
 
-# Triton's stub gives the model a path of its own.
+# Triton's stub replaces the module path, so the packages must be added again.
 sys.path.insert(0, os.environ["PEER_PACKAGES"])
 
 import numpy
