@@ -1,10 +1,10 @@
-"""Trains the digits classifier and writes what this folder holds: the model, test images, held-out rows.
+"""Trains the digits classifier, and writes the files of this folder: the model, test images and held-out rows.
 
     python3 -m venv venv && venv/bin/pip install onnx scikit-learn pillow onnxruntime
     venv/bin/python train.py
 
-The data are scikit-learn's bundled 8x8 digits (1,797 of them, none downloaded). The same versions
-write the same files.
+The data are the 1,797 digits of 8x8 pixels that scikit-learn includes, so nothing is downloaded. The same
+versions of the packages write the same files.
 """
 
 import csv
@@ -25,13 +25,13 @@ from sklearn.neural_network import MLPClassifier
 HERE = pathlib.Path(__file__).parent
 SEED = 7
 HELD_OUT = 360
-ROWS = 100  # of the held-out images, committed so that a test can check the model
-SCALE = 8  # 8x8 pixels are too small to look at
+ROWS = 100  # held-out images that are committed, so that a test can check the model
+SCALE = 8  # factor of enlargement, because 8x8 pixels are too small to view
 
 
 def train():
     digits = load_digits()
-    pixels = numpy.round(digits.data / 16 * 255).astype(numpy.uint8)  # what a PNG can hold
+    pixels = numpy.round(digits.data / 16 * 255).astype(numpy.uint8)  # the range of a PNG
     train_x, test_x, train_y, test_y = train_test_split(
         pixels, digits.target, test_size=HELD_OUT, random_state=SEED, stratify=digits.target
     )
@@ -41,7 +41,7 @@ def train():
 
 
 def export(classifier):
-    """image [N, 1, 8, 8] in 0..1 -> probabilities [N, 10] and label [N]."""
+    """Writes the model: image [N, 1, 8, 8] in 0..1 -> probabilities [N, 10] and label [N]."""
     nodes = [helper.make_node("Flatten", ["image"], ["pixels"], axis=1)]
     weights = []
     value = "pixels"

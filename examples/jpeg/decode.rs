@@ -1,4 +1,4 @@
-//! The first step: a JPEG becomes pixels.
+//! The first step of the workflow: decodes a JPEG to pixels.
 
 use millrace_function::{Call, DataType, Error, serve};
 

@@ -1,11 +1,12 @@
-/* The second step: pixels become what the classifier takes, 8x8 of light ink on dark, 0 to 1. */
+/* The second step of the workflow: converts pixels to the classifier's input, 8x8 values from 0 to 1, light ink
+   on a dark ground. */
 
 #include <millrace.h>
 #include <stdio.h>
 
 #define SIDE 8
 
-/* The mean brightness of a box of the picture. */
+/* Returns the mean brightness of a box of the picture. */
 static float box(const uint8_t *pixels, int64_t width, int64_t top, int64_t bottom, int64_t left, int64_t right) {
     double sum = 0;
     for (int64_t y = top; y < bottom; y++)
@@ -16,7 +17,7 @@ static float box(const uint8_t *pixels, int64_t width, int64_t top, int64_t bott
     return (float)(sum / (double)((bottom - top) * (right - left)) / 255.0);
 }
 
-/* NULL, or why not. */
+/* Returns NULL, or the reason of a failure. */
 static const char *preprocess(millrace_call *call, void *context) {
     static const int64_t shape[] = {1, 1, SIDE, SIDE};
     const char *problem = NULL;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The last step: what the classifier gave becomes a sentence, which goes to the caller."""
+"""The last step of the workflow: returns the classifier's result to the caller as a sentence."""
 
 import millrace_function
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""PNG files, one after the other and all of one size, become pixels: UINT8 [frames, height, width, 3].
+"""Decodes concatenated PNG files of one size to pixels: UINT8 [frames, height, width, 3].
 
-Red, green and blue of 8 bits each, not interlaced; nothing but Python's own library is needed. Rows that
-were filtered are undone byte by byte, which takes a second for half a megapixel.
+The PNGs must have red, green and blue of 8 bits each, and must not be interlaced. The function needs only
+Python's standard library. Filters of rows are undone byte by byte, which takes a second for half a megapixel.
 """
 
 import struct
@@ -16,7 +16,7 @@ PIXEL_BYTES_MAX = 256 << 20
 
 
 def chunks(data, at):
-    """The kind and content of each chunk of the file at this place, and where it ends."""
+    """Yields the kind, the content and the end of each chunk of the file that begins at this byte."""
     while True:
         if at + 8 > len(data):
             raise Failed("a PNG is cut short")
@@ -30,9 +30,12 @@ def chunks(data, at):
 
 
 def picture(data, at):
-    """Height, width and rows of the file at this place, each with its filter first, and where it ends."""
+    """Returns the height, the width, the rows and the end of the file that begins at this byte.
+
+    Each row begins with the number of its filter.
+    """
     if data[at : at + 8] != SIGNATURE:
-        raise Failed(f"what begins at byte {at} is no PNG")
+        raise Failed(f"the file at byte {at} is not a PNG")
     header, packed = None, []
     for kind, content, end in chunks(data, at + 8):
         if kind == b"IHDR":
@@ -40,11 +43,11 @@ def picture(data, at):
         elif kind == b"IDAT":
             packed.append(content)
     if header is None or header[2:4] != (8, 2) or header[6] != 0:
-        raise Failed("only PNGs of 8-bit red, green and blue that are not interlaced are read")
+        raise Failed("a PNG does not have 8-bit red, green and blue, or is interlaced: convert it")
     width, height = header[:2]
-    # A size of 0 would be no limit to the decompressor.
+    # For the decompressor a size of 0 means no limit.
     if width == 0 or height == 0:
-        raise Failed(f"a PNG of {width}x{height} pixels has none")
+        raise Failed(f"a PNG of {width}x{height} pixels is empty")
     size = height * (1 + COLOURS * width)
     if size > PIXEL_BYTES_MAX:
         raise Failed(f"a PNG of {width}x{height} pixels is too large")
@@ -55,7 +58,7 @@ def picture(data, at):
 
 
 def pixels(height, width, rows):
-    """The rows without their filters (PNG, section 9)."""
+    """Returns the rows without their filters (PNG, section 9)."""
     stride, plain, above = COLOURS * width, bytearray(), bytearray(COLOURS * width)
     for at in range(0, height * (stride + 1), stride + 1):
         kind, row = rows[at], bytearray(rows[at + 1 : at + 1 + stride])
@@ -88,7 +91,7 @@ def decode(call):
     while at < len(data) or sizes is None:
         height, width, rows, at = picture(data, at)
         if sizes not in (None, (height, width)):
-            raise Failed("the PNGs are not all of one size")
+            raise Failed("the PNGs have different sizes")
         sizes = (height, width)
         frames += pixels(height, width, rows)
         if len(frames) > PIXEL_BYTES_MAX:

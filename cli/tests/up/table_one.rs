@@ -170,7 +170,7 @@ fn png_files_of_every_filter_are_decoded_and_malformed_files_are_refused() {
     flat[HEIGHT].fill(0);
     let wrong = [
         (&files[..files.len() - 5], "cut short"),
-        (b"#!/bin/sh".as_slice(), "no PNG"),
+        (b"#!/bin/sh".as_slice(), "is not a PNG"),
         (flat.as_slice(), "40x0"),
     ];
     for (data, says) in wrong {

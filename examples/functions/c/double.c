@@ -1,4 +1,4 @@
-/* A function in C: y is twice x, and their sum goes to the caller. */
+/* A function in C. The output y is twice the input x, and the caller gets the sum of x. */
 
 #include <millrace.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@ static const char *twice(millrace_call *call, void *context) {
     if (millrace_create(call, bytes, &y) < 0 || millrace_create(call, sizeof(float), &sum) < 0) goto end;
 
     const float *from = millrace_data(x);
-    /* Written where it will lie: no byte of it is copied when it is stored. */
+    /* The buffer is the object's memory, so storing the object copies no byte. */
     float *to = millrace_data(y), *total = millrace_data(sum);
     if (!from || !to || !total) goto end;
     for (size_t i = 0; i < bytes / sizeof(float); i++) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A function in Python: y is twice x, and their sum goes to the caller."""
+"""A function in Python. The output y is twice the input x, and the caller gets the sum of x."""
 
 import array
 

@@ -1,4 +1,4 @@
-//! A function in Rust: y is twice x, and their sum goes to the caller.
+//! A function in Rust. The output y is twice the input x, and the caller gets the sum of x.
 
 use millrace_function::{Call, DataType, Error, serve};
 
@@ -7,7 +7,7 @@ fn double(call: &Call) -> Result<(), Error> {
     let x = call.fetch(&input.id)?;
     let values = x.bytes()?.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]]));
 
-    // Written where it will lie: no byte of it is copied when it is stored.
+    // The buffer is the object's memory, so storing the object copies no byte.
     let mut y = call.create(x.len())?;
     for (to, value) in y.chunks_exact_mut(4).zip(values.clone()) {
         to.copy_from_slice(&(2.0 * value).to_le_bytes());
