@@ -1,11 +1,11 @@
-//! The inputs that targets begin with.
+//! The inputs with which targets begin.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::Target;
 
-/// Files of the repository that are inputs too.
+/// Files of the repository that are inputs of a target too.
 const FILES: [(&str, &str); 9] = [
     ("manifest", "examples/digits/function.yaml"),
     ("manifest", "examples/workflows/auto-driving.yaml"),
@@ -18,27 +18,28 @@ const FILES: [(&str, &str); 9] = [
     ("log_records", "raft-store/tests/data/rules-10.log"),
 ];
 
-/// Attacks of 2 MiB: their beginning and what is repeated. Shorter ones stay below the margin of the heap
-/// that every target has, whatever their reader takes for each byte.
+/// Attacks of 2 MiB, each as its target, its beginning and its repeated part. Shorter attacks would stay
+/// within [`crate::HEAP_MARGIN_BYTES`], whatever the reader takes for each byte.
 const LARGE: [(&str, &[u8], &[u8]); 6] = [
     // Tensors without fields.
     ("grpc_request", b"", b"\x2a\x00"),
     // Unknown fields.
     ("grpc_request", b"", b"\x9a\x06\x00"),
-    // An invocation's tensors without fields, and a desired state's functions.
+    // Tensors without fields of an invocation, and functions of a desired state.
     ("messages", b"\x05", b"\x4a\x00"),
     ("messages", b"\x04", b"\x0a\x02\x0a\x00"),
-    // A framed message of such tensors, whole.
+    // A complete framed message of tensors without fields.
     ("grpc_framing", b"\x00\xff\x00\x00\x20\x00\x00", b"\x2a\x00"),
-    // Numbers in a parameter.
+    // An array of numbers in a parameter.
     ("rest_request", b"-\n{\"parameters\":{\"p\":[0", b",0"),
 ];
 const LARGE_BYTES: usize = 2 << 20;
 
-/// The corpus of a target, in the order of the files' names, and behind it its [`LARGE`] attacks.
+/// Returns the corpus of a target in the order of the files' names, followed by the target's [`LARGE`]
+/// attacks.
 ///
 /// # Panics
-/// Where files cannot be read.
+/// Panics if a file cannot be read.
 #[must_use]
 pub fn of(target: Target) -> Vec<Vec<u8>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -56,11 +57,11 @@ pub fn of(target: Target) -> Vec<Vec<u8>> {
     paths.into_iter().map(read).chain(large).collect()
 }
 
-/// Runs a target over an input that is in `fuzz/artifacts` meanwhile, and stays there if it ends the
-/// process; the heap's peak in bytes.
+/// Runs a target over an input, and returns the peak of the heap in bytes. Meanwhile the input is in a file
+/// in `fuzz/artifacts`, and stays there if the target ends the process.
 ///
 /// # Panics
-/// As [`Target::run`], and where the file cannot be written.
+/// Panics if [`Target::run`] does, or if the file cannot be written.
 pub fn run_kept(target: Target, input: &[u8]) -> usize {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("artifacts").join(target.name);
     let path = folder.join(format!("input-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! A target for every reader of bytes that somebody else wrote. Each panics where the reader does, or where
-//! the reader breaks a promise of its own; [`Target::run`] holds it to its memory besides.
+//! A fuzz target for every reader of untrusted bytes. A target panics if its reader panics or breaks a
+//! promise of its own. [`Target::run`] also checks the memory that the reader takes.
 
 pub mod corpus;
 pub mod mutate;
@@ -17,17 +17,17 @@ use prost::{Message, Name};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Bytes of the heap that a target may take for each byte of its input.
+/// The heap that a target may take for each byte of its input, in bytes.
 pub const HEAP_RATIO_MAX: usize = 4;
-/// Bytes of the heap that a target may take beyond [`HEAP_RATIO_MAX`].
+/// The heap that a target may take beyond [`HEAP_RATIO_MAX`], in bytes.
 pub const HEAP_MARGIN_BYTES: usize = 32 << 20;
 
-/// One reader under test.
+/// A reader under test.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// As its corpus is called.
+    /// The name of the target and of its corpus.
     pub name: &'static str,
-    /// The reader.
+    /// Reads an input.
     pub read: fn(&[u8]),
 }
 
@@ -47,20 +47,21 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "raft_message", read: millrace_raft_store::fuzz::raft_message },
 ];
 
-/// The target of a name.
+/// Returns the target of this name.
 ///
 /// # Panics
-/// Where there is none.
+/// Panics if no target has the name.
 #[must_use]
 pub fn target(name: &str) -> Target {
     TARGETS.into_iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no target {name}"))
 }
 
 impl Target {
-    /// Reads an input; the heap's peak in bytes. No other thread may allocate much meanwhile.
+    /// Reads an input. Returns the peak of the heap in bytes. No other thread may allocate much meanwhile,
+    /// because the peak is that of the process.
     ///
     /// # Panics
-    /// Where the reader does, breaks a promise, or takes too much of the heap.
+    /// Panics if the reader panics, breaks a promise, or takes too much of the heap.
     pub fn run(self, input: &[u8]) -> usize {
         HEAP.reset_peak_usage();
         let before = HEAP.current_usage();
@@ -72,7 +73,7 @@ impl Target {
     }
 }
 
-/// A message of any service. The first byte says of which type.
+/// Decodes a message of a service. The first byte of the input chooses the type.
 fn messages(data: &[u8]) {
     let [kind, message @ ..] = data else { return };
     fn read<M: Message + Name + Default>(message: &[u8], limits: WalkLimits) -> Option<M> {
@@ -113,14 +114,14 @@ fn frames(data: &[u8]) {
     drop(decoder.close());
 }
 
-/// A manifest, and text as each name of users.
+/// Parses a manifest, and the same text as each kind of name that users choose.
 fn manifests(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     drop(manifest::parse(text));
     drop((FunctionName::new(text), TenantName::new(text), NodeName::new(text), text.parse::<Digest>()));
 }
 
-/// A user's model.
+/// Compiles a user's model.
 fn onnx(data: &[u8]) {
     let Ok(compiled) = millrace_model::compile(&Bytes::copy_from_slice(data)) else { return };
     let bytes = compiled.summary.weights_bytes;
@@ -129,7 +130,7 @@ fn onnx(data: &[u8]) {
     assert!((1..=millrace_model::MAX_LAUNCHES).contains(&compiled.launches.len()));
 }
 
-/// A user's program.
+/// Unpacks a user's program, and packs an accepted program again.
 fn program(data: &[u8]) {
     if let Ok(program) = Program::unpack(&Bytes::copy_from_slice(data)) {
         let packed = program.pack().expect("a program that was accepted");
@@ -137,7 +138,7 @@ fn program(data: &[u8]) {
     }
 }
 
-/// A snapshot's file, and a state alone.
+/// Reads the file of a snapshot, and the encoded state without the file's frame.
 fn snapshot(data: &[u8]) {
     millrace_raft_store::fuzz::snapshot(data);
     if let Ok(state) = State::decode(data) {

@@ -1,14 +1,15 @@
-//! Runs targets over random changes of their corpora, without a fuzzer: `millrace-fuzz SECONDS [TARGET…]`,
-//! each target for so many seconds.
+//! Runs targets over random changes of their corpora, without a fuzzer: `millrace-fuzz SECONDS [TARGET…]`
+//! runs each target for SECONDS seconds.
 
 use std::time::{Duration, Instant};
 
 use millrace_fuzz::{TARGETS, corpus, mutate, target};
 
-#[allow(clippy::disallowed_methods, reason = "how long to run is asked in seconds of the machine")]
+#[allow(clippy::disallowed_methods, reason = "the user gives the time of a run in real seconds")]
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let seconds = arguments.next().and_then(|seconds| seconds.parse().ok()).expect("SECONDS [TARGET…]");
+    let seconds = arguments.next().and_then(|seconds| seconds.parse().ok());
+    let seconds = seconds.expect("usage: millrace-fuzz SECONDS [TARGET…]");
     let named: Vec<_> = arguments.map(|name| target(&name)).collect();
     let targets = if named.is_empty() { TARGETS.to_vec() } else { named };
     let seed = fastrand::u64(..);
@@ -16,7 +17,9 @@ fn main() {
     for target in targets {
         let corpus = corpus::of(target);
         let mut random = fastrand::Rng::with_seed(seed);
-        let (begun, mut inputs, mut highest) = (Instant::now(), 0_u64, 0);
+        let begun = Instant::now();
+        let mut inputs = 0_u64;
+        let mut highest = 0;
         while begun.elapsed() < Duration::from_secs(seconds) {
             highest = highest.max(corpus::run_kept(target, &mutate::mutated(&corpus, &mut random)));
             inputs += 1;

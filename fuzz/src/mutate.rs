@@ -1,13 +1,14 @@
-//! Changes to inputs, for runs without a fuzzer.
+//! Random changes of inputs, for runs without a fuzzer.
 
 use fastrand::Rng;
 
-/// The longest input that changes make of shorter ones.
+/// The length in bytes to which a changed input is cut.
 const INPUT_BYTES_MAX: usize = 128 << 10;
-/// The most changes to one input.
+/// The most changes of one input.
 const CHANGES_MAX: usize = 6;
 
-/// Numbers at which readers err, as protobuf, MessagePack and text write them; and pieces of the formats.
+/// Pieces that are inserted: numbers at which readers fail, in the encodings of protobuf, MessagePack and
+/// text, and fragments of these formats.
 const PIECES: [&[u8]; 16] = [
     b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
     b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
@@ -27,12 +28,12 @@ const PIECES: [&[u8]; 16] = [
     b"\x2a\x00\x2a\x00",
 ];
 
-/// One of the corpus with a few changes.
+/// Returns a random input of the corpus with a few random changes.
 ///
 /// # Panics
-/// Where the corpus is empty.
+/// Panics if the corpus is empty.
 pub fn mutated(corpus: &[Vec<u8>], random: &mut Rng) -> Vec<u8> {
-    let mut input = random.choice(corpus).expect("a corpus").clone();
+    let mut input = random.choice(corpus).expect("the corpus is not empty").clone();
     for _ in 0..random.usize(1..=CHANGES_MAX) {
         change(&mut input, corpus, random);
     }
@@ -53,12 +54,12 @@ fn change(input: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
             drop(input.splice(at..at, again));
         }
         5 => {
-            let piece = random.choice(PIECES).expect("there are some");
+            let piece = random.choice(PIECES).expect("the list of pieces is not empty");
             let end = if random.bool() { at } else { input.len().min(at + piece.len()) };
             drop(input.splice(at..end, piece.iter().copied()));
         }
         6 => {
-            let other = random.choice(corpus).expect("a corpus");
+            let other = random.choice(corpus).expect("the corpus is not empty");
             let from = random.usize(..=other.len());
             drop(input.splice(at.., other[from..].iter().copied()));
         }
