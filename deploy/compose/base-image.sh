@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Makes the runtime's base image from Debian's packages, where no registry is at hand: the C library,
-# the unwinder, the certificate authorities' bundle, a user, and nothing else. No shell, no package
-# manager. Nothing of it is run, so it needs no container and no network but this machine's.
+# Makes the runtime's base image from Debian's packages, for machines without a registry. The image has the C
+# library, the unwinder, the bundle of certificate authorities and a user, but no shell and no package manager.
+# The script runs no command in the image, so it needs no container and no container network.
 #
 #   deploy/compose/base-image.sh [IMAGE]      the name of the image [default: millrace-base]
 #   SUITE=bookworm deploy/compose/base-image.sh
 #
-# SUITE is a Debian release whose C library is at least as new as that of the machine that builds the
-# binary [default: this machine's release, or bookworm]. Needs root, mmdebstrap and a Docker Engine.
+# SUITE is a Debian release with a C library at least as new as that of the machine that builds the binary
+# [default: this machine's release, or bookworm]. Needs root, mmdebstrap and a Docker Engine.
 set -euo pipefail
 
 fail() {
@@ -23,10 +23,10 @@ host_suite() {
 suite=${SUITE:-$(host_suite)}
 image=${1:-millrace-base}
 
-[ "$(id -u)" = 0 ] || fail "has to run as root: it makes files that belong to root"
+[ "$(id -u)" = 0 ] || fail "not run as root: use sudo, because the image has files that belong to root"
 command -v mmdebstrap >/dev/null || fail "mmdebstrap is missing: apt-get install mmdebstrap"
 command -v docker >/dev/null || fail "docker is missing: apt-get install docker.io"
-docker info >/dev/null 2>&1 || fail "no Docker Engine answers: see 'docker info'"
+docker info >/dev/null 2>&1 || fail "the Docker Engine does not answer: see 'docker info'"
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -37,7 +37,7 @@ cd "$work/root"
 
 mkdir -p etc/ssl/certs
 cat usr/share/ca-certificates/mozilla/*.crt >etc/ssl/certs/ca-certificates.crt
-# What the packages above brought along, and what only people read; licences stay.
+# Removes documentation and all other files of the packages that the binary does not need. Licences stay.
 find usr/share -type f ! -name copyright -delete
 find usr/share -type l -delete
 find usr/share -depth -type d -empty -delete

@@ -32,7 +32,7 @@ pub enum Error {
         /// The reason and the next step.
         why: placement::Why,
     },
-    /// The planner still proposes changes after [`PLANS_MAX`] plans.
+    /// The planner still proposes changes after 10,000 plans.
     #[error("the placement did not settle within {PLANS_MAX} plans: please report this scenario")]
     Unsettled,
 }
