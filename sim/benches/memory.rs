@@ -2,10 +2,10 @@
 //! paper's two tiers (T13), against the paper's baseline Torpor-Block, a pool over a native allocator (§7.3).
 //!
 //! The workload is seeded: 220 functions over the 22 models of LALB's Table I (memory at batch 32),
-//! requested by Zipf's law of exponent 1, on a GPU of 25 GiB (the reservation of Torpor's artifact) and on
-//! a GPU of 80 GiB. The papers do not state the sizes of the pieces. The bench assumes half of a model in
-//! segments of 20 MiB and 2 MiB, as frameworks gather small tensors, and half in irregular pieces of 22 to
-//! 150 MiB. Two models are pinned at any time: the model that runs, and the model of the next request.
+//! requested by Zipf's law of exponent 1. The GPU has 25 GiB, the reservation of Torpor's artifact, or
+//! 80 GiB. The papers do not state the sizes of the pieces. The bench assumes half of a model in segments
+//! of 20 MiB and 2 MiB, as frameworks gather small tensors, and half in irregular pieces of 22 to 150 MiB.
+//! Two models are pinned at any time: the model that runs, and the model of the next request.
 //!
 //! The program prints tables first, then runs criterion's benches. The tables come from rounds in which the
 //! allocators take turns; ratios are relative to the pool, as median and range. A native call is assumed to
@@ -58,7 +58,7 @@ const KINDS: [(MemoryKind, Moves); 7] = [
 ];
 
 /// Returns the name of an allocator in the tables.
-fn name((kind, moves): (MemoryKind, Moves)) -> String {
+fn name(kind: MemoryKind, moves: Moves) -> String {
     match moves {
         Moves::Never => kind.to_string(),
         Moves::Sometimes => "  and consolidated".to_owned(),
@@ -124,7 +124,7 @@ struct Found {
     misses: u32,
 }
 
-fn serve(memory: Bytes, (kind, consolidation): (MemoryKind, Moves), seed: u64) -> Found {
+fn serve(memory: Bytes, kind: MemoryKind, consolidation: Moves, seed: u64) -> Found {
     let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
     let mut map = ComparedMemory::new(memory, kind);
     let mut found = Found::default();
@@ -186,9 +186,9 @@ fn serve(memory: Bytes, (kind, consolidation): (MemoryKind, Moves), seed: u64) -
 
 /// Runs [`serve`] three times, and keeps the least of the three times of each step. Other load on the machine
 /// disturbs different steps in each of the runs.
-fn serve_quietly(memory: Bytes, kind: (MemoryKind, Moves), seed: u64) -> Found {
-    let mut found = serve(memory, kind, seed);
-    for again in [serve(memory, kind, seed), serve(memory, kind, seed)] {
+fn serve_quietly(memory: Bytes, kind: MemoryKind, moves: Moves, seed: u64) -> Found {
+    let mut found = serve(memory, kind, moves, seed);
+    for again in [serve(memory, kind, moves, seed), serve(memory, kind, moves, seed)] {
         let times = [
             (&mut found.took, again.took),
             (&mut found.charged, again.charged),
@@ -217,15 +217,17 @@ fn table(memory: Bytes) {
     println!("\n{memory}, {REQUESTS} requests of which the first {WARM_UP} do not count, {ROUNDS} rounds");
     let round = |round: usize| {
         let turn = |place: usize| (place + round) % KINDS.len();
-        let mut found: Vec<_> = (0..KINDS.len())
-            .map(|place| (turn(place), serve_quietly(memory, KINDS[turn(place)], round as u64 + 1)))
-            .collect();
+        let serve_turn = |place: usize| {
+            let (kind, moves) = KINDS[turn(place)];
+            (turn(place), serve_quietly(memory, kind, moves, round as u64 + 1))
+        };
+        let mut found: Vec<_> = (0..KINDS.len()).map(serve_turn).collect();
         found.sort_by_key(|&(kind, _)| kind);
         found.into_iter().map(|(_, found)| found).collect::<Vec<_>>()
     };
     let rounds: Vec<Vec<Found>> = (0..ROUNDS).map(round).collect();
     println!("{:24} {:>9} {:>9}  time with native calls / the pool's: p50, p99", "", "p50 us", "p99 us");
-    for (kind, name) in KINDS.map(name).iter().enumerate() {
+    for (kind, name) in KINDS.map(|(kind, moves)| name(kind, moves)).iter().enumerate() {
         let ratio = |share: f64| {
             spread(
                 rounds
@@ -252,7 +254,7 @@ fn table(memory: Bytes) {
         "short",
         "plan us"
     );
-    for (kind, name) in KINDS.map(name).iter().enumerate() {
+    for (kind, name) in KINDS.map(|(kind, moves)| name(kind, moves)).iter().enumerate() {
         let sum = |value: &dyn Fn(&Found) -> f64| rounds.iter().map(|round| value(&round[kind])).sum::<f64>();
         let maps = sum(&|found| found.took.len() as f64);
         let mean = |value: &dyn Fn(&Found) -> f64| sum(value) / maps;

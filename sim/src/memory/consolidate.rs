@@ -154,7 +154,7 @@ impl Planner {
     /// Returns the number of used blocks in the buddy beside a hole, and the indexes of its items. Returns
     /// `None` if the buddy is empty, is cut off by a short last partition, or has an item that must not
     /// move or that reaches out of the buddy.
-    fn beside(&self, (place, hole): (usize, u32), len: u32) -> Option<(u32, Vec<usize>)> {
+    fn beside(&self, place: usize, hole: u32, len: u32) -> Option<(u32, Vec<usize>)> {
         let start = self.partitions.base(place) + (hole ^ len);
         let end = start + len;
         if end > self.partitions.total() {
@@ -181,7 +181,7 @@ impl Planner {
         if holes.len() < 2 {
             return false;
         }
-        let beside = |&hole: &(usize, u32)| Some((self.beside(hole, len)?, hole));
+        let beside = |&hole: &(usize, u32)| Some((self.beside(hole.0, hole.1, len)?, hole));
         let Some(((blocks, inside), grown)) =
             holes.iter().filter_map(beside).min_by_key(|((blocks, _), hole)| (*blocks, *hole))
         else {

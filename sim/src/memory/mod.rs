@@ -169,14 +169,14 @@ pub struct BaselineMemory {
 }
 
 impl BaselineMemory {
-    /// Returns an empty GPU whose memory has two tiers (T13).
+    /// Returns an empty GPU with memory in two tiers (T13).
     #[must_use]
     pub fn two_tiers(memory: Bytes, sizes: Sizes, placement: Placement) -> Self {
         let total = blocks_in(memory);
         Self::new(total, Allocator::TwoTier(Partitions::new(total, &sizes), placement), sizes)
     }
 
-    /// Returns an empty GPU whose memory is a pool over a native allocator (Torpor-Block).
+    /// Returns an empty GPU with memory in a pool over a native allocator (Torpor-Block).
     #[must_use]
     pub fn pool(memory: Bytes) -> Self {
         let total = blocks_in(memory);

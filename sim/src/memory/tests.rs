@@ -46,7 +46,7 @@ fn a_piece_longer_than_a_partition_is_one_run() {
 }
 
 #[test]
-fn the_model_whose_eviction_makes_the_pieces_fit_is_evicted() {
+fn only_models_that_make_room_for_the_pieces_are_evicted() {
     let mut memory = two_tiers(256, Placement::Contiguous);
     map(&mut memory, 1, A, &[40]);
     map(&mut memory, 2, B, &[10; 4]);

@@ -12,7 +12,7 @@
 //! | module | job |
 //! |---|---|
 //! | [`system`] | the systems that are compared, as choices on this one code path, and costs |
-//! | [`workflow`] | the workflows of table 1, and what is assumed of them |
+//! | [`workflow`] | the workflows of table 1, with assumed sizes and times |
 //! | [`setup`] | the input of a simulation, and the placement of functions (`policy::paths::place`) |
 //! | [`mod@run`] | runs requests through the functions of their workflow |
 //! | [`outcome`] | the result of a simulation |
