@@ -9,6 +9,7 @@ use millrace_cluster_state::State;
 use millrace_model::program::Program;
 use millrace_proto::decoding::{self, WalkLimits};
 use millrace_proto::frames::FrameDecoder;
+use millrace_proto::parts::{ITEMS_MAX, ItemSet, PartAssembler, PartMessage};
 use millrace_proto::{admin, convert, executor, function, raft, worker};
 use millrace_types::{Digest, FunctionName, NodeName, TenantName, manifest};
 use peak_alloc::PeakAlloc;
@@ -32,12 +33,13 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "rest_request", read: millrace_gateway::fuzz::rest_request },
     Target { name: "grpc_request", read: millrace_gateway::fuzz::grpc_request },
     Target { name: "grpc_framing", read: millrace_gateway::fuzz::grpc_framing },
     Target { name: "inflate", read: millrace_gateway::fuzz::inflate },
     Target { name: "messages", read: messages },
+    Target { name: "part_sets", read: part_sets },
     Target { name: "frames", read: frames },
     Target { name: "manifest", read: manifests },
     Target { name: "onnx", read: onnx },
@@ -90,6 +92,43 @@ fn messages(data: &[u8]) {
         6 => drop(read::<worker::DataId>(message, peer).map(|id| convert::data_id(&id))),
         7 => drop(read::<raft::Message>(message, peer)),
         _ => drop(read::<worker::DesiredFunction>(message, peer).map(|it| convert::placed_serving(&it))),
+    }
+}
+
+/// A stream of messages that carry parts of sets. The first byte chooses the kind of message. Each message
+/// follows its length in two bytes.
+fn part_sets(data: &[u8]) {
+    let [kind, stream @ ..] = data else { return };
+    if kind % 2 == 0 {
+        assemble::<worker::DesiredState>(stream);
+    } else {
+        assemble::<worker::FunctionStatuses>(stream);
+    }
+}
+
+/// Puts the sets of one stream together, as a worker and a leader do. Like them, it ends the stream at the
+/// first error.
+fn assemble<M: PartMessage + Name>(mut stream: &[u8]) {
+    let mut assembler = PartAssembler::<M>::default();
+    let mut set = ItemSet::<M>::default();
+    while let [low, high, rest @ ..] = stream {
+        let announced = usize::from(u16::from_le_bytes([*low, *high]));
+        let (message, behind) = rest.split_at(announced.min(rest.len()));
+        stream = behind;
+        let Ok(message) = decoding::decode(Bytes::copy_from_slice(message), WalkLimits::PEER) else { return };
+        match assembler.take(message) {
+            Ok(None) => {}
+            Ok(Some(update)) => {
+                if set.apply(update).is_err() {
+                    assert!(set.items().is_empty(), "a set that was refused leaves nothing behind");
+                    return;
+                }
+                let keys_are_unique = set.items().is_sorted_by(|a, b| M::key(a) < M::key(b));
+                assert!(keys_are_unique, "items are in the order of their keys, each once");
+                assert!(set.items().len() <= ITEMS_MAX);
+            }
+            Err(_) => return,
+        }
     }
 }
 
