@@ -109,9 +109,22 @@ fn page_token(token: &str) -> Result<Option<FunctionKey>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use millrace_types::Reason;
     use millrace_types::limits::PAGE_BYTES_MAX;
+    use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_page_token_is_a_key_or_is_refused(token in "[a-z0-9-]{0,80}/[a-z0-9-]{0,80}|.{0,200}") {
+            match page_token(&token) {
+                Ok(None) => prop_assert!(token.is_empty()),
+                Ok(Some(key)) => prop_assert_eq!(page_token(&key.to_string()).ok(), Some(Some(key))),
+                Err(failure) => prop_assert_eq!(failure.reason, Reason::MalformedRequest),
+            }
+        }
+    }
 
     /// Returns the number of items on each page of a list of texts with these lengths.
     fn pages(lengths: &[usize], size: usize) -> Vec<usize> {

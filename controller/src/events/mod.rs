@@ -141,7 +141,7 @@ impl Events {
         let wanted = wanted.map(|it| (it, shown(it))).take_while(|(_, shown)| room.take(shown));
         let (events, shown): (Vec<_>, Vec<_>) = wanted.unzip();
         let first = kept.front().map_or(0, |first| first.seq);
-        let missed = if after.ours { first.saturating_sub(after.seq + 1) } else { 0 };
+        let missed = if after.ours { first.saturating_sub(after.seq.saturating_add(1)) } else { 0 };
         let (seq, at) = match (events.last(), token) {
             (Some(last), _) => (last.seq, last.at),
             (None, Some(token)) if after.ours => (token.seq, token.at),
@@ -236,6 +236,8 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn event(number: u64) -> Event {
@@ -291,6 +293,30 @@ mod tests {
     fn malformed_tokens_are_refused() {
         for bad in ["", "x", "1.2", "1.2.x", "g.1.1"] {
             assert_eq!(bad.parse::<Token>(), Err(()), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_token_is_answered_with_a_token_that_parses(
+            process in 7..9u64,
+            seq in prop_oneof![0..5u64, Just(u64::MAX), any::<u64>()],
+            at in prop_oneof![0..20u64, Just(u64::MAX), any::<u64>()],
+            max in 0..5usize,
+        ) {
+            let events = Events::new(7);
+            events.add(UnixMillis(10), vec![event(1), event(2), event(3)]);
+            let text = Token { process, seq, at: UnixMillis(at) }.to_string();
+            let page = events.after(Some(text.parse().unwrap()), max);
+            prop_assert!(page.events.len() <= max);
+            prop_assert_eq!(page.next.to_string().parse::<Token>(), Ok(page.next));
+        }
+
+        #[test]
+        fn any_text_is_a_token_or_is_refused(text in "[0-9a-f.]{0,60}|.{0,200}") {
+            if let Ok(token) = text.parse::<Token>() {
+                prop_assert_eq!(token.to_string().parse::<Token>(), Ok(token));
+            }
         }
     }
 
