@@ -20,7 +20,7 @@ venv() { # name, packages...
 venv triton nvidia-pytriton onnxruntime numpy
 venv mlserver mlserver onnxruntime numpy
 
-cargo build --profile dist --quiet
+cargo build --profile dist --quiet -p millrace-cli
 target/dist/millrace synth mlp --out "$peers/models/mlp.onnx"
 target/dist/millrace synth resnet50 --out "$peers/models/resnet50.onnx"
 echo "peers are ready in target/peers"
