@@ -95,7 +95,7 @@ fn messages(data: &[u8]) {
     }
 }
 
-/// A stream of messages that carry parts of sets. The first byte chooses the kind of message. Each message
+/// Reads a stream of messages that carry parts of sets. The first byte chooses the kind of message. Each message
 /// follows its length in two bytes.
 fn part_sets(data: &[u8]) {
     let [kind, stream @ ..] = data else { return };
@@ -132,7 +132,7 @@ fn assemble<M: PartMessage + Name>(mut stream: &[u8]) {
     }
 }
 
-/// What a process writes into a worker's socket. The first byte says where the stream is cut.
+/// Reads the bytes that a process writes into a worker's socket. The first byte says where the stream is cut.
 fn frames(data: &[u8]) {
     let [piece, stream @ ..] = data else { return };
     let mut decoder = FrameDecoder::default();
@@ -149,7 +149,7 @@ fn frames(data: &[u8]) {
             return;
         }
     }
-    assert!(taken <= stream.len(), "frames hold what was sent");
+    assert!(taken <= stream.len(), "frames hold at most the bytes that were sent");
     drop(decoder.close());
 }
 
