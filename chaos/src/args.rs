@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
-use millrace_chaos::cluster::{Ground, Terrain};
+use millrace_chaos::cluster::{EnvironmentConfig, TestEnvironment};
 use millrace_chaos::hostile;
-use millrace_chaos::scenario::{self, Keep, Options, Scenario};
-use millrace_chaos::timeline::Echo;
+use millrace_chaos::scenario::{self, ChaosScenario, KeepFolders, ScenarioOptions};
+use millrace_chaos::timeline::EventOutput;
 
 use crate::binary;
 
@@ -34,32 +34,32 @@ Exit codes:
 /// verdict.
 #[derive(Debug, Parser)]
 #[command(name = "millrace-chaos", version, after_help = EXAMPLES)]
-pub(crate) struct Cli {
+pub(crate) struct ChaosCli {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: ChaosCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum ChaosCommand {
     /// List the scenarios.
     List {
         /// Output format.
         #[arg(short, long, value_name = "FORMAT", default_value = "text")]
-        output: Output,
+        output: ReportFormat,
     },
     /// Run scenarios in sequence.
-    Run(Run),
+    Run(RunArgs),
     /// Run scenarios drawn from the seed in sequence, until the time is over. Each run
     /// lasts as long as its scenario defines. After each run, the command prints the counts of all
     /// runs, and whether the memory and descriptors of this process grow.
-    Soak(Soak),
+    Soak(SoakArgs),
     /// Attack a cluster, as ordered by a scenario.
     #[command(name = hostile::SUBCOMMAND, hide = true)]
     Attack(hostile::AttackOrders),
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Names of scenarios, or `all`, or your own scenario files (.yaml).
     #[arg(required = true, value_name = "SCENARIO")]
     names: Vec<String>,
@@ -74,21 +74,21 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N")]
     functions: Option<NonZeroU32>,
     #[command(flatten)]
-    pub(crate) how: How,
+    pub(crate) how: CommonArgs,
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct Soak {
+pub(crate) struct SoakArgs {
     /// Minutes after which no further scenario starts.
     #[arg(long, value_name = "N")]
     pub(crate) minutes: NonZeroU32,
     #[command(flatten)]
-    pub(crate) how: How,
+    pub(crate) how: CommonArgs,
 }
 
 /// Options of every run.
 #[derive(Debug, clap::Args)]
-pub(crate) struct How {
+pub(crate) struct CommonArgs {
     /// Seed of the random choices, such as process, time and bytes [default: random, printed].
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -102,7 +102,7 @@ pub(crate) struct How {
     /// and nft), or as the containers of deploy/compose (requires root, a Docker Engine and a
     /// compose tool).
     #[arg(long, value_name = "GROUND", default_value = "processes")]
-    ground: Ground,
+    ground: TestEnvironment,
     /// Folder of compose.yaml, for --ground compose [default: deploy/compose of this repository].
     #[arg(long, value_name = "DIR")]
     deploy: Option<PathBuf>,
@@ -111,7 +111,7 @@ pub(crate) struct How {
     millrace: Option<PathBuf>,
     /// Output format: text as events happen, or a line of JSON for each scenario.
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
-    pub(crate) output: Output,
+    pub(crate) output: ReportFormat,
     /// Folder for two further reports: junit.xml for CI and report.html for a browser.
     #[arg(long, value_name = "DIR")]
     pub(crate) report: Option<PathBuf>,
@@ -121,15 +121,15 @@ pub(crate) struct How {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum ReportFormat {
     Text,
     Json,
 }
 
-impl Run {
+impl RunArgs {
     /// Returns the scenarios to run. Every file is read before any process starts. A named scenario
     /// that the ground cannot run is an error; `all` skips such scenarios later.
-    pub(crate) fn scenarios(&self, options: &Options) -> anyhow::Result<Vec<Scenario>> {
+    pub(crate) fn scenarios(&self, options: &ScenarioOptions) -> anyhow::Result<Vec<ChaosScenario>> {
         if self.names == ["all"] {
             return Ok(scenario::all());
         }
@@ -140,10 +140,10 @@ impl Run {
         }
     }
 
-    fn named(&self) -> anyhow::Result<Vec<Scenario>> {
+    fn named(&self) -> anyhow::Result<Vec<ChaosScenario>> {
         let find = |name: &String| {
             if name.ends_with(".yaml") || name.ends_with(".yml") {
-                return Scenario::read(Path::new(name));
+                return ChaosScenario::read(Path::new(name));
             }
             scenario::find(name)
                 .with_context(|| format!("there is no scenario {name:?}: see 'millrace-chaos list'"))
@@ -151,31 +151,34 @@ impl Run {
         self.names.iter().map(find).collect()
     }
 
-    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+    pub(crate) fn options(&self) -> anyhow::Result<ScenarioOptions> {
         let rounds = self.rounds.map(u32::from);
         let functions = self.functions.map(u32::from);
-        Ok(Options { rounds, functions, lasts: self.lasts, ..self.how.options()? })
+        Ok(ScenarioOptions { rounds, functions, lasts: self.lasts, ..self.how.options()? })
     }
 }
 
-impl How {
+impl CommonArgs {
     /// Returns the options, with each scenario's own rounds, duration and functions.
-    pub(crate) fn options(&self) -> anyhow::Result<Options> {
+    pub(crate) fn options(&self) -> anyhow::Result<ScenarioOptions> {
         let seed = match self.seed {
             Some(seed) => seed,
             None => u64::from(getrandom::u32().map_err(|error| anyhow::anyhow!("no randomness: {error}"))?),
         };
-        Ok(Options {
+        Ok(ScenarioOptions {
             seed,
             program: binary::find(self.millrace.as_deref())?,
-            terrain: Terrain { ground: self.ground, deploy: binary::deploy(self.deploy.as_deref())? },
+            terrain: EnvironmentConfig {
+                ground: self.ground,
+                deploy: binary::deploy(self.deploy.as_deref())?,
+            },
             rounds: None,
             lasts: None,
             functions: None,
             preset: self.preset.clone(),
             isolation: self.isolation.clone(),
-            echo: if self.output == Output::Text { Echo::Print } else { Echo::Silent },
-            keep: if self.keep { Keep::Always } else { Keep::Failed },
+            echo: if self.output == ReportFormat::Text { EventOutput::Print } else { EventOutput::Silent },
+            keep: if self.keep { KeepFolders::Always } else { KeepFolders::Failed },
         })
     }
 }
@@ -184,39 +187,40 @@ impl How {
 mod tests {
     use super::*;
 
-    fn run(words: &[&str]) -> Run {
-        match Cli::parse_from([&["millrace-chaos", "run"], words].concat()).command {
-            Command::Run(run) => run,
+    fn run(words: &[&str]) -> RunArgs {
+        match ChaosCli::parse_from([&["millrace-chaos", "run"], words].concat()).command {
+            ChaosCommand::Run(run) => run,
             other => panic!("these words run: {other:?}"),
         }
     }
 
-    fn on(ground: Ground) -> Options {
-        Options {
+    fn on(ground: TestEnvironment) -> ScenarioOptions {
+        ScenarioOptions {
             seed: 1,
             program: PathBuf::new(),
-            terrain: Terrain { ground, deploy: None },
+            terrain: EnvironmentConfig { ground, deploy: None },
             rounds: None,
             lasts: None,
             functions: None,
             preset: None,
             isolation: None,
-            echo: Echo::Silent,
-            keep: Keep::Failed,
+            echo: EventOutput::Silent,
+            keep: KeepFolders::Failed,
         }
     }
 
     #[test]
     fn a_scenario_that_the_ground_cannot_run_is_refused_by_name_and_accepted_in_all() {
-        let refusal = run(&["leader-kill", "split-brain"]).scenarios(&on(Ground::Compose)).unwrap_err();
+        let refusal =
+            run(&["leader-kill", "split-brain"]).scenarios(&on(TestEnvironment::Compose)).unwrap_err();
         assert!(refusal.to_string().starts_with("split-brain cannot"), "{refusal}");
-        assert!(run(&["all"]).scenarios(&on(Ground::Compose)).is_ok());
+        assert!(run(&["all"]).scenarios(&on(TestEnvironment::Compose)).is_ok());
     }
 
     #[test]
     fn scenarios_are_found_by_name_or_all_at_once() {
         let names = |words: &[&str]| {
-            let found = run(words).scenarios(&on(Ground::Processes))?;
+            let found = run(words).scenarios(&on(TestEnvironment::Processes))?;
             anyhow::Ok(found.iter().map(|it| it.name().to_owned()).collect::<Vec<_>>())
         };
         assert_eq!(names(&["worker-kill", "leader-kill"]).unwrap(), ["worker-kill", "leader-kill"]);
@@ -229,7 +233,7 @@ mod tests {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
         let path = file.path().to_str().unwrap();
         std::fs::write(path, "name: mine\nkind: storm\n").unwrap();
-        let refusal = run(&[path]).scenarios(&on(Ground::Processes)).unwrap_err().to_string();
+        let refusal = run(&[path]).scenarios(&on(TestEnvironment::Processes)).unwrap_err().to_string();
         assert!(refusal.contains(path) && refusal.contains("line 2"), "{refusal}");
     }
 

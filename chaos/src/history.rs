@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// An operation on a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum AdminOp {
     /// Create the function, or its next revision, with this value. No two applies have the same
     /// value.
     Apply(u64),
@@ -23,7 +23,7 @@ pub enum Op {
 
 /// A function as a reader sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Seen {
+pub struct FunctionReading {
     /// The value that the apply of the latest revision wrote.
     pub value: u64,
     /// Whether the function serves requests.
@@ -34,7 +34,7 @@ pub struct Seen {
 
 /// The result of an acknowledged operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Ret {
+pub enum AdminResult {
     /// An apply found no function.
     Created,
     /// An apply found another revision.
@@ -48,14 +48,14 @@ pub enum Ret {
     /// The function does not exist.
     Absent,
     /// A read found the function.
-    Found(Seen),
+    Found(FunctionReading),
 }
 
 /// The answer to an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub enum AdminAnswer {
     /// The operation was acknowledged.
-    Done(Ret),
+    Done(AdminResult),
     /// An error guarantees that the operation has no effect.
     Refused(String),
     /// The operation was not answered, or an error leaves its effect open.
@@ -64,36 +64,41 @@ pub enum Answer {
 
 /// An operation of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Operation {
+pub struct AdminOperation {
     /// The name of the function.
     pub key: String,
     /// The number of the client.
     pub client: u32,
-    pub op: Op,
+    pub op: AdminOp,
     /// Time of the invocation, since the start of the run.
     pub invoked: Duration,
     /// Time at which the client stopped waiting, since the start of the run.
     pub returned: Duration,
-    pub answer: Answer,
+    pub answer: AdminAnswer,
 }
 
-impl Operation {
+impl AdminOperation {
     /// Returns the harness's own last read, as an operation on a function.
-    pub(crate) fn last_read(key: &str, seen: Option<Seen>, invoked: Duration, returned: Duration) -> Self {
-        let answer = Answer::Done(seen.map_or(Ret::Absent, Ret::Found));
-        Self { key: key.to_owned(), client: 0, op: Op::Read, invoked, returned, answer }
+    pub(crate) fn last_read(
+        key: &str,
+        seen: Option<FunctionReading>,
+        invoked: Duration,
+        returned: Duration,
+    ) -> Self {
+        let answer = AdminAnswer::Done(seen.map_or(AdminResult::Absent, AdminResult::Found));
+        Self { key: key.to_owned(), client: 0, op: AdminOp::Read, invoked, returned, answer }
     }
 
     /// Whether the operation can change the function.
     #[must_use]
     pub fn is_write(&self) -> bool {
-        self.op != Op::Read
+        self.op != AdminOp::Read
     }
 
     /// Whether the operation was acknowledged.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        matches!(self.answer, Answer::Done(_))
+        matches!(self.answer, AdminAnswer::Done(_))
     }
 
     /// Returns the latest time by which the operation took effect, or `None` if the operation has
@@ -101,42 +106,42 @@ impl Operation {
     #[must_use]
     pub fn took_effect_by(&self) -> Option<Duration> {
         match self.answer {
-            Answer::Done(_) => Some(self.returned),
-            Answer::Unknown(_) => Some(Duration::MAX),
-            Answer::Refused(_) => None,
+            AdminAnswer::Done(_) => Some(self.returned),
+            AdminAnswer::Unknown(_) => Some(Duration::MAX),
+            AdminAnswer::Refused(_) => None,
         }
     }
 }
 
-impl fmt::Display for Operation {
+impl fmt::Display for AdminOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.invoked.as_secs_f64();
         let to = self.returned.as_secs_f64();
         write!(f, "{from:>9.3} .. {to:>9.3}  client {:<3} {:?} -> ", self.client, self.op)?;
         match &self.answer {
-            Answer::Done(ret) => write!(f, "{ret:?}"),
-            Answer::Refused(why) => write!(f, "refused: {why}"),
-            Answer::Unknown(why) => write!(f, "unknown: {why}"),
+            AdminAnswer::Done(ret) => write!(f, "{ret:?}"),
+            AdminAnswer::Refused(why) => write!(f, "refused: {why}"),
+            AdminAnswer::Unknown(why) => write!(f, "unknown: {why}"),
         }
     }
 }
 
 /// All operations of a run.
 #[derive(Debug, Default)]
-pub struct History {
-    operations: Mutex<Vec<Operation>>,
+pub struct AdminHistory {
+    operations: Mutex<Vec<AdminOperation>>,
 }
 
-impl History {
+impl AdminHistory {
     /// Adds an operation that has returned.
-    pub fn record(&self, operation: Operation) {
+    pub fn record(&self, operation: AdminOperation) {
         self.operations.lock().unwrap_or_else(PoisonError::into_inner).push(operation);
     }
 
     /// Returns every operation, by key, in the order of invocation.
     #[must_use]
-    pub fn by_key(&self) -> BTreeMap<String, Vec<Operation>> {
-        let mut keys: BTreeMap<String, Vec<Operation>> = BTreeMap::new();
+    pub fn by_key(&self) -> BTreeMap<String, Vec<AdminOperation>> {
+        let mut keys: BTreeMap<String, Vec<AdminOperation>> = BTreeMap::new();
         for operation in self.operations.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             keys.entry(operation.key.clone()).or_default().push(operation.clone());
         }

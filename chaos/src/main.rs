@@ -8,18 +8,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use millrace_chaos::cluster::{Ground, Switch};
+use millrace_chaos::cluster::{HarnessNamespace, TestEnvironment};
 use millrace_chaos::hostile;
-use millrace_chaos::report::{Folder, Own, Report, Verdict};
-use millrace_chaos::scenario::{self, Options, Scenario};
-use millrace_chaos::timeline::{Echo, Timeline};
+use millrace_chaos::report::{CheckVerdict, HarnessUsage, ReportFolder, RunReport};
+use millrace_chaos::scenario::{self, ChaosScenario, ScenarioOptions};
+use millrace_chaos::timeline::{EventOutput, Timeline};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Cli, Command, How, Output, Run, Soak};
+use crate::args::{ChaosCli, ChaosCommand, CommonArgs, ReportFormat, RunArgs, SoakArgs};
 
 /// Exit code if a check of a run failed or could not be made.
 const FAILED: u8 = 1;
@@ -29,11 +29,11 @@ const USAGE: u8 = 2;
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::List { output } => list(output),
-        Command::Run(run) => play(&run),
-        Command::Soak(soak) => go_on(&soak),
-        Command::Attack(orders) => hostile::run(&orders).map(|()| ExitCode::SUCCESS),
+    let done = match ChaosCli::parse().command {
+        ChaosCommand::List { output } => list(output),
+        ChaosCommand::Run(run) => play(&run),
+        ChaosCommand::Soak(soak) => go_on(&soak),
+        ChaosCommand::Attack(orders) => hostile::run(&orders).map(|()| ExitCode::SUCCESS),
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
@@ -41,17 +41,17 @@ fn main() -> ExitCode {
     })
 }
 
-fn list(output: Output) -> anyhow::Result<ExitCode> {
-    let grounds = |it: &Scenario| it.grounds().map(Ground::word).collect::<Vec<_>>();
+fn list(output: ReportFormat) -> anyhow::Result<ExitCode> {
+    let grounds = |it: &ChaosScenario| it.grounds().map(TestEnvironment::word).collect::<Vec<_>>();
     match output {
-        Output::Text => {
+        ReportFormat::Text => {
             for it in scenario::all() {
                 println!("{:22}{:>9}   {}", it.name(), it.length(), it.about());
                 println!("{:34}on {}", "", grounds(&it).join(", "));
             }
         }
-        Output::Json => {
-            let entry = |it: &Scenario| serde_json::json!({ "name": it.name(), "about": it.about(), "length": it.length(), "grounds": grounds(it) });
+        ReportFormat::Json => {
+            let entry = |it: &ChaosScenario| serde_json::json!({ "name": it.name(), "about": it.about(), "length": it.length(), "grounds": grounds(it) });
             let list: Vec<_> = scenario::all().iter().map(entry).collect();
             println!("{}", serde_json::to_string_pretty(&list)?);
         }
@@ -59,7 +59,7 @@ fn list(output: Output) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn play(run: &Run) -> anyhow::Result<ExitCode> {
+fn play(run: &RunArgs) -> anyhow::Result<ExitCode> {
     let options = run.options()?;
     let scenarios = run.scenarios(&options)?;
     let mut runner = Runner::begin(&run.how, &options)?;
@@ -74,7 +74,7 @@ fn play(run: &Run) -> anyhow::Result<ExitCode> {
 
 /// Runs scenarios until the time is over. Each scenario gets its own seed, which its report names,
 /// so that a scenario can be run again alone.
-fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
+fn go_on(soak: &SoakArgs) -> anyhow::Result<ExitCode> {
     let options = soak.how.options()?;
     let mut runner = Runner::begin(&soak.how, &options)?;
     // Without this check the loop would skip every scenario, which takes no time, until the time is
@@ -85,11 +85,11 @@ fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
     let scenarios: Vec<_> = scenario::all().into_iter().filter(|it| it.refusal(&options).is_none()).collect();
     let mut rng = StdRng::seed_from_u64(options.seed);
     let lasts = Duration::from_secs(60 * u64::from(soak.minutes.get()));
-    let timeline = Timeline::begin(Echo::Silent);
+    let timeline = Timeline::begin(EventOutput::Silent);
     while timeline.now() < lasts && !runner.interrupted {
         let scenario = scenarios.choose(&mut rng).context("there are scenarios")?;
         let seed = u64::from(rng.random::<u32>());
-        runner.run(scenario, &Options { seed, ..options.clone() })?;
+        runner.run(scenario, &ScenarioOptions { seed, ..options.clone() })?;
         runner.rolling(timeline.now(), lasts, &options)?;
     }
     Ok(runner.end())
@@ -98,19 +98,19 @@ fn go_on(soak: &Soak) -> anyhow::Result<ExitCode> {
 /// Runs scenarios in sequence, and reports each.
 struct Runner {
     runtime: Runtime,
-    output: Output,
-    folder: Option<Folder>,
-    reports: Tally,
+    output: ReportFormat,
+    folder: Option<ReportFolder>,
+    reports: RunTotals,
     interrupted: bool,
     /// The reason why the ground is not available on this machine.
     unavailable: Option<String>,
     /// The harness's namespace, dropped after the runtime and its processes.
-    _switch: Option<Switch>,
+    _switch: Option<HarnessNamespace>,
 }
 
 /// Counts of all runs so far.
 #[derive(Debug, Default)]
-struct Tally {
+struct RunTotals {
     failed: u32,
     passed: u32,
     skipped: u32,
@@ -122,13 +122,13 @@ struct Tally {
 impl Runner {
     /// Starts the runtime. The runs stay on this thread, and the runtime's own threads end last:
     /// processes are tied to the thread that starts them.
-    fn begin(how: &How, options: &Options) -> anyhow::Result<Self> {
-        let folder = how.report.as_deref().map(Folder::begin).transpose()?;
+    fn begin(how: &CommonArgs, options: &ScenarioOptions) -> anyhow::Result<Self> {
+        let folder = how.report.as_deref().map(ReportFolder::begin).transpose()?;
         // Enter the namespace before the runtime starts: new threads inherit the namespace of this
         // thread.
         let entered = match options.terrain.ground {
-            Ground::Namespaces => Switch::enter().map(Some),
-            Ground::Processes | Ground::Compose => options.terrain.check().map(|()| None),
+            TestEnvironment::Namespaces => HarnessNamespace::enter().map(Some),
+            TestEnvironment::Processes | TestEnvironment::Compose => options.terrain.check().map(|()| None),
         };
         let unavailable = entered.as_ref().err();
         let unavailable = unavailable.map(|error| format!("this machine has no such ground: {error:#}"));
@@ -137,15 +137,15 @@ impl Runner {
             runtime,
             output: how.output,
             folder,
-            reports: Tally::default(),
+            reports: RunTotals::default(),
             interrupted: false,
             unavailable,
             _switch: entered.unwrap_or_default(),
         })
     }
 
-    fn run(&mut self, scenario: &Scenario, options: &Options) -> anyhow::Result<()> {
-        if self.output == Output::Text {
+    fn run(&mut self, scenario: &ChaosScenario, options: &ScenarioOptions) -> anyhow::Result<()> {
+        if self.output == ReportFormat::Text {
             println!("{} --seed {}: {}", scenario.name(), options.seed, scenario.about());
         }
         let report = match self.unavailable.clone() {
@@ -167,10 +167,10 @@ impl Runner {
     }
 
     /// Prints the counts so far, and adds a sample of the harness's own resources to the report.
-    fn rolling(&mut self, passed: Duration, of: Duration, options: &Options) -> anyhow::Result<()> {
-        let own = Own::now(passed);
-        if self.output == Output::Text {
-            let Tally { failed, passed: held, skipped, requests, lost, faults } = self.reports;
+    fn rolling(&mut self, passed: Duration, of: Duration, options: &ScenarioOptions) -> anyhow::Result<()> {
+        let own = HarnessUsage::now(passed);
+        if self.output == ReportFormat::Text {
+            let RunTotals { failed, passed: held, skipped, requests, lost, faults } = self.reports;
             let minutes = |span: Duration| span.as_secs() / 60;
             println!(
                 "soak --seed {}, {} of {} minutes: {held} passed, {failed} failed, {skipped} skipped; {faults} faults, {requests} requests, {lost} lost; the harness has {own}\n",
@@ -186,8 +186,8 @@ impl Runner {
     }
 
     fn end(self) -> ExitCode {
-        let Tally { failed, passed, .. } = self.reports;
-        if passed + failed > 1 && self.output == Output::Text {
+        let RunTotals { failed, passed, .. } = self.reports;
+        if passed + failed > 1 && self.output == ReportFormat::Text {
             println!("{passed} passed, {failed} failed");
         }
         if let Some(folder) = &self.folder {
@@ -201,12 +201,12 @@ impl Runner {
     }
 }
 
-impl Tally {
-    fn add(&mut self, report: &Report) {
+impl RunTotals {
+    fn add(&mut self, report: &RunReport) {
         match report.verdict {
-            Verdict::Fail => self.failed += 1,
-            Verdict::Pass => self.passed += 1,
-            Verdict::Skipped => self.skipped += 1,
+            CheckVerdict::Fail => self.failed += 1,
+            CheckVerdict::Pass => self.passed += 1,
+            CheckVerdict::Skipped => self.skipped += 1,
         }
         self.requests += report.requests.total.ended();
         self.lost += report.requests.total.lost;
@@ -227,10 +227,10 @@ async fn unless_interrupted<T>(run: impl Future<Output = T>) -> anyhow::Result<O
     }
 }
 
-fn print(report: &Report, output: Output) -> anyhow::Result<()> {
+fn print(report: &RunReport, output: ReportFormat) -> anyhow::Result<()> {
     match output {
-        Output::Text => println!("{}\n", report.text()),
-        Output::Json => println!("{}", serde_json::to_string(report)?),
+        ReportFormat::Text => println!("{}\n", report.text()),
+        ReportFormat::Json => println!("{}", serde_json::to_string(report)?),
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use crate::clock;
 /// The source of an event: a fault or another action of the harness, or an observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum EventSource {
     /// The harness injected a fault.
     Fault,
     /// The harness made a repair or started a process.
@@ -24,11 +24,11 @@ pub enum Kind {
 
 /// An entry of a timeline.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Event {
+pub struct TimelineEvent {
     /// Time since the start of the timeline.
     #[serde(rename = "atMs", serialize_with = "millis")]
     pub at: Duration,
-    pub kind: Kind,
+    pub kind: EventSource,
     /// The description in words.
     pub what: String,
 }
@@ -37,12 +37,12 @@ pub(crate) fn millis<S: serde::Serializer>(at: &Duration, serializer: S) -> Resu
     serializer.serialize_u128(at.as_millis())
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for TimelineEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
-            Kind::Fault => "fault",
-            Kind::Did => "did",
-            Kind::Saw => "saw",
+            EventSource::Fault => "fault",
+            EventSource::Did => "did",
+            EventSource::Saw => "saw",
         };
         write!(f, "{:>9.3} s  {kind:5}  {}", self.at.as_secs_f64(), self.what)
     }
@@ -50,7 +50,7 @@ impl fmt::Display for Event {
 
 /// The destination of new events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Echo {
+pub enum EventOutput {
     /// Standard output, one line per event.
     Print,
     /// No destination: the report contains the events.
@@ -66,14 +66,14 @@ pub struct Timeline {
 #[derive(Debug)]
 struct Shared {
     begun: Instant,
-    echo: Echo,
-    events: Mutex<Vec<Event>>,
+    echo: EventOutput,
+    events: Mutex<Vec<TimelineEvent>>,
 }
 
 impl Timeline {
     /// Starts a timeline now.
     #[must_use]
-    pub fn begin(echo: Echo) -> Self {
+    pub fn begin(echo: EventOutput) -> Self {
         Self { shared: Arc::new(Shared { begun: clock::now(), echo, events: Mutex::default() }) }
     }
 
@@ -85,22 +85,22 @@ impl Timeline {
 
     /// Records a fault that the harness injects.
     pub fn fault(&self, what: impl Into<String>) {
-        self.note(Kind::Fault, what.into());
+        self.note(EventSource::Fault, what.into());
     }
 
     /// Records another action of the harness.
     pub fn did(&self, what: impl Into<String>) {
-        self.note(Kind::Did, what.into());
+        self.note(EventSource::Did, what.into());
     }
 
     /// Records an observation.
     pub fn saw(&self, what: impl Into<String>) {
-        self.note(Kind::Saw, what.into());
+        self.note(EventSource::Saw, what.into());
     }
 
-    fn note(&self, kind: Kind, what: String) {
-        let event = Event { at: self.now(), kind, what };
-        if self.shared.echo == Echo::Print {
+    fn note(&self, kind: EventSource, what: String) {
+        let event = TimelineEvent { at: self.now(), kind, what };
+        if self.shared.echo == EventOutput::Print {
             println!("{event}");
         }
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
@@ -108,7 +108,7 @@ impl Timeline {
 
     /// Returns every event so far.
     #[must_use]
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<TimelineEvent> {
         self.shared.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

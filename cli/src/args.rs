@@ -16,7 +16,7 @@ use crate::commands::{
 use crate::config::Config;
 use crate::failure::EXIT_CODES;
 use crate::load;
-use crate::telemetry::Process;
+use crate::telemetry::ProcessIdentity;
 
 const ENVIRONMENT: &str = "\
 Settings come from a file, then the environment, then flags; the last of them wins. The file is
@@ -128,7 +128,7 @@ pub(crate) enum Command {
 
 impl Command {
     /// Returns the process's identity in its spans.
-    pub(crate) fn process(&self) -> Process {
+    pub(crate) fn process(&self) -> ProcessIdentity {
         let (service, name, serves) = match self {
             Self::Up(args) => ("millrace", UP.to_owned(), args.serves()),
             Self::Demo(args) => ("millrace", DEMO.to_owned(), args.reads_traces()),
@@ -136,7 +136,7 @@ impl Command {
             Self::Worker(args) => ("millrace-worker", args.process_name(), true),
             _ => ("millrace-client", "client".to_owned(), false),
         };
-        Process { service, name, serves }
+        ProcessIdentity { service, name, serves }
     }
 
     /// Returns whether the process is a server whose files other users of the machine must not
@@ -146,7 +146,7 @@ impl Command {
     }
 
     /// Returns the settings with the verb's own overrides.
-    pub(crate) fn settle(&self, config: Config) -> Config {
+    pub(crate) fn with_overrides(&self, config: Config) -> Config {
         match self {
             Self::Demo(args) => args.settle(config),
             _ => config,

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use figment::Figment;
 use figment::providers::{Env, Format as _, Serialized, Toml};
 use millrace_client::Address;
-use millrace_controller::SharedPlace;
+use millrace_controller::ObjectStoreUrl;
 use millrace_types::TenantName;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{Global, LogFormat};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The endpoint if no layer names an endpoint.
 const DEFAULT_ENDPOINT: &str = "127.0.0.1:8080";
@@ -45,7 +45,7 @@ pub(crate) struct Config {
     /// The storage that controllers share for model files. `None` keeps them on each controller's
     /// own disk.
     #[serde(default, deserialize_with = "place")]
-    pub(crate) artifacts: Option<SharedPlace>,
+    pub(crate) artifacts: Option<ObjectStoreUrl>,
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ impl Config {
 
 /// A layer: only the settings that the layer sets.
 #[derive(Serialize, Default)]
-struct Layer<'a> {
+struct ConfigLayer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     endpoints: Option<Vec<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,11 +85,14 @@ struct Layer<'a> {
 }
 
 /// Reads and merges all layers.
-pub(crate) fn load(flags: &Global) -> Result<Config, Failure> {
+pub(crate) fn load(flags: &Global) -> Result<Config, CommandFailure> {
     let file = match &flags.config {
         Some(path) if !path.is_file() => {
-            return Err(Failure::usage(format!("the settings file {} does not exist", path.display()))
-                .hint("name an existing file with --config, or omit --config"));
+            return Err(CommandFailure::usage(format!(
+                "the settings file {} does not exist",
+                path.display()
+            ))
+            .hint("name an existing file with --config, or omit --config"));
         }
         Some(path) => Some(path.clone()),
         None => usual_file().filter(|path| path.is_file()),
@@ -97,7 +100,7 @@ pub(crate) fn load(flags: &Global) -> Result<Config, Failure> {
     merge(file.as_deref(), flags)
 }
 
-fn merge(file: Option<&Path>, flags: &Global) -> Result<Config, Failure> {
+fn merge(file: Option<&Path>, flags: &Global) -> Result<Config, CommandFailure> {
     let mut figment = Figment::from(Serialized::defaults(defaults()));
     if let Some(path) = file {
         figment = figment.merge(Toml::file_exact(path));
@@ -108,19 +111,19 @@ fn merge(file: Option<&Path>, flags: &Global) -> Result<Config, Failure> {
     config.map_err(|error| refusal(&error))
 }
 
-fn defaults() -> Layer<'static> {
-    Layer {
+fn defaults() -> ConfigLayer<'static> {
+    ConfigLayer {
         endpoints: Some(vec![DEFAULT_ENDPOINT]),
         tenant: Some("default"),
         log_format: Some(LogFormat::Text),
         trace_sample: Some(1.0),
-        ..Layer::default()
+        ..ConfigLayer::default()
     }
 }
 
-fn layer_of(flags: &Global) -> Layer<'_> {
+fn layer_of(flags: &Global) -> ConfigLayer<'_> {
     let endpoints: Vec<_> = flags.endpoint.iter().map(Address::authority).collect();
-    Layer {
+    ConfigLayer {
         endpoints: (!endpoints.is_empty()).then_some(endpoints),
         tenant: flags.tenant.as_ref().map(TenantName::as_str),
         log: flags.log.as_deref(),
@@ -131,9 +134,9 @@ fn layer_of(flags: &Global) -> Layer<'_> {
     }
 }
 
-fn refusal(error: &figment::Error) -> Failure {
+fn refusal(error: &figment::Error) -> CommandFailure {
     let problems: Vec<_> = error.clone().into_iter().map(|error| error.to_string()).collect();
-    Failure::usage(format!("settings: {}", problems.join("; ")))
+    CommandFailure::usage(format!("settings: {}", problems.join("; ")))
         .hint("see 'millrace --help' for the settings")
 }
 
@@ -149,13 +152,13 @@ fn usual_file() -> Option<PathBuf> {
 fn addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Address>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "an endpoint host:port, or a list of them")]
-    enum Written {
+    enum EndpointsText {
         Text(String),
         List(Vec<String>),
     }
-    let written = match Written::deserialize(deserializer)? {
-        Written::Text(text) => text.split(',').map(str::to_owned).collect(),
-        Written::List(list) => list,
+    let written = match EndpointsText::deserialize(deserializer)? {
+        EndpointsText::Text(text) => text.split(',').map(str::to_owned).collect(),
+        EndpointsText::List(list) => list,
     };
     if written.is_empty() {
         return Err(D::Error::custom("no endpoint in the list: name at least one"));
@@ -183,7 +186,7 @@ fn spans<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NonZeroU32
 }
 
 /// Reads the storage for model files from its text.
-fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SharedPlace>, D::Error> {
+fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ObjectStoreUrl>, D::Error> {
     let written = Option::<String>::deserialize(deserializer)?;
     written.map(|text| text.parse().map_err(D::Error::custom)).transpose()
 }
@@ -195,8 +198,8 @@ mod tests {
 
     // The jail's error type is large, but figment prescribes it.
     #[allow(clippy::result_large_err, reason = "figment's signature")]
-    fn check(file: Option<&str>, env: &[(&str, &str)], args: &[&str]) -> Result<Config, Failure> {
-        let mut outcome = Err(Failure::failed("the jail did not run"));
+    fn check(file: Option<&str>, env: &[(&str, &str)], args: &[&str]) -> Result<Config, CommandFailure> {
+        let mut outcome = Err(CommandFailure::failed("the jail did not run"));
         Jail::expect_with(|jail| {
             jail.clear_env();
             for (key, value) in env {

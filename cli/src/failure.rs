@@ -18,7 +18,7 @@ Exit codes:
 
 /// The exit code of the process, for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
+pub(crate) enum ExitStatus {
     Failed = 1,
     Usage = 2,
     NotFound = 3,
@@ -28,46 +28,46 @@ pub(crate) enum Exit {
 
 /// The failure of a command.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) exit: Exit,
+pub(crate) struct CommandFailure {
+    pub(crate) exit: ExitStatus,
     /// The error message. `None` if the reader of the output is gone, or the command printed the
     /// failure itself.
     pub(crate) message: Option<String>,
     pub(crate) hint: Option<String>,
 }
 
-impl Failure {
-    fn new(exit: Exit, message: impl Into<String>) -> Self {
+impl CommandFailure {
+    fn new(exit: ExitStatus, message: impl Into<String>) -> Self {
         Self { exit, message: Some(message.into()), hint: None }
     }
 
     pub(crate) fn failed(message: impl Into<String>) -> Self {
-        Self::new(Exit::Failed, message)
+        Self::new(ExitStatus::Failed, message)
     }
 
     pub(crate) fn usage(message: impl Into<String>) -> Self {
-        Self::new(Exit::Usage, message)
+        Self::new(ExitStatus::Usage, message)
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
-        Self::new(Exit::NotFound, message)
+        Self::new(ExitStatus::NotFound, message)
     }
 
     pub(crate) fn unreachable(message: impl Into<String>) -> Self {
-        Self::new(Exit::Unreachable, message)
+        Self::new(ExitStatus::Unreachable, message)
     }
 
     pub(crate) fn timed_out(message: impl Into<String>) -> Self {
-        Self::new(Exit::TimedOut, message)
+        Self::new(ExitStatus::TimedOut, message)
     }
 
     /// The reader of the output closed the pipe: exit without a message.
     pub(crate) fn reader_gone() -> Self {
-        Self { exit: Exit::Failed, message: None, hint: None }
+        Self { exit: ExitStatus::Failed, message: None, hint: None }
     }
 
     /// The command has already printed the failure: only the exit code is left.
-    pub(crate) fn told(exit: Exit) -> Self {
+    pub(crate) fn already_printed(exit: ExitStatus) -> Self {
         Self { exit, message: None, hint: None }
     }
 
@@ -108,12 +108,12 @@ fn paint(text: &str, code: &str, colour: bool) -> String {
     if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandFailure {
     fn from(error: Error) -> Self {
         let exit = match &error {
-            Error::Unreachable { .. } => Exit::Unreachable,
-            Error::TimedOut { .. } => Exit::TimedOut,
-            Error::File { .. } | Error::Tensor(_) | Error::NoEndpoints => Exit::Usage,
+            Error::Unreachable { .. } => ExitStatus::Unreachable,
+            Error::TimedOut { .. } => ExitStatus::TimedOut,
+            Error::File { .. } | Error::Tensor(_) | Error::NoEndpoints => ExitStatus::Usage,
             _ => match error.reason() {
                 Some(
                     Reason::FunctionNotFound
@@ -124,9 +124,9 @@ impl From<Error> for Failure {
                     | Reason::OperationNotFound
                     | Reason::TraceNotFound
                     | Reason::SequenceNotFound,
-                ) => Exit::NotFound,
-                Some(Reason::TimedOut) => Exit::TimedOut,
-                _ => Exit::Failed,
+                ) => ExitStatus::NotFound,
+                Some(Reason::TimedOut) => ExitStatus::TimedOut,
+                _ => ExitStatus::Failed,
             },
         };
         let message = match error.reason() {
@@ -185,17 +185,17 @@ mod tests {
     use super::*;
     use millrace_types::Failure as ServerFailure;
 
-    fn refused(reason: Reason) -> Failure {
+    fn refused(reason: Reason) -> CommandFailure {
         Error::Refused(ServerFailure::new(reason, "what happened")).into()
     }
 
     #[test]
     fn exit_codes_distinguish_the_kinds_of_failure() {
-        assert_eq!(refused(Reason::FunctionNotFound).exit, Exit::NotFound);
-        assert_eq!(refused(Reason::WorkflowNotFound).exit, Exit::NotFound);
-        assert_eq!(refused(Reason::TimedOut).exit, Exit::TimedOut);
-        assert_eq!(refused(Reason::QueueFull).exit, Exit::Failed);
-        assert_eq!(Failure::from(Error::NoEndpoints).exit, Exit::Usage);
+        assert_eq!(refused(Reason::FunctionNotFound).exit, ExitStatus::NotFound);
+        assert_eq!(refused(Reason::WorkflowNotFound).exit, ExitStatus::NotFound);
+        assert_eq!(refused(Reason::TimedOut).exit, ExitStatus::TimedOut);
+        assert_eq!(refused(Reason::QueueFull).exit, ExitStatus::Failed);
+        assert_eq!(CommandFailure::from(Error::NoEndpoints).exit, ExitStatus::Usage);
     }
 
     #[test]
@@ -209,7 +209,13 @@ mod tests {
 
     #[test]
     fn the_help_text_names_every_exit_code() {
-        for exit in [Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unreachable, Exit::TimedOut] {
+        for exit in [
+            ExitStatus::Failed,
+            ExitStatus::Usage,
+            ExitStatus::NotFound,
+            ExitStatus::Unreachable,
+            ExitStatus::TimedOut,
+        ] {
             assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)));
         }
     }

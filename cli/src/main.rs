@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use crate::args::{Cli, Command};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// A request allocates a few hundred times, and the buffers of large tensors are soon needed again.
 /// With glibc's allocator, a busy server spends a tenth of its time in the allocator, and each of
@@ -61,10 +61,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Result<(), Failure> {
-    let config = cli.command.settle(config::load(&cli.global)?);
+fn run(cli: Cli) -> Result<(), CommandFailure> {
+    let config = cli.command.with_overrides(config::load(&cli.global)?);
     let runtime = tokio::runtime::Runtime::new()
-        .map_err(|error| Failure::failed(format!("cannot start the async runtime: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot start the async runtime: {error}")))?;
     let (telemetry, kept) = {
         let _context = runtime.enter();
         telemetry::start(&config, cli.command.default_log(), &cli.command.process())?

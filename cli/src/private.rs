@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::Mode;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The permission bits of the group and of others.
 const OTHERS: u32 = 0o077;
@@ -40,10 +40,10 @@ pub(crate) fn keep_new_files_private() {
 
 /// Makes a data directory private to its user. Only files that a server made are changed, because a
 /// mistyped directory holds other files.
-pub(crate) fn tighten(data_dir: &Path) -> Result<(), Failure> {
+pub(crate) fn tighten(data_dir: &Path) -> Result<(), CommandFailure> {
     tighten_own(data_dir).map_err(|error| {
         let dir = data_dir.display();
-        Failure::failed(format!("other users can read {dir}, and its mode cannot be changed: {error}"))
+        CommandFailure::failed(format!("other users can read {dir}, and its mode cannot be changed: {error}"))
             .hint(format!("make it private to this user: chown -R \"$USER\" {dir} && chmod -R go= {dir}"))
     })
 }

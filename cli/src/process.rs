@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::print;
 
 /// The ready line of a controller that serves.
@@ -40,22 +40,23 @@ pub(crate) struct WorkerReady {
 }
 
 /// Prints the line that reports a server as ready.
-pub(crate) fn announce(line: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn announce(line: &impl Serialize) -> Result<(), CommandFailure> {
     let text = serde_json::to_string(line)
-        .map_err(|error| Failure::failed(format!("cannot write the ready line: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot write the ready line: {error}")))?;
     print(&text)
 }
 
 /// The signals that ask the process to stop: Ctrl-C's and the service manager's.
-pub(crate) struct Stop {
+pub(crate) struct StopSignals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
 }
 
-impl Stop {
-    pub(crate) fn new() -> Result<Self, Failure> {
+impl StopSignals {
+    pub(crate) fn new() -> Result<Self, CommandFailure> {
         let listen = |kind| {
-            signal(kind).map_err(|error| Failure::failed(format!("cannot listen for signals: {error}")))
+            signal(kind)
+                .map_err(|error| CommandFailure::failed(format!("cannot listen for signals: {error}")))
         };
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
@@ -70,43 +71,44 @@ impl Stop {
 }
 
 /// Prints that the server is stopping.
-pub(crate) fn say_stopping(grace: Duration) {
+pub(crate) fn print_stopping(grace: Duration) {
     let grace = humantime::format_duration(grace);
     eprintln!("stopping: requests under way get {grace} (again to stop at once)");
 }
 
 /// Returns the failure for a second signal during the stop.
-pub(crate) fn stopped_at_once() -> Failure {
-    Failure::failed("stopped at once: requests under way were cut short")
+pub(crate) fn stopped_at_once() -> CommandFailure {
+    CommandFailure::failed("stopped at once: requests under way were cut short")
 }
 
 /// Asks the kernel for SIGKILL when the process that started this one ends. Must be called first,
 /// on the main thread, because the request belongs to the thread that makes it.
-pub(crate) fn die_with(parent: u32) -> Result<(), Failure> {
+pub(crate) fn die_with(parent: u32) -> Result<(), CommandFailure> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| Failure::failed(format!("cannot tie this process to its parent: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot tie this process to its parent: {error}")))?;
     // If the parent ended before the request, this process has another parent now.
     let now = rustix::process::getppid().map(Pid::as_raw_nonzero);
     if now.is_some_and(|now| now.get().unsigned_abs() == parent) {
         return Ok(());
     }
-    Err(Failure::failed(format!("process {parent}, which started this one, has ended")))
+    Err(CommandFailure::failed(format!("process {parent}, which started this one, has ended")))
 }
 
 /// Returns the way in which a controller checks uploaded models: in a child process of this
 /// program.
-pub(crate) fn inspection() -> Result<Inspection, Failure> {
+pub(crate) fn inspection() -> Result<Inspection, CommandFailure> {
     let command = InspectorCommand::this_program();
-    let command = command.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+    let command =
+        command.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?;
     Ok(Inspection::Child(command))
 }
 
 /// Creates a temporary folder that is deleted when the value is dropped.
-pub(crate) fn ephemeral_dir() -> Result<tempfile::TempDir, Failure> {
+pub(crate) fn ephemeral_dir() -> Result<tempfile::TempDir, CommandFailure> {
     tempfile::Builder::new()
         .prefix("millrace-")
         .tempdir()
-        .map_err(|error| Failure::failed(format!("cannot create a temporary folder: {error}")))
+        .map_err(|error| CommandFailure::failed(format!("cannot create a temporary folder: {error}")))
 }
 
 pub(crate) fn loopback(port: u16) -> SocketAddr {
@@ -114,6 +116,7 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
 }
 
 /// Returns a random seed from the system.
-pub(crate) fn seed() -> Result<u64, Failure> {
-    getrandom::u64().map_err(|error| Failure::failed(format!("the system has no random numbers: {error}")))
+pub(crate) fn seed() -> Result<u64, CommandFailure> {
+    getrandom::u64()
+        .map_err(|error| CommandFailure::failed(format!("the system has no random numbers: {error}")))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_client::{Admin, messages as wire};
 
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The longest time that a starting cluster may take until all parts are up.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -18,14 +18,14 @@ const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// The expected size of a cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct ExpectedCluster {
     /// The least number of voters that answer, with a leader among them. `None` skips the check.
     pub(crate) voters: Option<NonZeroU32>,
     /// The least number of connected nodes whose GPUs are all up. `None` skips the check.
     pub(crate) nodes: Option<NonZeroU32>,
 }
 
-impl Wanted {
+impl ExpectedCluster {
     pub(crate) fn nodes(nodes: NonZeroU32) -> Self {
         Self { nodes: Some(nodes), ..Self::default() }
     }
@@ -33,7 +33,11 @@ impl Wanted {
 
 /// Waits until each of these endpoints reports the expected cluster. The failure names the missing
 /// part.
-pub(crate) async fn reached(at: &[Admin], wanted: Wanted, timeout: Duration) -> Result<(), Failure> {
+pub(crate) async fn reached(
+    at: &[Admin],
+    wanted: ExpectedCluster,
+    timeout: Duration,
+) -> Result<(), CommandFailure> {
     let deadline = clock::now() + timeout;
     let mut pause = PAUSE_MIN;
     let mut lacking = "no endpoint has answered".to_owned();
@@ -48,13 +52,13 @@ pub(crate) async fn reached(at: &[Admin], wanted: Wanted, timeout: Duration) -> 
     };
     tokio::time::timeout_at(deadline, each).await.map_err(|_| {
         let timeout = humantime::format_duration(timeout);
-        Failure::timed_out(format!("the cluster is not ready after {timeout}: {lacking}"))
+        CommandFailure::timed_out(format!("the cluster is not ready after {timeout}: {lacking}"))
             .hint("see 'millrace cluster status' and 'millrace get nodes'")
     })
 }
 
 /// Returns the missing part in an endpoint's report.
-async fn look(admin: &Admin, wanted: Wanted) -> Option<String> {
+async fn look(admin: &Admin, wanted: ExpectedCluster) -> Option<String> {
     if let Some(voters) = wanted.voters {
         let missing = match admin.cluster_status().await {
             Ok(status) => missing_voters(&status, voters.get() as usize),

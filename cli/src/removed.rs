@@ -3,7 +3,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Each flag that a verb no longer has, and its replacement.
 const FLAGS: [(&str, &str); 15] = [
@@ -38,7 +38,7 @@ const WORKER_PORT: &str = "a worker has one port: use --worker-connections-max";
 const LAYOUT: &str = "omit it: GPU memory is always laid out by best fit, in which any free block serves";
 
 /// Returns the refusal of a command line, if a removed flag is the reason why clap cannot parse it.
-pub(crate) fn refusal(error: &clap::Error) -> Option<Failure> {
+pub(crate) fn refusal(error: &clap::Error) -> Option<CommandFailure> {
     if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
@@ -46,7 +46,7 @@ pub(crate) fn refusal(error: &clap::Error) -> Option<Failure> {
     // clap names an unknown argument without the value after `=`, but not in all versions.
     let name = argument.split('=').next().unwrap_or(argument);
     let (flag, instead) = FLAGS.iter().find(|(flag, _)| *flag == name)?;
-    Some(Failure::usage(format!("{flag} was removed")).hint(*instead))
+    Some(CommandFailure::usage(format!("{flag} was removed")).hint(*instead))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod lines;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
-use millrace_proto::trace::{Kept, SCOPE};
+use millrace_proto::trace::{SCOPE, SpanRing};
 use opentelemetry::global::{set_text_map_propagator, set_tracer_provider};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry::{Key, KeyValue};
@@ -22,7 +22,7 @@ use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
 use crate::args::LogFormat;
 use crate::config::Config;
-use crate::failure::{Failure, no_colour};
+use crate::failure::{CommandFailure, no_colour};
 
 /// The timeout of an export. An unreachable collector delays the end of the process by the same
 /// time.
@@ -30,7 +30,7 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The identity of a process in its spans.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Process {
+pub(crate) struct ProcessIdentity {
     /// The service name, shared by all processes of a kind.
     pub(crate) service: &'static str,
     /// The name of this process.
@@ -49,9 +49,9 @@ pub(crate) struct Telemetry {
 pub(crate) fn start(
     config: &Config,
     default_log: &str,
-    process: &Process,
-) -> Result<(Telemetry, Option<Kept>), Failure> {
-    let kept = config.keep_spans.filter(|_| process.serves).map(|max| Kept::new(&process.name, max));
+    process: &ProcessIdentity,
+) -> Result<(Telemetry, Option<SpanRing>), CommandFailure> {
+    let kept = config.keep_spans.filter(|_| process.serves).map(|max| SpanRing::new(&process.name, max));
     let traces = traces(config, process, kept.clone())?;
     if let Some(traces) = &traces {
         set_text_map_propagator(TraceContextPropagator::new());
@@ -64,15 +64,15 @@ pub(crate) fn start(
     tracing_subscriber::registry()
         .with(layers)
         .try_init()
-        .map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot start logging: {error}")))?;
     Ok((Telemetry { traces }, kept))
 }
 
 /// Returns the filter of log events.
-fn filter(config: &Config, default_log: &str) -> Result<EnvFilter, Failure> {
+fn filter(config: &Config, default_log: &str) -> Result<EnvFilter, CommandFailure> {
     let directives = config.log.as_deref().unwrap_or(default_log);
     EnvFilter::builder().parse(directives).map_err(|error| {
-        Failure::usage(format!("--log {directives:?}: {error}")).hint(
+        CommandFailure::usage(format!("--log {directives:?}: {error}")).hint(
             "write a level (error, warn, info, debug, trace) or directives such as millrace_worker=debug",
         )
     })
@@ -80,7 +80,11 @@ fn filter(config: &Config, default_log: &str) -> Result<EnvFilter, Failure> {
 
 type Layers = Vec<Box<dyn Layer<Registry> + Send + Sync>>;
 
-fn layers(config: &Config, default_log: &str, traces: Option<&SdkTracerProvider>) -> Result<Layers, Failure> {
+fn layers(
+    config: &Config,
+    default_log: &str,
+    traces: Option<&SdkTracerProvider>,
+) -> Result<Layers, CommandFailure> {
     let filter = filter(config, default_log)?;
     // A span costs a request microseconds wherever a layer reads it. Log lines name their subject
     // themselves, so spans are added to log lines only at level debug or finer.
@@ -111,9 +115,9 @@ fn is_ours(about: &tracing::Metadata<'_>) -> bool {
 /// Returns the provider that exports or keeps spans, or `None` if neither is configured.
 fn traces(
     config: &Config,
-    process: &Process,
-    kept: Option<Kept>,
-) -> Result<Option<SdkTracerProvider>, Failure> {
+    process: &ProcessIdentity,
+    kept: Option<SpanRing>,
+) -> Result<Option<SdkTracerProvider>, CommandFailure> {
     if config.otlp_endpoint.is_none() && kept.is_none() {
         return Ok(None);
     }
@@ -130,11 +134,11 @@ fn traces(
     Ok(Some(provider.build()))
 }
 
-fn exporter_to(endpoint: &str) -> Result<SpanExporter, Failure> {
+fn exporter_to(endpoint: &str) -> Result<SpanExporter, CommandFailure> {
     let exporter =
         SpanExporter::builder().with_tonic().with_endpoint(endpoint).with_timeout(EXPORT_TIMEOUT).build();
     exporter.map_err(|error| {
-        Failure::usage(format!("cannot send traces to {endpoint:?}: {error}"))
+        CommandFailure::usage(format!("cannot send traces to {endpoint:?}: {error}"))
             .hint("name an OTLP gRPC endpoint such as http://127.0.0.1:4317")
     })
 }

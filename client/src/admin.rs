@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use futures::stream::BoxStream;
 use millrace_proto::admin::{
-    self, ApplyOutcome, Consistency, DeleteFunctionRequest, FindArtifactsRequest, GetFunctionRequest,
+    self, Consistency, DeleteFunctionRequest, FindArtifactsRequest, GetFunctionRequest,
     GetScalingSignalRequest, GetVersionRequest, InjectFaultRequest, ListFunctionsRequest,
     admin_client::AdminClient,
 };
@@ -33,7 +33,7 @@ pub use policy::PolicyChange;
 pub use workflows::AppliedWorkflow;
 
 use self::pages::PAGE;
-use crate::endpoints::{Endpoints, Repeat};
+use crate::endpoints::{Endpoints, RetryPolicy};
 use crate::error::Error;
 use crate::model_file::{ModelFile, ReadFailure};
 
@@ -73,7 +73,7 @@ pub struct DeleteOptions {
 
 /// The effect of an apply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ApplyOutcome {
     /// The apply created the object: the first revision of a function.
     Created,
     /// The apply changed the object: the next revision of a function.
@@ -82,13 +82,13 @@ pub enum Outcome {
     Unchanged,
 }
 
-impl Outcome {
+impl ApplyOutcome {
     fn read(wire: i32) -> Result<Self, Error> {
-        match ApplyOutcome::try_from(wire) {
-            Ok(ApplyOutcome::Created) => Ok(Self::Created),
-            Ok(ApplyOutcome::Configured) => Ok(Self::Configured),
-            Ok(ApplyOutcome::Unchanged) => Ok(Self::Unchanged),
-            Ok(ApplyOutcome::Unspecified) | Err(_) => {
+        match admin::ApplyOutcome::try_from(wire) {
+            Ok(admin::ApplyOutcome::Created) => Ok(Self::Created),
+            Ok(admin::ApplyOutcome::Configured) => Ok(Self::Configured),
+            Ok(admin::ApplyOutcome::Unchanged) => Ok(Self::Unchanged),
+            Ok(admin::ApplyOutcome::Unspecified) | Err(_) => {
                 Err(Error::BadAnswer(format!("unknown outcome {wire}")))
             }
         }
@@ -97,9 +97,9 @@ impl Outcome {
 
 /// The response to an apply of a function.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Applied {
+pub struct AppliedFunction {
     /// The effect of the apply.
-    pub outcome: Outcome,
+    pub outcome: ApplyOutcome,
     /// The function after the apply.
     pub function: admin::Function,
 }
@@ -114,7 +114,7 @@ impl Admin {
     /// Returns a client with stale reads: an endpoint answers from its own copy, which may be out
     /// of date. Stale reads work while no controller leads.
     #[must_use]
-    pub fn stale(self) -> Self {
+    pub fn with_stale_reads(self) -> Self {
         Self { consistency: Consistency::Stale, ..self }
     }
 
@@ -128,13 +128,13 @@ impl Admin {
         M: Clone,
         Fut: Future<Output = Result<Response<T>, Status>>,
     {
-        self.ask_with(Repeat::Allowed, CALL_TIMEOUT, message, make).await
+        self.ask_with(RetryPolicy::Allowed, CALL_TIMEOUT, message, make).await
     }
 
     /// Sends a call: `make` sends the message to an endpoint.
     async fn ask_with<M, T, Fut>(
         &self,
-        repeat: Repeat,
+        repeat: RetryPolicy,
         timeout: Duration,
         message: M,
         make: impl Fn(AdminClient<Channel>, Request<M>) -> Fut,
@@ -211,7 +211,7 @@ impl Admin {
         let unread = ReadFailure::default();
         let answer = self
             .endpoints
-            .call(Repeat::Allowed, UPLOAD_TIMEOUT, async |channel, left| {
+            .call(RetryPolicy::Allowed, UPLOAD_TIMEOUT, async |channel, left| {
                 let messages = file.messages(progress.clone(), unread.clone());
                 let mut request = messages.into_streaming_request();
                 stamp(&mut request, left);
@@ -235,7 +235,7 @@ impl Admin {
         spec: &FunctionSpec,
         artifact: Digest,
         options: ApplyOptions,
-    ) -> Result<Applied, Error> {
+    ) -> Result<AppliedFunction, Error> {
         let request = admin::ApplyFunctionRequest {
             spec: Some(function_spec_wire(spec)),
             digest: artifact.to_string(),
@@ -245,10 +245,10 @@ impl Admin {
         };
         let answer =
             self.ask(request, async |mut client, request| client.apply_function(request).await).await?;
-        let outcome = Outcome::read(answer.outcome)?;
+        let outcome = ApplyOutcome::read(answer.outcome)?;
         let function =
             answer.function.ok_or_else(|| Error::BadAnswer("the response has no function".to_owned()))?;
-        Ok(Applied { outcome, function })
+        Ok(AppliedFunction { outcome, function })
     }
 
     /// Returns a function.
@@ -322,7 +322,7 @@ impl Admin {
             wait: Some(duration_wire(wait)),
             page_size: PAGE,
         };
-        self.ask_with(Repeat::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
+        self.ask_with(RetryPolicy::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
             client.list_events(request).await
         })
         .await
@@ -360,7 +360,7 @@ impl Admin {
     /// # Errors
     /// [`Error::Refused`] with `PERMISSION_DENIED` when the server does not allow faults.
     pub async fn inject_fault(&self, fault: InjectFaultRequest) -> Result<(), Error> {
-        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, fault, async |mut client, request| {
+        self.ask_with(RetryPolicy::Forbidden, CALL_TIMEOUT, fault, async |mut client, request| {
             client.inject_fault(request).await
         })
         .await?;

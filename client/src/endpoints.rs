@@ -14,8 +14,8 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::address::Address;
-use crate::error::{Cause, Error};
-use crate::failover::{Pauses, Round};
+use crate::error::{CallFailure, Error};
+use crate::failover::{FailoverRound, Pauses};
 
 /// The HTTP/2 receive window of a stream, in bytes: a tensor of this size arrives without waiting
 /// for a window update.
@@ -30,7 +30,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 /// The action after the connection broke under a call that was sent. The server may have carried
 /// out the call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Repeat {
+pub enum RetryPolicy {
     /// Asks the next endpoint whether the function is declared idempotent, and sends the call again
     /// only if it is. Without an answer, the call is not sent again.
     #[default]
@@ -107,14 +107,19 @@ impl Endpoints {
 
     /// Sends a call to the preferred endpoint and, if that endpoint fails the call, to the others,
     /// all within `timeout`. While no controller leads, asks all endpoints again after a pause.
-    pub(crate) async fn call<T, F, Fut>(&self, repeat: Repeat, timeout: Duration, make: F) -> Result<T, Error>
+    pub(crate) async fn call<T, F, Fut>(
+        &self,
+        repeat: RetryPolicy,
+        timeout: Duration,
+        make: F,
+    ) -> Result<T, Error>
     where
         F: Fn(Channel, Duration) -> Fut,
         Fut: Future<Output = Result<T, Status>>,
     {
         let started = Instant::now();
         let mut pauses = Pauses::new(timeout);
-        let mut round = Round::first(repeat, timeout);
+        let mut round = FailoverRound::first(repeat, timeout);
         loop {
             if let Some(answer) = self.ask_each(&mut round, started + timeout, &make).await? {
                 return Ok(answer);
@@ -128,7 +133,7 @@ impl Endpoints {
     /// endpoint failed.
     async fn ask_each<T, F, Fut>(
         &self,
-        round: &mut Round,
+        round: &mut FailoverRound,
         deadline: Instant,
         make: &F,
     ) -> Result<Option<T>, Error>
@@ -141,7 +146,7 @@ impl Endpoints {
         for index in (0..all.len()).map(|step| (first + step) % all.len()) {
             let Connection { address, channel } = &all[index];
             let left = deadline.saturating_duration_since(Instant::now());
-            let mut asked = Asked { endpoints: self, index, heard: false };
+            let mut asked = PendingCall { endpoints: self, index, heard: false };
             let answer = make(channel.clone(), left).await;
             asked.heard = true;
             let status = match answer {
@@ -151,17 +156,17 @@ impl Endpoints {
                 }
                 Err(status) => status,
             };
-            let cause = match Cause::of(&status) {
+            let cause = match CallFailure::of(&status) {
                 // A server that enforces the call's timeout itself may see it expire first and
                 // report the call as cancelled. Nothing else cancels a call that is awaited here.
-                Cause::Answer(failure)
+                CallFailure::Answer(failure)
                     if failure.reason == Reason::Cancelled && Instant::now() >= deadline =>
                 {
-                    Cause::TimedOut
+                    CallFailure::TimedOut
                 }
                 cause => cause,
             };
-            if !matches!(cause, Cause::Answer(_)) {
+            if !matches!(cause, CallFailure::Answer(_)) {
                 self.leave(index);
             }
             round.failed(address, cause)?;
@@ -181,14 +186,14 @@ impl Endpoints {
 /// caller gave up, and the next call starts at another endpoint. Otherwise, callers with a short
 /// timeout would return to a hung or partitioned server forever, because they give up before
 /// keep-alive notices it.
-struct Asked<'a> {
+struct PendingCall<'a> {
     endpoints: &'a Endpoints,
     index: usize,
     /// Whether any outcome arrived, a broken connection included.
     heard: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         if !self.heard {
             self.endpoints.leave(self.index);
@@ -224,7 +229,7 @@ mod tests {
         let preferred = || endpoints.shared.preferred.load(Ordering::Relaxed);
         // Polls the call once, so a call that waits counts as given up.
         let call = |hangs: bool| {
-            let answer = endpoints.call(Repeat::Forbidden, KEEP_ALIVE, move |_, _| async move {
+            let answer = endpoints.call(RetryPolicy::Forbidden, KEEP_ALIVE, move |_, _| async move {
                 if hangs { std::future::pending().await } else { Ok::<_, Status>(()) }
             });
             answer.now_or_never().is_some()

@@ -106,7 +106,7 @@ impl Error {
 
 /// The failure of a call at an endpoint.
 #[derive(Debug)]
-pub(crate) enum Cause {
+pub(crate) enum CallFailure {
     /// The client could not connect, so the call was not sent.
     NotSent(String),
     /// The connection broke after the call was sent.
@@ -117,7 +117,7 @@ pub(crate) enum Cause {
     Answer(Failure),
 }
 
-impl Cause {
+impl CallFailure {
     /// Classifies a status. A status created by the client carries its source error. A status that
     /// came over the network does not.
     pub(crate) fn of(status: &Status) -> Self {

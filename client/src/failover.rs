@@ -18,8 +18,8 @@ use std::time::Duration;
 use millrace_types::{Failure, Reason};
 
 use crate::address::Address;
-use crate::endpoints::Repeat;
-use crate::error::{Cause, Error};
+use crate::endpoints::RetryPolicy;
+use crate::error::{CallFailure, Error};
 
 /// The longest wait for the election of a leader. An election takes less than two seconds while a
 /// majority of the controllers is up. A longer interruption needs an operator.
@@ -30,8 +30,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(800);
 
 /// A round of a call over all endpoints.
 #[derive(Debug)]
-pub(crate) struct Round {
-    repeat: Repeat,
+pub(crate) struct FailoverRound {
+    repeat: RetryPolicy,
     timeout: Duration,
     pause: Duration,
     /// The endpoints that failed in this round, in order.
@@ -63,8 +63,8 @@ impl Pauses {
     }
 }
 
-impl Round {
-    pub(crate) fn first(repeat: Repeat, timeout: Duration) -> Self {
+impl FailoverRound {
+    pub(crate) fn first(repeat: RetryPolicy, timeout: Duration) -> Self {
         Self {
             repeat,
             timeout,
@@ -81,21 +81,21 @@ impl Round {
     }
 
     /// Records the failure of an endpoint. Returns an error if no other endpoint may be asked.
-    pub(crate) fn failed(&mut self, address: &Address, cause: Cause) -> Result<(), Error> {
+    pub(crate) fn failed(&mut self, address: &Address, cause: CallFailure) -> Result<(), Error> {
         self.tried.push(address.clone());
         let address = address.clone();
         let error = match cause {
-            Cause::TimedOut => return Err(Error::TimedOut { address, timeout: self.timeout }),
-            Cause::NotSent(cause) => Error::Unreachable { addresses: self.tried.clone(), cause },
-            Cause::Broken(cause) => {
+            CallFailure::TimedOut => return Err(Error::TimedOut { address, timeout: self.timeout }),
+            CallFailure::NotSent(cause) => Error::Unreachable { addresses: self.tried.clone(), cause },
+            CallFailure::Broken(cause) => {
                 let lost = Error::ConnectionLost { address, cause };
-                if self.repeat != Repeat::Allowed {
+                if self.repeat != RetryPolicy::Allowed {
                     return Err(lost);
                 }
                 lost
             }
-            Cause::Answer(failure) if self.goes_on(&failure) => Error::Refused(failure),
-            Cause::Answer(failure) => return Err(Error::Refused(failure)),
+            CallFailure::Answer(failure) if self.may_succeed_elsewhere(&failure) => Error::Refused(failure),
+            CallFailure::Answer(failure) => return Err(Error::Refused(failure)),
         };
         self.may_have_executed |= error.may_have_executed();
         if self.told.as_ref().is_none_or(|told| weight(told) <= weight(&error)) {
@@ -105,13 +105,13 @@ impl Round {
     }
 
     /// Returns whether another endpoint may succeed.
-    fn goes_on(&self, failure: &Failure) -> bool {
+    fn may_succeed_elsewhere(&self, failure: &Failure) -> bool {
         // A gateway that has just started waits for its workers while the other gateways serve.
         let elsewhere = matches!(
             failure.reason,
             Reason::NoLeader | Reason::NoWorker | Reason::FunctionNotReady | Reason::ShuttingDown
         );
-        elsewhere && (self.repeat == Repeat::Allowed || !failure.may_have_executed)
+        elsewhere && (self.repeat == RetryPolicy::Allowed || !failure.may_have_executed)
     }
 
     /// Returns the round after this one, in which every endpoint failed. Returns an error if no
@@ -156,21 +156,21 @@ mod tests {
         format!("{name}:1").parse().unwrap()
     }
 
-    fn refused(reason: Reason) -> Cause {
-        Cause::Answer(Failure::new(reason, "why"))
+    fn refused(reason: Reason) -> CallFailure {
+        CallFailure::Answer(Failure::new(reason, "why"))
     }
 
-    fn broken() -> Cause {
-        Cause::Broken("reset".to_owned())
+    fn broken() -> CallFailure {
+        CallFailure::Broken("reset".to_owned())
     }
 
-    fn not_sent() -> Cause {
-        Cause::NotSent("refused".to_owned())
+    fn not_sent() -> CallFailure {
+        CallFailure::NotSent("refused".to_owned())
     }
 
     /// Returns a round in which the endpoints failed with these causes.
-    fn round(repeat: Repeat, causes: Vec<Cause>) -> Result<Round, Error> {
-        let mut round = Round::first(repeat, TIMEOUT);
+    fn round(repeat: RetryPolicy, causes: Vec<CallFailure>) -> Result<FailoverRound, Error> {
+        let mut round = FailoverRound::first(repeat, TIMEOUT);
         for (name, cause) in ["a", "b", "c"].iter().zip(causes) {
             round.failed(&address(name), cause)?;
         }
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn only_failures_of_one_endpoint_are_retried_at_another() {
         for reason in Reason::ALL {
-            let goes_on = round(Repeat::Allowed, vec![refused(*reason)]).is_ok();
+            let goes_on = round(RetryPolicy::Allowed, vec![refused(*reason)]).is_ok();
             let elsewhere =
                 [Reason::NoLeader, Reason::NoWorker, Reason::FunctionNotReady, Reason::ShuttingDown];
             assert_eq!(goes_on, elsewhere.contains(reason), "{reason}");
@@ -189,30 +189,30 @@ mod tests {
 
     #[test]
     fn calls_that_may_have_run_are_repeated_only_if_allowed() {
-        let after = || Cause::Answer(Failure::new(Reason::NoLeader, "unconfirmed").after_execution());
-        for repeat in [Repeat::AsDeclared, Repeat::Forbidden] {
+        let after = || CallFailure::Answer(Failure::new(Reason::NoLeader, "unconfirmed").after_execution());
+        for repeat in [RetryPolicy::AsDeclared, RetryPolicy::Forbidden] {
             assert!(matches!(round(repeat, vec![broken()]), Err(Error::ConnectionLost { .. })));
             assert!(matches!(round(repeat, vec![after()]), Err(Error::Refused(_))));
             assert!(round(repeat, vec![not_sent()]).is_ok());
         }
-        assert!(round(Repeat::Allowed, vec![broken(), after()]).is_ok());
+        assert!(round(RetryPolicy::Allowed, vec![broken(), after()]).is_ok());
     }
 
     #[test]
     fn another_round_follows_only_without_a_leader() {
-        let next = |causes| round(Repeat::Allowed, causes).unwrap().next(SOON);
+        let next = |causes| round(RetryPolicy::Allowed, causes).unwrap().next(SOON);
         assert!(next(vec![not_sent(), refused(Reason::NoLeader), broken()]).is_ok());
         assert!(matches!(next(vec![not_sent(), not_sent()]), Err(Error::Unreachable { .. })));
         assert!(matches!(next(vec![refused(Reason::ShuttingDown), not_sent()]), Err(Error::Refused(_))));
-        let given_up = round(Repeat::Allowed, vec![refused(Reason::NoLeader)]).unwrap().next(None);
+        let given_up = round(RetryPolicy::Allowed, vec![refused(Reason::NoLeader)]).unwrap().next(None);
         assert_eq!(given_up.unwrap_err().reason(), Some(Reason::NoLeader));
     }
 
     #[test]
     fn an_attempt_that_may_have_run_is_not_forgotten() {
-        let lost = round(Repeat::Allowed, vec![broken(), not_sent()]).unwrap().next(SOON).unwrap_err();
+        let lost = round(RetryPolicy::Allowed, vec![broken(), not_sent()]).unwrap().next(SOON).unwrap_err();
         assert!(matches!(lost, Error::ConnectionLost { .. }), "{lost:?}");
-        let round = round(Repeat::Allowed, vec![broken(), refused(Reason::NoLeader)]).unwrap();
+        let round = round(RetryPolicy::Allowed, vec![broken(), refused(Reason::NoLeader)]).unwrap();
         let mut second = round.next(SOON).unwrap();
         second.failed(&address("a"), refused(Reason::NoLeader)).unwrap();
         assert!(second.next(None).unwrap_err().may_have_executed());

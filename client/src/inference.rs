@@ -18,9 +18,9 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response};
 
-use crate::endpoints::{Endpoints, Repeat};
+use crate::endpoints::{Endpoints, RetryPolicy};
 use crate::error::Error;
-use crate::split::Split;
+use crate::split::LatencyBreakdown;
 use crate::tensor::{Tensor, raw_contents};
 
 /// The metadata key for the tenant of a request.
@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// A client of the inference API. Clones share their connections.
 #[derive(Clone)]
-pub struct Inference {
+pub struct InferenceClient {
     endpoints: Endpoints,
     tenant: TenantName,
 }
@@ -61,8 +61,8 @@ pub struct InferRequest {
     pub inputs: Vec<Tensor>,
     /// The names of the requested outputs. Empty for all.
     pub outputs: Vec<String>,
-    /// The action when the connection breaks under the request. [`Repeat::AsDeclared`] by default.
-    pub repeat: Repeat,
+    /// The action when the connection breaks under the request. [`RetryPolicy::AsDeclared`] by default.
+    pub repeat: RetryPolicy,
 }
 
 impl InferRequest {
@@ -78,7 +78,7 @@ impl InferRequest {
             sequence: None,
             inputs,
             outputs: Vec::new(),
-            repeat: Repeat::default(),
+            repeat: RetryPolicy::default(),
         }
     }
 }
@@ -95,7 +95,7 @@ pub struct InferResponse {
     /// The output tensors.
     pub outputs: Vec<Tensor>,
     /// The latency breakdown, if the server reports a breakdown.
-    pub split: Option<Split>,
+    pub split: Option<LatencyBreakdown>,
 }
 
 /// The declared inputs and outputs of a model.
@@ -124,7 +124,7 @@ pub struct TensorMetadata {
     pub shape: Vec<i64>,
 }
 
-impl Inference {
+impl InferenceClient {
     /// Creates a client of the servers at these endpoints, for the default tenant.
     #[must_use]
     pub fn new(endpoints: Endpoints) -> Self {
@@ -149,7 +149,7 @@ impl Inference {
         let message = message(&request, &id);
         let deadline = Instant::now() + request.timeout + GRACE;
         let left = || deadline.saturating_duration_since(Instant::now());
-        let send = async |repeat: Repeat| {
+        let send = async |repeat: RetryPolicy| {
             let make = async |channel, left| {
                 let mut call = self.stamped(message.clone(), left);
                 if let Ok(id) = MetadataValue::try_from(id.as_str()) {
@@ -160,11 +160,11 @@ impl Inference {
             self.endpoints.call(repeat, left(), make).await
         };
         let answer = match send(request.repeat).await {
-            Err(lost @ Error::ConnectionLost { .. }) if request.repeat == Repeat::AsDeclared => {
+            Err(lost @ Error::ConnectionLost { .. }) if request.repeat == RetryPolicy::AsDeclared => {
                 if !self.is_idempotent(&request, left()).await {
                     return Err(lost);
                 }
-                send(Repeat::Allowed).await
+                send(RetryPolicy::Allowed).await
             }
             answer => answer,
         };
@@ -181,7 +181,7 @@ impl Inference {
     async fn is_idempotent(&self, request: &InferRequest, left: Duration) -> bool {
         let asked = ModelConfigRequest { name: request.model.clone(), version: request.version.clone() };
         let timeout = left.min(METADATA_TIMEOUT);
-        let config = self.endpoints.call(Repeat::Allowed, timeout, async |channel, left| {
+        let config = self.endpoints.call(RetryPolicy::Allowed, timeout, async |channel, left| {
             service(channel).model_config(self.stamped(asked.clone(), left)).await
         });
         let config = config.await.ok().and_then(|answer| answer.into_inner().config);
@@ -198,7 +198,7 @@ impl Inference {
         let request = ModelMetadataRequest { name: name.to_owned(), version: version.to_owned() };
         let answer = self
             .endpoints
-            .call(Repeat::Allowed, METADATA_TIMEOUT, async |channel, left| {
+            .call(RetryPolicy::Allowed, METADATA_TIMEOUT, async |channel, left| {
                 service(channel).model_metadata(self.stamped(request.clone(), left)).await
             })
             .await?
@@ -227,7 +227,7 @@ impl Inference {
         let request = ModelReadyRequest { name: name.to_owned(), version: version.to_owned() };
         let answer = self
             .endpoints
-            .call(Repeat::Allowed, METADATA_TIMEOUT, async |channel, left| {
+            .call(RetryPolicy::Allowed, METADATA_TIMEOUT, async |channel, left| {
                 service(channel).model_ready(self.stamped(request.clone(), left)).await
             })
             .await?;
@@ -241,7 +241,7 @@ impl Inference {
     pub async fn server_ready(&self) -> Result<bool, Error> {
         let answer = self
             .endpoints
-            .call(Repeat::Allowed, METADATA_TIMEOUT, async |channel, left| {
+            .call(RetryPolicy::Allowed, METADATA_TIMEOUT, async |channel, left| {
                 service(channel).server_ready(self.stamped(ServerReadyRequest {}, left)).await
             })
             .await?;
@@ -323,7 +323,7 @@ fn read_answer(answer: Response<ModelInferResponse>, id: String) -> Result<Infer
         version: answer.model_version,
         request_id: header(&metadata, REQUEST_ID_HEADER).map_or(id, str::to_owned),
         outputs,
-        split: header(&metadata, SPLIT_HEADER).and_then(Split::parse),
+        split: header(&metadata, SPLIT_HEADER).and_then(LatencyBreakdown::parse),
     })
 }
 

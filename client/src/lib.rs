@@ -1,13 +1,13 @@
 //! The Rust SDK of Millrace.
 //!
 //! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
-//! functions and workflows. [`Inference`] runs functions and workflows over the Open Inference
+//! functions and workflows. [`InferenceClient`] runs functions and workflows over the Open Inference
 //! Protocol, so it can also call other servers of that protocol.
 //!
 //! A call is sent to the endpoint that answered the previous call. If that endpoint is unreachable,
 //! hangs, shuts down or has no leader, the call is sent to the other endpoints under the same id. A
 //! write is therefore carried out once. An inference is sent again only if its function may run
-//! twice ([`Repeat`]).
+//! twice ([`RetryPolicy`]).
 //!
 //! [`function`] is the library for programs that Millrace serves as functions.
 //!
@@ -47,14 +47,16 @@ mod tensor;
 
 pub use address::{Address, AddressError};
 pub use admin::{
-    Admin, Applied, AppliedWorkflow, ApplyItem, ApplyOptions, BrokenWorkflow, DeleteOptions, DryRun,
-    DryRunStep, ItemRefusal, Outcome, PendingModel, PolicyChange,
+    Admin, AppliedFunction, AppliedWorkflow, ApplyItem, ApplyOptions, ApplyOutcome, BrokenWorkflow,
+    DeleteOptions, DryRun, DryRunStep, ItemRefusal, PendingModel, PolicyChange,
 };
-pub use endpoints::{Endpoints, Repeat};
+pub use endpoints::{Endpoints, RetryPolicy};
 pub use error::Error;
-pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
+pub use inference::{
+    InferRequest, InferResponse, InferenceClient, ModelMetadata, TENANT_HEADER, TensorMetadata,
+};
 pub use model_file::ModelFile;
-pub use split::Split;
+pub use split::LatencyBreakdown;
 pub use tensor::{Tensor, TensorError};
 
 /// The library for writing a function that is a program (`runtime: process`).

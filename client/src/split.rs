@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The parts of a request's time on the server, parsed from the `Server-Timing` header of the
 /// response (`queue;dur=0.1, swap;dur=0, run;dur=1.5, total;dur=1.7`, in milliseconds).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct LatencyBreakdown {
     /// The wait for the model to be loaded from the worker's disk into host memory, a cold start.
     /// Zero if the model was in host memory.
     pub cold: Duration,
@@ -19,7 +19,7 @@ pub struct Split {
     pub total: Duration,
 }
 
-impl Split {
+impl LatencyBreakdown {
     /// Parses a `Server-Timing` header. Metrics without a known name are skipped, and absent parts
     /// are zero. Returns `None` if the header has no `total` or a known part is malformed.
     #[must_use]
@@ -57,14 +57,20 @@ impl Split {
 mod tests {
     use super::*;
 
-    const fn micros(queue: u64, swap: u64, run: u64, total: u64) -> Split {
+    const fn micros(queue: u64, swap: u64, run: u64, total: u64) -> LatencyBreakdown {
         let us = Duration::from_micros;
-        Split { cold: Duration::ZERO, queue: us(queue), swap: us(swap), run: us(run), total: us(total) }
+        LatencyBreakdown {
+            cold: Duration::ZERO,
+            queue: us(queue),
+            swap: us(swap),
+            run: us(run),
+            total: us(total),
+        }
     }
 
     #[test]
     fn every_part_is_parsed_in_milliseconds() {
-        let split = Split::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=4").unwrap();
+        let split = LatencyBreakdown::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=4").unwrap();
         assert_eq!(split, micros(100, 2000, 1500, 4000));
         assert_eq!(split.other(), Duration::from_micros(400));
     }
@@ -72,22 +78,23 @@ mod tests {
     #[test]
     fn a_cold_start_is_counted_apart_from_the_swap() {
         let split =
-            Split::parse("cold;dur=30, queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=34").unwrap();
+            LatencyBreakdown::parse("cold;dur=30, queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=34")
+                .unwrap();
         let cold = Duration::from_millis(30);
-        assert_eq!(split, Split { cold, ..micros(100, 2000, 1500, 34_000) });
+        assert_eq!(split, LatencyBreakdown { cold, ..micros(100, 2000, 1500, 34_000) });
         assert_eq!(split.other(), Duration::from_micros(400));
     }
 
     #[test]
     fn unknown_metrics_are_skipped() {
         let header = "cache;desc=\"hit\", edge;dur=9, total;desc=all;dur=1";
-        assert_eq!(Split::parse(header), Some(micros(0, 0, 0, 1000)));
+        assert_eq!(LatencyBreakdown::parse(header), Some(micros(0, 0, 0, 1000)));
     }
 
     #[test]
     fn malformed_headers_are_refused() {
         for header in ["", "miss", "run;dur=1", "total;dur=soon", "total;dur=-1", "total;dur=NaN"] {
-            assert_eq!(Split::parse(header), None, "{header}");
+            assert_eq!(LatencyBreakdown::parse(header), None, "{header}");
         }
     }
 }

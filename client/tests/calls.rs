@@ -7,15 +7,15 @@ mod fake;
 use std::time::Duration;
 
 use bytes::Bytes;
-use fake::{Break, Fake, dead_address};
+use fake::{Fake, FakeFault, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
-    Address, Admin, ApplyItem, ApplyOptions, DeleteOptions, DryRun, DryRunStep, Endpoints, Error,
-    InferRequest, Inference, ModelFile, Outcome, PendingModel, PolicyChange, Repeat, Split, Tensor,
-    log::Filter, messages,
+    Address, Admin, ApplyItem, ApplyOptions, ApplyOutcome, DeleteOptions, DryRun, DryRunStep, Endpoints,
+    Error, InferRequest, InferenceClient, LatencyBreakdown, ModelFile, PendingModel, PolicyChange,
+    RetryPolicy, Tensor, log::Filter, messages,
 };
 use millrace_types::policy::DispatchName;
-use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
     DataType, Digest, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Reason, TenantName, WorkflowSpec,
 };
@@ -59,11 +59,14 @@ async fn an_applied_function_can_be_read_and_deleted() {
     let spec = FunctionSpec::new(key("digits"));
     let options = ApplyOptions::default();
     let applied = admin.apply(&spec, file.digest(), options).await.unwrap();
-    assert_eq!(applied.outcome, Outcome::Created);
+    assert_eq!(applied.outcome, ApplyOutcome::Created);
     let dry = ApplyOptions { dry_run: true, ..options };
-    assert_eq!(admin.apply(&spec, file.digest(), dry).await.unwrap().outcome, Outcome::Unchanged);
+    assert_eq!(admin.apply(&spec, file.digest(), dry).await.unwrap().outcome, ApplyOutcome::Unchanged);
     let changed = FunctionSpec { idempotent: false, ..spec };
-    assert_eq!(admin.apply(&changed, file.digest(), options).await.unwrap().outcome, Outcome::Configured);
+    assert_eq!(
+        admin.apply(&changed, file.digest(), options).await.unwrap().outcome,
+        ApplyOutcome::Configured
+    );
     assert_eq!(admin.function(&key("digits")).await.unwrap().spec.unwrap().name, "digits");
     admin.delete(&key("digits"), DeleteOptions::default()).await.unwrap();
     assert_eq!(server.function_names(), Vec::<String>::new());
@@ -87,7 +90,7 @@ async fn a_listing_reads_every_page() {
 
 fn workflow(name: &str, function: &str) -> WorkflowSpec {
     let inputs = [("x".to_owned(), "input.x".parse().unwrap())].into();
-    let run = Run::Function(FunctionName::new(function).unwrap());
+    let run = StepTarget::Function(FunctionName::new(function).unwrap());
     let step = Step {
         name: FunctionName::new("only").unwrap(),
         run,
@@ -96,7 +99,7 @@ fn workflow(name: &str, function: &str) -> WorkflowSpec {
         when: None,
         deadline: None,
     };
-    let outputs = vec![Output { name: "y".into(), from: "only.y".parse().unwrap() }];
+    let outputs = vec![WorkflowOutput { name: "y".into(), from: "only.y".parse().unwrap() }];
     WorkflowSpec::new(key(name), vec!["x".into()], vec![step], outputs)
 }
 
@@ -113,10 +116,13 @@ async fn applied_workflows_can_be_read_and_deleted() {
     let dry = ApplyOptions { dry_run: true, ..options };
     for name in ["a", "b", "c"] {
         let spec = workflow(name, "digits");
-        assert_eq!(admin.apply_workflow(&spec, dry).await.unwrap().outcome, Outcome::Created);
+        assert_eq!(admin.apply_workflow(&spec, dry).await.unwrap().outcome, ApplyOutcome::Created);
         let applied = admin.apply_workflow(&spec, options).await.unwrap();
-        assert_eq!((applied.outcome, applied.workflow.spec.unwrap().name.as_str()), (Outcome::Created, name));
-        assert_eq!(admin.apply_workflow(&spec, options).await.unwrap().outcome, Outcome::Unchanged);
+        assert_eq!(
+            (applied.outcome, applied.workflow.spec.unwrap().name.as_str()),
+            (ApplyOutcome::Created, name)
+        );
+        assert_eq!(admin.apply_workflow(&spec, options).await.unwrap().outcome, ApplyOutcome::Unchanged);
     }
     let found = admin.workflow(&key("b")).await.unwrap().spec.unwrap();
     assert_eq!(millrace_proto::convert::workflow_spec(found), Ok(workflow("b", "digits")));
@@ -158,7 +164,7 @@ async fn a_dry_run_of_several_items_returns_their_order() {
     };
     assert_eq!((refusal.item, refusal.failure.reason), (1, Reason::ArtifactNotFound));
     let models = vec![PendingModel { digest: artifact, model }];
-    let step = |item| DryRunStep { item, outcome: Outcome::Created };
+    let step = |item| DryRunStep { item, outcome: ApplyOutcome::Created };
     let taken = DryRun::Taken(vec![step(1), step(0)]);
     assert_eq!(admin.dry_run_apply(&items, models).await.unwrap(), taken);
     assert_eq!(server.function_names(), Vec::<String>::new());
@@ -175,14 +181,19 @@ async fn a_refusal_keeps_its_reason_and_flags() {
 #[tokio::test]
 async fn a_response_carries_outputs_id_and_split() {
     let server = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&server.address]));
+    let inference = InferenceClient::new(endpoints(&[&server.address]));
     let answer = inference.infer(InferRequest { id: Some("mine".into()), ..request("echo") }).await.unwrap();
     assert_eq!(answer.request_id, "mine");
     let expected =
         Tensor::new("x", DataType::Fp32, vec![1, 2], request("").inputs[0].data().clone()).unwrap();
     assert_eq!(answer.outputs, [expected]);
     let micros = Duration::from_micros;
-    let split = Split { queue: micros(100), run: micros(1500), total: micros(2000), ..Split::default() };
+    let split = LatencyBreakdown {
+        queue: micros(100),
+        run: micros(1500),
+        total: micros(2000),
+        ..LatencyBreakdown::default()
+    };
     assert_eq!(answer.split, Some(split));
     // Without an id from the caller, the client generates one that follows from its client id.
     assert_eq!(inference.infer(request("echo")).await.unwrap().request_id, "0000000000000007-0");
@@ -191,7 +202,7 @@ async fn a_response_carries_outputs_id_and_split() {
 #[tokio::test]
 async fn typed_contents_are_read_like_raw_contents() {
     let server = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&server.address]));
+    let inference = InferenceClient::new(endpoints(&[&server.address]));
     let answer = inference.infer(request("typed")).await.unwrap();
     assert_eq!(answer.outputs[0].to_f32().unwrap(), [0.5, 0.25]);
     assert_eq!(answer.split, None);
@@ -202,7 +213,7 @@ async fn a_client_stays_at_the_endpoint_that_answered() {
     let dead = dead_address().await;
     let server = Fake::start().await;
     let endpoints = endpoints(&[&dead, &server.address]);
-    let inference = Inference::new(endpoints);
+    let inference = InferenceClient::new(endpoints);
     assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
     assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
 }
@@ -222,14 +233,14 @@ async fn an_error_names_every_endpoint_when_none_can_be_reached() {
 #[tokio::test]
 async fn an_inference_is_sent_again_after_a_lost_gateway_only_if_it_may_run_twice() {
     for (model, repeat, again) in [
-        ("echo", Repeat::AsDeclared, true),
-        ("once", Repeat::AsDeclared, false),
-        ("once", Repeat::Allowed, true),
-        ("echo", Repeat::Forbidden, false),
+        ("echo", RetryPolicy::AsDeclared, true),
+        ("once", RetryPolicy::AsDeclared, false),
+        ("once", RetryPolicy::Allowed, true),
+        ("echo", RetryPolicy::Forbidden, false),
     ] {
-        let dies = Fake::broken(Break::Dies).await;
+        let dies = Fake::broken(FakeFault::Dies).await;
         let lives = Fake::start().await;
-        let inference = Inference::new(endpoints(&[&dies.address, &lives.address]));
+        let inference = InferenceClient::new(endpoints(&[&dies.address, &lives.address]));
         let answer = inference.infer(InferRequest { repeat, ..request(model) }).await;
         let case = format!("{model} {repeat:?}");
         assert_eq!(dies.ids(), ["0000000000000007-0"], "{case}");
@@ -253,14 +264,14 @@ async fn an_inference_is_sent_again_after_a_lost_gateway_only_if_it_may_run_twic
 #[tokio::test]
 async fn an_inference_is_not_repeated_after_another_vendors_server_hangs_up() {
     let hangs_up = fake::hangs_up_in_the_middle().await;
-    let inference = Inference::new(endpoints(&[&hangs_up]));
+    let inference = InferenceClient::new(endpoints(&[&hangs_up]));
     let error = inference.infer(request("echo")).await.unwrap_err();
     assert!(matches!(&error, Error::ConnectionLost { address, .. } if *address == hangs_up), "{error:?}");
 }
 
 #[tokio::test]
 async fn a_write_keeps_its_key_when_its_endpoint_dies() {
-    let dies = Fake::broken(Break::Dies).await;
+    let dies = Fake::broken(FakeFault::Dies).await;
     let lives = Fake::start().await;
     let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
     let artifact = millrace_types::Digest::of(b"");
@@ -271,8 +282,8 @@ async fn a_write_keeps_its_key_when_its_endpoint_dies() {
 
 #[tokio::test]
 async fn a_write_waits_for_a_leader_and_keeps_its_key() {
-    let one = Fake::broken(Break::Unled(2)).await;
-    let two = Fake::broken(Break::Unled(2)).await;
+    let one = Fake::broken(FakeFault::Unled(2)).await;
+    let two = Fake::broken(FakeFault::Unled(2)).await;
     let admin = Admin::new(endpoints(&[&one.address, &two.address]));
     let artifact = millrace_types::Digest::of(b"");
     admin.apply(&FunctionSpec::new(key("digits")), artifact, ApplyOptions::default()).await.unwrap();
@@ -282,20 +293,20 @@ async fn a_write_waits_for_a_leader_and_keeps_its_key() {
 
 #[tokio::test]
 async fn a_client_leaves_a_server_that_shuts_down() {
-    let down = Fake::broken(Break::GoesDown).await;
+    let down = Fake::broken(FakeFault::GoesDown).await;
     let up = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&down.address, &up.address]));
+    let inference = InferenceClient::new(endpoints(&[&down.address, &up.address]));
     for _ in 0..2 {
         assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
     }
     assert_eq!((down.ids().len(), up.ids().len()), (1, 2), "the client stays at the endpoint that answered");
-    let alone = Inference::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
+    let alone = InferenceClient::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
     assert_eq!(alone.reason(), Some(Reason::ShuttingDown));
 }
 
 #[tokio::test]
 async fn a_membership_change_is_never_sent_twice() {
-    let dies = Fake::broken(Break::Dies).await;
+    let dies = Fake::broken(FakeFault::Dies).await;
     let lives = Fake::start().await;
     let admin = Admin::new(endpoints(&[&dies.address, &lives.address]));
     let error = admin.remove_controller(2).await.unwrap_err();
@@ -306,7 +317,7 @@ async fn a_membership_change_is_never_sent_twice() {
 #[tokio::test]
 async fn a_silent_server_is_given_up_after_the_timeout() {
     let server = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&server.address]));
+    let inference = InferenceClient::new(endpoints(&[&server.address]));
     let timeout = Duration::from_millis(20);
     let error = inference.infer(InferRequest { timeout, ..request("silent") }).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { timeout: asked, .. } if asked == timeout), "{error:?}");
@@ -315,7 +326,7 @@ async fn a_silent_server_is_given_up_after_the_timeout() {
 #[tokio::test]
 async fn model_metadata_has_types_and_shapes() {
     let server = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&server.address]));
+    let inference = InferenceClient::new(endpoints(&[&server.address]));
     let model = inference.model_metadata("echo", "").await.unwrap();
     assert_eq!((model.inputs[0].datatype, model.inputs[0].shape.as_slice()), (DataType::Fp32, &[-1, 2][..]));
     assert!(inference.model_ready("echo", "").await.unwrap());
@@ -325,7 +336,7 @@ async fn model_metadata_has_types_and_shapes() {
 #[tokio::test]
 async fn a_large_tensor_round_trips() {
     let server = Fake::start().await;
-    let inference = Inference::new(endpoints(&[&server.address]));
+    let inference = InferenceClient::new(endpoints(&[&server.address]));
     let data = Bytes::from(vec![1u8; 24 << 20]);
     let tensor = Tensor::new("x", DataType::Uint8, vec![24 << 20], data).unwrap();
     let answer = inference.infer(InferRequest::new("echo", vec![tensor.clone()])).await.unwrap();

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, ModelSummary, Outcome, PlacementReason, Proposal, State,
-    UnixMillis,
+    CallerName, CommandEffect, CommandOutcome, ControllerId, ModelSummary, PlacementReason, Proposal, State,
+    StateCommand, UnixMillis,
 };
 use millrace_types::checkpoint::SYNC_ITEMS_MAX;
 use millrace_types::{
-    Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, ModelCopy, NodeDelta,
-    NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, Tier, Usage,
+    Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, MemoryTier, ModelCopy,
+    NodeDelta, NodeName, SloCounts, SyncBatch, SyncPart, SyncPortion, TenantName, Usage,
 };
 
 const FUNCTIONS: u64 = 1_000;
@@ -25,18 +25,18 @@ struct Group {
 }
 
 impl Group {
-    fn propose(&mut self, command: Command) -> Outcome {
+    fn propose(&mut self, command: StateCommand) -> CommandOutcome {
         self.index += 1;
         self.state.apply(self.index, &proposal(self.index, command))
     }
 
-    fn done(&mut self, command: Command) {
+    fn done(&mut self, command: StateCommand) {
         self.propose(command).expect("the bench's commands are in range");
     }
 }
 
-fn proposal(stamp: u64, command: Command) -> Proposal {
-    Proposal { stamp: UnixMillis(stamp), caller: Caller("bench".into()), idempotency: None, command }
+fn proposal(stamp: u64, command: StateCommand) -> Proposal {
+    Proposal { stamp: UnixMillis(stamp), caller: CallerName("bench".into()), idempotency: None, command }
 }
 
 fn node(number: u64) -> NodeName {
@@ -52,8 +52,8 @@ fn digest(number: u64) -> Digest {
     Digest::of(&number.to_le_bytes())
 }
 
-fn register(number: u64) -> Command {
-    Command::RegisterNode {
+fn register(number: u64) -> StateCommand {
+    StateCommand::RegisterNode {
         name: node(number),
         instance: "i".into(),
         address: "10.0.0.1:7080".into(),
@@ -67,7 +67,7 @@ fn register(number: u64) -> Command {
 /// Returns the report of node `number`, without its data.
 fn soft_state(number: u64) -> NodeDelta {
     let own = || (number..FUNCTIONS).step_by(NODES as usize);
-    let copy = |number| ModelCopy { digest: digest(number), tier: Tier::Host };
+    let copy = |number| ModelCopy { digest: digest(number), tier: MemoryTier::Host };
     NodeDelta {
         models: own().map(|it| (copy(it), Bytes::mib(100))).collect(),
         slo: own().map(|it| (function(it), SloCounts { m: 98, n: 100 })).collect(),
@@ -83,14 +83,14 @@ fn entries(of: u64, counters: impl Iterator<Item = u64>) -> NodeDelta {
     NodeDelta { entries: counters.map(|it| (id(it), Bytes::mib(1))).collect(), ..NodeDelta::default() }
 }
 
-fn sync(of: u64, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> Command {
-    Command::SyncNode { node: node(of), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+fn sync(of: u64, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> StateCommand {
+    StateCommand::SyncNode { node: node(of), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
 }
 
 /// Returns a group with the functions, and `nodes` nodes that hold the data in equal parts.
 fn group(nodes: u64) -> Group {
     let mut group = Group { state: State::default(), index: 0 };
-    group.done(Command::InitCluster { cluster_id: ClusterId("bench".into()) });
+    group.done(StateCommand::InitCluster { cluster_id: ClusterId("bench".into()) });
     for number in 0..FUNCTIONS {
         let model = ModelSummary {
             weights: Bytes::mib(100),
@@ -101,13 +101,13 @@ fn group(nodes: u64) -> Group {
         };
         let digest = digest(number);
         let bytes = Bytes::mib(100);
-        group.done(Command::AddArtifact { digest, bytes, model, holder: ControllerId(1) });
+        group.done(StateCommand::AddArtifact { digest, bytes, model, holder: ControllerId(1) });
         let spec = FunctionSpec::new(function(number));
-        group.done(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] });
+        group.done(StateCommand::ApplyFunction { spec, digest, expected: None, voters: vec![] });
     }
     for number in 0..nodes {
         group.done(register(number));
-        let first = SyncPart::Full(Portion::Only);
+        let first = SyncPart::Full(SyncPortion::Only);
         group.done(sync(number, number + 1, 1, first, soft_state(number)));
         let counters: Vec<u64> = (0..ENTRIES / nodes).collect();
         for (batch, counters) in counters.chunks(SYNC_ITEMS_MAX).enumerate() {
@@ -118,7 +118,7 @@ fn group(nodes: u64) -> Group {
     for number in 0..FUNCTIONS {
         let function = function(number);
         let node = node(number % nodes);
-        group.done(Command::Place { function, node, reason: PlacementReason::MissingReplica });
+        group.done(StateCommand::Place { function, node, reason: PlacementReason::MissingReplica });
     }
     assert_eq!(group.state.index_held_len() as u64, ENTRIES);
     group
@@ -138,7 +138,7 @@ fn snapshots(c: &mut Criterion) {
 /// entry.
 fn commands(c: &mut Criterion) {
     let Group { state, index } = group(NODES);
-    let mut apply = |name: &str, command: &Command| {
+    let mut apply = |name: &str, command: &StateCommand| {
         let proposal = proposal(index + 1, command.clone());
         let run = |mut state: State| {
             let applied = state.apply(index + 1, &proposal);
@@ -162,15 +162,15 @@ fn commands(c: &mut Criterion) {
     let thousand = entries(7, 50_000..50_000 + SYNC_ITEMS_MAX as u64);
     apply("sync 1,000 new entries", &sync(7, 8, seq, SyncPart::Delta, thousand));
     let again = entries(7, 0..SYNC_ITEMS_MAX as u64);
-    apply("full sync of 1,000 known entries", &sync(7, 8, seq, SyncPart::Full(Portion::Only), again));
-    apply("lose a node of 1,000 entries", &Command::NodeLost { name: node(7), epoch: Epoch(8) });
+    apply("full sync of 1,000 known entries", &sync(7, 8, seq, SyncPart::Full(SyncPortion::Only), again));
+    apply("lose a node of 1,000 entries", &StateCommand::NodeLost { name: node(7), epoch: Epoch(8) });
     let id = DataId { home: node(7), epoch: Epoch(8), counter: 500 };
     c.bench_function("locate", |b| b.iter(|| state.locate(black_box(&id))));
 }
 
 fn one_large_node(c: &mut Criterion) {
     let Group { mut state, index } = group(1);
-    let lost = proposal(index + 1, Command::NodeLost { name: node(0), epoch: Epoch(1) });
+    let lost = proposal(index + 1, StateCommand::NodeLost { name: node(0), epoch: Epoch(1) });
     let run = |mut state: State| {
         let applied = state.apply(index + 1, &lost);
         (state, applied.is_ok())
@@ -183,11 +183,11 @@ fn one_large_node(c: &mut Criterion) {
     let counters: Vec<u64> = (0..ENTRIES).collect();
     for (batch, counters) in counters.chunks(SYNC_ITEMS_MAX).enumerate() {
         seq += 1;
-        let part = SyncPart::Full(if batch == 0 { Portion::First } else { Portion::Middle });
+        let part = SyncPart::Full(if batch == 0 { SyncPortion::First } else { SyncPortion::Middle });
         let sync = proposal(index, sync(0, 1, seq, part, entries(0, counters.iter().copied())));
-        assert_eq!(state.apply(index, &sync), Ok(Applied::Synced { seq }));
+        assert_eq!(state.apply(index, &sync), Ok(CommandEffect::Synced { seq }));
     }
-    let last = proposal(index, sync(0, 1, seq + 1, SyncPart::Full(Portion::Last), NodeDelta::default()));
+    let last = proposal(index, sync(0, 1, seq + 1, SyncPart::Full(SyncPortion::Last), NodeDelta::default()));
     let run = |mut state: State| {
         let applied = state.apply(index, &last);
         (state, applied.is_ok())

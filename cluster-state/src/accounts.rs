@@ -21,14 +21,14 @@ pub struct FunctionScore {
 
 /// The key of a bill. Listings of bills are in the order of these keys.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Account {
+pub struct BillAccount {
     /// The billed tenant; `None` for the sum of the tenants beyond [`FORGOTTEN_TENANTS_MAX`].
     pub tenant: Option<TenantName>,
     /// The billed function; `None` for the sum of the tenant's forgotten functions.
     pub function: Option<FunctionName>,
 }
 
-impl Account {
+impl BillAccount {
     /// Returns the account of a function.
     #[must_use]
     pub fn of(function: &FunctionKey) -> Self {
@@ -54,7 +54,7 @@ impl Account {
 /// name is remembered ([`RETIRED_MAX`](crate::RETIRED_MAX)), and grows if a function of that name
 /// returns. Later the usage is part of the tenant's forgotten functions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bills {
+pub(crate) struct BillTotals {
     #[serde(deserialize_with = "crate::packed::map")]
     by_function: OrdMap<FunctionKey, Usage>,
     /// Usage of forgotten functions, by tenant.
@@ -64,7 +64,7 @@ pub(crate) struct Bills {
     others: Usage,
 }
 
-impl Bills {
+impl BillTotals {
     pub(crate) fn charge(&mut self, function: &FunctionKey, usage: Usage) {
         let bill = self.by_function.get(function).copied().unwrap_or_default();
         self.by_function.insert(function.clone(), bill.plus(usage));
@@ -91,13 +91,13 @@ impl Bills {
     }
 
     /// Returns every bill from an account on, in order.
-    pub(crate) fn list(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
+    pub(crate) fn list(&self, from: Bound<&BillAccount>) -> impl Iterator<Item = (BillAccount, Usage)> {
         let (names, tenants) = starts(from);
         let mut functions = self.by_function.range((names, Bound::Unbounded)).peekable();
         let mut forgotten = self.forgotten.range((tenants, Bound::Unbounded)).peekable();
         let is_first = match from {
             Bound::Unbounded => true,
-            Bound::Included(account) => *account == Account::default(),
+            Bound::Included(account) => *account == BillAccount::default(),
             Bound::Excluded(_) => false,
         };
         let others = Some(self.others).filter(|others| is_first && *others != Usage::NONE);
@@ -105,11 +105,11 @@ impl Bills {
             let function = functions.peek().map(|(key, _)| &key.tenant);
             let gone = forgotten.next_if(|(tenant, _)| function.is_none_or(|function| *tenant <= function));
             match gone {
-                Some((tenant, usage)) => Some((Account::of_tenant(tenant), *usage)),
-                None => functions.next().map(|(key, usage)| (Account::of(key), *usage)),
+                Some((tenant, usage)) => Some((BillAccount::of_tenant(tenant), *usage)),
+                None => functions.next().map(|(key, usage)| (BillAccount::of(key), *usage)),
             }
         });
-        others.map(|usage| (Account::default(), usage)).into_iter().chain(rest)
+        others.map(|usage| (BillAccount::default(), usage)).into_iter().chain(rest)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -122,7 +122,7 @@ impl Bills {
 }
 
 /// Returns the bounds from which the functions and the forgotten tenants are listed.
-fn starts(from: Bound<&Account>) -> (Bound<FunctionKey>, Bound<TenantName>) {
+fn starts(from: Bound<&BillAccount>) -> (Bound<FunctionKey>, Bound<TenantName>) {
     let (Bound::Included(account) | Bound::Excluded(account)) = from else {
         return (Bound::Unbounded, Bound::Unbounded);
     };
@@ -152,7 +152,7 @@ mod tests {
         let name = |name: &str| FunctionName::new(name).unwrap();
         let tenant = |name: &str| TenantName::new(name).unwrap();
         let function = |of: &str, it: &str| FunctionKey { tenant: tenant(of), name: name(it) };
-        let mut bills = Bills { others: usage(1, 1), ..Bills::default() };
+        let mut bills = BillTotals { others: usage(1, 1), ..BillTotals::default() };
         for (of, it) in [("a", "f"), ("b", "f"), ("b", "g"), ("d", "f")] {
             bills.charge(&function(of, it), usage(7, 1));
         }
@@ -162,16 +162,16 @@ mod tests {
         }
         let all: Vec<_> = bills.list(Bound::Unbounded).collect();
         let accounts: Vec<_> = all.iter().map(|(account, _)| account.clone()).collect();
-        let gone = |of| Account::of_tenant(&tenant(of));
+        let gone = |of| BillAccount::of_tenant(&tenant(of));
         let expected = [
-            Account::default(),
-            Account::of(&function("a", "f")),
+            BillAccount::default(),
+            BillAccount::of(&function("a", "f")),
             gone("b"),
-            Account::of(&function("b", "f")),
-            Account::of(&function("b", "g")),
+            BillAccount::of(&function("b", "f")),
+            BillAccount::of(&function("b", "g")),
             gone("c"),
             gone("d"),
-            Account::of(&function("d", "f")),
+            BillAccount::of(&function("d", "f")),
         ];
         assert_eq!(accounts, expected);
         let sum = all.iter().fold(Usage::NONE, |sum, (_, usage)| sum.plus(*usage));
@@ -188,13 +188,13 @@ mod tests {
 
     #[test]
     fn usage_of_forgotten_functions_is_billed_to_their_tenant() {
-        let mut bills = Bills::default();
+        let mut bills = BillTotals::default();
         bills.charge(&key("f"), usage(5, 1));
         bills.charge(&key("g"), usage(7, 2));
         bills.forget(&key("f"));
         assert_eq!((bills.of(&key("f")), bills.of(&key("g")).requests), (Usage::NONE, 2));
-        let forgotten = (Account::of_tenant(&TenantName::default()), usage(5, 1));
+        let forgotten = (BillAccount::of_tenant(&TenantName::default()), usage(5, 1));
         let owed: Vec<_> = bills.list(Bound::Unbounded).collect();
-        assert_eq!(owed, [forgotten, (Account::of(&key("g")), usage(7, 2))]);
+        assert_eq!(owed, [forgotten, (BillAccount::of(&key("g")), usage(7, 2))]);
     }
 }

@@ -18,8 +18,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use millrace_types::{Bytes, Digest, FunctionSpec, WorkflowSpec};
 
-use crate::command::{Caller, Command, Proposal, UnixMillis};
-use crate::outcome::{Applied, Refusal};
+use crate::command::{CallerName, Proposal, StateCommand, UnixMillis};
+use crate::outcome::{CommandEffect, CommandRefusal};
 use crate::record::{ControllerId, ModelSummary};
 use crate::state::State;
 
@@ -55,7 +55,7 @@ pub struct ApplySet {
     /// The voters, of which a majority must hold every other model.
     pub voters: Vec<ControllerId>,
     /// The client that applies the set.
-    pub caller: Caller,
+    pub caller: CallerName,
     /// The time of the dry run.
     pub stamp: UnixMillis,
 }
@@ -66,7 +66,7 @@ pub struct SetStep {
     /// The item's position in [`ApplySet::items`].
     pub item: usize,
     /// The effect of applying the item.
-    pub applied: Applied,
+    pub applied: CommandEffect,
 }
 
 /// An item that no order accepts.
@@ -75,16 +75,16 @@ pub struct SetRefusal {
     /// The item's position in [`ApplySet::items`].
     pub item: usize,
     /// The reason for the refusal.
-    pub refusal: Refusal,
+    pub refusal: CommandRefusal,
 }
 
 impl SetItem {
     /// Whether another item of the set can make the state accept this one.
-    fn depends_on_others(&self, refusal: &Refusal) -> bool {
+    fn depends_on_others(&self, refusal: &CommandRefusal) -> bool {
         match self {
-            Self::Function { .. } => matches!(refusal, Refusal::BreaksWorkflow { .. }),
+            Self::Function { .. } => matches!(refusal, CommandRefusal::BreaksWorkflow { .. }),
             Self::Workflow { .. } => {
-                matches!(refusal, Refusal::BreaksWorkflow { .. } | Refusal::InvalidSpec { .. })
+                matches!(refusal, CommandRefusal::BreaksWorkflow { .. } | CommandRefusal::InvalidSpec { .. })
             }
         }
     }
@@ -92,13 +92,13 @@ impl SetItem {
 
 impl ApplySet {
     /// Returns the commands that apply an item, in order.
-    fn commands(&self, item: &SetItem, state: &State) -> Vec<Command> {
+    fn commands(&self, item: &SetItem, state: &State) -> Vec<StateCommand> {
         match item {
             SetItem::Workflow { spec } => {
-                vec![Command::ApplyWorkflow { spec: spec.clone(), expected: None }]
+                vec![StateCommand::ApplyWorkflow { spec: spec.clone(), expected: None }]
             }
             SetItem::Function { spec, digest } => {
-                let uploaded = self.models.get(digest).map(|model| Command::AddArtifact {
+                let uploaded = self.models.get(digest).map(|model| StateCommand::AddArtifact {
                     digest: *digest,
                     // An artifact that the state knows keeps its size.
                     bytes: state.artifact(digest).map_or(Bytes::ZERO, |known| known.bytes),
@@ -106,7 +106,7 @@ impl ApplySet {
                     // An upload ends when the file is safe, as it is in the object store.
                     holder: ControllerId::OBJECT_STORE,
                 });
-                let applied = Command::ApplyFunction {
+                let applied = StateCommand::ApplyFunction {
                     spec: spec.clone(),
                     digest: *digest,
                     expected: None,
@@ -118,9 +118,9 @@ impl ApplySet {
     }
 
     /// Returns the effect of an item on a state, and the state after the item.
-    fn try_item(&self, item: &SetItem, state: &State) -> Result<(Applied, State), Refusal> {
+    fn try_item(&self, item: &SetItem, state: &State) -> Result<(CommandEffect, State), CommandRefusal> {
         let mut after = state.clone();
-        let mut effect = Applied::Unchanged;
+        let mut effect = CommandEffect::Unchanged;
         for command in self.commands(item, state) {
             let caller = self.caller.clone();
             let proposal = Proposal { stamp: self.stamp, caller, idempotency: None, command };
@@ -194,19 +194,19 @@ impl State {
 #[cfg(test)]
 mod tests {
     use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
-    use millrace_types::workflow::{NESTING_MAX, Run};
-    use millrace_types::{Dim, Sequences};
+    use millrace_types::workflow::{NESTING_MAX, StepTarget};
+    use millrace_types::{Dim, SequenceSpec};
 
     use super::*;
     use crate::commands::testing::{
-        Log, apply, apply_workflow, chain, digest, key, model, model_of, run_function, run_workflow, spec,
-        tensor,
+        TestLog, apply, apply_workflow, chain, digest, key, model, model_of, run_function, run_workflow,
+        spec, tensor,
     };
 
     /// Returns a cluster with the functions `f` and `g` of the model "y", and these workflows. The output
     /// of the model "y" is `y`, and the output of the model "z" is `z`.
-    fn cluster(workflows: &[WorkflowSpec]) -> Log {
-        let mut log = Log::with_artifacts(&["y"]);
+    fn cluster(workflows: &[WorkflowSpec]) -> TestLog {
+        let mut log = TestLog::with_artifacts(&["y"]);
         log.add_model("z", model_of(tensor("x", 64), tensor("z", 64)));
         for name in ["f", "g"] {
             log.apply(apply(name, "y")).unwrap();
@@ -222,12 +222,12 @@ mod tests {
     }
 
     /// Returns a workflow of these steps.
-    fn workflow(name: &str, runs: &[Run]) -> SetItem {
+    fn workflow(name: &str, runs: &[StepTarget]) -> SetItem {
         SetItem::Workflow { spec: chain(name, runs) }
     }
 
     /// Returns a workflow whose first step runs a function of the model "z".
-    fn workflow_of_z(name: &str, runs: &[Run]) -> SetItem {
+    fn workflow_of_z(name: &str, runs: &[StepTarget]) -> SetItem {
         let mut spec = chain(name, runs);
         spec.outputs[0].from = "s0.z".parse().unwrap();
         SetItem::Workflow { spec }
@@ -238,7 +238,7 @@ mod tests {
             items,
             models: BTreeMap::new(),
             voters: Vec::new(),
-            caller: Caller("alice".into()),
+            caller: CallerName("alice".into()),
             stamp: UnixMillis(2_000_000),
         }
     }
@@ -252,14 +252,14 @@ mod tests {
 
     /// Returns the names in the order of the steps, each with `+` if it is created and `=` if it is
     /// unchanged.
-    fn order(log: &Log, set: &ApplySet) -> Result<String, SetRefusal> {
+    fn order(log: &TestLog, set: &ApplySet) -> Result<String, SetRefusal> {
         let before = log.state.clone();
         let steps = log.state.dry_run_set(set)?;
         assert_eq!(log.state, before, "a dry run changes nothing");
         let word = |step: SetStep| {
             let mark = match step.applied {
-                Applied::Created { .. } => "+",
-                Applied::Unchanged => "=",
+                CommandEffect::Created { .. } => "+",
+                CommandEffect::Unchanged => "=",
                 _ => "",
             };
             format!("{}{mark}", key_of(&set.items[step.item]))
@@ -267,7 +267,7 @@ mod tests {
         Ok(steps.into_iter().map(word).collect::<Vec<_>>().join(" "))
     }
 
-    fn refused(log: &Log, items: Vec<SetItem>) -> (String, Refusal) {
+    fn refused(log: &TestLog, items: Vec<SetItem>) -> (String, CommandRefusal) {
         let set = set(items);
         let SetRefusal { item, refusal } = log.state.dry_run_set(&set).unwrap_err();
         (key_of(&set.items[item]), refusal)
@@ -302,7 +302,9 @@ mod tests {
         ] {
             let (name, refusal) = refused(&log, items);
             assert_eq!(name, "f");
-            assert!(matches!(refusal, Refusal::BreaksWorkflow { workflow, .. } if workflow == key("w")));
+            assert!(
+                matches!(refusal, CommandRefusal::BreaksWorkflow { workflow, .. } if workflow == key("w"))
+            );
         }
     }
 
@@ -317,7 +319,7 @@ mod tests {
         log.apply(apply("f", "fixed")).unwrap();
         log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
         let state = vec![StatePair { input: "x".into(), output: "y".into() }];
-        let sequences = Some(Sequences { state, idle: IDLE_DEFAULT, max: 1 });
+        let sequences = Some(SequenceSpec { state, idle: IDLE_DEFAULT, max: 1 });
         let keeping = |name: &str| {
             let spec = FunctionSpec { sequences: sequences.clone(), ..spec(name) };
             SetItem::Function { spec, digest: digest("fixed") }
@@ -326,7 +328,10 @@ mod tests {
         assert_eq!(order(&log, &set(vec![keeping("f"), leaves])), Ok("w f".into()));
         let (name, refusal) = refused(&log, vec![keeping("h"), workflow("v", &[run_function("h")])]);
         assert_eq!(name, "v");
-        assert!(refusal.to_string().contains("has sequences, and a step belongs to no sequence"), "{refusal}");
+        assert!(
+            refusal.to_string().contains("has sequences, and a step belongs to no sequence"),
+            "{refusal}"
+        );
     }
 
     #[test]
@@ -350,7 +355,7 @@ mod tests {
         assert_eq!(order(&stored(NESTING_MAX), &set(deeper())), Ok("base+ n0".into()));
         let (name, refusal) = refused(&stored(NESTING_MAX + 1), deeper());
         assert_eq!(name, "n0");
-        assert!(matches!(refusal, Refusal::BreaksWorkflow { workflow, .. } if workflow == key("n4")));
+        assert!(matches!(refusal, CommandRefusal::BreaksWorkflow { workflow, .. } if workflow == key("n4")));
         let (_, looped) = refused(&stored(3), vec![workflow("n0", &[run_workflow("n2")])]);
         assert!(looped.to_string().contains("workflows run each other: n0 -> n2 -> n1 -> n0"), "{looped}");
     }
@@ -361,7 +366,7 @@ mod tests {
         let voters = || (1..=3).map(ControllerId).collect();
         let items = || vec![function("h", "new"), workflow("w", &[run_function("h")])];
         let missing = ApplySet { voters: voters(), ..set(items()) };
-        let refusal = Refusal::ArtifactNotFound { digest: digest("new") };
+        let refusal = CommandRefusal::ArtifactNotFound { digest: digest("new") };
         assert_eq!(log.state.dry_run_set(&missing), Err(SetRefusal { item: 0, refusal }));
         let models = BTreeMap::from([(digest("new"), model())]);
         assert_eq!(order(&log, &ApplySet { models, ..missing }), Ok("h+ w+".into()));
@@ -370,7 +375,7 @@ mod tests {
         assert_eq!(order(&log, &held_by_one), Ok("f=".into()), "an unchanged function stores nothing");
         let held_by_one = ApplySet { voters: voters(), ..set(vec![function("h", "y")]) };
         let SetRefusal { refusal, .. } = log.state.dry_run_set(&held_by_one).unwrap_err();
-        assert!(matches!(refusal, Refusal::ArtifactNotHeld { held: 1, needed: 2, .. }), "{refusal}");
+        assert!(matches!(refusal, CommandRefusal::ArtifactNotHeld { held: 1, needed: 2, .. }), "{refusal}");
         let models = BTreeMap::from([(digest("y"), model())]);
         assert_eq!(order(&log, &ApplySet { models, ..held_by_one }), Ok("h+".into()));
     }
@@ -380,7 +385,7 @@ mod tests {
         let log = cluster(&[chain("w", &[run_function("f")])]);
         let (name, refusal) = refused(&log, vec![function("f", "z"), function("w", "y")]);
         assert_eq!(name, "w");
-        assert!(matches!(refusal, Refusal::NameTaken { .. }), "{refusal}");
+        assert!(matches!(refusal, CommandRefusal::NameTaken { .. }), "{refusal}");
     }
 
     #[test]

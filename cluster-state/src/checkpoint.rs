@@ -10,11 +10,11 @@ use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
 use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloBase, SloCounts, Usage};
 use serde::{Deserialize, Serialize};
 
-use crate::table::Record;
+use crate::table::TableRecord;
 
 /// Whether the state knows all items of a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Knowledge {
+pub enum CheckpointCoverage {
     /// No full sync has ended in this epoch.
     #[default]
     Partial,
@@ -25,14 +25,14 @@ pub enum Knowledge {
 /// A function's score on a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(SloCounts, SloBase)", into = "(SloCounts, SloBase)")]
-pub struct Score {
+pub struct ReplicaScore {
     /// Counts that the node reported, cumulative in its epoch.
     pub counts: SloCounts,
     /// Counts that the placement adds.
     pub base: SloBase,
 }
 
-impl Score {
+impl ReplicaScore {
     /// Returns the counts by which the function's replica on the node decides, and that other
     /// replicas inherit.
     #[must_use]
@@ -41,26 +41,26 @@ impl Score {
     }
 }
 
-impl From<(SloCounts, SloBase)> for Score {
+impl From<(SloCounts, SloBase)> for ReplicaScore {
     fn from((counts, base): (SloCounts, SloBase)) -> Self {
         Self { counts, base }
     }
 }
 
-impl From<Score> for (SloCounts, SloBase) {
-    fn from(score: Score) -> Self {
+impl From<ReplicaScore> for (SloCounts, SloBase) {
+    fn from(score: ReplicaScore) -> Self {
         (score.counts, score.base)
     }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
+pub struct NodeCheckpoint {
     /// The epoch of the registration.
     pub epoch: Epoch,
     /// The number of the last merged batch.
     pub seq: u64,
     /// Whether the checkpoint lists all items of the node.
-    pub knowledge: Knowledge,
+    pub knowledge: CheckpointCoverage,
     /// Copies of models on the node, with their sizes.
     #[serde(deserialize_with = "crate::packed::map")]
     pub models: OrdMap<ModelCopy, Bytes>,
@@ -70,7 +70,7 @@ pub struct Checkpoint {
     pub entries: OrdMap<DataId, Bytes>,
     /// Scores of the node's functions.
     #[serde(deserialize_with = "crate::packed::map")]
-    pub scores: OrdMap<FunctionKey, Score>,
+    pub scores: OrdMap<FunctionKey, ReplicaScore>,
     /// Usage of the node's functions, cumulative in its epoch.
     #[serde(deserialize_with = "crate::packed::map")]
     pub usage: OrdMap<FunctionKey, Usage>,
@@ -82,12 +82,12 @@ pub struct Checkpoint {
     /// keeps to the bounds.
     pub dropped: u64,
     /// The full sync that is under way.
-    pub(crate) incoming: Option<Incoming>,
+    pub(crate) incoming: Option<IncomingSync>,
 }
 
 /// The received part of a full sync.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Incoming {
+pub(crate) struct IncomingSync {
     #[serde(deserialize_with = "crate::packed::map")]
     pub(crate) models: OrdMap<ModelCopy, Bytes>,
     #[serde(deserialize_with = "crate::packed::map")]
@@ -109,7 +109,7 @@ const FUNCTION_BYTES_MAX: usize = 224;
 
 /// The size is a bound from the number of items, because encoding would be too slow: a checkpoint
 /// of a hundred thousand items changes every second.
-impl Record for Checkpoint {
+impl TableRecord for NodeCheckpoint {
     fn bytes(&self) -> u64 {
         let incoming = self.incoming.as_ref();
         let models = self.models.len() + incoming.map_or(0, |it| it.models.len());
@@ -120,8 +120,8 @@ impl Record for Checkpoint {
     }
 }
 
-impl Checkpoint {
-    pub(crate) fn begun(epoch: Epoch) -> Self {
+impl NodeCheckpoint {
+    pub(crate) fn for_epoch(epoch: Epoch) -> Self {
         Self { epoch, ..Self::default() }
     }
 

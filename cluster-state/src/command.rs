@@ -1,4 +1,4 @@
-//! The contents of the log: a [`Command`], and the envelope in which every command travels.
+//! The contents of the log: a [`StateCommand`], and the envelope in which every command travels.
 //!
 //! Encode these types with field names (MessagePack maps, not arrays). A later version may then add
 //! a field with a default and still read an older log. Never rename a variant or field, and never
@@ -13,8 +13,8 @@ use millrace_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::operations::{End, Kind};
-use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
+use crate::operations::{OperationKind, OperationResult};
+use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
 use crate::rules::RulesVersion;
 
 /// Wall-clock time of the leader, in milliseconds since the Unix epoch.
@@ -25,9 +25,9 @@ pub struct UnixMillis(pub u64);
 /// The identity of the client that asked for a write.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Caller(pub Arc<str>);
+pub struct CallerName(pub Arc<str>);
 
-impl fmt::Display for Caller {
+impl fmt::Display for CallerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
@@ -39,7 +39,7 @@ impl fmt::Display for Caller {
 /// writes in flight uses several client ids.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct IdempotencyKey {
-    /// The client's own name, unique per [`Caller`].
+    /// The client's own name, unique per [`CallerName`].
     pub client: Arc<str>,
     /// The number of this write.
     pub seq: u64,
@@ -52,16 +52,16 @@ pub struct Proposal {
     /// state's clock is the latest stamp so far.
     pub stamp: UnixMillis,
     /// The client that asked for the command.
-    pub caller: Caller,
+    pub caller: CallerName,
     /// The idempotency key; set if the caller may repeat the command.
     #[serde(default)]
     pub idempotency: Option<IdempotencyKey>,
-    pub command: Command,
+    pub command: StateCommand,
 }
 
 /// A change of the state. Each variant is implemented in its own file under `commands/`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Command {
+pub enum StateCommand {
     /// Names the cluster, once.
     InitCluster {
         /// The cluster's permanent name.
@@ -86,7 +86,7 @@ pub enum Command {
     /// Removes a function with all its revisions.
     DeleteFunction {
         key: FunctionKey,
-        /// The expected resource version, as in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`StateCommand::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
@@ -149,7 +149,7 @@ pub enum Command {
     SetNodeScheduling {
         name: NodeName,
         /// The new scheduling state, which outlives the node's registration.
-        scheduling: Scheduling,
+        scheduling: SchedulingState,
     },
     /// Removes the record of a lost node.
     RemoveNode { name: NodeName },
@@ -165,14 +165,14 @@ pub enum Command {
     ApplyWorkflow {
         /// The spec that the owner applies.
         spec: WorkflowSpec,
-        /// The expected resource version, as in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`StateCommand::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
     /// Removes a workflow.
     DeleteWorkflow {
         key: FunctionKey,
-        /// The expected resource version, as in [`Command::ApplyFunction`].
+        /// The expected resource version, as in [`StateCommand::ApplyFunction`].
         #[serde(default)]
         expected: Option<u64>,
     },
@@ -184,15 +184,15 @@ pub enum Command {
         /// empty list sets the whole policy.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         settings: Vec<Setting>,
-        /// The expected resource version, as in [`Command::ApplyFunction`]; 0 expects that no
+        /// The expected resource version, as in [`StateCommand::ApplyFunction`]; 0 expects that no
         /// policy was ever set.
         #[serde(default)]
         expected: Option<u64>,
     },
     /// Records the begin of a long-running operation.
-    BeginOperation { kind: Kind },
+    BeginOperation { kind: OperationKind },
     /// Records the end of an operation.
-    EndOperation { id: u64, end: End },
+    EndOperation { id: u64, end: OperationResult },
     /// Switches the rules by which the commands after this one are applied: see [`crate::rules`].
     SetClusterVersion {
         /// The version that follows the version in force.
@@ -200,7 +200,7 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl StateCommand {
     /// Returns the name of the variant, without its fields.
     #[must_use]
     pub fn name(&self) -> &'static str {

@@ -1,5 +1,5 @@
 //! Tier 2 of the data index (DESIGN §5, D09): the nodes that hold each piece of data. The
-//! [`Checkpoint`](crate::checkpoint::Checkpoint) of a node lists the data of that node. This index
+//! [`NodeCheckpoint`](crate::checkpoint::NodeCheckpoint) of a node lists the data of that node. This index
 //! is the reverse map, and also records lost data: data whose last holder was lost, and that no
 //! node has reported since.
 //!
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 /// The location of a piece of data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Located {
+pub enum DataLocation {
     /// Live nodes hold the data.
     Held {
         /// The node to ask: the node that made the data, if that node still holds the data. Otherwise a
@@ -35,7 +35,7 @@ pub enum Located {
 
 /// The record of data that was lost with its last holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Lost {
+pub(crate) struct LostDataRecord {
     /// The state's version at the loss.
     pub(crate) version: u64,
     pub(crate) bytes: Bytes,
@@ -43,33 +43,34 @@ pub(crate) struct Lost {
 
 /// The holders of each piece of data, and the lost data.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
-pub(crate) struct Index {
+#[serde(from = "StoredLosses", into = "StoredLosses")]
+pub(crate) struct HolderIndex {
     held: OrdMap<DataId, Arc<[NodeName]>>,
-    lost: OrdMap<DataId, Lost>,
+    lost: OrdMap<DataId, LostDataRecord>,
     by_loss: OrdSet<(u64, DataId)>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored(Vec<(DataId, u64, Bytes)>);
+struct StoredLosses(Vec<(DataId, u64, Bytes)>);
 
-impl From<Stored> for Index {
-    fn from(Stored(lost): Stored) -> Self {
+impl From<StoredLosses> for HolderIndex {
+    fn from(StoredLosses(lost): StoredLosses) -> Self {
         let by_loss = lost.iter().map(|(id, version, _)| (*version, id.clone())).collect();
-        let lost = lost.into_iter().map(|(id, version, bytes)| (id, Lost { version, bytes })).collect();
+        let lost =
+            lost.into_iter().map(|(id, version, bytes)| (id, LostDataRecord { version, bytes })).collect();
         Self { held: OrdMap::new(), lost, by_loss }
     }
 }
 
-impl From<Index> for Stored {
-    fn from(index: Index) -> Self {
+impl From<HolderIndex> for StoredLosses {
+    fn from(index: HolderIndex) -> Self {
         Self(index.lost.into_iter().map(|(id, lost)| (id, lost.version, lost.bytes)).collect())
     }
 }
 
-impl Index {
+impl HolderIndex {
     /// Records that a node holds the data. Lost data is thereby found again.
-    pub(crate) fn hold(&mut self, id: &DataId, node: &NodeName) {
+    pub(crate) fn add_holder(&mut self, id: &DataId, node: &NodeName) {
         match self.held.get_mut(id) {
             Some(holders) => {
                 if let Err(place) = holders.binary_search(node) {
@@ -79,27 +80,27 @@ impl Index {
             }
             None => {
                 self.held.insert(id.clone(), Arc::new([node.clone()]));
-                self.find(id);
+                self.remove_loss(id);
             }
         }
     }
 
     /// Records that a node dropped the data. Data that its last holder dropped becomes unknown.
-    pub(crate) fn release(&mut self, id: &DataId, node: &NodeName) {
-        self.let_go(id, node);
+    pub(crate) fn drop_holder(&mut self, id: &DataId, node: &NodeName) {
+        self.remove_holder(id, node);
     }
 
     /// Records that a holder was lost at `version`. The data is lost too if no other node holds
     /// the data.
-    pub(crate) fn lose(&mut self, id: &DataId, bytes: Bytes, node: &NodeName, version: u64) {
-        if self.let_go(id, node) {
-            self.lost.insert(id.clone(), Lost { version, bytes });
+    pub(crate) fn record_loss(&mut self, id: &DataId, bytes: Bytes, node: &NodeName, version: u64) {
+        if self.remove_holder(id, node) {
+            self.lost.insert(id.clone(), LostDataRecord { version, bytes });
             self.by_loss.insert((version, id.clone()));
         }
     }
 
     /// Forgets the oldest losses until at most `max` are left.
-    pub(crate) fn forget_beyond(&mut self, max: usize) {
+    pub(crate) fn forget_oldest_losses(&mut self, max: usize) {
         while self.lost.len() > max {
             let Some((_, id)) = self.by_loss.remove_min() else { return };
             self.lost.remove(&id);
@@ -107,7 +108,7 @@ impl Index {
     }
 
     /// Removes a holder and returns whether the node was the last one.
-    fn let_go(&mut self, id: &DataId, node: &NodeName) -> bool {
+    fn remove_holder(&mut self, id: &DataId, node: &NodeName) -> bool {
         let Some(holders) = self.held.get_mut(id) else { return false };
         let Ok(place) = holders.binary_search(node) else { return false };
         if holders.len() == 1 {
@@ -118,7 +119,7 @@ impl Index {
         false
     }
 
-    fn find(&mut self, id: &DataId) {
+    fn remove_loss(&mut self, id: &DataId) {
         if let Some(lost) = self.lost.remove(id) {
             self.by_loss.remove(&(lost.version, id.clone()));
         }
@@ -130,7 +131,7 @@ impl Index {
     }
 
     /// Returns the record of the data's loss.
-    pub(crate) fn lost(&self, id: &DataId) -> Option<Lost> {
+    pub(crate) fn lost(&self, id: &DataId) -> Option<LostDataRecord> {
         self.lost.get(id).copied()
     }
 
@@ -182,30 +183,30 @@ mod tests {
 
     #[test]
     fn data_is_lost_with_its_last_holder_and_unknown_once_dropped() {
-        let mut index = Index::default();
-        index.hold(&id(1), &node_name("n2"));
-        index.hold(&id(1), &node_name("n1"));
-        index.hold(&id(1), &node_name("n1"));
+        let mut index = HolderIndex::default();
+        index.add_holder(&id(1), &node_name("n2"));
+        index.add_holder(&id(1), &node_name("n1"));
+        index.add_holder(&id(1), &node_name("n1"));
         assert_eq!(index.holders(&id(1)).unwrap()[..], [node_name("n1"), node_name("n2")]);
-        index.lose(&id(1), Bytes(5), &node_name("n1"), 7);
+        index.record_loss(&id(1), Bytes(5), &node_name("n1"), 7);
         assert_eq!((index.lost_len(), index.held_len()), (0, 1), "a replica is left");
-        index.lose(&id(1), Bytes(5), &node_name("n2"), 8);
-        assert_eq!(index.lost(&id(1)), Some(Lost { version: 8, bytes: Bytes(5) }));
-        index.hold(&id(1), &node_name("n3"));
+        index.record_loss(&id(1), Bytes(5), &node_name("n2"), 8);
+        assert_eq!(index.lost(&id(1)), Some(LostDataRecord { version: 8, bytes: Bytes(5) }));
+        index.add_holder(&id(1), &node_name("n3"));
         assert_eq!((index.lost_len(), index.held_len()), (0, 1), "found again");
-        index.release(&id(1), &node_name("n3"));
+        index.drop_holder(&id(1), &node_name("n3"));
         assert_eq!((index.lost_len(), index.held_len()), (0, 0), "dropped is not lost");
         assert!(index.is_consistent(8));
     }
 
     #[test]
     fn index_forgets_oldest_lost_objects_first() {
-        let mut index = Index::default();
+        let mut index = HolderIndex::default();
         for counter in 0..4 {
-            index.hold(&id(counter), &node_name("n1"));
-            index.lose(&id(counter), Bytes(1), &node_name("n1"), 10 - counter);
+            index.add_holder(&id(counter), &node_name("n1"));
+            index.record_loss(&id(counter), Bytes(1), &node_name("n1"), 10 - counter);
         }
-        index.forget_beyond(2);
+        index.forget_oldest_losses(2);
         assert_eq!((index.lost(&id(3)), index.lost(&id(2))), (None, None));
         assert!(index.lost(&id(0)).is_some() && index.is_consistent(10));
     }

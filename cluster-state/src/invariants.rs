@@ -4,12 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use millrace_types::workflow::FitError;
+use millrace_types::workflow::CompositionError;
 use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 
 use crate::operations::OPERATIONS_MAX;
 use crate::placements::PLACEMENTS_MAX;
-use crate::record::{Function, Policy};
+use crate::record::{FunctionRecord, PolicyRecord};
 use crate::state::{
     ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT, State, TENANTS_MAX,
     WORKFLOWS_MAX,
@@ -17,7 +17,7 @@ use crate::state::{
 
 /// A broken invariant: a bug of this crate, or bytes that no build wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
+pub enum InvariantViolation {
     /// The state has contents, but the cluster has no name.
     #[error("the cluster has no name but has contents")]
     Unnamed,
@@ -59,7 +59,7 @@ pub enum Violation {
     NamedTwice(FunctionKey),
     /// A workflow does not fit the functions or workflows that it runs, or a step's model does not exist.
     #[error("workflow {0} does not fit the functions and workflows that it runs: {1}")]
-    Unfit(FunctionKey, FitError),
+    Unfit(FunctionKey, CompositionError),
     /// The stored inputs, outputs or nesting of a workflow differ from those that its functions and
     /// workflows imply.
     #[error("the stored signature or nesting of workflow {0} differs from the one that its steps imply")]
@@ -91,14 +91,14 @@ impl State {
     /// Checks every invariant.
     ///
     /// # Errors
-    /// The first [`Violation`] found.
-    pub fn check_invariants(&self) -> Result<(), Violation> {
+    /// The first [`InvariantViolation`] found.
+    pub fn check_invariants(&self) -> Result<(), InvariantViolation> {
         self.check_records()?;
         self.check_soft_state()
     }
 
     /// Checks the records that people and processes wrote: all but the nodes' checkpoints.
-    pub(crate) fn check_records(&self) -> Result<(), Violation> {
+    pub(crate) fn check_records(&self) -> Result<(), InvariantViolation> {
         self.check_cluster()?;
         self.check_bounds()?;
         self.check_functions()?;
@@ -109,20 +109,24 @@ impl State {
         self.check_policies()?;
         self.check_operation_records()?;
         self.check_versions()?;
-        if self.sessions.is_consistent() { Ok(()) } else { Err(Violation::Sessions) }
+        if self.sessions.is_consistent() { Ok(()) } else { Err(InvariantViolation::Sessions) }
     }
 
-    fn check_cluster(&self) -> Result<(), Violation> {
+    fn check_cluster(&self) -> Result<(), InvariantViolation> {
         match &self.cluster {
-            Some(cluster) if cluster.id.0.is_empty() => Err(Violation::EmptyClusterId(cluster.id.clone())),
-            Some(cluster) if cluster.created_at > self.clock => Err(Violation::Future("the cluster".into())),
+            Some(cluster) if cluster.id.0.is_empty() => {
+                Err(InvariantViolation::EmptyClusterId(cluster.id.clone()))
+            }
+            Some(cluster) if cluster.created_at > self.clock => {
+                Err(InvariantViolation::Future("the cluster".into()))
+            }
             Some(_) => Ok(()),
             None if self.version == 0 => Ok(()),
-            None => Err(Violation::Unnamed),
+            None => Err(InvariantViolation::Unnamed),
         }
     }
 
-    fn check_bounds(&self) -> Result<(), Violation> {
+    fn check_bounds(&self) -> Result<(), InvariantViolation> {
         let bounds = [
             ("functions", self.functions.len(), FUNCTIONS_MAX),
             ("workflows", self.workflows.len(), WORKFLOWS_MAX),
@@ -137,118 +141,120 @@ impl State {
             ("operations", self.operations.len(), 2 * OPERATIONS_MAX + NODES_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
-            Some((what, _, _)) => Err(Violation::Unbounded(what)),
+            Some((what, _, _)) => Err(InvariantViolation::Unbounded(what)),
             None => Ok(()),
         }
     }
 
-    fn check_functions(&self) -> Result<(), Violation> {
+    fn check_functions(&self) -> Result<(), InvariantViolation> {
         for (key, function) in &self.functions {
             if *key != function.key {
-                return Err(Violation::Misfiled(function.key.to_string()));
+                return Err(InvariantViolation::Misfiled(function.key.to_string()));
             }
             if self.retired.contains_key(key) {
-                return Err(Violation::RetiredAndHere(key.clone()));
+                return Err(InvariantViolation::RetiredAndHere(key.clone()));
             }
             self.check_revisions(function)?;
         }
         Ok(())
     }
 
-    fn check_revisions(&self, function: &Function) -> Result<(), Violation> {
+    fn check_revisions(&self, function: &FunctionRecord) -> Result<(), InvariantViolation> {
         let key = &function.key;
         let rising = function.revisions.windows(2).all(|pair| pair[0].number < pair[1].number);
         if !rising || !(1..=REVISIONS_KEPT).contains(&function.revisions.len()) {
-            return Err(Violation::Revisions(key.clone()));
+            return Err(InvariantViolation::Revisions(key.clone()));
         }
         for revision in &function.revisions {
             if revision.spec.key != *key {
-                return Err(Violation::Misfiled(format!("{key}@{}", revision.number)));
+                return Err(InvariantViolation::Misfiled(format!("{key}@{}", revision.number)));
             }
             if revision.spec.validate().is_err() {
-                return Err(Violation::Spec(key.clone()));
+                return Err(InvariantViolation::Spec(key.clone()));
             }
             if !self.artifacts.contains_key(&revision.digest) {
-                return Err(Violation::Dangling(key.clone(), revision.digest));
+                return Err(InvariantViolation::Dangling(key.clone(), revision.digest));
             }
             if revision.created_at > function.updated_at {
-                return Err(Violation::Future(format!("{key}@{}", revision.number)));
+                return Err(InvariantViolation::Future(format!("{key}@{}", revision.number)));
             }
         }
         if function.created_at > function.updated_at || function.updated_at > self.clock {
-            return Err(Violation::Future(key.to_string()));
+            return Err(InvariantViolation::Future(key.to_string()));
         }
         Ok(())
     }
 
-    fn check_artifacts(&self) -> Result<(), Violation> {
+    fn check_artifacts(&self) -> Result<(), InvariantViolation> {
         let mut uses: BTreeMap<Digest, u64> = BTreeMap::new();
         for revision in self.functions.values().flat_map(|function| &function.revisions) {
             *uses.entry(revision.digest).or_default() += 1;
         }
         for (digest, artifact) in &self.artifacts {
             if *digest != artifact.digest {
-                return Err(Violation::Misfiled(artifact.digest.to_string()));
+                return Err(InvariantViolation::Misfiled(artifact.digest.to_string()));
             }
             let counted = uses.get(digest).copied().unwrap_or(0);
             if artifact.uses != counted {
-                return Err(Violation::Uses(*digest, artifact.uses, counted));
+                return Err(InvariantViolation::Uses(*digest, artifact.uses, counted));
             }
             if artifact.holders.is_empty() {
-                return Err(Violation::NoHolder(*digest));
+                return Err(InvariantViolation::NoHolder(*digest));
             }
             if artifact.touched_at > self.clock {
-                return Err(Violation::Future(digest.to_string()));
+                return Err(InvariantViolation::Future(digest.to_string()));
             }
         }
         Ok(())
     }
 
-    fn check_nodes(&self) -> Result<(), Violation> {
+    fn check_nodes(&self) -> Result<(), InvariantViolation> {
         let mut epochs = BTreeSet::new();
         for (name, node) in &self.nodes {
             if *name != node.name {
-                return Err(Violation::Misfiled(node.name.to_string()));
+                return Err(InvariantViolation::Misfiled(node.name.to_string()));
             }
             let given = (1..=self.epochs_given).contains(&node.epoch.0);
             if !given || !epochs.insert(node.epoch) {
-                return Err(Violation::Epoch(name.clone()));
+                return Err(InvariantViolation::Epoch(name.clone()));
             }
             if node.changed_at > self.clock {
-                return Err(Violation::Future(name.to_string()));
+                return Err(InvariantViolation::Future(name.to_string()));
             }
         }
         Ok(())
     }
 
-    fn check_tenants(&self) -> Result<(), Violation> {
+    fn check_tenants(&self) -> Result<(), InvariantViolation> {
         for (name, tenant) in &self.tenants {
             // A tenant without caps has no record.
             if *name != tenant.name || tenant.quota.is_none() {
-                return Err(Violation::Misfiled(format!("tenant {name}")));
+                return Err(InvariantViolation::Misfiled(format!("tenant {name}")));
             }
             if tenant.changed_at > self.clock {
-                return Err(Violation::Future(format!("tenant {name}")));
+                return Err(InvariantViolation::Future(format!("tenant {name}")));
             }
         }
         Ok(())
     }
 
-    fn check_policies(&self) -> Result<(), Violation> {
-        let follows = |pair: &[Arc<Policy>]| pair[0].generation + 1 == pair[1].generation;
+    fn check_policies(&self) -> Result<(), InvariantViolation> {
+        let follows = |pair: &[Arc<PolicyRecord>]| pair[0].generation + 1 == pair[1].generation;
         let first = self.policies.first().map_or(1, |it| it.generation);
         let read = self.policies.iter().all(|it| it.spec.check().is_ok());
         if first == 0 || !read || !self.policies.windows(2).all(follows) {
-            return Err(Violation::Misfiled("the policy".into()));
+            return Err(InvariantViolation::Misfiled("the policy".into()));
         }
         match self.policies.last() {
-            Some(last) if last.changed_at > self.clock => Err(Violation::Future("the policy".into())),
+            Some(last) if last.changed_at > self.clock => {
+                Err(InvariantViolation::Future("the policy".into()))
+            }
             _ => Ok(()),
         }
     }
 
     /// Each change has a version of its own, so no two resources can be at the same version.
-    fn check_versions(&self) -> Result<(), Violation> {
+    fn check_versions(&self) -> Result<(), InvariantViolation> {
         let functions = self.functions.values().map(|it| (it.key.to_string(), it.resource_version));
         let nodes = self.nodes.values().map(|it| (it.name.to_string(), it.resource_version));
         let retired = self.retired.iter().map(|(key, it)| (key.to_string(), it.version));
@@ -265,7 +271,7 @@ impl State {
         let all = all.chain(policies);
         for (what, version) in all {
             if version == 0 || version > self.version || !seen.insert(version) {
-                return Err(Violation::Version(what, version));
+                return Err(InvariantViolation::Version(what, version));
             }
         }
         Ok(())

@@ -19,8 +19,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`command`] | [`Proposal`] and [`Command`]: the contents of the log |
-//! | [`outcome`] | [`Applied`] and [`Refusal`]: the answer to a command |
+//! | [`command`] | [`Proposal`] and [`StateCommand`]: the contents of the log |
+//! | [`outcome`] | [`CommandEffect`] and [`CommandRefusal`]: the answer to a command |
 //! | [`quota`] | bounds on the state, in items and bytes |
 //! | [`apply_set`] | the dry run of several functions and workflows as one |
 //! | [`record`] | stored functions, workflows, artifacts, nodes, placements, tenants and policies |
@@ -56,18 +56,19 @@ mod table;
 mod workflow_invariants;
 pub mod workflows;
 
-pub use accounts::{Account, FORGOTTEN_TENANTS_MAX, FunctionScore};
+pub use accounts::{BillAccount, FORGOTTEN_TENANTS_MAX, FunctionScore};
 pub use apply_set::{ApplySet, SetItem, SetRefusal, SetStep};
-pub use checkpoint::{Checkpoint, Knowledge, Score};
-pub use command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
-pub use index::{LOST_ENTRIES_MAX, Located};
-pub use invariants::Violation;
-pub use operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX, Operation};
-pub use outcome::{Applied, Outcome, Refusal};
+pub use checkpoint::{CheckpointCoverage, NodeCheckpoint, ReplicaScore};
+pub use command::{CallerName, IdempotencyKey, Proposal, StateCommand, UnixMillis};
+pub use index::{DataLocation, LOST_ENTRIES_MAX};
+pub use invariants::InvariantViolation;
+pub use operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX, OperationRecord};
+pub use outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 pub use placements::{PLACEMENTS_MAX, first_key};
 pub use record::{
-    Artifact, Cluster, ControllerId, Function, ModelKind, ModelSummary, Node, NodeGpu, NodeStatus, Placement,
-    PlacementReason, Policy, RevisionRecord, Scheduling, Tenant, Workflow,
+    Artifact, ClusterRecord, ControllerId, FunctionRecord, ModelKind, ModelSummary, NodeGpu, NodeRecord,
+    NodeStatus, PlacementReason, PlacementRecord, PolicyRecord, RevisionRecord, SchedulingState,
+    TenantRecord, WorkflowRecord,
 };
 pub use rules::{KnownRules, RulesVersion, UnknownRules};
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};

@@ -13,11 +13,11 @@ use millrace_types::NodeName;
 pub use millrace_types::limits::OPERATIONS_MAX;
 use serde::{Deserialize, Serialize};
 
-use crate::command::{Caller, UnixMillis};
-use crate::invariants::Violation;
-use crate::outcome::Refusal;
-use crate::record::{ControllerId, Scheduling};
-use crate::state::{Context, State};
+use crate::command::{CallerName, UnixMillis};
+use crate::invariants::InvariantViolation;
+use crate::outcome::CommandRefusal;
+use crate::record::{ControllerId, SchedulingState};
+use crate::state::{CommandContext, State};
 
 /// Maximum duration of a change of the group, far longer than any change lasts. An older operation
 /// was left behind by a controller that no longer runs.
@@ -27,7 +27,7 @@ pub const OPERATION_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// The kind of a long-running operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum OperationKind {
     /// The functions of a node move to other nodes.
     DrainNode { node: NodeName },
     /// A learner becomes a voter.
@@ -38,7 +38,7 @@ pub enum Kind {
 
 /// The result of an operation that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
+pub enum OperationResult {
     /// The operation did its job.
     Succeeded,
     /// The operation failed.
@@ -52,10 +52,10 @@ pub enum End {
 
 /// A long-running operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Operation {
+pub struct OperationRecord {
     /// The state's version at the begin of the operation, which is never assigned twice.
     pub id: u64,
-    pub kind: Kind,
+    pub kind: OperationKind,
     /// Number of steps at the begin: functions to move; 0 if the operation has no steps to count.
     pub total: u64,
     /// Number of steps done when the operation was ended early.
@@ -63,51 +63,51 @@ pub struct Operation {
     pub done: u64,
     pub started_at: UnixMillis,
     /// The caller that began the operation.
-    pub started_by: Caller,
+    pub started_by: CallerName,
     /// Time and result of the end; `None` while the operation runs.
     #[serde(default)]
-    pub ended: Option<(UnixMillis, End)>,
+    pub ended: Option<(UnixMillis, OperationResult)>,
 }
 
-impl Operation {
+impl OperationRecord {
     /// Whether the operation has not ended.
     #[must_use]
-    pub fn runs(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.ended.is_none()
     }
 
     /// Whether a caller may end the operation early.
     #[must_use]
     pub fn is_cancellable(&self) -> bool {
-        self.runs() && matches!(self.kind, Kind::DrainNode { .. })
+        self.is_running() && matches!(self.kind, OperationKind::DrainNode { .. })
     }
 }
 
 impl State {
     #[must_use]
-    pub fn operation(&self, id: u64) -> Option<&Arc<Operation>> {
+    pub fn operation(&self, id: u64) -> Option<&Arc<OperationRecord>> {
         self.operations.get(&id)
     }
 
     /// Returns every stored operation, oldest first.
-    pub fn operations(&self) -> impl DoubleEndedIterator<Item = &Arc<Operation>> {
+    pub fn operations(&self) -> impl DoubleEndedIterator<Item = &Arc<OperationRecord>> {
         self.operations.values()
     }
 
     /// Returns the running drain of a node.
     #[must_use]
-    pub fn drain_of(&self, name: &NodeName) -> Option<&Arc<Operation>> {
-        let drains = |it: &&Arc<Operation>| matches!(&it.kind, Kind::DrainNode { node } if node == name);
-        self.operations.values().filter(|it| it.runs()).find(drains)
+    pub fn drain_of(&self, name: &NodeName) -> Option<&Arc<OperationRecord>> {
+        let drains = |it: &&Arc<OperationRecord>| matches!(&it.kind, OperationKind::DrainNode { node } if node == name);
+        self.operations.values().filter(|it| it.is_running()).find(drains)
     }
 
     /// Returns the number of steps of an operation that are done.
     #[must_use]
-    pub fn steps_done(&self, operation: &Operation) -> u64 {
+    pub fn steps_done(&self, operation: &OperationRecord) -> u64 {
         match (&operation.ended, &operation.kind) {
-            (Some((_, End::Succeeded)), _) => operation.total,
+            (Some((_, OperationResult::Succeeded)), _) => operation.total,
             (Some(_), _) => operation.done,
-            (None, Kind::DrainNode { node }) => {
+            (None, OperationKind::DrainNode { node }) => {
                 operation.total.saturating_sub(self.placements.on(node).count() as u64)
             }
             (None, _) => 0,
@@ -115,21 +115,21 @@ impl State {
     }
 
     /// Refuses to begin another change of the group while the maximum number is under way.
-    pub(crate) fn check_changes(&self) -> Result<(), Refusal> {
-        let changes = self.operations.values().filter(|it| it.runs() && !it.is_cancellable());
+    pub(crate) fn check_changes(&self) -> Result<(), CommandRefusal> {
+        let changes = self.operations.values().filter(|it| it.is_running() && !it.is_cancellable());
         if changes.count() >= OPERATIONS_MAX {
-            return Err(Refusal::ChangesUnderWay { limit: OPERATIONS_MAX as u64 });
+            return Err(CommandRefusal::ChangesUnderWay { limit: OPERATIONS_MAX as u64 });
         }
         Ok(())
     }
 
     /// Begins an operation, with the state's version as its id.
-    pub(crate) fn begin_operation(&mut self, context: Context<'_>, kind: Kind) {
+    pub(crate) fn begin_operation(&mut self, context: CommandContext<'_>, kind: OperationKind) {
         let total = match &kind {
-            Kind::DrainNode { node } => self.placements.on(node).count() as u64,
-            Kind::PromoteController { .. } | Kind::RemoveController { .. } => 0,
+            OperationKind::DrainNode { node } => self.placements.on(node).count() as u64,
+            OperationKind::PromoteController { .. } | OperationKind::RemoveController { .. } => 0,
         };
-        let operation = Operation {
+        let operation = OperationRecord {
             id: self.version,
             kind,
             total,
@@ -143,9 +143,9 @@ impl State {
 
     /// Ends a running operation. If too many operations have ended, the operation that ended first is
     /// forgotten.
-    pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: End) {
+    pub(crate) fn end_operation(&mut self, id: u64, at: UnixMillis, end: OperationResult) {
         let done = self.operation(id).map_or(0, |it| self.steps_done(it));
-        if self.operation(id).is_some_and(|it| it.runs()) {
+        if self.operation(id).is_some_and(|it| it.is_running()) {
             self.operations.change(&id, |operation| {
                 operation.done = done;
                 operation.ended = Some((at, end));
@@ -163,19 +163,19 @@ impl State {
     /// placed on the node, or the node was removed. A drain is cancelled if the node is no longer
     /// set to draining.
     pub(crate) fn settle_operations(&mut self) {
-        let end = |it: &Arc<Operation>| {
-            let Kind::DrainNode { node: name } = &it.kind else { return None };
+        let end = |it: &Arc<OperationRecord>| {
+            let OperationKind::DrainNode { node: name } = &it.kind else { return None };
             let node = self.nodes.get(name);
-            let draining = node.is_none_or(|node| node.scheduling == Scheduling::Draining);
+            let draining = node.is_none_or(|node| node.scheduling == SchedulingState::Draining);
             let empty = self.placements.on(name).next().is_none();
             let end = match (draining, empty) {
-                (false, _) => End::Cancelled,
-                (true, true) => End::Succeeded,
+                (false, _) => OperationResult::Cancelled,
+                (true, true) => OperationResult::Succeeded,
                 (true, false) => return None,
             };
             Some((it.id, end))
         };
-        let ends: Vec<_> = self.operations.values().filter(|it| it.runs()).filter_map(end).collect();
+        let ends: Vec<_> = self.operations.values().filter(|it| it.is_running()).filter_map(end).collect();
         for (id, end) in ends {
             self.end_operation(id, self.clock, end);
         }
@@ -185,37 +185,39 @@ impl State {
     /// longer runs.
     pub(crate) fn expire_operations(&mut self) {
         let now = self.clock;
-        let left = |it: &&Arc<Operation>| {
-            let drains = matches!(it.kind, Kind::DrainNode { .. });
-            it.runs() && !drains && now.since(it.started_at) >= OPERATION_LIFE_MAX
+        let left = |it: &&Arc<OperationRecord>| {
+            let drains = matches!(it.kind, OperationKind::DrainNode { .. });
+            it.is_running() && !drains && now.since(it.started_at) >= OPERATION_LIFE_MAX
         };
         let left: Vec<_> = self.operations.values().filter(left).map(|it| it.id).collect();
         for id in left {
             let why = "the controller that made it is gone, and did not say how it ended";
-            self.end_operation(id, now, End::Failed { why: why.to_owned() });
+            self.end_operation(id, now, OperationResult::Failed { why: why.to_owned() });
         }
-        let old =
-            |it: &&Arc<Operation>| it.ended.as_ref().is_some_and(|(at, _)| now.since(*at) >= OPERATION_TTL);
+        let old = |it: &&Arc<OperationRecord>| {
+            it.ended.as_ref().is_some_and(|(at, _)| now.since(*at) >= OPERATION_TTL)
+        };
         let old: Vec<_> = self.operations.values().filter(old).map(|it| it.id).collect();
         for id in old {
             self.operations.remove(&id);
         }
     }
 
-    pub(crate) fn check_operation_records(&self) -> Result<(), Violation> {
+    pub(crate) fn check_operation_records(&self) -> Result<(), InvariantViolation> {
         let mut drained = BTreeSet::new();
         for (&id, operation) in &self.operations {
             let named = || format!("operation {id}");
             if id != operation.id || id == 0 || id > self.version {
-                return Err(Violation::Misfiled(named()));
+                return Err(InvariantViolation::Misfiled(named()));
             }
             let ended = operation.ended.as_ref().map_or(operation.started_at, |(at, _)| *at);
             if operation.started_at > ended || ended > self.clock {
-                return Err(Violation::Future(named()));
+                return Err(InvariantViolation::Future(named()));
             }
-            let Kind::DrainNode { node } = &operation.kind else { continue };
-            if operation.runs() && (self.placements.on(node).next().is_none() || !drained.insert(node)) {
-                return Err(Violation::Stray(named()));
+            let OperationKind::DrainNode { node } = &operation.kind else { continue };
+            if operation.is_running() && (self.placements.on(node).next().is_none() || !drained.insert(node))
+            {
+                return Err(InvariantViolation::Stray(named()));
             }
         }
         Ok(())

@@ -7,18 +7,18 @@ use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName,
 use serde::{Deserialize, Serialize};
 
 use crate::command::UnixMillis;
-use crate::record::{ControllerId, ModelKind, Scheduling};
+use crate::record::{ControllerId, ModelKind, SchedulingState};
 
 /// The end of a shortened text.
 const ELLIPSIS: &str = "…";
 
 /// The answer of [`crate::State::apply`].
-pub type Outcome = Result<Applied, Refusal>;
+pub type CommandOutcome = Result<CommandEffect, CommandRefusal>;
 
 /// The effect of a command. `version` is the state's version after the command, and the resource
 /// version of the changed resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Applied {
+pub enum CommandEffect {
     /// The command created a resource.
     Created {
         /// The resource version.
@@ -66,8 +66,8 @@ pub enum Applied {
 
 /// The reason why a command changed nothing. Each message contains a next step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Refusal {
-    /// No [`crate::Command::InitCluster`] has been applied yet.
+pub enum CommandRefusal {
+    /// No [`crate::StateCommand::InitCluster`] has been applied yet.
     #[error("the cluster is not initialized yet: try again")]
     NotInitialized,
     /// The cluster already has another name.
@@ -198,7 +198,7 @@ pub enum Refusal {
     NodeUnschedulable {
         name: NodeName,
         /// The operator's scheduling state.
-        scheduling: Scheduling,
+        scheduling: SchedulingState,
     },
     /// The checkpoint belongs to a registration that has ended.
     #[error("epoch {epoch} of node {name} is over: register again, then send everything")]
@@ -293,7 +293,7 @@ fn users(named: &[FunctionName], more: u64) -> String {
     text
 }
 
-impl Refusal {
+impl CommandRefusal {
     /// Refuses a command because a named bound is reached.
     pub(crate) fn full(what: &str, limit: usize) -> Self {
         Self::Full { what: what.to_owned(), limit: limit as u64 }

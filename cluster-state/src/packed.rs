@@ -43,7 +43,7 @@ where
     K: Ord + Clone + Deserialize<'de>,
     V: Clone + Deserialize<'de>,
 {
-    from.deserialize_map(Rows(PhantomData))
+    from.deserialize_map(MapVisitor(PhantomData))
 }
 
 /// Decodes a set item by item.
@@ -56,9 +56,9 @@ where
     Ok(BTreeSet::deserialize(from)?.into_iter().collect())
 }
 
-struct Rows<K, V>(PhantomData<(K, V)>);
+struct MapVisitor<K, V>(PhantomData<(K, V)>);
 
-impl<'de, K, V> Visitor<'de> for Rows<K, V>
+impl<'de, K, V> Visitor<'de> for MapVisitor<K, V>
 where
     K: Ord + Clone + Deserialize<'de>,
     V: Clone + Deserialize<'de>,

@@ -7,22 +7,22 @@ pub use millrace_types::limits::PLACEMENTS_MAX;
 use millrace_types::{FunctionKey, NodeName, TenantName};
 use serde::{Deserialize, Serialize};
 
-use crate::record::Placement;
+use crate::record::PlacementRecord;
 
 /// Every placement. The encoded form is the list of placements; the order by node is rebuilt.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "StoredPlacements", into = "StoredPlacements")]
 pub(crate) struct Placements {
-    by_function: OrdMap<(FunctionKey, NodeName), Arc<Placement>>,
+    by_function: OrdMap<(FunctionKey, NodeName), Arc<PlacementRecord>>,
     by_node: OrdSet<(NodeName, FunctionKey)>,
     bytes: u64,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored(Vec<Arc<Placement>>);
+struct StoredPlacements(Vec<Arc<PlacementRecord>>);
 
-impl From<Stored> for Placements {
-    fn from(Stored(placements): Stored) -> Self {
+impl From<StoredPlacements> for Placements {
+    fn from(StoredPlacements(placements): StoredPlacements) -> Self {
         let mut all = Self::default();
         for placement in placements {
             all.insert(placement);
@@ -31,14 +31,14 @@ impl From<Stored> for Placements {
     }
 }
 
-impl From<Placements> for Stored {
+impl From<Placements> for StoredPlacements {
     fn from(placements: Placements) -> Self {
         Self(placements.by_function.values().cloned().collect())
     }
 }
 
 impl Placements {
-    pub(crate) fn insert(&mut self, placement: Arc<Placement>) {
+    pub(crate) fn insert(&mut self, placement: Arc<PlacementRecord>) {
         let function = placement.function.clone();
         let node = placement.node.clone();
         self.by_node.insert((node.clone(), function.clone()));
@@ -48,18 +48,18 @@ impl Placements {
         }
     }
 
-    pub(crate) fn remove(&mut self, function: &FunctionKey, node: &NodeName) -> Option<Arc<Placement>> {
+    pub(crate) fn remove(&mut self, function: &FunctionKey, node: &NodeName) -> Option<Arc<PlacementRecord>> {
         self.by_node.remove(&(node.clone(), function.clone()));
         let placement = self.by_function.remove(&(function.clone(), node.clone()))?;
         self.bytes -= row_bytes(function, node);
         Some(placement)
     }
 
-    pub(crate) fn get(&self, function: &FunctionKey, node: &NodeName) -> Option<&Arc<Placement>> {
+    pub(crate) fn get(&self, function: &FunctionKey, node: &NodeName) -> Option<&Arc<PlacementRecord>> {
         self.by_function.get(&(function.clone(), node.clone()))
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Placement>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<PlacementRecord>> {
         self.by_function.values()
     }
 
@@ -67,7 +67,7 @@ impl Placements {
     pub(crate) fn of<'a>(
         &'a self,
         function: &'a FunctionKey,
-    ) -> impl Iterator<Item = &'a Arc<Placement>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<PlacementRecord>> + use<'a> {
         let from = (function.clone(), first_name());
         let placements = self.by_function.range(from..).map(|(_, placement)| placement);
         placements.take_while(move |placement| placement.function == *function)

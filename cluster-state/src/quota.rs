@@ -1,5 +1,5 @@
 //! The quota of the state: how many bytes the state takes, and whether a write keeps to the bounds
-//! of [`millrace_types::limits`]. In: a state, and a proposal. Out: a [`Refusal`], or nothing.
+//! of [`millrace_types::limits`]. In: a state, and a proposal. Out: a [`CommandRefusal`], or nothing.
 //!
 //! ```text
 //!   propose()            leader                          every replica
@@ -16,17 +16,19 @@ use millrace_types::limits::{
     CALLER_BYTES_MAX, CHECKPOINTS_BYTES_MAX, DEFINITIONS_BYTES_MAX, DIM_NAME_BYTES_MAX,
     IDEMPOTENCY_KEY_BYTES_MAX, NODE_GPUS_MAX, NODE_TEXT_BYTES_MAX, PLACEMENTS_MAX, RANK_MAX,
     REFUSAL_BYTES_MAX, SPEC_BYTES_MAX, STATE_BYTES_MAX, TENANT_BYTES_MAX, TENSOR_NAME_BYTES_MAX, TENSORS_MAX,
-    beginning,
+    text_prefix,
 };
-use millrace_types::workflow::Source;
+use millrace_types::workflow::TensorSource;
 use millrace_types::{Dim, FunctionSpec, TenantName, TensorSpec, WorkflowSpec};
 
-use crate::command::{Caller, Command, IdempotencyKey, Proposal};
-use crate::operations::{End, Operation};
-use crate::outcome::{Outcome, Refusal};
-use crate::record::{Artifact, Function, ModelSummary, Node, NodeGpu, Tenant, Workflow};
+use crate::command::{CallerName, IdempotencyKey, Proposal, StateCommand};
+use crate::operations::{OperationRecord, OperationResult};
+use crate::outcome::{CommandOutcome, CommandRefusal};
+use crate::record::{
+    Artifact, FunctionRecord, ModelSummary, NodeGpu, NodeRecord, TenantRecord, WorkflowRecord,
+};
 use crate::state::State;
-use crate::table::{Record, encoded_len};
+use crate::table::{TableRecord, encoded_len};
 
 /// Bytes of a state with empty tables, its policies included.
 const STATE_BYTES_AROUND: u64 = 32 << 10;
@@ -35,12 +37,12 @@ const KEYED_BYTES_MAX: u64 = 288;
 /// Maximum bytes of the record of a lost piece of data.
 const LOST_BYTES_MAX: u64 = 112;
 
-impl Record for Function {}
-impl Record for Workflow {}
-impl Record for Artifact {}
-impl Record for Node {}
-impl Record for Tenant {}
-impl Record for Operation {}
+impl TableRecord for FunctionRecord {}
+impl TableRecord for WorkflowRecord {}
+impl TableRecord for Artifact {}
+impl TableRecord for NodeRecord {}
+impl TableRecord for TenantRecord {}
+impl TableRecord for OperationRecord {}
 
 /// A part of a command that is larger than its bound.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -79,7 +81,7 @@ pub enum SizeError {
     },
 }
 
-impl From<SizeError> for Refusal {
+impl From<SizeError> for CommandRefusal {
     fn from(error: SizeError) -> Self {
         Self::InvalidSpec { problem: error.to_string() }
     }
@@ -89,7 +91,7 @@ fn check_text(what: &'static str, text: &str, limit: usize, bound: &'static str)
     if text.len() <= limit {
         return Ok(());
     }
-    Err(SizeError::Text { what, begins: beginning(text, 32).to_owned(), found: text.len(), limit, bound })
+    Err(SizeError::Text { what, begins: text_prefix(text, 32).to_owned(), found: text.len(), limit, bound })
 }
 
 fn check_count(what: &'static str, found: usize, limit: usize, bound: &'static str) -> Result<(), SizeError> {
@@ -133,8 +135,8 @@ fn check_function(spec: &FunctionSpec) -> Result<(), SizeError> {
 }
 
 fn check_workflow(spec: &WorkflowSpec) -> Result<(), SizeError> {
-    let check_source = |source: &Source| match source {
-        Source::Input(name) | Source::Step { output: name, .. } => check_tensor_name(name),
+    let check_source = |source: &TensorSource| match source {
+        TensorSource::Input(name) | TensorSource::Step { output: name, .. } => check_tensor_name(name),
     };
     for step in &spec.steps {
         step.inputs.keys().chain(&step.each).try_for_each(|name| check_tensor_name(name))?;
@@ -160,9 +162,9 @@ fn check_node(texts: [&str; 3], gpus: &[NodeGpu]) -> Result<(), SizeError> {
 /// # Errors
 /// The first [`SizeError`] found.
 pub fn check_sizes(
-    caller: &Caller,
+    caller: &CallerName,
     idempotency: Option<&IdempotencyKey>,
-    command: &Command,
+    command: &StateCommand,
 ) -> Result<(), SizeError> {
     check_text("the caller's name", &caller.0, CALLER_BYTES_MAX, "CALLER_BYTES_MAX")?;
     if let Some(key) = idempotency {
@@ -171,13 +173,13 @@ pub fn check_sizes(
         check_text("the idempotency key", &key.client, limit, bound)?;
     }
     match command {
-        Command::ApplyFunction { spec, .. } => check_function(spec),
-        Command::ApplyWorkflow { spec, .. } => check_workflow(spec),
-        Command::AddArtifact { model, .. } => check_model(model),
-        Command::RegisterNode { instance, address, gpus, topology, .. } => {
+        StateCommand::ApplyFunction { spec, .. } => check_function(spec),
+        StateCommand::ApplyWorkflow { spec, .. } => check_workflow(spec),
+        StateCommand::AddArtifact { model, .. } => check_model(model),
+        StateCommand::RegisterNode { instance, address, gpus, topology, .. } => {
             check_node([instance, address, topology], gpus)
         }
-        Command::EndOperation { end: End::Failed { why }, .. } => {
+        StateCommand::EndOperation { end: OperationResult::Failed { why }, .. } => {
             check_text("the reason", why, REFUSAL_BYTES_MAX, "REFUSAL_BYTES_MAX")
         }
         _ => Ok(()),
@@ -186,12 +188,12 @@ pub fn check_sizes(
 
 /// Returns `Some` if a command defines something that a client may delete, with the tenant that is
 /// charged for it.
-fn defines(command: &Command) -> Option<Option<&TenantName>> {
+fn charged_tenant(command: &StateCommand) -> Option<Option<&TenantName>> {
     match command {
-        Command::ApplyFunction { spec, .. } => Some(Some(&spec.key.tenant)),
-        Command::ApplyWorkflow { spec, .. } => Some(Some(&spec.key.tenant)),
-        Command::SetQuota { tenant, .. } => Some(Some(tenant)),
-        Command::AddArtifact { .. } => Some(None),
+        StateCommand::ApplyFunction { spec, .. } => Some(Some(&spec.key.tenant)),
+        StateCommand::ApplyWorkflow { spec, .. } => Some(Some(&spec.key.tenant)),
+        StateCommand::SetQuota { tenant, .. } => Some(Some(tenant)),
+        StateCommand::AddArtifact { .. } => Some(None),
         _ => None,
     }
 }
@@ -230,24 +232,27 @@ impl State {
     /// found when the write is applied. A repeated write passes, because the state has its answer.
     ///
     /// # Errors
-    /// The [`Refusal`] that applying the write would give, if the state does not change before.
-    pub fn admit(&self, proposal: &Proposal) -> Result<(), Refusal> {
+    /// The [`CommandRefusal`] that applying the write would give, if the state does not change before.
+    pub fn admit(&self, proposal: &Proposal) -> Result<(), CommandRefusal> {
         let Proposal { caller, idempotency, command, .. } = proposal;
         check_sizes(caller, idempotency.as_ref(), command)?;
-        if idempotency.as_ref().is_some_and(|key| self.sessions.knows(caller, key)) {
+        if idempotency.as_ref().is_some_and(|key| self.sessions.has_answer(caller, key)) {
             return Ok(());
         }
-        self.check_open(command)?;
+        self.check_state_capacity(command)?;
         match command {
-            Command::Place { .. } if self.placements.len() >= PLACEMENTS_MAX => {
-                Err(Refusal::full("placements", PLACEMENTS_MAX))
+            StateCommand::Place { .. } if self.placements.len() >= PLACEMENTS_MAX => {
+                Err(CommandRefusal::full("placements", PLACEMENTS_MAX))
             }
-            Command::RegisterNode { .. } | Command::BeginOperation { .. } => {
-                out_of_room(self.dry_run(proposal).0)
+            StateCommand::RegisterNode { .. } | StateCommand::BeginOperation { .. } => {
+                capacity_refusal(self.dry_run(proposal).0)
             }
-            command if defines(command).is_some() => {
+            command if charged_tenant(command).is_some() => {
                 let (outcome, after) = self.dry_run(proposal);
-                out_of_room(outcome.and_then(|applied| after.check_room(self, command).map(|()| applied)))
+                capacity_refusal(
+                    outcome
+                        .and_then(|applied| after.check_definition_capacity(self, command).map(|()| applied)),
+                )
             }
             _ => Ok(()),
         }
@@ -258,27 +263,30 @@ impl State {
     pub(crate) fn within_quota(
         &mut self,
         proposal: &Proposal,
-        carry_out: impl FnOnce(&mut Self) -> Outcome,
-    ) -> Outcome {
+        carry_out: impl FnOnce(&mut Self) -> CommandOutcome,
+    ) -> CommandOutcome {
         let Proposal { caller, idempotency, command, .. } = proposal;
         check_sizes(caller, idempotency.as_ref(), command)?;
-        self.check_open(command)?;
-        if defines(command).is_none() {
-            return carry_out(self).map_err(Refusal::shortened);
+        self.check_state_capacity(command)?;
+        if charged_tenant(command).is_none() {
+            return carry_out(self).map_err(CommandRefusal::shortened);
         }
         let before = self.clone();
-        let outcome = carry_out(self).and_then(|applied| self.check_room(&before, command).map(|()| applied));
+        let outcome = carry_out(self)
+            .and_then(|applied| self.check_definition_capacity(&before, command).map(|()| applied));
         if outcome.is_err() {
             *self = before;
         }
-        outcome.map_err(Refusal::shortened)
+        outcome.map_err(CommandRefusal::shortened)
     }
 
     /// Refuses a command that adds records while the whole state has no room.
-    fn check_open(&self, command: &Command) -> Result<(), Refusal> {
+    fn check_state_capacity(&self, command: &StateCommand) -> Result<(), CommandRefusal> {
         let adds = match command {
-            Command::RegisterNode { .. } | Command::Place { .. } | Command::BeginOperation { .. } => true,
-            Command::SyncNode { batch, .. } => {
+            StateCommand::RegisterNode { .. }
+            | StateCommand::Place { .. }
+            | StateCommand::BeginOperation { .. } => true,
+            StateCommand::SyncNode { batch, .. } => {
                 let delta = &batch.delta;
                 !(delta.models.is_empty()
                     && delta.entries.is_empty()
@@ -289,18 +297,18 @@ impl State {
         };
         let bytes = self.bytes();
         if adds && bytes >= STATE_BYTES_MAX as u64 {
-            return Err(Refusal::out_of_bytes("the cluster", bytes, STATE_BYTES_MAX));
+            return Err(CommandRefusal::out_of_bytes("the cluster", bytes, STATE_BYTES_MAX));
         }
         Ok(())
     }
 
     /// Refuses a definition that made the state larger than its bounds. A state that was over a
     /// bound before may not grow, but may shrink.
-    fn check_room(&self, before: &Self, command: &Command) -> Result<(), Refusal> {
-        let Some(tenant) = defines(command) else { return Ok(()) };
+    fn check_definition_capacity(&self, before: &Self, command: &StateCommand) -> Result<(), CommandRefusal> {
+        let Some(tenant) = charged_tenant(command) else { return Ok(()) };
         let check =
             |of: &dyn Fn() -> String, was: u64, is: u64, limit: usize| match is > was.max(limit as u64) {
-                true => Err(Refusal::out_of_bytes(&of(), is, limit)),
+                true => Err(CommandRefusal::out_of_bytes(&of(), is, limit)),
                 false => Ok(()),
             };
         if let Some(tenant) = tenant {
@@ -314,16 +322,18 @@ impl State {
 
     /// Whether the nodes' checkpoints have room for another item. `taken_out` is the size of a
     /// checkpoint that is being changed, and that the table does not contain meanwhile.
-    pub(crate) fn has_checkpoint_room(&self, taken_out: u64) -> bool {
+    pub(crate) fn has_checkpoint_capacity(&self, taken_out: u64) -> bool {
         self.checkpoints.bytes() + taken_out < CHECKPOINTS_BYTES_MAX as u64
     }
 }
 
 /// Returns the refusal if the reason is a lack of room.
-fn out_of_room(outcome: Outcome) -> Result<(), Refusal> {
+fn capacity_refusal(outcome: CommandOutcome) -> Result<(), CommandRefusal> {
     match outcome {
         Err(
-            refusal @ (Refusal::Full { .. } | Refusal::OutOfBytes { .. } | Refusal::ChangesUnderWay { .. }),
+            refusal @ (CommandRefusal::Full { .. }
+            | CommandRefusal::OutOfBytes { .. }
+            | CommandRefusal::ChangesUnderWay { .. }),
         ) => Err(refusal),
         Ok(_) | Err(_) => Ok(()),
     }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdSet;
-use millrace_types::workflow::{Ports, Signature};
+use millrace_types::workflow::{Signature, SignatureRef};
 use millrace_types::{
     Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
     PolicySpec, Quota, Revision, Runtime, TenantName, TensorSpec, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::command::{Caller, UnixMillis};
+use crate::command::{CallerName, UnixMillis};
 
 /// A member of the controller group: its Raft node id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ impl fmt::Display for ControllerId {
 
 /// The identity of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cluster {
+pub struct ClusterRecord {
     /// A name that never changes.
     pub id: ClusterId,
     pub created_at: UnixMillis,
@@ -64,8 +64,8 @@ impl ModelSummary {
 
     /// Returns the inputs and outputs by reference.
     #[must_use]
-    pub fn ports(&self) -> Ports<'_> {
-        Ports { inputs: &self.inputs, outputs: &self.outputs }
+    pub fn ports(&self) -> SignatureRef<'_> {
+        SignatureRef { inputs: &self.inputs, outputs: &self.outputs }
     }
 
     /// Returns the runtime of the model's functions: only an ONNX model has launches.
@@ -99,7 +99,7 @@ pub struct Artifact {
     /// Time of the last upload, reference or release.
     pub touched_at: UnixMillis,
     /// The caller that uploaded the file first.
-    pub created_by: Caller,
+    pub created_by: CallerName,
 }
 
 impl Artifact {
@@ -113,7 +113,7 @@ impl Artifact {
 
 /// A function with its stored revisions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Function {
+pub struct FunctionRecord {
     /// The tenant and the name.
     pub key: FunctionKey,
     /// The state's version at the last change of the function.
@@ -125,7 +125,7 @@ pub struct Function {
     pub created_at: UnixMillis,
     pub updated_at: UnixMillis,
     /// The caller that made the last change.
-    pub updated_by: Caller,
+    pub updated_by: CallerName,
     /// Requests billed to this name before the function was created, by deleted functions of the
     /// same name.
     #[serde(default)]
@@ -142,10 +142,10 @@ pub struct RevisionRecord {
     /// The content address of the model.
     pub digest: Digest,
     pub created_at: UnixMillis,
-    pub created_by: Caller,
+    pub created_by: CallerName,
 }
 
-impl Function {
+impl FunctionRecord {
     /// Returns the newest revision.
     #[must_use]
     pub fn latest(&self) -> &Arc<RevisionRecord> {
@@ -195,7 +195,7 @@ impl fmt::Display for ModelKind {
 
 /// A workflow (D01). The state keeps only the newest spec.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Workflow {
+pub struct WorkflowRecord {
     /// The tenant and the name.
     pub key: FunctionKey,
     /// The state's version when the owner last changed the workflow.
@@ -213,7 +213,7 @@ pub struct Workflow {
     /// Time of the owner's last change.
     pub updated_at: UnixMillis,
     /// The caller that made the last change.
-    pub updated_by: Caller,
+    pub updated_by: CallerName,
 }
 
 /// A GPU of a node, as admission sees it.
@@ -238,7 +238,7 @@ pub enum NodeStatus {
 
 /// Whether an operator lets a node accept functions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Scheduling {
+pub enum SchedulingState {
     /// The node accepts functions.
     #[default]
     Schedulable,
@@ -248,7 +248,7 @@ pub enum Scheduling {
     Draining,
 }
 
-impl fmt::Display for Scheduling {
+impl fmt::Display for SchedulingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Schedulable => "schedulable",
@@ -273,7 +273,7 @@ pub enum PlacementReason {
 
 /// The assignment of a function's model to a node, whose host tier has to hold the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
+pub struct PlacementRecord {
     pub function: FunctionKey,
     pub node: NodeName,
     pub reason: PlacementReason,
@@ -284,7 +284,7 @@ pub struct Placement {
 
 /// A worker machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Node {
+pub struct NodeRecord {
     pub name: NodeName,
     /// The number of the latest registration.
     pub epoch: Epoch,
@@ -292,7 +292,7 @@ pub struct Node {
     pub status: NodeStatus,
     /// The operator's scheduling state, which outlives registrations.
     #[serde(default)]
-    pub scheduling: Scheduling,
+    pub scheduling: SchedulingState,
     /// The name of the process that registered, to tell it from another process of the same node
     /// name.
     pub instance: String,
@@ -309,7 +309,7 @@ pub struct Node {
     pub changed_at: UnixMillis,
 }
 
-impl Node {
+impl NodeRecord {
     /// Whether the node is registered and accepts functions.
     #[must_use]
     pub fn takes_functions(&self) -> bool {
@@ -321,9 +321,9 @@ impl Node {
     pub fn state(&self) -> NodeState {
         match (self.status, self.scheduling) {
             (NodeStatus::Lost, _) => NodeState::Lost,
-            (NodeStatus::Live, Scheduling::Schedulable) => NodeState::Schedulable,
-            (NodeStatus::Live, Scheduling::Cordoned) => NodeState::Cordoned,
-            (NodeStatus::Live, Scheduling::Draining) => NodeState::Draining,
+            (NodeStatus::Live, SchedulingState::Schedulable) => NodeState::Schedulable,
+            (NodeStatus::Live, SchedulingState::Cordoned) => NodeState::Cordoned,
+            (NodeStatus::Live, SchedulingState::Draining) => NodeState::Draining,
         }
     }
 
@@ -336,7 +336,7 @@ impl Node {
 
 /// A tenant that has caps.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tenant {
+pub struct TenantRecord {
     pub name: TenantName,
     /// The caps on the tenant's resources.
     pub quota: Quota,
@@ -345,12 +345,12 @@ pub struct Tenant {
     /// Time of the last change.
     pub changed_at: UnixMillis,
     /// The caller that made the last change.
-    pub changed_by: Caller,
+    pub changed_by: CallerName,
 }
 
 /// A policy for scheduling on nodes, set by an operator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Policy {
+pub struct PolicyRecord {
     /// The parts that are set. Each worker keeps its start options for the other parts.
     pub spec: PolicySpec,
     /// Number of changes, counted from 1.
@@ -360,5 +360,5 @@ pub struct Policy {
     /// Time of the change.
     pub changed_at: UnixMillis,
     /// The caller that made the change.
-    pub changed_by: Caller,
+    pub changed_by: CallerName,
 }

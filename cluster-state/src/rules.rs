@@ -3,7 +3,7 @@
 //!
 //! Controllers take snapshots at different entries, so after an upgrade they apply different
 //! stretches of one log again. The version in force is therefore part of the state. A
-//! [`SetClusterVersion`](crate::Command::SetClusterVersion) entry switches it, and every build
+//! [`SetClusterVersion`](crate::StateCommand::SetClusterVersion) entry switches it, and every build
 //! applies an entry by the rules that were in force at that entry.
 //!
 //! ```text
@@ -34,7 +34,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::command::{Command, Proposal};
+use crate::command::{Proposal, StateCommand};
 use crate::state::State;
 
 /// The version of the rules: the *cluster version* of interfaces and messages.
@@ -163,7 +163,9 @@ impl State {
     /// command switches.
     pub fn check_rules(&self, known: KnownRules, proposal: &Proposal) -> Result<(), UnknownRules> {
         match &proposal.command {
-            Command::SetClusterVersion { version } if self.may_switch_to(*version) => known.check(*version),
+            StateCommand::SetClusterVersion { version } if self.may_switch_to(*version) => {
+                known.check(*version)
+            }
             _ => known.check(self.rules),
         }
     }
@@ -182,14 +184,14 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::testing::Log;
+    use crate::commands::testing::TestLog;
 
     fn known(newest: u64) -> KnownRules {
         KnownRules::up_to(RulesVersion(newest))
     }
 
-    fn set(version: u64) -> Command {
-        Command::SetClusterVersion { version: RulesVersion(version) }
+    fn set(version: u64) -> StateCommand {
+        StateCommand::SetClusterVersion { version: RulesVersion(version) }
     }
 
     #[test]
@@ -217,9 +219,10 @@ mod tests {
 
     #[test]
     fn a_command_is_refused_by_a_build_that_does_not_know_the_rules_it_leads_to() {
-        let mut log = Log::of_rules(RulesVersion(9));
-        let check = |log: &Log, newest, command| log.state.check_rules(known(newest), &log.proposal(command));
-        let other = || Command::RemoveNode { name: crate::commands::testing::node_name("n") };
+        let mut log = TestLog::of_rules(RulesVersion(9));
+        let check =
+            |log: &TestLog, newest, command| log.state.check_rules(known(newest), &log.proposal(command));
+        let other = || StateCommand::RemoveNode { name: crate::commands::testing::node_name("n") };
         assert!(check(&log, 9, other()).is_ok() && check(&log, 10, other()).is_ok());
         assert!(check(&log, 11, other()).is_err(), "rules 9 are older than the build knows");
         assert!(check(&log, 9, set(10)).is_err(), "the build knows up to 9");
@@ -231,12 +234,12 @@ mod tests {
 
     #[test]
     fn an_unnamed_cluster_starts_with_any_rules_that_the_build_knows() {
-        let mut fresh = Log::empty();
+        let mut fresh = TestLog::empty();
         fresh.state = State::default();
         let check = |newest, command| fresh.state.check_rules(known(newest), &fresh.proposal(command));
         assert!(check(12, set(12)).is_ok());
         assert!(check(11, set(12)).is_err());
-        let named = Command::InitCluster { cluster_id: millrace_types::ClusterId("test".into()) };
+        let named = StateCommand::InitCluster { cluster_id: millrace_types::ClusterId("test".into()) };
         assert!(check(10, named.clone()).is_ok());
         assert!(check(11, named).is_err(), "a log that names no version is of rules 9");
     }

@@ -13,8 +13,8 @@ use millrace_types::Digest;
 pub use millrace_types::limits::SESSIONS_MAX;
 use serde::{Deserialize, Serialize};
 
-use crate::command::{Caller, IdempotencyKey, UnixMillis};
-use crate::outcome::{Outcome, Refusal};
+use crate::command::{CallerName, IdempotencyKey, UnixMillis};
+use crate::outcome::{CommandOutcome, CommandRefusal};
 use crate::table::encoded_len;
 
 /// Time in stamps for which a session is kept after its last write.
@@ -24,7 +24,7 @@ pub const SESSION_TTL: Duration = Duration::from_secs(3600);
 /// client id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SessionKey {
-    caller: Caller,
+    caller: CallerName,
     client: std::sync::Arc<str>,
 }
 
@@ -33,13 +33,13 @@ struct Session {
     seq: u64,
     /// The digest of the write, which tells a repeat from another write with the same key.
     command: Digest,
-    outcome: Outcome,
+    outcome: CommandOutcome,
     used_at: UnixMillis,
 }
 
 /// Every client session. The encoded form is the list of sessions; the order of use is rebuilt.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "StoredSessions", into = "StoredSessions")]
 pub(crate) struct Sessions {
     by_client: OrdMap<SessionKey, Session>,
     by_use: OrdSet<(UnixMillis, SessionKey)>,
@@ -47,17 +47,17 @@ pub(crate) struct Sessions {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Stored(Vec<(SessionKey, Session)>);
+struct StoredSessions(Vec<(SessionKey, Session)>);
 
-impl From<Stored> for Sessions {
-    fn from(Stored(sessions): Stored) -> Self {
+impl From<StoredSessions> for Sessions {
+    fn from(StoredSessions(sessions): StoredSessions) -> Self {
         let by_use = sessions.iter().map(|(key, session)| (session.used_at, key.clone())).collect();
         let bytes = sessions.iter().map(|(key, session)| row_bytes(key, session)).sum();
         Self { by_client: sessions.into_iter().collect(), by_use, bytes }
     }
 }
 
-impl From<Sessions> for Stored {
+impl From<Sessions> for StoredSessions {
     fn from(sessions: Sessions) -> Self {
         Self(sessions.by_client.into_iter().collect())
     }
@@ -66,25 +66,32 @@ impl From<Sessions> for Stored {
 impl Sessions {
     /// Returns the answer that a repeated write got before, or the refusal of an invalid key;
     /// `None` if the write is new.
-    pub(crate) fn recall(&self, caller: &Caller, key: &IdempotencyKey, command: Digest) -> Option<Outcome> {
+    pub(crate) fn find_answer(
+        &self,
+        caller: &CallerName,
+        key: &IdempotencyKey,
+        command: Digest,
+    ) -> Option<CommandOutcome> {
         let session = self.by_client.get(&SessionKey::new(caller, key))?;
         match key.seq.cmp(&session.seq) {
             std::cmp::Ordering::Greater => None,
-            std::cmp::Ordering::Less => Some(Err(Refusal::KeyTooOld { seq: key.seq, last: session.seq })),
+            std::cmp::Ordering::Less => {
+                Some(Err(CommandRefusal::KeyTooOld { seq: key.seq, last: session.seq }))
+            }
             std::cmp::Ordering::Equal if session.command != command => {
-                Some(Err(Refusal::KeyReused { seq: key.seq }))
+                Some(Err(CommandRefusal::KeyReused { seq: key.seq }))
             }
             std::cmp::Ordering::Equal => Some(session.outcome.clone()),
         }
     }
 
     /// Stores the answer to a new write.
-    pub(crate) fn remember(
+    pub(crate) fn store_answer(
         &mut self,
-        caller: &Caller,
+        caller: &CallerName,
         key: &IdempotencyKey,
         command: Digest,
-        outcome: Outcome,
+        outcome: CommandOutcome,
         now: UnixMillis,
     ) {
         let client = SessionKey::new(caller, key);
@@ -117,7 +124,7 @@ impl Sessions {
 
     /// Whether the write is answered from its session: with the stored answer, or with the refusal
     /// of a key that is too old.
-    pub(crate) fn knows(&self, caller: &Caller, key: &IdempotencyKey) -> bool {
+    pub(crate) fn has_answer(&self, caller: &CallerName, key: &IdempotencyKey) -> bool {
         self.by_client.get(&SessionKey::new(caller, key)).is_some_and(|session| key.seq <= session.seq)
     }
 
@@ -148,7 +155,7 @@ fn row_bytes(key: &SessionKey, session: &Session) -> u64 {
 }
 
 impl SessionKey {
-    fn new(caller: &Caller, key: &IdempotencyKey) -> Self {
+    fn new(caller: &CallerName, key: &IdempotencyKey) -> Self {
         Self { caller: caller.clone(), client: key.client.clone() }
     }
 }
@@ -156,38 +163,39 @@ impl SessionKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outcome::Applied;
+    use crate::outcome::CommandEffect;
 
     fn key(client: &str, seq: u64) -> IdempotencyKey {
         IdempotencyKey { client: client.into(), seq }
     }
 
-    fn caller() -> Caller {
-        Caller("alice".into())
+    fn caller() -> CallerName {
+        CallerName("alice".into())
     }
 
     fn remember(sessions: &mut Sessions, client: &str, seq: u64, at: u64) {
-        let outcome = Ok(Applied::Created { version: seq });
-        sessions.remember(&caller(), &key(client, seq), Digest::of(b"a"), outcome, UnixMillis(at));
+        let outcome = Ok(CommandEffect::Created { version: seq });
+        sessions.store_answer(&caller(), &key(client, seq), Digest::of(b"a"), outcome, UnixMillis(at));
     }
 
     #[test]
     fn a_repeat_gets_the_first_answer_and_a_later_number_is_new() {
         let mut sessions = Sessions::default();
         remember(&mut sessions, "c", 5, 10);
-        let recall = |seq, command: &[u8]| sessions.recall(&caller(), &key("c", seq), Digest::of(command));
-        assert_eq!(recall(5, b"a"), Some(Ok(Applied::Created { version: 5 })));
+        let recall =
+            |seq, command: &[u8]| sessions.find_answer(&caller(), &key("c", seq), Digest::of(command));
+        assert_eq!(recall(5, b"a"), Some(Ok(CommandEffect::Created { version: 5 })));
         assert_eq!(recall(6, b"a"), None);
-        assert_eq!(recall(4, b"a"), Some(Err(Refusal::KeyTooOld { seq: 4, last: 5 })));
-        assert_eq!(recall(5, b"b"), Some(Err(Refusal::KeyReused { seq: 5 })));
+        assert_eq!(recall(4, b"a"), Some(Err(CommandRefusal::KeyTooOld { seq: 4, last: 5 })));
+        assert_eq!(recall(5, b"b"), Some(Err(CommandRefusal::KeyReused { seq: 5 })));
     }
 
     #[test]
     fn the_same_client_id_under_another_caller_is_another_session() {
         let mut sessions = Sessions::default();
         remember(&mut sessions, "c", 5, 10);
-        let stranger = Caller("bob".into());
-        assert_eq!(sessions.recall(&stranger, &key("c", 5), Digest::of(b"a")), None);
+        let stranger = CallerName("bob".into());
+        assert_eq!(sessions.find_answer(&stranger, &key("c", 5), Digest::of(b"a")), None);
     }
 
     #[test]
@@ -201,7 +209,7 @@ mod tests {
         assert_eq!(sessions.len(), 2);
         sessions.expire(UnixMillis(ttl + 1));
         assert_eq!(sessions.len(), 1);
-        assert!(sessions.recall(&caller(), &key("busy", 2), Digest::of(b"a")).is_some());
+        assert!(sessions.find_answer(&caller(), &key("busy", 2), Digest::of(b"a")).is_some());
         assert!(sessions.is_consistent());
     }
 
@@ -212,8 +220,8 @@ mod tests {
             remember(&mut sessions, &format!("c{n}"), 1, n);
         }
         assert_eq!(sessions.len(), SESSIONS_MAX);
-        assert!(sessions.recall(&caller(), &key("c0", 1), Digest::of(b"a")).is_none());
-        assert!(sessions.recall(&caller(), &key("c1", 1), Digest::of(b"a")).is_some());
+        assert!(sessions.find_answer(&caller(), &key("c0", 1), Digest::of(b"a")).is_none());
+        assert!(sessions.find_answer(&caller(), &key("c1", 1), Digest::of(b"a")).is_some());
         assert!(sessions.is_consistent());
     }
 }

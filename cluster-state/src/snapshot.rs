@@ -10,7 +10,7 @@ use std::io;
 use millrace_types::Digest;
 use millrace_types::digest::Hasher;
 
-use crate::invariants::Violation;
+use crate::invariants::InvariantViolation;
 use crate::packed;
 use crate::rules::{KnownRules, RulesVersion, UnknownRules};
 use crate::state::State;
@@ -68,7 +68,7 @@ pub enum DecodeError {
     Unreadable(#[from] io::Error),
     /// The state is well formed, but results from no log.
     #[error("the snapshot contradicts itself: {0}")]
-    Inconsistent(#[from] Violation),
+    Inconsistent(#[from] InvariantViolation),
 }
 
 impl State {
@@ -93,7 +93,7 @@ impl State {
     /// memory.
     #[must_use]
     pub fn digest(&self) -> Digest {
-        let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, Hashing(Hasher::default()));
+        let mut buffered = io::BufWriter::with_capacity(DIGEST_BUFFER_BYTES, HashWriter(Hasher::default()));
         self.write_to(&mut buffered).expect("plain data encodes, and hashing cannot fail");
         let hashing = buffered.into_inner().expect("hashing cannot fail");
         hashing.0.finish()
@@ -155,7 +155,7 @@ impl State {
         if behind > 0 {
             return Err(DecodeError::Trailing(behind));
         }
-        state.rebuild();
+        state.rebuild_index();
         state.check_invariants()?;
         Ok(state)
     }
@@ -173,9 +173,9 @@ fn cut_short(error: io::Error) -> DecodeError {
 const DIGEST_BUFFER_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
-struct Hashing(Hasher);
+struct HashWriter(Hasher);
 
-impl io::Write for Hashing {
+impl io::Write for HashWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.update(bytes);
         Ok(bytes.len())
@@ -190,11 +190,11 @@ impl io::Write for Hashing {
 mod tests {
     use std::time::Duration;
 
-    use millrace_types::{Serving, Usage};
+    use millrace_types::{SchedulingOptions, Usage};
 
     use super::*;
-    use crate::commands::testing::{Log, key};
-    use crate::record::Scheduling;
+    use crate::commands::testing::{TestLog, key};
+    use crate::record::SchedulingState;
 
     #[test]
     fn damaged_and_foreign_snapshots_are_refused() {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_state_of_rules_that_a_build_does_not_know_is_refused_with_the_build_to_start() {
-        let newest = Log::with_two_nodes().state.encode();
+        let newest = TestLog::with_two_nodes().state.encode();
         let decode =
             |mut bytes: &[u8], newest| State::read_known(&mut bytes, KnownRules::up_to(RulesVersion(newest)));
         assert_eq!(decode(&newest, 10).unwrap().rules(), RulesVersion(10));
@@ -223,7 +223,7 @@ mod tests {
         assert!(refused.to_string().ends_with("start a build that knows version 10"), "{refused}");
         let refused = decode(&newest, 12).unwrap_err().to_string();
         assert!(refused.contains("one version at a time: start a build that knows version 11"), "{refused}");
-        let unnamed = Log::of_rules(RulesVersion(9)).state.encode();
+        let unnamed = TestLog::of_rules(RulesVersion(9)).state.encode();
         assert!(decode(&unnamed, 9).is_ok() && decode(&unnamed, 10).is_ok());
         assert!(matches!(decode(&unnamed, 11), Err(DecodeError::Rules(_))));
     }
@@ -231,15 +231,15 @@ mod tests {
     /// Before the switch, a build of rules 9 must still read the snapshots of this build.
     #[test]
     fn a_state_of_rules_9_is_written_in_format_9_and_a_later_one_names_its_rules() {
-        let mut log = Log::of_rules(RulesVersion(9));
+        let mut log = TestLog::of_rules(RulesVersion(9));
         assert_eq!(log.state.encode()[4..6], [9, 0]);
-        log.apply(crate::Command::SetClusterVersion { version: RulesVersion(10) }).unwrap();
+        log.apply(crate::StateCommand::SetClusterVersion { version: RulesVersion(10) }).unwrap();
         assert_eq!(log.state.encode()[4..14], [10, 0, 10, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn the_digest_is_that_of_the_encoded_state() {
-        for state in [State::default(), Log::with_two_nodes().state] {
+        for state in [State::default(), TestLog::with_two_nodes().state] {
             assert_eq!(state.digest(), Digest::of(&state.encode()));
         }
     }
@@ -248,7 +248,7 @@ mod tests {
     fn a_state_that_no_log_gives_is_refused() {
         let impossible = State { version: 7, ..State::default() };
         let refused = State::decode(&impossible.encode());
-        assert!(matches!(refused, Err(DecodeError::Inconsistent(Violation::Unnamed))));
+        assert!(matches!(refused, Err(DecodeError::Inconsistent(InvariantViolation::Unnamed))));
     }
 
     /// The last build of format 1 wrote `format-1.state`: a function, a deleted function, a live
@@ -258,7 +258,7 @@ mod tests {
         let old = State::decode(include_bytes!("../tests/data/format-1.state")).unwrap();
         assert_eq!((old.functions_len(), old.retired.len(), old.nodes().count()), (1, 1, 2));
         assert!(old.functions().all(|function| function.latest().spec.replicas == 1));
-        assert!(old.nodes().all(|node| node.scheduling == Scheduling::Schedulable));
+        assert!(old.nodes().all(|node| node.scheduling == SchedulingState::Schedulable));
         assert_eq!((old.placements_len(), old.checkpoints().count()), (0, 0));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
@@ -281,7 +281,7 @@ mod tests {
     fn format_5_is_read_without_policies_and_operations() {
         let old = State::decode(include_bytes!("../tests/data/format-5.state")).unwrap();
         assert_eq!((old.functions_len(), old.workflows().count(), old.placements_len()), (1, 1, 1));
-        assert!(old.nodes().all(|node| node.scheduling == Scheduling::Draining));
+        assert!(old.nodes().all(|node| node.scheduling == SchedulingState::Draining));
         assert_eq!((old.policy(), old.operations().count()), (None, 0));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(deadlines, [None, Some(Duration::from_millis(2_500))]);
         assert_eq!(old.usage(&key("f")).requests, 3);
         assert!(
-            old.functions().all(|function| old.ran(function)),
+            old.functions().all(|function| old.has_answered_requests(function)),
             "no request was billed to the name before"
         );
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
@@ -325,7 +325,9 @@ mod tests {
         );
         assert_eq!((old.placements_len(), old.checkpoints().count()), (1, 1));
         // The format also has no serving options of functions.
-        assert!(old.functions().all(|function| function.latest().spec.serving == Serving::default()));
+        assert!(
+            old.functions().all(|function| function.latest().spec.serving == SchedulingOptions::default())
+        );
         assert!(old.functions().all(|function| function.latest().spec.sequences.is_none()));
         assert_eq!(State::decode(&old.encode()).unwrap(), old);
     }

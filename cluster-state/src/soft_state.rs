@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use millrace_types::{DataId, Epoch, FunctionKey, NodeName, SloBase, SloCounts, Usage};
 
-use crate::accounts::{Account, FunctionScore};
-use crate::checkpoint::{Checkpoint, Score};
-use crate::index::{Located, home_of};
-use crate::record::{Function, Placement};
+use crate::accounts::{BillAccount, FunctionScore};
+use crate::checkpoint::{NodeCheckpoint, ReplicaScore};
+use crate::index::{DataLocation, home_of};
+use crate::record::{FunctionRecord, PlacementRecord};
 use crate::state::State;
 
 impl State {
     /// Returns every placement, by function and node.
-    pub fn placements(&self) -> impl Iterator<Item = &Arc<Placement>> {
+    pub fn placements(&self) -> impl Iterator<Item = &Arc<PlacementRecord>> {
         self.placements.all()
     }
 
@@ -27,7 +27,7 @@ impl State {
     pub fn placements_of<'a>(
         &'a self,
         function: &'a FunctionKey,
-    ) -> impl Iterator<Item = &'a Arc<Placement>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<PlacementRecord>> + use<'a> {
         self.placements.of(function)
     }
 
@@ -41,12 +41,12 @@ impl State {
 
     /// Returns a live node's checkpoint; `None` before its first report or score.
     #[must_use]
-    pub fn checkpoint(&self, node: &NodeName) -> Option<&Arc<Checkpoint>> {
+    pub fn checkpoint(&self, node: &NodeName) -> Option<&Arc<NodeCheckpoint>> {
         self.checkpoints.get(node)
     }
 
     /// Returns every live node's checkpoint, by name.
-    pub fn checkpoints(&self) -> impl Iterator<Item = (&NodeName, &Arc<Checkpoint>)> {
+    pub fn checkpoints(&self) -> impl Iterator<Item = (&NodeName, &Arc<NodeCheckpoint>)> {
         self.checkpoints.iter()
     }
 
@@ -58,16 +58,16 @@ impl State {
 
     /// Returns the location of a piece of data.
     #[must_use]
-    pub fn locate(&self, id: &DataId) -> Located {
+    pub fn locate(&self, id: &DataId) -> DataLocation {
         if let Some(holders) = self.index.holders(id) {
             let home = home_of(id, holders);
             let entry = self.checkpoints.get(&home).and_then(|checkpoint| checkpoint.entries.get(id));
             let bytes = entry.copied().expect("each node in the index has a checkpoint with the data");
-            return Located::Held { home, holders: holders.clone(), bytes };
+            return DataLocation::Held { home, holders: holders.clone(), bytes };
         }
         match self.index.lost(id) {
-            Some(lost) => Located::Lost { bytes: lost.bytes },
-            None => Located::Unknown,
+            Some(lost) => DataLocation::Lost { bytes: lost.bytes },
+            None => DataLocation::Unknown,
         }
     }
 
@@ -105,7 +105,7 @@ impl State {
     /// Whether a checkpointed request was answered by the function since its creation. A request of
     /// an earlier function of the same name counts too, if a node reported it after the creation.
     #[must_use]
-    pub fn ran(&self, function: &Function) -> bool {
+    pub fn has_answered_requests(&self, function: &FunctionRecord) -> bool {
         self.usage(&function.key).requests > function.requests_before
     }
 
@@ -115,24 +115,24 @@ impl State {
     }
 
     /// Returns the bills from the account `from` on, in order: the next page of a listing.
-    pub fn bills(&self, from: Bound<&Account>) -> impl Iterator<Item = (Account, Usage)> {
+    pub fn bills(&self, from: Bound<&BillAccount>) -> impl Iterator<Item = (BillAccount, Usage)> {
         self.bills.list(from)
     }
 
     /// Removes a live node's checkpoint from the table, so that it can be changed and inserted
     /// again. Returns a new checkpoint if there is none.
-    pub(crate) fn take_checkpoint(&mut self, node: &NodeName, epoch: Epoch) -> Arc<Checkpoint> {
-        self.checkpoints.remove(node).unwrap_or_else(|| Arc::new(Checkpoint::begun(epoch)))
+    pub(crate) fn remove_checkpoint(&mut self, node: &NodeName, epoch: Epoch) -> Arc<NodeCheckpoint> {
+        self.checkpoints.remove(node).unwrap_or_else(|| Arc::new(NodeCheckpoint::for_epoch(epoch)))
     }
 
     pub(crate) fn change_score(
         &mut self,
         node: &NodeName,
         function: &FunctionKey,
-        change: impl FnOnce(&mut Score),
+        change: impl FnOnce(&mut ReplicaScore),
     ) {
         let Some(epoch) = self.nodes.get(node).map(|node| node.epoch) else { return };
-        let mut checkpoint = self.take_checkpoint(node, epoch);
+        let mut checkpoint = self.remove_checkpoint(node, epoch);
         let mut score = checkpoint.scores.get(function).copied().unwrap_or_default();
         change(&mut score);
         Arc::make_mut(&mut checkpoint).scores.insert(function.clone(), score);
@@ -142,15 +142,15 @@ impl State {
     /// Takes the effective counts of a function's replica away from a node, and leaves them to the
     /// next placement. The node's later counts are counted once, because its new base offsets the
     /// counts reported so far.
-    pub(crate) fn settle(&mut self, function: &FunctionKey, node: &NodeName) {
+    pub(crate) fn settle_score(&mut self, function: &FunctionKey, node: &NodeName) {
         let known = self.checkpoints.get(node).and_then(|checkpoint| checkpoint.scores.get(function));
         let Some(score) = known.copied() else { return };
-        self.leave_unclaimed(function, score.effective());
+        self.add_unclaimed_counts(function, score.effective());
         self.change_score(node, function, |score| score.base = SloBase::settling(score.counts));
     }
 
     /// Leaves a replica's effective counts to the function's next placement.
-    pub(crate) fn leave_unclaimed(&mut self, function: &FunctionKey, counts: SloCounts) {
+    pub(crate) fn add_unclaimed_counts(&mut self, function: &FunctionKey, counts: SloCounts) {
         if counts == SloCounts::default() {
             return;
         }
@@ -187,8 +187,8 @@ impl State {
 
     fn change_checkpoints_with(
         &mut self,
-        concerns: impl Fn(&Checkpoint) -> bool,
-        change: impl Fn(&mut Checkpoint),
+        concerns: impl Fn(&NodeCheckpoint) -> bool,
+        change: impl Fn(&mut NodeCheckpoint),
     ) {
         let names: Vec<_> =
             self.checkpoints.iter().filter(|(_, it)| concerns(it)).map(|(name, _)| name.clone()).collect();
@@ -198,10 +198,10 @@ impl State {
     }
 
     /// Rebuilds the part of the state that is not stored: the holders of each piece of data.
-    pub(crate) fn rebuild(&mut self) {
+    pub(crate) fn rebuild_index(&mut self) {
         for (node, checkpoint) in &self.checkpoints {
             for id in checkpoint.entries.keys() {
-                self.index.hold(id, node);
+                self.index.add_holder(id, node);
             }
         }
     }

@@ -11,22 +11,25 @@ pub use millrace_types::limits::{
 use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Quota, Revision, TenantName};
 use serde::{Deserialize, Serialize};
 
-use crate::accounts::{Bills, FunctionScore};
-use crate::checkpoint::Checkpoint;
-use crate::command::{Caller, Command, Proposal, UnixMillis};
+use crate::accounts::{BillTotals, FunctionScore};
+use crate::checkpoint::NodeCheckpoint;
+use crate::command::{CallerName, Proposal, StateCommand, UnixMillis};
 use crate::commands;
-use crate::index::Index;
-use crate::operations::Operation;
-use crate::outcome::{Applied, Outcome, Refusal};
+use crate::index::HolderIndex;
+use crate::operations::OperationRecord;
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::placements::{Placements, first_key};
-use crate::record::{Artifact, Cluster, Function, Node, NodeStatus, Policy, Tenant, Workflow};
+use crate::record::{
+    Artifact, ClusterRecord, FunctionRecord, NodeRecord, NodeStatus, PolicyRecord, TenantRecord,
+    WorkflowRecord,
+};
 use crate::rules::RulesVersion;
 use crate::sessions::Sessions;
-use crate::table::Table;
+use crate::table::CountedTable;
 
 /// The newest rules of this build. Controllers report this version in each message to each other.
 pub const CLUSTER_VERSION: u64 = RulesVersion::NEWEST.0;
-/// Number of a function's newest revisions that workers prepare: see [`Function::served`].
+/// Number of a function's newest revisions that workers prepare: see [`FunctionRecord::served`].
 pub const REVISIONS_SERVED: usize = 2;
 
 /// The state on which the controllers agree.
@@ -35,7 +38,7 @@ pub const REVISIONS_SERVED: usize = 2;
 /// [bytes](State::encode).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    pub(crate) cluster: Option<Cluster>,
+    pub(crate) cluster: Option<ClusterRecord>,
     /// The latest stamp: the present time, as far as the state knows.
     pub(crate) clock: UnixMillis,
     /// The log index of the last command applied.
@@ -44,41 +47,41 @@ pub struct State {
     /// changes in one entry must not share a resource version. A writer that had seen the first
     /// change could otherwise overwrite the second without a conflict.
     pub(crate) version: u64,
-    pub(crate) functions: Table<FunctionKey, Function>,
-    pub(crate) artifacts: Table<Digest, Artifact>,
-    pub(crate) nodes: Table<NodeName, Node>,
+    pub(crate) functions: CountedTable<FunctionKey, FunctionRecord>,
+    pub(crate) artifacts: CountedTable<Digest, Artifact>,
+    pub(crate) nodes: CountedTable<NodeName, NodeRecord>,
     pub(crate) epochs_given: u64,
     /// The last numbers of deleted functions and workflows. If a deleted name returns, its numbers
     /// continue from there, so that a number never means two models to a worker or a client. An
     /// existing function is never in this map. An existing workflow may be: nodes may still have to
     /// report the usage of a deleted function of that name.
     #[serde(deserialize_with = "crate::packed::map")]
-    pub(crate) retired: OrdMap<FunctionKey, Retired>,
+    pub(crate) retired: OrdMap<FunctionKey, RetiredName>,
     pub(crate) sessions: Sessions,
     /// Workflows. No workflow has the name of a function.
     #[serde(default)]
-    pub(crate) workflows: Table<FunctionKey, Workflow>,
+    pub(crate) workflows: CountedTable<FunctionKey, WorkflowRecord>,
     /// Tenants that have caps.
     #[serde(default)]
-    pub(crate) tenants: Table<TenantName, Tenant>,
+    pub(crate) tenants: CountedTable<TenantName, TenantRecord>,
     /// The last scheduling policies of the nodes, oldest first; the newest is in force.
     #[serde(default)]
-    pub(crate) policies: Vec<Arc<Policy>>,
+    pub(crate) policies: Vec<Arc<PolicyRecord>>,
     /// Long-running operations, by the version at which each began.
     #[serde(default)]
-    pub(crate) operations: Table<u64, Operation>,
+    pub(crate) operations: CountedTable<u64, OperationRecord>,
     #[serde(default)]
     pub(crate) placements: Placements,
     /// Checkpoints of live nodes. A node has no checkpoint until its first report or its first score
     /// base.
     #[serde(default)]
-    pub(crate) checkpoints: Table<NodeName, Checkpoint>,
+    pub(crate) checkpoints: CountedTable<NodeName, NodeCheckpoint>,
     #[serde(default)]
-    pub(crate) index: Index,
+    pub(crate) index: HolderIndex,
     #[serde(default, deserialize_with = "crate::packed::map")]
     pub(crate) scores: OrdMap<FunctionKey, FunctionScore>,
     #[serde(default)]
-    pub(crate) bills: Bills,
+    pub(crate) bills: BillTotals,
     /// Number of merged checkpoints. A checkpoint changes nothing that people wrote, and does not
     /// change the version.
     #[serde(default)]
@@ -90,7 +93,7 @@ pub struct State {
 
 /// The record of a deleted function or workflow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Retired {
+pub(crate) struct RetiredName {
     pub(crate) last: Revision,
     /// The state's version at the deletion.
     pub(crate) version: u64,
@@ -98,9 +101,9 @@ pub(crate) struct Retired {
 
 /// The inputs of a command besides the state and the command's own fields.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Context<'a> {
+pub(crate) struct CommandContext<'a> {
     pub(crate) now: UnixMillis,
-    pub(crate) caller: &'a Caller,
+    pub(crate) caller: &'a CallerName,
 }
 
 impl State {
@@ -113,11 +116,11 @@ impl State {
     /// command.
     ///
     /// # Errors
-    /// The command's [`Refusal`]. A refusal is an answer, and is replicated as any other answer.
+    /// The command's [`CommandRefusal`]. A refusal is an answer, and is replicated as any other answer.
     ///
     /// # Panics
     /// In debug builds, if an invariant is broken, which is a bug of this crate.
-    pub fn apply(&mut self, index: u64, proposal: &Proposal) -> Outcome {
+    pub fn apply(&mut self, index: u64, proposal: &Proposal) -> CommandOutcome {
         debug_assert!(index >= self.applied_index, "the log runs forward");
         self.applied_index = index;
         self.clock = self.clock.max(proposal.stamp);
@@ -132,18 +135,18 @@ impl State {
         outcome
     }
 
-    fn apply_once(&mut self, proposal: &Proposal) -> Outcome {
+    fn apply_once(&mut self, proposal: &Proposal) -> CommandOutcome {
         let Some(key) = &proposal.idempotency else { return self.carry_out(proposal) };
         let digest = proposal.command.digest();
-        if let Some(answer) = self.sessions.recall(&proposal.caller, key, digest) {
+        if let Some(answer) = self.sessions.find_answer(&proposal.caller, key, digest) {
             return answer;
         }
         let outcome = self.carry_out(proposal);
-        self.sessions.remember(&proposal.caller, key, digest, outcome.clone(), self.clock);
+        self.sessions.store_answer(&proposal.caller, key, digest, outcome.clone(), self.clock);
         outcome
     }
 
-    fn carry_out(&mut self, proposal: &Proposal) -> Outcome {
+    fn carry_out(&mut self, proposal: &Proposal) -> CommandOutcome {
         let outcome = match self.rules.has_quota() {
             true => self.within_quota(proposal, |state| state.carry_out_command(proposal)),
             false => self.carry_out_command(proposal),
@@ -154,60 +157,63 @@ impl State {
         outcome
     }
 
-    fn carry_out_command(&mut self, proposal: &Proposal) -> Outcome {
-        let context = Context { now: self.clock, caller: &proposal.caller };
-        let begins =
-            matches!(proposal.command, Command::InitCluster { .. } | Command::SetClusterVersion { .. });
+    fn carry_out_command(&mut self, proposal: &Proposal) -> CommandOutcome {
+        let context = CommandContext { now: self.clock, caller: &proposal.caller };
+        let begins = matches!(
+            proposal.command,
+            StateCommand::InitCluster { .. } | StateCommand::SetClusterVersion { .. }
+        );
         if self.cluster.is_none() && !begins {
-            return Err(Refusal::NotInitialized);
+            return Err(CommandRefusal::NotInitialized);
         }
         match &proposal.command {
-            Command::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
-            Command::ApplyFunction { spec, digest, expected, voters } => {
+            StateCommand::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
+            StateCommand::ApplyFunction { spec, digest, expected, voters } => {
                 commands::apply_function(self, context, spec, *digest, *expected, voters)
             }
-            Command::DeleteFunction { key, expected } => {
+            StateCommand::DeleteFunction { key, expected } => {
                 commands::delete_function(self, context, key, *expected)
             }
-            Command::SetFunctionEnabled { key, enabled } => {
+            StateCommand::SetFunctionEnabled { key, enabled } => {
                 commands::set_function_enabled(self, context, key, *enabled)
             }
-            Command::AddArtifact { digest, bytes, model, holder } => {
+            StateCommand::AddArtifact { digest, bytes, model, holder } => {
                 commands::add_artifact(self, context, *digest, *bytes, model, *holder)
             }
-            Command::RemoveArtifact { digest, unused_since } => {
+            StateCommand::RemoveArtifact { digest, unused_since } => {
                 commands::remove_artifact(self, *digest, *unused_since)
             }
-            Command::RegisterNode { name, instance, address, gpus, topology, host_memory, seen } => {
+            StateCommand::RegisterNode { name, instance, address, gpus, topology, host_memory, seen } => {
                 let host_memory = *host_memory;
                 let seen = *seen;
-                let node = commands::Registration { instance, address, gpus, topology, host_memory, seen };
+                let node =
+                    commands::RegistrationRequest { instance, address, gpus, topology, host_memory, seen };
                 commands::register_node(self, context, name, node)
             }
-            Command::NodeLost { name, epoch } => commands::node_lost(self, context, name, *epoch),
-            Command::SyncNode { node, batch } => commands::sync_node(self, node, batch),
-            Command::Place { function, node, reason } => {
+            StateCommand::NodeLost { name, epoch } => commands::node_lost(self, context, name, *epoch),
+            StateCommand::SyncNode { node, batch } => commands::sync_node(self, node, batch),
+            StateCommand::Place { function, node, reason } => {
                 commands::place(self, context, function, node, *reason)
             }
-            Command::Unplace { function, node } => commands::unplace(self, function, node),
-            Command::SetNodeScheduling { name, scheduling } => {
+            StateCommand::Unplace { function, node } => commands::unplace(self, function, node),
+            StateCommand::SetNodeScheduling { name, scheduling } => {
                 commands::set_node_scheduling(self, context, name, *scheduling)
             }
-            Command::RemoveNode { name } => commands::remove_node(self, name),
-            Command::RemoveArtifactHolder { digest, holder } => {
+            StateCommand::RemoveNode { name } => commands::remove_node(self, name),
+            StateCommand::RemoveArtifactHolder { digest, holder } => {
                 commands::remove_artifact_holder(self, *digest, *holder)
             }
-            Command::SetQuota { tenant, quota } => commands::set_quota(self, context, tenant, *quota),
-            Command::ApplyWorkflow { spec, expected } => {
+            StateCommand::SetQuota { tenant, quota } => commands::set_quota(self, context, tenant, *quota),
+            StateCommand::ApplyWorkflow { spec, expected } => {
                 commands::apply_workflow(self, context, spec, *expected)
             }
-            Command::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
-            Command::SetPolicy { spec, settings, expected } => {
+            StateCommand::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
+            StateCommand::SetPolicy { spec, settings, expected } => {
                 commands::set_policy(self, context, *spec, settings, *expected)
             }
-            Command::BeginOperation { kind } => commands::begin_operation(self, context, kind),
-            Command::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
-            Command::SetClusterVersion { version } => commands::set_cluster_version(self, *version),
+            StateCommand::BeginOperation { kind } => commands::begin_operation(self, context, kind),
+            StateCommand::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
+            StateCommand::SetClusterVersion { version } => commands::set_cluster_version(self, *version),
         }
     }
 
@@ -219,7 +225,7 @@ impl State {
 
     /// Returns the cluster; `None` before the cluster is initialized.
     #[must_use]
-    pub fn cluster(&self) -> Option<&Cluster> {
+    pub fn cluster(&self) -> Option<&ClusterRecord> {
         self.cluster.as_ref()
     }
 
@@ -243,12 +249,12 @@ impl State {
     }
 
     #[must_use]
-    pub fn function(&self, key: &FunctionKey) -> Option<&Arc<Function>> {
+    pub fn function(&self, key: &FunctionKey) -> Option<&Arc<FunctionRecord>> {
         self.functions.get(key)
     }
 
     /// Returns every function, by tenant and name.
-    pub fn functions(&self) -> impl Iterator<Item = &Arc<Function>> {
+    pub fn functions(&self) -> impl Iterator<Item = &Arc<FunctionRecord>> {
         self.functions.values()
     }
 
@@ -266,7 +272,7 @@ impl State {
     pub fn functions_from<'a>(
         &'a self,
         bound: Bound<&FunctionKey>,
-    ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<FunctionRecord>> + use<'a> {
         self.functions.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, function)| function)
     }
 
@@ -274,7 +280,7 @@ impl State {
     pub fn functions_of<'a>(
         &'a self,
         tenant: &'a TenantName,
-    ) -> impl Iterator<Item = &'a Arc<Function>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<FunctionRecord>> + use<'a> {
         let functions = self.functions_from(Bound::Included(&first_key(tenant)));
         functions.take_while(move |function| function.key.tenant == *tenant)
     }
@@ -291,12 +297,12 @@ impl State {
 
     /// Returns a node, live or lost.
     #[must_use]
-    pub fn node(&self, name: &NodeName) -> Option<&Arc<Node>> {
+    pub fn node(&self, name: &NodeName) -> Option<&Arc<NodeRecord>> {
         self.nodes.get(name)
     }
 
     /// Returns every node, by name.
-    pub fn nodes(&self) -> impl Iterator<Item = &Arc<Node>> {
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<NodeRecord>> {
         self.nodes.values()
     }
 
@@ -308,23 +314,23 @@ impl State {
 
     /// Returns a tenant that has caps.
     #[must_use]
-    pub fn tenant(&self, name: &TenantName) -> Option<&Arc<Tenant>> {
+    pub fn tenant(&self, name: &TenantName) -> Option<&Arc<TenantRecord>> {
         self.tenants.get(name)
     }
 
     /// Returns every tenant that has caps, by name.
-    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<TenantRecord>> {
         self.tenants.values()
     }
 
     /// Returns the scheduling policy in force; `None` if no policy was ever set.
     #[must_use]
-    pub fn policy(&self) -> Option<&Arc<Policy>> {
+    pub fn policy(&self) -> Option<&Arc<PolicyRecord>> {
         self.policies.last()
     }
 
     /// Returns the last policies, oldest first.
-    pub fn policies(&self) -> impl DoubleEndedIterator<Item = &Arc<Policy>> {
+    pub fn policies(&self) -> impl DoubleEndedIterator<Item = &Arc<PolicyRecord>> {
         self.policies.iter()
     }
 
@@ -338,7 +344,7 @@ impl State {
     /// Returns the answer that [`Self::apply`] would give, and the state after the command.
     /// Changes nothing. Do not call this before a write to predict its answer: the state may have
     /// changed when the write is applied.
-    pub fn dry_run(&self, proposal: &Proposal) -> (Outcome, Self) {
+    pub fn dry_run(&self, proposal: &Proposal) -> (CommandOutcome, Self) {
         let mut after = self.clone();
         after.clock = after.clock.max(proposal.stamp);
         after.sessions.expire(after.clock);
@@ -350,15 +356,15 @@ impl State {
     /// Admits and applies a proposal on a copy, as the leader would, and returns the copy after it.
     ///
     /// # Errors
-    /// The [`Refusal`] of the leader or of the command.
-    pub fn admitted_dry_run(&self, proposal: &Proposal) -> Result<(Applied, Self), Refusal> {
+    /// The [`CommandRefusal`] of the leader or of the command.
+    pub fn admitted_dry_run(&self, proposal: &Proposal) -> Result<(CommandEffect, Self), CommandRefusal> {
         self.admit(proposal)?;
         let (outcome, after) = self.dry_run(proposal);
         Ok((outcome?, after))
     }
 }
 
-impl Command {
+impl StateCommand {
     /// Returns the digest of the command's canonical encoding, without the parts that the leader
     /// stamps: a repeated command may arrive through another leader.
     fn digest(&self) -> Digest {
@@ -371,7 +377,7 @@ impl Command {
     }
 }
 
-impl Applied {
+impl CommandEffect {
     /// Whether the command changed the state.
     #[must_use]
     pub fn changed(self) -> bool {

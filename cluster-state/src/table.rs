@@ -4,7 +4,7 @@
 //! from the rows.
 //!
 //! A row counts with the bytes of its key and its record in a snapshot, or somewhat more
-//! ([`Record::bytes`]). A bound on the count therefore bounds the snapshot.
+//! ([`TableRecord::bytes`]). A bound on the count therefore bounds the snapshot.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::packed;
 
-pub(crate) trait Record: Serialize {
+pub(crate) trait TableRecord: Serialize {
     /// Returns the bytes of the encoded record, or a bound on them.
     fn bytes(&self) -> u64 {
         encoded_len(self)
@@ -25,40 +25,40 @@ pub(crate) trait Record: Serialize {
 }
 
 /// The key of a table's rows.
-pub(crate) trait Key: Ord + Clone + Serialize {
+pub(crate) trait TableKey: Ord + Clone + Serialize {
     /// Returns the tenant that is charged for the row.
     fn tenant(&self) -> Option<&TenantName> {
         None
     }
 }
 
-impl Key for FunctionKey {
+impl TableKey for FunctionKey {
     fn tenant(&self) -> Option<&TenantName> {
         Some(&self.tenant)
     }
 }
 
-impl Key for TenantName {
+impl TableKey for TenantName {
     fn tenant(&self) -> Option<&TenantName> {
         Some(self)
     }
 }
 
-impl Key for Digest {}
-impl Key for NodeName {}
-impl Key for u64 {}
+impl TableKey for Digest {}
+impl TableKey for NodeName {}
+impl TableKey for u64 {}
 
 /// Returns the bytes of plain data as a snapshot encodes it. Allocates no memory.
 pub(crate) fn encoded_len<T: Serialize + ?Sized>(value: &T) -> u64 {
-    let mut counted = Counted(0);
+    let mut counted = ByteCounter(0);
     rmp_serde::encode::write_named(&mut counted, value)
         .expect("plain data encodes, and counting its bytes cannot fail");
     counted.0
 }
 
-struct Counted(u64);
+struct ByteCounter(u64);
 
-impl io::Write for Counted {
+impl io::Write for ByteCounter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0 += bytes.len() as u64;
         Ok(bytes.len())
@@ -71,14 +71,14 @@ impl io::Write for Counted {
 
 /// Records by key. Reads use the map inside; every change goes through the table, so that the byte
 /// count stays right.
-pub(crate) struct Table<K, V> {
+pub(crate) struct CountedTable<K, V> {
     rows: OrdMap<K, Arc<V>>,
     bytes: u64,
     /// Bytes of each tenant's rows. A tenant without rows is not in the map.
     by_tenant: OrdMap<TenantName, u64>,
 }
 
-impl<K: Key, V: Record> Table<K, V> {
+impl<K: TableKey, V: TableRecord> CountedTable<K, V> {
     /// Inserts a record, and replaces the record with the same key.
     pub(crate) fn insert(&mut self, key: K, record: Arc<V>) {
         self.charge(&key, row_bytes(&key, &*record));
@@ -135,11 +135,11 @@ impl<K: Key, V: Record> Table<K, V> {
     }
 }
 
-fn row_bytes<K: Key, V: Record>(key: &K, record: &V) -> u64 {
+fn row_bytes<K: TableKey, V: TableRecord>(key: &K, record: &V) -> u64 {
     encoded_len(key) + record.bytes()
 }
 
-impl<K: Key, V: Record> From<OrdMap<K, Arc<V>>> for Table<K, V> {
+impl<K: TableKey, V: TableRecord> From<OrdMap<K, Arc<V>>> for CountedTable<K, V> {
     fn from(rows: OrdMap<K, Arc<V>>) -> Self {
         let mut table = Self { rows: OrdMap::new(), bytes: 0, by_tenant: OrdMap::new() };
         for (key, record) in &rows {
@@ -149,31 +149,31 @@ impl<K: Key, V: Record> From<OrdMap<K, Arc<V>>> for Table<K, V> {
     }
 }
 
-impl<K, V> Default for Table<K, V> {
+impl<K, V> Default for CountedTable<K, V> {
     fn default() -> Self {
         Self { rows: OrdMap::new(), bytes: 0, by_tenant: OrdMap::new() }
     }
 }
 
-impl<K: Clone, V> Clone for Table<K, V> {
+impl<K: Clone, V> Clone for CountedTable<K, V> {
     fn clone(&self) -> Self {
         Self { rows: self.rows.clone(), bytes: self.bytes, by_tenant: self.by_tenant.clone() }
     }
 }
 
-impl<K: Ord, V: PartialEq> PartialEq for Table<K, V> {
+impl<K: Ord, V: PartialEq> PartialEq for CountedTable<K, V> {
     fn eq(&self, other: &Self) -> bool {
         self.rows == other.rows && self.bytes == other.bytes && self.by_tenant == other.by_tenant
     }
 }
 
-impl<K: Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for Table<K, V> {
+impl<K: Ord + fmt::Debug, V: fmt::Debug> fmt::Debug for CountedTable<K, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.rows.fmt(f)
     }
 }
 
-impl<K, V> Deref for Table<K, V> {
+impl<K, V> Deref for CountedTable<K, V> {
     type Target = OrdMap<K, Arc<V>>;
 
     fn deref(&self) -> &Self::Target {
@@ -181,7 +181,7 @@ impl<K, V> Deref for Table<K, V> {
     }
 }
 
-impl<'a, K: Ord, V> IntoIterator for &'a Table<K, V> {
+impl<'a, K: Ord, V> IntoIterator for &'a CountedTable<K, V> {
     type Item = <&'a OrdMap<K, Arc<V>> as IntoIterator>::Item;
     type IntoIter = <&'a OrdMap<K, Arc<V>> as IntoIterator>::IntoIter;
 
@@ -191,13 +191,15 @@ impl<'a, K: Ord, V> IntoIterator for &'a Table<K, V> {
 }
 
 /// The encoded form is the map alone.
-impl<K: Ord + Serialize, V: Serialize> Serialize for Table<K, V> {
+impl<K: Ord + Serialize, V: Serialize> Serialize for CountedTable<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.rows.serialize(serializer)
     }
 }
 
-impl<'de, K: Key + Deserialize<'de>, V: Record + Deserialize<'de>> Deserialize<'de> for Table<K, V> {
+impl<'de, K: TableKey + Deserialize<'de>, V: TableRecord + Deserialize<'de>> Deserialize<'de>
+    for CountedTable<K, V>
+{
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         packed::map(deserializer).map(Self::from)
     }

@@ -16,50 +16,52 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use millrace_types::workflow::{Fit, FitError, FitRef, Ports, Run, Signature};
+use millrace_types::workflow::{
+    CompositionError, RunnableSignature, RunnableSignatureRef, Signature, SignatureRef, StepTarget,
+};
 use millrace_types::{FunctionKey, FunctionName, TenantName, WorkflowSpec};
 
-use crate::outcome::Refusal;
+use crate::outcome::CommandRefusal;
 use crate::placements::first_key;
-use crate::record::Workflow;
+use crate::record::WorkflowRecord;
 use crate::state::State;
 
 /// Maximum number of workflows that a refusal names as users.
 pub const USERS_NAMED_MAX: usize = 8;
 
 /// The new signatures of a tenant's functions and workflows under a change that is being checked.
-pub(crate) type Fits = BTreeMap<Run, Fit>;
+pub(crate) type ChangedFits = BTreeMap<StepTarget, RunnableSignature>;
 
-impl From<&Workflow> for Fit {
-    fn from(workflow: &Workflow) -> Self {
+impl From<&WorkflowRecord> for RunnableSignature {
+    fn from(workflow: &WorkflowRecord) -> Self {
         Self { signature: workflow.signature.clone(), nesting: workflow.nesting, keeps_state: false }
     }
 }
 
-impl<'a> From<&'a Workflow> for FitRef<'a> {
-    fn from(workflow: &'a Workflow) -> Self {
+impl<'a> From<&'a WorkflowRecord> for RunnableSignatureRef<'a> {
+    fn from(workflow: &'a WorkflowRecord) -> Self {
         Self { ports: (&workflow.signature).into(), nesting: workflow.nesting, keeps_state: false }
     }
 }
 
 /// Returns the form in which a tenant's workflows name a workflow.
-pub(crate) fn workflow_run(key: &FunctionKey) -> Run {
-    Run::Workflow(key.name.clone())
+pub(crate) fn workflow_run(key: &FunctionKey) -> StepTarget {
+    StepTarget::Workflow(key.name.clone())
 }
 
 /// Returns the form in which a tenant's workflows name a function.
-pub(crate) fn function_run(key: &FunctionKey) -> Run {
-    Run::Function(key.name.clone())
+pub(crate) fn function_run(key: &FunctionKey) -> StepTarget {
+    StepTarget::Function(key.name.clone())
 }
 
 impl State {
     #[must_use]
-    pub fn workflow(&self, key: &FunctionKey) -> Option<&Arc<Workflow>> {
+    pub fn workflow(&self, key: &FunctionKey) -> Option<&Arc<WorkflowRecord>> {
         self.workflows.get(key)
     }
 
     /// Returns every workflow, by tenant and name.
-    pub fn workflows(&self) -> impl Iterator<Item = &Arc<Workflow>> {
+    pub fn workflows(&self) -> impl Iterator<Item = &Arc<WorkflowRecord>> {
         self.workflows.values()
     }
 
@@ -67,7 +69,7 @@ impl State {
     pub fn workflows_from<'a>(
         &'a self,
         bound: Bound<&FunctionKey>,
-    ) -> impl Iterator<Item = &'a Arc<Workflow>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<WorkflowRecord>> + use<'a> {
         self.workflows.range::<_, FunctionKey>((bound, Bound::Unbounded)).map(|(_, workflow)| workflow)
     }
 
@@ -75,7 +77,7 @@ impl State {
     pub fn workflows_of<'a>(
         &'a self,
         tenant: &'a TenantName,
-    ) -> impl Iterator<Item = &'a Arc<Workflow>> + use<'a> {
+    ) -> impl Iterator<Item = &'a Arc<WorkflowRecord>> + use<'a> {
         let workflows = self.workflows_from(Bound::Included(&first_key(tenant)));
         workflows.take_while(move |workflow| workflow.key.tenant == *tenant)
     }
@@ -83,8 +85,8 @@ impl State {
     /// Returns the inputs and outputs of a function's newest revision, or of a workflow; `None` if
     /// the tenant has no such function or workflow.
     #[must_use]
-    pub fn signature(&self, tenant: &TenantName, run: &Run) -> Option<Signature> {
-        let Ports { inputs, outputs } = self.fit_of(tenant, run)?.ports;
+    pub fn signature(&self, tenant: &TenantName, run: &StepTarget) -> Option<Signature> {
+        let SignatureRef { inputs, outputs } = self.fit_of(tenant, run)?.ports;
         Some(Signature { inputs: inputs.to_vec(), outputs: outputs.to_vec() })
     }
 
@@ -94,7 +96,7 @@ impl State {
     pub fn functions_in<'a>(
         &'a self,
         tenant: &TenantName,
-        runs: impl IntoIterator<Item = &'a Run>,
+        runs: impl IntoIterator<Item = &'a StepTarget>,
     ) -> Vec<FunctionKey> {
         let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
         let mut seen = BTreeSet::new();
@@ -105,8 +107,8 @@ impl State {
                 continue;
             }
             match run {
-                Run::Function(name) => found.push(key(name)),
-                Run::Workflow(name) => {
+                StepTarget::Function(name) => found.push(key(name)),
+                StepTarget::Workflow(name) => {
                     rest.extend(self.workflow(&key(name)).into_iter().flat_map(|inner| inner.spec.runs()));
                 }
             }
@@ -118,39 +120,53 @@ impl State {
     pub(crate) fn users_of<'a>(
         &'a self,
         tenant: &'a TenantName,
-        run: &'a Run,
+        run: &'a StepTarget,
     ) -> impl Iterator<Item = &'a FunctionName> {
-        let uses = move |workflow: &&Arc<Workflow>| workflow.spec.steps.iter().any(|step| step.run == *run);
+        let uses =
+            move |workflow: &&Arc<WorkflowRecord>| workflow.spec.steps.iter().any(|step| step.run == *run);
         self.workflows_of(tenant).filter(uses).map(|workflow| &workflow.key.name)
     }
 
-    fn fit_of(&self, tenant: &TenantName, run: &Run) -> Option<FitRef<'_>> {
+    fn fit_of(&self, tenant: &TenantName, run: &StepTarget) -> Option<RunnableSignatureRef<'_>> {
         let key = |name: &FunctionName| FunctionKey { tenant: tenant.clone(), name: name.clone() };
         match run {
-            Run::Function(name) => {
+            StepTarget::Function(name) => {
                 let function = self.functions.get(&key(name))?;
                 let latest = function.latest();
                 let artifact = self.artifacts.get(&latest.digest)?;
                 let keeps_state = latest.spec.sequences.is_some();
-                Some(FitRef { ports: artifact.model.ports(), nesting: 0, keeps_state })
+                Some(RunnableSignatureRef { ports: artifact.model.ports(), nesting: 0, keeps_state })
             }
-            Run::Workflow(name) => self.workflows.get(&key(name)).map(|workflow| FitRef::from(&**workflow)),
+            StepTarget::Workflow(name) => {
+                self.workflows.get(&key(name)).map(|workflow| RunnableSignatureRef::from(&**workflow))
+            }
         }
     }
 
     /// Checks a workflow against its functions and inner workflows, with the changes in
     /// `becoming`. The caller has validated the spec by itself.
-    pub(crate) fn fit(&self, spec: &WorkflowSpec, becoming: &Fits) -> Result<Fit, FitError> {
-        spec.fit(|run| becoming.get(run).map(Fit::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run)))
+    pub(crate) fn fit(
+        &self,
+        spec: &WorkflowSpec,
+        becoming: &ChangedFits,
+    ) -> Result<RunnableSignature, CompositionError> {
+        spec.fit(|run| {
+            becoming.get(run).map(RunnableSignature::by_ref).or_else(|| self.fit_of(&spec.key.tenant, run))
+        })
     }
 
     /// Returns the new signatures of a tenant's workflows after the change of an existing function
     /// or workflow. No workflow that the changed `key` runs may run `key`.
     ///
     /// # Errors
-    /// [`Refusal::BreaksWorkflow`] for the first workflow that would not fit.
-    pub(crate) fn fits_after(&self, key: &FunctionKey, run: Run, fit: Fit) -> Result<Fits, Refusal> {
-        let mut becoming = Fits::new();
+    /// [`CommandRefusal::BreaksWorkflow`] for the first workflow that would not fit.
+    pub(crate) fn fits_after(
+        &self,
+        key: &FunctionKey,
+        run: StepTarget,
+        fit: RunnableSignature,
+    ) -> Result<ChangedFits, CommandRefusal> {
+        let mut becoming = ChangedFits::new();
         if self.fit_of(&key.tenant, &run).is_none_or(|known| known == fit.by_ref()) {
             return Ok(becoming);
         }
@@ -162,12 +178,13 @@ impl State {
             if !workflow.spec.steps.iter().any(|step| becoming.contains_key(&step.run)) {
                 continue;
             }
-            let fit = self.fit(&workflow.spec, &becoming).map_err(|unfit| Refusal::BreaksWorkflow {
-                key: key.clone(),
-                workflow: workflow.key.clone(),
-                problem: unfit.to_string(),
-            })?;
-            if fit.by_ref() != FitRef::from(&**workflow) {
+            let fit =
+                self.fit(&workflow.spec, &becoming).map_err(|unfit| CommandRefusal::BreaksWorkflow {
+                    key: key.clone(),
+                    workflow: workflow.key.clone(),
+                    problem: unfit.to_string(),
+                })?;
+            if fit.by_ref() != RunnableSignatureRef::from(&**workflow) {
                 becoming.insert(workflow_run(&workflow.key), fit);
             }
         }
@@ -176,7 +193,7 @@ impl State {
     }
 
     /// Stores the new signatures of [`Self::fits_after`].
-    pub(crate) fn take_fits(&mut self, tenant: &TenantName, fits: Fits) {
+    pub(crate) fn store_fits(&mut self, tenant: &TenantName, fits: ChangedFits) {
         for (run, fit) in fits {
             let key = FunctionKey { tenant: tenant.clone(), name: run.name().clone() };
             self.workflows.change(&key, |workflow| {

@@ -7,10 +7,10 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, Knowledge, Located, ModelSummary, Outcome, Proposal, Refusal,
-    State, UnixMillis,
+    CallerName, CheckpointCoverage, CommandEffect, CommandOutcome, CommandRefusal, ControllerId,
+    DataLocation, ModelSummary, Proposal, State, StateCommand, UnixMillis,
 };
-use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
+use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_policy::core::Core;
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
 use millrace_types::{
@@ -35,29 +35,31 @@ impl Group {
     /// Returns a group with the functions that the load names.
     fn new() -> Self {
         let mut group = Self { state: State::default(), index: 0 };
-        group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        group.propose(StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
         let digest = Digest::of(b"model");
         let model =
             ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
         group
-            .propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) })
+            .propose(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) })
             .unwrap();
         for number in 0..FUNCTIONS {
             let spec = FunctionSpec::new(NodeLoad::function_of(number));
-            group.propose(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] }).unwrap();
+            group
+                .propose(StateCommand::ApplyFunction { spec, digest, expected: None, voters: vec![] })
+                .unwrap();
         }
         group
     }
 
-    fn propose(&mut self, command: Command) -> Outcome {
+    fn propose(&mut self, command: StateCommand) -> CommandOutcome {
         self.index += 1;
-        let caller = Caller("test".into());
+        let caller = CallerName("test".into());
         let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
         self.state.apply(self.index, &proposal)
     }
 
     fn register(&mut self, node: &NodeName, seen: Epoch) -> Epoch {
-        let register = Command::RegisterNode {
+        let register = StateCommand::RegisterNode {
             name: node.clone(),
             instance: "i".into(),
             address: "127.0.0.1:1".into(),
@@ -67,7 +69,7 @@ impl Group {
             seen,
         };
         match self.propose(register).unwrap() {
-            Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch } => epoch,
+            CommandEffect::Registered { epoch } | CommandEffect::AlreadyRegistered { epoch } => epoch,
             other => panic!("{other:?}"),
         }
     }
@@ -75,11 +77,11 @@ impl Group {
     /// Commits a batch and returns the answer; `None` if the batch's registration has ended.
     fn take(&mut self, node: &NodeName, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
-        Some(match self.propose(Command::SyncNode { node: node.clone(), batch: batch.clone() }) {
-            Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
-            Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
-            Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
-            Err(Refusal::Fenced { .. }) => return None,
+        Some(match self.propose(StateCommand::SyncNode { node: node.clone(), batch: batch.clone() }) {
+            Ok(CommandEffect::Synced { seq }) => Event::Acknowledged { epoch, seq },
+            Ok(CommandEffect::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
+            Ok(CommandEffect::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
+            Err(CommandRefusal::Fenced { .. }) => return None,
             other => panic!("{other:?}"),
         })
     }
@@ -87,7 +89,7 @@ impl Group {
 
 struct Worker {
     name: NodeName,
-    core: Checkpoint,
+    core: WorkerCheckpoint,
     /// The highest epoch of the worker's registrations and of the names of its data.
     seen: Epoch,
     load: NodeLoad,
@@ -110,7 +112,7 @@ impl World {
             let home = NodeName::new(&format!("n{}", number / 2)).unwrap();
             let profile = LoadProfile { node: home, functions: FUNCTIONS, gpus: 2, live_max: 20 };
             let load = NodeLoad::new(profile, seed + number);
-            let core = Checkpoint::new(config);
+            let core = WorkerCheckpoint::new(config);
             Worker { name, core, seen: Epoch(1), load, lose_batch: false, lose_answer: false }
         });
         let mut world =
@@ -167,7 +169,7 @@ impl World {
             Step::NodeLost(at) => {
                 let name = self.workers[at].name.clone();
                 if let Some(epoch) = self.group.state.node(&name).map(|node| node.epoch) {
-                    self.group.propose(Command::NodeLost { name, epoch }).unwrap();
+                    self.group.propose(StateCommand::NodeLost { name, epoch }).unwrap();
                 }
             }
             Step::Restart => self.group.state = State::decode(&self.group.state.encode()).unwrap(),
@@ -244,7 +246,7 @@ proptest! {
             prop_assert!(worker.core.is_settled());
             let truth = worker.core.everything();
             let checkpoint = state.checkpoint(&worker.name).unwrap();
-            prop_assert_eq!(checkpoint.knowledge, Knowledge::Whole);
+            prop_assert_eq!(checkpoint.knowledge, CheckpointCoverage::Whole);
             prop_assert_eq!(pairs(checkpoint.models.clone()), truth.models);
             prop_assert_eq!(pairs(checkpoint.entries.clone()), truth.entries.clone());
             let counts = checkpoint.scores.iter().map(|(key, score)| (key.clone(), score.counts));
@@ -254,7 +256,7 @@ proptest! {
             prop_assert_eq!(checkpoint.dropped, 0);
             for (id, _) in &truth.entries {
                 match state.locate(id) {
-                    Located::Held { home, holders, .. } => {
+                    DataLocation::Held { home, holders, .. } => {
                         prop_assert!(holders.contains(&worker.name) && holders.contains(&home));
                     }
                     other => prop_assert!(false, "{} is {:?}", id, other),
@@ -298,7 +300,7 @@ fn a_batch_keeps_to_its_bytes_with_short_and_long_names() {
         let node = NodeName::new(name).unwrap();
         let profile = LoadProfile { node: node.clone(), functions: 3_000, gpus: 4, live_max: 100_000 };
         let mut load = NodeLoad::new(profile, 11);
-        let mut core = Checkpoint::new(Config::default());
+        let mut core = WorkerCheckpoint::new(Config::default());
         for _ in 0..60_000 {
             core.on_event(Timestamp::ZERO, load.step(), &mut Vec::new());
         }
@@ -307,7 +309,7 @@ fn a_batch_keeps_to_its_bytes_with_short_and_long_names() {
         core.on_event(now, Event::Registered { epoch: Epoch(u64::MAX) }, &mut actions);
         let mut sizes = Vec::new();
         while let Some(Action::Send(batch)) = actions.pop() {
-            let command = Command::SyncNode { node: node.clone(), batch: (*batch).clone() };
+            let command = StateCommand::SyncNode { node: node.clone(), batch: (*batch).clone() };
             sizes.push(rmp_serde::to_vec_named(&command).unwrap().len());
             let acknowledged = Event::Acknowledged { epoch: batch.epoch, seq: batch.seq };
             core.on_event(now, acknowledged, &mut actions);

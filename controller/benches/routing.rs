@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use millrace_controller::sim::Crowd;
+use millrace_controller::sim::RoutingFixture;
 
 const FUNCTIONS: usize = 1_000;
 const NODES: u64 = 100;
@@ -12,7 +12,7 @@ fn routing(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let _inside = runtime.enter();
     for replicas in [2, NODES] {
-        let crowd = Crowd::new(FUNCTIONS, NODES, replicas);
+        let crowd = RoutingFixture::new(FUNCTIONS, NODES, replicas);
         let mut function = 0;
         criterion.bench_function(&format!("routing/{replicas} replicas"), |bencher| {
             bencher.iter(|| {

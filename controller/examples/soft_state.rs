@@ -23,7 +23,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::controller_message::Message as Heard;
 use millrace_proto::worker::worker_message::Message as Said;
 use millrace_types::checkpoint::SYNC_ITEMS_MAX;
-use millrace_types::{Bytes, DataId, Digest, Epoch, NodeDelta, NodeName, Portion, SyncBatch, SyncPart};
+use millrace_types::{Bytes, DataId, Digest, Epoch, NodeDelta, NodeName, SyncBatch, SyncPart, SyncPortion};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -101,10 +101,10 @@ impl Stub {
         let last = parts.len() - 1;
         for (at, part) in parts.into_iter().enumerate() {
             let portion = match at {
-                _ if last == 0 => Portion::Only,
-                0 => Portion::First,
-                at if at == last => Portion::Last,
-                _ => Portion::Middle,
+                _ if last == 0 => SyncPortion::Only,
+                0 => SyncPortion::First,
+                at if at == last => SyncPortion::Last,
+                _ => SyncPortion::Middle,
             };
             self.seq += 1;
             let id = |&counter: &u64| DataId { home: self.name.clone(), epoch: Epoch(self.epoch), counter };

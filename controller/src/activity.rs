@@ -10,15 +10,15 @@ use millrace_gateway::activity;
 use millrace_proto::activity::{Activity, FunctionActivity, LatencyBucket};
 use millrace_proto::admin as api;
 use millrace_proto::decoding::{WalkLimits, decode};
-use millrace_proto::pages::PageRoom;
+use millrace_proto::pages::PageBudget;
 use millrace_proto::parts::bound_activity;
 use millrace_proto::worker::GetActivityRequest;
 use millrace_types::{Failure, FunctionKey, Reason};
 use prost::Message;
 
-use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
-use crate::fleet::Worker;
-use crate::raft::Peer;
+use crate::everyone::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
+use crate::fleet::AttachedWorker;
+use crate::raft::PeerClient;
 
 /// Functions in a response if the request gives no number, and the largest number that a request may
 /// give.
@@ -28,13 +28,13 @@ const FUNCTIONS_MAX: usize = 1_000;
 /// The sources of activity: this process and all peers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Activities {
-    pub(crate) own: Doors,
-    pub(crate) everyone: Everyone,
+    pub(crate) own: GatewayActivity,
+    pub(crate) everyone: PeerFanout,
 }
 
 /// The activity counters of this controller's gateway.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Doors {
+pub(crate) struct GatewayActivity {
     pub(crate) counts: activity::Activity,
     /// A unique name of the process; a later process of the same controller has another name.
     pub(crate) process: String,
@@ -44,14 +44,14 @@ impl Activities {
     /// Returns the summed activity of all processes.
     pub(crate) async fn gather(&self, request: &api::GetActivityRequest) -> api::GetActivityResponse {
         let tenant = request.tenant.as_str();
-        let controller = |peer: Peer| async move {
+        let controller = |peer: PeerClient| async move {
             let told: Vec<u8> = peer
                 .call(ASK_TIMEOUT, &tenant, async |mut it, message| it.get_activity(message).await)
                 .await?;
             decode::<Activity>(told.into(), WalkLimits::PEER)
                 .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
         };
-        let worker = |worker: Arc<Worker>| async move {
+        let worker = |worker: Arc<AttachedWorker>| async move {
             let request = GetActivityRequest { tenant: tenant.to_owned() };
             worker.calls.get_activity(tonic::Request::new(request)).await
         };
@@ -65,7 +65,7 @@ impl Activities {
     }
 }
 
-impl Doors {
+impl GatewayActivity {
     /// Returns this process's counts for the functions of `tenant`, or of all tenants if `tenant` is
     /// empty.
     pub(crate) fn told(&self, tenant: &str) -> Activity {
@@ -93,7 +93,7 @@ impl Doors {
 }
 
 fn put_together(
-    given: impl IntoIterator<Item = Given<Activity>>,
+    given: impl IntoIterator<Item = PeerAnswer<Activity>>,
     tenant: &str,
     max: usize,
 ) -> api::GetActivityResponse {
@@ -154,7 +154,7 @@ fn keep_busiest(functions: &mut Vec<FunctionActivity>, max: usize) -> u32 {
 
 /// Returns how many of the first items fit into a page.
 fn fitting<M: Message>(items: &[M]) -> usize {
-    let mut room = PageRoom::default();
+    let mut room = PageBudget::default();
     items.iter().take_while(|item| room.take(*item)).count()
 }
 
@@ -194,7 +194,7 @@ mod tests {
         }
     }
 
-    fn told(functions: Vec<FunctionActivity>) -> Given<Activity> {
+    fn told(functions: Vec<FunctionActivity>) -> PeerAnswer<Activity> {
         Ok(Activity { functions, ..Activity::default() })
     }
 

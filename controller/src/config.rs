@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
 use millrace_policy::lease;
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
 use millrace_types::policy::PresetName;
 
-use crate::artifacts::SharedPlace;
+use crate::artifacts::ObjectStoreUrl;
 use crate::clock::{SystemClock, WallClock};
 use crate::inspection::Inspection;
 
@@ -54,7 +54,7 @@ pub(crate) fn internal_server(port: PortLimits) -> ServerConfig {
 /// value: a used directory has an identity file, and a controller that is already a member of a group
 /// continues as that member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Start {
+pub enum ClusterStart {
     /// Begins a cluster of this controller alone.
     Bootstrap,
     /// Begins a cluster if each of these controllers reports an empty data directory too, and joins the
@@ -93,7 +93,7 @@ pub struct ControllerConfig {
     /// number: a directory that belongs to another number is refused.
     pub id: ControllerId,
     /// The source of the controller's membership in a cluster.
-    pub start: Start,
+    pub start: ClusterStart,
     /// The directory of all files of this controller, locked while the controller runs.
     pub data_dir: PathBuf,
     /// The address at which clients connect. Port 0 picks a free port.
@@ -112,7 +112,7 @@ pub struct ControllerConfig {
     /// The object store for model files, which all controllers of the group share. `None` means that
     /// each controller stores the files on the local disk. All controllers need the same value: the
     /// cluster's status warns about a difference.
-    pub artifacts: Option<SharedPlace>,
+    pub artifacts: Option<ObjectStoreUrl>,
     /// The preset to schedule by until an operator sets a policy. `None` means the default preset.
     pub preset: Option<PresetName>,
     /// Whether the admin API accepts fault injection, for tests and demonstrations.
@@ -129,7 +129,7 @@ pub struct ControllerConfig {
     /// name to this address (DNS rebinding).
     pub host_names: Vec<String>,
     /// Bounds on the requests of clients.
-    pub limits: Limits,
+    pub limits: ControllerLimits,
     /// The process that checks uploaded models.
     pub inspection: Inspection,
     /// The seed of random choices. The command line draws the seed from the system; tests fix it.
@@ -137,7 +137,7 @@ pub struct ControllerConfig {
     /// The clock that stamps commands.
     pub clock: Arc<dyn WallClock>,
     /// The store of this process's spans; `None` if the process keeps no spans.
-    pub kept: Option<Kept>,
+    pub kept: Option<SpanRing>,
     /// The runtime that runs Raft, so that requests cannot delay Raft (see [`RaftRuntime`]). `None`
     /// means the runtime in which the controller starts.
     ///
@@ -153,7 +153,7 @@ impl ControllerConfig {
         let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         Self {
             id: ControllerId(1),
-            start: Start::Bootstrap,
+            start: ClusterStart::Bootstrap,
             data_dir,
             client_listen: loopback(CLIENT_PORT),
             internal_listen: loopback(INTERNAL_PORT),
@@ -166,7 +166,7 @@ impl ControllerConfig {
             fault_injection: false,
             insecure: false,
             host_names: Vec::new(),
-            limits: Limits::default(),
+            limits: ControllerLimits::default(),
             inspection: Inspection::InProcess,
             seed,
             clock: Arc::new(SystemClock),
@@ -184,7 +184,7 @@ pub(crate) const INSPECTION_MEMORY: Bytes = Bytes::gib(8);
 
 /// Bounds on the requests of clients.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct ControllerLimits {
     /// The size of the largest accepted model file.
     pub artifact_bytes: Bytes,
     /// Concurrent uploads.
@@ -197,14 +197,14 @@ pub struct Limits {
     /// The interval between searches for unused model files.
     pub collect_every: Duration,
     /// The lease: the time that a silent worker counts as alive.
-    pub lease: lease::Limits,
+    pub lease: lease::LeaseLimits,
     /// Connection limits of the client port.
     pub client: PortLimits,
     /// Connection limits of the internal port.
     pub internal: PortLimits,
 }
 
-impl Default for Limits {
+impl Default for ControllerLimits {
     fn default() -> Self {
         Self {
             artifact_bytes: Bytes::gib(16),
@@ -212,7 +212,7 @@ impl Default for Limits {
             artifact_grace: Duration::from_secs(3600),
             artifact_cache: Bytes::gib(64),
             collect_every: Duration::from_secs(60),
-            lease: lease::Limits::default(),
+            lease: lease::LeaseLimits::default(),
             client: PortLimits::new(4_096),
             internal: PortLimits::new(1_024),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_proto::fault::{self as api, fault_server};
 use millrace_proto::status::to_status;
-use millrace_raft_store::{LogDisk, Stall};
+use millrace_raft_store::{DiskStall, LogDisk};
 use millrace_types::Failure;
 use tonic::{Request, Response, Status};
 
@@ -51,7 +51,7 @@ fn offset(request: api::SetClockOffsetRequest) -> Result<i64, Failure> {
 }
 
 /// Returns the requested stall, or a refusal.
-fn stall(request: api::StallDiskRequest) -> Result<Stall, Failure> {
+fn stall(request: api::StallDiskRequest) -> Result<DiskStall, Failure> {
     let span = |name: &str, given_ms: u64, max: Duration| match given_ms {
         0 => refused(format!("{name} is 0: give milliseconds, or clear the faults to end a stall")),
         _ if Duration::from_millis(given_ms) > max => {
@@ -59,7 +59,7 @@ fn stall(request: api::StallDiskRequest) -> Result<Stall, Failure> {
         }
         _ => Ok(Duration::from_millis(given_ms)),
     };
-    Ok(Stall {
+    Ok(DiskStall {
         each_sync: span("each_sync_ms", request.each_sync_ms, STALL_EACH_SYNC_MAX)?,
         left: span("for_ms", request.for_ms, STALL_FOR_MAX)?,
     })
@@ -80,7 +80,7 @@ impl fault_server::Fault for FaultService {
 
     async fn stall_disk(&self, request: Request<api::StallDiskRequest>) -> Answer {
         let stall = stall(request.into_inner()).map_err(|failure| to_status(&failure))?;
-        let Stall { each_sync, left } = stall;
+        let DiskStall { each_sync, left } = stall;
         tracing::warn!(?each_sync, lasts = ?left, "fault injection: stalling the log's disk");
         self.disk.stall(stall);
         Ok(Response::new(self.faults()))
@@ -118,7 +118,7 @@ mod tests {
             check(moved(beyond).map(|_| ()), "at most 31622400000 in either direction");
         }
         let stalled = |each_sync_ms, for_ms| stall(api::StallDiskRequest { each_sync_ms, for_ms });
-        let most = Stall { each_sync: STALL_EACH_SYNC_MAX, left: STALL_FOR_MAX };
+        let most = DiskStall { each_sync: STALL_EACH_SYNC_MAX, left: STALL_FOR_MAX };
         assert_eq!(stalled(60_000, 600_000), Ok(most));
         check(stalled(0, 1).map(|_| ()), "each_sync_ms is 0");
         check(stalled(1, 0).map(|_| ()), "for_ms is 0");

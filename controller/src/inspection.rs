@@ -21,8 +21,8 @@ use std::time::Duration;
 use bytes::Bytes as Contents;
 use millrace_cluster_state::quota::check_model;
 use millrace_cluster_state::{ModelSummary, packed};
-use millrace_model::program::{self, Program};
-use millrace_model::{Compiled, ModelError};
+use millrace_model::program::{self, PackedProgram};
+use millrace_model::{CompiledModel, ModelError};
 use millrace_types::workflow::Signature;
 use millrace_types::{Bytes, Failure, Reason};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -290,7 +290,7 @@ fn limit(resource: Resource, value: u64) -> io::Result<()> {
 fn inspect(file: File) -> Result<ModelSummary, Failure> {
     let contents = read(file)?;
     if program::is_program(&contents) {
-        let unpacked = Program::unpack(&contents);
+        let unpacked = PackedProgram::unpack(&contents);
         return unpacked
             .map(summary_of_program)
             .map_err(|error| Failure::new(Reason::InvalidModel, bounded(error.to_string())));
@@ -330,12 +330,12 @@ fn bounded(message: String) -> String {
 }
 
 /// Returns the summary of a program, which has no weights and no launches.
-fn summary_of_program(program: Program) -> ModelSummary {
-    let Signature { inputs, outputs } = program.declared;
+fn summary_of_program(program: PackedProgram) -> ModelSummary {
+    let Signature { inputs, outputs } = program.signature;
     ModelSummary { weights: Bytes::ZERO, parameters: 0, launches: 0, inputs, outputs }
 }
 
-fn summary(compiled: Compiled) -> ModelSummary {
+fn summary(compiled: CompiledModel) -> ModelSummary {
     ModelSummary {
         weights: Bytes(compiled.summary.weights_bytes),
         parameters: compiled.summary.parameters,

@@ -48,14 +48,14 @@ mod traces;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use artifacts::{SharedPlace, SharedPlaceError};
-pub use config::{ControllerConfig, JoinAs, Limits, Start};
+pub use artifacts::{ObjectStoreUrl, SharedPlaceError};
+pub use config::{ClusterStart, ControllerConfig, ControllerLimits, JoinAs};
 pub use connector::{ConnectError, Connector, Tcp, Transport};
 pub use inspection::{Inspection, InspectorCommand, serve_inspection};
 pub use millrace_cluster_state::ControllerId;
 pub use raft::bootstrap::Error as RaftError;
 pub use raft::runtime::RaftRuntime;
-pub use server::{Controller, start};
+pub use server::{RunningController, start};
 
 /// Error of a controller that did not start.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +75,7 @@ pub enum StartError {
     #[error("cannot keep model files in {place}: {reason}; see the AWS_ variables of this process")]
     ObjectStore {
         /// The configured object store.
-        place: SharedPlace,
+        place: ObjectStoreUrl,
         reason: String,
     },
     /// The replicated state cannot be served from this data directory.

@@ -9,19 +9,19 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::fleet::Fleet;
-use crate::leader::Outlook;
+use crate::fleet::WorkerFleet;
+use crate::leader::LeaderStatus;
 use crate::raft::Replica;
 
 #[derive(Debug)]
 struct ControlPlane {
     replica: Replica,
-    fleet: Fleet,
-    outlook: Outlook,
+    fleet: WorkerFleet,
+    outlook: LeaderStatus,
 }
 
 /// Returns a registry with the control plane's metrics.
-pub(crate) fn registry(replica: Replica, fleet: Fleet, outlook: Outlook) -> Registry {
+pub(crate) fn registry(replica: Replica, fleet: WorkerFleet, outlook: LeaderStatus) -> Registry {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(ControlPlane { replica, fleet, outlook }));
     registry

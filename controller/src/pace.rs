@@ -6,12 +6,12 @@ use millrace_types::{Bytes, Failure, Reason};
 
 /// The progress of a sender against the minimum rate.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub(crate) struct TransferPace {
     minimum: MinimumRate,
     clock: ProgressClock,
 }
 
-impl Pace {
+impl TransferPace {
     /// Starts the clock now.
     pub(crate) fn begin(minimum: MinimumRate) -> Self {
         Self { minimum, clock: ProgressClock::begin(minimum) }
@@ -50,7 +50,7 @@ mod tests {
     /// Returns after how many seconds a sender of `first` bytes at once, and then `each` bytes a
     /// second, is refused.
     async fn given_up(first: usize, each: usize) -> Option<u64> {
-        let mut pace = Pace::begin(MINIMUM);
+        let mut pace = TransferPace::begin(MINIMUM);
         let began = Instant::now();
         pace.count(first);
         for _ in 0..1_000 {

@@ -1,6 +1,6 @@
 //! The first policy of a cluster: the preset given by `--preset`.
 
-use millrace_cluster_state::{Caller, Command};
+use millrace_cluster_state::{CallerName, StateCommand};
 use millrace_types::policy::PresetName;
 use millrace_types::{PolicySpec, Reason};
 
@@ -21,8 +21,8 @@ pub(crate) async fn set_first(replica: &Replica, preset: PresetName) {
     let spec = PolicySpec { preset: Some(preset), ..PolicySpec::NONE };
     // Another controller may set another preset at the same time. Expecting generation 0 lets only the
     // first succeed.
-    let command = Command::SetPolicy { spec, settings: Vec::new(), expected: Some(0) };
-    match replica.propose(Caller("controller".into()), None, command).await {
+    let command = StateCommand::SetPolicy { spec, settings: Vec::new(), expected: Some(0) };
+    match replica.propose(CallerName("controller".into()), None, command).await {
         Ok(_) => {}
         Err(failure) if failure.reason == Reason::Conflict => {}
         Err(failure) => tracing::warn!(

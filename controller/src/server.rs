@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
 use millrace_gateway::activity::Activity;
-use millrace_gateway::auth::{Anyone, Authenticate, LoopbackOnly};
-use millrace_gateway::config::FrontDoorConfig;
-use millrace_gateway::serve::{self, FrontDoor};
+use millrace_gateway::auth::{AllowAll, Authenticate, LoopbackOnly};
+use millrace_gateway::config::GatewayConfig;
+use millrace_gateway::serve::{self, GatewayBuilder};
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::browser::host;
 use millrace_proto::fault::fault_server::FaultServer;
@@ -26,39 +26,39 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
-use crate::activity::{Activities, Doors};
-use crate::admin::{AdminService, Faults, ORDER_SEARCHES_MAX};
-use crate::artifacts::{Artifacts, Bucket, SharedPlace, Store};
+use crate::activity::{Activities, GatewayActivity};
+use crate::admin::{AdminService, FaultPermission, ORDER_SEARCHES_MAX};
+use crate::artifacts::{ArtifactService, ArtifactStore, Bucket, ObjectStoreUrl};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, internal_server};
 use crate::connector::Connector;
-use crate::events::{Events, Watch};
-use crate::everyone::Everyone;
+use crate::events::{ClusterEventLog, EventRecorder};
+use crate::everyone::PeerFanout;
 use crate::faults::FaultService;
-use crate::fleet::Fleet;
-use crate::fleet::control::Control;
+use crate::fleet::WorkerFleet;
+use crate::fleet::control::WorkerControlService;
 use crate::leader::Duties;
-use crate::passed::Passed;
-use crate::raft::bootstrap::{self, Opening};
+use crate::passed::TrafficMatrix;
+use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
-use crate::raft::service::Shown;
-use crate::raft::world::{Machine, Snapshots};
+use crate::raft::service::ReadableParts;
+use crate::raft::world::{HostEnvironment, SnapshotSchedule};
 use crate::raft::{Replica, disks, divergence, duties, elections, founding, service, unheard, versions};
-use crate::serving::{self, Serving};
+use crate::serving::{self, ServingBackend};
 use crate::traces::Traces;
 use crate::{HaltError, RaftError, StartError, meters};
 
 /// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A running controller. Dropping the controller stops everything at once; [`Controller::shutdown`]
+/// A running controller. Dropping the controller stops everything at once; [`RunningController::shutdown`]
 /// lets requests finish. No acknowledged write is lost in either case.
-pub struct Controller {
+pub struct RunningController {
     client_addr: SocketAddr,
     internal_addr: SocketAddr,
     cluster_id: ClusterId,
     /// The client port; `None` after a drain.
-    front: Option<serve::Serving>,
+    front: Option<serve::OpenGateway>,
     /// Ends admin calls that wait for news.
     waiting: CancellationToken,
     internal: JoinHandle<()>,
@@ -78,7 +78,7 @@ pub struct Controller {
 pub async fn start(
     mut config: ControllerConfig,
     connector: Arc<dyn Connector>,
-) -> Result<Controller, StartError> {
+) -> Result<RunningController, StartError> {
     let exposed =
         [config.client_listen, config.internal_listen].into_iter().find(|it| !it.ip().is_loopback());
     if let Some(address) = exposed.filter(|_| !config.insecure) {
@@ -107,18 +107,18 @@ pub async fn start(
 
     let stop = CancellationToken::new();
     let guard = stop.clone().drop_guard();
-    let fleet = Fleet::new();
-    let artifacts = Arc::new(Artifacts::new(
+    let fleet = WorkerFleet::new();
+    let artifacts = Arc::new(ArtifactService::new(
         store,
         shared,
         replica.clone(),
         config.limits.clone(),
         config.inspection.clone(),
     ));
-    let passed = Passed::default();
+    let passed = TrafficMatrix::default();
     let leading = Duties::new(replica.clone(), fleet.clone(), config.limits.lease, passed.clone());
     let outlook = leading.outlook();
-    let control = Control {
+    let control = WorkerControlService {
         cluster_id: cluster_id.clone(),
         replica: replica.clone(),
         fleet: fleet.clone(),
@@ -128,11 +128,11 @@ pub async fn start(
         outlook: outlook.clone(),
         stop: stop.clone(),
     };
-    let doors = Doors {
+    let doors = GatewayActivity {
         counts: Activity::default(),
         process: format!("controller/{}/{:016x}", config.id.0, config.seed),
     };
-    let shown = Shown { kept: config.kept.clone(), doors, passed: passed.clone() };
+    let shown = ReadableParts { kept: config.kept.clone(), doors, passed: passed.clone() };
     let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(shown.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
@@ -162,8 +162,8 @@ pub async fn start(
     }
     background.spawn(fleet.clone().follow_until(stop.clone(), replica.clone(), config.limits.lease.lease));
     background.spawn(leading.run_until(stop.clone()));
-    let events = Events::new(config.seed);
-    let watch = Watch {
+    let events = ClusterEventLog::new(config.seed);
+    let watch = EventRecorder {
         events: events.clone(),
         replica: replica.clone(),
         fleet: fleet.clone(),
@@ -174,9 +174,9 @@ pub async fn start(
     for work in [Keep::Collect, Keep::Fetch] {
         background.spawn(keep(work, artifacts.clone(), stop.clone()));
     }
-    let faults = if config.allow_faults { Faults::Allowed } else { Faults::Refused };
+    let faults = if config.allow_faults { FaultPermission::Allowed } else { FaultPermission::Refused };
     let waiting = CancellationToken::new();
-    let everyone = Everyone { replica: replica.clone(), fleet: fleet.clone() };
+    let everyone = PeerFanout { replica: replica.clone(), fleet: fleet.clone() };
     let admin = AdminService {
         replica: replica.clone(),
         fleet: fleet.clone(),
@@ -190,7 +190,7 @@ pub async fn start(
         faults,
         order_searches: Arc::new(Semaphore::new(ORDER_SEARCHES_MAX)),
     };
-    let serving = Serving::new(replica.clone(), fleet, outlook, passed);
+    let serving = ServingBackend::new(replica.clone(), fleet, outlook, passed);
     let front = open_front_door(&config, client_listener, admin, serving);
     let front = match front {
         Ok(front) => Some(front),
@@ -201,7 +201,7 @@ pub async fn start(
         }
     };
     tracing::info!(id = replica.id().0, %client_addr, %internal_addr, cluster = %cluster_id, "controller is up");
-    Ok(Controller {
+    Ok(RunningController {
         client_addr,
         internal_addr,
         cluster_id,
@@ -215,15 +215,15 @@ pub async fn start(
     })
 }
 
-fn opening(config: &ControllerConfig) -> Opening {
-    Opening {
+fn opening(config: &ControllerConfig) -> OpenOptions {
+    OpenOptions {
         data_dir: config.data_dir.clone(),
         id: config.id,
         start: config.start.clone(),
         now: config.clock.now(),
         seed: config.seed,
-        snapshots: Snapshots::every(config.snapshot_every),
-        world: Arc::new(Machine),
+        snapshots: SnapshotSchedule::every(config.snapshot_every),
+        world: Arc::new(HostEnvironment),
     }
 }
 
@@ -234,7 +234,7 @@ enum Keep {
     Fetch,
 }
 
-async fn keep(work: Keep, artifacts: Arc<Artifacts>, stop: CancellationToken) {
+async fn keep(work: Keep, artifacts: Arc<ArtifactService>, stop: CancellationToken) {
     match work {
         Keep::Collect => artifacts.collect_until(stop).await,
         Keep::Fetch => artifacts.fetch_until(stop).await,
@@ -256,14 +256,15 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> 
     millrace_transport::listen(address).map_err(|source| StartError::Listen { address, source })
 }
 
-async fn open_artifacts(data_dir: &Path) -> Result<Store, StartError> {
+async fn open_artifacts(data_dir: &Path) -> Result<ArtifactStore, StartError> {
     let dir = data_dir.to_owned();
-    let opened =
-        tokio::task::spawn_blocking(move || Store::open(&dir)).await.map_err(RaftError::Interrupted)?;
+    let opened = tokio::task::spawn_blocking(move || ArtifactStore::open(&dir))
+        .await
+        .map_err(RaftError::Interrupted)?;
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 
-fn open_shared(place: &SharedPlace, cluster: &ClusterId) -> Result<Bucket, StartError> {
+fn open_shared(place: &ObjectStoreUrl, cluster: &ClusterId) -> Result<Bucket, StartError> {
     Bucket::open(place, cluster)
         .map_err(|error| StartError::ObjectStore { place: place.clone(), reason: error.to_string() })
 }
@@ -271,7 +272,7 @@ fn open_shared(place: &SharedPlace, cluster: &ClusterId) -> Result<Bucket, Start
 async fn serve_internal(
     listener: TcpListener,
     port: PortLimits,
-    control: Control,
+    control: WorkerControlService,
     raft: service::Service,
     faults: Option<FaultService>,
 ) {
@@ -295,15 +296,15 @@ fn open_front_door(
     config: &ControllerConfig,
     listener: TcpListener,
     admin: AdminService,
-    serving: Serving,
-) -> std::io::Result<serve::Serving> {
+    serving: ServingBackend,
+) -> std::io::Result<serve::OpenGateway> {
     let clock = config.clock.clone();
     let authenticate: Arc<dyn Authenticate> =
-        if config.insecure { Arc::new(Anyone::default()) } else { Arc::new(LoopbackOnly::default()) };
-    let mut limits = millrace_gateway::config::Limits::default();
+        if config.insecure { Arc::new(AllowAll::default()) } else { Arc::new(LoopbackOnly::default()) };
+    let mut limits = millrace_gateway::config::GatewayLimits::default();
     limits.server.port = config.limits.client;
     let advertised = config.client_advertise.as_deref().and_then(host);
-    let front = FrontDoorConfig {
+    let front = GatewayConfig {
         limits,
         authenticate,
         host_names: config
@@ -314,12 +315,12 @@ fn open_front_door(
             .map(str::to_owned)
             .collect(),
         activity: admin.activities.own.counts.clone(),
-        ..FrontDoorConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
+        ..GatewayConfig::new(Arc::new(move || Duration::from_millis(clock.now().0)), config.seed)
     };
     let mut metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
     let serving = Arc::new(serving);
     serving::show_steps(&mut metrics, &serving);
-    let door = FrontDoor::new(front, serving);
+    let door = GatewayBuilder::new(front, serving);
     let opened = door
         .service(AdminServer::new(admin).max_encoding_message_size(ANSWER_BYTES_MAX))
         .metrics(metrics)
@@ -327,7 +328,7 @@ fn open_front_door(
     opened.map_err(std::io::Error::other)
 }
 
-impl Controller {
+impl RunningController {
     #[must_use]
     pub fn id(&self) -> ControllerId {
         self.replica.id()
@@ -395,7 +396,7 @@ impl Controller {
     }
 }
 
-impl std::fmt::Debug for Controller {
+impl std::fmt::Debug for RunningController {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Controller")
             .field("client_addr", &self.client_addr)

@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
-use millrace_cluster_state::{Applied, Caller, Command, ControllerId, State};
-use millrace_policy::lease::Standing;
+use millrace_cluster_state::{CallerName, CommandEffect, ControllerId, State, StateCommand};
+use millrace_policy::lease::LeaseState;
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::parts::control_server;
 use millrace_proto::status::of_code;
@@ -29,27 +29,27 @@ use tonic::service::Routes;
 use tonic::{Request, Status};
 
 use crate::StartError;
-use crate::activity::{Activities, Doors};
-use crate::admin::{AdminService, Faults};
-use crate::artifacts::{Artifacts, Store};
+use crate::activity::{Activities, GatewayActivity};
+use crate::admin::{AdminService, FaultPermission};
+use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
-use crate::config::{Limits, Start, internal_server};
+use crate::config::{ClusterStart, ControllerLimits, internal_server};
 use crate::connector::Tcp;
-use crate::events::Events;
-use crate::everyone::Everyone;
-use crate::fleet::Fleet;
-use crate::fleet::control::Control;
+use crate::events::ClusterEventLog;
+use crate::everyone::PeerFanout;
+use crate::fleet::WorkerFleet;
+use crate::fleet::control::WorkerControlService;
 use crate::inspection::Inspection;
-use crate::leader::{Duties, Outlook};
-use crate::passed::Passed;
-use crate::raft::bootstrap::{self, Opening};
+use crate::leader::{Duties, LeaderStatus};
+use crate::passed::TrafficMatrix;
+use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
 use crate::raft::service::Service;
-pub use crate::raft::world::{Snapshots, World};
+pub use crate::raft::world::{RaftEnvironment, SnapshotSchedule};
 use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
 use crate::traces::Traces;
 
-pub use crate::serving::crowd::Crowd;
+pub use crate::serving::crowd::RoutingFixture;
 
 /// The configuration of a member.
 #[derive(Debug, Clone)]
@@ -57,14 +57,14 @@ pub struct MemberConfig {
     /// The member's number in the group.
     pub id: ControllerId,
     /// The source of membership for a member with an empty data directory.
-    pub start: Start,
+    pub start: ClusterStart,
     pub data_dir: PathBuf,
     /// The address at which the other members reach this member.
     pub internal_address: String,
     /// The network and the disk of the simulation.
-    pub world: Arc<dyn World>,
+    pub world: Arc<dyn RaftEnvironment>,
     /// When the log is replaced by a snapshot.
-    pub snapshots: Snapshots,
+    pub snapshots: SnapshotSchedule,
     /// The clock that stamps commands.
     pub clock: Arc<dyn WallClock>,
     /// The seed of random choices.
@@ -73,10 +73,10 @@ pub struct MemberConfig {
 
 /// An open member. The tasks end with the runtime of the start.
 #[derive(Debug)]
-pub struct Member {
+pub struct SimMember {
     replica: Replica,
     service: Service,
-    control: Control,
+    control: WorkerControlService,
     admin: AdminService,
     /// The leader's duties, until [`Member::enter`] starts them.
     duties: RefCell<Option<Duties>>,
@@ -85,13 +85,13 @@ pub struct Member {
     _stop: DropGuard,
 }
 
-impl Member {
+impl SimMember {
     /// Opens the data directory and starts the Raft node.
     ///
     /// # Errors
     /// The same as [`crate::start`].
     pub async fn open(config: MemberConfig) -> Result<Self, StartError> {
-        let opening = Opening {
+        let opening = OpenOptions {
             data_dir: config.data_dir.clone(),
             id: config.id,
             start: config.start.clone(),
@@ -103,22 +103,23 @@ impl Member {
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica =
             bootstrap::replica(opened, String::new(), config.clock.clone(), RaftSpawner::current()).await?;
-        let store = Store::open(&config.data_dir).map_err(|error| StartError::Artifacts {
+        let store = ArtifactStore::open(&config.data_dir).map_err(|error| StartError::Artifacts {
             data_dir: config.data_dir.clone(),
             reason: error.to_string(),
         })?;
         let inspection = Inspection::InProcess;
-        let artifacts = Artifacts::new(store, None, replica.clone(), Limits::default(), inspection);
+        let artifacts =
+            ArtifactService::new(store, None, replica.clone(), ControllerLimits::default(), inspection);
         let artifacts = Arc::new(artifacts);
         let service = Service::new(replica.clone(), artifacts.clone());
-        let fleet = Fleet::new();
+        let fleet = WorkerFleet::new();
         let stop = CancellationToken::new();
-        let limits = Limits::default().lease;
+        let limits = ControllerLimits::default().lease;
         // A simulated member drives no runs, so the traffic counts stay empty.
-        let passed = Passed::default();
+        let passed = TrafficMatrix::default();
         let duties = Duties::new(replica.clone(), fleet.clone(), limits, passed.clone());
         let outlook = duties.outlook();
-        let control = Control {
+        let control = WorkerControlService {
             cluster_id: replica.own().cluster.clone(),
             replica: replica.clone(),
             fleet: fleet.clone(),
@@ -129,11 +130,11 @@ impl Member {
             outlook: outlook.clone(),
             stop: stop.clone(),
         };
-        let faults = Faults::Refused;
-        let everyone = Everyone { replica: replica.clone(), fleet: fleet.clone() };
+        let faults = FaultPermission::Refused;
+        let everyone = PeerFanout { replica: replica.clone(), fleet: fleet.clone() };
         let traces = Traces { own: None, everyone: everyone.clone() };
-        let activities = Activities { own: Doors::default(), everyone };
-        let events = Events::new(config.seed);
+        let activities = Activities { own: GatewayActivity::default(), everyone };
+        let events = ClusterEventLog::new(config.seed);
         let ended = stop.clone();
         let replica_of = replica.clone();
         let admin = AdminService {
@@ -201,7 +202,7 @@ impl Member {
         tokio::spawn(self.control.fleet.clone().follow_until(
             stop.clone(),
             replica.clone(),
-            Limits::default().lease.lease,
+            ControllerLimits::default().lease.lease,
         ));
         tokio::spawn(duties.run_until(stop.clone()));
         Ok(())
@@ -211,18 +212,18 @@ impl Member {
     ///
     /// # Errors
     /// The refusal, or the reason why the command was not, or may not have been, proposed.
-    pub async fn propose(&self, command: Command) -> Result<Applied, Failure> {
-        self.replica.propose(Caller("member".into()), None, command).await
+    pub async fn propose(&self, command: StateCommand) -> Result<CommandEffect, Failure> {
+        self.replica.propose(CallerName("member".into()), None, command).await
     }
 
     /// Returns a view of the member for observers, which keeps nothing of the member open.
     #[must_use]
-    pub fn watch(&self) -> Watch {
-        let Control { replica, fleet, outlook, .. } = &self.control;
+    pub fn watch(&self) -> MemberView {
+        let WorkerControlService { replica, fleet, outlook, .. } = &self.control;
         let state = replica.reader.clone();
         let raft = replica.raft.metrics();
         let diverged = replica.diverged.clone();
-        Watch { state, raft, fleet: fleet.clone(), outlook: outlook.clone(), diverged }
+        MemberView { state, raft, fleet: fleet.clone(), outlook: outlook.clone(), diverged }
     }
 }
 
@@ -234,21 +235,26 @@ where
 {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = StreamListener { connections: Box::pin(connections), address };
-    serve_while_polled(listener, internal_server(Limits::default().internal), routes.prepare(), of_code)
-        .await;
+    serve_while_polled(
+        listener,
+        internal_server(ControllerLimits::default().internal),
+        routes.prepare(),
+        of_code,
+    )
+    .await;
 }
 
 /// A view of a member for observers.
 #[derive(Debug)]
-pub struct Watch {
+pub struct MemberView {
     state: StateReader<State>,
-    raft: watch::Receiver<RaftMetrics<u64, millrace_raft_store::Member>>,
-    fleet: Fleet,
-    outlook: Outlook,
+    raft: watch::Receiver<RaftMetrics<u64, millrace_raft_store::GroupMember>>,
+    fleet: WorkerFleet,
+    outlook: LeaderStatus,
     diverged: Arc<OnceLock<u64>>,
 }
 
-impl Watch {
+impl MemberView {
     /// Returns the last applied entry, and the resulting state.
     #[must_use]
     pub fn applied(&self) -> (Option<LogId>, State) {
@@ -308,7 +314,7 @@ impl Watch {
     pub fn found_lost(&self) -> Vec<(NodeName, Epoch)> {
         let standings = self.outlook.standings();
         let latest = self.state.latest();
-        let lost = standings.iter().filter(|(_, standing)| **standing == Standing::Lost);
+        let lost = standings.iter().filter(|(_, standing)| **standing == LeaseState::Lost);
         lost.filter_map(|(name, _)| Some((name.clone(), latest.state.node(name)?.epoch))).collect()
     }
 

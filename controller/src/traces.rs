@@ -7,14 +7,14 @@ use std::sync::Arc;
 use millrace_proto::admin as api;
 use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::trace::wire::{Span, Spans};
-use millrace_proto::trace::{FOUND_MAX, Kept, last_that_fit};
+use millrace_proto::trace::{FOUND_MAX, SpanRing, newest_within_limits};
 use millrace_proto::worker::GetSpansRequest;
 use millrace_types::{Failure, Reason};
 use prost::Message as _;
 
-use crate::everyone::{ASK_TIMEOUT, Everyone, Given};
-use crate::fleet::Worker;
-use crate::raft::Peer;
+use crate::everyone::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
+use crate::fleet::AttachedWorker;
+use crate::raft::PeerClient;
 
 /// The longest id, in bytes.
 const ID_LEN_MAX: usize = 128;
@@ -22,8 +22,8 @@ const ID_LEN_MAX: usize = 128;
 /// The sources of spans: this process and all peers. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Traces {
-    pub(crate) own: Option<Kept>,
-    pub(crate) everyone: Everyone,
+    pub(crate) own: Option<SpanRing>,
+    pub(crate) everyone: PeerFanout,
 }
 
 impl Traces {
@@ -46,9 +46,9 @@ impl Traces {
         Ok(whole.unwrap_or(found))
     }
 
-    async fn ask_all(&self, id: &str) -> Vec<Given<Vec<Span>>> {
+    async fn ask_all(&self, id: &str) -> Vec<PeerAnswer<Vec<Span>>> {
         let own = self.own.as_ref().map(|kept| kept.find(id)).unwrap_or_default();
-        let controller = |peer: Peer| async move {
+        let controller = |peer: PeerClient| async move {
             let spans: Vec<u8> =
                 peer.call(ASK_TIMEOUT, &id, async |mut it, message| it.get_spans(message).await).await?;
             let spans: Result<Spans, _> = decode(spans.into(), WalkLimits::PEER);
@@ -56,7 +56,7 @@ impl Traces {
                 .map(|it| it.spans)
                 .map_err(|error| Failure::new(Reason::Internal, format!("controller {}: {error}", peer.id())))
         };
-        let worker = |worker: Arc<Worker>| async move {
+        let worker = |worker: Arc<AttachedWorker>| async move {
             let request = tonic::Request::new(GetSpansRequest { id: id.to_owned() });
             Ok(worker.calls.get_spans(request).await?.map(|it| it.spans))
         };
@@ -67,13 +67,13 @@ impl Traces {
 }
 
 /// Returns the local spans of an id, encoded for another controller.
-pub(crate) fn given(kept: Option<&Kept>, id: &str) -> Vec<u8> {
+pub(crate) fn given(kept: Option<&SpanRing>, id: &str) -> Vec<u8> {
     Spans { spans: kept.map(|kept| kept.find(id)).unwrap_or_default() }.encode_to_vec()
 }
 
 /// Assembles the newest trace from all given spans. Processes that share a span store return the same
 /// span twice.
-fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api::Trace, Vec<String>> {
+fn put_together(given: impl IntoIterator<Item = PeerAnswer<Vec<Span>>>) -> Result<api::Trace, Vec<String>> {
     let mut spans = BTreeMap::new();
     let mut missing = Vec::new();
     for part in given {
@@ -88,7 +88,7 @@ fn put_together(given: impl IntoIterator<Item = Given<Vec<Span>>>) -> Result<api
     let trace_id = last.trace_id.clone();
     let mut spans: Vec<_> = spans.into_values().filter(|span| span.trace_id == trace_id).collect();
     spans.sort_by_key(|span| span.start_unix_ns);
-    let told = last_that_fit(spans.iter().rev()).count();
+    let told = newest_within_limits(spans.iter().rev()).count();
     if spans.len() >= FOUND_MAX || told < spans.len() {
         spans.drain(..spans.len() - told);
         missing.push(format!("all spans before the last {told}"));

@@ -19,7 +19,7 @@ use bytes::Bytes as Buffer;
 use millrace_types::{Bytes, DataType, Timestamp};
 
 use crate::error::Error;
-use crate::memory::{Access, HostRegion};
+use crate::memory::{HostAccess, HostRegion};
 
 /// The limits of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Capabilities {
 
 /// A contiguous piece of a device's physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub struct MemoryExtent {
     /// Offset in bytes from the start of the device's memory.
     pub offset: u64,
     /// Length in bytes.
@@ -43,7 +43,7 @@ pub struct Extent {
 
 /// A model to load: a graph with its weights in a separate file.
 #[derive(Debug)]
-pub struct Code<'a> {
+pub struct ModelCode<'a> {
     /// Serialized ONNX graph.
     pub graph: Vec<u8>,
     /// Name by which the graph refers to its weights' file.
@@ -66,7 +66,7 @@ pub struct KernelSpec {
 
 /// An input value of a launch.
 #[derive(Debug)]
-pub enum Arg<'a, V> {
+pub enum LaunchArg<'a, V> {
     /// Lends the value, because the caller uses it after the launch.
     Lend(&'a V),
     /// Gives the value up, so the launch may reuse its memory.
@@ -81,21 +81,21 @@ pub struct HostTensor {
     /// Dimensions of the tensor.
     pub shape: Vec<usize>,
     /// Elements in row-major order, little-endian.
-    pub contents: Contents,
+    pub contents: TensorBytes,
 }
 
 /// A part of a tensor's bytes.
 #[derive(Debug)]
-pub enum Part<'a, R> {
+pub enum TensorPart<'a, R> {
     /// The part is in host memory.
-    Host(&'a Contents),
+    Host(&'a TensorBytes),
     /// The part is this byte range of a region.
     Region(&'a R, Range<u64>),
 }
 
 /// Source of a copy from the device to a file.
 #[derive(Debug)]
-pub enum Source<'a, D: Device + ?Sized> {
+pub enum CopySource<'a, D: Device + ?Sized> {
     /// Bytes of a region.
     Region(&'a D::Region),
     /// Bytes of a value, converted to this element type.
@@ -104,7 +104,7 @@ pub enum Source<'a, D: Device + ?Sized> {
 
 /// The bytes of a host tensor.
 #[derive(Debug)]
-pub enum Contents {
+pub enum TensorBytes {
     /// The bytes are stored inline.
     Inline(Buffer),
     /// The bytes are the whole contents of a memfd.
@@ -114,7 +114,7 @@ pub enum Contents {
 /// Number of host threads that the launches of a stream may use, on a device that runs launches on
 /// host threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Width {
+pub enum StreamThreads {
     /// Launches use only the stream's own thread.
     One,
     /// Launches use all threads that the device was given.
@@ -123,7 +123,7 @@ pub enum Width {
 
 /// A fault that tests and chaos runs inject into a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault<'a, R> {
+pub enum InjectedFault<'a, R> {
     /// The next copy fails.
     FailNextCopy,
     /// The next `map` fails because no memory is left.
@@ -176,21 +176,21 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::BadExtent`], [`Error::OutOfMemory`], [`Error::Lost`].
-    fn create(&self, extent: Extent) -> Result<Self::Chunk, Error>;
+    fn create(&self, extent: MemoryExtent) -> Result<Self::Chunk, Error>;
 
     /// Exports a chunk, so that another process can map the chunk. Returns a descriptor and the
     /// chunk's extent within the descriptor's memory.
     ///
     /// # Errors
     /// [`Error::Os`], [`Error::Unsupported`].
-    fn export(&self, chunk: &Self::Chunk) -> Result<(OwnedFd, Extent), Error>;
+    fn export(&self, chunk: &Self::Chunk) -> Result<(OwnedFd, MemoryExtent), Error>;
 
     /// Imports a chunk that another device of this machine exported. The two arguments are the
     /// results of [`Self::export`].
     ///
     /// # Errors
     /// [`Error::BadExtent`], [`Error::Unsealed`], [`Error::Unsupported`].
-    fn import(&self, file: OwnedFd, extent: Extent) -> Result<Self::Chunk, Error>;
+    fn import(&self, file: OwnedFd, extent: MemoryExtent) -> Result<Self::Chunk, Error>;
 
     /// Maps chunks into an unmapped region, each at its offset. The new memory does not count as loaded.
     ///
@@ -212,13 +212,13 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unsealed`], [`Error::Os`].
-    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: Access) -> Result<HostRegion, Error>;
+    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: HostAccess) -> Result<HostRegion, Error>;
 
     /// Loads a model against an unmapped region. Loading may be slow, but moves no weights.
     ///
     /// # Errors
     /// [`Error::Code`], [`Error::Busy`], [`Error::Lost`].
-    fn load(&self, region: &Self::Region, code: Code<'_>) -> Result<Self::Module, Error>;
+    fn load(&self, region: &Self::Region, code: ModelCode<'_>) -> Result<Self::Module, Error>;
 
     /// Resolves the names of a launch.
     ///
@@ -230,7 +230,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Os`].
-    fn stream(&self, width: Width) -> Result<Self::Stream, Error>;
+    fn stream(&self, width: StreamThreads) -> Result<Self::Stream, Error>;
 
     /// Runs `body` on the best thread for the launches of this stream: the device is current there,
     /// and launches start without a change of thread.
@@ -240,7 +240,7 @@ pub trait Device: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the device cannot produce this fault.
-    fn inject(&self, fault: Fault<'_, Self::Region>) -> Result<(), Error>;
+    fn inject(&self, fault: InjectedFault<'_, Self::Region>) -> Result<(), Error>;
 }
 
 /// An ordered queue of work on a device. Work runs in the order of the calls, and may still be
@@ -308,7 +308,7 @@ pub trait Stream<D: Device + ?Sized> {
     /// [`Error::OutOfMemory`], [`Error::Lost`].
     fn copy_out(
         &mut self,
-        source: Source<'_, D>,
+        source: CopySource<'_, D>,
         bytes: Range<u64>,
         file: BorrowedFd<'_>,
         at: u64,
@@ -324,7 +324,7 @@ pub trait Stream<D: Device + ?Sized> {
         &mut self,
         module: &D::Module,
         kernel: &D::Kernel,
-        args: Vec<Arg<'_, D::Value>>,
+        args: Vec<LaunchArg<'_, D::Value>>,
     ) -> Result<Vec<D::Value>, Error>;
 
     /// Copies a tensor from host memory to the device.
@@ -334,7 +334,7 @@ pub trait Stream<D: Device + ?Sized> {
     /// not fit the device's type.
     fn upload(&mut self, tensor: HostTensor) -> Result<D::Value, Error> {
         let HostTensor { datatype, shape, contents } = tensor;
-        self.gather(datatype, shape, vec![Part::Host(&contents)])
+        self.gather(datatype, shape, vec![TensorPart::Host(&contents)])
     }
 
     /// Creates a tensor whose bytes are the concatenation of these parts.
@@ -345,7 +345,7 @@ pub trait Stream<D: Device + ?Sized> {
         &mut self,
         datatype: DataType,
         shape: Vec<usize>,
-        parts: Vec<Part<'_, D::Region>>,
+        parts: Vec<TensorPart<'_, D::Region>>,
     ) -> Result<D::Value, Error>;
 
     /// Creates a tensor that reads bytes of a region in place. While the value lives, the region
@@ -355,7 +355,7 @@ pub trait Stream<D: Device + ?Sized> {
     ///
     /// # Errors
     /// As [`Self::gather`].
-    fn view(
+    fn view_region(
         &mut self,
         datatype: DataType,
         shape: Vec<usize>,

@@ -15,7 +15,7 @@ pub fn monotonic_now() -> Timestamp {
 
 /// The time window in which a granted copy may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct StartWindow {
     /// Earliest start, inclusive.
     pub not_before: Timestamp,
     /// Latest start, inclusive.
@@ -24,7 +24,7 @@ pub struct Window {
 
 /// Decision of a window for a copy at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum StartDecision {
     /// The copy may start after this wait.
     In(Duration),
     /// The copy may start now.
@@ -33,16 +33,16 @@ pub enum Start {
     Expired(Duration),
 }
 
-impl Window {
+impl StartWindow {
     /// Returns the decision at `now`.
     #[must_use]
-    pub fn at(self, now: Timestamp) -> Start {
+    pub fn at(self, now: Timestamp) -> StartDecision {
         if now > self.not_after {
-            Start::Expired(now.since(self.not_after))
+            StartDecision::Expired(now.since(self.not_after))
         } else if now < self.not_before {
-            Start::In(self.not_before.since(now))
+            StartDecision::In(self.not_before.since(now))
         } else {
-            Start::Now
+            StartDecision::Now
         }
     }
 }
@@ -53,12 +53,12 @@ mod tests {
 
     #[test]
     fn a_copy_starts_within_its_window_and_at_both_ends() {
-        let window = Window { not_before: Timestamp(10), not_after: Timestamp(20) };
+        let window = StartWindow { not_before: Timestamp(10), not_after: Timestamp(20) };
         for (now, expected) in [
-            (0, Start::In(Duration::from_nanos(10))),
-            (10, Start::Now),
-            (20, Start::Now),
-            (23, Start::Expired(Duration::from_nanos(3))),
+            (0, StartDecision::In(Duration::from_nanos(10))),
+            (10, StartDecision::Now),
+            (20, StartDecision::Now),
+            (23, StartDecision::Expired(Duration::from_nanos(3))),
         ] {
             assert_eq!(window.at(Timestamp(now)), expected, "at {now}");
         }
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn a_window_that_closes_before_it_opens_never_starts() {
-        let window = Window { not_before: Timestamp(20), not_after: Timestamp(10) };
-        assert_eq!(window.at(Timestamp(15)), Start::Expired(Duration::from_nanos(5)));
+        let window = StartWindow { not_before: Timestamp(20), not_after: Timestamp(10) };
+        assert_eq!(window.at(Timestamp(15)), StartDecision::Expired(Duration::from_nanos(5)));
     }
 
     #[test]

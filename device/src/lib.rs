@@ -34,10 +34,10 @@ pub mod ranges;
 pub mod topology;
 
 pub use api::{
-    Arg, Capabilities, Code, Contents, Device, Event, Extent, Fault, HostTensor, KernelSpec, Part, Source,
-    Stream, Width,
+    Capabilities, CopySource, Device, Event, HostTensor, InjectedFault, KernelSpec, LaunchArg, MemoryExtent,
+    ModelCode, Stream, StreamThreads, TensorBytes, TensorPart,
 };
-pub use clock::{Start, Window, monotonic_now};
+pub use clock::{StartDecision, StartWindow, monotonic_now};
 pub use error::Error;
-pub use memory::{Access, DeviceMemory, HostRegion, HostRegionBuilder, Pinned};
+pub use memory::{DeviceMemory, HostAccess, HostRegion, HostRegionBuilder, PinState};
 pub use ranges::RangeSet;

@@ -23,8 +23,8 @@ pub(crate) fn page_up(bytes: u64) -> u64 {
 
 /// Access to the pages of a mapping.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum View {
-    /// The file's pages are mapped without access, until [`Reservation::open`] makes them readable.
+pub(crate) enum PageAccess {
+    /// The file's pages are mapped without access, until [`Reservation::make_readable`] makes them readable.
     Closed,
     /// The file's pages are mapped and readable.
     Readable,
@@ -65,20 +65,20 @@ impl Reservation {
     /// # Safety
     /// No code may read the bytes `offset..offset + bytes` of the range during the call, or rely on
     /// their former contents afterwards.
-    pub(crate) unsafe fn show(
+    pub(crate) unsafe fn map(
         &self,
         offset: u64,
         file: impl AsFd,
         file_offset: u64,
         bytes: u64,
-        view: View,
+        view: PageAccess,
     ) -> Result<(), Error> {
         let (at, length) = self.part(offset, bytes);
         let (protection, sharing) = match view {
-            View::Closed => (ProtFlags::empty(), MapFlags::SHARED),
+            PageAccess::Closed => (ProtFlags::empty(), MapFlags::SHARED),
             // A private mapping that is never written shows the file's pages. Unlike a shared
             // mapping, every kernel allows it for a file that is sealed against writing.
-            View::Readable => (ProtFlags::READ, MapFlags::PRIVATE),
+            PageAccess::Readable => (ProtFlags::READ, MapFlags::PRIVATE),
         };
         // SAFETY: the part lies within this reservation, where no other code maps memory. The caller
         // guarantees that no code reads the part.
@@ -89,7 +89,7 @@ impl Reservation {
 
     /// Makes the mapped bytes at `offset` readable, and fills the page tables, so that the first
     /// launch that reads the bytes causes no page faults.
-    pub(crate) fn open(&self, offset: u64, bytes: u64) -> Result<(), Error> {
+    pub(crate) fn make_readable(&self, offset: u64, bytes: u64) -> Result<(), Error> {
         let (at, length) = self.part(offset, bytes);
         // SAFETY: adding read access cannot invalidate other code's references; the part belongs to
         // this reservation.
@@ -106,7 +106,7 @@ impl Reservation {
     ///
     /// # Safety
     /// No code may read the range during the call or afterwards.
-    pub(crate) unsafe fn hide(&self) -> Result<(), Error> {
+    pub(crate) unsafe fn unmap(&self) -> Result<(), Error> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range belongs to this reservation, and the caller guarantees that no code reads it.
         let hidden =
@@ -161,7 +161,7 @@ impl ReadMapping {
         let reservation = Reservation::new(bytes)?;
         if bytes > 0 {
             // SAFETY: the reservation is new, so no reference to its bytes exists.
-            unsafe { reservation.show(0, file, 0, page_up(bytes), View::Readable)? };
+            unsafe { reservation.map(0, file, 0, page_up(bytes), PageAccess::Readable)? };
         }
         Ok(Self { reservation, bytes })
     }
@@ -222,11 +222,11 @@ mod tests {
         memfd::write_at(&second, &[2; 8], 0).unwrap();
         let reservation = Reservation::new(page()).unwrap();
         for (file, expected) in [(&first, [1; 8]), (&second, [2; 8])] {
-            // SAFETY: the slice of each round ends before the `show` of the next round, and is read
+            // SAFETY: the slice of each round ends before the `map` of the next round, and is read
             // while its page is mapped and readable.
             let seen = unsafe {
-                reservation.show(0, file, 0, page(), View::Closed).unwrap();
-                reservation.open(0, page()).unwrap();
+                reservation.map(0, file, 0, page(), PageAccess::Closed).unwrap();
+                reservation.make_readable(0, page()).unwrap();
                 reservation.bytes_of(0..8).to_vec()
             };
             assert_eq!(seen, expected);

@@ -54,7 +54,7 @@ impl DeviceMemory {
 
 /// Whether a host region's pages are locked in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Pinned {
+pub enum PinState {
     /// The pages are locked, so a GPU could read them directly (T07).
     Locked,
     /// The pages are not locked. The emulated device works without locked pages.
@@ -102,18 +102,18 @@ impl HostRegionBuilder {
         memfd::seal(&self.file, SealFlags::WRITE)?;
         let mapping = ReadMapping::of_sealed(&self.file, self.bytes.get())?;
         let pinned = match mapping.lock() {
-            Ok(()) => Pinned::Locked,
-            Err(errno) => Pinned::Pageable {
+            Ok(()) => PinState::Locked,
+            Err(errno) => PinState::Pageable {
                 reason: format!("{} could not be locked ({errno}): raise the limit (ulimit -l)", self.bytes),
             },
         };
-        Ok(HostRegion { file: self.file, mapping, pinned, access: Access::Direct })
+        Ok(HostRegion { file: self.file, mapping, pinned, access: HostAccess::Direct })
     }
 }
 
 /// The way in which a device reads host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum HostAccess {
     /// The device reads the memory directly: the memory is registered with the driver, which keeps it
     /// in place (T07).
     Direct,
@@ -127,8 +127,8 @@ pub enum Access {
 pub struct HostRegion {
     file: OwnedFd,
     mapping: ReadMapping,
-    pinned: Pinned,
-    access: Access,
+    pinned: PinState,
+    access: HostAccess,
 }
 
 impl HostRegion {
@@ -146,11 +146,11 @@ impl HostRegion {
     ///
     /// # Errors
     /// [`Error::Unsealed`] if its size is not `bytes`, or its contents could still change.
-    pub fn receive(file: OwnedFd, bytes: Bytes, access: Access) -> Result<Self, Error> {
+    pub fn receive(file: OwnedFd, bytes: Bytes, access: HostAccess) -> Result<Self, Error> {
         let mapping = ReadMapping::of_sealed(&file, bytes.get())?;
         // Not locked here: its owner already locks the pages, and locking the same pages twice has no
         // benefit.
-        let pinned = Pinned::Pageable { reason: "only the owner of the region locks its pages".to_owned() };
+        let pinned = PinState::Pageable { reason: "only the owner of the region locks its pages".to_owned() };
         Ok(Self { file, mapping, pinned, access })
     }
 
@@ -168,13 +168,13 @@ impl HostRegion {
 
     /// Returns whether the pages of the region are locked.
     #[must_use]
-    pub fn pinned(&self) -> &Pinned {
+    pub fn pinned(&self) -> &PinState {
         &self.pinned
     }
 
     /// Returns the way in which a device reads the region.
     #[must_use]
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> HostAccess {
         self.access
     }
 
@@ -213,7 +213,7 @@ mod tests {
         let shared = region.share().unwrap();
         assert!(rustix::io::pwrite(&shared, b"x", 0).is_err());
         assert!(rustix::fs::ftruncate(&shared, 0).is_err());
-        let received = HostRegion::receive(shared, Bytes(6), Access::Direct).unwrap();
+        let received = HostRegion::receive(shared, Bytes(6), HostAccess::Direct).unwrap();
         assert_eq!(received.as_slice(), b"word!?");
     }
 
@@ -222,13 +222,13 @@ mod tests {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         let region = HostRegion::from_bytes("test", &[7; 4096]).unwrap();
         if limit.is_none_or(|bytes| bytes >= 64 << 10) {
-            assert_eq!(region.pinned(), &Pinned::Locked);
+            assert_eq!(region.pinned(), &PinState::Locked);
         }
         if let Some(limit) = limit.filter(|bytes| *bytes <= 64 << 20) {
             let builder = HostRegionBuilder::new("test", Bytes(limit + 4096)).unwrap();
             let region = builder.finish().unwrap();
             let root = rustix::process::geteuid().is_root();
-            assert!(root || matches!(region.pinned(), Pinned::Pageable { .. }), "{:?}", region.pinned());
+            assert!(root || matches!(region.pinned(), PinState::Pageable { .. }), "{:?}", region.pinned());
         }
     }
 

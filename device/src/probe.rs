@@ -7,7 +7,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::api::{Device, Event as _, Extent, Stream as _, Width};
+use crate::api::{Device, Event as _, MemoryExtent, Stream as _, StreamThreads};
 use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::memory::HostRegion;
@@ -31,11 +31,15 @@ pub struct CopyRate {
 ///
 /// # Errors
 /// Returns the errors of the device: a bad extent, exhausted memory, or a lost device.
-pub fn copy_rates<D: Device>(device: &D, extent: Extent, rounds: NonZeroU32) -> Result<Vec<CopyRate>, Error> {
+pub fn copy_rates<D: Device>(
+    device: &D,
+    extent: MemoryExtent,
+    rounds: NonZeroU32,
+) -> Result<Vec<CopyRate>, Error> {
     let host = HostRegion::from_bytes("millrace-probe", &vec![0xA5; extent.bytes as usize])?;
     let region = device.reserve(host.bytes())?;
     device.map(&region, vec![(0, device.create(extent)?)])?;
-    let mut stream = device.stream(Width::One)?;
+    let mut stream = device.stream(StreamThreads::One)?;
     let most = device.capabilities().copy_max.get().min(extent.bytes);
     let sizes: Vec<u64> = std::iter::successors(Some(SMALLEST), |size| Some(size * 2))
         .take_while(|&size| size <= most)
@@ -82,7 +86,7 @@ mod tests {
     #[test]
     fn sizes_double_up_to_the_largest_copy_and_the_extent_is_released() {
         let (_memory, gpu) = gpu(Bytes::mib(8));
-        let extent = Extent { offset: 0, bytes: 4 << 20 };
+        let extent = MemoryExtent { offset: 0, bytes: 4 << 20 };
         let rates = copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();
         let sizes: Vec<u64> = rates.iter().map(|rate| rate.bytes).collect();
         assert_eq!(sizes, (12..=21).map(|power| 1 << power).collect::<Vec<u64>>());
@@ -94,7 +98,7 @@ mod tests {
     #[test]
     fn a_probe_writes_only_to_its_extent() {
         let (memory, gpu) = gpu(Bytes::mib(4));
-        let extent = Extent { offset: 1 << 20, bytes: 1 << 20 };
+        let extent = MemoryExtent { offset: 1 << 20, bytes: 1 << 20 };
         copy_rates(&gpu, extent, NonZeroU32::MIN).unwrap();
         let mut bytes = vec![0; 4 << 20];
         memory.read_at(0, &mut bytes).unwrap();
@@ -106,7 +110,7 @@ mod tests {
     #[test]
     fn an_extent_past_the_end_is_refused() {
         let (_memory, gpu) = gpu(Bytes::mib(1));
-        let extent = Extent { offset: 0, bytes: 2 << 20 };
+        let extent = MemoryExtent { offset: 0, bytes: 2 << 20 };
         assert!(matches!(copy_rates(&gpu, extent, NonZeroU32::MIN), Err(Error::BadExtent { .. })));
     }
 }

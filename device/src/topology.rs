@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use serde::Deserialize;
 
@@ -25,7 +25,7 @@ pub const PRESETS: &[(&str, &str)] = &[
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No preset has this name.
-    #[error("topology {0:?} is not known: use one of {known}", known = names().join(", "))]
+    #[error("topology {0:?} is not known: use one of {known}", known = preset_names().join(", "))]
     Unknown(String),
     /// The text is not a description of a topology.
     #[error("cannot parse the topology: {0}")]
@@ -54,14 +54,14 @@ pub enum Error {
 
 /// Returns the names of all presets.
 #[must_use]
-pub fn names() -> Vec<&'static str> {
+pub fn preset_names() -> Vec<&'static str> {
     PRESETS.iter().map(|(name, _)| *name).collect()
 }
 
-/// The GPUs and links of a machine, as described in a file. [`Description::build`] numbers them.
+/// The GPUs and links of a machine, as described in a file. [`TopologyDescription::build`] numbers them.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct Description {
+pub struct TopologyDescription {
     name: String,
     gpus: NonZeroU32,
     gpu_type: String,
@@ -94,7 +94,7 @@ struct NvLinks {
     pairs: Vec<(u32, u32)>,
 }
 
-impl Description {
+impl TopologyDescription {
     /// Returns the preset of this name.
     ///
     /// # Errors
@@ -154,11 +154,11 @@ impl Description {
     pub fn build(&self) -> Topology {
         let mut links = Vec::new();
         let mut add = |kind, rate| {
-            links.push(Link { kind, rate });
+            links.push(TopologyLink { kind, rate });
             LinkId(links.len() as u32 - 1)
         };
         let mut gpus: Vec<_> = (0..self.gpus.get())
-            .map(|index| Gpu {
+            .map(|index| TopologyGpu {
                 index: GpuIndex(index),
                 gpu_type: self.gpu_type.clone(),
                 memory: self.memory,
@@ -234,19 +234,20 @@ mod tests {
     use super::*;
 
     fn preset(name: &str) -> Topology {
-        Description::preset(name).unwrap().build()
+        TopologyDescription::preset(name).unwrap().build()
     }
 
     /// Returns the number of NVLink pairs with this rate in GB/s.
     fn nvlinks(topology: &Topology, gb: u64) -> usize {
-        let at =
-            |link: &&Link| matches!(link.kind, LinkKind::NvLink { .. }) && link.rate == BytesPerSec::gb(gb);
+        let at = |link: &&TopologyLink| {
+            matches!(link.kind, LinkKind::NvLink { .. }) && link.rate == BytesPerSec::gb(gb)
+        };
         topology.links.iter().filter(at).count()
     }
 
     #[test]
     fn every_preset_has_its_name_and_is_numbered_in_order() {
-        for name in names() {
+        for name in preset_names() {
             let topology = preset(name);
             assert_eq!(topology.name, name);
             for (place, gpu) in topology.gpus.iter().enumerate() {
@@ -256,7 +257,7 @@ mod tests {
                 assert_eq!(own.count(), 1, "{name}: a GPU's first link is its own");
             }
         }
-        assert!(matches!(Description::preset("dgx"), Err(Error::Unknown(_))));
+        assert!(matches!(TopologyDescription::preset("dgx"), Err(Error::Unknown(_))));
     }
 
     /// Row H26: of the 28 pairs of a DGX-V100, 8 have two NVLinks, 8 have one and 12 have none.
@@ -267,7 +268,7 @@ mod tests {
         let linked = topology.links.iter().filter(|link| matches!(link.kind, LinkKind::NvLink { .. }));
         assert_eq!(8 * 7 / 2 - linked.count(), 12);
         for gpu in &topology.gpus {
-            let ends = |link: &&Link| matches!(link.kind, LinkKind::NvLink { a, b } if a == gpu.index || b == gpu.index);
+            let ends = |link: &&TopologyLink| matches!(link.kind, LinkKind::NvLink { a, b } if a == gpu.index || b == gpu.index);
             let rate: u64 = topology.links.iter().filter(ends).map(|link| link.rate.0).sum();
             assert_eq!(BytesPerSec(rate), BytesPerSec::gb(6 * 24), "GPU {}", gpu.index);
         }
@@ -293,7 +294,7 @@ mod tests {
 
     #[test]
     fn fewer_gpus_keep_the_links_among_them() {
-        let two = Description::preset("v100x4-pcie-switch")
+        let two = TopologyDescription::preset("v100x4-pcie-switch")
             .unwrap()
             .with_gpus(NonZeroU32::new(2).unwrap())
             .unwrap();
@@ -308,16 +309,16 @@ mod tests {
     #[test]
     fn the_gpu_count_grows_only_without_shared_links() {
         let six = NonZeroU32::new(6).unwrap();
-        let emulated = Description::preset("emulated").unwrap().with_gpus(six).unwrap().build();
+        let emulated = TopologyDescription::preset("emulated").unwrap().with_gpus(six).unwrap().build();
         assert_eq!((emulated.gpus.len(), emulated.links.len()), (6, 6));
-        let refused = Description::preset("v100x4-pcie-switch").unwrap().with_gpus(six);
+        let refused = TopologyDescription::preset("v100x4-pcie-switch").unwrap().with_gpus(six);
         assert!(matches!(refused, Err(Error::TooManyGpus { has: 4, asked: 6, .. })));
     }
 
     #[test]
     fn descriptions_that_contradict_themselves_are_refused() {
         let base = "name: x\ngpus: 2\ngpuType: y\nmemory: 1GiB\npcieGbPerS: 1\n";
-        assert!(Description::parse(base).is_ok());
+        assert!(TopologyDescription::parse(base).is_ok());
         for (more, says) in [
             ("nvlink: [{gbPerS: 1, pairs: [[0, 2]]}]", "[0, 2]"),
             ("nvlink: [{gbPerS: 1, pairs: [[1, 0]]}]", "lower first"),
@@ -327,7 +328,7 @@ mod tests {
             ("switches: [{gpus: [0, 0], uplinkGbPerS: 1}]", "two switches"),
             ("colour: red", "colour"),
         ] {
-            let error = Description::parse(&format!("{base}{more}\n")).unwrap_err().to_string();
+            let error = TopologyDescription::parse(&format!("{base}{more}\n")).unwrap_err().to_string();
             assert!(error.contains(says), "{more}: {error}");
         }
     }

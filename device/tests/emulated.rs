@@ -7,10 +7,10 @@ use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Kernel, Module, Region, Value};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, EmulatedValue, Kernel, Module};
 use millrace_device::{
-    Arg, Code, Contents, Device, DeviceMemory, Error, Event as _, Extent, Fault, HostRegion, HostTensor,
-    KernelSpec, Stream as _, Width,
+    Device, DeviceMemory, Error, Event as _, HostRegion, HostTensor, InjectedFault, KernelSpec, LaunchArg,
+    MemoryExtent, ModelCode, Stream as _, StreamThreads, TensorBytes,
 };
 use millrace_types::{Bytes, DataType};
 
@@ -23,7 +23,7 @@ struct Bench {
     memory: DeviceMemory,
     gpu: EmulatedGpu,
     host: HostRegion,
-    region: Region,
+    region: EmulatedRegion,
     stream: EmulatedStream,
 }
 
@@ -34,7 +34,7 @@ fn bench() -> Bench {
     let bytes: Vec<u8> = weights.into_iter().flat_map(f32::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &bytes).unwrap();
     let region = gpu.reserve(Bytes(WEIGHTS)).unwrap();
-    let stream = gpu.stream(Width::Whole).unwrap();
+    let stream = gpu.stream(StreamThreads::Whole).unwrap();
     Bench { memory, gpu, host, region, stream }
 }
 
@@ -42,7 +42,7 @@ impl Bench {
     fn map(&self, extents: &[(u64, u64, u64)]) -> Result<(), Error> {
         let chunks = extents
             .iter()
-            .map(|&(at, offset, bytes)| Ok((at, self.gpu.create(Extent { offset, bytes })?)))
+            .map(|&(at, offset, bytes)| Ok((at, self.gpu.create(MemoryExtent { offset, bytes })?)))
             .collect::<Result<_, Error>>()?;
         self.gpu.map(&self.region, chunks)
     }
@@ -54,7 +54,7 @@ impl Bench {
 
     /// Loads a model in which `sum` is `input + first`, and `total` is `sum + second`.
     fn module(&self) -> Module {
-        let code = Code {
+        let code = ModelCode {
             graph: tiny::two_adds("weights.data", ELEMENTS as u64),
             weights_name: "weights.data",
             weights: &self.host,
@@ -67,17 +67,17 @@ impl Bench {
         self.gpu.kernel(module, &spec).unwrap()
     }
 
-    fn input(&mut self) -> Value {
-        let contents = Contents::Inline(1.0f32.to_le_bytes().repeat(ELEMENTS).into());
+    fn input(&mut self) -> EmulatedValue {
+        let contents = TensorBytes::Inline(1.0f32.to_le_bytes().repeat(ELEMENTS).into());
         let tensor = HostTensor { datatype: DataType::Fp32, shape: vec![ELEMENTS], contents };
         self.stream.upload(tensor).unwrap()
     }
 
     fn launch(&mut self, module: &Module, kernel: &Kernel) -> Result<f32, Error> {
         let input = self.input();
-        let values = self.stream.launch(module, kernel, vec![Arg::Give(input)])?;
+        let values = self.stream.launch(module, kernel, vec![LaunchArg::Give(input)])?;
         let tensor = self.stream.download(&values[0], DataType::Fp32, usize::MAX)?;
-        let Contents::Inline(bytes) = tensor.contents else { panic!("inline was asked for") };
+        let TensorBytes::Inline(bytes) = tensor.contents else { panic!("inline was asked for") };
         Ok(f32::from_le_bytes(*bytes.first_chunk().unwrap()))
     }
 }
@@ -111,7 +111,7 @@ fn a_launch_reads_its_weights_from_device_memory() {
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
     bench.map(&[(0, 0, WEIGHTS)]).unwrap();
     bench.copy(0..WEIGHTS).unwrap();
-    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
+    bench.gpu.inject(InjectedFault::Corrupt(&bench.region)).unwrap();
     assert_ne!(bench.launch(&module, &both).unwrap(), 211.0);
     bench.copy(0..WEIGHTS).unwrap();
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
@@ -164,7 +164,8 @@ fn another_device_maps_an_exported_chunk() {
     let mut here = bench();
     here.map(&[(0, 3 * PAGE, WEIGHTS)]).unwrap();
     here.copy(0..WEIGHTS).unwrap();
-    let exported = here.gpu.export(&here.gpu.create(Extent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
+    let exported =
+        here.gpu.export(&here.gpu.create(MemoryExtent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
     let mut there = bench();
     let (file, extent) = exported.unwrap();
     let chunk = there.gpu.import(file, extent).unwrap();
@@ -182,7 +183,8 @@ fn a_copy_from_another_device_loads_only_the_copied_bytes() {
     let mut there = bench();
     there.map(&[(0, 3 * PAGE, WEIGHTS)]).unwrap();
     there.copy(0..WEIGHTS).unwrap();
-    let exported = there.gpu.export(&there.gpu.create(Extent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
+    let exported =
+        there.gpu.export(&there.gpu.create(MemoryExtent { offset: 3 * PAGE, bytes: WEIGHTS }).unwrap());
     let mut here = bench();
     let (file, extent) = exported.unwrap();
     let peer = here.gpu.import(file, extent).unwrap();
@@ -195,7 +197,7 @@ fn a_copy_from_another_device_loads_only_the_copied_bytes() {
     assert_eq!(here.launch(&module, &both).unwrap(), 211.0);
     let past = here.stream.copy_from_peer(&here.region, &peer, PAGE, 0..WEIGHTS);
     assert!(matches!(past, Err(Error::BadExtent { .. })), "{past:?}");
-    here.gpu.inject(Fault::LosePeers).unwrap();
+    here.gpu.inject(InjectedFault::LosePeers).unwrap();
     let lost = here.stream.copy_from_peer(&here.region, &peer, 0, 0..PAGE);
     assert!(matches!(lost, Err(Error::PeerLost(_))), "{lost:?}");
     here.copy(0..WEIGHTS).unwrap();
@@ -206,18 +208,18 @@ fn a_copy_from_another_device_loads_only_the_copied_bytes() {
 fn injected_faults_happen_once_and_a_lost_device_stays_lost() {
     let mut bench = bench();
     let module = bench.module();
-    bench.gpu.inject(Fault::FailNextMap).unwrap();
+    bench.gpu.inject(InjectedFault::FailNextMap).unwrap();
     assert!(matches!(bench.map(&[(0, 0, WEIGHTS)]), Err(Error::OutOfMemory(_))));
     bench.map(&[(0, 0, WEIGHTS)]).unwrap();
-    bench.gpu.inject(Fault::FailNextCopy).unwrap();
+    bench.gpu.inject(InjectedFault::FailNextCopy).unwrap();
     assert!(matches!(bench.copy(0..WEIGHTS), Err(Error::CopyFailed(_))));
     bench.copy(0..WEIGHTS).unwrap();
-    bench.gpu.inject(Fault::Lose).unwrap();
+    bench.gpu.inject(InjectedFault::Lose).unwrap();
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
     let input = HostTensor {
         datatype: DataType::Fp32,
         shape: vec![0],
-        contents: Contents::Inline([].as_slice().into()),
+        contents: TensorBytes::Inline([].as_slice().into()),
     };
     assert!(matches!(bench.stream.upload(input), Err(Error::Lost(_))));
     assert!(matches!(bench.stream.launch(&module, &both, vec![]), Err(Error::Lost(_))));
@@ -227,7 +229,7 @@ fn injected_faults_happen_once_and_a_lost_device_stays_lost() {
 #[test]
 fn a_broken_model_and_an_unknown_value_are_refused() {
     let bench = bench();
-    let code = |graph| Code { graph, weights_name: "weights.data", weights: &bench.host };
+    let code = |graph| ModelCode { graph, weights_name: "weights.data", weights: &bench.host };
     assert!(matches!(bench.gpu.load(&bench.region, code(b"not a graph".to_vec())), Err(Error::Code(_))));
     let longer = tiny::two_adds("weights.data", ELEMENTS as u64 * 2);
     assert!(matches!(bench.gpu.load(&bench.region, code(longer)), Err(Error::Code(_))));
@@ -250,9 +252,9 @@ fn a_launch_that_fails_on_an_input_does_not_affect_the_next() {
     bench.map(&[(0, 0, WEIGHTS)]).unwrap();
     bench.copy(0..WEIGHTS).unwrap();
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
-    let contents = Contents::Inline(vec![0; 4 * 7].into());
+    let contents = TensorBytes::Inline(vec![0; 4 * 7].into());
     let odd = bench.stream.upload(HostTensor { datatype: DataType::Fp32, shape: vec![7], contents }).unwrap();
-    assert!(matches!(bench.stream.launch(&module, &both, vec![Arg::Give(odd)]), Err(Error::Launch(_))));
+    assert!(matches!(bench.stream.launch(&module, &both, vec![LaunchArg::Give(odd)]), Err(Error::Launch(_))));
     assert!(matches!(bench.stream.launch(&module, &both, vec![]), Err(Error::Launch(_))));
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
@@ -263,16 +265,17 @@ fn constants_stored_in_another_form_are_read_from_the_host_copy() {
     let indices: Vec<u8> = [3i64, -1, 0].into_iter().flat_map(i64::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &indices).unwrap();
     let region = bench.gpu.reserve(host.bytes()).unwrap();
-    let code = Code { graph: tiny::pick("weights.data", 3), weights_name: "weights.data", weights: &host };
+    let code =
+        ModelCode { graph: tiny::pick("weights.data", 3), weights_name: "weights.data", weights: &host };
     let module = bench.gpu.load(&region, code).unwrap();
     let spec = KernelSpec { args: vec!["input".into()], writes: vec!["picked".into()], reads: vec![] };
     let kernel = bench.gpu.kernel(&module, &spec).unwrap();
-    let contents = Contents::Inline([10.0f32, 11.0, 12.0, 13.0].map(f32::to_le_bytes).concat().into());
+    let contents = TensorBytes::Inline([10.0f32, 11.0, 12.0, 13.0].map(f32::to_le_bytes).concat().into());
     let input = HostTensor { datatype: DataType::Fp32, shape: vec![4], contents };
     let input = bench.stream.upload(input).unwrap();
-    let picked = bench.stream.launch(&module, &kernel, vec![Arg::Give(input)]).unwrap();
+    let picked = bench.stream.launch(&module, &kernel, vec![LaunchArg::Give(input)]).unwrap();
     let picked = bench.stream.download(&picked[0], DataType::Fp32, usize::MAX).unwrap();
-    let Contents::Inline(bytes) = picked.contents else { panic!("inline was asked for") };
+    let TensorBytes::Inline(bytes) = picked.contents else { panic!("inline was asked for") };
     assert_eq!(bytes, [13.0f32, 13.0, 10.0].map(f32::to_le_bytes).concat());
 }
 

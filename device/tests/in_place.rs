@@ -8,10 +8,10 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Region, Value};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, EmulatedValue};
 use millrace_device::{
-    Arg, Code, Contents, Device, DeviceMemory, Error, Extent, Fault, HostRegion, HostTensor, KernelSpec,
-    Part, Source, Stream as _, Width,
+    CopySource, Device, DeviceMemory, Error, HostRegion, HostTensor, InjectedFault, KernelSpec, LaunchArg,
+    MemoryExtent, ModelCode, Stream as _, StreamThreads, TensorBytes, TensorPart,
 };
 use millrace_types::{Bytes, DataType};
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ const BYTES: u64 = 2 * PAGE;
 struct Bench {
     gpu: EmulatedGpu,
     /// A mapped region without loaded bytes.
-    region: Region,
+    region: EmulatedRegion,
     stream: EmulatedStream,
 }
 
@@ -31,15 +31,15 @@ fn bench() -> Bench {
     let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
     let region = gpu.reserve(Bytes(BYTES)).unwrap();
     // The two chunks are not adjacent, so that a copy must write to two places.
-    let chunk = |offset| gpu.create(Extent { offset, bytes: PAGE }).unwrap();
+    let chunk = |offset| gpu.create(MemoryExtent { offset, bytes: PAGE }).unwrap();
     gpu.map(&region, vec![(0, chunk(4 * PAGE)), (PAGE, chunk(PAGE))]).unwrap();
-    let stream = gpu.stream(Width::Whole).unwrap();
+    let stream = gpu.stream(StreamThreads::Whole).unwrap();
     Bench { gpu, region, stream }
 }
 
 impl Bench {
-    fn value(&mut self, datatype: DataType, shape: &[usize], bytes: &[u8]) -> Value {
-        let contents = Contents::Inline(bytes.to_vec().into());
+    fn value(&mut self, datatype: DataType, shape: &[usize], bytes: &[u8]) -> EmulatedValue {
+        let contents = TensorBytes::Inline(bytes.to_vec().into());
         self.stream.upload(HostTensor { datatype, shape: shape.to_vec(), contents }).unwrap()
     }
 
@@ -49,12 +49,17 @@ impl Bench {
         self.stream.fill(&self.region, &value, DataType::Uint8, 0..bytes.len() as u64).unwrap();
     }
 
-    fn view(&mut self, datatype: DataType, shape: &[usize], bytes: Range<u64>) -> Result<Value, Error> {
-        self.stream.view(datatype, shape.to_vec(), &self.region, bytes)
+    fn view(
+        &mut self,
+        datatype: DataType,
+        shape: &[usize],
+        bytes: Range<u64>,
+    ) -> Result<EmulatedValue, Error> {
+        self.stream.view_region(datatype, shape.to_vec(), &self.region, bytes)
     }
 
-    fn download(&mut self, value: &Value, datatype: DataType) -> Vec<u8> {
-        let Contents::Inline(bytes) = self.stream.download(value, datatype, usize::MAX).unwrap().contents
+    fn download(&mut self, value: &EmulatedValue, datatype: DataType) -> Vec<u8> {
+        let TensorBytes::Inline(bytes) = self.stream.download(value, datatype, usize::MAX).unwrap().contents
         else {
             panic!("inline was asked for")
         };
@@ -86,9 +91,9 @@ fn a_launch_reads_a_view_in_place() {
     let host = HostRegion::from_bytes("test", &weights).unwrap();
     let weights = bench.gpu.reserve(host.bytes()).unwrap();
     let graph = tiny::two_adds("weights.data", elements as u64);
-    let code = Code { graph, weights_name: "weights.data", weights: &host };
+    let code = ModelCode { graph, weights_name: "weights.data", weights: &host };
     let module = bench.gpu.load(&weights, code).unwrap();
-    let chunk = bench.gpu.create(Extent { offset: 8 * PAGE, bytes: 2 * PAGE }).unwrap();
+    let chunk = bench.gpu.create(MemoryExtent { offset: 8 * PAGE, bytes: 2 * PAGE }).unwrap();
     bench.gpu.map(&weights, vec![(0, chunk)]).unwrap();
     bench.stream.copy(&weights, &host, 0..2 * PAGE).unwrap();
     let both = 0..2 * PAGE;
@@ -97,15 +102,15 @@ fn a_launch_reads_a_view_in_place() {
 
     bench.fill(&1.0f32.to_le_bytes().repeat(elements));
     let view = bench.view(DataType::Fp32, &[elements], 0..PAGE).unwrap();
-    let first = |bench: &mut Bench, arg: Arg<'_, Value>| {
+    let first = |bench: &mut Bench, arg: LaunchArg<'_, EmulatedValue>| {
         let total = bench.stream.launch(&module, &kernel, vec![arg]).unwrap();
         f32::from_le_bytes(*bench.download(&total[0], DataType::Fp32).first_chunk().unwrap())
     };
-    assert_eq!(first(&mut bench, Arg::Lend(&view)), 211.0);
-    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
-    assert_ne!(first(&mut bench, Arg::Lend(&view)), 211.0);
-    bench.gpu.inject(Fault::Corrupt(&bench.region)).unwrap();
-    assert_eq!(first(&mut bench, Arg::Give(view)), 211.0);
+    assert_eq!(first(&mut bench, LaunchArg::Lend(&view)), 211.0);
+    bench.gpu.inject(InjectedFault::Corrupt(&bench.region)).unwrap();
+    assert_ne!(first(&mut bench, LaunchArg::Lend(&view)), 211.0);
+    bench.gpu.inject(InjectedFault::Corrupt(&bench.region)).unwrap();
+    assert_eq!(first(&mut bench, LaunchArg::Give(view)), 211.0);
     // A value that is given to a launch is dropped with the launch, so the region is free.
     bench.gpu.unmap(&bench.region).unwrap();
 }
@@ -165,7 +170,7 @@ fn mismatched_shapes_types_and_ranges_are_refused() {
         assert!(matches!(refused, Err(Error::BadExtent { .. })));
     }
     let to = file(&[]);
-    let source = Source::Region(&bench.region);
+    let source = CopySource::Region(&bench.region);
     assert!(matches!(
         bench.stream.copy_out(source, PAGE - 1..PAGE + 1, to.as_fd(), 0),
         Err(Error::NotResident(_))
@@ -178,10 +183,16 @@ fn host_and_region_parts_are_gathered_into_one_tensor() {
     let mut bench = bench();
     let all = bytes(PAGE + 8);
     bench.fill(&all);
-    let inline = Contents::Inline(vec![1; 4].into());
-    let file = Contents::File(file(&[2; 8]));
+    let inline = TensorBytes::Inline(vec![1; 4].into());
+    let file = TensorBytes::File(file(&[2; 8]));
     let region = bench.region.clone();
-    let parts = || vec![Part::Host(&inline), Part::Region(&region, PAGE - 4..PAGE + 8), Part::Host(&file)];
+    let parts = || {
+        vec![
+            TensorPart::Host(&inline),
+            TensorPart::Region(&region, PAGE - 4..PAGE + 8),
+            TensorPart::Host(&file),
+        ]
+    };
     let value = bench.stream.gather(DataType::Fp32, vec![6], parts()).unwrap();
     let expected = [&[1; 4], &all[PAGE as usize - 4..], &[2; 8]].concat();
     assert_eq!(bench.download(&value, DataType::Fp32), expected);
@@ -198,8 +209,8 @@ fn unsealed_files_can_be_copied_from_and_to() {
     assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), Some(PAGE..BYTES));
     bench.stream.copy_from_file(&bench.region, host.as_fd(), PAGE..BYTES).unwrap();
     let to = file(&[]);
-    bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 10).unwrap();
-    bench.stream.copy_out(Source::Region(&bench.region), PAGE - 10..PAGE, to.as_fd(), 0).unwrap();
+    bench.stream.copy_out(CopySource::Region(&bench.region), PAGE..BYTES, to.as_fd(), 10).unwrap();
+    bench.stream.copy_out(CopySource::Region(&bench.region), PAGE - 10..PAGE, to.as_fd(), 0).unwrap();
     assert_eq!(contents(&to), all[PAGE as usize - 10..], "each part must be at its offset");
     let short = file(&all[..100]);
     assert!(bench.stream.copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
@@ -208,8 +219,8 @@ fn unsealed_files_can_be_copied_from_and_to() {
         None,
         "the file is read before any byte is written"
     );
-    bench.gpu.inject(Fault::FailNextCopy).unwrap();
-    let failed = bench.stream.copy_out(Source::Region(&bench.region), PAGE..BYTES, to.as_fd(), 0);
+    bench.gpu.inject(InjectedFault::FailNextCopy).unwrap();
+    let failed = bench.stream.copy_out(CopySource::Region(&bench.region), PAGE..BYTES, to.as_fd(), 0);
     assert!(matches!(failed, Err(Error::CopyFailed(_))));
 }
 
@@ -231,7 +242,7 @@ proptest! {
         let part = ends[0].min(ends[1])..ends[0].max(ends[1]);
         let wanted = part.start as u64..part.end as u64;
         let to = file(&[]);
-        bench.stream.copy_out(Source::Value(&value, datatype), wanted.clone(), to.as_fd(), 0).unwrap();
+        bench.stream.copy_out(CopySource::Value(&value, datatype), wanted.clone(), to.as_fd(), 0).unwrap();
         prop_assert_eq!(contents(&to), &bytes[part.clone()]);
         bench.stream.fill(&bench.region, &value, datatype, wanted).unwrap();
         let filled = bench.view(DataType::Uint8, &[part.len()], 0..part.len() as u64).unwrap();

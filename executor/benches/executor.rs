@@ -10,10 +10,10 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedStream, Kernel, Module, Region, Value};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, EmulatedValue, Kernel, Module};
 use millrace_device::{
-    Access, Arg, Code, Contents, Device, DeviceMemory, Event as _, Extent, HostRegion, HostTensor,
-    KernelSpec, Stream as _, monotonic_now,
+    Device, DeviceMemory, Event as _, HostAccess, HostRegion, HostTensor, KernelSpec, LaunchArg,
+    MemoryExtent, ModelCode, Stream as _, TensorBytes, monotonic_now,
 };
 use millrace_model::WEIGHTS_FILE;
 use millrace_model::synth::{self, Encoder};
@@ -109,7 +109,7 @@ fn round_trips() {
 /// A device in this process, and the host memory to copy to the device.
 struct Bench {
     gpu: EmulatedGpu,
-    region: Region,
+    region: EmulatedRegion,
     host: HostRegion,
     stream: EmulatedStream,
 }
@@ -119,14 +119,14 @@ impl Bench {
         let memory = DeviceMemory::create("bench", Bytes::gib(1)).unwrap();
         let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
         let region = gpu.reserve(host.bytes()).unwrap();
-        let stream = gpu.stream(millrace_device::Width::Whole).unwrap();
+        let stream = gpu.stream(millrace_device::StreamThreads::Whole).unwrap();
         Self { gpu, region, host, stream }
     }
 
     fn map(&self, extent: u64) {
         let bytes = self.host.bytes().get().next_multiple_of(4096);
         let chunk = |at: u64| {
-            let extent = Extent { offset: at, bytes: extent.min(bytes - at) };
+            let extent = MemoryExtent { offset: at, bytes: extent.min(bytes - at) };
             (at, self.gpu.create(extent).unwrap())
         };
         self.gpu.map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
@@ -135,8 +135,9 @@ impl Bench {
     /// Maps extents in the reverse order of memory, so that the kernel cannot merge neighbouring mappings.
     fn map_scattered(&self, extent: u64) {
         let bytes = self.host.bytes().get();
-        let chunk =
-            |at: u64| (at, self.gpu.create(Extent { offset: bytes - extent - at, bytes: extent }).unwrap());
+        let chunk = |at: u64| {
+            (at, self.gpu.create(MemoryExtent { offset: bytes - extent - at, bytes: extent }).unwrap())
+        };
         self.gpu.map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
     }
 
@@ -218,7 +219,7 @@ fn copying() {
     let host = HostRegion::from_bytes("bench", &bytes).unwrap();
     for _ in 0..ROUNDS {
         let mut bench =
-            Bench::new(HostRegion::receive(host.share().unwrap(), host.bytes(), Access::Direct).unwrap());
+            Bench::new(HostRegion::receive(host.share().unwrap(), host.bytes(), HostAccess::Direct).unwrap());
         bench.map(2 * MIB);
         fresh.push(timed(|| bench.copy()).0);
         bench.unmap();
@@ -246,11 +247,14 @@ struct Loaded {
 impl Loaded {
     fn new(model: &Model) -> Self {
         let mut bench = Bench::new(
-            HostRegion::receive(model.weights.share().unwrap(), model.weights.bytes(), Access::Direct)
+            HostRegion::receive(model.weights.share().unwrap(), model.weights.bytes(), HostAccess::Direct)
                 .unwrap(),
         );
-        let code =
-            Code { graph: model.compiled.graph.clone(), weights_name: WEIGHTS_FILE, weights: &bench.host };
+        let code = ModelCode {
+            graph: model.compiled.graph.clone(),
+            weights_name: WEIGHTS_FILE,
+            weights: &bench.host,
+        };
         let (time, module) = timed(|| bench.gpu.load(&bench.region, code).unwrap());
         println!("  loading the graph: {time:.2?}");
         bench.map(2 * MIB);
@@ -275,32 +279,32 @@ impl Loaded {
         Self { bench, module, whole, steps, outputs }
     }
 
-    fn upload(&mut self, input: &Tensor) -> Value {
+    fn upload(&mut self, input: &Tensor) -> EmulatedValue {
         let Some(millrace_proto::executor::tensor::Contents::Inline(bytes)) = &input.contents else {
             unreachable!()
         };
         let tensor = HostTensor {
             datatype: input.datatype.parse().unwrap(),
             shape: input.shape.iter().map(|&dim| dim as usize).collect(),
-            contents: Contents::Inline(bytes.clone()),
+            contents: TensorBytes::Inline(bytes.clone()),
         };
         self.bench.stream.upload(tensor).unwrap()
     }
 
-    fn whole(&mut self, input: &Value) -> Duration {
+    fn whole(&mut self, input: &EmulatedValue) -> Duration {
         let Self { bench, module, whole, .. } = self;
-        timed(|| bench.stream.launch(module, whole, vec![Arg::Lend(input)]).unwrap()).0
+        timed(|| bench.stream.launch(module, whole, vec![LaunchArg::Lend(input)]).unwrap()).0
     }
 
     /// Runs every launch in order, twice. The first run of a launch plans it, and the second run uses
     /// the cached plan.
-    fn segmented(&mut self, name: &str, input: Value) -> Vec<[Duration; 2]> {
+    fn segmented(&mut self, name: &str, input: EmulatedValue) -> Vec<[Duration; 2]> {
         let Self { bench, module, steps, .. } = self;
         let mut values = std::collections::HashMap::from([(name.to_owned(), input)]);
         let mut times = Vec::new();
         for (spec, kernel) in steps {
             let mut launch = || {
-                let args = spec.args.iter().map(|name| Arg::Lend(&values[name])).collect();
+                let args = spec.args.iter().map(|name| LaunchArg::Lend(&values[name])).collect();
                 timed(|| bench.stream.launch(module, kernel, args).unwrap())
             };
             let ((anew, _), (kept, made)) = (launch(), launch());

@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use bytes::Bytes as Buffer;
 use millrace_device::emulated::EmulatedGpu;
-use millrace_device::{Access, DeviceMemory, Extent, HostRegion, Pinned, monotonic_now, probe};
+use millrace_device::{DeviceMemory, HostAccess, HostRegion, MemoryExtent, PinState, monotonic_now, probe};
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::synth::{self, Encoder};
-use millrace_model::{Compiled, GROUP_BYTES, Grouping};
+use millrace_model::{CompiledModel, GROUP_BYTES, Grouping};
 use millrace_proto::executor::Tensor;
 use millrace_types::{Bytes, BytesPerSec};
 
@@ -84,7 +84,7 @@ struct Step {
 fn curves() -> u64 {
     let memory = DeviceMemory::create("bench", Bytes::mib(32)).unwrap();
     let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
-    let extent = Extent { offset: 0, bytes: memory.bytes().get() };
+    let extent = MemoryExtent { offset: 0, bytes: memory.bytes().get() };
     let rates = probe::copy_rates(&gpu, extent, NonZeroU32::new(5).unwrap()).unwrap();
     let point = |rate: &probe::CopyRate| Throughput { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };
     print_curve("copies in the device", &rates.iter().map(point).collect::<Vec<_>>());
@@ -138,8 +138,8 @@ fn compare(name: &str, onnx: Vec<u8>, input: &[Tensor], elbow: u64, link: Option
     let first = &steps[0].model;
     println!("\n{name}: {} of weights, {} tensors", first.weights.bytes(), first.compiled.weights.len());
     match first.weights.pinned() {
-        Pinned::Locked => println!("host copy: locked"),
-        Pinned::Pageable { reason } => println!("host copy: shared, not locked: {reason}"),
+        PinState::Locked => println!("host copy: locked"),
+        PinState::Pageable { reason } => println!("host copy: shared, not locked: {reason}"),
     }
     let mut executor = Executor::start();
     for (program, step) in (1..).zip(&steps) {
@@ -216,13 +216,13 @@ fn steps(onnx: &Buffer, elbow: u64) -> Vec<Step> {
     for step in others {
         let file = first.model.weights.share().unwrap();
         let bytes = first.model.weights.bytes();
-        step.model.weights = HostRegion::receive(file, bytes, Access::Direct).unwrap();
+        step.model.weights = HostRegion::receive(file, bytes, HostAccess::Direct).unwrap();
     }
     steps
 }
 
 /// Groups whole parameters, in order, until a group has at least `bytes` bytes.
-fn groups(compiled: &Compiled, bytes: u64) -> Vec<Range<u64>> {
+fn groups(compiled: &CompiledModel, bytes: u64) -> Vec<Range<u64>> {
     let mut groups: Vec<Range<u64>> = Vec::new();
     for weight in &compiled.weights {
         let end = weight.offset + weight.bytes;

@@ -6,34 +6,34 @@ use std::sync::Arc;
 use millrace_device::{Device, Stream as _};
 use millrace_proto::executor::Tensor;
 
-use crate::batch::Rows;
-use crate::kept::{Kept, Output};
-use crate::runs::Failed;
-use crate::wire::{self, Declared, INLINE_BYTES_MAX};
+use crate::batch::BatchRows;
+use crate::kept::{KeptOutput, KeptOutputs};
+use crate::runs::RunError;
+use crate::wire::{self, DeclaredTensor, INLINE_BYTES_MAX};
 
 /// The outputs that a run was asked for.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestedOutputs {
     /// Names of the requested outputs. Empty selects every output.
     pub(crate) outputs: Vec<String>,
     /// Names of the requested outputs that stay on the GPU.
     pub(crate) kept: Vec<String>,
     /// Rows of the batched requests; `None` for a single request.
-    pub(crate) rows: Option<Rows>,
+    pub(crate) rows: Option<BatchRows>,
 }
 
-impl Asked {
+impl RequestedOutputs {
     /// Returns the indices of the requested outputs, in the requested order. Fails if the outputs to
     /// keep are not requested or cannot be kept.
     pub(crate) fn wanted<V>(
         &self,
         run: u64,
-        outputs: &[Declared],
-        kept: &Kept<V>,
-    ) -> Result<Vec<usize>, Failed> {
+        outputs: &[DeclaredTensor],
+        kept: &KeptOutputs<V>,
+    ) -> Result<Vec<usize>, RunError> {
         let place = |name: &String| {
             let place = outputs.iter().position(|output| output.name == *name);
-            place.ok_or_else(|| Failed::OutputUnknown(name.clone()))
+            place.ok_or_else(|| RunError::OutputUnknown(name.clone()))
         };
         let wanted = match self.outputs.as_slice() {
             [] => (0..outputs.len()).collect(),
@@ -41,7 +41,7 @@ impl Asked {
         };
         let is_wanted = |name: &String| wanted.iter().any(|&index| outputs[index].name == *name);
         if let Some(name) = self.kept.iter().find(|name| !is_wanted(name)) {
-            return Err(Failed::KeptUnknown(name.clone()));
+            return Err(RunError::KeptUnknown(name.clone()));
         }
         if !self.kept.is_empty() {
             kept.admit(run)?;
@@ -52,13 +52,13 @@ impl Asked {
 
 /// A response that is being assembled.
 #[derive(Debug)]
-pub(crate) struct Answer<D: Device> {
+pub(crate) struct RunResponse<D: Device> {
     outputs: Vec<Tensor>,
     descriptors: Vec<OwnedFd>,
-    stays: Vec<Arc<Output<D::Value>>>,
+    stays: Vec<Arc<KeptOutput<D::Value>>>,
 }
 
-impl<D: Device> Answer<D> {
+impl<D: Device> RunResponse<D> {
     pub(crate) fn new() -> Self {
         Self { outputs: Vec::new(), descriptors: Vec::new(), stays: Vec::new() }
     }
@@ -66,16 +66,16 @@ impl<D: Device> Answer<D> {
     /// Adds an output to the response. If the output stays on the GPU, the value is taken.
     pub(crate) fn add(
         &mut self,
-        asked: &Asked,
-        Declared { name, datatype }: &Declared,
+        asked: &RequestedOutputs,
+        DeclaredTensor { name, datatype }: &DeclaredTensor,
         value: &mut Option<D::Value>,
         stream: &mut D::Stream,
-    ) -> Result<(), Failed> {
-        let missing = || Failed::ValueMissing(name.clone());
+    ) -> Result<(), RunError> {
+        let missing = || RunError::ValueMissing(name.clone());
         let made = value.as_ref().ok_or_else(missing)?;
         let shape = stream.shape(made, *datatype)?;
-        if let Some(Rows { all, .. }) = asked.rows.filter(|rows| shape.first() != Some(&rows.all)) {
-            return Err(Failed::OutputRows { name: name.clone(), shape, rows: all });
+        if let Some(BatchRows { all, .. }) = asked.rows.filter(|rows| shape.first() != Some(&rows.all)) {
+            return Err(RunError::OutputRows { name: name.clone(), shape, rows: all });
         }
         let size = datatype.size().unwrap_or_default() * shape.iter().product::<usize>();
         // The decision uses the largest request of a batch: if every request gets a small output, all
@@ -90,12 +90,12 @@ impl<D: Device> Answer<D> {
         let datatype = *datatype;
         let bytes = size as u64;
         self.outputs.push(wire::kept_output(name.clone(), datatype, &shape, bytes));
-        self.stays.push(Arc::new(Output { name: name.clone(), datatype, bytes, value }));
+        self.stays.push(Arc::new(KeptOutput { name: name.clone(), datatype, bytes, value }));
         Ok(())
     }
 
     /// Stores the outputs that stay, and returns the tensors and descriptors to send.
-    pub(crate) fn keep(self, run: u64, kept: &Kept<D::Value>) -> (Vec<Tensor>, Vec<OwnedFd>) {
+    pub(crate) fn keep(self, run: u64, kept: &KeptOutputs<D::Value>) -> (Vec<Tensor>, Vec<OwnedFd>) {
         if !self.stays.is_empty() {
             kept.insert(run, self.stays);
         }

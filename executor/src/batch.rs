@@ -7,17 +7,17 @@
 
 use std::collections::HashMap;
 
-use millrace_device::{Contents, Device, Error as DeviceError, Part as Bytes, Stream as _};
+use millrace_device::{Device, Error as DeviceError, Stream as _, TensorBytes, TensorPart as Bytes};
 use millrace_proto::executor::Tensor;
 use millrace_types::DataType;
 
-use crate::mapping::Use;
-use crate::objects::{self, ObjectBytes, Objects};
-use crate::wire::{self, Descriptors, Given, GivenContents};
+use crate::mapping::MappingUse;
+use crate::objects::{self, ObjectBytes, ObjectTable};
+use crate::wire::{self, FrameDescriptors, InputContents, ReceivedInput};
 
 /// Reason why requests cannot run as a batch.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum BatchError {
     #[error(transparent)]
     Message(#[from] wire::Error),
     #[error("got {inputs} inputs, which {members} requests cannot share equally")]
@@ -34,7 +34,7 @@ pub(crate) enum Error {
 
 /// The rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rows {
+pub(crate) struct BatchRows {
     /// Sum of the rows of all requests.
     pub(crate) all: usize,
     /// Rows of the request with the most rows.
@@ -43,35 +43,35 @@ pub(crate) struct Rows {
 
 /// The inputs of a run.
 #[derive(Debug)]
-pub(crate) struct Inputs<D: Device> {
-    pub(crate) tensors: HashMap<String, Input<D>>,
+pub(crate) struct RunInputs<D: Device> {
+    pub(crate) tensors: HashMap<String, RunInput<D>>,
     /// Rows of the batch; `None` for a single request.
-    pub(crate) rows: Option<Rows>,
+    pub(crate) rows: Option<BatchRows>,
     /// Uses that pin the objects among the inputs. The uses must be dropped after all values that view
     /// the objects.
-    pub(crate) uses: Vec<Use<D>>,
+    pub(crate) uses: Vec<MappingUse<D>>,
 }
 
 /// An input, in parts: a part for each request of the batch.
 #[derive(Debug)]
-pub(crate) struct Input<D: Device> {
+pub(crate) struct RunInput<D: Device> {
     pub(crate) datatype: DataType,
     shape: Vec<usize>,
-    parts: Vec<Part<D>>,
+    parts: Vec<InputPart<D>>,
 }
 
 #[derive(Debug)]
-enum Part<D: Device> {
-    Host(Contents),
+enum InputPart<D: Device> {
+    Host(TensorBytes),
     Object(ObjectBytes<D>),
 }
 
-impl<D: Device> Input<D> {
+impl<D: Device> RunInput<D> {
     /// Returns the number of bytes if all parts arrived inline.
     pub(crate) fn inline_bytes(&self) -> Option<usize> {
-        let bytes = |part: &Part<D>| match part {
-            Part::Host(Contents::Inline(bytes)) => Some(bytes.len()),
-            Part::Host(Contents::File(_)) | Part::Object(_) => None,
+        let bytes = |part: &InputPart<D>| match part {
+            InputPart::Host(TensorBytes::Inline(bytes)) => Some(bytes.len()),
+            InputPart::Host(TensorBytes::File(_)) | InputPart::Object(_) => None,
         };
         self.parts.iter().map(bytes).sum()
     }
@@ -79,20 +79,20 @@ impl<D: Device> Input<D> {
     /// Returns an error for the first object of this input that is not completely loaded.
     pub(crate) fn check_loaded(&self) -> Result<(), objects::Error> {
         self.parts.iter().try_for_each(|part| match part {
-            Part::Host(_) => Ok(()),
-            Part::Object(bytes) => bytes.check_loaded(),
+            InputPart::Host(_) => Ok(()),
+            InputPart::Object(bytes) => bytes.check_loaded(),
         })
     }
 
     /// Moves the input to the device. An input from a single object, which must be loaded, is read in place.
     pub(crate) fn value(self, stream: &mut D::Stream) -> Result<D::Value, DeviceError> {
         let Self { datatype, shape, parts } = self;
-        if let [Part::Object(part)] = parts.as_slice() {
-            return stream.view(datatype, shape, part.region(), part.bytes.clone());
+        if let [InputPart::Object(part)] = parts.as_slice() {
+            return stream.view_region(datatype, shape, part.region(), part.bytes.clone());
         }
         let parts = parts.iter().map(|part| match part {
-            Part::Host(contents) => Bytes::Host(contents),
-            Part::Object(part) => Bytes::Region(part.region(), part.bytes.clone()),
+            InputPart::Host(contents) => Bytes::Host(contents),
+            InputPart::Object(part) => Bytes::Region(part.region(), part.bytes.clone()),
         });
         stream.gather(datatype, shape, parts.collect())
     }
@@ -103,81 +103,87 @@ impl<D: Device> Input<D> {
 pub(crate) fn inputs<D: Device>(
     inputs: Vec<Tensor>,
     members: u32,
-    objects: &Objects<D>,
-    descriptors: &mut Descriptors,
-) -> Result<Inputs<D>, Error> {
+    objects: &ObjectTable<D>,
+    descriptors: &mut FrameDescriptors,
+) -> Result<RunInputs<D>, BatchError> {
     let members = (members as usize).max(1);
     let each = inputs.len() / members;
     if each * members != inputs.len() || (members > 1 && each == 0) {
-        return Err(Error::Count { inputs: inputs.len(), members });
+        return Err(BatchError::Count { inputs: inputs.len(), members });
     }
     let mut first = HashMap::with_capacity(each);
-    let mut rest: HashMap<String, Vec<Input<D>>> = HashMap::new();
+    let mut rest: HashMap<String, Vec<RunInput<D>>> = HashMap::new();
     let mut rows = vec![None; members];
     let mut uses = Vec::new();
     for (place, input) in inputs.into_iter().enumerate() {
         let (name, tensor) = input_of(wire::tensor(input, descriptors)?, objects, &mut uses)?;
         if members > 1 {
             let of = &mut rows[place / each];
-            let here = tensor.shape.first().copied().ok_or_else(|| Error::Unlike(name.clone()))?;
+            let here = tensor.shape.first().copied().ok_or_else(|| BatchError::Unlike(name.clone()))?;
             if *of.get_or_insert(here) != here {
-                return Err(Error::Rows);
+                return Err(BatchError::Rows);
             }
         }
         if place < each {
             if first.insert(name.clone(), tensor).is_some() {
-                return Err(Error::Twice(name));
+                return Err(BatchError::Twice(name));
             }
         } else {
             rest.entry(name).or_default().push(tensor);
         }
     }
     if members == 1 {
-        return Ok(Inputs { tensors: first, rows: None, uses });
+        return Ok(RunInputs { tensors: first, rows: None, uses });
     }
     let joined = first.into_iter().map(|(name, tensor)| {
         let others = rest.remove(&name).filter(|others| others.len() == members - 1);
-        let others = others.ok_or_else(|| Error::Unlike(name.clone()))?;
+        let others = others.ok_or_else(|| BatchError::Unlike(name.clone()))?;
         let tensor = join(&name, tensor, others)?;
         Ok((name, tensor))
     });
-    let tensors = joined.collect::<Result<_, Error>>()?;
+    let tensors = joined.collect::<Result<_, BatchError>>()?;
     match rest.into_keys().min() {
-        Some(name) => Err(Error::Unlike(name)),
+        Some(name) => Err(BatchError::Unlike(name)),
         None => {
             let rows = rows.into_iter().flatten();
-            let rows = Rows { all: rows.clone().sum(), most: rows.max().unwrap_or(0) };
-            Ok(Inputs { tensors, rows: Some(rows), uses })
+            let rows = BatchRows { all: rows.clone().sum(), most: rows.max().unwrap_or(0) };
+            Ok(RunInputs { tensors, rows: Some(rows), uses })
         }
     }
 }
 
 fn input_of<D: Device>(
-    given: Given,
-    objects: &Objects<D>,
-    uses: &mut Vec<Use<D>>,
-) -> Result<(String, Input<D>), Error> {
-    let Given { name, datatype, shape, contents } = given;
+    given: ReceivedInput,
+    objects: &ObjectTable<D>,
+    uses: &mut Vec<MappingUse<D>>,
+) -> Result<(String, RunInput<D>), BatchError> {
+    let ReceivedInput { name, datatype, shape, contents } = given;
     let part = match contents {
-        GivenContents::Host(contents) => Part::Host(contents),
-        GivenContents::Object(part) => {
-            let (bytes, using) = objects.part(part).map_err(|error| Error::Object(name.clone(), error))?;
+        InputContents::Host(contents) => InputPart::Host(contents),
+        InputContents::Object(part) => {
+            let (bytes, using) =
+                objects.part(part).map_err(|error| BatchError::Object(name.clone(), error))?;
             uses.push(using);
-            Part::Object(bytes)
+            InputPart::Object(bytes)
         }
     };
-    Ok((name, Input { datatype, shape, parts: vec![part] }))
+    Ok((name, RunInput { datatype, shape, parts: vec![part] }))
 }
 
-fn join<D: Device>(name: &str, first: Input<D>, others: Vec<Input<D>>) -> Result<Input<D>, Error> {
-    let alike = |other: &Input<D>| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
+fn join<D: Device>(
+    name: &str,
+    first: RunInput<D>,
+    others: Vec<RunInput<D>>,
+) -> Result<RunInput<D>, BatchError> {
+    let alike =
+        |other: &RunInput<D>| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
     if !others.iter().all(alike) {
-        return Err(Error::Unlike(name.to_owned()));
+        return Err(BatchError::Unlike(name.to_owned()));
     }
-    let Input { datatype, mut shape, mut parts } = first;
+    let RunInput { datatype, mut shape, mut parts } = first;
     shape[0] += others.iter().map(|other| other.shape[0]).sum::<usize>();
     parts.extend(others.into_iter().flat_map(|other| other.parts));
-    Ok(Input { datatype, shape, parts })
+    Ok(RunInput { datatype, shape, parts })
 }
 
 #[cfg(test)]
@@ -194,8 +200,8 @@ mod tests {
         Tensor { name: name.into(), datatype: "UINT8".into(), shape: shape.to_vec(), contents }
     }
 
-    fn join(tensors: Vec<Tensor>, members: u32) -> Result<Inputs<EmulatedGpu>, Error> {
-        inputs(tensors, members, &Objects::new(), &mut Descriptors::new(Vec::new()))
+    fn join(tensors: Vec<Tensor>, members: u32) -> Result<RunInputs<EmulatedGpu>, BatchError> {
+        inputs(tensors, members, &ObjectTable::new(), &mut FrameDescriptors::new(Vec::new()))
     }
 
     #[test]
@@ -206,10 +212,10 @@ mod tests {
             tensor("y", &[2], 3),
             tensor("x", &[2, 2], 4),
         ];
-        let Inputs { tensors: joined, rows, .. } = join(given, 2).unwrap();
-        assert_eq!(rows, Some(Rows { all: 3, most: 2 }));
-        let part = |part: &Part<_>| match part {
-            Part::Host(Contents::Inline(bytes)) => bytes.to_vec(),
+        let RunInputs { tensors: joined, rows, .. } = join(given, 2).unwrap();
+        assert_eq!(rows, Some(BatchRows { all: 3, most: 2 }));
+        let part = |part: &InputPart<_>| match part {
+            InputPart::Host(TensorBytes::Inline(bytes)) => bytes.to_vec(),
             _ => unreachable!("the part is inline"),
         };
         let bytes = |name: &str| joined[name].parts.iter().flat_map(part).collect::<Vec<u8>>();
@@ -220,22 +226,22 @@ mod tests {
     #[test]
     fn requests_with_mismatched_inputs_are_refused() {
         let x = |shape: &[i64]| tensor("x", shape, 0);
-        assert!(matches!(join(vec![x(&[1, 2]), x(&[1, 3])], 2), Err(Error::Unlike(_))));
-        assert!(matches!(join(vec![x(&[1]), tensor("y", &[1], 0)], 2), Err(Error::Unlike(_))));
-        assert!(matches!(join(vec![x(&[]), x(&[])], 2), Err(Error::Unlike(_))));
-        assert!(matches!(join(vec![x(&[1]), x(&[1]), x(&[1])], 2), Err(Error::Count { .. })));
-        assert!(matches!(join(vec![], 2), Err(Error::Count { .. })));
+        assert!(matches!(join(vec![x(&[1, 2]), x(&[1, 3])], 2), Err(BatchError::Unlike(_))));
+        assert!(matches!(join(vec![x(&[1]), tensor("y", &[1], 0)], 2), Err(BatchError::Unlike(_))));
+        assert!(matches!(join(vec![x(&[]), x(&[])], 2), Err(BatchError::Unlike(_))));
+        assert!(matches!(join(vec![x(&[1]), x(&[1]), x(&[1])], 2), Err(BatchError::Count { .. })));
+        assert!(matches!(join(vec![], 2), Err(BatchError::Count { .. })));
         let uneven = vec![x(&[1]), tensor("y", &[2], 0), x(&[1]), tensor("y", &[1], 0)];
-        assert!(matches!(join(uneven, 2), Err(Error::Rows)));
+        assert!(matches!(join(uneven, 2), Err(BatchError::Rows)));
         let twice = vec![x(&[1]), x(&[1]), x(&[1]), x(&[1])];
-        assert!(matches!(join(twice, 2), Err(Error::Twice(_))));
-        assert!(matches!(join(vec![x(&[1]), x(&[1])], 1), Err(Error::Twice(_))));
+        assert!(matches!(join(twice, 2), Err(BatchError::Twice(_))));
+        assert!(matches!(join(vec![x(&[1]), x(&[1])], 1), Err(BatchError::Twice(_))));
     }
 
     #[test]
     fn inputs_of_a_single_request_are_used_unchanged() {
         for members in [0, 1] {
-            let Inputs { tensors, rows, .. } = join(vec![tensor("x", &[], 9)], members).unwrap();
+            let RunInputs { tensors, rows, .. } = join(vec![tensor("x", &[], 9)], members).unwrap();
             assert_eq!((tensors.len(), rows), (1, None));
         }
     }

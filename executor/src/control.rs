@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use millrace_device::{Device, Fault, monotonic_now};
+use millrace_device::{Device, InjectedFault, monotonic_now};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -13,50 +13,50 @@ use millrace_proto::executor::{
     PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
 
-use crate::copies::{self, COPIES_QUEUED_MAX, To, Work};
-use crate::copy_out::{self, Granted, Outgoing};
+use crate::copies::{self, COPIES_QUEUED_MAX, CopyWork, GpuTarget};
+use crate::copy_out::{self, CopyToHost, GrantedHostCopies};
 use crate::error::Error;
 use crate::events::clip;
-use crate::objects::{self, Objects};
-use crate::peers::Peers;
-use crate::process::{Faults, PROGRAMS_MAX, Shared};
-use crate::program::Program;
-use crate::queue::Queue;
+use crate::objects::{self, ObjectTable};
+use crate::peers::PeerTable;
+use crate::process::{ExecutorState, FaultPolicy, PROGRAMS_MAX};
+use crate::program::LoadedProgram;
+use crate::queue::WorkQueue;
 use crate::runs::{self, RUNS_QUEUED_MAX};
-use crate::wire::{self, Descriptors};
+use crate::wire::{self, FrameDescriptors};
 
 /// Whether the executor continues after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum ControlFlow {
     Command,
     End,
 }
 
 #[derive(Debug)]
-pub(crate) struct Control<D: Device> {
-    shared: Arc<Shared<D>>,
-    faults: Faults,
-    programs: BTreeMap<u64, Arc<Program<D>>>,
-    objects: Objects<D>,
-    peers: Peers<D>,
+pub(crate) struct ControlThread<D: Device> {
+    shared: Arc<ExecutorState<D>>,
+    faults: FaultPolicy,
+    programs: BTreeMap<u64, Arc<LoadedProgram<D>>>,
+    objects: ObjectTable<D>,
+    peers: PeerTable<D>,
     /// Copies to the host that proceed under grants.
-    granted: Granted<D>,
-    copies: Arc<Queue<copies::Work<D>>>,
-    copies_out: Arc<Queue<copies::Work<D>>>,
-    runs: Arc<Queue<runs::Job<D>>>,
+    granted: GrantedHostCopies<D>,
+    copies: Arc<WorkQueue<copies::CopyWork<D>>>,
+    copies_out: Arc<WorkQueue<copies::CopyWork<D>>>,
+    runs: Arc<WorkQueue<runs::QueuedRun<D>>>,
 }
 
-impl<D: Device> Control<D> {
-    pub(crate) fn new(shared: Arc<Shared<D>>, faults: Faults) -> Self {
-        let copies = || Arc::new(Queue::new(COPIES_QUEUED_MAX));
-        let runs = Arc::new(Queue::new(RUNS_QUEUED_MAX));
+impl<D: Device> ControlThread<D> {
+    pub(crate) fn new(shared: Arc<ExecutorState<D>>, faults: FaultPolicy) -> Self {
+        let copies = || Arc::new(WorkQueue::new(COPIES_QUEUED_MAX));
+        let runs = Arc::new(WorkQueue::new(RUNS_QUEUED_MAX));
         Self {
             shared,
             faults,
             programs: BTreeMap::new(),
-            objects: Objects::new(),
-            peers: Peers::new(),
-            granted: Granted::new(),
+            objects: ObjectTable::new(),
+            peers: PeerTable::new(),
+            granted: GrantedHostCopies::new(),
             copies: copies(),
             copies_out: copies(),
             runs,
@@ -64,17 +64,17 @@ impl<D: Device> Control<D> {
     }
 
     /// Returns the queue of copies to the GPU.
-    pub(crate) fn copies(&self) -> Arc<Queue<copies::Work<D>>> {
+    pub(crate) fn copies(&self) -> Arc<WorkQueue<copies::CopyWork<D>>> {
         Arc::clone(&self.copies)
     }
 
     /// Returns the queue of copies to the host.
-    pub(crate) fn copies_out(&self) -> Arc<Queue<copies::Work<D>>> {
+    pub(crate) fn copies_out(&self) -> Arc<WorkQueue<copies::CopyWork<D>>> {
         Arc::clone(&self.copies_out)
     }
 
     /// Returns the queue of runs.
-    pub(crate) fn runs(&self) -> Arc<Queue<runs::Job<D>>> {
+    pub(crate) fn runs(&self) -> Arc<WorkQueue<runs::QueuedRun<D>>> {
         Arc::clone(&self.runs)
     }
 
@@ -84,9 +84,9 @@ impl<D: Device> Control<D> {
     pub(crate) fn on_command(
         &mut self,
         command: Command,
-        descriptors: Descriptors,
+        descriptors: FrameDescriptors,
         stream: &mut D::Stream,
-    ) -> Result<Next, Error> {
+    ) -> Result<ControlFlow, Error> {
         match command {
             Command::Hello(_) => return Err(Error::Protocol("a second Hello")),
             Command::LoadProgram(load) => self.load(load, descriptors),
@@ -125,16 +125,16 @@ impl<D: Device> Control<D> {
             }
             Command::DropOutputs(outputs) => self.shared.kept.remove(outputs.run),
             Command::InjectFault(fault) => self.inject(fault),
-            Command::Shutdown(_) => return Ok(Next::End),
+            Command::Shutdown(_) => return Ok(ControlFlow::End),
         }
-        Ok(Next::Command)
+        Ok(ControlFlow::Command)
     }
 
     fn say(&self, event: Event) {
         self.shared.events.send(event);
     }
 
-    fn load(&mut self, message: LoadProgram, descriptors: Descriptors) {
+    fn load(&mut self, message: LoadProgram, descriptors: FrameDescriptors) {
         let id = message.program;
         let started = monotonic_now();
         let failed = |message| Event::ProgramFailed(ProgramFailed { program: id, message: clip(message) });
@@ -144,7 +144,7 @@ impl<D: Device> Control<D> {
         if self.programs.len() >= PROGRAMS_MAX {
             return self.say(failed(format!("{PROGRAMS_MAX} programs are loaded: unload one first")));
         }
-        match Program::load(Arc::clone(&self.shared), message, descriptors) {
+        match LoadedProgram::load(Arc::clone(&self.shared), message, descriptors) {
             Ok(program) => {
                 tracing::debug!(program = id, name = program.name, "loaded");
                 self.programs.insert(id, Arc::new(program));
@@ -159,7 +159,7 @@ impl<D: Device> Control<D> {
     /// Unloads a program. Copies and runs that use the program keep it alive until they are done.
     fn unload(&mut self, id: u64) {
         if let Some(program) = self.programs.remove(&id) {
-            program.mapping.retire();
+            program.mapping.unmap_any();
             self.copies.reconsider();
         }
     }
@@ -177,7 +177,7 @@ impl<D: Device> Control<D> {
     }
 
     /// Adds a peer. A failure only prevents copies from this peer.
-    fn add_peer(&mut self, message: &AddPeer, mut descriptors: Descriptors) {
+    fn add_peer(&mut self, message: &AddPeer, mut descriptors: FrameDescriptors) {
         let added = match descriptors.take(message.memory_fd) {
             Ok(memory) => {
                 self.peers.add(&self.shared.device, message, memory).map_err(|error| error.to_string())
@@ -203,18 +203,18 @@ impl<D: Device> Control<D> {
             return match self.granted.get(copy) {
                 None => refuse(CopyFailure::NotMapped, format!("copy {copy} to the host is not under way")),
                 Some(bytes) => {
-                    let job = copies::Job::to_host(message, bytes, &self.shared.device);
+                    let job = copies::CopyBatch::to_host(message, bytes, &self.shared.device);
                     queue_batch(&self.copies_out, job, refuse);
                 }
             };
         }
         let to = match message.object {
             0 => match self.programs.get(&id) {
-                Some(program) => To::Program(program),
+                Some(program) => GpuTarget::Program(program),
                 None => return refuse(CopyFailure::NotMapped, format!("program {id} is not loaded")),
             },
             object => match self.objects.get(object) {
-                Ok(object) => To::Object(object),
+                Ok(object) => GpuTarget::Object(object),
                 Err(error) => return refuse(CopyFailure::NotMapped, error.to_string()),
             },
         };
@@ -230,31 +230,31 @@ impl<D: Device> Control<D> {
                 }
             },
         };
-        let job = copies::Job::to_gpu(message, to, peer, &self.shared.device);
+        let job = copies::CopyBatch::to_gpu(message, to, peer, &self.shared.device);
         queue_batch(&self.copies, job, refuse);
     }
 
-    fn place(&mut self, message: PlaceObject, descriptors: Descriptors) {
+    fn place(&mut self, message: PlaceObject, descriptors: FrameDescriptors) {
         let id = message.object;
         match self.objects.place(&self.shared, message, descriptors) {
             Err(error) => self.say(objects::refused(id, error)),
             Ok(None) => self.say(objects::placed(id)),
             Ok(Some(filling)) => {
-                if let Err(Work::Filling(filling)) = self.copies.push(Work::Filling(filling)) {
+                if let Err(CopyWork::Filling(filling)) = self.copies.push(CopyWork::Filling(filling)) {
                     filling.fail(format!("the queue of {COPIES_QUEUED_MAX} copies is full"));
                 }
             }
         }
     }
 
-    fn copy_out(&mut self, message: CopyOut, descriptors: Descriptors) {
+    fn copy_out(&mut self, message: CopyOut, descriptors: FrameDescriptors) {
         let copy = message.copy;
         let granted = message.granted;
-        let begun = match Outgoing::new(message, &self.shared, &self.objects, descriptors) {
+        let begun = match CopyToHost::new(message, &self.shared, &self.objects, descriptors) {
             Err(error) => Err(error.to_string()),
             Ok(bytes) if granted => self.granted.begin(copy, bytes).map_err(|error| error.to_string()),
             Ok(bytes) => {
-                let queued = self.copies_out.push(Work::Out(copy_out::CopyOut { copy, bytes }));
+                let queued = self.copies_out.push(CopyWork::Out(copy_out::ImmediateHostCopy { copy, bytes }));
                 queued.map_err(|_| format!("the queue of {COPIES_QUEUED_MAX} copies is full"))
             }
         };
@@ -265,16 +265,18 @@ impl<D: Device> Control<D> {
 
     /// Starts a run. The control thread carries out a short run itself if the run waits for nothing
     /// and no other run is ahead, because waking the run thread would take longer.
-    fn run(&self, message: Run, descriptors: Descriptors, stream: &mut D::Stream) {
+    fn run(&self, message: Run, descriptors: FrameDescriptors, stream: &mut D::Stream) {
         let run = message.run;
         let id = message.program;
         let fail = |failure, message: String| self.say(runs::failed(run, failure, message));
         let Some(program) = self.programs.get(&id) else {
             return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
         };
-        match runs::Job::new(message, Arc::clone(program), &self.objects, descriptors) {
+        match runs::QueuedRun::new(message, Arc::clone(program), &self.objects, descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
-            Ok(job) if job.is_quick() && self.runs.is_idle() => runs::answer(&self.shared, job, stream),
+            Ok(job) if job.is_quick() && self.runs.is_idle() => {
+                runs::carry_out_and_report(&self.shared, job, stream)
+            }
             Ok(job) => {
                 if self.runs.push(job).is_err() {
                     fail(RunFailure::Device, format!("the queue of {RUNS_QUEUED_MAX} runs is full"));
@@ -284,16 +286,16 @@ impl<D: Device> Control<D> {
     }
 
     fn inject(&self, message: InjectFault) {
-        if self.faults == Faults::Refused {
+        if self.faults == FaultPolicy::Refused {
             tracing::warn!("refused to inject a fault: the worker did not allow faults");
             return;
         }
         let device = &self.shared.device;
         let injected = match message.fault() {
-            wire_messages::Fault::FailNextCopy => device.inject(Fault::FailNextCopy),
-            wire_messages::Fault::FailNextMap => device.inject(Fault::FailNextMap),
+            wire_messages::Fault::FailNextCopy => device.inject(InjectedFault::FailNextCopy),
+            wire_messages::Fault::FailNextMap => device.inject(InjectedFault::FailNextMap),
             wire_messages::Fault::Xid => {
-                let lost = device.inject(Fault::Lose);
+                let lost = device.inject(InjectedFault::Lose);
                 let message = "an Xid was injected: the GPU is lost";
                 self.shared.events.device_failed(message);
                 self.programs.values().for_each(|program| program.mapping.lose(message));
@@ -302,16 +304,16 @@ impl<D: Device> Control<D> {
                 lost
             }
             wire_messages::Fault::CorruptDevice => match self.programs.get(&message.program) {
-                Some(program) => device.inject(Fault::Corrupt(&program.mapping.region)),
+                Some(program) => device.inject(InjectedFault::Corrupt(&program.mapping.region)),
                 None => Ok(()),
             },
             wire_messages::Fault::AbortOnRun => {
                 self.shared.abort_on_run.store(true, Ordering::Relaxed);
                 Ok(())
             }
-            wire_messages::Fault::OffTheBus => device.inject(Fault::Lose),
-            wire_messages::Fault::OutOfMemory => device.inject(Fault::ExhaustNextLaunch),
-            wire_messages::Fault::LosePeers => device.inject(Fault::LosePeers),
+            wire_messages::Fault::OffTheBus => device.inject(InjectedFault::Lose),
+            wire_messages::Fault::OutOfMemory => device.inject(InjectedFault::ExhaustNextLaunch),
+            wire_messages::Fault::LosePeers => device.inject(InjectedFault::LosePeers),
             wire_messages::Fault::Unspecified => Ok(()),
         };
         if let Err(error) = injected {
@@ -322,14 +324,14 @@ impl<D: Device> Control<D> {
 
 /// Queues a valid batch for its copy thread, and refuses an invalid batch.
 fn queue_batch<D: Device>(
-    queue: &Queue<Work<D>>,
-    job: Result<copies::Job<D>, copies::GrantError>,
+    queue: &WorkQueue<CopyWork<D>>,
+    job: Result<copies::CopyBatch<D>, copies::GrantError>,
     refuse: impl FnOnce(CopyFailure, String),
 ) {
     match job {
         Err(error) => refuse(CopyFailure::Device, error.to_string()),
         Ok(job) => {
-            if queue.push(Work::Batch(job)).is_err() {
+            if queue.push(CopyWork::Batch(job)).is_err() {
                 refuse(CopyFailure::Device, format!("the queue of {COPIES_QUEUED_MAX} copies is full"));
             }
         }

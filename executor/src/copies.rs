@@ -13,21 +13,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_device::{
-    Device, Error as DeviceError, Event as _, HostRegion, Start, Stream as _, Window, monotonic_now,
+    Device, Error as DeviceError, Event as _, HostRegion, StartDecision, StartWindow, Stream as _,
+    monotonic_now,
 };
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
-use crate::copy_out::{CopyOut, Outgoing};
+use crate::copy_out::{CopyToHost, ImmediateHostCopy};
 use crate::events::clip;
-use crate::mapping::{Mapping, OBJECT_GENERATION, Use};
-use crate::objects::{Filling, Object};
+use crate::mapping::{MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::objects::{GpuObject, ObjectFill};
 use crate::peers;
-use crate::process::Shared;
-use crate::program::Program;
-use crate::queue::Queue;
-use crate::residency::Refusal;
+use crate::process::ExecutorState;
+use crate::program::LoadedProgram;
+use crate::queue::WorkQueue;
+use crate::residency::StepRefusal;
 use crate::wire;
 
 /// Most copies that wait in each direction, in addition to the running copy. The fabric keeps one
@@ -38,16 +39,16 @@ pub const COPIES_QUEUED_MAX: usize = 1024;
 
 /// A piece of work of a copy thread.
 #[derive(Debug)]
-pub(crate) enum Work<D: Device> {
+pub(crate) enum CopyWork<D: Device> {
     /// The thread copies a batch under a grant.
-    Batch(Job<D>),
+    Batch(CopyBatch<D>),
     /// The thread fills an object from an output.
-    Filling(Filling<D>),
+    Filling(ObjectFill<D>),
     /// The thread copies to the host without a grant.
-    Out(CopyOut<D>),
+    Out(ImmediateHostCopy<D>),
 }
 
-impl<D: Device> Work<D> {
+impl<D: Device> CopyWork<D> {
     /// Whether this work is the given batch.
     pub(crate) fn is_batch(&self, transfer: u64, batch: u64) -> bool {
         matches!(self, Self::Batch(job) if (job.transfer, job.batch) == (transfer, batch))
@@ -63,44 +64,44 @@ impl<D: Device> Work<D> {
 
 /// A batch of a transfer.
 #[derive(Debug)]
-pub(crate) struct Job<D: Device> {
+pub(crate) struct CopyBatch<D: Device> {
     transfer: u64,
     batch: u64,
     ranges: Vec<Range<u64>>,
-    window: Window,
+    window: StartWindow,
     /// Most bytes that are copied before waiting launches are woken.
     group: u64,
-    way: Way<D>,
+    way: CopyDirection<D>,
 }
 
 /// Direction of a batch, with the two ends.
 #[derive(Debug)]
-enum Way<D: Device> {
-    ToGpu { mapping: Arc<Mapping<D>>, generation: u64, from: From<D> },
-    ToHost(Arc<Outgoing<D>>),
+enum CopyDirection<D: Device> {
+    ToGpu { mapping: Arc<RegionMapping<D>>, generation: u64, from: GpuSource<D> },
+    ToHost(Arc<CopyToHost<D>>),
 }
 
 /// Target of a batch on the GPU.
 #[derive(Debug)]
-pub(crate) enum To<'a, D: Device> {
-    Program(&'a Program<D>),
-    Object(&'a Object<D>),
+pub(crate) enum GpuTarget<'a, D: Device> {
+    Program(&'a LoadedProgram<D>),
+    Object(&'a GpuObject<D>),
 }
 
 /// Source of bytes for the GPU.
 #[derive(Debug)]
-enum From<D: Device> {
+enum GpuSource<D: Device> {
     Host(Arc<HostRegion>),
     /// Unsealed host memory, to which other processes may still write.
     File(OwnedFd),
-    Peer(peers::Source<D>),
+    Peer(peers::PeerCopySource<D>),
 }
 
 /// Reason why a batch was not copied.
 #[derive(Debug, thiserror::Error)]
-enum Failed {
+enum CopyError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] StepRefusal),
     #[error("the window closed {0:?} before the copy could start")]
     Expired(Duration),
     #[error(transparent)]
@@ -120,72 +121,72 @@ pub(crate) enum GrantError {
     Range { range: Range<u64>, size: u64 },
 }
 
-impl<D: Device> Job<D> {
+impl<D: Device> CopyBatch<D> {
     /// Creates a batch for a loaded program or a placed object.
     pub(crate) fn to_gpu(
         copy: Copy,
-        to: To<'_, D>,
-        peer: Option<peers::Source<D>>,
+        to: GpuTarget<'_, D>,
+        peer: Option<peers::PeerCopySource<D>>,
         device: &D,
     ) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, object, generation, ranges, .. } = copy;
         let ranges = wire::ranges(ranges)?;
         let (mapping, generation, group) = match to {
-            To::Program(program) => (&program.mapping, generation, program.group),
-            To::Object(object) => {
+            GpuTarget::Program(program) => (&program.mapping, generation, program.group),
+            GpuTarget::Object(object) => {
                 within(&ranges, object.bytes)?;
                 (&object.mapping, OBJECT_GENERATION, device.capabilities().copy_max.get())
             }
         };
         let from = match (peer, to) {
-            (Some(peer), _) => From::Peer(peer),
-            (None, To::Program(program)) => From::Host(Arc::clone(&program.host)),
-            (None, To::Object(Object { host, .. })) => {
+            (Some(peer), _) => GpuSource::Peer(peer),
+            (None, GpuTarget::Program(program)) => GpuSource::Host(Arc::clone(&program.host)),
+            (None, GpuTarget::Object(GpuObject { host, .. })) => {
                 let host = host.as_ref().ok_or(GrantError::NoHost(object))?;
-                From::File(host.try_clone().map_err(GrantError::Host)?)
+                GpuSource::File(host.try_clone().map_err(GrantError::Host)?)
             }
         };
         mapping.expect_copy(&ranges);
-        let way = Way::ToGpu { mapping: Arc::clone(mapping), generation, from };
+        let way = CopyDirection::ToGpu { mapping: Arc::clone(mapping), generation, from };
         Ok(Self { transfer, batch, ranges, window, group, way })
     }
 
     /// Creates a batch for a copy to the host.
-    pub(crate) fn to_host(copy: Copy, bytes: &Arc<Outgoing<D>>, device: &D) -> Result<Self, GrantError> {
+    pub(crate) fn to_host(copy: Copy, bytes: &Arc<CopyToHost<D>>, device: &D) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, ranges, .. } = copy;
         let ranges = wire::ranges(ranges)?;
         let group = device.capabilities().copy_max.get();
         within(&ranges, bytes.len())?;
-        Ok(Self { transfer, batch, ranges, window, group, way: Way::ToHost(Arc::clone(bytes)) })
+        Ok(Self { transfer, batch, ranges, window, group, way: CopyDirection::ToHost(Arc::clone(bytes)) })
     }
 
     /// Returns the time until the batch may start; zero if the batch must be refused now.
     fn wait(&self) -> Duration {
         let checked = match &self.way {
-            Way::ToGpu { mapping, generation, .. } => mapping.check(*generation),
+            CopyDirection::ToGpu { mapping, generation, .. } => mapping.check(*generation),
             // The source of a copy to the host lives as long as this batch.
-            Way::ToHost(_) => Ok(()),
+            CopyDirection::ToHost(_) => Ok(()),
         };
         match (checked, self.window.at(monotonic_now())) {
-            (Ok(()), Start::In(wait)) => wait,
+            (Ok(()), StartDecision::In(wait)) => wait,
             _ => Duration::ZERO,
         }
     }
 
     /// Begins the batch, unless its window has closed. Runs that wait for these bytes continue to
     /// wait: the worker grants the bytes again, or unmaps.
-    fn begin(&self) -> Result<Timestamp, Failed> {
+    fn begin(&self) -> Result<Timestamp, CopyError> {
         match self.window.at(monotonic_now()) {
-            Start::Expired(late) => Err(Failed::Expired(late)),
-            Start::Now | Start::In(_) => Ok(monotonic_now()),
+            StartDecision::Expired(late) => Err(CopyError::Expired(late)),
+            StartDecision::Now | StartDecision::In(_) => Ok(monotonic_now()),
         }
     }
 }
 
-fn window(copy: &Copy) -> Window {
-    Window { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) }
+fn window(copy: &Copy) -> StartWindow {
+    StartWindow { not_before: Timestamp(copy.not_before_ns), not_after: Timestamp(copy.not_after_ns) }
 }
 
 /// Checks that all ranges are within `size` bytes.
@@ -195,23 +196,27 @@ fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
 }
 
 /// Carries out the work of a queue until the queue is closed.
-pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Work<D>>, mut stream: D::Stream) {
-    while let Some(work) = queue.pop_when(Work::wait) {
+pub(crate) fn serve<D: Device>(
+    shared: &ExecutorState<D>,
+    queue: &WorkQueue<CopyWork<D>>,
+    mut stream: D::Stream,
+) {
+    while let Some(work) = queue.pop_when(CopyWork::wait) {
         match work {
-            Work::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
-            Work::Filling(filling) => filling.carry_out(shared, &mut stream),
-            Work::Out(copy) => shared.events.send(copy.carry_out(shared, &mut stream)),
+            CopyWork::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
+            CopyWork::Filling(filling) => filling.carry_out(shared, &mut stream),
+            CopyWork::Out(copy) => shared.events.send(copy.carry_out(shared, &mut stream)),
         }
     }
 }
 
-fn batch<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) -> Event {
+fn batch<D: Device>(shared: &ExecutorState<D>, job: CopyBatch<D>, stream: &mut D::Stream) -> Event {
     let transfer = job.transfer;
     let batch = job.batch;
     match carry_out(&job, stream) {
         Ok(done) => Event::CopyDone(done),
         Err(failed) => {
-            if let Failed::Device(DeviceError::Lost(message)) = &failed {
+            if let CopyError::Device(DeviceError::Lost(message)) = &failed {
                 shared.events.device_failed(message);
             }
             refused(transfer, batch, failure(&failed), failed)
@@ -224,24 +229,24 @@ pub(crate) fn refused(transfer: u64, batch: u64, failure: CopyFailure, message: 
     Event::CopyFailed(CopyFailed { transfer, batch, failure: failure.into(), message: clip(message) })
 }
 
-fn failure(failed: &Failed) -> CopyFailure {
+fn failure(failed: &CopyError) -> CopyFailure {
     match failed {
-        Failed::Refused(refusal) => wire::copy_refused(refusal),
-        Failed::Expired(_) => CopyFailure::Expired,
-        Failed::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
-        Failed::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,
-        Failed::Device(_) => CopyFailure::Device,
+        CopyError::Refused(refusal) => wire::copy_refused(refusal),
+        CopyError::Expired(_) => CopyFailure::Expired,
+        CopyError::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
+        CopyError::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,
+        CopyError::Device(_) => CopyFailure::Device,
     }
 }
 
-fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone, Failed> {
+fn carry_out<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<CopyDone, CopyError> {
     let (started, finished) = match &job.way {
-        Way::ToGpu { mapping, generation, from } => {
+        CopyDirection::ToGpu { mapping, generation, from } => {
             let using = mapping.use_mapped(*generation)?;
             let started = job.begin()?;
-            (started, bring(job, stream, mapping, *generation, &using, from)?.unwrap_or(started))
+            (started, copy_to_gpu(job, stream, mapping, *generation, &using, from)?.unwrap_or(started))
         }
-        Way::ToHost(bytes) => {
+        CopyDirection::ToHost(bytes) => {
             let started = job.begin()?;
             let mut pieces = job.ranges.iter().flat_map(|range| pieces(range.clone(), job.group));
             (started, pieces.try_fold(started, |_, piece| bytes.copy(stream, piece))?)
@@ -258,14 +263,14 @@ fn carry_out<D: Device>(job: &Job<D>, stream: &mut D::Stream) -> Result<CopyDone
 }
 
 /// Copies a batch to the GPU. Returns the time at which the last bytes arrived.
-fn bring<D: Device>(
-    job: &Job<D>,
+fn copy_to_gpu<D: Device>(
+    job: &CopyBatch<D>,
     stream: &mut D::Stream,
-    mapping: &Mapping<D>,
+    mapping: &RegionMapping<D>,
     generation: u64,
-    using: &Use<D>,
-    from: &From<D>,
-) -> Result<Option<Timestamp>, Failed> {
+    using: &MappingUse<D>,
+    from: &GpuSource<D>,
+) -> Result<Option<Timestamp>, CopyError> {
     let mut finished = None;
     for (index, range) in job.ranges.iter().enumerate() {
         for piece in pieces(range.clone(), job.group) {
@@ -274,7 +279,7 @@ fn bring<D: Device>(
                 Ok(at) => finished = Some(at),
                 // Launches that wait for these bytes continue to wait, because the worker grants the
                 // bytes again from the host.
-                Err(error) if matches!(from, From::Peer(_)) => return Err(error.into()),
+                Err(error) if matches!(from, GpuSource::Peer(_)) => return Err(error.into()),
                 Err(error) => {
                     let mut lost = job.ranges[index..].to_vec();
                     lost[0].start = piece.start;
@@ -288,15 +293,15 @@ fn bring<D: Device>(
 }
 
 fn copy<D: Device>(
-    from: &From<D>,
+    from: &GpuSource<D>,
     stream: &mut D::Stream,
     piece: Range<u64>,
-    mapping: &Use<D>,
+    mapping: &MappingUse<D>,
 ) -> Result<Timestamp, DeviceError> {
     match from {
-        From::Host(host) => stream.copy(mapping.region(), host, piece)?,
-        From::File(file) => stream.copy_from_file(mapping.region(), file.as_fd(), piece)?,
-        From::Peer(peer) => peer.copy(stream, mapping.region(), piece)?,
+        GpuSource::Host(host) => stream.copy(mapping.region(), host, piece)?,
+        GpuSource::File(file) => stream.copy_from_file(mapping.region(), file.as_fd(), piece)?,
+        GpuSource::Peer(peer) => peer.copy(stream, mapping.region(), piece)?,
     }
     let at = stream.record()?.wait()?;
     mapping.loaded_more();

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use millrace_device::{Device, Error as DeviceError, Event as _, Source, Stream as _};
+use millrace_device::{CopySource, Device, Error as DeviceError, Event as _, Stream as _};
 use millrace_proto::executor::copy_out::Source as Named;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopiedOut, CopyOutFailed};
@@ -14,11 +14,11 @@ use millrace_types::Timestamp;
 
 use crate::copies::pieces;
 use crate::events::clip;
-use crate::kept::{self, OutputBytes};
-use crate::mapping::Use;
-use crate::objects::{self, ObjectBytes, Objects};
-use crate::process::Shared;
-use crate::wire::{self, Descriptors};
+use crate::kept::{self, KeptOutputBytes};
+use crate::mapping::MappingUse;
+use crate::objects::{self, ObjectBytes, ObjectTable};
+use crate::process::ExecutorState;
+use crate::wire::{self, FrameDescriptors};
 
 /// Most granted copies to the host at a time. Each copy keeps a descriptor open, and the source alive.
 const COPIES_OUT_MAX: usize = 4096;
@@ -26,16 +26,16 @@ const COPIES_OUT_MAX: usize = 4096;
 /// The source and the target of a copy to the host. The bytes are written to the start of the target.
 /// The source stays alive as long as this value.
 #[derive(Debug)]
-pub(crate) struct Outgoing<D: Device> {
-    from: From<D>,
+pub(crate) struct CopyToHost<D: Device> {
+    from: HostCopySource<D>,
     to: OwnedFd,
 }
 
 #[derive(Debug)]
-enum From<D: Device> {
+enum HostCopySource<D: Device> {
     /// The use keeps the object's memory mapped.
-    Object(ObjectBytes<D>, Use<D>),
-    Output(OutputBytes<D::Value>),
+    Object(ObjectBytes<D>, MappingUse<D>),
+    Output(KeptOutputBytes<D::Value>),
 }
 
 /// Reason why a copy to the host cannot be made.
@@ -55,19 +55,19 @@ pub(crate) enum Error {
     Output(#[from] kept::Error),
 }
 
-impl<D: Device> Outgoing<D> {
+impl<D: Device> CopyToHost<D> {
     pub(crate) fn new(
         message: wire_messages::CopyOut,
-        shared: &Shared<D>,
-        objects: &Objects<D>,
-        mut descriptors: Descriptors,
+        shared: &ExecutorState<D>,
+        objects: &ObjectTable<D>,
+        mut descriptors: FrameDescriptors,
     ) -> Result<Self, Error> {
         let from = match message.source.ok_or(Error::NoSource)? {
             Named::Object(part) => {
                 let (bytes, using) = objects.part(part)?;
-                From::Object(bytes, using)
+                HostCopySource::Object(bytes, using)
             }
-            Named::Output(part) => From::Output(shared.kept.find(part)?),
+            Named::Output(part) => HostCopySource::Output(shared.kept.find(part)?),
         };
         Ok(Self { from, to: descriptors.take(message.contents_fd)? })
     }
@@ -75,7 +75,8 @@ impl<D: Device> Outgoing<D> {
     /// Returns the number of bytes to copy.
     pub(crate) fn len(&self) -> u64 {
         let all = match &self.from {
-            From::Object(ObjectBytes { bytes, .. }, _) | From::Output(OutputBytes { bytes, .. }) => bytes,
+            HostCopySource::Object(ObjectBytes { bytes, .. }, _)
+            | HostCopySource::Output(KeptOutputBytes { bytes, .. }) => bytes,
         };
         all.end - all.start
     }
@@ -87,11 +88,11 @@ impl<D: Device> Outgoing<D> {
         let to = self.to.as_fd();
         let at = part.start;
         match &self.from {
-            From::Object(ObjectBytes { object, bytes }, _using) => {
-                stream.copy_out(Source::Region(&object.mapping.region), within(bytes), to, at)?;
+            HostCopySource::Object(ObjectBytes { object, bytes }, _using) => {
+                stream.copy_out(CopySource::Region(&object.mapping.region), within(bytes), to, at)?;
             }
-            From::Output(OutputBytes { output, bytes }) => {
-                stream.copy_out(Source::Value(&output.value, output.datatype), within(bytes), to, at)?;
+            HostCopySource::Output(KeptOutputBytes { output, bytes }) => {
+                stream.copy_out(CopySource::Value(&output.value, output.datatype), within(bytes), to, at)?;
             }
         }
         stream.record()?.wait()
@@ -100,14 +101,14 @@ impl<D: Device> Outgoing<D> {
 
 /// A copy to the host without grants.
 #[derive(Debug)]
-pub(crate) struct CopyOut<D: Device> {
+pub(crate) struct ImmediateHostCopy<D: Device> {
     pub(crate) copy: u64,
-    pub(crate) bytes: Outgoing<D>,
+    pub(crate) bytes: CopyToHost<D>,
 }
 
-impl<D: Device> CopyOut<D> {
+impl<D: Device> ImmediateHostCopy<D> {
     /// Makes the copy, and returns the event for the outcome.
-    pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) -> Event {
+    pub(crate) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) -> Event {
         let Self { copy, bytes } = self;
         let most = shared.device.capabilities().copy_max.get();
         match pieces(0..bytes.len(), most).try_for_each(|piece| bytes.copy(stream, piece).map(drop)) {
@@ -129,14 +130,14 @@ pub(crate) fn refused(copy: u64, why: impl ToString) -> Event {
 
 /// The copies to the host under grants, by their id.
 #[derive(Debug)]
-pub(crate) struct Granted<D: Device>(BTreeMap<u64, Arc<Outgoing<D>>>);
+pub(crate) struct GrantedHostCopies<D: Device>(BTreeMap<u64, Arc<CopyToHost<D>>>);
 
-impl<D: Device> Granted<D> {
+impl<D: Device> GrantedHostCopies<D> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    pub(crate) fn begin(&mut self, copy: u64, bytes: Outgoing<D>) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self, copy: u64, bytes: CopyToHost<D>) -> Result<(), Error> {
         if self.0.contains_key(&copy) {
             return Err(Error::Twice(copy));
         }
@@ -147,7 +148,7 @@ impl<D: Device> Granted<D> {
         Ok(())
     }
 
-    pub(crate) fn get(&self, copy: u64) -> Option<&Arc<Outgoing<D>>> {
+    pub(crate) fn get(&self, copy: u64) -> Option<&Arc<CopyToHost<D>>> {
         self.0.get(&copy)
     }
 

@@ -14,7 +14,7 @@ pub enum Error {
     Socket(#[source] io::Error),
     /// A message is not a command.
     #[error("a frame from the worker is not a command: {0}")]
-    Command(#[from] frames::Error),
+    Command(#[from] frames::FrameError),
     /// The first command was not `Hello`, or a second `Hello` arrived.
     #[error("the worker broke the protocol: {0}")]
     Protocol(&'static str),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire, DeviceFailed};
-use millrace_proto::frames::{self, Frame, Outbox};
+use millrace_proto::frames::{self, FrameQueue, SocketFrame};
 
 /// Longest error message of an event in bytes. The message may contain text of a model's author.
 const MESSAGE_BYTES_MAX: usize = 4096;
@@ -14,13 +14,13 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 /// Sends events over the socket. Each event is sent completely before the next, so a worker that does
 /// not read blocks the sender.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub(crate) struct EventSender {
     socket: OwnedFd,
-    outbox: Mutex<Outbox>,
+    outbox: Mutex<FrameQueue>,
     device_failed: AtomicBool,
 }
 
-impl Events {
+impl EventSender {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self { socket, outbox: Mutex::default(), device_failed: AtomicBool::new(false) }
     }
@@ -31,8 +31,12 @@ impl Events {
     }
 
     /// Sends an event with descriptors.
-    pub(crate) fn send_with(&self, event: Event, descriptors: Vec<OwnedFd>) -> Result<(), frames::Error> {
-        let frame = Frame::new(&wire::Event { event: Some(event) }, descriptors)?;
+    pub(crate) fn send_with(
+        &self,
+        event: Event,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), frames::FrameError> {
+        let frame = SocketFrame::new(&wire::Event { event: Some(event) }, descriptors)?;
         let mut outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner);
         outbox.push(frame)?;
         if let Err(error) = outbox.flush(self.socket.as_fd()) {

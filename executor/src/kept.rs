@@ -14,7 +14,7 @@ pub const RUNS_KEPT_MAX: usize = 256;
 
 /// A kept output.
 #[derive(Debug)]
-pub(crate) struct Output<V> {
+pub(crate) struct KeptOutput<V> {
     pub(crate) name: String,
     pub(crate) datatype: DataType,
     pub(crate) bytes: u64,
@@ -23,14 +23,14 @@ pub(crate) struct Output<V> {
 
 /// A byte range of a kept output.
 #[derive(Debug)]
-pub(crate) struct OutputBytes<V> {
-    pub(crate) output: Arc<Output<V>>,
+pub(crate) struct KeptOutputBytes<V> {
+    pub(crate) output: Arc<KeptOutput<V>>,
     pub(crate) bytes: Range<u64>,
 }
 
 /// All kept outputs, by run. Runs add outputs, and commands use and drop them.
 #[derive(Debug)]
-pub(crate) struct Kept<V>(Mutex<BTreeMap<u64, Vec<Arc<Output<V>>>>>);
+pub(crate) struct KeptOutputs<V>(Mutex<BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>>);
 
 /// Reason why outputs cannot be kept, or cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +45,7 @@ pub(crate) enum Error {
     Range { output: String, offset: u64, bytes: u64, size: u64 },
 }
 
-impl<V> Kept<V> {
+impl<V> KeptOutputs<V> {
     pub(crate) fn new() -> Self {
         Self(Mutex::default())
     }
@@ -60,7 +60,7 @@ impl<V> Kept<V> {
         if kept.len() >= RUNS_KEPT_MAX { Err(Error::TooMany) } else { Ok(()) }
     }
 
-    pub(crate) fn insert(&self, run: u64, outputs: Vec<Arc<Output<V>>>) {
+    pub(crate) fn insert(&self, run: u64, outputs: Vec<Arc<KeptOutput<V>>>) {
         self.kept().insert(run, outputs);
     }
 
@@ -71,18 +71,18 @@ impl<V> Kept<V> {
         drop(removed);
     }
 
-    pub(crate) fn find(&self, part: OutputPart) -> Result<OutputBytes<V>, Error> {
+    pub(crate) fn find(&self, part: OutputPart) -> Result<KeptOutputBytes<V>, Error> {
         let OutputPart { run, output: name, offset, bytes } = part;
         let kept = self.kept();
         let found = kept.get(&run).and_then(|outputs| outputs.iter().find(|output| output.name == name));
         let Some(output) = found else { return Err(Error::Unknown { run, output: name }) };
         match offset.checked_add(bytes).filter(|&end| end <= output.bytes) {
-            Some(end) => Ok(OutputBytes { output: Arc::clone(output), bytes: offset..end }),
+            Some(end) => Ok(KeptOutputBytes { output: Arc::clone(output), bytes: offset..end }),
             None => Err(Error::Range { output: name, offset, bytes, size: output.bytes }),
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<Output<V>>>>> {
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>> {
         // Ignores a poisoned lock: no foreign code runs under the lock, so the map is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,8 +92,8 @@ impl<V> Kept<V> {
 mod tests {
     use super::*;
 
-    fn output(bytes: u64) -> Vec<Arc<Output<()>>> {
-        vec![Arc::new(Output { name: "y".to_owned(), datatype: DataType::Uint8, bytes, value: () })]
+    fn output(bytes: u64) -> Vec<Arc<KeptOutput<()>>> {
+        vec![Arc::new(KeptOutput { name: "y".to_owned(), datatype: DataType::Uint8, bytes, value: () })]
     }
 
     fn part(run: u64, offset: u64, bytes: u64) -> OutputPart {
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn found_bytes_are_within_the_output_and_outlive_its_removal() {
-        let kept = Kept::new();
+        let kept = KeptOutputs::new();
         kept.insert(1, output(10));
         let found = kept.find(part(1, 4, 6)).unwrap();
         assert_eq!(found.bytes, 4..10);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn runs_are_kept_up_to_the_bound_and_once_each() {
-        let kept = Kept::new();
+        let kept = KeptOutputs::new();
         for run in 0..RUNS_KEPT_MAX as u64 {
             assert_eq!(kept.admit(run), Ok(()));
             kept.insert(run, output(1));

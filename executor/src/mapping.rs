@@ -4,20 +4,20 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use millrace_device::{Device, Error as DeviceError, Extent};
+use millrace_device::{Device, Error as DeviceError, MemoryExtent};
 use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
 
-use crate::objects::Fate;
-use crate::process::Shared;
-use crate::residency::{Refusal, Residency, Unmapping};
+use crate::objects::ObjectReports;
+use crate::process::ExecutorState;
+use crate::residency::{MappingState, StepRefusal, UnmapAction};
 
 /// Owner of the memory.
 #[derive(Debug)]
-pub(crate) enum Of {
+pub(crate) enum MappingOwner {
     Program(u64),
     /// An object, which is mapped only once.
-    Object(u64, Arc<Fate>),
+    Object(u64, Arc<ObjectReports>),
 }
 
 /// Generation of an object's only mapping.
@@ -25,11 +25,11 @@ pub(crate) const OBJECT_GENERATION: u64 = 1;
 
 /// A region with its mapping, shared by all copies and runs that use it.
 #[derive(Debug)]
-pub(crate) struct Mapping<D: Device> {
-    shared: Arc<Shared<D>>,
-    of: Of,
+pub(crate) struct RegionMapping<D: Device> {
+    shared: Arc<ExecutorState<D>>,
+    of: MappingOwner,
     pub(crate) region: D::Region,
-    residency: Mutex<Residency>,
+    residency: Mutex<MappingState>,
     /// Signalled when bytes were loaded or the mapping changed.
     changed: Condvar,
 }
@@ -38,19 +38,19 @@ pub(crate) struct Mapping<D: Device> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MapError {
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] StepRefusal),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-impl<D: Device> Mapping<D> {
+impl<D: Device> RegionMapping<D> {
     /// Creates an unmapped region's state.
-    pub(crate) fn new(shared: Arc<Shared<D>>, of: Of, region: D::Region) -> Self {
+    pub(crate) fn new(shared: Arc<ExecutorState<D>>, of: MappingOwner, region: D::Region) -> Self {
         Self { shared, of, region, residency: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Maps physical memory into the region.
-    pub(crate) fn map(&self, generation: u64, extents: Vec<(u64, Extent)>) -> Result<(), MapError> {
+    pub(crate) fn map(&self, generation: u64, extents: Vec<(u64, MemoryExtent)>) -> Result<(), MapError> {
         let mut residency = self.residency();
         residency.map(generation)?;
         let device = &self.shared.device;
@@ -72,34 +72,36 @@ impl<D: Device> Mapping<D> {
     }
 
     /// Unmaps any mapping like [`Self::unmap`], because the program is unloaded.
-    pub(crate) fn retire(&self) {
+    pub(crate) fn unmap_any(&self) {
         let mut residency = self.residency();
         let unmapping = residency.retire();
         self.carry_out(residency, unmapping);
     }
 
-    fn carry_out(&self, residency: MutexGuard<'_, Residency>, unmapping: Unmapping) {
+    fn carry_out(&self, residency: MutexGuard<'_, MappingState>, unmapping: UnmapAction) {
         self.changed.notify_all();
         match unmapping {
-            Unmapping::Now(generation) => self.release(residency, generation),
-            Unmapping::Already(generation) => {
+            UnmapAction::Now(generation) => self.release(residency, generation),
+            UnmapAction::Already(generation) => {
                 drop(residency);
                 self.say_unmapped(generation);
             }
-            Unmapping::Later | Unmapping::Ignored => {}
+            UnmapAction::Later | UnmapAction::Ignored => {}
         }
     }
 
     /// Unmaps the memory under the lock. Other threads that see the unmapped state report the state or map
     /// again, so the memory must already be gone by then.
-    fn release(&self, residency: MutexGuard<'_, Residency>, generation: u64) {
+    fn release(&self, residency: MutexGuard<'_, MappingState>, generation: u64) {
         // The device sees the same users as the residency, and the residency has none.
         let unmapped = self.shared.device.unmap(&self.region);
         drop(residency);
         match unmapped {
             Ok(()) => match &self.of {
-                Of::Program(_) => self.say_unmapped(generation),
-                Of::Object(object, fate) => fate.went(*object, |event| self.shared.events.send(event)),
+                MappingOwner::Program(_) => self.say_unmapped(generation),
+                MappingOwner::Object(object, fate) => {
+                    fate.record_unmapped(*object, |event| self.shared.events.send(event))
+                }
             },
             Err(error) => self.shared.events.device_failed(&format!("memory cannot be unmapped: {error}")),
         }
@@ -107,10 +109,12 @@ impl<D: Device> Mapping<D> {
 
     fn say_unmapped(&self, generation: u64) {
         match &self.of {
-            &Of::Program(program) => {
+            &MappingOwner::Program(program) => {
                 self.shared.events.send(Event::Unmapped(Unmapped { program, generation }));
             }
-            Of::Object(object, fate) => fate.tell(*object, |event| self.shared.events.send(event)),
+            MappingOwner::Object(object, fate) => {
+                fate.send_if_unmapped(*object, |event| self.shared.events.send(event))
+            }
         }
     }
 
@@ -125,7 +129,7 @@ impl<D: Device> Mapping<D> {
         self: &Arc<Self>,
         generation: u64,
         reads: &[Range<u64>],
-    ) -> Result<Option<Use<D>>, Refusal> {
+    ) -> Result<Option<MappingUse<D>>, StepRefusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
         Ok(self.missing(reads).is_none().then(|| self.enter(&mut residency)))
@@ -136,33 +140,33 @@ impl<D: Device> Mapping<D> {
         self: &Arc<Self>,
         generation: u64,
         reads: &[Range<u64>],
-    ) -> Result<Use<D>, Refusal> {
+    ) -> Result<MappingUse<D>, StepRefusal> {
         let mut residency = self.residency();
         loop {
             self.check_that(&residency, generation)?;
             if self.missing(reads).is_none() {
                 return Ok(self.enter(&mut residency));
             }
-            reads.iter().try_for_each(|read| residency.may_come(read.clone()))?;
+            reads.iter().try_for_each(|read| residency.check_awaitable(read.clone()))?;
             residency = self.changed.wait(residency).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Uses the mapping, whether or not the bytes are loaded.
-    pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<Use<D>, Refusal> {
+    pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<MappingUse<D>, StepRefusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
         Ok(self.enter(&mut residency))
     }
 
     /// Checks that work for this generation may continue.
-    pub(crate) fn check(&self, generation: u64) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, generation: u64) -> Result<(), StepRefusal> {
         self.check_that(&self.residency(), generation)
     }
 
-    fn check_that(&self, residency: &Residency, generation: u64) -> Result<(), Refusal> {
+    fn check_that(&self, residency: &MappingState, generation: u64) -> Result<(), StepRefusal> {
         residency.check(generation).map_err(|refusal| match (&self.of, refusal) {
-            (&Of::Object(object, _), Refusal::NotMapped(_)) => Refusal::Freed(object),
+            (&MappingOwner::Object(object, _), StepRefusal::NotMapped(_)) => StepRefusal::Freed(object),
             (_, refusal) => refusal,
         })
     }
@@ -178,12 +182,12 @@ impl<D: Device> Mapping<D> {
         reads.iter().find_map(|read| self.shared.device.missing(&self.region, read.clone()))
     }
 
-    fn enter(self: &Arc<Self>, residency: &mut Residency) -> Use<D> {
+    fn enter(self: &Arc<Self>, residency: &mut MappingState) -> MappingUse<D> {
         residency.enter();
-        Use { mapping: Arc::clone(self) }
+        MappingUse { mapping: Arc::clone(self) }
     }
 
-    fn residency(&self) -> MutexGuard<'_, Residency> {
+    fn residency(&self) -> MutexGuard<'_, MappingState> {
         // Ignores a poisoned lock: no foreign code runs under the lock, so the state is consistent.
         self.residency.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,11 +195,11 @@ impl<D: Device> Mapping<D> {
 
 /// A launch or copy that uses a mapping. The mapping stays until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Use<D: Device> {
-    mapping: Arc<Mapping<D>>,
+pub(crate) struct MappingUse<D: Device> {
+    mapping: Arc<RegionMapping<D>>,
 }
 
-impl<D: Device> Use<D> {
+impl<D: Device> MappingUse<D> {
     pub(crate) fn region(&self) -> &D::Region {
         &self.mapping.region
     }
@@ -216,7 +220,7 @@ impl<D: Device> Use<D> {
     }
 }
 
-impl<D: Device> Drop for Use<D> {
+impl<D: Device> Drop for MappingUse<D> {
     fn drop(&mut self) {
         let mut residency = self.mapping.residency();
         if let Some(generation) = residency.leave() {

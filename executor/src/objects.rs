@@ -12,41 +12,41 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millrace_device::{Device, Error as DeviceError, Extent, RangeSet, Stream as _};
+use millrace_device::{Device, Error as DeviceError, MemoryExtent, RangeSet, Stream as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
 use millrace_types::Bytes;
 
 use crate::events::clip;
-use crate::kept::{self, OutputBytes};
-use crate::mapping::{MapError, Mapping, OBJECT_GENERATION, Of, Use};
-use crate::process::Shared;
-use crate::residency::Refusal;
-use crate::wire::{self, Descriptors};
+use crate::kept::{self, KeptOutputBytes};
+use crate::mapping::{MapError, MappingOwner, MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::process::ExecutorState;
+use crate::residency::StepRefusal;
+use crate::wire::{self, FrameDescriptors};
 
 /// Most objects at a time. Each object has a few mappings, and may keep a descriptor.
 pub const OBJECTS_MAX: usize = 4096;
 
 /// An object on the GPU.
 #[derive(Debug)]
-pub(crate) struct Object<D: Device> {
+pub(crate) struct GpuObject<D: Device> {
     id: u64,
     pub(crate) bytes: u64,
-    pub(crate) mapping: Arc<Mapping<D>>,
+    pub(crate) mapping: Arc<RegionMapping<D>>,
     /// Host memory that copies from the host read.
     pub(crate) host: Option<OwnedFd>,
-    fate: Arc<Fate>,
+    fate: Arc<ObjectReports>,
 }
 
 /// All objects by id. An object that was freed while in use stays in the map until the next object is
 /// placed or freed.
 #[derive(Debug)]
-pub(crate) struct Objects<D: Device>(BTreeMap<u64, Arc<Object<D>>>);
+pub(crate) struct ObjectTable<D: Device>(BTreeMap<u64, Arc<GpuObject<D>>>);
 
 /// A byte range of an object.
 #[derive(Debug)]
 pub(crate) struct ObjectBytes<D: Device> {
-    pub(crate) object: Arc<Object<D>>,
+    pub(crate) object: Arc<GpuObject<D>>,
     pub(crate) bytes: Range<u64>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) enum Error {
     #[error("object {object} is not all loaded: bytes {missing:?} are not there")]
     NotLoaded { object: u64, missing: Range<u64> },
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] StepRefusal),
 }
 
 /// Reason why an object was not placed.
@@ -84,7 +84,7 @@ pub(crate) enum PlaceError {
     Device(#[from] DeviceError),
 }
 
-impl<D: Device> Object<D> {
+impl<D: Device> GpuObject<D> {
     fn missing(&self) -> Option<Range<u64>> {
         self.mapping.missing(std::slice::from_ref(&(0..self.bytes)))
     }
@@ -107,7 +107,7 @@ impl<D: Device> ObjectBytes<D> {
     }
 }
 
-impl<D: Device> Objects<D> {
+impl<D: Device> ObjectTable<D> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
@@ -115,10 +115,10 @@ impl<D: Device> Objects<D> {
     /// Maps an object's memory. Filling the object from an output is left to the copy thread.
     pub(crate) fn place(
         &mut self,
-        shared: &Arc<Shared<D>>,
+        shared: &Arc<ExecutorState<D>>,
         message: PlaceObject,
-        mut descriptors: Descriptors,
-    ) -> Result<Option<Filling<D>>, PlaceError> {
+        mut descriptors: FrameDescriptors,
+    ) -> Result<Option<ObjectFill<D>>, PlaceError> {
         self.0.retain(|_, object| !object.is_gone());
         let PlaceObject { object: id, bytes, extents, output, has_host, host_fd } = message;
         if self.0.contains_key(&id) {
@@ -128,7 +128,7 @@ impl<D: Device> Objects<D> {
             return Err(PlaceError::TooMany);
         }
         let output = output.map(|part| shared.kept.find(part)).transpose()?;
-        if let Some(OutputBytes { bytes: part, .. }) = &output
+        if let Some(KeptOutputBytes { bytes: part, .. }) = &output
             && part.end - part.start != bytes
         {
             return Err(PlaceError::Size { bytes, output: part.end - part.start });
@@ -139,22 +139,23 @@ impl<D: Device> Objects<D> {
         // The last extent may be larger than the object.
         let end = extents.iter().map(|&(at, extent)| at.saturating_add(extent.bytes)).max();
         let region = shared.device.reserve(Bytes(end.unwrap_or_default().max(bytes)))?;
-        let fate = Arc::<Fate>::default();
-        let mapping = Mapping::new(Arc::clone(shared), Of::Object(id, Arc::clone(&fate)), region);
+        let fate = Arc::<ObjectReports>::default();
+        let mapping =
+            RegionMapping::new(Arc::clone(shared), MappingOwner::Object(id, Arc::clone(&fate)), region);
         mapping.map(OBJECT_GENERATION, extents)?;
-        let object = Arc::new(Object { id, bytes, mapping: Arc::new(mapping), host, fate });
+        let object = Arc::new(GpuObject { id, bytes, mapping: Arc::new(mapping), host, fate });
         let using = object.mapping.use_mapped(OBJECT_GENERATION).map_err(MapError::from)?;
         self.0.insert(id, Arc::clone(&object));
-        Ok(output.map(|output| Filling { object, using, output }))
+        Ok(output.map(|output| ObjectFill { object, using, output }))
     }
 
     /// Returns an object. The object may be about to be freed.
-    pub(crate) fn get(&self, id: u64) -> Result<&Arc<Object<D>>, Error> {
+    pub(crate) fn get(&self, id: u64) -> Result<&Arc<GpuObject<D>>, Error> {
         self.0.get(&id).ok_or(Error::Unknown(id))
     }
 
     /// Returns bytes of an object. The bytes stay mapped as long as the returned use.
-    pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<D>, Use<D>), Error> {
+    pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<D>, MappingUse<D>), Error> {
         let ObjectPart { object, offset, bytes } = part;
         let found = self.get(object)?;
         let end = offset.checked_add(bytes).filter(|&end| end <= found.bytes);
@@ -165,7 +166,7 @@ impl<D: Device> Objects<D> {
 
     /// Unmaps an object's memory when the last user is done, and then reports that the object is
     /// freed. Reports at once if the object does not exist.
-    pub(crate) fn free(&mut self, shared: &Shared<D>, id: u64) {
+    pub(crate) fn free(&mut self, shared: &ExecutorState<D>, id: u64) {
         let Some(object) = self.0.get(&id) else {
             return shared.events.send(Event::ObjectFreed(ObjectFreed { object: id }));
         };
@@ -183,7 +184,7 @@ impl<D: Device> Objects<D> {
 }
 
 /// Checks that the extents cover all bytes of an object.
-fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
+fn covered(extents: &[(u64, MemoryExtent)], bytes: u64) -> Result<(), PlaceError> {
     let mut covered = RangeSet::default();
     extents.iter().for_each(|&(at, extent)| covered.insert(at..at.saturating_add(extent.bytes)));
     covered.first_gap(0..bytes).map_or(Ok(()), |gap| Err(PlaceError::NotCovered(gap)))
@@ -191,10 +192,10 @@ fn covered(extents: &[(u64, Extent)], bytes: u64) -> Result<(), PlaceError> {
 
 /// The reports about an object that are due when the memory is unmapped.
 #[derive(Debug, Default)]
-pub(crate) struct Fate(Mutex<Ends>);
+pub(crate) struct ObjectReports(Mutex<PendingReports>);
 
 #[derive(Debug, Default)]
-struct Ends {
+struct PendingReports {
     /// Error of a failed placement that is not yet reported.
     failed: Option<String>,
     freed: bool,
@@ -202,15 +203,15 @@ struct Ends {
     away: bool,
 }
 
-impl Fate {
-    fn ends(&self) -> MutexGuard<'_, Ends> {
+impl ObjectReports {
+    fn ends(&self) -> MutexGuard<'_, PendingReports> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the object's memory is unmapped, and sends the pending reports. The reports are
     /// sent under the lock, because a filling may fail while the object is being freed: the report
     /// that the object is freed must be sent once, and last.
-    pub(crate) fn went(&self, object: u64, say: impl FnMut(Event)) {
+    pub(crate) fn record_unmapped(&self, object: u64, say: impl FnMut(Event)) {
         let mut ends = self.ends();
         ends.away = true;
         ends.tell(object, say);
@@ -218,7 +219,7 @@ impl Fate {
 
     /// Sends the pending reports if the memory is already unmapped. Otherwise the thread that unmaps
     /// the memory sends them.
-    pub(crate) fn tell(&self, object: u64, say: impl FnMut(Event)) {
+    pub(crate) fn send_if_unmapped(&self, object: u64, say: impl FnMut(Event)) {
         let mut ends = self.ends();
         if ends.away {
             ends.tell(object, say);
@@ -226,7 +227,7 @@ impl Fate {
     }
 }
 
-impl Ends {
+impl PendingReports {
     fn tell(&mut self, object: u64, mut say: impl FnMut(Event)) {
         if let Some(message) = self.failed.take() {
             say(refused(object, message));
@@ -249,16 +250,16 @@ pub(crate) fn refused(object: u64, why: impl ToString) -> Event {
 
 /// A mapped object that is to be filled from an output.
 #[derive(Debug)]
-pub(crate) struct Filling<D: Device> {
-    object: Arc<Object<D>>,
-    using: Use<D>,
-    output: OutputBytes<D::Value>,
+pub(crate) struct ObjectFill<D: Device> {
+    object: Arc<GpuObject<D>>,
+    using: MappingUse<D>,
+    output: KeptOutputBytes<D::Value>,
 }
 
-impl<D: Device> Filling<D> {
+impl<D: Device> ObjectFill<D> {
     /// Fills the object, and reports the outcome.
-    pub(crate) fn carry_out(self, shared: &Shared<D>, stream: &mut D::Stream) {
-        let OutputBytes { output, bytes } = &self.output;
+    pub(crate) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) {
+        let KeptOutputBytes { output, bytes } = &self.output;
         match stream.fill(self.using.region(), &output.value, output.datatype, bytes.clone()) {
             Ok(()) => shared.events.send(placed(self.object.id)),
             Err(error) => {
@@ -285,8 +286,8 @@ mod tests {
 
     #[test]
     fn extents_must_cover_an_object_without_gaps() {
-        let extent = |at, bytes| (at, Extent { offset: 0, bytes });
-        let gap = |extents: &[(u64, Extent)]| match covered(extents, 10) {
+        let extent = |at, bytes| (at, MemoryExtent { offset: 0, bytes });
+        let gap = |extents: &[(u64, MemoryExtent)]| match covered(extents, 10) {
             Err(PlaceError::NotCovered(gap)) => Some(gap),
             _ => None,
         };
@@ -298,15 +299,15 @@ mod tests {
 
     #[test]
     fn reports_about_an_object_are_sent_once_after_its_memory_is_unmapped() {
-        let fate = Fate::default();
+        let fate = ObjectReports::default();
         let mut told = Vec::new();
         fate.ends().failed = Some("no room".into());
         // The object is freed while the copy thread unmaps the memory.
         fate.ends().freed = true;
-        fate.tell(5, |event| told.push(event));
+        fate.send_if_unmapped(5, |event| told.push(event));
         assert!(told.is_empty(), "{told:?}");
-        fate.went(5, |event| told.push(event));
-        fate.tell(5, |event| told.push(event));
+        fate.record_unmapped(5, |event| told.push(event));
+        fate.send_if_unmapped(5, |event| told.push(event));
         assert_eq!(told, [refused(5, "no room"), Event::ObjectFreed(ObjectFreed { object: 5 })]);
     }
 }

@@ -7,14 +7,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millrace_device::{Device, Error as DeviceError, Extent, Stream as _};
+use millrace_device::{Device, Error as DeviceError, MemoryExtent, Stream as _};
 use millrace_proto::executor::{AddPeer, PeerSource};
 
 use crate::wire;
 
 /// The memory of another executor's GPU.
 #[derive(Debug)]
-struct Peer<D: Device> {
+struct PeerMemory<D: Device> {
     incarnation: u64,
     memory: D::Chunk,
     /// Whether the GPU's contents are lost, so that copies must fail.
@@ -23,18 +23,18 @@ struct Peer<D: Device> {
 
 /// The known peers, at most one peer for each GPU.
 #[derive(Debug)]
-pub(crate) struct Peers<D: Device>(BTreeMap<u32, Arc<Peer<D>>>);
+pub(crate) struct PeerTable<D: Device>(BTreeMap<u32, Arc<PeerMemory<D>>>);
 
 /// The source of a copy from a peer.
 #[derive(Debug)]
-pub(crate) struct Source<D: Device> {
+pub(crate) struct PeerCopySource<D: Device> {
     gpu: u32,
-    peer: Arc<Peer<D>>,
+    peer: Arc<PeerMemory<D>>,
     /// Offset in the program's or object's range and extent on the peer, in ascending order.
-    extents: Vec<(u64, Extent)>,
+    extents: Vec<(u64, MemoryExtent)>,
 }
 
-impl<D: Device> Peers<D> {
+impl<D: Device> PeerTable<D> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
@@ -42,8 +42,8 @@ impl<D: Device> Peers<D> {
     pub(crate) fn add(&mut self, device: &D, message: &AddPeer, memory: OwnedFd) -> Result<(), DeviceError> {
         let &AddPeer { gpu, incarnation, memory_bytes, .. } = message;
         self.forget(gpu);
-        let memory = device.import(memory, Extent { offset: 0, bytes: memory_bytes })?;
-        self.0.insert(gpu, Arc::new(Peer { incarnation, memory, lost: AtomicBool::new(false) }));
+        let memory = device.import(memory, MemoryExtent { offset: 0, bytes: memory_bytes })?;
+        self.0.insert(gpu, Arc::new(PeerMemory { incarnation, memory, lost: AtomicBool::new(false) }));
         Ok(())
     }
 
@@ -55,16 +55,16 @@ impl<D: Device> Peers<D> {
     }
 
     /// Returns the source that a copy names, or `None` if that executor's memory is unknown.
-    pub(crate) fn source(&self, message: PeerSource) -> Option<Source<D>> {
+    pub(crate) fn source(&self, message: PeerSource) -> Option<PeerCopySource<D>> {
         let PeerSource { gpu, incarnation, extents } = message;
         let peer = self.0.get(&gpu).filter(|peer| peer.incarnation == incarnation)?;
         let mut extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
         extents.sort_unstable_by_key(|&(at, _)| at);
-        Some(Source { gpu, peer: Arc::clone(peer), extents })
+        Some(PeerCopySource { gpu, peer: Arc::clone(peer), extents })
     }
 }
 
-impl<D: Device> Source<D> {
+impl<D: Device> PeerCopySource<D> {
     /// Copies bytes of the peer's model or object to the same offset of a region.
     pub(crate) fn copy(
         &self,

@@ -11,11 +11,11 @@ pub(crate) type Slot = usize;
 
 /// The execution plan of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct LaunchPlan {
     /// The whole model as a single launch, for runs with all weights loaded.
-    pub(crate) whole: Step,
+    pub(crate) whole: PlannedLaunch,
     /// Launches of the model, in order.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<PlannedLaunch>,
     /// Number of slots of a run. The first slots are the inputs, in order.
     pub(crate) slots: usize,
     /// Slots of the outputs, in order.
@@ -24,7 +24,7 @@ pub(crate) struct Plan {
 
 /// A launch of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct PlannedLaunch {
     /// Names and reads of the launch, in the form that the device takes.
     pub(crate) spec: KernelSpec,
     /// Slots of the input values.
@@ -52,7 +52,7 @@ pub(crate) enum Error {
     InputTwice(String),
 }
 
-impl Plan {
+impl LaunchPlan {
     /// Numbers the values of these launches.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Plan {
                 return Err(Error::InputTwice(input.clone()));
             }
         }
-        let whole = Step {
+        let whole = PlannedLaunch {
             spec: KernelSpec { args: inputs.to_vec(), writes: outputs.to_vec(), reads: union(&launches) },
             args: (0..inputs.len()).map(|slot| SlotArg { slot, last: true }).collect(),
             writes: (0..outputs.len()).collect(),
@@ -85,7 +85,7 @@ impl Plan {
                 *slots.entry(value.clone()).or_insert(next)
             };
             let writes = spec.writes.iter().map(&mut write).collect();
-            steps.push(Step { spec, args, writes });
+            steps.push(PlannedLaunch { spec, args, writes });
         }
         let output =
             |name: &String| slots.get(name).copied().ok_or_else(|| Error::NoSuchOutput(name.clone()));
@@ -103,7 +103,7 @@ fn union(launches: &[KernelSpec]) -> Vec<Range<u64>> {
 }
 
 /// Marks the last reader of each value. An output has no last reader, because the run reads it at the end.
-fn mark_last(steps: &mut [Step], outputs: &[Slot], slots: usize) {
+fn mark_last(steps: &mut [PlannedLaunch], outputs: &[Slot], slots: usize) {
     let mut read_later = vec![false; slots];
     outputs.iter().for_each(|&slot| read_later[slot] = true);
     for arg in steps.iter_mut().rev().flat_map(|step| step.args.iter_mut().rev()) {
@@ -123,8 +123,8 @@ mod tests {
         KernelSpec { args: names(args), writes: names(writes), reads: reads.to_vec() }
     }
 
-    fn plan(inputs: &[&str], outputs: &[&str], launches: Vec<KernelSpec>) -> Result<Plan, Error> {
-        Plan::new(&names(inputs), &names(outputs), launches)
+    fn plan(inputs: &[&str], outputs: &[&str], launches: Vec<KernelSpec>) -> Result<LaunchPlan, Error> {
+        LaunchPlan::new(&names(inputs), &names(outputs), launches)
     }
 
     fn arg(slot: Slot, last: bool) -> SlotArg {

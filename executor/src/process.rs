@@ -8,21 +8,21 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use millrace_device::emulated::EmulatedGpu;
-use millrace_device::{Device, Extent, Width, probe};
+use millrace_device::{Device, MemoryExtent, StreamThreads, probe};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopyRate, Hello, Ready};
-use millrace_proto::frames::{FrameDecoder, Received};
+use millrace_proto::frames::{FrameDecoder, ReceivedFrame};
 use millrace_proto::{BUILD, OOM_SCORE_ADJ, PROTOCOL_VERSION};
 use millrace_types::Bytes;
 use rustix::process::{Resource, Rlimit, Signal};
 
-use crate::control::{Control, Next};
+use crate::control::{ControlFlow, ControlThread};
 use crate::error::Error;
-use crate::events::Events;
-use crate::kept::Kept;
-use crate::queue::Queue;
-use crate::wire::Descriptors;
+use crate::events::EventSender;
+use crate::kept::KeptOutputs;
+use crate::queue::WorkQueue;
+use crate::wire::FrameDescriptors;
 use crate::{copies, runs};
 
 /// Most programs loaded at a time. Each program has a descriptor and a few mappings.
@@ -37,18 +37,18 @@ const PROBE_ROUNDS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
 /// State that all threads share.
 #[derive(Debug)]
-pub(crate) struct Shared<D: Device> {
+pub(crate) struct ExecutorState<D: Device> {
     pub(crate) device: D,
-    pub(crate) events: Events,
+    pub(crate) events: EventSender,
     /// Outputs that stay on the GPU after the run.
-    pub(crate) kept: Kept<D::Value>,
+    pub(crate) kept: KeptOutputs<D::Value>,
     /// Whether the next run aborts the process: an injected fault.
     pub(crate) abort_on_run: AtomicBool,
 }
 
 /// Whether injected faults are carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Faults {
+pub(crate) enum FaultPolicy {
     Obeyed,
     Refused,
 }
@@ -63,7 +63,7 @@ pub(crate) enum Faults {
 /// Returns an [`Error`] if the socket fails, the worker breaks the protocol, or there is no worker.
 pub fn run(socket: OwnedFd) -> Result<(), Error> {
     die_with_worker(&socket)?;
-    be_ended_first();
+    raise_oom_score();
     raise_descriptor_limit();
     let mut decoder = FrameDecoder::default();
     let Some(frame) = decoder.recv_frame(&socket).map_err(Error::Socket)? else { return Ok(()) };
@@ -82,12 +82,17 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
 }
 
 fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {
-    let events = Events::new(socket.try_clone().map_err(Error::Socket)?);
-    let shared = Arc::new(Shared { device, events, kept: Kept::new(), abort_on_run: AtomicBool::new(false) });
-    let faults = if hello.allow_faults { Faults::Obeyed } else { Faults::Refused };
+    let events = EventSender::new(socket.try_clone().map_err(Error::Socket)?);
+    let shared = Arc::new(ExecutorState {
+        device,
+        events,
+        kept: KeptOutputs::new(),
+        abort_on_run: AtomicBool::new(false),
+    });
+    let faults = if hello.allow_faults { FaultPolicy::Obeyed } else { FaultPolicy::Refused };
     let copy_rates = probe(&shared.device, hello.probe_bytes);
-    let control = Control::new(Arc::clone(&shared), faults);
-    let _threads = Threads::start(&shared, &control)?;
+    let control = ControlThread::new(Arc::clone(&shared), faults);
+    let _threads = WorkQueues::start(&shared, &control)?;
     shared.events.send(Event::Ready(Ready {
         protocol_version: PROTOCOL_VERSION,
         build: BUILD.to_owned(),
@@ -95,8 +100,8 @@ fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &H
         incarnation: hello.incarnation,
         copy_rates,
     }));
-    let stream = shared.device.stream(Width::One)?;
-    shared.device.enter(stream, |stream| obey(control, stream, &socket, decoder))
+    let stream = shared.device.stream(StreamThreads::One)?;
+    shared.device.enter(stream, |stream| run_control_thread(control, stream, &socket, decoder))
 }
 
 /// Measures the rate of copies while the device is otherwise idle. A failed measurement only means
@@ -105,7 +110,7 @@ fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
     if bytes == 0 {
         return Vec::new();
     }
-    match probe::copy_rates(device, Extent { offset: 0, bytes }, PROBE_ROUNDS) {
+    match probe::copy_rates(device, MemoryExtent { offset: 0, bytes }, PROBE_ROUNDS) {
         Ok(rates) => {
             let rate = |rate: probe::CopyRate| CopyRate { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };
             rates.into_iter().map(rate).collect()
@@ -118,40 +123,40 @@ fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
 }
 
 /// Runs the control thread.
-fn obey<D: Device>(
-    mut control: Control<D>,
+fn run_control_thread<D: Device>(
+    mut control: ControlThread<D>,
     mut stream: D::Stream,
     socket: &OwnedFd,
     mut decoder: FrameDecoder,
 ) -> Result<(), Error> {
     while let Some(frame) = decoder.recv_frame(socket).map_err(Error::Socket)? {
         let (command, descriptors) = command(frame)?;
-        if control.on_command(command, descriptors, &mut stream)? == Next::End {
+        if control.on_command(command, descriptors, &mut stream)? == ControlFlow::End {
             break;
         }
     }
     Ok(())
 }
 
-fn command(frame: Received) -> Result<(Command, Descriptors), Error> {
+fn command(frame: ReceivedFrame) -> Result<(Command, FrameDescriptors), Error> {
     let message: wire_messages::Command = frame.decode()?;
     let command = message.command.ok_or(Error::Protocol("a command without content"))?;
-    Ok((command, Descriptors::new(frame.descriptors)))
+    Ok((command, FrameDescriptors::new(frame.descriptors)))
 }
 
 /// The queues of the copy and run threads. Dropping this value closes the queues, so each thread ends
 /// after the current work.
-struct Threads<D: Device> {
-    copies: Arc<Queue<copies::Work<D>>>,
-    copies_out: Arc<Queue<copies::Work<D>>>,
-    runs: Arc<Queue<runs::Job<D>>>,
+struct WorkQueues<D: Device> {
+    copies: Arc<WorkQueue<copies::CopyWork<D>>>,
+    copies_out: Arc<WorkQueue<copies::CopyWork<D>>>,
+    runs: Arc<WorkQueue<runs::QueuedRun<D>>>,
 }
 
-impl<D: Device> Threads<D> {
-    fn start(shared: &Arc<Shared<D>>, control: &Control<D>) -> Result<Self, Error> {
+impl<D: Device> WorkQueues<D> {
+    fn start(shared: &Arc<ExecutorState<D>>, control: &ControlThread<D>) -> Result<Self, Error> {
         let threads =
             Self { copies: control.copies(), copies_out: control.copies_out(), runs: control.runs() };
-        let stream = || shared.device.stream(Width::Whole);
+        let stream = || shared.device.stream(StreamThreads::Whole);
         for (name, queue) in [("copies", control.copies()), ("copies out", control.copies_out())] {
             let shared = Arc::clone(shared);
             let stream = stream()?;
@@ -167,7 +172,7 @@ impl<D: Device> Threads<D> {
     }
 }
 
-impl<D: Device> Drop for Threads<D> {
+impl<D: Device> Drop for WorkQueues<D> {
     fn drop(&mut self) {
         self.copies.close();
         self.copies_out.close();
@@ -212,7 +217,7 @@ fn die_with_worker(socket: &OwnedFd) -> Result<(), Error> {
 }
 
 /// Makes the kernel kill this process before the worker if the machine runs out of memory.
-fn be_ended_first() {
+fn raise_oom_score() {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ.to_string()) {
         tracing::warn!(%error, "cannot raise the OOM score: the kernel may kill the worker before this process if memory runs out");
     }

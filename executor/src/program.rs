@@ -5,30 +5,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_device::{Access, Code, Device, Error as DeviceError, HostRegion};
+use millrace_device::{Device, Error as DeviceError, HostAccess, HostRegion, ModelCode};
 use millrace_proto::executor::LoadProgram;
 use millrace_types::Bytes;
 
-use crate::mapping::{Mapping, Of};
-use crate::plan::{self, Plan};
-use crate::process::Shared;
-use crate::wire::{self, Declared, Descriptors};
+use crate::mapping::{MappingOwner, RegionMapping};
+use crate::plan::{self, LaunchPlan};
+use crate::process::ExecutorState;
+use crate::wire::{self, DeclaredTensor, FrameDescriptors};
 
 /// Longest time of a run on the control thread; waking another thread takes about as long.
 const QUICK_MAX: Duration = Duration::from_micros(50);
 
 /// A loaded program, shared by the control thread and by copies and runs.
 #[derive(Debug)]
-pub(crate) struct Program<D: Device> {
+pub(crate) struct LoadedProgram<D: Device> {
     pub(crate) name: String,
     /// Plan of the launches, with numbered values.
-    pub(crate) plan: Plan,
+    pub(crate) plan: LaunchPlan,
     pub(crate) module: D::Module,
     pub(crate) whole: D::Kernel,
     pub(crate) kernels: Vec<D::Kernel>,
-    pub(crate) inputs: Vec<Declared>,
-    pub(crate) outputs: Vec<Declared>,
-    pub(crate) mapping: Arc<Mapping<D>>,
+    pub(crate) inputs: Vec<DeclaredTensor>,
+    pub(crate) outputs: Vec<DeclaredTensor>,
+    pub(crate) mapping: Arc<RegionMapping<D>>,
     /// Size bound in bytes: runs with fewer bytes of inline inputs are likely to be quick. 0 until a
     /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
@@ -49,27 +49,28 @@ pub(crate) enum LoadError {
     Device(#[from] DeviceError),
 }
 
-impl<D: Device> Program<D> {
+impl<D: Device> LoadedProgram<D> {
     /// Loads a model's graph against a region of its own.
     pub(crate) fn load(
-        shared: Arc<Shared<D>>,
+        shared: Arc<ExecutorState<D>>,
         message: LoadProgram,
-        mut descriptors: Descriptors,
+        mut descriptors: FrameDescriptors,
     ) -> Result<Self, LoadError> {
         let device = &shared.device;
         let graph = descriptors.take(message.graph_fd)?;
-        let graph = device.import_host(graph, Bytes(message.graph_bytes), Access::Direct)?;
+        let graph = device.import_host(graph, Bytes(message.graph_bytes), HostAccess::Direct)?;
         let weights: OwnedFd = descriptors.take(message.weights_fd)?;
-        let access = if message.weights_pageable { Access::Buffered } else { Access::Direct };
+        let access = if message.weights_pageable { HostAccess::Buffered } else { HostAccess::Direct };
         let host = device.import_host(weights, Bytes(message.weights_bytes), access)?;
         let inputs = message.inputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let outputs = message.outputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
         let launches = message.launches.into_iter().map(wire::launch).collect::<Result<_, _>>()?;
-        let names = |values: &[Declared]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
-        let plan = Plan::new(&names(&inputs), &names(&outputs), launches)?;
+        let names =
+            |values: &[DeclaredTensor]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
+        let plan = LaunchPlan::new(&names(&inputs), &names(&outputs), launches)?;
 
         let region = device.reserve(host.bytes())?;
-        let code = Code {
+        let code = ModelCode {
             graph: graph.as_slice().to_vec(),
             weights_name: millrace_model::WEIGHTS_FILE,
             weights: &host,
@@ -80,7 +81,7 @@ impl<D: Device> Program<D> {
             plan.steps.iter().map(|step| device.kernel(&module, &step.spec)).collect::<Result<_, _>>()?;
         let copy_max = device.capabilities().copy_max.get();
         let group = if message.group_bytes == 0 { copy_max } else { message.group_bytes.min(copy_max) };
-        let mapping = Mapping::new(shared, Of::Program(message.program), region);
+        let mapping = RegionMapping::new(shared, MappingOwner::Program(message.program), region);
         Ok(Self {
             name: message.name,
             plan,
@@ -98,7 +99,7 @@ impl<D: Device> Program<D> {
 
     /// Updates the bound for quick runs. A quick run raises the bound above the size of the run; a slower run
     /// lowers the bound to the size of the run.
-    pub(crate) fn took(&self, inline_bytes: Option<usize>, time: Duration) {
+    pub(crate) fn record_run_time(&self, inline_bytes: Option<usize>, time: Duration) {
         match inline_bytes {
             Some(bytes) if time <= QUICK_MAX => {
                 self.quick_inputs.fetch_max(bytes.saturating_add(1), Ordering::Relaxed);

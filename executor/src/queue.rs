@@ -7,23 +7,23 @@ use std::time::Duration;
 /// A queue of at most `max` items, from which the first due item is taken. Closing the queue ends the
 /// consumer.
 #[derive(Debug)]
-pub(crate) struct Queue<T> {
+pub(crate) struct WorkQueue<T> {
     max: usize,
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct QueueState<T> {
     waiting: VecDeque<T>,
     /// Whether the consumer may still work on the last popped item.
     busy: bool,
     closed: bool,
 }
 
-impl<T> Queue<T> {
+impl<T> WorkQueue<T> {
     pub(crate) fn new(max: usize) -> Self {
-        let state = State { waiting: VecDeque::new(), busy: false, closed: false };
+        let state = QueueState { waiting: VecDeque::new(), busy: false, closed: false };
         Self { max, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -94,7 +94,7 @@ impl<T> Queue<T> {
         self.changed.notify_all();
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, QueueState<T>> {
         // Ignores a poisoned lock: no foreign code runs under the lock, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn items_are_popped_in_order_and_a_full_queue_returns_the_item() {
-        let queue = Queue::new(2);
+        let queue = WorkQueue::new(2);
         assert_eq!((queue.push(1), queue.push(2), queue.push(3)), (Ok(()), Ok(()), Err(3)));
         assert_eq!(queue.pop(), Some(1));
         assert_eq!(queue.push(4), Ok(()));
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_queue_is_idle_after_the_consumer_returns_for_more() {
-        let queue = Queue::new(1);
+        let queue = WorkQueue::new(1);
         assert!(queue.is_idle());
         queue.push(1).unwrap();
         assert!(!queue.is_idle(), "an item is queued");
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_item_that_is_not_due_can_still_be_removed_or_become_due() {
-        let queue = Queue::new(2);
+        let queue = WorkQueue::new(2);
         let due = Mutex::new(false);
         let wait = |item: &u32| {
             let now = *item != 1 || *due.lock().unwrap();
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn due_items_are_popped_in_order_before_items_that_are_not_due() {
         let wait = |item: &(char, u64)| Duration::from_secs(item.1);
-        let queue = Queue::new(5);
+        let queue = WorkQueue::new(5);
         for item in [('a', 60), ('b', 0), ('c', 30), ('d', 0), ('e', 30)] {
             queue.push(item).unwrap();
         }
@@ -184,7 +184,7 @@ mod tests {
     /// The consumer is already waiting for an item that is due later.
     #[test]
     fn a_due_item_ends_the_wait_for_an_item_that_is_not_due() {
-        let queue = Queue::new(2);
+        let queue = WorkQueue::new(2);
         let wait = |&item: &u32| if item == 1 { Duration::MAX } else { Duration::ZERO };
         queue.push(1).unwrap();
         std::thread::scope(|scope| {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn closing_ends_the_consumer_and_drops_queued_items() {
-        let queue = Queue::<u32>::new(1);
+        let queue = WorkQueue::<u32>::new(1);
         std::thread::scope(|scope| {
             let popped = scope.spawn(|| queue.pop());
             queue.close();

@@ -15,10 +15,10 @@ use millrace_device::RangeSet;
 
 /// The state of a program's or object's mapping.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Residency {
+pub(crate) struct MappingState {
     /// Newest requested generation; 0 if there is none.
     generation: u64,
-    phase: Phase,
+    phase: MappingPhase,
     /// Number of launches and copies that use the mapping.
     users: u32,
     /// Bytes with a failed copy. A new copy of the bytes clears this mark.
@@ -28,7 +28,7 @@ pub(crate) struct Residency {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Phase {
+enum MappingPhase {
     #[default]
     Unmapped,
     Mapped,
@@ -38,7 +38,7 @@ enum Phase {
 
 /// Reason why a step is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum StepRefusal {
     /// The step's mapping was replaced or unmapped.
     #[error("generation {asked} is stale: {current} is the newest")]
     Stale { asked: u64, current: u64 },
@@ -61,7 +61,7 @@ pub(crate) enum Refusal {
 
 /// Action that an unmap requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unmapping {
+pub(crate) enum UnmapAction {
     /// Unmap the memory, then report the unmapping.
     Now(u64),
     /// Do nothing: the last user unmaps the memory.
@@ -72,68 +72,68 @@ pub(crate) enum Unmapping {
     Ignored,
 }
 
-impl Residency {
+impl MappingState {
     /// Begins a mapping. The caller then maps the memory, and calls [`Self::map_failed`] if that fails.
-    pub(crate) fn map(&mut self, generation: u64) -> Result<(), Refusal> {
+    pub(crate) fn map(&mut self, generation: u64) -> Result<(), StepRefusal> {
         if generation <= self.generation {
-            return Err(Refusal::Stale { asked: generation, current: self.generation });
+            return Err(StepRefusal::Stale { asked: generation, current: self.generation });
         }
-        if self.phase != Phase::Unmapped {
-            return Err(Refusal::StillMapped(self.generation));
+        if self.phase != MappingPhase::Unmapped {
+            return Err(StepRefusal::StillMapped(self.generation));
         }
-        *self = Self { generation, phase: Phase::Mapped, lost: self.lost.take(), ..Self::default() };
+        *self = Self { generation, phase: MappingPhase::Mapped, lost: self.lost.take(), ..Self::default() };
         Ok(())
     }
 
     /// Reverts the mapping that was just begun.
     pub(crate) fn map_failed(&mut self) {
-        self.phase = Phase::Unmapped;
+        self.phase = MappingPhase::Unmapped;
     }
 
     /// Ends the mapping of this generation.
-    pub(crate) fn unmap(&mut self, generation: u64) -> Unmapping {
+    pub(crate) fn unmap(&mut self, generation: u64) -> UnmapAction {
         if generation != self.generation {
-            return Unmapping::Ignored;
+            return UnmapAction::Ignored;
         }
         match self.phase {
-            Phase::Unmapped => Unmapping::Already(generation),
-            Phase::Draining => Unmapping::Later,
-            Phase::Mapped if self.users > 0 => {
-                self.phase = Phase::Draining;
-                Unmapping::Later
+            MappingPhase::Unmapped => UnmapAction::Already(generation),
+            MappingPhase::Draining => UnmapAction::Later,
+            MappingPhase::Mapped if self.users > 0 => {
+                self.phase = MappingPhase::Draining;
+                UnmapAction::Later
             }
-            Phase::Mapped => {
-                self.phase = Phase::Unmapped;
-                Unmapping::Now(generation)
+            MappingPhase::Mapped => {
+                self.phase = MappingPhase::Unmapped;
+                UnmapAction::Now(generation)
             }
         }
     }
 
     /// Ends any mapping, because the program is unloaded.
-    pub(crate) fn retire(&mut self) -> Unmapping {
+    pub(crate) fn retire(&mut self) -> UnmapAction {
         match self.phase {
-            Phase::Unmapped => Unmapping::Ignored,
-            Phase::Mapped | Phase::Draining => self.unmap(self.generation),
+            MappingPhase::Unmapped => UnmapAction::Ignored,
+            MappingPhase::Mapped | MappingPhase::Draining => self.unmap(self.generation),
         }
     }
 
     /// Checks that a step of this generation may continue.
-    pub(crate) fn check(&self, generation: u64) -> Result<(), Refusal> {
+    pub(crate) fn check(&self, generation: u64) -> Result<(), StepRefusal> {
         if let Some(message) = &self.lost {
-            return Err(Refusal::Lost(message.clone()));
+            return Err(StepRefusal::Lost(message.clone()));
         }
         if generation < self.generation {
-            return Err(Refusal::Stale { asked: generation, current: self.generation });
+            return Err(StepRefusal::Stale { asked: generation, current: self.generation });
         }
-        if generation > self.generation || self.phase != Phase::Mapped {
-            return Err(Refusal::NotMapped(generation));
+        if generation > self.generation || self.phase != MappingPhase::Mapped {
+            return Err(StepRefusal::NotMapped(generation));
         }
         Ok(())
     }
 
     /// Checks that a launch may continue to wait for these bytes, which are not loaded.
-    pub(crate) fn may_come(&self, missing: Range<u64>) -> Result<(), Refusal> {
-        if self.failed.intersects(missing.clone()) { Err(Refusal::CopyFailed(missing)) } else { Ok(()) }
+    pub(crate) fn check_awaitable(&self, missing: Range<u64>) -> Result<(), StepRefusal> {
+        if self.failed.intersects(missing.clone()) { Err(StepRefusal::CopyFailed(missing)) } else { Ok(()) }
     }
 
     /// Begins a use of the mapping, which stays until [`Self::leave`].
@@ -144,8 +144,8 @@ impl Residency {
     /// Ends a use. Returns the generation to unmap if this was the last use of a draining mapping.
     pub(crate) fn leave(&mut self) -> Option<u64> {
         self.users = self.users.checked_sub(1).expect("every leave follows an enter");
-        if self.phase == Phase::Draining && self.users == 0 {
-            self.phase = Phase::Unmapped;
+        if self.phase == MappingPhase::Draining && self.users == 0 {
+            self.phase = MappingPhase::Unmapped;
             return Some(self.generation);
         }
         None
@@ -173,16 +173,16 @@ mod tests {
 
     #[test]
     fn an_unused_mapping_is_unmapped_at_once_and_a_used_one_by_its_last_user() {
-        let mut residency = Residency::default();
+        let mut residency = MappingState::default();
         residency.map(1).unwrap();
-        assert_eq!(residency.unmap(1), Unmapping::Now(1));
-        assert_eq!(residency.unmap(1), Unmapping::Already(1));
+        assert_eq!(residency.unmap(1), UnmapAction::Now(1));
+        assert_eq!(residency.unmap(1), UnmapAction::Already(1));
         residency.map(2).unwrap();
         residency.enter();
         residency.enter();
-        assert_eq!(residency.unmap(2), Unmapping::Later);
-        assert_eq!(residency.check(2), Err(Refusal::NotMapped(2)));
-        assert_eq!(residency.map(3), Err(Refusal::StillMapped(2)));
+        assert_eq!(residency.unmap(2), UnmapAction::Later);
+        assert_eq!(residency.check(2), Err(StepRefusal::NotMapped(2)));
+        assert_eq!(residency.map(3), Err(StepRefusal::StillMapped(2)));
         assert_eq!(residency.leave(), None);
         assert_eq!(residency.leave(), Some(2));
         residency.map(3).unwrap();
@@ -191,59 +191,59 @@ mod tests {
 
     #[test]
     fn steps_of_older_generations_are_stale_and_of_newer_ones_not_mapped() {
-        let mut residency = Residency::default();
-        assert_eq!(residency.check(1), Err(Refusal::NotMapped(1)));
-        assert_eq!(residency.unmap(1), Unmapping::Ignored);
+        let mut residency = MappingState::default();
+        assert_eq!(residency.check(1), Err(StepRefusal::NotMapped(1)));
+        assert_eq!(residency.unmap(1), UnmapAction::Ignored);
         residency.map(5).unwrap();
-        assert_eq!(residency.map(5), Err(Refusal::Stale { asked: 5, current: 5 }));
-        assert_eq!(residency.check(4), Err(Refusal::Stale { asked: 4, current: 5 }));
-        assert_eq!(residency.check(6), Err(Refusal::NotMapped(6)));
-        assert_eq!(residency.unmap(4), Unmapping::Ignored);
+        assert_eq!(residency.map(5), Err(StepRefusal::Stale { asked: 5, current: 5 }));
+        assert_eq!(residency.check(4), Err(StepRefusal::Stale { asked: 4, current: 5 }));
+        assert_eq!(residency.check(6), Err(StepRefusal::NotMapped(6)));
+        assert_eq!(residency.unmap(4), UnmapAction::Ignored);
         assert_eq!(residency.check(5), Ok(()));
     }
 
     #[test]
     fn a_failed_mapping_uses_up_its_generation() {
-        let mut residency = Residency::default();
+        let mut residency = MappingState::default();
         residency.map(1).unwrap();
         residency.map_failed();
-        assert_eq!(residency.check(1), Err(Refusal::NotMapped(1)));
-        assert_eq!(residency.unmap(1), Unmapping::Already(1));
-        assert_eq!(residency.map(1), Err(Refusal::Stale { asked: 1, current: 1 }));
+        assert_eq!(residency.check(1), Err(StepRefusal::NotMapped(1)));
+        assert_eq!(residency.unmap(1), UnmapAction::Already(1));
+        assert_eq!(residency.map(1), Err(StepRefusal::Stale { asked: 1, current: 1 }));
         residency.map(2).unwrap();
     }
 
     #[test]
     fn bytes_with_a_failed_copy_are_awaited_only_after_a_new_copy() {
-        let mut residency = Residency::default();
+        let mut residency = MappingState::default();
         residency.map(1).unwrap();
         residency.fail(10..20);
-        assert_eq!(residency.may_come(0..10), Ok(()));
-        assert_eq!(residency.may_come(15..30), Err(Refusal::CopyFailed(15..30)));
+        assert_eq!(residency.check_awaitable(0..10), Ok(()));
+        assert_eq!(residency.check_awaitable(15..30), Err(StepRefusal::CopyFailed(15..30)));
         residency.expect(10..20);
-        assert_eq!(residency.may_come(15..30), Ok(()));
+        assert_eq!(residency.check_awaitable(15..30), Ok(()));
         residency.fail(10..20);
         residency.unmap(1);
         residency.map(2).unwrap();
-        assert_eq!(residency.may_come(15..30), Ok(()));
+        assert_eq!(residency.check_awaitable(15..30), Ok(()));
     }
 
     #[test]
     fn a_lost_device_stays_lost_across_mappings() {
-        let mut residency = Residency::default();
+        let mut residency = MappingState::default();
         residency.map(1).unwrap();
         residency.lose("gone");
-        assert_eq!(residency.check(1), Err(Refusal::Lost("gone".to_owned())));
+        assert_eq!(residency.check(1), Err(StepRefusal::Lost("gone".to_owned())));
         residency.unmap(1);
         residency.map(2).unwrap();
-        assert_eq!(residency.check(2), Err(Refusal::Lost("gone".to_owned())));
+        assert_eq!(residency.check(2), Err(StepRefusal::Lost("gone".to_owned())));
     }
 
     #[test]
     fn unloading_a_program_unmaps_its_memory() {
-        let mut residency = Residency::default();
-        assert_eq!(residency.retire(), Unmapping::Ignored);
+        let mut residency = MappingState::default();
+        assert_eq!(residency.retire(), UnmapAction::Ignored);
         residency.map(1).unwrap();
-        assert_eq!(residency.retire(), Unmapping::Now(1));
+        assert_eq!(residency.retire(), UnmapAction::Now(1));
     }
 }

@@ -8,24 +8,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millrace_device::{Arg, Device, Error as DeviceError, Event as _, Stream as _, monotonic_now};
+use millrace_device::{Device, Error as DeviceError, Event as _, LaunchArg, Stream as _, monotonic_now};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
-use crate::answer::{Answer, Asked};
-use crate::batch::{self, Input, Inputs};
+use crate::answer::{RequestedOutputs, RunResponse};
+use crate::batch::{self, RunInput, RunInputs};
 use crate::events::clip;
 use crate::kept;
-use crate::mapping::Use;
-use crate::objects::{self, Objects};
-use crate::plan::{Slot, Step};
-use crate::process::Shared;
-use crate::program::Program;
-use crate::queue::Queue;
-use crate::residency::Refusal;
-use crate::wire::{self, Declared, Descriptors};
+use crate::mapping::MappingUse;
+use crate::objects::{self, ObjectTable};
+use crate::plan::{PlannedLaunch, Slot};
+use crate::process::ExecutorState;
+use crate::program::LoadedProgram;
+use crate::queue::WorkQueue;
+use crate::residency::StepRefusal;
+use crate::wire::{self, DeclaredTensor, FrameDescriptors};
 
 /// Most runs that wait behind the running one. A worker sends fewer runs ahead, so more runs indicate
 /// a fault of the worker.
@@ -33,18 +33,18 @@ pub const RUNS_QUEUED_MAX: usize = 64;
 
 /// A run that is queued or executing.
 #[derive(Debug)]
-pub(crate) struct Job<D: Device> {
+pub(crate) struct QueuedRun<D: Device> {
     pub(crate) run: u64,
-    program: Arc<Program<D>>,
+    program: Arc<LoadedProgram<D>>,
     generation: u64,
-    inputs: Inputs<D>,
-    asked: Asked,
-    told: Told,
+    inputs: RunInputs<D>,
+    asked: RequestedOutputs,
+    told: TimeReporting,
 }
 
 /// Whether the response reports the times of the launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum TimeReporting {
     Nothing,
     Launches,
 }
@@ -54,11 +54,11 @@ const LAUNCHES_TOLD_MAX: usize = 256;
 
 /// Reason why a run failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failed {
+pub(crate) enum RunError {
     #[error(transparent)]
     Message(#[from] wire::Error),
     #[error(transparent)]
-    Batch(#[from] batch::Error),
+    Batch(#[from] batch::BatchError),
     #[error("output {name:?} has shape {shape:?}, which is not one row for each of {rows}")]
     OutputRows { name: String, shape: Vec<usize>, rows: usize },
     #[error("input {0:?} is missing")]
@@ -78,18 +78,20 @@ pub(crate) enum Failed {
     #[error("value {0:?} is missing: the launches are inconsistent")]
     ValueMissing(String),
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] StepRefusal),
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error("cannot send the response: {0}")]
-    Answer(#[from] frames::Error),
+    Answer(#[from] frames::FrameError),
 }
 
-impl Failed {
+impl RunError {
     pub(crate) fn kind(&self) -> RunFailure {
         match self {
             Self::Refused(refusal) => wire::run_refused(refusal),
-            Self::Object(_, error) | Self::Batch(batch::Error::Object(_, error)) => wire::run_without(error),
+            Self::Object(_, error) | Self::Batch(batch::BatchError::Object(_, error)) => {
+                wire::run_without(error)
+            }
             // The GPU works, so the run may succeed on another GPU or later.
             Self::Kept(_) => RunFailure::OutOfMemory,
             Self::Device(error) => wire::run_failure(error),
@@ -103,18 +105,18 @@ pub(crate) fn failed(run: u64, failure: RunFailure, message: impl ToString) -> E
     Event::RunFailed(RunFailed { run, failure: failure.into(), message: clip(message) })
 }
 
-impl<D: Device> Job<D> {
+impl<D: Device> QueuedRun<D> {
     /// Creates a run of a loaded program.
     pub(crate) fn new(
         message: Run,
-        program: Arc<Program<D>>,
-        objects: &Objects<D>,
-        mut descriptors: Descriptors,
-    ) -> Result<Self, Failed> {
+        program: Arc<LoadedProgram<D>>,
+        objects: &ObjectTable<D>,
+        mut descriptors: FrameDescriptors,
+    ) -> Result<Self, RunError> {
         let inputs = batch::inputs(message.inputs, message.members, objects, &mut descriptors)?;
         let Run { run, generation, outputs, kept, times, .. } = message;
-        let told = if times { Told::Launches } else { Told::Nothing };
-        let asked = Asked { outputs, kept, rows: inputs.rows };
+        let told = if times { TimeReporting::Launches } else { TimeReporting::Nothing };
+        let asked = RequestedOutputs { outputs, kept, rows: inputs.rows };
         Ok(Self { run, program, generation, inputs, asked, told })
     }
 
@@ -129,14 +131,22 @@ impl<D: Device> Job<D> {
 }
 
 /// Carries out the runs of a queue until the queue is closed.
-pub(crate) fn serve<D: Device>(shared: &Shared<D>, queue: &Queue<Job<D>>, mut stream: D::Stream) {
+pub(crate) fn serve<D: Device>(
+    shared: &ExecutorState<D>,
+    queue: &WorkQueue<QueuedRun<D>>,
+    mut stream: D::Stream,
+) {
     while let Some(job) = queue.pop() {
-        answer(shared, job, &mut stream);
+        carry_out_and_report(shared, job, &mut stream);
     }
 }
 
 /// Carries out a run, and reports the outcome.
-pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D::Stream) {
+pub(crate) fn carry_out_and_report<D: Device>(
+    shared: &ExecutorState<D>,
+    job: QueuedRun<D>,
+    stream: &mut D::Stream,
+) {
     if shared.abort_on_run.load(Ordering::Relaxed) {
         tracing::warn!("aborting: this fault was injected");
         std::process::abort();
@@ -148,7 +158,7 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
     });
     if let Err(error) = sent {
-        if let Failed::Device(DeviceError::Lost(message)) = &error {
+        if let RunError::Device(DeviceError::Lost(message)) = &error {
             shared.events.device_failed(message);
         }
         shared.events.send(failed(run, error.kind(), error));
@@ -156,26 +166,26 @@ pub(crate) fn answer<D: Device>(shared: &Shared<D>, job: Job<D>, stream: &mut D:
 }
 
 fn carry_out<D: Device>(
-    shared: &Shared<D>,
-    job: Job<D>,
+    shared: &ExecutorState<D>,
+    job: QueuedRun<D>,
     stream: &mut D::Stream,
-) -> Result<(RunDone, Vec<OwnedFd>), Failed> {
-    let Job { run, program, generation, inputs, asked, told } = job;
+) -> Result<(RunDone, Vec<OwnedFd>), RunError> {
+    let QueuedRun { run, program, generation, inputs, asked, told } = job;
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
     // Declared before all values, so that the uses are dropped after them.
-    let Inputs { tensors: inputs, uses: _uses, .. } = inputs;
+    let RunInputs { tensors: inputs, uses: _uses, .. } = inputs;
     let began = monotonic_now();
     let bytes = inline_bytes(&inputs);
     let inputs = upload::<D>(&program.inputs, inputs, stream)?;
-    let mut running = Running { program: &program, generation, stream, times: Times::start(told) };
+    let mut running = RunInProgress { program: &program, generation, stream, times: RunTimes::start(told) };
     let mut values = running.run(inputs)?;
     let times = running.times;
-    let mut answer = Answer::<D>::new();
+    let mut answer = RunResponse::<D>::new();
     for index in wanted {
         answer.add(&asked, &program.outputs[index], &mut values[index], stream)?;
     }
     let (outputs, descriptors) = answer.keep(run, &shared.kept);
-    program.took(bytes, monotonic_now().since(began));
+    program.record_run_time(bytes, monotonic_now().since(began));
     let done = RunDone {
         run,
         outputs,
@@ -190,53 +200,53 @@ fn carry_out<D: Device>(
 
 /// Returns the number of input bytes if all inputs arrived inline; other inputs are too large for a
 /// quick run.
-fn inline_bytes<D: Device>(inputs: &HashMap<String, Input<D>>) -> Option<usize> {
-    inputs.values().map(Input::inline_bytes).sum()
+fn inline_bytes<D: Device>(inputs: &HashMap<String, RunInput<D>>) -> Option<usize> {
+    inputs.values().map(RunInput::inline_bytes).sum()
 }
 
 /// Moves the inputs to the device, in the declared order.
 fn upload<D: Device>(
-    declared: &[Declared],
-    mut inputs: HashMap<String, Input<D>>,
+    declared: &[DeclaredTensor],
+    mut inputs: HashMap<String, RunInput<D>>,
     stream: &mut D::Stream,
-) -> Result<Vec<Option<D::Value>>, Failed> {
+) -> Result<Vec<Option<D::Value>>, RunError> {
     let mut values = Vec::with_capacity(declared.len());
-    for Declared { name, datatype } in declared {
-        let tensor = inputs.remove(name).ok_or_else(|| Failed::InputMissing(name.clone()))?;
+    for DeclaredTensor { name, datatype } in declared {
+        let tensor = inputs.remove(name).ok_or_else(|| RunError::InputMissing(name.clone()))?;
         if tensor.datatype != *datatype {
             let found = tensor.datatype.to_string();
             let due = datatype.to_string();
-            return Err(Failed::InputType { name: name.clone(), found, due });
+            return Err(RunError::InputType { name: name.clone(), found, due });
         }
-        tensor.check_loaded().map_err(|error| Failed::Object(name.clone(), error))?;
+        tensor.check_loaded().map_err(|error| RunError::Object(name.clone(), error))?;
         values.push(Some(tensor.value(stream)?));
     }
     match inputs.into_keys().min() {
-        Some(name) => Err(Failed::InputUnknown(name)),
+        Some(name) => Err(RunError::InputUnknown(name)),
         None => Ok(values),
     }
 }
 
 /// The times of a run and its launches.
 #[derive(Debug)]
-struct Times {
+struct RunTimes {
     started: Timestamp,
     finished: Timestamp,
     waited: Duration,
     launches: u32,
-    told: Told,
+    told: TimeReporting,
     each: Vec<LaunchTimes>,
 }
 
-impl Times {
-    fn start(told: Told) -> Self {
+impl RunTimes {
+    fn start(told: TimeReporting) -> Self {
         let now = monotonic_now();
         Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
     }
 
     /// Records a finished launch: the waiting time, the start and the end.
     fn launched(&mut self, waited: Duration, started: Timestamp, finished: Timestamp) {
-        if self.told == Told::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
+        if self.told == TimeReporting::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
             self.each.push(LaunchTimes {
                 launch: self.launches,
                 waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
@@ -251,16 +261,16 @@ impl Times {
 }
 
 /// A run while the launches execute.
-struct Running<'a, D: Device> {
-    program: &'a Program<D>,
+struct RunInProgress<'a, D: Device> {
+    program: &'a LoadedProgram<D>,
     generation: u64,
     stream: &'a mut D::Stream,
-    times: Times,
+    times: RunTimes,
 }
 
-impl<D: Device> Running<'_, D> {
+impl<D: Device> RunInProgress<'_, D> {
     /// Runs the model on these inputs. Returns the outputs in the declared order.
-    fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, Failed> {
+    fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, RunError> {
         let program = self.program;
         if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
             let values =
@@ -277,10 +287,10 @@ impl<D: Device> Running<'_, D> {
     /// Runs a launch as soon as the weights that the launch reads are loaded.
     fn step(
         &mut self,
-        step: &Step,
+        step: &PlannedLaunch,
         kernel: &D::Kernel,
         slots: &mut [Option<D::Value>],
-    ) -> Result<(), Failed> {
+    ) -> Result<(), RunError> {
         let before = monotonic_now();
         let mapping = self.program.mapping.wait_loaded(self.generation, &step.spec.reads)?;
         let waited = monotonic_now().since(before);
@@ -293,18 +303,18 @@ impl<D: Device> Running<'_, D> {
 
     fn launch(
         &mut self,
-        step: &Step,
+        step: &PlannedLaunch,
         kernel: &D::Kernel,
         slots: &mut [Option<D::Value>],
-        mapping: Use<D>,
+        mapping: MappingUse<D>,
         waited: Duration,
-    ) -> Result<Vec<D::Value>, Failed> {
+    ) -> Result<Vec<D::Value>, RunError> {
         let started = monotonic_now();
         let given: Vec<_> = step.args.iter().map(|arg| arg.last.then(|| slots[arg.slot].take())).collect();
-        let missing = |index: usize| Failed::ValueMissing(step.spec.args[index].clone());
-        let lent = |slot: Slot| slots[slot].as_ref().map(Arg::Lend);
+        let missing = |index: usize| RunError::ValueMissing(step.spec.args[index].clone());
+        let lent = |slot: Slot| slots[slot].as_ref().map(LaunchArg::Lend);
         let args = step.args.iter().zip(given).enumerate().map(|(index, (arg, given))| {
-            let arg = given.map_or_else(|| lent(arg.slot), |value| value.map(Arg::Give));
+            let arg = given.map_or_else(|| lent(arg.slot), |value| value.map(LaunchArg::Give));
             arg.ok_or_else(|| missing(index))
         });
         let args = args.collect::<Result<Vec<_>, _>>()?;

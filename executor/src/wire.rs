@@ -3,19 +3,19 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use millrace_device::{Contents, Error as DeviceError, Extent, HostTensor, KernelSpec};
+use millrace_device::{Error as DeviceError, HostTensor, KernelSpec, MemoryExtent, TensorBytes};
 use millrace_proto::executor::{self as wire, CopyFailure, RunFailure, tensor};
 use millrace_types::DataType;
 
 use crate::objects;
-use crate::residency::Refusal;
+use crate::residency::StepRefusal;
 
 /// Largest tensor in bytes that is sent inline in its message; larger tensors are sent in a memfd.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// The descriptors of a frame. Each descriptor can be taken once.
 #[derive(Debug)]
-pub(crate) struct Descriptors(Vec<Option<OwnedFd>>);
+pub(crate) struct FrameDescriptors(Vec<Option<OwnedFd>>);
 
 /// Reason why a message contradicts itself or its frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -34,7 +34,7 @@ pub(crate) enum Error {
     Overflow { offset: u64, bytes: u64 },
 }
 
-impl Descriptors {
+impl FrameDescriptors {
     pub(crate) fn new(descriptors: Vec<OwnedFd>) -> Self {
         Self(descriptors.into_iter().map(Some).collect())
     }
@@ -56,8 +56,8 @@ pub(crate) fn ranges(ranges: Vec<wire::ByteRange>) -> Result<Vec<Range<u64>>, Er
 }
 
 /// Converts an extent to the offset in a region and the physical memory.
-pub(crate) fn extent(extent: wire::Extent) -> (u64, Extent) {
-    (extent.range_offset, Extent { offset: extent.device_offset, bytes: extent.bytes })
+pub(crate) fn extent(extent: wire::Extent) -> (u64, MemoryExtent) {
+    (extent.range_offset, MemoryExtent { offset: extent.device_offset, bytes: extent.bytes })
 }
 
 pub(crate) fn launch(launch: wire::Launch) -> Result<KernelSpec, Error> {
@@ -66,14 +66,14 @@ pub(crate) fn launch(launch: wire::Launch) -> Result<KernelSpec, Error> {
 
 /// A declared input or output. The shape is absent, because only the model checks shapes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Declared {
+pub(crate) struct DeclaredTensor {
     pub(crate) name: String,
     pub(crate) datatype: DataType,
 }
 
-pub(crate) fn declared(spec: wire::TensorSpec) -> Result<Declared, Error> {
+pub(crate) fn declared(spec: wire::TensorSpec) -> Result<DeclaredTensor, Error> {
     let datatype = datatype(&spec.name, &spec.datatype)?;
-    Ok(Declared { name: spec.name, datatype })
+    Ok(DeclaredTensor { name: spec.name, datatype })
 }
 
 fn datatype(name: &str, datatype: &str) -> Result<DataType, Error> {
@@ -82,42 +82,45 @@ fn datatype(name: &str, datatype: &str) -> Result<DataType, Error> {
 
 /// A received input.
 #[derive(Debug)]
-pub(crate) struct Given {
+pub(crate) struct ReceivedInput {
     pub(crate) name: String,
     pub(crate) datatype: DataType,
     pub(crate) shape: Vec<usize>,
-    pub(crate) contents: GivenContents,
+    pub(crate) contents: InputContents,
 }
 
 /// The bytes of an input.
 #[derive(Debug)]
-pub(crate) enum GivenContents {
-    Host(Contents),
+pub(crate) enum InputContents {
+    Host(TensorBytes),
     Object(wire::ObjectPart),
 }
 
-pub(crate) fn tensor(tensor: wire::Tensor, descriptors: &mut Descriptors) -> Result<Given, Error> {
+pub(crate) fn tensor(
+    tensor: wire::Tensor,
+    descriptors: &mut FrameDescriptors,
+) -> Result<ReceivedInput, Error> {
     let wire::Tensor { name, datatype: named, shape, contents } = tensor;
     let datatype = datatype(&name, &named)?;
     let sizes = shape.iter().map(|&dim| usize::try_from(dim)).collect::<Result<_, _>>();
     let Ok(sizes) = sizes else { return Err(Error::Shape { name, shape }) };
     let contents = match contents {
-        Some(tensor::Contents::Inline(bytes)) => GivenContents::Host(Contents::Inline(bytes)),
+        Some(tensor::Contents::Inline(bytes)) => InputContents::Host(TensorBytes::Inline(bytes)),
         Some(tensor::Contents::ContentsFd(index)) => {
-            GivenContents::Host(Contents::File(descriptors.take(index)?))
+            InputContents::Host(TensorBytes::File(descriptors.take(index)?))
         }
-        Some(tensor::Contents::Object(part)) => GivenContents::Object(part),
+        Some(tensor::Contents::Object(part)) => InputContents::Object(part),
         Some(tensor::Contents::KeptBytes(_)) => return Err(Error::KeptInput(name)),
         None => return Err(Error::NoContents(name)),
     };
-    Ok(Given { name, datatype, shape: sizes, contents })
+    Ok(ReceivedInput { name, datatype, shape: sizes, contents })
 }
 
 /// Converts an output, and appends the descriptor of the output to the message's descriptors.
 pub(crate) fn output(name: String, tensor: HostTensor, descriptors: &mut Vec<OwnedFd>) -> wire::Tensor {
     let contents = match tensor.contents {
-        Contents::Inline(bytes) => tensor::Contents::Inline(bytes),
-        Contents::File(file) => {
+        TensorBytes::Inline(bytes) => tensor::Contents::Inline(bytes),
+        TensorBytes::File(file) => {
             descriptors.push(file);
             // The cast is lossless, because a frame refuses far fewer descriptors.
             tensor::Contents::ContentsFd(descriptors.len() as u32 - 1)
@@ -159,13 +162,14 @@ pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
 }
 
 /// Returns the failure kind of a run for a refused step.
-pub(crate) fn run_refused(refusal: &Refusal) -> RunFailure {
+pub(crate) fn run_refused(refusal: &StepRefusal) -> RunFailure {
     match refusal {
-        Refusal::Stale { .. } => RunFailure::StaleGeneration,
-        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::CopyFailed(_) | Refusal::Freed(_) => {
-            RunFailure::NotResident
-        }
-        Refusal::Lost(_) => RunFailure::Device,
+        StepRefusal::Stale { .. } => RunFailure::StaleGeneration,
+        StepRefusal::NotMapped(_)
+        | StepRefusal::StillMapped(_)
+        | StepRefusal::CopyFailed(_)
+        | StepRefusal::Freed(_) => RunFailure::NotResident,
+        StepRefusal::Lost(_) => RunFailure::Device,
     }
 }
 
@@ -179,10 +183,12 @@ pub(crate) fn run_without(error: &objects::Error) -> RunFailure {
 }
 
 /// Returns the failure kind of a copy for a refused step.
-pub(crate) fn copy_refused(refusal: &Refusal) -> CopyFailure {
+pub(crate) fn copy_refused(refusal: &StepRefusal) -> CopyFailure {
     match refusal {
-        Refusal::Stale { .. } => CopyFailure::StaleGeneration,
-        Refusal::NotMapped(_) | Refusal::StillMapped(_) | Refusal::Freed(_) => CopyFailure::NotMapped,
-        Refusal::CopyFailed(_) | Refusal::Lost(_) => CopyFailure::Device,
+        StepRefusal::Stale { .. } => CopyFailure::StaleGeneration,
+        StepRefusal::NotMapped(_) | StepRefusal::StillMapped(_) | StepRefusal::Freed(_) => {
+            CopyFailure::NotMapped
+        }
+        StepRefusal::CopyFailed(_) | StepRefusal::Lost(_) => CopyFailure::Device,
     }
 }

@@ -6,7 +6,7 @@ pub mod mutate;
 
 use bytes::Bytes;
 use millrace_cluster_state::State;
-use millrace_model::program::Program;
+use millrace_model::program::PackedProgram;
 use millrace_proto::decoding::{self, WalkLimits};
 use millrace_proto::frames::FrameDecoder;
 use millrace_proto::parts::{ITEMS_MAX, ItemSet, PartAssembler, PartMessage};
@@ -171,9 +171,9 @@ fn onnx(data: &[u8]) {
 
 /// Unpacks a user's program, and packs an accepted program again.
 fn program(data: &[u8]) {
-    if let Ok(program) = Program::unpack(&Bytes::copy_from_slice(data)) {
+    if let Ok(program) = PackedProgram::unpack(&Bytes::copy_from_slice(data)) {
         let packed = program.pack().expect("a program that was accepted");
-        assert_eq!(Program::unpack(&packed), Ok(program));
+        assert_eq!(PackedProgram::unpack(&packed), Ok(program));
     }
 }
 

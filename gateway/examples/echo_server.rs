@@ -14,7 +14,7 @@ use std::io::Read as _;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use millrace_gateway::{FrontDoor, FrontDoorConfig};
+use millrace_gateway::{GatewayBuilder, GatewayConfig};
 use tokio::net::TcpListener;
 
 #[allow(clippy::disallowed_methods, reason = "the outermost shell: the clock is handed in from here")]
@@ -28,8 +28,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     runtime.block_on(async {
         let listener = TcpListener::bind(&address).await?;
         let seed = u64::from(std::process::id());
-        let config = FrontDoorConfig::new(Arc::new(since_1970), seed);
-        let serving = FrontDoor::new(config, Arc::new(echo::Echo::new())).serve(listener)?;
+        let config = GatewayConfig::new(Arc::new(since_1970), seed);
+        let serving = GatewayBuilder::new(config, Arc::new(echo::Echo::new())).serve(listener)?;
         println!("listening on {}", serving.local_addr());
         let ended = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
         ended.await??;

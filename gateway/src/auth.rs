@@ -79,15 +79,15 @@ impl Authenticate for LoopbackOnly {
 
 /// Accepts all callers that can connect: `--insecure`.
 #[derive(Debug, Clone)]
-pub struct Anyone(Caller);
+pub struct AllowAll(Caller);
 
-impl Default for Anyone {
+impl Default for AllowAll {
     fn default() -> Self {
         Self(Caller::anonymous())
     }
 }
 
-impl Authenticate for Anyone {
+impl Authenticate for AllowAll {
     fn authenticate(&self, _peer: SocketAddr, _headers: &HeaderMap) -> Result<Caller, Failure> {
         Ok(self.0.clone())
     }
@@ -109,6 +109,6 @@ mod tests {
         }
         let refused = LoopbackOnly::default().authenticate(peer("192.0.2.1:1"), &headers).unwrap_err();
         assert_eq!(refused.reason, Reason::Unauthenticated);
-        assert!(Anyone::default().authenticate(peer("192.0.2.1:1"), &headers).is_ok());
+        assert!(AllowAll::default().authenticate(peer("192.0.2.1:1"), &headers).is_ok());
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_types::{
-    DataType, Failure, FunctionKey, InSequence, Reason, RequestId, Revision, Runtime, Sequences, Slo,
+    DataType, Failure, FunctionKey, InSequence, Reason, RequestId, Revision, Runtime, SequenceSpec, Slo,
     TenantName, TensorSpec,
 };
 
@@ -24,21 +24,25 @@ pub trait Backend: Send + Sync + 'static {
     fn ready(&self) -> bool;
 
     /// Finds a model: the requested revision, or the latest one. A model that is not ready is also
-    /// returned; [`Model::availability`] has its state.
+    /// returned; [`ModelRevision::availability`] has its state.
     ///
     /// # Errors
     /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND`.
-    fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure>;
+    fn resolve(
+        &self,
+        function: &FunctionKey,
+        revision: Option<Revision>,
+    ) -> Result<Arc<ModelRevision>, Failure>;
 
     /// Returns all revisions of all functions of a tenant that can be resolved, ordered by name and revision.
-    fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>>;
+    fn index(&self, tenant: &TenantName) -> Vec<Arc<ModelRevision>>;
 
-    /// Waits for a model that [may become ready](Availability::may_come). Returns the model once it
+    /// Waits for a model that [may become ready](ModelAvailability::may_become_ready). Returns the model once it
     /// can be invoked, or is no longer expected to become ready.
     ///
     /// # Errors
     /// `FUNCTION_NOT_FOUND` or `REVISION_NOT_FOUND` if the model was deleted in the meantime.
-    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure>;
+    async fn wait_until_ready(&self, model: &ModelRevision) -> Result<Arc<ModelRevision>, Failure>;
 
     /// Enables or disables a function. Returns once the change is effective everywhere; after
     /// [`Intent::Serve`], once the function is ready.
@@ -58,12 +62,13 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// The reason why there is no response.
-    async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure>;
+    async fn invoke(&self, model: &ModelRevision, invocation: ModelRequest)
+    -> Result<ModelResponse, Failure>;
 }
 
 /// A revision of a function, as the protocol shows it. Immutable: a change creates a new value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Model {
+pub struct ModelRevision {
     /// Tenant and name of the function.
     pub key: FunctionKey,
     pub revision: Revision,
@@ -81,21 +86,21 @@ pub struct Model {
     /// Whether running a request twice is harmless. False if state is kept.
     pub idempotent: bool,
     /// State that the model keeps between the requests of a sequence, if any.
-    pub sequences: Option<Sequences>,
+    pub sequences: Option<SequenceSpec>,
     /// Size of the weights.
     pub weights: millrace_types::Bytes,
     /// Whether the model can be invoked now.
-    pub availability: Availability,
+    pub availability: ModelAvailability,
 }
 
-impl Model {
+impl ModelRevision {
     /// Returns the failure for a caller: why the model cannot be invoked.
     #[must_use]
     pub fn refusal(&self) -> Failure {
         let Self { key, revision, availability, .. } = self;
         let (reason, why) = match (availability, availability.obstacle()) {
             (_, None) => (Reason::Internal, "it is ready"),
-            (Availability::Disabled, Some(why)) => (Reason::FunctionDisabled, why),
+            (ModelAvailability::Disabled, Some(why)) => (Reason::FunctionDisabled, why),
             (_, Some(why)) => (Reason::FunctionNotReady, why),
         };
         Failure::new(reason, format!("function {key} version {revision} cannot serve: {why}"))
@@ -124,7 +129,7 @@ impl Kind {
 
 /// The state of a model, as the repository index shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Availability {
+pub enum ModelAvailability {
     /// The model can be invoked.
     Ready,
     /// The model is being prepared on workers.
@@ -138,11 +143,11 @@ pub enum Availability {
     Unavailable(String),
 }
 
-impl Availability {
+impl ModelAvailability {
     /// Whether a request for the model should wait instead of being refused, because the model is
     /// expected to become ready soon.
     #[must_use]
-    pub fn may_come(&self) -> bool {
+    pub fn may_become_ready(&self) -> bool {
         matches!(self, Self::Preparing | Self::Away(_))
     }
 
@@ -169,11 +174,11 @@ pub enum Intent {
 
 /// A request to run a model, checked against the model's declaration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Invocation {
+pub struct ModelRequest {
     pub request_id: RequestId,
     pub caller: Caller,
     /// Input tensors, one for each input of the model, in the order sent.
-    pub inputs: Vec<Tensor>,
+    pub inputs: Vec<NamedTensor>,
     /// Names of the requested outputs, in order. Empty selects all outputs in the model's order.
     pub outputs: Vec<String>,
     /// Remaining time of the request's timeout.
@@ -186,7 +191,7 @@ pub struct Invocation {
 
 /// A tensor with contents.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Tensor {
+pub struct NamedTensor {
     /// Name of the tensor in the model.
     pub name: String,
     pub datatype: DataType,
@@ -195,7 +200,7 @@ pub struct Tensor {
     pub data: Bytes,
 }
 
-impl fmt::Debug for Tensor {
+impl fmt::Debug for NamedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, datatype, shape, data } = self;
         write!(f, "{name}: {datatype}{shape:?} of {} bytes", data.len())
@@ -204,18 +209,18 @@ impl fmt::Debug for Tensor {
 
 /// The response to a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Completion {
+pub struct ModelResponse {
     /// Requested outputs, in the requested order.
-    pub outputs: Vec<Tensor>,
+    pub outputs: Vec<NamedTensor>,
     /// Latency breakdown of the request.
-    pub split: Split,
+    pub split: AnswerTimes,
     /// Number of attempts, including the successful one.
     pub attempts: u32,
 }
 
 /// The latency breakdown of a request, from its acceptance by the backend to the response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct AnswerTimes {
     /// Time waiting for the model to be loaded into host memory (a cold start). Zero if the model was loaded.
     pub cold: Duration,
     /// Time waiting for a GPU.

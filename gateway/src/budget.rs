@@ -30,7 +30,7 @@ const SHRINK_MIN: u64 = 64 << 10;
 
 /// Bytes that all connections together may use.
 #[derive(Debug, Clone)]
-pub(crate) struct Budget(Arc<Pool>);
+pub(crate) struct ByteBudget(Arc<Pool>);
 
 #[derive(Debug)]
 struct Pool {
@@ -53,18 +53,18 @@ pub(crate) struct BudgetShare(Arc<Share>);
 
 #[derive(Debug)]
 struct Share {
-    budget: Budget,
+    budget: ByteBudget,
     used: AtomicU64,
 }
 
 /// Bytes of a message or response. Dropping the charge releases the bytes.
 #[derive(Debug)]
-pub(crate) struct Charge {
+pub(crate) struct ByteCharge {
     share: BudgetShare,
     bytes: u64,
 }
 
-impl Budget {
+impl ByteBudget {
     /// Creates a budget of `capacity` for messages of up to `message_max`. The capacity is at least
     /// `message_max`.
     pub(crate) fn new(capacity: Bytes, message_max: Bytes) -> Self {
@@ -144,17 +144,17 @@ impl Pool {
 
 impl BudgetShare {
     /// Charges `bytes`, or refuses with `BYTE_BUDGET_EXCEEDED`.
-    pub(crate) fn try_take(&self, bytes: u64) -> Result<Charge, Failure> {
-        let mut charge = Charge { share: self.clone(), bytes: 0 };
+    pub(crate) fn try_take(&self, bytes: u64) -> Result<ByteCharge, Failure> {
+        let mut charge = ByteCharge { share: self.clone(), bytes: 0 };
         charge.grow(bytes)?;
         Ok(charge)
     }
 
     /// Charges `bytes` that are already in memory, even beyond the capacity.
-    pub(crate) fn take_held(&self, bytes: u64) -> Charge {
+    pub(crate) fn take_held(&self, bytes: u64) -> ByteCharge {
         self.0.used.fetch_add(bytes, Ordering::Relaxed);
         self.0.budget.0.used.fetch_add(bytes, Ordering::Relaxed);
-        Charge { share: self.clone(), bytes }
+        ByteCharge { share: self.clone(), bytes }
     }
 
     /// Waits until `bytes` would fit, without charging: another message may take the capacity first.
@@ -176,7 +176,7 @@ impl BudgetShare {
 
     /// Whether `bytes` would fit now.
     pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
-        let Share { budget: Budget(pool), used } = &*self.0;
+        let Share { budget: ByteBudget(pool), used } = &*self.0;
         let of_connection = used.load(Ordering::SeqCst);
         let fits = of_connection == 0 || of_connection.saturating_add(bytes) <= pool.share_max;
         fits && pool.used.load(Ordering::SeqCst).saturating_add(bytes) <= pool.capacity
@@ -184,7 +184,7 @@ impl BudgetShare {
 
     /// Charges `more` bytes for a charge that already has `own` bytes.
     fn reserve(&self, own: u64, more: u64) -> Result<(), Failure> {
-        let Share { budget: Budget(pool), used } = &*self.0;
+        let Share { budget: ByteBudget(pool), used } = &*self.0;
         // The only message of a connection may have the full size of a message.
         let fits = |used: u64| {
             let sum = used.saturating_add(more);
@@ -236,7 +236,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-impl Charge {
+impl ByteCharge {
     /// Charges `more` bytes in addition, or refuses with `BYTE_BUDGET_EXCEEDED`.
     pub(crate) fn grow(&mut self, more: u64) -> Result<(), Failure> {
         if more > 0 {
@@ -248,7 +248,7 @@ impl Charge {
 
     /// Turns the charge of a request into the charge of its response of `bytes`. Refused if the
     /// response is larger and does not fit, although the request was executed.
-    pub(crate) fn answer(&mut self, bytes: u64) -> Result<(), Failure> {
+    pub(crate) fn become_response(&mut self, bytes: u64) -> Result<(), Failure> {
         if bytes > self.bytes {
             return self.grow(bytes - self.bytes).map_err(Failure::after_execution);
         }
@@ -281,7 +281,7 @@ impl Charge {
     }
 }
 
-impl Drop for Charge {
+impl Drop for ByteCharge {
     fn drop(&mut self) {
         if self.bytes > 0 {
             self.share.release(self.bytes);
@@ -307,8 +307,8 @@ mod tests {
 
     use super::*;
 
-    fn budget(capacity: u64, message_max: u64) -> Budget {
-        Budget::new(Bytes(capacity), Bytes(message_max))
+    fn budget(capacity: u64, message_max: u64) -> ByteBudget {
+        ByteBudget::new(Bytes(capacity), Bytes(message_max))
     }
 
     #[test]
@@ -362,12 +362,12 @@ mod tests {
         let budget = budget(1 << 20, 1 << 20);
         let connection = budget.share();
         let mut charge = connection.try_take(1000).unwrap();
-        charge.answer(3000).unwrap();
+        charge.become_response(3000).unwrap();
         assert_eq!(budget.used(), 3000);
-        let refused = charge.answer(2 << 20).unwrap_err();
+        let refused = charge.become_response(2 << 20).unwrap_err();
         assert!(refused.retryable && refused.may_have_executed);
-        charge.answer(1 << 20).unwrap();
-        charge.answer(10).unwrap();
+        charge.become_response(1 << 20).unwrap();
+        charge.become_response(10).unwrap();
         assert_eq!(budget.used(), 10);
     }
 
@@ -396,14 +396,14 @@ mod tests {
         ) {
             let budget = budget(4000, 1000);
             let connections = [budget.share(), budget.share()];
-            let mut charges: [Vec<Charge>; 2] = [Vec::new(), Vec::new()];
+            let mut charges: [Vec<ByteCharge>; 2] = [Vec::new(), Vec::new()];
             for (step, at, bytes) in steps {
                 let held = &mut charges[at % 2];
                 let last = held.len().checked_sub(1);
                 match (step, last) {
                     (0, _) => held.extend(connections[at % 2].try_take(bytes)),
                     (1, Some(last)) => drop(held[last].grow(bytes)),
-                    (2, Some(last)) => drop(held[last].answer(bytes)),
+                    (2, Some(last)) => drop(held[last].become_response(bytes)),
                     (3, Some(last)) => {
                         let split = held[last].split(bytes);
                         held.push(split);

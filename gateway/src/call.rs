@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::auth::Caller;
 use crate::budget::BudgetShare;
-use crate::framing::Ledger;
+use crate::framing::CallCharges;
 
 /// Header and metadata key of the tenant; without it, the tenant is `default`.
 pub(crate) const TENANT: &str = "millrace-tenant";
@@ -17,7 +17,7 @@ const GRPC_TIMEOUT: &str = "grpc-timeout";
 
 /// A call that the middleware accepted. The extensions of every request contain it.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub(crate) struct CallContext {
     pub(crate) request_id: RequestId,
     pub(crate) caller: Caller,
     pub(crate) tenant: TenantName,
@@ -26,7 +26,7 @@ pub(crate) struct Call {
     pub(crate) deadline: Option<Instant>,
     pub(crate) shares: ConnectionShares,
     /// Charges of the call's messages and responses.
-    pub(crate) ledger: Ledger,
+    pub(crate) ledger: CallCharges,
 }
 
 /// The budget shares of a connection.

@@ -4,9 +4,9 @@ use tokio::sync::watch;
 
 /// Tells whether the gateway is closing. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Closing(watch::Receiver<bool>);
+pub(crate) struct ShutdownSignal(watch::Receiver<bool>);
 
-impl Closing {
+impl ShutdownSignal {
     /// Creates the sender and a receiver. Dropping the sender also closes the gateway.
     pub(crate) fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
@@ -18,7 +18,7 @@ impl Closing {
     }
 
     /// Waits until the gateway is closing.
-    pub(crate) async fn begun(mut self) {
+    pub(crate) async fn wait(mut self) {
         if self.0.wait_for(|&closing| closing).await.is_err() {
             tracing::debug!("the gateway was dropped without closing");
         }

@@ -15,8 +15,8 @@ pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// Configuration of a gateway, except the backend.
 #[derive(Clone)]
-pub struct FrontDoorConfig {
-    pub limits: Limits,
+pub struct GatewayConfig {
+    pub limits: GatewayLimits,
     /// Authentication of callers.
     pub authenticate: Arc<dyn Authenticate>,
     /// Clock for request ids and for the time of the last inference.
@@ -29,12 +29,12 @@ pub struct FrontDoorConfig {
     pub activity: Activity,
 }
 
-impl FrontDoorConfig {
+impl GatewayConfig {
     /// Returns a configuration with the default limits, for callers of this machine only.
     #[must_use]
     pub fn new(wall_clock: WallClock, seed: u64) -> Self {
         Self {
-            limits: Limits::default(),
+            limits: GatewayLimits::default(),
             authenticate: Arc::new(LoopbackOnly::default()),
             wall_clock,
             host_names: Vec::new(),
@@ -44,7 +44,7 @@ impl FrontDoorConfig {
     }
 }
 
-impl fmt::Debug for FrontDoorConfig {
+impl fmt::Debug for GatewayConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FrontDoorConfig")
             .field("limits", &self.limits)
@@ -53,7 +53,7 @@ impl fmt::Debug for FrontDoorConfig {
     }
 }
 
-/// Bytes in memory that requests to the admin API may use, in addition to [`Limits::in_flight_max`].
+/// Bytes in memory that requests to the admin API may use, in addition to [`GatewayLimits::in_flight_max`].
 /// So an operator can always delete a function even if its clients fill that limit.
 pub(crate) const ADMIN_IN_FLIGHT_MAX: Bytes = Bytes::mib(64);
 /// Flow-control window of an HTTP/2 stream, in bytes. These bytes are not charged to the byte budget:
@@ -72,7 +72,7 @@ pub(crate) const LABELLED_FUNCTIONS_MAX: usize = 1000;
 
 /// The bounds of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct GatewayLimits {
     /// Largest message, both as received and after decompression.
     pub message_max: Bytes,
     /// Most bytes of inference requests and responses in memory. At least `message_max`,
@@ -92,7 +92,7 @@ pub struct Limits {
     pub minimum_rate: MinimumRate,
 }
 
-impl Default for Limits {
+impl Default for GatewayLimits {
     fn default() -> Self {
         Self {
             message_max: Bytes::mib(256),
@@ -112,7 +112,7 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+impl GatewayLimits {
     /// Returns the largest message to a service that does no inference.
     pub(crate) fn admin_message_max(&self) -> Bytes {
         ADMIN_MESSAGE_MAX.min(self.message_max)

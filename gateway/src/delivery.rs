@@ -13,8 +13,8 @@ use http::Response;
 use http_body::{Body as _, Frame, SizeHint};
 use millrace_types::Failure;
 
-use crate::budget::{BudgetShare, Charge};
-use crate::framing::Ledger;
+use crate::budget::{BudgetShare, ByteCharge};
+use crate::framing::CallCharges;
 
 /// Size in bytes below which a piece carries no charge, because it costs no more than the
 /// connection's own record of the piece.
@@ -26,7 +26,7 @@ const CARRIED_MIN: usize = 4 << 10;
 /// `BYTE_BUDGET_EXCEEDED`: the response must not be delivered.
 pub(crate) fn charge_answer(
     response: &Response<Body>,
-    ledger: &Ledger,
+    ledger: &CallCharges,
     share: &BudgetShare,
 ) -> Result<(), Failure> {
     let len = response.body().size_hint().exact().unwrap_or(0);
@@ -37,37 +37,37 @@ pub(crate) fn charge_answer(
 }
 
 /// Keeps the bytes of a response charged until sent.
-pub(crate) fn deliver(response: Response<Body>, ledger: &Ledger, share: &BudgetShare) -> Response<Body> {
+pub(crate) fn deliver(response: Response<Body>, ledger: &CallCharges, share: &BudgetShare) -> Response<Body> {
     if response.body().is_end_stream() {
         return response;
     }
     response.map(|inner| {
-        Body::new(Delivery { inner, ledger: ledger.clone(), share: share.clone(), charge: None })
+        Body::new(ChargedBody { inner, ledger: ledger.clone(), share: share.clone(), charge: None })
     })
 }
 
 /// A body that attaches charges to the pieces.
-struct Delivery {
+struct ChargedBody {
     inner: Body,
-    ledger: Ledger,
+    ledger: CallCharges,
     share: BudgetShare,
     /// Charge of the bytes that the inner body has not returned yet.
-    charge: Option<Charge>,
+    charge: Option<ByteCharge>,
 }
 
 /// A piece of a response with its charge. Both are freed together after the connection wrote the piece.
-struct Carried {
+struct ChargedPiece {
     piece: Bytes,
-    _charge: Charge,
+    _charge: ByteCharge,
 }
 
-impl AsRef<[u8]> for Carried {
+impl AsRef<[u8]> for ChargedPiece {
     fn as_ref(&self) -> &[u8] {
         &self.piece
     }
 }
 
-impl Delivery {
+impl ChargedBody {
     /// Attaches a piece's part of the charge.
     fn carry(&mut self, piece: Bytes) -> Result<Bytes, Failure> {
         if let Some(answered) = self.ledger.take_answered() {
@@ -82,11 +82,11 @@ impl Delivery {
             Some(charge) => charge.split(bytes),
             None => self.share.try_take(bytes)?,
         };
-        Ok(Bytes::from_owner(Carried { piece, _charge: charge }))
+        Ok(Bytes::from_owner(ChargedPiece { piece, _charge: charge }))
     }
 }
 
-impl http_body::Body for Delivery {
+impl http_body::Body for ChargedBody {
     type Data = Bytes;
     type Error = axum::Error;
 

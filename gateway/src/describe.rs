@@ -11,16 +11,18 @@ use millrace_proto::inference::{
     model_version_policy::{PolicyChoice, Specific},
     repository_index_response::ModelIndex,
 };
-use millrace_proto::pages::PageRoom;
-use millrace_types::limits::{INDEX_BYTES_MAX, beginning};
-use millrace_types::{DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, Sequences, TensorSpec};
+use millrace_proto::pages::PageBudget;
+use millrace_types::limits::{INDEX_BYTES_MAX, text_prefix};
+use millrace_types::{
+    DataType, Failure, FunctionName, Reason, RevisionKey, Runtime, SequenceSpec, TensorSpec,
+};
 
 use prost::Message;
 
-use crate::backend::{Availability, Kind, Model};
-use crate::call::Call;
-use crate::front::Front;
-use crate::meters::{Cumulative, Tally};
+use crate::backend::{Kind, ModelAvailability, ModelRevision};
+use crate::call::CallContext;
+use crate::front::InferenceHandler;
+use crate::meters::{Cumulative, RevisionCounts};
 
 /// Most bytes of the index's reason for a model that does not serve.
 const REASON_BYTES_MAX: usize = 256;
@@ -52,7 +54,7 @@ const fn platform(kind: Kind) -> &'static str {
     }
 }
 
-pub(crate) fn metadata(model: &Model) -> ModelMetadataResponse {
+pub(crate) fn metadata(model: &ModelRevision) -> ModelMetadataResponse {
     let tensor = |spec: &TensorSpec| TensorMetadata {
         name: spec.name.clone(),
         datatype: spec.datatype.to_string(),
@@ -89,7 +91,7 @@ const fn config_type(datatype: DataType) -> wire::DataType {
 
 /// Returns a model's configuration. `max_batch_size` is 0, which in the protocol means that the
 /// shapes are complete and include any batch dimension.
-pub(crate) fn config(model: &Model) -> ModelConfig {
+pub(crate) fn config(model: &ModelRevision) -> ModelConfig {
     let parameter = |name: &str, value: String| (name.to_owned(), ModelParameter { string_value: value });
     let input = |spec: &TensorSpec| ModelInput {
         name: spec.name.clone(),
@@ -128,7 +130,7 @@ pub(crate) fn config(model: &Model) -> ModelConfig {
 
 /// Returns how a model keeps state, in the form that clients of the protocol expect. Clients neither
 /// send nor receive the state's tensors.
-fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
+fn sequence_batching(sequences: &SequenceSpec) -> SchedulingChoice {
     let state = sequences.state.iter().map(|pair| State {
         input_name: pair.input.clone(),
         output_name: pair.output.clone(),
@@ -144,7 +146,7 @@ fn sequence_batching(sequences: &Sequences) -> SchedulingChoice {
 /// Puts a part for each model into a single response. The protocol has no pages. A response that
 /// would be too large is refused, because clients would take a truncated list for the whole.
 fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Failure> {
-    let mut room = PageRoom::of(INDEX_BYTES_MAX);
+    let mut room = PageBudget::of(INDEX_BYTES_MAX);
     let take = |part: M| {
         let too_large = || {
             let message = format!(
@@ -158,16 +160,20 @@ fn all_in_one<M: Message>(parts: impl Iterator<Item = M>) -> Result<Vec<M>, Fail
 }
 
 /// Returns the state of every model of the caller's tenant, or only of the ready models.
-pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<ModelIndex>, Failure> {
+pub(crate) fn index(
+    front: &InferenceHandler,
+    call: &CallContext,
+    ready_only: bool,
+) -> Result<Vec<ModelIndex>, Failure> {
     let models = front.backend.index(&call.tenant);
-    let wanted = models.iter().filter(|model| !ready_only || model.availability == Availability::Ready);
-    let entry = |model: &std::sync::Arc<Model>| {
+    let wanted = models.iter().filter(|model| !ready_only || model.availability == ModelAvailability::Ready);
+    let entry = |model: &std::sync::Arc<ModelRevision>| {
         let (state, reason) = match &model.availability {
-            Availability::Ready => ("READY", String::new()),
-            Availability::Preparing => ("LOADING", "being prepared".to_owned()),
-            Availability::Disabled => ("UNAVAILABLE", "unloaded".to_owned()),
-            Availability::Away(why) | Availability::Unavailable(why) => {
-                ("UNAVAILABLE", beginning(why, REASON_BYTES_MAX).to_owned())
+            ModelAvailability::Ready => ("READY", String::new()),
+            ModelAvailability::Preparing => ("LOADING", "being prepared".to_owned()),
+            ModelAvailability::Disabled => ("UNAVAILABLE", "unloaded".to_owned()),
+            ModelAvailability::Away(why) | ModelAvailability::Unavailable(why) => {
+                ("UNAVAILABLE", text_prefix(why, REASON_BYTES_MAX).to_owned())
             }
         };
         ModelIndex {
@@ -183,8 +189,8 @@ pub(crate) fn index(front: &Front, call: &Call, ready_only: bool) -> Result<Vec<
 /// Returns the statistics of a revision, of all revisions of a model if `version` is empty, or of all
 /// models of the caller's tenant if `name` is also empty.
 pub(crate) fn statistics(
-    front: &Front,
-    call: &Call,
+    front: &InferenceHandler,
+    call: &CallContext,
     name: &str,
     version: &str,
 ) -> Result<Vec<ModelStatistics>, Failure> {
@@ -206,7 +212,7 @@ pub(crate) fn statistics(
     Ok(named.into_iter().map(|model| statistics_of(front, model)).collect())
 }
 
-fn statistics_of(front: &Front, model: &Model) -> ModelStatistics {
+fn statistics_of(front: &InferenceHandler, model: &ModelRevision) -> ModelStatistics {
     let key = RevisionKey { function: model.key.clone(), revision: model.revision };
     let tally = front.meters.find(&key);
     let identity = ModelStatistics {
@@ -218,7 +224,7 @@ fn statistics_of(front: &Front, model: &Model) -> ModelStatistics {
     tally.map_or(identity.clone(), |tally| counted(identity, &tally))
 }
 
-fn counted(identity: ModelStatistics, tally: &Tally) -> ModelStatistics {
+fn counted(identity: ModelStatistics, tally: &RevisionCounts) -> ModelStatistics {
     let duration = |of: &Cumulative| {
         let (count, ns) = of.read();
         Some(StatisticDuration { count, ns })

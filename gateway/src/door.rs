@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, Uri};
 use millrace_proto::WAITING_METHODS;
-use millrace_proto::browser::OwnNames;
+use millrace_proto::browser::AllowedHosts;
 use millrace_proto::decoding::MessageType;
 use millrace_proto::status::to_status;
 use millrace_proto::trace::{self, KeyValue};
@@ -24,12 +24,12 @@ use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
 use crate::auth::Authenticate;
-use crate::call::{self, Call, ConnectionShares};
+use crate::call::{self, CallContext, ConnectionShares};
 use crate::config::message_len;
 use crate::delivery::{charge_answer, deliver};
-use crate::framing::{Hold, Ledger, Messages, Terms};
-use crate::front::Front;
-use crate::inflate::Encoding;
+use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
+use crate::front::InferenceHandler;
+use crate::inflate::ContentEncoding;
 use crate::request_id;
 use crate::rest::error::{self, RestError};
 
@@ -47,9 +47,9 @@ pub(crate) const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfe
 
 /// The middleware of a server, for a single connection. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Door {
-    pub(crate) front: Arc<Front>,
-    pub(crate) own_names: OwnNames,
+pub(crate) struct RequestLayer {
+    pub(crate) front: Arc<InferenceHandler>,
+    pub(crate) own_names: AllowedHosts,
     pub(crate) shares: ConnectionShares,
     /// Paths of the methods with client streaming.
     pub(crate) streams: Arc<BTreeSet<String>>,
@@ -58,7 +58,7 @@ pub(crate) struct Door {
     pub(crate) rest: Router,
 }
 
-impl Door {
+impl RequestLayer {
     /// Returns the middleware for another connection, which has its own shares of the byte budgets.
     pub(crate) fn for_connection(&self) -> Self {
         Self { shares: self.front.shares(), ..self.clone() }
@@ -103,12 +103,12 @@ impl Door {
         };
         let deadline = call.deadline;
         let ledger = call.ledger.clone();
-        let terms = self.terms(&mut request);
+        let terms = self.body_bounds(&mut request);
         let hold = terms.hold;
         let infers = request.uri().path() == INFER;
         request.extensions_mut().insert(call.caller.clone());
         request.extensions_mut().insert(call);
-        let request = request.map(|body| Body::new(Messages::new(body, terms, ledger.clone())));
+        let request = request.map(|body| Body::new(ChargedMessages::new(body, terms, ledger.clone())));
         let answer = infallible(self.grpc.clone().oneshot(request));
         let response = match deadline {
             None => answer.await,
@@ -118,10 +118,10 @@ impl Door {
             }),
         };
         match hold {
-            Hold::WholeCall if infers => ledger.answered(),
-            Hold::WholeCall => ledger.clear(),
+            ChargeRelease::WholeCall if infers => ledger.answered(),
+            ChargeRelease::WholeCall => ledger.clear(),
             // The charges are released message by message.
-            Hold::UntilDecoded | Hold::UntilNext | Hold::UntilClaimed => {}
+            ChargeRelease::UntilDecoded | ChargeRelease::UntilNext | ChargeRelease::UntilClaimed => {}
         }
         deliver(response, &ledger, &self.shares.admin)
     }
@@ -157,17 +157,17 @@ impl Door {
         request_id: &RequestId,
         uri: &Uri,
         headers: &HeaderMap,
-    ) -> Result<Call, Failure> {
+    ) -> Result<CallContext, Failure> {
         self.own_names.check(uri, headers)?;
         let arrived = Instant::now();
-        Ok(Call {
+        Ok(CallContext {
             request_id: request_id.clone(),
             caller: self.authenticate.authenticate(peer, headers)?,
             tenant: call::tenant(headers)?,
             arrived,
             deadline: call::grpc_timeout(headers).map(|timeout| arrived + timeout),
             shares: self.shares.clone(),
-            ledger: Ledger::default(),
+            ledger: CallCharges::default(),
         })
     }
 
@@ -175,9 +175,10 @@ impl Door {
     /// header is removed for tonic. Responses are compressed only if the request was: clients offer
     /// every encoding that they know with each call, and compressing unasked would cost more than it
     /// saves.
-    fn terms<B>(&self, request: &mut Request<B>) -> Terms {
+    fn body_bounds<B>(&self, request: &mut Request<B>) -> BodyBounds {
         let headers = request.headers_mut();
-        let encoding = headers.get(&GRPC_ENCODING).and_then(|name| Encoding::from_name(name.as_bytes()));
+        let encoding =
+            headers.get(&GRPC_ENCODING).and_then(|name| ContentEncoding::from_name(name.as_bytes()));
         headers.remove(&GRPC_ACCEPT_ENCODING);
         if let Some(encoding) = encoding {
             headers.remove(&GRPC_ENCODING);
@@ -188,17 +189,17 @@ impl Door {
         let inference = (&self.shares.inference, limits.message_max);
         let admin = (&self.shares.admin, limits.admin_message_max());
         let (hold, (share, message_max)) = match path {
-            INFER => (Hold::WholeCall, inference),
-            STREAM => (Hold::UntilClaimed, inference),
-            _ if self.streams.contains(path) => (Hold::UntilNext, admin),
-            _ if WAITING_METHODS.contains(&path) => (Hold::UntilDecoded, admin),
-            _ => (Hold::WholeCall, admin),
+            INFER => (ChargeRelease::WholeCall, inference),
+            STREAM => (ChargeRelease::UntilClaimed, inference),
+            _ if self.streams.contains(path) => (ChargeRelease::UntilNext, admin),
+            _ if WAITING_METHODS.contains(&path) => (ChargeRelease::UntilDecoded, admin),
+            _ => (ChargeRelease::WholeCall, admin),
         };
         let message_type = MessageType::of_requests(path);
         let message_len_max = message_len(message_max);
-        Terms {
+        BodyBounds {
             share: share.clone(),
-            message_len_max: if message_type.is_some() && hold != Hold::UntilDecoded {
+            message_len_max: if message_type.is_some() && hold != ChargeRelease::UntilDecoded {
                 message_len_max
             } else {
                 message_len_max.min(NAME_MESSAGE_MAX)
@@ -285,7 +286,9 @@ fn record_outcome(span: &Span, response: &Response<Body>) {
         if is_ours(status.code()) {
             trace::fail(span, status.message());
         } else if status.code() != Code::Ok {
-            trace::add(span, || vec![KeyValue::new("millrace.refused", status.message().to_owned())]);
+            trace::add_attributes(span, || {
+                vec![KeyValue::new("millrace.refused", status.message().to_owned())]
+            });
         }
         return;
     }

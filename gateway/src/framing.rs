@@ -23,17 +23,17 @@ use millrace_transport::{DeadlineTimer, HeldBack, MinimumRate, PREFIX_LEN, Progr
 use millrace_types::{Failure, Reason};
 use tonic::Status;
 
-use crate::budget::{BudgetShare, Charge, too_large};
+use crate::budget::{BudgetShare, ByteCharge, too_large};
 use crate::bulk::{BulkThreads, BulkWork, unfinished};
 use crate::decoded::MessageCheck;
-use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
+use crate::inflate::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
 
 /// Bytes passed on in a row before other tasks of the thread get a turn, because tonic copies them.
 const GIVEN_AT_ONCE: usize = 1 << 20;
 
 /// Time at which a message's charge is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Hold {
+pub(crate) enum ChargeRelease {
     /// A call of a single message, whose charge becomes the charge of the response. The client must
     /// end the call after the message: a second message is refused, and silence counts as below the
     /// minimum rate.
@@ -51,24 +51,24 @@ pub(crate) enum Hold {
 
 /// The charges of a call. Dropping the last clone releases all charges.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ledger(Arc<Mutex<Charges>>);
+pub(crate) struct CallCharges(Arc<Mutex<Charges>>);
 
 #[derive(Debug, Default)]
 struct Charges {
     /// Charges of messages that arrived, oldest first.
-    arrived: VecDeque<Charge>,
+    arrived: VecDeque<ByteCharge>,
     /// Charge of responses that the handler passed to the response's body and that have not left the body.
-    answered: Option<Charge>,
+    answered: Option<ByteCharge>,
 }
 
-impl Ledger {
+impl CallCharges {
     /// Takes the charge of the oldest message that is not yet claimed.
-    pub(crate) fn claim(&self) -> Option<Charge> {
+    pub(crate) fn claim(&self) -> Option<ByteCharge> {
         self.charges().arrived.pop_front()
     }
 
     /// Adds the charge of a response that is passed to the response's body.
-    pub(crate) fn answer(&self, charge: Charge) {
+    pub(crate) fn answer(&self, charge: ByteCharge) {
         let answered = &mut self.charges().answered;
         match answered {
             Some(earlier) => earlier.merge(charge),
@@ -88,7 +88,7 @@ impl Ledger {
     }
 
     /// Takes the charge of the responses that the response's body has not passed on.
-    pub(crate) fn take_answered(&self) -> Option<Charge> {
+    pub(crate) fn take_answered(&self) -> Option<ByteCharge> {
         self.charges().answered.take()
     }
 
@@ -97,7 +97,7 @@ impl Ledger {
         self.charges().answered.is_some()
     }
 
-    fn add(&self, charge: Charge) {
+    fn add(&self, charge: ByteCharge) {
         self.charges().arrived.push_back(charge);
     }
 
@@ -115,25 +115,25 @@ impl Ledger {
 
 /// The bounds of a call's body.
 #[derive(Clone)]
-pub(crate) struct Terms {
+pub(crate) struct BodyBounds {
     pub(crate) share: BudgetShare,
     pub(crate) message_len_max: usize,
     pub(crate) minimum_rate: MinimumRate,
     pub(crate) bulk: BulkThreads,
-    pub(crate) encoding: Option<Encoding>,
-    pub(crate) hold: Hold,
+    pub(crate) encoding: Option<ContentEncoding>,
+    pub(crate) hold: ChargeRelease,
     /// Type of the call's messages. `None` for methods with requests without lists (health, reflection).
     pub(crate) message_type: Option<MessageType>,
 }
 
 /// A body that charges and decompresses the messages.
-pub(crate) struct Messages<B> {
+pub(crate) struct ChargedMessages<B> {
     inner: B,
-    terms: Terms,
-    ledger: Ledger,
+    terms: BodyBounds,
+    ledger: CallCharges,
     /// Bytes that have arrived but are not yet parsed.
     input: Bytes,
-    state: State,
+    state: FramingState,
     /// Check of the current message.
     check: MessageCheck,
     /// Charged bytes to pass on before anything else.
@@ -147,7 +147,7 @@ pub(crate) struct Messages<B> {
     timer: DeadlineTimer,
 }
 
-enum State {
+enum FramingState {
     /// The next message's prefix is expected at the start of the input.
     Prefix,
     /// A stream's message waits until its bytes would fit, and has no charge.
@@ -155,16 +155,16 @@ enum State {
         room: Pin<Box<dyn Future<Output = ()> + Send>>,
     },
     /// An uncompressed message is arriving.
-    Arriving(Arriving),
+    Arriving(PlainMessage),
     /// A compressed message is arriving.
-    Inflating(Box<Inflating>),
+    Inflating(Box<CompressedMessage>),
     /// A bulk thread decompresses a step of a long message.
-    InflatingApart(BulkWork<Result<Box<Inflating>, Status>>),
+    InflatingApart(BulkWork<Result<Box<CompressedMessage>, Status>>),
     Failed,
 }
 
 /// A compressed message that is arriving.
-struct Inflating {
+struct CompressedMessage {
     /// Length of the message in compressed bytes.
     len: usize,
     /// Compressed bytes that have not arrived.
@@ -173,7 +173,7 @@ struct Inflating {
     check: MessageCheck,
 }
 
-impl Inflating {
+impl CompressedMessage {
     fn push(&mut self, piece: &[u8]) -> Result<(), Status> {
         self.inflater.push(piece).map_err(|failure| to_status(&failure))?;
         let more = self.check.read_to(self.inflater.plain())?;
@@ -181,7 +181,7 @@ impl Inflating {
     }
 
     /// Returns the decompressed message, with a prefix.
-    fn finish(self) -> Result<(Bytes, Charge), Status> {
+    fn finish(self) -> Result<(Bytes, ByteCharge), Status> {
         let Self { inflater, mut check, .. } = self;
         let (mut message, mut charge) = inflater.finish().map_err(|failure| to_status(&failure))?;
         // The decoder may have buffered its last bytes until the end.
@@ -194,22 +194,22 @@ impl Inflating {
 }
 
 /// An uncompressed message that is arriving.
-struct Arriving {
+struct PlainMessage {
     /// Bytes that have not arrived.
     left: usize,
-    charge: Charge,
+    charge: ByteCharge,
     /// First half of the message with its prefix, until more than half has arrived.
     held: Option<HeldBack>,
 }
 
-impl<B> Messages<B> {
-    pub(crate) fn new(inner: B, terms: Terms, ledger: Ledger) -> Self {
+impl<B> ChargedMessages<B> {
+    pub(crate) fn new(inner: B, terms: BodyBounds, ledger: CallCharges) -> Self {
         Self {
             inner,
             terms,
             ledger,
             input: Bytes::new(),
-            state: State::Prefix,
+            state: FramingState::Prefix,
             check: MessageCheck::default(),
             ready: VecDeque::new(),
             given: 0,
@@ -226,23 +226,23 @@ impl<B> Messages<B> {
                 return Poll::Ready(Ok(Some(piece)));
             }
             match &mut self.state {
-                State::Failed => return Poll::Ready(Ok(None)),
-                State::Prefix if self.terms.hold == Hold::UntilNext && self.has_message => {
+                FramingState::Failed => return Poll::Ready(Ok(None)),
+                FramingState::Prefix if self.terms.hold == ChargeRelease::UntilNext && self.has_message => {
                     self.has_message = false;
                     self.ledger.clear();
                 }
-                State::Prefix if self.input.len() < PREFIX_LEN => return Poll::Ready(Ok(None)),
-                State::Prefix => {
+                FramingState::Prefix if self.input.len() < PREFIX_LEN => return Poll::Ready(Ok(None)),
+                FramingState::Prefix => {
                     if let Some(whole) = self.begin()? {
                         return Poll::Ready(Ok(Some(whole)));
                     }
                 }
-                State::Waiting { room } => {
+                FramingState::Waiting { room } => {
                     ready!(room.as_mut().poll(cx));
-                    self.state = State::Prefix;
+                    self.state = FramingState::Prefix;
                 }
-                State::Arriving(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
-                State::Arriving(message) => {
+                FramingState::Arriving(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
+                FramingState::Arriving(message) => {
                     let piece = self.input.split_to(self.input.len().min(message.left));
                     let beyond = self.check.read(&piece)?;
                     // A refused message drops its charge, so no message waits for another waiting message.
@@ -259,36 +259,41 @@ impl<B> Messages<B> {
                         }
                     }
                     if message.left == 0
-                        && let State::Arriving(message) = std::mem::replace(&mut self.state, State::Prefix)
+                        && let FramingState::Arriving(message) =
+                            std::mem::replace(&mut self.state, FramingState::Prefix)
                     {
                         self.check.finish()?;
                         self.end_message(message.charge);
                     }
                 }
-                State::Inflating(message) if message.left == 0 => {
-                    if let State::Inflating(message) = std::mem::replace(&mut self.state, State::Prefix) {
+                FramingState::Inflating(message) if message.left == 0 => {
+                    if let FramingState::Inflating(message) =
+                        std::mem::replace(&mut self.state, FramingState::Prefix)
+                    {
                         let (plain, charge) = message.finish()?;
                         self.end_message(charge);
                         self.ready = in_steps(plain);
                     }
                 }
-                State::Inflating(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
-                State::Inflating(message) => {
+                FramingState::Inflating(_) if self.input.is_empty() => return Poll::Ready(Ok(None)),
+                FramingState::Inflating(message) => {
                     let piece = self.input.split_to(self.input.len().min(message.left).min(STEP));
                     message.left -= piece.len();
                     if message.len <= STEP_HERE_MAX {
                         message.push(&piece)?;
                         continue;
                     }
-                    if let State::Inflating(mut message) = std::mem::replace(&mut self.state, State::Failed) {
+                    if let FramingState::Inflating(mut message) =
+                        std::mem::replace(&mut self.state, FramingState::Failed)
+                    {
                         let step = move || message.push(&piece).map(|()| message);
-                        self.state = State::InflatingApart(self.terms.bulk.run(step));
+                        self.state = FramingState::InflatingApart(self.terms.bulk.run(step));
                     }
                 }
-                State::InflatingApart(step) => {
+                FramingState::InflatingApart(step) => {
                     let done = ready!(Pin::new(step).poll(cx));
                     let message = done.map_err(|error| to_status(&unfinished(&error)))??;
-                    self.state = State::Inflating(message);
+                    self.state = FramingState::Inflating(message);
                 }
             }
         }
@@ -303,12 +308,12 @@ impl<B> Messages<B> {
         }
         let share = &self.terms.share;
         match self.terms.hold {
-            Hold::WholeCall | Hold::UntilDecoded if self.has_message => {
+            ChargeRelease::WholeCall | ChargeRelease::UntilDecoded if self.has_message => {
                 return Err(to_status(&Failure::malformed(
                     "the call has a second message: send a single message per call",
                 )));
             }
-            Hold::UntilNext | Hold::UntilClaimed if !share.has_room_for(len as u64) => {
+            ChargeRelease::UntilNext | ChargeRelease::UntilClaimed if !share.has_room_for(len as u64) => {
                 self.wait(len);
                 return Ok(None);
             }
@@ -321,7 +326,8 @@ impl<B> Messages<B> {
             let room = [0; PREFIX_LEN];
             let inflater = Inflater::new(encoding, &room, self.terms.message_len_max, charge);
             let check = MessageCheck::inflating(self.terms.message_type);
-            self.state = State::Inflating(Box::new(Inflating { len, left: len, inflater, check }));
+            self.state =
+                FramingState::Inflating(Box::new(CompressedMessage { len, left: len, inflater, check }));
             return Ok(None);
         }
         // tonic refuses a flag without a matching encoding, so such a message is never decoded.
@@ -329,7 +335,7 @@ impl<B> Messages<B> {
         let mut charge = match share.try_take((here - PREFIX_LEN) as u64) {
             Ok(charge) => charge,
             // Another message used the capacity. This message has no charge yet, so it may wait.
-            Err(_) if matches!(self.terms.hold, Hold::UntilNext | Hold::UntilClaimed) => {
+            Err(_) if matches!(self.terms.hold, ChargeRelease::UntilNext | ChargeRelease::UntilClaimed) => {
                 self.wait(len);
                 return Ok(None);
             }
@@ -345,22 +351,22 @@ impl<B> Messages<B> {
             self.end_message(charge);
             return Ok(Some(first));
         }
-        let mut message = Arriving { left, charge, held: None };
+        let mut message = PlainMessage { left, charge, held: None };
         let out = (here >= left).then_some(first.clone());
         if out.is_none() {
             message.held.insert(HeldBack::default()).push(first);
         }
-        self.state = State::Arriving(message);
+        self.state = FramingState::Arriving(message);
         Ok(out)
     }
 
     fn wait(&mut self, len: usize) {
         // The server now waits for capacity and not for the client.
         self.pace = None;
-        self.state = State::Waiting { room: Box::pin(self.terms.share.clone().room_for(len as u64)) };
+        self.state = FramingState::Waiting { room: Box::pin(self.terms.share.clone().room_for(len as u64)) };
     }
 
-    fn end_message(&mut self, charge: Charge) {
+    fn end_message(&mut self, charge: ByteCharge) {
         self.ledger.add(charge);
         self.has_message = true;
         self.pace = None;
@@ -369,8 +375,8 @@ impl<B> Messages<B> {
     /// Whether a message has begun and its end has not arrived.
     fn mid_message(&self) -> bool {
         match self.state {
-            State::Prefix => !self.input.is_empty(),
-            State::Failed => false,
+            FramingState::Prefix => !self.input.is_empty(),
+            FramingState::Failed => false,
             _ => true,
         }
     }
@@ -378,7 +384,7 @@ impl<B> Messages<B> {
     /// Polls the minimum rate while more input is needed and none is available. Ready when the
     /// message is too slow.
     fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
-        let is_unary = matches!(self.terms.hold, Hold::WholeCall | Hold::UntilDecoded);
+        let is_unary = matches!(self.terms.hold, ChargeRelease::WholeCall | ChargeRelease::UntilDecoded);
         let must_end = is_unary && self.has_message;
         if !self.mid_message() && !must_end {
             return Poll::Pending;
@@ -398,7 +404,7 @@ pub(crate) fn too_slow(what: &str, minimum: MinimumRate) -> Failure {
     Failure::new(Reason::TimedOut, message)
 }
 
-impl<B> Messages<B>
+impl<B> ChargedMessages<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<tonic::codegen::StdError>,
@@ -435,23 +441,25 @@ where
     /// Checks the state at the end of the client's bytes.
     fn end(&self) -> Result<(), Status> {
         match self.state {
-            State::Arriving(_) | State::Inflating(_) | State::InflatingApart(_) => Err(to_status(
-                &Failure::malformed("the call ended within a message: send the whole message again"),
-            )),
+            FramingState::Arriving(_) | FramingState::Inflating(_) | FramingState::InflatingApart(_) => {
+                Err(to_status(&Failure::malformed(
+                    "the call ended within a message: send the whole message again",
+                )))
+            }
             _ => Ok(()),
         }
     }
 }
 
-impl<B> Drop for Messages<B> {
+impl<B> Drop for ChargedMessages<B> {
     fn drop(&mut self) {
-        if self.terms.hold == Hold::UntilDecoded {
+        if self.terms.hold == ChargeRelease::UntilDecoded {
             self.ledger.clear();
         }
     }
 }
 
-impl<B> Body for Messages<B>
+impl<B> Body for ChargedMessages<B>
 where
     B: Body<Data = Bytes> + Unpin,
     B::Error: Into<tonic::codegen::StdError>,
@@ -465,7 +473,7 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let polled = self.poll(cx);
         if let Poll::Ready(Some(Err(_))) = polled {
-            self.state = State::Failed;
+            self.state = FramingState::Failed;
             self.input = Bytes::new();
             self.ready.clear();
         }

@@ -8,19 +8,21 @@ use std::time::Duration;
 
 use millrace_proto::trace;
 use millrace_types::function::TIMEOUT_MAX;
-use millrace_types::tensor::{Given, check_inputs, element_count};
+use millrace_types::tensor::{RequestInput, check_inputs, element_count};
 use millrace_types::{DataType, Failure, FunctionKey, FunctionName, Reason, RequestId, Revision, TensorSpec};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::backend::{Availability, Backend, Completion, Intent, Invocation, Model, Tensor};
-use crate::budget::Budget;
+use crate::backend::{
+    Backend, Intent, ModelAvailability, ModelRequest, ModelResponse, ModelRevision, NamedTensor,
+};
+use crate::budget::ByteBudget;
 use crate::bulk::{BulkThreads, unfinished};
-use crate::call::{Call, ConnectionShares};
-use crate::closing::Closing;
-use crate::config::{Limits, WallClock};
-use crate::meters::{Meters, Tally, Times};
-use crate::parameters::Parameters;
+use crate::call::{CallContext, ConnectionShares};
+use crate::closing::ShutdownSignal;
+use crate::config::{GatewayLimits, WallClock};
+use crate::meters::{RequestMetrics, RequestTimes, RevisionCounts};
+use crate::parameters::RequestParameters;
 use crate::request_id::RequestIds;
 
 /// Most input tensors of a request, and most requested outputs.
@@ -33,56 +35,66 @@ const NAME_BYTES_MAX: usize = 256;
 pub(crate) const BULK_BYTES_MIN: usize = 256 << 10;
 
 /// State that all handlers share.
-pub(crate) struct Front {
+pub(crate) struct InferenceHandler {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) meters: Meters,
+    pub(crate) meters: RequestMetrics,
     pub(crate) ids: RequestIds,
-    pub(crate) budget: Budget,
+    pub(crate) budget: ByteBudget,
     /// Budget for requests to services that do no inference.
-    pub(crate) admin_budget: Budget,
+    pub(crate) admin_budget: ByteBudget,
     /// Permits for requests that wait until the model is ready.
     pub(crate) waiting: Semaphore,
     /// Threads for large messages.
     pub(crate) bulk: BulkThreads,
-    pub(crate) limits: Limits,
+    pub(crate) limits: GatewayLimits,
     pub(crate) wall_clock: WallClock,
-    pub(crate) closing: Closing,
+    pub(crate) closing: ShutdownSignal,
 }
 
 /// A request that was read and checked against the model.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Question {
-    pub(crate) inputs: Vec<Tensor>,
+pub(crate) struct ValidatedRequest {
+    pub(crate) inputs: Vec<NamedTensor>,
     /// Names of the requested outputs. Empty selects all outputs.
     pub(crate) outputs: Vec<String>,
-    pub(crate) parameters: Parameters,
+    pub(crate) parameters: RequestParameters,
 }
 
 /// The response to a request.
-pub(crate) struct Answer {
-    pub(crate) model: Arc<Model>,
-    pub(crate) completion: Completion,
+pub(crate) struct InferenceResponse {
+    pub(crate) model: Arc<ModelRevision>,
+    pub(crate) completion: ModelResponse,
     received: Instant,
 }
 
-impl Answer {
+impl InferenceResponse {
     /// Returns the size of the outputs in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.completion.outputs.iter().map(|output| output.data.len() as u64).sum()
     }
 }
 
-impl Front {
+impl InferenceHandler {
     /// Finds a model by the name and version of a client. An empty version selects the latest one.
-    pub(crate) fn find(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
+    pub(crate) fn find(
+        &self,
+        call: &CallContext,
+        name: &str,
+        version: &str,
+    ) -> Result<Arc<ModelRevision>, Failure> {
         self.backend.resolve(&key(call, name)?, revision(version)?)
     }
 
     /// Finds a model like [`Self::find`], and refuses an unloaded one, which must not be described.
-    pub(crate) fn find_loaded(&self, call: &Call, name: &str, version: &str) -> Result<Arc<Model>, Failure> {
+    pub(crate) fn find_loaded(
+        &self,
+        call: &CallContext,
+        name: &str,
+        version: &str,
+    ) -> Result<Arc<ModelRevision>, Failure> {
         let model = self.find(call, name, version)?;
         match model.availability {
-            Availability::Disabled => Err(model.refusal()),
+            ModelAvailability::Disabled => Err(model.refusal()),
             _ => Ok(model),
         }
     }
@@ -105,7 +117,11 @@ impl Front {
 
     /// Waits until the model of a request is ready. So a client need not retry while a model is being
     /// prepared, or while another worker takes over from a lost one.
-    async fn wait_for(&self, model: &Model, deadline: Instant) -> Result<Arc<Model>, Failure> {
+    async fn wait_for(
+        &self,
+        model: &ModelRevision,
+        deadline: Instant,
+    ) -> Result<Arc<ModelRevision>, Failure> {
         let Ok(_place) = self.waiting.try_acquire() else {
             let message = "too many requests already wait for models: try again soon";
             return Err(Failure::new(Reason::FunctionNotReady, message));
@@ -113,14 +129,14 @@ impl Front {
         loop {
             let until = deadline.min(Instant::now() + self.limits.away_max);
             // Either the state is settled, or the time is over and the current state tells the reason.
-            let now = match timeout_at(until, self.backend.awaited(model)).await {
+            let now = match timeout_at(until, self.backend.wait_until_ready(model)).await {
                 Ok(awaited) => awaited?,
                 Err(_) => self.backend.resolve(&model.key, Some(model.revision))?,
             };
             match now.availability {
-                Availability::Ready => return Ok(now),
+                ModelAvailability::Ready => return Ok(now),
                 // The model has workers that are preparing it, so the wait continues.
-                Availability::Preparing if until < deadline => {}
+                ModelAvailability::Preparing if until < deadline => {}
                 _ => return Err(now.refusal()),
             }
         }
@@ -140,24 +156,29 @@ impl Front {
 
     /// Enables or disables a function. Only the backend decides whether the function exists, because
     /// the state for resolving may lag behind.
-    pub(crate) async fn set_intent(&self, call: &Call, name: &str, intent: Intent) -> Result<(), Failure> {
+    pub(crate) async fn set_intent(
+        &self,
+        call: &CallContext,
+        name: &str,
+        intent: Intent,
+    ) -> Result<(), Failure> {
         self.backend.set_intent(&key(call, name)?, intent, &call.caller).await
     }
 
     /// Starts an inference request, and counts the request as in flight.
-    pub(crate) fn begin<'a>(&'a self, call: &'a Call) -> Run<'a> {
+    pub(crate) fn begin<'a>(&'a self, call: &'a CallContext) -> RequestInProgress<'a> {
         self.begin_part(call, call.request_id.clone(), call.arrived)
     }
 
     /// Starts one of several inference requests of a call, and counts the request as in flight.
     pub(crate) fn begin_part<'a>(
         &'a self,
-        call: &'a Call,
+        call: &'a CallContext,
         request_id: RequestId,
         arrived: Instant,
-    ) -> Run<'a> {
+    ) -> RequestInProgress<'a> {
         self.meters.in_flight.inc();
-        Run { front: self, call, request_id, arrived, tally: None, counted: false }
+        RequestInProgress { front: self, call, request_id, arrived, tally: None, counted: false }
     }
 }
 
@@ -167,7 +188,7 @@ fn shown(text: &str) -> &str {
 }
 
 /// Returns the key of the function that a client names.
-fn key(call: &Call, name: &str) -> Result<FunctionKey, Failure> {
+fn key(call: &CallContext, name: &str) -> Result<FunctionKey, Failure> {
     let Ok(function) = FunctionName::new(name) else {
         let message = format!("no function {:?} in tenant {}", shown(name), call.tenant);
         return Err(Failure::new(Reason::FunctionNotFound, message));
@@ -190,39 +211,39 @@ fn revision(version: &str) -> Result<Option<Revision>, Failure> {
 
 /// An inference request in progress. The outcome is counted once. A request that is dropped before
 /// counts as cancelled.
-pub(crate) struct Run<'a> {
-    front: &'a Front,
-    call: &'a Call,
+pub(crate) struct RequestInProgress<'a> {
+    front: &'a InferenceHandler,
+    call: &'a CallContext,
     request_id: RequestId,
     arrived: Instant,
-    tally: Option<Arc<Tally>>,
+    tally: Option<Arc<RevisionCounts>>,
     counted: bool,
 }
 
-impl<'a> Run<'a> {
-    pub(crate) fn front(&self) -> &'a Front {
+impl<'a> RequestInProgress<'a> {
+    pub(crate) fn front(&self) -> &'a InferenceHandler {
         self.front
     }
 
     /// Executes the request up to the outputs.
-    pub(crate) async fn answer<Reading: Future<Output = Result<Question, Failure>>>(
+    pub(crate) async fn answer<Reading: Future<Output = Result<ValidatedRequest, Failure>>>(
         &mut self,
         name: &str,
         version: &str,
-        read: impl FnOnce(Arc<Model>) -> Reading,
-    ) -> Result<Answer, Failure> {
+        read: impl FnOnce(Arc<ModelRevision>) -> Reading,
+    ) -> Result<InferenceResponse, Failure> {
         let backend = &self.front.backend;
         let mut model = self.front.find(self.call, name, version)?;
         self.tally = Some(self.front.meters.tally(&model, |key| backend.resolve(key, None).is_ok()));
-        if model.availability != Availability::Ready && !model.availability.may_come() {
+        if model.availability != ModelAvailability::Ready && !model.availability.may_become_ready() {
             return Err(model.refusal());
         }
         let question = read(Arc::clone(&model)).await?;
         let deadline = deadline(self.call, &question.parameters, &model, self.arrived);
-        if model.availability != Availability::Ready {
+        if model.availability != ModelAvailability::Ready {
             model = self.front.wait_for(&model, deadline).await?;
         }
-        let invocation = Invocation {
+        let invocation = ModelRequest {
             request_id: self.request_id.clone(),
             caller: self.call.caller.clone(),
             inputs: question.inputs,
@@ -246,7 +267,7 @@ impl<'a> Run<'a> {
             }
         };
         check_outputs(&model, &question.outputs, &completion.outputs)?;
-        Ok(Answer { model, completion, received: Instant::now() })
+        Ok(InferenceResponse { model, completion, received: Instant::now() })
     }
 
     /// Counts a failure, and returns the failure.
@@ -256,9 +277,9 @@ impl<'a> Run<'a> {
     }
 
     /// Counts a request whose response is ready.
-    pub(crate) fn succeed(mut self, answer: &Answer) -> Times {
+    pub(crate) fn succeed(mut self, answer: &InferenceResponse) -> RequestTimes {
         let now = Instant::now();
-        let times = Times {
+        let times = RequestTimes {
             split: answer.completion.split,
             output: now - answer.received,
             total: now - self.arrived,
@@ -281,7 +302,7 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Drop for Run<'_> {
+impl Drop for RequestInProgress<'_> {
     fn drop(&mut self) {
         if !self.counted {
             self.count_failure(Reason::Cancelled);
@@ -291,7 +312,12 @@ impl Drop for Run<'_> {
 }
 
 /// Returns the earliest of the client's deadlines, or the model's own timeout if the client has none.
-fn deadline(call: &Call, parameters: &Parameters, model: &Model, arrived: Instant) -> Instant {
+fn deadline(
+    call: &CallContext,
+    parameters: &RequestParameters,
+    model: &ModelRevision,
+    arrived: Instant,
+) -> Instant {
     let asked = parameters.timeout.map(|timeout| arrived + timeout);
     let soonest = match (asked, call.deadline) {
         (Some(asked), Some(grpc)) => asked.min(grpc),
@@ -302,7 +328,7 @@ fn deadline(call: &Call, parameters: &Parameters, model: &Model, arrived: Instan
 }
 
 /// An input as the protocol describes it, before its contents are read.
-pub(crate) struct Named<'a> {
+pub(crate) struct ClaimedInput<'a> {
     pub(crate) name: &'a str,
     pub(crate) datatype: &'a str,
     pub(crate) shape: &'a [i64],
@@ -313,12 +339,12 @@ pub(crate) struct Named<'a> {
 /// message could contain more bytes.
 pub(crate) fn check_named(
     specs: &[TensorSpec],
-    named: &[Named<'_>],
+    named: &[ClaimedInput<'_>],
     len_max: usize,
 ) -> Result<Vec<(DataType, usize)>, Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
     let mut given = Vec::new();
-    for &Named { name, datatype, shape } in named {
+    for &ClaimedInput { name, datatype, shape } in named {
         if name.len() > NAME_BYTES_MAX {
             let len = name.len();
             return Err(invalid(format!(
@@ -333,12 +359,12 @@ pub(crate) fn check_named(
         }
         let datatype =
             shown(datatype).parse().map_err(|error| invalid(format!("input {name:?} has {error}")))?;
-        given.push(Given { name, datatype, shape });
+        given.push(RequestInput { name, datatype, shape });
     }
     check_inputs(specs, &given).map_err(|error| invalid(error.to_string()))?;
     let mut left = len_max;
     let mut sizes = Vec::new();
-    for Given { name, datatype, shape } in given {
+    for RequestInput { name, datatype, shape } in given {
         let size = datatype.size().and_then(|size| element_count(shape)?.checked_mul(size));
         let rest = size.and_then(|size| left.checked_sub(size));
         let (Some(size), Some(rest)) = (size, rest) else {
@@ -366,7 +392,7 @@ pub(crate) fn check_size(name: &str, expected: usize, found: usize) -> Result<()
 
 /// Checks that the requested outputs exist, and that none is requested twice.
 pub(crate) fn check_requested<'a>(
-    model: &Model,
+    model: &ModelRevision,
     names: impl Iterator<Item = &'a str>,
 ) -> Result<Vec<String>, Failure> {
     let mut requested: Vec<String> = Vec::new();
@@ -388,7 +414,11 @@ pub(crate) fn check_requested<'a>(
 }
 
 /// Checks that the backend returned the requested outputs, because the outputs came from another process.
-fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Result<(), Failure> {
+fn check_outputs(
+    model: &ModelRevision,
+    requested: &[String],
+    outputs: &[NamedTensor],
+) -> Result<(), Failure> {
     let named = |name: &str, at: usize| outputs.get(at).is_some_and(|output| output.name == name);
     let complete = match requested {
         [] => {
@@ -410,7 +440,7 @@ fn check_outputs(model: &Model, requested: &[String], outputs: &[Tensor]) -> Res
     Err(Failure::new(Reason::Internal, message).after_execution())
 }
 
-impl fmt::Display for Times {
+impl fmt::Display for RequestTimes {
     /// Formats the times for the `server-timing` header, in milliseconds.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Uses whole microseconds, because the formatting of floats shows in a profile of small models.
@@ -429,7 +459,7 @@ impl fmt::Display for Times {
     }
 }
 
-impl Tally {
+impl RevisionCounts {
     /// Returns the time of the last inference, in milliseconds since 1970.
     pub(crate) fn last_inference_ms(&self) -> u64 {
         self.last_inference_ms.load(Ordering::Relaxed)

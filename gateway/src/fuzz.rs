@@ -16,13 +16,13 @@ use millrace_types::tensor::{Dim, element_count};
 use millrace_types::{DataType, FunctionKey, FunctionName, Revision, Runtime, TenantName, TensorSpec};
 use tonic::Status;
 
-use crate::backend::{Availability, Kind, Model};
-use crate::budget::Budget;
+use crate::backend::{Kind, ModelAvailability, ModelRevision};
+use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
 use crate::config::message_len;
-use crate::framing::{Hold, Ledger, Messages, Terms};
-use crate::front::Question;
-use crate::inflate::{Encoding, Inflater, STEP};
+use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
+use crate::front::ValidatedRequest;
+use crate::inflate::{ContentEncoding, Inflater, STEP};
 use crate::rest::elements::has_json;
 use crate::rest::request::{self, HEADER_LENGTH};
 
@@ -35,7 +35,7 @@ static BULK: LazyLock<BulkThreads> =
 
 /// Returns the models against which requests are read: with an image, with a list of numbers, with an
 /// input of each served datatype, and with an input of each datatype that has a JSON form.
-fn models() -> [Model; 4] {
+fn models() -> [ModelRevision; 4] {
     let tensor = |name: &str, datatype, shape: &[u64]| TensorSpec {
         name: name.to_owned(),
         datatype,
@@ -49,7 +49,7 @@ fn models() -> [Model; 4] {
     let each = DataType::ALL.map(|datatype| tensor(datatype.as_str(), datatype, &[]));
     let [served, json] = [|datatype: DataType| datatype.size().is_some(), has_json]
         .map(|has: fn(DataType) -> bool| each.iter().filter(|input| has(input.datatype)).cloned().collect());
-    [vec![image], vec![numbers], served, json].map(|inputs| Model {
+    [vec![image], vec![numbers], served, json].map(|inputs| ModelRevision {
         key: FunctionKey {
             tenant: TenantName::default(),
             name: FunctionName::new("digits").expect("a name as users give"),
@@ -64,12 +64,12 @@ fn models() -> [Model; 4] {
         idempotent: true,
         sequences: None,
         weights: millrace_types::Bytes::mib(1),
-        availability: Availability::Ready,
+        availability: ModelAvailability::Ready,
     })
 }
 
 /// Checks that an accepted request has as many elements as the request declares.
-fn check(question: &Question) {
+fn check(question: &ValidatedRequest) {
     for tensor in &question.inputs {
         let Some(size) = tensor.datatype.size() else { continue };
         let elements = element_count(&tensor.shape).expect("a shape that was accepted");
@@ -88,13 +88,13 @@ pub fn rest_request(data: &[u8]) {
         let Ok(length) = HeaderValue::from_bytes(length) else { return };
         headers.insert(HEADER_LENGTH, length);
     }
-    let limits = crate::Limits::default();
-    let budget = Budget::new(limits.message_max, limits.message_max);
+    let limits = crate::GatewayLimits::default();
+    let budget = ByteBudget::new(limits.message_max, limits.message_max);
     for model in models() {
         let Ok(cut) = request::cut(&headers, body.clone()) else { return };
         let Ok(mut charge) = budget.share().try_take(body.len() as u64) else { return };
         if let Ok((question, _)) =
-            request::question(&model, cut, message_len(limits.message_max), &mut charge)
+            request::read_request(&model, cut, message_len(limits.message_max), &mut charge)
         {
             check(&question);
         }
@@ -105,26 +105,28 @@ pub fn rest_request(data: &[u8]) {
 /// Reads a gRPC request: checks, decodes and reads a `ModelInferRequest` as a server does.
 pub fn grpc_request(data: &[u8]) {
     let message = Bytes::copy_from_slice(data);
-    let len_max = message_len(crate::Limits::default().message_max);
+    let len_max = message_len(crate::GatewayLimits::default().message_max);
     for model in models() {
         let Ok(request) = decoding::decode::<ModelInferRequest>(message.clone(), WalkLimits::CLIENT) else {
             return;
         };
-        if let Ok(question) = crate::grpc::infer::question(&model, request, len_max) {
+        if let Ok(question) = crate::grpc::infer::read_request(&model, request, len_max) {
             check(&question);
         }
     }
 }
 
-/// Reads the body of a gRPC call. The first byte selects the [`Hold`] and the compression, and the
+/// Reads the body of a gRPC call. The first byte selects the [`ChargeRelease`] and the compression, and the
 /// second selects the size of the pieces.
 pub fn grpc_framing(data: &[u8]) {
     let [how, piece, body @ ..] = data else { return };
-    let hold = [Hold::WholeCall, Hold::UntilNext, Hold::UntilClaimed][usize::from(how % 3)];
-    let encoding = [None, Some(Encoding::Gzip), Some(Encoding::Deflate)][usize::from(how / 3 % 3)];
+    let hold = [ChargeRelease::WholeCall, ChargeRelease::UntilNext, ChargeRelease::UntilClaimed]
+        [usize::from(how % 3)];
+    let encoding =
+        [None, Some(ContentEncoding::Gzip), Some(ContentEncoding::Deflate)][usize::from(how / 3 % 3)];
     let message_max = millrace_types::Bytes(INFLATED_BYTES_MAX as u64);
-    let budget = Budget::new(message_max, message_max);
-    let terms = Terms {
+    let budget = ByteBudget::new(message_max, message_max);
+    let terms = BodyBounds {
         share: budget.share(),
         message_len_max: INFLATED_BYTES_MAX,
         minimum_rate: MinimumRate { grace: Duration::from_secs(60), bytes_per_sec: 1 },
@@ -137,12 +139,12 @@ pub fn grpc_framing(data: &[u8]) {
         .chunks(usize::from(*piece).pow(2).max(1))
         .map(|piece| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(piece))))
         .collect();
-    let ledger = Ledger::default();
-    let mut messages = Messages::new(StreamBody::new(stream::iter(pieces)), terms, ledger.clone());
+    let ledger = CallCharges::default();
+    let mut messages = ChargedMessages::new(StreamBody::new(stream::iter(pieces)), terms, ledger.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     runtime.expect("a runtime without sockets").block_on(async {
         while let Some(Ok(_)) = messages.frame().await {
-            while hold == Hold::UntilClaimed && ledger.claim().is_some() {}
+            while hold == ChargeRelease::UntilClaimed && ledger.claim().is_some() {}
         }
     });
     drop((messages, ledger));
@@ -153,9 +155,9 @@ pub fn grpc_framing(data: &[u8]) {
 /// the pieces.
 pub fn inflate(data: &[u8]) {
     let [how, piece, body @ ..] = data else { return };
-    let encoding = [Encoding::Gzip, Encoding::Deflate][usize::from(how % 2)];
+    let encoding = [ContentEncoding::Gzip, ContentEncoding::Deflate][usize::from(how % 2)];
     let message_max = millrace_types::Bytes(INFLATED_BYTES_MAX as u64);
-    let budget = Budget::new(message_max, message_max);
+    let budget = ByteBudget::new(message_max, message_max);
     let Ok(charge) = budget.share().try_take(0) else { return };
     let mut inflater = Inflater::new(encoding, b"", INFLATED_BYTES_MAX, charge);
     for piece in body.chunks(usize::from(*piece).pow(2).clamp(1, STEP)) {

@@ -8,7 +8,7 @@ use flate2::write::MultiGzDecoder;
 use flate2::{Decompress, FlushDecompress, Status};
 use millrace_types::Failure;
 
-use crate::budget::{Charge, too_large};
+use crate::budget::{ByteCharge, too_large};
 
 /// Most input bytes per call of the decoder, so that other messages get a turn in between. At
 /// deflate's best ratio of about 1:1000, this much input takes about 20 ms.
@@ -18,12 +18,12 @@ pub(crate) const STEP_HERE_MAX: usize = 1 << 10;
 
 /// The supported compressions, with HTTP's names: `deflate` is the zlib format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Encoding {
+pub(crate) enum ContentEncoding {
     Gzip,
     Deflate,
 }
 
-impl Encoding {
+impl ContentEncoding {
     pub(crate) fn from_name(name: &[u8]) -> Option<Self> {
         match name {
             b"gzip" | b"x-gzip" => Some(Self::Gzip),
@@ -43,7 +43,7 @@ impl Encoding {
 /// The decompression of a single message.
 pub(crate) struct Inflater {
     decoder: Decoder,
-    encoding: Encoding,
+    encoding: ContentEncoding,
 }
 
 enum Decoder {
@@ -63,17 +63,19 @@ struct Zlib {
 struct Sink {
     plain: BytesMut,
     len_max: usize,
-    charge: Charge,
+    charge: ByteCharge,
 }
 
 impl Inflater {
     /// Creates a decoder. Its output starts with `prefix`, followed by at most `len_max` decompressed
     /// bytes, which are added to `charge`.
-    pub(crate) fn new(encoding: Encoding, prefix: &[u8], len_max: usize, charge: Charge) -> Self {
+    pub(crate) fn new(encoding: ContentEncoding, prefix: &[u8], len_max: usize, charge: ByteCharge) -> Self {
         let sink = Sink { plain: BytesMut::from(prefix), len_max: len_max + prefix.len(), charge };
         let decoder = match encoding {
-            Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(sink)),
-            Encoding::Deflate => Decoder::Deflate(Zlib { state: Decompress::new(true), ended: false, sink }),
+            ContentEncoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(sink)),
+            ContentEncoding::Deflate => {
+                Decoder::Deflate(Zlib { state: Decompress::new(true), ended: false, sink })
+            }
         };
         Self { decoder, encoding }
     }
@@ -105,7 +107,7 @@ impl Inflater {
     }
 
     /// Returns the prefix and the decompressed bytes, with the charge.
-    pub(crate) fn finish(self) -> Result<(BytesMut, Charge), Failure> {
+    pub(crate) fn finish(self) -> Result<(BytesMut, ByteCharge), Failure> {
         let encoding = self.encoding;
         let sink = match self.decoder {
             Decoder::Gzip(decoder) => decoder.finish(),
@@ -151,7 +153,7 @@ impl Zlib {
     }
 }
 
-fn failure(encoding: Encoding, error: io::Error) -> Failure {
+fn failure(encoding: ContentEncoding, error: io::Error) -> Failure {
     let ours = error.get_ref().and_then(|inner| inner.downcast_ref::<Failure>());
     ours.cloned()
         .unwrap_or_else(|| Failure::malformed(format!("the body is not valid {}: {error}", encoding.name())))
@@ -179,16 +181,16 @@ mod tests {
     use millrace_types::{Bytes, Reason};
 
     use super::*;
-    use crate::budget::Budget;
+    use crate::budget::ByteBudget;
 
-    fn deflate(encoding: Encoding, plain: &[u8]) -> Vec<u8> {
+    fn deflate(encoding: ContentEncoding, plain: &[u8]) -> Vec<u8> {
         match encoding {
-            Encoding::Gzip => {
+            ContentEncoding::Gzip => {
                 let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
                 encoder.write_all(plain).unwrap();
                 encoder.finish().unwrap()
             }
-            Encoding::Deflate => {
+            ContentEncoding::Deflate => {
                 let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
                 encoder.write_all(plain).unwrap();
                 encoder.finish().unwrap()
@@ -197,10 +199,10 @@ mod tests {
     }
 
     fn inflate(
-        encoding: Encoding,
+        encoding: ContentEncoding,
         input: &[u8],
         len_max: usize,
-        budget: &Budget,
+        budget: &ByteBudget,
     ) -> Result<Vec<u8>, Failure> {
         let mut inflater = Inflater::new(encoding, b">", len_max, budget.share().try_take(0)?);
         for piece in input.chunks(7) {
@@ -211,9 +213,9 @@ mod tests {
 
     #[test]
     fn decompressed_bytes_follow_the_prefix() {
-        let budget = Budget::new(Bytes::mib(1), Bytes::mib(1));
+        let budget = ByteBudget::new(Bytes::mib(1), Bytes::mib(1));
         let plain = b"the same again ".repeat(1000);
-        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+        for encoding in [ContentEncoding::Gzip, ContentEncoding::Deflate] {
             let out = inflate(encoding, &deflate(encoding, &plain), 1 << 20, &budget).unwrap();
             assert_eq!(out, [b">".as_slice(), &plain].concat());
         }
@@ -222,13 +224,13 @@ mod tests {
 
     #[test]
     fn a_decompression_bomb_is_refused_at_the_limit_and_at_the_budget() {
-        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+        for encoding in [ContentEncoding::Gzip, ContentEncoding::Deflate] {
             let bomb = deflate(encoding, &vec![0; 16 << 20]);
             assert!(bomb.len() < 20_000, "{}", bomb.len());
-            let wide = Budget::new(Bytes::gib(1), Bytes::mib(1));
+            let wide = ByteBudget::new(Bytes::gib(1), Bytes::mib(1));
             let over_limit = inflate(encoding, &bomb, 1 << 20, &wide).unwrap_err();
             assert_eq!((over_limit.reason, over_limit.retryable), (Reason::ByteBudgetExceeded, false));
-            let narrow = Budget::new(Bytes::mib(2), Bytes::mib(2));
+            let narrow = ByteBudget::new(Bytes::mib(2), Bytes::mib(2));
             let over_budget = inflate(encoding, &bomb, 32 << 20, &narrow).unwrap_err();
             assert_eq!((over_budget.reason, over_budget.retryable), (Reason::ByteBudgetExceeded, true));
             assert_eq!((wide.used(), narrow.used()), (0, 0));
@@ -237,8 +239,8 @@ mod tests {
 
     #[test]
     fn garbage_and_truncation_are_malformed() {
-        let budget = Budget::new(Bytes::mib(1), Bytes::mib(1));
-        for encoding in [Encoding::Gzip, Encoding::Deflate] {
+        let budget = ByteBudget::new(Bytes::mib(1), Bytes::mib(1));
+        for encoding in [ContentEncoding::Gzip, ContentEncoding::Deflate] {
             let garbage = inflate(encoding, b"this is not compressed at all", 1 << 20, &budget).unwrap_err();
             assert_eq!(garbage.reason, Reason::MalformedRequest);
             let whole = deflate(encoding, &b"some text ".repeat(100));

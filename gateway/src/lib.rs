@@ -56,5 +56,5 @@ pub mod serve;
 
 pub use auth::{Authenticate, Caller};
 pub use backend::Backend;
-pub use config::{FrontDoorConfig, Limits};
-pub use serve::{FrontDoor, Serving};
+pub use config::{GatewayConfig, GatewayLimits};
+pub use serve::{GatewayBuilder, OpenGateway};

@@ -14,11 +14,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::backend::Model;
+use crate::backend::ModelRevision;
 
-pub(crate) use self::tally::{Cumulative, Tally, Times};
+pub(crate) use self::tally::{Cumulative, RequestTimes, RevisionCounts};
 
-use self::tally::{Score, Series, Traced};
+use self::tally::{FunctionMetrics, SloCounter, TracedHistogram};
 
 mod tally;
 
@@ -47,16 +47,16 @@ struct WorkflowLabels {
 }
 
 /// The tallies of all revisions that were invoked.
-pub(crate) type Tallies = Arc<RwLock<HashMap<RevisionKey, Arc<Tally>>>>;
+pub(crate) type Tallies = Arc<RwLock<HashMap<RevisionKey, Arc<RevisionCounts>>>>;
 
 /// All tallies, and the metrics that belong to no single function.
 #[derive(Debug)]
-pub(crate) struct Meters {
+pub(crate) struct RequestMetrics {
     tallies: Tallies,
     labelled: Mutex<BTreeSet<FunctionKey>>,
     labelled_max: usize,
     outcomes: Family<OutcomeLabels, Counter>,
-    total_seconds: Family<FunctionLabels, Traced, fn() -> Traced>,
+    total_seconds: Family<FunctionLabels, TracedHistogram, fn() -> TracedHistogram>,
     queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     /// Only of requests with a cold start, so that the histogram's count is the number of cold starts.
@@ -85,11 +85,11 @@ fn seconds() -> Histogram {
     Histogram::new(buckets())
 }
 
-fn traced() -> Traced {
-    Traced::new(buckets())
+fn traced() -> TracedHistogram {
+    TracedHistogram::new(buckets())
 }
 
-impl Meters {
+impl RequestMetrics {
     pub(crate) fn new(
         registry: &mut Registry,
         tallies: Tallies,
@@ -102,7 +102,7 @@ impl Meters {
             labelled: Mutex::default(),
             labelled_max,
             outcomes: Family::default(),
-            total_seconds: Family::new_with_constructor(traced as fn() -> Traced),
+            total_seconds: Family::new_with_constructor(traced as fn() -> TracedHistogram),
             queue_seconds: family(),
             swap_seconds: family(),
             cold_seconds: family(),
@@ -182,9 +182,13 @@ impl Meters {
     /// Returns the tally of a model, created on first use. A workflow gets a new tally if the tally
     /// of its number has another objective: once the name of a deleted workflow is forgotten, its
     /// revision numbers are used again.
-    pub(crate) fn tally(&self, model: &Model, still_there: impl Fn(&FunctionKey) -> bool) -> Arc<Tally> {
+    pub(crate) fn tally(
+        &self,
+        model: &ModelRevision,
+        still_there: impl Fn(&FunctionKey) -> bool,
+    ) -> Arc<RevisionCounts> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
-        let is_of = |tally: &Arc<Tally>| tally.objective() == model.objective;
+        let is_of = |tally: &Arc<RevisionCounts>| tally.objective() == model.objective;
         if let Some(tally) = self.find(&key).filter(is_of) {
             return tally;
         }
@@ -202,12 +206,12 @@ impl Meters {
     }
 
     /// Returns the tally of a revision that has been invoked.
-    pub(crate) fn find(&self, key: &RevisionKey) -> Option<Arc<Tally>> {
+    pub(crate) fn find(&self, key: &RevisionKey) -> Option<Arc<RevisionCounts>> {
         self.tallies.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
     /// Counts a request without a response. `tally` is set if the request's model was found.
-    pub(crate) fn failed(&self, tally: Option<&Tally>, reason: Reason, took: Duration) {
+    pub(crate) fn failed(&self, tally: Option<&RevisionCounts>, reason: Reason, took: Duration) {
         let labels = match tally {
             Some(tally) => {
                 tally.failed(reason, took);
@@ -229,15 +233,15 @@ impl Meters {
         }
     }
 
-    fn new_tally(&self, labels: FunctionLabels, objective: Option<Slo>) -> Tally {
+    fn new_tally(&self, labels: FunctionLabels, objective: Option<Slo>) -> RevisionCounts {
         let FunctionLabels { tenant, function } = labels.clone();
         let score = objective.map(|objective| {
             let labels = WorkflowLabels { tenant: tenant.clone(), workflow: function.clone() };
             let scored = self.scored.get_or_create_owned(&labels);
-            Score::new(objective, scored, self.in_time.get_or_create_owned(&labels))
+            SloCounter::new(objective, scored, self.in_time.get_or_create_owned(&labels))
         });
         let answered = OutcomeLabels { tenant, function, reason: OK };
-        let series = Series {
+        let series = FunctionMetrics {
             answered: self.outcomes.get_or_create_owned(&answered),
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
@@ -245,7 +249,7 @@ impl Meters {
             cold_seconds: self.cold_seconds.get_or_create_owned(&labels),
             run_seconds: self.run_seconds.get_or_create_owned(&labels),
         };
-        Tally::new(labels, score, series)
+        RevisionCounts::new(labels, score, series)
     }
 
     /// Removes the labels of deleted functions, together with the counts.
@@ -281,11 +285,11 @@ mod tests {
     use prometheus_client::encoding::text::encode;
 
     use super::*;
-    use crate::backend::{Availability, Kind, Split};
+    use crate::backend::{AnswerTimes, Kind, ModelAvailability};
 
-    fn model(name: &str) -> Model {
+    fn model(name: &str) -> ModelRevision {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(name).unwrap() };
-        Model {
+        ModelRevision {
             key,
             revision: Revision::FIRST,
             revisions: vec![Revision::FIRST],
@@ -297,7 +301,7 @@ mod tests {
             idempotent: true,
             sequences: None,
             weights: Bytes(1),
-            availability: Availability::Ready,
+            availability: ModelAvailability::Ready,
         }
     }
 
@@ -310,7 +314,7 @@ mod tests {
     #[test]
     fn functions_beyond_the_bound_share_a_label_and_deleted_ones_free_theirs() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
         for name in ["a", "b", "c", "d", "e", "f", "g", "h"] {
             meters.tally(&model(name), |_| true);
         }
@@ -326,13 +330,13 @@ mod tests {
     #[test]
     fn requests_of_a_workflow_are_counted_against_its_objective() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
         let ms = Duration::from_millis;
         let objective = Some(Slo { deadline: ms(10), percentile: 0.9 });
-        let workflow = Model { kind: Kind::Workflow, objective, ..model("w") };
+        let workflow = ModelRevision { kind: Kind::Workflow, objective, ..model("w") };
         let tally = meters.tally(&workflow, |_| true);
-        let answered = |tally: &Tally, total| {
-            tally.answered(&Times { split: Split::default(), output: ms(0), total }, 99, None);
+        let answered = |tally: &RevisionCounts, total| {
+            tally.answered(&RequestTimes { split: AnswerTimes::default(), output: ms(0), total }, 99, None);
         };
         answered(&tally, ms(10));
         answered(&tally, ms(11));
@@ -341,7 +345,7 @@ mod tests {
         }
         assert_eq!(tally.score(), SloCounts { m: 1, n: 3 }, "failed and cancelled requests do not count");
         // The next version has its own SLO counts, but adds to the same metrics.
-        let next = Model { revision: Revision::new(2).unwrap(), ..workflow };
+        let next = ModelRevision { revision: Revision::new(2).unwrap(), ..workflow };
         answered(&meters.tally(&next, |_| true), ms(1));
         assert_eq!(meters.tally(&next, |_| true).score(), SloCounts { m: 1, n: 1 });
         let text = text(&registry);
@@ -359,12 +363,17 @@ mod tests {
     #[test]
     fn a_reused_revision_number_is_counted_against_the_current_objective() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
         let ms = Duration::from_millis;
         let score = |deadline| {
             let objective = Some(Slo { deadline, percentile: 0.9 });
-            let tally = meters.tally(&Model { kind: Kind::Workflow, objective, ..model("w") }, |_| true);
-            tally.answered(&Times { split: Split::default(), output: ms(0), total: ms(15) }, 99, None);
+            let tally =
+                meters.tally(&ModelRevision { kind: Kind::Workflow, objective, ..model("w") }, |_| true);
+            tally.answered(
+                &RequestTimes { split: AnswerTimes::default(), output: ms(0), total: ms(15) },
+                99,
+                None,
+            );
             tally.score()
         };
         assert_eq!(score(ms(10)), SloCounts { m: 0, n: 1 });
@@ -375,11 +384,11 @@ mod tests {
     #[test]
     fn times_of_answered_and_failed_requests_are_counted() {
         let mut registry = Registry::default();
-        let meters = Meters::new(&mut registry, Tallies::default(), 2, 1);
+        let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
         let tally = meters.tally(&model("a"), |_| true);
         let ms = Duration::from_millis;
-        let split = Split { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };
-        tally.answered(&Times { split, output: ms(0), total: ms(7) }, 99, None);
+        let split = AnswerTimes { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };
+        tally.answered(&RequestTimes { split, output: ms(0), total: ms(7) }, 99, None);
         let cold = |text: &str, count| {
             text.contains(&format!(r#"cold_start_seconds_count{{tenant="default",function="a"}} {count}"#))
         };
@@ -387,7 +396,7 @@ mod tests {
         meters.failed(Some(&tally), Reason::TimedOut, ms(5));
         assert_eq!(tally.success.read(), (1, 7_000_000));
         tally.answered(
-            &Times { split: Split { cold: ms(9), ..split }, output: ms(0), total: ms(16) },
+            &RequestTimes { split: AnswerTimes { cold: ms(9), ..split }, output: ms(0), total: ms(16) },
             99,
             Some("5ca1ab1e".into()),
         );

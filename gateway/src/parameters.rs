@@ -36,7 +36,7 @@ pub(crate) const KNOWN: [&str; 10] = [
 
 /// A parameter's value, in either protocol.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Value<'a> {
+pub(crate) enum ParameterValue<'a> {
     Bool(bool),
     Count(u64),
     /// A negative integer; only in gRPC.
@@ -45,7 +45,7 @@ pub(crate) enum Value<'a> {
     Other,
 }
 
-impl<'a> From<&'a InferParameter> for Value<'a> {
+impl<'a> From<&'a InferParameter> for ParameterValue<'a> {
     fn from(wire: &'a InferParameter) -> Self {
         match &wire.parameter_choice {
             Some(ParameterChoice::BoolParam(flag)) => Self::Bool(*flag),
@@ -59,7 +59,7 @@ impl<'a> From<&'a InferParameter> for Value<'a> {
 
 /// The parameters of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Parameters {
+pub(crate) struct RequestParameters {
     /// Priority: 1 is the highest, and 0 leaves the choice to the server.
     pub(crate) priority: u64,
     /// Time that the client waits, if given.
@@ -70,9 +70,11 @@ pub(crate) struct Parameters {
     pub(crate) sequence: Option<InSequence>,
 }
 
-impl Parameters {
+impl RequestParameters {
     /// Reads a request's parameters.
-    pub(crate) fn read<'a>(given: impl Iterator<Item = (&'a str, Value<'a>)>) -> Result<Self, Failure> {
+    pub(crate) fn read<'a>(
+        given: impl Iterator<Item = (&'a str, ParameterValue<'a>)>,
+    ) -> Result<Self, Failure> {
         let mut read = Self::default();
         let mut sequence = None;
         let mut start = false;
@@ -97,9 +99,9 @@ impl Parameters {
     }
 }
 
-fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
+fn count(name: &str, value: ParameterValue<'_>) -> Result<u64, Failure> {
     match value {
-        Value::Count(n) => Ok(n),
+        ParameterValue::Count(n) => Ok(n),
         _ => Err(Failure::malformed(format!("parameter {name:?} must be an integer, and not negative"))),
     }
 }
@@ -107,12 +109,14 @@ fn count(name: &str, value: Value<'_>) -> Result<u64, Failure> {
 /// Reads a sequence id. In Triton's protocol, 0 and an empty text mean no sequence. Triton's C++
 /// client writes numbers from 2^63 into a signed field, from which Triton's server reads them
 /// unchanged.
-pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failure> {
+pub(crate) fn sequence_id(value: ParameterValue<'_>) -> Result<Option<SequenceId>, Failure> {
     match value {
-        Value::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
-        Value::Negative(n) => Ok(NonZeroU64::new(n.cast_unsigned()).map(SequenceId::Number)),
-        Value::Text("") => Ok(None),
-        Value::Text(text) if text.len() <= SEQUENCE_NAME_MAX => Ok(Some(SequenceId::Name(text.to_owned()))),
+        ParameterValue::Count(n) => Ok(NonZeroU64::new(n).map(SequenceId::Number)),
+        ParameterValue::Negative(n) => Ok(NonZeroU64::new(n.cast_unsigned()).map(SequenceId::Number)),
+        ParameterValue::Text("") => Ok(None),
+        ParameterValue::Text(text) if text.len() <= SEQUENCE_NAME_MAX => {
+            Ok(Some(SequenceId::Name(text.to_owned())))
+        }
         _ => Err(Failure::malformed(format!(
             "parameter {SEQUENCE_ID:?} must be an integer from 1, or a text of up to {SEQUENCE_NAME_MAX} bytes"
         ))),
@@ -120,9 +124,9 @@ pub(crate) fn sequence_id(value: Value<'_>) -> Result<Option<SequenceId>, Failur
 }
 
 /// Reads a boolean parameter.
-pub(crate) fn flag(name: &str, value: Value<'_>) -> Result<bool, Failure> {
+pub(crate) fn flag(name: &str, value: ParameterValue<'_>) -> Result<bool, Failure> {
     match value {
-        Value::Bool(flag) => Ok(flag),
+        ParameterValue::Bool(flag) => Ok(flag),
         _ => Err(Failure::malformed(format!("parameter {name:?} must be true or false"))),
     }
 }
@@ -130,11 +134,11 @@ pub(crate) fn flag(name: &str, value: Value<'_>) -> Result<bool, Failure> {
 /// Refuses parameters of an input or output that request unsupported features.
 pub(crate) fn refuse_unserved<'a>(
     tensor: &str,
-    mut given: impl Iterator<Item = (&'a str, Value<'a>)>,
+    mut given: impl Iterator<Item = (&'a str, ParameterValue<'a>)>,
 ) -> Result<(), Failure> {
     let unserved = given.find_map(|(name, value)| match name {
         "shared_memory_region" => Some("shared memory is not served: send the contents in the request"),
-        "classification" if value != Value::Count(0) => {
+        "classification" if value != ParameterValue::Count(0) => {
             Some("classification is not served: sort the output where you read it")
         }
         _ => None,
@@ -149,20 +153,20 @@ pub(crate) fn refuse_unserved<'a>(
 mod tests {
     use super::*;
 
-    fn read<'a>(given: &[(&'a str, Value<'a>)]) -> Result<Parameters, Failure> {
-        Parameters::read(given.iter().copied())
+    fn read<'a>(given: &[(&'a str, ParameterValue<'a>)]) -> Result<RequestParameters, Failure> {
+        RequestParameters::read(given.iter().copied())
     }
 
     #[test]
     fn known_parameters_are_read_and_others_ignored() {
         let given = [
-            ("priority", Value::Count(2)),
-            ("timeout", Value::Count(1500)),
-            ("colour", Value::Text("blue")),
-            ("binary_data_output", Value::Bool(true)),
+            ("priority", ParameterValue::Count(2)),
+            ("timeout", ParameterValue::Count(1500)),
+            ("colour", ParameterValue::Text("blue")),
+            ("binary_data_output", ParameterValue::Bool(true)),
         ];
         let timeout = Some(Duration::from_micros(1500));
-        let expected = Parameters { priority: 2, timeout, binary_output: true, sequence: None };
+        let expected = RequestParameters { priority: 2, timeout, binary_output: true, sequence: None };
         assert_eq!(read(&given), Ok(expected));
     }
 
@@ -171,54 +175,58 @@ mod tests {
         let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
         let largest = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(-1)) };
         let id = |value| {
-            let given = [("sequence_start", Value::Bool(true)), ("sequence_id", value)];
+            let given = [("sequence_start", ParameterValue::Bool(true)), ("sequence_id", value)];
             read(&given).map(|it| it.sequence)
         };
         let begins = |id| Ok(Some(InSequence { id, start: true, end: false }));
-        assert_eq!(id(Value::Count(1)), begins(SequenceId::Number(NonZeroU64::MIN)));
+        assert_eq!(id(ParameterValue::Count(1)), begins(SequenceId::Number(NonZeroU64::MIN)));
         assert_eq!(
-            id(Value::Text("1")),
+            id(ParameterValue::Text("1")),
             begins(SequenceId::Name("1".into())),
             "a text is not the same id as the number"
         );
-        assert_eq!(id(Value::from(&largest)), begins(SequenceId::Number(NonZeroU64::MAX)));
-        assert_eq!((id(Value::Count(0)), id(Value::Text(""))), (Ok(None), Ok(None)));
-        let ends = read(&[("sequence_id", Value::Count(1)), ("sequence_end", Value::Bool(true))]);
+        assert_eq!(id(ParameterValue::from(&largest)), begins(SequenceId::Number(NonZeroU64::MAX)));
+        assert_eq!((id(ParameterValue::Count(0)), id(ParameterValue::Text(""))), (Ok(None), Ok(None)));
+        let ends =
+            read(&[("sequence_id", ParameterValue::Count(1)), ("sequence_end", ParameterValue::Bool(true))]);
         assert!(ends.unwrap().sequence.is_some_and(|it| it.end && !it.start));
-        for wrong in [Value::Text(&long), Value::Bool(true), Value::Other] {
+        for wrong in [ParameterValue::Text(&long), ParameterValue::Bool(true), ParameterValue::Other] {
             assert_eq!(id(wrong).unwrap_err().reason, Reason::MalformedRequest);
         }
     }
 
     #[test]
     fn a_timeout_of_zero_is_none_and_a_long_one_is_capped() {
-        assert_eq!(read(&[("timeout", Value::Count(0))]).unwrap().timeout, None);
-        assert_eq!(read(&[("timeout", Value::Count(u64::MAX))]).unwrap().timeout, Some(TIMEOUT_MAX));
+        assert_eq!(read(&[("timeout", ParameterValue::Count(0))]).unwrap().timeout, None);
+        assert_eq!(read(&[("timeout", ParameterValue::Count(u64::MAX))]).unwrap().timeout, Some(TIMEOUT_MAX));
     }
 
     #[test]
     fn known_parameters_of_a_wrong_type_are_refused() {
         for wrong in [
-            ("priority", Value::Other),
-            ("timeout", Value::Bool(true)),
-            ("binary_data_output", Value::Count(1)),
-            ("sequence_start", Value::Count(1)),
-            ("sequence_end", Value::Text("true")),
+            ("priority", ParameterValue::Other),
+            ("timeout", ParameterValue::Bool(true)),
+            ("binary_data_output", ParameterValue::Count(1)),
+            ("sequence_start", ParameterValue::Count(1)),
+            ("sequence_end", ParameterValue::Text("true")),
         ] {
             assert_eq!(read(&[wrong]).unwrap_err().reason, Reason::MalformedRequest);
         }
         let negative = InferParameter { parameter_choice: Some(ParameterChoice::Int64Param(-1)) };
-        assert!(read(&[("timeout", Value::from(&negative))]).is_err());
+        assert!(read(&[("timeout", ParameterValue::from(&negative))]).is_err());
     }
 
     #[test]
     fn parameters_that_would_change_the_response_are_refused() {
-        let refused = refuse_unserved("x", [("classification", Value::Count(3))].into_iter());
+        let refused = refuse_unserved("x", [("classification", ParameterValue::Count(3))].into_iter());
         assert_eq!(refused.unwrap_err().reason, Reason::Unimplemented);
-        assert!(refuse_unserved("x", [("shared_memory_region", Value::Other)].into_iter()).is_err());
+        assert!(refuse_unserved("x", [("shared_memory_region", ParameterValue::Other)].into_iter()).is_err());
         assert!(
-            refuse_unserved("x", [("classification", Value::Count(0)), ("mine", Value::Other)].into_iter())
-                .is_ok()
+            refuse_unserved(
+                "x",
+                [("classification", ParameterValue::Count(0)), ("mine", ParameterValue::Other)].into_iter()
+            )
+            .is_ok()
         );
     }
 }

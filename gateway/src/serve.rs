@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use http::Request;
 use millrace_proto::DESCRIPTORS;
-use millrace_proto::browser::OwnNames;
+use millrace_proto::browser::AllowedHosts;
 use millrace_proto::inference::grpc_inference_service_server::GrpcInferenceServiceServer;
 use millrace_transport::ServerConfig;
 use prometheus_client::registry::Registry;
@@ -20,33 +20,33 @@ use tonic::service::{Routes, RoutesBuilder};
 use tonic_health::pb::health_server::HealthServer;
 
 use crate::backend::Backend;
-use crate::budget::Budget;
+use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
-use crate::closing::Closing;
-use crate::config::{ADMIN_IN_FLIGHT_MAX, FrontDoorConfig, LABELLED_FUNCTIONS_MAX, message_len};
-use crate::door::{self, Door};
-use crate::front::Front;
+use crate::closing::ShutdownSignal;
+use crate::config::{ADMIN_IN_FLIGHT_MAX, GatewayConfig, LABELLED_FUNCTIONS_MAX, message_len};
+use crate::door::{self, RequestLayer};
+use crate::front::InferenceHandler;
 use crate::grpc::health::FrontHealth;
-use crate::grpc::{Inference, stream};
-use crate::meters::Meters;
+use crate::grpc::{InferenceService, stream};
+use crate::meters::RequestMetrics;
 use crate::request_id::RequestIds;
 use crate::rest;
 
 /// A gateway that is not open yet. A single port serves everything: inference over gRPC and REST,
 /// added services, health, reflection, and `/metrics`.
-pub struct FrontDoor {
-    config: FrontDoorConfig,
+pub struct GatewayBuilder {
+    config: GatewayConfig,
     backend: Arc<dyn Backend>,
     registry: Registry,
     services: BTreeSet<&'static str>,
     routes: RoutesBuilder,
 }
 
-/// An open gateway. Dropping the value closes the gateway at once; [`Serving::close`] lets requests finish.
-pub struct Serving {
+/// An open gateway. Dropping the value closes the gateway at once; [`OpenGateway::close`] lets requests finish.
+pub struct OpenGateway {
     local_addr: SocketAddr,
     closing: watch::Sender<bool>,
-    port: millrace_transport::Serving,
+    port: millrace_transport::ServedPort,
 }
 
 /// Reason why the gateway cannot be opened.
@@ -60,10 +60,10 @@ pub enum Error {
     Threads(std::io::Error),
 }
 
-impl FrontDoor {
+impl GatewayBuilder {
     /// Creates a gateway for `backend`.
     #[must_use]
-    pub fn new(config: FrontDoorConfig, backend: Arc<dyn Backend>) -> Self {
+    pub fn new(config: GatewayConfig, backend: Arc<dyn Backend>) -> Self {
         Self {
             config,
             backend,
@@ -103,10 +103,10 @@ impl FrontDoor {
     ///
     /// # Errors
     /// Returns an [`Error`] if the listener's address is unknown, or threads cannot be started.
-    pub fn serve(self, listener: TcpListener) -> Result<Serving, Error> {
+    pub fn serve(self, listener: TcpListener) -> Result<OpenGateway, Error> {
         let local_addr = listener.local_addr().map_err(Error::Address)?;
         let bulk = BulkThreads::start().map_err(Error::Threads)?;
-        let (closing, closed) = Closing::new();
+        let (closing, closed) = ShutdownSignal::new();
         let limits = &self.config.limits;
         let server = ServerConfig { minimum_rate: Some(limits.minimum_rate), ..limits.server.clone() };
         let door = self.door(local_addr.ip(), closed, bulk);
@@ -120,19 +120,20 @@ impl FrontDoor {
                 async move { door.admit(peer.address, request).await }
             }
         });
-        Ok(Serving { local_addr, closing, port })
+        Ok(OpenGateway { local_addr, closing, port })
     }
 
-    fn door(self, listens: IpAddr, closing: Closing, bulk: BulkThreads) -> Door {
+    fn door(self, listens: IpAddr, closing: ShutdownSignal, bulk: BulkThreads) -> RequestLayer {
         let Self { config, backend, mut registry, mut services, mut routes } = self;
-        let FrontDoorConfig { limits, authenticate, wall_clock, host_names, seed, activity } = config;
-        let budget = Budget::new(limits.in_flight_max, limits.message_max);
-        let admin_budget = Budget::new(ADMIN_IN_FLIGHT_MAX, limits.admin_message_max());
-        let meters = Meters::new(&mut registry, activity.0, LABELLED_FUNCTIONS_MAX, budget.capacity());
+        let GatewayConfig { limits, authenticate, wall_clock, host_names, seed, activity } = config;
+        let budget = ByteBudget::new(limits.in_flight_max, limits.message_max);
+        let admin_budget = ByteBudget::new(ADMIN_IN_FLIGHT_MAX, limits.admin_message_max());
+        let meters =
+            RequestMetrics::new(&mut registry, activity.0, LABELLED_FUNCTIONS_MAX, budget.capacity());
         let ids = RequestIds::new(Arc::clone(&wall_clock), seed);
         let message_len_max = message_len(limits.message_max);
         let waiting = Semaphore::new(limits.waiting_max);
-        let front = Arc::new(Front {
+        let front = Arc::new(InferenceHandler {
             backend,
             meters,
             ids,
@@ -145,11 +146,11 @@ impl FrontDoor {
             closing,
         });
 
-        let inference = GrpcInferenceServiceServer::new(Inference(Arc::clone(&front)))
+        let inference = GrpcInferenceServiceServer::new(InferenceService(Arc::clone(&front)))
             .send_compressed(CompressionEncoding::Gzip)
             .send_compressed(CompressionEncoding::Deflate)
             .max_decoding_message_size(message_len_max);
-        services.insert(GrpcInferenceServiceServer::<Inference>::NAME);
+        services.insert(GrpcInferenceServiceServer::<InferenceService>::NAME);
         services.insert(HealthServer::<FrontHealth>::NAME);
         let services = Arc::new(services);
         let health = FrontHealth { front: Arc::clone(&front), services: Arc::clone(&services) };
@@ -162,9 +163,9 @@ impl FrontDoor {
         let grpc: Router = routes.routes().prepare().into_axum_router();
         let grpc = grpc.route(door::STREAM, streams_route).fallback(door::unknown_method);
         let rest = rest::router(Arc::clone(&front), registry);
-        let own_names = OwnNames::new(listens, host_names);
+        let own_names = AllowedHosts::new(listens, host_names);
         let streams = Arc::new(client_streams());
-        Door { shares: front.shares(), front, own_names, streams, authenticate, grpc, rest }
+        RequestLayer { shares: front.shares(), front, own_names, streams, authenticate, grpc, rest }
     }
 }
 
@@ -196,7 +197,7 @@ fn add_reflection(routes: &mut RoutesBuilder, services: &BTreeSet<&'static str>)
     }
 }
 
-impl Serving {
+impl OpenGateway {
     /// Returns the bound address, with the actual port if port 0 was requested.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -215,7 +216,7 @@ impl Serving {
 struct OpenConnection(prometheus_client::metrics::gauge::Gauge);
 
 impl OpenConnection {
-    fn new(door: &Door) -> Self {
+    fn new(door: &RequestLayer) -> Self {
         let gauge = door.front.meters.connections.clone();
         gauge.inc();
         Self(gauge)

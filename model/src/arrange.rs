@@ -20,7 +20,7 @@ pub const MAX_CHAIN: usize = 2_048;
 
 /// The origin of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Maker {
+enum ValueOrigin {
     /// The value is an input or a weight.
     Given,
     /// The value is an output of the node at this index.
@@ -29,7 +29,7 @@ enum Maker {
 
 /// Names that a subgraph can see: those of the graph around the subgraph, and of all graphs further out.
 pub(crate) struct Scope<'a> {
-    names: &'a HashMap<String, Maker>,
+    names: &'a HashMap<String, ValueOrigin>,
     outer: Option<&'a Scope<'a>>,
 }
 
@@ -40,7 +40,7 @@ impl Scope<'_> {
 }
 
 /// The result of ordering a graph.
-pub(crate) struct Arranged {
+pub(crate) struct OrderedGraph {
     /// For each node in the new order: values of this graph or of an outer one that the node or its
     /// subgraphs read. Each value appears once, in the order of its first read.
     pub(crate) reads: Vec<Vec<String>>,
@@ -53,7 +53,7 @@ pub(crate) struct Arranged {
 /// # Errors
 /// Fails for a value without a maker or with two, a value without a name, a cycle, and a graph beyond
 /// the bounds above.
-pub(crate) fn arrange(graph: &mut GraphProto, outer: Option<&Scope<'_>>) -> Result<Arranged, ModelError> {
+pub(crate) fn arrange(graph: &mut GraphProto, outer: Option<&Scope<'_>>) -> Result<OrderedGraph, ModelError> {
     if graph.node.len() > MAX_NODES {
         return Err(ModelError::TooMany { what: "nodes", limit: MAX_NODES });
     }
@@ -80,12 +80,15 @@ pub(crate) fn arrange(graph: &mut GraphProto, outer: Option<&Scope<'_>>) -> Resu
     let mut nodes: Vec<_> = std::mem::take(&mut graph.node).into_iter().map(Some).collect();
     graph.node = order.iter().filter_map(|&index| nodes[index].take()).collect();
     let reads = order.iter().map(|&index| std::mem::take(&mut reads[index])).collect();
-    Ok(Arranged { reads, captures })
+    Ok(OrderedGraph { reads, captures })
 }
 
 /// Returns the maker of each value of a graph. A name that an outer graph already uses is refused:
 /// ONNX forbids such a name, and the runtime would confuse the value with the outer one.
-fn name_makers(graph: &GraphProto, outer: Option<&Scope<'_>>) -> Result<HashMap<String, Maker>, ModelError> {
+fn name_makers(
+    graph: &GraphProto,
+    outer: Option<&Scope<'_>>,
+) -> Result<HashMap<String, ValueOrigin>, ModelError> {
     let mut names = HashMap::new();
     let mut add = |what, name: &str, maker| {
         if name.is_empty() {
@@ -98,14 +101,14 @@ fn name_makers(graph: &GraphProto, outer: Option<&Scope<'_>>) -> Result<HashMap<
         Ok(())
     };
     for input in &graph.input {
-        add("an input", input.name(), Maker::Given)?;
+        add("an input", input.name(), ValueOrigin::Given)?;
     }
     for weight in &graph.initializer {
-        add("a weight", weight.name(), Maker::Given)?;
+        add("a weight", weight.name(), ValueOrigin::Given)?;
     }
     for (index, node) in graph.node.iter().enumerate() {
         for output in node.output.iter().filter(|name| !name.is_empty()) {
-            add("a node's output", output, Maker::Node(index))?;
+            add("a node's output", output, ValueOrigin::Node(index))?;
         }
     }
     let mut outputs = HashSet::new();
@@ -128,7 +131,7 @@ fn name_makers(graph: &GraphProto, outer: Option<&Scope<'_>>) -> Result<HashMap<
 /// Among the nodes that can run, the first in the file is next.
 fn order(
     graph: &GraphProto,
-    names: &HashMap<String, Maker>,
+    names: &HashMap<String, ValueOrigin>,
     reads: &[Vec<String>],
 ) -> Result<Vec<usize>, ModelError> {
     let count = graph.node.len();
@@ -136,7 +139,7 @@ fn order(
     let mut waits_for = vec![0usize; count];
     for (reader, read) in reads.iter().enumerate() {
         for maker in read.iter().filter_map(|value| names.get(value)) {
-            if let Maker::Node(maker) = *maker {
+            if let ValueOrigin::Node(maker) = *maker {
                 readers[maker].push(reader);
                 waits_for[reader] += 1;
             }

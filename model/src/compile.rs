@@ -8,9 +8,9 @@ use millrace_types::TensorSpec;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::cut::{Grouping, Launch, Step};
+use crate::cut::{GraphStep, Grouping, Launch};
 use crate::error::{ModelError, UnsupportedOperator};
-use crate::layout::{Layout, Placement};
+use crate::layout::{WeightLayout, WeightPlacement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
 use crate::{arrange, constants, cut, layout, operators, signature, sizes, tensors, wire};
 
@@ -34,14 +34,14 @@ pub struct Summary {
 /// A model that is ready to load: its graph without weights, the weights' positions in their region,
 /// and its launches.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Compiled {
+pub struct CompiledModel {
     pub summary: Summary,
     /// ONNX graph, in which the weights refer to the external file [`WEIGHTS_FILE`].
     ///
     /// [`WEIGHTS_FILE`]: crate::WEIGHTS_FILE
     pub graph: Vec<u8>,
     /// Weights in the order of their positions in the region, which is the order of first use.
-    pub weights: Vec<Placement>,
+    pub weights: Vec<WeightPlacement>,
     /// Parts in which the model runs, in order. At least one.
     pub launches: Vec<Launch>,
 }
@@ -51,7 +51,7 @@ pub struct Compiled {
 ///
 /// # Errors
 /// Returns the first [`ModelError`] that prevents serving the model.
-pub fn compile(onnx: &Bytes) -> Result<Compiled, ModelError> {
+pub fn compile(onnx: &Bytes) -> Result<CompiledModel, ModelError> {
     compile_grouped(onnx, Grouping::default())
 }
 
@@ -60,7 +60,7 @@ pub fn compile(onnx: &Bytes) -> Result<Compiled, ModelError> {
 ///
 /// # Errors
 /// As [`compile`].
-pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, ModelError> {
+pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<CompiledModel, ModelError> {
     wire::check(onnx)?;
     let mut model = ModelProto::decode(onnx.clone())
         .map_err(|error| ModelError::NotOnnx { reason: format!("it does not decode: {error}") })?;
@@ -76,7 +76,7 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, Mod
     sizes::check(&graph)?;
     let layout = layout::place(&mut graph, &reads, onnx);
     let launches = cut_graph(&graph, reads, &layout, grouping);
-    forget_claims(&mut graph);
+    drop_declared_output_shapes(&mut graph);
     let summary = Summary {
         inputs: signature.inputs,
         outputs: signature.outputs,
@@ -86,7 +86,7 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<Compiled, Mod
         producer: producer(&model),
     };
     let graph = ModelProto { graph: Some(graph), ..model }.encode_to_vec();
-    Ok(Compiled { summary, graph, weights: layout.placements, launches })
+    Ok(CompiledModel { summary, graph, weights: layout.placements, launches })
 }
 
 /// Refuses the model if it has unsupported operators, and lists all of them in a single error.
@@ -139,7 +139,7 @@ fn drop_weights_from_inputs(graph: &mut GraphProto) {
 
 /// Drops the declared shapes of outputs. Running does not need them. If a declared shape is wrong, a
 /// launch that reads the value from an earlier launch would fail, although the whole model runs.
-fn forget_claims(graph: &mut GraphProto) {
+fn drop_declared_output_shapes(graph: &mut GraphProto) {
     for output in &mut graph.output {
         if let Some(TypeProto { tensor_type: Some(TensorType { shape, .. }), .. }) = &mut output.r#type {
             *shape = None;
@@ -150,16 +150,16 @@ fn forget_claims(graph: &mut GraphProto) {
 fn cut_graph(
     graph: &GraphProto,
     reads: Vec<Vec<String>>,
-    layout: &Layout,
+    layout: &WeightLayout,
     grouping: Grouping,
 ) -> Vec<Launch> {
     let constants: HashSet<&str> = graph.initializer.iter().map(|weight| weight.name()).collect();
-    let mut steps: Vec<Step> = graph
+    let mut steps: Vec<GraphStep> = graph
         .node
         .iter()
         .zip(reads)
         .zip(&layout.by_node)
-        .map(|((node, reads), weights)| Step {
+        .map(|((node, reads), weights)| GraphStep {
             reads: reads.into_iter().filter(|value| !constants.contains(value.as_str())).collect(),
             makes: node.output.iter().filter(|name| !name.is_empty()).cloned().collect(),
             weights: weights.clone(),

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::layout::{ALIGNMENT, Placement};
+use crate::layout::{ALIGNMENT, WeightPlacement};
 
 /// Approximate bytes of new weights per launch: the size beyond which copies get no faster, 2 MB on
 /// the hardware of T09.
@@ -64,7 +64,7 @@ pub struct Launch {
 
 /// A node in the form that cutting needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct GraphStep {
     /// Values that the node reads, without constants.
     pub(crate) reads: Vec<String>,
     /// Values that the node writes.
@@ -76,23 +76,23 @@ pub(crate) struct Step {
 /// Cuts `steps`, which are in the order of execution, into launches. `outputs` are the outputs of the
 /// model. The last launch writes the outputs that no step makes.
 pub(crate) fn launches(
-    steps: &[Step],
+    steps: &[GraphStep],
     outputs: &[String],
-    placements: &[Placement],
+    placements: &[WeightPlacement],
     grouping: Grouping,
 ) -> Vec<Launch> {
     let total: u64 = placements.iter().map(|weight| weight.bytes).sum();
-    let cuts = choose(&candidates(steps, placements), total, grouping.target(total));
+    let cuts = choose_cuts(&candidates(steps, placements), total, grouping.target(total));
     let mut bounds = vec![0];
     bounds.extend(cuts);
     bounds.push(steps.len());
-    let values = Values::of(steps, outputs);
+    let values = ValueLifetimes::of(steps, outputs);
     bounds.windows(2).map(|bound| values.launch(bound[0]..bound[1], placements)).collect()
 }
 
 /// A possible cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Candidate {
+struct CutCandidate {
     /// Number of steps before the cut.
     at: usize,
     /// Number of values that are made before the cut and read after it.
@@ -102,11 +102,11 @@ struct Candidate {
 }
 
 /// Returns the best cut between each two steps that read new weights.
-fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
+fn candidates(steps: &[GraphStep], placements: &[WeightPlacement]) -> Vec<CutCandidate> {
     let live = live_values(steps);
     let mut met = HashSet::new();
     let mut loaded = 0;
-    let mut best: Option<Candidate> = None;
+    let mut best: Option<CutCandidate> = None;
     let mut candidates = Vec::new();
     for (index, step) in steps.iter().enumerate() {
         let new = step.weights.iter().filter(|&&weight| met.insert(weight));
@@ -115,7 +115,7 @@ fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
             candidates.extend(best.take());
             loaded += new;
         }
-        let here = Candidate { at: index + 1, live: live[index], loaded };
+        let here = CutCandidate { at: index + 1, live: live[index], loaded };
         if loaded > 0 && best.is_none_or(|best| here.live <= best.live) {
             best = Some(here);
         }
@@ -125,7 +125,7 @@ fn candidates(steps: &[Step], placements: &[Placement]) -> Vec<Candidate> {
 
 /// Returns the number of live values after each step: values that this or an earlier step made and a
 /// later step reads.
-fn live_values(steps: &[Step]) -> Vec<usize> {
+fn live_values(steps: &[GraphStep]) -> Vec<usize> {
     let mut made_at = HashMap::new();
     let mut read_last = HashMap::new();
     for (index, step) in steps.iter().enumerate() {
@@ -151,17 +151,18 @@ fn live_values(steps: &[Step]) -> Vec<usize> {
 /// if the sizes of single weights allow that. Among the cuts in that window, the one with the fewest
 /// live values wins, then the one nearest to `target`. A remainder of up to `target` stays whole, and
 /// a remainder below `target / 2` joins the previous launch.
-fn choose(candidates: &[Candidate], total: u64, target: u64) -> Vec<usize> {
+fn choose_cuts(candidates: &[CutCandidate], total: u64, target: u64) -> Vec<usize> {
     let mut cuts = Vec::new();
     let mut rest = candidates;
     let mut start = 0;
     while total - start > target {
-        let eligible = |cut: &Candidate| cut.loaded - start >= target / 2 && total - cut.loaded >= target / 2;
+        let eligible =
+            |cut: &CutCandidate| cut.loaded - start >= target / 2 && total - cut.loaded >= target / 2;
         let Some(first) = rest.iter().position(eligible) else { return cuts };
         let window = rest[first..].iter().take_while(|cut| {
             (cut.loaded - start <= 2 * target || cut.at == rest[first].at) && eligible(cut)
         });
-        let cost = |cut: &Candidate| (cut.live, (cut.loaded - start).abs_diff(target));
+        let cost = |cut: &CutCandidate| (cut.live, (cut.loaded - start).abs_diff(target));
         let Some((offset, cut)) = window.enumerate().min_by_key(|(_, cut)| cost(cut)) else { return cuts };
         cuts.push(cut.at);
         start = cut.loaded;
@@ -171,8 +172,8 @@ fn choose(candidates: &[Candidate], total: u64, target: u64) -> Vec<usize> {
 }
 
 /// Index of the step that makes each value, and of the last step that reads it.
-struct Values<'a> {
-    steps: &'a [Step],
+struct ValueLifetimes<'a> {
+    steps: &'a [GraphStep],
     outputs: HashSet<&'a str>,
     made_at: HashMap<&'a str, usize>,
     read_last: HashMap<&'a str, usize>,
@@ -180,8 +181,8 @@ struct Values<'a> {
     passed_through: Vec<&'a str>,
 }
 
-impl<'a> Values<'a> {
-    fn of(steps: &'a [Step], outputs: &'a [String]) -> Self {
+impl<'a> ValueLifetimes<'a> {
+    fn of(steps: &'a [GraphStep], outputs: &'a [String]) -> Self {
         let mut made_at = HashMap::new();
         let mut read_last = HashMap::new();
         for (index, step) in steps.iter().enumerate() {
@@ -199,7 +200,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn launch(&self, range: Range<usize>, placements: &[Placement]) -> Launch {
+    fn launch(&self, range: Range<usize>, placements: &[WeightPlacement]) -> Launch {
         let steps = &self.steps[range.clone()];
         let leaves = |value: &&String| {
             let value = value.as_str();
@@ -217,7 +218,7 @@ impl<'a> Values<'a> {
         let mut seen = HashSet::new();
         args.retain(|value| seen.insert(value.clone()));
         let weights = steps.iter().flat_map(|step| &step.weights).map(|&weight| {
-            let Placement { offset, bytes, .. } = placements[weight];
+            let WeightPlacement { offset, bytes, .. } = placements[weight];
             offset..offset + bytes
         });
         Launch { writes, args, reads: coalesce(weights.collect()) }
@@ -242,31 +243,31 @@ fn coalesce(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensors::Source;
+    use crate::tensors::WeightSource;
 
     const MIB: u64 = 1 << 20;
 
-    fn placements(mib: &[u64]) -> Vec<Placement> {
+    fn placements(mib: &[u64]) -> Vec<WeightPlacement> {
         let starts = mib.iter().scan(0, |end, size| {
             *end += size * MIB;
             Some(*end - size * MIB)
         });
-        let place = |(offset, size): (u64, &u64)| Placement {
+        let place = |(offset, size): (u64, &u64)| WeightPlacement {
             name: format!("w{offset}"),
             offset,
             bytes: size * MIB,
-            source: Source::File(0..0),
+            source: WeightSource::File(0..0),
         };
         starts.zip(mib).map(place).collect()
     }
 
     /// Parses `"a,b>c:0"`: a step that reads `a` and `b`, makes `c` and uses weight 0.
-    fn step(text: &str) -> Step {
+    fn step(text: &str) -> GraphStep {
         let (reads, rest) = text.split_once('>').unwrap();
         let (makes, weights) = rest.split_once(':').unwrap();
         let list = |text: &str| text.split(',').filter(|part| !part.is_empty()).map(String::from).collect();
         let numbers = weights.split(',').filter(|part| !part.is_empty());
-        Step {
+        GraphStep {
             reads: list(reads),
             makes: list(makes),
             weights: numbers.map(|n| n.parse().unwrap()).collect(),
@@ -274,14 +275,14 @@ mod tests {
     }
 
     fn cut(steps: &[&str], outputs: &[&str], mib: &[u64]) -> Vec<Launch> {
-        let steps: Vec<Step> = steps.iter().map(|text| step(text)).collect();
+        let steps: Vec<GraphStep> = steps.iter().map(|text| step(text)).collect();
         let outputs: Vec<String> = outputs.iter().map(ToString::to_string).collect();
         launches(&steps, &outputs, &placements(mib), Grouping::default())
     }
 
     #[test]
     fn per_parameter_grouping_makes_a_launch_of_each_step_with_new_weights() {
-        let steps: Vec<Step> = ["x>a:0", "a>b:", "b>c:1,2", "c>d:0", "d>y:3"].map(step).into();
+        let steps: Vec<GraphStep> = ["x>a:0", "a>b:", "b>c:1,2", "c>d:0", "d>y:3"].map(step).into();
         let sizes = [1; 4];
         let cut = launches(&steps, &["y".to_owned()], &placements(&sizes), Grouping::PER_PARAMETER);
         let reads: Vec<_> = cut.iter().map(|launch| launch.reads.clone()).collect();
@@ -293,7 +294,7 @@ mod tests {
     #[test]
     fn a_bound_on_launches_makes_groups_grow() {
         let texts: Vec<String> = (0..40).map(|i| format!("v{i}>v{}:{i}", i + 1)).collect();
-        let steps: Vec<Step> = texts.iter().map(|text| step(text)).collect();
+        let steps: Vec<GraphStep> = texts.iter().map(|text| step(text)).collect();
         for max in [1, 2, 5, 16] {
             let launches_max = NonZeroUsize::new(max).unwrap();
             let grouping = Grouping { bytes: 1, launches_max };

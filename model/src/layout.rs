@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::onnx::{EXTERNAL, GraphProto, StringStringEntryProto, TensorProto, element};
-use crate::tensors::{self, Source};
+use crate::tensors::{self, WeightSource};
 
 /// Alignment of each weight in bytes: a cache line, which also suits vector loads.
 pub const ALIGNMENT: u64 = 64;
@@ -17,7 +17,7 @@ pub const WEIGHTS_FILE: &str = "weights.data";
 
 /// The position of a weight in the region.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
+pub struct WeightPlacement {
     /// Name of the weight in the model. Weights of sibling subgraphs may have the same name.
     pub name: String,
     /// Offset in the region in bytes, a multiple of [`ALIGNMENT`].
@@ -25,12 +25,12 @@ pub struct Placement {
     /// Size in bytes.
     pub bytes: u64,
     /// Source of the weight's bytes.
-    pub source: Source,
+    pub source: WeightSource,
 }
 
 /// The positions of a model's weights.
-pub(crate) struct Layout {
-    pub(crate) placements: Vec<Placement>,
+pub(crate) struct WeightLayout {
+    pub(crate) placements: Vec<WeightPlacement>,
     /// For each node: indices of the placements that the node or its subgraphs read.
     pub(crate) by_node: Vec<Vec<usize>>,
     /// Indices of the placements that are themselves outputs of the model.
@@ -45,10 +45,10 @@ pub(crate) struct Layout {
 ///
 /// Types that the runtime converts on loading (INT64, BOOL, DOUBLE) stay in the graph, because the
 /// runtime would not read their copy in the region.
-pub(crate) fn place(graph: &mut GraphProto, reads: &[Vec<String>], file: &Bytes) -> Layout {
-    let mut weights: HashMap<String, Weight<'_>> = HashMap::with_capacity(graph.initializer.len());
+pub(crate) fn place(graph: &mut GraphProto, reads: &[Vec<String>], file: &Bytes) -> WeightLayout {
+    let mut weights: HashMap<String, WeightState<'_>> = HashMap::with_capacity(graph.initializer.len());
     for tensor in &mut graph.initializer {
-        weights.insert(tensor.name().to_owned(), Weight::Waiting(tensor));
+        weights.insert(tensor.name().to_owned(), WeightState::Waiting(tensor));
     }
     let mut region = Region { file, placements: Vec::new(), end: 0, parameters: 0 };
     let mut by_node = Vec::with_capacity(graph.node.len());
@@ -64,17 +64,17 @@ pub(crate) fn place(graph: &mut GraphProto, reads: &[Vec<String>], file: &Bytes)
         graph.output.iter().filter_map(|output| weights.get_mut(output.name())?.settle(&mut region));
     let outputs = outputs.collect();
     let Region { placements, end, parameters, .. } = region;
-    Layout { placements, by_node, outputs, parameters, bytes: end.next_multiple_of(ALIGNMENT) }
+    WeightLayout { placements, by_node, outputs, parameters, bytes: end.next_multiple_of(ALIGNMENT) }
 }
 
 /// The state of a weight: not yet read by any node, or settled in the region (with its index) or in
 /// the graph.
-enum Weight<'a> {
+enum WeightState<'a> {
     Waiting(&'a mut TensorProto),
     Settled(Option<usize>),
 }
 
-impl Weight<'_> {
+impl WeightState<'_> {
     fn settle(&mut self, region: &mut Region<'_>) -> Option<usize> {
         if let Self::Waiting(tensor) = self {
             *self = Self::Settled(region.take(tensor));
@@ -88,7 +88,7 @@ impl Weight<'_> {
 
 struct Region<'a> {
     file: &'a Bytes,
-    placements: Vec<Placement>,
+    placements: Vec<WeightPlacement>,
     end: u64,
     parameters: u64,
 }
@@ -116,7 +116,7 @@ impl Region<'_> {
         ]
         .map(|(key, value)| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) })
         .to_vec();
-        self.placements.push(Placement { name: tensor.name().to_owned(), offset, bytes, source });
+        self.placements.push(WeightPlacement { name: tensor.name().to_owned(), offset, bytes, source });
         Some(self.placements.len() - 1)
     }
 

@@ -1,6 +1,6 @@
 //! Parses and checks model files. Pure code: no I/O, no clock, and only seeded randomness.
 //!
-//! [`compile`] turns the bytes of an ONNX file into a [`Compiled`] model. Such a model has its inputs
+//! [`compile`] turns the bytes of an ONNX file into a [`CompiledModel`] model. Such a model has its inputs
 //! and outputs, its graph without weights, the positions of the weights in a region in the order of
 //! first use, and the launches that run while the weights are loaded. A model that cannot be served
 //! is refused here, before anything is stored. Nothing above this crate knows what a layer is.
@@ -34,11 +34,11 @@ mod tests;
 mod wire;
 
 pub use arrange::{MAX_CHAIN, MAX_NODES};
-pub use compile::{Compiled, Summary, compile, compile_grouped};
+pub use compile::{CompiledModel, Summary, compile, compile_grouped};
 pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
-pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, Placement, WEIGHTS_FILE};
+pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, WEIGHTS_FILE, WeightPlacement};
 pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
 pub use sizes::OUTPUT_BYTES_MAX;
-pub use tensors::Source;
+pub use tensors::WeightSource;
 pub use wire::{MAX_MESSAGES, MAX_NESTING};

@@ -46,7 +46,7 @@ struct Record {
 
 /// The state of a run in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trace {
+pub struct RunTrace {
     next: u32,
     /// New record of this run; `None` while the run reads as recorded.
     recording: Option<Record>,
@@ -54,7 +54,7 @@ pub struct Trace {
 
 /// The memory that a launch has to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
+pub enum LaunchWait {
     /// The launch waits for all memory of the program, because its reads are not known or not as
     /// recorded.
     Everything,
@@ -89,7 +89,7 @@ impl ReadOrder {
     /// Merges the older record of another process for the same program. The result is as if a single
     /// process had recorded both, `self` last.
     #[must_use]
-    pub fn after(mut self, older: &Self) -> Self {
+    pub fn merge_older(mut self, older: &Self) -> Self {
         let Some(older) = &older.record else { return self };
         match &mut self.record {
             Some(record) => record.keep(older),
@@ -123,35 +123,35 @@ impl ReadOrder {
 
     /// Begins a run.
     #[must_use]
-    pub fn begin(&self) -> Trace {
+    pub fn begin(&self) -> RunTrace {
         let recording = self
             .record
             .is_none()
             .then(|| Record { blocks: Vec::new(), first_use: vec![NEVER; self.block_count() as usize] });
-        Trace { next: 0, recording }
+        RunTrace { next: 0, recording }
     }
 
     /// Registers that the run's next launch reads these bytes, which must be within the program's
     /// memory. Returns the memory that the launch has to wait for.
-    pub fn on_launch(&self, trace: &mut Trace, reads: &[Range<u64>]) -> Wait {
+    pub fn on_launch(&self, trace: &mut RunTrace, reads: &[Range<u64>]) -> LaunchWait {
         let launch = trace.next;
         trace.next += 1;
         if trace.recording.is_none() {
             if let Some(record) = &self.record
                 && self.blocks(reads).all(|block| record.first_use[block as usize] <= launch)
             {
-                return Wait::Reads;
+                return LaunchWait::Reads;
             }
             trace.recording = self.record.as_ref().map(|record| record.before(launch));
         }
         if let Some(recording) = &mut trace.recording {
             self.blocks(reads).for_each(|block| recording.read(block, launch));
         }
-        Wait::Everything
+        LaunchWait::Everything
     }
 
     /// Ends a run. Returns the new copy order if the run was recorded.
-    pub fn end(&mut self, trace: Trace) -> Option<Vec<Range<u64>>> {
+    pub fn end(&mut self, trace: RunTrace) -> Option<Vec<Range<u64>>> {
         let mut recording = trace.recording?;
         if let Some(before) = &self.record {
             recording.keep(before);

@@ -75,9 +75,9 @@ pub enum ProgramError {
 
 /// An unpacked program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub struct PackedProgram {
     /// Declared inputs and outputs.
-    pub declared: Signature,
+    pub signature: Signature,
     /// File to run.
     pub file: Bytes,
 }
@@ -88,15 +88,15 @@ pub fn is_program(bytes: &[u8]) -> bool {
     bytes.starts_with(ANY_VERSION)
 }
 
-impl Program {
+impl PackedProgram {
     /// Returns the program in its packed format.
     ///
     /// # Errors
     /// Returns a [`ProgramError`] if the program could not run.
     pub fn pack(&self) -> Result<Bytes, ProgramError> {
-        check(&self.declared)?;
+        check(&self.signature)?;
         check_file(&self.file)?;
-        let Signature { inputs, outputs } = &self.declared;
+        let Signature { inputs, outputs } = &self.signature;
         let wire = |specs: &[TensorSpec]| specs.iter().map(tensor_wire).collect();
         let declaration = Declaration { inputs: wire(inputs), outputs: wire(outputs) }.encode_to_vec();
         let length = u32::try_from(declaration.len()).map_err(|_| ProgramError::Damaged)?;
@@ -129,7 +129,7 @@ impl Program {
         check(&declared)?;
         let file = rest.slice(LENGTH + length..);
         check_file(&file)?;
-        Ok(Self { declared, file })
+        Ok(Self { signature: declared, file })
     }
 }
 
@@ -217,31 +217,31 @@ mod tests {
         TensorSpec { name: name.into(), datatype, shape: shape.to_vec() }
     }
 
-    fn program() -> Program {
+    fn program() -> PackedProgram {
         let free = [Dim::Symbol("N".into()), Dim::Fixed(64)];
         let declared = Signature {
             inputs: vec![spec("jpeg", DataType::Uint8, &free[..1])],
             outputs: vec![spec("pixels", DataType::Fp32, &free)],
         };
-        Program { declared, file: Bytes::from_static(b"#!/bin/sh\n") }
+        PackedProgram { signature: declared, file: Bytes::from_static(b"#!/bin/sh\n") }
     }
 
     #[test]
     fn a_packed_program_unpacks_unchanged() {
         let packed = program().pack().unwrap();
         assert!(is_program(&packed));
-        assert_eq!(Program::unpack(&packed), Ok(program()));
+        assert_eq!(PackedProgram::unpack(&packed), Ok(program()));
         let mut newer = packed.to_vec();
         newer[MAGIC.len() - 2] = b'2';
         assert!(is_program(&newer));
-        assert_eq!(Program::unpack(&newer.into()), Err(ProgramError::Version));
+        assert_eq!(PackedProgram::unpack(&newer.into()), Err(ProgramError::Version));
     }
 
     #[test]
     fn a_declaration_of_many_empty_tensors_is_refused_before_it_is_decoded() {
         let packed = |declaration: &[u8]| {
             let length = u32::try_from(declaration.len()).unwrap().to_le_bytes();
-            Program::unpack(&[MAGIC, &length, declaration, b"#!/bin/sh\n"].concat().into())
+            PackedProgram::unpack(&[MAGIC, &length, declaration, b"#!/bin/sh\n"].concat().into())
         };
         assert_eq!(packed(&[0x0a, 0].repeat(DECLARATION_BYTES_MAX / 2)), Err(ProgramError::Damaged));
         let sizes = [0x1a, 0].repeat(TENSOR_FIELDS_MAX + 1);
@@ -251,18 +251,18 @@ mod tests {
 
     #[test]
     fn programs_that_could_not_run_are_refused() {
-        let check = |change: &dyn Fn(&mut Program)| {
+        let check = |change: &dyn Fn(&mut PackedProgram)| {
             let mut program = program();
             change(&mut program);
             program.pack().unwrap_err()
         };
-        let none = check(&|it| it.declared.inputs.clear());
+        let none = check(&|it| it.signature.inputs.clear());
         assert_eq!(none, ProgramError::Count { what: "inputs", count: 0 });
-        let twice = check(&|it| it.declared.outputs.push(it.declared.outputs[0].clone()));
+        let twice = check(&|it| it.signature.outputs.push(it.signature.outputs[0].clone()));
         assert_eq!(twice, ProgramError::Name { what: "output", name: "pixels".into() });
-        let bytes = check(&|it| it.declared.inputs[0].datatype = DataType::Bytes);
+        let bytes = check(&|it| it.signature.inputs[0].datatype = DataType::Bytes);
         assert!(matches!(bytes, ProgramError::DataType { .. }));
-        let scalar = check(&|it| it.declared.inputs[0].shape.clear());
+        let scalar = check(&|it| it.signature.inputs[0].shape.clear());
         assert_eq!(scalar, ProgramError::Shape { name: "jpeg".into() });
         assert_eq!(check(&|it| it.file = Bytes::from_static(b"print(1)")), ProgramError::NotExecutable);
     }
@@ -275,7 +275,7 @@ mod tests {
             packed[at] = byte;
             packed.truncate(packed.len() - cut.min(packed.len()));
             // Damaged bytes never cause a panic, and an unpacked program can be packed again.
-            if let Ok(read) = Program::unpack(&packed.into()) {
+            if let Ok(read) = PackedProgram::unpack(&packed.into()) {
                 prop_assert!(read.pack().is_ok());
             }
         }

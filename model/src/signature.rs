@@ -41,7 +41,7 @@ pub(crate) fn opset(model: &ModelProto) -> Result<u32, ModelError> {
 }
 
 /// The inputs and outputs, in the file's order.
-pub(crate) struct Signature {
+pub(crate) struct ModelSignature {
     pub(crate) inputs: Vec<TensorSpec>,
     pub(crate) outputs: Vec<TensorSpec>,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Signature {
 /// # Errors
 /// Fails if an input or output cannot be served: no shape, a scalar input, a dimension below 1, an
 /// element type that the protocol or the runtime lacks, no inputs, no outputs.
-pub(crate) fn read(graph: &GraphProto) -> Result<Signature, ModelError> {
+pub(crate) fn read(graph: &GraphProto) -> Result<ModelSignature, ModelError> {
     if graph.input.is_empty() {
         return Err(ModelError::NoInputs);
     }
@@ -69,7 +69,7 @@ pub(crate) fn read(graph: &GraphProto) -> Result<Signature, ModelError> {
     }
     let outputs =
         graph.output.iter().map(|info| spec("output", info, &mut symbols)).collect::<Result<_, _>>()?;
-    Ok(Signature { inputs, outputs })
+    Ok(ModelSignature { inputs, outputs })
 }
 
 fn spec(what: &'static str, info: &ValueInfoProto, symbols: &mut Symbols) -> Result<TensorSpec, ModelError> {

@@ -12,7 +12,7 @@ const SUPPORTED: &[&str] = &["FLOAT", "INT8", "UINT8", "INT32", "INT64", "BOOL",
 
 /// The bytes of a weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum WeightSource {
     /// The bytes are this range of the ONNX file.
     File(Range<usize>),
     /// The bytes were converted from typed fields, which the file stores in another encoding.
@@ -108,18 +108,18 @@ pub(crate) fn byte_len(tensor: &TensorProto) -> u64 {
 }
 
 /// Takes the bytes out of a checked tensor. `file` is the buffer from which the tensor was decoded.
-pub(crate) fn take_bytes(tensor: &mut TensorProto, file: &Bytes) -> Source {
+pub(crate) fn take_bytes(tensor: &mut TensorProto, file: &Bytes) -> WeightSource {
     if let Some(raw) = tensor.raw_data.take() {
         let start = (raw.as_ptr() as usize).wrapping_sub(file.as_ptr() as usize);
         return match start.checked_add(raw.len()) {
-            Some(end) if end <= file.len() => Source::File(start..end),
+            Some(end) if end <= file.len() => WeightSource::File(start..end),
             // The bytes come from a number of a Constant node, and not from the file.
-            _ => Source::Owned(raw),
+            _ => WeightSource::Owned(raw),
         };
     }
     let floats = std::mem::take(&mut tensor.float_data);
     let numbers = std::mem::take(&mut tensor.int32_data);
-    Source::Owned(match tensor.data_type {
+    WeightSource::Owned(match tensor.data_type {
         Some(element::FLOAT) => floats.iter().flat_map(|value| value.to_le_bytes()).collect(),
         // 8-bit types: each number has a value in its low byte.
         _ => numbers.iter().map(|value| value.to_le_bytes()[0]).collect(),

@@ -29,7 +29,7 @@ const NUMBER_BYTES: u64 = 32;
 
 /// The ONNX messages that contain messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum WireKind {
     Model,
     Graph,
     Node,
@@ -45,7 +45,7 @@ enum Kind {
     Leaf,
 }
 
-impl Kind {
+impl WireKind {
     /// Returns the kind of the message in length-delimited field `field`. Returns `None` for text,
     /// bytes, packed numbers and fields that decoding skips.
     fn child(self, field: u64) -> Option<Self> {
@@ -108,7 +108,7 @@ impl Kind {
 }
 
 /// Reason why bytes are not a sequence of protobuf fields.
-enum Flaw {
+enum FramingFault {
     /// A field is longer than the message around it, by this many bytes.
     Overrun(u64),
     /// A field number or wire type does not exist in protobuf.
@@ -132,7 +132,7 @@ pub(crate) fn check(file: &[u8]) -> Result<(), ModelError> {
         return Err(ModelError::NotOnnx { reason: "it does not begin like an ONNX model".into() });
     }
     let memory_max = (file.len() as u64).saturating_mul(MEMORY_RATIO_MAX).saturating_add(MEMORY_MARGIN_BYTES);
-    Walk { fields: 0, messages: 0, memory: 0, memory_max }.message(Kind::Model, file, 0)
+    FramingCheck { fields: 0, messages: 0, memory: 0, memory_max }.message(WireKind::Model, file, 0)
 }
 
 /// Whether a message has at most `fields_max` fields, and each message in it at most `inner_max`.
@@ -149,15 +149,15 @@ pub(crate) fn has_at_most(fields_max: usize, inner_max: usize, mut message: &[u8
     true
 }
 
-struct Walk {
+struct FramingCheck {
     fields: usize,
     messages: usize,
     memory: u64,
     memory_max: u64,
 }
 
-impl Walk {
-    fn message(&mut self, kind: Kind, mut rest: &[u8], depth: usize) -> Result<(), ModelError> {
+impl FramingCheck {
+    fn message(&mut self, kind: WireKind, mut rest: &[u8], depth: usize) -> Result<(), ModelError> {
         if depth > MAX_NESTING {
             return Err(ModelError::TooDeep { what: "messages nested in each other", limit: MAX_NESTING });
         }
@@ -185,22 +185,22 @@ impl Walk {
 }
 
 /// Converts a flaw into an error. A field that exceeds the file itself was cut off; any other flaw is damage.
-fn describe(flaw: &Flaw, depth: usize) -> ModelError {
+fn describe(flaw: &FramingFault, depth: usize) -> ModelError {
     match flaw {
-        Flaw::Overrun(missing) if depth == 0 => ModelError::Truncated { missing: *missing },
-        Flaw::Overrun(_) => {
+        FramingFault::Overrun(missing) if depth == 0 => ModelError::Truncated { missing: *missing },
+        FramingFault::Overrun(_) => {
             ModelError::NotOnnx { reason: "a field is longer than the message around it".into() }
         }
-        Flaw::NotAField => ModelError::NotOnnx { reason: "its bytes are not protobuf fields".into() },
+        FramingFault::NotAField => ModelError::NotOnnx { reason: "its bytes are not protobuf fields".into() },
     }
 }
 
 /// Removes the first field, and returns its number, and its bytes if the field is length-delimited.
-fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Flaw> {
+fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), FramingFault> {
     let tag = varint(rest)?;
     let field = tag >> 3;
     if field == 0 || tag > u64::from(u32::MAX) {
-        return Err(Flaw::NotAField);
+        return Err(FramingFault::NotAField);
     }
     match tag & 7 {
         0 => varint(rest).map(|_| (field, None)),
@@ -211,31 +211,31 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Option<&'a [u8]>), Flaw> 
         }
         5 => take(rest, 4).map(|_| (field, None)),
         // Groups, which ONNX does not use, and wire types that protobuf does not define.
-        _ => Err(Flaw::NotAField),
+        _ => Err(FramingFault::NotAField),
     }
 }
 
-fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], Flaw> {
+fn take<'a>(rest: &mut &'a [u8], length: u64) -> Result<&'a [u8], FramingFault> {
     let available = rest.len() as u64;
     match usize::try_from(length).ok().and_then(|length| rest.split_at_checked(length)) {
         Some((body, after)) => {
             *rest = after;
             Ok(body)
         }
-        None => Err(Flaw::Overrun(length.saturating_sub(available))),
+        None => Err(FramingFault::Overrun(length.saturating_sub(available))),
     }
 }
 
-fn varint(rest: &mut &[u8]) -> Result<u64, Flaw> {
+fn varint(rest: &mut &[u8]) -> Result<u64, FramingFault> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
-        let &[byte] = take(rest, 1)? else { return Err(Flaw::NotAField) };
+        let &[byte] = take(rest, 1)? else { return Err(FramingFault::NotAField) };
         value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(value);
         }
     }
-    Err(Flaw::NotAField)
+    Err(FramingFault::NotAField)
 }
 
 #[cfg(test)]

@@ -5,16 +5,16 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use millrace_policy::attempts::{Attempts, Idempotent};
+use millrace_policy::attempts::{AttemptRecord, Idempotence};
 use millrace_policy::core::Core;
-use millrace_policy::dispatch::{self, Dispatch};
-use millrace_policy::fabric::{self, Cargo, Fabric, Weights};
-use millrace_policy::gpu::{self, Gpu};
+use millrace_policy::dispatch::{self, Dispatcher};
+use millrace_policy::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo};
+use millrace_policy::gpu::{self, GpuCore};
 use millrace_policy::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_policy::memory::{BLOCK, MemoryMap};
 use millrace_policy::placement;
-use millrace_policy::router::{self, Candidate, Held};
-use millrace_types::topology::{self, Link, LinkId, LinkKind, Topology};
+use millrace_policy::router::{self, ModelResidency, WorkerCandidate};
+use millrace_types::topology::{self, LinkId, LinkKind, Topology, TopologyLink};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName,
     NodeState, Priority, TenantName, Timestamp,
@@ -37,10 +37,10 @@ fn step<'a, C: Core>(
 
 /// Returns a node of eight GPUs. Each GPU runs one request and has the next request enqueued;
 /// `queued` more requests wait.
-fn busy_node(queued: u64) -> (Dispatch, u64) {
+fn busy_node(queued: u64) -> (Dispatcher, u64) {
     let gpu = dispatch::GpuConfig::new(Bytes::gib(16), BytesPerSec::gb(12));
     let config = dispatch::Config::new(vec![gpu; GPUS as usize], 100_000);
-    let mut node = Dispatch::new(&config);
+    let mut node = Dispatcher::new(&config);
     let mut actions = Vec::new();
     for model in (0..64).map(ModelId) {
         let event = dispatch::Event::Install { model, memory: Bytes::mib(100), weights: Bytes::mib(100) };
@@ -57,17 +57,17 @@ fn busy_node(queued: u64) -> (Dispatch, u64) {
 }
 
 fn enqueue(key: u64) -> dispatch::Event {
-    let attempts = Attempts::new(3, Idempotent::Yes);
+    let attempts = AttemptRecord::new(3, Idempotence::Yes);
     let model = (key % 64) as u32;
     let function = FunctionIndex(model);
     let model = ModelId(model);
-    dispatch::Event::Enqueue(dispatch::Request {
+    dispatch::Event::Enqueue(dispatch::QueuedRequest {
         key: RequestKey(key),
         function,
         model,
         attempts,
         priority: Priority::default(),
-        inputs: dispatch::Inputs::NONE,
+        inputs: dispatch::InputLocations::NONE,
     })
 }
 
@@ -85,7 +85,7 @@ fn dispatch_one(c: &mut Criterion) {
                 let ended = on[turn].remove(0);
                 let gpu = GpuIndex(turn as u32);
                 let ran = Some(Duration::from_millis(5));
-                let event = dispatch::Event::Ended { gpu, key: RequestKey(ended), ran };
+                let event = dispatch::Event::RequestEnded { gpu, key: RequestKey(ended), ran };
                 note(&mut on, step(&mut node, key * 1000, event, &mut actions));
                 note(&mut on, step(&mut node, key * 1000, enqueue(key), &mut actions));
                 key += 1;
@@ -122,8 +122,8 @@ fn memory(c: &mut Criterion) {
 }
 
 fn topology() -> Topology {
-    let link = |kind| Link { kind, rate: BytesPerSec::gb(12) };
-    let gpu = |index: u32| topology::Gpu {
+    let link = |kind| TopologyLink { kind, rate: BytesPerSec::gb(12) };
+    let gpu = |index: u32| topology::TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "bench".to_owned(),
         memory: Bytes::gib(16),
@@ -136,7 +136,8 @@ fn topology() -> Topology {
 
 fn start(transfer: u64, gpu: u32) -> fabric::Event {
     let bytes = Bytes(BLOCK.0 * 1_000_000);
-    let cargo = Cargo::Weights(Weights { model: ModelId(gpu), generation: Generation(1), bytes });
+    let cargo =
+        TransferCargo::Weights(WeightsCargo { model: ModelId(gpu), generation: Generation(1), bytes });
     let chunks = std::iter::once(0..1_000_000).collect();
     fabric::Event::Start {
         transfer: TransferId(transfer),
@@ -153,7 +154,7 @@ fn fabric(c: &mut Criterion) {
         let mut actions = Vec::new();
         b.iter_batched_ref(
             || {
-                let mut fabric = Fabric::new(&topology());
+                let mut fabric = LinkScheduler::new(&topology());
                 let mut actions = Vec::new();
                 let mut out = Vec::new();
                 for gpu in 0..GPUS {
@@ -183,7 +184,7 @@ fn granted(actions: &[fabric::Action], out: &mut Vec<(TransferId, BatchId)>) {
 }
 
 fn gpu_request(c: &mut Criterion) {
-    let mut gpu = Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16)));
+    let mut gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16)));
     let mut actions = Vec::new();
     let model = ModelId(1);
     let weights = Bytes::mib(2);
@@ -192,8 +193,11 @@ fn gpu_request(c: &mut Criterion) {
     let assign = gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION, from: None };
     step(&mut gpu, 0, assign, &mut actions);
     step(&mut gpu, 0, gpu::Event::Arrived { model, generation: Generation(1), chunks: 0..1 }, &mut actions);
-    let done =
-        gpu::Event::TransferEnded { transfer: TransferId(1), outcome: fabric::Outcome::Complete, from: None };
+    let done = gpu::Event::TransferEnded {
+        transfer: TransferId(1),
+        outcome: fabric::TransferOutcome::Complete,
+        from: None,
+    };
     step(&mut gpu, 0, done, &mut actions);
     let started = Timestamp(0);
     let waited = Duration::ZERO;
@@ -220,7 +224,7 @@ fn gpu_request(c: &mut Criterion) {
 }
 
 fn router(c: &mut Criterion) {
-    let candidate = |worker: u32| Candidate {
+    let candidate = |worker: u32| WorkerCandidate {
         worker,
         gpus_up: 8,
         gpus_idle: worker % 3,
@@ -228,11 +232,11 @@ fn router(c: &mut Criterion) {
         queued: worker * 7 % 11,
         unseen: worker % 5,
         run: Duration::from_millis(7),
-        held: if worker.is_multiple_of(4) { Held::OnIdleGpu } else { Held::InHost },
+        held: if worker.is_multiple_of(4) { ModelResidency::OnIdleGpu } else { ModelResidency::InHost },
         host_rate: BytesPerSec::gb(12),
         missing: Bytes::ZERO,
     };
-    let request = router::Request { weights: Bytes::mib(200) };
+    let request = router::RouteRequest { weights: Bytes::mib(200) };
     for workers in [4, 100] {
         let candidates: Vec<_> = (0..workers).map(candidate).collect();
         c.bench_function(&format!("router/choose among {workers} workers"), |b| {
@@ -243,23 +247,23 @@ fn router(c: &mut Criterion) {
 
 /// Returns a cluster of 100 nodes and 1,000 functions of 100 MiB to 2 GiB with 2 replicas each,
 /// with these placements.
-fn cluster(placements: Vec<placement::Placement>) -> placement::View {
+fn cluster(placements: Vec<placement::FunctionPlacement>) -> placement::ClusterSnapshot {
     let digest = |number: u32| Digest::of(&number.to_be_bytes());
     let size = |number: u32| Bytes::mib(100 + u64::from(number * 37 % 1900));
-    let function = |number: u32| placement::Function {
+    let function = |number: u32| placement::DesiredReplicas {
         key: FunctionKey {
             tenant: TenantName::new(&format!("t{}", number % 20)).expect("a tenant's name"),
             name: FunctionName::new(&format!("f{number}")).expect("a function's name"),
         },
         enabled: true,
         replicas: 2,
-        models: vec![placement::Model { digest: digest(number), host: size(number) }],
+        models: vec![placement::PlacedModel { digest: digest(number), host: size(number) }],
         gpu: size(number),
         load: placement::GpuLoad(u64::from(number % 200)),
         ran: true,
         keeps_state: false,
     };
-    let node = |number: u32| placement::Node {
+    let node = |number: u32| placement::PlacementNode {
         name: NodeName::new(&format!("n{number}")).expect("a node's name"),
         state: NodeState::Schedulable,
         host: Bytes::gib(64),
@@ -267,7 +271,7 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
         gpus: GPUS,
         busy: placement::GpuLoad::default(),
     };
-    placement::View {
+    placement::ClusterSnapshot {
         functions: (0..1000).map(function).collect(),
         nodes: (0..100).map(node).collect(),
         placements,
@@ -276,24 +280,24 @@ fn cluster(placements: Vec<placement::Placement>) -> placement::View {
 }
 
 fn placements(c: &mut Criterion) {
-    let limits = placement::Limits { steps_max: 4096 };
+    let limits = placement::PlanLimits { steps_max: 4096 };
     let empty = cluster(Vec::new());
     let placed = placement::plan(&empty, &limits).steps.into_iter().map(|step| match step {
-        placement::Step::Place { function, node } => {
-            placement::Placement { function, node, phase: placement::Phase::Ready }
+        placement::PlacementChange::Place { function, node } => {
+            placement::FunctionPlacement { function, node, phase: placement::PlacementPhase::Ready }
         }
-        placement::Step::Unplace { .. } => unreachable!("nothing is placed yet"),
+        placement::PlacementChange::Unplace { .. } => unreachable!("nothing is placed yet"),
     });
-    let flows = (0..1000).filter(|number| number % 5 > 0).map(|number| placement::Flow {
+    let flows = (0..1000).filter(|number| number % 5 > 0).map(|number| placement::DataFlow {
         from: empty.functions[number - 1].key.clone(),
         to: empty.functions[number].key.clone(),
         bytes: Bytes::mib(1 + number as u64 % 7),
         is_critical: number % 2 == 0,
     });
-    let grouped = placement::View { flows: flows.collect(), ..empty.clone() };
+    let grouped = placement::ClusterSnapshot { flows: flows.collect(), ..empty.clone() };
     let settled = cluster(placed.collect());
     assert_eq!(settled.placements.len(), 2000);
-    assert_eq!(placement::plan(&settled, &limits), placement::Plan::default());
+    assert_eq!(placement::plan(&settled, &limits), placement::PlacementPlan::default());
     c.bench_function("placement/plan 2 copies of 1,000 functions on 100 empty nodes", |b| {
         b.iter(|| placement::plan(black_box(&empty), &limits));
     });

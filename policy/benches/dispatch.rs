@@ -30,14 +30,14 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use millrace_policy::attempts::{Attempts, Idempotent};
+use millrace_policy::attempts::{AttemptRecord, Idempotence};
 use millrace_policy::core::Core;
 use millrace_policy::dispatch::{
-    Action, AlphaRule, Config, Dispatch, Event, GpuConfig, Inputs, Learned, Objective, POLICIES, PeerLink,
-    PolicyConfig, Request, TorporConfig,
+    Action, AlphaRule, Config, Dispatcher, Event, GpuConfig, InputLocations, LatencyObjective, ModelProfile,
+    POLICIES, PeerLink, PolicyConfig, QueuedRequest, TorporConfig,
 };
 use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_policy::paths::Way;
+use millrace_policy::paths::PairRate;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, SloCounts, Timestamp};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -57,7 +57,7 @@ fn count(name: &str, usual: u32) -> u32 {
 
 /// A domain in overload: every GPU is busy and `queued` more requests wait.
 struct Domain {
-    dispatch: Dispatch,
+    dispatch: Dispatcher,
     functions: u32,
     /// Percentage of requests with data on a GPU.
     data: u32,
@@ -86,13 +86,13 @@ impl Domain {
         let ends = (0..gpus).flat_map(|from| (0..gpus).map(move |to| (GpuIndex(from), GpuIndex(to))));
         let ways = ends.filter(|(from, to)| data > 0 && from != to);
         let config = Config {
-            ways: ways.map(|(from, to)| Way { from, to, rate: BytesPerSec::gb(48) }).collect(),
+            ways: ways.map(|(from, to)| PairRate { from, to, rate: BytesPerSec::gb(48) }).collect(),
             switches: pairs.collect(),
             peers: (0..gpus / 2).map(peer).collect(),
             ..Config::new(vec![gpu; gpus as usize], 2_000_000).with_policy(policy, 1)
         };
         let mut domain = Self {
-            dispatch: Dispatch::new(&config),
+            dispatch: Dispatcher::new(&config),
             functions,
             data,
             now: 0,
@@ -110,8 +110,8 @@ impl Domain {
             domain.tell(Event::Install { model, memory: size, weights: size });
             let load = BytesPerSec::gb(12).time_for(size);
             let run = Duration::from_millis(5 + u64::from(index % 40));
-            domain.tell(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
-            let share = Objective::from_billionths(980_000_000);
+            domain.tell(Event::ProfileLoaded(ModelProfile { model, kind: 0, load, swap: None, run }));
+            let share = LatencyObjective::from_billionths(980_000_000);
             let within = |millis: u32| share.map(|it| it.within(Duration::from_millis(millis.into())));
             let objective = deadline.map_or(share, within);
             domain.tell(Event::Objective { function, objective });
@@ -157,15 +157,15 @@ impl Domain {
         let popular = self.draw(2) == 0;
         let index = self.draw(if popular { (self.functions / 100).max(1) } else { self.functions });
         self.key += 1;
-        let attempts = Attempts::new(3, Idempotent::Yes);
+        let attempts = AttemptRecord::new(3, Idempotence::Yes);
         let function = FunctionIndex(index);
         let model = ModelId(index);
         let inputs = if self.data > 0 && self.draw(100) < self.data {
-            Inputs::of([(GpuIndex(self.draw(self.on.len() as u32)), Bytes::mib(8))])
+            InputLocations::of([(GpuIndex(self.draw(self.on.len() as u32)), Bytes::mib(8))])
         } else {
-            Inputs::NONE
+            InputLocations::NONE
         };
-        self.tell(Event::Enqueue(Request {
+        self.tell(Event::Enqueue(QueuedRequest {
             key: RequestKey(self.key),
             function,
             model,
@@ -183,7 +183,7 @@ impl Domain {
         let counts = &mut self.scores[index as usize];
         *counts = counts.plus(SloCounts { m: in_time, n: 1 });
         let counts = *counts;
-        self.tell(Event::Score { function: FunctionIndex(index), counts });
+        self.tell(Event::SloCountsChanged { function: FunctionIndex(index), counts });
         let place = loop {
             let place = self.draw(self.on.len() as u32);
             if !self.on[place as usize].is_empty() {
@@ -193,10 +193,10 @@ impl Domain {
         let gpu = GpuIndex(place);
         if self.held[place as usize].len() > HELD {
             let models = self.held[place as usize].pop_front().into_iter().collect();
-            self.tell(Event::Evicted { gpu, models });
+            self.tell(Event::ModelsEvicted { gpu, models });
         }
         let key = self.on[place as usize].pop_front().expect("the GPU has a request");
-        Event::Ended { gpu, key, ran: Some(Duration::from_millis(10)) }
+        Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(10)) }
     }
 
     /// Ends a request, and refills the queue.

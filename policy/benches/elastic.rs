@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_policy::core::Core;
 use millrace_policy::elastic::{
-    Action, Config, Event, MIGRATIONS, MigrationPolicy, ObjectKey, POOLS, Pool, PoolPolicy, Purpose,
-    Standing, Store,
+    Action, AllocationPurpose, Config, ConsumerDistance, ElasticStore, Event, MIGRATIONS, MemoryPool,
+    MigrationPolicy, ObjectKey, POOLS, PoolPolicy,
 };
 use millrace_policy::ids::FunctionIndex;
 use millrace_types::{Bytes, Timestamp};
@@ -59,12 +59,12 @@ fn nanos(work: impl FnOnce()) -> u64 {
 
 /// Times the replacement of an object among [`LIVE`] in a pool.
 fn takes(policy: PoolPolicy) -> (u64, u64) {
-    let mut pool = Pool::new(policy, CAP);
+    let mut pool = MemoryPool::new(policy, CAP);
     let mut draws = Draws(1);
     let mut actions = Vec::new();
-    let mut take = |pool: &mut Pool, size| {
+    let mut take = |pool: &mut MemoryPool, size| {
         actions.clear();
-        pool.take(size, CAP, Purpose::Object, &mut actions).expect("there is room")
+        pool.take(size, CAP, AllocationPurpose::Object, &mut actions).expect("there is room")
     };
     let mut live: Vec<_> = (0..LIVE).map(|_| take(&mut pool, draws.size())).collect();
     let mut samples = Vec::with_capacity(SAMPLES);
@@ -86,7 +86,7 @@ fn takes(policy: PoolPolicy) -> (u64, u64) {
 
 /// A store full of objects with queued consumers.
 struct Full {
-    store: Store,
+    store: ElasticStore,
     draws: Draws,
     next: u64,
     now: u64,
@@ -95,7 +95,7 @@ struct Full {
 
 impl Full {
     fn new(config: Config) -> Self {
-        let store = Store::new(config).expect("the sizes are good");
+        let store = ElasticStore::new(config).expect("the sizes are good");
         let mut full = Self { store, draws: Draws(2), next: 0, now: 0, actions: Vec::new() };
         for _ in 0..LIVE {
             let size = full.draws.size();
@@ -112,7 +112,7 @@ impl Full {
     fn put(&mut self, size: Bytes) {
         let object = ObjectKey(self.next);
         let function = FunctionIndex((self.next % FUNCTIONS) as u32);
-        let consumers = vec![Standing::Queued(self.next)];
+        let consumers = vec![ConsumerDistance::Queued(self.next)];
         self.next += 1;
         self.now += 1_000_000;
         self.tell(Event::Requested { function });
@@ -124,7 +124,7 @@ impl Full {
     fn turn(&mut self, size: Bytes) {
         self.put(size);
         let object = ObjectKey(self.next - LIVE - 1);
-        self.tell(Event::Stands { object, consumer: 0, standing: Standing::Claimed });
+        self.tell(Event::ConsumerMoved { object, consumer: 0, standing: ConsumerDistance::Claimed });
         self.tell(Event::Consumed { object, consumer: 0 });
     }
 }
@@ -154,7 +154,7 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
     for turn in 0..WARM_UP + SAMPLES {
         let object = ObjectKey(full.next);
         full.next += 1;
-        let consumers = vec![Standing::Claimed];
+        let consumers = vec![ConsumerDistance::Claimed];
         let event = Event::Store { object, function, size: Bytes::mib(1), consumers };
         let took = nanos(|| full.tell(event));
         let victim = full.actions.iter().find_map(|action| match action {
@@ -163,9 +163,13 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
         });
         let victim = victim.expect("one object leaves");
         full.tell(Event::Discard { object });
-        full.tell(Event::Stands { object: victim, consumer: 0, standing: Standing::Claimed });
+        full.tell(Event::ConsumerMoved { object: victim, consumer: 0, standing: ConsumerDistance::Claimed });
         full.tell(Event::Migrated { object: victim });
-        full.tell(Event::Stands { object: victim, consumer: 0, standing: Standing::Queued(victim.0) });
+        full.tell(Event::ConsumerMoved {
+            object: victim,
+            consumer: 0,
+            standing: ConsumerDistance::Queued(victim.0),
+        });
         if turn >= WARM_UP {
             samples.push(took);
         }
@@ -177,7 +181,7 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
 /// A day of a pool. Every other hour is silent. In the remaining hours a request arrives every 5 s
 /// on average, with 1 to 12 objects that are read 200 ms later; their size changes by the hour.
 struct Day {
-    store: Store,
+    store: ElasticStore,
     draws: Draws,
     actions: Vec<Action>,
     now: Timestamp,
@@ -215,7 +219,7 @@ impl Day {
         let first = self.next;
         for _ in 0..1 + self.draws.next() % 12 {
             let object = ObjectKey(self.next);
-            let consumers = vec![Standing::Queued(self.next)];
+            let consumers = vec![ConsumerDistance::Queued(self.next)];
             self.next += 1;
             self.tell(Event::Store { object, function: Self::FUNCTION, size, consumers });
             self.tell(Event::Filled { object });
@@ -223,13 +227,13 @@ impl Day {
         self.tell(Event::Executed { function: Self::FUNCTION });
         self.wait(self.now + Duration::from_millis(200));
         for object in (first..self.next).map(ObjectKey) {
-            self.tell(Event::Stands { object, consumer: 0, standing: Standing::Claimed });
+            self.tell(Event::ConsumerMoved { object, consumer: 0, standing: ConsumerDistance::Claimed });
             self.tell(Event::Consumed { object, consumer: 0 });
         }
     }
 
     fn pass(pool: PoolPolicy) -> Self {
-        let store = Store::new(Config { pool, ..Config::default() }).expect("the sizes are good");
+        let store = ElasticStore::new(Config { pool, ..Config::default() }).expect("the sizes are good");
         let mut day = Self {
             store,
             draws: Draws(3),

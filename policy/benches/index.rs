@@ -21,10 +21,12 @@ mod seeded;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use millrace_policy::checkpoint::{Action, Checkpoint, Config as Checkpoints, Event};
+use millrace_policy::checkpoint::{Action, Config as Checkpoints, Event, WorkerCheckpoint};
 use millrace_policy::core::Core;
-use millrace_policy::index::{Held, Index, Limit, OBJECTS_MAX};
-use millrace_policy::rates::{self, Config, FLOWS_MAX, Flow, FlowId, Objective, Rates, SHARINGS, Sharing};
+use millrace_policy::index::{DataIndex, IndexCapacity, IndexedObject, OBJECTS_MAX};
+use millrace_policy::rates::{
+    self, Config, FLOWS_MAX, FlowId, RateAllocator, RatedFlow, SHARINGS, TransferObjective, TransferSharing,
+};
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, NodeName, Timestamp};
 
@@ -47,9 +49,9 @@ const DECISIONS: usize = 2_000;
 
 /// A value as large as the workers' `Contents`, which a test of theirs bounds.
 #[derive(Clone, Copy)]
-struct Kept([u64; 5]);
+struct ObjectValue([u64; 5]);
 
-impl Held for Kept {
+impl IndexedObject for ObjectValue {
     fn bytes(&self) -> Bytes {
         Bytes(self.0[0])
     }
@@ -81,12 +83,12 @@ fn names(others: usize) -> Vec<DataId> {
 
 /// Returns the index of a node that holds all these objects, each of which expires at its counter's
 /// time.
-fn filled(names: &[DataId]) -> Index<Kept> {
-    let limit = Limit { bytes: Bytes(u64::MAX), files: 0, objects: OBJECTS_MAX };
+fn filled(names: &[DataId]) -> DataIndex<ObjectValue> {
+    let limit = IndexCapacity { bytes: Bytes(u64::MAX), files: 0, objects: OBJECTS_MAX };
     let node = name(0);
-    let mut index = Index::new(node.clone(), limit);
+    let mut index = DataIndex::new(node.clone(), limit);
     for id in names {
-        let kept = Kept([id.counter; 5]);
+        let kept = ObjectValue([id.counter; 5]);
         let until = Timestamp(id.counter);
         let taken = if id.home == node {
             index.put_as(id.epoch, id.counter, kept, until).is_ok()
@@ -100,8 +102,8 @@ fn filled(names: &[DataId]) -> Index<Kept> {
 
 /// Returns the checkpoint of a node that stored these objects at `A_SECOND` per second, and sent
 /// the permitted ones to the leader.
-fn told(names: &[DataId]) -> Checkpoint {
-    let mut checkpoint = Checkpoint::new(Checkpoints::default());
+fn told(names: &[DataId]) -> WorkerCheckpoint {
+    let mut checkpoint = WorkerCheckpoint::new(Checkpoints::default());
     let mut now = Timestamp::ZERO;
     let mut actions = Vec::new();
     checkpoint.on_event(now, Event::Registered { epoch: EPOCH }, &mut actions);
@@ -134,8 +136,8 @@ fn grown<T>(names: &[DataId], make: impl FnOnce(&[DataId]) -> T) -> (usize, T) {
 /// Measures the read of a value among a million by its position in an array. Each read begins after
 /// the previous one has ended. No lookup can be faster than this.
 fn reads() {
-    let values: Vec<(Kept, Timestamp)> =
-        (0..OBJECTS as u64).map(|number| (Kept([number; 5]), Timestamp(number))).collect();
+    let values: Vec<(ObjectValue, Timestamp)> =
+        (0..OBJECTS as u64).map(|number| (ObjectValue([number; 5]), Timestamp(number))).collect();
     let mut seeded = Seeded(11);
     let mut took = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
@@ -143,7 +145,7 @@ fn reads() {
         let start = Instant::now();
         let mut last = 0;
         for &place in &places {
-            let Kept([number, ..]) = values[place ^ last].0;
+            let ObjectValue([number, ..]) = values[place ^ last].0;
             // The result is always zero, because each number equals its position. The processor
             // knows that only after reading the value.
             last = black_box(number as usize) ^ place;
@@ -155,7 +157,7 @@ fn reads() {
     println!("index/limit: a read of an array of {OBJECTS}: p50 {p50:?}, p90 {p90:?}, p99 {p99:?}");
 }
 
-fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) {
+fn lookups(what: &str, others: usize) -> (Vec<DataId>, DataIndex<ObjectValue>, WorkerCheckpoint) {
     // The names are made first, so that their memory is not counted.
     let names = names(others);
     let (index_bytes, index) = grown(&names, filled);
@@ -185,19 +187,19 @@ fn lookups(what: &str, others: usize) -> (Vec<DataId>, Index<Kept>, Checkpoint) 
 
 /// Returns a flow that may use four of eight links, with 1 to 200 MB; every eighth flow is best
 /// effort. All flows together need about `load_percent` percent of the uplinks.
-fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> Flow {
+fn flow(id: u64, seeded: &mut Seeded, flows: u64, load_percent: u64) -> RatedFlow {
     let bytes = 1_000_000 * (1 + u64::from(seeded.below(200)));
     let rate = 48_000_000_000 * load_percent / 100 / flows;
     let infer = Duration::from_millis(5);
     let slack = BytesPerSec(rate).time_for(Bytes(bytes));
-    let objective = (!id.is_multiple_of(8)).then_some(Objective { slo: infer + slack, infer });
+    let objective = (!id.is_multiple_of(8)).then_some(TransferObjective { slo: infer + slack, infer });
     let own = seeded.below(8);
     let links = (0..4).map(|hop| LinkId((own + 2 * hop) % 8)).collect();
-    Flow { id: FlowId(id), bytes: Bytes(bytes), links, objective }
+    RatedFlow { id: FlowId(id), bytes: Bytes(bytes), links, objective }
 }
 
-fn decisions(sharing: Sharing, flows: u64, load_percent: u64) {
-    let mut rates = Rates::new(&dgx_v100(), Config { sharing }).expect("a topology");
+fn decisions(sharing: TransferSharing, flows: u64, load_percent: u64) {
+    let mut rates = RateAllocator::new(&dgx_v100(), Config { sharing }).expect("a topology");
     let mut seeded = Seeded(5);
     let now = Timestamp::ZERO;
     for id in 0..flows {

@@ -18,7 +18,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use millrace_policy::paths::{Config, FlowId, Paths, Selection};
+use millrace_policy::paths::{Config, FlowId, PathPlanner, Selection};
 use millrace_types::GpuIndex;
 
 use fixtures::dgx_v100;
@@ -40,7 +40,7 @@ fn pair(seeded: &mut Seeded) -> (GpuIndex, GpuIndex) {
 
 /// A machine with a fixed number of flows: when a flow begins, the oldest ends.
 struct Busy {
-    paths: Paths,
+    paths: PathPlanner,
     seeded: Seeded,
     others: u64,
     next: u64,
@@ -48,7 +48,7 @@ struct Busy {
 
 impl Busy {
     fn new(config: Config, others: u64) -> Self {
-        let paths = Paths::new(&dgx_v100(), config).expect("eight GPUs");
+        let paths = PathPlanner::new(&dgx_v100(), config).expect("eight GPUs");
         let mut busy = Self { paths, seeded: Seeded(7), others, next: 0 };
         for _ in 0..others {
             busy.begin();

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use millrace_types::{Reason, Timestamp};
 
-use crate::attempts::{Attempts, Idempotent};
+use crate::attempts::{AttemptRecord, Idempotence};
 use crate::core::Core;
 use crate::ids::RequestKey;
 
@@ -26,7 +26,7 @@ pub struct Config {
     /// Time within which a request counts as served in time; `None` scores no request.
     pub deadline: Option<Duration>,
     /// Whether the function's requests may run twice.
-    pub idempotent: Idempotent,
+    pub idempotent: Idempotence,
 }
 
 /// Input of the admission core.
@@ -77,7 +77,7 @@ pub enum Action {
     Enqueue {
         key: RequestKey,
         /// Record of the request's attempts.
-        attempts: Attempts,
+        attempts: AttemptRecord,
     },
     /// Answer with the outputs that came with the event.
     Answer { key: RequestKey },
@@ -96,7 +96,7 @@ pub enum Action {
 
 /// Outcomes and charges of a function so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Score {
+pub struct FunctionTotals {
     /// Requests answered with outputs.
     pub completed: u64,
     /// Requests that timed out.
@@ -114,7 +114,7 @@ pub struct Score {
     pub billed_ms: u64,
 }
 
-impl Score {
+impl FunctionTotals {
     /// Returns the sum of both scores.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -145,7 +145,7 @@ pub struct Admission {
     config: Config,
     requests: BTreeMap<RequestKey, InFlight>,
     deadlines: BTreeSet<(Timestamp, RequestKey)>,
-    score: Score,
+    score: FunctionTotals,
     retiring: bool,
 }
 
@@ -157,14 +157,14 @@ impl Admission {
             config,
             requests: BTreeMap::new(),
             deadlines: BTreeSet::new(),
-            score: Score::default(),
+            score: FunctionTotals::default(),
             retiring: false,
         }
     }
 
     /// Returns the score so far.
     #[must_use]
-    pub fn score(&self) -> Score {
+    pub fn score(&self) -> FunctionTotals {
         self.score
     }
 
@@ -259,7 +259,7 @@ impl Core for Admission {
             Event::Arrive { key, accepted, timeout, attempts_left, counted } => {
                 actions.push(match self.arrive(now, key, accepted, accepted + timeout, counted) {
                     None => {
-                        let attempts = Attempts::new(attempts_left, self.config.idempotent);
+                        let attempts = AttemptRecord::new(attempts_left, self.config.idempotent);
                         Action::Enqueue { key, attempts }
                     }
                     Some(reason) => Action::Fail { key, reason, may_have_executed: false },

@@ -9,7 +9,7 @@ pub const DEATHS_MAX: u32 = 2;
 
 /// Attempts of a request, which travel with the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attempts {
+pub struct AttemptRecord {
     /// Starts that are left, including the present one. At least 1.
     pub left: u32,
     /// Earlier starts that were lost.
@@ -19,12 +19,12 @@ pub struct Attempts {
     /// Whether the request may have run by now, in any attempt.
     pub begun: bool,
     /// Whether a second run does no harm.
-    pub idempotent: Idempotent,
+    pub idempotent: Idempotence,
 }
 
 /// Whether a request may be run again after a possible run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Idempotent {
+pub enum Idempotence {
     /// A second run does no harm.
     Yes,
     /// The request must not run twice.
@@ -33,7 +33,7 @@ pub enum Idempotent {
 
 /// Progress of a request at the loss of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Progress {
+pub enum AttemptProgress {
     /// The request waited behind another, and its program was known to be harmless. The request is
     /// not the cause of the loss.
     Waiting,
@@ -45,9 +45,9 @@ pub enum Progress {
 
 /// Decision about a request that lost its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Verdict {
+pub enum RetryDecision {
     /// Run the request again, with this record.
-    Again(Attempts),
+    Again(AttemptRecord),
     /// Answer the request with an error.
     Refuse {
         /// Reason of the error.
@@ -59,17 +59,17 @@ pub enum Verdict {
 
 /// Cause of a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Loss {
+pub enum AttemptLoss {
     /// The executor died.
-    Died(Progress),
+    Died(AttemptProgress),
     /// The executor lives, but could not run the request.
-    Failed(Progress),
+    Failed(AttemptProgress),
 }
 
-impl Attempts {
+impl AttemptRecord {
     /// Returns the record of a request that was never started.
     #[must_use]
-    pub fn new(left: u32, idempotent: Idempotent) -> Self {
+    pub fn new(left: u32, idempotent: Idempotence) -> Self {
         Self { left: left.max(1), lost: 0, deaths: 0, begun: false, idempotent }
     }
 
@@ -82,19 +82,19 @@ impl Attempts {
 
     /// Decides after a loss.
     #[must_use]
-    pub fn after(self, loss: Loss) -> Verdict {
+    pub fn after(self, loss: AttemptLoss) -> RetryDecision {
         let (progress, died) = match loss {
-            Loss::Died(progress) => (progress, 1),
-            Loss::Failed(progress) => (progress, 0),
+            AttemptLoss::Died(progress) => (progress, 1),
+            AttemptLoss::Failed(progress) => (progress, 0),
         };
         // Only a death has bystanders: a waiting request that failed by itself uses up an attempt.
-        if loss == Loss::Died(Progress::Waiting) {
-            return Verdict::Again(self);
+        if loss == AttemptLoss::Died(AttemptProgress::Waiting) {
+            return RetryDecision::Again(self);
         }
-        let now_begun = progress == Progress::Begun;
+        let now_begun = progress == AttemptProgress::Begun;
         let begun = self.begun || now_begun;
-        let refuse = |reason| Verdict::Refuse { reason, may_have_executed: begun };
-        if now_begun && self.idempotent == Idempotent::No {
+        let refuse = |reason| RetryDecision::Refuse { reason, may_have_executed: begun };
+        if now_begun && self.idempotent == Idempotence::No {
             return refuse(Reason::ExecutorLost);
         }
         let deaths = self.deaths + if now_begun { died } else { 0 };
@@ -104,28 +104,30 @@ impl Attempts {
         if self.left <= 1 {
             return refuse(Reason::AttemptsExhausted);
         }
-        Verdict::Again(Self { left: self.left - 1, lost: self.lost + 1, deaths, begun, ..self })
+        RetryDecision::Again(Self { left: self.left - 1, lost: self.lost + 1, deaths, begun, ..self })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Idempotent::{No, Yes};
-    use Loss::{Died, Failed};
-    use Progress::{Begun, Preparing, Waiting};
+    use AttemptLoss::{Died, Failed};
+    use AttemptProgress::{Begun, Preparing, Waiting};
+    use Idempotence::{No, Yes};
 
-    fn check(left: u32, idempotent: Idempotent, losses: &[Loss], expected: Verdict) {
-        let mut verdict = Verdict::Again(Attempts::new(left, idempotent));
+    fn check(left: u32, idempotent: Idempotence, losses: &[AttemptLoss], expected: RetryDecision) {
+        let mut verdict = RetryDecision::Again(AttemptRecord::new(left, idempotent));
         for &loss in losses {
-            let Verdict::Again(attempts) = verdict else { panic!("refused before {loss:?}: {verdict:?}") };
+            let RetryDecision::Again(attempts) = verdict else {
+                panic!("refused before {loss:?}: {verdict:?}")
+            };
             verdict = attempts.after(loss);
         }
         assert_eq!(verdict, expected, "{losses:?}");
     }
 
-    fn refused(reason: Reason, may_have_executed: bool) -> Verdict {
-        Verdict::Refuse { reason, may_have_executed }
+    fn refused(reason: Reason, may_have_executed: bool) -> RetryDecision {
+        RetryDecision::Refuse { reason, may_have_executed }
     }
 
     #[test]
@@ -138,8 +140,8 @@ mod tests {
     fn a_request_that_is_not_idempotent_never_runs_twice() {
         check(3, No, &[Died(Begun)], refused(Reason::ExecutorLost, true));
         check(3, No, &[Failed(Begun)], refused(Reason::ExecutorLost, true));
-        let again = Attempts { left: 2, lost: 1, deaths: 0, begun: false, idempotent: No };
-        check(3, No, &[Died(Preparing)], Verdict::Again(again));
+        let again = AttemptRecord { left: 2, lost: 1, deaths: 0, begun: false, idempotent: No };
+        check(3, No, &[Died(Preparing)], RetryDecision::Again(again));
     }
 
     #[test]
@@ -155,8 +157,8 @@ mod tests {
 
     #[test]
     fn a_bystander_of_a_death_loses_no_attempt() {
-        let untouched = Verdict::Again(Attempts::new(1, No));
+        let untouched = RetryDecision::Again(AttemptRecord::new(1, No));
         check(1, No, &[Died(Waiting); 9], untouched);
-        assert!(!Attempts::new(1, No).suspect());
+        assert!(!AttemptRecord::new(1, No).suspect());
     }
 }

@@ -2,7 +2,7 @@
 //! the upper half of its step, so that tries that failed together are not repeated together. The
 //! same seed gives the same waits.
 //!
-//! [`Waits`] only computes waits, for callers that count failures themselves. [`Backoff`] restarts
+//! [`BackoffDelays`] only computes waits, for callers that count failures themselves. [`Backoff`] restarts
 //! a process: at once after its first death, and again at once after a stable life.
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ use millrace_types::Timestamp;
 
 /// The waits between tries.
 #[derive(Debug, Clone)]
-pub struct Waits {
+pub struct BackoffDelays {
     base: Duration,
     ceiling: Duration,
     seed: u64,
 }
 
-impl Waits {
+impl BackoffDelays {
     /// Returns waits that double from `base` up to `ceiling`.
     #[must_use]
     pub fn new(base: Duration, ceiling: Duration, seed: u64) -> Self {
@@ -43,7 +43,7 @@ impl Waits {
 
 /// Timing of restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct RestartLimits {
     /// Wait before the second restart; the first restart is immediate.
     pub base: Duration,
     /// Longest wait.
@@ -57,14 +57,18 @@ pub struct Limits {
 pub struct Backoff {
     stable: Duration,
     deaths: u32,
-    waits: Waits,
+    waits: BackoffDelays,
 }
 
 impl Backoff {
     /// Starts with no death counted. The same seed gives the same waits.
     #[must_use]
-    pub fn new(limits: Limits, seed: u64) -> Self {
-        Self { stable: limits.stable, deaths: 0, waits: Waits::new(limits.base, limits.ceiling, seed) }
+    pub fn new(limits: RestartLimits, seed: u64) -> Self {
+        Self {
+            stable: limits.stable,
+            deaths: 0,
+            waits: BackoffDelays::new(limits.base, limits.ceiling, seed),
+        }
     }
 
     /// Counts a death and returns the time of the next start. `alive_since` is `None` if the
@@ -85,7 +89,7 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits {
+    const LIMITS: RestartLimits = RestartLimits {
         base: Duration::from_millis(100),
         ceiling: Duration::from_secs(1),
         stable: Duration::from_secs(10),
@@ -124,7 +128,7 @@ mod tests {
     }
     #[test]
     fn waits_double_to_the_ceiling_and_never_overflow() {
-        let mut waits = Waits::new(LIMITS.base, LIMITS.ceiling, 7);
+        let mut waits = BackoffDelays::new(LIMITS.base, LIMITS.ceiling, 7);
         for (failures, step_ms) in [(0, 100), (1, 200), (2, 400), (3, 800), (4, 1000), (u32::MAX, 1000)] {
             let wait = waits.after(failures);
             let step = Duration::from_millis(step_ms);

@@ -30,8 +30,8 @@ use std::time::Duration;
 
 use millrace_types::{Incarnation, Reason, Timestamp};
 
-pub use self::protocol::{Action, Event, Health, Place, Why};
-use crate::attempts::{Attempts, Loss, Progress, Verdict};
+pub use self::protocol::{Action, Event, KillReason, ProcessSlot, ProgramHealth};
+use crate::attempts::{AttemptLoss, AttemptProgress, AttemptRecord, RetryDecision};
 use crate::backoff::Backoff;
 use crate::core::Core;
 use crate::ids::RequestKey;
@@ -52,7 +52,7 @@ const LIFE_BITS: u32 = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Request {
     key: RequestKey,
-    attempts: Attempts,
+    attempts: AttemptRecord,
     deadline: Timestamp,
 }
 
@@ -141,7 +141,7 @@ impl Crew {
 
     /// Returns the request that a process runs, abandoned or not.
     #[must_use]
-    pub fn running(&self, place: Place, incarnation: Incarnation) -> Option<RequestKey> {
+    pub fn running(&self, place: ProcessSlot, incarnation: Incarnation) -> Option<RequestKey> {
         let process = self.processes.get(place.0 as usize).filter(|it| it.incarnation == incarnation)?;
         match process.state {
             State::Running(Request { key, .. }) | State::Abandoned { key, .. } => Some(key),
@@ -152,12 +152,12 @@ impl Crew {
     /// Returns whether the program can run requests. A single process that exits early may be an
     /// accident, but a start that times out counts as a failure at once.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> ProgramHealth {
         match self.greeted {
-            _ if self.is_broken() => Health::Failing,
-            false if self.silent => Health::Failing,
-            false => Health::Starting,
-            true => Health::Up,
+            _ if self.is_broken() => ProgramHealth::Failing,
+            false if self.silent => ProgramHealth::Failing,
+            false => ProgramHealth::Starting,
+            true => ProgramHealth::Up,
         }
     }
 
@@ -166,29 +166,29 @@ impl Crew {
         self.failed_starts >= FAILED_STARTS_MAX && self.processes.iter().all(|it| it.ready_since.is_none())
     }
 
-    fn process(&mut self, place: Place, incarnation: Incarnation) -> Option<&mut Process> {
+    fn process(&mut self, place: ProcessSlot, incarnation: Incarnation) -> Option<&mut Process> {
         self.processes.get_mut(place.0 as usize).filter(|it| it.incarnation == incarnation)
     }
 
     /// Starts another process in the slot of an ended process.
-    fn again(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+    fn again(&mut self, now: Timestamp, place: ProcessSlot, actions: &mut Vec<Action>) {
         self.restarts += 1;
         self.spawn(now, place, actions);
     }
 
-    fn spawn(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+    fn spawn(&mut self, now: Timestamp, place: ProcessSlot, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         process.incarnation = Incarnation(process.incarnation.0 + 1);
         process.state = State::Starting { give_up: now + START_TIMEOUT };
         actions.push(Action::Spawn { place, incarnation: process.incarnation });
     }
 
-    fn places(&self) -> impl Iterator<Item = Place> + use<> {
+    fn places(&self) -> impl Iterator<Item = ProcessSlot> + use<> {
         // The number of processes is at most `PROCESSES_MAX`.
-        (0..self.processes.len() as u32).map(Place)
+        (0..self.processes.len() as u32).map(ProcessSlot)
     }
 
-    fn exited(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+    fn exited(&mut self, now: Timestamp, place: ProcessSlot, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         let since = process.ready_since.take();
         if self.stopping {
@@ -205,7 +205,7 @@ impl Crew {
             Some(_) => self.failed_starts = 0,
         }
         if let State::Running(request) = was {
-            self.lost(request, Loss::Died(Progress::Begun), actions);
+            self.lost(request, AttemptLoss::Died(AttemptProgress::Begun), actions);
         }
         if self.is_broken() {
             for Request { key, attempts, .. } in std::mem::take(&mut self.waiting) {
@@ -223,30 +223,36 @@ impl Crew {
 
     /// Handles a process that ended because the worker lacked a resource. Without a handshake, the
     /// start counts as failed for any reason, so that the next starts are spread over time.
-    fn given_up(&mut self, now: Timestamp, place: Place, actions: &mut Vec<Action>) {
+    fn given_up(&mut self, now: Timestamp, place: ProcessSlot, actions: &mut Vec<Action>) {
         let process = &mut self.processes[place.0 as usize];
         if process.ready_since.is_none() || self.stopping {
             return self.exited(now, place, actions);
         }
         process.ready_since = None;
         if let State::Running(request) = process.state {
-            self.lost(request, Loss::Failed(Progress::Begun), actions);
+            self.lost(request, AttemptLoss::Failed(AttemptProgress::Begun), actions);
         }
         self.again(now, place, actions);
     }
 
     /// Decides about the request of a process that ended.
-    fn lost(&mut self, request: Request, loss: Loss, actions: &mut Vec<Action>) {
+    fn lost(&mut self, request: Request, loss: AttemptLoss, actions: &mut Vec<Action>) {
         match request.attempts.after(loss) {
-            Verdict::Again(attempts) => self.waiting.push_front(Request { attempts, ..request }),
-            Verdict::Refuse { reason, may_have_executed } => {
+            RetryDecision::Again(attempts) => self.waiting.push_front(Request { attempts, ..request }),
+            RetryDecision::Refuse { reason, may_have_executed } => {
                 actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }
     }
 
     /// Refuses a request that could not be handed to its process, which waits for another request.
-    fn unsent(&mut self, place: Place, incarnation: Incarnation, key: RequestKey, actions: &mut Vec<Action>) {
+    fn unsent(
+        &mut self,
+        place: ProcessSlot,
+        incarnation: Incarnation,
+        key: RequestKey,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(process) = self.process(place, incarnation) else { return };
         match process.state {
             State::Running(request) if request.key == key => {
@@ -293,7 +299,7 @@ impl Crew {
     }
 
     /// Marks a running request as abandoned: its client no longer waits.
-    fn abandon(&mut self, place: Place, until: Timestamp, actions: &mut Vec<Action>) {
+    fn abandon(&mut self, place: ProcessSlot, until: Timestamp, actions: &mut Vec<Action>) {
         let state = &mut self.processes[place.0 as usize].state;
         if let State::Running(Request { key, .. }) = *state {
             *state = State::Abandoned { key, until };
@@ -317,7 +323,7 @@ impl Crew {
                 continue;
             }
             *state = State::Dying(Fault::None);
-            actions.push(Action::Kill { place, why: Why::Stop });
+            actions.push(Action::Kill { place, why: KillReason::Stop });
         }
     }
 
@@ -331,9 +337,11 @@ impl Crew {
                 State::Waiting { until } if until <= now => self.again(now, place, actions),
                 State::Starting { give_up } if give_up <= now => {
                     self.silent = true;
-                    kill(self, Fault::Own, Why::Silent);
+                    kill(self, Fault::Own, KillReason::Silent);
                 }
-                State::Abandoned { until, .. } if until <= now => kill(self, Fault::None, Why::Abandoned),
+                State::Abandoned { until, .. } if until <= now => {
+                    kill(self, Fault::None, KillReason::Abandoned)
+                }
                 State::Running(Request { deadline, .. }) if deadline <= now => {
                     self.abandon(place, now + GRACE, actions);
                 }
@@ -363,7 +371,7 @@ impl Core for Crew {
                     self.exited(now, place, actions);
                 }
             }
-            Event::GivenUp { place, incarnation } => {
+            Event::ResourceExhausted { place, incarnation } => {
                 if self.process(place, incarnation).is_some() {
                     self.given_up(now, place, actions);
                 }

@@ -35,14 +35,14 @@ const TICKS_PER_LEASE: u32 = 4;
 
 /// Limits of a node's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct LeaseLimits {
     /// Silence after which a node is fenced.
     pub lease: Duration,
     /// Further silence after which a fenced node is lost.
     pub grace: Duration,
 }
 
-impl Default for Limits {
+impl Default for LeaseLimits {
     fn default() -> Self {
         Self { lease: LEASE, grace: GRACE }
     }
@@ -50,7 +50,7 @@ impl Default for Limits {
 
 /// A registration of a node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Member {
+pub struct NodeRegistration {
     pub node: NodeName,
     /// Number of the registration.
     pub epoch: Epoch,
@@ -58,7 +58,7 @@ pub struct Member {
 
 /// State of a registration, as the leader believes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum LeaseState {
     /// The node is alive.
     Believed,
     /// The node may be alive and serves, but its state batches are refused.
@@ -71,19 +71,19 @@ pub enum Standing {
 
 /// Result of a tick.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct LeaseTick {
     /// Registrations with a lease that ended.
-    pub fenced: Vec<Member>,
+    pub fenced: Vec<NodeRegistration>,
     /// Registrations to declare lost: propose `NodeLost{epoch}` for each. Repeated a lease later
-    /// until [`Leases::gone`] confirms the loss.
-    pub lost: Vec<Member>,
+    /// until [`Leases::remove_node`] confirms the loss.
+    pub lost: Vec<NodeRegistration>,
     /// Duration of a stall of the leader, if one occurred. Every node that is not lost has a full
     /// lease.
     pub stalled: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum LeaseRecord {
     /// Believed until this time.
     Believed { until: Timestamp },
     /// Fenced, and lost from this time on.
@@ -92,7 +92,7 @@ enum State {
     Lost { again: Timestamp },
 }
 
-impl State {
+impl LeaseRecord {
     fn due(self) -> Timestamp {
         match self {
             Self::Believed { until } | Self::Fenced { until } => until,
@@ -100,11 +100,11 @@ impl State {
         }
     }
 
-    fn standing(self) -> Standing {
+    fn standing(self) -> LeaseState {
         match self {
-            Self::Believed { .. } => Standing::Believed,
-            Self::Fenced { .. } => Standing::Fenced,
-            Self::Lost { .. } => Standing::Lost,
+            Self::Believed { .. } => LeaseState::Believed,
+            Self::Fenced { .. } => LeaseState::Fenced,
+            Self::Lost { .. } => LeaseState::Lost,
         }
     }
 }
@@ -112,8 +112,8 @@ impl State {
 /// Leases that a leader has granted. Empty on a controller that does not lead.
 #[derive(Debug, Clone)]
 pub struct Leases {
-    limits: Limits,
-    nodes: BTreeMap<NodeName, (Epoch, State)>,
+    limits: LeaseLimits,
+    nodes: BTreeMap<NodeName, (Epoch, LeaseRecord)>,
     /// Time of the last tick; `None` while this controller does not lead.
     ticked: Option<Timestamp>,
 }
@@ -121,13 +121,13 @@ pub struct Leases {
 impl Leases {
     /// Creates the table of a controller that does not lead yet.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: LeaseLimits) -> Self {
         Self { limits, nodes: BTreeMap::new(), ticked: None }
     }
 
     /// Starts to lead. Every live node gets a full lease, regardless of its earlier state, because
     /// the previous leader may have heard the node.
-    pub fn elected(&mut self, now: Timestamp, live: impl IntoIterator<Item = Member>) {
+    pub fn elected(&mut self, now: Timestamp, live: impl IntoIterator<Item = NodeRegistration>) {
         self.ticked = Some(now);
         let believed = self.full(now);
         self.nodes = live.into_iter().map(|member| (member.node, (member.epoch, believed))).collect();
@@ -135,7 +135,7 @@ impl Leases {
 
     /// Adds a committed registration with a full lease; replaces an older registration of the same
     /// name. Ignored while this controller does not lead.
-    pub fn registered(&mut self, now: Timestamp, member: Member) {
+    pub fn registered(&mut self, now: Timestamp, member: NodeRegistration) {
         if self.ticked.is_none() {
             return;
         }
@@ -146,7 +146,7 @@ impl Leases {
     }
 
     /// Removes a node: its loss was committed, or the node left.
-    pub fn gone(&mut self, node: &NodeName, epoch: Epoch) {
+    pub fn remove_node(&mut self, node: &NodeName, epoch: Epoch) {
         if self.nodes.get(node).is_some_and(|(known, _)| *known <= epoch) {
             self.nodes.remove(node);
         }
@@ -154,46 +154,46 @@ impl Leases {
 
     /// Records a sign of life, of any kind, at `at`. Returns the state of the registration. A sign
     /// from before the present lease was granted does not shorten that lease.
-    pub fn heard(&mut self, node: &NodeName, epoch: Epoch, at: Timestamp) -> Standing {
+    pub fn record_sign_of_life(&mut self, node: &NodeName, epoch: Epoch, at: Timestamp) -> LeaseState {
         let until = at + self.limits.lease;
-        let Some(state) = self.state_mut(node, epoch) else { return Standing::Unknown };
+        let Some(state) = self.state_mut(node, epoch) else { return LeaseState::Unknown };
         *state = match *state {
-            State::Believed { until: granted } => State::Believed { until: granted.max(until) },
-            State::Fenced { .. } => State::Believed { until },
-            lost @ State::Lost { .. } => lost,
+            LeaseRecord::Believed { until: granted } => LeaseRecord::Believed { until: granted.max(until) },
+            LeaseRecord::Fenced { .. } => LeaseRecord::Believed { until },
+            lost @ LeaseRecord::Lost { .. } => lost,
         };
         state.standing()
     }
 
     /// Returns the state of a registration, as of the last tick.
     #[must_use]
-    pub fn standing(&self, node: &NodeName, epoch: Epoch) -> Standing {
+    pub fn standing(&self, node: &NodeName, epoch: Epoch) -> LeaseState {
         match self.nodes.get(node) {
             Some((known, state)) if *known == epoch => state.standing(),
-            _ => Standing::Unknown,
+            _ => LeaseState::Unknown,
         }
     }
 
     /// Ends leases, and returns the registrations to declare lost.
-    pub fn tick(&mut self, now: Timestamp) -> Verdict {
-        let Some(last) = self.ticked.replace(now) else { return Verdict::default() };
+    pub fn tick(&mut self, now: Timestamp) -> LeaseTick {
+        let Some(last) = self.ticked.replace(now) else { return LeaseTick::default() };
         let gap = now.since(last);
         if gap > self.limits.lease / 2 {
             self.grant_all(now);
-            return Verdict { stalled: Some(gap), ..Verdict::default() };
+            return LeaseTick { stalled: Some(gap), ..LeaseTick::default() };
         }
-        let mut verdict = Verdict::default();
+        let mut verdict = LeaseTick::default();
         for (node, (epoch, state)) in &mut self.nodes {
-            let member = || Member { node: node.clone(), epoch: *epoch };
-            if let State::Believed { until } = *state
+            let member = || NodeRegistration { node: node.clone(), epoch: *epoch };
+            if let LeaseRecord::Believed { until } = *state
                 && until <= now
             {
                 verdict.fenced.push(member());
-                *state = State::Fenced { until: until + self.limits.grace };
+                *state = LeaseRecord::Fenced { until: until + self.limits.grace };
             }
-            if !matches!(state, State::Believed { .. }) && state.due() <= now {
+            if !matches!(state, LeaseRecord::Believed { .. }) && state.due() <= now {
                 verdict.lost.push(member());
-                *state = State::Lost { again: now + self.limits.lease };
+                *state = LeaseRecord::Lost { again: now + self.limits.lease };
             }
         }
         verdict
@@ -206,19 +206,20 @@ impl Leases {
         Some(self.nodes.values().map(|(_, state)| state.due()).fold(regular, Timestamp::min))
     }
 
-    fn full(&self, now: Timestamp) -> State {
-        State::Believed { until: now + self.limits.lease }
+    fn full(&self, now: Timestamp) -> LeaseRecord {
+        LeaseRecord::Believed { until: now + self.limits.lease }
     }
 
     fn grant_all(&mut self, now: Timestamp) {
         let full = self.full(now);
         let again = now + self.limits.lease;
         for (_, state) in self.nodes.values_mut() {
-            *state = if matches!(state, State::Lost { .. }) { State::Lost { again } } else { full };
+            *state =
+                if matches!(state, LeaseRecord::Lost { .. }) { LeaseRecord::Lost { again } } else { full };
         }
     }
 
-    fn state_mut(&mut self, node: &NodeName, epoch: Epoch) -> Option<&mut State> {
+    fn state_mut(&mut self, node: &NodeName, epoch: Epoch) -> Option<&mut LeaseRecord> {
         self.nodes.get_mut(node).filter(|(known, _)| *known == epoch).map(|(_, state)| state)
     }
 }

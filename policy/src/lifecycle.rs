@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
-use crate::backoff::{Backoff, Limits};
+use crate::backoff::{Backoff, RestartLimits};
 use crate::core::Core;
 
 /// Time that a process may take to become ready.
 pub const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Backoff between starts.
-pub const RESTARTS: Limits = Limits {
+pub const RESTARTS: RestartLimits = RestartLimits {
     base: Duration::from_millis(50),
     ceiling: Duration::from_secs(5),
     stable: Duration::from_secs(10),

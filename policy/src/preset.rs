@@ -16,7 +16,7 @@ use millrace_types::policy::{
 use crate::dispatch::PolicyConfig;
 use crate::gpu::Eviction;
 use crate::paths::HostLinks;
-use crate::rates::Sharing;
+use crate::rates::TransferSharing;
 
 /// All scheduling decisions that an operator can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub struct SchedulingPolicy {
     /// Whether requests run as one batch, for functions that allow batching.
     pub batching: Batches,
     /// Policy by which transfers between host memory and GPUs share links.
-    pub sharing: Sharing,
+    pub sharing: TransferSharing,
     /// PCIe links that data crosses between host memory and a GPU.
     pub host_links: HostLinks,
 }
@@ -51,7 +51,7 @@ impl SchedulingPolicy {
             dispatch: PolicyConfig::named(name.dispatch()),
             eviction,
             batching: Batches::On,
-            sharing: Sharing::Fair,
+            sharing: TransferSharing::Fair,
             host_links: HostLinks::Own,
         }
     }
@@ -65,7 +65,7 @@ impl SchedulingPolicy {
             dispatch: base.dispatch.with(spec),
             eviction: spec.eviction.map_or(base.eviction, Eviction::named),
             batching: spec.batching.unwrap_or(base.batching),
-            sharing: spec.transfer_sharing.map_or(base.sharing, Sharing::named),
+            sharing: spec.transfer_sharing.map_or(base.sharing, TransferSharing::named),
             host_links: spec.host_links.map_or(base.host_links, HostLinks::named),
         }
     }
@@ -86,9 +86,9 @@ impl SchedulingPolicy {
             batching: Some(self.batching),
             slo_window: self.dispatch.slo_window(),
             transfer_sharing: Some(match self.sharing {
-                Sharing::FaasTube => TransferSharingName::Faastube,
-                Sharing::Fair => TransferSharingName::Fair,
-                Sharing::Fifo => TransferSharingName::Fifo,
+                TransferSharing::FaasTube => TransferSharingName::Faastube,
+                TransferSharing::Fair => TransferSharingName::Fair,
+                TransferSharing::Fifo => TransferSharingName::Fifo,
             }),
             host_links: Some(match self.host_links {
                 HostLinks::Own => HostLinksName::Own,
@@ -98,7 +98,7 @@ impl SchedulingPolicy {
     }
 }
 
-impl Sharing {
+impl TransferSharing {
     const fn named(name: TransferSharingName) -> Self {
         match name {
             TransferSharingName::Faastube => Self::FaasTube,
@@ -142,7 +142,7 @@ mod tests {
             dispatch: PolicyConfig::Lalb { overtakes_max: 9 },
             eviction: Eviction::Replicas,
             batching: Batches::On,
-            sharing: Sharing::FaasTube,
+            sharing: TransferSharing::FaasTube,
             host_links: HostLinks::Own,
         };
         assert_eq!(SchedulingPolicy::default().with(&spec), expected);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use millrace_types::{RevisionKey, Timestamp};
 
 use crate::names::{self, UnknownName};
-use crate::workflow::Nearness;
+use crate::workflow::PrewarmTarget;
 
 /// Minimum time between two followed hints for the same function and target.
 pub const PACE: Duration = Duration::from_secs(1);
@@ -48,14 +48,14 @@ impl fmt::Display for Prewarm {
 /// workflow is first brought into host memory and a moment later onto a GPU: the first must not
 /// delay the second.
 #[derive(Debug, Default)]
-pub struct Pace {
-    last: BTreeMap<(RevisionKey, Nearness), Timestamp>,
+pub struct HintRateLimit {
+    last: BTreeMap<(RevisionKey, PrewarmTarget), Timestamp>,
 }
 
-impl Pace {
+impl HintRateLimit {
     /// Returns whether a hint for a function may be followed now. A hint without effect costs
     /// nothing: only [`Self::followed`] starts the minimum time.
-    pub fn admits(&mut self, now: Timestamp, function: &RevisionKey, to: Nearness) -> bool {
+    pub fn admits(&mut self, now: Timestamp, function: &RevisionKey, to: PrewarmTarget) -> bool {
         let step = (function.clone(), to);
         if self.last.get(&step).is_some_and(|&last| last + PACE > now) {
             return false;
@@ -67,7 +67,7 @@ impl Pace {
     }
 
     /// Records that an admitted hint started a load.
-    pub fn followed(&mut self, now: Timestamp, function: &RevisionKey, to: Nearness) {
+    pub fn followed(&mut self, now: Timestamp, function: &RevisionKey, to: PrewarmTarget) {
         self.last.insert((function.clone(), to), now);
     }
 }
@@ -83,7 +83,7 @@ mod tests {
         RevisionKey { function, revision: Revision::FIRST }
     }
 
-    fn follows(pace: &mut Pace, now: Timestamp, function: usize, to: Nearness) -> bool {
+    fn follows(pace: &mut HintRateLimit, now: Timestamp, function: usize, to: PrewarmTarget) -> bool {
         let admitted = pace.admits(now, &key(function), to);
         if admitted {
             pace.followed(now, &key(function), to);
@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn a_function_has_one_hint_followed_per_second() {
-        let mut pace = Pace::default();
+        let mut pace = HintRateLimit::default();
         let start = Timestamp(5);
-        let gpu = Nearness::Gpu;
+        let gpu = PrewarmTarget::Gpu;
         assert!(follows(&mut pace, start, 1, gpu));
         assert!(!follows(&mut pace, start + PACE / 2, 1, gpu));
         assert!(follows(&mut pace, start + PACE / 2, 2, gpu), "each function has its own time");
@@ -104,20 +104,20 @@ mod tests {
 
     #[test]
     fn a_hint_without_effect_or_for_host_memory_delays_no_gpu_hint() {
-        let mut pace = Pace::default();
+        let mut pace = HintRateLimit::default();
         let start = Timestamp(5);
-        assert!(pace.admits(start, &key(1), Nearness::Gpu));
-        assert!(pace.admits(start, &key(1), Nearness::Gpu), "the first hint had no effect");
-        assert!(follows(&mut pace, start, 1, Nearness::Host));
-        assert!(!follows(&mut pace, start + PACE / 50, 1, Nearness::Host));
-        assert!(follows(&mut pace, start + PACE / 50, 1, Nearness::Gpu), "the GPU is another target");
+        assert!(pace.admits(start, &key(1), PrewarmTarget::Gpu));
+        assert!(pace.admits(start, &key(1), PrewarmTarget::Gpu), "the first hint had no effect");
+        assert!(follows(&mut pace, start, 1, PrewarmTarget::Host));
+        assert!(!follows(&mut pace, start + PACE / 50, 1, PrewarmTarget::Host));
+        assert!(follows(&mut pace, start + PACE / 50, 1, PrewarmTarget::Gpu), "the GPU is another target");
     }
 
     #[test]
     fn a_full_pace_table_admits_no_new_function_until_entries_expire() {
-        let mut pace = Pace::default();
+        let mut pace = HintRateLimit::default();
         let start = Timestamp(5);
-        let gpu = Nearness::Gpu;
+        let gpu = PrewarmTarget::Gpu;
         assert!((0..PACED_MAX).all(|number| follows(&mut pace, start, number, gpu)));
         assert!(!follows(&mut pace, start, PACED_MAX, gpu));
         assert!(follows(&mut pace, start + PACE, PACED_MAX, gpu));

@@ -6,7 +6,7 @@ mod runs;
 
 use std::time::Duration;
 
-pub use self::runs::{MachineType, Runs};
+pub use self::runs::{MachineRunTimes, MachineType};
 use millrace_types::{Bytes, BytesPerSec};
 
 /// Assumed run time before the first measurement.
@@ -21,14 +21,14 @@ pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
 
 /// Needs of a request that are the same on every worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request {
+pub struct RouteRequest {
     /// Size of the model's weights.
     pub weights: Bytes,
 }
 
 /// Location of a model on a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Held {
+pub enum ModelResidency {
     /// On a GPU that runs nothing.
     OnIdleGpu,
     /// Only on GPUs that run something.
@@ -39,7 +39,7 @@ pub enum Held {
 
 /// Telemetry of a worker that could accept the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Candidate<W> {
+pub struct WorkerCandidate<W> {
     pub worker: W,
     /// GPUs that serve.
     pub gpus_up: u32,
@@ -51,21 +51,21 @@ pub struct Candidate<W> {
     pub queued: u32,
     /// Requests sent to the worker that its telemetry cannot include yet.
     pub unseen: u32,
-    /// Estimated run time of the request on this worker: see [`Runs`].
+    /// Estimated run time of the request on this worker: see [`MachineRunTimes`].
     pub run: Duration,
     /// Location of the model on this worker.
-    pub held: Held,
+    pub held: ModelResidency,
     /// Rate at which a model is copied to the worker's GPUs.
     pub host_rate: BytesPerSec,
     /// Bytes of the request's inputs that the worker would have to fetch from other workers first.
     pub missing: Bytes,
 }
 
-impl<W> Candidate<W> {
+impl<W> WorkerCandidate<W> {
     /// Returns the estimated time until the request has run on this worker. `None` if no GPU
     /// serves.
     #[must_use]
-    pub fn finish(&self, request: &Request) -> Option<Duration> {
+    pub fn finish(&self, request: &RouteRequest) -> Option<Duration> {
         if self.gpus_up == 0 {
             return None;
         }
@@ -76,10 +76,10 @@ impl<W> Candidate<W> {
         let rounds = if busy { 1 + (before - idle) / u64::from(self.gpus_up) } else { 0 };
         let wait = self.run.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
         let resident = match self.held {
-            Held::OnIdleGpu => true,
+            ModelResidency::OnIdleGpu => true,
             // An idle GPU begins the request at once, with or without the model.
-            Held::OnBusyGpu => busy,
-            Held::InHost => false,
+            ModelResidency::OnBusyGpu => busy,
+            ModelResidency::InHost => false,
         };
         let swap = if resident { Duration::ZERO } else { self.host_rate.time_for(request.weights) };
         let fetch = PEER_RATE.time_for(self.missing);
@@ -90,13 +90,19 @@ impl<W> Candidate<W> {
 /// Chooses the candidate that is likely to finish first; among equals the candidate with fewer
 /// requests, then the first. If no candidate has a serving GPU, chooses among the candidates with
 /// GPUs about to serve. `None` if there are none.
-pub fn choose<W>(candidates: impl IntoIterator<Item = Candidate<W>> + Clone, request: &Request) -> Option<W> {
-    let soon =
-        |candidate: Candidate<W>| Candidate { gpus_up: candidate.gpus_coming, gpus_idle: 0, ..candidate };
+pub fn choose<W>(
+    candidates: impl IntoIterator<Item = WorkerCandidate<W>> + Clone,
+    request: &RouteRequest,
+) -> Option<W> {
+    let soon = |candidate: WorkerCandidate<W>| WorkerCandidate {
+        gpus_up: candidate.gpus_coming,
+        gpus_idle: 0,
+        ..candidate
+    };
     first(candidates.clone(), request).or_else(|| first(candidates.into_iter().map(soon), request))
 }
 
-fn first<W>(candidates: impl IntoIterator<Item = Candidate<W>>, request: &Request) -> Option<W> {
+fn first<W>(candidates: impl IntoIterator<Item = WorkerCandidate<W>>, request: &RouteRequest) -> Option<W> {
     let mut best: Option<((Duration, u64), W)> = None;
     for candidate in candidates {
         let Some(finish) = candidate.finish(request) else { continue };
@@ -113,10 +119,10 @@ fn first<W>(candidates: impl IntoIterator<Item = Candidate<W>>, request: &Reques
 mod tests {
     use super::*;
 
-    const REQUEST: Request = Request { weights: Bytes(120_000_000) };
+    const REQUEST: RouteRequest = RouteRequest { weights: Bytes(120_000_000) };
 
     /// A worker with two idle GPUs and the model in host memory, 10 ms from either GPU.
-    const IDLE: Candidate<&str> = Candidate {
+    const IDLE: WorkerCandidate<&str> = WorkerCandidate {
         worker: "idle",
         gpus_up: 2,
         gpus_idle: 2,
@@ -124,13 +130,14 @@ mod tests {
         queued: 0,
         unseen: 0,
         run: Duration::from_millis(4),
-        held: Held::InHost,
+        held: ModelResidency::InHost,
         host_rate: HOST_RATE,
         missing: Bytes::ZERO,
     };
-    const HOLDER: Candidate<&str> = Candidate { worker: "holder", held: Held::OnIdleGpu, ..IDLE };
+    const HOLDER: WorkerCandidate<&str> =
+        WorkerCandidate { worker: "holder", held: ModelResidency::OnIdleGpu, ..IDLE };
 
-    fn check(candidates: &[Candidate<&'static str>], expected: Option<&'static str>) {
+    fn check(candidates: &[WorkerCandidate<&'static str>], expected: Option<&'static str>) {
         assert_eq!(choose(candidates.iter().copied(), &REQUEST), expected);
     }
 
@@ -139,54 +146,55 @@ mod tests {
         let ms = |ms| Some(Duration::from_millis(ms));
         assert_eq!(IDLE.finish(&REQUEST), ms(14));
         assert_eq!(HOLDER.finish(&REQUEST), ms(4));
-        let full = Candidate { gpus_idle: 0, queued: 3, held: Held::OnBusyGpu, ..HOLDER };
+        let full = WorkerCandidate { gpus_idle: 0, queued: 3, held: ModelResidency::OnBusyGpu, ..HOLDER };
         assert_eq!(full.finish(&REQUEST), ms(4 + 2 * 4));
-        let other_gpu_is_idle = Candidate { gpus_idle: 1, held: Held::OnBusyGpu, ..HOLDER };
+        let other_gpu_is_idle = WorkerCandidate { gpus_idle: 1, held: ModelResidency::OnBusyGpu, ..HOLDER };
         assert_eq!(other_gpu_is_idle.finish(&REQUEST), ms(14));
-        assert_eq!(Candidate { gpus_up: 0, ..HOLDER }.finish(&REQUEST), None);
+        assert_eq!(WorkerCandidate { gpus_up: 0, ..HOLDER }.finish(&REQUEST), None);
     }
 
     #[test]
     fn a_holder_wins_over_a_short_wait_but_not_over_a_long_one() {
-        let busy = |queued| Candidate { gpus_idle: 0, queued, held: Held::OnBusyGpu, ..HOLDER };
+        let busy =
+            |queued| WorkerCandidate { gpus_idle: 0, queued, held: ModelResidency::OnBusyGpu, ..HOLDER };
         check(&[IDLE, busy(0)], Some("holder"));
         check(&[IDLE, busy(10)], Some("idle"));
     }
 
     #[test]
     fn a_faster_machine_wins_if_it_saves_more_than_a_swap() {
-        let slow = |ms| Candidate { run: Duration::from_millis(ms), ..HOLDER };
+        let slow = |ms| WorkerCandidate { run: Duration::from_millis(ms), ..HOLDER };
         check(&[IDLE, slow(13)], Some("holder"));
         check(&[IDLE, slow(15)], Some("idle"));
     }
 
     #[test]
     fn requests_not_yet_in_telemetry_count() {
-        let sent = Candidate { unseen: 9, ..HOLDER };
+        let sent = WorkerCandidate { unseen: 9, ..HOLDER };
         check(&[sent, IDLE], Some("idle"));
     }
 
     #[test]
     fn ties_go_to_the_less_loaded_worker_then_to_the_first() {
-        let other = Candidate { worker: "other", ..IDLE };
+        let other = WorkerCandidate { worker: "other", ..IDLE };
         check(&[IDLE, other], Some("idle"));
-        check(&[Candidate { gpus_idle: 1, ..IDLE }, other], Some("other"));
+        check(&[WorkerCandidate { gpus_idle: 1, ..IDLE }, other], Some("other"));
     }
 
     #[test]
     fn workers_without_gpus_are_left_out() {
-        check(&[Candidate { gpus_up: 0, ..HOLDER }, IDLE], Some("idle"));
-        check(&[Candidate { gpus_up: 0, ..HOLDER }], None);
+        check(&[WorkerCandidate { gpus_up: 0, ..HOLDER }, IDLE], Some("idle"));
+        check(&[WorkerCandidate { gpus_up: 0, ..HOLDER }], None);
         check(&[], None);
     }
 
     #[test]
     fn a_worker_about_to_serve_is_chosen_only_if_none_serves() {
         let coming =
-            |worker, gpus_coming| Candidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
+            |worker, gpus_coming| WorkerCandidate { worker, gpus_up: 0, gpus_idle: 0, gpus_coming, ..HOLDER };
         check(&[coming("none", 0), coming("soon", 1)], Some("soon"));
-        check(&[coming("soon", 1), Candidate { queued: 9, ..IDLE }], Some("idle"));
-        let queued = Candidate { queued: 4, ..coming("queued", 1) };
+        check(&[coming("soon", 1), WorkerCandidate { queued: 9, ..IDLE }], Some("idle"));
+        let queued = WorkerCandidate { queued: 4, ..coming("queued", 1) };
         check(&[queued, coming("soon", 1)], Some("soon"));
     }
 }

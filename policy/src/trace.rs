@@ -40,7 +40,7 @@ impl CoreId {
 
 /// Digest of the events and actions of one core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fold {
+pub struct CoreDigest {
     /// The hash of every (core, time, event, actions) in order.
     pub hash: u64,
     /// Number of events folded in.
@@ -49,12 +49,12 @@ pub struct Fold {
 
 /// Digests of a node's cores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Trace {
-    folds: BTreeMap<CoreId, Fold>,
+pub struct CoreTrace {
+    folds: BTreeMap<CoreId, CoreDigest>,
     decisions: DecisionDigest,
 }
 
-impl Trace {
+impl CoreTrace {
     /// Lets `core` handle an event and folds in its actions. `actions` must be empty.
     pub fn step<C: Core>(
         &mut self,
@@ -64,13 +64,13 @@ impl Trace {
         event: C::Event,
         actions: &mut Vec<C::Action>,
     ) {
-        let fold = self.folds.entry(id).or_insert(Fold { hash: Fnv::OFFSET, events: 0 });
+        let fold = self.folds.entry(id).or_insert(CoreDigest { hash: Fnv::OFFSET, events: 0 });
         let mut hasher = Fnv(fold.hash);
         (id, now, &event).hash(&mut hasher);
         core.on_event(now, event, actions);
         actions.hash(&mut hasher);
         core.next_wake().hash(&mut hasher);
-        *fold = Fold { hash: hasher.finish(), events: fold.events + 1 };
+        *fold = CoreDigest { hash: hasher.finish(), events: fold.events + 1 };
         for decision in actions.iter().filter_map(C::decision) {
             self.decisions.take(now, id.gpu(), decision);
         }
@@ -84,7 +84,7 @@ impl Trace {
 
     /// Returns the digest of every core.
     #[must_use]
-    pub fn folds(&self) -> &BTreeMap<CoreId, Fold> {
+    pub fn folds(&self) -> &BTreeMap<CoreId, CoreDigest> {
         &self.folds
     }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     fn digest(events: &[(u64, u32)]) -> u64 {
-        let mut trace = Trace::default();
+        let mut trace = CoreTrace::default();
         for &(at, event) in events {
             trace.step(CoreId::Dispatch, &mut Echo, Timestamp(at), event, &mut Vec::new());
         }

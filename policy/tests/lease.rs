@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::lease::{GRACE, LEASE, Leases, Limits, Member, Standing, Verdict};
+use millrace_policy::lease::{GRACE, LEASE, LeaseLimits, LeaseState, LeaseTick, Leases, NodeRegistration};
 use millrace_types::{Epoch, NodeName, Timestamp};
 use proptest::prelude::*;
 
@@ -18,25 +18,25 @@ fn name(node: &str) -> NodeName {
     NodeName::new(node).expect("a node's name")
 }
 
-fn member(node: &str, epoch: Epoch) -> Member {
-    Member { node: name(node), epoch }
+fn member(node: &str, epoch: Epoch) -> NodeRegistration {
+    NodeRegistration { node: name(node), epoch }
 }
 
 /// Returns a leader elected at 0, with two nodes of epoch 1 and the default lease and grace.
 fn leader() -> Leases {
-    let mut leases = Leases::new(Limits::default());
+    let mut leases = Leases::new(LeaseLimits::default());
     leases.elected(ms(0), [member("a", ONE), member("b", ONE)]);
     leases
 }
 
 /// Ticks at every wake-up time up to and including `until`. Returns the verdicts that are not
 /// empty.
-fn run(leases: &mut Leases, until: Timestamp) -> Vec<(Timestamp, Verdict)> {
+fn run(leases: &mut Leases, until: Timestamp) -> Vec<(Timestamp, LeaseTick)> {
     let mut verdicts = Vec::new();
     loop {
         let at = leases.next_wake().expect("a leader always wakes again").min(until);
         let verdict = leases.tick(at);
-        if verdict != Verdict::default() {
+        if verdict != LeaseTick::default() {
             verdicts.push((at, verdict));
         }
         if at == until {
@@ -45,43 +45,43 @@ fn run(leases: &mut Leases, until: Timestamp) -> Vec<(Timestamp, Verdict)> {
     }
 }
 
-fn fenced(members: &[Member]) -> Verdict {
-    Verdict { fenced: members.to_vec(), ..Verdict::default() }
+fn fenced(members: &[NodeRegistration]) -> LeaseTick {
+    LeaseTick { fenced: members.to_vec(), ..LeaseTick::default() }
 }
 
-fn lost(members: &[Member]) -> Verdict {
-    Verdict { lost: members.to_vec(), ..Verdict::default() }
+fn lost(members: &[NodeRegistration]) -> LeaseTick {
+    LeaseTick { lost: members.to_vec(), ..LeaseTick::default() }
 }
 
 #[test]
 fn a_sign_of_life_from_before_a_lease_was_granted_does_not_shorten_it() {
     let mut leases = leader();
     leases.registered(ms(900), member("c", TWO));
-    assert_eq!(leases.heard(&name("c"), TWO, ms(500)), Standing::Believed);
+    assert_eq!(leases.record_sign_of_life(&name("c"), TWO, ms(500)), LeaseState::Believed);
     leases.tick(ms(900));
     run(&mut leases, ms(2899));
-    assert_eq!(leases.standing(&name("c"), TWO), Standing::Believed);
+    assert_eq!(leases.standing(&name("c"), TWO), LeaseState::Believed);
     run(&mut leases, ms(2900));
-    assert_eq!(leases.standing(&name("c"), TWO), Standing::Fenced);
+    assert_eq!(leases.standing(&name("c"), TWO), LeaseState::Fenced);
 }
 
 #[test]
 fn silence_fences_after_the_lease_and_loses_after_the_grace() {
     let mut leases = leader();
     run(&mut leases, ms(1000));
-    assert_eq!(leases.heard(&name("a"), ONE, ms(1000)), Standing::Believed);
+    assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(1000)), LeaseState::Believed);
     let b = [member("b", ONE)];
     assert_eq!(run(&mut leases, ms(2600)), [(ms(2000), fenced(&b)), (ms(2500), lost(&b))]);
-    assert_eq!(leases.standing(&name("a"), ONE), Standing::Believed);
-    assert_eq!(leases.standing(&name("b"), ONE), Standing::Lost);
+    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Believed);
+    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Lost);
 }
 
 #[test]
 fn a_fenced_node_that_is_heard_is_believed_again() {
     let mut leases = leader();
     run(&mut leases, ms(2200));
-    assert_eq!(leases.standing(&name("a"), ONE), Standing::Fenced);
-    assert_eq!(leases.heard(&name("a"), ONE, ms(2200)), Standing::Believed);
+    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Fenced);
+    assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(2200)), LeaseState::Believed);
     assert_eq!(run(&mut leases, ms(4100)), [(ms(2500), lost(&[member("b", ONE)])),]);
     assert_eq!(run(&mut leases, ms(4300)), [(ms(4200), fenced(&[member("a", ONE)]))]);
 }
@@ -90,11 +90,11 @@ fn a_fenced_node_that_is_heard_is_believed_again() {
 fn a_lost_node_stays_lost_and_is_reported_until_confirmed() {
     let mut leases = leader();
     run(&mut leases, ms(2500));
-    assert_eq!(leases.heard(&name("a"), ONE, ms(2600)), Standing::Lost);
+    assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(2600)), LeaseState::Lost);
     let both = [member("a", ONE), member("b", ONE)];
     assert_eq!(run(&mut leases, ms(4500)), [(ms(4500), lost(&both))]);
-    leases.gone(&name("a"), ONE);
-    assert_eq!(leases.heard(&name("a"), ONE, ms(4600)), Standing::Unknown);
+    leases.remove_node(&name("a"), ONE);
+    assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(4600)), LeaseState::Unknown);
     assert_eq!(run(&mut leases, ms(6500)), [(ms(6500), lost(&both[1..]))]);
 }
 
@@ -103,16 +103,16 @@ fn a_new_registration_has_a_full_lease_and_ends_the_old_one() {
     let mut leases = leader();
     run(&mut leases, ms(2500));
     leases.registered(ms(2500), member("a", TWO));
-    assert_eq!(leases.heard(&name("a"), ONE, ms(2500)), Standing::Unknown);
-    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed);
-    leases.gone(&name("a"), ONE);
+    assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(2500)), LeaseState::Unknown);
+    assert_eq!(leases.standing(&name("a"), TWO), LeaseState::Believed);
+    leases.remove_node(&name("a"), ONE);
     assert_eq!(
         leases.standing(&name("a"), TWO),
-        Standing::Believed,
+        LeaseState::Believed,
         "the loss concerned the old registration"
     );
     leases.registered(ms(2600), member("a", ONE));
-    assert_eq!(leases.standing(&name("a"), TWO), Standing::Believed, "an older registration is ignored");
+    assert_eq!(leases.standing(&name("a"), TWO), LeaseState::Believed, "an older registration is ignored");
 }
 
 #[test]
@@ -120,9 +120,9 @@ fn a_stalled_leader_fences_no_node_before_a_further_lease() {
     let mut leases = leader();
     run(&mut leases, ms(1800));
     let after = ms(1800 + 1001);
-    let stalled = Verdict { stalled: Some(Duration::from_millis(1001)), ..Verdict::default() };
+    let stalled = LeaseTick { stalled: Some(Duration::from_millis(1001)), ..LeaseTick::default() };
     assert_eq!(leases.tick(after), stalled);
-    assert_eq!(leases.standing(&name("a"), ONE), Standing::Believed);
+    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Believed);
     let both = [member("a", ONE), member("b", ONE)];
     assert_eq!(run(&mut leases, after + LEASE), [(after + LEASE, fenced(&both))]);
 }
@@ -132,7 +132,7 @@ fn half_a_lease_is_not_yet_a_stall() {
     let mut leases = leader();
     run(&mut leases, ms(1500));
     let both = [member("a", ONE), member("b", ONE)];
-    let fenced_and_lost = Verdict { fenced: both.to_vec(), lost: both.to_vec(), stalled: None };
+    let fenced_and_lost = LeaseTick { fenced: both.to_vec(), lost: both.to_vec(), stalled: None };
     assert_eq!(leases.tick(ms(2500)), fenced_and_lost);
 }
 
@@ -140,22 +140,22 @@ fn half_a_lease_is_not_yet_a_stall() {
 fn a_stall_restores_fenced_nodes_but_not_lost_ones() {
     let mut leases = leader();
     run(&mut leases, ms(1000));
-    leases.heard(&name("b"), ONE, ms(500));
+    leases.record_sign_of_life(&name("b"), ONE, ms(500));
     run(&mut leases, ms(2500));
-    assert_eq!(leases.standing(&name("b"), ONE), Standing::Fenced);
+    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Fenced);
     leases.tick(ms(4000));
-    assert_eq!(leases.standing(&name("a"), ONE), Standing::Lost);
-    assert_eq!(leases.standing(&name("b"), ONE), Standing::Believed);
+    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Lost);
+    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Believed);
 }
 
 #[test]
 fn a_controller_that_does_not_lead_judges_no_node() {
-    let mut leases = Leases::new(Limits::default());
+    let mut leases = Leases::new(LeaseLimits::default());
     leases.registered(ms(0), member("a", ONE));
     assert_eq!(leases.next_wake(), None);
-    assert_eq!(leases.tick(ms(9000)), Verdict::default());
+    assert_eq!(leases.tick(ms(9000)), LeaseTick::default());
     leases.elected(ms(9000), [member("a", ONE)]);
-    assert_eq!(leases.tick(ms(9001)), Verdict::default(), "a full lease");
+    assert_eq!(leases.tick(ms(9001)), LeaseTick::default(), "a full lease");
 }
 
 #[derive(Debug, Clone)]
@@ -192,14 +192,16 @@ struct Model {
 
 impl Model {
     fn new() -> Self {
-        let mut model = Self { leases: Leases::new(Limits::default()), now: ms(0), silence: BTreeMap::new() };
+        let mut model =
+            Self { leases: Leases::new(LeaseLimits::default()), now: ms(0), silence: BTreeMap::new() };
         model.elect();
         model
     }
 
     fn elect(&mut self) {
         let names: Vec<_> = (0..4).map(|node| name(&format!("n{node}"))).collect();
-        self.leases.elected(self.now, names.iter().map(|node| Member { node: node.clone(), epoch: ONE }));
+        self.leases
+            .elected(self.now, names.iter().map(|node| NodeRegistration { node: node.clone(), epoch: ONE }));
         let silence = Silence { since: self.now, lost: false };
         self.silence = names.into_iter().map(|node| (node, silence)).collect();
     }
@@ -225,10 +227,10 @@ impl Model {
         for (node, silence) in &self.silence {
             let silent = at.since(silence.since);
             let expected = match () {
-                () if silence.lost => Standing::Lost,
+                () if silence.lost => LeaseState::Lost,
                 () if silent >= LEASE + GRACE => panic!("{node} silent for {silent:?} and not lost"),
-                () if silent >= LEASE => Standing::Fenced,
-                () => Standing::Believed,
+                () if silent >= LEASE => LeaseState::Fenced,
+                () => LeaseState::Believed,
             };
             assert_eq!(self.leases.standing(node, ONE), expected, "{node} silent for {silent:?}");
         }
@@ -238,7 +240,7 @@ impl Model {
         match step {
             Step::Heard(node) => {
                 let node = name(&format!("n{node}"));
-                self.leases.heard(&node, ONE, self.now);
+                self.leases.record_sign_of_life(&node, ONE, self.now);
                 self.silence.get_mut(&node).expect("a node of the table").since = self.now;
             }
             Step::Run(for_ms) => {

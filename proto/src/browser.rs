@@ -15,12 +15,12 @@ use millrace_types::{Failure, Reason};
 /// The host names that clients may use for a server: `localhost`, the server's address, and
 /// configured names.
 #[derive(Debug, Clone)]
-pub struct OwnNames {
+pub struct AllowedHosts {
     listens: IpAddr,
     names: Arc<[String]>,
 }
 
-impl OwnNames {
+impl AllowedHosts {
     /// Creates the names of a server that listens at this address. If the address is unspecified
     /// (`0.0.0.0` or `::`), every address is accepted, because DNS rebinding cannot put an address
     /// into `Host`.
@@ -113,7 +113,8 @@ mod tests {
     }
 
     fn check(listens: &str, uri: &str, all: &[(&'static str, &str)]) -> bool {
-        let own = OwnNames::new(listens.parse().unwrap(), vec!["Server.example".into(), "10.9.9.9".into()]);
+        let own =
+            AllowedHosts::new(listens.parse().unwrap(), vec!["Server.example".into(), "10.9.9.9".into()]);
         own.check(&uri.parse().unwrap(), &headers(all)).is_ok()
     }
 

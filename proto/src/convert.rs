@@ -7,11 +7,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, DEFAULT_TIMEOUT, UnknownRuntime};
-use millrace_types::workflow::{Output, Run, Source, SourceError, Step};
+use millrace_types::workflow::{Step, StepTarget, TensorSource, TensorSourceError, WorkflowOutput};
 use millrace_types::{
-    Batching, Bytes, DataId, Dim, Epoch, Failure, FunctionKey, FunctionName, FunctionSpec, NodeName,
-    Priority, Quota, Reason, Residency, Resources, Runtime, Serving, Share, Slo, TenantName, TensorSpec,
-    WorkflowSpec,
+    BatchingOptions, Bytes, DataId, Dim, Epoch, Failure, FunctionKey, FunctionName, FunctionSpec, NodeName,
+    Priority, Quota, Reason, ResidencyOptions, ResourceRequest, ResourceShare, Runtime, SchedulingOptions,
+    Slo, TenantName, TensorSpec, WorkflowSpec,
 };
 
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
@@ -74,7 +74,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         runtime,
         slo: wire.slo.map(slo).transpose()?,
         timeout: time("timeout", wire.timeout)?.unwrap_or(DEFAULT_TIMEOUT),
-        resources: Resources { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
+        resources: ResourceRequest { gpu_memory: (memory > 0).then_some(Bytes(memory)) },
         idempotent: wire.idempotent,
         replicas: if wire.replicas == 0 { DEFAULT_REPLICAS } else { wire.replicas },
         serving: serving(wire.priority, wire.residency, wire.batching)?,
@@ -102,7 +102,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
         idempotent: spec.idempotent,
         replicas: spec.replicas,
         priority: spec.serving.priority.get().into(),
-        residency: (spec.serving.residency != Residency::default()).then(|| admin::Residency {
+        residency: (spec.serving.residency != ResidencyOptions::default()).then(|| admin::Residency {
             pin: spec.serving.residency.pin,
             min_warm: spec.serving.residency.min_warm,
             evict_after: spec.serving.residency.evict_after.map(duration_wire),
@@ -122,7 +122,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
 /// [`Reason::InvalidSpec`] with the correction.
 pub fn workflow_spec(wire: admin::WorkflowSpec) -> Result<WorkflowSpec, Failure> {
     let output =
-        |output: admin::WorkflowOutput| Ok(Output { name: output.name, from: source(&output.from)? });
+        |output: admin::WorkflowOutput| Ok(WorkflowOutput { name: output.name, from: source(&output.from)? });
     let spec = WorkflowSpec {
         key: function_key(&wire.tenant, &wire.name)?,
         labels: wire.labels.into_iter().collect(),
@@ -140,8 +140,8 @@ fn step(wire: admin::WorkflowStep) -> Result<Step, Failure> {
     use admin::workflow_step::Run as Wire;
     let name = |name: &str| FunctionName::new(name).map_err(|error| invalid_spec(error.to_string()));
     let run = match &wire.run {
-        Some(Wire::Function(function)) => Run::Function(name(function)?),
-        Some(Wire::Workflow(workflow)) => Run::Workflow(name(workflow)?),
+        Some(Wire::Function(function)) => StepTarget::Function(name(function)?),
+        Some(Wire::Workflow(workflow)) => StepTarget::Workflow(name(workflow)?),
         None => return Err(invalid_spec(format!("step {:?} runs nothing: name a function", wire.name))),
     };
     let given = |text: String| Some(text).filter(|text| !text.is_empty());
@@ -156,8 +156,8 @@ fn step(wire: admin::WorkflowStep) -> Result<Step, Failure> {
     })
 }
 
-fn source(text: &str) -> Result<Source, Failure> {
-    text.parse().map_err(|error: SourceError| invalid_spec(error.to_string()))
+fn source(text: &str) -> Result<TensorSource, Failure> {
+    text.parse().map_err(|error: TensorSourceError| invalid_spec(error.to_string()))
 }
 
 /// Encodes a workflow spec.
@@ -167,16 +167,18 @@ pub fn workflow_spec_wire(spec: &WorkflowSpec) -> admin::WorkflowSpec {
     let step = |step: &Step| admin::WorkflowStep {
         name: step.name.to_string(),
         run: Some(match &step.run {
-            Run::Function(name) => Wire::Function(name.to_string()),
-            Run::Workflow(name) => Wire::Workflow(name.to_string()),
+            StepTarget::Function(name) => Wire::Function(name.to_string()),
+            StepTarget::Workflow(name) => Wire::Workflow(name.to_string()),
         }),
         inputs: step.inputs.iter().map(|(input, from)| (input.clone(), from.to_string())).collect(),
         each: step.each.clone().unwrap_or_default(),
         when: step.when.as_ref().map(ToString::to_string).unwrap_or_default(),
         deadline: step.deadline.map(duration_wire),
     };
-    let output =
-        |output: &Output| admin::WorkflowOutput { name: output.name.clone(), from: output.from.to_string() };
+    let output = |output: &WorkflowOutput| admin::WorkflowOutput {
+        name: output.name.clone(),
+        from: output.from.to_string(),
+    };
     admin::WorkflowSpec {
         tenant: spec.key.tenant.to_string(),
         name: spec.key.name.to_string(),
@@ -209,19 +211,19 @@ fn serving(
     priority: u32,
     residency: Option<admin::Residency>,
     batching: Option<admin::Batching>,
-) -> Result<Serving, Failure> {
+) -> Result<SchedulingOptions, Failure> {
     let residency = residency.unwrap_or_default();
     let evict_after = time("residency.evict_after", residency.evict_after)?;
     let batching = match batching {
         None => None,
         Some(batching) => {
             let max_wait = time("batching.max_wait", batching.max_wait)?.unwrap_or_default();
-            Some(Batching { max_size: batching.max_size, max_wait })
+            Some(BatchingOptions { max_size: batching.max_size, max_wait })
         }
     };
-    Ok(Serving {
+    Ok(SchedulingOptions {
         priority: self::priority(priority)?,
-        residency: Residency { pin: residency.pin, min_warm: residency.min_warm, evict_after },
+        residency: ResidencyOptions { pin: residency.pin, min_warm: residency.min_warm, evict_after },
         batching,
     })
 }
@@ -258,8 +260,8 @@ fn invalid_spec(message: String) -> Failure {
 }
 
 /// Encodes the scheduling options of a placed function.
-pub fn serving_wire(serving: &Serving, wire: &mut worker::DesiredFunction) {
-    let Serving { priority, residency, batching } = *serving;
+pub fn serving_wire(serving: &SchedulingOptions, wire: &mut worker::DesiredFunction) {
+    let SchedulingOptions { priority, residency, batching } = *serving;
     wire.priority = priority.get().into();
     wire.pin = residency.pin;
     wire.min_warm = residency.min_warm;
@@ -272,7 +274,7 @@ pub fn serving_wire(serving: &Serving, wire: &mut worker::DesiredFunction) {
 ///
 /// # Errors
 /// [`Reason::InvalidSpec`] with the fault.
-pub fn placed_serving(wire: &worker::DesiredFunction) -> Result<Serving, Failure> {
+pub fn placed_serving(wire: &worker::DesiredFunction) -> Result<SchedulingOptions, Failure> {
     let residency =
         admin::Residency { pin: wire.pin, min_warm: wire.min_warm, evict_after: wire.evict_after };
     let batching = (wire.batch_max_size > 0)
@@ -287,7 +289,7 @@ pub fn placed_serving(wire: &worker::DesiredFunction) -> Result<Serving, Failure
 pub fn quota(wire: &admin::Quota) -> Result<Quota, Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
     let share = |field: &str, share: f64| {
-        Share::from_fraction(share).map_err(|error| invalid(format!("{field}: {error}")))
+        ResourceShare::from_fraction(share).map_err(|error| invalid(format!("{field}: {error}")))
     };
     let gpus = |max: u32| {
         let message =
@@ -306,8 +308,8 @@ pub fn quota(wire: &admin::Quota) -> Result<Quota, Failure> {
 pub fn quota_wire(quota: &Quota) -> admin::Quota {
     admin::Quota {
         gpus_max: quota.gpus_max.map(NonZeroU32::get),
-        gpu_share: quota.gpu_share.map(Share::fraction),
-        memory_share: quota.memory_share.map(Share::fraction),
+        gpu_share: quota.gpu_share.map(ResourceShare::fraction),
+        memory_share: quota.memory_share.map(ResourceShare::fraction),
     }
 }
 
@@ -361,7 +363,7 @@ mod tests {
     fn spec() -> FunctionSpec {
         let key = function_key("", "digits").unwrap();
         let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.98 };
-        let resources = Resources { gpu_memory: Some(Bytes::mib(64)) };
+        let resources = ResourceRequest { gpu_memory: Some(Bytes::mib(64)) };
         FunctionSpec { slo: Some(slo), resources, ..FunctionSpec::new(key) }
     }
 

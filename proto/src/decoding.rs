@@ -158,7 +158,7 @@ impl MessageType {
         SCHEMA.types.get(full_name).copied()
     }
 
-    fn shape(self) -> &'static Shape {
+    fn shape(self) -> &'static MessageShape {
         &SCHEMA.shapes[self.0]
     }
 }
@@ -172,19 +172,19 @@ static SCHEMA: LazyLock<Schema> = LazyLock::new(|| {
 struct Schema {
     types: HashMap<String, MessageType>,
     requests: HashMap<String, MessageType>,
-    shapes: Vec<Shape>,
+    shapes: Vec<MessageShape>,
 }
 
 /// The facts about a message type that the walk needs.
-struct Shape {
+struct MessageShape {
     /// Size of the struct in memory, in bytes, without the allocations of its fields.
     bytes: u64,
     /// Fields by number, sorted.
-    fields: Vec<(u32, Field)>,
+    fields: Vec<(u32, FieldShape)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Field {
+enum FieldShape {
     /// A number, which is part of the message's struct.
     Number,
     /// A list of numbers of `bytes` each, packed or not.
@@ -233,7 +233,7 @@ impl Schema {
                 })
                 .collect();
             fields.sort_by_key(|(number, _)| *number);
-            Shape { bytes: size_of(MessageType(at)), fields }
+            MessageShape { bytes: size_of(MessageType(at)), fields }
         });
         let shapes = shapes.collect();
         let services = descriptors.file.iter().flat_map(|file| {
@@ -317,20 +317,20 @@ fn read_field(
     is_map: bool,
     place: u64,
     parent: &str,
-) -> Field {
+) -> FieldShape {
     let in_list = |bytes: u64| if is_list(field) { bytes * PLACES } else { 0 };
     let numbers = |bytes: u64, wire: NumberWire| match is_list(field) {
-        true => Field::Numbers { bytes, wire, is_contents: parent == TENSOR_CONTENTS },
-        false => Field::Number,
+        true => FieldShape::Numbers { bytes, wire, is_contents: parent == TENSOR_CONTENTS },
+        false => FieldShape::Number,
     };
     match (field.r#type(), kind) {
-        (Type::String, _) => Field::Text { each: in_list(24) },
-        (Type::Bytes, _) => Field::Bytes { each: in_list(32) },
+        (Type::String, _) => FieldShape::Text { each: in_list(24) },
+        (Type::Bytes, _) => FieldShape::Bytes { each: in_list(32) },
         (Type::Message | Type::Group, Some(kind)) if is_map => {
-            Field::Message { kind, each: place * MAP_NODE }
+            FieldShape::Message { kind, each: place * MAP_NODE }
         }
-        (Type::Message | Type::Group, Some(kind)) => Field::Message { kind, each: in_list(place) },
-        (Type::Message | Type::Group, None) => Field::Unknown,
+        (Type::Message | Type::Group, Some(kind)) => FieldShape::Message { kind, each: in_list(place) },
+        (Type::Message | Type::Group, None) => FieldShape::Unknown,
         (Type::Double, _) | (Type::Fixed64 | Type::Sfixed64, _) => numbers(8, NumberWire::Fixed { bytes: 8 }),
         (Type::Float | Type::Fixed32 | Type::Sfixed32, _) => numbers(4, NumberWire::Fixed { bytes: 4 }),
         (Type::Bool, _) => numbers(1, NumberWire::Varint),
@@ -345,7 +345,7 @@ pub struct MessageWalk {
     limits: WalkLimits,
     /// The message and the open messages inside it, outermost first.
     open: Vec<OpenMessage>,
-    position: Position,
+    position: WalkPosition,
     /// Bytes read so far.
     read: u64,
     fields: u64,
@@ -367,11 +367,11 @@ struct OpenMessage {
 
 /// The kind of the next byte.
 #[derive(Debug, Clone, Copy)]
-enum Position {
+enum WalkPosition {
     Tag(Varint),
     Value(Varint),
     /// The length of a length-delimited field.
-    Length(Field, Varint),
+    Length(FieldShape, Varint),
     /// A payload that is skipped.
     Payload {
         left: u64,
@@ -411,7 +411,7 @@ impl MessageWalk {
         Self {
             limits,
             open: vec![OpenMessage { kind, end: len.unwrap_or(u64::MAX) }],
-            position: Position::Tag(Varint::default()),
+            position: WalkPosition::Tag(Varint::default()),
             read: 0,
             fields: 0,
             elements: 0,
@@ -434,8 +434,8 @@ impl MessageWalk {
     pub fn push(&mut self, mut piece: &[u8]) -> Result<(), DecodeRefusal> {
         while !piece.is_empty() {
             let taken = match self.position {
-                Position::Payload { left } => self.pass(left, piece),
-                Position::Packed { left, bytes } => self.count(left, bytes, piece),
+                WalkPosition::Payload { left } => self.pass(left, piece),
+                WalkPosition::Packed { left, bytes } => self.count(left, bytes, piece),
                 _ => {
                     self.step(piece[0])?;
                     1
@@ -452,7 +452,7 @@ impl MessageWalk {
     /// # Errors
     /// [`DecodeRefusal::Malformed`] if a message is cut short.
     pub fn finish(self) -> Result<(), DecodeRefusal> {
-        let between_fields = matches!(self.position, Position::Tag(Varint { bytes: 0, .. }));
+        let between_fields = matches!(self.position, WalkPosition::Tag(Varint { bytes: 0, .. }));
         match self.open.as_slice() {
             [] => Ok(()),
             [outermost] if between_fields && [self.read, u64::MAX].contains(&outermost.end) => Ok(()),
@@ -464,7 +464,7 @@ impl MessageWalk {
     fn pass(&mut self, left: u64, piece: &[u8]) -> usize {
         let taken = (piece.len() as u64).min(left);
         self.read += taken;
-        self.position = Position::Payload { left: left - taken };
+        self.position = WalkPosition::Payload { left: left - taken };
         taken as usize
     }
 
@@ -474,7 +474,7 @@ impl MessageWalk {
         let ends = piece[..taken as usize].iter().filter(|&&byte| byte < 0x80).count();
         self.number_bytes += ends as u64 * bytes;
         self.read += taken;
-        self.position = Position::Packed { left: left - taken, bytes };
+        self.position = WalkPosition::Packed { left: left - taken, bytes };
         taken as usize
     }
 
@@ -489,23 +489,23 @@ impl MessageWalk {
         self.read += 1;
         self.text_bytes += 1;
         match &mut self.position {
-            Position::Tag(tag) => {
+            WalkPosition::Tag(tag) => {
                 if let Some(tag) = tag.push(byte)? {
                     self.begin_field(tag, innermost)?;
                 }
             }
-            Position::Value(value) => {
+            WalkPosition::Value(value) => {
                 if value.push(byte)?.is_some() {
-                    self.position = Position::Tag(Varint::default());
+                    self.position = WalkPosition::Tag(Varint::default());
                 }
             }
-            Position::Length(field, length) => {
+            WalkPosition::Length(field, length) => {
                 let field = *field;
                 if let Some(length) = length.push(byte)? {
                     self.begin_payload(field, length, innermost)?;
                 }
             }
-            Position::Payload { .. } | Position::Packed { .. } => {}
+            WalkPosition::Payload { .. } | WalkPosition::Packed { .. } => {}
         }
         Ok(())
     }
@@ -516,20 +516,20 @@ impl MessageWalk {
         self.fields += 1;
         let fields = &innermost.kind.shape().fields;
         let known = fields.binary_search_by_key(&number, |(number, _)| *number);
-        let field = known.map_or(Field::Unknown, |at| fields[at].1);
+        let field = known.map_or(FieldShape::Unknown, |at| fields[at].1);
         let wire_type = tag & 7;
-        if let (Field::Numbers { bytes, .. }, 0 | 1 | 5) = (field, wire_type) {
+        if let (FieldShape::Numbers { bytes, .. }, 0 | 1 | 5) = (field, wire_type) {
             self.number_bytes += bytes;
             self.structure_bytes += SHORT_LIST_BYTES;
         }
         let fixed = |bytes: u64| match innermost.end - self.read < bytes {
             true => Err(DecodeRefusal::Malformed("a field is longer than the message that holds it")),
-            false => Ok(Position::Payload { left: bytes }),
+            false => Ok(WalkPosition::Payload { left: bytes }),
         };
         self.position = match wire_type {
-            0 => Position::Value(Varint::default()),
+            0 => WalkPosition::Value(Varint::default()),
             1 => fixed(8)?,
-            2 => Position::Length(field, Varint::default()),
+            2 => WalkPosition::Length(field, Varint::default()),
             5 => fixed(4)?,
             _ => return Err(DecodeRefusal::Malformed("a group or a wire type that protobuf does not have")),
         };
@@ -541,16 +541,16 @@ impl MessageWalk {
 
     fn begin_payload(
         &mut self,
-        field: Field,
+        field: FieldShape,
         length: u64,
         innermost: OpenMessage,
     ) -> Result<(), DecodeRefusal> {
         if length > innermost.end - self.read {
             return Err(DecodeRefusal::Malformed("a field is longer than the message that holds it"));
         }
-        self.position = Position::Payload { left: length };
+        self.position = WalkPosition::Payload { left: length };
         match field {
-            Field::Message { kind, each } => {
+            FieldShape::Message { kind, each } => {
                 self.structure_bytes += each;
                 self.elements += u64::from(self.open.len() == 1);
                 if self.elements > self.limits.elements_max {
@@ -562,33 +562,33 @@ impl MessageWalk {
                 // Only the end of the outermost message may be unknown, and a length is at most the
                 // rest of its message.
                 self.open.push(OpenMessage { kind, end: self.read.saturating_add(length) });
-                self.position = Position::Tag(Varint::default());
+                self.position = WalkPosition::Tag(Varint::default());
             }
-            Field::Numbers { bytes, wire, is_contents } => {
+            FieldShape::Numbers { bytes, wire, is_contents } => {
                 self.text_bytes += if is_contents { 0 } else { length };
                 self.structure_bytes += SHORT_LIST_BYTES;
                 match wire {
-                    NumberWire::Varint => self.position = Position::Packed { left: length, bytes },
+                    NumberWire::Varint => self.position = WalkPosition::Packed { left: length, bytes },
                     NumberWire::Fixed { bytes: width } => self.number_bytes += length / width * bytes,
                 }
             }
-            Field::Text { each } => {
+            FieldShape::Text { each } => {
                 self.text_bytes += length;
                 self.structure_bytes += each + length + ALLOCATION_BYTES;
             }
-            Field::Bytes { each } => self.structure_bytes += each,
+            FieldShape::Bytes { each } => self.structure_bytes += each,
             // prost refuses a number with a length, and skips unknown fields.
-            Field::Number | Field::Unknown => self.text_bytes += length,
+            FieldShape::Number | FieldShape::Unknown => self.text_bytes += length,
         }
         self.check()
     }
 
     /// Closes the payload and the messages that end at this position.
     fn close(&mut self) {
-        if let Position::Payload { left: 0 } | Position::Packed { left: 0, .. } = self.position {
-            self.position = Position::Tag(Varint::default());
+        if let WalkPosition::Payload { left: 0 } | WalkPosition::Packed { left: 0, .. } = self.position {
+            self.position = WalkPosition::Tag(Varint::default());
         }
-        if matches!(self.position, Position::Tag(Varint { bytes: 0, .. })) {
+        if matches!(self.position, WalkPosition::Tag(Varint { bytes: 0, .. })) {
             while self.open.last().is_some_and(|innermost| innermost.end == self.read) {
                 self.open.pop();
             }
@@ -616,7 +616,7 @@ impl MessageWalk {
 pub fn decode<M: Message + Name + Default>(message: Bytes, limits: WalkLimits) -> Result<M, DecodeError> {
     let bytes = check::<M>(&message, limits)?;
     let decode = || M::decode(message);
-    Ok(if bytes < LONG_DECODED_BYTES { decode()? } else { let_others_run(decode)? })
+    Ok(if bytes < LONG_DECODED_BYTES { decode()? } else { run_blocking(decode)? })
 }
 
 /// Checks a whole message with a walk. Returns the memory of the decoded form, in bytes.
@@ -632,7 +632,7 @@ fn check<M: Name>(message: &[u8], limits: WalkLimits) -> Result<u64, DecodeRefus
 
 /// Runs work of some milliseconds in such a way that other threads take over this thread's tasks. A
 /// single-threaded runtime has no other threads, so the work then runs in place.
-fn let_others_run<T>(work: impl FnOnce() -> T) -> T {
+fn run_blocking<T>(work: impl FnOnce() -> T) -> T {
     let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
     if flavor.is_ok_and(|flavor| flavor == RuntimeFlavor::MultiThread) {
         return block_in_place(work);
@@ -682,7 +682,7 @@ impl<U: Message + Name + Default> Decoder for CheckedDecoder<U> {
         let bytes =
             check::<U>(message.chunk(), WalkLimits::PEER).map_err(|refusal| to_status(&refusal.failure()))?;
         let decode = || U::decode(message);
-        let decoded = if bytes < LONG_DECODED_BYTES { decode() } else { let_others_run(decode) };
+        let decoded = if bytes < LONG_DECODED_BYTES { decode() } else { run_blocking(decode) };
         Ok(Some(decoded.map_err(|error| Status::internal(error.to_string()))?))
     }
 

@@ -5,9 +5,9 @@
 //! message, descriptors ─ Frame::new ─> Outbox ── sendmsg ──> recvmsg ─> FrameDecoder ─> Received
 //! ```
 //!
-//! [`Outbox::send_some`] and [`FrameDecoder::recv_some`] make a single system call each, so they
+//! [`FrameQueue::send_some`] and [`FrameDecoder::recv_some`] make a single system call each, so they
 //! work on a non-blocking socket (inside `AsyncFd::try_io`) and on a blocking one. For a blocking
-//! socket, [`Outbox::flush`] and [`FrameDecoder::recv_frame`] loop over them. This module does not
+//! socket, [`FrameQueue::flush`] and [`FrameDecoder::recv_frame`] loop over them. This module does not
 //! interpret the messages.
 //!
 //! A frame does not state its number of descriptors. A `sendmsg` with descriptors carries a single
@@ -33,7 +33,7 @@ use crate::decoding::{self, DecodeError, WalkLimits};
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Maximum number of descriptors of a frame (the kernel's own limit is 253).
 pub const DESCRIPTORS_MAX: usize = 64;
-/// Maximum number of unsent bytes in an [`Outbox`].
+/// Maximum number of unsent bytes in an [`FrameQueue`].
 pub const OUTBOX_BYTES_MAX: usize = 64 << 20;
 
 const HEADER_BYTES: usize = size_of::<u32>();
@@ -45,7 +45,7 @@ const FRAMES_PER_SEND: usize = 16;
 /// The fault of a frame, or of received bytes that are not frames. After an error in received bytes
 /// the stream cannot be resynchronised: close the stream.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum FrameError {
     /// The message exceeds [`MESSAGE_BYTES_MAX`].
     #[error(
         "a message of {bytes} bytes exceeds the {MESSAGE_BYTES_MAX} bytes of a frame: send bulk data in a memfd"
@@ -67,7 +67,7 @@ pub enum Error {
         /// The number of missing bytes, as far as known.
         missing: usize,
     },
-    /// The [`Outbox`] holds [`OUTBOX_BYTES_MAX`] unsent bytes, because the peer does not read.
+    /// The [`FrameQueue`] holds [`OUTBOX_BYTES_MAX`] unsent bytes, because the peer does not read.
     #[error("{OUTBOX_BYTES_MAX} bytes wait to be sent: the peer does not read")]
     OutboxFull,
     /// The bytes are not a message of the expected type.
@@ -75,10 +75,10 @@ pub enum Error {
     Malformed(#[from] DecodeError),
 }
 
-impl From<Error> for io::Error {
-    fn from(error: Error) -> Self {
+impl From<FrameError> for io::Error {
+    fn from(error: FrameError) -> Self {
         let kind = match error {
-            Error::ClosedInFrame { .. } => io::ErrorKind::UnexpectedEof,
+            FrameError::ClosedInFrame { .. } => io::ErrorKind::UnexpectedEof,
             _ => io::ErrorKind::InvalidData,
         };
         Self::new(kind, error)
@@ -87,24 +87,24 @@ impl From<Error> for io::Error {
 
 /// An encoded message with its descriptors. The descriptors are closed after they were sent.
 #[derive(Debug)]
-pub struct Frame {
+pub struct SocketFrame {
     bytes: Bytes,
     descriptors: Vec<OwnedFd>,
 }
 
-impl Frame {
+impl SocketFrame {
     /// Encodes a message. `descriptors` are in the order by which the message's `*_fd` fields index
     /// them.
     ///
     /// # Errors
-    /// [`Error::MessageTooLong`], [`Error::TooManyDescriptors`].
-    pub fn new(message: &impl prost::Message, descriptors: Vec<OwnedFd>) -> Result<Self, Error> {
+    /// [`FrameError::MessageTooLong`], [`FrameError::TooManyDescriptors`].
+    pub fn new(message: &impl prost::Message, descriptors: Vec<OwnedFd>) -> Result<Self, FrameError> {
         let length = message.encoded_len();
         if length > MESSAGE_BYTES_MAX {
-            return Err(Error::MessageTooLong { bytes: length });
+            return Err(FrameError::MessageTooLong { bytes: length });
         }
         if descriptors.len() > DESCRIPTORS_MAX {
-            return Err(Error::TooManyDescriptors { count: descriptors.len() });
+            return Err(FrameError::TooManyDescriptors { count: descriptors.len() });
         }
         let mut bytes = BytesMut::with_capacity(HEADER_BYTES + length);
         bytes.put_u32_le(u32::try_from(length).expect("at most MESSAGE_BYTES_MAX"));
@@ -115,22 +115,22 @@ impl Frame {
 
 /// A queue of frames to be sent.
 #[derive(Debug, Default)]
-pub struct Outbox {
-    frames: VecDeque<Frame>,
+pub struct FrameQueue {
+    frames: VecDeque<SocketFrame>,
     /// Sent bytes of the first frame.
     sent: usize,
     /// Unsent bytes of all frames.
     unsent: usize,
 }
 
-impl Outbox {
+impl FrameQueue {
     /// Appends a frame.
     ///
     /// # Errors
-    /// [`Error::OutboxFull`]; the frame is then dropped.
-    pub fn push(&mut self, frame: Frame) -> Result<(), Error> {
+    /// [`FrameError::OutboxFull`]; the frame is then dropped.
+    pub fn push(&mut self, frame: SocketFrame) -> Result<(), FrameError> {
         if self.unsent + frame.bytes.len() > OUTBOX_BYTES_MAX {
-            return Err(Error::OutboxFull);
+            return Err(FrameError::OutboxFull);
         }
         self.unsent += frame.bytes.len();
         self.frames.push_back(frame);
@@ -219,20 +219,20 @@ impl Outbox {
 
 /// A received frame.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceivedFrame {
     /// The encoded message.
     pub message: Bytes,
     /// The descriptors, close-on-exec, in the order sent.
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl Received {
+impl ReceivedFrame {
     /// Decodes the message after a check of the memory that the decoded form takes. Byte fields
     /// share the frame's buffer.
     ///
     /// # Errors
-    /// [`Error::Malformed`].
-    pub fn decode<M: prost::Message + prost::Name + Default>(&self) -> Result<M, Error> {
+    /// [`FrameError::Malformed`].
+    pub fn decode<M: prost::Message + prost::Name + Default>(&self) -> Result<M, FrameError> {
         Ok(decoding::decode(self.message.clone(), WalkLimits::PEER)?)
     }
 }
@@ -246,7 +246,7 @@ pub struct FrameDecoder {
     open_descriptors: Vec<OwnedFd>,
     /// Whole frames that the caller has not taken. If the caller takes them after each read, these
     /// are at most the frames of a read.
-    whole: VecDeque<Received>,
+    whole: VecDeque<ReceivedFrame>,
 }
 
 impl Default for FrameDecoder {
@@ -262,7 +262,7 @@ impl Default for FrameDecoder {
 
 impl FrameDecoder {
     /// Takes the next whole frame, if a frame has arrived.
-    pub fn next_frame(&mut self) -> Option<Received> {
+    pub fn next_frame(&mut self) -> Option<ReceivedFrame> {
         self.whole.pop_front()
     }
 
@@ -271,7 +271,7 @@ impl FrameDecoder {
     ///
     /// # Errors
     /// The error of the socket, for example `WouldBlock`; `InvalidData` or `UnexpectedEof` around
-    /// an [`Error`].
+    /// an [`FrameError`].
     pub fn recv_some(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -286,10 +286,10 @@ impl FrameDecoder {
             }
         }
         if received.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(Error::DescriptorsLost.into());
+            return Err(FrameError::DescriptorsLost.into());
         }
         if descriptors.len() > DESCRIPTORS_MAX {
-            return Err(Error::TooManyDescriptors { count: descriptors.len() }.into());
+            return Err(FrameError::TooManyDescriptors { count: descriptors.len() }.into());
         }
         if received.bytes == 0 {
             return self.close().map(|()| 0).map_err(io::Error::from);
@@ -306,7 +306,7 @@ impl FrameDecoder {
     ///
     /// # Errors
     /// Like [`Self::recv_some`].
-    pub fn recv_frame(&mut self, socket: impl AsFd) -> io::Result<Option<Received>> {
+    pub fn recv_frame(&mut self, socket: impl AsFd) -> io::Result<Option<ReceivedFrame>> {
         loop {
             if let Some(frame) = self.next_frame() {
                 return Ok(Some(frame));
@@ -320,8 +320,8 @@ impl FrameDecoder {
     /// Adds the bytes and descriptors of a read.
     ///
     /// # Errors
-    /// [`Error::MessageTooLong`], [`Error::StrayDescriptors`].
-    pub fn feed(&mut self, mut bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), Error> {
+    /// [`FrameError::MessageTooLong`], [`FrameError::StrayDescriptors`].
+    pub fn feed(&mut self, mut bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<(), FrameError> {
         let mut begun = false;
         while !bytes.is_empty() {
             begun |= self.open.is_empty();
@@ -332,14 +332,14 @@ impl FrameDecoder {
                 let mut message = std::mem::take(&mut self.open).freeze();
                 let message = message.split_off(HEADER_BYTES);
                 let descriptors = std::mem::take(&mut self.open_descriptors);
-                self.whole.push_back(Received { message, descriptors });
+                self.whole.push_back(ReceivedFrame { message, descriptors });
             }
         }
         if descriptors.is_empty() {
             return Ok(());
         }
         if !begun {
-            return Err(Error::StrayDescriptors);
+            return Err(FrameError::StrayDescriptors);
         }
         let owner = if self.open.is_empty() {
             self.whole.back_mut().map(|frame| &mut frame.descriptors)
@@ -353,20 +353,24 @@ impl FrameDecoder {
     /// Marks the end of the stream.
     ///
     /// # Errors
-    /// [`Error::ClosedInFrame`] if the last frame is unfinished.
-    pub fn close(&mut self) -> Result<(), Error> {
-        if self.open.is_empty() { Ok(()) } else { Err(Error::ClosedInFrame { missing: self.missing()? }) }
+    /// [`FrameError::ClosedInFrame`] if the last frame is unfinished.
+    pub fn close(&mut self) -> Result<(), FrameError> {
+        if self.open.is_empty() {
+            Ok(())
+        } else {
+            Err(FrameError::ClosedInFrame { missing: self.missing()? })
+        }
     }
 
     /// Returns the number of bytes that the unfinished frame still needs, as far as known: first
     /// those of the header, then those of the message.
-    fn missing(&mut self) -> Result<usize, Error> {
+    fn missing(&mut self) -> Result<usize, FrameError> {
         let Some(header) = self.open.first_chunk::<HEADER_BYTES>() else {
             return Ok(HEADER_BYTES - self.open.len());
         };
         let length = u32::from_le_bytes(*header) as usize;
         if length > MESSAGE_BYTES_MAX {
-            return Err(Error::MessageTooLong { bytes: length });
+            return Err(FrameError::MessageTooLong { bytes: length });
         }
         let missing = HEADER_BYTES + length - self.open.len();
         self.open.reserve(missing);

@@ -6,7 +6,7 @@
 //! waits: a line that finds the ring locked is dropped. A reader learns how many lines were
 //! dropped, or left the ring before they were read.
 //!
-//! A process has a single ring, like a single log: [`keep_here`] creates the ring and [`here`]
+//! A process has a single ring, like a single log: [`init_log_ring`] creates the ring and [`local_page`]
 //! reads it.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use crate::log::{Filter, Line, Page, Position, Query};
-use crate::pages::PageRoom;
+use crate::pages::PageBudget;
 
 /// Maximum number of lines in the ring.
 pub const LINES_MAX: usize = 4_096;
@@ -37,7 +37,7 @@ pub const DEMO: &str = "demo";
 const FUNCTIONS: [&str; 2] = ["function", "millrace.function"];
 const REQUESTS: [&str; 3] = ["request", "request_id", crate::trace::REQUEST_ID];
 
-static HERE: OnceLock<Ring> = OnceLock::new();
+static HERE: OnceLock<LogRing> = OnceLock::new();
 
 /// Returns a ring's name, unique among all runs of the process. `began` is the start time, in
 /// nanoseconds of the wall clock.
@@ -53,34 +53,34 @@ pub fn process_of(ring: &str) -> Option<&str> {
 }
 
 /// Creates the ring of this process on the first call. `name` is a [`ring_name`].
-pub fn keep_here(process: &str, name: String) -> &'static Ring {
-    HERE.get_or_init(|| Ring::new(process, name))
+pub fn init_log_ring(process: &str, name: String) -> &'static LogRing {
+    HERE.get_or_init(|| LogRing::new(process, name))
 }
 
 /// Returns a page of this process's lines; an empty page if the process has no ring.
 #[must_use]
-pub fn here(query: &Query) -> Page {
+pub fn local_page(query: &Query) -> Page {
     HERE.get().map(|ring| ring.page(query)).unwrap_or_default()
 }
 
 /// A bounded ring of log lines.
 #[derive(Debug)]
-pub struct Ring {
+pub struct LogRing {
     name: String,
     process: String,
-    kept: Mutex<Kept>,
+    kept: Mutex<LogLines>,
     /// Lines that found the ring locked since the last stored line.
     missed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct LogLines {
     lines: VecDeque<Arc<Line>>,
     /// The number of the last line, dropped lines included.
     last: u64,
 }
 
-impl Ring {
+impl LogRing {
     /// Creates an empty ring.
     #[must_use]
     pub fn new(process: &str, name: String) -> Self {
@@ -88,7 +88,7 @@ impl Ring {
     }
 
     /// Stores a line, unless another thread holds the lock: a writer must not wait.
-    pub fn keep(&self, mut line: Line) {
+    pub fn store_line(&self, mut line: Line) {
         cut(&mut line.message);
         while line.fields.len() > FIELDS_MAX {
             line.fields.pop_last();
@@ -127,7 +127,7 @@ impl Ring {
         let mut seq = last;
         let mut looked = 0;
         let left_out = |seq: u64, looked| seq.saturating_sub(from).saturating_sub(looked);
-        let mut room = PageRoom::default();
+        let mut room = PageBudget::default();
         let mut more = false;
         for line in &rest {
             let is_wanted = fits(&filter, line);
@@ -153,7 +153,7 @@ impl Ring {
         (kept.lines.iter().filter(|line| line.seq > seq).cloned().collect(), kept.last)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, LogLines> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -192,8 +192,8 @@ mod tests {
         Line { level: level.into(), message: message.into(), fields, time, ..Line::default() }
     }
 
-    fn ring() -> Ring {
-        Ring::new("worker-1", "worker-1.7".into())
+    fn ring() -> LogRing {
+        LogRing::new("worker-1", "worker-1.7".into())
     }
 
     fn texts(page: &Page) -> Vec<&str> {
@@ -213,7 +213,7 @@ mod tests {
         let ring = ring();
         assert_eq!(ring.page(&Query::default()).lines, []);
         for text in ["a", "b", "c"] {
-            ring.keep(line(Level::Info, text, &[]));
+            ring.store_line(line(Level::Info, text, &[]));
         }
         let first = ring.page(&Query { lines_max: 2, ..Query::default() });
         assert_eq!((texts(&first), first.left_out), (vec!["a", "b"], 0));
@@ -232,7 +232,7 @@ mod tests {
         let fields: Vec<_> = (0..FIELDS_MAX).map(|n| format!("field{n}")).collect();
         let fields: Vec<_> = fields.iter().map(|name| (name.as_str(), text.as_str())).collect();
         for _ in 0..40 {
-            ring.keep(line(Level::Info, &text, &fields));
+            ring.store_line(line(Level::Info, &text, &fields));
         }
         let mut seen = Vec::new();
         let mut after = Vec::new();
@@ -251,13 +251,13 @@ mod tests {
     #[test]
     fn dropped_and_overwritten_lines_are_counted() {
         let ring = ring();
-        ring.keep(line(Level::Info, "first", &[]));
+        ring.store_line(line(Level::Info, "first", &[]));
         let next = ring.page(&Query::default()).next;
         let held = ring.kept();
-        ring.keep(line(Level::Info, "a writer never waits", &[]));
+        ring.store_line(line(Level::Info, "a writer never waits", &[]));
         drop(held);
         for n in 0..=LINES_MAX {
-            ring.keep(line(Level::Info, &n.to_string(), &[]));
+            ring.store_line(line(Level::Info, &n.to_string(), &[]));
         }
         let after: Vec<_> = next.into_iter().collect();
         let mut page = ring.page(&Query { after, ..Query::default() });
@@ -276,13 +276,13 @@ mod tests {
     #[test]
     fn lines_are_filtered_by_level_function_request_and_time() {
         let ring = ring();
-        ring.keep(line(Level::Warn, "w", &[("function", "acme/digits@3")]));
-        ring.keep(line(
+        ring.store_line(line(Level::Warn, "w", &[("function", "acme/digits@3")]));
+        ring.store_line(line(
             Level::Info,
             "i",
             &[("millrace.function", "digits"), (crate::trace::REQUEST_ID, "r1")],
         ));
-        ring.keep(line(Level::Debug, "d", &[("function", "acme/other")]));
+        ring.store_line(line(Level::Debug, "d", &[("function", "acme/other")]));
         let found = |filter: Filter| {
             let page = ring.page(&Query { filter: Some(filter), ..Query::default() });
             assert_eq!(page.next.as_ref().map(|it| it.seq), Some(3), "every line was examined");
@@ -303,7 +303,7 @@ mod tests {
         let long = "ü".repeat(TEXT_BYTES_MAX);
         let mut all = line(Level::Info, &long, &[]);
         all.fields = (0..2 * FIELDS_MAX).map(|n| (format!("f{n:03}"), long.clone())).collect();
-        ring.keep(all);
+        ring.store_line(all);
         let kept = &ring.page(&Query::default()).lines[0];
         assert!(kept.message.len() <= TEXT_BYTES_MAX && kept.fields.len() == FIELDS_MAX);
         assert!(kept.fields.values().all(|value| value.len() <= TEXT_BYTES_MAX));

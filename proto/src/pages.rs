@@ -7,18 +7,18 @@ use prost::encoding::encoded_len_varint;
 
 /// The remaining bytes of a page.
 #[derive(Debug, Clone)]
-pub struct PageRoom {
+pub struct PageBudget {
     left: usize,
     is_empty: bool,
 }
 
-impl Default for PageRoom {
+impl Default for PageBudget {
     fn default() -> Self {
         Self::of(PAGE_BYTES_MAX)
     }
 }
 
-impl PageRoom {
+impl PageBudget {
     /// Creates a budget of this many bytes of items.
     #[must_use]
     pub fn of(bytes: usize) -> Self {
@@ -50,9 +50,9 @@ mod tests {
     #[test]
     fn the_first_item_always_fits_and_later_items_within_the_budget() {
         let text = |len: usize| "x".repeat(len);
-        let mut room = PageRoom::of(100);
+        let mut room = PageBudget::of(100);
         assert!(room.take(&text(500)) && !room.take(&text(1)));
-        let mut room = PageRoom::of(100);
+        let mut room = PageBudget::of(100);
         assert!(room.take(&text(40)) && room.take(&text(40)) && !room.take(&text(40)));
         assert!(room.take(&text(1)), "a smaller item may still fit");
     }

@@ -143,15 +143,15 @@ impl<'a> ItemKey<'a> {
 
 /// An [`ItemKey`] that owns its names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct OwnedKey(bool, String, String, u64);
+struct OwnedItemKey(bool, String, String, u64);
 
-impl From<ItemName> for OwnedKey {
+impl From<ItemName> for OwnedItemKey {
     fn from(name: ItemName) -> Self {
         Self(name.function.is_empty(), name.tenant, name.function, name.revision)
     }
 }
 
-impl OwnedKey {
+impl OwnedItemKey {
     fn borrowed(&self) -> ItemKey<'_> {
         let Self(is_quota, tenant, function, revision) = self;
         ItemKey { is_quota: *is_quota, tenant, function, revision: *revision }
@@ -280,7 +280,7 @@ pub struct PartSender<M: PartMessage> {
     part_bytes_max: usize,
     set: u64,
     /// The items that the other end has.
-    told: Option<Arc<Vec<M::Item>>>,
+    known_items: Option<Arc<Vec<M::Item>>>,
 }
 
 impl<M: PartMessage> Default for PartSender<M> {
@@ -293,7 +293,7 @@ impl<M: PartMessage> PartSender<M> {
     /// Creates a sender of parts of at most this many bytes, or of a single larger item.
     #[must_use]
     pub fn with_part_bytes(part_bytes_max: usize) -> Self {
-        Self { part_bytes_max, set: 0, told: None }
+        Self { part_bytes_max, set: 0, known_items: None }
     }
 
     /// Returns the messages that bring the other end to these items: the first time all items,
@@ -301,9 +301,9 @@ impl<M: PartMessage> PartSender<M> {
     pub fn next(&mut self, head: &M::Head, items: &Arc<Vec<M::Item>>) -> Vec<M> {
         debug_assert!(items.is_sorted_by(|a, b| M::key(a) < M::key(b)), "items are in order, each once");
         self.set += 1;
-        let place = Part { set: self.set, number: 0, last: false, changes: self.told.is_some() };
-        let mut cut = Cut::new(head, place, self.part_bytes_max);
-        match self.told.replace(items.clone()) {
+        let place = Part { set: self.set, number: 0, last: false, changes: self.known_items.is_some() };
+        let mut cut = SetSplitter::new(head, place, self.part_bytes_max);
+        match self.known_items.replace(items.clone()) {
             None => items.iter().for_each(|item| cut.item(item)),
             Some(told) if Arc::ptr_eq(&told, items) => {}
             Some(told) => differences::<M>(&told, items, &mut cut),
@@ -313,12 +313,12 @@ impl<M: PartMessage> PartSender<M> {
 
     /// Forgets the items that the other end has, so that the next set is whole.
     pub fn forget(&mut self) {
-        self.told = None;
+        self.known_items = None;
     }
 }
 
 /// Adds the differences between two sets, which are in the order of their keys.
-fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut Cut<'_, M>) {
+fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut SetSplitter<'_, M>) {
     let mut old = old.iter().peekable();
     for item in new {
         let key = M::key(item);
@@ -334,7 +334,7 @@ fn differences<M: PartMessage>(old: &[M::Item], new: &[M::Item], cut: &mut Cut<'
 }
 
 /// The state of splitting a set into parts.
-struct Cut<'a, M: PartMessage> {
+struct SetSplitter<'a, M: PartMessage> {
     part_bytes_max: usize,
     head: &'a M::Head,
     place: Part,
@@ -344,7 +344,7 @@ struct Cut<'a, M: PartMessage> {
     done: Vec<M>,
 }
 
-impl<'a, M: PartMessage> Cut<'a, M> {
+impl<'a, M: PartMessage> SetSplitter<'a, M> {
     fn new(head: &'a M::Head, place: Part, part_bytes_max: usize) -> Self {
         Self {
             part_bytes_max,
@@ -451,15 +451,15 @@ pub struct PartAssembler<M: PartMessage> {
     bounds: SetBounds,
     /// The number of the last complete set.
     complete: Option<u64>,
-    unfinished: Option<Unfinished<M>>,
+    unfinished: Option<PartialSet<M>>,
 }
 
 #[derive(Debug)]
-struct Unfinished<M: PartMessage> {
+struct PartialSet<M: PartMessage> {
     part: Part,
     head: M::Head,
     /// The changes by key; `None` means that the item is gone.
-    items: BTreeMap<OwnedKey, Option<M::Item>>,
+    items: BTreeMap<OwnedItemKey, Option<M::Item>>,
     bytes: usize,
 }
 
@@ -516,16 +516,16 @@ impl<M: PartMessage> PartAssembler<M> {
     }
 
     /// Returns the set that a part begins or continues.
-    fn place(&mut self, part: Part, head: M::Head) -> Result<Unfinished<M>, PartError> {
+    fn place(&mut self, part: Part, head: M::Head) -> Result<PartialSet<M>, PartError> {
         let Part { set, number, changes, .. } = part;
         let before = self.unfinished.take();
         if number == 0 {
             if changes && self.complete.is_none_or(|last| last.checked_add(1) != Some(set)) {
                 return Err(PartError::NoBase { set, last: self.complete });
             }
-            return Ok(Unfinished { part, head, items: BTreeMap::new(), bytes: 0 });
+            return Ok(PartialSet { part, head, items: BTreeMap::new(), bytes: 0 });
         }
-        let continued = |it: &Unfinished<M>| {
+        let continued = |it: &PartialSet<M>| {
             let Part { set: its_set, number: its_number, changes: its_changes, .. } = it.part;
             (its_set, its_changes) == (set, changes) && its_number.checked_add(1) == Some(number)
         };
@@ -538,10 +538,10 @@ impl<M: PartMessage> PartAssembler<M> {
     }
 }
 
-impl<M: PartMessage> Unfinished<M> {
+impl<M: PartMessage> PartialSet<M> {
     fn add(
         &mut self,
-        key: OwnedKey,
+        key: OwnedItemKey,
         item: Option<M::Item>,
         bytes: usize,
         bounds: SetBounds,
@@ -632,7 +632,7 @@ impl<M: PartMessage> ItemSet<M> {
 /// Merges two lists in the order of their keys. Of items with the same key, that of the second list
 /// stays.
 fn merged<M: PartMessage>(before: Vec<M::Item>, changed: Vec<M::Item>, gone: Vec<ItemName>) -> Vec<M::Item> {
-    let gone: BTreeSet<OwnedKey> = gone.into_iter().map(OwnedKey::from).collect();
+    let gone: BTreeSet<OwnedItemKey> = gone.into_iter().map(OwnedItemKey::from).collect();
     let mut all = Vec::with_capacity(before.len() + changed.len());
     let mut before = before.into_iter().peekable();
     let mut gone = gone.iter().peekable();

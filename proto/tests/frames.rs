@@ -9,7 +9,8 @@ use std::os::unix::net::UnixStream;
 use bytes::Bytes;
 use millrace_proto::executor::{Event, ProgramFailed, event};
 use millrace_proto::frames::{
-    DESCRIPTORS_MAX, Error, Frame, FrameDecoder, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX, Outbox, Received,
+    DESCRIPTORS_MAX, FrameDecoder, FrameError, FrameQueue, MESSAGE_BYTES_MAX, OUTBOX_BYTES_MAX,
+    ReceivedFrame, SocketFrame,
 };
 use proptest::prelude::*;
 use prost::Message as _;
@@ -30,11 +31,11 @@ fn inode(fd: &OwnedFd) -> u64 {
 }
 
 /// Returns a comparable form: the message's bytes, and the inodes of the descriptors.
-fn seen(frame: Received) -> (Bytes, Vec<u64>) {
+fn seen(frame: ReceivedFrame) -> (Bytes, Vec<u64>) {
     (frame.message, frame.descriptors.iter().map(inode).collect())
 }
 
-fn error_of(error: &io::Error) -> &Error {
+fn error_of(error: &io::Error) -> &FrameError {
     error.get_ref().unwrap().downcast_ref().unwrap()
 }
 
@@ -43,8 +44,8 @@ fn a_message_and_its_descriptors_arrive_in_order_and_close_on_exec() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let files = [memfd(), memfd()];
     let expected = files.iter().map(inode).collect::<Vec<_>>();
-    let mut outbox = Outbox::default();
-    outbox.push(Frame::new(&message("two files"), files.into()).unwrap()).unwrap();
+    let mut outbox = FrameQueue::default();
+    outbox.push(SocketFrame::new(&message("two files"), files.into()).unwrap()).unwrap();
     outbox.flush(&ours).unwrap();
     let frame = FrameDecoder::default().recv_frame(&theirs).unwrap().unwrap();
     assert_eq!(frame.decode::<Event>().unwrap(), message("two files"));
@@ -57,12 +58,12 @@ fn a_message_and_its_descriptors_arrive_in_order_and_close_on_exec() {
 #[test]
 fn descriptors_stay_with_their_frame_among_frames_without() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut outbox = Outbox::default();
+    let mut outbox = FrameQueue::default();
     let mut expected = Vec::new();
     for (text, files) in [("a", 0), ("b", 0), ("c", 1), ("d", 0), ("e", 2), ("f", 1), ("g", 0)] {
         let files: Vec<_> = (0..files).map(|_| memfd()).collect();
         expected.push((Bytes::from(message(text).encode_to_vec()), files.iter().map(inode).collect()));
-        outbox.push(Frame::new(&message(text), files).unwrap()).unwrap();
+        outbox.push(SocketFrame::new(&message(text), files).unwrap()).unwrap();
     }
     outbox.flush(&ours).unwrap();
     let mut decoder = FrameDecoder::default();
@@ -75,11 +76,11 @@ fn descriptors_stay_with_their_frame_among_frames_without() {
 fn a_frame_is_taken_back_only_before_its_first_byte_is_sent() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    let mut outbox = Outbox::default();
+    let mut outbox = FrameQueue::default();
     assert!(!outbox.take_back());
     let long = message(&"x".repeat(MESSAGE_BYTES_MAX - 64));
     for message in [&message("first"), &long, &message("last")] {
-        outbox.push(Frame::new(message, Vec::new()).unwrap()).unwrap();
+        outbox.push(SocketFrame::new(message, Vec::new()).unwrap()).unwrap();
     }
     while outbox.send_some(&ours).is_ok() {}
     assert_eq!(outbox.len(), 2);
@@ -106,9 +107,9 @@ fn a_frame_larger_than_the_socket_buffer_arrives_through_a_non_blocking_pair() {
     let text = "x".repeat(MESSAGE_BYTES_MAX - 64);
     let file = memfd();
     let expected = inode(&file);
-    let mut outbox = Outbox::default();
-    outbox.push(Frame::new(&message(&text), vec![file]).unwrap()).unwrap();
-    outbox.push(Frame::new(&message("after"), vec![]).unwrap()).unwrap();
+    let mut outbox = FrameQueue::default();
+    outbox.push(SocketFrame::new(&message(&text), vec![file]).unwrap()).unwrap();
+    outbox.push(SocketFrame::new(&message("after"), vec![]).unwrap()).unwrap();
     let mut decoder = FrameDecoder::default();
     let mut frames = Vec::new();
     // The outbox holds more than the socket's buffer, so the second send is refused at the latest.
@@ -133,8 +134,8 @@ fn a_frame_larger_than_the_socket_buffer_arrives_through_a_non_blocking_pair() {
 #[test]
 fn closing_between_frames_ends_the_stream_and_within_a_frame_is_an_error() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut outbox = Outbox::default();
-    outbox.push(Frame::new(&message("whole"), vec![]).unwrap()).unwrap();
+    let mut outbox = FrameQueue::default();
+    outbox.push(SocketFrame::new(&message("whole"), vec![]).unwrap()).unwrap();
     outbox.flush(&ours).unwrap();
     (&ours).write_all(&[9, 0, 0, 0, 1]).unwrap();
     drop(ours);
@@ -142,7 +143,7 @@ fn closing_between_frames_ends_the_stream_and_within_a_frame_is_an_error() {
     assert!(decoder.recv_frame(&theirs).unwrap().is_some());
     let error = decoder.recv_frame(&theirs).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-    assert_eq!(error_of(&error), &Error::ClosedInFrame { missing: 8 });
+    assert_eq!(error_of(&error), &FrameError::ClosedInFrame { missing: 8 });
 
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(ours);
@@ -154,9 +155,9 @@ fn a_length_over_the_limit_is_refused_by_both_sides() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (&ours).write_all(&u32::MAX.to_le_bytes()).unwrap();
     let error = FrameDecoder::default().recv_frame(&theirs).unwrap_err();
-    assert_eq!(error_of(&error), &Error::MessageTooLong { bytes: u32::MAX as usize });
+    assert_eq!(error_of(&error), &FrameError::MessageTooLong { bytes: u32::MAX as usize });
     let long = message(&"x".repeat(MESSAGE_BYTES_MAX));
-    assert!(matches!(Frame::new(&long, vec![]), Err(Error::MessageTooLong { .. })));
+    assert!(matches!(SocketFrame::new(&long, vec![]), Err(FrameError::MessageTooLong { .. })));
 }
 
 fn send_raw(socket: &UnixStream, bytes: &[u8], files: &[OwnedFd]) {
@@ -174,14 +175,14 @@ fn more_descriptors_than_a_frame_may_have_are_refused_by_both_sides() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         send_raw(&ours, &[0, 0, 0, 0], &files);
         let error = FrameDecoder::default().recv_frame(&theirs).unwrap_err();
-        (error_of(&error).clone(), Frame::new(&message(""), files).unwrap_err())
+        (error_of(&error).clone(), SocketFrame::new(&message(""), files).unwrap_err())
     };
-    let too_many = |count| Error::TooManyDescriptors { count };
+    let too_many = |count| FrameError::TooManyDescriptors { count };
     let one_more = DESCRIPTORS_MAX + 1;
     let far_more = DESCRIPTORS_MAX * 2;
     assert_eq!(refusal(one_more), (too_many(one_more), too_many(one_more)));
     // More than the reader has space for: the kernel drops descriptors and sets a flag.
-    assert_eq!(refusal(far_more), (Error::DescriptorsLost, too_many(far_more)));
+    assert_eq!(refusal(far_more), (FrameError::DescriptorsLost, too_many(far_more)));
 }
 
 #[test]
@@ -192,18 +193,18 @@ fn descriptors_in_the_middle_of_a_frame_are_refused() {
     assert_eq!(decoder.recv_some(&theirs).unwrap(), 5);
     send_raw(&ours, &[2, 3], &[memfd()]);
     let error = decoder.recv_some(&theirs).unwrap_err();
-    assert_eq!(error_of(&error), &Error::StrayDescriptors);
+    assert_eq!(error_of(&error), &FrameError::StrayDescriptors);
 }
 
 #[test]
 fn an_outbox_refuses_frames_when_the_peer_never_reads() {
-    let mut outbox = Outbox::default();
+    let mut outbox = FrameQueue::default();
     let text = "x".repeat(MESSAGE_BYTES_MAX - 64);
     for _ in 0..OUTBOX_BYTES_MAX / MESSAGE_BYTES_MAX {
-        outbox.push(Frame::new(&message(&text), vec![]).unwrap()).unwrap();
+        outbox.push(SocketFrame::new(&message(&text), vec![]).unwrap()).unwrap();
     }
-    let refused = outbox.push(Frame::new(&message(&text), vec![]).unwrap());
-    assert_eq!(refused.unwrap_err(), Error::OutboxFull);
+    let refused = outbox.push(SocketFrame::new(&message(&text), vec![]).unwrap());
+    assert_eq!(refused.unwrap_err(), FrameError::OutboxFull);
 }
 
 /// Generates the message length and the number of descriptors of each frame.
@@ -262,14 +263,14 @@ proptest! {
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 4096).unwrap();
-        let mut outbox = Outbox::default();
+        let mut outbox = FrameQueue::default();
         let mut decoder = FrameDecoder::default();
         let mut expected = Vec::new();
         for &(length, count) in &frames {
             let own: Vec<_> = (0..count).map(|_| memfd()).collect();
             let event = message(&"y".repeat(length));
             expected.push((Bytes::from(event.encode_to_vec()), own.iter().map(inode).collect::<Vec<_>>()));
-            outbox.push(Frame::new(&event, own).unwrap()).unwrap();
+            outbox.push(SocketFrame::new(&event, own).unwrap()).unwrap();
         }
         let mut arrived = Vec::new();
         let mut reads = reads.iter().cycle();

@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 /// A set by the keys of its items, with a value that changes.
-type Wanted = BTreeMap<(u8, u8), u8>;
+type ExpectedSet = BTreeMap<(u8, u8), u8>;
 
 fn item(&(tenant, name): &(u8, u8), &value: &u8) -> DesiredItem {
     let tenant = format!("t{tenant}");
@@ -37,7 +37,7 @@ fn item(&(tenant, name): &(u8, u8), &value: &u8) -> DesiredItem {
     }
 }
 
-fn items(wanted: &Wanted) -> Arc<Vec<DesiredItem>> {
+fn items(wanted: &ExpectedSet) -> Arc<Vec<DesiredItem>> {
     let mut items: Vec<_> = wanted.iter().map(|(key, value)| item(key, value)).collect();
     items.sort_by(|a, b| DesiredState::key(a).cmp(&DesiredState::key(b)));
     Arc::new(items)
@@ -47,12 +47,12 @@ fn head(index: usize) -> DesiredHead {
     DesiredHead { term: 1, index: index as u64, ..DesiredHead::default() }
 }
 
-fn sets() -> impl Strategy<Value = Vec<Wanted>> {
+fn sets() -> impl Strategy<Value = Vec<ExpectedSet>> {
     vec(btree_map((0..3u8, 0..8u8), 0..=255u8, 0..16), 1..8)
 }
 
 /// Returns the messages of each set in turn.
-fn cut(sets: &[Wanted], part_bytes: usize) -> Vec<Vec<DesiredState>> {
+fn cut(sets: &[ExpectedSet], part_bytes: usize) -> Vec<Vec<DesiredState>> {
     let mut sender = PartSender::with_part_bytes(part_bytes);
     sets.iter().enumerate().map(|(index, wanted)| sender.next(&head(index), &items(wanted))).collect()
 }
@@ -67,7 +67,7 @@ struct Receiver {
 impl Receiver {
     /// Takes a message. Returns whether the message completed a set, after checking the set against
     /// `sets`.
-    fn take(&mut self, message: DesiredState, sets: &[Wanted]) -> Result<bool, PartError> {
+    fn take(&mut self, message: DesiredState, sets: &[ExpectedSet]) -> Result<bool, PartError> {
         let Some(update) = self.assembler.take(message)? else { return Ok(false) };
         self.set.apply(update)?;
         let index = usize::try_from(self.set.head().index).unwrap();

@@ -11,8 +11,8 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millrace_cluster_state::{Caller, Command, ControllerId, Proposal, State, UnixMillis};
-use millrace_raft_store::{ClusterConfig, DataDir, Identity, LogId, LogStore, open};
+use millrace_cluster_state::{CallerName, ControllerId, Proposal, State, StateCommand, UnixMillis};
+use millrace_raft_store::{ClusterConfig, DataDir, DirectoryOwner, LogId, LogStore, open};
 use millrace_types::{ClusterId, FunctionKey, FunctionName, TenantName};
 use openraft::storage::RaftLogStorageExt;
 use openraft::{CommittedLeaderId, Entry, EntryPayload};
@@ -30,9 +30,9 @@ fn entry(index: u64, commands: usize) -> Entry<ClusterConfig> {
     };
     let proposal = Proposal {
         stamp: UnixMillis(1_700_000_000_000 + index),
-        caller: Caller(Arc::from("operator")),
+        caller: CallerName(Arc::from("operator")),
         idempotency: None,
-        command: Command::SetFunctionEnabled { key, enabled: true },
+        command: StateCommand::SetFunctionEnabled { key, enabled: true },
     };
     Entry {
         log_id: LogId::new(CommittedLeaderId::new(1, 1), index),
@@ -40,8 +40,8 @@ fn entry(index: u64, commands: usize) -> Entry<ClusterConfig> {
     }
 }
 
-fn identity() -> Identity {
-    Identity {
+fn identity() -> DirectoryOwner {
+    DirectoryOwner {
         cluster: ClusterId(Arc::from("bench")),
         controller: ControllerId(1),
         directory: "d1".to_owned(),

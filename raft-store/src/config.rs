@@ -8,7 +8,7 @@ use openraft::RaftTypeConfig;
 use openraft::impls::{OneshotResponder, TokioRuntime};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::StateMachine;
 use crate::snapshot::SnapshotFile;
 
 /// A [`ControllerId`](millrace_cluster_state::ControllerId) in openraft's form.
@@ -21,25 +21,25 @@ pub type Vote = openraft::Vote<RaftId>;
 /// A log entry: a batch of commands, a membership, or nothing.
 pub type Entry<M> = openraft::Entry<TypeConfig<M>>;
 /// The metadata of a snapshot: the last log entry and the membership that it covers.
-pub type SnapshotMeta = openraft::SnapshotMeta<RaftId, Member>;
+pub type SnapshotMeta = openraft::SnapshotMeta<RaftId, GroupMember>;
 /// The membership at a log entry.
-pub type StoredMembership = openraft::StoredMembership<RaftId, Member>;
+pub type StoredMembership = openraft::StoredMembership<RaftId, GroupMember>;
 
 /// A controller's entry in the membership.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Member {
+pub struct GroupMember {
     /// The address for the other controllers, as `host:port`. Stored like openraft's own node type
     /// stores it.
     #[serde(rename = "addr")]
     pub address: String,
-    /// The id of its [data directory](crate::Identity::directory). A controller that returns with
+    /// The id of its [data directory](crate::DirectoryOwner::directory). A controller that returns with
     /// another directory lost its acknowledged writes, and is not this member. Empty for a member
     /// from before format 2.
     #[serde(default)]
     pub directory: String,
 }
 
-impl fmt::Display for Member {
+impl fmt::Display for GroupMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.address)
     }
@@ -49,11 +49,11 @@ impl fmt::Display for Member {
 /// response has an outcome for each command, in order.
 pub struct TypeConfig<M>(PhantomData<fn() -> M>);
 
-impl<M: Machine> RaftTypeConfig for TypeConfig<M> {
+impl<M: StateMachine> RaftTypeConfig for TypeConfig<M> {
     type D = Vec<M::Command>;
     type R = Vec<M::Outcome>;
     type NodeId = RaftId;
-    type Node = Member;
+    type Node = GroupMember;
     type Entry = openraft::Entry<Self>;
     type SnapshotData = SnapshotFile;
     type AsyncRuntime = TokioRuntime;

@@ -11,8 +11,8 @@ use millrace_cluster_state::ControllerId;
 use millrace_types::ClusterId;
 
 use crate::error::Error;
-use crate::frame::Flaw;
-use crate::fs::{self as seam, Disk, Fs};
+use crate::frame::RecordFault;
+use crate::fs::{self as seam, DiskFs, Fs};
 
 const IDENTITY: &str = "identity";
 const LOCK: &str = "lock";
@@ -31,7 +31,7 @@ const FORMAT_UNNAMED: u32 = 1;
 
 /// The owner of a data directory: a member of a cluster's controller group. Written once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct DirectoryOwner {
     pub cluster: ClusterId,
     pub controller: ControllerId,
     /// The directory's own id, drawn at random when it was created: a member that lost its
@@ -39,7 +39,7 @@ pub struct Identity {
     pub directory: String,
 }
 
-impl fmt::Display for Identity {
+impl fmt::Display for DirectoryOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "controller {} of cluster {}", self.controller.0, self.cluster)
     }
@@ -49,7 +49,7 @@ impl fmt::Display for Identity {
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    identity: Option<Identity>,
+    identity: Option<DirectoryOwner>,
     lock: File,
 }
 
@@ -64,12 +64,12 @@ impl DataDir {
         let path = path.into();
         fs::create_dir_all(&path).map_err(Error::io("making", &path))?;
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Disk::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
+            DiskFs::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
         }
         let lock = lock(&path)?;
         // On an error below, dropping this value releases the lock.
         let mut dir = Self { path, identity: None, lock };
-        dir.identity = read_identity(&Disk::default(), &dir.path)?;
+        dir.identity = read_identity(&DiskFs::default(), &dir.path)?;
         match fs::read_to_string(dir.path.join(DIVERGED)) {
             Ok(entry) => Err(Error::Diverged { path: dir.path.clone(), entry: entry.trim().to_owned() }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(dir),
@@ -84,12 +84,12 @@ impl DataDir {
 
     /// The directory's owner; `None` for a new directory, before [`crate::open`] sets the owner.
     #[must_use]
-    pub fn identity(&self) -> Option<&Identity> {
+    pub fn identity(&self) -> Option<&DirectoryOwner> {
         self.identity.as_ref()
     }
 
-    pub(crate) fn establish(&mut self, identity: &Identity) -> Result<(), Error> {
-        write_identity(&Disk::default(), &self.path, identity)?;
+    pub(crate) fn set_owner(&mut self, identity: &DirectoryOwner) -> Result<(), Error> {
+        write_identity(&DiskFs::default(), &self.path, identity)?;
         self.identity = Some(identity.clone());
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Drop for DataDir {
 /// # Errors
 /// [`Error::Io`].
 pub fn mark_diverged(dir: &Path, index: u64) -> Result<(), Error> {
-    let written = seam::write_durably(&Disk::default(), dir, DIVERGED, |file| {
+    let written = seam::write_durably(&DiskFs::default(), dir, DIVERGED, |file| {
         file.append(format!("{index}\n").as_bytes())
     });
     written.map_err(Error::io("writing", &dir.join(DIVERGED)))
@@ -142,7 +142,7 @@ fn lock(dir: &Path) -> Result<File, Error> {
 
 /// Renders the identity file: text that an operator can read, which in every format ends with the
 /// checksum of all lines before.
-fn render(identity: &Identity) -> String {
+fn render(identity: &DirectoryOwner) -> String {
     let mut text = format!(
         "millrace data directory\nformat {FORMAT}\ncluster {}\ncontroller {}\ndirectory {}\n",
         identity.cluster, identity.controller.0, identity.directory
@@ -152,28 +152,28 @@ fn render(identity: &Identity) -> String {
     text
 }
 
-fn parse(bytes: &[u8]) -> Result<Identity, Flaw> {
-    let damaged = || Flaw::Damaged("its contents are not those that were written".to_owned());
+fn parse(bytes: &[u8]) -> Result<DirectoryOwner, RecordFault> {
+    let damaged = || RecordFault::Damaged("its contents are not those that were written".to_owned());
     let text = std::str::from_utf8(bytes).map_err(|_| damaged())?;
     let contents = text.len().checked_sub("checksum 00000000\n".len()).and_then(|end| text.get(..end));
     let contents = contents.ok_or_else(damaged)?;
     if text[contents.len()..] != format!("checksum {:08x}\n", crc32fast::hash(contents.as_bytes())) {
-        return Err(Flaw::Damaged("its checksum does not match".to_owned()));
+        return Err(RecordFault::Damaged("its checksum does not match".to_owned()));
     }
     let mut lines = contents.lines();
     let mut field = |name: &str| lines.next().and_then(|line| line.strip_prefix(name)).ok_or_else(damaged);
     field("millrace data directory")?;
     let found = field("format ")?.parse().map_err(|_| damaged())?;
     if ![FORMAT_UNNAMED, FORMAT].contains(&found) {
-        return Err(Flaw::UnknownFormat { found, known: FORMAT });
+        return Err(RecordFault::UnknownFormat { found, known: FORMAT });
     }
     let cluster = ClusterId(Arc::from(field("cluster ")?));
     let controller = ControllerId(field("controller ")?.parse().map_err(|_| damaged())?);
     let directory = if found == FORMAT_UNNAMED { "" } else { field("directory ")? };
-    Ok(Identity { cluster, controller, directory: directory.to_owned() })
+    Ok(DirectoryOwner { cluster, controller, directory: directory.to_owned() })
 }
 
-pub(crate) fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>, Error> {
+pub(crate) fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<DirectoryOwner>, Error> {
     let path = dir.join(IDENTITY);
     let names = fs.list(dir).map_err(Error::io("reading", dir))?;
     if !names.iter().any(|name| name == IDENTITY) {
@@ -184,7 +184,7 @@ pub(crate) fn read_identity(fs: &dyn Fs, dir: &Path) -> Result<Option<Identity>,
     parse(&bytes).map(Some).map_err(|flaw| Error::flaw(format!("identity file {}", path.display()), flaw))
 }
 
-pub(crate) fn write_identity(fs: &dyn Fs, dir: &Path, identity: &Identity) -> Result<(), Error> {
+pub(crate) fn write_identity(fs: &dyn Fs, dir: &Path, identity: &DirectoryOwner) -> Result<(), Error> {
     let id = &*identity.cluster.0;
     if !(1..=128).contains(&id.len()) || !id.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err(Error::BadClusterId(id.to_owned()));

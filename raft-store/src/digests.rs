@@ -16,7 +16,7 @@ use millrace_types::Digest;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::machine::Machine;
+use crate::machine::StateMachine;
 
 /// Log entries between two digests.
 const DIGEST_EVERY: u64 = 1_000;
@@ -50,7 +50,7 @@ struct Queue<M> {
     is_hashing: bool,
 }
 
-impl<M: Machine> Digests<M> {
+impl<M: StateMachine> Digests<M> {
     pub(crate) fn new() -> Self {
         let queue = Queue { waiting: VecDeque::new(), is_hashing: false };
         Self {
@@ -88,7 +88,7 @@ impl<M: Machine> Digests<M> {
     }
 }
 
-fn hash_waiting<M: Machine>(queue: &Mutex<Queue<M>>, recent: &watch::Sender<RecentDigests>) {
+fn hash_waiting<M: StateMachine>(queue: &Mutex<Queue<M>>, recent: &watch::Sender<RecentDigests>) {
     while let Some((index, state)) = next(queue) {
         let digest = state.digest();
         recent.send_modify(|recent| {

@@ -9,7 +9,7 @@ use openraft::AnyError;
 use millrace_cluster_state::UnknownRules;
 
 use crate::config::StorageError;
-use crate::frame::Flaw;
+use crate::frame::RecordFault;
 use crate::fs::is_shortage;
 
 /// The reason why a data directory was refused, or why the store halted.
@@ -203,24 +203,28 @@ impl Error {
         matches!(self, Self::Io { source, .. } if is_shortage(source))
     }
 
-    pub(crate) fn flaw(what: impl Into<String>, flaw: Flaw) -> Self {
+    pub(crate) fn flaw(what: impl Into<String>, flaw: RecordFault) -> Self {
         let what = what.into();
         match flaw {
-            Flaw::UnknownFormat { found, known } => Self::UnknownFormat { what, found, known },
-            Flaw::Damaged(flaw) => Self::Damaged { what, flaw },
+            RecordFault::UnknownFormat { found, known } => Self::UnknownFormat { what, found, known },
+            RecordFault::Damaged(flaw) => Self::Damaged { what, flaw },
         }
     }
 
     /// Converts the error to openraft's type. openraft halts the node on every storage error.
-    pub(crate) fn into_storage(self, subject: Subject) -> StorageError {
+    pub(crate) fn into_storage(self, subject: RaftOperation) -> StorageError {
         let (subject, verb) = match subject {
-            Subject::ReadLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Read),
-            Subject::WriteLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Write),
-            Subject::ReadVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Read),
-            Subject::WriteVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Write),
-            Subject::Apply => (openraft::ErrorSubject::StateMachine, openraft::ErrorVerb::Write),
-            Subject::ReadSnapshot => (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Read),
-            Subject::WriteSnapshot => (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Write),
+            RaftOperation::ReadLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Read),
+            RaftOperation::WriteLog => (openraft::ErrorSubject::Logs, openraft::ErrorVerb::Write),
+            RaftOperation::ReadVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Read),
+            RaftOperation::WriteVote => (openraft::ErrorSubject::Vote, openraft::ErrorVerb::Write),
+            RaftOperation::Apply => (openraft::ErrorSubject::StateMachine, openraft::ErrorVerb::Write),
+            RaftOperation::ReadSnapshot => {
+                (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Read)
+            }
+            RaftOperation::WriteSnapshot => {
+                (openraft::ErrorSubject::Snapshot(None), openraft::ErrorVerb::Write)
+            }
         };
         openraft::StorageIOError::new(subject, verb, AnyError::new(&self)).into()
     }
@@ -228,7 +232,7 @@ impl Error {
 
 /// The operation of openraft that failed.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Subject {
+pub(crate) enum RaftOperation {
     ReadLog,
     WriteLog,
     ReadVote,

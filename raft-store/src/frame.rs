@@ -7,7 +7,7 @@ pub(crate) const ENVELOPE_BYTES: usize = 5;
 
 /// The fault of stored bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub(crate) enum RecordFault {
     /// The bytes are intact, but of another format.
     UnknownFormat { found: u32, known: u32 },
     /// The bytes are not those that were written.
@@ -32,15 +32,15 @@ pub(crate) fn seal(format: u8, key: &[u8], body: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the body of a record stored under `key`, if the record is intact and of format `known`.
-pub(crate) fn unseal<'a>(known: u8, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], Flaw> {
+pub(crate) fn unseal<'a>(known: u8, key: &[u8], sealed: &'a [u8]) -> Result<&'a [u8], RecordFault> {
     let Some((&[format, a, b, c, d], body)) = sealed.split_first_chunk::<ENVELOPE_BYTES>() else {
-        return Err(Flaw::Damaged(format!("{} bytes are too few for a record", sealed.len())));
+        return Err(RecordFault::Damaged(format!("{} bytes are too few for a record", sealed.len())));
     };
     if u32::from_le_bytes([a, b, c, d]) != checksum(format, key, body) {
-        return Err(Flaw::Damaged("its checksum does not match".to_owned()));
+        return Err(RecordFault::Damaged("its checksum does not match".to_owned()));
     }
     if format != known {
-        return Err(Flaw::UnknownFormat { found: format.into(), known: known.into() });
+        return Err(RecordFault::UnknownFormat { found: format.into(), known: known.into() });
     }
     Ok(body)
 }
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn another_format_is_distinguished_from_damage() {
         let newer = seal(2, b"key", b"body");
-        assert_eq!(unseal(1, b"key", &newer), Err(Flaw::UnknownFormat { found: 2, known: 1 }));
+        assert_eq!(unseal(1, b"key", &newer), Err(RecordFault::UnknownFormat { found: 2, known: 1 }));
     }
 
     #[test]
@@ -67,15 +67,15 @@ mod tests {
         for bit in 0..sealed.len() * 8 {
             let mut flipped = sealed.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(unseal(1, b"key", &flipped), Err(Flaw::Damaged(_))), "bit {bit}");
+            assert!(matches!(unseal(1, b"key", &flipped), Err(RecordFault::Damaged(_))), "bit {bit}");
         }
         for len in 0..sealed.len() {
-            assert!(matches!(unseal(1, b"key", &sealed[..len]), Err(Flaw::Damaged(_))), "{len} bytes");
+            assert!(matches!(unseal(1, b"key", &sealed[..len]), Err(RecordFault::Damaged(_))), "{len} bytes");
         }
     }
 
     #[test]
     fn a_record_under_another_key_is_detected() {
-        assert!(matches!(unseal(1, b"kez", &seal(1, b"key", b"body")), Err(Flaw::Damaged(_))));
+        assert!(matches!(unseal(1, b"kez", &seal(1, b"key", b"body")), Err(RecordFault::Damaged(_))));
     }
 }

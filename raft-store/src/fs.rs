@@ -1,4 +1,4 @@
-//! The file operations that durability depends on, behind a trait. [`Disk`] is the machine's file
+//! The file operations that durability depends on, behind a trait. [`DiskFs`] is the machine's file
 //! system. Tests use a file system that loses unsynced data at a power cut.
 
 use std::fs::{self, File};
@@ -128,12 +128,12 @@ impl SpareDescriptors {
 
 /// The machine's own file system.
 #[derive(Debug, Default)]
-pub(crate) struct Disk {
+pub(crate) struct DiskFs {
     /// Empty before the first refill, because opening a data directory needs no spare descriptors.
     spares: SpareDescriptors,
 }
 
-impl Disk {
+impl DiskFs {
     /// Creates a file system whose operations succeed even if clients hold all other descriptors.
     pub(crate) fn with_spares() -> Self {
         let disk = Self::default();
@@ -142,7 +142,7 @@ impl Disk {
     }
 }
 
-impl Fs for Disk {
+impl Fs for DiskFs {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         fs::create_dir_all(path)
     }

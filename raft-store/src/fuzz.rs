@@ -8,7 +8,7 @@ use millrace_cluster_state::{State, packed};
 use openraft::raft::{AppendEntriesRequest, VoteRequest};
 
 use crate::fs::FsFile;
-use crate::log::record::{self, Records};
+use crate::log::record::{self, EntryRecords};
 use crate::snapshot::format;
 use crate::{ClusterConfig, Entry, RaftId};
 
@@ -54,7 +54,7 @@ pub fn log_records(data: &[u8]) {
 
 /// Returns the number of intact entries.
 fn read(pairs: impl Iterator<Item = Result<(sled::IVec, sled::IVec), sled::Error>>) -> usize {
-    let records = Records::new(pairs, Path::new("log").into());
+    let records = EntryRecords::new(pairs, Path::new("log").into());
     let intact = records.map_while(Result::ok);
     intact.map(|(_, body)| drop(packed::from_slice::<Entry<State>>(&body))).count()
 }

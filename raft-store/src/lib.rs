@@ -46,31 +46,31 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 pub use config::{
-    Entry, LogId, Member, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote,
+    Entry, GroupMember, LogId, RaftId, SnapshotMeta, StorageError, StoredMembership, TypeConfig, Vote,
 };
-pub use data_dir::{DataDir, Identity, mark_diverged};
+pub use data_dir::{DataDir, DirectoryOwner, mark_diverged};
 pub use digests::{DIGESTS_KEPT, RecentDigests, StateDigest};
 pub use error::Error;
-pub use log::disk::{DiskHealth, LogDisk, SYNC_SLOW, Stall};
+pub use log::disk::{DiskHealth, DiskStall, LogDisk, SYNC_SLOW};
 pub use log::record::ENTRY_BYTES_MAX;
 pub use log::{LogReader, LogStore};
-pub use machine::Machine;
-pub use machine_store::{Applied, MachineStore, SnapshotBuilder, StateReader};
+pub use machine::StateMachine;
+pub use machine_store::{AppliedState, SnapshotBuilder, StateMachineStore, StateReader};
 pub use snapshot::SnapshotFile;
 pub use snapshot::shelf::SnapshotReceiver;
 
-use crate::fs::Disk;
-use crate::log::Expect;
+use crate::fs::DiskFs;
+use crate::log::ExpectedLog;
 
 /// The type configuration of the controllers' Raft group.
 pub type ClusterConfig = TypeConfig<millrace_cluster_state::State>;
 
 /// The two halves that `openraft::Raft::new` takes. Both are closed when the Raft node with them is
 /// shut down; the directory's lock is released with the log.
-pub struct Store<M> {
+pub struct RaftStore<M> {
     pub log: LogStore<M>,
-    /// The state machine. Take a [`MachineStore::reader`] before openraft takes the state machine.
-    pub machine: MachineStore<M>,
+    /// The state machine. Take a [`StateMachineStore::reader`] before openraft takes the state machine.
+    pub machine: StateMachineStore<M>,
 }
 
 /// Opens a data directory for the member that `identity` names. A new directory becomes that
@@ -80,16 +80,16 @@ pub struct Store<M> {
 /// [`Error::OtherIdentity`] if the directory belongs to another member; [`Error::Damaged`],
 /// [`Error::Missing`], [`Error::UnknownFormat`], [`Error::UnknownCommand`] or [`Error::BadState`]
 /// if its contents cannot be trusted or read; [`Error::Io`] and [`Error::Sled`].
-pub fn open<M: Machine>(dir: DataDir, identity: &Identity) -> Result<Store<M>, Error> {
+pub fn open<M: StateMachine>(dir: DataDir, identity: &DirectoryOwner) -> Result<RaftStore<M>, Error> {
     open_with(dir, identity, LogStore::open)
 }
 
 /// Like [`open`], with a log that the caller opens.
-fn open_with<M: Machine>(
+fn open_with<M: StateMachine>(
     mut dir: DataDir,
-    identity: &Identity,
-    open_log: impl FnOnce(&Path, Expect, watch::Receiver<Option<u64>>) -> Result<LogStore<M>, Error>,
-) -> Result<Store<M>, Error> {
+    identity: &DirectoryOwner,
+    open_log: impl FnOnce(&Path, ExpectedLog, watch::Receiver<Option<u64>>) -> Result<LogStore<M>, Error>,
+) -> Result<RaftStore<M>, Error> {
     let expect = match dir.identity() {
         Some(found) if found != identity => {
             return Err(Error::OtherIdentity {
@@ -98,12 +98,12 @@ fn open_with<M: Machine>(
                 wanted: identity.to_string(),
             });
         }
-        Some(_) => Expect::Log,
-        None => Expect::Nothing,
+        Some(_) => ExpectedLog::Log,
+        None => ExpectedLog::Nothing,
     };
-    let machine = MachineStore::open(Arc::new(Disk::with_spares()), dir.path().join("snapshots"))?;
+    let machine = StateMachineStore::open(Arc::new(DiskFs::with_spares()), dir.path().join("snapshots"))?;
     let mut log = open_log(dir.path(), expect, machine.covered())?;
-    if expect == Expect::Nothing && machine.last().is_some() {
+    if expect == ExpectedLog::Nothing && machine.last().is_some() {
         return Err(log::missing_identity("there is a snapshot"));
     }
     let covered = machine.last().map(|last| last.index);
@@ -114,10 +114,10 @@ fn open_with<M: Machine>(
             because: format!("the log begins behind entry {}", purged.unwrap_or_default()),
         });
     }
-    if expect == Expect::Nothing {
+    if expect == ExpectedLog::Nothing {
         // The identity is written last, so that every directory with an identity has a log.
-        dir.establish(identity)?;
+        dir.set_owner(identity)?;
     }
     log.keep_locked(dir);
-    Ok(Store { log, machine })
+    Ok(RaftStore { log, machine })
 }

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt::Debug;
 use std::io::{self, Read, Write};
 
-use millrace_cluster_state::{DecodeError, KnownRules, Outcome, Proposal, State, UnknownRules};
+use millrace_cluster_state::{CommandOutcome, DecodeError, KnownRules, Proposal, State, UnknownRules};
 use millrace_types::Digest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 ///
 /// `Clone` must be cheap (persistent maps): every applied batch publishes a clone to the readers,
 /// and a snapshot is built from a clone.
-pub trait Machine: Clone + Default + Send + Sync + 'static {
+pub trait StateMachine: Clone + Default + Send + Sync + 'static {
     /// A replicated command. A log entry holds a batch of commands.
     type Command: Serialize + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
     /// The result of a command, which its proposer receives.
@@ -46,16 +46,16 @@ pub trait Machine: Clone + Default + Send + Sync + 'static {
     fn read_from(from: &mut dyn Read) -> Result<Self, Self::DecodeError>;
 }
 
-impl Machine for State {
+impl StateMachine for State {
     type Command = Proposal;
-    type Outcome = Outcome;
+    type Outcome = CommandOutcome;
     type DecodeError = DecodeError;
 
     fn check_rules(&self, command: &Proposal) -> Result<(), UnknownRules> {
         Self::check_rules(self, KnownRules::THIS_BUILD, command)
     }
 
-    fn apply(&mut self, index: u64, command: &Proposal) -> Outcome {
+    fn apply(&mut self, index: u64, command: &Proposal) -> CommandOutcome {
         Self::apply(self, index, command)
     }
 

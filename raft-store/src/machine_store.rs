@@ -11,16 +11,16 @@ use tokio::sync::watch;
 
 use crate::config::{Entry, LogId, SnapshotMeta, StorageError, StoredMembership, TypeConfig};
 use crate::digests::{Digests, RecentDigests};
-use crate::error::{Error, Subject};
+use crate::error::{Error, RaftOperation};
 use crate::fs::Fs;
-use crate::machine::Machine;
+use crate::machine::StateMachine;
 use crate::snapshot::SnapshotFile;
-use crate::snapshot::format::Checked;
-use crate::snapshot::shelf::{self, Found, Shelf, SnapshotReceiver};
+use crate::snapshot::format::SnapshotLayout;
+use crate::snapshot::shelf::{self, SnapshotDir, SnapshotReceiver, StoredSnapshot};
 
 /// The state after a log entry. Immutable: a reader may keep it for any time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Applied<M> {
+pub struct AppliedState<M> {
     pub state: M,
     /// The last entry that the state includes.
     pub last: Option<LogId>,
@@ -31,21 +31,21 @@ pub struct Applied<M> {
 /// A reader of the replicated state. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct StateReader<M> {
-    applied: watch::Receiver<Arc<Applied<M>>>,
+    applied: watch::Receiver<Arc<AppliedState<M>>>,
     digests: watch::Receiver<RecentDigests>,
 }
 
 impl<M> StateReader<M> {
     /// Returns the latest state. A batch of commands is visible completely or not at all.
     #[must_use]
-    pub fn latest(&self) -> Arc<Applied<M>> {
+    pub fn latest(&self) -> Arc<AppliedState<M>> {
         Arc::clone(&self.applied.borrow())
     }
 
     /// Returns a receiver of the states that follow. States in quick succession are merged into the
     /// latest.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Arc<Applied<M>>> {
+    pub fn watch(&self) -> watch::Receiver<Arc<AppliedState<M>>> {
         self.applied.clone()
     }
 
@@ -57,40 +57,40 @@ impl<M> StateReader<M> {
 }
 
 /// openraft's state machine storage, for a single data directory.
-pub struct MachineStore<M> {
-    applied: Applied<M>,
-    published: watch::Sender<Arc<Applied<M>>>,
-    snapshots: Snapshots,
+pub struct StateMachineStore<M> {
+    applied: AppliedState<M>,
+    published: watch::Sender<Arc<AppliedState<M>>>,
+    snapshots: SnapshotPublisher,
     digests: Digests<M>,
 }
 
 /// The snapshot directory, and the channel that publishes the last covered entry.
 #[derive(Clone)]
-struct Snapshots {
-    shelf: Arc<Shelf>,
+struct SnapshotPublisher {
+    shelf: Arc<SnapshotDir>,
     covered: watch::Sender<Option<u64>>,
 }
 
-impl Snapshots {
+impl SnapshotPublisher {
     /// Publishes that a snapshot with this metadata is durable.
     fn cover(&self, meta: &SnapshotMeta) {
         let index = meta.last_log_id.map(|last| last.index);
         self.covered.send_modify(|covered| *covered = index.max(*covered));
     }
 
-    fn newest<M: Machine>(&self) -> Result<Option<Snapshot<TypeConfig<M>>>, Error> {
+    fn newest<M: StateMachine>(&self) -> Result<Option<Snapshot<TypeConfig<M>>>, Error> {
         let newest = self.shelf.newest()?;
         Ok(newest.map(|(meta, file)| Snapshot { meta, snapshot: Box::new(file) }))
     }
 }
 
-impl<M: Machine> MachineStore<M> {
+impl<M: StateMachine> StateMachineStore<M> {
     /// Opens the snapshots in `dir` and reads the newest. Blocks.
     pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<Self, Error> {
-        let (shelf, found) = Shelf::open(fs, dir)?;
+        let (shelf, found) = SnapshotDir::open(fs, dir)?;
         let applied = match found {
-            None => Applied::default(),
-            Some(Found { checked, file }) => Applied {
+            None => AppliedState::default(),
+            Some(StoredSnapshot { checked, file }) => AppliedState {
                 state: read_state(&file, &checked)?,
                 last: checked.meta.last_log_id,
                 membership: checked.meta.last_membership,
@@ -98,7 +98,7 @@ impl<M: Machine> MachineStore<M> {
         };
         let covered = watch::Sender::new(applied.last.map(|last| last.index));
         let published = watch::Sender::new(Arc::new(applied.clone()));
-        let snapshots = Snapshots { shelf: Arc::new(shelf), covered };
+        let snapshots = SnapshotPublisher { shelf: Arc::new(shelf), covered };
         Ok(Self { applied, published, snapshots, digests: Digests::new() })
     }
 
@@ -142,7 +142,7 @@ impl<M: Machine> MachineStore<M> {
     }
 
     fn apply_entry(&mut self, entry: Entry<M>) -> Result<Vec<M::Outcome>, Error> {
-        let Applied { state, last, membership } = &mut self.applied;
+        let AppliedState { state, last, membership } = &mut self.applied;
         let index = entry.log_id.index;
         *last = Some(entry.log_id);
         let outcomes = match entry.payload {
@@ -166,7 +166,7 @@ impl<M: Machine> MachineStore<M> {
     async fn install(&mut self, meta: SnapshotMeta, file: SnapshotFile) -> Result<(), Error> {
         let snapshots = self.snapshots.clone();
         let expected = meta.clone();
-        let state: M = once_there_is_room("installing a snapshot", move || {
+        let state: M = retry_on_shortage("installing a snapshot", move || {
             let checked = file.check()?;
             if checked.meta != expected {
                 let flaw = format!("it covers {}, and was announced as {expected}", checked.meta);
@@ -178,13 +178,13 @@ impl<M: Machine> MachineStore<M> {
             Ok(state)
         })
         .await?;
-        self.applied = Applied { state, last: meta.last_log_id, membership: meta.last_membership };
+        self.applied = AppliedState { state, last: meta.last_log_id, membership: meta.last_membership };
         self.publish();
         Ok(())
     }
 }
 
-fn read_state<M: Machine>(file: &SnapshotFile, checked: &Checked) -> Result<M, Error> {
+fn read_state<M: StateMachine>(file: &SnapshotFile, checked: &SnapshotLayout) -> Result<M, Error> {
     let state = M::read_from(&mut file.state(checked));
     state.map_err(|error| Error::BadState { what: file.what(), reason: error.to_string() })
 }
@@ -195,7 +195,7 @@ const SHORTAGE_PAUSE: Duration = Duration::from_secs(5);
 /// Runs file work outside the async threads, and retries while it fails for lack of descriptors or
 /// disk space. Without the retries openraft would halt the node, because it does so on any error of
 /// a snapshot.
-async fn once_there_is_room<T: Send + 'static>(
+async fn retry_on_shortage<T: Send + 'static>(
     doing: &'static str,
     work: impl Fn() -> Result<T, Error> + Send + Sync + 'static,
 ) -> Result<T, Error> {
@@ -233,15 +233,15 @@ async fn blocking<T: Send + 'static>(
 
 /// Writes the snapshot of a state while later entries are applied.
 pub struct SnapshotBuilder<M> {
-    applied: Arc<Applied<M>>,
-    snapshots: Snapshots,
+    applied: Arc<AppliedState<M>>,
+    snapshots: SnapshotPublisher,
 }
 
-impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
+impl<M: StateMachine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig<M>>, StorageError> {
         let applied = Arc::clone(&self.applied);
         let snapshots = self.snapshots.clone();
-        let built = once_there_is_room("building a snapshot", move || {
+        let built = retry_on_shortage("building a snapshot", move || {
             let meta = SnapshotMeta {
                 last_log_id: applied.last,
                 last_membership: applied.membership.clone(),
@@ -255,11 +255,11 @@ impl<M: Machine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> {
                 because: "it was written".to_owned(),
             })
         });
-        built.await.map_err(|error| error.into_storage(Subject::WriteSnapshot))
+        built.await.map_err(|error| error.into_storage(RaftOperation::WriteSnapshot))
     }
 }
 
-impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
+impl<M: StateMachine> RaftStateMachine<TypeConfig<M>> for StateMachineStore<M> {
     type SnapshotBuilder = SnapshotBuilder<M>;
 
     async fn applied_state(&mut self) -> Result<(Option<LogId>, StoredMembership), StorageError> {
@@ -273,7 +273,7 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
     {
         let outcomes: Result<_, Error> = entries.into_iter().map(|entry| self.apply_entry(entry)).collect();
         // A partly applied state is not published: openraft halts on the error.
-        let outcomes = outcomes.map_err(|error| error.into_storage(Subject::Apply))?;
+        let outcomes = outcomes.map_err(|error| error.into_storage(RaftOperation::Apply))?;
         self.publish();
         Ok(outcomes)
     }
@@ -285,8 +285,8 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
 
     async fn begin_receiving_snapshot(&mut self) -> Result<Box<SnapshotFile>, StorageError> {
         let shelf = Arc::clone(&self.snapshots.shelf);
-        let file = once_there_is_room("receiving a snapshot", move || shelf.receive()).await;
-        file.map(Box::new).map_err(|error| error.into_storage(Subject::WriteSnapshot))
+        let file = retry_on_shortage("receiving a snapshot", move || shelf.receive()).await;
+        file.map(Box::new).map_err(|error| error.into_storage(RaftOperation::WriteSnapshot))
     }
 
     async fn install_snapshot(
@@ -295,12 +295,12 @@ impl<M: Machine> RaftStateMachine<TypeConfig<M>> for MachineStore<M> {
         snapshot: Box<SnapshotFile>,
     ) -> Result<(), StorageError> {
         let installed = self.install(meta.clone(), *snapshot).await;
-        installed.map_err(|error| error.into_storage(Subject::WriteSnapshot))
+        installed.map_err(|error| error.into_storage(RaftOperation::WriteSnapshot))
     }
 
     async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig<M>>>, StorageError> {
         let snapshots = self.snapshots.clone();
-        let newest = once_there_is_room("opening a snapshot", move || snapshots.newest()).await;
-        newest.map_err(|error| error.into_storage(Subject::ReadSnapshot))
+        let newest = retry_on_shortage("opening a snapshot", move || snapshots.newest()).await;
+        newest.map_err(|error| error.into_storage(RaftOperation::ReadSnapshot))
     }
 }

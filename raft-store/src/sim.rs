@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::data_dir::{DataDir, Identity};
+use crate::data_dir::{DataDir, DirectoryOwner};
 use crate::error::Error;
 use crate::log::LogStore;
-use crate::log::writer::{Job, SyncPoint, Writer};
-use crate::machine::Machine;
-use crate::{Store, open_with};
+use crate::log::writer::{LogJob, LogWriter, SyncPoint};
+use crate::machine::StateMachine;
+use crate::{RaftStore, open_with};
 
 /// The unit that a disk writes completely or not at all, in bytes.
 const SECTOR_BYTES: usize = 512;
@@ -37,11 +37,11 @@ pub trait SimDisk: Send {
 ///
 /// # Errors
 /// Like [`crate::open`].
-pub fn open<M: Machine>(
+pub fn open<M: StateMachine>(
     dir: DataDir,
-    identity: &Identity,
+    identity: &DirectoryOwner,
     disk: Box<dyn SimDisk>,
-) -> Result<Store<M>, Error> {
+) -> Result<RaftStore<M>, Error> {
     open_with(dir, identity, |path, expect, covered| LogStore::open_simulated(path, expect, covered, disk))
 }
 
@@ -71,7 +71,7 @@ impl SharedDisk {
     }
 
     pub(crate) fn sync_point(&self, log_dir: &Path) -> Box<dyn SyncPoint> {
-        Box::new(Synced { disk: self.clone(), db: log_dir.join("db") })
+        Box::new(SimSyncPoint { disk: self.clone(), db: log_dir.join("db") })
     }
 
     fn write_time(&self) -> Duration {
@@ -79,32 +79,32 @@ impl SharedDisk {
     }
 }
 
-struct Synced {
+struct SimSyncPoint {
     disk: SharedDisk,
     db: PathBuf,
 }
 
-impl SyncPoint for Synced {
+impl SyncPoint for SimSyncPoint {
     fn sync(&mut self) -> io::Result<()> {
         self.disk.0.lock().unwrap_or_else(PoisonError::into_inner).sync(&self.db)
     }
 }
 
 /// A writer without a thread.
-pub(crate) struct InTurn {
+pub(crate) struct InlineWriter {
     /// Locked by one job at a time, in order of submission.
-    writer: tokio::sync::Mutex<Writer>,
+    writer: tokio::sync::Mutex<LogWriter>,
     disk: SharedDisk,
 }
 
-impl InTurn {
-    pub(crate) fn start(mut writer: Writer, disk: SharedDisk) -> Result<Self, Error> {
+impl InlineWriter {
+    pub(crate) fn start(mut writer: LogWriter, disk: SharedDisk) -> Result<Self, Error> {
         writer.begin()?;
         Ok(Self { writer: tokio::sync::Mutex::new(writer), disk })
     }
 
     /// Carries a job out after the disk's write time.
-    pub(crate) async fn carry_out(&self, job: Job) {
+    pub(crate) async fn carry_out(&self, job: LogJob) {
         let mut writer = self.writer.lock().await;
         let health = writer.disk();
         health.wait_begins();

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use millrace_cluster_state::{Caller, Command, ControllerId, Proposal, State, UnixMillis};
+use millrace_cluster_state::{CallerName, ControllerId, Proposal, State, StateCommand, UnixMillis};
 use millrace_raft_store::{
-    Applied, ClusterConfig, DataDir, Identity, Member as Controller, RaftId, StateReader, Vote, open,
+    AppliedState, ClusterConfig, DataDir, DirectoryOwner, GroupMember as Controller, RaftId, StateReader,
+    Vote, open,
 };
 use millrace_types::{ClusterId, FunctionKey, FunctionName, TenantName};
 use openraft::error::{Fatal, RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
@@ -71,7 +72,7 @@ struct Member {
 
 impl Member {
     async fn start(dir: &Path, id: RaftId) -> Self {
-        let identity = Identity {
+        let identity = DirectoryOwner {
             cluster: ClusterId(Arc::from("group")),
             controller: ControllerId(id),
             directory: format!("d{id}"),
@@ -111,15 +112,15 @@ impl Member {
     }
 }
 
-fn proposal(stamp: u64, command: Command) -> Proposal {
-    Proposal { stamp: UnixMillis(stamp), caller: Caller(Arc::from("test")), idempotency: None, command }
+fn proposal(stamp: u64, command: StateCommand) -> Proposal {
+    Proposal { stamp: UnixMillis(stamp), caller: CallerName(Arc::from("test")), idempotency: None, command }
 }
 
 fn batch(stamp: u64) -> Vec<Proposal> {
     let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("absent").unwrap() };
     vec![
-        proposal(stamp, Command::InitCluster { cluster_id: ClusterId(Arc::from("group")) }),
-        proposal(stamp, Command::SetFunctionEnabled { key, enabled: true }),
+        proposal(stamp, StateCommand::InitCluster { cluster_id: ClusterId(Arc::from("group")) }),
+        proposal(stamp, StateCommand::SetFunctionEnabled { key, enabled: true }),
     ]
 }
 
@@ -141,7 +142,7 @@ async fn a_restarted_member_recovers_from_its_snapshot_and_log() {
             member.snapshot().await;
         }
     }
-    let Applied { state, last, .. } = (*member.reader.latest()).clone();
+    let AppliedState { state, last, .. } = (*member.reader.latest()).clone();
     member.stop().await;
 
     let member = Member::start(dir.path(), 1).await;

@@ -16,8 +16,8 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use millrace_policy::memory::{Placement, Run};
-use millrace_sim::memory::{ComparedMemory, MemoryKind};
+use millrace_policy::memory::{BlockPlacement, BlockRun};
+use millrace_sim::memory::{AllocatorKind, AllocatorUnderTest};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 /// The generator xorshift64*, whose numbers are the same on every platform.
@@ -47,26 +47,26 @@ const NATIVE_CALL: Duration = Duration::from_millis(1);
 /// The number of requests between two steps of consolidation.
 const CONSOLIDATE_EVERY: u32 = 16;
 
-const KINDS: [(MemoryKind, Moves); 7] = [
-    (MemoryKind::Pool, Moves::Never),
-    (MemoryKind::BestFit(Placement::Scattered), Moves::Never),
-    (MemoryKind::TwoTiers(Placement::Scattered), Moves::Never),
-    (MemoryKind::TwoTiers(Placement::Scattered), Moves::Sometimes),
-    (MemoryKind::BestFit(Placement::Contiguous), Moves::Never),
-    (MemoryKind::TwoTiers(Placement::Contiguous), Moves::Never),
-    (MemoryKind::TwoTiers(Placement::Contiguous), Moves::Sometimes),
+const KINDS: [(AllocatorKind, ConsolidationMode); 7] = [
+    (AllocatorKind::Pool, ConsolidationMode::Never),
+    (AllocatorKind::BestFit(BlockPlacement::Scattered), ConsolidationMode::Never),
+    (AllocatorKind::TwoTiers(BlockPlacement::Scattered), ConsolidationMode::Never),
+    (AllocatorKind::TwoTiers(BlockPlacement::Scattered), ConsolidationMode::Sometimes),
+    (AllocatorKind::BestFit(BlockPlacement::Contiguous), ConsolidationMode::Never),
+    (AllocatorKind::TwoTiers(BlockPlacement::Contiguous), ConsolidationMode::Never),
+    (AllocatorKind::TwoTiers(BlockPlacement::Contiguous), ConsolidationMode::Sometimes),
 ];
 
 /// Returns the name of an allocator in the tables.
-fn name(kind: MemoryKind, moves: Moves) -> String {
+fn name(kind: AllocatorKind, moves: ConsolidationMode) -> String {
     match moves {
-        Moves::Never => kind.to_string(),
-        Moves::Sometimes => "  and consolidated".to_owned(),
+        ConsolidationMode::Never => kind.to_string(),
+        ConsolidationMode::Sometimes => "  and consolidated".to_owned(),
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Moves {
+enum ConsolidationMode {
     Never,
     Sometimes,
 }
@@ -106,7 +106,7 @@ fn requests(seed: u64) -> Vec<u32> {
 }
 
 #[derive(Default)]
-struct Found {
+struct AllocatorResult {
     took: Vec<Duration>,
     /// The times in `took`, plus [`NATIVE_CALL`] for each native call.
     charged: Vec<Duration>,
@@ -124,10 +124,10 @@ struct Found {
     misses: u32,
 }
 
-fn serve(memory: Bytes, kind: MemoryKind, consolidation: Moves, seed: u64) -> Found {
+fn serve(memory: Bytes, kind: AllocatorKind, consolidation: ConsolidationMode, seed: u64) -> AllocatorResult {
     let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
-    let mut map = ComparedMemory::new(memory, kind);
-    let mut found = Found::default();
+    let mut map = AllocatorUnderTest::new(memory, kind);
+    let mut found = AllocatorResult::default();
     let mut last = ModelId(0);
     for (at, function) in (0..).zip(requests(seed)) {
         let now = Timestamp(at);
@@ -156,7 +156,7 @@ fn serve(memory: Bytes, kind: MemoryKind, consolidation: Moves, seed: u64) -> Fo
             found.evicted += evicted.len() as u32;
             let runs = map.runs(model).expect("the model was mapped");
             found.runs += runs.len() as u64;
-            let spread = |run: &Run| run.start / 64..=(run.end() - 1) / 64;
+            let spread = |run: &BlockRun| run.start / 64..=(run.end() - 1) / 64;
             let mut partitions: Vec<_> = runs.iter().flat_map(spread).collect();
             partitions.sort_unstable();
             partitions.dedup();
@@ -166,7 +166,7 @@ fn serve(memory: Bytes, kind: MemoryKind, consolidation: Moves, seed: u64) -> Fo
             found.stranded += f64::from(fragmentation.stranded) / f64::from(map.total_blocks());
             found.free += f64::from(fragmentation.free) / f64::from(map.total_blocks());
         }
-        if consolidation == Moves::Sometimes && at.is_multiple_of(CONSOLIDATE_EVERY.into()) {
+        if consolidation == ConsolidationMode::Sometimes && at.is_multiple_of(CONSOLIDATE_EVERY.into()) {
             let began = Instant::now();
             let moves = map.consolidate(&pinned);
             found.plans.push(began.elapsed());
@@ -186,7 +186,7 @@ fn serve(memory: Bytes, kind: MemoryKind, consolidation: Moves, seed: u64) -> Fo
 
 /// Runs [`serve`] three times, and keeps the least of the three times of each step. Other load on the machine
 /// disturbs different steps in each of the runs.
-fn serve_quietly(memory: Bytes, kind: MemoryKind, moves: Moves, seed: u64) -> Found {
+fn serve_quietly(memory: Bytes, kind: AllocatorKind, moves: ConsolidationMode, seed: u64) -> AllocatorResult {
     let mut found = serve(memory, kind, moves, seed);
     for again in [serve(memory, kind, moves, seed), serve(memory, kind, moves, seed)] {
         let times = [
@@ -225,7 +225,7 @@ fn table(memory: Bytes) {
         found.sort_by_key(|&(kind, _)| kind);
         found.into_iter().map(|(_, found)| found).collect::<Vec<_>>()
     };
-    let rounds: Vec<Vec<Found>> = (0..ROUNDS).map(round).collect();
+    let rounds: Vec<Vec<AllocatorResult>> = (0..ROUNDS).map(round).collect();
     println!("{:24} {:>9} {:>9}  time with native calls / the pool's: p50, p99", "", "p50 us", "p99 us");
     for (kind, name) in KINDS.map(|(kind, moves)| name(kind, moves)).iter().enumerate() {
         let ratio = |share: f64| {
@@ -255,9 +255,11 @@ fn table(memory: Bytes) {
         "plan us"
     );
     for (kind, name) in KINDS.map(|(kind, moves)| name(kind, moves)).iter().enumerate() {
-        let sum = |value: &dyn Fn(&Found) -> f64| rounds.iter().map(|round| value(&round[kind])).sum::<f64>();
+        let sum = |value: &dyn Fn(&AllocatorResult) -> f64| {
+            rounds.iter().map(|round| value(&round[kind])).sum::<f64>()
+        };
         let maps = sum(&|found| found.took.len() as f64);
-        let mean = |value: &dyn Fn(&Found) -> f64| sum(value) / maps;
+        let mean = |value: &dyn Fn(&AllocatorResult) -> f64| sum(value) / maps;
         println!(
             "{name:24} {:7.2} {:7.1} {:7.2} {:7.1} {:9.3} {:7.1} {:8.2} {:9.2} {:8.1} {:6} {:8.1}",
             sum(&|found| f64::from(found.misses)) * 100.0 / (f64::from(REQUESTS - WARM_UP) * ROUNDS as f64),
@@ -278,14 +280,14 @@ fn table(memory: Bytes) {
 fn benches(c: &mut Criterion) {
     table(Bytes::gib(25));
     table(Bytes::gib(80));
-    for (kind, _) in KINDS.iter().filter(|(_, moves)| *moves == Moves::Never) {
+    for (kind, _) in KINDS.iter().filter(|(_, moves)| *moves == ConsolidationMode::Never) {
         let shapes: Vec<_> = (0..FUNCTIONS).map(pieces).collect();
-        let mut map = ComparedMemory::new(Bytes::gib(25), *kind);
+        let mut map = AllocatorUnderTest::new(Bytes::gib(25), *kind);
         let mut now = 0;
         let mut at = 0;
         let requests = requests(1);
         // Each call maps the next requested model that has no memory.
-        let mut bring = |map: &mut ComparedMemory| {
+        let mut bring = |map: &mut AllocatorUnderTest| {
             now += 1;
             while map.runs(ModelId(requests[at])).is_some() {
                 at = (at + 1) % requests.len();

@@ -6,19 +6,19 @@ use std::time::Instant;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_sim::models;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{minutes, rates};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 fn topology(gpus: u32, memory: Bytes, rate: BytesPerSec) -> Topology {
-    let gpu = |index: u32| Gpu {
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "modelled".to_owned(),
         memory,
         host_path: vec![LinkId(index)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate };
     Topology {
         name: "speed".to_owned(),
         gpus: (0..gpus).map(gpu).collect(),
@@ -30,10 +30,10 @@ fn topology(gpus: u32, memory: Bytes, rate: BytesPerSec) -> Topology {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let torpor = models::torpor();
     let functions: Vec<_> =
-        (0..480).map(|place| Function::new(torpor[place % torpor.len()].clone(), None)).collect();
+        (0..480).map(|place| SimulatedFunction::new(torpor[place % torpor.len()].clone(), None)).collect();
     let arrivals = minutes::arrivals(&rates::by_minute(&rates::torpor(), 480, 10, 0), 1);
-    let node = NodeSpec::new(topology(4, Bytes::gib(25), models::TORPOR_PCIE), PolicyConfig::Fifo);
-    let mut scenario = Scenario::new(vec![node], functions, arrivals, 1);
+    let node = SimulatedNode::new(topology(4, Bytes::gib(25), models::TORPOR_PCIE), PolicyConfig::Fifo);
+    let mut scenario = ClusterScenario::new(vec![node], functions, arrivals, 1);
     for traced in [true, false] {
         scenario.traced = traced;
         let began = Instant::now();

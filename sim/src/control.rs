@@ -5,16 +5,18 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, ModelSummary, NodeGpu, PlacementReason, Proposal, Refusal,
-    RulesVersion, State, UnixMillis,
+    CallerName, CommandEffect, CommandRefusal, ControllerId, ModelSummary, NodeGpu, PlacementReason,
+    Proposal, RulesVersion, State, StateCommand, UnixMillis,
 };
-use millrace_policy::placement::{self, GpuLoad, Limits, Phase, Step, Unplaced, View};
+use millrace_policy::placement::{
+    self, ClusterSnapshot, GpuLoad, PlacementChange, PlacementPhase, PlanLimits, Unplaced,
+};
 use millrace_types::{
-    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Quota, Resources,
-    TenantName,
+    Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Quota,
+    ResourceRequest, TenantName,
 };
 
-use crate::scenario::{Function, NodeSpec, Scenario};
+use crate::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 
 /// Plans after which an unsettled placement counts as a fault of the planner.
 const PLANS_MAX: usize = 10_000;
@@ -24,13 +26,13 @@ const PLANS_MAX: usize = 10_000;
 pub enum Error {
     /// The state refused a command. The message states the next step.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] CommandRefusal),
     /// No node can serve a function.
     #[error("function {function} cannot be placed: {why}")]
     Unplaced {
         function: FunctionKey,
         /// The reason and the next step.
-        why: placement::Why,
+        why: placement::UnplacedReason,
     },
     /// The planner still proposes changes after 10,000 plans.
     #[error("the placement did not settle within {PLANS_MAX} plans: please report this scenario")]
@@ -39,14 +41,14 @@ pub enum Error {
 
 /// The replicated state, with the index of the last command applied to the state.
 #[derive(Debug, Default)]
-pub struct Control {
+pub struct SimulatedControlPlane {
     state: State,
     index: u64,
 }
 
 /// Returns the name of the function with this index in the scenario.
 #[must_use]
-pub fn function_key(place: usize, function: &Function) -> FunctionKey {
+pub fn function_key(place: usize, function: &SimulatedFunction) -> FunctionKey {
     let name = FunctionName::new(&format!("f{place}"))
         .unwrap_or_else(|_| unreachable!("an f and a number form a valid name"));
     FunctionKey { tenant: function.tenant.clone(), name }
@@ -64,32 +66,37 @@ fn node_name(place: usize) -> NodeName {
         .unwrap_or_else(|_| unreachable!("an n and a number form a valid name"))
 }
 
-impl Control {
+impl SimulatedControlPlane {
     /// Registers the nodes, sets the tenants' caps, applies the functions and places the functions on nodes.
     /// Returns the control plane, and for each node the indexes of the functions that the node serves.
     ///
     /// # Errors
     /// Returns [`Error`] if a command is refused, a function fits no node, or the placement does not settle.
-    pub fn set_up(scenario: &Scenario) -> Result<(Self, Vec<Vec<usize>>), Error> {
-        let Scenario { nodes, functions, .. } = scenario;
+    pub fn set_up(scenario: &ClusterScenario) -> Result<(Self, Vec<Vec<usize>>), Error> {
+        let ClusterScenario { nodes, functions, .. } = scenario;
         let mut control = Self::default();
-        control.apply(Command::SetClusterVersion { version: RulesVersion::NEWEST })?;
-        control.apply(Command::InitCluster { cluster_id: ClusterId("sim".into()) })?;
+        control.apply(StateCommand::SetClusterVersion { version: RulesVersion::NEWEST })?;
+        control.apply(StateCommand::InitCluster { cluster_id: ClusterId("sim".into()) })?;
         for (place, node) in nodes.iter().enumerate() {
             control.apply(register(place, node))?;
         }
         for (tenant, &quota) in &scenario.quotas {
-            control.apply(Command::SetQuota { tenant: tenant.clone(), quota })?;
+            control.apply(StateCommand::SetQuota { tenant: tenant.clone(), quota })?;
         }
         for (place, function) in functions.iter().enumerate() {
             let digest = digest(place);
             let model = summary(function);
             let holder = ControllerId(1);
-            control.apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder })?;
+            control.apply(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder })?;
             let mut spec = FunctionSpec::new(function_key(place, function));
             (spec.slo, spec.replicas, spec.serving) = (function.slo, function.replicas, function.serving);
-            spec.resources = Resources { gpu_memory: Some(function.model.memory) };
-            control.apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() })?;
+            spec.resources = ResourceRequest { gpu_memory: Some(function.model.memory) };
+            control.apply(StateCommand::ApplyFunction {
+                spec,
+                digest,
+                expected: None,
+                voters: Vec::new(),
+            })?;
         }
         control.place()?;
         let placed = (0..nodes.len()).map(|node| control.placed_on(node, functions)).collect();
@@ -102,16 +109,16 @@ impl Control {
         self.state.tenants().map(|tenant| (tenant.name.clone(), tenant.quota)).collect()
     }
 
-    fn apply(&mut self, command: Command) -> Result<Applied, Error> {
+    fn apply(&mut self, command: StateCommand) -> Result<CommandEffect, Error> {
         self.index += 1;
-        let caller = Caller("sim".into());
+        let caller = CallerName("sim".into());
         let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
         Ok(self.state.apply(self.index, &proposal)?)
     }
 
     fn place(&mut self) -> Result<(), Error> {
         for _ in 0..PLANS_MAX {
-            let plan = placement::plan(&view(&self.state), &Limits::default());
+            let plan = placement::plan(&view(&self.state), &PlanLimits::default());
             if let Some(Unplaced { function, why, .. }) = plan.unplaced.into_iter().next() {
                 return Err(Error::Unplaced { function, why });
             }
@@ -120,19 +127,19 @@ impl Control {
             }
             for step in plan.steps {
                 self.apply(match step {
-                    Step::Place { function, node } => {
-                        Command::Place { function, node, reason: PlacementReason::MissingReplica }
+                    PlacementChange::Place { function, node } => {
+                        StateCommand::Place { function, node, reason: PlacementReason::MissingReplica }
                     }
-                    Step::Unplace { function, node } => Command::Unplace { function, node },
+                    PlacementChange::Unplace { function, node } => StateCommand::Unplace { function, node },
                 })?;
             }
         }
         Err(Error::Unsettled)
     }
 
-    fn placed_on(&self, node: usize, functions: &[Function]) -> Vec<usize> {
+    fn placed_on(&self, node: usize, functions: &[SimulatedFunction]) -> Vec<usize> {
         let name = node_name(node);
-        let here = |(place, function): (usize, &Function)| {
+        let here = |(place, function): (usize, &SimulatedFunction)| {
             let key = function_key(place, function);
             self.state.placements().any(|it| it.node == name && it.function == key).then_some(place)
         };
@@ -140,14 +147,14 @@ impl Control {
     }
 }
 
-fn register(place: usize, node: &NodeSpec) -> Command {
+fn register(place: usize, node: &SimulatedNode) -> StateCommand {
     let name = node_name(place);
     let gpus = node.topology.gpus.iter().map(|gpu| NodeGpu {
         index: gpu.index,
         gpu_type: gpu.gpu_type.clone(),
         memory: gpu.memory,
     });
-    Command::RegisterNode {
+    StateCommand::RegisterNode {
         instance: name.to_string(),
         address: name.to_string(),
         name,
@@ -158,7 +165,7 @@ fn register(place: usize, node: &NodeSpec) -> Command {
     }
 }
 
-fn summary(function: &Function) -> ModelSummary {
+fn summary(function: &SimulatedFunction) -> ModelSummary {
     ModelSummary {
         weights: function.model.weights,
         parameters: 1,
@@ -170,23 +177,26 @@ fn summary(function: &Function) -> ModelSummary {
 
 /// Returns the cluster as the planner sees the cluster. Every placement counts as ready, and every load as
 /// zero.
-fn view(state: &State) -> View {
+fn view(state: &State) -> ClusterSnapshot {
     let functions = state.functions().map(|function| {
         let spec = &function.latest().spec;
         let model = |digest| state.artifact(&digest).map(|artifact| (digest, artifact.model.weights));
         let models = model(function.latest().digest);
-        placement::Function {
+        placement::DesiredReplicas {
             key: function.key.clone(),
             enabled: function.enabled,
             replicas: spec.replicas,
-            models: models.map(|(digest, host)| placement::Model { digest, host }).into_iter().collect(),
+            models: models
+                .map(|(digest, host)| placement::PlacedModel { digest, host })
+                .into_iter()
+                .collect(),
             gpu: spec.resources.gpu_memory.unwrap_or(Bytes::ZERO),
             load: GpuLoad::default(),
             ran: true,
             keeps_state: false,
         }
     });
-    let nodes = state.nodes().map(|node| placement::Node {
+    let nodes = state.nodes().map(|node| placement::PlacementNode {
         name: node.name.clone(),
         state: node.state(),
         host: node.host_memory,
@@ -194,12 +204,12 @@ fn view(state: &State) -> View {
         gpus: u32::try_from(node.gpus.len()).unwrap_or(u32::MAX),
         busy: GpuLoad::default(),
     });
-    let placements = state.placements().map(|placement| placement::Placement {
+    let placements = state.placements().map(|placement| placement::FunctionPlacement {
         function: placement.function.clone(),
         node: placement.node.clone(),
-        phase: Phase::Ready,
+        phase: PlacementPhase::Ready,
     });
-    View {
+    ClusterSnapshot {
         functions: functions.collect(),
         nodes: nodes.collect(),
         placements: placements.collect(),

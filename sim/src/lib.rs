@@ -39,6 +39,6 @@ pub mod run;
 pub mod scenario;
 pub mod workload;
 
-pub use outcome::{Ending, Outcome, Record, Summary};
+pub use outcome::{RequestEnding, RunSummary, SimulatedRequest, SimulationOutcome};
 pub use run::{run, run_each};
-pub use scenario::{Function, NodeSpec, Scenario};
+pub use scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};

@@ -9,18 +9,18 @@ use millrace_worker::clock::Clock;
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel, Profile};
 use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
-use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::model::{ExecutorBehaviour, RunEnd, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
 
 use crate::control::{digest, function_key};
 use crate::run::Error;
-use crate::scenario::{Function, NodeSpec, Scenario};
+use crate::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 
 /// The limit of requests of a node and of a function: more than any scenario has, so that no limit refuses a
 /// request.
 const REQUESTS_MAX: u32 = 1 << 28;
 
-pub(crate) struct Machine {
+pub(crate) struct SimulatedMachine {
     pub(crate) handle: NodeHandle,
     pub(crate) executors: ModelledMachine,
     pub(crate) trace: Option<SharedTrace>,
@@ -28,11 +28,16 @@ pub(crate) struct Machine {
     host_rate: BytesPerSec,
 }
 
-impl Machine {
+impl SimulatedMachine {
     /// Starts the actors of a node, in the runtime of this thread.
-    pub(crate) fn start(scenario: &Scenario, node: &NodeSpec, place: usize, clock: &Arc<dyn Clock>) -> Self {
-        let behaviour = |gpu: &millrace_types::topology::Gpu| {
-            let run = |(place, function): (usize, &Function)| {
+    pub(crate) fn start(
+        scenario: &ClusterScenario,
+        node: &SimulatedNode,
+        place: usize,
+        clock: &Arc<dyn Clock>,
+    ) -> Self {
+        let behaviour = |gpu: &millrace_types::topology::TopologyGpu| {
+            let run = |(place, function): (usize, &SimulatedFunction)| {
                 let model = &function.model;
                 let run = RunModel {
                     takes: paced(scenario, &gpu.gpu_type, model.run),
@@ -44,7 +49,7 @@ impl Machine {
                 };
                 (model_name(place), run)
             };
-            Behaviour {
+            ExecutorBehaviour {
                 start: scenario.executor_start,
                 process_start: if node.isolation.per_model() {
                     scenario.process_start
@@ -77,7 +82,12 @@ impl Machine {
 
     /// Returns the configuration of a function for this node. The profile's load time comes from the rate of
     /// host memory; no swap time is known in advance.
-    pub(crate) fn config(&self, scenario: &Scenario, node: &NodeSpec, place: usize) -> FunctionConfig {
+    pub(crate) fn config(
+        &self,
+        scenario: &ClusterScenario,
+        node: &SimulatedNode,
+        place: usize,
+    ) -> FunctionConfig {
         let function = &scenario.functions[place];
         let load = self.host_rate.time_for(function.model.weights).max(function.model.start);
         let mut types: Vec<_> = node.topology.gpus.iter().map(|gpu| gpu.gpu_type.clone()).collect();
@@ -99,7 +109,7 @@ impl Machine {
 }
 
 /// Returns the key of a function's only revision on its nodes.
-pub(crate) fn revision(place: usize, function: &Function) -> RevisionKey {
+pub(crate) fn revision(place: usize, function: &SimulatedFunction) -> RevisionKey {
     RevisionKey { function: function_key(place, function), revision: Revision::FIRST }
 }
 
@@ -108,10 +118,10 @@ fn model_name(place: usize) -> String {
 }
 
 /// Returns the models for the nodes. The models have names and sizes, but share one empty memfd.
-pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, Error> {
+pub(crate) fn models(functions: &[SimulatedFunction]) -> Result<Vec<Arc<PreparedModel>>, Error> {
     let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
     let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
-    let model = |(place, function): (usize, &Function)| {
+    let model = |(place, function): (usize, &SimulatedFunction)| {
         Arc::new(PreparedModel {
             digest: digest(place),
             name: model_name(place),
@@ -129,13 +139,13 @@ pub(crate) fn models(functions: &[Function]) -> Result<Vec<Arc<PreparedModel>>, 
 }
 
 /// Returns the duration of a computation on a type of GPU, by the pace that the scenario sets for the type.
-fn paced(scenario: &Scenario, gpu_type: &str, span: Duration) -> Duration {
+fn paced(scenario: &ClusterScenario, gpu_type: &str, span: Duration) -> Duration {
     span * scenario.pace.get(gpu_type).copied().unwrap_or(100) / 100
 }
 
 /// Returns the rate at which a model is copied to the first GPU of a node: that of the slowest link on the
 /// path.
-fn host_rate(node: &NodeSpec) -> BytesPerSec {
+fn host_rate(node: &SimulatedNode) -> BytesPerSec {
     let path = node.topology.gpus.first().map(|gpu| gpu.host_path.as_slice()).unwrap_or_default();
     let rates = path.iter().map(|link| node.topology.links[link.0 as usize].rate);
     rates.min().unwrap_or(BytesPerSec(u64::MAX))

@@ -4,18 +4,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::dispatch::Stats;
-use millrace_policy::trace::{CoreId, Trace};
+use millrace_policy::dispatch::DispatchStats;
+use millrace_policy::trace::{CoreId, CoreTrace};
 use millrace_types::{FunctionKey, GpuIndex, Reason, TenantName, Timestamp, Usage};
-use millrace_worker::request::Split;
+use millrace_worker::request::AttemptTimes;
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
 
 use crate::control::function_key;
-use crate::scenario::Function;
+use crate::scenario::SimulatedFunction;
 
 /// The end of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum RequestEnding {
     /// The client got an answer.
     Answered {
         /// The index of the node that answered.
@@ -25,7 +25,7 @@ pub enum Ending {
         /// The number of times that the request was started.
         attempts: u32,
         /// The latency, split into its parts.
-        split: Split,
+        split: AttemptTimes,
     },
     /// The client got an error.
     Failed { reason: Reason },
@@ -33,7 +33,7 @@ pub enum Ending {
 
 /// The record of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Record {
+pub struct SimulatedRequest {
     /// The index of the request among the arrivals.
     pub request: usize,
     /// The index of the function.
@@ -42,10 +42,10 @@ pub struct Record {
     pub arrived: Timestamp,
     /// The time of the answer or the error.
     pub finished: Timestamp,
-    pub ending: Ending,
+    pub ending: RequestEnding,
 }
 
-impl Record {
+impl SimulatedRequest {
     /// Returns the time from the arrival to the end.
     #[must_use]
     pub fn latency(&self) -> Duration {
@@ -55,15 +55,15 @@ impl Record {
     /// Returns whether the client got an answer.
     #[must_use]
     pub fn answered(&self) -> bool {
-        matches!(self.ending, Ending::Answered { .. })
+        matches!(self.ending, RequestEnding::Answered { .. })
     }
 }
 
 /// The result of a simulation.
 #[derive(Debug, Clone)]
-pub struct Outcome {
+pub struct SimulationOutcome {
     /// The records of all requests, in the order of their arrival.
-    pub records: Vec<Record>,
+    pub records: Vec<SimulatedRequest>,
     /// The nodes before the first arrival. Their counts include the warm-up.
     pub before: Vec<NodeSnapshot>,
     /// The nodes at the end.
@@ -73,16 +73,16 @@ pub struct Outcome {
     /// The number of GPUs that held the most popular model, on average over time (L17).
     pub held_of_top: f64,
     /// The trace of each node's cores. Empty unless the scenario is traced.
-    pub traces: Vec<Trace>,
+    pub traces: Vec<CoreTrace>,
 }
 
-impl Outcome {
+impl SimulationOutcome {
     /// Returns the number of events that the nodes' cores handled, and a hash of all events and actions. Both
     /// are 0 unless the scenario is traced.
     #[must_use]
     pub fn events(&self) -> (u64, u64) {
         let events = self.traces.iter().flat_map(|trace| trace.folds().values()).map(|fold| fold.events);
-        let digests = self.traces.iter().map(Trace::digest);
+        let digests = self.traces.iter().map(CoreTrace::digest);
         let hash = digests.fold(0, |hash: u64, digest| hash.rotate_left(17) ^ digest);
         (events.sum(), if self.traces.is_empty() { 0 } else { hash })
     }
@@ -114,7 +114,7 @@ impl Outcome {
     /// Returns the mean error of all predictions, as [`Self::predictions`] counts errors. Returns `None`
     /// without predictions.
     #[must_use]
-    pub fn estimates_off(&self) -> Option<f64> {
+    pub fn mean_prediction_error(&self) -> Option<f64> {
         let all = self.predictions().into_values();
         let (count, off) =
             all.fold((0, 0.0), |(sum, off), (count, by)| (sum + count, off + by * count as f64));
@@ -141,14 +141,14 @@ impl Outcome {
 
     /// Returns the sums of the run.
     #[must_use]
-    pub fn summary(&self, functions: &[Function]) -> Summary {
-        let mut latencies: Vec<Duration> = self.answered().map(Record::latency).collect();
+    pub fn summary(&self, functions: &[SimulatedFunction]) -> RunSummary {
+        let mut latencies: Vec<Duration> = self.answered().map(SimulatedRequest::latency).collect();
         latencies.sort_unstable();
         let seconds = || latencies.iter().map(Duration::as_secs_f64);
         let count = latencies.len().max(1) as f64;
         let mean = seconds().sum::<f64>() / count;
         let variance = seconds().map(|latency| (latency - mean).powi(2)).sum::<f64>() / count;
-        let sum = |count: fn(&Stats) -> u64| {
+        let sum = |count: fn(&DispatchStats) -> u64| {
             let of = |nodes: &[NodeSnapshot]| nodes.iter().map(|node| count(&node.dispatch)).sum::<u64>();
             of(&self.nodes).saturating_sub(of(&self.before))
         };
@@ -159,7 +159,7 @@ impl Outcome {
         let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
         let loads = self.gpu_loads();
         let (met, held) = self.compliance(functions);
-        Summary {
+        RunSummary {
             requests: self.records.len() as u64,
             failed: self.records.iter().filter(|record| !record.answered()).count() as u64,
             mean: Duration::from_secs_f64(mean),
@@ -180,10 +180,10 @@ impl Outcome {
     /// Returns the billed usage of each function, by its index, since the end of the warm-up (T26). Each node
     /// counts a request's usage in whole milliseconds.
     #[must_use]
-    pub fn usage(&self, functions: &[Function]) -> Vec<Usage> {
+    pub fn usage(&self, functions: &[SimulatedFunction]) -> Vec<Usage> {
         let before = counted(&self.before);
         let after = counted(&self.nodes);
-        let of = |(place, function): (usize, &Function)| {
+        let of = |(place, function): (usize, &SimulatedFunction)| {
             let key = function_key(place, function);
             let at = |counts: &BTreeMap<FunctionKey, Usage>| counts.get(&key).copied().unwrap_or(Usage::NONE);
             at(&after).since(at(&before))
@@ -193,8 +193,8 @@ impl Outcome {
 
     /// Returns the sums of each tenant's requests, in the order of the tenants' names.
     #[must_use]
-    pub fn by_tenant(&self, functions: &[Function]) -> Vec<TenantSummary> {
-        let mut records = BTreeMap::<&TenantName, Vec<&Record>>::new();
+    pub fn by_tenant(&self, functions: &[SimulatedFunction]) -> Vec<TenantSummary> {
+        let mut records = BTreeMap::<&TenantName, Vec<&SimulatedRequest>>::new();
         functions.iter().for_each(|function| records.entry(&function.tenant).or_default().clear());
         for record in &self.records {
             records.entry(&functions[record.function as usize].tenant).or_default().push(record);
@@ -202,7 +202,7 @@ impl Outcome {
         records.into_iter().map(|(tenant, records)| TenantSummary::of(tenant, &records)).collect()
     }
 
-    fn answered(&self) -> impl Iterator<Item = &Record> {
+    fn answered(&self) -> impl Iterator<Item = &SimulatedRequest> {
         self.records.iter().filter(|record| record.answered())
     }
 
@@ -237,7 +237,7 @@ impl Outcome {
     /// objective and got a request. An objective is met if m/n >= p, recomputed from the records (T17). A
     /// request without an answer counts as late.
     #[must_use]
-    pub fn compliance(&self, functions: &[Function]) -> (u64, u64) {
+    pub fn compliance(&self, functions: &[SimulatedFunction]) -> (u64, u64) {
         let mut counts = BTreeMap::<u32, (u64, u64)>::new();
         for record in &self.records {
             let Some(slo) = functions[record.function as usize].slo else { continue };
@@ -256,7 +256,7 @@ impl Outcome {
     #[must_use]
     pub fn latencies_of(&self, wanted: impl Fn(u32) -> bool) -> Vec<Duration> {
         let mut latencies: Vec<_> =
-            self.answered().filter(|record| wanted(record.function)).map(Record::latency).collect();
+            self.answered().filter(|record| wanted(record.function)).map(SimulatedRequest::latency).collect();
         latencies.sort_unstable();
         latencies
     }
@@ -284,7 +284,7 @@ fn counted(nodes: &[NodeSnapshot]) -> BTreeMap<FunctionKey, Usage> {
 
 /// The sums of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Summary {
+pub struct RunSummary {
     pub requests: u64,
     /// Requests without an answer.
     pub failed: u64,
@@ -314,7 +314,7 @@ pub struct Summary {
     pub with_objective: u64,
 }
 
-impl Summary {
+impl RunSummary {
     /// Returns the share of functions that met their objectives. Returns 1 if no function has an objective.
     #[must_use]
     pub fn compliance(&self) -> f64 {
@@ -342,11 +342,11 @@ pub struct TenantSummary {
 }
 
 impl TenantSummary {
-    fn of(tenant: &TenantName, records: &[&Record]) -> Self {
+    fn of(tenant: &TenantName, records: &[&SimulatedRequest]) -> Self {
         let mut latencies = Vec::with_capacity(records.len());
         let mut gpu_time = Duration::ZERO;
         for record in records {
-            if let Ending::Answered { split, .. } = record.ending {
+            if let RequestEnding::Answered { split, .. } = record.ending {
                 latencies.push(record.latency());
                 gpu_time += split.run;
             }

@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::router::{self, Candidate, HOST_RATE, Held, MachineType, Request, Runs};
+use millrace_policy::router::{
+    self, HOST_RATE, MachineRunTimes, MachineType, ModelResidency, RouteRequest, WorkerCandidate,
+};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, Digest};
 use millrace_worker::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot};
@@ -30,16 +32,16 @@ struct Known {
 
 /// The nodes, and the nodes that serve each function.
 #[derive(Debug, Default)]
-pub struct Router {
+pub struct SimulatedRouter {
     nodes: BTreeMap<usize, Known>,
     /// The observed run times of each function.
-    runs: BTreeMap<u32, Runs>,
+    runs: BTreeMap<u32, MachineRunTimes>,
     serving: BTreeMap<u32, Vec<usize>>,
 }
 
-impl Router {
+impl SimulatedRouter {
     /// Adds a node, of which only the GPUs are known.
-    pub fn join(&mut self, node: usize, topology: &Topology) {
+    pub fn add_node(&mut self, node: usize, topology: &Topology) {
         let gpus = topology.gpus.len() as u32;
         let known = Known {
             machine: MachineType::of(topology.gpus.iter().map(|gpu| gpu.gpu_type.as_str())),
@@ -55,12 +57,12 @@ impl Router {
     }
 
     /// Records that a node serves a function from now on.
-    pub fn serves(&mut self, node: usize, function: u32) {
+    pub fn add_server(&mut self, node: usize, function: u32) {
         self.serving.entry(function).or_default().push(node);
     }
 
     /// Records the state that a node reports, which makes all requests sent before the report seen.
-    pub fn hear(&mut self, node: usize, said: &NodeSnapshot) {
+    pub fn record_snapshot(&mut self, node: usize, said: &NodeSnapshot) {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         let coming = |gpu: &&GpuSnapshot| matches!(gpu.health, GpuHealth::Starting | GpuHealth::Restarting);
         let coming = said.gpus.iter().filter(coming).count();
@@ -78,14 +80,14 @@ impl Router {
     }
 
     /// Records the duration of a run of a function on a node.
-    pub fn ran(&mut self, node: usize, function: u32, run: Duration) {
+    pub fn record_run(&mut self, node: usize, function: u32, run: Duration) {
         if let Some(known) = self.nodes.get(&node) {
-            self.runs.entry(function).or_default().took(&known.machine, run);
+            self.runs.entry(function).or_default().record_run(&known.machine, run);
         }
     }
 
     /// Chooses the node for a request. Returns `None` if no node with a GPU serves the function.
-    pub fn choose(&mut self, function: u32, digest: Digest, request: &Request) -> Option<usize> {
+    pub fn choose(&mut self, function: u32, digest: Digest, request: &RouteRequest) -> Option<usize> {
         let serving = self.serving.get(&function)?;
         // A function's only node is chosen regardless of its reports.
         if let [only] = serving[..] {
@@ -95,11 +97,11 @@ impl Router {
         let candidate = |&node: &usize| {
             let known = self.nodes.get(&node)?;
             let held = match () {
-                () if known.on_idle.contains(&digest) => Held::OnIdleGpu,
-                () if known.on_busy.contains(&digest) => Held::OnBusyGpu,
-                () => Held::InHost,
+                () if known.on_idle.contains(&digest) => ModelResidency::OnIdleGpu,
+                () if known.on_busy.contains(&digest) => ModelResidency::OnBusyGpu,
+                () => ModelResidency::InHost,
             };
-            Some(Candidate {
+            Some(WorkerCandidate {
                 worker: node,
                 gpus_up: known.gpus_up,
                 gpus_idle: known.gpus_idle,

@@ -9,20 +9,20 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use millrace_policy::router::Request;
+use millrace_policy::router::RouteRequest;
 use millrace_types::{Digest, GpuIndex, Reason, RequestId, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
 use millrace_worker::install::InstallError;
 use millrace_worker::port::modelled;
-use millrace_worker::request::{Invocation, OnGpus};
-use millrace_worker::snapshot::{Look, NodeSnapshot};
+use millrace_worker::request::{Attempt, OnGpus};
+use millrace_worker::snapshot::{NodeSnapshot, SnapshotScope};
 use tokio::sync::Notify;
 
-use crate::control::{self, Control, digest};
-use crate::machine::{self, Machine};
-use crate::outcome::{Ending, Outcome, Record};
-use crate::router::{Router, TELEMETRY_EVERY};
-use crate::scenario::{Function, Scenario};
+use crate::control::{self, SimulatedControlPlane, digest};
+use crate::machine::{self, SimulatedMachine};
+use crate::outcome::{RequestEnding, SimulatedRequest, SimulationOutcome};
+use crate::router::{SimulatedRouter, TELEMETRY_EVERY};
+use crate::scenario::{ClusterScenario, SimulatedFunction};
 
 /// The virtual time before the first request in which executors start.
 const WARM_UP: Duration = Duration::from_secs(1);
@@ -52,14 +52,14 @@ pub enum Error {
 ///
 /// # Errors
 /// Returns [`Error`] if the scenario contradicts itself, or the control plane or a node refuses a part of it.
-pub fn run(scenario: &Scenario) -> Result<Outcome, Error> {
+pub fn run(scenario: &ClusterScenario) -> Result<SimulationOutcome, Error> {
     check(scenario)?;
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let built = builder.enable_time().start_paused(true).build();
         built.unwrap_or_else(|error| panic!("cannot build a runtime without I/O: {error}"))
     };
-    actix::System::with_tokio_rt(runtime).block_on(World::run(scenario))
+    actix::System::with_tokio_rt(runtime).block_on(SimulatedCluster::run(scenario))
 }
 
 /// Runs scenarios, as many at once as there are processors, and reduces each outcome with `take`. Each
@@ -68,8 +68,8 @@ pub fn run(scenario: &Scenario) -> Result<Outcome, Error> {
 /// # Errors
 /// Returns the error of the first scenario that was not run.
 pub fn run_each<T: Send + Sync>(
-    scenarios: &[Scenario],
-    take: impl Fn(&Scenario, Outcome) -> T + Sync,
+    scenarios: &[ClusterScenario],
+    take: impl Fn(&ClusterScenario, SimulationOutcome) -> T + Sync,
 ) -> Result<Vec<T>, Error> {
     let next = AtomicUsize::new(0);
     let results: Vec<OnceLock<Result<T, Error>>> = scenarios.iter().map(|_| OnceLock::new()).collect();
@@ -94,7 +94,7 @@ pub fn run_each<T: Send + Sync>(
         .collect()
 }
 
-fn check(scenario: &Scenario) -> Result<(), Error> {
+fn check(scenario: &ClusterScenario) -> Result<(), Error> {
     let wrong = |what: String| Err(Error::Scenario(what));
     if scenario.nodes.is_empty() {
         return wrong("the list of nodes is empty".to_owned());
@@ -116,11 +116,11 @@ fn check(scenario: &Scenario) -> Result<(), Error> {
 }
 
 /// The state that the tasks of a run share.
-struct Shared {
+struct RunContext {
     clock: Arc<dyn Clock>,
-    machines: Vec<Machine>,
-    router: RefCell<Router>,
-    records: RefCell<Vec<Record>>,
+    machines: Vec<SimulatedMachine>,
+    router: RefCell<SimulatedRouter>,
+    records: RefCell<Vec<SimulatedRequest>>,
     /// The number of GPUs that held the most popular model, added up over the samples, and the number of
     /// samples.
     held: RefCell<(u64, u64)>,
@@ -131,31 +131,31 @@ struct Shared {
     rows: Vec<bool>,
 }
 
-struct World;
+struct SimulatedCluster;
 
-impl World {
-    async fn run(scenario: &Scenario) -> Result<Outcome, Error> {
-        let (control, placed) = Control::set_up(scenario)?;
+impl SimulatedCluster {
+    async fn run(scenario: &ClusterScenario) -> Result<SimulationOutcome, Error> {
+        let (control, placed) = SimulatedControlPlane::set_up(scenario)?;
         let clock: Arc<dyn Clock> =
             Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()).with_ties(scenario.ties));
-        let mut router = Router::default();
+        let mut router = SimulatedRouter::default();
         let models = machine::models(&scenario.functions)?;
         let mut machines = Vec::new();
         for (place, (node, functions)) in scenario.nodes.iter().zip(&placed).enumerate() {
-            let machine = Machine::start(scenario, node, place, &clock);
-            router.join(place, &node.topology);
+            let machine = SimulatedMachine::start(scenario, node, place, &clock);
+            router.add_node(place, &node.topology);
             for &function in functions {
                 let config = machine.config(scenario, node, function);
                 machine.handle.install(config, Arc::clone(&models[function])).await?;
-                router.serves(place, function as u32);
+                router.add_server(place, function as u32);
             }
-            machine.handle.cap(Arc::new(control.quotas()));
+            machine.handle.set_quotas(Arc::new(control.quotas()));
             machines.push(machine);
         }
-        let request = |(place, function): (usize, &Function)| {
+        let request = |(place, function): (usize, &SimulatedFunction)| {
             (machine::revision(place, function), digest(place), function.model.weights)
         };
-        let shared = Rc::new(Shared {
+        let shared = Rc::new(RunContext {
             clock,
             machines,
             router: RefCell::new(router),
@@ -175,15 +175,15 @@ impl World {
         let tasks = [
             actix_rt::spawn(faults(Rc::clone(&shared), scenario.faults.clone(), began)),
             actix_rt::spawn(telemetry(Rc::clone(&shared))),
-            actix_rt::spawn(look(Rc::clone(&shared), top(scenario), looks_apart(scenario))),
+            actix_rt::spawn(sample_holders(Rc::clone(&shared), top(scenario), looks_apart(scenario))),
         ];
-        bring(&shared, scenario, began).await;
+        inject_requests(&shared, scenario, began).await;
         tasks.iter().for_each(tokio::task::JoinHandle::abort);
         Ok(shared.outcome(began, before).await)
     }
 }
 
-impl Shared {
+impl RunContext {
     async fn until(&self, at: Timestamp) {
         let wake = self.clock.wake_at(at, Sleeper::OUTSIDE);
         tokio::time::sleep(self.clock.sleep_for(wake.since(self.clock.now()))).await;
@@ -196,12 +196,12 @@ impl Shared {
     /// Requests each function once, one after the other, and drops the records.
     async fn warm(self: &Rc<Self>) {
         for function in 0..self.requests.len() as u32 {
-            ask(Rc::clone(self), 0, function).await;
+            send_request(Rc::clone(self), 0, function).await;
         }
         self.records.borrow_mut().clear();
     }
 
-    fn note(&self, record: Record) {
+    fn record_request(&self, record: SimulatedRequest) {
         self.records.borrow_mut().push(record);
         self.answered.notify_one();
     }
@@ -214,7 +214,7 @@ impl Shared {
         nodes
     }
 
-    async fn outcome(&self, began: Timestamp, before: Vec<NodeSnapshot>) -> Outcome {
+    async fn outcome(&self, began: Timestamp, before: Vec<NodeSnapshot>) -> SimulationOutcome {
         let ended = self.clock.now();
         let nodes = self.snapshots().await;
         let mut records = self.records.take();
@@ -226,7 +226,7 @@ impl Shared {
             machine.handle.stop().await;
         }
         let (sum, looks) = *self.held.borrow();
-        Outcome {
+        SimulationOutcome {
             records,
             before,
             nodes,
@@ -238,14 +238,14 @@ impl Shared {
 }
 
 /// Returns the model of the most popular function; the first of equally popular functions.
-fn top(scenario: &Scenario) -> Option<Digest> {
+fn top(scenario: &ClusterScenario) -> Option<Digest> {
     let mut counts = BTreeMap::<u32, u64>::new();
     scenario.arrivals.iter().for_each(|arrival| *counts.entry(arrival.function).or_default() += 1);
     let top = counts.into_iter().max_by_key(|&(function, count)| (count, std::cmp::Reverse(function)));
     top.map(|(function, _)| digest(function as usize))
 }
 
-async fn faults(shared: Rc<Shared>, faults: Vec<crate::scenario::Fault>, began: Timestamp) {
+async fn faults(shared: Rc<RunContext>, faults: Vec<crate::scenario::ExecutorFault>, began: Timestamp) {
     for fault in faults {
         shared.until(began + fault.at.since(Timestamp::ZERO)).await;
         shared.machines[fault.node].executors.kill(fault.gpu);
@@ -254,29 +254,29 @@ async fn faults(shared: Rc<Shared>, faults: Vec<crate::scenario::Fault>, began: 
 
 /// Reports the state of each node to the router at intervals. A cluster of one node needs no reports, because
 /// the router has no choice.
-async fn telemetry(shared: Rc<Shared>) {
+async fn telemetry(shared: Rc<RunContext>) {
     while shared.machines.len() > 1 {
         shared.pass(TELEMETRY_EVERY).await;
         for (place, machine) in shared.machines.iter().enumerate() {
-            let said = machine.handle.look(Look::Machine).await;
-            shared.router.borrow_mut().hear(place, &said);
+            let said = machine.handle.partial_snapshot(SnapshotScope::Machine).await;
+            shared.router.borrow_mut().record_snapshot(place, &said);
         }
     }
 }
 
-fn looks_apart(scenario: &Scenario) -> Duration {
+fn looks_apart(scenario: &ClusterScenario) -> Duration {
     let span = scenario.arrivals.last().map_or(Duration::ZERO, |last| last.at.since(Timestamp::ZERO));
     LOOK_EVERY.max(span / LOOKS_MAX)
 }
 
 /// Samples the number of GPUs that hold the most popular model (L17).
-async fn look(shared: Rc<Shared>, top: Option<Digest>, apart: Duration) {
+async fn sample_holders(shared: Rc<RunContext>, top: Option<Digest>, apart: Duration) {
     let Some(top) = top else { return };
     loop {
         shared.pass(apart).await;
         let mut holders = 0;
         for machine in &shared.machines {
-            let said = machine.handle.look(Look::Machine).await;
+            let said = machine.handle.partial_snapshot(SnapshotScope::Machine).await;
             holders += holding(&said, top);
         }
         let mut held = shared.held.borrow_mut();
@@ -288,29 +288,35 @@ fn holding(node: &NodeSnapshot, model: Digest) -> u64 {
     node.gpus.iter().filter(|gpu| gpu.models.iter().any(|it| it.digest == model)).count() as u64
 }
 
-async fn bring(shared: &Rc<Shared>, scenario: &Scenario, began: Timestamp) {
+async fn inject_requests(shared: &Rc<RunContext>, scenario: &ClusterScenario, began: Timestamp) {
     for (request, arrival) in scenario.arrivals.iter().enumerate() {
         let at = began + arrival.at.since(Timestamp::ZERO);
         if at > shared.clock.now() {
             shared.until(at).await;
         }
-        actix_rt::spawn(ask(Rc::clone(shared), request, arrival.function));
+        actix_rt::spawn(send_request(Rc::clone(shared), request, arrival.function));
     }
     while shared.records.borrow().len() < scenario.arrivals.len() {
         shared.answered.notified().await;
     }
 }
 
-async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
+async fn send_request(shared: Rc<RunContext>, request: usize, function: u32) {
     let arrived = shared.clock.now();
     let (revision, digest, weights) = &shared.requests[function as usize];
-    let needs = Request { weights: *weights };
+    let needs = RouteRequest { weights: *weights };
     let node = shared.router.borrow_mut().choose(function, *digest, &needs);
     let Some(node) = node else {
-        let ending = Ending::Failed { reason: Reason::FunctionNotReady };
-        return shared.note(Record { request, function, arrived, finished: arrived, ending });
+        let ending = RequestEnding::Failed { reason: Reason::FunctionNotReady };
+        return shared.record_request(SimulatedRequest {
+            request,
+            function,
+            arrived,
+            finished: arrived,
+            ending,
+        });
     };
-    let invocation = Invocation {
+    let invocation = Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
@@ -330,12 +336,12 @@ async fn ask(shared: Rc<Shared>, request: usize, function: u32) {
     let finished = shared.clock.now();
     let ending = match answer {
         Ok(answer) => {
-            shared.router.borrow_mut().ran(node, function, answer.split.run);
+            shared.router.borrow_mut().record_run(node, function, answer.split.run);
             // The simulator has no programs, so every answer has a GPU.
             let gpu = answer.gpu.unwrap_or(GpuIndex(0));
-            Ending::Answered { node, gpu, attempts: answer.attempts, split: answer.split }
+            RequestEnding::Answered { node, gpu, attempts: answer.attempts, split: answer.split }
         }
-        Err(failure) => Ending::Failed { reason: failure.reason },
+        Err(failure) => RequestEnding::Failed { reason: failure.reason },
     };
-    shared.note(Record { request, function, arrived, finished, ending });
+    shared.record_request(SimulatedRequest { request, function, arrived, finished, ending });
 }

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
-use millrace_policy::gpu::isolation::Isolation;
+use millrace_policy::gpu::isolation::ExecutorIsolation;
 use millrace_policy::paths::HostLinks;
-use millrace_policy::rates::Sharing;
+use millrace_policy::rates::TransferSharing;
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Quota, Serving, Slo, TenantName, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Quota, SchedulingOptions, Slo, TenantName, Timestamp};
 
 use crate::models::ModelFigures;
-use crate::workload::Arrival;
+use crate::workload::RequestArrival;
 
 /// One machine of the cluster.
 #[derive(Debug, Clone)]
-pub struct NodeSpec {
+pub struct SimulatedNode {
     /// The GPUs and links of the machine.
     pub topology: Topology,
     /// The policy that assigns requests to GPUs.
@@ -24,17 +24,17 @@ pub struct NodeSpec {
     /// The policy that orders models for eviction.
     pub eviction: Eviction,
     /// The rule that decides which models share an executor process.
-    pub isolation: Isolation,
+    pub isolation: ExecutorIsolation,
     /// The division of a link among transfers from the host. By default transfers take turns, as in the
     /// papers that share by no objective.
-    pub sharing: Sharing,
+    pub sharing: TransferSharing,
     /// The links that a transfer from the host may use: those of its own GPU, or those of other GPUs too.
     pub host_links: HostLinks,
     /// The host memory for models.
     pub host_memory: Bytes,
 }
 
-impl NodeSpec {
+impl SimulatedNode {
     /// Returns a machine with this topology and dispatch policy, whose host memory fits any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
@@ -42,8 +42,8 @@ impl NodeSpec {
             topology,
             dispatch,
             eviction: Eviction::default(),
-            isolation: Isolation::default(),
-            sharing: Sharing::Fair,
+            isolation: ExecutorIsolation::default(),
+            sharing: TransferSharing::Fair,
             host_links: HostLinks::default(),
             host_memory: Bytes(u64::MAX / 2),
         }
@@ -52,7 +52,7 @@ impl NodeSpec {
 
 /// One published function.
 #[derive(Debug, Clone)]
-pub struct Function {
+pub struct SimulatedFunction {
     /// The function's model. Functions never share a model, as in the papers.
     pub model: ModelFigures,
     /// The latency objective, if any.
@@ -63,12 +63,12 @@ pub struct Function {
     /// The number of nodes that keep the function ready.
     pub replicas: u32,
     /// The priority, residency and batching of the function on its nodes.
-    pub serving: Serving,
+    pub serving: SchedulingOptions,
     /// The tenant that owns the function.
     pub tenant: TenantName,
 }
 
-impl Function {
+impl SimulatedFunction {
     /// Returns a function with one replica, of the default tenant, for which batching gains nothing.
     #[must_use]
     pub fn new(model: ModelFigures, slo: Option<Slo>) -> Self {
@@ -77,7 +77,7 @@ impl Function {
             model,
             slo,
             replicas: 1,
-            serving: Serving::default(),
+            serving: SchedulingOptions::default(),
             tenant: TenantName::default(),
         }
     }
@@ -85,7 +85,7 @@ impl Function {
 
 /// The death of an executor at a given time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct ExecutorFault {
     /// The time since the first moment of the scenario, after any warm-up.
     pub at: Timestamp,
     /// The index of the machine.
@@ -96,16 +96,16 @@ pub struct Fault {
 
 /// The whole input of a simulation.
 #[derive(Debug, Clone)]
-pub struct Scenario {
-    pub nodes: Vec<NodeSpec>,
+pub struct ClusterScenario {
+    pub nodes: Vec<SimulatedNode>,
     /// The published functions.
-    pub functions: Vec<Function>,
+    pub functions: Vec<SimulatedFunction>,
     /// The caps of tenants on each machine. A tenant without an entry has no caps.
     pub quotas: BTreeMap<TenantName, Quota>,
     /// The requests, in the order of their arrival. Each names its function by index.
-    pub arrivals: Vec<Arrival>,
+    pub arrivals: Vec<RequestArrival>,
     /// The deaths of executors, in the order of their times.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ExecutorFault>,
     /// The run time on each type of GPU, in percent of the model's figures (L21). A type without an entry
     /// has 100.
     pub pace: BTreeMap<String, u32>,
@@ -127,10 +127,15 @@ pub struct Scenario {
     pub traced: bool,
 }
 
-impl Scenario {
+impl ClusterScenario {
     /// Returns a scenario without faults, caps, warm-up or trace, whose clients wait for an hour.
     #[must_use]
-    pub fn new(nodes: Vec<NodeSpec>, functions: Vec<Function>, arrivals: Vec<Arrival>, seed: u64) -> Self {
+    pub fn new(
+        nodes: Vec<SimulatedNode>,
+        functions: Vec<SimulatedFunction>,
+        arrivals: Vec<RequestArrival>,
+        seed: u64,
+    ) -> Self {
         Self {
             nodes,
             functions,

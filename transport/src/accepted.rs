@@ -27,18 +27,18 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::coalesce::Coalesce;
-use crate::conduct::AddressConduct;
-use crate::connection::{Silence, Tracked, Watched};
-use crate::opening::{self, HttpVersion, Opening, Replayed};
+use crate::conduct::AddressViolations;
+use crate::connection::{ConnectionEnd, ConnectionState, Tracked};
+use crate::opening::{self, ConnectionOpening, HttpVersion, Replayed};
 use crate::pace::PacedWrites;
-use crate::server::{AnswerBody, Listener, ServerConfig, begun};
-use crate::table::Slot;
+use crate::server::{Listener, ResponseBody, ServerConfig, closing};
+use crate::table::TableSlot;
 
 /// Time that an idle connection has to close gracefully before the server cuts the connection.
 const PARTING_MAX: Duration = Duration::from_secs(1);
 
 /// An accepted connection that has a slot in the [`ConnectionTable`](crate::table::ConnectionTable).
-pub(crate) struct Accepted<H> {
+pub(crate) struct AcceptedConnection<H> {
     pub(crate) connection: PortConnection,
     pub(crate) handler: H,
     /// Permits for connections with the configured HTTP/2 windows; connections without a permit get
@@ -49,22 +49,22 @@ pub(crate) struct Accepted<H> {
 /// A connection's state, without its byte stream.
 pub(crate) struct PortConnection {
     pub(crate) address: SocketAddr,
-    pub(crate) watched: Arc<Watched>,
-    pub(crate) conduct: AddressConduct,
+    pub(crate) watched: Arc<ConnectionState>,
+    pub(crate) conduct: AddressViolations,
     pub(crate) config: Arc<ServerConfig>,
     /// Becomes true when the port is closing.
     pub(crate) closed: watch::Receiver<bool>,
-    pub(crate) slot: Slot,
+    pub(crate) slot: TableSlot,
 }
 
-impl<H> Accepted<H> {
+impl<H> AcceptedConnection<H> {
     /// Serves the connection on the current runtime.
     pub(crate) async fn serve<IO, F, B>(mut self, mut io: IO)
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
         H: Fn(Request<Incoming>) -> F + Send + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: AnswerBody,
+        B: ResponseBody,
     {
         if let Some(opening) = self.connection.opening(&mut io).await {
             self.converse(io, opening).await;
@@ -78,7 +78,7 @@ impl<H> Accepted<H> {
         L: Listener,
         H: Fn(Request<Incoming>) -> F + Send + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: AnswerBody,
+        B: ResponseBody,
     {
         let Some(mut io) = self.connection.moved::<L>(io, &Handle::current()) else { return };
         let Some(opening) = self.connection.opening(&mut io).await else { return };
@@ -97,12 +97,12 @@ impl<H> Accepted<H> {
     /// Serves the requests of a connection until either side ends the connection.
     /// The future is boxed because it is large: a connection that sent no opening uses no memory for
     /// the future.
-    fn converse<IO, F, B>(self, io: IO, opening: Opening) -> BoxFuture<'static, ()>
+    fn converse<IO, F, B>(self, io: IO, opening: ConnectionOpening) -> BoxFuture<'static, ()>
     where
         IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
         H: Fn(Request<Incoming>) -> F + Send + 'static,
         F: Future<Output = Response<B>> + Send + 'static,
-        B: AnswerBody,
+        B: ResponseBody,
     {
         let Self { connection, handler, roomy } = self;
         Box::pin(async move {
@@ -138,7 +138,7 @@ impl PortConnection {
     }
 
     /// Waits for the opening. Returns `None` if the connection ends without one.
-    async fn opening<IO: AsyncRead + Unpin>(&mut self, io: &mut IO) -> Option<Opening> {
+    async fn opening<IO: AsyncRead + Unpin>(&mut self, io: &mut IO) -> Option<ConnectionOpening> {
         let address = self.address;
         tokio::select! {
             read = opening::read(io) => {
@@ -146,11 +146,11 @@ impl PortConnection {
                 self.slot.open();
                 read.inspect_err(|error| tracing::debug!(%error, %address, "connection ended")).ok().flatten()
             }
-            why = self.watched.silent(&self.config) => {
+            why = self.watched.wait_for_end(&self.config) => {
                 self.tell(why);
                 None
             }
-            () = begun(self.closed.clone()) => None,
+            () = closing(self.closed.clone()) => None,
         }
     }
 
@@ -162,11 +162,11 @@ impl PortConnection {
         let mut serving = std::pin::pin!(serving);
         let ended = tokio::select! {
             ended = serving.as_mut() => ended,
-            () = begun(self.closed.clone()) => {
+            () = closing(self.closed.clone()) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
-            why = self.watched.silent(&self.config) => {
+            why = self.watched.wait_for_end(&self.config) => {
                 self.tell(why);
                 serving.as_mut().graceful_shutdown();
                 let parted = timeout(PARTING_MAX, serving.as_mut()).await;
@@ -188,12 +188,12 @@ impl PortConnection {
     }
 
     /// Logs why the connection is ended, and counts a violation if the client caused the end.
-    fn tell(&self, why: Silence) {
+    fn tell(&self, why: ConnectionEnd) {
         tracing::debug!(address = %self.address, ?why, "a connection is ended");
         let violation = match why {
-            Silence::NoOpening | Silence::NoRequest => true,
-            Silence::Displaced => self.watched.is_unserved(),
-            Silence::Idle => false,
+            ConnectionEnd::NoOpening | ConnectionEnd::NoRequest => true,
+            ConnectionEnd::Displaced => self.watched.is_unserved(),
+            ConnectionEnd::Idle => false,
         };
         if violation {
             self.conduct.violated();

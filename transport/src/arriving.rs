@@ -96,11 +96,11 @@ impl HeldBack {
 }
 
 /// Builds the status of a call whose messages break a bound, in the format of the port's other errors.
-pub type Refuse = fn(Code, String) -> Status;
+pub type StatusBuilder = fn(Code, String) -> Status;
 
 /// Reason why the server stops waiting for a call's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-enum Refused {
+enum ArrivalFailure {
     #[error("the messages that are arriving fill this port's {max} bytes: try again soon")]
     Full { max: u64 },
     #[error("the message is {grace:?} behind {bytes_per_sec} bytes a second: send it again, faster")]
@@ -111,7 +111,7 @@ enum Refused {
     CutShort,
 }
 
-impl Refused {
+impl ArrivalFailure {
     fn code(self) -> Code {
         match self {
             Self::Full { .. } => Code::ResourceExhausted,
@@ -129,11 +129,11 @@ pub(crate) struct ArrivingBytes {
     minimum_rate: Option<MinimumRate>,
     /// Longest allowed silence between messages.
     silence_max: Duration,
-    refuse: Refuse,
+    refuse: StatusBuilder,
 }
 
 impl ArrivingBytes {
-    pub(crate) fn new(config: &ServerConfig, refuse: Refuse) -> Arc<Self> {
+    pub(crate) fn new(config: &ServerConfig, refuse: StatusBuilder) -> Arc<Self> {
         Arc::new(Self {
             max: config.arriving_max,
             used: AtomicU64::new(0),
@@ -161,10 +161,10 @@ impl ArrivingBytes {
         }
     }
 
-    fn grow(&self, bytes: u64) -> Result<(), Refused> {
+    fn grow(&self, bytes: u64) -> Result<(), ArrivalFailure> {
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.max);
         let grown = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        grown.map(drop).map_err(|_used| Refused::Full { max: self.max })
+        grown.map(drop).map_err(|_used| ArrivalFailure::Full { max: self.max })
     }
 }
 
@@ -196,7 +196,7 @@ pub struct ArrivingMessages<B> {
 
 impl<B> ArrivingMessages<B> {
     /// Consumes as much input as belongs to a single message. Returns false if more input is needed.
-    fn advance(&mut self) -> Result<bool, Refused> {
+    fn advance(&mut self) -> Result<bool, ArrivalFailure> {
         if self.left == 0 {
             let Some(prefix) = self.input.first_chunk::<PREFIX_LEN>() else { return Ok(false) };
             let [_, len @ ..] = *prefix;
@@ -234,7 +234,7 @@ impl<B> ArrivingMessages<B> {
         self.port.used.fetch_sub(std::mem::take(&mut self.charged), Ordering::Relaxed);
     }
 
-    fn fail(&mut self, refused: Refused) -> Status {
+    fn fail(&mut self, refused: ArrivalFailure) -> Status {
         self.failed = true;
         self.input = Bytes::new();
         self.held = None;
@@ -245,19 +245,19 @@ impl<B> ArrivingMessages<B> {
 
     /// Polls the time limits while more input is needed and none is available. Ready when the wait
     /// has lasted too long.
-    fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<Refused> {
+    fn poll_pace(&mut self, cx: &mut Context<'_>) -> Poll<ArrivalFailure> {
         let mid_message = self.left > 0 || !self.input.is_empty();
         if self.has_message && !mid_message {
             let silence_max = self.port.silence_max;
             let since = *self.quiet_since.get_or_insert_with(Instant::now);
             ready!(self.timer.poll(since + silence_max, cx));
-            return Poll::Ready(Refused::Silent { silence: silence_max });
+            return Poll::Ready(ArrivalFailure::Silent { silence: silence_max });
         }
         let Some(minimum) = self.port.minimum_rate else { return Poll::Pending };
         let until = self.pace.get_or_insert_with(|| ProgressClock::begin(minimum)).until();
         ready!(self.timer.poll(until, cx));
         let MinimumRate { grace, bytes_per_sec } = minimum;
-        Poll::Ready(Refused::Slow { grace, bytes_per_sec })
+        Poll::Ready(ArrivalFailure::Slow { grace, bytes_per_sec })
     }
 }
 
@@ -294,7 +294,7 @@ where
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => return Poll::Ready(Some(Err(Status::from_error(error.into())))),
                 None if this.left > 0 || !this.input.is_empty() => {
-                    return Poll::Ready(Some(Err(this.fail(Refused::CutShort))));
+                    return Poll::Ready(Some(Err(this.fail(ArrivalFailure::CutShort))));
                 }
                 None => return Poll::Ready(None),
             };

@@ -30,15 +30,15 @@ const ADDRESSES_MAX: usize = 4096;
 
 /// Violations of all addresses on a port.
 #[derive(Debug)]
-pub(crate) struct PortConduct {
+pub(crate) struct PortViolations {
     limits: PortLimits,
     violations: Mutex<Violations>,
 }
 
 /// Handle to the violations of a single address on a port.
 #[derive(Debug, Clone)]
-pub(crate) struct AddressConduct {
-    conduct: Arc<PortConduct>,
+pub(crate) struct AddressViolations {
+    conduct: Arc<PortViolations>,
     address: IpAddr,
 }
 
@@ -70,7 +70,7 @@ impl Violations {
     }
 }
 
-impl AddressConduct {
+impl AddressViolations {
     /// Counts a violation. An address without a cap on its connections is always trusted; by default,
     /// that is loopback.
     pub(crate) fn violated(&self) {
@@ -86,14 +86,14 @@ impl AddressConduct {
     }
 }
 
-impl PortConduct {
+impl PortViolations {
     pub(crate) fn new(limits: PortLimits) -> Arc<Self> {
         Arc::new(Self { limits, violations: Mutex::default() })
     }
 
     /// Returns the handle for an address.
-    pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> AddressConduct {
-        AddressConduct { conduct: self.clone(), address }
+    pub(crate) fn of(self: &Arc<Self>, address: IpAddr) -> AddressViolations {
+        AddressViolations { conduct: self.clone(), address }
     }
 
     fn violations(&self) -> MutexGuard<'_, Violations> {
@@ -156,7 +156,7 @@ mod tests {
     fn loopback_is_trusted_unless_its_connections_are_capped() {
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let distrusts = |limits: PortLimits| {
-            let conduct = PortConduct::new(limits).of(local);
+            let conduct = PortViolations::new(limits).of(local);
             (0..=VIOLATIONS_MAX).for_each(|_| conduct.violated());
             conduct.is_distrusted()
         };

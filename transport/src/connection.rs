@@ -23,14 +23,14 @@ const STEPS_MIN: usize = 4 << 10;
 
 /// The remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Peer {
+pub struct PeerAddress {
     /// Address of the peer, as the listener reported it.
     pub address: SocketAddr,
 }
 
 /// The state of an open connection that its watchdog judges.
 #[derive(Debug)]
-pub(crate) struct Watched {
+pub(crate) struct ConnectionState {
     accepted: Instant,
     /// Whether the opening has arrived.
     opened: AtomicBool,
@@ -46,16 +46,16 @@ pub(crate) struct Watched {
 
 /// Next step of a connection's watchdog.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum WatchdogStep {
     /// The connection is within its time limits: judge it again at this time.
     LookAgainAt(Instant),
     /// The connection must end.
-    End(Silence),
+    End(ConnectionEnd),
 }
 
 /// Reason why the watchdog ends a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Silence {
+pub(crate) enum ConnectionEnd {
     /// The client's first bytes did not arrive in time.
     NoOpening,
     /// A request's head did not arrive in time.
@@ -66,7 +66,7 @@ pub(crate) enum Silence {
     Displaced,
 }
 
-impl Watched {
+impl ConnectionState {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             accepted: Instant::now(),
@@ -126,31 +126,31 @@ impl Watched {
     }
 
     /// Returns the watchdog's next step at `now`.
-    pub(crate) fn judge(&self, now: Instant, config: &ServerConfig) -> Verdict {
-        let by = |deadline: Instant, why: Silence| {
-            if now >= deadline { Verdict::End(why) } else { Verdict::LookAgainAt(deadline) }
+    pub(crate) fn next_step(&self, now: Instant, config: &ServerConfig) -> WatchdogStep {
+        let by = |deadline: Instant, why: ConnectionEnd| {
+            if now >= deadline { WatchdogStep::End(why) } else { WatchdogStep::LookAgainAt(deadline) }
         };
         if self.under_way.load(Ordering::SeqCst) > 0 {
-            return Verdict::LookAgainAt(now + config.idle_max);
+            return WatchdogStep::LookAgainAt(now + config.idle_max);
         }
         if self.is_displaced() {
-            return Verdict::End(Silence::Displaced);
+            return WatchdogStep::End(ConnectionEnd::Displaced);
         }
         if self.served.load(Ordering::Relaxed) {
-            return by(self.idle_at() + config.idle_max, Silence::Idle);
+            return by(self.idle_at() + config.idle_max, ConnectionEnd::Idle);
         }
         if !self.opened.load(Ordering::Relaxed) {
-            return by(self.accepted + config.opening_max, Silence::NoOpening);
+            return by(self.accepted + config.opening_max, ConnectionEnd::NoOpening);
         }
-        by(self.accepted + config.head_max, Silence::NoRequest)
+        by(self.accepted + config.head_max, ConnectionEnd::NoRequest)
     }
 
     /// Waits until the connection must end, and returns the reason.
-    pub(crate) async fn silent(&self, config: &ServerConfig) -> Silence {
+    pub(crate) async fn wait_for_end(&self, config: &ServerConfig) -> ConnectionEnd {
         loop {
-            match self.judge(Instant::now(), config) {
-                Verdict::End(why) => return why,
-                Verdict::LookAgainAt(when) => {
+            match self.next_step(Instant::now(), config) {
+                WatchdogStep::End(why) => return why,
+                WatchdogStep::LookAgainAt(when) => {
                     tokio::select! {
                         () = tokio::time::sleep_until(when) => {}
                         () = self.wake.notified() => {}
@@ -163,7 +163,7 @@ impl Watched {
 
 /// Counts a request as under way until it is dropped.
 #[derive(Debug)]
-pub(crate) struct RequestGuard(Arc<Watched>);
+pub(crate) struct RequestGuard(Arc<ConnectionState>);
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
@@ -267,47 +267,47 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_ends_a_connection_by_how_far_it_came() {
         let config = config();
-        let watched = Watched::new();
-        let judge = || watched.judge(Instant::now(), &config);
+        let watched = ConnectionState::new();
+        let judge = || watched.next_step(Instant::now(), &config);
         let accepted = Instant::now();
-        assert_eq!(judge(), Verdict::LookAgainAt(accepted + config.opening_max));
+        assert_eq!(judge(), WatchdogStep::LookAgainAt(accepted + config.opening_max));
         tokio::time::advance(config.opening_max).await;
-        assert_eq!(judge(), Verdict::End(Silence::NoOpening));
+        assert_eq!(judge(), WatchdogStep::End(ConnectionEnd::NoOpening));
         watched.open();
-        assert_eq!(judge(), Verdict::LookAgainAt(accepted + config.head_max));
+        assert_eq!(judge(), WatchdogStep::LookAgainAt(accepted + config.head_max));
         tokio::time::advance(config.head_max).await;
-        assert_eq!(judge(), Verdict::End(Silence::NoRequest));
+        assert_eq!(judge(), WatchdogStep::End(ConnectionEnd::NoRequest));
         let request = watched.begin_request();
-        assert_eq!(judge(), Verdict::LookAgainAt(Instant::now() + config.idle_max));
+        assert_eq!(judge(), WatchdogStep::LookAgainAt(Instant::now() + config.idle_max));
         drop(request);
         let idle_since = Instant::now();
-        assert_eq!(judge(), Verdict::LookAgainAt(idle_since + config.idle_max));
+        assert_eq!(judge(), WatchdogStep::LookAgainAt(idle_since + config.idle_max));
         tokio::time::advance(config.idle_max).await;
-        assert_eq!(judge(), Verdict::End(Silence::Idle));
+        assert_eq!(judge(), WatchdogStep::End(ConnectionEnd::Idle));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_displaced_as_a_request_began_ends_with_that_request() {
         let config = config();
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let request = watched.begin_request();
         watched.displace();
-        let mut silent = std::pin::pin!(watched.silent(&config));
+        let mut silent = std::pin::pin!(watched.wait_for_end(&config));
         assert!(futures::poll!(silent.as_mut()).is_pending());
         drop(request);
         let then = Instant::now();
-        assert_eq!(silent.await, Silence::Displaced);
+        assert_eq!(silent.await, ConnectionEnd::Displaced);
         assert_eq!(Instant::now(), then);
     }
 
     #[tokio::test]
     async fn a_connection_with_a_request_under_way_is_not_displaced() {
         let config = config();
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let request = watched.begin_request();
         watched.displace();
-        assert!(matches!(watched.judge(Instant::now(), &config), Verdict::LookAgainAt(_)));
+        assert!(matches!(watched.next_step(Instant::now(), &config), WatchdogStep::LookAgainAt(_)));
         drop(request);
-        assert_eq!(watched.silent(&config).await, Silence::Displaced);
+        assert_eq!(watched.wait_for_end(&config).await, ConnectionEnd::Displaced);
     }
 }

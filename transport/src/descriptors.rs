@@ -16,7 +16,7 @@ pub const NEEDED: u64 = 4_096;
 
 /// The descriptor limit of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Descriptors {
+pub struct DescriptorLimit {
     /// Soft limit of the process, at most [`WANTED`].
     pub limit: u64,
 }
@@ -47,7 +47,7 @@ pub enum DescriptorError {
     },
     /// The kernel refused to raise the limit.
     #[error("cannot raise this process's limit of file descriptors to {wanted}: {errno}")]
-    Refused {
+    KernelRefused {
         /// Limit that was requested.
         wanted: u64,
         /// Error of the kernel.
@@ -64,7 +64,7 @@ pub struct PortShare {
     pub connections: Option<usize>,
 }
 
-impl Descriptors {
+impl DescriptorLimit {
     /// Raises the soft limit to [`WANTED`], or to the hard limit if that is lower.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ impl Descriptors {
             && current < wanted
         {
             setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-                .map_err(|errno| DescriptorError::Refused { wanted, errno })?;
+                .map_err(|errno| DescriptorError::KernelRefused { wanted, errno })?;
         }
         Ok(Self { limit: current.unwrap_or(wanted).max(wanted).min(WANTED) })
     }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_fewest_descriptors_leave_every_address_256_connections_of_the_client_port() {
-        let [client, ..] = Descriptors { limit: NEEDED }
+        let [client, ..] = DescriptorLimit { limit: NEEDED }
             .divide([port(2, None), port(1, None), port(1, None)], None)
             .unwrap();
         assert_eq!(client.address_max_of("192.0.2.1".parse().unwrap()), Some(256));
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn more_connections_than_half_of_the_descriptors_are_refused() {
-        let descriptors = Descriptors { limit: NEEDED };
+        let descriptors = DescriptorLimit { limit: NEEDED };
         let refused = descriptors.divide([port(2, Some(2049)), port(1, None)], None).unwrap_err();
         let too_many = DescriptorError::TooManyConnections { connections: 2049, most: 2047, limit: NEEDED };
         assert_eq!(refused, too_many);
@@ -138,7 +138,7 @@ mod tests {
         assert!(descriptors.divide([port(2, Some(2048)), port(1, None)], None).is_err());
         let most = descriptors.divide([port(2, Some(2047)), port(1, None)], None).unwrap();
         assert_eq!(most.map(|it| it.connections_max), [2047, 1]);
-        let enough = Descriptors { limit: WANTED }.divide([port(2, Some(40_000))], None).unwrap_err();
+        let enough = DescriptorLimit { limit: WANTED }.divide([port(2, Some(40_000))], None).unwrap_err();
         assert!(enough.to_string().ends_with("at most 32768 in all"), "{enough}");
         let [client, internal] = descriptors.divide([port(2, Some(2000)), port(1, None)], None).unwrap();
         assert_eq!((client.connections_max, internal.connections_max), (2000, 48));
@@ -146,8 +146,8 @@ mod tests {
 
     #[test]
     fn raising_the_limit_again_changes_nothing() {
-        let raised = Descriptors::raise().unwrap();
-        assert_eq!(Descriptors::raise().unwrap(), raised);
+        let raised = DescriptorLimit::raise().unwrap();
+        assert_eq!(DescriptorLimit::raise().unwrap(), raised);
         assert!(raised.limit >= NEEDED);
     }
 
@@ -158,7 +158,7 @@ mod tests {
             ports in any::<[(u8, Option<u16>); 3]>(),
         ) {
             let ports = ports.map(|(weight, set)| port(1 + u64::from(weight), set.map(usize::from)));
-            if let Ok(divided) = (Descriptors { limit }).divide(ports, None) {
+            if let Ok(divided) = (DescriptorLimit { limit }).divide(ports, None) {
                 let sum: u64 = divided.iter().map(|port| port.connections_max as u64).sum();
                 // Each port gets at least one connection, even if its share is 0.
                 prop_assert!(sum <= limit / 2 + 3, "{divided:?}");

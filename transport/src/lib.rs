@@ -34,12 +34,12 @@ pub mod server;
 mod shared;
 mod table;
 
-pub use arriving::{ArrivingMessages, HeldBack, PREFIX_LEN, Refuse};
-pub use connection::{Peer, Tracked};
+pub use arriving::{ArrivingMessages, HeldBack, PREFIX_LEN, StatusBuilder};
+pub use connection::{PeerAddress, Tracked};
 pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
 pub use priority::low_priority_runtime;
 pub use server::{
-    AnswerBody, Listener, PortLimits, ServerConfig, Serving, StreamListener, listen, serve, serve_service,
-    serve_while_polled,
+    Listener, PortLimits, ResponseBody, ServedPort, ServerConfig, StreamListener, listen, serve,
+    serve_service, serve_while_polled,
 };
 pub use shared::SharedResult;

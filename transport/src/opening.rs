@@ -25,14 +25,14 @@ pub(crate) enum HttpVersion {
 
 /// The first bytes of a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Opening {
+pub(crate) struct ConnectionOpening {
     pub(crate) version: HttpVersion,
     /// All bytes that were read. hyper reads them again through [`Replayed`].
     pub(crate) said: Bytes,
 }
 
 /// Reads until the version is known. Returns `None` if the client closed the connection first.
-pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<Opening>> {
+pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<ConnectionOpening>> {
     let mut said = [0; OPENING_LEN];
     let mut len = 0;
     loop {
@@ -49,7 +49,7 @@ pub(crate) async fn read<T: AsyncRead + Unpin>(io: &mut T) -> io::Result<Option<
         } else {
             continue;
         };
-        return Ok(Some(Opening { version, said: Bytes::copy_from_slice(&said[..len]) }));
+        return Ok(Some(ConnectionOpening { version, said: Bytes::copy_from_slice(&said[..len]) }));
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
     /// Returns the opening of a client that sends these bytes one by one and then closes.
-    async fn opening_of(says: &[u8]) -> Option<Opening> {
+    async fn opening_of(says: &[u8]) -> Option<ConnectionOpening> {
         let (mut client, mut server) = tokio::io::duplex(1);
         let says = says.to_vec();
         let client = tokio::spawn(async move {
@@ -135,7 +135,7 @@ mod tests {
     async fn the_preface_and_settings_are_http2() {
         let said = [PREFACE, SETTINGS].concat();
         let opening = opening_of(&[&said, &b"more"[..]].concat()).await;
-        assert_eq!(opening, Some(Opening { version: HttpVersion::Http2, said: said.into() }));
+        assert_eq!(opening, Some(ConnectionOpening { version: HttpVersion::Http2, said: said.into() }));
     }
 
     #[tokio::test]
@@ -144,7 +144,7 @@ mod tests {
             let said = Bytes::copy_from_slice(&says.as_bytes()[..read]);
             assert_eq!(
                 opening_of(says.as_bytes()).await,
-                Some(Opening { version: HttpVersion::Http1, said })
+                Some(ConnectionOpening { version: HttpVersion::Http1, said })
             );
         }
     }

@@ -13,7 +13,7 @@ use std::task::Poll;
 
 use tokio::time::Instant;
 
-use crate::conduct::AddressConduct;
+use crate::conduct::AddressViolations;
 use crate::pace::{DeadlineTimer, MinimumRate};
 
 /// Most bytes of a response that a body hands to HTTP/2 at a time. Two steps may be in flight. The
@@ -22,7 +22,7 @@ pub(crate) const STEP: usize = 128 << 10;
 
 /// The side that an HTTP/2 stream waits for, as recorded by the body of its response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Awaits {
+enum StreamWait {
     /// The body recorded nothing since the last poll.
     #[default]
     Unchanged,
@@ -33,20 +33,20 @@ enum Awaits {
 }
 
 tokio::task_local! {
-    static AWAITS: Cell<Awaits>;
+    static AWAITS: Cell<StreamWait>;
 }
 
 /// Records that this stream waits for its client, which was sent up to [`STEP`] more bytes.
 pub(crate) fn await_client() {
-    set(Awaits::Client);
+    set(StreamWait::Client);
 }
 
 /// Records that this stream waits for the server's own work.
 pub(crate) fn await_server() {
-    set(Awaits::Server);
+    set(StreamWait::Server);
 }
 
-fn set(now: Awaits) {
+fn set(now: StreamWait) {
     // An HTTP/1 connection has no stream task, so there is nothing to record.
     let _outside = AWAITS.try_with(|awaits| awaits.set(now));
 }
@@ -57,7 +57,7 @@ fn set(now: Awaits) {
 pub(crate) struct StreamExecutor {
     /// Minimum rate; `None` lets clients read responses at any rate.
     pub(crate) minimum: Option<MinimumRate>,
-    pub(crate) conduct: AddressConduct,
+    pub(crate) conduct: AddressViolations,
 }
 
 impl<F> hyper::rt::Executor<F> for StreamExecutor
@@ -92,9 +92,9 @@ async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) -> bool {
             return Poll::Ready(true);
         }
         match AWAITS.with(Cell::take) {
-            Awaits::Unchanged => {}
-            Awaits::Server => until = None,
-            Awaits::Client => until = Some(Instant::now() + minimum.time_for(2 * STEP as u64)),
+            StreamWait::Unchanged => {}
+            StreamWait::Server => until = None,
+            StreamWait::Client => until = Some(Instant::now() + minimum.time_for(2 * STEP as u64)),
         }
         let Some(until) = until else { return Poll::Pending };
         timer.poll(until, cx).map(|()| false)

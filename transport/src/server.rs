@@ -24,14 +24,14 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tower::{Service, ServiceExt as _};
 
-use crate::accepted::{Accepted, PortConnection};
-use crate::arriving::{ArrivingBytes, ArrivingMessages, Refuse};
-use crate::conduct::{AddressConduct, PortConduct};
-use crate::connection::{Peer, Watched};
+use crate::accepted::{AcceptedConnection, PortConnection};
+use crate::arriving::{ArrivingBytes, ArrivingMessages, StatusBuilder};
+use crate::conduct::{AddressViolations, PortViolations};
+use crate::connection::{ConnectionState, PeerAddress};
 use crate::pace::MinimumRate;
 use crate::priority;
 use crate::reading::StreamExecutor;
-use crate::table::{ConnectionTable, Refused};
+use crate::table::{ConnectionTable, SlotRefusal};
 
 /// Length of the kernel's listen queue; the kernel caps the length at `net.core.somaxconn`. With
 /// tokio's default of 128, a client that connects together with hundreds of others waits a second
@@ -152,7 +152,7 @@ impl ServerConfig {
     }
 
     /// Returns the HTTP/2 settings; only a `roomy` connection gets the configured windows.
-    pub(crate) fn http2(&self, roomy: bool, conduct: AddressConduct) -> http2::Builder<StreamExecutor> {
+    pub(crate) fn http2(&self, roomy: bool, conduct: AddressViolations) -> http2::Builder<StreamExecutor> {
         let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
         let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, conduct });
         builder
@@ -170,12 +170,12 @@ impl ServerConfig {
 }
 
 /// The body of a response, as HTTP requires.
-pub trait AnswerBody:
+pub trait ResponseBody:
     Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
 {
 }
 
-impl<B> AnswerBody for B where
+impl<B> ResponseBody for B where
     B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
 {
 }
@@ -256,12 +256,12 @@ where
 
 /// A served port. Dropping this value closes the port and cuts its connections.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServedPort {
     closing: watch::Sender<bool>,
     accepting: JoinHandle<JoinSet<()>>,
 }
 
-impl Serving {
+impl ServedPort {
     /// Stops accepting connections and requests, waits up to `grace` for the requests under way, and
     /// then cuts the remaining connections. Returns the number of cut connections.
     pub async fn close(mut self, grace: Duration) -> usize {
@@ -278,7 +278,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for ServedPort {
     fn drop(&mut self) {
         self.accepting.abort();
     }
@@ -301,35 +301,40 @@ pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 
 /// Serves `listener` with a service for other processes. A request from a web page is refused with
 /// 403, and messages arrive within bounds ([`ArrivingMessages`]). See [`serve`].
-pub fn serve_service<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse) -> Serving
+pub fn serve_service<L, S, B>(
+    listener: L,
+    config: ServerConfig,
+    service: S,
+    refuse: StatusBuilder,
+) -> ServedPort
 where
     L: Listener,
     S: MessageService<B>,
     S::Future: Send + 'static,
-    B: AnswerBody + Default,
+    B: ResponseBody + Default,
 {
     let arriving = ArrivingBytes::new(&config, refuse);
     serve(listener, config, move |_peer| {
         let service = service.clone();
         let arriving = arriving.clone();
-        move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
+        move |request: Request<_>| respond(service.clone(), request.map(|body| arriving.messages(body)))
     })
 }
 
 /// Serves `listener` with a service until the returned future is dropped, which frees the port at once.
-pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: Refuse)
+pub async fn serve_while_polled<L, S, B>(listener: L, config: ServerConfig, service: S, refuse: StatusBuilder)
 where
     L: Listener,
     S: MessageService<B>,
     S::Future: Send + 'static,
-    B: AnswerBody + Default,
+    B: ResponseBody + Default,
 {
     let (_open, closed) = watch::channel(false);
     let arriving = ArrivingBytes::new(&config, refuse);
     let connected = move |_peer| {
         let service = service.clone();
         let arriving = arriving.clone();
-        move |request: Request<_>| ask(service.clone(), request.map(|body| arriving.messages(body)))
+        move |request: Request<_>| respond(service.clone(), request.map(|body| arriving.messages(body)))
     };
     accept(listener, config, connected, closed).await;
 }
@@ -353,7 +358,7 @@ impl<B, S> MessageService<B> for S where
 
 /// Returns the response of a service that cannot fail. Refuses requests from web pages, which
 /// browsers mark with `Origin`.
-async fn ask<S, B>(service: S, request: Request<ArrivingMessages<Incoming>>) -> Response<B>
+async fn respond<S, B>(service: S, request: Request<ArrivingMessages<Incoming>>) -> Response<B>
 where
     S: MessageService<B>,
     B: Default,
@@ -371,17 +376,17 @@ where
 
 /// Serves `listener` on the current runtime. `connected` creates a handler for each connection, and
 /// the handler lives as long as its connection.
-pub fn serve<L, C, H, F, B>(listener: L, config: ServerConfig, connected: C) -> Serving
+pub fn serve<L, C, H, F, B>(listener: L, config: ServerConfig, connected: C) -> ServedPort
 where
     L: Listener,
-    C: Fn(Peer) -> H + Send + 'static,
+    C: Fn(PeerAddress) -> H + Send + 'static,
     H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody,
+    B: ResponseBody,
 {
     let (closing, closed) = watch::channel(false);
     let accepting = tokio::spawn(accept(listener, config, connected, closed));
-    Serving { closing, accepting }
+    ServedPort { closing, accepting }
 }
 
 /// Accepts connections until the port closes, and returns the connections that are open at that time.
@@ -393,17 +398,17 @@ async fn accept<L, C, H, F, B>(
 ) -> JoinSet<()>
 where
     L: Listener,
-    C: Fn(Peer) -> H + Send + 'static,
+    C: Fn(PeerAddress) -> H + Send + 'static,
     H: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
-    B: AnswerBody,
+    B: ResponseBody,
 {
     let config = Arc::new(config);
     let table = ConnectionTable::new(config.port);
-    let conducts = PortConduct::new(config.port);
+    let conducts = PortViolations::new(config.port);
     let roomy = Arc::new(Semaphore::new(config.roomy_max()));
     let mut connections = JoinSet::new();
-    let mut closing = std::pin::pin!(begun(closed.clone()));
+    let mut closing = std::pin::pin!(closing(closed.clone()));
     // An accepted connection that waits for a slot. Further connections stay in the listen queue in
     // the meantime.
     let mut newcomer: Option<(L::Io, SocketAddr)> = None;
@@ -414,16 +419,16 @@ where
             tokio::task::yield_now().await;
         }
         if let Some((io, address)) = newcomer.take() {
-            let watched = Watched::new();
+            let watched = ConnectionState::new();
             let conduct = conducts.of(address.ip());
             match table.take(address.ip(), &watched) {
                 Ok(slot) => {
-                    let handler = connected(Peer { address });
+                    let handler = connected(PeerAddress { address });
                     let waits_behind = conduct.is_distrusted() || slot.is_among_silent();
                     let config = config.clone();
                     let closed = closed.clone();
                     let connection = PortConnection { address, watched, conduct, config, closed, slot };
-                    let accepted = Accepted { connection, handler, roomy: roomy.clone() };
+                    let accepted = AcceptedConnection { connection, handler, roomy: roomy.clone() };
                     match waits_behind.then(L::low_priority).flatten() {
                         Some(behind) => {
                             let served = accepted.serve_behind::<L, _, _>(io, Handle::current());
@@ -432,11 +437,11 @@ where
                         None => connections.spawn(accepted.serve(io)),
                     };
                 }
-                Err(Refused::AddressFull) => {
+                Err(SlotRefusal::AddressFull) => {
                     conduct.violated();
                     tracing::debug!(%address, "refused a connection: its address is at its cap");
                 }
-                Err(Refused::PortFull) => {
+                Err(SlotRefusal::PortFull) => {
                     table.displace();
                     newcomer = Some((io, address));
                 }
@@ -465,7 +470,7 @@ where
 }
 
 /// Waits until the port is closing.
-pub(crate) async fn begun(mut closed: watch::Receiver<bool>) {
+pub(crate) async fn closing(mut closed: watch::Receiver<bool>) {
     // A dropped sender also closes the port.
     let _closing = closed.wait_for(|&closing| closing).await.is_ok();
 }

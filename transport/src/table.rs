@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-use crate::connection::Watched;
+use crate::connection::ConnectionState;
 use crate::server::PortLimits;
 
 /// Most connections that a single call displaces, so that a flood of new connections does not scan
@@ -31,7 +31,7 @@ pub(crate) struct ConnectionTable {
 
 #[derive(Debug, Default)]
 struct Entries {
-    open: BTreeMap<u64, Arc<Watched>>,
+    open: BTreeMap<u64, Arc<ConnectionState>>,
     by_address: HashMap<IpAddr, AddressConnections>,
     next: u64,
 }
@@ -45,7 +45,7 @@ struct AddressConnections {
 
 /// A connection's slot in the table. Dropping the value frees the slot.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct TableSlot {
     table: Arc<ConnectionTable>,
     number: u64,
     address: IpAddr,
@@ -57,7 +57,7 @@ pub(crate) struct Slot {
 
 /// Reason why a connection gets no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum SlotRefusal {
     /// The address already has as many connections as its cap.
     AddressFull,
     /// All slots of the port are in use.
@@ -72,16 +72,20 @@ impl ConnectionTable {
     /// Reserves a slot for a connection from `address`, whose state is `watched`. Fails if the
     /// address is at its cap or the port is full; the caller can then [`displace`](Self::displace)
     /// idle connections.
-    pub(crate) fn take(self: &Arc<Self>, address: IpAddr, watched: &Arc<Watched>) -> Result<Slot, Refused> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        address: IpAddr,
+        watched: &Arc<ConnectionState>,
+    ) -> Result<TableSlot, SlotRefusal> {
         let key = counted_as(address);
         let mut entries = self.entries();
         if let Some(max) = self.limits.address_max_of(address)
             && entries.by_address.get(&key).is_some_and(|connections| connections.open >= max)
         {
-            return Err(Refused::AddressFull);
+            return Err(SlotRefusal::AddressFull);
         }
         if entries.open.len() >= self.limits.connections_max {
-            return Err(Refused::PortFull);
+            return Err(SlotRefusal::PortFull);
         }
         let number = entries.next;
         entries.next += 1;
@@ -91,7 +95,7 @@ impl ConnectionTable {
         let among_silent = capped && connections.silent >= SILENT_MAX;
         connections.open += 1;
         connections.silent += 1;
-        Ok(Slot { table: self.clone(), number, address: key, silent: true, among_silent })
+        Ok(TableSlot { table: self.clone(), number, address: key, silent: true, among_silent })
     }
 
     /// Asks idle connections to end, and returns their number. Connections that never had a request
@@ -117,7 +121,7 @@ impl ConnectionTable {
     }
 }
 
-impl Slot {
+impl TableSlot {
     /// Whether the address has a cap, and already had many silent connections when this connection
     /// was accepted.
     pub(crate) fn is_among_silent(&self) -> bool {
@@ -134,7 +138,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for TableSlot {
     fn drop(&mut self) {
         let mut entries = self.table.entries();
         entries.open.remove(&self.number);
@@ -187,11 +191,11 @@ mod tests {
     #[tokio::test]
     async fn an_address_has_a_quarter_of_the_port_and_loopback_all_of_it() {
         let table = table(8);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let held: Vec<_> = (0..2).map(|_| table.take(ip(STRANGER), &watched).unwrap()).collect();
-        assert_eq!(table.take(ip(STRANGER), &watched).unwrap_err(), Refused::AddressFull);
+        assert_eq!(table.take(ip(STRANGER), &watched).unwrap_err(), SlotRefusal::AddressFull);
         let local: Vec<_> = (0..6).map(|_| table.take(ip("127.0.0.1"), &watched).unwrap()).collect();
-        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), Refused::PortFull);
+        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), SlotRefusal::PortFull);
         drop((held, local));
         assert!(table.take(ip(STRANGER), &watched).is_ok());
         assert!(table.entries().by_address.is_empty() && table.entries().open.is_empty());
@@ -200,19 +204,19 @@ mod tests {
     #[tokio::test]
     async fn addresses_of_one_ipv6_network_count_together() {
         let table = table(4);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let _held = table.take(ip("2001:db8::1"), &watched).unwrap();
-        assert_eq!(table.take(ip("2001:db8::2"), &watched).unwrap_err(), Refused::AddressFull);
+        assert_eq!(table.take(ip("2001:db8::2"), &watched).unwrap_err(), SlotRefusal::AddressFull);
         assert!(table.take(ip("2001:db8:0:1::2"), &watched).is_ok());
     }
 
     #[tokio::test]
     async fn a_new_connection_is_among_silent_when_its_address_has_many_silent_ones() {
         let table = table(1024);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let mut silent: Vec<_> =
             (0..SILENT_MAX).map(|_| table.take(ip(STRANGER), &watched).unwrap()).collect();
-        assert!(!silent.iter().any(Slot::is_among_silent));
+        assert!(!silent.iter().any(TableSlot::is_among_silent));
         assert!(table.take(ip(STRANGER), &watched).unwrap().is_among_silent());
         assert!(!table.take(ip("192.0.2.2"), &watched).unwrap().is_among_silent());
         silent[0].open();
@@ -225,19 +229,19 @@ mod tests {
     #[tokio::test]
     async fn connections_of_loopback_are_never_among_silent() {
         let table = table(1024);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let silent: Vec<_> =
             (0..=SILENT_MAX).map(|_| table.take(ip("127.0.0.1"), &watched).unwrap()).collect();
-        assert!(!silent.iter().any(Slot::is_among_silent));
+        assert!(!silent.iter().any(TableSlot::is_among_silent));
     }
 
     #[tokio::test]
     async fn a_configured_cap_applies_to_loopback_too() {
         let limits = PortLimits { address_max: Some(1), ..PortLimits::new(8) };
         let table = ConnectionTable::new(limits);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let _held = table.take(ip("127.0.0.1"), &watched).unwrap();
-        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), Refused::AddressFull);
+        assert_eq!(table.take(ip("127.0.0.1"), &watched).unwrap_err(), SlotRefusal::AddressFull);
         assert!(table.take(ip("127.0.0.2"), &watched).is_ok());
     }
 
@@ -246,7 +250,7 @@ mod tests {
         let table = table(32);
         let mut slots = Vec::new();
         let mut open = |asked: bool, busy: bool| {
-            let watched = Watched::new();
+            let watched = ConnectionState::new();
             slots.push(table.take(ip("127.0.0.1"), &watched).unwrap());
             let request = (asked || busy).then(|| watched.begin_request());
             (watched, request.filter(|_| busy))
@@ -266,7 +270,7 @@ mod tests {
     #[tokio::test]
     async fn busy_connections_are_not_displaced() {
         let table = table(1);
-        let watched = Watched::new();
+        let watched = ConnectionState::new();
         let _slot = table.take(ip("127.0.0.1"), &watched).unwrap();
         let _request = watched.begin_request();
         assert_eq!(table.displace(), 0);

@@ -11,7 +11,9 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millrace_transport::{ArrivingMessages, PortLimits, ServerConfig, Serving, listen, serve, serve_service};
+use millrace_transport::{
+    ArrivingMessages, PortLimits, ServedPort, ServerConfig, listen, serve, serve_service,
+};
 use rustix::process::getpriority_process;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -29,7 +31,7 @@ struct Port {
     release: watch::Sender<bool>,
     /// Number of requests to `/hold` that have begun.
     held: watch::Receiver<usize>,
-    _serving: Serving,
+    _serving: ServedPort,
 }
 
 fn patient() -> ServerConfig {

@@ -68,7 +68,7 @@ impl fmt::Display for DataId {
 
 /// The kind of memory on a node in which a model is resident.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Tier {
+pub enum MemoryTier {
     /// Pinned host memory.
     Host,
     /// The memory of this GPU.
@@ -77,21 +77,21 @@ pub enum Tier {
 
 /// A copy of a model on a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(from = "(Digest, Tier)", into = "(Digest, Tier)")]
+#[serde(from = "(Digest, MemoryTier)", into = "(Digest, MemoryTier)")]
 pub struct ModelCopy {
     /// The digest of the model file.
     pub digest: Digest,
     /// The memory that holds the copy.
-    pub tier: Tier,
+    pub tier: MemoryTier,
 }
 
-impl From<(Digest, Tier)> for ModelCopy {
-    fn from((digest, tier): (Digest, Tier)) -> Self {
+impl From<(Digest, MemoryTier)> for ModelCopy {
+    fn from((digest, tier): (Digest, MemoryTier)) -> Self {
         Self { digest, tier }
     }
 }
 
-impl From<ModelCopy> for (Digest, Tier) {
+impl From<ModelCopy> for (Digest, MemoryTier) {
     fn from(copy: ModelCopy) -> Self {
         (copy.digest, copy.tier)
     }
@@ -136,12 +136,12 @@ pub enum SyncPart {
     Delta,
     /// A portion of the complete state. When the last portion has arrived, items that no portion
     /// named are gone.
-    Full(Portion),
+    Full(SyncPortion),
 }
 
 /// The position of a batch in a full sync.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Portion {
+pub enum SyncPortion {
     /// The batch is the whole full sync.
     Only,
     /// The batch begins a full sync. A full sync that was under way is abandoned.

@@ -100,7 +100,7 @@ pub struct Alpha(u32);
 /// The error for a share above one; holds the rejected share in millionths.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("alpha is {0} millionths: a share is at most 1,000,000")]
-pub struct AlphaError(pub u32);
+pub struct PrioritisedShareError(pub u32);
 
 impl Alpha {
     /// The whole request count is prioritised.
@@ -109,9 +109,9 @@ impl Alpha {
     /// Creates a share from millionths.
     ///
     /// # Errors
-    /// [`AlphaError`] if the share is above one.
-    pub const fn from_ppm(ppm: u32) -> Result<Self, AlphaError> {
-        if ppm <= Self::ONE.0 { Ok(Self(ppm)) } else { Err(AlphaError(ppm)) }
+    /// [`PrioritisedShareError`] if the share is above one.
+    pub const fn from_ppm(ppm: u32) -> Result<Self, PrioritisedShareError> {
+        if ppm <= Self::ONE.0 { Ok(Self(ppm)) } else { Err(PrioritisedShareError(ppm)) }
     }
 
     /// Returns the share in millionths.
@@ -128,8 +128,8 @@ impl Default for Alpha {
 }
 
 impl TryFrom<u32> for Alpha {
-    type Error = AlphaError;
-    fn try_from(ppm: u32) -> Result<Self, AlphaError> {
+    type Error = PrioritisedShareError;
+    fn try_from(ppm: u32) -> Result<Self, PrioritisedShareError> {
         Self::from_ppm(ppm)
     }
 }
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn an_alpha_above_one_is_refused() {
         assert_eq!(Alpha::from_ppm(1_000_000), Ok(Alpha::ONE));
-        assert_eq!(Alpha::from_ppm(1_000_001), Err(AlphaError(1_000_001)));
+        assert_eq!(Alpha::from_ppm(1_000_001), Err(PrioritisedShareError(1_000_001)));
         assert!(serde_saphyr::from_str::<Alpha>("1000001").is_err());
     }
 }

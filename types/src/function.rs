@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::FunctionKey;
 use crate::limits::{LABEL_LEN_MAX, LABELS_MAX};
-use crate::sequences::{Sequences, SequencesError};
-use crate::serving::{Residency, Serving, ServingError};
+use crate::sequences::{SequenceSpec, SequenceSpecError};
+use crate::serving::{ResidencyOptions, SchedulingOptions, SchedulingOptionsError};
 use crate::units::Bytes;
 
 /// The timeout of a request that sets none (DESIGN §1).
@@ -76,7 +76,7 @@ pub struct Slo {
 
 /// The resources that a function needs on a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Resources {
+pub struct ResourceRequest {
     /// GPU memory reserved for a run: weights and activations. With `None`, the size of the model's
     /// weights decides.
     pub gpu_memory: Option<Bytes>,
@@ -97,7 +97,7 @@ pub struct FunctionSpec {
     /// The timeout of requests that set none of their own.
     pub timeout: Duration,
     /// The resources that the function needs on a node.
-    pub resources: Resources,
+    pub resources: ResourceRequest,
     /// Whether a request may safely run twice. If so, the worker may run a request again after the
     /// executor of its first run died (DESIGN §6).
     pub idempotent: bool,
@@ -107,7 +107,7 @@ pub struct FunctionSpec {
     pub replicas: u32,
     /// Scheduling options of the function on a node.
     #[serde(default)]
-    pub serving: Serving,
+    pub serving: SchedulingOptions,
     /// The number of processes of the program that each node runs at once; 1 for a model, which has
     /// no process.
     #[serde(default = "default_processes")]
@@ -115,7 +115,7 @@ pub struct FunctionSpec {
     /// The model's state that is carried from a request to the next; `None` for a function without
     /// state.
     #[serde(default)]
-    pub sequences: Option<Sequences>,
+    pub sequences: Option<SequenceSpec>,
 }
 
 /// Returns the replica count of specs that were stored without one.
@@ -178,10 +178,10 @@ pub enum SpecError {
     },
     /// A scheduling option is refused.
     #[error(transparent)]
-    Serving(#[from] ServingError),
+    Serving(#[from] SchedulingOptionsError),
     /// The declaration of state is refused.
     #[error(transparent)]
-    Sequences(#[from] SequencesError),
+    Sequences(#[from] SequenceSpecError),
 }
 
 /// Checks the number of labels and their lengths.
@@ -192,13 +192,13 @@ fn validate_labels(labels: &BTreeMap<String, String>) -> Result<(), SpecError> {
     let is_bad =
         |key: &str, value: &str| !(1..=LABEL_LEN_MAX).contains(&key.len()) || value.len() > LABEL_LEN_MAX;
     match labels.iter().find(|(key, value)| is_bad(key, value)) {
-        Some((key, _)) => Err(SpecError::Label { key: beginning(key) }),
+        Some((key, _)) => Err(SpecError::Label { key: name_prefix(key) }),
         None => Ok(()),
     }
 }
 
 /// Returns the first 32 characters of a name that may be too long for a message.
-pub(crate) fn beginning(name: &str) -> String {
+pub(crate) fn name_prefix(name: &str) -> String {
     name.chars().take(32).collect()
 }
 
@@ -212,10 +212,10 @@ impl FunctionSpec {
             runtime: Runtime::Onnx,
             slo: None,
             timeout: DEFAULT_TIMEOUT,
-            resources: Resources::default(),
+            resources: ResourceRequest::default(),
             idempotent: true,
             replicas: DEFAULT_REPLICAS,
-            serving: Serving::default(),
+            serving: SchedulingOptions::default(),
             processes: DEFAULT_PROCESSES,
             sequences: None,
         }
@@ -250,7 +250,7 @@ impl FunctionSpec {
             Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 4],
             Runtime::Process => [
                 ("resources.gpuMemory", self.resources.gpu_memory.is_some()),
-                ("residency", self.serving.residency != Residency::default()),
+                ("residency", self.serving.residency != ResidencyOptions::default()),
                 ("batching", self.serving.batching.is_some()),
                 ("sequences", self.sequences.is_some()),
             ],
@@ -342,7 +342,7 @@ mod tests {
     fn a_zero_timeout_and_zero_memory_are_refused() {
         let zero_timeout = FunctionSpec { timeout: Duration::ZERO, ..spec() };
         assert_eq!(zero_timeout.validate(), Err(SpecError::ZeroTimeout));
-        let resources = Resources { gpu_memory: Some(Bytes::ZERO) };
+        let resources = ResourceRequest { gpu_memory: Some(Bytes::ZERO) };
         assert_eq!(FunctionSpec { resources, ..spec() }.validate(), Err(SpecError::ZeroMemory));
     }
 
@@ -366,7 +366,7 @@ mod tests {
         for number in [0, PROCESSES_MAX + 1] {
             assert_eq!(check(number), Err(SpecError::Processes(number)));
         }
-        let resources = Resources { gpu_memory: Some(Bytes::mib(1)) };
+        let resources = ResourceRequest { gpu_memory: Some(Bytes::mib(1)) };
         let memory = FunctionSpec { resources, ..program.clone() }.validate();
         let refused = |field, of| Err(SpecError::Runtime { field, of });
         assert_eq!(memory, refused("resources.gpuMemory", Runtime::Onnx));

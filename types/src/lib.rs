@@ -44,10 +44,10 @@ pub mod units;
 pub mod usage;
 pub mod workflow;
 
-pub use checkpoint::{DataId, ModelCopy, NodeDelta, Portion, SyncBatch, SyncPart, Tier};
+pub use checkpoint::{DataId, MemoryTier, ModelCopy, NodeDelta, SyncBatch, SyncPart, SyncPortion};
 pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;
-pub use function::{FunctionSpec, Resources, Runtime, Slo};
+pub use function::{FunctionSpec, ResourceRequest, Runtime, Slo};
 pub use ids::{
     ClusterId, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, NodeName, RequestId,
     Revision, RevisionKey, TenantName,
@@ -55,10 +55,10 @@ pub use ids::{
 pub use node::NodeState;
 pub use policy::PolicySpec;
 pub use reason::{Failure, Reason};
-pub use sequences::{InSequence, SequenceId, Sequences};
-pub use serving::{Batching, Priority, Residency, Serving};
-pub use tenancy::{Quota, Share};
-pub use tensor::{DataType, Dim, Given, InputError, TensorSpec, check_inputs};
+pub use sequences::{InSequence, SequenceId, SequenceSpec};
+pub use serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
+pub use tenancy::{Quota, ResourceShare};
+pub use tensor::{DataType, Dim, InputError, RequestInput, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};
 pub use usage::Usage;
 pub use workflow::WorkflowSpec;

@@ -8,20 +8,20 @@
 
 /// A row of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limit {
+pub struct StateLimit {
     /// The name of the constant, which refusals mention.
     pub name: &'static str,
     /// The value, in `unit`.
     pub value: usize,
     /// The unit of the value.
-    pub unit: Unit,
+    pub unit: LimitUnit,
     /// The bounded quantity, in words.
     pub bounded: &'static str,
 }
 
-/// The unit of a [`Limit`].
+/// The unit of a [`StateLimit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum LimitUnit {
     /// A number of items.
     Items,
     /// A number of bytes: of UTF-8 for text, of the snapshot encoding for records.
@@ -33,8 +33,8 @@ macro_rules! limits {
         $(#[doc = $bounded] pub const $name: usize = $value;)*
 
         /// All limits, in the order of the documentation.
-        pub const ALL: &[Limit] = &[
-            $(Limit { name: stringify!($name), value: $name, unit: Unit::$unit, bounded: $bounded },)*
+        pub const ALL: &[StateLimit] = &[
+            $(StateLimit { name: stringify!($name), value: $name, unit: LimitUnit::$unit, bounded: $bounded },)*
         ];
     };
 }
@@ -92,7 +92,7 @@ const _: () = assert!(
 /// Returns the longest prefix of a text that has at most `bytes_max` bytes and ends at a character
 /// boundary.
 #[must_use]
-pub fn beginning(text: &str, bytes_max: usize) -> &str {
+pub fn text_prefix(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }
 
@@ -102,18 +102,18 @@ mod tests {
 
     use super::*;
 
-    fn shown(limit: &Limit) -> String {
-        let Limit { value, unit, .. } = *limit;
+    fn shown(limit: &StateLimit) -> String {
+        let StateLimit { value, unit, .. } = *limit;
         match unit {
-            Unit::Items => {
+            LimitUnit::Items => {
                 let digits = value.to_string();
                 let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().collect();
                 groups.iter().map(|group| String::from_utf8_lossy(group)).collect::<Vec<_>>().join(",")
             }
-            Unit::Bytes if value.is_multiple_of(1 << 30) => format!("{} GiB", value >> 30),
-            Unit::Bytes if value.is_multiple_of(1 << 20) => format!("{} MiB", value >> 20),
-            Unit::Bytes if value.is_multiple_of(1 << 10) => format!("{} KiB", value >> 10),
-            Unit::Bytes => format!("{value} B"),
+            LimitUnit::Bytes if value.is_multiple_of(1 << 30) => format!("{} GiB", value >> 30),
+            LimitUnit::Bytes if value.is_multiple_of(1 << 20) => format!("{} MiB", value >> 20),
+            LimitUnit::Bytes if value.is_multiple_of(1 << 10) => format!("{} KiB", value >> 10),
+            LimitUnit::Bytes => format!("{value} B"),
         }
     }
 
@@ -129,6 +129,6 @@ mod tests {
 
     #[test]
     fn a_cut_text_ends_with_a_whole_character() {
-        assert_eq!((beginning("äbc", 4), beginning("äbc", 3), beginning("äbc", 1)), ("äbc", "äb", ""));
+        assert_eq!((text_prefix("äbc", 4), text_prefix("äbc", 3), text_prefix("äbc", 1)), ("äbc", "äb", ""));
     }
 }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::limits::beginning;
+use crate::limits::text_prefix;
 
 /// The domain of every [`Reason`] in a gRPC `ErrorInfo`.
 pub const DOMAIN: &str = "millrace.dev";
@@ -183,7 +183,7 @@ impl Failure {
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         let mut message = message.into();
         if message.len() > FAILURE_MESSAGE_BYTES_MAX {
-            message = beginning(&message, FAILURE_MESSAGE_BYTES_MAX).to_owned();
+            message = text_prefix(&message, FAILURE_MESSAGE_BYTES_MAX).to_owned();
         }
         Self { reason, message, retryable: reason.retryable(), may_have_executed: false }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::limits::STATES_MAX;
 use crate::tensor::{DataType, Dim, TensorSpec, element_count, shape_text};
-use crate::workflow::{Ports, Signature};
+use crate::workflow::{Signature, SignatureRef};
 
 /// The default number of sequences that a worker keeps for a function.
 pub const SEQUENCES_DEFAULT: u32 = 64;
@@ -26,7 +26,7 @@ pub const SEQUENCE_NAME_MAX: usize = 128;
 
 /// The sequence state of a function.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Sequences {
+pub struct SequenceSpec {
     /// The outputs of the model that become inputs of the sequence's next request.
     pub state: Vec<StatePair>,
     /// The time without a request after which a sequence ends.
@@ -58,7 +58,7 @@ pub struct StateTensor {
 
 /// The fault of a sequence declaration, found without looking at the model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SequencesError {
+pub enum SequenceSpecError {
     /// There is no state tensor, or there are more than [`STATES_MAX`].
     #[error(
         "sequences.state has {0} tensors: name 1 to {STATES_MAX}, or leave sequences out for a function without state"
@@ -87,7 +87,7 @@ pub enum SequencesError {
 
 /// The fault of a state declaration that the model cannot satisfy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum StateError {
+pub enum StateTensorError {
     /// The model has no such input or output.
     #[error("sequences.state names the {which} {name:?}, which the model does not have: the model has {}", known.join(", "))]
     Unknown {
@@ -128,56 +128,56 @@ pub enum StateError {
     },
 }
 
-impl Sequences {
+impl SequenceSpec {
     /// Checks every field against its range, and the fields of the function that exclude sequences.
     ///
     /// # Errors
-    /// The first [`SequencesError`] found.
-    pub fn validate(&self, replicas: u32, batched: bool) -> Result<(), SequencesError> {
+    /// The first [`SequenceSpecError`] found.
+    pub fn validate(&self, replicas: u32, batched: bool) -> Result<(), SequenceSpecError> {
         if !(1..=STATES_MAX).contains(&self.state.len()) {
-            return Err(SequencesError::States(self.state.len()));
+            return Err(SequenceSpecError::States(self.state.len()));
         }
         for (place, pair) in self.state.iter().enumerate() {
             let before = &self.state[..place];
             if before.iter().any(|it| it.input == pair.input) {
-                return Err(SequencesError::Twice(pair.input.clone()));
+                return Err(SequenceSpecError::Twice(pair.input.clone()));
             }
             if before.iter().any(|it| it.output == pair.output) {
-                return Err(SequencesError::Twice(pair.output.clone()));
+                return Err(SequenceSpecError::Twice(pair.output.clone()));
             }
         }
         if self.idle.is_zero() || self.idle > IDLE_MAX {
-            return Err(SequencesError::Idle(self.idle));
+            return Err(SequenceSpecError::Idle(self.idle));
         }
         if !(1..=SEQUENCES_MAX).contains(&self.max) {
-            return Err(SequencesError::Max(self.max));
+            return Err(SequenceSpecError::Max(self.max));
         }
         if replicas != 1 {
-            return Err(SequencesError::Replicas(replicas));
+            return Err(SequenceSpecError::Replicas(replicas));
         }
-        if batched { Err(SequencesError::Batched) } else { Ok(()) }
+        if batched { Err(SequenceSpecError::Batched) } else { Ok(()) }
     }
 
     /// Returns the state tensors as a model declares them, in the order of `state`.
     ///
     /// # Errors
-    /// The first [`StateError`] found.
-    pub fn states(&self, model: Ports<'_>) -> Result<Vec<StateTensor>, StateError> {
+    /// The first [`StateTensorError`] found.
+    pub fn states(&self, model: SignatureRef<'_>) -> Result<Vec<StateTensor>, StateTensorError> {
         self.state.iter().map(|pair| state(pair, model)).collect()
     }
 
     /// Returns the inputs and outputs of a model that clients see: all but the state.
     #[must_use]
-    pub fn shown(&self, model: Ports<'_>) -> Signature {
+    pub fn shown(&self, model: SignatureRef<'_>) -> Signature {
         let inputs = model.inputs.iter().filter(|it| self.state.iter().all(|pair| pair.input != it.name));
         let outputs = model.outputs.iter().filter(|it| self.state.iter().all(|pair| pair.output != it.name));
         Signature { inputs: inputs.cloned().collect(), outputs: outputs.cloned().collect() }
     }
 }
 
-fn state(pair: &StatePair, model: Ports<'_>) -> Result<StateTensor, StateError> {
+fn state(pair: &StatePair, model: SignatureRef<'_>) -> Result<StateTensor, StateTensorError> {
     let find = |which, name: &str, specs: &[TensorSpec]| {
-        specs.iter().find(|spec| spec.name == name).cloned().ok_or_else(|| StateError::Unknown {
+        specs.iter().find(|spec| spec.name == name).cloned().ok_or_else(|| StateTensorError::Unknown {
             which,
             name: name.to_owned(),
             known: specs.iter().map(|spec| format!("{:?}", spec.name)).collect(),
@@ -189,10 +189,10 @@ fn state(pair: &StatePair, model: Ports<'_>) -> Result<StateTensor, StateError> 
     let elements = if fixed { element_count(&input.wire_shape()) } else { None };
     let Some(bytes) = elements.zip(input.datatype.size()).and_then(|(n, size)| n.checked_mul(size)) else {
         let TensorSpec { name: input, datatype, shape } = input;
-        return Err(StateError::Free { input, datatype, shape });
+        return Err(StateTensorError::Free { input, datatype, shape });
     };
     if (input.datatype, &input.shape) != (output.datatype, &output.shape) {
-        return Err(StateError::Differs {
+        return Err(StateTensorError::Differs {
             output: output.name,
             gives: (output.datatype, output.shape),
             input: input.name,
@@ -224,17 +224,21 @@ impl fmt::Display for SequenceId {
 /// The error for a text that is not a sequence id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a sequence id is a number from 1, or a text of 1 to {SEQUENCE_NAME_MAX} bytes")]
-pub struct NoSequenceId;
+pub struct ParseSequenceIdError;
 
 /// Parses the form that people write: a text of digits alone is a number.
 impl FromStr for SequenceId {
-    type Err = NoSequenceId;
+    type Err = ParseSequenceIdError;
 
-    fn from_str(text: &str) -> Result<Self, NoSequenceId> {
+    fn from_str(text: &str) -> Result<Self, ParseSequenceIdError> {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return text.parse().map(Self::Number).map_err(|_| NoSequenceId);
+            return text.parse().map(Self::Number).map_err(|_| ParseSequenceIdError);
         }
-        if text.len() > SEQUENCE_NAME_MAX { Err(NoSequenceId) } else { Ok(Self::Name(text.to_owned())) }
+        if text.len() > SEQUENCE_NAME_MAX {
+            Err(ParseSequenceIdError)
+        } else {
+            Ok(Self::Name(text.to_owned()))
+        }
     }
 }
 
@@ -254,10 +258,10 @@ pub struct InSequence {
 mod tests {
     use super::*;
 
-    fn sequences() -> Sequences {
+    fn sequences() -> SequenceSpec {
         let pair = |input: &str, output: &str| StatePair { input: input.into(), output: output.into() };
         let state = vec![pair("h_in", "h_out"), pair("c_in", "c_out")];
-        Sequences { state, idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT }
+        SequenceSpec { state, idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT }
     }
 
     fn tensor(name: &str, datatype: DataType, shape: &[Dim]) -> TensorSpec {
@@ -299,7 +303,7 @@ mod tests {
         assert_eq!("7a".parse(), Ok(SequenceId::Name("7a".into())));
         let long = "s".repeat(SEQUENCE_NAME_MAX + 1);
         for none in ["", "0", "99999999999999999999", long.as_str()] {
-            assert_eq!(none.parse::<SequenceId>(), Err(NoSequenceId), "{none}");
+            assert_eq!(none.parse::<SequenceId>(), Err(ParseSequenceIdError), "{none}");
         }
     }
 
@@ -325,23 +329,26 @@ mod tests {
 
     #[test]
     fn bad_sequence_settings_are_refused() {
-        let check = |change: fn(&mut Sequences)| {
+        let check = |change: fn(&mut SequenceSpec)| {
             let mut sequences = sequences();
             change(&mut sequences);
             sequences.validate(1, false)
         };
         assert_eq!(check(|_| {}), Ok(()));
-        assert_eq!(check(|it| it.state.clear()), Err(SequencesError::States(0)));
-        assert_eq!(check(|it| it.state[1].input = "h_in".into()), Err(SequencesError::Twice("h_in".into())));
+        assert_eq!(check(|it| it.state.clear()), Err(SequenceSpecError::States(0)));
+        assert_eq!(
+            check(|it| it.state[1].input = "h_in".into()),
+            Err(SequenceSpecError::Twice("h_in".into()))
+        );
         assert_eq!(
             check(|it| it.state[1].output = "h_out".into()),
-            Err(SequencesError::Twice("h_out".into()))
+            Err(SequenceSpecError::Twice("h_out".into()))
         );
-        assert_eq!(check(|it| it.idle = Duration::ZERO), Err(SequencesError::Idle(Duration::ZERO)));
-        assert_eq!(check(|it| it.idle = IDLE_MAX * 2), Err(SequencesError::Idle(IDLE_MAX * 2)));
-        assert_eq!(check(|it| it.max = 0), Err(SequencesError::Max(0)));
-        assert_eq!(check(|it| it.max = SEQUENCES_MAX + 1), Err(SequencesError::Max(SEQUENCES_MAX + 1)));
-        assert_eq!(sequences().validate(2, false), Err(SequencesError::Replicas(2)));
-        assert_eq!(sequences().validate(1, true), Err(SequencesError::Batched));
+        assert_eq!(check(|it| it.idle = Duration::ZERO), Err(SequenceSpecError::Idle(Duration::ZERO)));
+        assert_eq!(check(|it| it.idle = IDLE_MAX * 2), Err(SequenceSpecError::Idle(IDLE_MAX * 2)));
+        assert_eq!(check(|it| it.max = 0), Err(SequenceSpecError::Max(0)));
+        assert_eq!(check(|it| it.max = SEQUENCES_MAX + 1), Err(SequenceSpecError::Max(SEQUENCES_MAX + 1)));
+        assert_eq!(sequences().validate(2, false), Err(SequenceSpecError::Replicas(2)));
+        assert_eq!(sequences().validate(1, true), Err(SequenceSpecError::Batched));
     }
 }

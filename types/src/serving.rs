@@ -18,16 +18,16 @@ pub const EVICT_AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// The scheduling options of a function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Serving {
+pub struct SchedulingOptions {
     /// The priority of the function's requests.
     #[serde(default)]
     pub priority: Priority,
     /// The rules for copies of the model on GPUs.
     #[serde(default)]
-    pub residency: Residency,
+    pub residency: ResidencyOptions,
     /// The batching of the function's requests; with `None`, each request runs alone.
     #[serde(default)]
-    pub batching: Option<Batching>,
+    pub batching: Option<BatchingOptions>,
 }
 
 /// The priority of requests: 1 before 2, up to [`Priority::LAST`]. A request of a higher priority
@@ -82,7 +82,7 @@ impl fmt::Display for Priority {
 /// The rules for copies of a model on the GPUs of each node that has the model. If functions share
 /// a model, the strongest of their rules applies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Residency {
+pub struct ResidencyOptions {
     /// Whether the copies are pinned: evicted only if evicting all other models on the GPU does not
     /// free enough memory.
     #[serde(default)]
@@ -98,7 +98,7 @@ pub struct Residency {
     pub evict_after: Option<Duration>,
 }
 
-impl Residency {
+impl ResidencyOptions {
     /// Returns the rules for a model that two functions share.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
@@ -114,7 +114,7 @@ impl Residency {
 /// most in the first dimension and they ask for the same outputs. Arriving requests join a waiting
 /// batch until the batch is assigned to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Batching {
+pub struct BatchingOptions {
     /// Maximum number of rows (the sum of the first dimensions) in a run.
     pub max_size: u32,
     /// The longest time that a request waits for others while earlier requests of the function are
@@ -124,7 +124,7 @@ pub struct Batching {
 
 /// The fault of refused scheduling options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum ServingError {
+pub enum SchedulingOptionsError {
     /// The batch size is below 2 or exceeds [`BATCH_SIZE_MAX`].
     #[error(
         "batching.maxSize is {0}: write a number from 2 to {BATCH_SIZE_MAX}, or leave batching out to run each request alone"
@@ -149,32 +149,32 @@ pub enum ServingError {
     PinnedAndEvicted,
 }
 
-impl Serving {
+impl SchedulingOptions {
     /// Checks every field against its range. `idempotent` is the function's own setting.
     ///
     /// # Errors
-    /// The first [`ServingError`] found.
-    pub fn validate(&self, idempotent: bool) -> Result<(), ServingError> {
-        if let Some(Batching { max_size, max_wait }) = self.batching {
+    /// The first [`SchedulingOptionsError`] found.
+    pub fn validate(&self, idempotent: bool) -> Result<(), SchedulingOptionsError> {
+        if let Some(BatchingOptions { max_size, max_wait }) = self.batching {
             if !(2..=BATCH_SIZE_MAX).contains(&max_size) {
-                return Err(ServingError::BatchSize(max_size));
+                return Err(SchedulingOptionsError::BatchSize(max_size));
             }
             if max_wait > BATCH_WAIT_MAX {
-                return Err(ServingError::BatchWait(max_wait));
+                return Err(SchedulingOptionsError::BatchWait(max_wait));
             }
             if !idempotent {
-                return Err(ServingError::BatchedOnce);
+                return Err(SchedulingOptionsError::BatchedOnce);
             }
         }
-        let Residency { pin, min_warm, evict_after } = self.residency;
+        let ResidencyOptions { pin, min_warm, evict_after } = self.residency;
         if min_warm > MIN_WARM_MAX {
-            return Err(ServingError::MinWarm(min_warm));
+            return Err(SchedulingOptionsError::MinWarm(min_warm));
         }
         if let Some(after) = evict_after.filter(|after| after.is_zero() || *after > EVICT_AFTER_MAX) {
-            return Err(ServingError::EvictAfter(after));
+            return Err(SchedulingOptionsError::EvictAfter(after));
         }
         if pin && evict_after.is_some() {
-            return Err(ServingError::PinnedAndEvicted);
+            return Err(SchedulingOptionsError::PinnedAndEvicted);
         }
         Ok(())
     }
@@ -195,33 +195,44 @@ mod tests {
 
     #[test]
     fn bad_scheduling_options_are_refused() {
-        let check = |residency| Serving { residency, ..Serving::default() }.validate(true);
-        let residency = Residency::default();
-        let batching = |max_size, max_wait| Some(Batching { max_size, max_wait });
+        let check =
+            |residency| SchedulingOptions { residency, ..SchedulingOptions::default() }.validate(true);
+        let residency = ResidencyOptions::default();
+        let batching = |max_size, max_wait| Some(BatchingOptions { max_size, max_wait });
         assert_eq!(check(residency), Ok(()));
-        let good = Serving { batching: batching(8, BATCH_WAIT_MAX), ..Serving::default() };
-        assert_eq!((good.validate(true), good.validate(false)), (Ok(()), Err(ServingError::BatchedOnce)));
+        let good =
+            SchedulingOptions { batching: batching(8, BATCH_WAIT_MAX), ..SchedulingOptions::default() };
+        assert_eq!(
+            (good.validate(true), good.validate(false)),
+            (Ok(()), Err(SchedulingOptionsError::BatchedOnce))
+        );
         for size in [0, 1, BATCH_SIZE_MAX + 1] {
-            let bad = Serving { batching: batching(size, Duration::ZERO), ..Serving::default() };
-            assert_eq!(bad.validate(true), Err(ServingError::BatchSize(size)));
+            let bad = SchedulingOptions {
+                batching: batching(size, Duration::ZERO),
+                ..SchedulingOptions::default()
+            };
+            assert_eq!(bad.validate(true), Err(SchedulingOptionsError::BatchSize(size)));
         }
         let long = BATCH_WAIT_MAX * 2;
-        let bad = Serving { batching: batching(2, long), ..Serving::default() };
-        assert_eq!(bad.validate(true), Err(ServingError::BatchWait(long)));
-        assert_eq!(check(Residency { min_warm: 65, ..residency }), Err(ServingError::MinWarm(65)));
+        let bad = SchedulingOptions { batching: batching(2, long), ..SchedulingOptions::default() };
+        assert_eq!(bad.validate(true), Err(SchedulingOptionsError::BatchWait(long)));
+        assert_eq!(
+            check(ResidencyOptions { min_warm: 65, ..residency }),
+            Err(SchedulingOptionsError::MinWarm(65))
+        );
         for after in [Duration::ZERO, EVICT_AFTER_MAX * 2] {
-            let bad = Residency { evict_after: Some(after), ..residency };
-            assert_eq!(check(bad), Err(ServingError::EvictAfter(after)));
+            let bad = ResidencyOptions { evict_after: Some(after), ..residency };
+            assert_eq!(check(bad), Err(SchedulingOptionsError::EvictAfter(after)));
         }
-        let both = Residency { pin: true, evict_after: Some(BATCH_WAIT_MAX), ..residency };
-        assert_eq!(check(both), Err(ServingError::PinnedAndEvicted));
+        let both = ResidencyOptions { pin: true, evict_after: Some(BATCH_WAIT_MAX), ..residency };
+        assert_eq!(check(both), Err(SchedulingOptionsError::PinnedAndEvicted));
     }
 
     #[test]
     fn functions_that_share_a_model_get_the_strongest_residency() {
-        let one = Residency { pin: false, min_warm: 2, evict_after: Some(BATCH_WAIT_MAX) };
-        let other = Residency { pin: true, min_warm: 1, evict_after: None };
-        assert_eq!(one.most(other), Residency { pin: true, min_warm: 2, evict_after: None });
+        let one = ResidencyOptions { pin: false, min_warm: 2, evict_after: Some(BATCH_WAIT_MAX) };
+        let other = ResidencyOptions { pin: true, min_warm: 1, evict_after: None };
+        assert_eq!(one.most(other), ResidencyOptions { pin: true, min_warm: 2, evict_after: None });
         assert_eq!(one.most(one), one);
     }
 }

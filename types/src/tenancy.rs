@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 /// replicas agree on the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
-pub struct Share(NonZeroU32);
+pub struct ResourceShare(NonZeroU32);
 
 /// The error for a share that is zero or above one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a share is above 0 and at most 1, such as 0.5")]
 pub struct ShareError;
 
-impl Share {
+impl ResourceShare {
     /// The whole.
     pub const ALL: Self = Self(NonZeroU32::new(1_000_000).expect("a million is not zero"));
 
@@ -64,26 +64,26 @@ impl Share {
     }
 }
 
-impl TryFrom<u32> for Share {
+impl TryFrom<u32> for ResourceShare {
     type Error = ShareError;
     fn try_from(ppm: u32) -> Result<Self, ShareError> {
         Self::from_ppm(ppm)
     }
 }
 
-impl From<Share> for u32 {
-    fn from(share: Share) -> Self {
+impl From<ResourceShare> for u32 {
+    fn from(share: ResourceShare) -> Self {
         share.ppm()
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for ResourceShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.fraction())
     }
 }
 
-impl FromStr for Share {
+impl FromStr for ResourceShare {
     type Err = ShareError;
     fn from_str(text: &str) -> Result<Self, ShareError> {
         Self::from_fraction(text.parse().map_err(|_| ShareError)?)
@@ -101,10 +101,10 @@ pub struct Quota {
     /// share only on GPUs that tenants within their shares neither wait for nor needed in the last
     /// seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpu_share: Option<Share>,
+    pub gpu_share: Option<ResourceShare>,
     /// Share of the GPUs' memory for the models of the tenant's running requests. Never exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_share: Option<Share>,
+    pub memory_share: Option<ResourceShare>,
 }
 
 impl Quota {
@@ -125,15 +125,18 @@ mod tests {
 
     #[test]
     fn a_share_of_zero_or_above_one_is_refused() {
-        assert_eq!(Share::from_ppm(0), Err(ShareError));
-        assert_eq!(Share::from_ppm(1_000_001), Err(ShareError));
-        let half = Share::from_ppm(500_000).unwrap();
-        assert_eq!((half.of(7), half.of(u64::MAX), Share::ALL.of(u64::MAX)), (3, u64::MAX / 2, u64::MAX));
-        assert_eq!(("0.5".parse(), "1".parse()), (Ok(half), Ok(Share::ALL)));
-        assert_eq!("0.0000001".parse::<Share>().map(Share::ppm), Ok(1));
+        assert_eq!(ResourceShare::from_ppm(0), Err(ShareError));
+        assert_eq!(ResourceShare::from_ppm(1_000_001), Err(ShareError));
+        let half = ResourceShare::from_ppm(500_000).unwrap();
+        assert_eq!(
+            (half.of(7), half.of(u64::MAX), ResourceShare::ALL.of(u64::MAX)),
+            (3, u64::MAX / 2, u64::MAX)
+        );
+        assert_eq!(("0.5".parse(), "1".parse()), (Ok(half), Ok(ResourceShare::ALL)));
+        assert_eq!("0.0000001".parse::<ResourceShare>().map(ResourceShare::ppm), Ok(1));
         for none in ["", "half", "0", "-0.5", "1.01", "NaN", "inf"] {
-            assert_eq!(none.parse::<Share>(), Err(ShareError), "{none}");
+            assert_eq!(none.parse::<ResourceShare>(), Err(ShareError), "{none}");
         }
-        assert_eq!((half.to_string(), Share::ALL.to_string()), ("0.5".into(), "1".into()));
+        assert_eq!((half.to_string(), ResourceShare::ALL.to_string()), ("0.5".into(), "1".into()));
     }
 }

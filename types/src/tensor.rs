@@ -163,7 +163,7 @@ pub fn element_count(shape: &[i64]) -> Option<usize> {
 
 /// An input of a request, without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Given<'a> {
+pub struct RequestInput<'a> {
     /// The input's name.
     pub name: &'a str,
     /// The element type.
@@ -261,7 +261,7 @@ impl fmt::Display for Dim {
 ///
 /// # Errors
 /// [`InputError`] for the first fault in the order sent; a missing input is reported last.
-pub fn check_inputs(specs: &[TensorSpec], given: &[Given<'_>]) -> Result<(), InputError> {
+pub fn check_inputs(specs: &[TensorSpec], given: &[RequestInput<'_>]) -> Result<(), InputError> {
     let mut seen: Vec<&str> = Vec::with_capacity(specs.len());
     let mut symbols: Vec<(&str, &str, i64)> = Vec::new();
     for input in given {
@@ -348,12 +348,12 @@ mod tests {
         ]
     }
 
-    fn ids(shape: &[i64]) -> Given<'_> {
-        Given { name: "ids", datatype: DataType::Int64, shape }
+    fn ids(shape: &[i64]) -> RequestInput<'_> {
+        RequestInput { name: "ids", datatype: DataType::Int64, shape }
     }
 
-    fn bias(shape: &[i64]) -> Given<'_> {
-        Given { name: "bias", datatype: DataType::Fp32, shape }
+    fn bias(shape: &[i64]) -> RequestInput<'_> {
+        RequestInput { name: "bias", datatype: DataType::Fp32, shape }
     }
 
     #[test]
@@ -365,8 +365,8 @@ mod tests {
 
     #[test]
     fn each_input_refusal_names_the_tensor_and_the_declaration() {
-        let wrong_type = Given { datatype: DataType::Int32, ..ids(&[2, 7]) };
-        let stranger = Given { name: "x", ..ids(&[2, 7]) };
+        let wrong_type = RequestInput { datatype: DataType::Int32, ..ids(&[2, 7]) };
+        let stranger = RequestInput { name: "x", ..ids(&[2, 7]) };
         for (given, says) in [
             (vec![stranger], r#"input "x" is unknown: the model takes "ids", "bias""#),
             (vec![ids(&[2, 7]), ids(&[2, 7])], r#"input "ids" was sent twice: send each input once"#),
@@ -392,7 +392,7 @@ mod tests {
             datatype: DataType::Fp32,
             shape: vec![Dim::Symbol("K".into()), Dim::Symbol("K".into())],
         }];
-        let given = |shape| Given { name: "a", datatype: DataType::Fp32, shape };
+        let given = |shape| RequestInput { name: "a", datatype: DataType::Fp32, shape };
         assert_eq!(check_inputs(&square, &[given(&[3, 3])]), Ok(()));
         assert!(matches!(check_inputs(&square, &[given(&[3, 4])]), Err(InputError::Symbol { .. })));
     }

@@ -12,9 +12,9 @@ pub struct Topology {
     /// The preset's name, or "discovered".
     pub name: String,
     /// The GPUs, in index order.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<TopologyGpu>,
     /// The links, in [`LinkId`] order.
-    pub links: Vec<Link>,
+    pub links: Vec<TopologyLink>,
 }
 
 impl Topology {
@@ -46,7 +46,7 @@ impl Topology {
 
 /// A GPU of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Gpu {
+pub struct TopologyGpu {
     /// The GPU's index, equal to its position in [`Topology::gpus`].
     pub index: GpuIndex,
     /// The product name. Profiles are stored per product name (L21).
@@ -65,7 +65,7 @@ pub struct LinkId(pub u32);
 
 /// A link that carries bytes in each direction independently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Link {
+pub struct TopologyLink {
     /// The kind of the link.
     pub kind: LinkKind,
     /// The rate in each direction.

@@ -27,7 +27,7 @@ pub const IDLE_MS_COSTS_NS: u64 = 100_000;
 
 /// The usage of a function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "Stored", into = "Stored")]
+#[serde(from = "StoredUsage", into = "StoredUsage")]
 pub struct Usage {
     /// GPU time of the function's runs, in nanoseconds: whole milliseconds for each request.
     pub gpu_ns: u64,
@@ -40,15 +40,15 @@ pub struct Usage {
 /// The stored form: a tuple without field names. Records from before idle residence was billed have
 /// two numbers.
 #[derive(Serialize, Deserialize)]
-struct Stored(u64, u64, #[serde(default)] u64);
+struct StoredUsage(u64, u64, #[serde(default)] u64);
 
-impl From<Stored> for Usage {
-    fn from(Stored(gpu_ns, requests, idle_ms): Stored) -> Self {
+impl From<StoredUsage> for Usage {
+    fn from(StoredUsage(gpu_ns, requests, idle_ms): StoredUsage) -> Self {
         Self { gpu_ns, requests, idle_ms }
     }
 }
 
-impl From<Usage> for Stored {
+impl From<Usage> for StoredUsage {
     fn from(usage: Usage) -> Self {
         Self(usage.gpu_ns, usage.requests, usage.idle_ms)
     }

@@ -33,7 +33,7 @@ const CODE: [&str; 6] = [
 
 /// A source file that contains or allows unsafe code.
 #[derive(Debug)]
-struct Source {
+struct UnsafeSource {
     file: PathBuf,
     says_so: bool,
     has_some: bool,
@@ -59,11 +59,11 @@ fn is_allowed(file: &Path) -> bool {
     ALLOWED.iter().any(|allowed| file == Path::new(allowed)) || file.starts_with("device")
 }
 
-fn source(file: PathBuf) -> Option<Source> {
+fn source(file: PathBuf) -> Option<UnsafeSource> {
     let text = workspace::text(&file);
     let lines = text.lines().filter(|line| line.contains("unsafe"));
     let mut code = lines.filter(|line| !line.trim_start().starts_with("//"));
     let has_some = code.any(|line| CODE.iter().any(|code| line.contains(code)));
     let says_so = text.contains(ALLOWANCE);
-    (has_some || says_so).then_some(Source { file, says_so, has_some })
+    (has_some || says_so).then_some(UnsafeSource { file, says_so, has_some })
 }

@@ -14,8 +14,8 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use millrace_device::monotonic_now;
-use millrace_function::{Call, DataId, DataType, Error};
-use millrace_model::program::Program;
+use millrace_function::{DataId, DataType, Error, FunctionCall};
+use millrace_model::program::PackedProgram;
 use millrace_proto::worker as wire;
 use millrace_types::workflow::Signature;
 use millrace_types::{Dim, TensorSpec};
@@ -66,7 +66,7 @@ fn echo() {
 
 /// Runs inside the program: times each store, and each fetch of data that an earlier request
 /// stored.
-fn measure(call: &Call, last: &mut Vec<DataId>) -> Result<(), Error> {
+fn measure(call: &FunctionCall, last: &mut Vec<DataId>) -> Result<(), Error> {
     let timed = |work: &mut dyn FnMut() -> Result<(), Error>| {
         let began = monotonic_now();
         work()?;
@@ -108,7 +108,7 @@ fn packed() -> Vec<u8> {
     };
     let outputs = ["store", "fetch"].map(|name| tensor(name, DataType::Uint64)).to_vec();
     let declared = Signature { inputs: vec![tensor("x", DataType::Uint8)], outputs };
-    Program { declared, file: script().into() }.pack().unwrap().to_vec()
+    PackedProgram { signature: declared, file: script().into() }.pack().unwrap().to_vec()
 }
 
 async fn compare() {

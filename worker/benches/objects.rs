@@ -20,7 +20,7 @@ use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::WorkerServer;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::service::WorkerService;
-use millrace_worker::start::{DataConfig, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, RunningWorker, WorkerConfig, start};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 #[path = "../tests/real/controller.rs"]
@@ -47,7 +47,7 @@ fn main() {
 }
 
 /// Starts a worker with `on_gpu` bytes for objects on its GPU.
-async fn serving(dir: &std::path::Path, name: &str, on_gpu: Bytes) -> (Worker, Controller) {
+async fn serving(dir: &std::path::Path, name: &str, on_gpu: Bytes) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(&dir.join(name), &[controller.addr], 1);
     config.topology.gpus[0].memory = Bytes::gib(2);
@@ -66,7 +66,7 @@ fn tensor(data: bytes::Bytes, parts: Vec<wire::TensorPart>) -> wire::InferTensor
     wire::InferTensor { name: "x".into(), datatype: "FP32".into(), shape: vec![ROWS as i64, 64], data, parts }
 }
 
-async fn ask(worker: &Worker, input: wire::InferTensor, keep: bool) -> wire::InvokeResponse {
+async fn ask(worker: &RunningWorker, input: wire::InferTensor, keep: bool) -> wire::InvokeResponse {
     let time = prost_types::Duration { seconds: 600, nanos: 0 };
     let hold = keep.then(|| wire::Hold { time: Some(time), answered: Vec::new() });
     let request = wire::InvokeRequest { inputs: vec![input], hold, ..request("mlp", 1, &[]) };
@@ -74,13 +74,13 @@ async fn ask(worker: &Worker, input: wire::InferTensor, keep: bool) -> wire::Inv
 }
 
 /// Returns a client of the worker's service without a socket, for messages of any size.
-fn client(worker: &Worker) -> WorkerClient<WorkerServer<WorkerService>> {
+fn client(worker: &RunningWorker) -> WorkerClient<WorkerServer<WorkerService>> {
     let server = WorkerServer::new(worker.service()).max_decoding_message_size(usize::MAX);
     WorkerClient::new(server.max_encoding_message_size(usize::MAX)).max_decoding_message_size(usize::MAX)
 }
 
 /// Returns the only object of an answer, with the address that other workers need.
-fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
+fn held(response: &wire::InvokeResponse, home: &RunningWorker) -> wire::HeldPart {
     let Some(Part::Held(mut held)) = response.outputs[0].parts[0].part.clone() else { panic!("not kept") };
     let object = held.object.as_mut().unwrap();
     object.address = home.addr().to_string();
@@ -88,8 +88,8 @@ fn held(response: &wire::InvokeResponse, home: &Worker) -> wire::HeldPart {
 }
 
 /// A worker with an object, and the costs of passing objects on.
-struct Place {
-    worker: Worker,
+struct ObjectHolder {
+    worker: RunningWorker,
     _controller: Controller,
     input: wire::HeldPart,
     /// Times to find or fetch the object.
@@ -98,7 +98,7 @@ struct Place {
     passes: Vec<Duration>,
 }
 
-impl Place {
+impl ObjectHolder {
     async fn new(dir: &std::path::Path, name: &str, on_gpu: Bytes, data: &[u8]) -> Self {
         let (worker, controller) = serving(dir, name, on_gpu).await;
         let kept = ask(&worker, tensor(data.to_vec().into(), Vec::new()), true).await;
@@ -121,9 +121,9 @@ impl Place {
 async fn hand_on() {
     let dir = tempfile::tempdir().unwrap();
     let data: Vec<u8> = (0..ROWS).flat_map(row).flat_map(f32::to_le_bytes).collect();
-    let mut gpu = Place::new(dir.path(), "w1", Bytes::mib(512), &data).await;
-    let mut host = Place::new(dir.path(), "w2", Bytes::ZERO, &data).await;
-    let mut other = Place::new(dir.path(), "w3", Bytes::mib(512), &data).await;
+    let mut gpu = ObjectHolder::new(dir.path(), "w1", Bytes::mib(512), &data).await;
+    let mut host = ObjectHolder::new(dir.path(), "w2", Bytes::ZERO, &data).await;
+    let mut other = ObjectHolder::new(dir.path(), "w3", Bytes::mib(512), &data).await;
     let mut plain = Vec::new();
     let mut copies = Vec::new();
     for _ in 0..ROUNDS {

@@ -15,17 +15,17 @@ use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{CopyDone, Ready, RunDone, Tensor, tensor::Contents};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, RequestId, Revision,
-    RevisionKey, Serving, TenantName,
+    RevisionKey, SchedulingOptions, TenantName,
 };
 use millrace_worker::clock::{Clock, MonotonicClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
 use millrace_worker::node::{NodeConfig, NodeContext, start_here};
-use millrace_worker::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
-use millrace_worker::request::{Invocation, OnGpus};
+use millrace_worker::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortFactory, PortSink};
+use millrace_worker::request::{Attempt, OnGpus};
 use tokio::sync::oneshot;
 
 /// Spawns ports that answer every command at once.
@@ -36,7 +36,7 @@ struct InstantPort {
     incarnation: Incarnation,
 }
 
-impl Spawner for Instant {
+impl PortFactory for Instant {
     fn port(&mut self, _: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
         Box::new(InstantPort { sink, incarnation: Incarnation(0) })
     }
@@ -87,13 +87,13 @@ impl ExecutorPort for InstantPort {
 }
 
 fn config() -> NodeConfig {
-    let gpu = Gpu {
+    let gpu = TopologyGpu {
         index: GpuIndex(0),
         gpu_type: "instant".to_owned(),
         memory: Bytes::gib(1),
         host_path: vec![LinkId(0)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(12) };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(12) };
     NodeConfig::new(Topology { name: "bench".to_owned(), gpus: vec![gpu], links: vec![link] })
 }
 
@@ -128,21 +128,21 @@ async fn install(node: &NodeHandle) {
         slo: None,
         idempotent: true,
         gpu_memory: None,
-        serving: Serving::default(),
+        serving: SchedulingOptions::default(),
         profiles: Vec::new(),
     };
     node.install(config, Arc::new(model)).await.expect("it fits");
 }
 
 /// Returns a request like the MLP's: one row of 64 numbers.
-fn invocation() -> Invocation {
+fn invocation() -> Attempt {
     let input = Tensor {
         name: "input".to_owned(),
         datatype: "FP32".to_owned(),
         shape: vec![1, 64],
         contents: Some(Contents::Inline(bytes::Bytes::from_static(&[0; 256]))),
     };
-    Invocation {
+    Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,

@@ -12,7 +12,7 @@ use std::time::Duration;
 use millrace_device::monotonic_now;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_types::{FunctionKey, FunctionName, RequestId, Revision, RevisionKey, TenantName};
-use millrace_worker::request::{Invocation, OnGpus};
+use millrace_worker::request::{Attempt, OnGpus};
 
 #[path = "../tests/real/controller.rs"]
 mod controller;
@@ -37,7 +37,7 @@ fn main() {
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        what_the_worker_adds().await;
+        worker_overhead().await;
         a_kill_until_it_is_reported().await;
         an_index_until_it_is_committed().await;
     });
@@ -55,10 +55,10 @@ fn percentiles(what: &str, mut times: Vec<Duration>) {
     );
 }
 
-fn invocation(id: usize) -> Invocation {
+fn invocation(id: usize) -> Attempt {
     let function = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("mlp").unwrap() };
     let data: Vec<u8> = row(1).iter().flat_map(|value| value.to_le_bytes()).collect();
-    Invocation {
+    Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
@@ -81,7 +81,7 @@ fn invocation(id: usize) -> Invocation {
     }
 }
 
-async fn what_the_worker_adds() {
+async fn worker_overhead() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, _controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let mut asked = Vec::new();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::admission::Score;
+use millrace_policy::admission::FunctionTotals;
 use millrace_proto::activity::{Activity, FunctionActivity, LinkActivity};
 use millrace_proto::parts::bound_activity;
 use millrace_types::topology::Topology;
@@ -14,19 +14,21 @@ use crate::snapshot::{LinkSnapshot, NodeSnapshot};
 
 /// The identity and the hardware of the worker that an activity report describes.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct WorkerIdentity {
     pub(crate) node: NodeName,
     /// Identifier of this worker process. A later process of the same node has another identifier.
     pub(crate) instance: String,
     pub(crate) topology: Arc<Topology>,
 }
 
-impl Place {
+impl WorkerIdentity {
     /// Returns the counts of a tenant's functions, or of all functions if `tenant` is empty.
     /// Functions without requests so far are omitted.
     pub(crate) fn activity(&self, snapshot: &NodeSnapshot, tenant: &str) -> Activity {
         let scores = snapshot.scores().into_iter();
-        let idle = |(score, in_flight): &(Score, u32)| *score == Score::default() && *in_flight == 0;
+        let idle = |(score, in_flight): &(FunctionTotals, u32)| {
+            *score == FunctionTotals::default() && *in_flight == 0
+        };
         let active = scores.filter(|(_, counted)| !idle(counted));
         let mut activity = Activity {
             functions: active.map(|(key, (score, in_flight))| function(key, score, in_flight)).collect(),
@@ -53,7 +55,7 @@ impl Place {
     }
 }
 
-fn function(key: &FunctionKey, score: Score, in_flight: u32) -> FunctionActivity {
+fn function(key: &FunctionKey, score: FunctionTotals, in_flight: u32) -> FunctionActivity {
     FunctionActivity {
         tenant: key.tenant.to_string(),
         function: key.name.to_string(),
@@ -68,27 +70,31 @@ fn function(key: &FunctionKey, score: Score, in_flight: u32) -> FunctionActivity
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::topology::{Gpu, Link, LinkId, LinkKind};
+    use millrace_types::topology::{LinkId, LinkKind, TopologyGpu, TopologyLink};
     use millrace_types::{Bytes, BytesPerSec, GpuIndex, Revision, RevisionKey};
 
     use super::*;
     use crate::snapshot::FunctionSnapshot;
 
-    fn place() -> Place {
-        let gpu = |index, path: &[u32]| Gpu {
+    fn place() -> WorkerIdentity {
+        let gpu = |index, path: &[u32]| TopologyGpu {
             index: GpuIndex(index),
             gpu_type: "V100".into(),
             memory: Bytes(1),
             host_path: path.iter().copied().map(LinkId).collect(),
         };
-        let link = |kind| Link { kind, rate: BytesPerSec(12) };
+        let link = |kind| TopologyLink { kind, rate: BytesPerSec(12) };
         let nvlink = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
         let topology = Topology {
             name: "pair".into(),
             gpus: vec![gpu(0, &[0, 2]), gpu(1, &[1, 2])],
             links: [LinkKind::Pcie, LinkKind::Pcie, LinkKind::PcieUplink, nvlink].map(link).into(),
         };
-        Place { node: NodeName::new("n0").unwrap(), instance: "i".into(), topology: Arc::new(topology) }
+        WorkerIdentity {
+            node: NodeName::new("n0").unwrap(),
+            instance: "i".into(),
+            topology: Arc::new(topology),
+        }
     }
 
     #[test]
@@ -119,15 +125,15 @@ mod tests {
         let function = |name: &str, revision, completed| FunctionSnapshot {
             key: RevisionKey { function: key(name), revision: Revision::new(revision).unwrap() },
             in_flight: u32::try_from(completed).unwrap(),
-            score: Score {
+            score: FunctionTotals {
                 completed,
                 in_time: completed,
                 scored: completed,
                 billed_ms: completed,
-                ..Score::default()
+                ..FunctionTotals::default()
             },
         };
-        let past = Score { completed: 5, scored: 5, billed_ms: 1500, ..Score::default() };
+        let past = FunctionTotals { completed: 5, scored: 5, billed_ms: 1500, ..FunctionTotals::default() };
         let snapshot = NodeSnapshot {
             functions: vec![function("a", 1, 1), function("a", 2, 2), function("idle", 1, 0)],
             past: [(key("a"), past)].into(),

@@ -42,7 +42,7 @@ impl Sleeper {
     /// seed gives a different order, and seed 0 the usual order. The actors must be correct in
     /// every order.
     #[must_use]
-    pub const fn shuffled(self, seed: u64) -> Self {
+    pub const fn permuted(self, seed: u64) -> Self {
         // The multiplier is odd and [`SLEEPERS`] a power of two, so no two sleepers get the same
         // position.
         let factor = (seed % SLEEPERS) * 2 + 1;
@@ -106,7 +106,7 @@ impl VirtualClock {
     }
 
     /// Returns this clock with another order of the sleepers that are due at the same moment
-    /// ([`Sleeper::shuffled`]).
+    /// ([`Sleeper::permuted`]).
     #[must_use]
     pub fn with_ties(self, ties: u64) -> Self {
         Self { ties, ..self }
@@ -119,7 +119,7 @@ impl Clock for VirtualClock {
     }
 
     fn wake_at(&self, at: Timestamp, sleeper: Sleeper) -> Timestamp {
-        own_microsecond(at, sleeper.shuffled(self.ties))
+        own_microsecond(at, sleeper.permuted(self.ties))
     }
 
     fn sleep_for(&self, span: Duration) -> Duration {
@@ -146,11 +146,11 @@ mod tests {
     fn shuffled_sleepers_stay_apart() {
         for seed in [0, 1, 77, 255, 256, 65_535, u64::MAX] {
             let places: std::collections::BTreeSet<_> =
-                (0..256).map(|sleeper| Sleeper(sleeper).shuffled(seed)).collect();
+                (0..256).map(|sleeper| Sleeper(sleeper).permuted(seed)).collect();
             assert_eq!(places.len(), 256, "seed {seed}");
         }
-        assert_eq!(Sleeper(7).shuffled(0), Sleeper(7));
-        assert_ne!(Sleeper(7).shuffled(5), Sleeper(7));
+        assert_eq!(Sleeper(7).permuted(0), Sleeper(7));
+        assert_ne!(Sleeper(7).permuted(5), Sleeper(7));
     }
 
     #[test]

@@ -12,23 +12,23 @@ use millrace_proto::executor::Fault;
 use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-use crate::actors::function::{self, Arrival};
+use crate::actors::function::{self, NewRequest};
 use crate::actors::node;
-use crate::actors::work::Work;
+use crate::actors::work::RequestWork;
 use crate::clock::Clock;
-use crate::control::checkpoint::Scores;
-use crate::control::desired::Quotas;
+use crate::control::checkpoint::SloScores;
+use crate::control::desired::TenantQuotas;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
-use crate::policy::Wanted;
-use crate::programs::Program;
-use crate::request::{Completion, Invocation};
+use crate::policy::DesiredPolicy;
+use crate::programs::HostedProgram;
+use crate::request::{Attempt, AttemptOutcome};
 use crate::seams::{LETTERS_PER_REQUEST, Mailbox};
-use crate::snapshot::{Look, NodeSnapshot, SnapshotPart};
+use crate::snapshot::{NodeSnapshot, SnapshotPart, SnapshotScope};
 
 /// A handle to a node's actors for other threads. Cheap to clone.
 #[derive(Clone)]
 pub struct NodeHandle {
-    directory: Arc<Directory>,
+    directory: Arc<ActorDirectory>,
     permits: Arc<Semaphore>,
     permits_max: u32,
     clock: Arc<dyn Clock>,
@@ -51,7 +51,7 @@ pub enum FaultError {
 /// The addresses of the actors. Written on the actor thread when actors start and end, read when
 /// requests enter.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub(crate) struct ActorDirectory {
     functions: RwLock<BTreeMap<RevisionKey, FunctionEntry>>,
     node: RwLock<Option<Mailbox<node::Message>>>,
     keys: AtomicU64,
@@ -74,7 +74,7 @@ pub(crate) struct FunctionEntry {
     pub(crate) mailbox: Mailbox<function::Message>,
 }
 
-impl Directory {
+impl ActorDirectory {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             functions: RwLock::default(),
@@ -98,7 +98,7 @@ impl Directory {
 
     /// Records the group size measured on one GPU. A model is cut once for all GPUs, so the largest
     /// size is used, which makes copies to every GPU fast.
-    pub(crate) fn measured(&self, group: Bytes) {
+    pub(crate) fn record_weight_group(&self, group: Bytes) {
         self.group.fetch_max(group.get(), Ordering::Relaxed);
     }
 
@@ -138,7 +138,7 @@ fn write<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
 }
 
 impl NodeHandle {
-    pub(crate) fn new(directory: Arc<Directory>, permits_max: u32, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(directory: Arc<ActorDirectory>, permits_max: u32, clock: Arc<dyn Clock>) -> Self {
         let permits = Arc::new(Semaphore::new(permits_max as usize));
         Self { directory, permits, permits_max, clock }
     }
@@ -152,7 +152,7 @@ impl NodeHandle {
     /// [`Reason::AttemptsExhausted`], [`Reason::ExecutorLost`], [`Reason::ModelFailed`],
     /// [`Reason::NoGpuMemory`], [`Reason::FunctionNotReady`] if the revision is not installed
     /// here, [`Reason::ShuttingDown`], [`Reason::Internal`] if an actor died with the request.
-    pub async fn invoke(&self, invocation: Invocation) -> Result<Completion, Failure> {
+    pub async fn invoke(&self, invocation: Attempt) -> Result<AttemptOutcome, Failure> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| self.refused())?;
         let Some(entry) = self.directory.function(&invocation.revision) else {
             let message = format!("{} is not installed on this worker: try again soon", invocation.revision);
@@ -171,7 +171,7 @@ impl NodeHandle {
         let waited = (invocation.cold + invocation.behind).as_nanos();
         let waited = u64::try_from(waited).unwrap_or(u64::MAX);
         let accepted = Timestamp(self.clock.now().as_nanos().saturating_sub(waited));
-        let work = Arc::new(Work {
+        let work = Arc::new(RequestWork {
             key,
             function: entry.index,
             model: entry.model,
@@ -181,8 +181,8 @@ impl NodeHandle {
             home: entry.mailbox.clone(),
             span: tracing::Span::current(),
         });
-        entry.mailbox.post(function::Message::Invoke(Arrival { work, answer, permit }));
-        let mut caller = Caller { key, function: Some(entry.mailbox) };
+        entry.mailbox.post(function::Message::Invoke(NewRequest { work, answer, permit }));
+        let mut caller = CancelOnDrop { key, function: Some(entry.mailbox) };
         let result = answered.await;
         caller.function = None;
         // The sender is dropped without an answer only if its actor died.
@@ -190,7 +190,7 @@ impl NodeHandle {
     }
 
     /// Whether requests of a revision may run again although they may have run before.
-    pub(crate) fn may_run_twice(&self, revision: &RevisionKey) -> bool {
+    pub(crate) fn is_idempotent(&self, revision: &RevisionKey) -> bool {
         self.directory.function(revision).is_some_and(|entry| entry.idempotent)
     }
 
@@ -239,10 +239,10 @@ impl NodeHandle {
     ///
     /// # Errors
     /// [`InstallError::NodeGone`].
-    pub(crate) async fn host(
+    pub(crate) async fn install_program(
         &self,
         function: FunctionConfig,
-        program: Arc<Program>,
+        program: Arc<HostedProgram>,
         processes: u32,
     ) -> Result<(), InstallError> {
         let (reply, replied) = oneshot::channel();
@@ -262,41 +262,41 @@ impl NodeHandle {
 
     /// Passes on the functions' SLO counts, with the counts from other nodes and earlier
     /// placements. The order of the queue may depend on the counts.
-    pub(crate) fn tell_scores(&self, scores: Scores) {
-        self.directory.post(node::Message::Scores(scores));
+    pub(crate) fn set_slo_scores(&self, scores: SloScores) {
+        self.directory.post(node::Message::ClusterSloCounts(scores));
     }
 
     /// Returns the size of a weight group measured on this node's GPUs (T09).
     #[must_use]
-    pub fn group(&self) -> Option<Bytes> {
+    pub fn weight_group_bytes(&self) -> Option<Bytes> {
         let group = self.directory.group.load(Ordering::Relaxed);
         (group > 0).then_some(Bytes(group))
     }
 
     /// Returns the profiles that the node has measured of its models; an empty list without a node.
-    pub(crate) async fn learned(&self) -> Vec<(Digest, Profile)> {
+    pub(crate) async fn profiles(&self) -> Vec<(Digest, Profile)> {
         let (reply, replied) = oneshot::channel();
-        self.directory.post(node::Message::Learned { reply });
+        self.directory.post(node::Message::Profiles { reply });
         replied.await.unwrap_or_default()
     }
 
     /// Sets the tenants' caps on this node. Tenants that `quotas` does not name have no caps.
-    pub fn cap(&self, quotas: Arc<Quotas>) {
+    pub fn set_quotas(&self, quotas: Arc<TenantQuotas>) {
         self.directory.post(node::Message::Quotas(quotas));
     }
 
     /// Sets the scheduling policy.
-    pub fn set_policy(&self, wanted: Wanted) {
+    pub fn set_policy(&self, wanted: DesiredPolicy) {
         self.directory.post(node::Message::Policy(wanted));
     }
 
     /// Returns a snapshot of the whole node.
     pub async fn snapshot(&self) -> NodeSnapshot {
-        self.look(Look::Whole).await
+        self.partial_snapshot(SnapshotScope::Whole).await
     }
 
-    /// Returns a snapshot of the parts that `look` selects.
-    pub async fn look(&self, look: Look) -> NodeSnapshot {
+    /// Returns a snapshot of the parts that `partial_snapshot` selects.
+    pub async fn partial_snapshot(&self, look: SnapshotScope) -> NodeSnapshot {
         let (parts, mut gathered) = mpsc::unbounded_channel();
         self.directory.post(node::Message::Report { look, parts });
         let mut snapshot = NodeSnapshot::default();
@@ -361,12 +361,12 @@ impl std::fmt::Debug for NodeHandle {
 }
 
 /// Cancels a request when its caller drops the future before the answer arrives.
-struct Caller {
+struct CancelOnDrop {
     key: RequestKey,
     function: Option<Mailbox<function::Message>>,
 }
 
-impl Drop for Caller {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if let Some(function) = self.function.take() {
             function.post(function::Message::Cancel(self.key));
@@ -375,4 +375,4 @@ impl Drop for Caller {
 }
 
 /// Sender of the parts of a snapshot.
-pub(crate) type Parts = mpsc::UnboundedSender<SnapshotPart>;
+pub(crate) type SnapshotSender = mpsc::UnboundedSender<SnapshotPart>;

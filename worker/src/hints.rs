@@ -6,27 +6,27 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millrace_policy::prewarm::{Pace, Prewarm};
-use millrace_policy::workflow::{AHEAD_MAX, Nearness};
+use millrace_policy::prewarm::{HintRateLimit, Prewarm};
+use millrace_policy::workflow::{AHEAD_MAX, PrewarmTarget};
 use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, Revision, RevisionKey, TenantName, Timestamp};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::host_tier::Signatures;
-use crate::host_tier::gate::{Gate, Hinted};
+use crate::host_tier::gate::{HintOutcome, HostMemoryGate};
 
 /// Follows hints. Clones share the state.
 #[derive(Clone)]
-pub(crate) struct Hints(Arc<Inner>);
+pub(crate) struct HintFollower(Arc<Inner>);
 
 struct Inner {
     prewarm: Prewarm,
     signatures: watch::Receiver<Arc<Signatures>>,
-    gate: Gate,
+    gate: HostMemoryGate,
     clock: Arc<dyn Clock>,
     /// Locked because requests arrive on any thread; the lock is never held across an await.
-    pace: Mutex<Pace>,
+    pace: Mutex<HintRateLimit>,
     host: AtomicU64,
     there: AtomicU64,
     busy: AtomicU64,
@@ -34,7 +34,7 @@ struct Inner {
 
 /// Counts of hints by outcome, without the hints that were passed on to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Followed {
+pub(crate) struct HintOutcomes {
     /// Hints that requested their models from the disk.
     pub(crate) host: u64,
     /// Hints for host memory with the model already there.
@@ -43,11 +43,11 @@ pub(crate) struct Followed {
     pub(crate) busy: u64,
 }
 
-impl Hints {
+impl HintFollower {
     pub(crate) fn new(
         prewarm: Prewarm,
         signatures: watch::Receiver<Arc<Signatures>>,
-        gate: Gate,
+        gate: HostMemoryGate,
         clock: Arc<dyn Clock>,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -71,12 +71,12 @@ impl Hints {
         let now = self.0.clock.now();
         let hints = hints.iter().take(AHEAD_MAX);
         hints
-            .filter_map(|hint| key(tenant, hint).filter(|key| self.goes_on(now, key, nearness(hint.to()))))
+            .filter_map(|hint| key(tenant, hint).filter(|key| self.follow_one(now, key, nearness(hint.to()))))
             .collect()
     }
 
     /// Follows one hint. Returns whether the hint is passed on to the node.
-    fn goes_on(&self, now: Timestamp, key: &RevisionKey, to: Nearness) -> bool {
+    fn follow_one(&self, now: Timestamp, key: &RevisionKey, to: PrewarmTarget) -> bool {
         let inner = &self.0;
         // A function that is not served here is another worker's, or no worker's.
         let Some(digest) = inner.signatures.borrow().get(key).map(|it| it.digest) else { return false };
@@ -85,28 +85,28 @@ impl Hints {
             return false;
         }
         let hinted = inner.gate.hint(digest);
-        let warms = hinted == Hinted::Here && to == Nearness::Gpu;
-        if warms || hinted == Hinted::Asked {
+        let warms = hinted == HintOutcome::Here && to == PrewarmTarget::Gpu;
+        if warms || hinted == HintOutcome::Asked {
             pace.followed(now, key, to);
         }
         if !warms {
             let counter = match hinted {
-                Hinted::Here => &inner.there,
-                Hinted::Asked => &inner.host,
-                Hinted::Busy => &inner.busy,
+                HintOutcome::Here => &inner.there,
+                HintOutcome::Asked => &inner.host,
+                HintOutcome::Busy => &inner.busy,
             };
             counter.fetch_add(1, Ordering::Relaxed);
         }
         warms
     }
 
-    pub(crate) fn followed(&self) -> Followed {
+    pub(crate) fn followed(&self) -> HintOutcomes {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Followed { host: get(&self.0.host), there: get(&self.0.there), busy: get(&self.0.busy) }
+        HintOutcomes { host: get(&self.0.host), there: get(&self.0.there), busy: get(&self.0.busy) }
     }
 }
 
-impl std::fmt::Debug for Hints {
+impl std::fmt::Debug for HintFollower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hints").field("prewarm", &self.0.prewarm).finish_non_exhaustive()
     }
@@ -118,10 +118,10 @@ fn key(tenant: &TenantName, hint: &wire::Likely) -> Option<RevisionKey> {
     Some(RevisionKey { function, revision: Revision::new(hint.revision)? })
 }
 
-fn nearness(to: wire::WarmTo) -> Nearness {
+fn nearness(to: wire::WarmTo) -> PrewarmTarget {
     match to {
-        wire::WarmTo::Gpu => Nearness::Gpu,
-        wire::WarmTo::Host | wire::WarmTo::Unspecified => Nearness::Host,
+        wire::WarmTo::Gpu => PrewarmTarget::Gpu,
+        wire::WarmTo::Host | wire::WarmTo::Unspecified => PrewarmTarget::Host,
     }
 }
 
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Sleeper;
-    use crate::host_tier::{Reader, Signature};
+    use crate::host_tier::{FunctionSignature, InputReader};
 
     /// A clock that advances by a millisecond at each reading.
     #[derive(Default)]
@@ -164,23 +164,23 @@ mod tests {
             to: to.into(),
         };
         let clock = Arc::new(Later::default());
-        let gate = Gate::new(clock.clone());
+        let gate = HostMemoryGate::new(clock.clone());
         let mut signatures = Signatures::new();
         for name in ["b", "c", "d"] {
             let digest = Digest::of(name.as_bytes());
-            gate.arrived(digest);
-            let signature = Signature {
+            gate.record_loaded(digest);
+            let signature = FunctionSignature {
                 digest,
                 inputs: Vec::new(),
                 outputs: Vec::new(),
-                reader: Reader::Gpu,
+                reader: InputReader::Gpu,
                 state: None,
             };
             let key = key(&tenant, &likely(name, wire::WarmTo::Gpu)).unwrap();
             signatures.insert(key, Arc::new(signature));
         }
         let (_told, signatures) = watch::channel(Arc::new(signatures));
-        let hints = Hints::new(Prewarm::On, signatures, gate, clock);
+        let hints = HintFollower::new(Prewarm::On, signatures, gate, clock);
         let gpu = wire::WarmTo::Gpu;
         let host = wire::WarmTo::Host;
         let handed_on = |hinted: &[wire::Likely]| {
@@ -191,6 +191,6 @@ mod tests {
         assert_eq!(handed_on(&[likely("c", gpu), likely("d", host)]), ["default/c@1"]);
         assert_eq!(handed_on(&[likely("d", gpu)]), ["default/d@1"]);
         assert_eq!(handed_on(&[likely("b", gpu)]), [""; 0], "a request a few milliseconds later");
-        assert_eq!(hints.followed(), Followed { host: 0, there: 3, busy: 0 });
+        assert_eq!(hints.followed(), HintOutcomes { host: 0, there: 3, busy: 0 });
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_proto::executor::{Launch, TensorSpec};
-use millrace_types::{Bytes, Digest, RevisionKey, Serving, Slo};
+use millrace_types::{Bytes, Digest, RevisionKey, SchedulingOptions, Slo};
 
 use crate::port::Descriptor;
 
@@ -40,7 +40,7 @@ pub struct FunctionConfig {
     /// GPU memory to reserve for the function; `None` or less than the weights: the weights' size.
     pub gpu_memory: Option<Bytes>,
     /// Priority, batching and residency settings.
-    pub serving: Serving,
+    pub serving: SchedulingOptions,
     /// Measured times by type of GPU, used before the first run; later runs update the times in the
     /// node.
     pub profiles: Vec<Profile>,

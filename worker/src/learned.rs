@@ -32,7 +32,7 @@ const EVERY: Duration = Duration::from_secs(30);
 const ARTIFACTS_MAX: usize = 10_000;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct OnGpu {
+struct GpuTypeProfile {
     gpu_type: String,
     load_ns: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ struct OnGpu {
     run_ns: u64,
 }
 
-type Artifacts = BTreeMap<Digest, Vec<OnGpu>>;
+type Artifacts = BTreeMap<Digest, Vec<GpuTypeProfile>>;
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Document {
@@ -49,7 +49,7 @@ struct Document {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct StoredProfiles {
     artifacts: Artifacts,
     /// Whether the file lacks some of `artifacts`.
     news: bool,
@@ -57,13 +57,13 @@ struct Known {
 
 /// The profile store of a data directory. Clones share the contents.
 #[derive(Debug, Clone)]
-pub(crate) struct Learned {
+pub(crate) struct ProfileStore {
     path: Arc<Path>,
     /// Locked while the file is written, so that only one task writes at a time.
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<StoredProfiles>>,
 }
 
-impl Learned {
+impl ProfileStore {
     /// Opens the store with the profiles that an earlier worker of this directory wrote.
     pub(crate) fn open(dir: &Path) -> Self {
         let path = dir.join("learned.json");
@@ -71,12 +71,12 @@ impl Learned {
             tracing::warn!(path = %path.display(), problem, "cannot read the profile store: starting with an empty one");
             BTreeMap::new()
         });
-        Self { path: path.into(), known: Arc::new(Mutex::new(Known { artifacts, news: false })) }
+        Self { path: path.into(), known: Arc::new(Mutex::new(StoredProfiles { artifacts, news: false })) }
     }
 
     /// Returns the profiles of an artifact, one per type of GPU.
     pub(crate) async fn profiles(&self, digest: Digest) -> Vec<Profile> {
-        let profile = |it: &OnGpu| Profile {
+        let profile = |it: &GpuTypeProfile| Profile {
             gpu_type: it.gpu_type.clone(),
             load: Duration::from_nanos(it.load_ns),
             swap: it.swap_ns.map(Duration::from_nanos),
@@ -100,7 +100,7 @@ impl Learned {
 
     /// Saves the node's profiles if the stored profiles differ.
     pub(crate) async fn keep(&self, node: &NodeHandle) {
-        self.take_in(node.learned().await).await;
+        self.take_in(node.profiles().await).await;
     }
 
     async fn take_in(&self, learned: Vec<(Digest, Profile)>) {
@@ -121,13 +121,17 @@ impl Learned {
     }
 }
 
-impl Known {
+impl StoredProfiles {
     fn take_in(&mut self, learned: Vec<(Digest, Profile)>) {
         let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         let mut served = Artifacts::new();
         for (digest, Profile { gpu_type, load, swap, run }) in learned {
-            let on_gpu =
-                OnGpu { gpu_type, load_ns: nanos(load), swap_ns: swap.map(nanos), run_ns: nanos(run) };
+            let on_gpu = GpuTypeProfile {
+                gpu_type,
+                load_ns: nanos(load),
+                swap_ns: swap.map(nanos),
+                run_ns: nanos(run),
+            };
             served.entry(digest).or_default().push(on_gpu);
         }
         self.news |= served.iter().any(|(digest, of)| self.artifacts.get(digest) != Some(of));
@@ -173,19 +177,19 @@ mod tests {
     #[tokio::test]
     async fn a_later_worker_of_the_directory_reads_the_profiles() {
         let dir = tempfile::tempdir().unwrap();
-        let learned = Learned::open(dir.path());
+        let learned = ProfileStore::open(dir.path());
         let digest = Digest::of(b"a");
         assert_eq!(learned.profiles(digest).await, []);
         learned.take_in(vec![(digest, profile(10))]).await;
         learned.take_in(vec![(digest, profile(12))]).await;
-        let again = Learned::open(dir.path());
+        let again = ProfileStore::open(dir.path());
         assert_eq!(again.profiles(digest).await, [profile(12)]);
         std::fs::remove_file(dir.path().join("learned.json")).unwrap();
         again.take_in(vec![(digest, profile(12))]).await;
         assert!(!dir.path().join("learned.json").exists(), "an unchanged profile is not written");
         again.take_in(vec![(Digest::of(b"b"), profile(1))]).await;
         assert_eq!(
-            Learned::open(dir.path()).profiles(digest).await,
+            ProfileStore::open(dir.path()).profiles(digest).await,
             [profile(12)],
             "a profile is kept though its artifact is not served"
         );
@@ -194,19 +198,19 @@ mod tests {
     #[tokio::test]
     async fn a_failed_write_is_tried_again() {
         let dir = tempfile::tempdir().unwrap();
-        let learned = Learned::open(dir.path());
+        let learned = ProfileStore::open(dir.path());
         // A directory of the temporary file's name makes the write fail.
         std::fs::create_dir(dir.path().join("learned.json.tmp")).unwrap();
         let digest = Digest::of(b"a");
         learned.take_in(vec![(digest, profile(10))]).await;
         std::fs::remove_dir(dir.path().join("learned.json.tmp")).unwrap();
         learned.take_in(vec![(digest, profile(10))]).await;
-        assert_eq!(Learned::open(dir.path()).profiles(digest).await, [profile(10)]);
+        assert_eq!(ProfileStore::open(dir.path()).profiles(digest).await, [profile(10)]);
     }
 
     #[test]
     fn a_full_store_keeps_the_artifacts_that_are_served() {
-        let mut known = Known::default();
+        let mut known = StoredProfiles::default();
         let some = |numbers: std::ops::Range<usize>| {
             numbers.map(|number| (Digest::of(&number.to_le_bytes()), profile(1))).collect::<Vec<_>>()
         };
@@ -222,7 +226,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for text in ["{", r#"{"format": 9, "artifacts": {}}"#] {
             std::fs::write(dir.path().join("learned.json"), text).unwrap();
-            assert_eq!(Learned::open(dir.path()).profiles(Digest::of(b"a")).await, [], "{text}");
+            assert_eq!(ProfileStore::open(dir.path()).profiles(Digest::of(b"a")).await, [], "{text}");
         }
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
-use millrace_policy::gpu::{Eviction, Isolation};
+use millrace_policy::gpu::{Eviction, ExecutorIsolation};
 use millrace_policy::paths::HostLinks;
 use millrace_policy::preset::SchedulingPolicy;
 use millrace_policy::prewarm::Prewarm;
-use millrace_policy::rates::Sharing;
+use millrace_policy::rates::TransferSharing;
 use millrace_types::Bytes;
 use millrace_types::policy::Batches;
 use millrace_types::topology::Topology;
@@ -16,7 +16,7 @@ use millrace_types::topology::Topology;
 pub use crate::actors::driven::SharedTrace;
 use crate::clock::{Clock, MonotonicClock};
 use crate::handle::NodeHandle;
-use crate::port::Spawner;
+use crate::port::PortFactory;
 use crate::supervisor::Supervisor;
 
 /// Maximum number of requests that a worker holds at a time, requests on GPUs included: the
@@ -49,7 +49,7 @@ impl Default for DataConfig {
 impl DataConfig {
     /// Returns the store's configuration on a GPU with `gpu` bytes of memory; `None`: no objects on
     /// the GPU. The floor keeps the paper's proportion to the cap (D24, D26).
-    pub(crate) fn of(self, gpu: Bytes) -> Option<elastic::Config> {
+    pub(crate) fn store_config(self, gpu: Bytes) -> Option<elastic::Config> {
         let Self { memory, pool, migration } = self;
         let cap = memory.min(Bytes(gpu.get() / DATA_SHARE));
         let floor = Bytes(POOL_FLOOR.get() * cap.get().min(STORE_CAP.get()) / STORE_CAP.get());
@@ -70,11 +70,11 @@ pub struct NodeConfig {
     /// The choice of the models that are evicted first.
     pub eviction: Eviction,
     /// The models that share an executor process.
-    pub isolation: Isolation,
+    pub isolation: ExecutorIsolation,
     /// The limits and the policies of intermediate data on the node's GPUs.
     pub data: DataConfig,
     /// The division of link rates among transfers from the host.
-    pub sharing: Sharing,
+    pub sharing: TransferSharing,
     /// The links that transfers from the host use: the GPU's own, or idle links of neighbours too.
     pub host_links: HostLinks,
     /// Whether likely models are loaded before their first request.
@@ -87,7 +87,7 @@ impl NodeConfig {
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         let policy = SchedulingPolicy::default();
-        let isolation = Isolation::default();
+        let isolation = ExecutorIsolation::default();
         let data = DataConfig::default();
         Self {
             topology,
@@ -124,7 +124,7 @@ pub struct NodeContext {
     /// Seed of the restart delays.
     pub(crate) seed: u64,
     /// Starts executors.
-    pub(crate) spawner: Box<dyn Spawner>,
+    pub(crate) spawner: Box<dyn PortFactory>,
     /// Trace that records the actions of the cores, if any.
     pub(crate) trace: Option<SharedTrace>,
 }
@@ -132,7 +132,7 @@ pub struct NodeContext {
 impl NodeContext {
     /// Returns a context with the machine's own clock.
     #[must_use]
-    pub fn new(seed: u64, spawner: Box<dyn Spawner>) -> Self {
+    pub fn new(seed: u64, spawner: Box<dyn PortFactory>) -> Self {
         Self { clock: Arc::new(MonotonicClock), seed, spawner, trace: None }
     }
 

@@ -9,7 +9,7 @@ use crate::node::NodeConfig;
 
 /// The policy settings that an operator made, with the number of the change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredPolicy {
     /// Number of the change; 0 before the first.
     pub generation: u64,
     pub spec: PolicySpec,
@@ -17,16 +17,16 @@ pub struct Wanted {
 
 /// The policy in force on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct InForce {
+pub struct EffectivePolicy {
     /// Number of the last change that the node received.
     pub generation: u64,
     pub policy: SchedulingPolicy,
 }
 
-impl InForce {
+impl EffectivePolicy {
     /// Returns the policy that results from an operator's settings on a node with this
     /// configuration.
-    pub(crate) fn of(started: &NodeConfig, wanted: &Wanted) -> Self {
+    pub(crate) fn of(started: &NodeConfig, wanted: &DesiredPolicy) -> Self {
         Self { generation: wanted.generation, policy: started.policy().with(&wanted.spec) }
     }
 
@@ -62,7 +62,7 @@ mod tests {
             host_links: "own".into(),
             ..Default::default()
         };
-        let reported = InForce::of(&started, &Wanted { generation: 3, spec }).wire();
+        let reported = EffectivePolicy::of(&started, &DesiredPolicy { generation: 3, spec }).wire();
         assert_eq!(reported, worker::Policy { generation: 3, spec: Some(expected) });
     }
 }

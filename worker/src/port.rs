@@ -36,7 +36,7 @@ pub trait ExecutorPort: 'static {
 
     /// Returns the present executor's device memory, for the executors of GPUs that copy from this GPU.
     /// Returns `None` without a process, and for a process whose memory cannot be shared.
-    fn memory(&self) -> Option<Lent> {
+    fn memory(&self) -> Option<SharedDeviceMemory> {
         None
     }
 
@@ -49,14 +49,14 @@ pub trait ExecutorPort: 'static {
 
     /// Filters an event of the port's sink before the Executor actor handles the event. Returns the event
     /// that the actor has to handle, if any.
-    fn heard(&mut self, event: PortEvent) -> Option<PortEvent> {
+    fn filter_event(&mut self, event: PortEvent) -> Option<PortEvent> {
         Some(event)
     }
 }
 
 /// A GPU's memory, shared with the executors of other GPUs.
 #[derive(Debug, Clone)]
-pub struct Lent {
+pub struct SharedDeviceMemory {
     pub descriptor: Descriptor,
     pub bytes: Bytes,
 }
@@ -88,8 +88,8 @@ pub enum PortEventKind {
         /// The exit status or signal, as text for people.
         status: String,
     },
-    /// An event of one of several processes, which [`ExecutorPort::heard`] consumes.
-    Part(isolating::PartId, Box<PortEventKind>),
+    /// An event of one of several processes, which [`ExecutorPort::filter_event`] consumes.
+    Part(isolating::ProcessId, Box<PortEventKind>),
     /// The process could not be started. This is the only event of its incarnation.
     SpawnFailed {
         /// The cause, as text for people.
@@ -120,7 +120,7 @@ impl fmt::Debug for PortSink {
 }
 
 /// The factory of ports, sent to the actor thread with the node's context.
-pub trait Spawner: Send + 'static {
+pub trait PortFactory: Send + 'static {
     /// Returns the port of a GPU. Called on the actor thread when the GPU's Executor actor starts, and
     /// again when that actor restarts. The old port is dropped first.
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort>;

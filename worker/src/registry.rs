@@ -6,40 +6,40 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use millrace_policy::admission::Score;
+use millrace_policy::admission::FunctionTotals;
 use millrace_policy::ids::FunctionIndex;
-use millrace_types::{Bytes, Digest, FunctionKey, ModelId, Residency, RevisionKey, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, ModelId, ResidencyOptions, RevisionKey, TenantName};
 
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
-use crate::programs::{Program, crew};
-use crate::seams::Slot;
+use crate::programs::{HostedProgram, crew};
+use crate::seams::AddressSlot;
 
 /// An installed function.
 pub(crate) struct Hosted {
     pub(crate) config: FunctionConfig,
     pub(crate) model: ModelId,
-    pub(crate) slot: Slot<function::Message>,
+    pub(crate) slot: AddressSlot<function::Message>,
     /// The function's score, as its actor last stored it: a restarted actor continues from here.
-    pub(crate) score: Rc<Cell<Score>>,
+    pub(crate) score: Rc<Cell<FunctionTotals>>,
     /// The program and its processes, if the function is a program.
     pub(crate) program: Option<Hosting>,
 }
 
 /// An installed program.
 pub(crate) struct Hosting {
-    pub(crate) program: Arc<Program>,
+    pub(crate) program: Arc<HostedProgram>,
     pub(crate) processes: u32,
-    pub(crate) crew: Slot<crew::Message>,
+    pub(crate) crew: AddressSlot<crew::Message>,
 }
 
-struct Model {
+struct InstalledModel {
     prepared: Arc<PreparedModel>,
     memory: Bytes,
     users: BTreeSet<FunctionIndex>,
     /// The residency setting that the actors last received.
-    residency: Residency,
+    residency: ResidencyOptions,
 }
 
 /// A newly installed function.
@@ -64,10 +64,10 @@ pub(crate) struct Registry {
     functions: BTreeMap<FunctionIndex, Hosted>,
     /// The functions that accept requests.
     by_key: BTreeMap<RevisionKey, FunctionIndex>,
-    models: BTreeMap<ModelId, Model>,
+    models: BTreeMap<ModelId, InstalledModel>,
     /// Scores of revisions that were removed, so that their usage is still billed. One small entry
     /// for each function ever installed here.
-    past: BTreeMap<FunctionKey, Score>,
+    past: BTreeMap<FunctionKey, FunctionTotals>,
     next_function: u32,
     next_model: u32,
 }
@@ -93,11 +93,11 @@ impl Registry {
         let known = self.model_like(prepared.digest, needed);
         let model = known.unwrap_or_else(|| {
             let model = self.new_model();
-            let entry = Model {
+            let entry = InstalledModel {
                 prepared: Arc::clone(prepared),
                 memory: needed,
                 users: BTreeSet::new(),
-                residency: Residency::default(),
+                residency: ResidencyOptions::default(),
             };
             self.models.insert(model, entry);
             model
@@ -114,7 +114,7 @@ impl Registry {
     pub(crate) fn add_program(
         &mut self,
         config: FunctionConfig,
-        program: Arc<Program>,
+        program: Arc<HostedProgram>,
         processes: u32,
     ) -> Option<FunctionIndex> {
         if self.by_key.contains_key(&config.key) {
@@ -122,7 +122,7 @@ impl Registry {
         }
         // A program gets a model number that no model has.
         let model = self.new_model();
-        let program = Hosting { program, processes, crew: Slot::empty() };
+        let program = Hosting { program, processes, crew: AddressSlot::empty() };
         Some(self.insert(config, model, Some(program)))
     }
 
@@ -136,7 +136,7 @@ impl Registry {
         let function = FunctionIndex(self.next_function);
         self.next_function += 1;
         self.by_key.insert(config.key.clone(), function);
-        let hosted = Hosted { config, model, slot: Slot::empty(), score: Rc::default(), program };
+        let hosted = Hosted { config, model, slot: AddressSlot::empty(), score: Rc::default(), program };
         self.functions.insert(function, hosted);
         function
     }
@@ -149,12 +149,15 @@ impl Registry {
     /// Returns a model of this artifact that reserves the same memory. Functions that reserve
     /// different amounts do not share a model.
     fn model_like(&self, digest: Digest, memory: Bytes) -> Option<ModelId> {
-        let same = |model: &Model| model.prepared.digest == digest && model.memory == memory;
+        let same = |model: &InstalledModel| model.prepared.digest == digest && model.memory == memory;
         self.models.iter().find(|(_, model)| same(model)).map(|(&model, _)| model)
     }
 
     /// Stops a function from accepting requests. Its admitted requests are still answered.
-    pub(crate) fn retire(&mut self, key: &RevisionKey) -> Option<(FunctionIndex, Slot<function::Message>)> {
+    pub(crate) fn retire(
+        &mut self,
+        key: &RevisionKey,
+    ) -> Option<(FunctionIndex, AddressSlot<function::Message>)> {
         let index = self.by_key.remove(key)?;
         Some((index, self.functions.get(&index)?.slot.clone()))
     }
@@ -196,7 +199,7 @@ impl Registry {
     }
 
     /// Returns the scores of removed revisions, by function.
-    pub(crate) fn past(&self) -> &BTreeMap<FunctionKey, Score> {
+    pub(crate) fn past(&self) -> &BTreeMap<FunctionKey, FunctionTotals> {
         &self.past
     }
 
@@ -206,10 +209,10 @@ impl Registry {
 
     /// Returns a model's residency setting if the actors have an older setting, and records the new
     /// setting as sent.
-    pub(crate) fn new_residency(&mut self, model: ModelId) -> Option<Residency> {
+    pub(crate) fn new_residency(&mut self, model: ModelId) -> Option<ResidencyOptions> {
         let entry = self.models.get_mut(&model)?;
         let of = |index: &FunctionIndex| Some(self.functions.get(index)?.config.serving.residency);
-        let residency = entry.users.iter().filter_map(of).reduce(Residency::most).unwrap_or_default();
+        let residency = entry.users.iter().filter_map(of).reduce(ResidencyOptions::most).unwrap_or_default();
         if residency == entry.residency {
             return None;
         }
@@ -218,9 +221,9 @@ impl Registry {
     }
 
     /// Returns the models with a residency setting other than the default.
-    pub(crate) fn residencies(&self) -> impl Iterator<Item = (ModelId, Residency)> {
+    pub(crate) fn residencies(&self) -> impl Iterator<Item = (ModelId, ResidencyOptions)> {
         let told = self.models.iter().map(|(&model, entry)| (model, entry.residency));
-        told.filter(|&(_, residency)| residency != Residency::default())
+        told.filter(|&(_, residency)| residency != ResidencyOptions::default())
     }
 
     /// Returns the functions of each model, sorted.

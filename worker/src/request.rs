@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::dispatch::Inputs;
+use millrace_policy::dispatch::InputLocations;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp};
 
-use crate::objects::{Kept, Place};
+use crate::objects::{HandleLocation, ObjectHandle};
 use crate::port::Descriptor;
 
 /// One attempt of a request, checked against the function's declaration.
 #[derive(Debug, Clone)]
-pub struct Invocation {
+pub struct Attempt {
     /// Identifier of the request in the cluster.
     pub request_id: RequestId,
     /// Number of times that the request may still be started, this time included; 0 counts as 1.
@@ -49,27 +49,27 @@ pub struct Invocation {
     pub counted: bool,
 }
 
-impl Invocation {
+impl Attempt {
     /// Returns the bytes of the request's inputs on each GPU. An object in transit counts on its
     /// source GPU until the copy completes, because a run that starts earlier reads the source.
-    pub(crate) fn inputs_on_gpus(&self) -> Inputs {
+    pub(crate) fn inputs_on_gpus(&self) -> InputLocations {
         let objects = &self.on_gpus.objects;
         if objects.is_empty() {
-            return Inputs::NONE;
+            return InputLocations::NONE;
         }
         let on_gpu = |input: &Tensor| {
             let Some(Contents::Object(part)) = &input.contents else { return None };
             let object = objects.iter().find(|object| object.key.0 == part.object)?;
-            matches!(object.place(), Place::Gpu(_)).then_some((object.gpu, Bytes(part.bytes)))
+            matches!(object.place(), HandleLocation::Gpu(_)).then_some((object.gpu, Bytes(part.bytes)))
         };
-        Inputs::of(self.inputs.iter().filter_map(on_gpu))
+        InputLocations::of(self.inputs.iter().filter_map(on_gpu))
     }
 }
 
 /// A request outside the node's queue that transfers bytes. The request's deadline decides the rate
 /// of its transfers.
 #[derive(Debug)]
-pub(crate) struct Asker {
+pub(crate) struct TransferRequester {
     pub(crate) revision: RevisionKey,
     /// Time at which the request arrived on this worker.
     pub(crate) came: Timestamp,
@@ -78,7 +78,7 @@ pub(crate) struct Asker {
     pub(crate) objective: Option<Duration>,
 }
 
-impl Asker {
+impl TransferRequester {
     /// Returns the deadline of the answer; `None` if only the node knows the function's objective.
     pub(crate) fn wanted_by(&self) -> Option<Timestamp> {
         Some(self.came + self.objective?)
@@ -89,28 +89,28 @@ impl Asker {
 #[derive(Debug, Clone, Default)]
 pub struct OnGpus {
     /// The objects that inputs name, each once.
-    pub(crate) objects: Vec<Arc<Kept>>,
+    pub(crate) objects: Vec<Arc<ObjectHandle>>,
     /// Names of the outputs that may stay on their GPU for other requests to read.
     pub(crate) keep: Vec<String>,
 }
 
 /// The answer to a request.
 #[derive(Debug)]
-pub struct Completion {
+pub struct AttemptOutcome {
     /// Outputs in the executor's format.
     pub outputs: Vec<Tensor>,
     /// Descriptors that the outputs' `contents_fd` index.
     pub descriptors: Vec<Descriptor>,
     /// The objects that outputs name.
-    pub(crate) kept: Vec<Arc<Kept>>,
+    pub(crate) kept: Vec<Arc<ObjectHandle>>,
     /// Transfers of the inputs that were objects on GPUs.
-    pub(crate) brought: Vec<Brought>,
+    pub(crate) brought: Vec<InputTransfer>,
     /// The request's rows of the outputs; `None`: all rows.
-    pub share: Option<Share>,
+    pub share: Option<BatchShare>,
     /// The request's time by phase.
-    pub split: Split,
+    pub split: AttemptTimes,
     /// A process's remarks about outputs, by name.
-    pub marks: BTreeMap<String, Mark>,
+    pub marks: BTreeMap<String, OutputRemark>,
     /// The GPU of the run; `None`: the run was in a process beside the GPUs.
     pub gpu: Option<GpuIndex>,
     /// Number of attempts made here, the answered attempt included.
@@ -119,7 +119,7 @@ pub struct Completion {
 
 /// The transfer of an input that was an object on a GPU (D04).
 #[derive(Debug, Clone)]
-pub(crate) struct Brought {
+pub(crate) struct InputTransfer {
     pub(crate) input: String,
     pub(crate) method: FetchMethod,
     pub(crate) bytes: u64,
@@ -128,7 +128,7 @@ pub(crate) struct Brought {
 
 /// A process's remarks about an output.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Mark {
+pub struct OutputRemark {
     /// The object that already holds the output on this worker.
     pub object: Option<DataId>,
     /// Whether the output is for the workflow's caller: such an output is answered, and not stored
@@ -138,7 +138,7 @@ pub struct Mark {
 
 /// A request's rows in the outputs of a run that it shared with other requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Share {
+pub struct BatchShare {
     /// The request's first row.
     pub first: u32,
     /// Number of the request's rows.
@@ -147,7 +147,7 @@ pub struct Share {
     pub of: u32,
 }
 
-impl Share {
+impl BatchShare {
     /// Returns the request's proportional part of a duration of the whole run.
     #[must_use]
     pub fn of(self, whole: Duration) -> Duration {
@@ -157,7 +157,7 @@ impl Share {
 
 /// The time of a request by phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Split {
+pub struct AttemptTimes {
     /// Wait for the model to be loaded from the disk into host memory: a cold start. Zero if the
     /// model was there.
     pub cold: Duration,

@@ -1,5 +1,5 @@
-//! The actor runtime, which keeps actix replaceable. An actor is a [`Behaviour`], its address a
-//! [`Mailbox`], and its peers are [`Slot`]s. No other module depends on how messages are delivered
+//! The actor runtime, which keeps actix replaceable. An actor is a [`ActorBehaviour`], its address a
+//! [`Mailbox`], and its peers are [`AddressSlot`]s. No other module depends on how messages are delivered
 //! or timers fire.
 //!
 //! Three rules follow from actix. Each actor has one timer for all of its core's deadlines, because
@@ -27,7 +27,7 @@ use crate::clock::{Clock, Sleeper};
 pub(crate) const LETTERS_PER_REQUEST: usize = 16;
 
 /// The handlers of an actor. The actor owns its state outright, and calls never overlap.
-pub(crate) trait Behaviour: Unpin + 'static {
+pub(crate) trait ActorBehaviour: Unpin + 'static {
     /// Messages to the actor. Their number is bounded by the senders: each message belongs to a
     /// request that holds a permit, a grant, a process or an installed function.
     type Message: Send + 'static;
@@ -87,14 +87,14 @@ impl<M: Send + 'static> fmt::Debug for Mailbox<M> {
 
 /// A place on the actor thread for the present address of a peer. A restarted actor publishes its
 /// new address here, which increments the epoch; messages to the old address are lost.
-pub(crate) struct Slot<M: Send + 'static>(Rc<Published<M>>);
+pub(crate) struct AddressSlot<M: Send + 'static>(Rc<Published<M>>);
 
 struct Published<M: Send + 'static> {
     mailbox: RefCell<Option<Mailbox<M>>>,
     epoch: Cell<u64>,
 }
 
-impl<M: Send + 'static> Slot<M> {
+impl<M: Send + 'static> AddressSlot<M> {
     pub(crate) fn empty() -> Self {
         Self(Rc::new(Published { mailbox: RefCell::new(None), epoch: Cell::new(0) }))
     }
@@ -121,7 +121,7 @@ impl<M: Send + 'static> Slot<M> {
     }
 }
 
-impl<M: Send + 'static> Clone for Slot<M> {
+impl<M: Send + 'static> Clone for AddressSlot<M> {
     fn clone(&self) -> Self {
         Self(Rc::clone(&self.0))
     }
@@ -130,7 +130,7 @@ impl<M: Send + 'static> Clone for Slot<M> {
 /// Starts an actor on this thread. The actor ends when its last address is dropped or its behaviour
 /// is over. If a handler panics, `panicked` is called once; the actor's state is dropped and its
 /// mailbox closed by then.
-pub(crate) fn spawn<B: Behaviour>(
+pub(crate) fn spawn<B: ActorBehaviour>(
     behaviour: B,
     clock: Arc<dyn Clock>,
     sleeper: Sleeper,
@@ -138,9 +138,15 @@ pub(crate) fn spawn<B: Behaviour>(
 ) -> Mailbox<B::Message> {
     let panicked: Option<Box<dyn FnOnce(String)>> = Some(Box::new(panicked));
     let unread = Unread::default();
-    let shell =
-        Shell { behaviour: Some(behaviour), clock, sleeper, armed: None, panicked, unread: unread.clone() };
-    let address: Addr<Shell<B>> = shell.start();
+    let shell = ActorShell {
+        behaviour: Some(behaviour),
+        clock,
+        sleeper,
+        armed: None,
+        panicked,
+        unread: unread.clone(),
+    };
+    let address: Addr<ActorShell<B>> = shell.start();
     Mailbox { recipient: address.recipient(), unread }
 }
 
@@ -150,7 +156,7 @@ impl<M> actix::Message for Letter<M> {
     type Result = ();
 }
 
-struct Shell<B: Behaviour> {
+struct ActorShell<B: ActorBehaviour> {
     behaviour: Option<B>,
     clock: Arc<dyn Clock>,
     sleeper: Sleeper,
@@ -159,7 +165,7 @@ struct Shell<B: Behaviour> {
     unread: Unread,
 }
 
-impl<B: Behaviour> Actor for Shell<B> {
+impl<B: ActorBehaviour> Actor for ActorShell<B> {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
@@ -168,7 +174,7 @@ impl<B: Behaviour> Actor for Shell<B> {
     }
 }
 
-impl<B: Behaviour> Handler<Letter<B::Message>> for Shell<B> {
+impl<B: ActorBehaviour> Handler<Letter<B::Message>> for ActorShell<B> {
     type Result = ();
 
     fn handle(&mut self, Letter(message): Letter<B::Message>, ctx: &mut Context<Self>) {
@@ -178,13 +184,13 @@ impl<B: Behaviour> Handler<Letter<B::Message>> for Shell<B> {
     }
 }
 
-impl<B: Behaviour> Shell<B> {
+impl<B: ActorBehaviour> ActorShell<B> {
     fn guarded(&mut self, now: Timestamp, ctx: &mut Context<Self>, work: impl FnOnce(&mut B)) {
         // None after the end: messages delivered in the same wake still arrive.
         let Some(behaviour) = &mut self.behaviour else { return };
         // A panic leaves the state half-changed, so the state is dropped and never read again.
         match catch_unwind(AssertUnwindSafe(|| work(behaviour))) {
-            Ok(()) if self.behaviour.as_ref().is_some_and(Behaviour::is_over) => self.end(ctx),
+            Ok(()) if self.behaviour.as_ref().is_some_and(ActorBehaviour::is_over) => self.end(ctx),
             Ok(()) => self.rearm(now, ctx),
             Err(panic) => self.end_after(&*panic, ctx),
         }
@@ -208,7 +214,7 @@ impl<B: Behaviour> Shell<B> {
     /// deadline due and arms the timer again, which is cheaper than moving the timer at every
     /// message.
     fn rearm(&mut self, now: Timestamp, ctx: &mut Context<Self>) {
-        let Some(at) = self.behaviour.as_ref().and_then(Behaviour::next_wake) else { return };
+        let Some(at) = self.behaviour.as_ref().and_then(ActorBehaviour::next_wake) else { return };
         let at = self.clock.wake_at(at.max(now), self.sleeper);
         if let Some((armed, handle)) = self.armed {
             if armed <= at {
@@ -223,7 +229,7 @@ impl<B: Behaviour> Shell<B> {
     fn fired(&mut self, ctx: &mut Context<Self>) {
         self.armed = None;
         let now = self.clock.now();
-        let due = self.behaviour.as_ref().and_then(Behaviour::next_wake).is_some_and(|at| at <= now);
+        let due = self.behaviour.as_ref().and_then(ActorBehaviour::next_wake).is_some_and(|at| at <= now);
         if due {
             self.guarded(now, ctx, |behaviour| behaviour.tick(now));
         } else {
@@ -234,10 +240,10 @@ impl<B: Behaviour> Shell<B> {
 
 /// Starts an actor that forwards its messages to the returned channel.
 #[cfg(test)]
-pub(crate) fn heard<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::mpsc::UnboundedReceiver<M>) {
+pub(crate) fn spawn_forwarder<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::mpsc::UnboundedReceiver<M>) {
     struct Heard<M>(tokio::sync::mpsc::UnboundedSender<M>);
 
-    impl<M: Send + 'static> Behaviour for Heard<M> {
+    impl<M: Send + 'static> ActorBehaviour for Heard<M> {
         type Message = M;
         fn handle(&mut self, _: Timestamp, message: M) {
             // The test may have ended and dropped the receiver.

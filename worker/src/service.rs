@@ -1,4 +1,4 @@
-//! The gRPC `Worker` service. A gateway's request becomes an [`Invocation`] for the actors, and
+//! The gRPC `Worker` service. A gateway's request becomes an [`Attempt`] for the actors, and
 //! their answer becomes a response ([`running`]). Every request is checked here, once.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use millrace_proto::activity::Activity;
 use millrace_proto::log::{Page, Query};
 use millrace_proto::status::to_status;
 use millrace_proto::trace::wire::Spans;
-use millrace_proto::trace::{self, Kept, Past};
+use millrace_proto::trace::{self, FinishedSpan, SpanRing};
 use millrace_proto::{convert, logs, worker as wire};
 use millrace_transport::PortLimits;
 use millrace_types::{Bytes, Failure, Reason, Revision, RevisionKey};
@@ -17,18 +17,18 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
-use crate::activity::Place;
+use crate::activity::WorkerIdentity;
 use crate::handle::NodeHandle;
-use crate::hints::Hints;
-use crate::host_tier::gate::Gate;
-use crate::host_tier::{Signature, Signatures};
-use crate::objects::{Chunks, GatherError, Objects};
-use crate::request::Invocation;
-use crate::sequences::{Sequences, Turn};
+use crate::hints::HintFollower;
+use crate::host_tier::gate::HostMemoryGate;
+use crate::host_tier::{FunctionSignature, Signatures};
+use crate::objects::{ChunkStream, GatherError, ObjectStore};
+use crate::request::Attempt;
+use crate::sequences::{SequenceManager, SequenceTurn};
 
-pub use self::faults::Faults;
+pub use self::faults::InjectedFaults;
 
-use self::budget::Budget;
+use self::budget::ServiceByteBudget;
 
 mod again;
 mod budget;
@@ -39,7 +39,7 @@ pub mod tensors;
 
 /// The limits of a worker's service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServiceLimits {
     /// Maximum size of one request or response.
     pub message: Bytes,
     /// Maximum bytes of the inputs of all requests in flight.
@@ -48,7 +48,7 @@ pub struct Limits {
     pub port: PortLimits,
 }
 
-impl Default for Limits {
+impl Default for ServiceLimits {
     fn default() -> Self {
         Self { message: Bytes::mib(256), in_flight: Bytes::gib(1), port: PortLimits::new(1_024) }
     }
@@ -59,17 +59,17 @@ impl Default for Limits {
 pub struct WorkerService {
     node: NodeHandle,
     signatures: watch::Receiver<Arc<Signatures>>,
-    gate: Gate,
-    budget: Arc<Budget>,
+    gate: HostMemoryGate,
+    budget: Arc<ServiceByteBudget>,
     /// Maximum bytes of the tensors of one answer.
     message_max: Bytes,
-    faults: Faults,
+    faults: InjectedFaults,
     draining: Arc<AtomicBool>,
-    place: Place,
-    kept: Option<Kept>,
-    objects: Objects,
-    hints: Option<Hints>,
-    sequences: Sequences,
+    place: WorkerIdentity,
+    kept: Option<SpanRing>,
+    objects: ObjectStore,
+    hints: Option<HintFollower>,
+    sequences: SequenceManager,
 }
 
 impl WorkerService {
@@ -78,15 +78,15 @@ impl WorkerService {
     #[must_use]
     pub(crate) fn new(
         node: NodeHandle,
-        place: Place,
+        place: WorkerIdentity,
         signatures: watch::Receiver<Arc<Signatures>>,
-        gate: Gate,
-        objects: Objects,
-        limits: Limits,
-        faults: Faults,
+        gate: HostMemoryGate,
+        objects: ObjectStore,
+        limits: ServiceLimits,
+        faults: InjectedFaults,
     ) -> Self {
-        let budget = Arc::new(Budget::new(limits.in_flight));
-        let sequences = Sequences::new(signatures.clone(), objects.clone());
+        let budget = Arc::new(ServiceByteBudget::new(limits.in_flight));
+        let sequences = SequenceManager::new(signatures.clone(), objects.clone());
         Self {
             node,
             signatures,
@@ -105,23 +105,23 @@ impl WorkerService {
 
     /// Returns this service with the process's span store, which answers `GetSpans`.
     #[must_use]
-    pub fn showing(self, kept: Option<Kept>) -> Self {
+    pub fn showing(self, kept: Option<SpanRing>) -> Self {
         Self { kept, ..self }
     }
 
     /// Returns this service with prewarming: the service follows the hints of requests.
-    pub(crate) fn following(self, hints: Hints) -> Self {
+    pub(crate) fn following(self, hints: HintFollower) -> Self {
         Self { hints: Some(hints), ..self }
     }
 
     /// Returns the sequences of the served functions.
-    pub(crate) fn sequences(&self) -> &Sequences {
+    pub(crate) fn sequences(&self) -> &SequenceManager {
         &self.sequences
     }
 
     /// Waits until this worker holds no objects.
     pub(crate) async fn emptied(&self) {
-        self.objects.emptied().await;
+        self.objects.wait_until_empty().await;
     }
 
     /// Refuses every request from now on.
@@ -153,13 +153,13 @@ impl WorkerService {
         &self,
         mut request: wire::InvokeRequest,
         revision: RevisionKey,
-        signature: &Signature,
-        turn: Option<&mut Turn>,
+        signature: &FunctionSignature,
+        turn: Option<&mut SequenceTurn>,
     ) -> Result<wire::InvokeResponse, Failure> {
         let hold = request.hold.take();
         let hints = std::mem::take(&mut request.next);
-        let behind = turn.as_deref().map_or(Duration::ZERO, Turn::waited);
-        let came = turn.as_deref().map(Turn::came);
+        let behind = turn.as_deref().map_or(Duration::ZERO, SequenceTurn::waited);
+        let came = turn.as_deref().map(SequenceTurn::came);
         let (keep, state) = match (&turn, &hold) {
             (Some(turn), _) => (turn.outputs(), turn.inputs()),
             (None, Some(hold)) => (kept_outputs(hold, &request.outputs, signature), Vec::new()),
@@ -179,16 +179,16 @@ impl WorkerService {
             invocation.next = follows.follow(&invocation.revision.function.tenant, &hints);
         }
         if !held.waited().is_zero() {
-            let past = Past { ago: Duration::ZERO, took: held.waited() };
-            trace::tell(&tracing::Span::current(), "cold start", past, Vec::new);
+            let past = FinishedSpan { ago: Duration::ZERO, took: held.waited() };
+            trace::record_finished(&tracing::Span::current(), "cold start", past, Vec::new);
         }
         // The timeout counts from the request's arrival, so the wait in the sequence is added.
         let timeout = invocation.timeout + behind;
-        let invocation = Invocation { timeout, cold: held.waited(), behind, ..invocation };
+        let invocation = Attempt { timeout, cold: held.waited(), behind, ..invocation };
         self.answered(invocation, gathered, hold, turn).await
     }
 
-    fn signature(&self, revision: &RevisionKey) -> Result<Arc<Signature>, Failure> {
+    fn signature(&self, revision: &RevisionKey) -> Result<Arc<FunctionSignature>, Failure> {
         self.signatures.borrow().get(revision).cloned().ok_or_else(|| {
             let message = format!("{revision} is not ready on this worker: try again soon");
             Failure::new(Reason::FunctionNotReady, message)
@@ -234,7 +234,7 @@ impl wire::worker_server::Worker for WorkerService {
     }
 
     async fn get_logs(&self, request: Request<Query>) -> Result<Response<Page>, Status> {
-        Ok(Response::new(logs::here(request.get_ref())))
+        Ok(Response::new(logs::local_page(request.get_ref())))
     }
 
     async fn release_objects(
@@ -261,19 +261,19 @@ impl wire::worker_server::Worker for WorkerService {
 
 #[tonic::async_trait]
 impl wire::worker_objects_server::WorkerObjects for WorkerService {
-    type FetchObjectStream = Chunks;
+    type FetchObjectStream = ChunkStream;
 
     async fn fetch_object(
         &self,
         request: Request<wire::FetchObjectRequest>,
-    ) -> Result<Response<Chunks>, Status> {
+    ) -> Result<Response<ChunkStream>, Status> {
         let chunks = self.objects.serve(request.into_inner());
         chunks.map(Response::new).map_err(|failure| to_status(&failure))
     }
 }
 
 /// Returns the outputs that the request wants stored as objects.
-fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &Signature) -> Vec<String> {
+fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &FunctionSignature) -> Vec<String> {
     let all = || signature.outputs.iter().map(|output| output.name.clone()).collect();
     let outputs: Vec<String> = if asked.is_empty() { all() } else { asked.to_vec() };
     outputs.into_iter().filter(|output| !hold.answered.contains(output)).collect()

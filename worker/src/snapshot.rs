@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::admission::Score;
-use millrace_policy::batching::Totals;
-use millrace_policy::dispatch::{PredictionError, Stats};
-use millrace_policy::fabric::Tally;
+use millrace_policy::admission::FunctionTotals;
+use millrace_policy::batching::BatchCounts;
+use millrace_policy::dispatch::{DispatchStats, PredictionError};
+use millrace_policy::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 
-use crate::policy::InForce;
+use crate::policy::EffectivePolicy;
 
 /// A snapshot of a node. The actors are asked one after the other, so a request in transit between
 /// two actors may be missing from both parts.
@@ -22,7 +22,7 @@ pub struct NodeSnapshot {
     pub functions: Vec<FunctionSnapshot>,
     /// Scores of revisions that were removed from the node. Together with the scores in
     /// `functions`, the sum is all that a function ever counted on this node.
-    pub past: BTreeMap<FunctionKey, Score>,
+    pub past: BTreeMap<FunctionKey, FunctionTotals>,
     /// Time for which each function was idle in host memory since the worker began (T26), removed
     /// functions included.
     pub idle: BTreeMap<FunctionKey, Duration>,
@@ -31,13 +31,13 @@ pub struct NodeSnapshot {
     /// Number of requests in the node's queue.
     pub queued: u32,
     /// Counters of the dispatch policy (L17).
-    pub dispatch: Stats,
+    pub dispatch: DispatchStats,
     /// Counters of batched runs.
-    pub batches: Totals,
+    pub batches: BatchCounts,
     /// Counts of finished transfers to the node's GPUs, and their waiting times for links.
-    pub transfers: Tally,
+    pub transfers: TransferCounts,
     /// The scheduling policy in force.
-    pub policy: Option<InForce>,
+    pub policy: Option<EffectivePolicy>,
 }
 
 impl NodeSnapshot {
@@ -52,7 +52,7 @@ impl NodeSnapshot {
 
 /// The selection of a snapshot's parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
+pub enum SnapshotScope {
     /// The whole node.
     Whole,
     /// The queue, GPUs and links. Routing reads only these, so its cost does not grow with the
@@ -146,7 +146,7 @@ pub struct FunctionSnapshot {
     pub key: RevisionKey,
     /// Number of requests that were admitted and not answered yet.
     pub in_flight: u32,
-    pub score: Score,
+    pub score: FunctionTotals,
 }
 
 /// A snapshot of a link.
@@ -172,8 +172,14 @@ pub(crate) enum SnapshotPart {
     Gpu(GpuSnapshot),
     Function(FunctionSnapshot),
     Link(LinkSnapshot),
-    Past(BTreeMap<FunctionKey, Score>),
-    Queue { queued: u32, stats: Stats, batches: Totals, transfers: Tally, policy: InForce },
+    Past(BTreeMap<FunctionKey, FunctionTotals>),
+    Queue {
+        queued: u32,
+        stats: DispatchStats,
+        batches: BatchCounts,
+        transfers: TransferCounts,
+        policy: EffectivePolicy,
+    },
     Idle(BTreeMap<FunctionKey, Duration>),
 }
 
@@ -198,8 +204,8 @@ impl NodeSnapshot {
     /// Returns each function's score on this node, removed revisions included, and its number of
     /// requests in flight.
     #[must_use]
-    pub fn scores(&self) -> BTreeMap<&FunctionKey, (Score, u32)> {
-        let mut scores: BTreeMap<_, (Score, u32)> =
+    pub fn scores(&self) -> BTreeMap<&FunctionKey, (FunctionTotals, u32)> {
+        let mut scores: BTreeMap<_, (FunctionTotals, u32)> =
             self.past.iter().map(|(key, &score)| (key, (score, 0))).collect();
         for it in &self.functions {
             let (score, in_flight) = scores.entry(&it.key.function).or_default();

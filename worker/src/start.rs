@@ -14,40 +14,40 @@ mod thread;
 pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 pub use millrace_policy::elastic::MigrationPolicy;
 pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
-pub use millrace_policy::gpu::isolation::{ISOLATIONS, Isolation};
+pub use millrace_policy::gpu::isolation::{ExecutorIsolation, ISOLATIONS};
 pub use millrace_policy::index::LookupOrder;
 pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
 pub use millrace_policy::preset::SchedulingPolicy;
 use millrace_policy::prewarm::Prewarm;
 use millrace_proto::metrics::MetricsPage;
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 use millrace_transport::SharedResult;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::activity::Place;
+use crate::activity::WorkerIdentity;
 use crate::clock::{Clock, MonotonicClock};
-use crate::control::desired::Desired;
-use crate::control::{self, Control, telemetry};
+use crate::control::desired::DesiredState;
+use crate::control::{self, ControlPlaneClient, telemetry};
 use crate::data_dir::{self, DataDir};
 use crate::handle::NodeHandle;
-use crate::hints::Hints;
-use crate::host_tier::fetch::Controllers;
-use crate::host_tier::gate::Gate;
-use crate::host_tier::store::{self, Store};
-use crate::host_tier::{self, View};
-use crate::learned::Learned;
-use crate::meters::Shown;
+use crate::hints::HintFollower;
+use crate::host_tier::fetch::ControllerSource;
+use crate::host_tier::gate::HostMemoryGate;
+use crate::host_tier::store::{self, ModelFileStore};
+use crate::host_tier::{self, HostTierSnapshot};
+use crate::learned::ProfileStore;
+use crate::meters::MetricsHandler;
 pub use crate::node::DataConfig;
 pub use crate::objects::OBJECT_MEMORY;
-use crate::objects::{Objects, Whereabouts};
+use crate::objects::{DirectoryClient, ObjectStore};
 use crate::process_port::ExecutorCommand;
-pub use crate::programs::Launcher;
-use crate::programs::Programs;
-use crate::service::{Faults, Limits, WorkerService};
-use crate::start::server::{Health, Server};
+pub use crate::programs::ProgramLauncher;
+use crate::programs::ProgramStore;
+use crate::service::{InjectedFaults, ServiceLimits, WorkerService};
+use crate::start::server::{HealthStatus, Server};
 use crate::start::thread::ActorThread;
 
 /// The configuration of a worker.
@@ -77,22 +77,22 @@ pub struct WorkerConfig {
     /// Command that starts an executor.
     pub executor: ExecutorCommand,
     /// Launcher of users' programs; `None`: programs are refused.
-    pub programs: Option<Launcher>,
+    pub programs: Option<ProgramLauncher>,
     /// The scheduling policy until a controller reports the operators' policy.
     pub policy: SchedulingPolicy,
     /// The models that share an executor process.
-    pub isolation: Isolation,
+    pub isolation: ExecutorIsolation,
     /// The first place to ask for data that a program names and this worker does not have.
     pub lookup: LookupOrder,
     /// Number of threads for one executor's launches.
     pub executor_threads: u32,
     /// Whether faults may be injected.
-    pub faults: Faults,
+    pub faults: InjectedFaults,
     /// Seed of the delays before retries and reconnections, which makes them repeatable.
     pub seed: u64,
-    pub limits: Limits,
+    pub limits: ServiceLimits,
     /// Store of this process's trace spans, if the process has a store.
-    pub kept: Option<Kept>,
+    pub kept: Option<SpanRing>,
 }
 
 /// The reason why a worker did not start.
@@ -134,25 +134,25 @@ pub enum StartError {
 pub enum WorkerError {
     /// The worker belongs to another cluster or speaks another protocol.
     #[error(transparent)]
-    Refused(#[from] control::Refused),
+    Refused(#[from] control::WorkerRefusal),
     /// The actor thread ended.
     #[error("the node's actors ended: see the worker's log")]
     Actors,
 }
 
-/// A running worker. [`Worker::drain`] and [`Worker::shutdown`] end the worker in order. A dropped
+/// A running worker. [`RunningWorker::drain`] and [`RunningWorker::shutdown`] end the worker in order. A dropped
 /// worker ends at once, with its executors and processes of functions.
 #[derive(Debug)]
-pub struct Worker {
+pub struct RunningWorker {
     addr: SocketAddr,
     node: NodeHandle,
     service: WorkerService,
-    view: View,
-    control: Control,
+    view: HostTierSnapshot,
+    control: ControlPlaneClient,
     server: Option<Server>,
-    health: Health,
-    programs: Option<Programs>,
-    learned: Learned,
+    health: HealthStatus,
+    programs: Option<ProgramStore>,
+    learned: ProfileStore,
     actors: ActorThread,
     // Host tier, telemetry and scores: a dropped task ends.
     tasks: Vec<JoinSet<()>>,
@@ -163,10 +163,10 @@ pub struct Worker {
 ///
 /// # Errors
 /// [`StartError`]; nothing is left running then.
-pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
+pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
     let data_dir = DataDir::open(&config.data_dir, &config.node)?;
-    let store = Store::open(&data_dir.path().join("artifacts"))?;
-    let learned = Learned::open(data_dir.path());
+    let store = ModelFileStore::open(&data_dir.path().join("artifacts"))?;
+    let learned = ProfileStore::open(data_dir.path());
     let programs_dir = data_dir.path().join("programs");
     let (listener, addr) = millrace_transport::listen(config.listen)
         .map_err(|source| StartError::Listen { address: config.listen, source })?;
@@ -175,14 +175,14 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let artifact_channels = channels(&config.controllers)?;
     let (actors, node) = ActorThread::start(&config).await?;
 
-    let desired = watch::Sender::new(Desired::default());
+    let desired = watch::Sender::new(DesiredState::default());
     let clock: Arc<dyn Clock> = Arc::new(MonotonicClock);
-    let gate = Gate::new(clock.clone());
+    let gate = HostMemoryGate::new(clock.clone());
     let hints_clock = clock.clone();
     let attached = watch::Sender::default();
-    let source = Arc::new(Controllers::new(artifact_channels, attached.subscribe(), config.seed));
-    let whereabouts = Whereabouts::new(control_channels.clone(), attached.subscribe());
-    let showing = host_tier::Showing::default();
+    let source = Arc::new(ControllerSource::new(artifact_channels, attached.subscribe(), config.seed));
+    let whereabouts = DirectoryClient::new(control_channels.clone(), attached.subscribe());
+    let showing = host_tier::HostTierPublisher::default();
     let desired_there = desired.subscribe();
     let view = showing.view();
     let telemetry_now = watch::Sender::default();
@@ -190,13 +190,13 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     let quotas_now = desired.subscribe();
     let desired_shown = desired.subscribe();
     let hello = hello::hello(&config, addr);
-    let place = Place {
+    let place = WorkerIdentity {
         node: config.node.clone(),
         instance: hello.instance.clone(),
         topology: Arc::new(config.topology.clone()),
     };
-    let control = Control::start(
-        control::Config {
+    let control = ControlPlaneClient::start(
+        control::ControlConfig {
             name: config.node.clone(),
             hello,
             controllers: control_channels,
@@ -206,7 +206,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
             clock: clock.clone(),
             seed: config.seed,
         },
-        control::Channels {
+        control::ControlChannels {
             desired,
             statuses: view.statuses.clone(),
             models: view.models.clone(),
@@ -214,14 +214,14 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
         },
     );
     let mut telemetry_task = JoinSet::new();
-    let host = telemetry::Host {
+    let host = telemetry::HostTierTelemetry {
         budget: config.host_memory,
         models: view.models.clone(),
         counts: view.counts.clone(),
     };
     let objects =
-        Objects::new(config.object_memory, control.index(), whereabouts, config.lookup, clock.clone());
-    let open = |launcher| Programs::open(&programs_dir, launcher, objects.clone(), config.limits.message);
+        ObjectStore::new(config.object_memory, control.index(), whereabouts, config.lookup, clock.clone());
+    let open = |launcher| ProgramStore::open(&programs_dir, launcher, objects.clone(), config.limits.message);
     let programs = config.programs.map(open).transpose().map_err(StartError::Programs)?;
     let host_tier = host_tier::start(
         host_tier::Config {
@@ -240,7 +240,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let mut sweep = JoinSet::new();
     sweep.spawn(objects.clone().sweep());
-    let hints = Hints::new(Prewarm::On, view.signatures.clone(), gate.clone(), hints_clock);
+    let hints = HintFollower::new(Prewarm::On, view.signatures.clone(), gate.clone(), hints_clock);
     let service = WorkerService::new(
         node.clone(),
         place,
@@ -252,7 +252,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     );
     let service = service.showing(config.kept).following(hints.clone());
     sweep.spawn(service.sequences().clone().sweep());
-    let shown = Shown {
+    let shown = MetricsHandler {
         node: node.clone(),
         host: host.clone(),
         objects,
@@ -267,7 +267,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     // Requests are served from here until the worker is stopped.
     let (server, health) = server::serve(&service, config.limits, shown, listener);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, "worker started");
-    Ok(Worker {
+    Ok(RunningWorker {
         addr,
         node: node.clone(),
         service,
@@ -282,7 +282,7 @@ pub async fn start(config: WorkerConfig) -> Result<Worker, StartError> {
     })
 }
 
-impl Worker {
+impl RunningWorker {
     /// Returns the address on which the service listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
@@ -304,13 +304,13 @@ impl Worker {
 
     /// Returns the states of the node's functions and its models in host memory.
     #[must_use]
-    pub fn view(&self) -> &View {
+    pub fn view(&self) -> &HostTierSnapshot {
         &self.view
     }
 
     /// Returns the streams to the controllers.
     #[must_use]
-    pub fn control(&self) -> &Control {
+    pub fn control(&self) -> &ControlPlaneClient {
         &self.control
     }
 

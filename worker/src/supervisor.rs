@@ -26,40 +26,40 @@ use std::sync::Arc;
 use millrace_policy::batching::Batcher;
 use millrace_policy::core::Core as _;
 use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, Fabric, link::Link as LinkCore};
-use millrace_policy::gpu::{Event as GpuEvent, Gpu as GpuCore};
+use millrace_policy::fabric::{self, LinkScheduler, link::LinkLedger as LinkCore};
+use millrace_policy::gpu::{Event as GpuEvent, GpuCore};
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::lifecycle::Lifecycle;
 use millrace_policy::memory::MemoryMap;
-use millrace_policy::paths::Paths;
+use millrace_policy::paths::PathPlanner;
 use millrace_policy::prewarm::Prewarm;
-use millrace_policy::residence::Residence;
+use millrace_policy::residence::IdleResidenceMeter;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, Reason};
 
-use crate::actors::driven::{Driven, SharedTrace};
-use crate::actors::executor::{self, Executor};
-use crate::actors::function::{self, ScoresTold, counts};
-use crate::actors::gpu::{self, Gpu};
-use crate::actors::link::{self, Link};
-use crate::actors::node::{self, Node};
+use crate::actors::driven::{SharedTrace, TracedCore};
+use crate::actors::executor::{self, ExecutorActor};
+use crate::actors::function::{self, SloCountReports, slo_counts};
+use crate::actors::gpu::{self, GpuActor};
+use crate::actors::link::{self, LinkActor};
+use crate::actors::node::{self, NodeActor};
 use crate::clock::{Clock, Sleeper};
-use crate::handle::{Directory, NodeHandle};
+use crate::handle::{ActorDirectory, NodeHandle};
 use crate::install::Profile;
 use crate::node::{NodeConfig, NodeContext};
-use crate::policy::{InForce, Wanted};
-use crate::port::{PortSink, Spawner};
+use crate::policy::{DesiredPolicy, EffectivePolicy};
+use crate::port::{PortFactory, PortSink};
 use crate::programs::crew;
 use crate::registry::Registry;
-use crate::seams::{self, Behaviour, Mailbox, Slot};
-use crate::tenants::Tenants;
+use crate::seams::{self, ActorBehaviour, AddressSlot, Mailbox};
+use crate::tenants::TenantCaps;
 
 pub(crate) use crate::registry::Removed;
 
 /// The identity of an actor.
 #[derive(Debug, Clone, Copy)]
-enum Who {
+enum ActorId {
     Node,
     Function(FunctionIndex),
     Crew(FunctionIndex),
@@ -74,25 +74,25 @@ pub(crate) struct Supervisor {
     clock: Arc<dyn Clock>,
     seed: u64,
     trace: Option<SharedTrace>,
-    spawner: RefCell<Box<dyn Spawner>>,
-    directory: Arc<Directory>,
-    node: Slot<node::Message>,
-    gpus: Vec<Slot<gpu::Message>>,
-    executors: Rc<[Slot<executor::Message>]>,
-    links: BTreeMap<LinkId, Slot<link::Message>>,
+    spawner: RefCell<Box<dyn PortFactory>>,
+    directory: Arc<ActorDirectory>,
+    node: AddressSlot<node::Message>,
+    gpus: Vec<AddressSlot<gpu::Message>>,
+    executors: Rc<[AddressSlot<executor::Message>]>,
+    links: BTreeMap<LinkId, AddressSlot<link::Message>>,
     /// The installed functions and models, which survive a restart of the Node actor.
     registry: RefCell<Registry>,
     /// The idle residence of functions, which is billed across restarts of the Node actor.
-    residence: RefCell<Residence>,
+    residence: RefCell<IdleResidenceMeter>,
     /// The caps of tenants, which hold across restarts of the Node actor.
-    tenants: RefCell<Tenants>,
+    tenants: RefCell<TenantCaps>,
     /// The scheduling policy in force, which survives restarts of all actors.
-    in_force: Cell<InForce>,
+    in_force: Cell<EffectivePolicy>,
     /// Whether Function actors report SLO counts, because the policy depends on the counts.
-    told: Rc<Cell<ScoresTold>>,
+    told: Rc<Cell<SloCountReports>>,
     /// The NVLink routes between GPUs. `None` on a machine that is larger than
     /// the planner's bounds.
-    routes: Option<Paths>,
+    routes: Option<PathPlanner>,
     /// The next incarnation of each GPU's executor. An incarnation is never used twice.
     incarnations: Rc<[Cell<Incarnation>]>,
 }
@@ -101,29 +101,29 @@ impl Supervisor {
     /// Starts a node's actors on this thread.
     pub(crate) fn start(config: NodeConfig, context: NodeContext) -> NodeHandle {
         let NodeContext { clock, seed, spawner, trace } = context;
-        let directory = Directory::new();
+        let directory = ActorDirectory::new();
         let handle = NodeHandle::new(Arc::clone(&directory), config.requests_max, Arc::clone(&clock));
         let gpus = config.topology.gpus.len();
         let of_host = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
-        let in_force = InForce::of(&config, &Wanted::default());
-        let routes = fabric::routes_of(&config.topology).inspect_err(|why| {
+        let in_force = EffectivePolicy::of(&config, &DesiredPolicy::default());
+        let routes = fabric::object_route_planner(&config.topology).inspect_err(|why| {
             tracing::info!(
                 %why,
                 "the GPUs of a machine of this size cannot forward for each other: 'host_links: all' has no effect"
             );
         });
         let supervisor = Rc::new(Self {
-            node: Slot::empty(),
-            gpus: (0..gpus).map(|_| Slot::empty()).collect(),
-            executors: (0..gpus).map(|_| Slot::empty()).collect(),
-            links: crossed.map(|link| (link, Slot::empty())).collect(),
+            node: AddressSlot::empty(),
+            gpus: (0..gpus).map(|_| AddressSlot::empty()).collect(),
+            executors: (0..gpus).map(|_| AddressSlot::empty()).collect(),
+            links: crossed.map(|link| (link, AddressSlot::empty())).collect(),
             registry: RefCell::new(Registry::default()),
             residence: RefCell::default(),
             tenants: RefCell::default(),
             in_force: Cell::new(in_force),
-            told: Rc::new(Cell::new(policy::told(&in_force))),
+            told: Rc::new(Cell::new(policy::slo_reports(&in_force))),
             routes: routes.ok(),
             // Each GPU counts in steps of the number of GPUs, so that no two GPUs share an incarnation.
             // GPU 0 starts with 1, GPU 1 with 2, and so on.
@@ -153,7 +153,7 @@ impl Supervisor {
     }
 
     /// Returns the directory of the addresses of the node's actors.
-    pub(crate) fn directory(&self) -> &Arc<Directory> {
+    pub(crate) fn directory(&self) -> &Arc<ActorDirectory> {
         &self.directory
     }
 
@@ -162,21 +162,21 @@ impl Supervisor {
         self.config.prewarm
     }
 
-    pub(crate) fn gpu(&self, gpu: GpuIndex) -> &Slot<gpu::Message> {
+    pub(crate) fn gpu(&self, gpu: GpuIndex) -> &AddressSlot<gpu::Message> {
         &self.gpus[gpu.0 as usize]
     }
 
-    pub(crate) fn executor(&self, gpu: GpuIndex) -> &Slot<executor::Message> {
+    pub(crate) fn executor(&self, gpu: GpuIndex) -> &AddressSlot<executor::Message> {
         &self.executors[gpu.0 as usize]
     }
 
-    pub(crate) fn link(&self, link: LinkId) -> &Slot<link::Message> {
+    pub(crate) fn link(&self, link: LinkId) -> &AddressSlot<link::Message> {
         &self.links[&link]
     }
 
     /// Returns the links over which models are copied to a GPU: the links of its path from the host, then
     /// its NVLinks.
-    pub(crate) fn links_to(&self, gpu: GpuIndex) -> impl Iterator<Item = &Slot<link::Message>> {
+    pub(crate) fn links_to(&self, gpu: GpuIndex) -> impl Iterator<Item = &AddressSlot<link::Message>> {
         let host_path = self.config.topology.gpus[gpu.0 as usize].host_path.iter().copied();
         let nvlinks = self.config.topology.nvlinks_of(gpu).map(|(link, _)| link);
         host_path.chain(nvlinks).map(|link| self.link(link))
@@ -185,15 +185,21 @@ impl Supervisor {
     /// Returns the GPUs that NVLinks join with a GPU, directly or over routes through other GPUs.
     fn neighbours_of(&self, gpu: GpuIndex) -> BTreeSet<GpuIndex> {
         let beside = self.config.topology.nvlinks_of(gpu).map(|(_, other)| other);
-        let leads = |other: &GpuIndex| self.routes.as_ref().is_some_and(|routes| routes.lead(*other, gpu));
+        let leads =
+            |other: &GpuIndex| self.routes.as_ref().is_some_and(|routes| routes.is_reachable(*other, gpu));
         beside.chain(self.gpu_indices().filter(leads)).collect()
     }
 
-    fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> Driven<C> {
-        Driven::new(core, id, self.trace.clone())
+    fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> TracedCore<C> {
+        TracedCore::new(core, id, self.trace.clone())
     }
 
-    fn spawn<B: Behaviour>(self: &Rc<Self>, behaviour: B, who: Who, sleeper: Sleeper) -> Mailbox<B::Message> {
+    fn spawn<B: ActorBehaviour>(
+        self: &Rc<Self>,
+        behaviour: B,
+        who: ActorId,
+        sleeper: Sleeper,
+    ) -> Mailbox<B::Message> {
         let supervisor = Rc::clone(self);
         let panicked = move |message: String| supervisor.panicked(who, &message);
         seams::spawn(behaviour, Arc::clone(&self.clock), sleeper, panicked)
@@ -218,16 +224,16 @@ impl Supervisor {
         }
         for (_, hosted) in registry.indexed() {
             let learned = hosted.config.profiles.iter().filter_map(|it| self.learned(hosted.model, it));
-            learned.for_each(|learned| tell(dispatch::Event::Learned(learned)));
+            learned.for_each(|learned| tell(dispatch::Event::ProfileLoaded(learned)));
         }
         for (model, residency) in registry.residencies() {
-            tell(dispatch::Event::Keep { model, copies: residency.min_warm });
+            tell(dispatch::Event::WarmCopiesRequired { model, copies: residency.min_warm });
         }
         if self.wants_scores() {
             for (function, hosted) in registry.indexed() {
                 let objective = self.objective(&hosted.config);
                 tell(dispatch::Event::Objective { function, objective });
-                tell(dispatch::Event::Score { function, counts: counts(&hosted.score.get()) });
+                tell(dispatch::Event::SloCountsChanged { function, counts: slo_counts(&hosted.score.get()) });
             }
         }
         for event in self.tenants.borrow().again(registry.owners()) {
@@ -240,13 +246,13 @@ impl Supervisor {
         }
         drop(registry);
         let policy = self.policy();
-        let fabric = Fabric::with_sharing(topology, policy.sharing).with_host_links(policy.host_links);
-        let node = Node::new(
+        let fabric = LinkScheduler::with_sharing(topology, policy.sharing).with_host_links(policy.host_links);
+        let node = NodeActor::new(
             self.drive(dispatch, CoreId::Dispatch),
             self.drive(fabric, CoreId::Fabric),
             Rc::clone(self),
         );
-        let mailbox = self.spawn(node, Who::Node, Sleeper::NODE);
+        let mailbox = self.spawn(node, ActorId::Node, Sleeper::NODE);
         self.node.publish(mailbox.clone());
         self.directory.publish_node(Some(mailbox));
     }
@@ -254,14 +260,14 @@ impl Supervisor {
     fn start_link(self: &Rc<Self>, id: LinkId) {
         let wire = self.config.topology.links[id.0 as usize].clone();
         let core = self.drive(LinkCore::default(), CoreId::Link(id));
-        let link = Link::new(id, wire, core, self.node.clone(), Rc::clone(&self.executors));
+        let link = LinkActor::new(id, wire, core, self.node.clone(), Rc::clone(&self.executors));
         let sleeper = Sleeper::core(CoreId::Link(id));
-        self.link(id).publish(self.spawn(link, Who::Link(id), sleeper));
+        self.link(id).publish(self.spawn(link, ActorId::Link(id), sleeper));
     }
 
     fn start_gpu(self: &Rc<Self>, index: GpuIndex) {
         let hardware = self.config.topology.gpus[index.0 as usize].clone();
-        let peers = gpu::Peers {
+        let peers = gpu::GpuPeers {
             node: self.node.clone(),
             executor: self.executor(index).clone(),
             own: self.gpu(index).clone(),
@@ -271,11 +277,11 @@ impl Supervisor {
         let core = GpuCore::new(index, MemoryMap::new(hardware.memory))
             .with_eviction(self.policy().eviction)
             .with_isolation(self.config.isolation)
-            .with_data(self.config.data.of(hardware.memory));
+            .with_data(self.config.data.store_config(hardware.memory));
         let core = self.drive(core, CoreId::Gpu(index));
-        let actor = Gpu::new(hardware, core, peers);
+        let actor = GpuActor::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));
-        self.gpu(index).publish(self.spawn(actor, Who::Gpu(index), sleeper));
+        self.gpu(index).publish(self.spawn(actor, ActorId::Gpu(index), sleeper));
         for (model, memory, prepared) in self.registry.borrow().models() {
             let prepared = Arc::clone(prepared);
             self.gpu(index).post(gpu::Message::Install { model, memory, prepared });
@@ -298,7 +304,7 @@ impl Supervisor {
         let issuers = std::iter::once(first_link).chain(topology.nvlinks_of(index).map(|(link, _)| link));
         let neighbours = self.neighbours_of(index).into_iter();
         let neighbours = neighbours.map(|gpu| (gpu, self.executor(gpu).clone()));
-        let peers = executor::Peers {
+        let peers = executor::ExecutorPeers {
             gpu: self.gpu(index).clone(),
             links: issuers.map(|link| (link, self.link(link).clone())).collect(),
             neighbours: neighbours.collect(),
@@ -318,9 +324,9 @@ impl Supervisor {
         });
         let port = self.spawner.borrow_mut().port(index, sink);
         let core = self.drive(life, CoreId::Executor(index));
-        let actor = Executor::new(index, core, port, started, peers);
+        let actor = ExecutorActor::new(index, core, port, started, peers);
         let sleeper = Sleeper::core(CoreId::Executor(index));
-        let mailbox = self.spawn(actor, Who::Executor(index), sleeper);
+        let mailbox = self.spawn(actor, ActorId::Executor(index), sleeper);
         heard.get_or_init(|| mailbox.clone());
         self.executor(index).publish(mailbox);
         self.executor(index).post(executor::Message::Start);
@@ -328,10 +334,10 @@ impl Supervisor {
 
     /// Converts a model's profile for dispatch. Returns `None` if the node has no GPU of the profile's
     /// type.
-    pub(crate) fn learned(&self, model: ModelId, profile: &Profile) -> Option<dispatch::Learned> {
+    pub(crate) fn learned(&self, model: ModelId, profile: &Profile) -> Option<dispatch::ModelProfile> {
         let &Profile { ref gpu_type, load, swap, run } = profile;
         let kind = dispatch::kind_of(&self.config.topology, gpu_type)?;
-        Some(dispatch::Learned { model, kind, load, swap, run })
+        Some(dispatch::ModelProfile { model, kind, load, swap, run })
     }
 
     /// Returns the types of the node's GPUs. The position of a type is its kind in dispatch.

@@ -9,17 +9,17 @@ use millrace_policy::ids::{FunctionIndex, TenantIndex};
 use millrace_policy::tenancy::Event;
 use millrace_types::{Quota, TenantName};
 
-use crate::control::desired::Quotas;
+use crate::control::desired::TenantQuotas;
 
 /// The tenants with caps. This value outlives the Node actor.
 #[derive(Debug, Default)]
-pub(crate) struct Tenants {
+pub(crate) struct TenantCaps {
     /// The number of every tenant that ever had caps here: numbers are never reused.
     numbers: BTreeMap<TenantName, TenantIndex>,
-    quotas: Arc<Quotas>,
+    quotas: Arc<TenantQuotas>,
 }
 
-impl Tenants {
+impl TenantCaps {
     /// Returns the number of a tenant that has caps.
     pub(crate) fn capped(&self, tenant: &TenantName) -> Option<TenantIndex> {
         self.quotas.contains_key(tenant).then(|| self.numbers.get(tenant).copied()).flatten()
@@ -29,7 +29,7 @@ impl Tenants {
     /// installed functions.
     pub(crate) fn change<'a>(
         &mut self,
-        quotas: Arc<Quotas>,
+        quotas: Arc<TenantQuotas>,
         functions: impl Iterator<Item = (FunctionIndex, &'a TenantName)> + Clone,
     ) -> Vec<Event> {
         let before = std::mem::replace(&mut self.quotas, quotas);
@@ -84,7 +84,7 @@ mod tests {
         TenantName::new(name).unwrap()
     }
 
-    fn quotas(of: &[(&str, u32)]) -> Arc<Quotas> {
+    fn quotas(of: &[(&str, u32)]) -> Arc<TenantQuotas> {
         let quota = |&(name, gpus): &(&str, u32)| {
             (tenant(name), Quota { gpus_max: NonZeroU32::new(gpus), ..Quota::NONE })
         };
@@ -96,7 +96,7 @@ mod tests {
         let a = tenant("a");
         let b = tenant("b");
         let functions = [(FunctionIndex(0), &a), (FunctionIndex(1), &b), (FunctionIndex(2), &a)];
-        let mut tenants = Tenants::default();
+        let mut tenants = TenantCaps::default();
         let mut told = |caps: &[(&str, u32)]| {
             let events = tenants.change(quotas(caps), functions.iter().copied());
             (events, tenants.again(functions.iter().copied()))

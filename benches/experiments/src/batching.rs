@@ -6,15 +6,15 @@ use std::time::Duration;
 use anyhow::Result;
 use millrace_policy::gpu::Eviction;
 use millrace_sim::outcome::percentile;
-use millrace_sim::report::percent;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::report::format_percent;
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::MINUTE;
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::{Outcome, models, run_each};
-use millrace_types::{Batching, Serving, Slo};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::{SimulationOutcome, models, run_each};
+use millrace_types::{BatchingOptions, SchedulingOptions, Slo};
 
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::torpor::v100;
 use crate::versus::Quantity;
 use crate::{Effort, Experiment};
@@ -57,42 +57,51 @@ impl Mode {
     }
 }
 
-fn scenario(policy: &str, mode: Mode, load: u32, slo: bool, seed: u64, effort: Effort) -> Result<Scenario> {
+fn scenario(
+    policy: &str,
+    mode: Mode,
+    load: u32,
+    slo: bool,
+    seed: u64,
+    effort: Effort,
+) -> Result<ClusterScenario> {
     let model = models::torpor().swap_remove(4);
     let rate = f64::from(GPUS) / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
     let span = if effort.short { MINUTE / 60 } else { MINUTE / 4 };
-    let pattern = Pattern::Sporadic { mean_gap: Duration::from_secs_f64(1.0 / rate) };
+    let pattern = WorkloadPattern::Sporadic { mean_gap: Duration::from_secs_f64(1.0 / rate) };
     let arrivals = patterns::arrivals(&[pattern; FUNCTIONS], span, seed);
-    let batching = mode.size.map(|max_size| Batching { max_size, max_wait: Duration::ZERO });
-    let function = Function {
+    let batching = mode.size.map(|max_size| BatchingOptions { max_size, max_wait: Duration::ZERO });
+    let function = SimulatedFunction {
         by_member: model.run * mode.by_member / 100,
-        serving: Serving { batching, ..Serving::default() },
-        ..Function::new(model, slo.then_some(Slo { deadline: DEADLINE, percentile: 0.98 }))
+        serving: SchedulingOptions { batching, ..SchedulingOptions::default() },
+        ..SimulatedFunction::new(model, slo.then_some(Slo { deadline: DEADLINE, percentile: 0.98 }))
     };
     let functions = vec![function; FUNCTIONS];
-    let node =
-        NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(GPUS), crate::lalb::policy(policy)?) };
-    Ok(Scenario {
+    let node = SimulatedNode {
+        eviction: Eviction::Torpor,
+        ..SimulatedNode::new(v100(GPUS), crate::lalb::policy(policy)?)
+    };
+    Ok(ClusterScenario {
         timeout: MINUTE * 10,
         warmed: true,
-        ..Scenario::new(vec![node], functions, arrivals, seed)
+        ..ClusterScenario::new(vec![node], functions, arrivals, seed)
     })
 }
 
 /// The results of one setup with every seed.
 #[derive(Debug, Default)]
-struct Measured {
-    per_second: Spread,
-    in_time: Spread,
-    p99_ms: Spread,
+struct BatchingResult {
+    per_second: SeedValues,
+    in_time: SeedValues,
+    p99_ms: SeedValues,
     /// The mean number of requests in a run.
-    members: Spread,
+    members: SeedValues,
     /// The error of the regression of run times over batch sizes, in percent, of nodes with at least three
     /// sizes (L15).
     held_out: Vec<f64>,
 }
 
-fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Result<Measured> {
+fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Result<BatchingResult> {
     let setups = (1..=effort.seeds).map(|seed| scenario(policy, mode, load, slo, seed, effort));
     let setups = setups.collect::<Result<Vec<_>>>()?;
     let each = run_each(&setups, |_, outcome| {
@@ -106,7 +115,7 @@ fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Re
             outcome.nodes.iter().find_map(|node| node.dispatch.held_out),
         )
     })?;
-    let mut measured = Measured::default();
+    let mut measured = BatchingResult::default();
     for (per_second, in_time, p99_ms, members, held_out) in each {
         measured.per_second.0.push(per_second);
         measured.in_time.0.push(in_time);
@@ -118,7 +127,7 @@ fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Re
 }
 
 /// Returns the mean number of requests in a run.
-fn members(outcome: &Outcome) -> f64 {
+fn members(outcome: &SimulationOutcome) -> f64 {
     let batches = outcome.nodes.iter().map(|node| node.batches);
     let (batches, together) =
         batches.fold((0, 0), |(all, requests), it| (all + it.batches, requests + it.requests));
@@ -126,8 +135,8 @@ fn members(outcome: &Outcome) -> f64 {
     all as f64 / (all.saturating_sub(together) + batches).max(1) as f64
 }
 
-fn batching(effort: Effort) -> Result<Report> {
-    let mut report = Report::default();
+fn batching(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport::default();
     report.assumed.push(format!(
         "{FUNCTIONS} functions of ResNet-50 (9 ms), which stay on {GPUS} V100. Requests of one row arrive at random times for 15 s. The papers do not state the time of a batch: here each further request of a run adds 10%, 25% or 50% of the time of a single run. At first the nodes know only the time of one row, and learn the times of larger batches. *Overload* is ten times the capacity with single runs, without an objective, and clients wait for every answer. *In time* means within {DEADLINE:?}, which is the functions' objective. No request waits for others to join its batch (`maxWait` 0)."
     ));
@@ -136,7 +145,7 @@ fn batching(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
+fn throughput(effort: Effort, report: &mut ExperimentReport) -> Result<()> {
     let (kinds, sizes) =
         if effort.short { (&BY_MEMBER[..1], &SIZES[..1]) } else { (&BY_MEMBER[..], &SIZES[..]) };
     let mut rows = Vec::new();
@@ -146,21 +155,22 @@ fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
             for &size in sizes {
                 let mode = Mode { size: Some(size), by_member };
                 let it = measure(policy, mode, OVERLOAD, false, effort)?;
-                let by =
-                    Spread(it.per_second.0.iter().zip(&alone.0).map(|(ours, alone)| ours / alone).collect());
-                let held_out = Spread(it.held_out);
+                let by = SeedValues(
+                    it.per_second.0.iter().zip(&alone.0).map(|(ours, alone)| ours / alone).collect(),
+                );
+                let held_out = SeedValues(it.held_out);
                 rows.push(vec![
                     policy.to_owned(),
                     format!("{by_member}%"),
                     mode.name(),
                     format!("{:.0}", alone.mean()),
                     format!("{:.0}", it.per_second.mean()),
-                    format!("{} ± {}", Unit::Times.show(by.mean()), Unit::Times.show(by.half())),
+                    format!("{} ± {}", Unit::Times.show(by.mean()), Unit::Times.show(by.half_interval())),
                     Unit::Times.show(mode.ideal()),
                     format!("{:.1}", it.members.mean()),
                     if held_out.0.is_empty() { "-".to_owned() } else { format!("{:.1}%", held_out.mean()) },
                 ]);
-                report.figures.push(Figure {
+                report.figures.push(PaperFigure {
                     what: format!(
                         "{policy}, {by_member}% for each further request, {}: throughput relative to single runs",
                         mode.name()
@@ -189,11 +199,11 @@ fn throughput(effort: Effort, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
+fn in_time(effort: Effort, report: &mut ExperimentReport) -> Result<()> {
     let mode = Mode { size: Some(8), by_member: 25 };
     let mut rows = Vec::new();
     let loads = if effort.short { &LOADS[..1] } else { &LOADS[..] };
-    let mut by_policy: Vec<Vec<Spread>> = Vec::new();
+    let mut by_policy: Vec<Vec<SeedValues>> = Vec::new();
     for policy in POLICIES {
         let mut in_time = Vec::new();
         for &load in loads {
@@ -207,15 +217,15 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
             rows.push(vec![
                 policy.to_owned(),
                 format!("{load}%"),
-                percent(alone.in_time.mean()),
-                percent(together.in_time.mean()),
+                format_percent(alone.in_time.mean()),
+                format_percent(together.in_time.mean()),
                 Unit::Millis.show(alone.p99_ms.mean()),
                 Unit::Millis.show(together.p99_ms.mean()),
                 format!("{:.1}", together.members.mean()),
             ]);
             let what = format!("{policy}, requests in time at {load}%: batched at least single runs");
-            let by = together.in_time.less(&alone.in_time);
-            report.orders.push(Order { what, by, cause: None });
+            let by = together.in_time.differences(&alone.in_time);
+            report.orders.push(PolicyOrder { what, by, cause: None });
             in_time.push(together.in_time);
         }
         by_policy.push(in_time);
@@ -223,7 +233,7 @@ fn in_time(effort: Effort, report: &mut Report) -> Result<()> {
     if let [fifo, unified] = &by_policy[..] {
         for ((&load, theirs), ours) in loads.iter().zip(fifo).zip(unified) {
             let what = format!("batched requests in time at {load}%: unified at least fifo");
-            report.orders.push(Order { what, by: ours.less(theirs), cause: None });
+            report.orders.push(PolicyOrder { what, by: ours.differences(theirs), cause: None });
         }
     }
     let header = ["policy", "load", "in time, single", "batched", "p99, single", "batched", "requests a run"];

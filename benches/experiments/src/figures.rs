@@ -4,14 +4,14 @@ use std::ops::RangeInclusive;
 
 /// The values of a quantity, one for each seed.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Spread(pub Vec<f64>);
+pub struct SeedValues(pub Vec<f64>);
 
 /// Student's t at 97.5%, by degrees of freedom from 1.
 const T: [f64; 15] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
 ];
 
-impl Spread {
+impl SeedValues {
     /// Returns the mean of the values.
     #[must_use]
     pub fn mean(&self) -> f64 {
@@ -20,7 +20,7 @@ impl Spread {
 
     /// Returns half of the mean's 95% confidence interval; zero for one value.
     #[must_use]
-    pub fn half(&self) -> f64 {
+    pub fn half_interval(&self) -> f64 {
         let count = self.0.len();
         if count < 2 {
             return 0.0;
@@ -33,7 +33,7 @@ impl Spread {
 
     /// Returns the differences of the values and the other values of the same seeds.
     #[must_use]
-    pub fn less(&self, other: &Self) -> Self {
+    pub fn differences(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a - b).collect())
     }
 
@@ -47,13 +47,13 @@ impl Spread {
 
 /// A figure of a paper beside ours.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figure {
+pub struct PaperFigure {
     /// The measured quantity.
     pub what: String,
     /// The value in the paper, as text.
     pub paper: String,
     /// The values in the simulator.
-    pub ours: Spread,
+    pub ours: SeedValues,
     pub unit: Unit,
     /// The values at which our mean agrees with the paper.
     pub band: RangeInclusive<f64>,
@@ -98,7 +98,7 @@ pub enum Verdict {
     Outside,
 }
 
-impl Figure {
+impl PaperFigure {
     /// Returns whether our mean is in the band.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
@@ -112,21 +112,21 @@ impl Figure {
 
 /// An order of two systems in a quantity, as in the paper.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Order {
+pub struct PolicyOrder {
     /// The quantity and the order of the systems.
     pub what: String,
     /// The difference in each seed. A positive difference agrees with the paper.
-    pub by: Spread,
+    pub by: SeedValues,
     /// The cause of the opposite order, if known.
     pub cause: Option<&'static str>,
 }
 
-impl Order {
+impl PolicyOrder {
     /// Returns whether the order agrees with the paper: with the seeds paired, the opposite does not hold
     /// at 95%.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
-        match (self.by.mean() + self.by.half() >= 0.0, self.cause) {
+        match (self.by.mean() + self.by.half_interval() >= 0.0, self.cause) {
             (true, _) => Verdict::Inside,
             (false, Some(_)) => Verdict::Explained,
             (false, None) => Verdict::Outside,
@@ -140,15 +140,16 @@ mod tests {
 
     #[test]
     fn half_follows_students_distribution() {
-        let spread = Spread(vec![1.0, 2.0, 3.0, 4.0, 5.0]);
+        let spread = SeedValues(vec![1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(spread.mean(), 3.0);
-        assert!((spread.half() - 1.963).abs() < 1e-3, "{}", spread.half());
-        assert_eq!(Spread(vec![2.0]).half(), 0.0);
+        assert!((spread.half_interval() - 1.963).abs() < 1e-3, "{}", spread.half_interval());
+        assert_eq!(SeedValues(vec![2.0]).half_interval(), 0.0);
     }
 
     #[test]
     fn an_order_differs_only_if_the_opposite_is_significant() {
-        let order = |by: &[f64]| Order { what: String::new(), by: Spread(by.to_vec()), cause: None };
+        let order =
+            |by: &[f64]| PolicyOrder { what: String::new(), by: SeedValues(by.to_vec()), cause: None };
         assert_eq!(order(&[1.0, 2.0, 1.5]).verdict(), Verdict::Inside);
         assert_eq!(order(&[-1.0, 0.8, -0.5]).verdict(), Verdict::Inside, "chance may explain the difference");
         assert_eq!(order(&[-1.0, -1.1, -0.9]).verdict(), Verdict::Outside);
@@ -156,10 +157,10 @@ mod tests {
 
     #[test]
     fn a_figure_outside_its_band_needs_a_cause() {
-        let figure = |ours, cause| Figure {
+        let figure = |ours, cause| PaperFigure {
             what: String::new(),
             paper: String::new(),
-            ours: Spread(vec![ours]),
+            ours: SeedValues(vec![ours]),
             unit: Unit::Percent,
             band: 0.8..=1.0,
             cause,

@@ -4,22 +4,22 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_device::topology::Description;
+use millrace_device::topology::TopologyDescription;
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::paths::HostLinks;
 use millrace_sim::models::{self, ModelFigures};
-use millrace_sim::report::percent;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::workload::{Arrival, MINUTE};
-use millrace_sim::{Outcome, Record, Summary, run_each};
+use millrace_sim::report::format_percent;
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::workload::{MINUTE, RequestArrival};
+use millrace_sim::{RunSummary, SimulatedRequest, SimulationOutcome, run_each};
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 
-use crate::figures::{Figure, Order, Spread, Unit};
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::ours::{OBJECTIVE, in_time_of};
-use crate::report::Report;
+use crate::report::ExperimentReport;
 use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
@@ -37,18 +37,18 @@ const LOADS: [u32; 3] = [10, 50, 90];
 const LONE: Bytes = Bytes(6_000_000_000);
 
 fn dgx() -> Result<Topology> {
-    Ok(Description::preset("dgx-v100")?.build())
+    Ok(TopologyDescription::preset("dgx-v100")?.build())
 }
 
-fn node(dispatch: PolicyConfig, host_links: HostLinks) -> Result<NodeSpec> {
-    Ok(NodeSpec { eviction: Eviction::Torpor, host_links, ..NodeSpec::new(dgx()?, dispatch) })
+fn node(dispatch: PolicyConfig, host_links: HostLinks) -> Result<SimulatedNode> {
+    Ok(SimulatedNode { eviction: Eviction::Torpor, host_links, ..SimulatedNode::new(dgx()?, dispatch) })
 }
 
 /// Returns a scenario of one request for one large model on an idle DGX-V100.
 ///
 /// # Errors
 /// Returns an error if the topology cannot be read.
-pub fn lone(host_links: HostLinks) -> Result<Scenario> {
+pub fn lone(host_links: HostLinks) -> Result<ClusterScenario> {
     let model = ModelFigures {
         name: "lone".to_owned(),
         weights: LONE,
@@ -57,9 +57,12 @@ pub fn lone(host_links: HostLinks) -> Result<Scenario> {
         tail: Duration::from_millis(1),
         start: Duration::ZERO,
     };
-    let arrivals = vec![Arrival { at: Timestamp::ZERO, function: 0 }];
+    let arrivals = vec![RequestArrival { at: Timestamp::ZERO, function: 0 }];
     let nodes = vec![node(PolicyConfig::default(), host_links)?];
-    Ok(Scenario { traced: true, ..Scenario::new(nodes, vec![Function::new(model, None)], arrivals, 1) })
+    Ok(ClusterScenario {
+        traced: true,
+        ..ClusterScenario::new(nodes, vec![SimulatedFunction::new(model, None)], arrivals, 1)
+    })
 }
 
 /// Returns a scenario of equally popular functions over Torpor's models, with requests at random times.
@@ -69,7 +72,7 @@ fn swapping(
     load: u32,
     seed: u64,
     effort: Effort,
-) -> Result<Scenario> {
+) -> Result<ClusterScenario> {
     let table = models::torpor();
     let node = node(dispatch, host_links)?;
     let functions = if effort.short { FUNCTIONS / 10 } else { FUNCTIONS };
@@ -78,11 +81,11 @@ fn swapping(
     let rate = uplinks.sum::<u64>() as f64 / mean * f64::from(load) / 100.0;
     let mean_gap = Duration::from_secs_f64(functions as f64 / rate);
     let span = if effort.short { MINUTE / 60 } else { MINUTE };
-    let arrivals = patterns::arrivals(&vec![Pattern::Sporadic { mean_gap }; functions], span, seed);
-    let function = |place: usize| Function::new(table[place % table.len()].clone(), Some(OBJECTIVE));
+    let arrivals = patterns::arrivals(&vec![WorkloadPattern::Sporadic { mean_gap }; functions], span, seed);
+    let function = |place: usize| SimulatedFunction::new(table[place % table.len()].clone(), Some(OBJECTIVE));
     let published = (0..functions).map(function).collect();
-    let scenario = Scenario::new(vec![node], published, arrivals, seed);
-    Ok(Scenario { timeout: MINUTE, warmed: !effort.short, ..scenario })
+    let scenario = ClusterScenario::new(vec![node], published, arrivals, seed);
+    Ok(ClusterScenario { timeout: MINUTE, warmed: !effort.short, ..scenario })
 }
 
 /// Returns the indexes of the PCIe uplinks.
@@ -95,13 +98,13 @@ fn pcie_uplinks(topology: &Topology) -> impl Iterator<Item = usize> {
 ///
 /// # Errors
 /// Returns an error if the topology cannot be read.
-pub fn uplink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
+pub fn uplink_loads(outcome: &SimulationOutcome) -> Result<Vec<f64>> {
     let loads = outcome.link_loads();
     let of = |link: usize| loads.iter().filter_map(move |node| node.get(link).copied());
     Ok(pcie_uplinks(&dgx()?).flat_map(of).collect())
 }
 
-fn nvlink_loads(outcome: &Outcome) -> Result<Vec<f64>> {
+fn nvlink_loads(outcome: &SimulationOutcome) -> Result<Vec<f64>> {
     let topology = dgx()?;
     let loads = outcome.link_loads();
     let joins = |link: &usize| matches!(topology.links[*link].kind, LinkKind::NvLink { .. });
@@ -115,27 +118,27 @@ fn mean(of: &[f64]) -> f64 {
 
 /// The results of one setup with every seed.
 #[derive(Debug, Default)]
-struct Measured {
-    mean_ms: Spread,
-    p98_ms: Spread,
-    in_time: Spread,
-    misses: Spread,
-    uplinks: Spread,
-    busiest: Spread,
-    nvlinks: Spread,
+struct HostLinksResult {
+    mean_ms: SeedValues,
+    p98_ms: SeedValues,
+    in_time: SeedValues,
+    misses: SeedValues,
+    uplinks: SeedValues,
+    busiest: SeedValues,
+    nvlinks: SeedValues,
 }
 
-fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Result<Measured> {
+fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Result<HostLinksResult> {
     let dispatch = crate::lalb::policy(policy)?;
     let setups = (1..=effort.seeds).map(|seed| swapping(dispatch, host_links, load, seed, effort));
     let each = run_each(&setups.collect::<Result<Vec<_>>>()?, |scenario, outcome| {
         let loads = uplink_loads(&outcome).and_then(|uplinks| Ok((uplinks, nvlink_loads(&outcome)?)));
         (outcome.summary(&scenario.functions), in_time_of(&outcome), loads)
     })?;
-    let mut measured = Measured::default();
+    let mut measured = HostLinksResult::default();
     for (summary, in_time, loads) in each {
         let (uplinks, nvlinks) = loads?;
-        let Summary { mean: latency, p98, miss_ratio, .. } = summary;
+        let RunSummary { mean: latency, p98, miss_ratio, .. } = summary;
         measured.mean_ms.0.push(latency.as_secs_f64() * 1e3);
         measured.p98_ms.0.push(p98.as_secs_f64() * 1e3);
         measured.in_time.0.push(in_time);
@@ -147,8 +150,8 @@ fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Re
     Ok(measured)
 }
 
-fn host_links(effort: Effort) -> Result<Report> {
-    let mut report = Report::default();
+fn host_links(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport::default();
     report.assumed.push(format!(
         "DGX-V100 (eight GPUs of 16 GiB, four uplinks of 12 GB/s). *A lone swap*: one model of {LONE} on an idle machine. *Swapping*: {FUNCTIONS} functions over Torpor's eight models, 266 GB in all, twice the memory of the GPUs. Requests arrive at random times for a minute, with a deadline of 200 ms. The load is the share of the uplinks' capacity that would be used if every request copied its model."
     ));
@@ -160,10 +163,10 @@ fn host_links(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-fn lone_swap(report: &mut Report) -> Result<()> {
+fn lone_swap(report: &mut ExperimentReport) -> Result<()> {
     let setups = [lone(HostLinks::Own)?, lone(HostLinks::All)?];
     let took = run_each(&setups, |_, outcome| {
-        outcome.records.first().map_or(Duration::ZERO, Record::latency).as_secs_f64()
+        outcome.records.first().map_or(Duration::ZERO, SimulatedRequest::latency).as_secs_f64()
     })?;
     let [own, all] = took[..] else { anyhow::bail!("two setups have {} outcomes", took.len()) };
     let row = vec![Unit::Millis.show(own * 1e3), Unit::Millis.show(all * 1e3), Unit::Times.show(own / all)];
@@ -172,10 +175,10 @@ fn lone_swap(report: &mut Report) -> Result<()> {
         ["own", "all", "ratio"].map(String::from).to_vec(),
         vec![row],
     ));
-    report.figures.push(Figure {
+    report.figures.push(PaperFigure {
         what: "a lone swap: time with own relative to all".to_owned(),
         paper: "up to 4.00× (four links)".to_owned(),
-        ours: Spread(vec![own / all]),
+        ours: SeedValues(vec![own / all]),
         unit: Unit::Times,
         band: 2.5..=4.0,
         cause: None,
@@ -183,7 +186,7 @@ fn lone_swap(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn swaps(effort: Effort, report: &mut Report) -> Result<()> {
+fn swaps(effort: Effort, report: &mut ExperimentReport) -> Result<()> {
     let mut rows = Vec::new();
     for policy in POLICIES {
         for &load in if effort.short { &LOADS[..1] } else { &LOADS[..] } {
@@ -196,21 +199,21 @@ fn swaps(effort: Effort, report: &mut Report) -> Result<()> {
                     links.to_string(),
                     Unit::Millis.show(it.mean_ms.mean()),
                     Unit::Millis.show(it.p98_ms.mean()),
-                    percent(it.in_time.mean()),
-                    percent(it.misses.mean()),
-                    percent(it.uplinks.mean()),
-                    percent(it.busiest.mean()),
-                    percent(it.nvlinks.mean()),
+                    format_percent(it.in_time.mean()),
+                    format_percent(it.misses.mean()),
+                    format_percent(it.uplinks.mean()),
+                    format_percent(it.busiest.mean()),
+                    format_percent(it.nvlinks.mean()),
                 ]);
             }
             let orders = [
-                ("mean latency: all at most own", own.mean_ms.less(&all.mean_ms)),
-                ("p98: all at most own", own.p98_ms.less(&all.p98_ms)),
-                ("requests in time: all at least own", all.in_time.less(&own.in_time)),
+                ("mean latency: all at most own", own.mean_ms.differences(&all.mean_ms)),
+                ("p98: all at most own", own.p98_ms.differences(&all.p98_ms)),
+                ("requests in time: all at least own", all.in_time.differences(&own.in_time)),
             ];
             report.orders.extend(orders.map(|(what, by)| {
                 let what = format!("{policy}, load {load}%, {what}");
-                Order { what, by, cause: None }
+                PolicyOrder { what, by, cause: None }
             }));
         }
     }

@@ -10,17 +10,17 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_sim::models::{self, ModelFigures};
-use millrace_sim::report::{percent, span};
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::report::{format_duration, format_percent};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{apportion, minutes, random, zipf};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use rand::seq::SliceRandom as _;
 
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
-use crate::versus::{Quantity, Versus};
+use crate::versus::{PolicyComparison, Quantity};
 use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 3] = [
@@ -46,7 +46,7 @@ const TOP_SHARE: f64 = 0.56;
 
 /// A reading of the popularity of the kept functions, which the paper leaves open (MECHANISMS section 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reading {
+pub enum PopularityReading {
     /// Popularity follows Zipf's law over all 46,413 functions, at the exponent at which 15 functions have
     /// 56% of the requests. The most popular functions are kept.
     Steep,
@@ -55,7 +55,7 @@ pub enum Reading {
     Flat,
 }
 
-impl Reading {
+impl PopularityReading {
     pub const ALL: [Self; 2] = [Self::Steep, Self::Flat];
 
     /// Returns the reading's name in the tables.
@@ -90,23 +90,23 @@ pub enum Arrangement {
 }
 
 impl Arrangement {
-    fn nodes(self, dispatch: PolicyConfig) -> Vec<NodeSpec> {
+    fn nodes(self, dispatch: PolicyConfig) -> Vec<SimulatedNode> {
         match self {
-            Self::OneDomain => vec![NodeSpec::new(rtx2080(12), dispatch)],
-            Self::Routed => vec![NodeSpec::new(rtx2080(4), dispatch); 3],
+            Self::OneDomain => vec![SimulatedNode::new(rtx2080(12), dispatch)],
+            Self::Routed => vec![SimulatedNode::new(rtx2080(4), dispatch); 3],
         }
     }
 }
 
 /// Returns GPUs of 8 GB, each behind a PCIe link of its own.
 fn rtx2080(gpus: u32) -> Topology {
-    let gpu = |index: u32| Gpu {
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "RTX-2080".to_owned(),
         memory: Bytes::gib(8),
         host_path: vec![LinkId(index)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(12) };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(12) };
     Topology {
         name: "rtx2080".to_owned(),
         gpus: (0..gpus).map(gpu).collect(),
@@ -132,19 +132,19 @@ fn models_for(functions: usize, seed: u64) -> Vec<ModelFigures> {
 pub fn scenario(
     dispatch: PolicyConfig,
     functions: usize,
-    reading: Reading,
+    reading: PopularityReading,
     arrangement: Arrangement,
     seed: u64,
     effort: Effort,
-) -> Scenario {
+) -> ClusterScenario {
     let counts = apportion(PER_MINUTE, &reading.shares(functions));
     let minutes = vec![counts; if effort.short { 1 } else { MINUTES }];
     let published = models_for(functions, seed).into_iter().map(|model| {
         let replicas = if arrangement == Arrangement::Routed { 3 } else { 1 };
-        Function { replicas, ..Function::new(model, None) }
+        SimulatedFunction { replicas, ..SimulatedFunction::new(model, None) }
     });
     let arrivals = minutes::arrivals(&minutes, seed);
-    Scenario::new(arrangement.nodes(dispatch), published.collect(), arrivals, seed)
+    ClusterScenario::new(arrangement.nodes(dispatch), published.collect(), arrivals, seed)
 }
 
 /// Returns the dispatch policy of this name.
@@ -155,12 +155,12 @@ pub fn policy(name: &str) -> Result<PolicyConfig> {
     name.parse().with_context(|| format!("invalid policy {name}"))
 }
 
-type Key = (&'static str, usize, Reading);
+type Key = (&'static str, usize, PopularityReading);
 
 /// The results of several policies with several working sets.
-struct Grid(BTreeMap<Key, Summaries>);
+struct ResultGrid(BTreeMap<Key, Summaries>);
 
-impl Grid {
+impl ResultGrid {
     fn run(
         policies: &[&'static str],
         sets: &[usize],
@@ -171,7 +171,7 @@ impl Grid {
         for &name in policies {
             let dispatch = policy(name)?;
             for &functions in sets {
-                for reading in Reading::ALL {
+                for reading in PopularityReading::ALL {
                     let setup = |seed| scenario(dispatch, functions, reading, arrangement, seed, effort);
                     grid.insert((name, functions, reading), Summaries::of(effort.seeds, setup)?);
                 }
@@ -180,11 +180,11 @@ impl Grid {
         Ok(Self(grid))
     }
 
-    fn at(&self, policy: &'static str, functions: usize, reading: Reading) -> &Summaries {
+    fn at(&self, policy: &'static str, functions: usize, reading: PopularityReading) -> &Summaries {
         &self.0[&(policy, functions, reading)]
     }
 
-    fn compare(&self, versus: &mut Versus, arranged: &str) {
+    fn compare(&self, versus: &mut PolicyComparison, arranged: &str) {
         for ((policy, functions, reading), it) in &self.0 {
             let setup = format!("{arranged}, {functions} functions, {}", reading.name());
             versus.add_summaries(&setup, policy, it);
@@ -205,8 +205,8 @@ impl Grid {
             "GPUs with the top model",
             "GPUs computing",
         ];
-        let mean = |spread: Spread| spread.mean();
-        let seconds = |spread: Spread| span(std::time::Duration::from_secs_f64(spread.mean()));
+        let mean = |spread: SeedValues| spread.mean();
+        let seconds = |spread: SeedValues| format_duration(std::time::Duration::from_secs_f64(spread.mean()));
         let rows = self.0.iter().map(|((policy, functions, reading), it)| {
             vec![
                 functions.to_string(),
@@ -215,10 +215,10 @@ impl Grid {
                 seconds(it.spread(|summary| summary.mean.as_secs_f64())),
                 seconds(it.spread(|summary| summary.p99.as_secs_f64())),
                 format!("{:.2} s²", mean(it.spread(|summary| summary.variance))),
-                percent(mean(it.spread(|summary| summary.miss_ratio))),
-                percent(mean(it.spread(|summary| summary.false_miss_ratio))),
+                format_percent(mean(it.spread(|summary| summary.miss_ratio))),
+                format_percent(mean(it.spread(|summary| summary.false_miss_ratio))),
                 format!("{:.2}", mean(it.spread(|summary| summary.held_of_top))),
-                percent(mean(it.spread(|summary| summary.gpu_load))),
+                format_percent(mean(it.spread(|summary| summary.gpu_load))),
             ]
         });
         let mut rows: Vec<_> = rows.collect();
@@ -241,29 +241,36 @@ fn assumed() -> Vec<String> {
 /// Returns a reduction against load balancing, under the reading in which the reduction is in its band, or is
 /// nearer to the paper's.
 fn reduction(
-    grid: &Grid,
+    grid: &ResultGrid,
     (what, paper, band): (&str, f64, std::ops::RangeInclusive<f64>),
     (policy, functions): (&'static str, usize),
-    of: impl Fn(&millrace_sim::Summary) -> f64 + Copy,
-) -> Figure {
-    let readings = Reading::ALL.map(|reading| {
+    of: impl Fn(&millrace_sim::RunSummary) -> f64 + Copy,
+) -> PaperFigure {
+    let readings = PopularityReading::ALL.map(|reading| {
         let base = grid.at("lb", functions, reading).spread(of);
         (reading, grid.at(policy, functions, reading).spread(of).reduction_from(&base))
     });
-    let off = |spread: &Spread| (!band.contains(&spread.mean()), (spread.mean() - paper).abs());
+    let off = |spread: &SeedValues| (!band.contains(&spread.mean()), (spread.mean() - paper).abs());
     let nearer = if off(&readings[0].1) <= off(&readings[1].1) { 0 } else { 1 };
     let (reading, ours) = readings[nearer].clone();
     let what = format!("{what}, {policy}, {functions} functions ({})", reading.name());
-    Figure { what, paper: format!("-{:.2}%", paper * 100.0), ours, unit: Unit::Percent, band, cause: None }
+    PaperFigure {
+        what,
+        paper: format!("-{:.2}%", paper * 100.0),
+        ours,
+        unit: Unit::Percent,
+        band,
+        cause: None,
+    }
 }
 
 const LATENCY_POLICIES: [&str; 4] = ["lb", "lalb", "lalb-o3", "unified"];
 
-fn latency(effort: Effort) -> Result<Report> {
-    let grid = Grid::run(&LATENCY_POLICIES, &[15, 25, 35], Arrangement::OneDomain, effort)?;
-    let routed = Grid::run(&LATENCY_POLICIES, &[35], Arrangement::Routed, effort)?;
-    let mean = |summary: &millrace_sim::Summary| summary.mean.as_secs_f64();
-    let miss = |summary: &millrace_sim::Summary| summary.miss_ratio;
+fn latency(effort: Effort) -> Result<ExperimentReport> {
+    let grid = ResultGrid::run(&LATENCY_POLICIES, &[15, 25, 35], Arrangement::OneDomain, effort)?;
+    let routed = ResultGrid::run(&LATENCY_POLICIES, &[35], Arrangement::Routed, effort)?;
+    let mean = |summary: &millrace_sim::RunSummary| summary.mean.as_secs_f64();
+    let miss = |summary: &millrace_sim::RunSummary| summary.miss_ratio;
     let figures = vec![
         reduction(&grid, ("H01 mean latency below lb", 0.9774, 0.90..=1.0), ("lalb", 15), mean),
         reduction(&grid, ("H02 mean latency below lb", 0.9333, 0.85..=1.0), ("lalb", 25), mean),
@@ -275,7 +282,7 @@ fn latency(effort: Effort) -> Result<Report> {
     ];
     let mut orders = Vec::new();
     for functions in [15, 25, 35] {
-        for reading in Reading::ALL {
+        for reading in PopularityReading::ALL {
             for (first, then) in [("lalb", "lb"), ("lalb-o3", "lalb"), ("unified", "lalb-o3")] {
                 // With 15 functions all models fit, so O3 has nothing to improve, as the paper states.
                 if functions == 15 && then == "lalb" {
@@ -285,7 +292,7 @@ fn latency(effort: Effort) -> Result<Report> {
                 let b = grid.at(then, functions, reading);
                 let what =
                     format!("mean latency: {first} before {then}, {functions} functions, {}", reading.name());
-                orders.push(Order { what, by: b.mean_ms().less(&a.mean_ms()), cause: None });
+                orders.push(PolicyOrder { what, by: b.mean_ms().differences(&a.mean_ms()), cause: None });
             }
         }
     }
@@ -293,21 +300,21 @@ fn latency(effort: Effort) -> Result<Report> {
         grid.table("One dispatch domain of 12 GPUs:"),
         routed.table("A router over 3 nodes of 4 GPUs, each function on every node:"),
     ];
-    let mut versus = Versus::default();
+    let mut versus = PolicyComparison::default();
     grid.compare(&mut versus, "one domain");
     routed.compare(&mut versus, "3 nodes");
-    Ok(Report { assumed: assumed(), tables, figures, orders, versus })
+    Ok(ExperimentReport { assumed: assumed(), tables, figures, orders, versus })
 }
 
 /// The cause of fewer false misses under O3 than in the paper.
 const FEWER_MISSES: &str = "with 35 functions a ninth to a fifth of the requests miss under our O3, fewer than in the paper (H03); the remaining misses are those of the least popular models, which one GPU holds or none";
 
-fn efficiency(effort: Effort) -> Result<Report> {
-    let grid = Grid::run(&["lb", "lalb", "lalb-o3"], &[15, 35], Arrangement::OneDomain, effort)?;
-    let false_miss = |summary: &millrace_sim::Summary| summary.false_miss_ratio;
-    let held = |summary: &millrace_sim::Summary| summary.held_of_top;
-    let steep = Reading::Steep;
-    let lb_false = Figure {
+fn efficiency(effort: Effort) -> Result<ExperimentReport> {
+    let grid = ResultGrid::run(&["lb", "lalb", "lalb-o3"], &[15, 35], Arrangement::OneDomain, effort)?;
+    let false_miss = |summary: &millrace_sim::RunSummary| summary.false_miss_ratio;
+    let held = |summary: &millrace_sim::RunSummary| summary.held_of_top;
+    let steep = PopularityReading::Steep;
+    let lb_false = PaperFigure {
         what: "false misses of lb, 15 functions".to_owned(),
         paper: "nearly 96%".to_owned(),
         ours: grid.at("lb", 15, steep).spread(false_miss),
@@ -315,9 +322,8 @@ fn efficiency(effort: Effort) -> Result<Report> {
         band: 0.85..=1.0,
         cause: None,
     };
-    let below = |what, paper, band, place: (&'static str, usize), of: &dyn Fn(&_) -> f64, cause| Figure {
-        cause,
-        ..reduction(&grid, (what, paper, band), place, of)
+    let below = |what, paper, band, place: (&'static str, usize), of: &dyn Fn(&_) -> f64, cause| {
+        PaperFigure { cause, ..reduction(&grid, (what, paper, band), place, of) }
     };
     let falsely = "false misses below lb";
     let holders = "top model's holders below lb";
@@ -339,23 +345,27 @@ fn efficiency(effort: Effort) -> Result<Report> {
             let base = grid.at("lb", 15, steep).spread(of);
             let ours = grid.at(policy, 15, steep).spread(of);
             let what = format!("{what}: {policy} below lb, 15 functions, steep");
-            orders.push(Order { what, by: base.less(&ours), cause: None });
+            orders.push(PolicyOrder { what, by: base.differences(&ours), cause: None });
         }
     }
     let load = |policy, functions| grid.at(policy, functions, steep).spread(|summary| summary.gpu_load);
     for functions in [15, 35] {
         let what = format!("GPUs computing (SM utilisation, V-C): lalb-o3 above lb, {functions} functions");
-        orders.push(Order { what, by: load("lalb-o3", functions).less(&load("lb", functions)), cause: None });
+        orders.push(PolicyOrder {
+            what,
+            by: load("lalb-o3", functions).differences(&load("lb", functions)),
+            cause: None,
+        });
     }
     let tables = vec![grid.table("One dispatch domain:")];
-    Ok(Report { assumed: assumed(), tables, figures, orders, ..Report::default() })
+    Ok(ExperimentReport { assumed: assumed(), tables, figures, orders, ..ExperimentReport::default() })
 }
 
-fn limits(effort: Effort) -> Result<Report> {
+fn limits(effort: Effort) -> Result<ExperimentReport> {
     let limits: &[u32] = if effort.short { &[0, 25] } else { &[0, 5, 15, 25, 35, 45] };
     let mut rows = Vec::new();
-    let mut by_limit: BTreeMap<(Reading, u32), Summaries> = BTreeMap::new();
-    for reading in Reading::ALL {
+    let mut by_limit: BTreeMap<(PopularityReading, u32), Summaries> = BTreeMap::new();
+    for reading in PopularityReading::ALL {
         for &limit in limits {
             let dispatch = PolicyConfig::Lalb { overtakes_max: limit };
             let setup = |seed| scenario(dispatch, 35, reading, Arrangement::OneDomain, seed, effort);
@@ -364,25 +374,25 @@ fn limits(effort: Effort) -> Result<Report> {
                 reading.name().to_owned(),
                 limit.to_string(),
                 Unit::Millis.show(summaries.mean_ms().mean()),
-                percent(summaries.spread(|summary| summary.miss_ratio).mean()),
+                format_percent(summaries.spread(|summary| summary.miss_ratio).mean()),
                 format!("{:.2} s²", summaries.spread(|summary| summary.variance).mean()),
             ]);
             by_limit.insert((reading, limit), summaries);
         }
     }
     let last = limits[limits.len() - 1];
-    let reduction = |what: &str, paper: f64, band, of: &dyn Fn(&millrace_sim::Summary) -> f64| {
+    let reduction = |what: &str, paper: f64, band, of: &dyn Fn(&millrace_sim::RunSummary) -> f64| {
         let at = |reading, limit| by_limit[&(reading, limit)].spread(of);
         let of_reading = |reading| at(reading, last).reduction_from(&at(reading, 0));
-        let steep = of_reading(Reading::Steep);
-        let flat = of_reading(Reading::Flat);
+        let steep = of_reading(PopularityReading::Steep);
+        let flat = of_reading(PopularityReading::Flat);
         let nearer = (steep.mean() - paper).abs() <= (flat.mean() - paper).abs();
         let (name, ours) = if nearer { ("steep", steep) } else { ("flat", flat) };
         let what = format!("{what}, limit 45 below limit 0 ({name})");
         let cause = Some(
             "less is left to gain: at limit 0 our LALB is already 95% below lb, and the paper's is 79% below (H03)",
         );
-        Figure { what, paper: format!("-{:.2}%", paper * 100.0), ours, unit: Unit::Percent, band, cause }
+        PaperFigure { what, paper: format!("-{:.2}%", paper * 100.0), ours, unit: Unit::Percent, band, cause }
     };
     let figures = vec![
         reduction("mean latency", 0.851, 0.6..=1.0, &|summary| summary.mean.as_secs_f64()),
@@ -391,7 +401,7 @@ fn limits(effort: Effort) -> Result<Report> {
     ];
     let header = ["reading", "limit", "mean latency", "misses", "variance"].map(String::from).to_vec();
     let tables = vec![("35 functions:".to_owned(), header, rows)];
-    Ok(Report { assumed: assumed(), tables, figures, ..Report::default() })
+    Ok(ExperimentReport { assumed: assumed(), tables, figures, ..ExperimentReport::default() })
 }
 
 #[cfg(test)]
@@ -414,7 +424,7 @@ mod tests {
 
     #[test]
     fn both_readings_have_325_requests_a_minute() {
-        for reading in Reading::ALL {
+        for reading in PopularityReading::ALL {
             let arrangement = Arrangement::OneDomain;
             let scenario = scenario(PolicyConfig::Lb, 35, reading, arrangement, 3, Effort::FULL);
             assert_eq!(scenario.arrivals.len(), PER_MINUTE as usize * MINUTES, "{reading:?}");

@@ -26,7 +26,7 @@ pub mod versus;
 
 use anyhow::Result;
 
-use crate::report::Report;
+use crate::report::ExperimentReport;
 
 /// The extent of a run of experiments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ pub struct Experiment {
     /// The title of the experiment's section.
     pub title: &'static str,
     /// Runs the experiment.
-    pub run: fn(Effort) -> Result<Report>,
+    pub run: fn(Effort) -> Result<ExperimentReport>,
 }
 
 /// Returns every experiment, in the order of the modules.

@@ -7,15 +7,15 @@ use std::time::Duration;
 use anyhow::Result;
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
-use millrace_sim::report::percent;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::report::format_percent;
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::MINUTE;
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::{Outcome, models};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::{SimulationOutcome, models};
 use millrace_types::Slo;
 
-use crate::figures::{Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::torpor::v100;
 use crate::versus::Quantity;
@@ -32,12 +32,12 @@ pub const OBJECTIVE: Slo = Slo { deadline: Duration::from_millis(200), percentil
 
 /// Returns the share of all requests that were answered within the deadline of [`OBJECTIVE`].
 #[must_use]
-pub fn in_time_of(outcome: &Outcome) -> f64 {
+pub fn in_time_of(outcome: &SimulationOutcome) -> f64 {
     let met = outcome.records.iter().filter(|it| it.answered() && it.latency() <= OBJECTIVE.deadline);
     met.count() as f64 / outcome.records.len().max(1) as f64
 }
 
-fn unanswered(outcome: &Outcome) -> f64 {
+fn unanswered(outcome: &SimulationOutcome) -> f64 {
     let unanswered = outcome.records.iter().filter(|it| !it.answered()).count();
     unanswered as f64 / outcome.records.len().max(1) as f64
 }
@@ -51,20 +51,24 @@ pub fn equal(
     load: u32,
     seed: u64,
     span: Duration,
-) -> Scenario {
+) -> ClusterScenario {
     let model = models::torpor().swap_remove(4);
     let rate = 4.0 / model.run.as_secs_f64() * f64::from(load) / 100.0 / FUNCTIONS as f64;
     let mean_gap = Duration::from_secs_f64(1.0 / rate);
-    let arrivals = patterns::arrivals(&[Pattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
-    let functions = vec![Function::new(model, objective); FUNCTIONS];
-    let node = NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), dispatch) };
-    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(vec![node], functions, arrivals, seed) }
+    let arrivals = patterns::arrivals(&[WorkloadPattern::Sporadic { mean_gap }; FUNCTIONS], span, seed);
+    let functions = vec![SimulatedFunction::new(model, objective); FUNCTIONS];
+    let node = SimulatedNode { eviction: Eviction::Torpor, ..SimulatedNode::new(v100(4), dispatch) };
+    ClusterScenario {
+        timeout: MINUTE,
+        warmed: true,
+        ..ClusterScenario::new(vec![node], functions, arrivals, seed)
+    }
 }
 
 /// Runs loads from below to above the capacity of four GPUs.
-fn overload(effort: Effort) -> Result<Report> {
+fn overload(effort: Effort) -> Result<ExperimentReport> {
     let loads: &[u32] = if effort.short { &[110] } else { &[60, 90, 100, 105, 110, 130] };
-    let mut report = Report::default();
+    let mut report = ExperimentReport::default();
     report.assumed.push(format!(
         "{FUNCTIONS} equal functions of ResNet-50 (9 ms) on the Torpor node, for 5 minutes. Requests arrive at random times, with a deadline of 200 ms at 98%. The load is the share of four GPUs' time that runs without swaps would take, so above about 90% no policy can serve all requests in time."
     ));
@@ -81,7 +85,7 @@ fn overload(effort: Effort) -> Result<Report> {
             })?;
             let (shares, rest): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
             let (unanswered, summaries): (Vec<_>, Vec<_>) = rest.into_iter().unzip();
-            let shares = Spread(shares);
+            let shares = SeedValues(shares);
             let summaries = Summaries(summaries);
             let setup = format!("load {load}%");
             report.versus.add_summaries(&setup, name, &summaries);
@@ -89,9 +93,9 @@ fn overload(effort: Effort) -> Result<Report> {
             rows.push(vec![
                 format!("{load}%"),
                 name.to_owned(),
-                percent(shares.mean()),
-                percent(summaries.spread(millrace_sim::Summary::compliance).mean()),
-                percent(Spread(unanswered).mean()),
+                format_percent(shares.mean()),
+                format_percent(summaries.spread(millrace_sim::RunSummary::compliance).mean()),
+                format_percent(SeedValues(unanswered).mean()),
                 Unit::Millis.show(summaries.mean_ms().mean()),
                 Unit::Millis.show(summaries.spread(|it| it.p99.as_secs_f64() * 1e3).mean()),
             ]);
@@ -102,12 +106,12 @@ fn overload(effort: Effort) -> Result<Report> {
             && let (Some(fifo), Some(torpor)) = (of("fifo"), of("torpor"))
         {
             let what = format!("requests in time: fifo at least the paper's rule (torpor), load {load}%");
-            report.orders.push(Order { what, by: fifo.less(&torpor), cause: None });
+            report.orders.push(PolicyOrder { what, by: fifo.differences(&torpor), cause: None });
         }
         for other in ["fifo", "lalb-o3", "torpor"] {
             if let (Some(ours), Some(theirs)) = (of("unified"), of(other)) {
                 let what = format!("requests in time: unified at least {other}, load {load}%");
-                report.orders.push(Order { what, by: ours.less(&theirs), cause: None });
+                report.orders.push(PolicyOrder { what, by: ours.differences(&theirs), cause: None });
             }
         }
     }

@@ -2,30 +2,30 @@
 
 use std::fmt::Write as _;
 
-use crate::figures::{Figure, Order, Verdict};
-use crate::versus::Versus;
+use crate::figures::{PaperFigure, PolicyOrder, Verdict};
+use crate::versus::PolicyComparison;
 
 /// The result of an experiment.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Report {
+pub struct ExperimentReport {
     /// The assumptions where the paper is silent.
     pub assumed: Vec<String>,
     /// The tables of all measurements, each as title, header and rows.
     pub tables: Vec<(String, Vec<String>, Vec<Vec<String>>)>,
     /// The paper's figures beside ours.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<PaperFigure>,
     /// The orders of the paper.
-    pub orders: Vec<Order>,
+    pub orders: Vec<PolicyOrder>,
     /// The measurements for the comparison of `unified` with the other policies.
-    pub versus: Versus,
+    pub versus: PolicyComparison,
 }
 
-impl Report {
+impl ExperimentReport {
     /// Returns whether every figure and order agrees with the paper or has a known cause.
     #[must_use]
     pub fn holds(&self) -> bool {
-        let figures = self.figures.iter().map(Figure::verdict);
-        figures.chain(self.orders.iter().map(Order::verdict)).all(|verdict| verdict != Verdict::Outside)
+        let figures = self.figures.iter().map(PaperFigure::verdict);
+        figures.chain(self.orders.iter().map(PolicyOrder::verdict)).all(|verdict| verdict != Verdict::Outside)
     }
 
     /// Returns the report as a Markdown section. `judged` is whether the section states verdicts.
@@ -51,7 +51,7 @@ impl Report {
             text.push('\n');
             table(&mut text, &header, &rows);
         }
-        if let Some((sentence, behind)) = self.versus.told() {
+        if let Some((sentence, behind)) = self.versus.summary() {
             text += &format!("\n{sentence}\n");
             if !behind.is_empty() {
                 let header =
@@ -74,7 +74,7 @@ fn table(text: &mut String, header: &[String], rows: &[Vec<String>]) {
     }
 }
 
-fn said(verdict: Verdict, cause: Option<&str>, judged: bool) -> String {
+fn verdict_text(verdict: Verdict, cause: Option<&str>, judged: bool) -> String {
     match (judged, verdict) {
         (false, _) => "not judged".to_owned(),
         (true, Verdict::Inside) => "agrees".to_owned(),
@@ -83,23 +83,23 @@ fn said(verdict: Verdict, cause: Option<&str>, judged: bool) -> String {
     }
 }
 
-fn figure_row(figure: &Figure, judged: bool) -> Vec<String> {
+fn figure_row(figure: &PaperFigure, judged: bool) -> Vec<String> {
     let mut ours = figure.unit.show(figure.ours.mean());
     if figure.ours.0.len() > 1 {
         // Writing to a string cannot fail.
-        write!(ours, " ± {}", figure.unit.show(figure.ours.half())).unwrap_or_default();
+        write!(ours, " ± {}", figure.unit.show(figure.ours.half_interval())).unwrap_or_default();
     }
     let band =
         format!("{} to {}", figure.unit.show(*figure.band.start()), figure.unit.show(*figure.band.end()));
-    let verdict = said(figure.verdict(), figure.cause, judged);
+    let verdict = verdict_text(figure.verdict(), figure.cause, judged);
     vec![figure.what.clone(), figure.paper.clone(), ours, band, verdict]
 }
 
-fn order_row(order: &Order, judged: bool) -> Vec<String> {
+fn order_row(order: &PolicyOrder, judged: bool) -> Vec<String> {
     let agree = order.by.0.iter().filter(|by| **by >= 0.0).count();
     let mut seeds = format!("{agree} of {}", order.by.0.len());
     if order.by.mean() < 0.0 && order.verdict() == Verdict::Inside {
         seeds += ", a tie at 95%";
     }
-    vec![order.what.clone(), seeds, said(order.verdict(), order.cause, judged)]
+    vec![order.what.clone(), seeds, verdict_text(order.verdict(), order.cause, judged)]
 }

@@ -8,14 +8,14 @@ use anyhow::{Context as _, Result};
 use millrace_policy::gpu::Eviction;
 use millrace_sim::outcome::percentile;
 use millrace_sim::run_each;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::MINUTE;
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::{models, report::percent};
-use millrace_types::{Quota, Share, TenantName};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::{models, report::format_percent};
+use millrace_types::{Quota, ResourceShare, TenantName};
 
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::torpor::v100;
 use crate::{Effort, Experiment};
 
@@ -37,7 +37,7 @@ const ONE_IN_A_HUNDRED: &str = "`fifo` copies a model to an idle GPU if the GPUs
 
 /// Returns the compared caps of the noisy tenant, by name.
 fn caps() -> Result<[(&'static str, Quota); 4]> {
-    let share = |of: f64| Share::from_fraction(of).context("invalid share of a cap");
+    let share = |of: f64| ResourceShare::from_fraction(of).context("invalid share of a cap");
     let one = Quota { gpus_max: NonZeroU32::new(1), ..Quota::NONE };
     let shares = Quota { gpu_share: Some(share(0.25)?), memory_share: Some(share(0.5)?), ..one };
     let time = Quota { gpu_share: Some(share(0.25)?), ..Quota::NONE };
@@ -58,30 +58,32 @@ fn scenario(
     times: u32,
     seed: u64,
     effort: Effort,
-) -> Result<Scenario> {
+) -> Result<ClusterScenario> {
     let quiet = TenantName::new("quiet").context("invalid tenant name")?;
     let noisy = TenantName::new("noisy").context("invalid tenant name")?;
     let table = models::torpor();
     let function = |place: usize| {
         let tenant = if place < functions { quiet.clone() } else { noisy.clone() };
-        Function { tenant, ..Function::new(table[place % table.len()].clone(), None) }
+        SimulatedFunction { tenant, ..SimulatedFunction::new(table[place % table.len()].clone(), None) }
     };
-    let beat = |times: u32| Pattern::Sporadic { mean_gap: apart / times };
+    let beat = |times: u32| WorkloadPattern::Sporadic { mean_gap: apart / times };
     let mut patterns = vec![beat(1); functions];
     patterns.resize(2 * functions, beat(times));
     let span = if effort.short { MINUTE / 10 } else { MINUTE };
     let arrivals = patterns::arrivals(&patterns, span, seed);
-    let node =
-        NodeSpec { eviction: Eviction::Torpor, ..NodeSpec::new(v100(4), crate::lalb::policy(policy)?) };
+    let node = SimulatedNode {
+        eviction: Eviction::Torpor,
+        ..SimulatedNode::new(v100(4), crate::lalb::policy(policy)?)
+    };
     let published = (0..2 * functions).map(function).collect();
     let quotas = if quota.is_none() { [].into() } else { [(noisy, quota)].into() };
-    let scenario = Scenario::new(vec![node], published, arrivals, seed);
-    Ok(Scenario { quotas, timeout: MINUTE, warmed: true, ..scenario })
+    let scenario = ClusterScenario::new(vec![node], published, arrivals, seed);
+    Ok(ClusterScenario { quotas, timeout: MINUTE, warmed: true, ..scenario })
 }
 
 /// Returns the quiet tenant's p99 in milliseconds, and the share of the noisy tenant's requests that were
 /// answered.
-fn measure(setups: &[Scenario], functions: usize) -> Result<(Spread, Spread)> {
+fn measure(setups: &[ClusterScenario], functions: usize) -> Result<(SeedValues, SeedValues)> {
     let measured = run_each(setups, |_, outcome| {
         let tail = percentile(&outcome.latencies_of(|function| (function as usize) < functions), 99.0);
         let noisy = outcome.records.iter().filter(|it| it.function as usize >= functions);
@@ -89,11 +91,11 @@ fn measure(setups: &[Scenario], functions: usize) -> Result<(Spread, Spread)> {
         (tail.as_secs_f64() * 1e3, answered as f64 / noisy.count().max(1) as f64)
     })?;
     let (tails, answered) = measured.into_iter().unzip();
-    Ok((Spread(tails), Spread(answered)))
+    Ok((SeedValues(tails), SeedValues(answered)))
 }
 
-fn isolation(effort: Effort) -> Result<Report> {
-    let mut report = Report::default();
+fn isolation(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport::default();
     report.assumed.push(format!(
         "The Torpor node; a quiet and a noisy tenant, each with as many functions over the eight models. Requests arrive at random times for a minute, those of the noisy tenant {TIMES} times as often. *resident*: 80 functions each, which take 43 of the GPUs' 100 GB, with a request of each every 3 s; {TIMES} times that rate exceeds the capacity of four GPUs. *swapped*: 240 functions each, 128 GB, with a request of each every 6 s; {TIMES} times that rate is twice the capacity. The quiet tenant has no caps."
     ));
@@ -111,22 +113,22 @@ fn isolation(effort: Effort) -> Result<Report> {
                 let (before, _) = at(1)?;
                 let (under, answered) = at(TIMES)?;
                 let by =
-                    Spread(under.0.iter().zip(&before.0).map(|(under, before)| under / before).collect());
+                    SeedValues(under.0.iter().zip(&before.0).map(|(under, before)| under / before).collect());
                 rows.push(vec![
                     workload.to_owned(),
                     policy.to_owned(),
                     name.to_owned(),
                     Unit::Millis.show(before.mean()),
                     Unit::Millis.show(under.mean()),
-                    format!("{} ± {}", Unit::Times.show(by.mean()), Unit::Times.show(by.half())),
-                    percent(answered.mean()),
+                    format!("{} ± {}", Unit::Times.show(by.mean()), Unit::Times.show(by.half_interval())),
+                    format_percent(answered.mean()),
                 ]);
                 if quota.is_none() {
                     uncapped = Some(under);
                     continue;
                 }
                 let what = format!("{workload}, {policy}, {name}");
-                report.figures.push(Figure {
+                report.figures.push(PaperFigure {
                     what: format!("{what}: the quiet tenant's p99 under the load, relative to before"),
                     paper: "below 1.10× (our requirement)".to_owned(),
                     ours: by,
@@ -136,7 +138,7 @@ fn isolation(effort: Effort) -> Result<Report> {
                 });
                 if let Some(uncapped) = &uncapped {
                     let what = format!("{what}: p99 at most that without caps");
-                    report.orders.push(Order { what, by: uncapped.less(&under), cause: None });
+                    report.orders.push(PolicyOrder { what, by: uncapped.differences(&under), cause: None });
                 }
             }
         }

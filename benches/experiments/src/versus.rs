@@ -1,7 +1,7 @@
 //! The comparison of `unified` with every other policy of an experiment: ahead, level or behind in each
 //! measured quantity, with the seeds paired.
 
-use crate::figures::{Spread, Unit};
+use crate::figures::{SeedValues, Unit};
 use crate::seeds::Summaries;
 
 /// The policy that is compared with all others.
@@ -51,16 +51,16 @@ impl Quantity {
 
 /// The values of one quantity of one setup under one policy.
 #[derive(Debug, Clone, PartialEq)]
-struct Measured {
+struct Measurement {
     setup: String,
     policy: String,
     quantity: Quantity,
-    values: Spread,
+    values: SeedValues,
 }
 
 /// The standing of our policy in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ComparisonResult {
     Ahead,
     Level,
     Behind,
@@ -68,19 +68,19 @@ enum Standing {
 
 /// All measurements by which policies are compared.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Versus(Vec<Measured>);
+pub struct PolicyComparison(Vec<Measurement>);
 
-impl Versus {
+impl PolicyComparison {
     /// Adds the values of a quantity under a policy in a setup, by seed.
-    pub fn add(&mut self, setup: &str, policy: &str, quantity: Quantity, values: Spread) {
-        self.0.push(Measured { setup: setup.to_owned(), policy: policy.to_owned(), quantity, values });
+    pub fn add(&mut self, setup: &str, policy: &str, quantity: Quantity, values: SeedValues) {
+        self.0.push(Measurement { setup: setup.to_owned(), policy: policy.to_owned(), quantity, values });
     }
 
     /// Adds the quantities of a policy in a setup that clients observe: functions that comply, if functions
     /// have objectives, unanswered requests, and latencies.
     pub fn add_summaries(&mut self, setup: &str, policy: &str, of: &Summaries) {
         if of.0.iter().any(|it| it.with_objective > 0) {
-            self.add(setup, policy, Quantity::COMPLIANT, of.spread(millrace_sim::Summary::compliance));
+            self.add(setup, policy, Quantity::COMPLIANT, of.spread(millrace_sim::RunSummary::compliance));
         }
         let unanswered = of.spread(|it| it.failed as f64 / it.requests.max(1) as f64);
         self.add(setup, policy, Quantity::UNANSWERED, unanswered);
@@ -89,8 +89,8 @@ impl Versus {
         self.add(setup, policy, Quantity::P99, of.spread(|it| it.p99.as_secs_f64() * 1e3));
     }
 
-    fn of(&self, setup: &str, policy: &str, quantity: Quantity) -> Option<&Spread> {
-        let is = |it: &&Measured| it.setup == setup && it.policy == policy && it.quantity == quantity;
+    fn of(&self, setup: &str, policy: &str, quantity: Quantity) -> Option<&SeedValues> {
+        let is = |it: &&Measurement| it.setup == setup && it.policy == policy && it.quantity == quantity;
         self.0.iter().find(is).map(|it| &it.values)
     }
 
@@ -98,11 +98,11 @@ impl Versus {
     fn answers_as_many(&self, setup: &str, policy: &str) -> bool {
         let of = |policy| self.of(setup, policy, Quantity::UNANSWERED);
         let both = of(OURS).zip(of(policy));
-        both.is_none_or(|(ours, theirs)| standing(ours, theirs, false) == Standing::Level)
+        both.is_none_or(|(ours, theirs)| standing(ours, theirs, false) == ComparisonResult::Level)
     }
 
     /// Returns each comparison: our values, the other policy's values, and our standing.
-    fn pairs(&self) -> impl Iterator<Item = (&Spread, &Measured, Standing)> {
+    fn pairs(&self) -> impl Iterator<Item = (&SeedValues, &Measurement, ComparisonResult)> {
         let others = self.0.iter().filter(|it| {
             it.policy != OURS && (!it.quantity.of_answers || self.answers_as_many(&it.setup, &it.policy))
         });
@@ -115,17 +115,17 @@ impl Versus {
     /// Returns the numbers of comparisons as a sentence, and the comparisons in which ours is behind as
     /// rows of a table. Returns `None` if our policy or all others were not measured.
     #[must_use]
-    pub fn told(&self) -> Option<(String, Vec<Vec<String>>)> {
+    pub fn summary(&self) -> Option<(String, Vec<Vec<String>>)> {
         let pairs: Vec<_> = self.pairs().collect();
         let count = |wanted| pairs.iter().filter(|(.., standing)| *standing == wanted).count();
         let sentence = format!(
             "`unified` beside the others: ahead in {}, level in {}, behind in {} of {} comparisons.",
-            count(Standing::Ahead),
-            count(Standing::Level),
-            count(Standing::Behind),
+            count(ComparisonResult::Ahead),
+            count(ComparisonResult::Level),
+            count(ComparisonResult::Behind),
             pairs.len()
         );
-        let row = |(ours, theirs, _): &(&Spread, &Measured, _)| {
+        let row = |(ours, theirs, _): &(&SeedValues, &Measurement, _)| {
             let unit = theirs.quantity.unit;
             vec![
                 theirs.setup.clone(),
@@ -135,20 +135,21 @@ impl Versus {
                 unit.show(theirs.values.mean()),
             ]
         };
-        let behind = pairs.iter().filter(|(.., standing)| *standing == Standing::Behind).map(row).collect();
+        let behind =
+            pairs.iter().filter(|(.., standing)| *standing == ComparisonResult::Behind).map(row).collect();
         (!pairs.is_empty()).then_some((sentence, behind))
     }
 }
 
-fn standing(ours: &Spread, theirs: &Spread, more_is_better: bool) -> Standing {
-    let by = if more_is_better { ours.less(theirs) } else { theirs.less(ours) };
+fn standing(ours: &SeedValues, theirs: &SeedValues, more_is_better: bool) -> ComparisonResult {
+    let by = if more_is_better { ours.differences(theirs) } else { theirs.differences(ours) };
     let mean = by.mean();
-    let half = by.half();
+    let half = by.half_interval();
     match () {
-        () if mean.abs() <= theirs.mean().abs() * LEVEL => Standing::Level,
-        () if mean - half > 0.0 => Standing::Ahead,
-        () if mean + half < 0.0 => Standing::Behind,
-        () => Standing::Level,
+        () if mean.abs() <= theirs.mean().abs() * LEVEL => ComparisonResult::Level,
+        () if mean - half > 0.0 => ComparisonResult::Ahead,
+        () if mean + half < 0.0 => ComparisonResult::Behind,
+        () => ComparisonResult::Level,
     }
 }
 
@@ -156,32 +157,32 @@ fn standing(ours: &Spread, theirs: &Spread, more_is_better: bool) -> Standing {
 mod tests {
     use super::*;
 
-    fn spread(values: &[f64]) -> Spread {
-        Spread(values.to_vec())
+    fn spread(values: &[f64]) -> SeedValues {
+        SeedValues(values.to_vec())
     }
 
     #[test]
     fn standing_is_behind_only_if_the_difference_is_significant_and_over_a_thousandth() {
         let of = |ours: &[f64], theirs: &[f64]| standing(&spread(ours), &spread(theirs), false);
-        assert_eq!(of(&[10.0, 11.0, 12.0], &[11.0, 12.0, 13.1]), Standing::Ahead);
-        assert_eq!(of(&[11.0, 12.0, 13.1], &[10.0, 11.0, 12.0]), Standing::Behind);
+        assert_eq!(of(&[10.0, 11.0, 12.0], &[11.0, 12.0, 13.1]), ComparisonResult::Ahead);
+        assert_eq!(of(&[11.0, 12.0, 13.1], &[10.0, 11.0, 12.0]), ComparisonResult::Behind);
         let by_chance = of(&[11.0, 9.0, 13.0], &[10.0, 11.0, 12.0]);
-        assert_eq!(by_chance, Standing::Level, "chance may explain the difference");
+        assert_eq!(by_chance, ComparisonResult::Level, "chance may explain the difference");
         let within_a_thousandth = of(&[10.001, 11.001, 12.001], &[10.0, 11.0, 12.0]);
-        assert_eq!(within_a_thousandth, Standing::Level, "the difference is below a thousandth");
-        assert_eq!(standing(&spread(&[0.9]), &spread(&[0.8]), true), Standing::Ahead);
+        assert_eq!(within_a_thousandth, ComparisonResult::Level, "the difference is below a thousandth");
+        assert_eq!(standing(&spread(&[0.9]), &spread(&[0.8]), true), ComparisonResult::Ahead);
     }
 
     #[test]
     fn latencies_are_compared_only_with_policies_that_answer_as_many_requests() {
-        let mut versus = Versus::default();
+        let mut versus = PolicyComparison::default();
         for (policy, unanswered, p98) in
             [("unified", 0.1, 50.0), ("native", 0.4, 20.0), ("fifo", 0.1, 40.0), ("lb", 0.0, 70.0)]
         {
             versus.add("500", policy, Quantity::UNANSWERED, spread(&[unanswered]));
             versus.add("500", policy, Quantity::P98, spread(&[p98]));
         }
-        let (sentence, behind) = versus.told().unwrap();
+        let (sentence, behind) = versus.summary().unwrap();
         assert_eq!(
             sentence,
             "`unified` beside the others: ahead in 1, level in 1, behind in 2 of 4 comparisons."
@@ -189,6 +190,6 @@ mod tests {
         let rows =
             [["500", "p98", "50.0 ms", "fifo", "40.0 ms"], ["500", "unanswered", "10.0%", "lb", "0.0%"]];
         assert_eq!(behind, rows.map(|row| row.map(String::from)));
-        assert_eq!(Versus::default().told(), None);
+        assert_eq!(PolicyComparison::default().summary(), None);
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use millrace_experiments::hostlinks::{lone, uplink_loads};
 use millrace_policy::paths::HostLinks;
-use millrace_sim::{Outcome, run};
+use millrace_sim::{SimulationOutcome, run};
 
 /// The time of 6 GB at 12 GB/s.
 const BY_ONE_LINK: Duration = Duration::from_millis(500);
 
-fn swap(host_links: HostLinks) -> Outcome {
+fn swap(host_links: HostLinks) -> SimulationOutcome {
     run(&lone(host_links).unwrap()).unwrap()
 }
 
@@ -20,7 +20,7 @@ fn swap(host_links: HostLinks) -> Outcome {
 fn a_lone_swap_over_four_links_takes_a_quarter_to_two_fifths_of_the_time() {
     let own = swap(HostLinks::Own);
     let all = swap(HostLinks::All);
-    let took = |outcome: &Outcome| outcome.records[0].latency();
+    let took = |outcome: &SimulationOutcome| outcome.records[0].latency();
     assert!(own.records[0].answered() && all.records[0].answered());
     assert!(took(&own) >= BY_ONE_LINK && took(&own) < BY_ONE_LINK + Duration::from_millis(5));
     // Four links need at least a quarter of the time. A forwarded batch begins only after the report of the

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use millrace_experiments::lalb::{self, Arrangement, Reading};
+use millrace_experiments::lalb::{self, Arrangement, PopularityReading};
 use millrace_experiments::{Effort, ours, torpor};
 use millrace_policy::gpu::Eviction;
 use millrace_sim::run;
@@ -15,7 +15,7 @@ const SEED: u64 = 1;
 
 #[test]
 fn unified_beats_out_of_order_dispatch_at_the_load_of_lalb() {
-    for reading in Reading::ALL {
+    for reading in PopularityReading::ALL {
         let figures = |name: &str| {
             let dispatch = lalb::policy(name).unwrap();
             let one_domain = Arrangement::OneDomain;

@@ -6,20 +6,20 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, bail};
 use futures::future::join_all;
 
-use super::part::{How, Recipe, Running, Started};
-use super::{Cluster, ConnectionCaps, Start, Wanted, descendants, must_run, named};
-use crate::proxy::Party;
+use super::part::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
+use super::{ConnectionCaps, StartResult, StatusGoal, TestCluster, descendants, must_run, named};
+use crate::proxy::LinkParty;
 
 /// A controller or a worker, running or not.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Process {
+pub enum ClusterProcess {
     /// A controller, by its id.
     Controller(u64),
     /// A worker, by its name.
     Worker(String),
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for ClusterProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Controller(id) => write!(f, "controller {id}"),
@@ -28,12 +28,12 @@ impl fmt::Display for Process {
     }
 }
 
-impl Cluster {
+impl TestCluster {
     /// Kills a running process with SIGKILL. `role` describes the process in the timeline.
     ///
     /// # Errors
     /// If the process does not end.
-    pub async fn kill(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
+    pub async fn kill(&mut self, process: &ClusterProcess, role: &str) -> anyhow::Result<()> {
         let Some(running) = self.take(process)? else { return Ok(()) };
         let pid = running.pid;
         self.timeline.fault(format!("kill -9 of {process} (pid {pid}){role}"));
@@ -46,7 +46,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If the process does not end, or ends with an error.
-    pub async fn end(&mut self, process: &Process, role: &str) -> anyhow::Result<()> {
+    pub async fn end(&mut self, process: &ClusterProcess, role: &str) -> anyhow::Result<()> {
         let Some(running) = self.take(process)? else { return Ok(()) };
         let pid = running.pid;
         self.timeline.fault(format!("SIGTERM to {process} (pid {pid}){role}"));
@@ -63,7 +63,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If there is no such process.
-    pub fn begin_start(&mut self, process: &Process) -> anyhow::Result<()> {
+    pub fn begin_start(&mut self, process: &ClusterProcess) -> anyhow::Result<()> {
         if self.running(process)?.is_some() || self.starting.iter().any(|(it, _)| it == process) {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If a process does not start.
-    pub async fn take_in_started(&mut self) -> anyhow::Result<()> {
+    pub async fn finish_ready_starts(&mut self) -> anyhow::Result<()> {
         let (done, left) =
             std::mem::take(&mut self.starting).into_iter().partition(|(_, it)| it.is_finished());
         self.starting = done;
@@ -106,7 +106,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If the process does not run.
-    pub fn pid(&self, process: &Process) -> anyhow::Result<u32> {
+    pub fn pid(&self, process: &ClusterProcess) -> anyhow::Result<u32> {
         let running = self.running(process)?.as_ref();
         Ok(running.with_context(|| format!("{process} does not run"))?.pid)
     }
@@ -123,38 +123,38 @@ impl Cluster {
         self.workers.iter().filter(|(_, it)| it.running.is_some()).map(|(name, _)| name.clone()).collect()
     }
 
-    fn running(&self, process: &Process) -> anyhow::Result<&Option<Running>> {
+    fn running(&self, process: &ClusterProcess) -> anyhow::Result<&Option<RunningProcess>> {
         let found = match process {
-            Process::Controller(id) => self.controllers.get(id).map(|it| &it.running),
-            Process::Worker(name) => self.workers.get(name).map(|it| &it.running),
+            ClusterProcess::Controller(id) => self.controllers.get(id).map(|it| &it.running),
+            ClusterProcess::Worker(name) => self.workers.get(name).map(|it| &it.running),
         };
         found.with_context(|| format!("there is no {process}"))
     }
 
-    fn running_mut(&mut self, process: &Process) -> anyhow::Result<&mut Option<Running>> {
+    fn running_mut(&mut self, process: &ClusterProcess) -> anyhow::Result<&mut Option<RunningProcess>> {
         let found = match process {
-            Process::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.running),
-            Process::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.running),
+            ClusterProcess::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.running),
+            ClusterProcess::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.running),
         };
         found.with_context(|| format!("there is no {process}"))
     }
 
-    fn take(&mut self, process: &Process) -> anyhow::Result<Option<Running>> {
+    fn take(&mut self, process: &ClusterProcess) -> anyhow::Result<Option<RunningProcess>> {
         Ok(self.running_mut(process)?.take())
     }
 
-    fn recipe_of(&self, process: &Process) -> anyhow::Result<Recipe> {
+    fn recipe_of(&self, process: &ClusterProcess) -> anyhow::Result<LaunchSpec> {
         let found = match process {
-            Process::Controller(id) => self.controllers.get(id).map(|it| it.recipe.clone()),
-            Process::Worker(name) => self.workers.get(name).map(|it| it.recipe.clone()),
+            ClusterProcess::Controller(id) => self.controllers.get(id).map(|it| it.recipe.clone()),
+            ClusterProcess::Worker(name) => self.workers.get(name).map(|it| it.recipe.clone()),
         };
         found.with_context(|| format!("there is no {process}"))
     }
 
-    fn recipe_mut(&mut self, process: &Process) -> anyhow::Result<&mut Recipe> {
+    fn recipe_mut(&mut self, process: &ClusterProcess) -> anyhow::Result<&mut LaunchSpec> {
         let found = match process {
-            Process::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.recipe),
-            Process::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.recipe),
+            ClusterProcess::Controller(id) => self.controllers.get_mut(id).map(|it| &mut it.recipe),
+            ClusterProcess::Worker(name) => self.workers.get_mut(name).map(|it| &mut it.recipe),
         };
         found.with_context(|| format!("there is no {process}"))
     }
@@ -168,7 +168,7 @@ impl Cluster {
         let pids: Vec<_> = running.iter().map(|it| it.pid).collect();
         self.timeline.fault(format!("kill -9 of every controller (pids {pids:?})"));
         // Send every signal before waiting for the first end.
-        let killed = join_all(running.into_iter().map(Running::kill)).await;
+        let killed = join_all(running.into_iter().map(RunningProcess::kill)).await;
         for pid in pids {
             self.network.forget(pid);
         }
@@ -179,20 +179,20 @@ impl Cluster {
     ///
     /// # Errors
     /// If the controller neither serves nor ends.
-    pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<Start> {
+    pub async fn try_restart_controller(&mut self, id: u64) -> anyhow::Result<StartResult> {
         self.timeline.did(format!("started controller {id} again"));
-        let named = named(&self.network, &Party::Controller(id));
+        let named = named(&self.network, &LinkParty::Controller(id));
         let controller = self.controller_mut(id)?;
         let before = std::fs::metadata(&controller.recipe.log).map_or(0, |it| it.len());
         match controller.recipe.start(named).await? {
-            Started::Ready(running) => {
+            LaunchResult::Ready(running) => {
                 controller.running = Some(*running);
-                Ok(Start::Serves)
+                Ok(StartResult::Serves)
             }
-            Started::Ended(status) => {
+            LaunchResult::Ended(status) => {
                 let log = std::fs::read(&controller.recipe.log).context("cannot read its log")?;
                 let said = log.get(usize::try_from(before).unwrap_or(0)..).unwrap_or_default();
-                Ok(Start::Refused(status, String::from_utf8_lossy(said).into_owned()))
+                Ok(StartResult::Refused(status, String::from_utf8_lossy(said).into_owned()))
             }
         }
     }
@@ -203,14 +203,14 @@ impl Cluster {
     /// If the controller does not serve.
     pub async fn restart_controller(&mut self, id: u64) -> anyhow::Result<()> {
         match self.try_restart_controller(id).await? {
-            Start::Serves => Ok(()),
-            Start::Refused(status, said) => bail!("controller {id} does not start ({status}): {said}"),
+            StartResult::Serves => Ok(()),
+            StartResult::Refused(status, said) => bail!("controller {id} does not start ({status}): {said}"),
         }
     }
 
     /// Returns the exit status of a process that ended by itself; `None` if the process still runs. Such a
     /// process may be restarted.
-    pub fn ended(&mut self, process: &Process) -> Option<ExitStatus> {
+    pub fn ended(&mut self, process: &ClusterProcess) -> Option<ExitStatus> {
         let running = self.running_mut(process).ok()?;
         let (pid, status) = running.as_mut().and_then(|it| Some((it.pid, it.ended()?)))?;
         *running = None;
@@ -227,7 +227,7 @@ impl Cluster {
     /// If there is no such controller.
     pub fn place_controller(&mut self, id: u64, prefix: Vec<String>) -> anyhow::Result<()> {
         let controller = self.controller_mut(id)?;
-        let How::Child { prefix: before, .. } = &mut controller.recipe.how else {
+        let LaunchMethod::Child { prefix: before, .. } = &mut controller.recipe.how else {
             bail!("controller {id} is a container");
         };
         *before = [controller.house.prefix.clone(), prefix].concat();
@@ -239,17 +239,17 @@ impl Cluster {
     ///
     /// # Errors
     /// If a process does not end in order, or the cluster does not reach `wanted` again.
-    pub async fn drop_address_caps(&mut self, wanted: Wanted) -> anyhow::Result<()> {
-        let controllers = self.controllers.keys().map(|&id| Process::Controller(id));
-        let workers = self.workers.keys().map(|name| Process::Worker(name.clone()));
+    pub async fn drop_address_caps(&mut self, wanted: StatusGoal) -> anyhow::Result<()> {
+        let controllers = self.controllers.keys().map(|&id| ClusterProcess::Controller(id));
+        let workers = self.workers.keys().map(|name| ClusterProcess::Worker(name.clone()));
         for process in controllers.chain(workers).collect::<Vec<_>>() {
             self.end(&process, ", to start it without a cap by address").await?;
-            if let How::Child { words, .. } = &mut self.recipe_mut(&process)?.how {
+            if let LaunchMethod::Child { words, .. } = &mut self.recipe_mut(&process)?.how {
                 ConnectionCaps::without_address_cap(words);
             }
             self.begin_start(&process)?;
             self.join_starts().await?;
-            self.reached(wanted).await?;
+            self.wait_for_status(wanted).await?;
         }
         Ok(())
     }
@@ -259,7 +259,7 @@ impl Cluster {
     /// # Errors
     /// If the worker does not run.
     pub fn worker_pid(&self, name: &str) -> anyhow::Result<u32> {
-        self.pid(&Process::Worker(name.to_owned()))
+        self.pid(&ClusterProcess::Worker(name.to_owned()))
     }
 
     /// Returns the pids of all running processes, executors included.
@@ -276,7 +276,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If a process does not end.
-    pub async fn kill_everybody(&mut self) -> anyhow::Result<()> {
+    pub async fn kill_all_servers(&mut self) -> anyhow::Result<()> {
         for (_, start) in self.starting.drain(..) {
             start.abort();
         }
@@ -292,7 +292,7 @@ impl Cluster {
     }
 }
 
-impl Process {
+impl ClusterProcess {
     /// Returns the name of the process on its ground and in its log.
     pub(super) fn service(&self) -> String {
         match self {
@@ -303,10 +303,10 @@ impl Process {
 
     /// Returns the process's name in the proxies' rules.
     #[must_use]
-    pub fn party(&self) -> Party {
+    pub fn party(&self) -> LinkParty {
         match self {
-            Self::Controller(id) => Party::Controller(*id),
-            Self::Worker(name) => Party::Worker(name.clone()),
+            Self::Controller(id) => LinkParty::Controller(*id),
+            Self::Worker(name) => LinkParty::Worker(name.clone()),
         }
     }
 }

@@ -14,14 +14,14 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tonic::Request;
 use tonic::transport::Channel;
 
-use super::{Cluster, Process};
+use super::{ClusterProcess, TestCluster};
 
 /// Maximum wait for an answer of the fault service, which waits for no disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether controllers run the fault service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Injection {
+pub enum FaultInjection {
     /// Controllers run without the fault service.
     #[default]
     Off,
@@ -29,7 +29,7 @@ pub enum Injection {
     On,
 }
 
-impl Injection {
+impl FaultInjection {
     /// Returns the controller's arguments for the fault service.
     pub(super) fn words(self) -> Vec<String> {
         match self {
@@ -39,7 +39,7 @@ impl Injection {
     }
 }
 
-impl Cluster {
+impl TestCluster {
     /// Moves the wall clock of a controller.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If the worker does not run, or the system does not allow the limit.
-    pub fn starve_worker(&self, name: &str) -> anyhow::Result<()> {
+    pub fn limit_worker_memory(&self, name: &str) -> anyhow::Result<()> {
         let pid = self.worker_pid(name)?;
         let has = address_space(pid)?;
         self.timeline.fault(format!("{name} (pid {pid}) gets no more memory than its {} MiB", has >> 20));
@@ -94,8 +94,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If the worker runs and the system does not allow the change.
-    pub fn feed_worker(&mut self, name: &str) -> anyhow::Result<()> {
-        let process = Process::Worker(name.to_owned());
+    pub fn lift_worker_memory_limit(&mut self, name: &str) -> anyhow::Result<()> {
+        let process = ClusterProcess::Worker(name.to_owned());
         if self.ended(&process).is_some() {
             return self.begin_start(&process);
         }

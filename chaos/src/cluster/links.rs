@@ -2,31 +2,31 @@
 
 use anyhow::bail;
 
-use super::ground::Site;
-use super::{Cluster, Process};
-use crate::proxy::{Mend, Party, Slowness, Way};
+use super::ground::ClusterEnvironment;
+use super::{ClusterProcess, TestCluster};
+use crate::proxy::{CutDirection, LinkParty, LinkSlowness, RestoreMode};
 
 /// The way in which processes reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Links {
+pub enum LinkMode {
     /// Processes connect directly. A ground that can cuts links.
     Direct,
     /// Processes connect through proxies, which cut and delay.
     Proxied,
 }
 
-impl Cluster {
+impl TestCluster {
     /// Cuts every link between the two sides; `way` is the direction as seen from `one`.
     ///
     /// # Errors
     /// If the ground cannot cut the links.
-    pub fn cut(&self, one: &[Party], other: &[Party], way: Way) -> anyhow::Result<()> {
+    pub fn cut(&self, one: &[LinkParty], other: &[LinkParty], way: CutDirection) -> anyhow::Result<()> {
         self.network.cut(one, other, way);
         self.obey()
     }
 
     /// Slows every link between these parties, in both directions.
-    pub fn slow(&self, among: &[Party], slowness: Slowness) {
+    pub fn slow(&self, among: &[LinkParty], slowness: LinkSlowness) {
         self.network.slow(among, slowness);
     }
 
@@ -34,27 +34,27 @@ impl Cluster {
     ///
     /// # Errors
     /// If the ground cannot restore the links.
-    pub fn mend(&self, how: Mend) -> anyhow::Result<&'static str> {
+    pub fn mend(&self, how: RestoreMode) -> anyhow::Result<&'static str> {
         self.network.mend(how);
         self.obey()?;
         Ok(match (self.links, how) {
-            (Links::Direct, _) => "TCP sends lost packets again",
-            (Links::Proxied, Mend::Resume) => "waiting data is delivered",
-            (Links::Proxied, Mend::Reset) => "waiting connections are reset",
+            (LinkMode::Direct, _) => "TCP sends lost packets again",
+            (LinkMode::Proxied, RestoreMode::Resume) => "waiting data is delivered",
+            (LinkMode::Proxied, RestoreMode::Reset) => "waiting connections are reset",
         })
     }
 
     /// Whether links can be slowed.
     #[must_use]
     pub fn slows(&self) -> bool {
-        self.links == Links::Proxied
+        self.links == LinkMode::Proxied
     }
 
     /// Takes the link of a process down, so that neither clients nor other processes reach it.
     ///
     /// # Errors
     /// If the process has no link of its own.
-    pub fn unplug(&self, process: &Process, role: &str) -> anyhow::Result<()> {
+    pub fn unplug(&self, process: &ClusterProcess, role: &str) -> anyhow::Result<()> {
         self.timeline.fault(format!("took down the link of {process}{role}"));
         self.plugged(process, false)
     }
@@ -63,35 +63,35 @@ impl Cluster {
     ///
     /// # Errors
     /// If the process has no link of its own.
-    pub fn plug(&self, process: &Process) -> anyhow::Result<()> {
+    pub fn plug(&self, process: &ClusterProcess) -> anyhow::Result<()> {
         self.timeline.did(format!("took up the link of {process} again"));
         self.plugged(process, true)
     }
 
-    fn plugged(&self, process: &Process, up: bool) -> anyhow::Result<()> {
+    fn plugged(&self, process: &ClusterProcess, up: bool) -> anyhow::Result<()> {
         match &self.site {
-            Site::Namespaces(namespaces) => namespaces.plug(&process.service(), up),
+            ClusterEnvironment::Namespaces(namespaces) => namespaces.plug(&process.service(), up),
             _ => bail!("{process} has no link of its own: use --ground namespaces"),
         }
     }
 
     /// Applies the cuts through the ground, unless proxies do.
     fn obey(&self) -> anyhow::Result<()> {
-        let Site::Namespaces(namespaces) = &self.site else { return Ok(()) };
-        if self.links == Links::Proxied {
+        let ClusterEnvironment::Namespaces(namespaces) = &self.site else { return Ok(()) };
+        if self.links == LinkMode::Proxied {
             return Ok(());
         }
         let cuts = self.network.cuts();
         let named = cuts.iter().filter_map(|(from, to)| Some((name(from)?, name(to)?)));
-        namespaces.obey(&named.collect::<Vec<_>>())
+        namespaces.apply_cuts(&named.collect::<Vec<_>>())
     }
 }
 
 /// Returns the name of a party on the ground; a client outside the cluster has none.
-fn name(party: &Party) -> Option<String> {
+fn name(party: &LinkParty) -> Option<String> {
     match party {
-        Party::Controller(id) => Some(Process::Controller(*id).service()),
-        Party::Worker(name) => Some(name.clone()),
-        Party::Outside => None,
+        LinkParty::Controller(id) => Some(ClusterProcess::Controller(*id).service()),
+        LinkParty::Worker(name) => Some(name.clone()),
+        LinkParty::Outside => None,
     }
 }

@@ -22,19 +22,19 @@ use millrace_client::{Address, Admin, Endpoints};
 use tokio::task::JoinHandle;
 
 pub use self::caps::ConnectionCaps;
-pub use self::ends::Process;
-pub use self::faults::Injection;
-pub use self::ground::{Ground, Switch, Terrain};
-use self::ground::{House, Site};
-pub use self::links::Links;
-use self::part::{How, Recipe, Running, Started};
+pub use self::ends::ClusterProcess;
+pub use self::faults::FaultInjection;
+use self::ground::{ClusterEnvironment, ProcessPlacement};
+pub use self::ground::{EnvironmentConfig, HarnessNamespace, TestEnvironment};
+pub use self::links::LinkMode;
+use self::part::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
 pub(crate) use self::part::{descendants, is_alive, own_pid, signal};
-pub use self::status::Wanted;
+pub use self::status::StatusGoal;
 pub(crate) use self::status::{until, until_within};
-pub use self::usage::{ResidentMemory, Usage};
+pub use self::usage::{ProcessUsage, ResidentMemory};
 pub(crate) use self::usage::{descriptors_max, processor_time, reset_peak, shared_memory};
 use crate::hostile::{PortKind, ServerPort};
-use crate::proxy::{Front, Network, Party};
+use crate::proxy::{LinkParty, ProxyListener, ProxyNetwork};
 use crate::timeline::Timeline;
 
 /// Arguments of each controller. There are few entries between two snapshots, so that a short run
@@ -43,16 +43,16 @@ const SNAPSHOTS: [&str; 2] = ["--snapshot-every", "200"];
 
 /// The cluster to start.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ClusterPlan {
     /// Number of voters.
     pub controllers: u64,
     /// Number of workers.
     pub workers: u32,
     /// Whether processes reach each other through proxies.
-    pub links: Links,
+    pub links: LinkMode,
     /// Whether controllers serve the fault service.
-    pub injection: Injection,
-    pub machine: Machine,
+    pub injection: FaultInjection,
+    pub machine: WorkerMachine,
     /// Further arguments of the workers.
     pub worker_words: Vec<String>,
     /// The preset with which the cluster starts; `None` for the default.
@@ -65,7 +65,7 @@ pub struct Plan {
 
 /// The resources of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Machine {
+pub struct WorkerMachine {
     /// Number of emulated GPUs.
     pub gpus: u32,
     /// Bytes of memory of each GPU.
@@ -74,7 +74,7 @@ pub struct Machine {
     pub host_memory: u64,
 }
 
-impl Machine {
+impl WorkerMachine {
     fn words(self) -> Vec<String> {
         let Self { gpus, gpu_memory, host_memory } = self;
         let sizes =
@@ -84,14 +84,14 @@ impl Machine {
 }
 
 /// A cluster, whose processes end when the value is dropped.
-pub struct Cluster {
+pub struct TestCluster {
     program: PathBuf,
     root: PathBuf,
     timeline: Timeline,
     /// The cuts between parties, which proxies or the ground apply.
-    network: Network,
-    links: Links,
-    injection: Injection,
+    network: ProxyNetwork,
+    links: LinkMode,
+    injection: FaultInjection,
     /// The arguments of every worker.
     worker_words: Vec<String>,
     preset: Option<String>,
@@ -101,38 +101,38 @@ pub struct Cluster {
     controllers: BTreeMap<u64, Controller>,
     workers: BTreeMap<String, Worker>,
     /// Processes that were restarted and do not serve yet.
-    starting: Vec<(Process, JoinHandle<anyhow::Result<Running>>)>,
+    starting: Vec<(ClusterProcess, JoinHandle<anyhow::Result<RunningProcess>>)>,
     /// Fields below the processes, because fields are dropped in order: fronts outlive the
     /// processes that connect to them, and the ground outlives everything on it.
-    fronts: Vec<Front>,
-    site: Site,
+    fronts: Vec<ProxyListener>,
+    site: ClusterEnvironment,
 }
 
 struct Controller {
-    recipe: Recipe,
-    running: Option<Running>,
+    recipe: LaunchSpec,
+    running: Option<RunningProcess>,
     dir: PathBuf,
-    house: House,
+    house: ProcessPlacement,
     /// The address to which other processes connect.
     advertised: SocketAddr,
 }
 
 struct Worker {
-    recipe: Recipe,
-    running: Option<Running>,
+    recipe: LaunchSpec,
+    running: Option<RunningProcess>,
     listen: SocketAddr,
 }
 
 /// The result of a start that may be refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Start {
+pub enum StartResult {
     /// The process serves.
     Serves,
     /// The process ended by itself, with this status and this log.
     Refused(ExitStatus, String),
 }
 
-impl Cluster {
+impl TestCluster {
     /// Creates a cluster without processes, in an empty folder.
     ///
     /// # Errors
@@ -140,19 +140,19 @@ impl Cluster {
     pub fn new(
         program: &Path,
         root: &Path,
-        terrain: &Terrain,
-        links: Links,
+        terrain: &EnvironmentConfig,
+        links: LinkMode,
         timeline: Timeline,
     ) -> anyhow::Result<Self> {
-        let site = Site::begin(terrain, program, root)?;
+        let site = ClusterEnvironment::begin(terrain, program, root)?;
         Ok(Self {
             program: program.to_owned(),
             root: root.to_owned(),
             timeline,
-            network: Network::on(terrain.ground.proxies()),
+            network: ProxyNetwork::on(terrain.ground.proxies()),
             site,
             links,
-            injection: Injection::Off,
+            injection: FaultInjection::Off,
             worker_words: Vec::new(),
             preset: None,
             caps: None,
@@ -168,7 +168,7 @@ impl Cluster {
     ///
     /// # Errors
     /// If a process ends or the cluster is not up in time, with the end of its log.
-    pub async fn start(&mut self, plan: &Plan) -> anyhow::Result<()> {
+    pub async fn start(&mut self, plan: &ClusterPlan) -> anyhow::Result<()> {
         self.injection = plan.injection;
         self.worker_words = plan.machine.words();
         self.worker_words.extend_from_slice(&plan.worker_words);
@@ -176,7 +176,7 @@ impl Cluster {
         self.caps = plan.caps;
         self.descriptors = plan.descriptors;
         let workers: Vec<_> = (1..=plan.workers).map(|number| format!("worker-{number}")).collect();
-        if let Site::Compose(_) = self.site {
+        if let ClusterEnvironment::Compose(_) = self.site {
             self.start_containers(&workers, plan.machine).await?;
         } else {
             for id in 1..=plan.controllers {
@@ -187,7 +187,7 @@ impl Cluster {
             }
         }
         let voters = self.controllers.len();
-        self.reached(Wanted { voters, nodes: plan.workers as usize, lag_max: 0 }).await?;
+        self.wait_for_status(StatusGoal { voters, nodes: plan.workers as usize, lag_max: 0 }).await?;
         self.timeline.did(format!("started {voters} controllers and {} workers", plan.workers));
         Ok(())
     }
@@ -203,7 +203,7 @@ impl Cluster {
             Some(Controller { recipe, house, advertised, .. }) => (recipe.prefix(), house, advertised),
             None => {
                 let house = self.site.house(&format!("controller-{id}"))?;
-                let advertised = self.fronted(Party::Controller(id), house.internal).await?;
+                let advertised = self.fronted(LinkParty::Controller(id), house.internal).await?;
                 (house.prefix.clone(), house, advertised)
             }
         };
@@ -230,7 +230,7 @@ impl Cluster {
         let name = format!("controller-{id}");
         let begin = self.recipe(name.clone(), prefix.clone(), [words.clone(), first].concat());
         let recipe = self.recipe(name, prefix, words);
-        let running = must_run(&begin, begin.start(named(&self.network, &Party::Controller(id))).await?)?;
+        let running = must_run(&begin, begin.start(named(&self.network, &LinkParty::Controller(id))).await?)?;
         self.controllers.insert(id, Controller { recipe, running: Some(running), dir, house, advertised });
         Ok(())
     }
@@ -238,7 +238,7 @@ impl Cluster {
     async fn add_worker(&mut self, name: &str) -> anyhow::Result<()> {
         let house = self.site.house(name)?;
         let listen = house.internal;
-        let party = Party::Worker(name.to_owned());
+        let party = LinkParty::Worker(name.to_owned());
         let advertised = self.fronted(party.clone(), listen).await?;
         let controllers: Vec<_> = self.controllers.values().map(|it| it.advertised.to_string()).collect();
         let mut words = vec!["worker".to_owned(), "--name".to_owned(), name.to_owned()];
@@ -256,24 +256,24 @@ impl Cluster {
     }
 
     /// Starts the compose project: the services of its file, with these workers.
-    async fn start_containers(&mut self, workers: &[String], machine: Machine) -> anyhow::Result<()> {
-        let Site::Compose(compose) = &self.site else { bail!("this ground has no containers") };
+    async fn start_containers(&mut self, workers: &[String], machine: WorkerMachine) -> anyhow::Result<()> {
+        let ClusterEnvironment::Compose(compose) = &self.site else { bail!("this ground has no containers") };
         compose.up(u32::try_from(workers.len())?, machine)?;
-        let run = async |name: &str, party: Party| {
-            let how = How::Container(compose.container(name)?);
+        let run = async |name: &str, party: LinkParty| {
+            let how = LaunchMethod::Container(compose.container(name)?);
             let log = self.root.join(format!("{name}.log"));
-            let recipe = Recipe { name: name.to_owned(), how, log, descriptors: None };
+            let recipe = LaunchSpec { name: name.to_owned(), how, log, descriptors: None };
             let running = must_run(&recipe, recipe.start(named(&self.network, &party)).await?)?;
             anyhow::Ok((recipe, Some(running)))
         };
         for (id, client) in (1..).zip(compose.clients()) {
-            let (recipe, running) = run(&format!("controller-{id}"), Party::Controller(id)).await?;
-            let house = House { prefix: Vec::new(), words: Vec::new(), client, internal: client };
+            let (recipe, running) = run(&format!("controller-{id}"), LinkParty::Controller(id)).await?;
+            let house = ProcessPlacement { prefix: Vec::new(), words: Vec::new(), client, internal: client };
             let controller = Controller { recipe, running, dir: PathBuf::new(), house, advertised: client };
             self.controllers.insert(id, controller);
         }
         for name in workers {
-            let (recipe, running) = run(name, Party::Worker(name.clone())).await?;
+            let (recipe, running) = run(name, LinkParty::Worker(name.clone())).await?;
             // A worker's port is not reachable from outside its network.
             let listen = SocketAddr::from(([0, 0, 0, 0], 0));
             self.workers.insert(name.clone(), Worker { recipe, running, listen });
@@ -281,19 +281,19 @@ impl Cluster {
         Ok(())
     }
 
-    fn recipe(&self, name: String, prefix: Vec<String>, words: Vec<String>) -> Recipe {
+    fn recipe(&self, name: String, prefix: Vec<String>, words: Vec<String>) -> LaunchSpec {
         let log = self.root.join(format!("{name}.log"));
-        let how = How::Child { prefix, program: self.program.clone(), words };
-        Recipe { name, how, log, descriptors: self.descriptors }
+        let how = LaunchMethod::Child { prefix, program: self.program.clone(), words };
+        LaunchSpec { name, how, log, descriptors: self.descriptors }
     }
 
     /// Returns the address at which other processes reach the port at `listen`.
-    async fn fronted(&mut self, party: Party, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
-        if self.links == Links::Direct {
-            self.network.resides(listen.ip(), party);
+    async fn fronted(&mut self, party: LinkParty, listen: SocketAddr) -> anyhow::Result<SocketAddr> {
+        if self.links == LinkMode::Direct {
+            self.network.register_address(listen.ip(), party);
             return Ok(listen);
         }
-        self.network.resides(listen.ip(), party.clone());
+        self.network.register_address(listen.ip(), party.clone());
         let front = self.network.front(party, listen).await?;
         let address = front.address;
         self.fronts.push(front);
@@ -302,7 +302,7 @@ impl Cluster {
 
     /// Returns the cluster's links, with the party of each process.
     #[must_use]
-    pub fn network(&self) -> Network {
+    pub fn network(&self) -> ProxyNetwork {
         self.network.clone()
     }
 
@@ -406,16 +406,16 @@ impl Cluster {
 }
 
 /// Returns a function that registers a process with the proxies as this party.
-fn named(network: &Network, party: &Party) -> impl FnOnce(u32) + use<> {
+fn named(network: &ProxyNetwork, party: &LinkParty) -> impl FnOnce(u32) + use<> {
     let network = network.clone();
     let party = party.clone();
-    move |pid| network.name(pid, party)
+    move |pid| network.register_process(pid, party)
 }
 
-fn must_run(recipe: &Recipe, started: Started) -> anyhow::Result<Running> {
+fn must_run(recipe: &LaunchSpec, started: LaunchResult) -> anyhow::Result<RunningProcess> {
     match started {
-        Started::Ready(running) => Ok(*running),
-        Started::Ended(status) => bail!("{} ended ({status}); {}", recipe.name, recipe.said()),
+        LaunchResult::Ready(running) => Ok(*running),
+        LaunchResult::Ended(status) => bail!("{} ended ({status}); {}", recipe.name, recipe.log_tail()),
     }
 }
 

@@ -25,10 +25,10 @@ const LOG_LINES: usize = 12;
 
 /// The instructions to start a process.
 #[derive(Debug, Clone)]
-pub(super) struct Recipe {
+pub(super) struct LaunchSpec {
     /// The name, such as `controller-1` or `worker-2`.
     pub(super) name: String,
-    pub(super) how: How,
+    pub(super) how: LaunchMethod,
     /// The log file, to which the process appends.
     pub(super) log: PathBuf,
     /// The soft limit of descriptors of a child; `None` for the harness's own limit.
@@ -37,7 +37,7 @@ pub(super) struct Recipe {
 
 /// The kind of a process.
 #[derive(Debug, Clone)]
-pub(super) enum How {
+pub(super) enum LaunchMethod {
     /// A child of the harness.
     Child {
         /// The words before the program, such as programs that change its network and mounts.
@@ -52,14 +52,14 @@ pub(super) enum How {
 
 /// A running process.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningProcess {
     pub(super) pid: u32,
-    life: Life,
+    life: ProcessHandle,
 }
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "there are as many as processes")]
-enum Life {
+enum ProcessHandle {
     Child {
         child: Child,
         /// The child's standard output, kept open because the process may still write.
@@ -70,17 +70,17 @@ enum Life {
 
 /// The result of a start.
 #[derive(Debug)]
-pub(super) enum Started {
-    Ready(Box<Running>),
+pub(super) enum LaunchResult {
+    Ready(Box<RunningProcess>),
     /// The process ended by itself before it was ready.
     Ended(ExitStatus),
 }
 
-impl Recipe {
+impl LaunchSpec {
     /// Starts the process and waits for its ready line or its end. `spawned` receives the pid
     /// before the process does anything, so that every connection of the process has a known owner.
-    pub(super) async fn start(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
-        let How::Child { prefix, program, words } = &self.how else {
+    pub(super) async fn start(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<LaunchResult> {
+        let LaunchMethod::Child { prefix, program, words } = &self.how else {
             return self.start_container(spawned).await;
         };
         let log = File::options().create(true).append(true).open(&self.log);
@@ -111,55 +111,55 @@ impl Recipe {
         match first {
             Ok(Ok(Some(_ready))) => {
                 let pid = child.id().context("a process that is ready has a pid")?;
-                let life = Life::Child { child, _stdout: lines };
-                Ok(Started::Ready(Box::new(Running { pid, life })))
+                let life = ProcessHandle::Child { child, _stdout: lines };
+                Ok(LaunchResult::Ready(Box::new(RunningProcess { pid, life })))
             }
             Ok(Ok(None)) => {
                 let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
                 let status = ended
                     .with_context(|| format!("{} closed its standard output and still runs", self.name))?;
-                Ok(Started::Ended(status.context("a child can be waited for")?))
+                Ok(LaunchResult::Ended(status.context("a child can be waited for")?))
             }
             Ok(Err(error)) => {
                 Err(error).with_context(|| format!("cannot read the standard output of {}", self.name))
             }
-            Err(_) => bail!("{} is not ready after {READY_TIMEOUT:?}; {}", self.name, self.said()),
+            Err(_) => bail!("{} is not ready after {READY_TIMEOUT:?}; {}", self.name, self.log_tail()),
         }
     }
 
     /// Returns the words before the program of a child.
     pub(super) fn prefix(&self) -> Vec<String> {
         match &self.how {
-            How::Child { prefix, .. } => prefix.clone(),
-            How::Container(_) => Vec::new(),
+            LaunchMethod::Child { prefix, .. } => prefix.clone(),
+            LaunchMethod::Container(_) => Vec::new(),
         }
     }
 
-    async fn start_container(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<Started> {
-        let How::Container(container) = &self.how else { bail!("{} is no container", self.name) };
+    async fn start_container(&self, spawned: impl FnOnce(u32)) -> anyhow::Result<LaunchResult> {
+        let LaunchMethod::Container(container) = &self.how else { bail!("{} is no container", self.name) };
         match container.start().await.with_context(|| format!("{} does not start", self.name))? {
             Ok(pid) => {
                 spawned(pid);
-                let life = Life::Container(container.clone());
-                Ok(Started::Ready(Box::new(Running { pid, life })))
+                let life = ProcessHandle::Container(container.clone());
+                Ok(LaunchResult::Ready(Box::new(RunningProcess { pid, life })))
             }
             Err(status) => {
                 // The caller shows the log if the end is an error.
                 self.keep_log().await?;
-                Ok(Started::Ended(status))
+                Ok(LaunchResult::Ended(status))
             }
         }
     }
 
     /// Writes a container's log to the file in which a child logs.
     pub(super) async fn keep_log(&self) -> anyhow::Result<()> {
-        let How::Container(container) = &self.how else { return Ok(()) };
+        let LaunchMethod::Container(container) = &self.how else { return Ok(()) };
         let log = container.log().await?;
         std::fs::write(&self.log, log).with_context(|| format!("cannot write {}", self.log.display()))
     }
 
     /// Returns the end of the process's log, for a message.
-    pub(super) fn said(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         let shown = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
@@ -187,12 +187,12 @@ impl Drop for LoweredLimit {
     }
 }
 
-impl Running {
+impl RunningProcess {
     /// Kills the process with SIGKILL, and waits for its end.
     pub(super) async fn kill(self) -> anyhow::Result<()> {
         let mut child = match self.life {
-            Life::Child { child, .. } => child,
-            Life::Container(container) => return container.kill().await,
+            ProcessHandle::Child { child, .. } => child,
+            ProcessHandle::Container(container) => return container.kill().await,
         };
         signal(self.pid, Signal::KILL)?;
         let ended = tokio::time::timeout(END_TIMEOUT, child.wait()).await;
@@ -205,8 +205,8 @@ impl Running {
     /// Sends SIGTERM, and waits for the end of the process.
     pub(super) async fn end(self) -> anyhow::Result<ExitStatus> {
         let mut child = match self.life {
-            Life::Child { child, .. } => child,
-            Life::Container(container) => return container.end().await,
+            ProcessHandle::Child { child, .. } => child,
+            ProcessHandle::Container(container) => return container.end().await,
         };
         signal(self.pid, Signal::TERM)?;
         let ended = tokio::time::timeout(GRACE, child.wait()).await;
@@ -219,8 +219,8 @@ impl Running {
     /// such a process, so for a container the result is always `None`.
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         match &mut self.life {
-            Life::Child { child, .. } => child.try_wait().ok().flatten(),
-            Life::Container(_) => None,
+            ProcessHandle::Child { child, .. } => child.try_wait().ok().flatten(),
+            ProcessHandle::Container(_) => None,
         }
     }
 }

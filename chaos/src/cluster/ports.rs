@@ -13,12 +13,12 @@ const STRIDE: u32 = 64;
 
 /// An allocator of ports that were free a moment ago; no port is returned twice.
 #[derive(Debug)]
-pub(super) struct Ports {
+pub(super) struct PortAllocator {
     next: u16,
     left: u16,
 }
 
-impl Ports {
+impl PortAllocator {
     /// Starts at an offset that depends on the pid of this process.
     pub(super) fn new() -> Self {
         let span = u32::from(RANGE.end - RANGE.start);
@@ -45,10 +45,10 @@ mod tests {
 
     #[test]
     fn no_port_is_returned_twice_or_while_it_is_bound() {
-        let mut ports = Ports::new();
+        let mut ports = PortAllocator::new();
         let first = ports.free().unwrap();
         let _taken = TcpListener::bind(first).unwrap();
-        let second = Ports::new().free().unwrap();
+        let second = PortAllocator::new().free().unwrap();
         assert_ne!(first, second);
         assert_ne!(ports.free().unwrap(), first);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::bail;
 use millrace_client::{Admin, messages as wire};
 
-use super::{Cluster, LOOK_EVERY, PATIENCE};
+use super::{LOOK_EVERY, PATIENCE, TestCluster};
 use crate::clock;
 
 /// Maximum time of a look. An endpoint that hangs is asked again.
@@ -13,7 +13,7 @@ const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The status for which the harness waits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct StatusGoal {
     /// Number of voters, which all have to answer, with a leader among them.
     pub voters: usize,
     /// Maximum number of log entries by which a voter may lag.
@@ -22,17 +22,17 @@ pub struct Wanted {
     pub nodes: usize,
 }
 
-impl Wanted {
+impl StatusGoal {
     /// Maximum lag of a voter while clients write, in log entries.
     pub const LAG_UNDER_LOAD: u64 = 100;
 }
 
-impl Cluster {
+impl TestCluster {
     /// Waits until every running controller reports the wanted status.
     ///
     /// # Errors
     /// If the status is not reached within [`PATIENCE`], with the difference.
-    pub async fn reached(&self, wanted: Wanted) -> anyhow::Result<()> {
+    pub async fn wait_for_status(&self, wanted: StatusGoal) -> anyhow::Result<()> {
         for (&id, controller) in &self.controllers {
             if controller.running.is_some() {
                 let admin = self.admin_of(id)?;
@@ -46,7 +46,7 @@ impl Cluster {
     }
 
     /// Returns the first difference from the wanted status that a running controller reports.
-    pub(crate) async fn lacks(&self, wanted: Wanted) -> Option<String> {
+    pub(crate) async fn status_difference(&self, wanted: StatusGoal) -> Option<String> {
         for (&id, controller) in &self.controllers {
             if controller.running.is_some() {
                 let found = match self.admin_of(id) {
@@ -129,7 +129,7 @@ pub(crate) async fn until_within(
     }
 }
 
-async fn missing(admin: &Admin, wanted: Wanted) -> Option<String> {
+async fn missing(admin: &Admin, wanted: StatusGoal) -> Option<String> {
     let status = match admin.cluster_status().await {
         Ok(status) => status,
         Err(error) => return Some(error.to_string()),
@@ -143,7 +143,7 @@ async fn missing(admin: &Admin, wanted: Wanted) -> Option<String> {
     }
 }
 
-fn missing_voters(status: &wire::ClusterStatus, wanted: Wanted) -> Option<String> {
+fn missing_voters(status: &wire::ClusterStatus, wanted: StatusGoal) -> Option<String> {
     if !status.quorum {
         return Some("no controller leads a majority".to_owned());
     }
@@ -191,7 +191,8 @@ mod tests {
         };
         let status =
             |controllers| wire::ClusterStatus { quorum: true, leader: 1, controllers, ..Default::default() };
-        let missing_voters = |status, voters| missing_voters(&status, Wanted { voters, ..Wanted::default() });
+        let missing_voters =
+            |status, voters| missing_voters(&status, StatusGoal { voters, ..StatusGoal::default() });
         let whole = || vec![controller(1, true, None), controller(2, true, Some(0))];
         assert_eq!(missing_voters(status(whole()), 2), None);
         assert_eq!(missing_voters(status(whole()), 3).unwrap(), "2 voters instead of 3");

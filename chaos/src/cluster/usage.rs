@@ -12,7 +12,7 @@ const BLOCK: u64 = 512;
 
 /// The resources of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ProcessUsage {
     /// Resident bytes of private memory: heap and stacks.
     pub private: u64,
     /// Resident bytes of mapped shared memory.
@@ -21,7 +21,7 @@ pub struct Usage {
     pub fds: u64,
 }
 
-impl Usage {
+impl ProcessUsage {
     /// Returns the present resources of a process.
     ///
     /// # Errors
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn memory_and_descriptors_of_this_process_are_read() {
-        let usage = Usage::of(std::process::id()).unwrap();
+        let usage = ProcessUsage::of(std::process::id()).unwrap();
         assert!(usage.private > 0 && usage.fds >= 3, "{usage:?}");
         let memory = ResidentMemory::of(std::process::id()).unwrap();
         assert!(descriptors_max(std::process::id()).is_some_and(|most| most > 3));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use millrace_client::{Address, Admin, ApplyOptions, DeleteOptions, Error, Outcome, messages};
+use millrace_client::{Address, Admin, ApplyOptions, ApplyOutcome, DeleteOptions, Error, messages};
 use millrace_proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use millrace_proto::inference::{RepositoryModelLoadRequest, RepositoryModelUnloadRequest};
 use millrace_proto::status::from_status;
@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 
 use super::Client;
 use super::keys::{self, Keys, PREFIX, VALUE};
-use crate::history::{Answer, History, Op, Operation, Ret, Seen};
+use crate::history::{AdminAnswer, AdminHistory, AdminOp, AdminOperation, AdminResult, FunctionReading};
 
 /// The pause of a client between two operations, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 10..60;
@@ -28,90 +28,102 @@ const ENABLE_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Writes until the load stops.
-pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
+pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<AdminHistory>) {
     let admin = Admin::new(client.endpoints.clone());
     // Operations without an SDK call are sent to one endpoint and never retried.
     let repository: Vec<_> = client.endpoints.addresses().map(connect).collect();
     while client.think(THINK_MS).await {
         let key = keys.pick(&mut client.rng);
         let op = match client.rng.random_range(0..10) {
-            0..6 => Op::Apply(keys.value()),
-            6..8 => Op::Delete,
-            _ => Op::Enable(client.rng.random()),
+            0..6 => AdminOp::Apply(keys.value()),
+            6..8 => AdminOp::Delete,
+            _ => AdminOp::Enable(client.rng.random()),
         };
         let invoked = client.timeline.now();
         let answer = match op {
-            Op::Apply(value) => apply(&admin, &keys, &key, value).await,
-            Op::Delete => delete(&admin, &key).await,
-            Op::Enable(enabled) => {
+            AdminOp::Apply(value) => apply(&admin, &keys, &key, value).await,
+            AdminOp::Delete => delete(&admin, &key).await,
+            AdminOp::Enable(enabled) => {
                 let at = client.rng.random_range(0..repository.len());
                 enable(repository[at].clone(), &key, enabled).await
             }
-            Op::Read => read_one(&admin, &key).await,
+            AdminOp::Read => read_one(&admin, &key).await,
         };
         record(&client, &history, key, op, invoked, answer);
     }
 }
 
 /// Reads at a controller until the load stops.
-pub(super) async fn read(mut client: Client, keys: Arc<Keys>, history: Arc<History>) {
+pub(super) async fn read(mut client: Client, keys: Arc<Keys>, history: Arc<AdminHistory>) {
     let admin = Admin::new(client.endpoints.clone());
     while client.think(THINK_MS).await {
         let key = keys.pick(&mut client.rng);
         let invoked = client.timeline.now();
         let answer = tokio::time::timeout(READ_TIMEOUT, read_one(&admin, &key)).await;
-        let answer = answer.unwrap_or_else(|_| Answer::Unknown(format!("no answer in {READ_TIMEOUT:?}")));
-        record(&client, &history, key, Op::Read, invoked, answer);
+        let answer =
+            answer.unwrap_or_else(|_| AdminAnswer::Unknown(format!("no answer in {READ_TIMEOUT:?}")));
+        record(&client, &history, key, AdminOp::Read, invoked, answer);
     }
 }
 
-fn record(client: &Client, history: &History, key: String, op: Op, invoked: Duration, answer: Answer) {
+fn record(
+    client: &Client,
+    history: &AdminHistory,
+    key: String,
+    op: AdminOp,
+    invoked: Duration,
+    answer: AdminAnswer,
+) {
     let returned = client.timeline.now();
-    history.record(Operation { key, client: client.number, op, invoked, returned, answer });
+    history.record(AdminOperation { key, client: client.number, op, invoked, returned, answer });
 }
 
-async fn apply(admin: &Admin, keys: &Keys, key: &str, value: u64) -> Answer {
+async fn apply(admin: &Admin, keys: &Keys, key: &str, value: u64) -> AdminAnswer {
     match admin.apply(&keys::spec(key, value), keys.model, ApplyOptions::default()).await {
-        Ok(applied) => Answer::Done(match applied.outcome {
-            Outcome::Created => Ret::Created,
-            Outcome::Configured => Ret::Configured,
-            Outcome::Unchanged => Ret::Unchanged,
+        Ok(applied) => AdminAnswer::Done(match applied.outcome {
+            ApplyOutcome::Created => AdminResult::Created,
+            ApplyOutcome::Configured => AdminResult::Configured,
+            ApplyOutcome::Unchanged => AdminResult::Unchanged,
         }),
         Err(error) => failed(&error),
     }
 }
 
-async fn delete(admin: &Admin, key: &str) -> Answer {
+async fn delete(admin: &Admin, key: &str) -> AdminAnswer {
     match admin.delete(&keys::key(key), DeleteOptions::default()).await {
-        Ok(()) => Answer::Done(Ret::Deleted),
-        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Answer::Done(Ret::Absent),
+        Ok(()) => AdminAnswer::Done(AdminResult::Deleted),
+        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => {
+            AdminAnswer::Done(AdminResult::Absent)
+        }
         Err(error) => failed(&error),
     }
 }
 
-async fn read_one(admin: &Admin, key: &str) -> Answer {
+async fn read_one(admin: &Admin, key: &str) -> AdminAnswer {
     match admin.function(&keys::key(key)).await {
         Ok(function) => seen(&function).map_or_else(
-            || Answer::Unknown("a function without the harness's label".into()),
-            |seen| Answer::Done(Ret::Found(seen)),
+            || AdminAnswer::Unknown("a function without the harness's label".into()),
+            |seen| AdminAnswer::Done(AdminResult::Found(seen)),
         ),
-        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => Answer::Done(Ret::Absent),
+        Err(error) if error.reason() == Some(Reason::FunctionNotFound) => {
+            AdminAnswer::Done(AdminResult::Absent)
+        }
         Err(error) => failed(&error),
     }
 }
 
-fn failed(error: &Error) -> Answer {
+fn failed(error: &Error) -> AdminAnswer {
     let why = error.to_string();
-    if error.may_have_executed() { Answer::Unknown(why) } else { Answer::Refused(why) }
+    if error.may_have_executed() { AdminAnswer::Unknown(why) } else { AdminAnswer::Refused(why) }
 }
 
-fn seen(function: &messages::Function) -> Option<Seen> {
+fn seen(function: &messages::Function) -> Option<FunctionReading> {
     let value = function.spec.as_ref()?.labels.get(VALUE)?.parse().ok()?;
-    Some(Seen { value, enabled: function.enabled, generation: function.generation })
+    Some(FunctionReading { value, enabled: function.enabled, generation: function.generation })
 }
 
 /// Loads or unloads a model through the inference protocol, which has no idempotency key.
-async fn enable(channel: Channel, key: &str, enabled: bool) -> Answer {
+async fn enable(channel: Channel, key: &str, enabled: bool) -> AdminAnswer {
     let mut service = GrpcInferenceServiceClient::new(channel);
     let model_name = key.to_owned();
     let call = async {
@@ -124,23 +136,25 @@ async fn enable(channel: Channel, key: &str, enabled: bool) -> Answer {
         }
     };
     match tokio::time::timeout(ENABLE_TIMEOUT, call).await {
-        Ok(Ok(())) => Answer::Done(Ret::Set),
+        Ok(Ok(())) => AdminAnswer::Done(AdminResult::Set),
         Ok(Err(status)) => not_set(&status, enabled),
-        Err(_) => Answer::Unknown(format!("no answer in {ENABLE_TIMEOUT:?}")),
+        Err(_) => AdminAnswer::Unknown(format!("no answer in {ENABLE_TIMEOUT:?}")),
     }
 }
 
 /// Classifies the error of an enable or disable. An enable first sets the intent and then waits
 /// until the function is ready. Only an error for want of a leader, or a connection that failed,
 /// proves that the operation has no effect.
-fn not_set(status: &Status, enabled: bool) -> Answer {
+fn not_set(status: &Status, enabled: bool) -> AdminAnswer {
     let failure = from_status(status);
     let why = failure.message.clone();
     match failure.reason {
-        _ if was_not_sent(status) => Answer::Refused(why),
-        Reason::NoLeader if !failure.may_have_executed => Answer::Refused(why),
-        Reason::FunctionNotFound if !enabled && status.code() == Code::NotFound => Answer::Done(Ret::Absent),
-        _ => Answer::Unknown(why),
+        _ if was_not_sent(status) => AdminAnswer::Refused(why),
+        Reason::NoLeader if !failure.may_have_executed => AdminAnswer::Refused(why),
+        Reason::FunctionNotFound if !enabled && status.code() == Code::NotFound => {
+            AdminAnswer::Done(AdminResult::Absent)
+        }
+        _ => AdminAnswer::Unknown(why),
     }
 }
 
@@ -165,7 +179,7 @@ fn connect(address: &Address) -> Channel {
 /// # Errors
 /// If the call fails, or the cluster has a function with the writers' prefix and without their
 /// label.
-pub(crate) async fn read_all(admin: &Admin) -> anyhow::Result<BTreeMap<String, Seen>> {
+pub(crate) async fn read_all(admin: &Admin) -> anyhow::Result<BTreeMap<String, FunctionReading>> {
     let mut all = BTreeMap::new();
     let mut functions = admin.functions(None);
     while let Some(function) = functions.next().await {

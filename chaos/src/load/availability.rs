@@ -10,7 +10,7 @@ const GAP: Duration = Duration::from_millis(500);
 
 /// The successes of a kind of call.
 #[derive(Debug)]
-pub struct Availability {
+pub struct CallAvailability {
     what: &'static str,
     timeline: Timeline,
     seen: Mutex<Seen>,
@@ -19,7 +19,7 @@ pub struct Availability {
 #[derive(Debug, Default)]
 struct Seen {
     last: Option<Duration>,
-    /// Time of the last [`Availability::mark`].
+    /// Time of the last [`CallAvailability::mark`].
     marked: Option<Duration>,
     /// Time of the first success that was asked for after the mark.
     resumed: Option<Duration>,
@@ -27,7 +27,7 @@ struct Seen {
     gap_max: Duration,
 }
 
-impl Availability {
+impl CallAvailability {
     pub(super) fn new(what: &'static str, timeline: Timeline) -> Self {
         Self { what, timeline, seen: Mutex::default() }
     }
@@ -77,12 +77,12 @@ impl Availability {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::timeline::Echo;
+    use crate::timeline::EventOutput;
 
     #[tokio::test(start_paused = true)]
     async fn a_success_asked_for_before_a_fault_does_not_end_the_outage() {
-        let timeline = Timeline::begin(Echo::Silent);
-        let writes = Availability::new("writes", timeline.clone());
+        let timeline = Timeline::begin(EventOutput::Silent);
+        let writes = CallAvailability::new("writes", timeline.clone());
         writes.worked(timeline.now());
         let pass = |millis| tokio::time::sleep(Duration::from_millis(millis));
         pass(10).await;

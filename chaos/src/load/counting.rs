@@ -15,16 +15,16 @@ use std::time::Duration;
 use anyhow::bail;
 use bytes::Bytes;
 use millrace_client::{
-    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, Inference, Tensor,
+    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, InferenceClient, Tensor,
 };
-use millrace_types::sequences::{Sequences, StatePair};
+use millrace_types::sequences::{SequenceSpec, StatePair};
 use millrace_types::{DataType, InSequence, Reason, SequenceId};
 use rand::Rng as _;
 
 use super::requester::name;
 use super::{Client, keys, targets};
 use crate::clock;
-use crate::oracle::counted::{Ended, Step};
+use crate::oracle::counted::{SequenceRequest, SequenceRequestResult};
 use crate::timeline::seconds;
 
 /// Number of sequences that a client has at a time.
@@ -52,13 +52,13 @@ const AGAIN_MS: std::ops::Range<u64> = 20..100;
 
 /// A function that counts the requests of each of its sequences.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Counter {
+pub struct CounterFunction {
     pub name: String,
     /// Number of values in the counter's state. Large state stays on the GPU of its last run.
     pub width: NonZeroU32,
 }
 
-impl Counter {
+impl CounterFunction {
     /// Publishes the counter. Does not wait until the counter is ready.
     pub(super) async fn publish(&self, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
         let path = root.join(format!("{}.onnx", self.name));
@@ -66,7 +66,7 @@ impl Counter {
         let digest = targets::synthesize(&words, program, &path, admin).await?;
         let mut spec = keys::spec(&self.name, 0);
         let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
-        spec.sequences = Some(Sequences { state, idle: IDLE, max: SEQUENCES_MAX });
+        spec.sequences = Some(SequenceSpec { state, idle: IDLE, max: SEQUENCES_MAX });
         admin.apply(&spec, digest, ApplyOptions::default()).await?;
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Counter {
     /// # Errors
     /// If the sequences do not start in time.
     pub(crate) async fn has_room(&self, endpoints: Endpoints) -> anyhow::Result<()> {
-        let inference = Inference::new(endpoints);
+        let inference = InferenceClient::new(endpoints);
         let deadline = clock::now() + ROOM_PATIENCE;
         loop {
             let begun = clock::now();
@@ -96,7 +96,7 @@ impl Counter {
         }
     }
 
-    async fn all_begin(&self, inference: &Inference) -> Result<(), Error> {
+    async fn all_begin(&self, inference: &InferenceClient) -> Result<(), Error> {
         for number in 0..SEQUENCES_MAX {
             let id = SequenceId::Name(format!("room-{number}"));
             inference.infer(self.request(1.0, InSequence { id, start: true, end: false })).await?;
@@ -127,26 +127,28 @@ struct Sequence {
 }
 
 /// A client of a counter.
-pub(super) struct Counting {
+pub(super) struct CounterClient {
     pub(super) client: Client,
-    pub(super) counter: Counter,
-    pub(super) steps: Arc<Mutex<Vec<Step>>>,
+    pub(super) counter: CounterFunction,
+    pub(super) steps: Arc<Mutex<Vec<SequenceRequest>>>,
 }
 
-impl Counting {
+impl CounterClient {
     /// Sends requests until the load stops, and then ends the open sequences.
     pub(super) async fn run(mut self) {
-        let inference = Inference::new(self.client.endpoints.clone());
+        let inference = InferenceClient::new(self.client.endpoints.clone());
         let mut begun = 0;
         let mut open: Vec<Sequence> = (0..OPEN).map(|_| self.another(&mut begun)).collect();
         while self.client.think(THINK_MS).await {
             let at = self.client.rng.random_range(0..open.len());
             let last = open[at].answered + 1 == open[at].length;
             match self.step(&inference, &open[at], last).await {
-                Ended::Counted if !last => open[at].answered += 1,
+                SequenceRequestResult::Counted if !last => open[at].answered += 1,
                 // Both results restart the sequence under the same id.
-                Ended::Counted | Ended::Over(_) => open[at].answered = 0,
-                Ended::Miscounted(_) | Ended::Unclear(_) | Ended::Refused(_) => {
+                SequenceRequestResult::Counted | SequenceRequestResult::Over(_) => open[at].answered = 0,
+                SequenceRequestResult::Miscounted(_)
+                | SequenceRequestResult::Unclear(_)
+                | SequenceRequestResult::Refused(_) => {
                     open[at] = self.another(&mut begun);
                 }
             }
@@ -166,7 +168,12 @@ impl Counting {
     }
 
     /// Makes the next request of a sequence until its end, and records the request.
-    async fn step(&mut self, inference: &Inference, sequence: &Sequence, last: bool) -> Ended {
+    async fn step(
+        &mut self,
+        inference: &InferenceClient,
+        sequence: &Sequence,
+        last: bool,
+    ) -> SequenceRequestResult {
         let place = sequence.answered + 1;
         let id = self.client.endpoints.next_id();
         let begun = self.client.timeline.now();
@@ -183,13 +190,20 @@ impl Counting {
                 break ended;
             }
             if self.client.timeline.now() - begun >= PATIENCE {
-                break Ended::Refused(format!("given up, {}", name(&error)));
+                break SequenceRequestResult::Refused(format!("given up, {}", name(&error)));
             }
             let pause = self.client.rng.random_range(AGAIN_MS);
             tokio::time::sleep(Duration::from_millis(pause)).await;
         };
         let sequence = format!("{} of {}", sequence.id, self.counter.name);
-        let step = Step { sequence, place, last, begun, ended: self.client.timeline.now(), how: how.clone() };
+        let step = SequenceRequest {
+            sequence,
+            place,
+            last,
+            begun,
+            ended: self.client.timeline.now(),
+            how: how.clone(),
+        };
         self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(step);
         how
     }
@@ -197,15 +211,15 @@ impl Counting {
 
 /// Returns the effect of an error on a request and its sequence; `None` if the request may be
 /// retried.
-fn became(error: &Error) -> Option<Ended> {
+fn became(error: &Error) -> Option<SequenceRequestResult> {
     match error.reason() {
-        Some(Reason::SequenceNotFound | Reason::DataLost) => Some(Ended::Over(name(error))),
+        Some(Reason::SequenceNotFound | Reason::DataLost) => Some(SequenceRequestResult::Over(name(error))),
         // Two executors died during the request, so this may be a request that kills
         // executors.
-        Some(Reason::Quarantined) => Some(Ended::Unclear(name(error))),
-        _ if error.may_have_executed() => Some(Ended::Unclear(name(error))),
+        Some(Reason::Quarantined) => Some(SequenceRequestResult::Unclear(name(error))),
+        _ if error.may_have_executed() => Some(SequenceRequestResult::Unclear(name(error))),
         _ if error.retryable() => None,
-        _ => Some(Ended::Refused(name(error))),
+        _ => Some(SequenceRequestResult::Refused(name(error))),
     }
 }
 
@@ -215,17 +229,17 @@ fn count(requests: u32) -> f32 {
     4.0 - 4.0 * 0.5_f32.powi(requests.cast_signed())
 }
 
-fn judge(answer: &InferResponse, place: u32, key: f32) -> Ended {
+fn judge(answer: &InferResponse, place: u32, key: f32) -> SequenceRequestResult {
     let [output] = answer.outputs.as_slice() else {
-        return Ended::Miscounted(format!("the answer has {} outputs", answer.outputs.len()));
+        return SequenceRequestResult::Miscounted(format!("the answer has {} outputs", answer.outputs.len()));
     };
     let values: Vec<f32> = output.data().chunks_exact(4).map(value).collect();
     let expected = count(place);
     match values.split_first() {
         Some((&first, others)) if first == expected => {
             match others.iter().find(|&&it| it != expected * key) {
-                None => Ended::Counted,
-                Some(other) => Ended::Miscounted(format!(
+                None => SequenceRequestResult::Counted,
+                Some(other) => SequenceRequestResult::Miscounted(format!(
                     "the answer counts {place}, but {other} is not of its sequence"
                 )),
             }
@@ -234,9 +248,9 @@ fn judge(answer: &InferResponse, place: u32, key: f32) -> Ended {
             let counts = (0..=2 * *LENGTH.end()).find(|&requests| count(requests) == first);
             let said =
                 counts.map_or_else(|| format!("the answer is {first}"), |it| format!("it counts {it}"));
-            Ended::Miscounted(said)
+            SequenceRequestResult::Miscounted(said)
         }
-        None => Ended::Miscounted("the answer is empty".to_owned()),
+        None => SequenceRequestResult::Miscounted("the answer is empty".to_owned()),
     }
 }
 
@@ -274,27 +288,38 @@ mod tests {
     fn an_answer_with_a_wrong_count_or_of_another_sequence_is_caught() {
         for key in [1.0, 65.0, 1_023.0] {
             for place in 1..=*LENGTH.end() {
-                assert_eq!(judge(&answer(place, key), place, key), Ended::Counted, "{place} of {key}");
+                assert_eq!(
+                    judge(&answer(place, key), place, key),
+                    SequenceRequestResult::Counted,
+                    "{place} of {key}"
+                );
             }
         }
         let said = |requests, key| judge(&answer(requests, key), 3, 65.0);
-        assert_eq!(said(1, 65.0), Ended::Miscounted("the answer counts 1".to_owned()), "state was lost");
+        assert_eq!(
+            said(1, 65.0),
+            SequenceRequestResult::Miscounted("the answer counts 1".to_owned()),
+            "state was lost"
+        );
         assert_eq!(
             said(4, 65.0),
-            Ended::Miscounted("the answer counts 4".to_owned()),
+            SequenceRequestResult::Miscounted("the answer counts 4".to_owned()),
             "the request was applied twice"
         );
-        assert!(matches!(said(3, 66.0), Ended::Miscounted(_)), "another's state");
+        assert!(matches!(said(3, 66.0), SequenceRequestResult::Miscounted(_)), "another's state");
     }
 
     #[test]
     fn an_error_tells_whether_a_sequence_has_ended() {
         let refused = |reason| Error::Refused(Failure::new(reason, "no"));
-        assert!(matches!(became(&refused(Reason::SequenceNotFound)), Some(Ended::Over(_))));
-        assert!(matches!(became(&refused(Reason::DataLost)), Some(Ended::Over(_))));
+        assert!(matches!(became(&refused(Reason::SequenceNotFound)), Some(SequenceRequestResult::Over(_))));
+        assert!(matches!(became(&refused(Reason::DataLost)), Some(SequenceRequestResult::Over(_))));
         assert_eq!(became(&refused(Reason::QueueFull)), None);
         let ran = Error::Refused(Failure::new(Reason::ExecutorLost, "no").after_execution());
-        assert!(matches!(became(&ran), Some(Ended::Unclear(_))));
-        assert!(matches!(became(&refused(Reason::MalformedRequest)), Some(Ended::Refused(_))));
+        assert!(matches!(became(&ran), Some(SequenceRequestResult::Unclear(_))));
+        assert!(matches!(
+            became(&refused(Reason::MalformedRequest)),
+            Some(SequenceRequestResult::Refused(_))
+        ));
     }
 }

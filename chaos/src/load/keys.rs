@@ -21,14 +21,14 @@ pub(super) const VALUE: &str = "chaos-value";
 pub(super) struct Keys {
     /// The model of all these functions.
     pub(super) model: Digest,
-    in_use: Mutex<Vec<Key>>,
+    in_use: Mutex<Vec<FunctionSlot>>,
     made: AtomicU64,
     /// The last value written to any function.
     value: AtomicU64,
 }
 
 #[derive(Debug)]
-struct Key {
+struct FunctionSlot {
     name: String,
     left: u32,
 }
@@ -43,7 +43,7 @@ impl Keys {
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
         while in_use.len() < IN_USE {
             let name = format!("{PREFIX}{}", self.made.fetch_add(1, Ordering::Relaxed));
-            in_use.push(Key { name, left: OPERATIONS_MAX });
+            in_use.push(FunctionSlot { name, left: OPERATIONS_MAX });
         }
         let index = rng.random_range(0..in_use.len());
         in_use[index].left -= 1;

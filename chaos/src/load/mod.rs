@@ -31,16 +31,16 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::admin::read_all;
-pub use self::availability::Availability;
-pub use self::counting::Counter;
-use self::counting::Counting;
+pub use self::availability::CallAvailability;
+use self::counting::CounterClient;
+pub use self::counting::CounterFunction;
 use self::keys::Keys;
-pub(crate) use self::newcomers::Newcomers;
-pub use self::targets::{Chain, Network, POKED, Target, Targets};
+pub(crate) use self::newcomers::NewConnectionClients;
 pub(crate) use self::targets::{POISON, publish_slow};
-use crate::history::History;
-use crate::oracle::counted::Step;
-use crate::oracle::requests::Request;
+pub use self::targets::{POKED, SynthModel, TargetFunction, TargetWorkflow, Targets};
+use crate::history::AdminHistory;
+use crate::oracle::counted::SequenceRequest;
+use crate::oracle::requests::RequestRecord;
 use crate::timeline::Timeline;
 
 /// Number of writers. The numbers are small, because the processes of the cluster share this
@@ -58,7 +58,7 @@ pub(crate) const RESERVED: [&str; 4] = [keys::PREFIX, probe::NAME, POKED, POISON
 /// The kinds of clients in a load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mix {
+pub enum LoadMix {
     /// All clients of the table above.
     #[default]
     Everything,
@@ -71,17 +71,17 @@ pub enum Mix {
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The clients of a run.
-pub struct Load {
+pub struct ClientLoad {
     stop: CancellationToken,
     tasks: JoinSet<()>,
     /// The clients' admin operations.
-    pub history: Arc<History>,
-    requests: Arc<Mutex<Vec<Request>>>,
-    steps: Arc<Mutex<Vec<Step>>>,
+    pub history: Arc<AdminHistory>,
+    requests: Arc<Mutex<Vec<RequestRecord>>>,
+    steps: Arc<Mutex<Vec<SequenceRequest>>>,
     /// Times at which writes were accepted.
-    pub writes: Arc<Availability>,
+    pub writes: Arc<CallAvailability>,
     /// Times at which requests were answered.
-    pub answers: Arc<Availability>,
+    pub answers: Arc<CallAvailability>,
 }
 
 /// The parts that every client has.
@@ -102,7 +102,7 @@ impl Client {
     }
 }
 
-impl Load {
+impl ClientLoad {
     /// Starts every client, for the controllers at `addresses`.
     ///
     /// # Errors
@@ -110,16 +110,16 @@ impl Load {
     pub fn start(
         addresses: &[Address],
         targets: &Targets,
-        mix: Mix,
+        mix: LoadMix,
         timeline: &Timeline,
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let stop = CancellationToken::new();
-        let history = Arc::<History>::default();
-        let requests = Arc::<Mutex<Vec<Request>>>::default();
-        let steps = Arc::<Mutex<Vec<Step>>>::default();
-        let writes = Arc::new(Availability::new("writes", timeline.clone()));
-        let answers = Arc::new(Availability::new("answers to requests", timeline.clone()));
+        let history = Arc::<AdminHistory>::default();
+        let requests = Arc::<Mutex<Vec<RequestRecord>>>::default();
+        let steps = Arc::<Mutex<Vec<SequenceRequest>>>::default();
+        let writes = Arc::new(CallAvailability::new("writes", timeline.clone()));
+        let answers = Arc::new(CallAvailability::new("answers to requests", timeline.clone()));
         let keys = Arc::new(Keys::new(targets.model));
         let mut tasks = JoinSet::new();
         let mut clients = 0;
@@ -145,10 +145,10 @@ impl Load {
             addresses
         };
         let requesters = match mix {
-            Mix::Everything => REQUESTERS,
-            Mix::Requests => REQUESTERS_ALONE,
+            LoadMix::Everything => REQUESTERS,
+            LoadMix::Requests => REQUESTERS_ALONE,
         };
-        if mix == Mix::Everything {
+        if mix == LoadMix::Everything {
             for writer in 0..WRITERS as usize {
                 tasks.spawn(admin::write(client(from(writer))?, keys.clone(), history.clone()));
             }
@@ -167,7 +167,7 @@ impl Load {
             for at in 0..COUNTING as usize {
                 let counter = counter.clone();
                 let steps = steps.clone();
-                tasks.spawn(Counting { client: client(from(at))?, counter, steps }.run());
+                tasks.spawn(CounterClient { client: client(from(at))?, counter, steps }.run());
             }
         }
         Ok(Self { stop, tasks, history, requests, steps, writes, answers })
@@ -190,13 +190,13 @@ impl Load {
 
     /// Returns every request of a sequence that has ended.
     #[must_use]
-    pub fn steps(&self) -> Vec<Step> {
+    pub fn steps(&self) -> Vec<SequenceRequest> {
         self.steps.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 
     /// Returns every other request that has ended.
     #[must_use]
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<RequestRecord> {
         self.requests.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
     }
 }

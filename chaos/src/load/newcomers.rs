@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Targets;
 use super::requester::name;
-use crate::oracle::requests::{Ended, Request};
+use crate::oracle::requests::{RequestRecord, RequestResult};
 use crate::timeline::Timeline;
 
 /// Pause between two newcomers, in milliseconds.
@@ -21,15 +21,15 @@ const PAUSE_MS: std::ops::Range<u64> = 30..90;
 /// Maximum wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Newcomers in sequence, until [`Newcomers::end`].
+/// Newcomers in sequence, until [`NewConnectionClients::end`].
 #[derive(Debug)]
-pub(crate) struct Newcomers {
+pub(crate) struct NewConnectionClients {
     stop: CancellationToken,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<RequestRecord>>>,
     coming: JoinHandle<()>,
 }
 
-impl Newcomers {
+impl NewConnectionClients {
     pub(crate) fn begin(
         addresses: Vec<Address>,
         targets: Targets,
@@ -37,7 +37,7 @@ impl Newcomers {
         rng: &mut StdRng,
     ) -> Self {
         let stop = CancellationToken::new();
-        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let requests = Arc::<Mutex<Vec<RequestRecord>>>::default();
         let rng = StdRng::seed_from_u64(rng.random());
         let come = come(addresses, targets, timeline, rng, requests.clone());
         let stopped = stop.clone();
@@ -49,7 +49,7 @@ impl Newcomers {
     }
 
     /// Returns every request that has ended so far.
-    pub(crate) fn requests(&self) -> Vec<Request> {
+    pub(crate) fn requests(&self) -> Vec<RequestRecord> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -65,7 +65,7 @@ async fn come(
     targets: Targets,
     timeline: Timeline,
     mut rng: StdRng,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<RequestRecord>>>,
 ) {
     let names: Vec<String> = targets.names().map(str::to_owned).collect();
     loop {
@@ -81,12 +81,12 @@ async fn come(
         let begun = timeline.now();
         let asked = tokio::time::timeout(PATIENCE, targets.try_ask(&function, endpoints)).await;
         let how = match asked {
-            Ok(Ok(Ok(()))) => Ended::Right,
-            Ok(Ok(Err(error))) => Ended::Refused(format!("over a new connection: {}", name(&error))),
-            Ok(Err(other)) => Ended::Wrong(other.to_string()),
-            Err(_) => Ended::GivenUp(format!("over a new connection: no answer in {PATIENCE:?}")),
+            Ok(Ok(Ok(()))) => RequestResult::Right,
+            Ok(Ok(Err(error))) => RequestResult::Refused(format!("over a new connection: {}", name(&error))),
+            Ok(Err(other)) => RequestResult::Wrong(other.to_string()),
+            Err(_) => RequestResult::GivenUp(format!("over a new connection: no answer in {PATIENCE:?}")),
         };
-        let request = Request { id, function, begun, ended: timeline.now(), retried: Vec::new(), how };
+        let request = RequestRecord { id, function, begun, ended: timeline.now(), retried: Vec::new(), how };
         requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
     }
 }

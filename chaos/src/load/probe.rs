@@ -8,7 +8,7 @@ use std::time::Duration;
 use millrace_client::{Admin, ApplyOptions};
 use millrace_types::Digest;
 
-use super::{Availability, Client, keys};
+use super::{CallAvailability, Client, keys};
 
 /// Timeout of a write, longer than a sound cluster takes under load. After a timeout the next write
 /// gets twice as long, at most 8 times this value.
@@ -19,7 +19,7 @@ const THINK_MS: std::ops::Range<u64> = 20..40;
 /// The name of the function that the probe writes.
 pub(super) const NAME: &str = "probe";
 
-pub(super) async fn run(mut client: Client, model: Digest, writes: Arc<Availability>) {
+pub(super) async fn run(mut client: Client, model: Digest, writes: Arc<CallAvailability>) {
     let admin = Admin::new(client.endpoints.clone());
     let mut value = 0;
     let mut patience = PATIENCE;

@@ -4,12 +4,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millrace_client::{Error, InferRequest, InferResponse, Inference};
+use millrace_client::{Error, InferRequest, InferResponse, InferenceClient};
 use rand::Rng as _;
 
-use super::targets::Example;
-use super::{Availability, Client, Targets};
-use crate::oracle::requests::{Ended, Request};
+use super::targets::ExampleAnswer;
+use super::{CallAvailability, Client, Targets};
+use crate::oracle::requests::{RequestRecord, RequestResult};
 
 /// Timeout of a try.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,15 +23,15 @@ const AGAIN_MS: std::ops::Range<u64> = 20..100;
 pub(super) async fn run(
     mut client: Client,
     targets: Targets,
-    answers: Arc<Availability>,
-    requests: Arc<Mutex<Vec<Request>>>,
+    answers: Arc<CallAvailability>,
+    requests: Arc<Mutex<Vec<RequestRecord>>>,
 ) {
-    let inference = Inference::new(client.endpoints.clone());
+    let inference = InferenceClient::new(client.endpoints.clone());
     while client.think(THINK_MS).await {
         let function = &targets.functions[client.rng.random_range(0..targets.functions.len())];
         let example = &function.examples[client.rng.random_range(0..function.examples.len())];
         let request = ask(&mut client, &inference, function.name.clone(), example).await;
-        if request.how == Ended::Right {
+        if request.how == RequestResult::Right {
             answers.worked(request.begun);
         }
         requests.lock().unwrap_or_else(PoisonError::into_inner).push(request);
@@ -39,7 +39,12 @@ pub(super) async fn run(
 }
 
 /// Makes a request until its end, even if the load stops meanwhile.
-async fn ask(client: &mut Client, inference: &Inference, function: String, example: &Example) -> Request {
+async fn ask(
+    client: &mut Client,
+    inference: &InferenceClient,
+    function: String,
+    example: &ExampleAnswer,
+) -> RequestRecord {
     let id = client.endpoints.next_id();
     let begun = client.timeline.now();
     let mut retried = Vec::new();
@@ -52,26 +57,26 @@ async fn ask(client: &mut Client, inference: &Inference, function: String, examp
             Err(error) => error,
         };
         if !error.retryable() {
-            break Ended::Refused(name(&error));
+            break RequestResult::Refused(name(&error));
         }
         if client.timeline.now() - begun >= PATIENCE {
-            break Ended::GivenUp(name(&error));
+            break RequestResult::GivenUp(name(&error));
         }
         retried.push(name(&error));
         let pause = client.rng.random_range(AGAIN_MS);
         tokio::time::sleep(Duration::from_millis(pause)).await;
     };
-    Request { id, function, begun, ended: client.timeline.now(), retried, how }
+    RequestRecord { id, function, begun, ended: client.timeline.now(), retried, how }
 }
 
-fn judge(answer: &InferResponse, id: &str, example: &Example) -> Ended {
+fn judge(answer: &InferResponse, id: &str, example: &ExampleAnswer) -> RequestResult {
     if answer.request_id != id {
-        return Ended::Wrong(format!("the answer is to {}", answer.request_id));
+        return RequestResult::Wrong(format!("the answer is to {}", answer.request_id));
     }
     if answer.outputs != example.outputs {
-        return Ended::Wrong(format!("the answer's {} outputs differ", answer.outputs.len()));
+        return RequestResult::Wrong(format!("the answer's {} outputs differ", answer.outputs.len()));
     }
-    Ended::Right
+    RequestResult::Right
 }
 
 /// Returns the error's stable name and its message.

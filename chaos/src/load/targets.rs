@@ -10,14 +10,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
-use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
-use millrace_types::workflow::{Output, Run, Step};
+use millrace_client::{
+    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferenceClient, ModelFile, Tensor,
+};
+use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{DataType, Digest, FunctionKey, FunctionName, TenantName, WorkflowSpec};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::process::Command;
 
-use super::counting::Counter;
+use super::counting::CounterFunction;
 use super::keys;
 use crate::cluster::until;
 
@@ -48,17 +50,17 @@ const SLOW: [&str; 13] = [
 
 /// A function that stays for the whole run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct TargetFunction {
     pub name: String,
     /// Number of nodes that hold the model.
     pub replicas: u32,
     /// The model, which other functions may share.
-    pub network: Network,
+    pub network: SynthModel,
 }
 
 /// A workflow that stays for the whole run, and runs functions in sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
+pub struct TargetWorkflow {
     pub name: String,
     /// The functions, each with an input `x` and an output `y`.
     pub steps: Vec<String>,
@@ -68,7 +70,7 @@ pub struct Chain {
 
 /// A model that `millrace synth` writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Network {
+pub struct SynthModel {
     /// The kind of network, with one FP32 input.
     pub kind: &'static str,
     /// The seed of the weights. Another seed gives another file, with other answers.
@@ -80,9 +82,9 @@ pub struct Network {
 pub struct Targets {
     /// The model of a function.
     pub(super) model: Digest,
-    pub(super) functions: Arc<Vec<Function>>,
+    pub(super) functions: Arc<Vec<FunctionExamples>>,
     /// Functions that keep state. These have their own clients.
-    pub(super) counters: Arc<[Counter]>,
+    pub(super) counters: Arc<[CounterFunction]>,
     pokes: Arc<AtomicU64>,
     /// Number of answers to the harness's own requests, examples included.
     asked: Arc<AtomicU64>,
@@ -90,14 +92,14 @@ pub struct Targets {
 
 /// A function or workflow that stays for the whole run.
 #[derive(Debug)]
-pub(super) struct Function {
+pub(super) struct FunctionExamples {
     pub(super) name: String,
-    pub(super) examples: Vec<Example>,
+    pub(super) examples: Vec<ExampleAnswer>,
 }
 
 /// An input and its answer, recorded before the first fault.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Example {
+pub(super) struct ExampleAnswer {
     pub(super) input: Tensor,
     pub(super) outputs: Vec<Tensor>,
 }
@@ -111,14 +113,14 @@ impl Targets {
         program: &Path,
         root: &Path,
         endpoints: Endpoints,
-        targets: Vec<Target>,
-        chains: Vec<Chain>,
-        counters: Vec<Counter>,
+        targets: Vec<TargetFunction>,
+        chains: Vec<TargetWorkflow>,
+        counters: Vec<CounterFunction>,
         rng: &mut StdRng,
     ) -> anyhow::Result<Self> {
         let admin = Admin::new(endpoints.clone());
         let mut models = BTreeMap::new();
-        for &Target { ref name, replicas, network } in &targets {
+        for &TargetFunction { ref name, replicas, network } in &targets {
             let digest = match models.entry(network) {
                 Entry::Occupied(uploaded) => *uploaded.get(),
                 Entry::Vacant(new) => *new.insert(upload(network, program, root, &admin).await?),
@@ -128,7 +130,7 @@ impl Targets {
             admin.apply(&spec, digest, ApplyOptions::default()).await?;
         }
         let model = *models.values().next().context("there is a function to ask")?;
-        let inference = Inference::new(endpoints);
+        let inference = InferenceClient::new(endpoints);
         for chain in &chains {
             admin.apply_workflow(&chain.spec()?, ApplyOptions::default()).await?;
         }
@@ -141,7 +143,7 @@ impl Targets {
         for (name, rows) in names.chain(chains.into_iter().map(|chain| (chain.name, chain.rows))) {
             ready(&name, &inference).await?;
             let examples = examples(&name, rows, &inference, rng).await?;
-            functions.push(Function { name, examples });
+            functions.push(FunctionExamples { name, examples });
         }
         let asked = Arc::new(AtomicU64::new((functions.len() * INPUTS) as u64));
         let functions = Arc::new(functions);
@@ -151,7 +153,7 @@ impl Targets {
 
     /// Returns the functions that keep state.
     #[must_use]
-    pub fn counters(&self) -> &[Counter] {
+    pub fn counters(&self) -> &[CounterFunction] {
         &self.counters
     }
 
@@ -177,7 +179,7 @@ impl Targets {
         let function = self.functions.iter().find(|it| it.name == name);
         let example = function.and_then(|it| it.examples.first()).context("there is an example")?;
         let request = InferRequest::new(name, vec![example.input.clone()]);
-        let answer = match Inference::new(endpoints).infer(request).await {
+        let answer = match InferenceClient::new(endpoints).infer(request).await {
             Ok(answer) => answer,
             Err(error) => return Ok(Err(error)),
         };
@@ -214,7 +216,7 @@ impl Targets {
     }
 }
 
-impl Chain {
+impl TargetWorkflow {
     fn spec(&self) -> anyhow::Result<WorkflowSpec> {
         let input = |at: usize| match at {
             0 => Ok("input.x".parse()?),
@@ -223,7 +225,7 @@ impl Chain {
         let step = |(at, function): (usize, &String)| {
             anyhow::Ok(Step {
                 name: FunctionName::new(&format!("s{at}"))?,
-                run: Run::Function(FunctionName::new(function)?),
+                run: StepTarget::Function(FunctionName::new(function)?),
                 inputs: [("x".to_owned(), input(at)?)].into(),
                 each: None,
                 when: None,
@@ -231,13 +233,13 @@ impl Chain {
             })
         };
         let steps = self.steps.iter().enumerate().map(step).collect::<anyhow::Result<Vec<_>>>()?;
-        let output = Output { name: "y".to_owned(), from: input(steps.len())? };
+        let output = WorkflowOutput { name: "y".to_owned(), from: input(steps.len())? };
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new(&self.name)? };
         Ok(WorkflowSpec::new(key, vec!["x".to_owned()], steps, vec![output]))
     }
 }
 
-async fn ready(name: &str, inference: &Inference) -> anyhow::Result<()> {
+async fn ready(name: &str, inference: &InferenceClient) -> anyhow::Result<()> {
     until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
         Ok(true) => None,
         Ok(false) => Some("the model is not ready".to_owned()),
@@ -250,23 +252,23 @@ async fn ready(name: &str, inference: &Inference) -> anyhow::Result<()> {
 async fn examples(
     name: &str,
     rows: u32,
-    inference: &Inference,
+    inference: &InferenceClient,
     rng: &mut StdRng,
-) -> anyhow::Result<Vec<Example>> {
+) -> anyhow::Result<Vec<ExampleAnswer>> {
     let metadata = inference.model_metadata(name, "").await?;
     let [input] = metadata.inputs.as_slice() else { bail!("the model has one input") };
     let mut examples = Vec::new();
     for _ in 0..INPUTS {
         let input = random_input(&input.name, &input.shape, rows, rng)?;
         let answer = inference.infer(InferRequest::new(name, vec![input.clone()])).await?;
-        examples.push(Example { input, outputs: answer.outputs });
+        examples.push(ExampleAnswer { input, outputs: answer.outputs });
     }
     Ok(examples)
 }
 
 /// Writes a model with the cluster's own generator of models, and uploads the model.
-async fn upload(network: Network, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
-    let Network { kind, seed } = network;
+async fn upload(network: SynthModel, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
+    let SynthModel { kind, seed } = network;
     let path = root.join(format!("{kind}-{seed}.onnx"));
     synthesize(&[kind, "--seed", &seed.to_string()], program, &path, admin).await
 }

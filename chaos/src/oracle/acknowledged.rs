@@ -5,17 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::history::{Answer, Op, Operation, Ret, Seen};
-use crate::report::Check;
+use crate::history::{AdminAnswer, AdminOp, AdminOperation, AdminResult, FunctionReading};
+use crate::report::PromiseCheck;
 
 const NAME: &str = "no acknowledged write is lost";
 
 /// Compares the final state of every function with its writes. A function without an entry in
 /// `last` is absent.
 #[must_use]
-pub fn check(histories: &BTreeMap<String, Vec<Operation>>, last: &BTreeMap<String, Seen>) -> Check {
+pub fn check(
+    histories: &BTreeMap<String, Vec<AdminOperation>>,
+    last: &BTreeMap<String, FunctionReading>,
+) -> PromiseCheck {
     let acknowledged =
-        |operations: &[Operation]| operations.iter().filter(|it| it.is_write() && it.is_done()).count();
+        |operations: &[AdminOperation]| operations.iter().filter(|it| it.is_write() && it.is_done()).count();
     let total: usize = histories.values().map(|operations| acknowledged(operations)).sum();
     let mut decided = 0;
     let mut evidence = Vec::new();
@@ -33,24 +36,24 @@ pub fn check(histories: &BTreeMap<String, Vec<Operation>>, last: &BTreeMap<Strin
     }
     let detail =
         format!("{total} acknowledged; the last on {decided} of {} functions is certain", histories.len());
-    Check::of(NAME, detail, evidence)
+    PromiseCheck::of(NAME, detail, evidence)
 }
 
 /// Returns the acknowledged write after which no other write can have taken effect.
-fn certainly_last(operations: &[Operation]) -> Option<&Operation> {
+fn certainly_last(operations: &[AdminOperation]) -> Option<&AdminOperation> {
     // A write that found no function changed nothing.
-    let changes = |it: &&Operation| it.is_write() && it.answer != Answer::Done(Ret::Absent);
+    let changes = |it: &&AdminOperation| it.is_write() && it.answer != AdminAnswer::Done(AdminResult::Absent);
     let last = operations.iter().filter(changes).filter(|it| it.is_done()).max_by_key(|it| it.invoked)?;
     let others = operations.iter().filter(changes).filter(|other| !std::ptr::eq(*other, last));
-    let mut overtakes = others.filter_map(Operation::took_effect_by).filter(|&by| by >= last.invoked);
+    let mut overtakes = others.filter_map(AdminOperation::took_effect_by).filter(|&by| by >= last.invoked);
     overtakes.next().is_none().then_some(last)
 }
 
-fn left_so(write: &Operation, seen: Option<&Seen>) -> bool {
+fn left_so(write: &AdminOperation, seen: Option<&FunctionReading>) -> bool {
     match (write.op, seen) {
-        (Op::Apply(value), Some(seen)) => seen.value == value,
-        (Op::Enable(enabled), Some(seen)) => seen.enabled == enabled,
-        (Op::Delete, None) => true,
+        (AdminOp::Apply(value), Some(seen)) => seen.value == value,
+        (AdminOp::Enable(enabled), Some(seen)) => seen.enabled == enabled,
+        (AdminOp::Delete, None) => true,
         _ => false,
     }
 }
@@ -60,60 +63,64 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
-    fn write(from: u64, to: u64, op: Op, answer: Answer) -> Operation {
+    fn write(from: u64, to: u64, op: AdminOp, answer: AdminAnswer) -> AdminOperation {
         let at = Duration::from_millis;
-        Operation { key: "f".into(), client: 1, op, invoked: at(from), returned: at(to), answer }
+        AdminOperation { key: "f".into(), client: 1, op, invoked: at(from), returned: at(to), answer }
     }
 
-    fn done(from: u64, to: u64, op: Op, ret: Ret) -> Operation {
-        write(from, to, op, Answer::Done(ret))
+    fn done(from: u64, to: u64, op: AdminOp, ret: AdminResult) -> AdminOperation {
+        write(from, to, op, AdminAnswer::Done(ret))
     }
 
-    fn seen(value: u64) -> Option<Seen> {
-        Some(Seen { value, enabled: true, generation: 1 })
+    fn seen(value: u64) -> Option<FunctionReading> {
+        Some(FunctionReading { value, enabled: true, generation: 1 })
     }
 
-    fn verdict(operations: Vec<Operation>, last: Option<Seen>) -> Verdict {
+    fn verdict(operations: Vec<AdminOperation>, last: Option<FunctionReading>) -> CheckVerdict {
         let last = last.map(|seen| ("f".to_owned(), seen)).into_iter().collect();
         check(&BTreeMap::from([("f".to_owned(), operations)]), &last).verdict
     }
 
     #[test]
     fn a_function_that_differs_from_its_last_write_is_caught() {
-        let history =
-            || vec![done(0, 10, Op::Apply(1), Ret::Created), done(20, 30, Op::Apply(2), Ret::Configured)];
-        assert_eq!(verdict(history(), seen(2)), Verdict::Pass);
-        assert_eq!(verdict(history(), seen(1)), Verdict::Fail);
-        assert_eq!(verdict(history(), None), Verdict::Fail);
-        let deleted = || [history(), vec![done(40, 50, Op::Delete, Ret::Deleted)]].concat();
-        assert_eq!(verdict(deleted(), None), Verdict::Pass);
-        assert_eq!(verdict(deleted(), seen(2)), Verdict::Fail);
+        let history = || {
+            vec![
+                done(0, 10, AdminOp::Apply(1), AdminResult::Created),
+                done(20, 30, AdminOp::Apply(2), AdminResult::Configured),
+            ]
+        };
+        assert_eq!(verdict(history(), seen(2)), CheckVerdict::Pass);
+        assert_eq!(verdict(history(), seen(1)), CheckVerdict::Fail);
+        assert_eq!(verdict(history(), None), CheckVerdict::Fail);
+        let deleted = || [history(), vec![done(40, 50, AdminOp::Delete, AdminResult::Deleted)]].concat();
+        assert_eq!(verdict(deleted(), None), CheckVerdict::Pass);
+        assert_eq!(verdict(deleted(), seen(2)), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_function_that_another_write_may_have_changed_is_not_judged() {
-        let unknown = write(5, 6, Op::Apply(2), Answer::Unknown("cut".into()));
-        let overlap = done(5, 15, Op::Apply(2), Ret::Configured);
+        let unknown = write(5, 6, AdminOp::Apply(2), AdminAnswer::Unknown("cut".into()));
+        let overlap = done(5, 15, AdminOp::Apply(2), AdminResult::Configured);
         for other in [unknown, overlap] {
-            let history = vec![done(0, 10, Op::Apply(1), Ret::Created), other];
-            assert_eq!(verdict(history.clone(), seen(1)), Verdict::Pass);
-            assert_eq!(verdict(history, seen(2)), Verdict::Pass);
+            let history = vec![done(0, 10, AdminOp::Apply(1), AdminResult::Created), other];
+            assert_eq!(verdict(history.clone(), seen(1)), CheckVerdict::Pass);
+            assert_eq!(verdict(history, seen(2)), CheckVerdict::Pass);
         }
     }
 
     #[test]
     fn a_refused_write_cannot_be_the_last() {
-        let refused = write(20, 30, Op::Apply(2), Answer::Refused("no leader".into()));
-        let history = || vec![done(0, 10, Op::Apply(1), Ret::Created), refused.clone()];
-        assert_eq!(verdict(history(), seen(1)), Verdict::Pass);
-        assert_eq!(verdict(history(), seen(2)), Verdict::Fail);
+        let refused = write(20, 30, AdminOp::Apply(2), AdminAnswer::Refused("no leader".into()));
+        let history = || vec![done(0, 10, AdminOp::Apply(1), AdminResult::Created), refused.clone()];
+        assert_eq!(verdict(history(), seen(1)), CheckVerdict::Pass);
+        assert_eq!(verdict(history(), seen(2)), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_function_without_a_write_is_caught() {
         let last = BTreeMap::from([("ghost".to_owned(), seen(1).unwrap())]);
-        assert_eq!(check(&BTreeMap::new(), &last).verdict, Verdict::Fail);
+        assert_eq!(check(&BTreeMap::new(), &last).verdict, CheckVerdict::Fail);
     }
 }

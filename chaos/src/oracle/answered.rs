@@ -10,8 +10,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use millrace_types::Reason;
 
-use super::requests::{Ended, Request};
-use crate::report::Check;
+use super::requests::{RequestRecord, RequestResult};
+use crate::report::PromiseCheck;
 use crate::timeline::seconds;
 
 const NAME: &str = "no idempotent request is lost";
@@ -21,9 +21,10 @@ const DEATHS: usize = 2;
 /// Judges all requests. `killed` contains the known times at which executors died, one range per
 /// fault.
 #[must_use]
-pub fn check(requests: &[Request], killed: &[RangeInclusive<Duration>]) -> Check {
+pub fn check(requests: &[RequestRecord], killed: &[RangeInclusive<Duration>]) -> PromiseCheck {
     let mut lost: Vec<String> = requests.iter().filter_map(|it| lost(it, killed)).collect();
-    let answered = requests.iter().filter(|it| matches!(it.how, Ended::Right | Ended::Wrong(_))).count();
+    let answered =
+        requests.iter().filter(|it| matches!(it.how, RequestResult::Right | RequestResult::Wrong(_))).count();
     let quarantined = requests.len() - answered - lost.len();
     if requests.is_empty() {
         lost.push("no request was made".to_owned());
@@ -32,21 +33,25 @@ pub fn check(requests: &[Request], killed: &[RangeInclusive<Duration>]) -> Check
     if quarantined > 0 {
         detail += &format!("; {quarantined} quarantined, each running in {DEATHS} executors that died");
     }
-    Check::of(NAME, detail, lost)
+    PromiseCheck::of(NAME, detail, lost)
 }
 
-fn lost(request: &Request, killed: &[RangeInclusive<Duration>]) -> Option<String> {
+fn lost(request: &RequestRecord, killed: &[RangeInclusive<Duration>]) -> Option<String> {
     let meets = |it: &&RangeInclusive<Duration>| *it.start() <= request.ended && *it.end() >= request.begun;
     let caught = || killed.iter().filter(meets).count();
     match &request.how {
-        Ended::Right | Ended::Wrong(_) => None,
-        Ended::Refused(why) if why.starts_with(Reason::Quarantined.as_str()) && caught() >= DEATHS => None,
-        Ended::Refused(why) => Some(request.line(&format!("refused for good: {why}"))),
-        Ended::GivenUp(why) => Some(request.line(&format!("given up: {why}"))),
+        RequestResult::Right | RequestResult::Wrong(_) => None,
+        RequestResult::Refused(why)
+            if why.starts_with(Reason::Quarantined.as_str()) && caught() >= DEATHS =>
+        {
+            None
+        }
+        RequestResult::Refused(why) => Some(request.line(&format!("refused for good: {why}"))),
+        RequestResult::GivenUp(why) => Some(request.line(&format!("given up: {why}"))),
     }
 }
 
-fn detail(requests: &[Request], answered: usize) -> String {
+fn detail(requests: &[RequestRecord], answered: usize) -> String {
     // Microseconds up to an hour, with three significant digits.
     let mut took = Histogram::<u64>::new_with_max(3_600_000_000, 3).expect("the bounds are valid");
     for request in requests {
@@ -75,18 +80,21 @@ fn detail(requests: &[Request], answered: usize) -> String {
 mod tests {
     use super::*;
     use crate::oracle::requests::request;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     #[test]
     fn a_request_that_is_refused_for_good_or_given_up_is_caught() {
-        let right = || request(Ended::Right, &["NO_WORKER: none", "NO_WORKER: none"]);
-        assert_eq!(check(&[right()], &[]).verdict, Verdict::Pass);
+        let right = || request(RequestResult::Right, &["NO_WORKER: none", "NO_WORKER: none"]);
+        assert_eq!(check(&[right()], &[]).verdict, CheckVerdict::Pass);
         let detail = check(&[right()], &[]).detail;
         assert!(detail.starts_with("1 of 1 answered, 1 after a retry (NO_WORKER 2)"), "{detail}");
-        for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into())] {
-            assert_eq!(check(&[right(), request(how, &[])], &[]).verdict, Verdict::Fail);
+        for how in [RequestResult::Refused("no".into()), RequestResult::GivenUp("late".into())] {
+            assert_eq!(check(&[right(), request(how, &[])], &[]).verdict, CheckVerdict::Fail);
         }
-        assert_eq!(check(&[request(Ended::Wrong("other bytes".into()), &[])], &[]).verdict, Verdict::Pass);
+        assert_eq!(
+            check(&[request(RequestResult::Wrong("other bytes".into()), &[])], &[]).verdict,
+            CheckVerdict::Pass
+        );
     }
 
     #[test]
@@ -94,20 +102,20 @@ mod tests {
         let ms = Duration::from_millis;
         let verdict = |why: &str, first: (u64, u64), second: (u64, u64)| {
             let killed = [first, second].map(|(from, to)| ms(from)..=ms(to));
-            check(&[request(Ended::Refused(why.to_owned()), &[])], &killed).verdict
+            check(&[request(RequestResult::Refused(why.to_owned()), &[])], &killed).verdict
         };
-        assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (1_900, 1_900)), Verdict::Pass);
-        assert_eq!(verdict("QUARANTINED", (400, 5_400), (1_900, 1_900)), Verdict::Pass, "armed before");
+        assert_eq!(verdict("QUARANTINED", (1_100, 1_100), (1_900, 1_900)), CheckVerdict::Pass);
+        assert_eq!(verdict("QUARANTINED", (400, 5_400), (1_900, 1_900)), CheckVerdict::Pass, "armed before");
         assert_eq!(
             verdict("QUARANTINED", (1_100, 1_100), (2_100, 2_100)),
-            Verdict::Fail,
+            CheckVerdict::Fail,
             "the request had ended"
         );
-        assert_eq!(verdict("EXECUTOR_LOST", (1_100, 1_100), (1_900, 1_900)), Verdict::Fail);
+        assert_eq!(verdict("EXECUTOR_LOST", (1_100, 1_100), (1_900, 1_900)), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_run_without_requests_fails() {
-        assert_eq!(check(&[], &[]).verdict, Verdict::Fail);
+        assert_eq!(check(&[], &[]).verdict, CheckVerdict::Fail);
     }
 }

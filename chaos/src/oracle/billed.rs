@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::requests::{Ended, Request};
-use crate::report::Check;
+use super::requests::{RequestRecord, RequestResult};
+use crate::report::PromiseCheck;
 
 pub const NAME: &str = "bills count every answer once";
 /// Time before its loss for which a worker's usage may be missing. A worker reports about once a
@@ -21,7 +21,7 @@ const BREAKS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The data by which bills are judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Account {
+pub struct BillingRecord {
     /// Number of requests that the cluster billed in the run.
     pub billed: u64,
     /// Number of answers to the harness's own requests.
@@ -32,15 +32,18 @@ pub struct Account {
     pub broke: Vec<Duration>,
 }
 
-impl Account {
+impl BillingRecord {
     /// Returns the least and the greatest number of requests that may be billed.
     #[must_use]
-    pub fn bounds(&self, requests: &[Request]) -> (u64, u64) {
-        let count = |which: &dyn Fn(&Request) -> bool| requests.iter().filter(|it| which(it)).count() as u64;
-        let answered = self.asked + count(&|it| matches!(it.how, Ended::Right | Ended::Wrong(_)));
-        let untold = |it: &Request| self.lost.iter().any(|&at| it.ended + UNTOLD >= at && it.begun <= at);
-        let broken = |it: &Request| {
-            it.how != Ended::Right
+    pub fn bounds(&self, requests: &[RequestRecord]) -> (u64, u64) {
+        let count =
+            |which: &dyn Fn(&RequestRecord) -> bool| requests.iter().filter(|it| which(it)).count() as u64;
+        let answered =
+            self.asked + count(&|it| matches!(it.how, RequestResult::Right | RequestResult::Wrong(_)));
+        let untold =
+            |it: &RequestRecord| self.lost.iter().any(|&at| it.ended + UNTOLD >= at && it.begun <= at);
+        let broken = |it: &RequestRecord| {
+            it.how != RequestResult::Right
                 || it.ended - it.begun >= SILENT
                 || self.broke.iter().any(|&at| it.begun <= at + BREAKS_WITHIN && it.ended >= at)
         };
@@ -51,43 +54,52 @@ impl Account {
 
 /// Judges a bill.
 #[must_use]
-pub fn check(account: &Account, requests: &[Request]) -> Check {
+pub fn check(account: &BillingRecord, requests: &[RequestRecord]) -> PromiseCheck {
     let (least, most) = account.bounds(requests);
     let billed = account.billed;
     let detail = format!("{billed} requests billed; {least} to {most} are right");
     let wrong = !(least..=most).contains(&billed);
-    Check::of(NAME, detail, wrong.then(|| format!("{billed} were billed")).into_iter().collect())
+    PromiseCheck::of(NAME, detail, wrong.then(|| format!("{billed} were billed")).into_iter().collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::oracle::requests::request;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
-    fn verdict(account: &Account) -> Verdict {
-        let requests = [request(Ended::Right, &[]), request(Ended::Right, &["NO_WORKER: none"])];
+    fn verdict(account: &BillingRecord) -> CheckVerdict {
+        let requests =
+            [request(RequestResult::Right, &[]), request(RequestResult::Right, &["NO_WORKER: none"])];
         check(account, &requests).verdict
     }
 
     #[test]
     fn each_answer_is_billed_once_and_each_try_at_most_once() {
-        let billed = |billed| Account { billed, asked: 1, ..Account::default() };
+        let billed = |billed| BillingRecord { billed, asked: 1, ..BillingRecord::default() };
         let verdicts = [2, 3, 4, 5].map(|count| verdict(&billed(count)));
-        assert_eq!(verdicts, [Verdict::Fail, Verdict::Pass, Verdict::Pass, Verdict::Fail]);
+        assert_eq!(
+            verdicts,
+            [CheckVerdict::Fail, CheckVerdict::Pass, CheckVerdict::Pass, CheckVerdict::Fail]
+        );
     }
 
     #[test]
     fn unreported_usage_of_a_lost_worker_may_be_missing() {
-        let lost_at = |at| Account { billed: 0, lost: vec![Duration::from_secs(at)], ..Account::default() };
-        assert_eq!(verdict(&lost_at(4)), Verdict::Pass, "within a second of the answers");
-        assert_eq!(verdict(&lost_at(60)), Verdict::Fail, "long after them");
+        let lost_at =
+            |at| BillingRecord { billed: 0, lost: vec![Duration::from_secs(at)], ..BillingRecord::default() };
+        assert_eq!(verdict(&lost_at(4)), CheckVerdict::Pass, "within a second of the answers");
+        assert_eq!(verdict(&lost_at(60)), CheckVerdict::Fail, "long after them");
     }
 
     #[test]
     fn a_request_under_way_at_a_fault_may_be_billed_twice() {
-        let broke = |at| Account { billed: 5, broke: vec![Duration::from_secs(at)], ..Account::default() };
-        assert_eq!(verdict(&broke(1)), Verdict::Pass);
-        assert_eq!(verdict(&broke(60)), Verdict::Fail);
+        let broke = |at| BillingRecord {
+            billed: 5,
+            broke: vec![Duration::from_secs(at)],
+            ..BillingRecord::default()
+        };
+        assert_eq!(verdict(&broke(1)), CheckVerdict::Pass);
+        assert_eq!(verdict(&broke(60)), CheckVerdict::Fail);
     }
 }

@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::report::Check;
+use crate::report::PromiseCheck;
 
 const NAME: &str = "every answer counts its sequence";
 
 /// The result of a request of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum SequenceRequestResult {
     /// The answer has the expected count.
     Counted,
     /// The answer has another count, or belongs to another sequence.
@@ -29,7 +29,7 @@ pub enum Ended {
 
 /// A request of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct SequenceRequest {
     /// The name of the sequence, which a client may start again under the same id.
     pub sequence: String,
     /// The position of the request in its sequence, from 1.
@@ -40,10 +40,10 @@ pub struct Step {
     pub begun: Duration,
     /// Time of the end, since the start of the run.
     pub ended: Duration,
-    pub how: Ended,
+    pub how: SequenceRequestResult,
 }
 
-impl Step {
+impl SequenceRequest {
     fn line(&self, why: &str) -> String {
         let from = self.begun.as_secs_f64();
         let to = self.ended.as_secs_f64();
@@ -53,19 +53,19 @@ impl Step {
 
 /// Judges all requests of sequences.
 #[must_use]
-pub fn check(steps: &[Step]) -> Check {
+pub fn check(steps: &[SequenceRequest]) -> PromiseCheck {
     let mut evidence: Vec<String> = steps.iter().filter_map(wrong).collect();
-    let counted = |step: &&Step| step.how == Ended::Counted;
+    let counted = |step: &&SequenceRequest| step.how == SequenceRequestResult::Counted;
     // A first answer depends on no state, and proves nothing.
     if !steps.iter().filter(counted).any(|step| step.place > 1) {
         evidence.push("no sequence got as far as a second answer".to_owned());
     }
     let all: BTreeSet<&str> = steps.iter().map(|step| step.sequence.as_str()).collect();
     let whole = steps.iter().filter(counted).filter(|step| step.last).count();
-    let unclear = steps.iter().filter(|step| matches!(step.how, Ended::Unclear(_))).count();
+    let unclear = steps.iter().filter(|step| matches!(step.how, SequenceRequestResult::Unclear(_))).count();
     let mut over: BTreeMap<&str, usize> = BTreeMap::new();
     for step in steps {
-        if let Ended::Over(why) = &step.how {
+        if let SequenceRequestResult::Over(why) = &step.how {
             *over.entry(why.split(':').next().unwrap_or_default()).or_default() += 1;
         }
     }
@@ -75,55 +75,75 @@ pub fn check(steps: &[Step]) -> Check {
         steps.iter().filter(counted).count(),
         steps.len(),
         all.len(),
-        steps.iter().filter(|step| matches!(step.how, Ended::Over(_))).count(),
+        steps.iter().filter(|step| matches!(step.how, SequenceRequestResult::Over(_))).count(),
         over.concat(),
     );
-    Check::of(NAME, detail, evidence)
+    PromiseCheck::of(NAME, detail, evidence)
 }
 
-fn wrong(step: &Step) -> Option<String> {
+fn wrong(step: &SequenceRequest) -> Option<String> {
     match &step.how {
-        Ended::Counted | Ended::Over(_) | Ended::Unclear(_) => None,
-        Ended::Miscounted(why) => Some(step.line(why)),
-        Ended::Refused(why) => Some(step.line(&format!("refused: {why}"))),
+        SequenceRequestResult::Counted
+        | SequenceRequestResult::Over(_)
+        | SequenceRequestResult::Unclear(_) => None,
+        SequenceRequestResult::Miscounted(why) => Some(step.line(why)),
+        SequenceRequestResult::Refused(why) => Some(step.line(&format!("refused: {why}"))),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
-    fn step(place: u32, how: Ended) -> Step {
+    fn step(place: u32, how: SequenceRequestResult) -> SequenceRequest {
         let begun = Duration::from_secs(1);
         let ended = Duration::from_secs(2);
-        Step { sequence: "s".to_owned(), place, last: place == 3, begun, ended, how }
+        SequenceRequest { sequence: "s".to_owned(), place, last: place == 3, begun, ended, how }
     }
 
-    fn verdict(how: Ended) -> Verdict {
-        check(&[step(1, Ended::Counted), step(2, Ended::Counted), step(3, how)]).verdict
+    fn verdict(how: SequenceRequestResult) -> CheckVerdict {
+        check(&[
+            step(1, SequenceRequestResult::Counted),
+            step(2, SequenceRequestResult::Counted),
+            step(3, how),
+        ])
+        .verdict
     }
 
     #[test]
     fn a_sequence_may_be_lost_but_not_miscounted() {
-        assert_eq!(verdict(Ended::Counted), Verdict::Pass);
-        assert_eq!(verdict(Ended::Over("SEQUENCE_NOT_FOUND: lost".into())), Verdict::Pass);
-        assert_eq!(verdict(Ended::Unclear("connection lost".into())), Verdict::Pass);
-        assert_eq!(verdict(Ended::Miscounted("the answer counts 1".into())), Verdict::Fail);
-        assert_eq!(verdict(Ended::Refused("MALFORMED_REQUEST: no".into())), Verdict::Fail);
+        assert_eq!(verdict(SequenceRequestResult::Counted), CheckVerdict::Pass);
+        assert_eq!(
+            verdict(SequenceRequestResult::Over("SEQUENCE_NOT_FOUND: lost".into())),
+            CheckVerdict::Pass
+        );
+        assert_eq!(verdict(SequenceRequestResult::Unclear("connection lost".into())), CheckVerdict::Pass);
+        assert_eq!(
+            verdict(SequenceRequestResult::Miscounted("the answer counts 1".into())),
+            CheckVerdict::Fail
+        );
+        assert_eq!(
+            verdict(SequenceRequestResult::Refused("MALFORMED_REQUEST: no".into())),
+            CheckVerdict::Fail
+        );
     }
 
     #[test]
     fn the_detail_counts_sequences_by_their_end() {
-        let over = Ended::Over("SEQUENCE_NOT_FOUND: its state was lost".into());
-        let found = check(&[step(1, Ended::Counted), step(2, Ended::Counted), step(3, over)]);
+        let over = SequenceRequestResult::Over("SEQUENCE_NOT_FOUND: its state was lost".into());
+        let found = check(&[
+            step(1, SequenceRequestResult::Counted),
+            step(2, SequenceRequestResult::Counted),
+            step(3, over),
+        ]);
         let expected = "2 of 3 requests answered, in 1 sequences: 0 ended by their clients, 1 ended with an error (SEQUENCE_NOT_FOUND 1), 0 left by their clients because a request may have been carried out";
         assert_eq!(found.detail, expected);
     }
 
     #[test]
     fn a_run_with_first_answers_alone_fails() {
-        assert_eq!(check(&[]).verdict, Verdict::Fail);
-        assert_eq!(check(&[step(1, Ended::Counted)]).verdict, Verdict::Fail);
+        assert_eq!(check(&[]).verdict, CheckVerdict::Fail);
+        assert_eq!(check(&[step(1, SequenceRequestResult::Counted)]).verdict, CheckVerdict::Fail);
     }
 }

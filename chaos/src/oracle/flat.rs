@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use crate::cluster::Usage;
-use crate::report::Check;
+use crate::cluster::ProcessUsage;
+use crate::report::PromiseCheck;
 
 /// Minimum span of the samples. A shorter span cannot tell a leak from a start.
 const JUDGED_FROM: Duration = Duration::from_secs(60);
@@ -13,25 +13,25 @@ const MIB: u64 = 1024 * 1024;
 
 /// The resources of a process at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
+pub struct UsageSample {
     /// Time since the start of the timeline.
     pub at: Duration,
-    pub usage: Usage,
+    pub usage: ProcessUsage,
 }
 
 /// A resource that may not grow. The allowed rise of the line is the greater of two values: some
 /// hundredths of the resource's level, and an absolute amount.
-struct Series {
+struct UsageSeries {
     name: &'static str,
-    of: fn(&Usage) -> u64,
+    of: fn(&ProcessUsage) -> u64,
     hundredths: u64,
     at_least: u64,
     unit: u64,
     symbol: &'static str,
 }
 
-const SERIES: [Series; 3] = [
-    Series {
+const SERIES: [UsageSeries; 3] = [
+    UsageSeries {
         name: "the worker's own memory is flat",
         of: |usage| usage.private,
         hundredths: 5,
@@ -39,7 +39,7 @@ const SERIES: [Series; 3] = [
         unit: MIB,
         symbol: " MiB",
     },
-    Series {
+    UsageSeries {
         name: "the shared memory it mapped is flat",
         of: |usage| usage.shared,
         hundredths: 1,
@@ -47,7 +47,7 @@ const SERIES: [Series; 3] = [
         unit: MIB,
         symbol: " MiB",
     },
-    Series {
+    UsageSeries {
         name: "its open files are flat",
         of: |usage| usage.fds,
         hundredths: 2,
@@ -59,23 +59,23 @@ const SERIES: [Series; 3] = [
 
 /// Judges samples, which are in the order of their times.
 #[must_use]
-pub fn check(samples: &[Sample]) -> Vec<Check> {
+pub fn check(samples: &[UsageSample]) -> Vec<PromiseCheck> {
     SERIES.iter().map(|series| series.check(samples)).collect()
 }
 
-impl Series {
-    fn check(&self, samples: &[Sample]) -> Check {
+impl UsageSeries {
+    fn check(&self, samples: &[UsageSample]) -> PromiseCheck {
         let (Some(first), Some(last)) = (samples.first(), samples.last()) else {
-            return Check::fail(self.name, "no sample was taken", Vec::new());
+            return PromiseCheck::fail(self.name, "no sample was taken", Vec::new());
         };
         let judged = &samples[samples.len() / 5..];
         let show = |value: f64| format!("{:.1}{}", value / self.unit as f64, self.symbol);
-        let value = |sample: &Sample| (self.of)(&sample.usage) as f64;
+        let value = |sample: &UsageSample| (self.of)(&sample.usage) as f64;
         let max = samples.iter().map(value).fold(0.0, f64::max);
         let seen = format!("first {}, last {}, most {}", show(value(first)), show(value(last)), show(max));
         let span = last.at - first.at;
         if span < JUDGED_FROM {
-            return Check::pass(self.name, format!("{seen}; {} is too short to judge", seconds(span)));
+            return PromiseCheck::pass(self.name, format!("{seen}; {} is too short to judge", seconds(span)));
         }
         let (level, rise) =
             line(&judged.iter().map(|it| (it.at.as_secs_f64(), value(it))).collect::<Vec<_>>());
@@ -87,7 +87,7 @@ impl Series {
             show(allowed)
         );
         let table = || samples.iter().map(|it| format!("{:>9.3}  {:?}", it.at.as_secs_f64(), it.usage));
-        Check::of(self.name, detail, if rise > allowed { table().collect() } else { Vec::new() })
+        PromiseCheck::of(self.name, detail, if rise > allowed { table().collect() } else { Vec::new() })
     }
 }
 
@@ -112,30 +112,30 @@ fn line(points: &[(f64, f64)]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     /// Returns the verdict on the private memory in MiB, with a sample every second.
-    fn verdict(seconds: u64, private: impl Fn(u64) -> u64) -> Verdict {
-        let sample = |second| Sample {
+    fn verdict(seconds: u64, private: impl Fn(u64) -> u64) -> CheckVerdict {
+        let sample = |second| UsageSample {
             at: Duration::from_secs(second),
-            usage: Usage { private: private(second) * MIB, shared: 0, fds: 20 },
+            usage: ProcessUsage { private: private(second) * MIB, shared: 0, fds: 20 },
         };
         let checks = check(&(0..=seconds).map(sample).collect::<Vec<_>>());
-        assert!(checks[1..].iter().all(|it| it.verdict == Verdict::Pass), "{checks:?}");
+        assert!(checks[1..].iter().all(|it| it.verdict == CheckVerdict::Pass), "{checks:?}");
         checks[0].verdict
     }
 
     #[test]
     fn a_leak_is_told_from_noise_and_from_a_start() {
-        assert_eq!(verdict(300, |_| 200), Verdict::Pass, "constant");
-        assert_eq!(verdict(300, |second| 200 + second % 7 * 20), Verdict::Pass, "noise");
-        assert_eq!(verdict(300, |second| 50 + second.min(55) * 5), Verdict::Pass, "a start");
-        assert_eq!(verdict(300, |second| 200 + second / 10), Verdict::Fail, "a leak");
-        assert_eq!(verdict(30, |second| 200 + second * 10), Verdict::Pass, "too short to judge");
+        assert_eq!(verdict(300, |_| 200), CheckVerdict::Pass, "constant");
+        assert_eq!(verdict(300, |second| 200 + second % 7 * 20), CheckVerdict::Pass, "noise");
+        assert_eq!(verdict(300, |second| 50 + second.min(55) * 5), CheckVerdict::Pass, "a start");
+        assert_eq!(verdict(300, |second| 200 + second / 10), CheckVerdict::Fail, "a leak");
+        assert_eq!(verdict(30, |second| 200 + second * 10), CheckVerdict::Pass, "too short to judge");
     }
 
     #[test]
     fn a_run_without_samples_fails() {
-        assert!(check(&[]).iter().all(|it| it.verdict == Verdict::Fail));
+        assert!(check(&[]).iter().all(|it| it.verdict == CheckVerdict::Fail));
     }
 }

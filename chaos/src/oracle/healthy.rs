@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_client::messages;
 
 use crate::load::POKED;
-use crate::report::Check;
+use crate::report::PromiseCheck;
 use crate::timeline::seconds;
 
 /// Factor by which a run may exceed a stated time before the check fails. This machine is shared,
@@ -17,8 +17,8 @@ pub const NAME: &str = "nobody is left behind";
 
 /// Judges the time until a cluster was healthy again.
 #[must_use]
-pub fn check(found: &Healthy, within: Duration) -> Check {
-    let &Healthy { controllers, functions, workers, took } = found;
+pub fn check(found: &SettledCluster, within: Duration) -> PromiseCheck {
+    let &SettledCluster { controllers, functions, workers, took } = found;
     let limit = within * ALLOWANCE;
     let detail = format!(
         "{} and serve, {workers} workers are up, every function is ready; settled in {}, stated {}, fails beyond {}",
@@ -28,12 +28,12 @@ pub fn check(found: &Healthy, within: Duration) -> Check {
         seconds(limit)
     );
     let late = (took > limit).then(|| format!("the cluster was healthy after {}", seconds(took)));
-    Check::of(NAME, detail, late.into_iter().collect())
+    PromiseCheck::of(NAME, detail, late.into_iter().collect())
 }
 
 /// A healthy cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Healthy {
+pub struct SettledCluster {
     /// Number of controllers, which all agree.
     pub controllers: usize,
     /// Number of functions on which the controllers agree.
@@ -64,7 +64,7 @@ pub(crate) fn misplaced(functions: &[messages::Function], nodes: &[messages::Nod
 
 /// The part of a function on which controllers have to agree.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct FunctionFingerprint {
     generation: u64,
     resource_version: u64,
     enabled: bool,
@@ -72,7 +72,7 @@ pub(crate) struct Known {
     digest: String,
 }
 
-impl Known {
+impl FunctionFingerprint {
     fn of(function: &messages::Function) -> Self {
         let latest = function.revisions.iter().find(|it| it.number == function.generation);
         let artifact = latest.and_then(|it| it.artifact.as_ref());
@@ -87,10 +87,10 @@ impl Known {
 
 /// Returns every function except the one that [`Targets::poke`](crate::load::Targets::poke) writes,
 /// because such a write may take effect late.
-pub(crate) fn known(functions: &[messages::Function]) -> BTreeMap<String, Known> {
+pub(crate) fn known(functions: &[messages::Function]) -> BTreeMap<String, FunctionFingerprint> {
     let name = |it: &messages::Function| it.spec.as_ref().map(|spec| spec.name.clone()).unwrap_or_default();
     let judged = functions.iter().filter(|it| name(it) != POKED);
-    judged.map(|it| (name(it), Known::of(it))).collect()
+    judged.map(|it| (name(it), FunctionFingerprint::of(it))).collect()
 }
 
 fn agreement(controllers: usize, functions: usize) -> String {
@@ -103,7 +103,10 @@ fn agreement(controllers: usize, functions: usize) -> String {
 }
 
 /// Returns the first function that differs between a controller's state and the common state.
-pub(crate) fn difference(own: &BTreeMap<String, Known>, all: &BTreeMap<String, Known>) -> String {
+pub(crate) fn difference(
+    own: &BTreeMap<String, FunctionFingerprint>,
+    all: &BTreeMap<String, FunctionFingerprint>,
+) -> String {
     let keys = own.keys().chain(all.keys()).find(|&key| own.get(key) != all.get(key));
     keys.map(|key| format!("{key} is {:?} here and {:?} for all", own.get(key), all.get(key)))
         .unwrap_or_default()
@@ -112,7 +115,7 @@ pub(crate) fn difference(own: &BTreeMap<String, Known>, all: &BTreeMap<String, K
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     #[test]
     fn agreement_is_described_for_one_and_for_many_controllers() {
@@ -126,9 +129,10 @@ mod tests {
     fn a_cluster_that_settles_late_fails_beyond_the_allowance() {
         let settled = |seconds| {
             let took = Duration::from_secs(seconds);
-            check(&Healthy { controllers: 3, functions: 2, workers: 2, took }, Duration::from_secs(2)).verdict
+            check(&SettledCluster { controllers: 3, functions: 2, workers: 2, took }, Duration::from_secs(2))
+                .verdict
         };
-        assert_eq!(settled(10), Verdict::Pass);
-        assert_eq!(settled(11), Verdict::Fail);
+        assert_eq!(settled(10), CheckVerdict::Pass);
+        assert_eq!(settled(11), CheckVerdict::Fail);
     }
 }

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::healthy::ALLOWANCE;
-use super::requests::{Ended, Request};
+use super::requests::{RequestRecord, RequestResult};
 use crate::hostile::{AttackSummary, SHARE, attack_names, share_of};
-use crate::report::Check;
+use crate::report::PromiseCheck;
 use crate::timeline::seconds;
 
 /// Maximum memory of a server in bytes: the default byte budget of its requests, and an allowance.
@@ -59,7 +59,7 @@ pub struct ClusterReading {
 
 /// Judges whether every process kept running.
 #[must_use]
-pub fn processes(run: &str, readings: &[ClusterReading]) -> Check {
+pub fn processes(run: &str, readings: &[ClusterReading]) -> PromiseCheck {
     let mut evidence = Vec::new();
     let mut known = BTreeSet::new();
     for reading in readings {
@@ -70,13 +70,13 @@ pub fn processes(run: &str, readings: &[ClusterReading]) -> Check {
     if readings.is_empty() {
         evidence.push("no reading was taken".to_owned());
     }
-    Check::of(format!("{run}: no process ends"), format!("{} looks", readings.len()), evidence)
+    PromiseCheck::of(format!("{run}: no process ends"), format!("{} looks", readings.len()), evidence)
 }
 
 /// Judges whether the same controller led in the same term throughout. A term never falls, so the
 /// first and the last reading alone reveal any election between them.
 #[must_use]
-pub fn leaders(run: &str, readings: &[ClusterReading]) -> Check {
+pub fn leaders(run: &str, readings: &[ClusterReading]) -> PromiseCheck {
     let told: Vec<_> = readings.iter().filter_map(|it| Some((it.at, it.leader?))).collect();
     let mut evidence = Vec::new();
     for (&(_, (was, old)), &(at, (is, new))) in told.iter().zip(told.iter().skip(1)) {
@@ -97,12 +97,12 @@ pub fn leaders(run: &str, readings: &[ClusterReading]) -> Check {
         }
         None => "the cluster reported no leader".to_owned(),
     };
-    Check::of(format!("{run}: no leader changes"), detail, evidence)
+    PromiseCheck::of(format!("{run}: no leader changes"), detail, evidence)
 }
 
 /// Judges the memory of servers.
 #[must_use]
-pub fn memory(run: &str, readings: &[ClusterReading]) -> Check {
+pub fn memory(run: &str, readings: &[ClusterReading]) -> PromiseCheck {
     let peaks = most(readings, |server| server.peak);
     let over = |(name, &peak): (&String, &u64)| {
         (peak > MEMORY_MAX).then(|| format!("{name} took {} MiB", peak / MIB))
@@ -110,13 +110,17 @@ pub fn memory(run: &str, readings: &[ClusterReading]) -> Check {
     let evidence = peaks.iter().filter_map(over).collect();
     let each: Vec<_> = peaks.iter().map(|(name, peak)| format!("{name} {}", peak / MIB)).collect();
     let detail = format!("at most {} MiB each; MiB: {}", MEMORY_MAX / MIB, each.join(", "));
-    Check::of(format!("{run}: memory is within the budget + {} MiB", BESIDE / MIB), detail, evidence)
+    PromiseCheck::of(format!("{run}: memory is within the budget + {} MiB", BESIDE / MIB), detail, evidence)
 }
 
 /// Judges the descriptors of servers. `connections` is the maximum number of connections that each
 /// server accepts. The first reading is from before the attack.
 #[must_use]
-pub fn descriptors(run: &str, readings: &[ClusterReading], connections: &BTreeMap<String, u64>) -> Check {
+pub fn descriptors(
+    run: &str,
+    readings: &[ClusterReading],
+    connections: &BTreeMap<String, u64>,
+) -> PromiseCheck {
     let before = readings.first().map(|it| it.servers.clone()).unwrap_or_default();
     let most = most(readings, |server| server.descriptors);
     let mut evidence = Vec::new();
@@ -129,7 +133,7 @@ pub fn descriptors(run: &str, readings: &[ClusterReading], connections: &BTreeMa
             evidence.push(format!("{name} had {most} descriptors, {own} of them before the attack"));
         }
     }
-    Check::of(format!("{run}: descriptors are within the bound"), each.join(", "), evidence)
+    PromiseCheck::of(format!("{run}: descriptors are within the bound"), each.join(", "), evidence)
 }
 
 /// Returns the maximum of a figure over all readings, by server.
@@ -164,33 +168,35 @@ pub fn not_as_before(before: &ClusterReading, now: &ClusterReading) -> Option<St
 
 /// Judges the time until all was as before, or fails with the reason for the difference.
 #[must_use]
-pub fn normal(run: &str, took: Result<Duration, String>) -> Check {
+pub fn normal(run: &str, took: Result<Duration, String>) -> PromiseCheck {
     let limit = NORMAL_WITHIN * ALLOWANCE;
     let name = format!("{run}: all is as before soon after");
     let stated = format!("stated {}, fails beyond {}", seconds(NORMAL_WITHIN), seconds(limit));
     match took {
         Ok(took) => {
             let late = (took > limit).then(|| format!("it took {}", seconds(took)));
-            Check::of(name, format!("after {}; {stated}", seconds(took)), late.into_iter().collect())
+            PromiseCheck::of(name, format!("after {}; {stated}", seconds(took)), late.into_iter().collect())
         }
-        Err(why) => Check::fail(name, stated, vec![why]),
+        Err(why) => PromiseCheck::fail(name, stated, vec![why]),
     }
 }
 
 /// Judges the requests of other clients: none may be lost, and none may need a retry.
 #[must_use]
-pub fn unharmed(run: &str, requests: &[Request]) -> Check {
-    let harm = |request: &Request| match &request.how {
-        Ended::Right => request.retried.last().map(|why| request.line(&format!("retried: {why}"))),
-        Ended::Wrong(why) => Some(request.line(&format!("answered wrong: {why}"))),
-        Ended::Refused(why) | Ended::GivenUp(why) => Some(request.line(&format!("lost: {why}"))),
+pub fn unharmed(run: &str, requests: &[RequestRecord]) -> PromiseCheck {
+    let harm = |request: &RequestRecord| match &request.how {
+        RequestResult::Right => request.retried.last().map(|why| request.line(&format!("retried: {why}"))),
+        RequestResult::Wrong(why) => Some(request.line(&format!("answered wrong: {why}"))),
+        RequestResult::Refused(why) | RequestResult::GivenUp(why) => {
+            Some(request.line(&format!("lost: {why}")))
+        }
     };
     let mut evidence: Vec<_> = requests.iter().filter_map(harm).collect();
     let detail = format!("{} of {} requests harmed", evidence.len(), requests.len());
     if requests.is_empty() {
         evidence.push("no request was made".to_owned());
     }
-    Check::of(format!("{run}: no other client's request is lost or fails"), detail, evidence)
+    PromiseCheck::of(format!("{run}: no other client's request is lost or fails"), detail, evidence)
 }
 
 /// Latencies of requests, by kind of client.
@@ -211,7 +217,7 @@ impl ClientLatencies {
 
 /// Judges the latency of other clients against that of the control run.
 #[must_use]
-pub fn latency(run: &str, control: &ClientLatencies, attacked: &ClientLatencies) -> Check {
+pub fn latency(run: &str, control: &ClientLatencies, attacked: &ClientLatencies) -> PromiseCheck {
     let usual = control.p99();
     let now = attacked.p99();
     let pair = |of: &dyn Fn(&ClientLatencies) -> Duration| {
@@ -234,13 +240,13 @@ pub fn latency(run: &str, control: &ClientLatencies, attacked: &ClientLatencies)
     if now > usual * SLOWER_MAX {
         evidence.push(format!("{} is more than {SLOWER_MAX} times {}", millis(now), millis(usual)));
     }
-    Check::of(format!("{run}: the others' p99 is at most twice the control's"), detail, evidence)
+    PromiseCheck::of(format!("{run}: the others' p99 is at most twice the control's"), detail, evidence)
 }
 
 /// Judges whether writes or requests went on: the latency of each, and the longest time without an
 /// answer.
 #[must_use]
-pub fn goes_on(name: String, took: &[Duration], gap_max: Duration) -> Check {
+pub fn goes_on(name: String, took: &[Duration], gap_max: Duration) -> PromiseCheck {
     let limit = GOES_ON_WITHIN * ALLOWANCE;
     let detail = format!(
         "{} answered, p99 {}; longest gap {}, stated {}, fails beyond {}",
@@ -257,12 +263,12 @@ pub fn goes_on(name: String, took: &[Duration], gap_max: Duration) -> Check {
     if gap_max > limit {
         evidence.push(format!("no call was answered for {}", seconds(gap_max)));
     }
-    Check::of(name, detail, evidence)
+    PromiseCheck::of(name, detail, evidence)
 }
 
 /// Judges the harness itself: attackers kept to their share, and every attack reached a server.
 #[must_use]
-pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Check {
+pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> PromiseCheck {
     let share =
         |it: &AttackSummary| share_of(Duration::from_millis(it.used_ms), Duration::from_millis(it.passed_ms));
     let control = share(control);
@@ -288,7 +294,7 @@ pub fn attackers(run: &str, control: &AttackSummary, done: &AttackSummary) -> Ch
         sum(|it| it.sent),
         sum(|it| it.bytes) / MIB
     );
-    Check::of(format!("{run}: attackers keep to half a processor"), detail, evidence)
+    PromiseCheck::of(format!("{run}: attackers keep to half a processor"), detail, evidence)
 }
 
 /// Returns the 99th percentile, or zero if there is no value.
@@ -309,7 +315,7 @@ mod tests {
     use super::*;
     use crate::hostile::AttackCounts;
     use crate::oracle::requests::request;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     const RUN: &str = "attacked";
 
@@ -341,7 +347,7 @@ mod tests {
         let checks =
             [processes(RUN, &all), leaders(RUN, &all), memory(RUN, &all), descriptors(RUN, &all, &bounds)];
         for check in checks {
-            assert_eq!(check.verdict, Verdict::Pass, "{check:?}");
+            assert_eq!(check.verdict, CheckVerdict::Pass, "{check:?}");
         }
     }
 
@@ -352,29 +358,29 @@ mod tests {
         let check = processes(RUN, &all);
         assert_eq!(
             (check.verdict, check.evidence),
-            (Verdict::Fail, vec!["controller 2 had ended at 2.00 s".to_owned()])
+            (CheckVerdict::Fail, vec!["controller 2 had ended at 2.00 s".to_owned()])
         );
-        assert_eq!(processes(RUN, &[]).verdict, Verdict::Fail);
+        assert_eq!(processes(RUN, &[]).verdict, CheckVerdict::Fail);
     }
 
     #[test]
     fn a_change_of_term_or_leader_fails_and_a_reading_without_leader_passes() {
-        assert_eq!(leaders(RUN, &readings(|it| it.leader = None)).verdict, Verdict::Pass);
+        assert_eq!(leaders(RUN, &readings(|it| it.leader = None)).verdict, CheckVerdict::Pass);
         for other in [(1, 4), (2, 4)] {
-            assert_eq!(leaders(RUN, &readings(|it| it.leader = Some(other))).verdict, Verdict::Fail);
+            assert_eq!(leaders(RUN, &readings(|it| it.leader = Some(other))).verdict, CheckVerdict::Fail);
         }
         let silent_after = [reading(1, |_| {}), reading(2, |it| it.leader = None)];
-        assert_eq!(leaders(RUN, &silent_after).verdict, Verdict::Fail);
+        assert_eq!(leaders(RUN, &silent_after).verdict, CheckVerdict::Fail);
     }
 
     #[test]
     fn memory_and_descriptors_beyond_the_bound_fail() {
         let peak = |bytes| memory(RUN, &readings(|it| controller(it).peak = bytes)).verdict;
-        assert_eq!((peak(MEMORY_MAX), peak(MEMORY_MAX + 1)), (Verdict::Pass, Verdict::Fail));
+        assert_eq!((peak(MEMORY_MAX), peak(MEMORY_MAX + 1)), (CheckVerdict::Pass, CheckVerdict::Fail));
         let bounds = BTreeMap::from([("controller 1".to_owned(), 2_048)]);
         let open =
             |count| descriptors(RUN, &readings(|it| controller(it).descriptors = count), &bounds).verdict;
-        assert_eq!((open(2_152), open(2_153)), (Verdict::Pass, Verdict::Fail));
+        assert_eq!((open(2_152), open(2_153)), (CheckVerdict::Pass, CheckVerdict::Fail));
     }
 
     #[test]
@@ -387,21 +393,27 @@ mod tests {
         assert!(kept(|it| it.servers.retain(|name, _| name != "worker-1")).unwrap().contains("worker-1"));
         assert!(kept(|it| it.leader = None).is_some());
         let verdict = |took| normal(RUN, took).verdict;
-        assert_eq!(verdict(Ok(Duration::from_secs(50))), Verdict::Pass);
-        assert_eq!(verdict(Ok(Duration::from_secs(51))), Verdict::Fail);
-        assert_eq!(verdict(Err("no controller leads".to_owned())), Verdict::Fail);
+        assert_eq!(verdict(Ok(Duration::from_secs(50))), CheckVerdict::Pass);
+        assert_eq!(verdict(Ok(Duration::from_secs(51))), CheckVerdict::Fail);
+        assert_eq!(verdict(Err("no controller leads".to_owned())), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_lost_or_retried_request_fails() {
-        let verdict = |requests: &[Request]| unharmed(RUN, requests).verdict;
-        assert_eq!(verdict(&[request(Ended::Right, &[])]), Verdict::Pass);
-        for how in [Ended::Refused("no".into()), Ended::GivenUp("late".into()), Ended::Wrong("other".into())]
-        {
-            assert_eq!(verdict(&[request(Ended::Right, &[]), request(how, &[])]), Verdict::Fail);
+        let verdict = |requests: &[RequestRecord]| unharmed(RUN, requests).verdict;
+        assert_eq!(verdict(&[request(RequestResult::Right, &[])]), CheckVerdict::Pass);
+        for how in [
+            RequestResult::Refused("no".into()),
+            RequestResult::GivenUp("late".into()),
+            RequestResult::Wrong("other".into()),
+        ] {
+            assert_eq!(verdict(&[request(RequestResult::Right, &[]), request(how, &[])]), CheckVerdict::Fail);
         }
-        assert_eq!(verdict(&[request(Ended::Right, &["CONNECTION_LOST: reset"])]), Verdict::Fail);
-        assert_eq!(verdict(&[]), Verdict::Fail);
+        assert_eq!(
+            verdict(&[request(RequestResult::Right, &["CONNECTION_LOST: reset"])]),
+            CheckVerdict::Fail
+        );
+        assert_eq!(verdict(&[]), CheckVerdict::Fail);
     }
 
     #[test]
@@ -411,10 +423,10 @@ mod tests {
             |slow| ClientLatencies { kept: vec![ms(5); 97], new: [vec![ms(6)], vec![ms(slow); 2]].concat() };
         let verdict =
             |control: &ClientLatencies, attacked: &ClientLatencies| latency(RUN, control, attacked).verdict;
-        assert_eq!(verdict(&of(20), &of(40)), Verdict::Pass);
-        assert_eq!(verdict(&of(20), &of(41)), Verdict::Fail);
-        assert_eq!(verdict(&of(20), &ClientLatencies::default()), Verdict::Fail);
-        assert_eq!(verdict(&ClientLatencies::default(), &of(1)), Verdict::Fail);
+        assert_eq!(verdict(&of(20), &of(40)), CheckVerdict::Pass);
+        assert_eq!(verdict(&of(20), &of(41)), CheckVerdict::Fail);
+        assert_eq!(verdict(&of(20), &ClientLatencies::default()), CheckVerdict::Fail);
+        assert_eq!(verdict(&ClientLatencies::default(), &of(1)), CheckVerdict::Fail);
         let said = latency(RUN, &of(20), &of(40)).detail;
         assert!(
             said.starts_with("p99 40.0 ms, control 20.0 ms (100 requests; over kept connections 5.0 ms"),
@@ -427,8 +439,8 @@ mod tests {
         let took = [Duration::from_millis(20)];
         let verdict =
             |took: &[Duration], gap| goes_on(RUN.to_owned(), took, Duration::from_secs(gap)).verdict;
-        assert_eq!((verdict(&took, 5), verdict(&took, 6)), (Verdict::Pass, Verdict::Fail));
-        assert_eq!(verdict(&[], 1), Verdict::Fail);
+        assert_eq!((verdict(&took, 5), verdict(&took, 6)), (CheckVerdict::Pass, CheckVerdict::Fail));
+        assert_eq!(verdict(&[], 1), CheckVerdict::Fail);
     }
 
     #[test]
@@ -440,13 +452,13 @@ mod tests {
             AttackSummary { used_ms, passed_ms: 1_000, attacks, ..AttackSummary::default() }
         };
         let verdict = |done: &AttackSummary| attackers(RUN, &control, done).verdict;
-        assert_eq!(verdict(&done(500, 1)), Verdict::Pass);
-        assert_eq!(verdict(&done(400, 1)), Verdict::Fail);
+        assert_eq!(verdict(&done(500, 1)), CheckVerdict::Pass);
+        assert_eq!(verdict(&done(400, 1)), CheckVerdict::Fail);
         let mut one_missing = done(500, 1);
         one_missing.attacks.pop_first();
-        assert_eq!(verdict(&one_missing), Verdict::Fail);
-        assert_eq!(verdict(&done(600, 1)), Verdict::Fail);
-        assert_eq!(verdict(&done(500, 0)), Verdict::Fail);
-        assert_eq!(verdict(&AttackSummary::default()), Verdict::Fail);
+        assert_eq!(verdict(&one_missing), CheckVerdict::Fail);
+        assert_eq!(verdict(&done(600, 1)), CheckVerdict::Fail);
+        assert_eq!(verdict(&done(500, 0)), CheckVerdict::Fail);
+        assert_eq!(verdict(&AttackSummary::default()), CheckVerdict::Fail);
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 use stateright::semantics::{ConsistencyTester as _, LinearizabilityTester};
 
 use super::register::Register;
-use crate::history::{Answer, Operation};
-use crate::report::Check;
+use crate::history::{AdminAnswer, AdminOperation};
+use crate::report::PromiseCheck;
 
 const NAME: &str = "reads and writes are linearizable";
 /// Maximum time of the search for an order of a key's operations.
@@ -19,13 +19,13 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Judges every key's history separately, because linearizability is a local property.
 #[must_use]
-pub fn check(histories: &BTreeMap<String, Vec<Operation>>) -> Check {
+pub fn check(histories: &BTreeMap<String, Vec<AdminOperation>>) -> PromiseCheck {
     let mut judged = 0;
     let mut unknown = 0;
     let mut evidence = Vec::new();
     for (key, operations) in histories {
         judged += operations.len();
-        unknown += operations.iter().filter(|it| matches!(it.answer, Answer::Unknown(_))).count();
+        unknown += operations.iter().filter(|it| matches!(it.answer, AdminAnswer::Unknown(_))).count();
         let why = match search(operations) {
             Some(true) => continue,
             Some(false) => "no order of these operations explains every answer",
@@ -35,11 +35,11 @@ pub fn check(histories: &BTreeMap<String, Vec<Operation>>) -> Check {
         evidence.extend(operations.iter().map(ToString::to_string));
     }
     let detail = format!("{judged} operations on {} functions, {unknown} of them unknown", histories.len());
-    Check::of(NAME, detail, evidence)
+    PromiseCheck::of(NAME, detail, evidence)
 }
 
 /// Whether such an order exists; `None` if the search timed out.
-fn search(operations: &[Operation]) -> Option<bool> {
+fn search(operations: &[AdminOperation]) -> Option<bool> {
     let (found, result) = mpsc::sync_channel(1);
     let tester = tester(operations);
     // A search that times out continues in its thread until the process ends.
@@ -50,14 +50,14 @@ fn search(operations: &[Operation]) -> Option<bool> {
 /// Converts the history to the tester's input. Every operation is its own thread, so two operations
 /// are ordered only if the first returned before the second was invoked. An unknown write never returns.
 /// Unknown reads and refused operations are omitted, because they prove nothing.
-fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
+fn tester(operations: &[AdminOperation]) -> LinearizabilityTester<usize, Register> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Step {
         // Two operations that meet at one instant overlap, so invocations sort before returns.
         Invoke,
         Return,
     }
-    let mut telling: Vec<&Operation> = operations
+    let mut telling: Vec<&AdminOperation> = operations
         .iter()
         .filter(|it| it.is_done() || it.is_write() && it.took_effect_by().is_some())
         .collect();
@@ -74,7 +74,7 @@ fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
     let mut tester = LinearizabilityTester::new(Register::default());
     for (_, step, thread) in steps {
         let taken = match (step, &telling[thread].answer) {
-            (Step::Return, Answer::Done(ret)) => tester.on_return(thread, *ret).map(|_| ()),
+            (Step::Return, AdminAnswer::Done(ret)) => tester.on_return(thread, *ret).map(|_| ()),
             _ => tester.on_invoke(thread, telling[thread].op).map(|_| ()),
         };
         taken.expect("each thread invokes once, and returns once after that");
@@ -85,27 +85,27 @@ fn tester(operations: &[Operation]) -> LinearizabilityTester<usize, Register> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Op, Ret, Seen};
-    use crate::report::Verdict;
+    use crate::history::{AdminOp, AdminResult, FunctionReading};
+    use crate::report::CheckVerdict;
 
-    fn operation(client: u32, from: u64, to: u64, op: Op, answer: Answer) -> Operation {
+    fn operation(client: u32, from: u64, to: u64, op: AdminOp, answer: AdminAnswer) -> AdminOperation {
         let at = Duration::from_millis;
-        Operation { key: "f".into(), client, op, invoked: at(from), returned: at(to), answer }
+        AdminOperation { key: "f".into(), client, op, invoked: at(from), returned: at(to), answer }
     }
 
-    fn done(client: u32, from: u64, to: u64, op: Op, ret: Ret) -> Operation {
-        operation(client, from, to, op, Answer::Done(ret))
+    fn done(client: u32, from: u64, to: u64, op: AdminOp, ret: AdminResult) -> AdminOperation {
+        operation(client, from, to, op, AdminAnswer::Done(ret))
     }
 
-    fn unknown(from: u64, op: Op) -> Operation {
-        operation(9, from, from + 1, op, Answer::Unknown("cut".into()))
+    fn unknown(from: u64, op: AdminOp) -> AdminOperation {
+        operation(9, from, from + 1, op, AdminAnswer::Unknown("cut".into()))
     }
 
-    fn found(value: u64, generation: u64) -> Ret {
-        Ret::Found(Seen { value, enabled: true, generation })
+    fn found(value: u64, generation: u64) -> AdminResult {
+        AdminResult::Found(FunctionReading { value, enabled: true, generation })
     }
 
-    fn verdict(operations: Vec<Operation>) -> Verdict {
+    fn verdict(operations: Vec<AdminOperation>) -> CheckVerdict {
         check(&BTreeMap::from([("f".to_owned(), operations)])).verdict
     }
 
@@ -113,77 +113,100 @@ mod tests {
     fn operations_that_overlap_may_be_in_either_order() {
         for first in [1, 2] {
             let history = vec![
-                done(1, 0, 10, Op::Apply(1), if first == 1 { Ret::Created } else { Ret::Configured }),
-                done(2, 5, 15, Op::Apply(2), if first == 2 { Ret::Created } else { Ret::Configured }),
-                done(1, 20, 30, Op::Read, found(3 - first, 2)),
+                done(
+                    1,
+                    0,
+                    10,
+                    AdminOp::Apply(1),
+                    if first == 1 { AdminResult::Created } else { AdminResult::Configured },
+                ),
+                done(
+                    2,
+                    5,
+                    15,
+                    AdminOp::Apply(2),
+                    if first == 2 { AdminResult::Created } else { AdminResult::Configured },
+                ),
+                done(1, 20, 30, AdminOp::Read, found(3 - first, 2)),
             ];
-            assert_eq!(verdict(history), Verdict::Pass, "{first} first");
+            assert_eq!(verdict(history), CheckVerdict::Pass, "{first} first");
         }
     }
 
     #[test]
     fn a_stale_read_is_caught() {
         let history = vec![
-            done(1, 0, 10, Op::Apply(1), Ret::Created),
-            done(1, 20, 30, Op::Apply(2), Ret::Configured),
-            done(2, 40, 50, Op::Read, found(1, 1)),
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(1, 20, 30, AdminOp::Apply(2), AdminResult::Configured),
+            done(2, 40, 50, AdminOp::Read, found(1, 1)),
         ];
-        assert_eq!(verdict(history), Verdict::Fail);
+        assert_eq!(verdict(history), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_lost_write_is_caught() {
-        let history =
-            vec![done(1, 0, 10, Op::Apply(1), Ret::Created), done(2, 20, 30, Op::Read, Ret::Absent)];
-        assert_eq!(verdict(history), Verdict::Fail);
+        let history = vec![
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(2, 20, 30, AdminOp::Read, AdminResult::Absent),
+        ];
+        assert_eq!(verdict(history), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_write_that_was_carried_out_twice_is_caught() {
         let history = vec![
-            done(1, 0, 10, Op::Apply(1), Ret::Created),
-            done(2, 20, 30, Op::Apply(2), Ret::Configured),
-            done(2, 40, 50, Op::Read, found(1, 3)),
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(2, 20, 30, AdminOp::Apply(2), AdminResult::Configured),
+            done(2, 40, 50, AdminOp::Read, found(1, 3)),
         ];
-        assert_eq!(verdict(history), Verdict::Fail);
+        assert_eq!(verdict(history), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_read_that_goes_back_in_time_is_caught() {
         let history = vec![
-            done(1, 0, 10, Op::Apply(1), Ret::Created),
-            done(1, 20, 90, Op::Apply(2), Ret::Configured),
-            done(2, 30, 40, Op::Read, found(2, 2)),
-            done(3, 50, 60, Op::Read, found(1, 1)),
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(1, 20, 90, AdminOp::Apply(2), AdminResult::Configured),
+            done(2, 30, 40, AdminOp::Read, found(2, 2)),
+            done(3, 50, 60, AdminOp::Read, found(1, 1)),
         ];
-        assert_eq!(verdict(history), Verdict::Fail);
+        assert_eq!(verdict(history), CheckVerdict::Fail);
     }
 
     #[test]
     fn an_unanswered_write_may_take_effect_late_or_never_but_once() {
-        let read = |from, ret| done(2, from, from + 5, Op::Read, ret);
-        let first = || done(1, 0, 10, Op::Apply(1), Ret::Created);
-        let late = vec![first(), unknown(11, Op::Apply(2)), read(20, found(1, 1)), read(50, found(2, 2))];
-        assert_eq!(verdict(late), Verdict::Pass);
-        let never = vec![first(), unknown(11, Op::Apply(2)), read(20, found(1, 1)), read(50, found(1, 1))];
-        assert_eq!(verdict(never), Verdict::Pass);
-        let undone = vec![first(), unknown(11, Op::Apply(2)), read(20, found(2, 2)), read(50, found(1, 1))];
-        assert_eq!(verdict(undone), Verdict::Fail);
-        let before = vec![read(0, found(2, 1)), unknown(11, Op::Apply(2))];
-        assert_eq!(verdict(before), Verdict::Fail);
+        let read = |from, ret| done(2, from, from + 5, AdminOp::Read, ret);
+        let first = || done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created);
+        let late =
+            vec![first(), unknown(11, AdminOp::Apply(2)), read(20, found(1, 1)), read(50, found(2, 2))];
+        assert_eq!(verdict(late), CheckVerdict::Pass);
+        let never =
+            vec![first(), unknown(11, AdminOp::Apply(2)), read(20, found(1, 1)), read(50, found(1, 1))];
+        assert_eq!(verdict(never), CheckVerdict::Pass);
+        let undone =
+            vec![first(), unknown(11, AdminOp::Apply(2)), read(20, found(2, 2)), read(50, found(1, 1))];
+        assert_eq!(verdict(undone), CheckVerdict::Fail);
+        let before = vec![read(0, found(2, 1)), unknown(11, AdminOp::Apply(2))];
+        assert_eq!(verdict(before), CheckVerdict::Fail);
     }
 
     #[test]
     fn a_refused_write_that_took_effect_is_caught() {
-        let refused = operation(1, 0, 10, Op::Apply(1), Answer::Refused("no leader".into()));
-        assert_eq!(verdict(vec![refused.clone(), done(2, 20, 30, Op::Read, Ret::Absent)]), Verdict::Pass);
-        assert_eq!(verdict(vec![refused, done(2, 20, 30, Op::Read, found(1, 1))]), Verdict::Fail);
+        let refused = operation(1, 0, 10, AdminOp::Apply(1), AdminAnswer::Refused("no leader".into()));
+        assert_eq!(
+            verdict(vec![refused.clone(), done(2, 20, 30, AdminOp::Read, AdminResult::Absent)]),
+            CheckVerdict::Pass
+        );
+        assert_eq!(verdict(vec![refused, done(2, 20, 30, AdminOp::Read, found(1, 1))]), CheckVerdict::Fail);
     }
 
     #[test]
     fn the_evidence_of_a_violation_is_the_history_of_its_function() {
-        let wrong = vec![done(1, 0, 10, Op::Apply(1), Ret::Created), done(2, 20, 30, Op::Read, Ret::Absent)];
-        let right = vec![done(1, 0, 10, Op::Apply(3), Ret::Created)];
+        let wrong = vec![
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(2, 20, 30, AdminOp::Read, AdminResult::Absent),
+        ];
+        let right = vec![done(1, 0, 10, AdminOp::Apply(3), AdminResult::Created)];
         let check = check(&BTreeMap::from([("f".to_owned(), wrong), ("g".to_owned(), right)]));
         assert_eq!(check.evidence.len(), 3, "{:?}", check.evidence);
         assert!(check.evidence[2].ends_with("client 2   Read -> Absent"), "{:?}", check.evidence);

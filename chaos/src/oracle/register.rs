@@ -4,49 +4,49 @@
 
 use stateright::semantics::SequentialSpec;
 
-use crate::history::{Op, Ret, Seen};
+use crate::history::{AdminOp, AdminResult, FunctionReading};
 
 /// The state of a function, absent at first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Register {
-    held: Option<Held>,
+    held: Option<RegisterValue>,
     generation: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Held {
+struct RegisterValue {
     value: u64,
     enabled: bool,
 }
 
 impl SequentialSpec for Register {
-    type Op = Op;
-    type Ret = Ret;
+    type Op = AdminOp;
+    type Ret = AdminResult;
 
-    fn invoke(&mut self, op: &Op) -> Ret {
+    fn invoke(&mut self, op: &AdminOp) -> AdminResult {
         match (*op, self.held) {
-            (Op::Apply(value), None) => {
+            (AdminOp::Apply(value), None) => {
                 self.generation += 1;
-                self.held = Some(Held { value, enabled: true });
-                Ret::Created
+                self.held = Some(RegisterValue { value, enabled: true });
+                AdminResult::Created
             }
-            (Op::Apply(value), Some(held)) if held.value == value => Ret::Unchanged,
-            (Op::Apply(value), Some(held)) => {
+            (AdminOp::Apply(value), Some(held)) if held.value == value => AdminResult::Unchanged,
+            (AdminOp::Apply(value), Some(held)) => {
                 self.generation += 1;
-                self.held = Some(Held { value, ..held });
-                Ret::Configured
+                self.held = Some(RegisterValue { value, ..held });
+                AdminResult::Configured
             }
-            (_, None) => Ret::Absent,
-            (Op::Delete, Some(_)) => {
+            (_, None) => AdminResult::Absent,
+            (AdminOp::Delete, Some(_)) => {
                 self.held = None;
-                Ret::Deleted
+                AdminResult::Deleted
             }
-            (Op::Enable(enabled), Some(held)) => {
-                self.held = Some(Held { enabled, ..held });
-                Ret::Set
+            (AdminOp::Enable(enabled), Some(held)) => {
+                self.held = Some(RegisterValue { enabled, ..held });
+                AdminResult::Set
             }
-            (Op::Read, Some(Held { value, enabled })) => {
-                Ret::Found(Seen { value, enabled, generation: self.generation })
+            (AdminOp::Read, Some(RegisterValue { value, enabled })) => {
+                AdminResult::Found(FunctionReading { value, enabled, generation: self.generation })
             }
         }
     }
@@ -59,19 +59,20 @@ mod tests {
     #[test]
     fn generations_continue_after_a_deletion() {
         let mut register = Register::default();
-        let found = |value, enabled, generation| Ret::Found(Seen { value, enabled, generation });
+        let found =
+            |value, enabled, generation| AdminResult::Found(FunctionReading { value, enabled, generation });
         let steps = [
-            (Op::Read, Ret::Absent),
-            (Op::Delete, Ret::Absent),
-            (Op::Enable(true), Ret::Absent),
-            (Op::Apply(1), Ret::Created),
-            (Op::Enable(false), Ret::Set),
-            (Op::Apply(2), Ret::Configured),
-            (Op::Apply(2), Ret::Unchanged),
-            (Op::Read, found(2, false, 2)),
-            (Op::Delete, Ret::Deleted),
-            (Op::Apply(3), Ret::Created),
-            (Op::Read, found(3, true, 3)),
+            (AdminOp::Read, AdminResult::Absent),
+            (AdminOp::Delete, AdminResult::Absent),
+            (AdminOp::Enable(true), AdminResult::Absent),
+            (AdminOp::Apply(1), AdminResult::Created),
+            (AdminOp::Enable(false), AdminResult::Set),
+            (AdminOp::Apply(2), AdminResult::Configured),
+            (AdminOp::Apply(2), AdminResult::Unchanged),
+            (AdminOp::Read, found(2, false, 2)),
+            (AdminOp::Delete, AdminResult::Deleted),
+            (AdminOp::Apply(3), AdminResult::Created),
+            (AdminOp::Read, found(3, true, 3)),
         ];
         for (op, ret) in steps {
             assert_eq!(register.invoke(&op), ret, "{op:?}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// The result of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum RequestResult {
     /// The answer equals the answer from before the faults.
     Right,
     /// The answer differs, or belongs to another request.
@@ -18,7 +18,7 @@ pub enum Ended {
 
 /// A request, with all its tries.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct RequestRecord {
     /// The id, which is the same for each try.
     pub id: String,
     /// The name of the function.
@@ -29,10 +29,10 @@ pub struct Request {
     pub ended: Duration,
     /// The errors that allowed a retry.
     pub retried: Vec<String>,
-    pub how: Ended,
+    pub how: RequestResult,
 }
 
-impl Request {
+impl RequestRecord {
     /// Returns a line of evidence.
     pub(super) fn line(&self, why: &str) -> String {
         let Self { id, function, begun, ended, retried, .. } = self;
@@ -47,8 +47,8 @@ impl Request {
 }
 
 #[cfg(test)]
-pub(super) fn request(how: Ended, retried: &[&str]) -> Request {
-    Request {
+pub(super) fn request(how: RequestResult, retried: &[&str]) -> RequestRecord {
+    RequestRecord {
         id: "r".into(),
         function: "f".into(),
         begun: Duration::from_secs(1),

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::Check;
+use crate::report::PromiseCheck;
 
 pub const NAME: &str = "no shared memory is left behind";
 
@@ -23,27 +23,27 @@ pub fn left_behind(before: &Files, after: &Files) -> Vec<String> {
 
 /// Compares the files at the end with the files at the start.
 #[must_use]
-pub fn check(before: &Files, after: &Files) -> Check {
+pub fn check(before: &Files, after: &Files) -> PromiseCheck {
     let files = |files: &Files| files.values().map(|(count, _)| count).sum::<u64>();
     let detail = format!("{} files before the first fault, {} after the last", files(before), files(after));
-    Check::of(NAME, detail, left_behind(before, after))
+    PromiseCheck::of(NAME, detail, left_behind(before, after))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     #[test]
     fn an_additional_file_of_any_name_is_caught() {
         let files = |gpus, requests| {
             Files::from([("gpu".to_owned(), (gpus, 1)), ("request".to_owned(), (requests, 1))])
         };
-        assert_eq!(check(&files(4, 2), &files(4, 0)).verdict, Verdict::Pass);
+        assert_eq!(check(&files(4, 2), &files(4, 0)).verdict, CheckVerdict::Pass);
         let check = check(&files(4, 2), &files(5, 0));
         assert_eq!(
             (check.verdict, check.evidence),
-            (Verdict::Fail, vec!["gpu: 5 files, 4 before".to_owned()])
+            (CheckVerdict::Fail, vec!["gpu: 5 files, 4 before".to_owned()])
         );
     }
 }

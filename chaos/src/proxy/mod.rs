@@ -8,7 +8,7 @@
 //!        (found by its pid)   │ rules: 1 to 2 cut | slow
 //! ```
 //! A cut link drops nothing and reports nothing: bytes wait, as under TCP while packets are
-//! lost. When the link is restored, the bytes are delivered or the connection is reset ([`Mend`]).
+//! lost. When the link is restored, the bytes are delivered or the connection is reset ([`RestoreMode`]).
 //! A cut may affect one direction alone.
 
 mod owner;
@@ -25,22 +25,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::proxy::rules::Rules;
-pub use crate::proxy::rules::{Mend, Party, Slowness, Way};
+use crate::proxy::rules::LinkRules;
+pub use crate::proxy::rules::{CutDirection, LinkParty, LinkSlowness, RestoreMode};
 
 /// Maximum number of connections through a front at a time; further connections wait to be accepted.
 const CONNECTIONS_MAX: usize = 512;
 
 /// The links of a cluster, which clones share.
 #[derive(Debug, Clone)]
-pub struct Network {
-    rules: Arc<watch::Sender<Rules>>,
+pub struct ProxyNetwork {
+    rules: Arc<watch::Sender<LinkRules>>,
     /// The address of the proxies.
     at: Ipv4Addr,
     /// The owner of each process id.
-    pids: Arc<Mutex<BTreeMap<u32, Party>>>,
+    pids: Arc<Mutex<BTreeMap<u32, LinkParty>>>,
     /// The owner of each address, if each process has its own.
-    residents: Arc<Mutex<BTreeMap<IpAddr, Party>>>,
+    residents: Arc<Mutex<BTreeMap<IpAddr, LinkParty>>>,
     /// Number of connections that a cut holds now.
     held: Arc<watch::Sender<usize>>,
     /// Number of connections so far.
@@ -49,23 +49,23 @@ pub struct Network {
 
 /// A listener in front of one party, which ends with its connections when the value is dropped.
 #[derive(Debug)]
-pub struct Front {
+pub struct ProxyListener {
     /// The address to which other processes connect.
     pub address: SocketAddr,
     accepting: AbortHandle,
 }
 
-impl Drop for Front {
+impl Drop for ProxyListener {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
-impl Network {
+impl ProxyNetwork {
     /// Creates a network without parties, whose proxies are at an address.
     #[must_use]
     pub fn on(at: Ipv4Addr) -> Self {
-        let rules = watch::Sender::new(Rules::default());
+        let rules = watch::Sender::new(LinkRules::default());
         let held = watch::Sender::new(0);
         Self {
             rules: Arc::new(rules),
@@ -79,21 +79,21 @@ impl Network {
 
     /// Registers the owner of an address. Loopback addresses are ignored, because processes share
     /// them.
-    pub fn resides(&self, at: IpAddr, party: Party) {
+    pub fn register_address(&self, at: IpAddr, party: LinkParty) {
         if !at.is_loopback() {
             self.residents.lock().unwrap_or_else(PoisonError::into_inner).insert(at, party);
         }
     }
 
-    /// Registers the owner of a process. An unregistered process is [`Party::Outside`], to which no
+    /// Registers the owner of a process. An unregistered process is [`LinkParty::Outside`], to which no
     /// rule applies.
-    pub fn name(&self, pid: u32, party: Party) {
+    pub fn register_process(&self, pid: u32, party: LinkParty) {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, party);
     }
 
     /// Returns every registered process that has not ended.
     #[must_use]
-    pub fn named(&self) -> BTreeMap<u32, Party> {
+    pub fn registered_processes(&self) -> BTreeMap<u32, LinkParty> {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -103,23 +103,23 @@ impl Network {
     }
 
     /// Cuts every link between the two sides; `way` is the direction as seen from `one`.
-    pub fn cut(&self, one: &[Party], other: &[Party], way: Way) {
+    pub fn cut(&self, one: &[LinkParty], other: &[LinkParty], way: CutDirection) {
         self.rules.send_modify(|rules| rules.cut(one, other, way));
     }
 
     /// Slows every link between these parties, in both directions.
-    pub fn slow(&self, among: &[Party], slowness: Slowness) {
+    pub fn slow(&self, among: &[LinkParty], slowness: LinkSlowness) {
         self.rules.send_modify(|rules| rules.slow(among, slowness));
     }
 
     /// Removes every cut and delay.
-    pub fn mend(&self, how: Mend) {
+    pub fn mend(&self, how: RestoreMode) {
         self.rules.send_modify(|rules| rules.mend(how));
     }
 
     /// Returns the present cuts: data from the first party of a pair does not reach the second.
     #[must_use]
-    pub fn cuts(&self) -> Vec<(Party, Party)> {
+    pub fn cuts(&self) -> Vec<(LinkParty, LinkParty)> {
         self.rules.borrow().cuts()
     }
 
@@ -127,25 +127,25 @@ impl Network {
     ///
     /// # Errors
     /// If no port is free.
-    pub async fn front(&self, party: Party, target: SocketAddr) -> anyhow::Result<Front> {
+    pub async fn front(&self, party: LinkParty, target: SocketAddr) -> anyhow::Result<ProxyListener> {
         let listener = TcpListener::bind((self.at, 0)).await.context("no port for a proxy")?;
         let address = listener.local_addr().context("a listener has an address")?;
         let accepting = tokio::spawn(accept(self.clone(), party, listener, target)).abort_handle();
-        Ok(Front { address, accepting })
+        Ok(ProxyListener { address, accepting })
     }
 
-    fn owner_of(&self, peer: SocketAddr, front: SocketAddr) -> Party {
+    fn owner_of(&self, peer: SocketAddr, front: SocketAddr) -> LinkParty {
         let residents = self.residents.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(party) = residents.get(&peer.ip()) {
             return party.clone();
         }
         let pids = self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let owner = owner::pid_of(peer, front, pids.keys().copied());
-        owner.and_then(|pid| pids.get(&pid).cloned()).unwrap_or(Party::Outside)
+        owner.and_then(|pid| pids.get(&pid).cloned()).unwrap_or(LinkParty::Outside)
     }
 }
 
-async fn accept(network: Network, to: Party, listener: TcpListener, target: SocketAddr) {
+async fn accept(network: ProxyNetwork, to: LinkParty, listener: TcpListener, target: SocketAddr) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
@@ -164,10 +164,16 @@ async fn accept(network: Network, to: Party, listener: TcpListener, target: Sock
 }
 
 /// Carries a connection to its end.
-async fn carry(network: &Network, to: &Party, near: TcpStream, peer: SocketAddr, target: SocketAddr) {
+async fn carry(
+    network: &ProxyNetwork,
+    to: &LinkParty,
+    near: TcpStream,
+    peer: SocketAddr,
+    target: SocketAddr,
+) {
     let Ok(front) = near.local_addr() else { return };
     let from = network.owner_of(peer, front);
-    let link = pump::Link::new(
+    let link = pump::ProxyLink::new(
         network.rules.subscribe(),
         &network.held,
         from,
@@ -218,11 +224,11 @@ mod tests {
     }
 
     /// Returns a network in which this process is controller 1 and an echo server is controller 2.
-    async fn stage() -> (Network, Front, Echo) {
-        let network = Network::on(Ipv4Addr::LOCALHOST);
+    async fn stage() -> (ProxyNetwork, ProxyListener, Echo) {
+        let network = ProxyNetwork::on(Ipv4Addr::LOCALHOST);
         let echo = echo().await;
-        network.name(std::process::id(), Party::Controller(1));
-        let front = network.front(Party::Controller(2), echo.address).await.unwrap();
+        network.register_process(std::process::id(), LinkParty::Controller(1));
+        let front = network.front(LinkParty::Controller(2), echo.address).await.unwrap();
         (network, front, echo)
     }
 
@@ -231,7 +237,7 @@ mod tests {
         stream.write_all(b"x").await.is_ok() && stream.read_exact(&mut byte).await.is_ok()
     }
 
-    async fn until_held(network: &Network, count: usize) {
+    async fn until_held(network: &ProxyNetwork, count: usize) {
         network.held.subscribe().wait_for(|&held| held == count).await.unwrap();
     }
 
@@ -247,13 +253,13 @@ mod tests {
         let (network, front, echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
-        network.cut(&[Party::Controller(1)], &[Party::Controller(2)], Way::Both);
+        network.cut(&[LinkParty::Controller(1)], &[LinkParty::Controller(2)], CutDirection::Both);
         let mut new = TcpStream::connect(front.address).await.unwrap();
         new.write_all(b"x").await.unwrap();
         old.write_all(b"x").await.unwrap();
         until_held(&network, 2).await;
         assert_eq!(echo.came.load(Ordering::SeqCst), 1);
-        network.mend(Mend::Resume);
+        network.mend(RestoreMode::Resume);
         let mut byte = [0];
         for stream in [&mut old, &mut new] {
             stream.read_exact(&mut byte).await.unwrap();
@@ -266,10 +272,10 @@ mod tests {
         let (network, front, _echo) = stage().await;
         let mut old = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut old).await);
-        network.cut(&[Party::Controller(2)], &[Party::Controller(1)], Way::Both);
+        network.cut(&[LinkParty::Controller(2)], &[LinkParty::Controller(1)], CutDirection::Both);
         old.write_all(b"x").await.unwrap();
         until_held(&network, 1).await;
-        network.mend(Mend::Reset);
+        network.mend(RestoreMode::Reset);
         assert!(!answers(&mut old).await);
         let mut new = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut new).await);
@@ -278,7 +284,7 @@ mod tests {
     #[tokio::test]
     async fn a_cut_between_others_holds_nothing() {
         let (network, front, _echo) = stage().await;
-        network.cut(&[Party::Controller(3)], &[Party::Controller(2)], Way::Both);
+        network.cut(&[LinkParty::Controller(3)], &[LinkParty::Controller(2)], CutDirection::Both);
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut stream).await);
     }
@@ -288,7 +294,7 @@ mod tests {
         let (network, front, echo) = stage().await;
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(answers(&mut stream).await);
-        network.cut(&[Party::Controller(1)], &[Party::Controller(2)], Way::In);
+        network.cut(&[LinkParty::Controller(1)], &[LinkParty::Controller(2)], CutDirection::In);
         stream.write_all(b"x").await.unwrap();
         // The request has arrived, and the cut holds the answer.
         until_held(&network, 1).await;
@@ -296,7 +302,7 @@ mod tests {
         new.write_all(b"x").await.unwrap();
         until_held(&network, 2).await;
         assert_eq!(echo.came.load(Ordering::SeqCst), 1);
-        network.mend(Mend::Resume);
+        network.mend(RestoreMode::Resume);
         let mut byte = [0];
         for stream in [&mut stream, &mut new] {
             stream.read_exact(&mut byte).await.unwrap();
@@ -308,8 +314,8 @@ mod tests {
         let (network, front, _echo) = stage().await;
         let by = Duration::from_millis(30);
         network.slow(
-            &[Party::Controller(1), Party::Controller(2)],
-            Slowness { delay: by, ..Slowness::default() },
+            &[LinkParty::Controller(1), LinkParty::Controller(2)],
+            LinkSlowness { delay: by, ..LinkSlowness::default() },
         );
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         let begun = clock::now();
@@ -321,7 +327,7 @@ mod tests {
     async fn a_front_without_a_listening_process_closes_the_connection() {
         let (network, _front, _echo) = stage().await;
         let gone = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap().local_addr().unwrap();
-        let front = network.front(Party::Controller(2), gone).await.unwrap();
+        let front = network.front(LinkParty::Controller(2), gone).await.unwrap();
         let mut stream = TcpStream::connect(front.address).await.unwrap();
         assert!(!answers(&mut stream).await);
     }

@@ -12,7 +12,7 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::rules::{Party, Rules, Slowness, State};
+use super::rules::{LinkParty, LinkRules, LinkSlowness, ProxyLinkState};
 use crate::clock;
 
 /// Maximum number of bytes of a read.
@@ -25,11 +25,11 @@ const RESENT_AFTER: Duration = Duration::from_millis(200);
 
 /// A connection's view of its link.
 #[derive(Clone)]
-pub(super) struct Link {
-    rules: watch::Receiver<Rules>,
+pub(super) struct ProxyLink {
+    rules: watch::Receiver<LinkRules>,
     held: Arc<watch::Sender<usize>>,
     /// The sender and the receiver.
-    ends: (Party, Party),
+    ends: (LinkParty, LinkParty),
     /// Number of resets before the connection was opened.
     resets: u64,
     /// The number of the connection, which seeds its losses.
@@ -41,34 +41,34 @@ pub(super) struct Link {
 pub(super) struct Reset;
 
 /// Counts a connection that a cut holds, until the value is dropped.
-struct Held(Arc<watch::Sender<usize>>);
+struct HeldConnection(Arc<watch::Sender<usize>>);
 
-impl Held {
+impl HeldConnection {
     fn new(held: &Arc<watch::Sender<usize>>) -> Self {
         held.send_modify(|held| *held += 1);
         Self(held.clone())
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldConnection {
     fn drop(&mut self) {
         self.0.send_modify(|held| *held -= 1);
     }
 }
 
-impl Link {
+impl ProxyLink {
     pub(super) fn new(
-        rules: watch::Receiver<Rules>,
+        rules: watch::Receiver<LinkRules>,
         held: &Arc<watch::Sender<usize>>,
-        from: Party,
-        to: Party,
+        from: LinkParty,
+        to: LinkParty,
         number: u64,
     ) -> Self {
         let resets = rules.borrow().resets();
         Self { rules, held: held.clone(), ends: (from, to), resets, number }
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ProxyLinkState {
         self.rules.borrow().state(&self.ends.0, &self.ends.1)
     }
 
@@ -77,7 +77,7 @@ impl Link {
         if !self.state().cut {
             return Ok(());
         }
-        let _held = Held::new(&self.held);
+        let _held = HeldConnection::new(&self.held);
         let mut rules = self.rules.clone();
         let ends = &self.ends;
         let mended = rules.wait_for(|rules| !rules.state(&ends.0, &ends.1).cut).await;
@@ -95,16 +95,16 @@ impl Link {
 
 /// The model of one direction of a connection, which computes the arrival of data. Pure.
 #[derive(Debug, Default)]
-struct Wire {
+struct WireModel {
     /// Time at which the last byte so far has passed.
     free: Option<Instant>,
 }
 
-impl Wire {
+impl WireModel {
     /// Returns the arrival of a chunk of `len` bytes that is sent now. `drawn`, from 0 to 999,
     /// decides whether the chunk is lost at first. No chunk overtakes an earlier chunk.
-    fn due(&mut self, now: Instant, len: usize, slowness: Slowness, drawn: u32) -> Instant {
-        let Slowness { delay, loss_permille, bytes_per_second } = slowness;
+    fn due(&mut self, now: Instant, len: usize, slowness: LinkSlowness, drawn: u32) -> Instant {
+        let LinkSlowness { delay, loss_permille, bytes_per_second } = slowness;
         let takes = bytes_per_second
             .map_or(Duration::ZERO, |rate| Duration::from_nanos(len as u64 * 1_000_000_000 / rate.get()));
         let again = if drawn < loss_permille { RESENT_AFTER } else { Duration::ZERO };
@@ -115,7 +115,7 @@ impl Wire {
 }
 
 /// Carries both directions until both have ended, or the link was reset.
-pub(super) async fn both(link: Link, near: TcpStream, far: TcpStream) {
+pub(super) async fn both(link: ProxyLink, near: TcpStream, far: TcpStream) {
     // Small messages must not wait for further ones. If the option cannot be set, the messages are
     // only slower.
     for stream in [&near, &far] {
@@ -130,11 +130,11 @@ pub(super) async fn both(link: Link, near: TcpStream, far: TcpStream) {
 }
 
 /// Carries a direction to its end, in order, each chunk after its delay.
-async fn one_way(link: &Link, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), Reset> {
+async fn one_way(link: &ProxyLink, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) -> Result<(), Reset> {
     let (queue, mut chunks) = mpsc::channel::<(Instant, Bytes)>(CHUNKS_MAX);
     let read = async move {
         let mut buffer = vec![0; CHUNK_BYTES];
-        let mut wire = Wire::default();
+        let mut wire = WireModel::default();
         let mut rng = SmallRng::seed_from_u64(link.number);
         // A connection that breaks ends like a connection that is closed.
         while let Ok(len @ 1..) = from.read(&mut buffer).await {
@@ -168,14 +168,14 @@ mod tests {
     #[test]
     fn a_chunk_arrives_after_earlier_chunks_its_bytes_and_its_delay() {
         let ms = Duration::from_millis;
-        let mut wire = Wire::default();
+        let mut wire = WireModel::default();
         let now = clock::now();
         let slowness =
-            Slowness { delay: ms(5), loss_permille: 10, bytes_per_second: NonZeroU64::new(1_000_000) };
+            LinkSlowness { delay: ms(5), loss_permille: 10, bytes_per_second: NonZeroU64::new(1_000_000) };
         assert_eq!(wire.due(now, 2_000, slowness, 999) - now, ms(2 + 5));
         assert_eq!(wire.due(now, 1_000, slowness, 9) - now, ms(2 + 1 + 200 + 5), "lost at first");
         assert_eq!(wire.due(now, 1_000, slowness, 10) - now, ms(203 + 1 + 5), "behind the lost chunk");
         let later = now + ms(1_000);
-        assert_eq!(wire.due(later, 0, Slowness::default(), 0), later, "a link without delay");
+        assert_eq!(wire.due(later, 0, LinkSlowness::default(), 0), later, "a link without delay");
     }
 }

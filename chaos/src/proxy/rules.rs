@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 /// An end of a link.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Party {
+pub enum LinkParty {
     /// A controller, by its id.
     Controller(u64),
     /// A worker, by its name.
@@ -20,7 +20,7 @@ pub enum Party {
 
 /// The fate of connections that a cut held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mend {
+pub enum RestoreMode {
     /// The connections continue: the partition was shorter than TCP's timeout.
     Resume,
     /// The connections are closed: the partition was longer than TCP's timeout.
@@ -30,7 +30,7 @@ pub enum Mend {
 /// The direction in which a link is cut.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum CutDirection {
     /// Both directions are cut.
     #[default]
     Both,
@@ -40,7 +40,7 @@ pub enum Way {
     In,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for CutDirection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Both => "both ways",
@@ -52,7 +52,7 @@ impl fmt::Display for Way {
 
 /// The delays and losses of a slow link, in each direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Slowness {
+pub struct LinkSlowness {
     /// Delay of a packet.
     pub delay: Duration,
     /// Number of lost packets in a thousand. TCP sends a lost packet again, so the packet is late, and
@@ -62,7 +62,7 @@ pub struct Slowness {
     pub bytes_per_second: Option<NonZeroU64>,
 }
 
-impl fmt::Display for Slowness {
+impl fmt::Display for LinkSlowness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} longer each way", self.delay)?;
         if self.loss_permille > 0 {
@@ -77,35 +77,35 @@ impl fmt::Display for Slowness {
 
 /// The state of a direction of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct State {
+pub(super) struct ProxyLinkState {
     pub(super) cut: bool,
-    pub(super) slowness: Slowness,
+    pub(super) slowness: LinkSlowness,
 }
 
 /// The state of every direction of a link that is cut or slow, by sender and receiver.
 #[derive(Debug, Default)]
-pub(super) struct Rules {
-    links: BTreeMap<(Party, Party), State>,
+pub(super) struct LinkRules {
+    links: BTreeMap<(LinkParty, LinkParty), ProxyLinkState>,
     /// Number of restores that reset held connections. A connection compares this number with its
     /// value at the start.
     resets: u64,
 }
 
-impl Rules {
-    pub(super) fn cut(&mut self, one: &[Party], other: &[Party], way: Way) {
+impl LinkRules {
+    pub(super) fn cut(&mut self, one: &[LinkParty], other: &[LinkParty], way: CutDirection) {
         for a in one {
             for b in other {
-                if way != Way::In {
+                if way != CutDirection::In {
                     self.link(a, b).cut = true;
                 }
-                if way != Way::Out {
+                if way != CutDirection::Out {
                     self.link(b, a).cut = true;
                 }
             }
         }
     }
 
-    pub(super) fn slow(&mut self, among: &[Party], slowness: Slowness) {
+    pub(super) fn slow(&mut self, among: &[LinkParty], slowness: LinkSlowness) {
         for a in among {
             for b in among.iter().filter(|&b| b != a) {
                 self.link(a, b).slowness = slowness;
@@ -113,17 +113,17 @@ impl Rules {
         }
     }
 
-    pub(super) fn mend(&mut self, how: Mend) {
+    pub(super) fn mend(&mut self, how: RestoreMode) {
         self.links.clear();
-        self.resets += u64::from(how == Mend::Reset);
+        self.resets += u64::from(how == RestoreMode::Reset);
     }
 
-    pub(super) fn state(&self, from: &Party, to: &Party) -> State {
+    pub(super) fn state(&self, from: &LinkParty, to: &LinkParty) -> ProxyLinkState {
         self.links.get(&(from.clone(), to.clone())).copied().unwrap_or_default()
     }
 
     /// Returns every direction that is cut, by sender and receiver.
-    pub(super) fn cuts(&self) -> Vec<(Party, Party)> {
+    pub(super) fn cuts(&self) -> Vec<(LinkParty, LinkParty)> {
         self.links.iter().filter(|(_, state)| state.cut).map(|(ends, _)| ends.clone()).collect()
     }
 
@@ -131,7 +131,7 @@ impl Rules {
         self.resets
     }
 
-    fn link(&mut self, from: &Party, to: &Party) -> &mut State {
+    fn link(&mut self, from: &LinkParty, to: &LinkParty) -> &mut ProxyLinkState {
         self.links.entry((from.clone(), to.clone())).or_default()
     }
 }
@@ -144,27 +144,27 @@ mod tests {
 
     #[test]
     fn a_cut_separates_the_two_sides_and_leaves_links_within_a_side() {
-        let [a, b, c] = [1, 2, 3].map(Party::Controller);
-        let worker = Party::Worker("w".into());
-        let mut rules = Rules::default();
-        rules.cut(&[a.clone(), worker.clone()], &[b.clone(), c.clone()], Way::Both);
+        let [a, b, c] = [1, 2, 3].map(LinkParty::Controller);
+        let worker = LinkParty::Worker("w".into());
+        let mut rules = LinkRules::default();
+        rules.cut(&[a.clone(), worker.clone()], &[b.clone(), c.clone()], CutDirection::Both);
         for (one, other) in [(&a, &b), (&c, &a), (&b, &worker)] {
             assert!(rules.state(one, other).cut && rules.state(other, one).cut, "{one:?} {other:?}");
         }
-        for (one, other) in [(&a, &worker), (&b, &c), (&Party::Outside, &b)] {
+        for (one, other) in [(&a, &worker), (&b, &c), (&LinkParty::Outside, &b)] {
             assert!(!rules.state(one, other).cut, "{one:?} {other:?}");
         }
-        rules.mend(Mend::Resume);
-        assert_eq!((rules.state(&a, &b), rules.resets()), (State::default(), 0));
-        rules.mend(Mend::Reset);
+        rules.mend(RestoreMode::Resume);
+        assert_eq!((rules.state(&a, &b), rules.resets()), (ProxyLinkState::default(), 0));
+        rules.mend(RestoreMode::Reset);
         assert_eq!(rules.resets(), 1);
     }
 
     #[test]
     fn a_link_may_be_cut_in_one_direction() {
-        let [a, b] = [1, 2].map(Party::Controller);
-        for (way, out, back) in [(Way::Out, true, false), (Way::In, false, true)] {
-            let mut rules = Rules::default();
+        let [a, b] = [1, 2].map(LinkParty::Controller);
+        for (way, out, back) in [(CutDirection::Out, true, false), (CutDirection::In, false, true)] {
+            let mut rules = LinkRules::default();
             rules.cut(slice::from_ref(&a), slice::from_ref(&b), way);
             assert_eq!((rules.state(&a, &b).cut, rules.state(&b, &a).cut), (out, back), "{way:?}");
         }
@@ -172,11 +172,11 @@ mod tests {
 
     #[test]
     fn slowness_applies_between_all_named_parties() {
-        let [a, b, c] = [1, 2, 3].map(Party::Controller);
-        let mut rules = Rules::default();
-        let slowness = Slowness { delay: Duration::from_millis(5), ..Slowness::default() };
+        let [a, b, c] = [1, 2, 3].map(LinkParty::Controller);
+        let mut rules = LinkRules::default();
+        let slowness = LinkSlowness { delay: Duration::from_millis(5), ..LinkSlowness::default() };
         rules.slow(&[a.clone(), b.clone()], slowness);
         assert_eq!(rules.state(&b, &a).slowness, slowness);
-        assert_eq!(rules.state(&b, &c).slowness, Slowness::default());
+        assert_eq!(rules.state(&b, &c).slowness, LinkSlowness::default());
     }
 }

@@ -8,11 +8,11 @@ use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-use super::{Report, Second, Sum, Taken};
-use crate::timeline::Kind;
+use super::{ClusterUsage, RequestSecond, RunReport, UsageSum};
+use crate::timeline::EventSource;
 
 /// The name of a curve, its colour, and its value in a second.
-type Curve<T> = (&'static str, RGBColor, fn(&Second) -> T);
+type Curve<T> = (&'static str, RGBColor, fn(&RequestSecond) -> T);
 
 const SIZE: (u32, u32) = (1060, 260);
 const MARGIN: u32 = 8;
@@ -34,7 +34,7 @@ const GRID: RGBColor = RGBColor(232, 232, 236);
 const LATENCY_MIN_MS: f64 = 1.0;
 
 /// The curves of resources, by kind of process.
-type Kinds = [(&'static str, RGBColor, fn(&Taken) -> Sum); 3];
+type Kinds = [(&'static str, RGBColor, fn(&ClusterUsage) -> UsageSum); 3];
 const KINDS: Kinds = [
     ("executors", SLOWEST, |it| it.executors),
     ("workers", P99, |it| it.workers),
@@ -49,22 +49,22 @@ type Drawn = Result<(), Box<dyn Error>>;
 type Counts<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
 
 /// Draws the latency of requests, by the time of their end.
-pub(super) fn latency(report: &Report) -> anyhow::Result<String> {
+pub(super) fn latency(report: &RunReport) -> anyhow::Result<String> {
     draw(|area| draw_latency(area, report))
 }
 
 /// Draws the number of requests that ended in each second, by result.
-pub(super) fn outcomes(report: &Report) -> anyhow::Result<String> {
+pub(super) fn outcomes(report: &RunReport) -> anyhow::Result<String> {
     draw(|area| draw_outcomes(area, report))
 }
 
 /// Draws the private memory of the processes, by kind.
-pub(super) fn memory(report: &Report) -> anyhow::Result<String> {
+pub(super) fn memory(report: &RunReport) -> anyhow::Result<String> {
     draw(|area| draw_taken(area, report, "MiB of their own", |sum| sum.private_bytes as f64 / MIB))
 }
 
 /// Draws the number of open descriptors of the processes, by kind.
-pub(super) fn descriptors(report: &Report) -> anyhow::Result<String> {
+pub(super) fn descriptors(report: &RunReport) -> anyhow::Result<String> {
     draw(|area| draw_taken(area, report, "descriptors", |sum| sum.descriptors as f64))
 }
 
@@ -76,8 +76,9 @@ fn draw(carry_out: impl FnOnce(&Area<'_>) -> Drawn) -> anyhow::Result<String> {
     Ok(svg)
 }
 
-fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
-    let busy: Vec<Second> = report.requests.seconds.iter().copied().filter(|it| it.ended() > 0).collect();
+fn draw_latency(area: &Area<'_>, report: &RunReport) -> Drawn {
+    let busy: Vec<RequestSecond> =
+        report.requests.seconds.iter().copied().filter(|it| it.ended() > 0).collect();
     let most = busy.iter().map(|it| it.max_ms).fold(LATENCY_MIN_MS * 10.0, f64::max) * LEGEND_ROOM.powi(3);
     let mut chart = ChartBuilder::on(area)
         .margin(MARGIN)
@@ -117,9 +118,9 @@ fn draw_latency(area: &Area<'_>, report: &Report) -> Drawn {
     Ok(area.present()?)
 }
 
-fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
+fn draw_outcomes(area: &Area<'_>, report: &RunReport) -> Drawn {
     let seconds = &report.requests.seconds;
-    let most = seconds.iter().map(Second::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
+    let most = seconds.iter().map(RequestSecond::ended).max().unwrap_or(0).max(1) as f64 * LEGEND_ROOM;
     let mut chart = counts(area, report, "requests a second", most)?;
     // Each part is drawn on top of the parts before.
     let parts: [Curve<(u64, u64)>; 3] = [
@@ -144,7 +145,7 @@ fn draw_outcomes(area: &Area<'_>, report: &Report) -> Drawn {
     Ok(area.present()?)
 }
 
-fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) -> Drawn {
+fn draw_taken(area: &Area<'_>, report: &RunReport, what: &str, of: fn(UsageSum) -> f64) -> Drawn {
     let values = KINDS.iter().flat_map(|(_, _, kind)| report.taken.iter().map(|it| of(kind(it))));
     let most = values.fold(1.0, f64::max) * LEGEND_ROOM;
     let mut chart = counts(area, report, what, most)?;
@@ -168,7 +169,7 @@ fn draw_taken(area: &Area<'_>, report: &Report, what: &str, of: fn(Sum) -> f64) 
 /// Returns axes for counts, from 0 on, over seconds.
 fn counts<'a, 'b>(
     area: &'a Area<'b>,
-    report: &Report,
+    report: &RunReport,
     what: &str,
     most: f64,
 ) -> Result<Counts<'a, 'b>, Box<dyn Error>> {
@@ -211,18 +212,18 @@ fn line(at: f64, from: f64, to: f64) -> PathElement<(f64, f64)> {
     PathElement::new([(at, from), (at, to)], FAULT.mix(0.55).stroke_width(1))
 }
 
-fn faults(report: &Report) -> Vec<f64> {
-    let faults = report.timeline.iter().filter(|event| event.kind == Kind::Fault);
+fn faults(report: &RunReport) -> Vec<f64> {
+    let faults = report.timeline.iter().filter(|event| event.kind == EventSource::Fault);
     faults.map(|event| event.at.as_secs_f64()).collect()
 }
 
 /// Returns the start of both plots: the first request, because a cluster takes a while to start.
-fn begin(report: &Report) -> f64 {
+fn begin(report: &RunReport) -> f64 {
     report.requests.seconds.first().map_or(0.0, |it| it.at as f64)
 }
 
 /// Returns the end of both plots: the last request, or the last fault.
-fn end(report: &Report) -> f64 {
+fn end(report: &RunReport) -> f64 {
     let last = report.requests.seconds.last().map_or(1.0, |it| it.at as f64 + 1.0);
     faults(report).into_iter().fold(last, f64::max)
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::{Own, Report, html, junit};
+use super::{HarnessUsage, RunReport, html, junit};
 
 /// The file for CI servers.
 const JUNIT: &str = "junit.xml";
@@ -14,14 +14,14 @@ const HTML: &str = "report.html";
 /// A folder of report files. The files are rewritten after each run, so that the results survive
 /// any end of the harness.
 #[derive(Debug)]
-pub struct Folder {
+pub struct ReportFolder {
     dir: PathBuf,
-    reports: Vec<Report>,
+    reports: Vec<RunReport>,
     /// Samples of the harness's own resources.
-    own: Vec<Own>,
+    own: Vec<HarnessUsage>,
 }
 
-impl Folder {
+impl ReportFolder {
     /// Creates the folder if necessary and writes files without a run, before anything is started.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Folder {
     ///
     /// # Errors
     /// If the files cannot be written.
-    pub fn add(&mut self, report: Report) -> anyhow::Result<()> {
+    pub fn add(&mut self, report: RunReport) -> anyhow::Result<()> {
         self.reports.push(report);
         self.write()
     }
@@ -46,7 +46,7 @@ impl Folder {
     ///
     /// # Errors
     /// If the files cannot be written.
-    pub fn note(&mut self, own: Own) -> anyhow::Result<()> {
+    pub fn note(&mut self, own: HarnessUsage) -> anyhow::Result<()> {
         self.own.push(own);
         self.write()
     }
@@ -77,8 +77,8 @@ mod tests {
     fn every_added_run_is_in_both_files() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("new");
-        let mut folder = Folder::begin(&at).unwrap();
-        let other = Report { scenario: "worker-kill".into(), ..failed(Vec::new()) };
+        let mut folder = ReportFolder::begin(&at).unwrap();
+        let other = RunReport { scenario: "worker-kill".into(), ..failed(Vec::new()) };
         for report in [failed(Vec::new()), other] {
             folder.add(report).unwrap();
         }
@@ -91,6 +91,8 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_created_is_an_error_at_the_start() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(Folder::begin(&file.path().join("under")).unwrap_err().to_string().contains("cannot make"));
+        assert!(
+            ReportFolder::begin(&file.path().join("under")).unwrap_err().to_string().contains("cannot make")
+        );
     }
 }

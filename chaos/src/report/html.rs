@@ -3,14 +3,14 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{Check, EVIDENCE_LINES, Own, Report, Verdict, chart};
-use crate::timeline::{Event, Kind, seconds};
+use super::{CheckVerdict, EVIDENCE_LINES, HarnessUsage, PromiseCheck, RunReport, chart};
+use crate::timeline::{EventSource, TimelineEvent, seconds};
 
 /// Maximum number of shown events of a run: a long storm has thousands.
 const EVENTS_MAX: usize = 2_000;
 const STYLE: &str = include_str!("report.css");
 
-pub(super) fn render(reports: &[Report], own: &[Own]) -> anyhow::Result<String> {
+pub(super) fn render(reports: &[RunReport], own: &[HarnessUsage]) -> anyhow::Result<String> {
     let runs = reports.iter().enumerate().map(|(at, report)| run(at, report));
     let runs = runs.collect::<anyhow::Result<Vec<_>>>()?;
     let page = html! {
@@ -37,18 +37,18 @@ pub(super) fn render(reports: &[Report], own: &[Own]) -> anyhow::Result<String> 
     Ok(page.into_string())
 }
 
-fn heading(reports: &[Report]) -> String {
+fn heading(reports: &[RunReport]) -> String {
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
-    let passed = count(Verdict::Pass);
-    let failed = count(Verdict::Fail);
-    let skipped = match count(Verdict::Skipped) {
+    let passed = count(CheckVerdict::Pass);
+    let failed = count(CheckVerdict::Fail);
+    let skipped = match count(CheckVerdict::Skipped) {
         0 => String::new(),
         skipped => format!(", {skipped} skipped"),
     };
     format!("{passed} passed, {failed} failed{skipped}")
 }
 
-fn summary(reports: &[Report], own: &[Own]) -> Markup {
+fn summary(reports: &[RunReport], own: &[HarnessUsage]) -> Markup {
     html! {
         section {
             h2 { "Runs" }
@@ -90,7 +90,7 @@ fn summary(reports: &[Report], own: &[Own]) -> Markup {
     }
 }
 
-fn run(at: usize, report: &Report) -> anyhow::Result<Markup> {
+fn run(at: usize, report: &RunReport) -> anyhow::Result<Markup> {
     let plots = match report.requests.seconds.is_empty() {
         true => html! {},
         false => html! {
@@ -119,12 +119,12 @@ fn run(at: usize, report: &Report) -> anyhow::Result<Markup> {
     })
 }
 
-fn checks(checks: &[Check]) -> Markup {
+fn checks(checks: &[PromiseCheck]) -> Markup {
     html! {
         h3 { "Checks" }
         table {
             tbody {
-                @for Check { name, verdict, detail, evidence } in checks {
+                @for PromiseCheck { name, verdict, detail, evidence } in checks {
                     tr {
                         td { (pill(*verdict)) }
                         td .promise { (name) }
@@ -151,14 +151,14 @@ fn lines(evidence: &[String]) -> Markup {
     }
 }
 
-fn timeline(events: &[Event]) -> Markup {
+fn timeline(events: &[TimelineEvent]) -> Markup {
     let more = events.len().saturating_sub(EVENTS_MAX);
     html! {
         details {
             summary { "Timeline, " (events.len()) " events" }
             table .timeline {
                 tbody {
-                    @for Event { at, kind, what } in events.iter().take(EVENTS_MAX) {
+                    @for TimelineEvent { at, kind, what } in events.iter().take(EVENTS_MAX) {
                         tr class=(class(*kind)) {
                             td .number { (seconds(*at)) }
                             td { (what) }
@@ -171,19 +171,19 @@ fn timeline(events: &[Event]) -> Markup {
     }
 }
 
-fn class(kind: Kind) -> &'static str {
+fn class(kind: EventSource) -> &'static str {
     match kind {
-        Kind::Fault => "fault",
-        Kind::Did => "did",
-        Kind::Saw => "saw",
+        EventSource::Fault => "fault",
+        EventSource::Did => "did",
+        EventSource::Saw => "saw",
     }
 }
 
-fn pill(verdict: Verdict) -> Markup {
+fn pill(verdict: CheckVerdict) -> Markup {
     let class = match verdict {
-        Verdict::Pass => "pass",
-        Verdict::Fail => "fail",
-        Verdict::Skipped => "skipped",
+        CheckVerdict::Pass => "pass",
+        CheckVerdict::Fail => "fail",
+        CheckVerdict::Skipped => "skipped",
     };
     html! { span class=(format!("pill {class}")) { (verdict.to_string()) } }
 }
@@ -196,7 +196,7 @@ fn millis(ms: f64) -> String {
 mod tests {
     use super::*;
     use crate::report::tests::failed;
-    use crate::report::{Second, Series};
+    use crate::report::{RequestSecond, RequestSeries};
 
     #[test]
     fn a_page_fetches_nothing_and_escapes_its_contents() {
@@ -210,10 +210,16 @@ mod tests {
 
     #[test]
     fn a_run_with_requests_has_both_plots() {
-        let second =
-            Second { at: 1, answered: 5, p50_ms: 3.0, p99_ms: 9.0, max_ms: 9.0, ..Second::default() };
-        let requests = Series { seconds: vec![second], total: second };
-        let page = render(&[Report { requests, ..failed(Vec::new()) }], &[]).unwrap();
+        let second = RequestSecond {
+            at: 1,
+            answered: 5,
+            p50_ms: 3.0,
+            p99_ms: 9.0,
+            max_ms: 9.0,
+            ..RequestSecond::default()
+        };
+        let requests = RequestSeries { seconds: vec![second], total: second };
+        let page = render(&[RunReport { requests, ..failed(Vec::new()) }], &[]).unwrap();
         assert_eq!(page.matches("<svg").count(), 2, "{page}");
     }
 }

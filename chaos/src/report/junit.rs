@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use super::{Check, Report, Verdict};
+use super::{CheckVerdict, PromiseCheck, RunReport};
 
-pub(super) fn render(reports: &[Report]) -> anyhow::Result<String> {
+pub(super) fn render(reports: &[RunReport]) -> anyhow::Result<String> {
     let mut junit = quick_junit::Report::new("millrace-chaos");
     junit.set_time(reports.iter().map(|report| report.took).sum::<Duration>());
     junit.add_test_suites(reports.iter().map(suite));
     Ok(junit.to_string()?)
 }
 
-fn suite(report: &Report) -> TestSuite {
+fn suite(report: &RunReport) -> TestSuite {
     let mut suite = TestSuite::new(report.scenario.as_str());
     suite.set_time(report.took);
     let seed = report.seed.to_string();
@@ -23,7 +23,7 @@ fn suite(report: &Report) -> TestSuite {
     if let Some(reason) = &report.reason {
         suite.add_test_case(case(report, "it is carried out", status(report.verdict, reason, &[])));
     }
-    for Check { name, verdict, detail, evidence } in &report.checks {
+    for PromiseCheck { name, verdict, detail, evidence } in &report.checks {
         let mut case = case(report, name, status(*verdict, detail, evidence));
         case.set_system_out(detail.as_str());
         suite.add_test_case(case);
@@ -31,17 +31,17 @@ fn suite(report: &Report) -> TestSuite {
     suite
 }
 
-fn case(report: &Report, name: &str, status: TestCaseStatus) -> TestCase {
+fn case(report: &RunReport, name: &str, status: TestCaseStatus) -> TestCase {
     let mut case = TestCase::new(name, status);
     case.set_classname(format!("chaos.{}", report.scenario));
     case
 }
 
-fn status(verdict: Verdict, said: &str, evidence: &[String]) -> TestCaseStatus {
+fn status(verdict: CheckVerdict, said: &str, evidence: &[String]) -> TestCaseStatus {
     let mut status = match verdict {
-        Verdict::Pass => return TestCaseStatus::success(),
-        Verdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
-        Verdict::Skipped => TestCaseStatus::skipped(),
+        CheckVerdict::Pass => return TestCaseStatus::success(),
+        CheckVerdict::Fail => TestCaseStatus::non_success(NonSuccessKind::Failure),
+        CheckVerdict::Skipped => TestCaseStatus::skipped(),
     };
     status.set_message(said);
     if !evidence.is_empty() {
@@ -57,8 +57,8 @@ mod tests {
 
     #[test]
     fn a_failed_check_is_a_failed_case_and_a_skipped_run_a_skipped_one() {
-        let skipped = Report {
-            verdict: Verdict::Skipped,
+        let skipped = RunReport {
+            verdict: CheckVerdict::Skipped,
             reason: Some("no <tmpfs>".into()),
             checks: Vec::new(),
             ..failed(Vec::new())

@@ -1,5 +1,5 @@
 //! The report of a run: one line per check, with its numbers, and one verdict. Reports are printed
-//! as text, and written as files for a CI server and for a browser ([`Folder`]).
+//! as text, and written as files for a CI server and for a browser ([`ReportFolder`]).
 
 mod chart;
 mod folder;
@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-pub use self::folder::Folder;
-pub use self::own::Own;
-pub use self::series::{Second, Series};
-pub use self::taken::{Sum, Taken};
-use crate::timeline::{Event, Kind};
+pub use self::folder::ReportFolder;
+pub use self::own::HarnessUsage;
+pub use self::series::{RequestSecond, RequestSeries};
+pub use self::taken::{ClusterUsage, UsageSum};
+use crate::timeline::{EventSource, TimelineEvent};
 
 /// Maximum number of shown lines of a failed check's evidence.
 const EVIDENCE_LINES: usize = 60;
@@ -26,7 +26,7 @@ const EVIDENCE_LINES: usize = 60;
 /// The result of a check or of a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verdict {
+pub enum CheckVerdict {
     /// The promise was kept.
     Pass,
     /// The promise was broken, or could not be decided.
@@ -35,7 +35,7 @@ pub enum Verdict {
     Skipped,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for CheckVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pass => "PASS",
@@ -47,10 +47,10 @@ impl fmt::Display for Verdict {
 
 /// The check of a promise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Check {
+pub struct PromiseCheck {
     pub name: String,
     /// Whether the promise was kept.
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// The measured numbers.
     pub detail: String,
     /// The evidence of a failure, such as the history that violates the promise.
@@ -58,17 +58,17 @@ pub struct Check {
     pub evidence: Vec<String>,
 }
 
-impl Check {
+impl PromiseCheck {
     /// Returns the check of a kept promise.
     #[must_use]
     pub fn pass(name: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { name: name.into(), verdict: Verdict::Pass, detail: detail.into(), evidence: Vec::new() }
+        Self { name: name.into(), verdict: CheckVerdict::Pass, detail: detail.into(), evidence: Vec::new() }
     }
 
     /// Returns the check of a broken promise.
     #[must_use]
     pub fn fail(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
-        Self { name: name.into(), verdict: Verdict::Fail, detail: detail.into(), evidence }
+        Self { name: name.into(), verdict: CheckVerdict::Fail, detail: detail.into(), evidence }
     }
 
     /// Returns the check of a promise that was kept unless there is evidence against it.
@@ -81,7 +81,7 @@ impl Check {
 /// The report of a whole run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct RunReport {
     /// The name of the scenario.
     pub scenario: String,
     /// The description of the scenario, in a line.
@@ -90,17 +90,17 @@ pub struct Report {
     pub seed: u64,
     /// The command that repeats the run with the same choices.
     pub again: String,
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// The reason why the run was skipped, or could not be carried out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    pub checks: Vec<Check>,
+    pub checks: Vec<PromiseCheck>,
     /// The faults, other actions and observations, in order.
-    pub timeline: Vec<Event>,
+    pub timeline: Vec<TimelineEvent>,
     /// The results of requests, second by second.
-    pub requests: Series,
+    pub requests: RequestSeries,
     /// The resources of the processes, second by second.
-    pub taken: Vec<Taken>,
+    pub taken: Vec<ClusterUsage>,
     /// The duration of the run.
     #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
     pub took: Duration,
@@ -109,7 +109,7 @@ pub struct Report {
     pub kept: Option<String>,
 }
 
-impl Report {
+impl RunReport {
     /// Returns the empty report of a run.
     #[must_use]
     pub fn begin(scenario: &str, about: &str, seed: u64, again: String) -> Self {
@@ -118,11 +118,11 @@ impl Report {
             about: about.to_owned(),
             seed,
             again,
-            verdict: Verdict::Skipped,
+            verdict: CheckVerdict::Skipped,
             reason: None,
             checks: Vec::new(),
             timeline: Vec::new(),
-            requests: Series::default(),
+            requests: RequestSeries::default(),
             taken: Vec::new(),
             took: Duration::ZERO,
             kept: None,
@@ -131,7 +131,7 @@ impl Report {
 
     #[must_use]
     pub fn faults(&self) -> usize {
-        self.timeline.iter().filter(|event| event.kind == Kind::Fault).count()
+        self.timeline.iter().filter(|event| event.kind == EventSource::Fault).count()
     }
 
     /// Returns the checks and the verdict as text. The timeline was printed as it happened.
@@ -140,7 +140,7 @@ impl Report {
         let mut text = String::new();
         let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
         for check in &self.checks {
-            let Check { name, verdict, detail, evidence } = check;
+            let PromiseCheck { name, verdict, detail, evidence } = check;
             let _always = writeln!(text, "{verdict}  {name:width$}  {detail}");
             for line in evidence.iter().take(EVIDENCE_LINES) {
                 let _always = writeln!(text, "      {line}");
@@ -163,11 +163,12 @@ mod tests {
     use super::*;
 
     /// Returns the report of a run with a kept and a broken promise.
-    pub(super) fn failed(evidence: Vec<String>) -> Report {
-        let checks = vec![Check::pass("one", "1 of 1"), Check::fail("second", "0 of 1", evidence)];
+    pub(super) fn failed(evidence: Vec<String>) -> RunReport {
+        let checks =
+            vec![PromiseCheck::pass("one", "1 of 1"), PromiseCheck::fail("second", "0 of 1", evidence)];
         let again = "millrace-chaos run leader-kill --seed 7".to_owned();
-        let report = Report::begin("leader-kill", "kill -9 the leader", 7, again);
-        Report { verdict: Verdict::Fail, checks, took: Duration::from_secs(3), ..report }
+        let report = RunReport::begin("leader-kill", "kill -9 the leader", 7, again);
+        RunReport { verdict: CheckVerdict::Fail, checks, took: Duration::from_secs(3), ..report }
     }
 
     #[test]

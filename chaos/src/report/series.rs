@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::oracle::requests::{Ended, Request};
+use crate::oracle::requests::{RequestRecord, RequestResult};
 
 /// The requests that ended in a second of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Second {
+pub struct RequestSecond {
     /// Seconds since the start of the timeline.
     pub at: u64,
     /// Number of right answers.
@@ -28,18 +28,18 @@ pub struct Second {
 
 /// All requests of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Series {
+pub struct RequestSeries {
     /// All seconds from the first to the last in which a request ended.
-    pub seconds: Vec<Second>,
+    pub seconds: Vec<RequestSecond>,
     /// All requests together.
-    pub total: Second,
+    pub total: RequestSecond,
 }
 
-impl Series {
+impl RequestSeries {
     /// Groups requests by the second of their end.
     #[must_use]
-    pub fn of(requests: &[Request]) -> Self {
-        let mut by_second: Vec<Vec<&Request>> = Vec::new();
+    pub fn of(requests: &[RequestRecord]) -> Self {
+        let mut by_second: Vec<Vec<&RequestRecord>> = Vec::new();
         for request in requests {
             // A run lasts some hours at most.
             let at = usize::try_from(request.ended.as_secs()).unwrap_or(usize::MAX - 1);
@@ -49,15 +49,16 @@ impl Series {
             by_second[at].push(request);
         }
         let first = by_second.iter().position(|ended| !ended.is_empty()).unwrap_or_default();
-        let seconds = (0..).zip(&by_second).skip(first).map(|(at, ended)| Second::of(at, ended)).collect();
-        Self { seconds, total: Second::of(0, &requests.iter().collect::<Vec<_>>()) }
+        let seconds =
+            (0..).zip(&by_second).skip(first).map(|(at, ended)| RequestSecond::of(at, ended)).collect();
+        Self { seconds, total: RequestSecond::of(0, &requests.iter().collect::<Vec<_>>()) }
     }
 }
 
-impl Second {
-    fn of(at: u64, ended: &[&Request]) -> Self {
-        let count = |which: fn(&Request) -> bool| ended.iter().filter(|it| which(it)).count() as u64;
-        let right = |request: &Request| request.how == Ended::Right;
+impl RequestSecond {
+    fn of(at: u64, ended: &[&RequestRecord]) -> Self {
+        let count = |which: fn(&RequestRecord) -> bool| ended.iter().filter(|it| which(it)).count() as u64;
+        let right = |request: &RequestRecord| request.how == RequestResult::Right;
         let mut took: Vec<Duration> = ended.iter().map(|it| it.ended - it.begun).collect();
         took.sort_unstable();
         let at_hundredth = |hundredth: usize| {
@@ -67,8 +68,8 @@ impl Second {
         Self {
             at,
             answered: count(right),
-            retried: count(|it| it.how == Ended::Right && !it.retried.is_empty()),
-            lost: count(|it| it.how != Ended::Right),
+            retried: count(|it| it.how == RequestResult::Right && !it.retried.is_empty()),
+            lost: count(|it| it.how != RequestResult::Right),
             p50_ms: at_hundredth(50),
             p99_ms: at_hundredth(99),
             max_ms: at_hundredth(100),
@@ -86,37 +87,43 @@ impl Second {
 mod tests {
     use super::*;
 
-    fn request(begun_ms: u64, ended_ms: u64, how: Ended) -> Request {
+    fn request(begun_ms: u64, ended_ms: u64, how: RequestResult) -> RequestRecord {
         let at = Duration::from_millis;
         let id = "r".to_owned();
         let function = "f".to_owned();
-        Request { id, function, begun: at(begun_ms), ended: at(ended_ms), retried: Vec::new(), how }
+        RequestRecord { id, function, begun: at(begun_ms), ended: at(ended_ms), retried: Vec::new(), how }
     }
 
     #[test]
     fn requests_count_in_the_second_in_which_they_ended() {
-        let again = Request { retried: vec!["NO_WORKER: none".into()], ..request(1500, 3100, Ended::Right) };
-        let requests =
-            [request(1000, 1010, Ended::Right), request(1000, 1030, Ended::GivenUp("late".into())), again];
-        let Series { seconds, total } = Series::of(&requests);
+        let again = RequestRecord {
+            retried: vec!["NO_WORKER: none".into()],
+            ..request(1500, 3100, RequestResult::Right)
+        };
+        let requests = [
+            request(1000, 1010, RequestResult::Right),
+            request(1000, 1030, RequestResult::GivenUp("late".into())),
+            again,
+        ];
+        let RequestSeries { seconds, total } = RequestSeries::of(&requests);
         assert_eq!(seconds.iter().map(|it| it.at).collect::<Vec<_>>(), [1, 2, 3]);
-        let first = Second {
+        let first = RequestSecond {
             at: 1,
             answered: 1,
             lost: 1,
             p50_ms: 10.0,
             p99_ms: 30.0,
             max_ms: 30.0,
-            ..Second::default()
+            ..RequestSecond::default()
         };
         assert_eq!(seconds[0], first);
-        assert_eq!(seconds[1], Second { at: 2, ..Second::default() });
+        assert_eq!(seconds[1], RequestSecond { at: 2, ..RequestSecond::default() });
         assert_eq!((seconds[2].answered, seconds[2].retried, seconds[2].max_ms), (1, 1, 1600.0));
         assert_eq!((total.ended(), total.lost, total.max_ms), (3, 1, 1600.0));
     }
 
     #[test]
     fn a_run_without_requests_has_no_seconds() {
-        assert_eq!(Series::of(&[]), Series::default());
+        assert_eq!(RequestSeries::of(&[]), RequestSeries::default());
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::cluster::Usage;
+use crate::cluster::ProcessUsage;
 
 /// The resources of some processes together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Sum {
+pub struct UsageSum {
     /// Number of processes.
     pub processes: u64,
     /// Resident bytes of private memory.
@@ -18,8 +18,8 @@ pub struct Sum {
     pub descriptors: u64,
 }
 
-impl Sum {
-    pub fn add(&mut self, usage: Usage) {
+impl UsageSum {
+    pub fn add(&mut self, usage: ProcessUsage) {
         self.processes += 1;
         self.private_bytes += usage.private;
         self.descriptors += usage.fds;
@@ -28,11 +28,11 @@ impl Sum {
 
 /// The resources of all processes at a time, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Taken {
+pub struct ClusterUsage {
     /// Time since the start of the timeline.
     #[serde(rename = "atMs", serialize_with = "crate::timeline::millis")]
     pub at: Duration,
-    pub controllers: Sum,
-    pub workers: Sum,
-    pub executors: Sum,
+    pub controllers: UsageSum,
+    pub workers: UsageSum,
+    pub executors: UsageSum,
 }

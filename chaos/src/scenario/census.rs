@@ -5,22 +5,22 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Usage, descendants};
-use crate::proxy::{Network, Party};
-use crate::report::Taken;
+use crate::cluster::{ProcessUsage, descendants};
+use crate::proxy::{LinkParty, ProxyNetwork};
+use crate::report::ClusterUsage;
 use crate::timeline::Timeline;
 
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 
-/// A running census, which lasts until [`Census::end`].
+/// A running census, which lasts until [`UsageCensus::end`].
 #[derive(Debug)]
-pub(super) struct Census {
+pub(super) struct UsageCensus {
     stop: CancellationToken,
-    counting: JoinHandle<Vec<Taken>>,
+    counting: JoinHandle<Vec<ClusterUsage>>,
 }
 
-impl Census {
-    pub(super) fn begin(network: Network, timeline: Timeline) -> Self {
+impl UsageCensus {
+    pub(super) fn begin(network: ProxyNetwork, timeline: Timeline) -> Self {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let counting = tokio::spawn(async move {
@@ -34,26 +34,26 @@ impl Census {
         Self { stop, counting }
     }
 
-    pub(super) async fn end(&mut self) -> Vec<Taken> {
+    pub(super) async fn end(&mut self) -> Vec<ClusterUsage> {
         self.stop.cancel();
         // The task only reads /proc, so its failure does not affect the run.
         (&mut self.counting).await.unwrap_or_default()
     }
 }
 
-fn count(network: &Network, at: Duration) -> Taken {
-    let mut taken = Taken { at, ..Taken::default() };
-    for (pid, party) in network.named() {
+fn count(network: &ProxyNetwork, at: Duration) -> ClusterUsage {
+    let mut taken = ClusterUsage { at, ..ClusterUsage::default() };
+    for (pid, party) in network.registered_processes() {
         // A process that has ended meanwhile uses no resources.
-        let Ok(usage) = Usage::of(pid) else { continue };
+        let Ok(usage) = ProcessUsage::of(pid) else { continue };
         match party {
-            Party::Controller(_) => taken.controllers.add(usage),
-            Party::Worker(_) => {
+            LinkParty::Controller(_) => taken.controllers.add(usage),
+            LinkParty::Worker(_) => {
                 taken.workers.add(usage);
-                let executors = descendants(pid).into_iter().filter_map(|pid| Usage::of(pid).ok());
+                let executors = descendants(pid).into_iter().filter_map(|pid| ProcessUsage::of(pid).ok());
                 executors.for_each(|usage| taken.executors.add(usage));
             }
-            Party::Outside => {}
+            LinkParty::Outside => {}
         }
     }
     taken

@@ -8,8 +8,8 @@ use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use rand::Rng as _;
 
-use super::stage::Stage;
-use crate::report::Check;
+use super::stage::ScenarioStage;
+use crate::report::PromiseCheck;
 use crate::timeline::seconds;
 
 /// Range of a clock's jump, in milliseconds: from a minute to two days.
@@ -21,7 +21,7 @@ const SLOWEST: u32 = 2;
 /// Allowed error of the newest recorded time, because writes may have paused.
 const SLACK: Duration = Duration::from_secs(10);
 
-pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
+pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
     let before = stage.latest_stamp().await?;
     let begun = stage.timeline.now();
     for round in 0..stage.rounds {
@@ -47,20 +47,20 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
 }
 
 /// Checks whether stamped time kept its pace.
-fn pace(passed: Duration, stamped: Duration) -> Check {
+fn pace(passed: Duration, stamped: Duration) -> PromiseCheck {
     let least = (passed / SLOWEST).saturating_sub(SLACK);
     let most = passed * FASTEST + SLACK;
     let detail = format!("{} in {}", seconds(stamped), seconds(passed));
     let bounds = format!("expected between {} and {}", seconds(least), seconds(most));
     let out_of_pace = !(least..=most).contains(&stamped);
-    Check::of(
+    PromiseCheck::of(
         "the cluster's time keeps its pace",
         detail,
         out_of_pace.then_some(bounds).into_iter().collect(),
     )
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Makes a clock jump in a direction, and observes the cluster for a while.
     async fn jump(&mut self, id: u64, direction: i64) -> anyhow::Result<()> {
         let by = self.rng.random_range(JUMP_MS);
@@ -99,15 +99,15 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::Verdict;
+    use crate::report::CheckVerdict;
 
     #[test]
     fn stamped_time_outside_its_pace_fails() {
         let minutes = |n: u64| Duration::from_secs(60 * n);
         let verdict = |stamped| pace(minutes(2), stamped).verdict;
-        assert_eq!(verdict(minutes(2)), Verdict::Pass);
-        assert_eq!(verdict(minutes(15)), Verdict::Pass);
-        assert_eq!(verdict(Duration::ZERO), Verdict::Fail);
-        assert_eq!(verdict(minutes(24 * 60)), Verdict::Fail);
+        assert_eq!(verdict(minutes(2)), CheckVerdict::Pass);
+        assert_eq!(verdict(minutes(15)), CheckVerdict::Pass);
+        assert_eq!(verdict(Duration::ZERO), CheckVerdict::Fail);
+        assert_eq!(verdict(minutes(24 * 60)), CheckVerdict::Fail);
     }
 }

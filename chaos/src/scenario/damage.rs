@@ -16,7 +16,7 @@ const ZEROED_BYTES: [usize; 2] = [512, 4096];
 
 /// The kind of damage, and the damaged file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Damage {
+pub(super) enum StoreDamage {
     CutLog,
     FlipLog,
     ZeroLog,
@@ -24,7 +24,7 @@ pub(super) enum Damage {
     FlipSnapshot,
 }
 
-impl Damage {
+impl StoreDamage {
     pub(super) const ALL: [Self; 5] =
         [Self::CutLog, Self::FlipLog, Self::ZeroLog, Self::CutSnapshot, Self::FlipSnapshot];
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     /// Returns the file after this damage, and the description of the damage.
-    fn after(damage: Damage, file: &str, seed: u64) -> (Vec<u8>, String) {
+    fn after(damage: StoreDamage, file: &str, seed: u64) -> (Vec<u8>, String) {
         let dir = stored();
         let said = damage.inflict(dir.path(), &mut StdRng::seed_from_u64(seed)).unwrap();
         (fs::read(dir.path().join(file)).unwrap(), said)
@@ -122,20 +122,21 @@ mod tests {
     #[test]
     fn each_damage_hits_written_bytes_of_the_log_or_of_the_newest_snapshot() {
         for seed in 0..50 {
-            for (damage, file) in [(Damage::CutLog, "log/db"), (Damage::CutSnapshot, "snapshots/02.snapshot")]
+            for (damage, file) in
+                [(StoreDamage::CutLog, "log/db"), (StoreDamage::CutSnapshot, "snapshots/02.snapshot")]
             {
                 let (bytes, said) = after(damage, file, seed);
                 assert!((1..LEN).contains(&bytes.len()), "{said}");
                 assert!(said.ends_with(file), "{said}");
             }
             for (damage, file) in
-                [(Damage::FlipLog, "log/db"), (Damage::FlipSnapshot, "snapshots/02.snapshot")]
+                [(StoreDamage::FlipLog, "log/db"), (StoreDamage::FlipSnapshot, "snapshots/02.snapshot")]
             {
                 let (bytes, said) = after(damage, file, seed);
                 let ones: u32 = bytes.iter().map(|byte| byte.count_ones()).sum();
                 assert_eq!(ones as usize, LEN * 8 - 1, "{said}");
             }
-            let (bytes, said) = after(Damage::ZeroLog, "log/db", seed);
+            let (bytes, said) = after(StoreDamage::ZeroLog, "log/db", seed);
             let zeros = bytes[..LEN].iter().filter(|&&byte| byte == 0).count();
             assert!((1..=4096).contains(&zeros), "{said}");
         }
@@ -143,8 +144,8 @@ mod tests {
 
     #[test]
     fn the_damage_depends_on_the_seed_alone() {
-        for damage in Damage::ALL {
-            let file = if damage == Damage::CutSnapshot { "snapshots/02.snapshot" } else { "log/db" };
+        for damage in StoreDamage::ALL {
+            let file = if damage == StoreDamage::CutSnapshot { "snapshots/02.snapshot" } else { "log/db" };
             assert_eq!(after(damage, file, 7), after(damage, file, 7));
         }
     }
@@ -154,7 +155,7 @@ mod tests {
         let dir = stored();
         fs::remove_dir_all(dir.path().join("snapshots")).unwrap();
         fs::create_dir(dir.path().join("snapshots")).unwrap();
-        let error = Damage::CutSnapshot.inflict(dir.path(), &mut StdRng::seed_from_u64(1)).unwrap_err();
+        let error = StoreDamage::CutSnapshot.inflict(dir.path(), &mut StdRng::seed_from_u64(1)).unwrap_err();
         assert!(error.to_string().contains("no snapshot"), "{error}");
     }
 }

@@ -6,13 +6,13 @@ use millrace_client::messages::{Gpu, Node};
 use rand::seq::IndexedRandom as _;
 use rustix::process::Signal;
 
-use super::stage::Stage;
+use super::stage::ScenarioStage;
 use crate::cluster::{descendants, is_alive, own_pid, signal, until};
 use crate::timeline::seconds;
 
 /// An executor that the harness chose to kill or stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Victim {
+pub(super) struct ExecutorVictim {
     pid: u32,
     /// The pid by which its worker knows it, which differs from `pid` in a container.
     told: u32,
@@ -26,7 +26,7 @@ pub(super) struct Victim {
     functions: Vec<String>,
 }
 
-impl Victim {
+impl ExecutorVictim {
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }
@@ -36,11 +36,11 @@ impl Victim {
     }
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Chooses a running executor, by the seed. In isolation executors come and go with
     /// their models, and a reported pid may already belong to another process. Therefore only
     /// children of a worker count.
-    pub(super) async fn an_executor(&mut self) -> anyhow::Result<Victim> {
+    pub(super) async fn an_executor(&mut self) -> anyhow::Result<ExecutorVictim> {
         let mut running = Vec::new();
         until("an executor runs", async || {
             let workers = self.cluster.worker_names().into_iter();
@@ -54,13 +54,13 @@ impl Stage {
         let (pid, node) = running.choose(&mut self.rng).cloned().context("an executor runs")?;
         let told = own_pid(pid);
         let role = "of a model".to_owned();
-        let unknown = Victim { pid, told, node, gpu: None, role, functions: Vec::new() };
+        let unknown = ExecutorVictim { pid, told, node, gpu: None, role, functions: Vec::new() };
         Ok(found(&self.cluster.admin()?.nodes().await?, unknown))
     }
 
     /// Kills an executor with SIGKILL.
-    pub(super) fn kill_executor(&mut self, victim: &Victim) -> anyhow::Result<()> {
-        let Victim { pid, role, .. } = victim;
+    pub(super) fn kill_executor(&mut self, victim: &ExecutorVictim) -> anyhow::Result<()> {
+        let ExecutorVictim { pid, role, .. } = victim;
         self.timeline.fault(format!("kill -9 of the executor {role} (pid {pid})"));
         let now = self.timeline.now();
         self.killed.push(now..=now);
@@ -69,7 +69,7 @@ impl Stage {
 
     /// Waits until every GPU is up without the killed executor, and the executor's own functions
     /// are served again. In isolation the process of a model starts when a request needs it.
-    pub(super) async fn executor_back(&self, victim: &Victim) -> anyhow::Result<()> {
+    pub(super) async fn executor_back(&self, victim: &ExecutorVictim) -> anyhow::Result<()> {
         let begun = self.timeline.now();
         let admin = self.cluster.admin()?;
         until(&format!("the executor {} is back", victim.role), async || match admin.nodes().await {
@@ -87,24 +87,24 @@ impl Stage {
 }
 
 /// Returns the executor with the cluster's description of it.
-fn found(nodes: &[Node], victim: Victim) -> Victim {
+fn found(nodes: &[Node], victim: ExecutorVictim) -> ExecutorVictim {
     let pid = victim.told;
     for node in nodes.iter().filter(|node| node.name == victim.node) {
         for gpu in &node.gpus {
             let role = format!("of GPU {} of {}", gpu.index, node.name);
             let place = Some(gpu.index);
             if gpu.executor_pid == pid {
-                return Victim { gpu: place, role, ..victim };
+                return ExecutorVictim { gpu: place, role, ..victim };
             }
             let own = gpu.models.iter().find(|model| model.executor_pid == pid);
             let functions: Vec<_> =
                 own.iter().flat_map(|model| &model.functions).map(|it| name(it).to_owned()).collect();
             if !functions.is_empty() {
                 let role = format!("of {} {role}", functions.join(", "));
-                return Victim { gpu: place, role, functions, ..victim };
+                return ExecutorVictim { gpu: place, role, functions, ..victim };
             }
             if gpu.executor_pids.contains(&pid) {
-                return Victim { gpu: place, role: format!("of a model {role}"), ..victim };
+                return ExecutorVictim { gpu: place, role: format!("of a model {role}"), ..victim };
             }
         }
     }
@@ -119,7 +119,7 @@ fn name(revision: &str) -> &str {
 
 /// Returns the reason why an executor does not count as replaced: its GPU is not up, or a GPU of
 /// its worker still names it.
-pub(super) fn not_back(nodes: &[Node], victim: &Victim) -> Option<String> {
+pub(super) fn not_back(nodes: &[Node], victim: &ExecutorVictim) -> Option<String> {
     let not_back = |node: &Node, gpu: &Gpu| {
         let is_its = victim.gpu.is_none_or(|index| node.name == victim.node && index == gpu.index);
         let named = node.name == victim.node
@@ -141,11 +141,11 @@ mod tests {
     }
 
     /// Returns a process of `w` with the cluster's description of it.
-    fn victim(nodes: &[Node], told: u32) -> Victim {
+    fn victim(nodes: &[Node], told: u32) -> ExecutorVictim {
         let pid = told + 1000;
         let node = "w".to_owned();
         let role = "of a model".to_owned();
-        found(nodes, Victim { pid, told, node, gpu: None, role, functions: Vec::new() })
+        found(nodes, ExecutorVictim { pid, told, node, gpu: None, role, functions: Vec::new() })
     }
 
     #[test]

@@ -6,10 +6,13 @@ use anyhow::Context as _;
 use rand::Rng as _;
 use rand::seq::IndexedRandom as _;
 
-use super::spec::{Cut, DeviceFault, Direction, Fault, Jump, Side, Slow, Stall, Who};
-use super::stage::Stage;
-use crate::cluster::Process;
-use crate::proxy::{Mend, Party, Slowness};
+use super::spec::{
+    ClockJumpSpec, CutSide, CutSpec, DeviceFault, DiskStallSpec, FaultSpec, FaultTarget, JumpDirection,
+    SlowLinksSpec,
+};
+use super::stage::ScenarioStage;
+use crate::cluster::ClusterProcess;
+use crate::proxy::{LinkParty, LinkSlowness, RestoreMode};
 
 /// Maximum duration of a stall, longer than any scenario; the repair ends the stall.
 const STALL_LASTS: Duration = Duration::from_secs(600);
@@ -20,91 +23,91 @@ const ARMED: Duration = Duration::from_secs(5);
 /// The repair of a fault. The order of the variants is the order in which several faults are
 /// undone: a process that hangs or is cut off cannot answer the later repairs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Undo {
+pub(super) enum FaultRepair {
     /// Continues a stopped process, if the process still exists.
     Continue(u32),
     /// Takes the link of a process up again.
-    Plug(Process),
+    Plug(ClusterProcess),
     /// Restores every link.
     Mend,
     /// Restarts an ended process over its folder.
-    Start(Process),
+    Start(ClusterProcess),
     /// Lifts the memory limit of a worker, or restarts a worker that has ended.
     Feed(String),
     /// Ends all faults in the machine of a controller.
     Clear(u64),
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Injects a fault, and returns its repairs; none for a fault that ends by itself.
-    pub(super) async fn inflict(&mut self, fault: &Fault) -> anyhow::Result<Vec<Undo>> {
+    pub(super) async fn inflict(&mut self, fault: &FaultSpec) -> anyhow::Result<Vec<FaultRepair>> {
         self.latest.leader = None;
         match *fault {
-            Fault::Kill(Who::Executor) => {
+            FaultSpec::Kill(FaultTarget::Executor) => {
                 let victim = self.an_executor().await?;
                 self.kill_executor(&victim)?;
                 self.latest.victims.push(victim);
                 Ok(Vec::new())
             }
-            Fault::Kill(Who::EveryController) => {
+            FaultSpec::Kill(FaultTarget::EveryController) => {
                 self.breaks_connections();
                 let ids = self.cluster.controller_ids();
                 self.cluster.kill_all_controllers().await?;
-                Ok(ids.into_iter().map(|id| Undo::Start(Process::Controller(id))).collect())
+                Ok(ids.into_iter().map(|id| FaultRepair::Start(ClusterProcess::Controller(id))).collect())
             }
-            Fault::Kill(who) => {
+            FaultSpec::Kill(who) => {
                 let (process, role) = self.chosen(who).await?;
                 self.loses(&process);
                 self.cluster.kill(&process, &role).await?;
-                Ok(vec![Undo::Start(process)])
+                Ok(vec![FaultRepair::Start(process)])
             }
-            Fault::Stop(who) => self.stop(who).await,
-            Fault::Restart(who) => {
+            FaultSpec::Stop(who) => self.stop(who).await,
+            FaultSpec::Restart(who) => {
                 let (process, role) = self.chosen(who).await?;
                 self.loses(&process);
                 self.cluster.end(&process, &role).await?;
                 self.cluster.begin_start(&process)?;
                 Ok(Vec::new())
             }
-            Fault::Starve(who) => {
+            FaultSpec::Starve(who) => {
                 let (process, _) = self.chosen(who).await?;
                 self.loses(&process);
-                let Process::Worker(name) = process else { return Ok(Vec::new()) };
-                self.cluster.starve_worker(&name)?;
-                Ok(vec![Undo::Feed(name)])
+                let ClusterProcess::Worker(name) = process else { return Ok(Vec::new()) };
+                self.cluster.limit_worker_memory(&name)?;
+                Ok(vec![FaultRepair::Feed(name)])
             }
-            Fault::Cut(cut) => self.cut(cut).await,
-            Fault::Unplug(who) => {
+            FaultSpec::Cut(cut) => self.cut(cut).await,
+            FaultSpec::Unplug(who) => {
                 let (process, role) = self.chosen(who).await?;
                 self.loses(&process);
                 self.cluster.unplug(&process, &role)?;
-                Ok(vec![Undo::Plug(process)])
+                Ok(vec![FaultRepair::Plug(process)])
             }
-            Fault::Slow(slow) => Ok(self.slow_links(slow)),
-            Fault::StallDisk(Stall { who, each_sync }) => {
+            FaultSpec::Slow(slow) => Ok(self.slow_links(slow)),
+            FaultSpec::StallDisk(DiskStallSpec { who, each_sync }) => {
                 let id = self.controller(who).await?;
                 let each_sync = each_sync.draw(&mut self.rng);
                 self.cluster.stall_disk(id, each_sync, STALL_LASTS).await?;
-                Ok(vec![Undo::Clear(id)])
+                Ok(vec![FaultRepair::Clear(id)])
             }
-            Fault::MoveClock(Jump { who, by, direction }) => {
+            FaultSpec::MoveClock(ClockJumpSpec { who, by, direction }) => {
                 let id = self.controller(who).await?;
                 let by = i64::try_from(by.draw(&mut self.rng).as_millis()).context("the jump is too long")?;
                 let back = match direction {
-                    Direction::Ahead => false,
-                    Direction::Back => true,
-                    Direction::Either => self.rng.random(),
+                    JumpDirection::Ahead => false,
+                    JumpDirection::Back => true,
+                    JumpDirection::Either => self.rng.random(),
                 };
                 self.cluster.move_clock(id, if back { -by } else { by }).await?;
-                Ok(vec![Undo::Clear(id)])
+                Ok(vec![FaultRepair::Clear(id)])
             }
-            Fault::Device(fault) => self.fail_device(fault).await.map(|()| Vec::new()),
+            FaultSpec::Device(fault) => self.fail_device(fault).await.map(|()| Vec::new()),
         }
     }
 
-    async fn stop(&mut self, who: Who) -> anyhow::Result<Vec<Undo>> {
+    async fn stop(&mut self, who: FaultTarget) -> anyhow::Result<Vec<FaultRepair>> {
         let (pid, what) = match who {
-            Who::Executor => {
+            FaultTarget::Executor => {
                 let victim = self.an_executor().await?;
                 (victim.pid(), format!("the executor {}", victim.role()))
             }
@@ -116,36 +119,41 @@ impl Stage {
         };
         self.timeline.fault(format!("stopped {what} (SIGSTOP, pid {pid})"));
         crate::cluster::signal(pid, rustix::process::Signal::STOP)?;
-        Ok(vec![Undo::Continue(pid)])
+        Ok(vec![FaultRepair::Continue(pid)])
     }
 
-    async fn cut(&mut self, Cut { who, from, way }: Cut) -> anyhow::Result<Vec<Undo>> {
+    async fn cut(&mut self, CutSpec { who, from, way }: CutSpec) -> anyhow::Result<Vec<FaultRepair>> {
         let (process, role) = self.chosen(who).await?;
         self.loses(&process);
         let one = process.party();
         let (beyond, whom) = match from {
-            Side::Controllers => (self.controllers(), "the controllers"),
-            Side::Workers => (self.workers(), "the workers"),
-            Side::Everybody => ([self.controllers(), self.workers()].concat(), "every other process"),
+            CutSide::Controllers => (self.controllers(), "the controllers"),
+            CutSide::Workers => (self.workers(), "the workers"),
+            CutSide::Everybody => ([self.controllers(), self.workers()].concat(), "every other process"),
         };
-        let beyond: Vec<Party> = beyond.into_iter().filter(|other| *other != one).collect();
+        let beyond: Vec<LinkParty> = beyond.into_iter().filter(|other| *other != one).collect();
         self.timeline.fault(format!("cut {process}{role}: no link to {whom}, {way}"));
         self.cluster.cut(&[one], &beyond, way)?;
-        Ok(vec![Undo::Mend])
+        Ok(vec![FaultRepair::Mend])
     }
 
-    fn slow_links(&mut self, Slow { delay, loss_permille, bandwidth }: Slow) -> Vec<Undo> {
+    fn slow_links(
+        &mut self,
+        SlowLinksSpec { delay, loss_permille, bandwidth }: SlowLinksSpec,
+    ) -> Vec<FaultRepair> {
         self.breaks_connections();
         let bytes_per_second = bandwidth.and_then(|size| std::num::NonZeroU64::new(size.0));
-        let slowness = Slowness { delay: delay.draw(&mut self.rng), loss_permille, bytes_per_second };
+        let slowness = LinkSlowness { delay: delay.draw(&mut self.rng), loss_permille, bytes_per_second };
         let all = [self.controllers(), self.workers()].concat();
         self.timeline.fault(format!("made every link slow: {slowness}"));
         self.cluster.slow(&all, slowness);
-        vec![Undo::Mend]
+        vec![FaultRepair::Mend]
     }
 
     async fn fail_device(&mut self, fault: DeviceFault) -> anyhow::Result<()> {
-        let (Process::Worker(name), _) = self.chosen(Who::AnyWorker).await? else { return Ok(()) };
+        let (ClusterProcess::Worker(name), _) = self.chosen(FaultTarget::AnyWorker).await? else {
+            return Ok(());
+        };
         let nodes = self.cluster.admin()?.nodes().await?;
         let node = nodes.iter().find(|node| node.name == name).context("the worker is a node")?;
         let gpu = node.gpus.choose(&mut self.rng).context("a worker has a GPU")?.index;
@@ -158,23 +166,23 @@ impl Stage {
 
     /// Undoes faults. Restarted processes are awaited later, because a controller is not ready
     /// before a majority runs.
-    pub(super) async fn undo(&mut self, undos: Vec<Undo>) -> anyhow::Result<()> {
+    pub(super) async fn undo(&mut self, undos: Vec<FaultRepair>) -> anyhow::Result<()> {
         for undo in undos {
             match undo {
-                Undo::Start(process) => self.cluster.begin_start(&process)?,
-                Undo::Continue(pid) => {
+                FaultRepair::Start(process) => self.cluster.begin_start(&process)?,
+                FaultRepair::Continue(pid) => {
                     self.timeline.did(format!("process {pid} continues (SIGCONT)"));
                     crate::cluster::signal(pid, rustix::process::Signal::CONT)?;
                 }
-                Undo::Feed(name) => self.cluster.feed_worker(&name)?,
-                Undo::Plug(process) => {
+                FaultRepair::Feed(name) => self.cluster.lift_worker_memory_limit(&name)?,
+                FaultRepair::Plug(process) => {
                     self.breaks_connections();
                     self.cluster.plug(&process)?;
                 }
-                Undo::Mend => self.mend()?,
+                FaultRepair::Mend => self.mend()?,
                 // The faults of a machine end with the controller's process.
-                Undo::Clear(id) if !self.cluster.running_controllers().contains(&id) => {}
-                Undo::Clear(id) => self.cluster.clear_faults(id).await?,
+                FaultRepair::Clear(id) if !self.cluster.running_controllers().contains(&id) => {}
+                FaultRepair::Clear(id) => self.cluster.clear_faults(id).await?,
             }
         }
         Ok(())
@@ -183,7 +191,7 @@ impl Stage {
     /// Restores every link. The seed decides whether waiting data is delivered or the connections
     /// are reset.
     pub(super) fn mend(&mut self) -> anyhow::Result<()> {
-        let how = if self.rng.random() { Mend::Resume } else { Mend::Reset };
+        let how = if self.rng.random() { RestoreMode::Resume } else { RestoreMode::Reset };
         self.breaks_connections();
         let what = self.cluster.mend(how)?;
         self.timeline.did(format!("restored every link: {what}"));
@@ -191,31 +199,33 @@ impl Stage {
     }
 
     /// Chooses a running process, by the seed, and returns its role for the timeline.
-    async fn chosen(&mut self, who: Who) -> anyhow::Result<(Process, String)> {
+    async fn chosen(&mut self, who: FaultTarget) -> anyhow::Result<(ClusterProcess, String)> {
         Ok(match who {
-            Who::AnyWorker => {
+            FaultTarget::AnyWorker => {
                 let names = self.cluster.running_workers();
                 let name = names.choose(&mut self.rng).context("no worker runs")?;
-                (Process::Worker(name.clone()), String::new())
+                (ClusterProcess::Worker(name.clone()), String::new())
             }
-            Who::Worker(number) => (Process::Worker(format!("worker-{number}")), String::new()),
+            FaultTarget::Worker(number) => {
+                (ClusterProcess::Worker(format!("worker-{number}")), String::new())
+            }
             who => {
                 let id = self.controller(who).await?;
                 let leads = self.latest.leader == Some(id);
                 let role = if leads { ", the leader" } else { "" };
-                (Process::Controller(id), role.to_owned())
+                (ClusterProcess::Controller(id), role.to_owned())
             }
         })
     }
 
-    async fn controller(&mut self, who: Who) -> anyhow::Result<u64> {
+    async fn controller(&mut self, who: FaultTarget) -> anyhow::Result<u64> {
         let leader = self.cluster.leader().await?;
         self.latest.leader = Some(leader);
         let running = self.cluster.running_controllers();
         let chosen = match who {
-            Who::Leader => Some(leader),
-            Who::Controller(id) => Some(id),
-            Who::Follower => {
+            FaultTarget::Leader => Some(leader),
+            FaultTarget::Controller(id) => Some(id),
+            FaultTarget::Follower => {
                 let followers: Vec<u64> = running.into_iter().filter(|&id| id != leader).collect();
                 followers.choose(&mut self.rng).copied()
             }
@@ -225,9 +235,9 @@ impl Stage {
     }
 
     /// Records the fault for the bills and remembers the worker that the fault concerns.
-    fn loses(&mut self, process: &Process) {
+    fn loses(&mut self, process: &ClusterProcess) {
         self.breaks_connections();
-        if let Process::Worker(name) = process {
+        if let ClusterProcess::Worker(name) = process {
             self.latest.worker = Some(name.clone());
             self.account.lost.push(self.timeline.now());
         }
@@ -237,12 +247,12 @@ impl Stage {
         self.account.broke.push(self.timeline.now());
     }
 
-    pub(super) fn controllers(&self) -> Vec<Party> {
-        self.cluster.controller_ids().into_iter().map(Party::Controller).collect()
+    pub(super) fn controllers(&self) -> Vec<LinkParty> {
+        self.cluster.controller_ids().into_iter().map(LinkParty::Controller).collect()
     }
 
-    pub(super) fn workers(&self) -> Vec<Party> {
-        self.cluster.worker_names().into_iter().map(Party::Worker).collect()
+    pub(super) fn workers(&self) -> Vec<LinkParty> {
+        self.cluster.worker_names().into_iter().map(LinkParty::Worker).collect()
     }
 }
 

@@ -10,13 +10,13 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, ensure};
 
 use super::small_disk::SmallDisk;
-use super::stage::Stage;
-use crate::cluster::{PATIENCE, Process, Start};
+use super::stage::ScenarioStage;
+use crate::cluster::{ClusterProcess, PATIENCE, StartResult};
 
 /// The system's message for a full disk.
 const NO_SPACE: &str = "No space left on device";
 
-pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
+pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
     // The disks stay until the end of the run, because a restarted controller uses its disk again.
     let mut disks = BTreeMap::new();
     for round in 0..stage.rounds {
@@ -34,10 +34,10 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Moves the folder of a controller to a separate small disk.
     async fn on_a_small_disk(&mut self, id: u64) -> anyhow::Result<SmallDisk> {
-        self.cluster.kill(&Process::Controller(id), ", to put its folder on a small disk").await?;
+        self.cluster.kill(&ClusterProcess::Controller(id), ", to put its folder on a small disk").await?;
         let disk = SmallDisk::in_place_of(self.cluster.dir(id)?).await?;
         self.cluster.place_controller(id, disk.prefix())?;
         self.cluster.restart_controller(id).await?;
@@ -69,11 +69,11 @@ impl Stage {
         self.fault();
         self.resumed().await?;
         self.calm().await;
-        let ended = self.cluster.ended(&Process::Controller(id));
+        let ended = self.cluster.ended(&ClusterProcess::Controller(id));
         ensure!(ended.is_none(), "controller {id} ended on a full disk: {ended:?}");
         self.timeline.saw(format!("controller {id} still runs with a full disk"));
 
-        self.cluster.kill(&Process::Controller(id), ", with a full disk").await?;
+        self.cluster.kill(&ClusterProcess::Controller(id), ", with a full disk").await?;
         self.fault();
         let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads, term {term}"));
@@ -83,18 +83,18 @@ impl Stage {
         let before = self.cluster.log(id)?.len();
         let start = self.cluster.try_restart_controller(id).await?;
         match &start {
-            Start::Refused(status, _) => {
+            StartResult::Refused(status, _) => {
                 self.timeline.saw(format!("controller {id} does not start on a full disk"));
                 self.names_the_disk(id, *status, before)?;
             }
-            Start::Serves => {
+            StartResult::Serves => {
                 self.timeline.saw(format!("controller {id} starts in the space reserved for its log"));
             }
         }
         self.calm().await;
         disk.free()?;
         self.timeline.did(format!("freed the disk of controller {id}"));
-        if let Start::Refused(..) = start {
+        if let StartResult::Refused(..) = start {
             self.cluster.restart_controller(id).await?;
         }
         self.resumed().await?;

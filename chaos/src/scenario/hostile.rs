@@ -16,17 +16,17 @@ use rand::Rng as _;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::stage::Stage;
+use super::stage::ScenarioStage;
 use crate::cluster::{
-    ConnectionCaps, Process, ResidentMemory, Usage, Wanted, descendants, descriptors_max, is_alive,
-    processor_time, reset_peak, until_within,
+    ClusterProcess, ConnectionCaps, ProcessUsage, ResidentMemory, StatusGoal, descendants, descriptors_max,
+    is_alive, processor_time, reset_peak, until_within,
 };
-use crate::history::Op;
+use crate::history::AdminOp;
 use crate::hostile::{AttackOrders, AttackSummary, AttackerLine, AttackerWork, share_of};
-use crate::load::Newcomers;
+use crate::load::NewConnectionClients;
 use crate::oracle::healthy::ALLOWANCE;
 use crate::oracle::hostile::{self as judge, ClientLatencies, ClusterReading, NORMAL_WITHIN, ServerUsage};
-use crate::oracle::requests::Request;
+use crate::oracle::requests::RequestRecord;
 use crate::timeline::seconds;
 
 /// Maximum connections of each port; each address gets a quarter of them.
@@ -84,7 +84,7 @@ struct WatchedProcesses {
     admin: Admin,
 }
 
-pub(super) async fn play(stage: &mut Stage, lasts: Duration) -> anyhow::Result<()> {
+pub(super) async fn play(stage: &mut ScenarioStage, lasts: Duration) -> anyhow::Result<()> {
     if stage.cluster.caps().is_none() {
         stage.timeline.saw("this binary supports no connection limits: the cluster was started without them");
     }
@@ -92,13 +92,17 @@ pub(super) async fn play(stage: &mut Stage, lasts: Duration) -> anyhow::Result<(
     stage.second_run(lasts, &control).await
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Runs the control and the attackers at their own addresses. Returns the summary of the
     /// control.
     async fn first_run(&mut self, lasts: Duration) -> anyhow::Result<AttackSummary> {
         let addresses = self.cluster.addresses();
-        let newcomers =
-            Newcomers::begin(addresses, self.targets.clone(), self.timeline.clone(), &mut self.rng);
+        let newcomers = NewConnectionClients::begin(
+            addresses,
+            self.targets.clone(),
+            self.timeline.clone(),
+            &mut self.rng,
+        );
         self.calm().await;
         let control = self.under_attackers(AttackerWork::Burn, &ELSEWHERE, lasts).await?;
         self.fault();
@@ -112,9 +116,9 @@ impl Stage {
         let fresh = newcomers.requests();
         newcomers.end().await?;
         let kept = self.load.requests();
-        let all: Vec<Request> = kept.iter().chain(&fresh).cloned().collect();
-        let met = |it: &&Request| it.ended >= control.begun && it.begun <= until;
-        let all: Vec<Request> = all.iter().filter(met).cloned().collect();
+        let all: Vec<RequestRecord> = kept.iter().chain(&fresh).cloned().collect();
+        let met = |it: &&RequestRecord| it.ended >= control.begun && it.begun <= until;
+        let all: Vec<RequestRecord> = all.iter().filter(met).cloned().collect();
         self.checks.push(judge::unharmed(FIRST, &all));
         let of = |phase: &AttackPhase| ClientLatencies {
             kept: latencies(&kept, phase),
@@ -139,7 +143,7 @@ impl Stage {
         // From here on, requests of a client at the attackers' address may be lost.
         self.excused_from = Some(self.timeline.now());
         if self.cluster.caps().is_some() {
-            let wanted = self.wanted(Wanted::LAG_UNDER_LOAD);
+            let wanted = self.wanted(StatusGoal::LAG_UNDER_LOAD);
             self.cluster.drop_address_caps(wanted).await?;
             self.fault();
             self.resumed().await?;
@@ -269,7 +273,7 @@ impl Stage {
     fn watched(&self) -> anyhow::Result<WatchedProcesses> {
         let mut servers = Vec::new();
         for id in self.cluster.controller_ids() {
-            let process = Process::Controller(id);
+            let process = ClusterProcess::Controller(id);
             servers.push((process.to_string(), self.cluster.pid(&process)?));
         }
         for name in self.cluster.worker_names() {
@@ -283,7 +287,7 @@ impl Stage {
         let mut reading = ClusterReading { at: self.timeline.now(), ..ClusterReading::default() };
         for (name, pid) in &watched.servers {
             // A process may end between the two readings.
-            let taken = Usage::of(*pid).and_then(|usage| Ok((usage, ResidentMemory::of(*pid)?)));
+            let taken = ProcessUsage::of(*pid).and_then(|usage| Ok((usage, ResidentMemory::of(*pid)?)));
             match taken {
                 Ok((usage, memory)) if is_alive(*pid) => {
                     let server =
@@ -323,7 +327,7 @@ impl Stage {
 
     /// Records the other clients' latencies and the servers' processor time in the turn of each
     /// attack.
-    fn tell_turns(&self, phase: &AttackPhase, requests: &[Request]) {
+    fn tell_turns(&self, phase: &AttackPhase, requests: &[RequestRecord]) {
         for (turn, next) in phase.turns.iter().zip(phase.turns.iter().skip(1)) {
             let within = requests.iter().filter(|it| (turn.begun..next.begun).contains(&it.begun));
             let took: Vec<_> = within.map(|it| it.ended - it.begun).collect();
@@ -341,10 +345,9 @@ impl Stage {
     /// an enable waits until its function is ready.
     fn writes(&self, phase: &AttackPhase) -> Vec<Duration> {
         let operations = self.load.history.by_key();
-        let writes = operations
-            .values()
-            .flatten()
-            .filter(|it| it.is_done() && matches!(it.op, Op::Apply(_) | Op::Delete) && phase.has(it.invoked));
+        let writes = operations.values().flatten().filter(|it| {
+            it.is_done() && matches!(it.op, AdminOp::Apply(_) | AdminOp::Delete) && phase.has(it.invoked)
+        });
         writes.map(|it| it.returned - it.invoked).collect()
     }
 
@@ -375,7 +378,7 @@ impl AttackPhase {
     }
 }
 
-fn latencies(requests: &[Request], phase: &AttackPhase) -> Vec<Duration> {
+fn latencies(requests: &[RequestRecord], phase: &AttackPhase) -> Vec<Duration> {
     requests.iter().filter(|it| phase.has(it.begun)).map(|it| it.ended - it.begun).collect()
 }
 

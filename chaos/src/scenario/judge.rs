@@ -8,15 +8,15 @@ use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, Endpoints, messages};
 
-use super::Keep;
+use super::KeepFolders;
 use super::spec::Invariant;
-use super::stage::Stage;
+use super::stage::ScenarioStage;
 use crate::cluster::{is_alive, until, until_within};
-use crate::history::{Operation, Seen};
+use crate::history::{AdminOperation, FunctionReading};
 use crate::load::read_all;
-use crate::oracle::healthy::{self, ALLOWANCE, Healthy};
+use crate::oracle::healthy::{self, ALLOWANCE, SettledCluster};
 use crate::oracle::{acknowledged, answered, billed, counted, gone, linearizable, right};
-use crate::report::{Check, Report, Series, Verdict};
+use crate::report::{CheckVerdict, PromiseCheck, RequestSeries, RunReport};
 use crate::timeline::seconds;
 
 /// Maximum time in which processes end after their parent was killed.
@@ -26,9 +26,14 @@ const NO_SEQUENCE_LEFT: &str = "no sequence is left behind";
 /// Maximum time until a worker's counts are in the bill.
 const BILL_PATIENCE: Duration = Duration::from_secs(15);
 
-impl Stage {
+impl ScenarioStage {
     /// Ends the load, waits for the cluster to settle, judges the records, and ends the cluster.
-    pub(super) async fn finish(mut self, played: anyhow::Result<()>, keep: Keep, report: &mut Report) {
+    pub(super) async fn finish(
+        mut self,
+        played: anyhow::Result<()>,
+        keep: KeepFolders,
+        report: &mut RunReport,
+    ) {
         if let Err(error) = played {
             self.failed("the cluster recovers", &error);
         }
@@ -47,20 +52,20 @@ impl Stage {
             Ok(check) => self.checks.push(check),
             Err(error) => self.failed(gone::NAME, &error),
         }
-        let failed = self.checks.iter().any(|check| check.verdict == Verdict::Fail);
-        report.verdict = if failed { Verdict::Fail } else { Verdict::Pass };
+        let failed = self.checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
+        report.verdict = if failed { CheckVerdict::Fail } else { CheckVerdict::Pass };
         report.checks = self.checks;
-        report.requests = Series::of(&self.load.requests());
+        report.requests = RequestSeries::of(&self.load.requests());
         report.took = self.timeline.now();
         report.timeline = self.timeline.events();
-        if failed || keep == Keep::Always {
+        if failed || keep == KeepFolders::Always {
             report.kept = Some(self.folder.keep().display().to_string());
         }
     }
 
     fn failed(&mut self, name: &str, error: &anyhow::Error) {
         let lines = format!("{error:#}").lines().map(str::to_owned).collect();
-        self.checks.push(Check::fail(name, "this did not happen", lines));
+        self.checks.push(PromiseCheck::fail(name, "this did not happen", lines));
     }
 
     fn check_took(&mut self) {
@@ -77,14 +82,14 @@ impl Stage {
                 seconds(limit)
             );
             let late = (slowest > limit).then(|| promise.source.clone());
-            self.checks.push(Check::of(*name, detail, late.into_iter().collect()));
+            self.checks.push(PromiseCheck::of(*name, detail, late.into_iter().collect()));
         }
     }
 
     /// Waits until every process is back, the controllers agree, and every gateway serves.
-    async fn settle(&self) -> anyhow::Result<Healthy> {
+    async fn settle(&self) -> anyhow::Result<SettledCluster> {
         let begun = self.timeline.now();
-        self.cluster.reached(self.wanted(0)).await?;
+        self.cluster.wait_for_status(self.wanted(0)).await?;
         self.functions_are_ready().await?;
         let functions = self.controllers_agree().await?;
         let took = self.timeline.now() - begun;
@@ -97,7 +102,7 @@ impl Stage {
         }
         let controllers = self.cluster.controller_ids().len();
         let workers = self.workers;
-        Ok(Healthy { controllers, functions, workers, took })
+        Ok(SettledCluster { controllers, functions, workers, took })
     }
 
     async fn functions_are_ready(&self) -> anyhow::Result<()> {
@@ -123,7 +128,7 @@ impl Stage {
     async fn controllers_agree(&self) -> anyhow::Result<usize> {
         let admin = self.cluster.admin()?;
         for id in self.cluster.controller_ids() {
-            let stale = self.cluster.admin_of(id)?.stale();
+            let stale = self.cluster.admin_of(id)?.with_stale_reads();
             until(&format!("controller {id} agrees with all"), async || {
                 match (known(&stale).await, known(&admin).await) {
                     (Ok(own), Ok(all)) => (own != all).then(|| healthy::difference(&own, &all)),
@@ -165,7 +170,7 @@ impl Stage {
         match self.room().await {
             Ok(()) => {
                 let detail = "of each function, the maximum number of sequences can start";
-                self.checks.push(Check::pass(NO_SEQUENCE_LEFT, detail));
+                self.checks.push(PromiseCheck::pass(NO_SEQUENCE_LEFT, detail));
             }
             Err(error) => self.failed(NO_SEQUENCE_LEFT, &error),
         }
@@ -201,18 +206,19 @@ impl Stage {
 
     /// Returns the final state of every function, and the same as reads, which are the last
     /// operations of the histories.
-    async fn last(&self) -> anyhow::Result<(BTreeMap<String, Seen>, Vec<Operation>)> {
+    async fn last(&self) -> anyhow::Result<(BTreeMap<String, FunctionReading>, Vec<AdminOperation>)> {
         let invoked = self.timeline.now();
         let last = read_all(&self.cluster.admin()?).await?;
         let returned = self.timeline.now();
         let keys = self.load.history.by_key().into_keys();
-        let reads = keys.map(|key| Operation::last_read(&key, last.get(&key).copied(), invoked, returned));
+        let reads =
+            keys.map(|key| AdminOperation::last_read(&key, last.get(&key).copied(), invoked, returned));
         let reads = reads.collect();
         Ok((last, reads))
     }
 
     /// Waits until the bill contains everything that may not be missing, and judges the bill.
-    async fn bill(&mut self) -> anyhow::Result<Check> {
+    async fn bill(&mut self) -> anyhow::Result<PromiseCheck> {
         let requests = self.load.requests();
         let admin = self.cluster.admin()?;
         self.account.asked = self.targets.asked();
@@ -236,9 +242,9 @@ impl Stage {
     }
 
     /// Kills all processes except for the executors, which have to end by themselves.
-    async fn end(&mut self) -> anyhow::Result<Check> {
+    async fn end(&mut self) -> anyhow::Result<PromiseCheck> {
         let pids = self.cluster.pids();
-        self.cluster.kill_everybody().await?;
+        self.cluster.kill_all_servers().await?;
         let mut left = Vec::new();
         let ended = until_within(LEFTOVER_PATIENCE, "every process is gone", async || {
             left = pids.iter().copied().filter(|&pid| is_alive(pid)).collect();
@@ -250,7 +256,9 @@ impl Stage {
     }
 }
 
-async fn known(admin: &Admin) -> Result<BTreeMap<String, healthy::Known>, millrace_client::Error> {
+async fn known(
+    admin: &Admin,
+) -> Result<BTreeMap<String, healthy::FunctionFingerprint>, millrace_client::Error> {
     let functions: Vec<messages::Function> = admin.functions(None).try_collect().await?;
     Ok(healthy::known(&functions))
 }

@@ -1,7 +1,7 @@
 //! The scenarios that are part of the harness, as embedded files.
 
-use super::Scenario;
-use super::spec::Spec;
+use super::ChaosScenario;
+use super::spec::ScenarioSpec;
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
@@ -45,14 +45,15 @@ files![
 /// # Panics
 /// Never: a test parses every file.
 #[must_use]
-pub fn all() -> Vec<Scenario> {
-    let parse = |&(name, text): &(&str, &str)| Spec::parse(name, text).expect("embedded scenarios are valid");
-    FILES.iter().map(parse).map(|spec| Scenario { spec }).collect()
+pub fn all() -> Vec<ChaosScenario> {
+    let parse =
+        |&(name, text): &(&str, &str)| ScenarioSpec::parse(name, text).expect("embedded scenarios are valid");
+    FILES.iter().map(parse).map(|spec| ChaosScenario { spec }).collect()
 }
 
 /// Returns the scenario with this name.
 #[must_use]
-pub fn find(name: &str) -> Option<Scenario> {
+pub fn find(name: &str) -> Option<ChaosScenario> {
     all().into_iter().find(|scenario| scenario.name() == name)
 }
 
@@ -70,7 +71,7 @@ mod tests {
     #[test]
     fn every_embedded_file_is_a_scenario_with_the_name_of_the_file() {
         for (file, text) in FILES {
-            let spec = Spec::parse(file, text).unwrap_or_else(|error| panic!("{error:#}"));
+            let spec = ScenarioSpec::parse(file, text).unwrap_or_else(|error| panic!("{error:#}"));
             assert_eq!(format!("{}.yaml", spec.name), *file);
             assert_eq!(find(&spec.name).map(|found| found.about().to_owned()), Some(spec.about));
         }

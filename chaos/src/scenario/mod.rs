@@ -31,27 +31,27 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 pub use self::library::{all, find};
-use self::spec::{Code, Spec};
-use self::stage::Stage;
-use crate::cluster::{Ground, Terrain};
-use crate::report::{Report, Verdict};
-use crate::timeline::Echo;
+use self::spec::{CodedScenario, ScenarioSpec};
+use self::stage::ScenarioStage;
+use crate::cluster::{EnvironmentConfig, TestEnvironment};
+use crate::report::{CheckVerdict, RunReport};
+use crate::timeline::EventOutput;
 
 /// A scenario that can be run.
 #[derive(Debug, Clone)]
-pub struct Scenario {
-    spec: Spec,
+pub struct ChaosScenario {
+    spec: ScenarioSpec,
 }
 
 /// The options of a run.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ScenarioOptions {
     /// The seed of the random choices.
     pub seed: u64,
     /// The `millrace` binary under test.
     pub program: PathBuf,
     /// The ground of the processes.
-    pub terrain: Terrain,
+    pub terrain: EnvironmentConfig,
     /// Number of rounds; `None` for the scenario's own.
     pub rounds: Option<u32>,
     /// Duration of a storm, or of a run of hostile clients; `None` for the scenario's own.
@@ -63,12 +63,12 @@ pub struct Options {
     /// The isolation of the workers; `None` for the scenario's own.
     pub isolation: Option<String>,
     /// The destination of new events.
-    pub echo: Echo,
+    pub echo: EventOutput,
     /// Whether the processes' folders and logs are kept.
-    pub keep: Keep,
+    pub keep: KeepFolders,
 }
 
-impl Options {
+impl ScenarioOptions {
     /// Returns the arguments for the processes, as on the command line.
     fn words(&self) -> Vec<String> {
         let named = [("--preset", &self.preset), ("--isolation", &self.isolation)];
@@ -77,7 +77,7 @@ impl Options {
     }
 
     /// Returns the command that runs a scenario again with the same choices.
-    fn again(&self, scenario: &Spec) -> String {
+    fn again(&self, scenario: &ScenarioSpec) -> String {
         let mut words = vec!["millrace-chaos run".to_owned(), scenario.name.clone()];
         words.push(format!("--seed {}", self.seed));
         match scenario.lasts.is_none() {
@@ -87,14 +87,14 @@ impl Options {
         words.extend(self.functions.map(|functions| format!("--functions {functions}")));
         words.extend(self.words());
         let ground = self.terrain.ground;
-        words.extend((ground != Ground::default()).then(|| format!("--ground {}", ground.word())));
+        words.extend((ground != TestEnvironment::default()).then(|| format!("--ground {}", ground.word())));
         words.join(" ")
     }
 }
 
 /// Whether the processes' folders and logs are kept at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
+pub enum KeepFolders {
     /// Folders and logs are always kept.
     Always,
     /// Folders and logs are kept if the run failed.
@@ -106,12 +106,12 @@ pub enum Keep {
 /// [`ALLOWANCE`](crate::oracle::healthy::ALLOWANCE) times the promise, and reports the measured
 /// time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Promise {
+pub(crate) struct TimedPromise {
     pub(crate) within: Duration,
     pub(crate) source: String,
 }
 
-impl Promise {
+impl TimedPromise {
     /// Returns the promise for writes after the loss of a leader, or of any other controller.
     fn writes_resume() -> Self {
         let source = "DESIGN §7, leader: writes resume < 2 s".to_owned();
@@ -126,7 +126,7 @@ impl Promise {
     }
 }
 
-impl Scenario {
+impl ChaosScenario {
     /// Reads a scenario from a user's file.
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl Scenario {
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Self { spec: Spec::parse(&path.display().to_string(), &text)? })
+        Ok(Self { spec: ScenarioSpec::parse(&path.display().to_string(), &text)? })
     }
 
     #[must_use]
@@ -160,40 +160,41 @@ impl Scenario {
 
     /// Returns the reason why the scenario cannot run on the ground, with the next step.
     #[must_use]
-    pub fn refusal(&self, options: &Options) -> Option<String> {
+    pub fn refusal(&self, options: &ScenarioOptions) -> Option<String> {
         ground::refusal(&self.spec, options.terrain.ground, &options.words())
     }
 
     /// Returns the grounds on which the scenario can run.
-    pub fn grounds(&self) -> impl Iterator<Item = Ground> {
-        Ground::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
+    pub fn grounds(&self) -> impl Iterator<Item = TestEnvironment> {
+        TestEnvironment::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
     }
 
     /// Returns the report of a run that this machine, or the ground, does not allow.
     #[must_use]
-    pub fn skipped(&self, options: &Options, reason: String) -> Report {
-        Report { reason: Some(reason), ..self.report(options) }
+    pub fn skipped(&self, options: &ScenarioOptions, reason: String) -> RunReport {
+        RunReport { reason: Some(reason), ..self.report(options) }
     }
 
-    fn report(&self, options: &Options) -> Report {
-        let Spec { name, about, .. } = &self.spec;
-        Report::begin(name, about, options.seed, options.again(&self.spec))
+    fn report(&self, options: &ScenarioOptions) -> RunReport {
+        let ScenarioSpec { name, about, .. } = &self.spec;
+        RunReport::begin(name, about, options.seed, options.again(&self.spec))
     }
 
     /// Runs the scenario, and judges the records. Errors of the run are in the report, because a
     /// cluster that does not recover is a result.
-    pub async fn run(&self, options: &Options) -> Report {
+    pub async fn run(&self, options: &ScenarioOptions) -> RunReport {
         let spec = &self.spec;
-        let small_disk = || (spec.plays == Some(Code::FullDisk)).then(small_disk::not_allowed).flatten();
+        let small_disk =
+            || (spec.plays == Some(CodedScenario::FullDisk)).then(small_disk::not_allowed).flatten();
         if let Some(reason) = self.refusal(options).or_else(small_disk) {
             return self.skipped(options, reason);
         }
         let mut report = self.report(options);
-        let mut stage = match Stage::begin(spec, options).await {
+        let mut stage = match ScenarioStage::begin(spec, options).await {
             Ok(stage) => stage,
             Err(error) => {
                 let reason = Some(format!("the cluster did not start: {error:#}"));
-                return Report { verdict: Verdict::Fail, reason, ..report };
+                return RunReport { verdict: CheckVerdict::Fail, reason, ..report };
             }
         };
         let played = play(&mut stage, spec, options).await;
@@ -202,17 +203,21 @@ impl Scenario {
     }
 }
 
-async fn play(stage: &mut Stage, spec: &Spec, options: &Options) -> anyhow::Result<()> {
+async fn play(
+    stage: &mut ScenarioStage,
+    spec: &ScenarioSpec,
+    options: &ScenarioOptions,
+) -> anyhow::Result<()> {
     match (spec.plays, spec.lasts) {
-        (Some(Code::ClockJump), _) => clock_jump::play(stage).await,
-        (Some(Code::FullDisk), _) => full_disk::play(stage).await,
-        (Some(Code::HostileClients), lasts) => {
+        (Some(CodedScenario::ClockJump), _) => clock_jump::play(stage).await,
+        (Some(CodedScenario::FullDisk), _) => full_disk::play(stage).await,
+        (Some(CodedScenario::HostileClients), lasts) => {
             let lasts = options.lasts.or(lasts.map(|it| it.most));
             hostile::play(stage, lasts.context("hostile clients last for some time")?).await
         }
-        (Some(Code::Partition), _) => partition::play(stage).await,
-        (Some(Code::PoisonRequest), _) => poison::play(stage).await,
-        (Some(Code::TornStore), _) => torn_store::play(stage).await,
+        (Some(CodedScenario::Partition), _) => partition::play(stage).await,
+        (Some(CodedScenario::PoisonRequest), _) => poison::play(stage).await,
+        (Some(CodedScenario::TornStore), _) => torn_store::play(stage).await,
         (None, Some(lasts)) => storm::play(stage, &spec.storm, options.lasts.unwrap_or(lasts.most)).await,
         (None, None) => rounds::play(stage, &spec.round).await,
     }

@@ -23,15 +23,15 @@ use millrace_types::Reason;
 use rand::Rng as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
-use super::Promise;
-use super::stage::Stage;
-use crate::proxy::{Party, Slowness, Way};
+use super::TimedPromise;
+use super::stage::ScenarioStage;
+use crate::proxy::{CutDirection, LinkParty, LinkSlowness};
 
 /// Delay of a packet on a slow link, in milliseconds.
 const SLOW_MS: std::ops::RangeInclusive<u64> = 5..=30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
+enum PartitionFault {
     LeaderAlone,
     FollowerAlone,
     WorkerCutOff,
@@ -41,29 +41,33 @@ enum Fault {
 
 /// The processes that a controller still reaches when it is cut from the other controllers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Left {
+enum ReachableProcesses {
     Workers,
     Nobody,
 }
 
-pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    let mut faults =
-        vec![Fault::LeaderAlone, Fault::FollowerAlone, Fault::WorkerCutOff, Fault::EverybodyAlone];
-    faults.extend(stage.cluster.slows().then_some(Fault::Slow));
+pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
+    let mut faults = vec![
+        PartitionFault::LeaderAlone,
+        PartitionFault::FollowerAlone,
+        PartitionFault::WorkerCutOff,
+        PartitionFault::EverybodyAlone,
+    ];
+    faults.extend(stage.cluster.slows().then_some(PartitionFault::Slow));
     faults.shuffle(&mut stage.rng);
     for fault in faults.into_iter().cycle().take(stage.rounds as usize) {
         match fault {
-            Fault::LeaderAlone => {
+            PartitionFault::LeaderAlone => {
                 let leader = stage.cluster.leader().await?;
                 stage.controller_alone(leader, "which leads").await?;
             }
-            Fault::FollowerAlone => {
+            PartitionFault::FollowerAlone => {
                 let follower = stage.a_follower().await?;
                 stage.controller_alone(follower, "which follows").await?;
             }
-            Fault::WorkerCutOff => stage.worker_cut_off().await?,
-            Fault::EverybodyAlone => stage.everybody_alone().await?,
-            Fault::Slow => stage.slow().await?,
+            PartitionFault::WorkerCutOff => stage.worker_cut_off().await?,
+            PartitionFault::EverybodyAlone => stage.everybody_alone().await?,
+            PartitionFault::Slow => stage.slow().await?,
         }
         stage.resumed().await?;
         stage.whole().await?;
@@ -72,23 +76,23 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Cuts a controller from the others, and checks both sides.
     async fn controller_alone(&mut self, id: u64, role: &str) -> anyhow::Result<()> {
-        let left = if self.rng.random() { Left::Workers } else { Left::Nobody };
+        let left = if self.rng.random() { ReachableProcesses::Workers } else { ReachableProcesses::Nobody };
         let ids = self.cluster.controller_ids();
         let others: Vec<u64> = ids.into_iter().filter(|&other| other != id).collect();
-        let mut beyond: Vec<Party> = others.iter().map(|&id| Party::Controller(id)).collect();
+        let mut beyond: Vec<LinkParty> = others.iter().map(|&id| LinkParty::Controller(id)).collect();
         let from = match left {
-            Left::Workers => "the other controllers",
-            Left::Nobody => "every process",
+            ReachableProcesses::Workers => "the other controllers",
+            ReachableProcesses::Nobody => "every process",
         };
-        if left == Left::Nobody {
+        if left == ReachableProcesses::Nobody {
             beyond.extend(self.workers());
         }
         self.fault();
         self.timeline.fault(format!("cut controller {id}, {role}, from {from}"));
-        self.cluster.cut(&[Party::Controller(id)], &beyond, Way::Both)?;
+        self.cluster.cut(&[LinkParty::Controller(id)], &beyond, CutDirection::Both)?;
         let (leader, term) = self.cluster.leader_among(&others, None).await?;
         self.timeline.saw(format!("controller {leader} leads the others, term {term}"));
         self.resumed().await?;
@@ -107,12 +111,12 @@ impl Stage {
         self.fault();
         self.timeline.fault(format!("cut {worker} from every controller"));
         let controllers = self.controllers();
-        self.cluster.cut(&[Party::Worker(worker.clone())], &controllers, Way::Both)?;
+        self.cluster.cut(&[LinkParty::Worker(worker.clone())], &controllers, CutDirection::Both)?;
         self.resumed().await?;
         self.lost(&worker).await?;
         self.served().await?;
         let took = self.timeline.now() - self.latest.at;
-        self.note("functions are placed again", Promise::placed_again(), took);
+        self.note("functions are placed again", TimedPromise::placed_again(), took);
         self.calm().await;
         self.mend()?;
         Ok(())
@@ -124,13 +128,14 @@ impl Stage {
         self.timeline.fault("cut every process from every other");
         for (index, one) in all.iter().enumerate() {
             // Each pair is cut once, and no process is cut from itself.
-            self.cluster.cut(std::slice::from_ref(one), &all[index + 1..], Way::Both)?;
+            self.cluster.cut(std::slice::from_ref(one), &all[index + 1..], CutDirection::Both)?;
         }
         let ids = self.cluster.controller_ids();
         try_join_all(ids.iter().map(|&id| self.says_that_it_is_alone(id))).await?;
         // Ask all gateways at the same time: a gateway holds a request for a while before it
         // refuses the request, and the requests of the load wait only for a limited time.
-        try_join_all(ids.into_iter().map(|id| self.serves_what_it_can(id, Left::Nobody))).await?;
+        try_join_all(ids.into_iter().map(|id| self.serves_what_it_can(id, ReachableProcesses::Nobody)))
+            .await?;
         // No write or request can succeed before the links are restored, so recovery is measured
         // from here.
         self.fault();
@@ -145,7 +150,7 @@ impl Stage {
         let (leader, term) = self.cluster.leader_and_term().await?;
         self.fault();
         self.timeline.fault(format!("delayed every link by {by:?} each way"));
-        self.cluster.slow(&all, Slowness { delay: by, ..Slowness::default() });
+        self.cluster.slow(&all, LinkSlowness { delay: by, ..LinkSlowness::default() });
         self.calm().await;
         self.resumed().await?;
         self.note_writes_resumed();
@@ -187,8 +192,8 @@ impl Stage {
     /// Checks that a controller without a majority serves everything that needs none: stale reads,
     /// and requests if it reaches its workers. Without workers, it has to refuse requests with an
     /// error that allows a retry.
-    async fn serves_what_it_can(&self, id: u64, left: Left) -> anyhow::Result<()> {
-        let stale = self.cluster.admin_of(id)?.stale();
+    async fn serves_what_it_can(&self, id: u64, left: ReachableProcesses) -> anyhow::Result<()> {
+        let stale = self.cluster.admin_of(id)?.with_stale_reads();
         let found: Vec<_> = stale
             .functions(None)
             .try_collect()
@@ -201,24 +206,24 @@ impl Stage {
         });
         for (name, asked) in try_join_all(asked).await? {
             match (left, asked) {
-                (Left::Workers, Ok(())) => {}
-                (Left::Nobody, Err(error)) if error.retryable() => {
+                (ReachableProcesses::Workers, Ok(())) => {}
+                (ReachableProcesses::Nobody, Err(error)) if error.retryable() => {
                     self.timeline.saw(format!("the gateway of controller {id} refuses {name}: {error}"));
                 }
-                (Left::Workers, Err(error)) => {
+                (ReachableProcesses::Workers, Err(error)) => {
                     bail!("the gateway of controller {id} reaches its workers, but refuses {name}: {error}")
                 }
-                (Left::Nobody, Err(error)) => {
+                (ReachableProcesses::Nobody, Err(error)) => {
                     bail!(
                         "the gateway of controller {id} reaches no worker, but refuses {name} for good: {error}"
                     )
                 }
-                (Left::Nobody, Ok(())) => {
+                (ReachableProcesses::Nobody, Ok(())) => {
                     bail!("the gateway of controller {id} reaches no worker, but answered for {name}")
                 }
             }
         }
-        let served = if left == Left::Workers { ", and requests" } else { "" };
+        let served = if left == ReachableProcesses::Workers { ", and requests" } else { "" };
         self.timeline.saw(format!("controller {id} answers stale reads{served}"));
         Ok(())
     }

@@ -11,14 +11,14 @@ use std::time::Duration;
 use anyhow::bail;
 use bytes::Bytes;
 use millrace_client::messages::Gpu;
-use millrace_client::{Admin, Endpoints, Error, InferRequest, Inference, Tensor};
+use millrace_client::{Admin, Endpoints, Error, InferRequest, InferenceClient, Tensor};
 use millrace_types::{DataType, Reason};
 use rustix::process::Signal;
 
-use super::stage::Stage;
+use super::stage::ScenarioStage;
 use crate::cluster::{descendants, signal, until};
 use crate::load::{POISON, publish_slow};
-use crate::report::Check;
+use crate::report::PromiseCheck;
 
 /// Number of texts in the long request.
 const TEXTS: usize = 4_000;
@@ -34,9 +34,9 @@ const UNSEEN_MAX: usize = 5;
 /// Number of processes that a poison request may kill before its quarantine.
 const KILLS: usize = 2;
 
-pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
+pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
     let admin = stage.cluster.admin()?;
-    let inference = Inference::new(Endpoints::new(stage.cluster.addresses())?);
+    let inference = InferenceClient::new(Endpoints::new(stage.cluster.addresses())?);
     publish_slow(stage.cluster.program(), stage.folder.path(), &admin).await?;
     until("the function of the poison request answers", async || {
         inference.infer(request(1)).await.err().map(|error| error.to_string())
@@ -65,16 +65,16 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         stage.calm().await;
     }
     let detail = format!("{KILLS} executors each, then the quarantine: {}", said.join(", "));
-    stage.checks.push(Check::of("a poison request is quarantined", detail, evidence));
+    stage.checks.push(PromiseCheck::of("a poison request is quarantined", detail, evidence));
     Ok(())
 }
 
 /// Sends poison requests until one was seen in two executors. A request that ended earlier killed
 /// fewer executors, and another one is sent.
 async fn seen(
-    stage: &Stage,
+    stage: &ScenarioStage,
     admin: &Admin,
-    inference: &Inference,
+    inference: &InferenceClient,
 ) -> anyhow::Result<(usize, Result<(), Error>)> {
     for _ in 0..UNSEEN_MAX {
         let (kills, ended) = poisoned(stage, admin, inference).await?;
@@ -91,9 +91,9 @@ async fn seen(
 /// Sends the request, and kills each process that runs it until the request has ended. Returns the
 /// number of killed processes, and the result of the request.
 async fn poisoned(
-    stage: &Stage,
+    stage: &ScenarioStage,
     admin: &Admin,
-    inference: &Inference,
+    inference: &InferenceClient,
 ) -> anyhow::Result<(usize, Result<(), Error>)> {
     stage.timeline.fault("sent the poison request");
     let mut sent = std::pin::pin!(inference.infer(request(TEXTS)));
@@ -120,7 +120,7 @@ async fn poisoned(
     }
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Returns the present executors. A pid that the cluster reported may already belong to another
     /// process.
     fn executors_now(&self) -> Vec<u32> {

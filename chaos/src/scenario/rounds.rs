@@ -2,19 +2,19 @@
 
 use anyhow::Context as _;
 
-use super::Promise;
-use super::spec::{self, Await, Step};
-use super::stage::Stage;
+use super::TimedPromise;
+use super::spec::{self, AwaitCondition, RoundStep};
+use super::stage::ScenarioStage;
 
-pub(super) async fn play(stage: &mut Stage, round: &[Step]) -> anyhow::Result<()> {
+pub(super) async fn play(stage: &mut ScenarioStage, round: &[RoundStep]) -> anyhow::Result<()> {
     let played = stage.all_rounds(round).await;
     // Repair after a failure too, so that open faults do not affect the judgement.
     let repaired = stage.repair().await;
     played.and(repaired)
 }
 
-impl Stage {
-    async fn all_rounds(&mut self, round: &[Step]) -> anyhow::Result<()> {
+impl ScenarioStage {
+    async fn all_rounds(&mut self, round: &[RoundStep]) -> anyhow::Result<()> {
         for _ in 0..self.rounds {
             for step in round {
                 self.carry_out(step).await?;
@@ -23,32 +23,34 @@ impl Stage {
         Ok(())
     }
 
-    async fn carry_out(&mut self, step: &Step) -> anyhow::Result<()> {
+    async fn carry_out(&mut self, step: &RoundStep) -> anyhow::Result<()> {
         match step {
-            Step::Fault(fault) => {
+            RoundStep::Fault(fault) => {
                 self.fault();
                 let undos = self.inflict(fault).await?;
                 self.open.extend(undos);
                 Ok(())
             }
-            Step::Await(awaited) => self.wait_for(*awaited).await,
-            Step::Promise(spec::Promise { r#await, within, source }) => {
+            RoundStep::Await(awaited) => self.wait_for(*awaited).await,
+            RoundStep::Promise(spec::PromiseSpec { r#await, within, source }) => {
                 self.wait_for(*r#await).await?;
                 let took = match r#await {
                     // Use the clients' measurement, because the harness looks only now and then.
-                    Await::Service => self.load.writes.resumed_after().or(self.load.answers.resumed_after()),
+                    AwaitCondition::Service => {
+                        self.load.writes.resumed_after().or(self.load.answers.resumed_after())
+                    }
                     _ => Some(self.timeline.now() - self.latest.at),
                 };
-                let promise = Promise { within: within.most, source: source.clone() };
+                let promise = TimedPromise { within: within.most, source: source.clone() };
                 self.note(name(*r#await), promise, took.context("the service is back")?);
                 Ok(())
             }
-            Step::Pause(span) => {
+            RoundStep::Pause(span) => {
                 let span = span.draw(&mut self.rng);
                 tokio::time::sleep(span).await;
                 Ok(())
             }
-            Step::Repair => self.repair().await,
+            RoundStep::Repair => self.repair().await,
         }
     }
 
@@ -60,9 +62,9 @@ impl Stage {
         self.cluster.join_starts().await
     }
 
-    pub(super) async fn wait_for(&mut self, awaited: Await) -> anyhow::Result<()> {
+    pub(super) async fn wait_for(&mut self, awaited: AwaitCondition) -> anyhow::Result<()> {
         match awaited {
-            Await::AnotherLeader => {
+            AwaitCondition::AnotherLeader => {
                 // The old leader may be cut off, and still report itself as the leader.
                 let old = self.latest.leader;
                 let ids = self.cluster.controller_ids();
@@ -71,31 +73,31 @@ impl Stage {
                 self.timeline.saw(format!("controller {leader} leads, term {term}"));
                 Ok(())
             }
-            Await::Service => self.resumed().await,
-            Await::Lost => {
+            AwaitCondition::Service => self.resumed().await,
+            AwaitCondition::Lost => {
                 let worker = self.latest.worker.clone().context("no fault concerned a worker")?;
                 self.lost(&worker).await
             }
-            Await::Served => self.served().await,
-            Await::Executors => {
+            AwaitCondition::Served => self.served().await,
+            AwaitCondition::Executors => {
                 for victim in std::mem::take(&mut self.latest.victims) {
                     self.executor_back(&victim).await?;
                 }
                 Ok(())
             }
-            Await::Whole => self.whole().await,
+            AwaitCondition::Whole => self.whole().await,
         }
     }
 }
 
 /// Returns the name of the check for a promise.
-fn name(awaited: Await) -> &'static str {
+fn name(awaited: AwaitCondition) -> &'static str {
     match awaited {
-        Await::AnotherLeader => "another controller leads",
-        Await::Service => "writes resume",
-        Await::Lost => "a lost worker counts as lost",
-        Await::Served => "functions are placed again",
-        Await::Executors => "executors come back",
-        Await::Whole => "everybody is back",
+        AwaitCondition::AnotherLeader => "another controller leads",
+        AwaitCondition::Service => "writes resume",
+        AwaitCondition::Lost => "a lost worker counts as lost",
+        AwaitCondition::Served => "functions are placed again",
+        AwaitCondition::Executors => "executors come back",
+        AwaitCondition::Whole => "everybody is back",
     }
 }

@@ -13,72 +13,82 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
 use tempfile::TempDir;
 
-use super::census::Census;
-use super::executors::Victim;
-use super::faults::Undo;
-use super::spec::{self, Code, Functions, Invariant, Shape, Spec, Workflow};
-use super::{Options, Promise, hostile};
-use crate::cluster::{Cluster, Ground, Injection, Links, Machine, Plan, Process, Wanted, until};
-use crate::load::{Chain, Counter, Load, Mix, Network, Target, Targets};
-use crate::oracle::billed::Account;
-use crate::report::Check;
+use super::census::UsageCensus;
+use super::executors::ExecutorVictim;
+use super::faults::FaultRepair;
+use super::spec::{self, ClusterShape, CodedScenario, FunctionGroup, Invariant, ScenarioSpec, WorkflowChain};
+use super::{ScenarioOptions, TimedPromise, hostile};
+use crate::cluster::{
+    ClusterPlan, ClusterProcess, FaultInjection, LinkMode, StatusGoal, TestCluster, TestEnvironment,
+    WorkerMachine, until,
+};
+use crate::load::{
+    ClientLoad, CounterFunction, LoadMix, SynthModel, TargetFunction, TargetWorkflow, Targets,
+};
+use crate::oracle::billed::BillingRecord;
+use crate::report::PromiseCheck;
 use crate::timeline::{Timeline, seconds};
 
 /// Time for which the load runs before the first fault, and after each recovery.
 const CALM: Duration = Duration::from_millis(1500);
 
-pub(crate) struct Stage {
+pub(crate) struct ScenarioStage {
     pub(super) rng: StdRng,
     pub(super) timeline: Timeline,
-    pub(super) cluster: Cluster,
-    pub(super) load: Load,
-    pub(super) census: Census,
+    pub(super) cluster: TestCluster,
+    pub(super) load: ClientLoad,
+    pub(super) census: UsageCensus,
     pub(super) targets: Targets,
     pub(super) rounds: u32,
-    pub(super) checks: Vec<Check>,
+    pub(super) checks: Vec<PromiseCheck>,
     pub(super) workers: usize,
     pub(super) healthy_within: Duration,
     /// The measured times of each promise, in each round.
-    pub(super) took: BTreeMap<&'static str, (Promise, Vec<Duration>)>,
+    pub(super) took: BTreeMap<&'static str, (TimedPromise, Vec<Duration>)>,
     pub(super) folder: TempDir,
     /// The repairs of the open faults.
-    pub(super) open: Vec<Undo>,
+    pub(super) open: Vec<FaultRepair>,
     /// The targets of the latest fault.
-    pub(super) latest: Latest,
+    pub(super) latest: LatestFault,
     /// The data by which bills are judged.
-    pub(super) account: Account,
+    pub(super) account: BillingRecord,
     /// Times at which executors died, one range per fault.
     pub(super) killed: Vec<RangeInclusive<Duration>>,
     /// Time from which on requests of clients may be lost.
     pub(super) excused_from: Option<Duration>,
-    spec: Spec,
+    spec: ScenarioSpec,
 }
 
 /// The time and the targets of the latest fault.
 #[derive(Debug, Default)]
-pub(super) struct Latest {
+pub(super) struct LatestFault {
     pub(super) at: Duration,
     /// The leader at the fault.
     pub(super) leader: Option<u64>,
     /// The worker that the fault concerned.
     pub(super) worker: Option<String>,
     /// Killed executors whose replacement was not awaited yet.
-    pub(super) victims: Vec<Victim>,
+    pub(super) victims: Vec<ExecutorVictim>,
 }
 
-impl Stage {
-    pub(super) async fn begin(spec: &Spec, options: &Options) -> anyhow::Result<Self> {
+impl ScenarioStage {
+    pub(super) async fn begin(spec: &ScenarioSpec, options: &ScenarioOptions) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(options.seed);
         let prefix = format!("millrace-chaos-{}-", spec.name);
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("no temporary folder")?;
         let timeline = Timeline::begin(options.echo);
         let mut plan = plan(spec, options);
-        if spec.plays == Some(Code::HostileClients) {
+        if spec.plays == Some(CodedScenario::HostileClients) {
             plan.caps = hostile::caps(&options.program).await;
             plan.descriptors = Some(hostile::USUAL_DESCRIPTORS);
         }
-        let mut cluster =
-            Cluster::new(&options.program, folder.path(), &options.terrain, plan.links, timeline.clone())?;
+        let mut cluster = TestCluster::new(
+            &options.program,
+            folder.path(),
+            &options.terrain,
+            plan.links,
+            timeline.clone(),
+        )?;
         let started = async {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
@@ -95,13 +105,13 @@ impl Stage {
                 return Err(error.context(format!("logs are in {}", kept.display())));
             }
         };
-        let load = Load::start(&cluster.addresses(), &targets, spec.load, &timeline, &mut rng)?;
+        let load = ClientLoad::start(&cluster.addresses(), &targets, spec.load, &timeline, &mut rng)?;
         let begun = match spec.load {
-            Mix::Everything => "write, read and request",
-            Mix::Requests => "request",
+            LoadMix::Everything => "write, read and request",
+            LoadMix::Requests => "request",
         };
         timeline.did(format!("published {} functions, and began to {begun}", targets.names().count()));
-        let census = Census::begin(cluster.network(), timeline.clone());
+        let census = UsageCensus::begin(cluster.network(), timeline.clone());
         let rounds = options.rounds.or(spec.rounds.map(u32::from)).unwrap_or(1);
         let stage = Self {
             rng,
@@ -117,8 +127,8 @@ impl Stage {
             took: BTreeMap::new(),
             folder,
             open: Vec::new(),
-            latest: Latest::default(),
-            account: Account::default(),
+            latest: LatestFault::default(),
+            account: BillingRecord::default(),
             killed: Vec::new(),
             excused_from: None,
             spec: spec.clone(),
@@ -147,7 +157,7 @@ impl Stage {
     /// Waits until a write, if there are writes, and a request succeed that were made after the
     /// fault.
     pub(super) async fn resumed(&mut self) -> anyhow::Result<()> {
-        let writes_too = self.spec.load == Mix::Everything;
+        let writes_too = self.spec.load == LoadMix::Everything;
         until("writes are accepted and requests answered", async || {
             let writes = self.load.writes.resumed_after();
             let answers = self.load.answers.resumed_after();
@@ -170,18 +180,18 @@ impl Stage {
     /// Records the time until writes resumed after the fault, for the check at the end.
     pub(super) fn note_writes_resumed(&mut self) {
         let took = self.load.writes.resumed_after().unwrap_or(Duration::MAX);
-        self.note("writes resume", Promise::writes_resume(), took);
+        self.note("writes resume", TimedPromise::writes_resume(), took);
     }
 
     /// Records a measured time of a promise, for the check at the end.
-    pub(super) fn note(&mut self, what: &'static str, promise: Promise, took: Duration) {
+    pub(super) fn note(&mut self, what: &'static str, promise: TimedPromise, took: Duration) {
         self.took.entry(what).or_insert((promise, Vec::new())).1.push(took);
     }
 
     /// Waits until every process is back and has caught up with the load.
     pub(super) async fn whole(&mut self) -> anyhow::Result<()> {
         self.cluster.join_starts().await?;
-        self.cluster.reached(self.wanted(Wanted::LAG_UNDER_LOAD)).await?;
+        self.cluster.wait_for_status(self.wanted(StatusGoal::LAG_UNDER_LOAD)).await?;
         self.timeline.saw("every controller and worker is back");
         Ok(())
     }
@@ -189,18 +199,18 @@ impl Stage {
     /// Waits until every process is back, or a controller has ended by itself. Returns the exit
     /// status of that controller.
     pub(super) async fn whole_unless_ended(&mut self, id: u64) -> anyhow::Result<Option<ExitStatus>> {
-        let wanted = self.wanted(Wanted::LAG_UNDER_LOAD);
+        let wanted = self.wanted(StatusGoal::LAG_UNDER_LOAD);
         let mut ended = None;
         until(&format!("every process is back, or controller {id} ended"), async || {
-            ended = self.cluster.ended(&Process::Controller(id));
-            if ended.is_some() { None } else { self.cluster.lacks(wanted).await }
+            ended = self.cluster.ended(&ClusterProcess::Controller(id));
+            if ended.is_some() { None } else { self.cluster.status_difference(wanted).await }
         })
         .await?;
         Ok(ended)
     }
 
-    pub(super) fn wanted(&self, lag_max: u64) -> Wanted {
-        Wanted { voters: self.cluster.controller_ids().len(), nodes: self.workers, lag_max }
+    pub(super) fn wanted(&self, lag_max: u64) -> StatusGoal {
+        StatusGoal { voters: self.cluster.controller_ids().len(), nodes: self.workers, lag_max }
     }
 
     /// Chooses a controller that does not lead now.
@@ -248,23 +258,24 @@ impl Stage {
 }
 
 /// Returns the cluster to start for a scenario.
-fn plan(spec: &Spec, options: &Options) -> Plan {
-    let Shape { controllers, workers, gpus, gpu_memory, host_memory, isolation } = spec.cluster.clone();
+fn plan(spec: &ScenarioSpec, options: &ScenarioOptions) -> ClusterPlan {
+    let ClusterShape { controllers, workers, gpus, gpu_memory, host_memory, isolation } =
+        spec.cluster.clone();
     let isolation = options.isolation.clone().or_else(|| isolation.map(|it| it.word().to_owned()));
     let mut worker_words = Vec::new();
     worker_words.extend(isolation.into_iter().flat_map(|it| ["--isolation".to_owned(), it]));
     worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
     // A single thread keeps the long request running until the cluster has reported it, on any
     // number of cores.
-    if spec.plays == Some(Code::PoisonRequest) {
+    if spec.plays == Some(CodedScenario::PoisonRequest) {
         worker_words.extend(["--executor-threads", "1"].map(str::to_owned));
     }
-    Plan {
+    ClusterPlan {
         controllers,
         workers,
         links: links(spec, options.terrain.ground),
-        injection: if spec.is_injected() { Injection::On } else { Injection::Off },
-        machine: Machine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
+        injection: if spec.is_injected() { FaultInjection::On } else { FaultInjection::Off },
+        machine: WorkerMachine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
         worker_words,
         preset: options.preset.clone(),
         caps: None,
@@ -274,34 +285,38 @@ fn plan(spec: &Spec, options: &Options) -> Plan {
 
 /// Returns whether proxies are in front of processes: they slow links, and cut them if the ground
 /// cannot.
-fn links(spec: &Spec, ground: Ground) -> Links {
-    let proxied = spec.slows() || spec.cuts() && ground == Ground::Processes;
-    if proxied { Links::Proxied } else { Links::Direct }
+fn links(spec: &ScenarioSpec, ground: TestEnvironment) -> LinkMode {
+    let proxied = spec.slows() || spec.cuts() && ground == TestEnvironment::Processes;
+    if proxied { LinkMode::Proxied } else { LinkMode::Direct }
 }
 
-fn chains(workflows: &[Workflow]) -> Vec<Chain> {
-    let chain = |of: &Workflow| Chain { name: of.name.clone(), steps: of.steps.clone(), rows: of.rows.get() };
+fn chains(workflows: &[WorkflowChain]) -> Vec<TargetWorkflow> {
+    let chain = |of: &WorkflowChain| TargetWorkflow {
+        name: of.name.clone(),
+        steps: of.steps.clone(),
+        rows: of.rows.get(),
+    };
     workflows.iter().map(chain).collect()
 }
 
-fn counters(sequences: &[spec::Counter]) -> Vec<Counter> {
-    sequences.iter().map(|of| Counter { name: of.name.clone(), width: of.width }).collect()
+fn counters(sequences: &[spec::CounterSpec]) -> Vec<CounterFunction> {
+    sequences.iter().map(|of| CounterFunction { name: of.name.clone(), width: of.width }).collect()
 }
 
 /// Returns the functions of a scenario. `many` replaces the count of functions that have a count
 /// above one.
-fn targets(functions: &[Functions], many: Option<u32>) -> Vec<Target> {
-    let numbered = |of: &Functions| {
+fn targets(functions: &[FunctionGroup], many: Option<u32>) -> Vec<TargetFunction> {
+    let numbered = |of: &FunctionGroup| {
         let name = of.name.clone();
         let replicas = of.replicas.get();
         let kind = of.model.word();
         match of.count.get() {
-            1 => vec![Target { name, replicas, network: Network { kind, seed: 1 } }],
+            1 => vec![TargetFunction { name, replicas, network: SynthModel { kind, seed: 1 } }],
             count => (1..=many.unwrap_or(count))
-                .map(|number| Target {
+                .map(|number| TargetFunction {
                     name: format!("{name}-{number}"),
                     replicas,
-                    network: Network { kind, seed: u64::from(number) },
+                    network: SynthModel { kind, seed: u64::from(number) },
                 })
                 .collect(),
         }

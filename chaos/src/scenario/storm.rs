@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 
-use super::spec::{Await, Fault, Invariant, Stream, Who};
-use super::stage::Stage;
-use super::watch::Watch;
+use super::spec::{AwaitCondition, FaultSpec, FaultStream, FaultTarget, Invariant};
+use super::stage::ScenarioStage;
+use super::watch::StormWatch;
 use crate::cluster::{shared_memory, until_within};
 use crate::oracle::{flat, returned};
 use crate::timeline::seconds;
@@ -18,16 +18,16 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 
 /// A scheduled fault or repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Due {
+struct ScheduledFault {
     /// Time since the start of the storm.
     at: Duration,
     /// The number of the fault's occurrence, counted over the whole storm.
     number: usize,
-    what: What,
+    what: FaultPhase,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum FaultPhase {
     /// The fault of the stream with this index begins.
     Begin(usize),
     /// The fault with the same number is repaired.
@@ -36,15 +36,15 @@ enum What {
 
 /// Returns the times of all faults and repairs, in order. No fault begins after the end of the
 /// storm. A repair that would be later is made at the end.
-fn schedule(streams: &[Stream], lasts: Duration, rng: &mut StdRng) -> Vec<Due> {
+fn schedule(streams: &[FaultStream], lasts: Duration, rng: &mut StdRng) -> Vec<ScheduledFault> {
     let mut due = Vec::new();
     let mut number = 0;
     for (index, stream) in streams.iter().enumerate() {
         let mut at = stream.every.draw(rng);
         while at < lasts {
-            due.push(Due { at, number, what: What::Begin(index) });
+            due.push(ScheduledFault { at, number, what: FaultPhase::Begin(index) });
             if let Some(span) = stream.r#for {
-                due.push(Due { at: at + span.draw(rng), number, what: What::End });
+                due.push(ScheduledFault { at: at + span.draw(rng), number, what: FaultPhase::End });
             }
             number += 1;
             at += stream.every.draw(rng);
@@ -55,8 +55,12 @@ fn schedule(streams: &[Stream], lasts: Duration, rng: &mut StdRng) -> Vec<Due> {
     due
 }
 
-pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration) -> anyhow::Result<()> {
-    let kills_executors = streams.iter().any(|it| matches!(it.fault, Fault::Kill(Who::Executor)));
+pub(super) async fn play(
+    stage: &mut ScenarioStage,
+    streams: &[FaultStream],
+    lasts: Duration,
+) -> anyhow::Result<()> {
+    let kills_executors = streams.iter().any(|it| matches!(it.fault, FaultSpec::Kill(FaultTarget::Executor)));
     let worker = match stage.holds(Invariant::Flat) {
         true => {
             stage.cluster.worker_names().first().map(|name| stage.cluster.worker_pid(name)).transpose()?
@@ -64,7 +68,7 @@ pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration)
         false => None,
     };
     let held = shared_memory(&stage.cluster.pids());
-    let watch = Watch::begin(stage.cluster.admin()?, worker, stage.timeline.clone());
+    let watch = StormWatch::begin(stage.cluster.admin()?, worker, stage.timeline.clone());
     stage.fault();
     let raged = stage.rage(streams, lasts, &watch).await;
     let gap = stage.load.answers.gap_max();
@@ -74,7 +78,7 @@ pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration)
     raged?;
     stage.fault();
     stage.resumed().await?;
-    stage.wait_for(Await::Whole).await?;
+    stage.wait_for(AwaitCondition::Whole).await?;
     let samples = watch.end().await?;
     if kills_executors {
         stage.checks.push(watch_check(&samples.returns, gap));
@@ -90,9 +94,9 @@ pub(super) async fn play(stage: &mut Stage, streams: &[Stream], lasts: Duration)
     Ok(())
 }
 
-fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::Check {
+fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::PromiseCheck {
     let slowest = returns.iter().max().copied().unwrap_or_default();
-    crate::report::Check::pass(
+    crate::report::PromiseCheck::pass(
         "executors come back",
         format!(
             "all {} killed executors, the slowest after {}; longest time without an answer {}",
@@ -103,17 +107,22 @@ fn watch_check(returns: &[Duration], gap: Duration) -> crate::report::Check {
     )
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Injects and repairs faults on schedule.
-    async fn rage(&mut self, streams: &[Stream], lasts: Duration, watch: &Watch) -> anyhow::Result<()> {
+    async fn rage(
+        &mut self,
+        streams: &[FaultStream],
+        lasts: Duration,
+        watch: &StormWatch,
+    ) -> anyhow::Result<()> {
         let due = schedule(streams, lasts, &mut self.rng);
         let begun = self.timeline.now();
         let mut open = BTreeMap::new();
-        for Due { at, number, what } in due {
+        for ScheduledFault { at, number, what } in due {
             self.rest_until(begun + at).await;
-            self.cluster.take_in_started().await?;
+            self.cluster.finish_ready_starts().await?;
             match what {
-                What::Begin(index) => match self.inflict(&streams[index].fault).await {
+                FaultPhase::Begin(index) => match self.inflict(&streams[index].fault).await {
                     Ok(undos) => {
                         open.insert(number, undos);
                         for victim in std::mem::take(&mut self.latest.victims) {
@@ -123,7 +132,7 @@ impl Stage {
                     // The target may be down because of another fault.
                     Err(error) => self.timeline.saw(format!("a fault finds no target: {error:#}")),
                 },
-                What::End => {
+                FaultPhase::End => {
                     let undos = open.remove(&number).unwrap_or_default();
                     // The target may hang or be cut off because of another fault, which the repair
                     // at the end undoes first.
@@ -160,16 +169,16 @@ mod tests {
     use rand::SeedableRng as _;
 
     use super::*;
-    use crate::scenario::spec::Span;
+    use crate::scenario::spec::DurationRange;
 
-    fn streams() -> Vec<Stream> {
+    fn streams() -> Vec<FaultStream> {
         let ms = Duration::from_millis;
-        let exactly = |at| Span::exactly(ms(at));
+        let exactly = |at| DurationRange::exactly(ms(at));
         vec![
-            Stream { every: exactly(2_000), fault: Fault::Kill(Who::Executor), r#for: None },
-            Stream {
-                every: Span { least: ms(3_000), most: ms(4_000) },
-                fault: Fault::Kill(Who::AnyWorker),
+            FaultStream { every: exactly(2_000), fault: FaultSpec::Kill(FaultTarget::Executor), r#for: None },
+            FaultStream {
+                every: DurationRange { least: ms(3_000), most: ms(4_000) },
+                fault: FaultSpec::Kill(FaultTarget::AnyWorker),
                 r#for: Some(exactly(1_500)),
             },
         ]
@@ -180,12 +189,12 @@ mod tests {
         let lasts = Duration::from_secs(60);
         let due = schedule(&streams(), lasts, &mut StdRng::seed_from_u64(1));
         assert!(due.windows(2).all(|pair| pair[0].at <= pair[1].at));
-        let begins = |index| due.iter().filter(move |it| it.what == What::Begin(index));
+        let begins = |index| due.iter().filter(move |it| it.what == FaultPhase::Begin(index));
         let at: Vec<_> = begins(0).map(|it| it.at.as_secs()).collect();
         assert_eq!(at, (1..30).map(|n| n * 2).collect::<Vec<_>>());
         assert!((14..=20).contains(&begins(1).count()), "{due:?}");
         for begin in begins(1).filter(|it| it.at + Duration::from_millis(1_500) <= lasts) {
-            let end = due.iter().find(|it| it.number == begin.number && it.what == What::End).unwrap();
+            let end = due.iter().find(|it| it.number == begin.number && it.what == FaultPhase::End).unwrap();
             assert_eq!(end.at - begin.at, Duration::from_millis(1_500));
         }
     }

@@ -9,17 +9,17 @@ use anyhow::{Context as _, ensure};
 use rand::Rng as _;
 use rand::seq::SliceRandom as _;
 
-use super::damage::Damage;
-use super::stage::Stage;
-use crate::cluster::{Process, Start, until};
+use super::damage::StoreDamage;
+use super::stage::ScenarioStage;
+use crate::cluster::{ClusterProcess, StartResult, until};
 
 /// The phrases with which a refusal names the damage.
 const REFUSALS: [&str; 2] = ["is damaged", "is missing although"];
 /// The advice in every refusal: to bring the controller back under a new id.
 const ADVICE: &str = "with a new id";
 
-pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
-    let mut damages = Damage::ALL;
+pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
+    let mut damages = StoreDamage::ALL;
     damages.shuffle(&mut stage.rng);
     for damage in damages.into_iter().cycle().take(stage.rounds as usize) {
         let leader = stage.cluster.leader().await?;
@@ -29,7 +29,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         };
         stage.snapshots_are_kept(victim).await?;
         stage.fault();
-        stage.cluster.kill(&Process::Controller(victim), role).await?;
+        stage.cluster.kill(&ClusterProcess::Controller(victim), role).await?;
         let done = damage.inflict(stage.cluster.dir(victim)?, &mut stage.rng)?;
         stage.timeline.fault(format!("{done}, of controller {victim}"));
         stage.resumed().await?;
@@ -37,8 +37,8 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
         stage.calm().await;
         let before = stage.cluster.log(victim)?.len();
         match stage.cluster.try_restart_controller(victim).await? {
-            Start::Serves => stage.serves_or_ends(victim, before).await?,
-            Start::Refused(status, said) => {
+            StartResult::Serves => stage.serves_or_ends(victim, before).await?,
+            StartResult::Refused(status, said) => {
                 stage.refused(victim, status, &said)?;
                 stage.replace(victim).await?;
             }
@@ -50,7 +50,7 @@ pub(super) async fn play(stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Stage {
+impl ScenarioStage {
     /// Waits until a controller has a snapshot, which the load causes.
     async fn snapshots_are_kept(&self, id: u64) -> anyhow::Result<()> {
         let dir = self.cluster.dir(id)?.join("snapshots");

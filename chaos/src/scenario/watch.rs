@@ -8,9 +8,9 @@ use millrace_client::Admin;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::executors::{Victim, not_back};
-use crate::cluster::{PATIENCE, Usage};
-use crate::oracle::flat::Sample;
+use super::executors::{ExecutorVictim, not_back};
+use crate::cluster::{PATIENCE, ProcessUsage};
+use crate::oracle::flat::UsageSample;
 use crate::timeline::Timeline;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -20,21 +20,21 @@ const KILLED_MAX: usize = 1024;
 
 /// The observations of a storm.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
-    pub(super) usage: Vec<Sample>,
+pub(super) struct StormObservations {
+    pub(super) usage: Vec<UsageSample>,
     /// Time until the GPU was up without the executor, for each killed executor.
     pub(super) returns: Vec<Duration>,
 }
 
-/// A running observation, which lasts until [`Watch::end`].
+/// A running observation, which lasts until [`StormWatch::end`].
 #[derive(Debug)]
-pub(super) struct Watch {
-    killed: mpsc::Sender<(Duration, Victim)>,
+pub(super) struct StormWatch {
+    killed: mpsc::Sender<(Duration, ExecutorVictim)>,
     timeline: Timeline,
-    looking: JoinHandle<anyhow::Result<Seen>>,
+    looking: JoinHandle<anyhow::Result<StormObservations>>,
 }
 
-impl Watch {
+impl StormWatch {
     /// Starts to observe the cluster, and the resources of the worker with this pid.
     pub(super) fn begin(admin: Admin, worker: Option<u32>, timeline: Timeline) -> Self {
         let (killed, victims) = mpsc::channel(KILLED_MAX);
@@ -43,7 +43,7 @@ impl Watch {
     }
 
     /// Observes the return of an executor that was killed just now.
-    pub(super) fn killed(&self, victim: Victim) {
+    pub(super) fn killed(&self, victim: ExecutorVictim) {
         // Executors beyond the bound are not observed; the end of every run asks each function
         // anyway.
         if self.killed.try_send((self.timeline.now(), victim)).is_err() {
@@ -55,7 +55,7 @@ impl Watch {
     ///
     /// # Errors
     /// If an executor is not replaced in time, or the worker ended.
-    pub(super) async fn end(self) -> anyhow::Result<Seen> {
+    pub(super) async fn end(self) -> anyhow::Result<StormObservations> {
         drop(self.killed);
         self.looking.await.context("the look failed")?
     }
@@ -65,10 +65,10 @@ async fn look(
     admin: Admin,
     worker: Option<u32>,
     timeline: Timeline,
-    mut killed: mpsc::Receiver<(Duration, Victim)>,
-) -> anyhow::Result<Seen> {
-    let mut seen = Seen::default();
-    let mut away: Vec<(Duration, Victim)> = Vec::new();
+    mut killed: mpsc::Receiver<(Duration, ExecutorVictim)>,
+) -> anyhow::Result<StormObservations> {
+    let mut seen = StormObservations::default();
+    let mut away: Vec<(Duration, ExecutorVictim)> = Vec::new();
     let mut samples = tokio::time::interval(SAMPLE_EVERY);
     let mut looks = tokio::time::interval(LOOK_EVERY);
     let mut open = true;
@@ -79,7 +79,7 @@ async fn look(
                 None => open = false,
             },
             _ = samples.tick() => if let Some(pid) = worker {
-                seen.usage.push(Sample { at: timeline.now(), usage: Usage::of(pid)? });
+                seen.usage.push(UsageSample { at: timeline.now(), usage: ProcessUsage::of(pid)? });
             },
             _ = looks.tick(), if !away.is_empty() => {
                 // No controller answers: ask again at the next tick.

@@ -10,32 +10,33 @@ use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
-use millrace_controller::{Controller, ControllerConfig, RaftRuntime, SharedPlace};
-use millrace_proto::trace::Kept;
+use millrace_controller::{ControllerConfig, ObjectStoreUrl, RaftRuntime, RunningController};
+use millrace_proto::trace::SpanRing;
 use millrace_transport::PortLimits;
 use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
-use millrace_worker::service::{Faults, Limits};
+use millrace_worker::service::{InjectedFaults, ServiceLimits};
 use millrace_worker::start::{
-    DataConfig, Isolation, Launcher, LookupOrder, SchedulingPolicy, Worker, WorkerConfig,
+    DataConfig, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker, SchedulingPolicy,
+    WorkerConfig,
 };
 
-use crate::cluster::near::{Neighbours, Places};
+use crate::cluster::near::{InProcessConnector, ServiceSlots};
 use crate::commands::controller::{halted, raft_runtime};
 use crate::commands::options::executor_threads;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::private;
 use crate::process::{inspection, seed};
-use crate::readiness::{self, Wanted};
+use crate::readiness::{self, ExpectedCluster};
 
 /// The largest number of workers of an `up`.
 pub(crate) const WORKERS_MAX: u32 = 64;
 
 /// The configuration of the cluster to start.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct LocalClusterPlan {
     /// The data directory. Each part has a folder in it.
     pub(crate) data_dir: PathBuf,
     /// The listen address for clients.
@@ -60,11 +61,11 @@ pub(crate) struct Plan {
     /// The scheduling preset until an operator sets a policy.
     pub(crate) preset: Option<PresetName>,
     /// The models that share an executor process.
-    pub(crate) isolation: Isolation,
+    pub(crate) isolation: ExecutorIsolation,
     /// The launcher of users' programs, if workers may run programs.
-    pub(crate) programs: Option<Launcher>,
+    pub(crate) programs: Option<ProgramLauncher>,
     /// Whether tests may inject faults.
-    pub(crate) faults: Faults,
+    pub(crate) faults: InjectedFaults,
     /// Whether the cluster serves every client that can connect.
     pub(crate) insecure: bool,
     /// The connection limits of the client port, the internal port and each worker's port.
@@ -72,32 +73,32 @@ pub(crate) struct Plan {
     /// The names by which clients may address the cluster, besides localhost and its address.
     pub(crate) host_names: Vec<String>,
     /// The storage for model files. `None` is the controller's own disk.
-    pub(crate) artifacts: Option<SharedPlace>,
+    pub(crate) artifacts: Option<ObjectStoreUrl>,
     /// The store of kept spans, if the process keeps spans.
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<SpanRing>,
 }
 
 /// A running cluster. Dropping the cluster ends all parts at once, executors included.
-pub(crate) struct Cluster {
-    controller: Controller,
-    workers: Vec<Worker>,
+pub(crate) struct InProcessCluster {
+    controller: RunningController,
+    workers: Vec<RunningWorker>,
     /// The runtime of Raft. The field comes after `controller`, so the runtime is dropped later.
     _raft: RaftRuntime,
 }
 
-impl Cluster {
+impl InProcessCluster {
     /// Starts the cluster and returns once every GPU is up.
-    pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
+    pub(crate) async fn start(plan: LocalClusterPlan) -> Result<Self, CommandFailure> {
         let names = names(plan.workers)?;
-        let (neighbours, places) = Neighbours::of(&names);
+        let (neighbours, places) = InProcessConnector::of(&names);
         let [client, internal, _worker] = plan.ports;
         let raft = raft_runtime()?;
         let defaults = ControllerConfig::new(plan.data_dir.join("controller"), seed()?);
         let config = ControllerConfig {
-            limits: millrace_controller::config::Limits { client, internal, ..defaults.limits },
+            limits: millrace_controller::config::ControllerLimits { client, internal, ..defaults.limits },
             client_listen: plan.client,
             internal_listen: plan.internal,
-            allow_faults: plan.faults == Faults::Obey,
+            allow_faults: plan.faults == InjectedFaults::Obey,
             insecure: plan.insecure,
             preset: plan.preset,
             host_names: plan.host_names.clone(),
@@ -110,15 +111,15 @@ impl Cluster {
         private::tighten(&config.data_dir)?;
         let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))
             .await
-            .map_err(|error| Failure::failed(format!("controller: {error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("controller: {error}")))?;
         let workers = start_workers(&plan, names, places, controller.internal_addr()).await?;
         let address: Address = reachable(controller.client_addr())
             .to_string()
             .parse()
-            .map_err(|error| Failure::failed(format!("{error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("{error}")))?;
         let admin = Admin::new(Endpoints::new(vec![address])?);
         let cluster = Self { controller, workers, _raft: raft };
-        readiness::reached(&[admin], Wanted::nodes(plan.workers), readiness::TIMEOUT).await?;
+        readiness::reached(&[admin], ExpectedCluster::nodes(plan.workers), readiness::TIMEOUT).await?;
         Ok(cluster)
     }
 
@@ -134,7 +135,7 @@ impl Cluster {
 
     /// Returns the address of each worker's service.
     pub(crate) fn worker_addrs(&self) -> Vec<SocketAddr> {
-        self.workers.iter().map(Worker::addr).collect()
+        self.workers.iter().map(RunningWorker::addr).collect()
     }
 
     /// Returns the id of the cluster.
@@ -143,12 +144,12 @@ impl Cluster {
     }
 
     /// Waits for a fatal failure of the controller or a worker, and returns it.
-    pub(crate) async fn failed(&mut self) -> Failure {
-        let mut failures: FuturesUnordered<_> = self.workers.iter_mut().map(Worker::failed).collect();
+    pub(crate) async fn failed(&mut self) -> CommandFailure {
+        let mut failures: FuturesUnordered<_> = self.workers.iter_mut().map(RunningWorker::failed).collect();
         tokio::select! {
             error = self.controller.failed() => halted(&error),
             // `next` is never `None`, because the cluster has at least one worker.
-            Some(error) = failures.next() => Failure::failed(format!("worker: {error}")),
+            Some(error) = failures.next() => CommandFailure::failed(format!("worker: {error}")),
         }
     }
 
@@ -171,11 +172,11 @@ impl Cluster {
 }
 
 async fn start_workers(
-    plan: &Plan,
+    plan: &LocalClusterPlan,
     names: Vec<NodeName>,
-    places: Places,
+    places: ServiceSlots,
     controller: SocketAddr,
-) -> Result<Vec<Worker>, Failure> {
+) -> Result<Vec<RunningWorker>, CommandFailure> {
     let [_client, _internal, port] = plan.ports;
     let mut workers = Vec::with_capacity(names.len());
     for (index, name) in (0u16..).zip(names) {
@@ -194,39 +195,40 @@ async fn start_workers(
             isolation: plan.isolation,
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
-                .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
+                .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
             executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,
             programs: plan.programs.clone(),
             faults: plan.faults,
             seed: seed()?,
-            limits: Limits { port, ..Limits::default() },
+            limits: ServiceLimits { port, ..ServiceLimits::default() },
             kept: plan.kept.clone(),
             node: name.clone(),
         };
         let worker = millrace_worker::start::start(config)
             .await
-            .map_err(|error| Failure::failed(format!("{name}: {error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("{name}: {error}")))?;
         places.settle(&name, worker.service());
         workers.push(worker);
     }
     Ok(workers)
 }
 
-pub(crate) fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, Failure> {
+pub(crate) fn names(workers: NonZeroU32) -> Result<Vec<NodeName>, CommandFailure> {
     let name = |number| {
-        NodeName::new(&format!("worker-{number}")).map_err(|error| Failure::usage(error.to_string()))
+        NodeName::new(&format!("worker-{number}")).map_err(|error| CommandFailure::usage(error.to_string()))
     };
     (1..=workers.get()).map(name).collect()
 }
 
 /// Returns the address `index` ports further, or the same address if the port is 0.
-pub(crate) fn nth(first: SocketAddr, index: u16) -> Result<SocketAddr, Failure> {
+pub(crate) fn nth(first: SocketAddr, index: u16) -> Result<SocketAddr, CommandFailure> {
     let port = match first.port() {
         0 => Some(0),
         port => port.checked_add(index),
     };
     let port = port.ok_or_else(|| {
-        Failure::usage(format!("there are too few ports after {first}")).hint("use a lower port, or port 0")
+        CommandFailure::usage(format!("there are too few ports after {first}"))
+            .hint("use a lower port, or port 0")
     })?;
     Ok(SocketAddr::new(first.ip(), port))
 }

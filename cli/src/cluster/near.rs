@@ -20,17 +20,17 @@ type Place = watch::Receiver<Option<WorkerService>>;
 
 /// A connector to the workers of this process without a socket, and to other workers over TCP.
 #[derive(Debug)]
-pub(super) struct Neighbours(BTreeMap<NodeName, Place>);
+pub(super) struct InProcessConnector(BTreeMap<NodeName, Place>);
 
 /// The slots into which each worker's service is put once the service runs.
 #[derive(Debug)]
-pub(super) struct Places(BTreeMap<NodeName, watch::Sender<Option<WorkerService>>>);
+pub(super) struct ServiceSlots(BTreeMap<NodeName, watch::Sender<Option<WorkerService>>>);
 
 /// A worker of this process.
-struct Neighbour(Place);
+struct InProcessWorker(Place);
 
-impl Neighbours {
-    pub(super) fn of(names: &[NodeName]) -> (Self, Places) {
+impl InProcessConnector {
+    pub(super) fn of(names: &[NodeName]) -> (Self, ServiceSlots) {
         let mut neighbours = BTreeMap::new();
         let mut places = BTreeMap::new();
         for name in names {
@@ -38,11 +38,11 @@ impl Neighbours {
             neighbours.insert(name.clone(), receiver);
             places.insert(name.clone(), sender);
         }
-        (Self(neighbours), Places(places))
+        (Self(neighbours), ServiceSlots(places))
     }
 }
 
-impl Places {
+impl ServiceSlots {
     pub(super) fn settle(&self, name: &NodeName, service: WorkerService) {
         if let Some(place) = self.0.get(name) {
             place.send_replace(Some(service));
@@ -50,16 +50,16 @@ impl Places {
     }
 }
 
-impl Connector for Neighbours {
+impl Connector for InProcessConnector {
     fn connect(&self, name: &NodeName, address: &str) -> Result<Transport, ConnectError> {
         match self.0.get(name) {
-            Some(place) => Ok(Arc::new(Neighbour(place.clone()))),
+            Some(place) => Ok(Arc::new(InProcessWorker(place.clone()))),
             None => Tcp.connect(name, address),
         }
     }
 }
 
-impl Neighbour {
+impl InProcessWorker {
     async fn service(&self) -> Result<WorkerService, Status> {
         let mut place = self.0.clone();
         // An error means that the starting task ended, so the service will never run.
@@ -69,7 +69,7 @@ impl Neighbour {
 }
 
 #[tonic::async_trait]
-impl Worker for Neighbour {
+impl Worker for InProcessWorker {
     async fn invoke(
         &self,
         request: Request<wire::InvokeRequest>,

@@ -8,13 +8,13 @@ use millrace_client::messages::{self as wire, NodeScheduling, NodeStatus};
 use millrace_types::NodeName;
 
 use crate::commands::options::{
-    AddressConnections, Machine, ServerOptions, WorkerConnections, executor_threads,
+    AddressConnections, ServerOptions, WorkerConnections, WorkerOptions, executor_threads,
 };
-use crate::failure::Failure;
-use crate::process::{self, Stop};
-use crate::processes::Log;
-use crate::processes::provider::{Local, NodeProvider};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::process::{self, StopSignals};
+use crate::processes::LogPrefix;
+use crate::processes::provider::{LocalProcesses, NodeProvider};
+use crate::session::ClusterSession;
 
 const HELP: &str = "\
 The autoscaler asks the cluster for the number of nodes it needs ('millrace get scaling'), subtracts
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "2s")]
     every: Duration,
     #[command(flatten)]
-    machine: Machine,
+    machine: WorkerOptions,
     #[command(flatten)]
     connections: WorkerConnections,
     #[command(flatten)]
@@ -54,13 +54,14 @@ pub(crate) struct Args {
     options: ServerOptions,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     if args.min > args.max {
-        return Err(Failure::usage(format!("--min {} is more than --max {}", args.min, args.max)));
+        return Err(CommandFailure::usage(format!("--min {} is more than --max {}", args.min, args.max)));
     }
     // Listen for signals before anything starts, so that no signal is missed.
-    let mut stop = Stop::new()?;
-    let mut local = Local::new(args.data_dir.clone(), options(&args)?, args.options.grace, Log::Named);
+    let mut stop = StopSignals::new()?;
+    let mut local =
+        LocalProcesses::new(args.data_dir.clone(), options(&args)?, args.options.grace, LogPrefix::Named);
     loop {
         // Change nothing if the cluster does not answer.
         if let Err(failure) = round(&args, session, &mut local).await {
@@ -75,7 +76,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             () = stop.asked() => break,
         }
     }
-    process::say_stopping(args.options.grace);
+    process::print_stopping(args.options.grace);
     let all = async {
         for name in local.running() {
             local.stop(&name).await;
@@ -87,7 +88,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
     }
 }
 
-fn options(args: &Args) -> Result<Vec<String>, Failure> {
+fn options(args: &Args) -> Result<Vec<String>, CommandFailure> {
     let gpus = args.machine.topology()?.gpus.len() * args.max.max(1) as usize;
     let threads = vec!["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
     let connections = [args.connections.words(), args.address.words()].concat();
@@ -95,7 +96,11 @@ fn options(args: &Args) -> Result<Vec<String>, Failure> {
 }
 
 /// Reads the scaling signal and takes a step.
-async fn round(args: &Args, session: &Session, provider: &mut impl NodeProvider) -> Result<(), Failure> {
+async fn round(
+    args: &Args,
+    session: &ClusterSession,
+    provider: &mut impl NodeProvider,
+) -> Result<(), CommandFailure> {
     let admin = &session.admin;
     let signal = admin.scaling_signal().await?;
     let nodes = admin.nodes().await?;
@@ -106,29 +111,29 @@ async fn round(args: &Args, session: &Session, provider: &mut impl NodeProvider)
     }
     match step {
         None => {}
-        Some(Step::Start(name)) => {
+        Some(ScalingStep::Start(name)) => {
             let controllers = admin.cluster_status().await?.controllers;
             let addresses: Vec<_> = controllers.into_iter().map(|it| it.internal_address).collect();
             provider.start(&node_name(&name)?, &addresses)?;
         }
-        Some(Step::Keep(name)) => {
+        Some(ScalingStep::Keep(name)) => {
             admin.set_scheduling(&node_name(&name)?, NodeScheduling::Schedulable).await?;
         }
-        Some(Step::Drain(name)) => {
+        Some(ScalingStep::Drain(name)) => {
             admin.set_scheduling(&node_name(&name)?, NodeScheduling::Draining).await?;
         }
-        Some(Step::Stop(name)) => provider.stop(&node_name(&name)?).await,
+        Some(ScalingStep::Stop(name)) => provider.stop(&node_name(&name)?).await,
     }
     Ok(())
 }
 
-fn node_name(text: &str) -> Result<NodeName, Failure> {
-    NodeName::new(text).map_err(|error| Failure::usage(error.to_string()))
+fn node_name(text: &str) -> Result<NodeName, CommandFailure> {
+    NodeName::new(text).map_err(|error| CommandFailure::usage(error.to_string()))
 }
 
 /// The next step. A round takes a single step, so that the next round sees the effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum ScalingStep {
     /// Starts a worker of this name.
     Start(String),
     /// Cancels the drain of a worker.
@@ -139,7 +144,7 @@ enum Step {
     Stop(String),
 }
 
-impl Step {
+impl ScalingStep {
     fn in_words(&self) -> String {
         match self {
             Self::Start(name) => format!("starting {name}"),
@@ -152,7 +157,7 @@ impl Step {
 
 /// Decides the next step. Pure logic. A worker of this autoscaler that has not joined yet counts as
 /// a node.
-fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> Option<Step> {
+fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> Option<ScalingStep> {
     let live = |node: &&wire::Node| node.status() != NodeStatus::Lost;
     let find = |name: &str| nodes.iter().filter(live).find(|node| node.name == name);
     let is_own = |node: &wire::Node| own.iter().any(|name| name.as_str() == node.name);
@@ -167,18 +172,18 @@ fn decide(needed: u32, nodes: &[wire::Node], own: &[NodeName], args: &Args) -> O
         let unused = || (1u64..).map(|number| format!("{}-{number}", args.prefix));
         let free = |name: &String| find(name).is_none() && own.iter().all(|own| own.as_str() != name);
         return match leaving.first() {
-            Some(name) => Some(Step::Keep((*name).to_owned())),
-            None => unused().find(free).map(Step::Start),
+            Some(name) => Some(ScalingStep::Keep((*name).to_owned())),
+            None => unused().find(free).map(ScalingStep::Start),
         };
     }
     let drained = |name: &&&str| find(name).is_some_and(|node| node.placements == 0);
     if let Some(name) = leaving.iter().find(drained) {
-        return Some(Step::Stop((*name).to_owned()));
+        return Some(ScalingStep::Stop((*name).to_owned()));
     }
     // A worker that has not joined cannot be drained yet. Of the others, the worker with the fewest
     // placements is drained first.
     let joined = serving.iter().filter_map(|name| find(name)).filter(|_| have > wanted);
-    joined.min_by_key(|node| (node.placements, &node.name)).map(|node| Step::Drain(node.name.clone()))
+    joined.min_by_key(|node| (node.placements, &node.name)).map(|node| ScalingStep::Drain(node.name.clone()))
 }
 
 #[cfg(test)]
@@ -194,14 +199,14 @@ mod tests {
         wire::Node { name: name.into(), scheduling: scheduling.into(), placements, ..Default::default() }
     }
 
-    fn check(needed: u32, nodes: &[wire::Node], own: &[&str], expected: Option<Step>) {
+    fn check(needed: u32, nodes: &[wire::Node], own: &[&str], expected: Option<ScalingStep>) {
         let own: Vec<_> = own.iter().map(|name| NodeName::new(name).unwrap()).collect();
         assert_eq!(decide(needed, nodes, &own, &args()), expected, "{needed} needed, own workers {own:?}");
     }
 
     #[test]
     fn missing_workers_are_started_within_the_bounds() {
-        let start = |name: &str| Some(Step::Start(name.into()));
+        let start = |name: &str| Some(ScalingStep::Start(name.into()));
         let other = node("other", NodeScheduling::Schedulable, 1);
         check(0, &[], &[], start("auto-1"));
         check(2, &[], &["auto-1"], start("auto-2"));
@@ -220,9 +225,9 @@ mod tests {
         };
         let own = ["auto-1", "auto-2"];
         let second = || "auto-2".to_owned();
-        check(1, &two(NodeScheduling::Schedulable, 2), &own, Some(Step::Drain(second())));
+        check(1, &two(NodeScheduling::Schedulable, 2), &own, Some(ScalingStep::Drain(second())));
         check(1, &two(NodeScheduling::Draining, 2), &own, None);
-        check(1, &two(NodeScheduling::Draining, 0), &own, Some(Step::Stop(second())));
-        check(2, &two(NodeScheduling::Draining, 2), &own, Some(Step::Keep(second())));
+        check(1, &two(NodeScheduling::Draining, 0), &own, Some(ScalingStep::Stop(second())));
+        check(2, &two(NodeScheduling::Draining, 2), &own, Some(ScalingStep::Keep(second())));
     }
 }

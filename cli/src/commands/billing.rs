@@ -4,10 +4,10 @@ use futures::TryStreamExt as _;
 use millrace_client::messages as wire;
 use millrace_types::FunctionName;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::bills::{Billing, Price};
-use crate::output::{Output, document, print};
-use crate::session::Session;
+use crate::output::{ListOutput, document, print};
+use crate::session::ClusterSession;
 
 const AFTER: &str = "\
 A charge is GPU time: the time that answered requests ran on GPUs, each rounded up to a millisecond,
@@ -37,11 +37,11 @@ pub(crate) struct Args {
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let admin = if args.stale { session.admin.clone().stale() } else { session.admin.clone() };
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
+    let admin = if args.stale { session.admin.clone().with_stale_reads() } else { session.admin.clone() };
     let tenant = (!args.all_tenants).then_some(&session.config.tenant);
     let bills: Vec<wire::Bill> = admin.billing(tenant, args.function.as_ref()).try_collect().await?;
     let billing = Billing::new(bills, args.price_per_gpu_hour);

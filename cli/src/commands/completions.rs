@@ -4,7 +4,7 @@ use clap::CommandFactory as _;
 use clap_complete::Shell;
 
 use crate::args::Cli;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::print;
 
 /// Print a shell's completion script.
@@ -16,7 +16,7 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "millrace", &mut script);
     print(&String::from_utf8_lossy(&script))

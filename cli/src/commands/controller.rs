@@ -8,18 +8,19 @@ use std::sync::Arc;
 use millrace_client::Address;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
 use millrace_controller::{
-    Controller, ControllerConfig, HaltError, JoinAs, RaftError, RaftRuntime, SharedPlace, Start, StartError,
-    Tcp,
+    ClusterStart, ControllerConfig, HaltError, JoinAs, ObjectStoreUrl, RaftError, RaftRuntime,
+    RunningController, StartError, Tcp,
 };
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 
 use crate::commands::options::{
-    AddressConnections, ControllerConnections, FirstPolicy, HostNames, Origin, ServerOptions, advertised,
+    AddressConnections, ControllerConnections, HostNames, InitialPolicy, ParentProcess, ServerOptions,
+    advertised,
 };
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::{self, ControllerReady, Stop, announce, loopback, seed};
+use crate::process::{self, ControllerReady, StopSignals, announce, loopback, seed};
 
 const HELP: &str = "\
 --bootstrap and --join act only on an empty data directory. In a used directory, the stored identity
@@ -97,9 +98,9 @@ pub(crate) struct Args {
     /// file:///SHARED/FOLDER. All controllers need the same value. Also MILLRACE_ARTIFACTS, or
     /// `artifacts` in the settings file.
     #[arg(long, value_name = "URL")]
-    artifacts: Option<SharedPlace>,
+    artifacts: Option<ObjectStoreUrl>,
     #[command(flatten)]
-    policy: FirstPolicy,
+    policy: InitialPolicy,
     #[command(flatten)]
     host_names: HostNames,
     #[command(flatten)]
@@ -109,14 +110,14 @@ pub(crate) struct Args {
     #[command(flatten)]
     options: ServerOptions,
     #[command(flatten)]
-    origin: Origin,
+    origin: ParentProcess,
 }
 
-pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Result<(), Failure> {
-    args.origin.obey()?;
+pub(crate) async fn run(args: Args, settings: &Config, kept: Option<SpanRing>) -> Result<(), CommandFailure> {
+    args.origin.tie_lifetime()?;
     private::tighten(&args.data_dir)?;
     // Listen for signals before anything starts, so that no signal is missed.
-    let mut stop = Stop::new()?;
+    let mut stop = StopSignals::new()?;
     let raft = raft_runtime()?;
     let config = ControllerConfig { kept, raft_runtime: Some(raft.handle()), ..args.config(settings)? };
     let mut controller = tokio::select! {
@@ -128,7 +129,7 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
         () = stop.asked() => Ok(()),
         error = controller.failed() => Err(halted(&error)),
     };
-    process::say_stopping(args.options.grace);
+    process::print_stopping(args.options.grace);
     tokio::select! {
         cut = controller.shutdown(args.options.grace) => {
             if cut > 0 {
@@ -145,27 +146,27 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<Kept>) -> Re
 
 /// Starts the threads that keep heartbeats apart from requests. The runtime must outlive the
 /// controller.
-pub(crate) fn raft_runtime() -> Result<RaftRuntime, Failure> {
+pub(crate) fn raft_runtime() -> Result<RaftRuntime, CommandFailure> {
     RaftRuntime::start()
-        .map_err(|error| Failure::failed(format!("cannot start the threads of Raft: {error}")))
+        .map_err(|error| CommandFailure::failed(format!("cannot start the threads of Raft: {error}")))
 }
 
-fn refused(error: StartError) -> Failure {
+fn refused(error: StartError) -> CommandFailure {
     let hint = match &error {
         StartError::Raft(RaftError::Empty(_)) => {
             "begin a cluster here with --bootstrap, or join one with --join HOST:PORT"
         }
         StartError::Raft(RaftError::NeverJoined(_)) => "name a controller of the group: --join HOST:PORT",
-        _ => return Failure::failed(format!("controller: {error}")),
+        _ => return CommandFailure::failed(format!("controller: {error}")),
     };
-    Failure::failed(format!("controller: {error}")).hint(hint)
+    CommandFailure::failed(format!("controller: {error}")).hint(hint)
 }
 
 /// Returns the failure of a halted controller. The process exits instead of staying, because a
 /// service manager restarts an ended process, and the restart shows whether the cause is gone. A
 /// process that stayed would look alive without taking part.
-pub(crate) fn halted(error: &HaltError) -> Failure {
-    let failed = Failure::failed(format!("controller: {error}"));
+pub(crate) fn halted(error: &HaltError) -> CommandFailure {
+    let failed = CommandFailure::failed(format!("controller: {error}"));
     if matches!(error, HaltError::Diverged { .. }) {
         return failed.hint("do not restart it over the same data directory: its state has diverged");
     }
@@ -173,7 +174,7 @@ pub(crate) fn halted(error: &HaltError) -> Failure {
         .hint("no acknowledged write is lost: remove the cause, and restart it over the same data directory")
 }
 
-fn line(controller: &Controller) -> ControllerReady {
+fn line(controller: &RunningController) -> ControllerReady {
     ControllerReady {
         ready: true,
         role: "controller".to_owned(),
@@ -192,7 +193,7 @@ impl Args {
         format!("controller-{}", self.id)
     }
 
-    fn config(&self, settings: &Config) -> Result<ControllerConfig, Failure> {
+    fn config(&self, settings: &Config) -> Result<ControllerConfig, CommandFailure> {
         self.options.check_exposed(self.listen)?;
         self.options.check_exposed(self.internal_listen)?;
         let internal =
@@ -218,14 +219,14 @@ impl Args {
         })
     }
 
-    fn start(&self) -> Start {
+    fn start(&self) -> ClusterStart {
         let others = || self.join.iter().map(|address| address.authority().to_owned()).collect();
         match self.join.as_slice() {
-            [] if self.bootstrap => Start::Bootstrap,
-            [] => Start::Reopen,
-            _ if self.bootstrap => Start::Found { with: others() },
-            _ if self.learner => Start::Join { at: others(), role: JoinAs::Learner },
-            _ => Start::Join { at: others(), role: JoinAs::Voter },
+            [] if self.bootstrap => ClusterStart::Bootstrap,
+            [] => ClusterStart::Reopen,
+            _ if self.bootstrap => ClusterStart::Found { with: others() },
+            _ if self.learner => ClusterStart::Join { at: others(), role: JoinAs::Learner },
+            _ => ClusterStart::Join { at: others(), role: JoinAs::Voter },
         }
     }
 }
@@ -241,13 +242,13 @@ mod tests {
 
     #[test]
     fn an_empty_folder_begins_a_cluster_only_on_request() {
-        assert_eq!(args("").unwrap().start(), Start::Reopen);
-        assert_eq!(args("--bootstrap").unwrap().start(), Start::Bootstrap);
+        assert_eq!(args("").unwrap().start(), ClusterStart::Reopen);
+        assert_eq!(args("--bootstrap").unwrap().start(), ClusterStart::Bootstrap);
         let at = vec!["a:1".to_owned(), "b:2".to_owned()];
-        let joins = |role| Start::Join { at: at.clone(), role };
+        let joins = |role| ClusterStart::Join { at: at.clone(), role };
         assert_eq!(args("--join a:1,b:2").unwrap().start(), joins(JoinAs::Voter));
         assert_eq!(args("--join a:1 --join b:2 --learner").unwrap().start(), joins(JoinAs::Learner));
-        let founds = Start::Found { with: at.clone() };
+        let founds = ClusterStart::Found { with: at.clone() };
         assert_eq!(args("--bootstrap --join a:1,b:2").unwrap().start(), founds);
     }
 

@@ -6,15 +6,15 @@ use std::path::PathBuf;
 
 use futures::TryStreamExt as _;
 use millrace_client::messages::{self as wire, workflow_step::Run};
-use millrace_client::{DeleteOptions, Error, Outcome};
+use millrace_client::{ApplyOutcome, DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
 use crate::commands::apply::manifests::{self, Items};
 use crate::commands::apply::rules::{self, Rule};
-use crate::commands::target::{Kind, ModelKind, Target};
-use crate::failure::{Exit, Failure};
+use crate::commands::target::{ModelKind, ResourceKind, ResourceTarget};
+use crate::failure::{CommandFailure, ExitStatus};
 use crate::output::print;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// Delete functions with all their revisions, workflows, or lost nodes.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ use crate::session::Session;
 pub(crate) struct Args {
     /// The item to delete, such as function/digits, workflow/traffic or node/worker-1.
     #[arg(value_name = "TYPE[/NAME]", required_unless_present = "file", conflicts_with = "file")]
-    target: Option<Target>,
+    target: Option<ResourceTarget>,
     /// The names, if the type stands alone.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
@@ -40,12 +40,12 @@ pub(crate) struct Args {
 
 /// The options of a deletion.
 #[derive(Debug, Clone, Copy)]
-struct Manner {
+struct DeletionOptions {
     dry_run: bool,
     ignore_not_found: bool,
 }
 
-impl Manner {
+impl DeletionOptions {
     fn suffix(self) -> &'static str {
         if self.dry_run { " (dry run)" } else { "" }
     }
@@ -53,59 +53,58 @@ impl Manner {
 
 /// A function or workflow to delete.
 #[derive(Debug, PartialEq, Eq)]
-struct Doomed {
+struct DeletionTarget {
     kind: ModelKind,
     key: FunctionKey,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let Args { target, names, file, dry_run, ignore_not_found } = args;
-    let manner = Manner { dry_run, ignore_not_found };
+    let manner = DeletionOptions { dry_run, ignore_not_found };
     let mut rules = Vec::new();
     let doomed = match target {
         Some(target) => {
             let kind = target.kind;
             let names = target.names(names)?;
             match kind {
-                Kind::Function => named(ModelKind::Function, &names, session)?,
-                Kind::Workflow => named(ModelKind::Workflow, &names, session)?,
-                Kind::Node if dry_run => {
-                    return Err(Failure::usage("a node cannot be deleted in a dry run")
+                ResourceKind::Function => named(ModelKind::Function, &names, session)?,
+                ResourceKind::Workflow => named(ModelKind::Workflow, &names, session)?,
+                ResourceKind::Node if dry_run => {
+                    return Err(CommandFailure::usage("a node cannot be deleted in a dry run")
                         .hint("omit --dry-run: only lost nodes are removed"));
                 }
-                Kind::Node => return nodes(&names, ignore_not_found, session).await,
-                Kind::Gpu => {
-                    return Err(
-                        Failure::usage("a GPU is deleted with its node").hint("millrace delete node NAME")
-                    );
+                ResourceKind::Node => return nodes(&names, ignore_not_found, session).await,
+                ResourceKind::Gpu => {
+                    return Err(CommandFailure::usage("a GPU is deleted with its node")
+                        .hint("millrace delete node NAME"));
                 }
-                Kind::Tenant => {
-                    return Err(Failure::usage("a tenant consists of functions, workflows and caps").hint(
+                ResourceKind::Tenant => {
+                    return Err(CommandFailure::usage("a tenant consists of functions, workflows and caps").hint(
                         "delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps",
                     ));
                 }
-                Kind::Policy => {
-                    return Err(Failure::usage("the policy cannot be deleted").hint(
+                ResourceKind::Policy => {
+                    return Err(CommandFailure::usage("the policy cannot be deleted").hint(
                         "to restore the default policy: millrace policy set --unset preset,dispatch,eviction",
                     ));
                 }
-                Kind::Operation => {
-                    return Err(Failure::usage("an operation is removed a day after its end")
+                ResourceKind::Operation => {
+                    return Err(CommandFailure::usage("an operation is removed a day after its end")
                         .hint("to end a running operation: millrace operation cancel ID"));
                 }
-                Kind::Scaling => {
-                    return Err(Failure::usage("the scaling signal is computed, not stored")
+                ResourceKind::Scaling => {
+                    return Err(CommandFailure::usage("the scaling signal is computed, not stored")
                         .hint("to read it: millrace get scaling"));
                 }
             }
         }
         None => {
             let mut items = manifests::read(&file, &session.config.tenant)?;
-            rules.extend(items.rules.drain(..).map(|item| item.rule.taken_back()));
+            rules.extend(items.rules.drain(..).map(|item| item.rule.cleared()));
             in_order(items)
         }
     };
-    let mut failures = Failures::default();
+    let mut failures = ReportedFailures::default();
     models(doomed, manner, session, &mut failures).await?;
     // Remove rules last, because apply sets them first: functions and workflows ran under these
     // rules.
@@ -114,21 +113,23 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 async fn models(
-    doomed: Vec<Doomed>,
-    manner: Manner,
-    session: &Session,
-    failures: &mut Failures,
-) -> Result<(), Failure> {
+    doomed: Vec<DeletionTarget>,
+    manner: DeletionOptions,
+    session: &ClusterSession,
+    failures: &mut ReportedFailures,
+) -> Result<(), CommandFailure> {
     let mut gone = Vec::new();
     for doomed in doomed {
-        let Doomed { kind, key } = &doomed;
+        let DeletionTarget { kind, key } = &doomed;
         match delete(&doomed, manner.dry_run, &gone, session).await {
             Ok(()) => {
                 print(&format!("{kind}/{} deleted{}", key.name, manner.suffix()))?;
                 gone.push(doomed);
             }
             Err(error) if manner.ignore_not_found && error.reason() == Some(kind.not_found()) => {}
-            Err(error) => failures.add(Failure::from(error).about(format_args!("{kind}/{}", key.name)))?,
+            Err(error) => {
+                failures.add(CommandFailure::from(error).about(format_args!("{kind}/{}", key.name)))?
+            }
         }
     }
     Ok(())
@@ -137,15 +138,15 @@ async fn models(
 /// Removes the settings of the rules that are set.
 async fn take_back(
     rules: Vec<Rule>,
-    manner: Manner,
-    session: &Session,
-    failures: &mut Failures,
-) -> Result<(), Failure> {
+    manner: DeletionOptions,
+    session: &ClusterSession,
+    failures: &mut ReportedFailures,
+) -> Result<(), CommandFailure> {
     for change in rules::compare(rules, &session.admin).await? {
         let title = change.rule.title();
-        if change.outcome == Outcome::Unchanged {
+        if change.outcome == ApplyOutcome::Unchanged {
             if !manner.ignore_not_found {
-                failures.add(Failure::not_found(format!("{title}: nothing is set")))?;
+                failures.add(CommandFailure::not_found(format!("{title}: nothing is set")))?;
             }
             continue;
         }
@@ -163,27 +164,36 @@ async fn take_back(
 
 /// The failures that were reported while the command continued.
 #[derive(Default)]
-struct Failures {
-    first: Option<Exit>,
+struct ReportedFailures {
+    first: Option<ExitStatus>,
 }
 
-impl Failures {
+impl ReportedFailures {
     /// Reports a failure. If the server is unreachable, returns an error that ends the command.
-    fn add(&mut self, failure: Failure) -> Result<(), Failure> {
+    fn add(&mut self, failure: CommandFailure) -> Result<(), CommandFailure> {
         let first = *self.first.get_or_insert(failure.exit);
         failure.report();
-        if failure.exit == Exit::Unreachable { Err(Failure::told(first)) } else { Ok(()) }
+        if failure.exit == ExitStatus::Unreachable {
+            Err(CommandFailure::already_printed(first))
+        } else {
+            Ok(())
+        }
     }
 
-    fn end(self) -> Result<(), Failure> {
-        self.first.map_or(Ok(()), |first| Err(Failure::told(first)))
+    fn end(self) -> Result<(), CommandFailure> {
+        self.first.map_or(Ok(()), |first| Err(CommandFailure::already_printed(first)))
     }
 }
 
 /// Deletes an item, or checks its deletion. In a dry run, the items of `gone` still exist, so a use
 /// by these items alone is no obstacle.
-async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Session) -> Result<(), Error> {
-    let Doomed { kind, key } = doomed;
+async fn delete(
+    doomed: &DeletionTarget,
+    dry_run: bool,
+    gone: &[DeletionTarget],
+    session: &ClusterSession,
+) -> Result<(), Error> {
+    let DeletionTarget { kind, key } = doomed;
     let options = DeleteOptions { dry_run, resource_version: None };
     let deleted = match kind {
         ModelKind::Workflow => session.admin.delete_workflow(key, options).await,
@@ -203,7 +213,7 @@ async fn delete(doomed: &Doomed, dry_run: bool, gone: &[Doomed], session: &Sessi
 }
 
 /// Returns whether a step of the workflow runs the item.
-fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
+fn uses(workflow: &wire::Workflow, doomed: &DeletionTarget) -> bool {
     let steps = workflow.spec.iter().flat_map(|spec| &spec.steps);
     steps.filter_map(|step| step.run.as_ref()).any(|run| match (run, doomed.kind) {
         (Run::Function(name), ModelKind::Function) | (Run::Workflow(name), ModelKind::Workflow) => {
@@ -213,47 +223,57 @@ fn uses(workflow: &wire::Workflow, doomed: &Doomed) -> bool {
     })
 }
 
-fn is_one_of(gone: &[Doomed], workflow: &wire::Workflow) -> bool {
-    let same = |it: &Doomed, spec: &wire::WorkflowSpec| {
+fn is_one_of(gone: &[DeletionTarget], workflow: &wire::Workflow) -> bool {
+    let same = |it: &DeletionTarget, spec: &wire::WorkflowSpec| {
         it.kind == ModelKind::Workflow
             && (it.key.tenant.as_str(), it.key.name.as_str()) == (spec.tenant.as_str(), spec.name.as_str())
     };
     workflow.spec.as_ref().is_some_and(|spec| gone.iter().any(|it| same(it, spec)))
 }
 
-fn named(kind: ModelKind, names: &[String], session: &Session) -> Result<Vec<Doomed>, Failure> {
+fn named(
+    kind: ModelKind,
+    names: &[String],
+    session: &ClusterSession,
+) -> Result<Vec<DeletionTarget>, CommandFailure> {
     if names.is_empty() {
-        return Err(Failure::usage(format!("no {kind} is named"))
+        return Err(CommandFailure::usage(format!("no {kind} is named"))
             .hint(format!("name it: millrace delete {kind} NAME")));
     }
     let one = |name: &String| {
-        let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
-        Ok(Doomed { kind, key: session.key(&name) })
+        let name = FunctionName::new(name).map_err(|error| CommandFailure::usage(error.to_string()))?;
+        Ok(DeletionTarget { kind, key: session.key(&name) })
     };
     names.iter().map(one).collect()
 }
 
 /// Returns the items in deletion order: a workflow before the items that it runs, because a server
 /// refuses to delete an item that a workflow still runs.
-fn in_order(items: Items) -> Vec<Doomed> {
+fn in_order(items: Items) -> Vec<DeletionTarget> {
     let workflows = items.workflows.into_iter().rev();
-    let workflows = workflows.map(|item| Doomed { kind: ModelKind::Workflow, key: item.spec.key });
+    let workflows = workflows.map(|item| DeletionTarget { kind: ModelKind::Workflow, key: item.spec.key });
     let functions = items.functions.into_iter();
-    workflows.chain(functions.map(|item| Doomed { kind: ModelKind::Function, key: item.spec.key })).collect()
+    workflows
+        .chain(functions.map(|item| DeletionTarget { kind: ModelKind::Function, key: item.spec.key }))
+        .collect()
 }
 
 /// Removes lost nodes. Their names are free afterwards.
-async fn nodes(names: &[String], ignore_not_found: bool, session: &Session) -> Result<(), Failure> {
+async fn nodes(
+    names: &[String],
+    ignore_not_found: bool,
+    session: &ClusterSession,
+) -> Result<(), CommandFailure> {
     if names.is_empty() {
-        return Err(Failure::usage("no node is named").hint("name it: millrace delete node NAME"));
+        return Err(CommandFailure::usage("no node is named").hint("name it: millrace delete node NAME"));
     }
     let names = names.iter().map(|name| NodeName::new(name)).collect::<Result<Vec<_>, _>>();
-    let mut failures = Failures::default();
-    for name in names.map_err(|error| Failure::usage(error.to_string()))? {
+    let mut failures = ReportedFailures::default();
+    for name in names.map_err(|error| CommandFailure::usage(error.to_string()))? {
         match session.admin.remove_node(&name).await {
             Ok(()) => print(&format!("node/{name} deleted"))?,
             Err(error) if ignore_not_found && error.reason() == Some(Reason::NodeNotFound) => {}
-            Err(error) => failures.add(Failure::from(error).about(format_args!("node/{name}")))?,
+            Err(error) => failures.add(CommandFailure::from(error).about(format_args!("node/{name}")))?,
         }
     }
     failures.end()

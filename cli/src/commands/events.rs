@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use millrace_client::messages as wire;
 
-use crate::failure::Failure;
-use crate::output::events::{Event, line};
-use crate::output::lines::Lines;
+use crate::failure::CommandFailure;
+use crate::output::events::{EventDocument, line};
+use crate::output::lines::LineOutput;
 use crate::output::print;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The longest wait of a request for new events, below a server's limit.
 const WAIT: Duration = Duration::from_secs(20);
@@ -33,10 +33,10 @@ pub(crate) struct Args {
     #[arg(long)]
     warnings: bool,
     #[command(flatten)]
-    lines: Lines,
+    lines: LineOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let mut after = String::new();
     let mut shown = 0;
     let mut wait = Duration::ZERO;
@@ -46,8 +46,9 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
             eprintln!("{} events are no longer kept", page.missed);
         }
         let wanted = page.events.iter().filter(|it| args.wants(it));
-        let lines =
-            wanted.map(|it| args.lines.line(|| line(it), &Event::from(it))).collect::<Result<Vec<_>, _>>()?;
+        let lines = wanted
+            .map(|it| args.lines.line(|| line(it), &EventDocument::from(it)))
+            .collect::<Result<Vec<_>, _>>()?;
         shown += lines.len();
         if !lines.is_empty() {
             print(&lines.concat())?;

@@ -8,7 +8,7 @@ use millrace_transport::channel::{ChannelConfig, endpoint};
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::print;
 
 const HELP: &str = "\
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     timeout: Duration,
 }
 
-pub(crate) async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args) -> Result<(), CommandFailure> {
     let Args { address, timeout } = args;
     let silent = |why: String| {
-        Failure::unreachable(format!("{} does not answer a health check: {why}", address.authority()))
+        CommandFailure::unreachable(format!("{} does not answer a health check: {why}", address.authority()))
             .hint("see the server's log; the default port of a controller is 8080, and of a worker 7080")
     };
     let endpoint =
@@ -47,7 +47,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let answered = tokio::time::timeout(timeout, check).await;
     match answered.map_err(|_| silent(format!("no answer within {timeout:?}")))?.map_err(silent)? {
         ServingStatus::Serving => print("serving"),
-        status => Err(Failure::failed(format!("{} is {}", address.authority(), status.as_str_name()))
+        status => Err(CommandFailure::failed(format!("{} is {}", address.authority(), status.as_str_name()))
             .hint("the server has no worker yet, or is shutting down: see its log")),
     }
 }

@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Tensor};
+use millrace_client::{InferRequest, InferResponse, InferenceClient, ModelMetadata, Tensor};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{FunctionName, InSequence, RequestId, SequenceId};
 
 use crate::commands::target::{ModelKind, model_name};
-use crate::failure::Failure;
-use crate::output::{Output, answers, document, print};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::output::{ListOutput, answers, document, print};
+use crate::session::ClusterSession;
 use crate::tensors::{image, json, only_input, raw};
 
 const EXAMPLES: &str = "\
@@ -79,16 +79,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let (kind, name) = model_name(&args.name)?;
     let name = name.to_owned();
     if let Some(id) = &args.request_id
         && RequestId::new(id).is_none()
     {
-        return Err(Failure::usage(format!("{id:?} is not a valid request id"))
+        return Err(CommandFailure::usage(format!("{id:?} is not a valid request id"))
             .hint(format!("use 1 to {} visible ASCII characters", RequestId::LEN_MAX)));
     }
     if let Some(kind) = kind {
@@ -111,7 +111,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         ..InferRequest::new(name, asked.inputs)
     };
     let answer = answer(&inference, request).await?;
-    let shown = answers::Document::of(&answer);
+    let shown = answers::InferResponseDocument::of(&answer);
     match document(args.output.output, &shown)? {
         Some(text) => print(&text),
         None => print(&report(&args, &answer)?),
@@ -120,8 +120,8 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 
 /// Checks the kind of a name. Functions and workflows share a name space, so the name may belong
 /// to the other kind.
-async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<(), Failure> {
-    let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+async fn check_kind(kind: ModelKind, name: &str, session: &ClusterSession) -> Result<(), CommandFailure> {
+    let name = FunctionName::new(name).map_err(|error| CommandFailure::usage(error.to_string()))?;
     let key = session.key(&name);
     match kind {
         ModelKind::Function => session.admin.function(&key).await.map(|_| ())?,
@@ -130,7 +130,7 @@ async fn check_kind(kind: ModelKind, name: &str, session: &Session) -> Result<()
     Ok(())
 }
 
-async fn answer(inference: &Inference, request: InferRequest) -> Result<InferResponse, Failure> {
+async fn answer(inference: &InferenceClient, request: InferRequest) -> Result<InferResponse, CommandFailure> {
     let timeout = request.timeout;
     let hint = match timeout == DEFAULT_TIMEOUT {
         true => "allow more time with --timeout, or see the GPUs' load: millrace ps".to_owned(),
@@ -140,15 +140,15 @@ async fn answer(inference: &Inference, request: InferRequest) -> Result<InferRes
         ),
     };
     inference.infer(request).await.map_err(|error| {
-        let failure = Failure::from(error);
-        if failure.exit == crate::failure::Exit::TimedOut { failure.hint(hint) } else { failure }
+        let failure = CommandFailure::from(error);
+        if failure.exit == crate::failure::ExitStatus::TimedOut { failure.hint(hint) } else { failure }
     })
 }
 
-fn inputs(args: &Args, model: &ModelMetadata) -> Result<json::Asked, Failure> {
+fn inputs(args: &Args, model: &ModelMetadata) -> Result<json::JsonRequest, CommandFailure> {
     let mut asked = match &args.json {
         Some(text) => json::read(&json_text(text)?, model)?,
-        None => json::Asked::default(),
+        None => json::JsonRequest::default(),
     };
     for input in &args.raw {
         asked.inputs.push(input.tensor(model, raw::read(&input.file)?)?);
@@ -159,17 +159,17 @@ fn inputs(args: &Args, model: &ModelMetadata) -> Result<json::Asked, Failure> {
     Ok(asked)
 }
 
-fn json_text(text: &str) -> Result<String, Failure> {
+fn json_text(text: &str) -> Result<String, CommandFailure> {
     match text.strip_prefix('@') {
         None => Ok(text.to_owned()),
         Some("-") => std::io::read_to_string(std::io::stdin())
-            .map_err(|error| Failure::usage(format!("cannot read standard input: {error}"))),
+            .map_err(|error| CommandFailure::usage(format!("cannot read standard input: {error}"))),
         Some(file) => std::fs::read_to_string(file)
-            .map_err(|error| Failure::usage(format!("cannot read {file}: {error}"))),
+            .map_err(|error| CommandFailure::usage(format!("cannot read {file}: {error}"))),
     }
 }
 
-fn pictures(args: &Args, model: &ModelMetadata) -> Result<Tensor, Failure> {
+fn pictures(args: &Args, model: &ModelMetadata) -> Result<Tensor, CommandFailure> {
     let input = only_input(model)?;
     let decode = |path: &PathBuf| image::decode(&path.display().to_string(), &raw::read(path)?);
     let pictures: Vec<_> = args.image.iter().map(decode).collect::<Result<_, _>>()?;
@@ -177,7 +177,7 @@ fn pictures(args: &Args, model: &ModelMetadata) -> Result<Tensor, Failure> {
     image::tensor(&pictures, input, &scale)
 }
 
-fn report(args: &Args, answer: &InferResponse) -> Result<String, Failure> {
+fn report(args: &Args, answer: &InferResponse) -> Result<String, CommandFailure> {
     let labels = args.labels.as_deref().map(read_labels).transpose()?.unwrap_or_default();
     let pictures: Vec<String> = args.image.iter().map(|path| file_name(path)).collect();
     let mut lines = Vec::new();
@@ -193,8 +193,8 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-fn read_labels(path: &Path) -> Result<Vec<String>, Failure> {
+fn read_labels(path: &Path) -> Result<Vec<String>, CommandFailure> {
     let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+        .map_err(|error| CommandFailure::usage(format!("cannot read {}: {error}", path.display())))?;
     Ok(text.lines().map(str::to_owned).collect())
 }

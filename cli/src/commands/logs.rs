@@ -8,11 +8,11 @@ use millrace_client::log::{Filter, Level, Line, PAGE_LINES};
 use millrace_types::FunctionName;
 
 use crate::clock;
-use crate::failure::Failure;
-use crate::output::lines::Lines;
-use crate::output::logs::{Entry, line};
+use crate::failure::CommandFailure;
+use crate::output::lines::LineOutput;
+use crate::output::logs::{LogLineDocument, line};
 use crate::output::print;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The longest wait of a request for new lines, below a server's limit.
 const WAIT: Duration = Duration::from_secs(20);
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     follow: bool,
     /// The lowest level to show.
     #[arg(long, value_enum, value_name = "LEVEL")]
-    level: Option<AtLeast>,
+    level: Option<LevelArg>,
     /// Show only lines about a function of the tenant.
     #[arg(long, value_name = "NAME")]
     function: Option<FunctionName>,
@@ -55,12 +55,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     tail: Option<usize>,
     #[command(flatten)]
-    lines: Lines,
+    lines: LineOutput,
 }
 
 /// The lowest level to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum AtLeast {
+enum LevelArg {
     Trace,
     Debug,
     Info,
@@ -68,19 +68,19 @@ enum AtLeast {
     Error,
 }
 
-impl From<AtLeast> for Level {
-    fn from(level: AtLeast) -> Self {
+impl From<LevelArg> for Level {
+    fn from(level: LevelArg) -> Self {
         match level {
-            AtLeast::Trace => Self::Trace,
-            AtLeast::Debug => Self::Debug,
-            AtLeast::Info => Self::Info,
-            AtLeast::Warn => Self::Warn,
-            AtLeast::Error => Self::Error,
+            LevelArg::Trace => Self::Trace,
+            LevelArg::Debug => Self::Debug,
+            LevelArg::Info => Self::Info,
+            LevelArg::Warn => Self::Warn,
+            LevelArg::Error => Self::Error,
         }
     }
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let filter = args.filter(session);
     let mut after = String::new();
     let mut wait = Duration::ZERO;
@@ -106,7 +106,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
         if !lines.is_empty() {
             let lines = lines
                 .iter()
-                .map(|it| args.lines.line(|| line(it), &Entry::from(it)))
+                .map(|it| args.lines.line(|| line(it), &LogLineDocument::from(it)))
                 .collect::<Result<Vec<_>, _>>()?;
             print(&lines.concat())?;
         }
@@ -147,7 +147,7 @@ impl Tail {
 }
 
 impl Args {
-    fn filter(&self, session: &Session) -> Filter {
+    fn filter(&self, session: &ClusterSession) -> Filter {
         let function = self.function.as_ref();
         let since = self.since.and_then(|since| clock::wall().checked_sub(since));
         Filter {

@@ -32,23 +32,23 @@ pub(crate) mod up;
 pub(crate) mod version;
 pub(crate) mod worker;
 
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 use tokio::runtime::Runtime;
 use tracing::{Instrument as _, info_span};
 
 use crate::args::Command;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::load;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// Runs a verb. Must be called outside the runtime, because some verbs bring their own.
 pub(crate) fn run(
     command: Command,
     config: Config,
-    kept: Option<Kept>,
+    kept: Option<SpanRing>,
     runtime: &Runtime,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     match command {
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
@@ -64,8 +64,8 @@ pub(crate) fn run(
 }
 
 /// Runs a verb that calls a cluster, under a single span.
-async fn call(command: Command, config: Config) -> Result<(), Failure> {
-    let session = Session::new(config)?;
+async fn call(command: Command, config: Config) -> Result<(), CommandFailure> {
+    let session = ClusterSession::new(config)?;
     match command {
         Command::Apply(args) => apply::run(args, &session).instrument(info_span!("apply")).await,
         Command::Get(args) => get::run(args, &session).instrument(info_span!("get")).await,

@@ -5,10 +5,10 @@ use std::time::Duration;
 use millrace_client::messages as wire;
 
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::{operations as shown, print};
 use crate::progress;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The interval at which the progress line is updated.
 const STEP: Duration = Duration::from_millis(500);
@@ -54,7 +54,7 @@ struct Cancel {
     id: String,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     match args.verb {
         Verb::Wait(Wait { id, timeout }) => wait(&id, timeout, session).await,
         Verb::Cancel(Cancel { id }) => {
@@ -65,21 +65,21 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 /// Waits until an operation has ended. Returns a failure if the operation failed.
-async fn wait(id: &str, timeout: Duration, session: &Session) -> Result<(), Failure> {
+async fn wait(id: &str, timeout: Duration, session: &ClusterSession) -> Result<(), CommandFailure> {
     let line = progress::waiting("waiting");
     let ended = session.admin.wait_operation(id, STEP, |operation| line.set_message(told(operation)));
     let ended = tokio::time::timeout_at(clock::now() + timeout, ended).await;
     line.finish_and_clear();
     let Ok(ended) = ended else {
         let timeout = humantime::format_duration(timeout);
-        return Err(Failure::timed_out(format!("operation {id} still runs after {timeout}"))
+        return Err(CommandFailure::timed_out(format!("operation {id} still runs after {timeout}"))
             .hint("see its progress: millrace get operations"));
     };
     let operation = ended?;
     let said = format!("operation/{id} {} of {}: {}", operation.kind, operation.object, told(&operation));
     match operation.state() {
         wire::OperationState::Succeeded => print(&said),
-        _ => Err(Failure::failed(said)),
+        _ => Err(CommandFailure::failed(said)),
     }
 }
 

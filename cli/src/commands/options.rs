@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::Address;
-use millrace_device::topology::{DEFAULT_PRESET, Description, names};
+use millrace_device::topology::{DEFAULT_PRESET, TopologyDescription, preset_names};
 use millrace_transport::PortLimits;
-use millrace_transport::descriptors::{Descriptors, PortShare};
+use millrace_transport::descriptors::{DescriptorLimit, PortShare};
 use millrace_types::Bytes;
 use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
-use millrace_worker::service::Faults;
+use millrace_worker::service::InjectedFaults;
 use millrace_worker::start::DataConfig;
-use millrace_worker::start::{ISOLATIONS, Isolation, Launcher};
+use millrace_worker::start::{ExecutorIsolation, ISOLATIONS, ProgramLauncher};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Machine {
+pub(crate) struct WorkerOptions {
     /// The number of GPUs of each worker [default: the topology's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
@@ -29,7 +29,7 @@ pub(crate) struct Machine {
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
     /// The GPUs and links to emulate.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = names())]
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = preset_names())]
     topology: String,
     /// The host memory limit of a worker's models.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
@@ -47,7 +47,7 @@ pub(crate) struct Machine {
     /// process for each model from its first request on (model) or while it is on the GPU
     /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
-    pub(crate) isolation: Isolation,
+    pub(crate) isolation: ExecutorIsolation,
     /// The memory limit of objects on each GPU, at most a quarter of the GPU; 0 keeps all objects
     /// in host memory.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -127,7 +127,7 @@ fn numbers<const N: usize>(flags: [(&str, Option<usize>); N]) -> Vec<String> {
 impl AllConnections {
     /// Returns the limits of the client port, the internal port and each worker's port, in a
     /// process that serves all of them.
-    pub(crate) fn ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], Failure> {
+    pub(crate) fn ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], CommandFailure> {
         let [client, internal] = self.controller.shares();
         let [client, internal, mut worker] = self.address.divide([client, internal, self.worker.share()])?;
         if self.worker.worker_connections_max.is_none() {
@@ -140,7 +140,7 @@ impl AllConnections {
 impl ControllerConnections {
     /// Returns the limits of the client port and the internal port, in a process that serves these
     /// two.
-    pub(crate) fn ports(&self, address: &AddressConnections) -> Result<[PortLimits; 2], Failure> {
+    pub(crate) fn ports(&self, address: &AddressConnections) -> Result<[PortLimits; 2], CommandFailure> {
         address.divide(self.shares())
     }
 
@@ -160,7 +160,7 @@ impl ControllerConnections {
 
 impl WorkerConnections {
     /// Returns the limit of the worker's port, in a process that serves only this port.
-    pub(crate) fn port(&self, address: &AddressConnections) -> Result<PortLimits, Failure> {
+    pub(crate) fn port(&self, address: &AddressConnections) -> Result<PortLimits, CommandFailure> {
         let [worker] = address.divide([self.share()])?;
         Ok(worker)
     }
@@ -176,10 +176,10 @@ impl WorkerConnections {
 }
 
 impl AddressConnections {
-    fn divide<const N: usize>(&self, ports: [PortShare; N]) -> Result<[PortLimits; N], Failure> {
-        let divided = Descriptors::raise()
+    fn divide<const N: usize>(&self, ports: [PortShare; N]) -> Result<[PortLimits; N], CommandFailure> {
+        let divided = DescriptorLimit::raise()
             .and_then(|descriptors| descriptors.divide(ports, self.address_connections_max));
-        divided.map_err(|error| Failure::failed(error.to_string()))
+        divided.map_err(|error| CommandFailure::failed(error.to_string()))
     }
 
     /// Returns the command-line words for these options.
@@ -201,7 +201,7 @@ pub(crate) struct HostNames {
 
 /// The scheduling policy of a new cluster.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct FirstPolicy {
+pub(crate) struct InitialPolicy {
     /// The scheduling preset until an operator sets a policy: Millrace's own (unified), the Torpor
     /// paper's (torpor), the LALB paper's (lalb-o3), or order of arrival (fifo). A cluster that has
     /// a policy keeps it: 'millrace policy set' changes it [default: unified].
@@ -209,7 +209,7 @@ pub(crate) struct FirstPolicy {
     pub(crate) preset: Option<PresetName>,
 }
 
-impl FirstPolicy {
+impl InitialPolicy {
     /// Returns the command-line words for these options.
     pub(crate) fn words(&self) -> Vec<String> {
         self.preset.iter().flat_map(|preset| ["--preset".to_owned(), preset.to_string()]).collect()
@@ -218,22 +218,22 @@ impl FirstPolicy {
 
 /// The process that started a server, other than a person or a service manager.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Origin {
+pub(crate) struct ParentProcess {
     /// End (kill -9) with this process, which started this one.
     #[arg(long, value_name = "PID", hide = true)]
     die_with: Option<u32>,
 }
 
-impl Machine {
+impl WorkerOptions {
     /// Returns the topology: a preset with its number of GPUs and memory changed.
-    pub(crate) fn topology(&self) -> Result<Topology, Failure> {
+    pub(crate) fn topology(&self) -> Result<Topology, CommandFailure> {
         topology(&self.topology, self.gpus, self.gpu_memory)
     }
 
     /// Returns the disk limit of the models that a worker accepts.
-    pub(crate) fn model_storage(&self) -> Result<Bytes, Failure> {
+    pub(crate) fn model_storage(&self) -> Result<Bytes, CommandFailure> {
         match self.model_storage {
-            Some(storage) if storage < self.host_memory => Err(Failure::usage(format!(
+            Some(storage) if storage < self.host_memory => Err(CommandFailure::usage(format!(
                 "--model-storage {storage} is less than --host-memory {}",
                 self.host_memory
             ))
@@ -243,9 +243,9 @@ impl Machine {
     }
 
     /// Returns the launcher of users' programs, if the worker may run programs.
-    pub(crate) fn programs(&self) -> Result<Option<Launcher>, Failure> {
-        let launcher = self.allow_processes.then(Launcher::this_program).transpose();
-        launcher.map_err(|error| Failure::failed(format!("cannot find this program: {error}")))
+    pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
+        let launcher = self.allow_processes.then(ProgramLauncher::this_program).transpose();
+        launcher.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))
     }
 
     /// Returns the configuration of each GPU's memory for objects.
@@ -275,8 +275,8 @@ impl Machine {
 }
 
 impl ServerOptions {
-    pub(crate) fn faults(&self) -> Faults {
-        if self.allow_faults { Faults::Obey } else { Faults::Refuse }
+    pub(crate) fn faults(&self) -> InjectedFaults {
+        if self.allow_faults { InjectedFaults::Obey } else { InjectedFaults::Refuse }
     }
 
     /// Returns the command-line words for these options.
@@ -289,11 +289,11 @@ impl ServerOptions {
     }
 
     /// Refuses to listen off loopback without `--insecure`.
-    pub(crate) fn check_exposed(&self, address: SocketAddr) -> Result<(), Failure> {
+    pub(crate) fn check_exposed(&self, address: SocketAddr) -> Result<(), CommandFailure> {
         if address.ip().is_loopback() || self.insecure {
             return Ok(());
         }
-        Err(Failure::usage(format!(
+        Err(CommandFailure::usage(format!(
             "{address} is not a loopback address: every client that reaches it would be served, without encryption or authentication"
         ))
         .hint("listen on 127.0.0.1, or add --insecure"))
@@ -326,10 +326,10 @@ fn machine_name() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-impl Origin {
+impl ParentProcess {
     /// Ties this process to the process that started it, if any. Must be called first, on the main
     /// thread.
-    pub(crate) fn obey(&self) -> Result<(), Failure> {
+    pub(crate) fn tie_lifetime(&self) -> Result<(), CommandFailure> {
         self.die_with.map_or(Ok(()), crate::process::die_with)
     }
 }
@@ -339,10 +339,10 @@ pub(crate) fn advertised(
     said: Option<&Address>,
     listens: SocketAddr,
     flag: &str,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<String>, CommandFailure> {
     match said {
         Some(address) => Ok(Some(address.authority().to_owned())),
-        None if listens.ip().is_unspecified() => Err(Failure::usage(format!(
+        None if listens.ip().is_unspecified() => Err(CommandFailure::usage(format!(
             "other processes cannot connect to {listens}, which stands for all addresses of this machine"
         ))
         .hint(format!("set the address at which they reach this machine: {flag} HOST:PORT"))),
@@ -371,12 +371,12 @@ pub(crate) fn topology(
     name: &str,
     gpus: Option<NonZeroU32>,
     memory: Option<Bytes>,
-) -> Result<Topology, Failure> {
-    let usage = |error: millrace_device::topology::Error| Failure::usage(error.to_string());
+) -> Result<Topology, CommandFailure> {
+    let usage = |error: millrace_device::topology::Error| CommandFailure::usage(error.to_string());
     if memory == Some(Bytes::ZERO) {
-        return Err(Failure::usage("--gpu-memory is 0: set a size such as 1GiB"));
+        return Err(CommandFailure::usage("--gpu-memory is 0: set a size such as 1GiB"));
     }
-    let mut description = Description::preset(name).map_err(usage)?;
+    let mut description = TopologyDescription::preset(name).map_err(usage)?;
     if let Some(gpus) = gpus {
         description = description.with_gpus(gpus).map_err(usage)?;
     }
@@ -388,9 +388,9 @@ pub(crate) fn topology(
 
 /// Returns the number of threads for each executor's launches: the machine's cores divided among
 /// the executors, and at least one.
-pub(crate) fn executor_threads(executors: usize) -> Result<u32, Failure> {
+pub(crate) fn executor_threads(executors: usize) -> Result<u32, CommandFailure> {
     let cores = std::thread::available_parallelism()
-        .map_err(|error| Failure::failed(format!("cannot count this machine's cores: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot count this machine's cores: {error}")))?;
     Ok(u32::try_from(cores.get() / executors.max(1)).unwrap_or(u32::MAX).max(1))
 }
 
@@ -402,7 +402,7 @@ mod tests {
     #[derive(Debug, clap::Parser)]
     struct Line {
         #[command(flatten)]
-        machine: Machine,
+        machine: WorkerOptions,
         #[command(flatten)]
         connections: AllConnections,
         #[command(flatten)]

@@ -13,10 +13,10 @@ use millrace_types::policy::{
 
 use crate::clock;
 use crate::commands::options::named;
-use crate::failure::Failure;
-use crate::output::{Output, list, policies, print};
+use crate::failure::CommandFailure;
+use crate::output::{ListOutput, list, policies, print};
 use crate::progress;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The interval between two looks at the nodes.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ enum Verb {
 #[derive(Debug, clap::Args)]
 struct History {
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
 /// Change the scheduling policy.
@@ -126,13 +126,13 @@ fn setting() -> impl TypedValueParser<Value = Setting> {
     PossibleValuesParser::new(FLAGS).try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     match args.verb {
         Verb::Set(set) => change(set, session).await,
         Verb::History(History { output }) => {
             let changes = session.admin.policy_changes().await?;
             let table = policies::changes(&changes);
-            let documents: Vec<_> = changes.into_iter().map(policies::Change::from).collect();
+            let documents: Vec<_> = changes.into_iter().map(policies::PolicyChangeDocument::from).collect();
             list(output.output, &documents, &table, "the policy was never changed")
         }
     }
@@ -140,7 +140,7 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 
 impl Set {
     /// Returns the new values, and the names of the settings to change.
-    fn change(&self) -> Result<PolicyChange, Failure> {
+    fn change(&self) -> Result<PolicyChange, CommandFailure> {
         let spec = PolicySpec {
             dispatch: self.dispatch,
             eviction: self.eviction,
@@ -157,12 +157,14 @@ impl Set {
         let is_set = |it: &&Setting| set.iter().any(|(name, _)| *name == it.name());
         if let Some(both) = Setting::ALL.iter().find(|it| unset(it) && is_set(it)) {
             let flag = flag(*both);
-            return Err(Failure::usage(format!("--{flag} is both set and unset")).hint("name it only once"));
+            return Err(
+                CommandFailure::usage(format!("--{flag} is both set and unset")).hint("name it only once")
+            );
         }
         let named = Setting::ALL.iter().filter(|it| unset(it) || is_set(it));
         let fields: Vec<_> = named.map(|it| it.name().to_owned()).collect();
         if fields.is_empty() {
-            return Err(Failure::usage("no setting is named")
+            return Err(CommandFailure::usage("no setting is named")
                 .hint("name a setting, such as --preset NAME, or --unset preset"));
         }
         Ok(PolicyChange {
@@ -174,8 +176,9 @@ impl Set {
     }
 }
 
-async fn change(set: Set, session: &Session) -> Result<(), Failure> {
-    let about = |error: millrace_client::Error| Failure::from(error).about(format_args!("policy/cluster"));
+async fn change(set: Set, session: &ClusterSession) -> Result<(), CommandFailure> {
+    let about =
+        |error: millrace_client::Error| CommandFailure::from(error).about(format_args!("policy/cluster"));
     let policy = session.admin.update_policy(&set.change()?).await.map_err(about)?;
     let said = told(&policy);
     if set.dry_run {
@@ -190,7 +193,7 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
         loop {
             let now = session.admin.policy().await?;
             if now.nodes.iter().all(|node| node.generation >= policy.generation) {
-                return Ok::<_, Failure>(());
+                return Ok::<_, CommandFailure>(());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -201,7 +204,7 @@ async fn change(set: Set, session: &Session) -> Result<(), Failure> {
         Ok(heard) => heard,
         Err(_) => {
             let timeout = humantime::format_duration(set.timeout);
-            Err(Failure::timed_out(format!("not every node has received the policy after {timeout}"))
+            Err(CommandFailure::timed_out(format!("not every node has received the policy after {timeout}"))
                 .hint("the policy is set: 'millrace get policies' shows the nodes that have it"))
         }
     }
@@ -228,7 +231,7 @@ mod tests {
     use super::*;
     use crate::commands::testing::options;
 
-    fn change(words: &[&str]) -> Result<PolicyChange, Failure> {
+    fn change(words: &[&str]) -> Result<PolicyChange, CommandFailure> {
         options::<Set>(words).unwrap().change()
     }
 

@@ -6,31 +6,31 @@ use futures::TryStreamExt as _;
 use millrace_client::messages as wire;
 
 use crate::commands::get::short;
-use crate::failure::Failure;
-use crate::output::residents::{State, residents, weights};
-use crate::output::table::{Table, col, wide};
-use crate::output::{Output, documents, list, text};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::output::residents::{ResidentState, residents, weights};
+use crate::output::table::{TextTable, col, wide};
+use crate::output::{ListOutput, documents, list, text};
+use crate::session::ClusterSession;
 
 /// Show the models resident on each GPU.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let functions = session.admin.functions(None).try_collect::<Vec<_>>();
     let (nodes, functions) = futures::try_join!(session.admin.nodes(), functions)?;
     let documents: Vec<_> = residents(&nodes)
-        .map(|(node, gpu, model)| documents::ResidentModel::new(node, gpu, model.clone()))
+        .map(|(node, gpu, model)| documents::ResidentModelDocument::new(node, gpu, model.clone()))
         .collect();
     let empty = "no model is on a GPU: a model is loaded when it is first invoked";
     list(args.output.output, &documents, &table(&nodes, &weights(&functions)), empty)
 }
 
-fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
-    let mut table = Table::new([
+fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> TextTable {
+    let mut table = TextTable::new([
         col("NODE"),
         col("GPU"),
         col("FUNCTION"),
@@ -42,13 +42,14 @@ fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> Table {
         wide("EXECUTOR"),
     ]);
     for (node, gpu, model) in residents(nodes) {
-        let state = State::of(gpu, model, weights);
+        let state = ResidentState::of(gpu, model, weights);
         let word = match state {
-            State::Running => "Running",
-            State::Loading { .. } => "Loading",
-            State::Idle => "Idle",
+            ResidentState::Running => "Running",
+            ResidentState::Loading { .. } => "Loading",
+            ResidentState::Idle => "Idle",
         };
-        let idle = model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| state != State::Running);
+        let idle =
+            model.idle.and_then(|idle| idle.try_into().ok()).filter(|_| state != ResidentState::Running);
         let weights = weights.get(model.digest.as_str()).copied();
         table.row([
             node.to_owned(),
@@ -73,7 +74,7 @@ fn percent(part: u64, whole: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
+    use crate::output::ListFormat;
 
     #[test]
     fn models_are_shown_as_running_loading_or_idle() {
@@ -106,8 +107,11 @@ n0     0     default/a@1   6.0 MiB   100%     -      Running
 n0     0     default/b@2   6.0 MiB   25%      90s    Loading
 n0     1     t/c@1         6.0 MiB   100%     90s    Idle
 ";
-        assert_eq!(table(&nodes, &BTreeMap::from([("sha256:0", 4 << 20)])).render(Format::Table), expected);
-        let unknown = table(&nodes, &BTreeMap::new()).render(Format::Table);
+        assert_eq!(
+            table(&nodes, &BTreeMap::from([("sha256:0", 4 << 20)])).render(ListFormat::Table),
+            expected
+        );
+        let unknown = table(&nodes, &BTreeMap::new()).render(ListFormat::Table);
         assert!(unknown.contains("n0     0     default/b@2   6.0 MiB   -        90s    Idle\n"), "{unknown}");
     }
 }

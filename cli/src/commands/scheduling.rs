@@ -7,10 +7,10 @@ use millrace_client::messages as wire;
 use millrace_types::NodeName;
 
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::print;
 use crate::progress;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The interval between two looks at a drain.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -55,15 +55,15 @@ pub(crate) struct Drain {
     no_wait: bool,
 }
 
-pub(crate) async fn cordon(args: Cordon, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn cordon(args: Cordon, session: &ClusterSession) -> Result<(), CommandFailure> {
     set(&args.nodes, wire::NodeScheduling::Cordoned, "cordoned", nothing, session).await
 }
 
-pub(crate) async fn uncordon(args: Uncordon, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn uncordon(args: Uncordon, session: &ClusterSession) -> Result<(), CommandFailure> {
     set(&args.nodes, wire::NodeScheduling::Schedulable, "uncordoned", nothing, session).await
 }
 
-pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn drain(args: Drain, session: &ClusterSession) -> Result<(), CommandFailure> {
     let draining = "draining";
     let wish = wire::NodeScheduling::Draining;
     if args.no_wait {
@@ -76,14 +76,14 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
         loop {
             let nodes = session.admin.nodes().await?;
             match still_there(&nodes, &args.nodes) {
-                None => return Ok::<_, Failure>(()),
-                Some(Left { node, what, drained: false }) => {
+                None => return Ok::<_, CommandFailure>(()),
+                Some(DrainRemainder { node, what, drained: false }) => {
                     let message = format!("node/{node} is no longer draining, and has {what}");
-                    return Err(Failure::failed(message).hint(
+                    return Err(CommandFailure::failed(message).hint(
                         "its drain was cancelled, or the node was uncordoned: see 'millrace get operations', or drain the node again",
                     ));
                 }
-                Some(Left { node, what, drained: true }) => left = format!("{node} has {what}"),
+                Some(DrainRemainder { node, what, drained: true }) => left = format!("{node} has {what}"),
             }
             line.set_message(left.clone());
             tokio::time::sleep(PAUSE).await;
@@ -95,7 +95,7 @@ pub(crate) async fn drain(args: Drain, session: &Session) -> Result<(), Failure>
         Ok(emptied) => emptied?,
         Err(_) => {
             let timeout = humantime::format_duration(args.timeout);
-            return Err(Failure::timed_out(format!("not drained after {timeout}: {left}")).hint(
+            return Err(CommandFailure::timed_out(format!("not drained after {timeout}: {left}")).hint(
                 "the drain continues: 'millrace get nodes' shows its progress, and whether another node has room for the rest; 'millrace uncordon' ends it",
             ));
         }
@@ -117,11 +117,11 @@ async fn set(
     scheduling: wire::NodeScheduling,
     done: &str,
     more: impl Fn(&wire::Node) -> String,
-    session: &Session,
-) -> Result<(), Failure> {
+    session: &ClusterSession,
+) -> Result<(), CommandFailure> {
     for node in nodes {
         let set = session.admin.set_scheduling(node, scheduling).await;
-        let set = set.map_err(|error| Failure::from(error).about(format_args!("node/{node}")))?;
+        let set = set.map_err(|error| CommandFailure::from(error).about(format_args!("node/{node}")))?;
         print(&format!("node/{node} {done}{}", more(&set)))?;
     }
     Ok(())
@@ -129,7 +129,7 @@ async fn set(
 
 /// The remaining functions and requests of a node.
 #[derive(Debug, PartialEq)]
-struct Left<'a> {
+struct DrainRemainder<'a> {
     node: &'a NodeName,
     what: String,
     /// Whether the node is still draining.
@@ -138,7 +138,7 @@ struct Left<'a> {
 
 /// Returns the first node that is not empty, and the reason. A node that is no longer draining
 /// comes before the others.
-fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Left<'a>> {
+fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<DrainRemainder<'a>> {
     let left = drained.iter().filter_map(|name| {
         // A node that was removed meanwhile is empty.
         let node = nodes.iter().find(|node| node.name == name.as_str())?;
@@ -151,7 +151,7 @@ fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Left
             (functions, _) => format!("{functions} functions still to move"),
         };
         let drained = node.scheduling() == wire::NodeScheduling::Draining;
-        Some(Left { node: name, what, drained })
+        Some(DrainRemainder { node: name, what, drained })
     });
     // Among equals, `min_by_key` returns the first.
     left.min_by_key(|left| left.drained)

@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use millrace_types::Reason;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The kinds of resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ResourceKind {
     Function,
     Workflow,
     Node,
@@ -23,8 +23,8 @@ pub(crate) enum Kind {
 
 /// A kind, and the name from the same word, if any.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
-    pub(crate) kind: Kind,
+pub(crate) struct ResourceTarget {
+    pub(crate) kind: ResourceKind,
     name: Option<String>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Target {
 )]
 pub(crate) struct UnknownKind(String);
 
-impl FromStr for Target {
+impl FromStr for ResourceTarget {
     type Err = UnknownKind;
     fn from_str(text: &str) -> Result<Self, UnknownKind> {
         let (kind, name) = match text.split_once('/') {
@@ -43,33 +43,35 @@ impl FromStr for Target {
             None => (text, None),
         };
         let kind = match kind {
-            "function" | "functions" | "fn" => Kind::Function,
-            "workflow" | "workflows" | "wf" => Kind::Workflow,
-            "node" | "nodes" | "no" => Kind::Node,
-            "gpu" | "gpus" => Kind::Gpu,
-            "tenant" | "tenants" => Kind::Tenant,
-            "policy" | "policies" => Kind::Policy,
-            "operation" | "operations" | "op" | "ops" => Kind::Operation,
-            "scaling" => Kind::Scaling,
+            "function" | "functions" | "fn" => ResourceKind::Function,
+            "workflow" | "workflows" | "wf" => ResourceKind::Workflow,
+            "node" | "nodes" | "no" => ResourceKind::Node,
+            "gpu" | "gpus" => ResourceKind::Gpu,
+            "tenant" | "tenants" => ResourceKind::Tenant,
+            "policy" | "policies" => ResourceKind::Policy,
+            "operation" | "operations" | "op" | "ops" => ResourceKind::Operation,
+            "scaling" => ResourceKind::Scaling,
             other => return Err(UnknownKind(other.to_owned())),
         };
         Ok(Self { kind, name })
     }
 }
 
-impl Target {
+impl ResourceTarget {
     /// Returns the names: the separate words, or the name in the same word.
-    pub(crate) fn names(self, words: Vec<String>) -> Result<Vec<String>, Failure> {
+    pub(crate) fn names(self, words: Vec<String>) -> Result<Vec<String>, CommandFailure> {
         match self.name {
             None => Ok(words),
             Some(name) if words.is_empty() => Ok(vec![name]),
-            Some(name) => Err(Failure::usage(format!("{name:?} and {:?} are both names", words.join(" ")))
-                .hint("write TYPE/NAME, or TYPE NAME")),
+            Some(name) => {
+                Err(CommandFailure::usage(format!("{name:?} and {:?} are both names", words.join(" ")))
+                    .hint("write TYPE/NAME, or TYPE NAME"))
+            }
         }
     }
 
     /// Returns the only name, if any.
-    pub(crate) fn name(self, word: Option<String>) -> Result<Option<String>, Failure> {
+    pub(crate) fn name(self, word: Option<String>) -> Result<Option<String>, CommandFailure> {
         Ok(self.names(word.into_iter().collect())?.pop())
     }
 }
@@ -101,13 +103,13 @@ impl fmt::Display for ModelKind {
 
 /// Parses the name of a model: `digits`, `function/digits` or, for a workflow, `workflow/digits`.
 /// Returns the kind, if named, and the name.
-pub(crate) fn model_name(text: &str) -> Result<(Option<ModelKind>, &str), Failure> {
+pub(crate) fn model_name(text: &str) -> Result<(Option<ModelKind>, &str), CommandFailure> {
     let Some((_, name)) = text.split_once('/') else { return Ok((None, text)) };
-    let target: Target = text.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+    let target: ResourceTarget = text.parse().map_err(|error| CommandFailure::usage(format!("{error}")))?;
     match target.kind {
-        Kind::Function => Ok((Some(ModelKind::Function), name)),
-        Kind::Workflow => Ok((Some(ModelKind::Workflow), name)),
-        _ => Err(Failure::usage(format!("{text:?} is neither a function nor a workflow"))
+        ResourceKind::Function => Ok((Some(ModelKind::Function), name)),
+        ResourceKind::Workflow => Ok((Some(ModelKind::Workflow), name)),
+        _ => Err(CommandFailure::usage(format!("{text:?} is neither a function nor a workflow"))
             .hint("write function/NAME, workflow/NAME, or the name alone")),
     }
 }
@@ -134,13 +136,13 @@ mod tests {
 
     #[test]
     fn both_spellings_of_a_target_are_equal() {
-        let target = |text: &str| text.parse::<Target>().unwrap();
+        let target = |text: &str| text.parse::<ResourceTarget>().unwrap();
         assert_eq!(target("function/digits").name(None), Ok(Some("digits".into())));
         assert_eq!(target("fn").name(Some("digits".into())), Ok(Some("digits".into())));
         assert_eq!(target("wf/traffic").name(None), Ok(Some("traffic".into())));
-        assert_eq!(target("workflow").kind, Kind::Workflow);
+        assert_eq!(target("workflow").kind, ResourceKind::Workflow);
         assert_eq!(target("nodes").name(None), Ok(None));
         assert!(target("function/a").name(Some("b".into())).is_err());
-        assert_eq!("pods".parse::<Target>(), Err(UnknownKind("pods".into())));
+        assert_eq!("pods".parse::<ResourceTarget>(), Err(UnknownKind("pods".into())));
     }
 }

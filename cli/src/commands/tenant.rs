@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU32;
 
-use millrace_types::{Quota, Share, TenantName};
+use millrace_types::{Quota, ResourceShare, TenantName};
 
 use super::apply::rules::try_tenant;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::{print, tenants};
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 const EXAMPLES: &str = "\
 Caps apply to each node separately. Requests beyond the caps wait; nothing is refused, except a model
@@ -48,11 +48,11 @@ struct Set {
     /// exceeded only on GPUs that no other tenant within its share waits for or needed in the last
     /// ten seconds.
     #[arg(long, value_name = "SHARE")]
-    gpu_share: Option<Share>,
+    gpu_share: Option<ResourceShare>,
     /// The share of a node's GPU memory that the models of the tenant's running requests may use; a
     /// hard limit.
     #[arg(long, value_name = "SHARE")]
-    memory_share: Option<Share>,
+    memory_share: Option<ResourceShare>,
     /// Remove every cap.
     #[arg(long, conflicts_with_all = ["gpus_max", "gpu_share", "memory_share"])]
     no_caps: bool,
@@ -61,16 +61,16 @@ struct Set {
     dry_run: bool,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let Verb::Set(Set { name, gpus_max, gpu_share, memory_share, no_caps, dry_run }) = args.verb;
     let quota = Quota { gpus_max, gpu_share, memory_share };
     if quota.is_none() && !no_caps {
-        return Err(Failure::usage("no cap is named")
+        return Err(CommandFailure::usage("no cap is named")
             .hint("name --gpus-max, --gpu-share or --memory-share; or --no-caps to remove all caps"));
     }
     let (set, suffix) = match dry_run {
         true => (try_tenant(&name, &quota, &session.admin).await, " (dry run)"),
-        false => (session.admin.set_tenant(&name, &quota).await.map_err(Failure::from), ""),
+        false => (session.admin.set_tenant(&name, &quota).await.map_err(CommandFailure::from), ""),
     };
     let tenant = set.map_err(|failure| failure.about(format_args!("tenant/{name}")))?;
     print(&format!("tenant/{name} {}{suffix}", tenants::caps(&tenant)))

@@ -1,9 +1,9 @@
 //! `trace`: the spans of a request.
 
-use crate::failure::Failure;
-use crate::output::traces::Trace;
-use crate::output::{Output, document, print};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::output::traces::TraceDocument;
+use crate::output::{ListOutput, document, print};
+use crate::session::ClusterSession;
 
 const AFTER: &str = "\
 Every response names its request (x-request-id; 'millrace invoke' prints it). Controllers and workers
@@ -22,11 +22,11 @@ pub(crate) struct Args {
     #[arg(value_name = "ID")]
     id: String,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let trace = Trace::new(session.admin.trace(&args.id).await?);
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
+    let trace = TraceDocument::new(session.admin.trace(&args.id).await?);
     if let Some(text) = document(args.output.output, &trace)? {
         return print(&text);
     }

@@ -3,9 +3,9 @@
 use millrace_client::messages::GetVersionResponse;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::{Output, document, print};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::output::{ListOutput, document, print};
+use crate::session::ClusterSession;
 
 /// Print the versions of this client and of the cluster.
 #[derive(Debug, clap::Args)]
@@ -14,7 +14,7 @@ pub(crate) struct Args {
     #[arg(long)]
     client: bool,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
 #[derive(Serialize)]
@@ -34,12 +34,12 @@ struct Server {
     api_versions: Vec<String>,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     // Print the client's version even if the cluster does not answer.
     let answer = if args.client { Ok(None) } else { session.admin.version().await.map(Some) };
     let (server, failure) = match answer {
         Ok(server) => (server.map(Server::from), None),
-        Err(error) => (None, Some(Failure::from(error))),
+        Err(error) => (None, Some(CommandFailure::from(error))),
     };
     let versions = Versions { client: millrace_proto::BUILD, server };
     match document(args.output.output, &versions)? {

@@ -5,18 +5,19 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use millrace_client::Address;
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 use millrace_types::NodeName;
 use millrace_worker::process_port::ExecutorCommand;
-use millrace_worker::service::Limits;
-use millrace_worker::start::{LookupOrder, SchedulingPolicy, Worker, WorkerConfig};
+use millrace_worker::service::ServiceLimits;
+use millrace_worker::start::{LookupOrder, RunningWorker, SchedulingPolicy, WorkerConfig};
 
 use crate::commands::options::{
-    AddressConnections, Machine, Origin, ServerOptions, WorkerConnections, advertised, executor_threads,
+    AddressConnections, ParentProcess, ServerOptions, WorkerConnections, WorkerOptions, advertised,
+    executor_threads,
 };
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::{self, Stop, WorkerReady, announce, loopback, seed};
+use crate::process::{self, StopSignals, WorkerReady, announce, loopback, seed};
 
 /// The default port for gateways.
 pub(crate) const WORKER_PORT: u16 = 7080;
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     executor_threads: Option<NonZeroU32>,
     #[command(flatten)]
-    machine: Machine,
+    machine: WorkerOptions,
     #[command(flatten)]
     connections: WorkerConnections,
     #[command(flatten)]
@@ -62,27 +63,27 @@ pub(crate) struct Args {
     #[command(flatten)]
     options: ServerOptions,
     #[command(flatten)]
-    origin: Origin,
+    origin: ParentProcess,
 }
 
-pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
-    args.origin.obey()?;
+pub(crate) async fn run(args: Args, kept: Option<SpanRing>) -> Result<(), CommandFailure> {
+    args.origin.tie_lifetime()?;
     private::tighten(&args.data_dir)?;
     // Listen for signals before anything starts, so that no signal is missed.
-    let mut stop = Stop::new()?;
+    let mut stop = StopSignals::new()?;
     let config = WorkerConfig { kept, ..args.config()? };
     let mut worker = tokio::select! {
         worker = millrace_worker::start::start(config) => {
-            worker.map_err(|error| Failure::failed(format!("{}: {error}", args.name)))?
+            worker.map_err(|error| CommandFailure::failed(format!("{}: {error}", args.name)))?
         }
         () = stop.asked() => return Ok(()),
     };
     announce(&line(&args.name, &worker))?;
     let ended = tokio::select! {
         () = stop.asked() => Ok(()),
-        error = worker.failed() => Err(Failure::failed(format!("{}: {error}", args.name))),
+        error = worker.failed() => Err(CommandFailure::failed(format!("{}: {error}", args.name))),
     };
-    process::say_stopping(args.options.grace);
+    process::print_stopping(args.options.grace);
     tokio::select! {
         () = end(worker, args.options.grace) => ended,
         // Dropping the worker ends it, executors included.
@@ -90,12 +91,12 @@ pub(crate) async fn run(args: Args, kept: Option<Kept>) -> Result<(), Failure> {
     }
 }
 
-async fn end(worker: Worker, grace: std::time::Duration) {
+async fn end(worker: RunningWorker, grace: std::time::Duration) {
     worker.drain(grace).await;
     worker.shutdown().await;
 }
 
-fn line(name: &NodeName, worker: &Worker) -> WorkerReady {
+fn line(name: &NodeName, worker: &RunningWorker) -> WorkerReady {
     WorkerReady {
         ready: true,
         role: "worker".to_owned(),
@@ -112,7 +113,7 @@ impl Args {
         self.name.to_string()
     }
 
-    fn config(&self) -> Result<WorkerConfig, Failure> {
+    fn config(&self) -> Result<WorkerConfig, CommandFailure> {
         self.options.check_exposed(self.listen)?;
         let topology = self.machine.topology()?;
         let threads = self.executor_threads.map(NonZeroU32::get);
@@ -132,11 +133,11 @@ impl Args {
             isolation: self.machine.isolation,
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
-                .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?,
+                .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
             programs: self.machine.programs()?,
             faults: self.options.faults(),
             seed: seed()?,
-            limits: Limits { port: self.connections.port(&self.address)?, ..Limits::default() },
+            limits: ServiceLimits { port: self.connections.port(&self.address)?, ..ServiceLimits::default() },
             kept: None,
         })
     }

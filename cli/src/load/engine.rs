@@ -12,13 +12,13 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::clock;
-use crate::failure::Failure;
-use crate::load::schedule::Schedule;
-use crate::load::sequence::{Place, Sequence, Sequences};
-use crate::load::stats::{Answer, Problem, Stats};
-use crate::load::target::{Protocol, Target};
+use crate::failure::CommandFailure;
+use crate::load::schedule::SendSchedule;
+use crate::load::sequence::{ClientSequence, ClientSequences, SequencePosition};
+use crate::load::stats::{LoadResponse, LoadStats, Problem};
+use crate::load::target::{LoadTarget, Protocol};
 use crate::load::timer::Timer;
-use crate::load::{Args, Arrival, grpc, http};
+use crate::load::{Args, ArrivalPattern, grpc, http};
 
 /// The pause of a client after a failed request, so that the client does not spin.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -26,49 +26,49 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(10);
 const BURST: u32 = 32;
 
 /// The client that sends the requests.
-pub(super) enum Client {
-    Grpc(grpc::Sender),
-    Http(http::Sender),
+pub(super) enum LoadClient {
+    Grpc(grpc::GrpcSender),
+    Http(http::HttpSender),
 }
 
 /// The configuration of a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
-    pub(super) pace: Pace,
+pub(super) struct LoadPlan {
+    pub(super) pace: LoadLoop,
     /// The timeout of a request.
     pub(super) timeout: Duration,
     /// The sequences of the clients, if the function keeps state. Closed loop only.
-    pub(super) sequences: Option<Sequences>,
+    pub(super) sequences: Option<ClientSequences>,
 }
 
 /// The rule that decides when the next request is sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Pace {
+pub(super) enum LoadLoop {
     /// A client sends its next request when the previous response arrives. The number of clients is
     /// fixed.
     Closed { concurrency: usize },
     /// Requests are sent by a clock, at a rate per second.
-    Open { rate: f64, arrival: Arrival, max_in_flight: usize },
+    Open { rate: f64, arrival: ArrivalPattern, max_in_flight: usize },
 }
 
 /// The end of a run.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Until {
+pub(super) enum LoadEnd {
     Elapsed(Duration),
     Sent(u64),
 }
 
-impl Client {
+impl LoadClient {
     pub(super) async fn connect(
-        target: &Target,
+        target: &LoadTarget,
         tensors: &[Tensor],
         args: &Args,
-    ) -> Result<Rc<Self>, Failure> {
+    ) -> Result<Rc<Self>, CommandFailure> {
         Ok(Rc::new(match target.protocol {
             Protocol::Grpc => {
-                Self::Grpc(grpc::Sender::connect(target, tensors, args.connections(target)).await?)
+                Self::Grpc(grpc::GrpcSender::connect(target, tensors, args.connections(target)).await?)
             }
-            Protocol::Http => Self::Http(http::Sender::connect(target, tensors, args.wire()).await?),
+            Protocol::Http => Self::Http(http::HttpSender::connect(target, tensors, args.wire()).await?),
         }))
     }
 
@@ -81,7 +81,12 @@ impl Client {
 
     /// Sends a request. `slot` spreads requests over connections. `place` is the request's position
     /// in a sequence.
-    async fn send(&self, slot: usize, place: Option<Place>, timeout: Duration) -> Result<Answer, Problem> {
+    async fn send(
+        &self,
+        slot: usize,
+        place: Option<SequencePosition>,
+        timeout: Duration,
+    ) -> Result<LoadResponse, Problem> {
         let sent = async {
             match self {
                 Self::Grpc(sender) => sender.send(slot, place).await,
@@ -100,43 +105,48 @@ impl Client {
 
 /// Sends requests until the end, waits for the last responses, and returns the statistics. Must be
 /// called within a `LocalSet`.
-pub(super) async fn run(client: &Rc<Client>, plan: &Plan, until: Until, seed: u64) -> Result<Stats, Failure> {
-    let stats = Rc::new(RefCell::new(Stats::new()));
+pub(super) async fn run(
+    client: &Rc<LoadClient>,
+    plan: &LoadPlan,
+    until: LoadEnd,
+    seed: u64,
+) -> Result<LoadStats, CommandFailure> {
+    let stats = Rc::new(RefCell::new(LoadStats::new()));
     let start = clock::now();
     let cpu = processor_time();
     let mut open = Vec::new();
     match plan.pace {
-        Pace::Closed { concurrency } => {
-            open = closed_loop(client, plan, Gate::new(start, until), concurrency, &stats).await;
+        LoadLoop::Closed { concurrency } => {
+            open = closed_loop(client, plan, RequestGate::new(start, until), concurrency, &stats).await;
         }
-        Pace::Open { rate, arrival, max_in_flight } => {
-            let schedule = Schedule::new(rate, arrival, seed);
-            open_loop(client, plan, Gate::new(start, until), schedule, max_in_flight, &stats).await?;
+        LoadLoop::Open { rate, arrival, max_in_flight } => {
+            let schedule = SendSchedule::new(rate, arrival, seed);
+            open_loop(client, plan, RequestGate::new(start, until), schedule, max_in_flight, &stats).await?;
         }
     }
-    let mut stats = stats.replace(Stats::new());
+    let mut stats = stats.replace(LoadStats::new());
     stats.elapsed = clock::now().duration_since(start);
     stats.cpu = processor_time().saturating_sub(cpu);
-    cut(client, open, plan.timeout).await;
+    end_open_sequences(client, open, plan.timeout).await;
     Ok(stats)
 }
 
 /// The gate that admits each request until the end of the run.
-struct Gate {
+struct RequestGate {
     start: Instant,
-    until: Until,
+    until: LoadEnd,
     sent: Cell<u64>,
 }
 
-impl Gate {
-    fn new(start: Instant, until: Until) -> Self {
+impl RequestGate {
+    fn new(start: Instant, until: LoadEnd) -> Self {
         Self { start, until, sent: Cell::new(0) }
     }
 
     fn admits(&self, moment: Instant) -> bool {
         let open = match self.until {
-            Until::Elapsed(span) => moment < self.start + span,
-            Until::Sent(count) => self.sent.get() < count,
+            LoadEnd::Elapsed(span) => moment < self.start + span,
+            LoadEnd::Sent(count) => self.sent.get() < count,
         };
         if open {
             self.sent.set(self.sent.get() + 1);
@@ -148,12 +158,12 @@ impl Gate {
 /// Runs the closed loop. Returns the clients that are within a sequence, each with the position of
 /// a request that ends the sequence.
 async fn closed_loop(
-    client: &Rc<Client>,
-    plan: &Plan,
-    gate: Gate,
+    client: &Rc<LoadClient>,
+    plan: &LoadPlan,
+    gate: RequestGate,
     concurrency: usize,
-    stats: &Rc<RefCell<Stats>>,
-) -> Vec<(usize, Place)> {
+    stats: &Rc<RefCell<LoadStats>>,
+) -> Vec<(usize, SequencePosition)> {
     let gate = Rc::new(gate);
     let timeout = plan.timeout;
     let mut clients = JoinSet::new();
@@ -165,7 +175,7 @@ async fn closed_loop(
         clients.spawn_local(async move {
             let mut now = clock::now();
             while gate.admits(now) {
-                let outcome = client.send(slot, sequence.as_ref().map(Sequence::next), timeout).await;
+                let outcome = client.send(slot, sequence.as_ref().map(ClientSequence::next), timeout).await;
                 let sent = now;
                 let failed = outcome.is_err();
                 now = clock::now();
@@ -179,7 +189,7 @@ async fn closed_loop(
                     now = clock::now();
                 }
             }
-            Some((slot, sequence?.cut()?))
+            Some((slot, sequence?.end_early()?))
         });
     }
     clients.join_all().await.into_iter().flatten().collect()
@@ -187,7 +197,11 @@ async fn closed_loop(
 
 /// Ends the sequences that are open at the end of the run, so that the server need not keep their
 /// state until the idle timeout. These requests are not measured.
-async fn cut(client: &Rc<Client>, open: Vec<(usize, Place)>, timeout: Duration) {
+async fn end_open_sequences(
+    client: &Rc<LoadClient>,
+    open: Vec<(usize, SequencePosition)>,
+    timeout: Duration,
+) {
     let mut clients = JoinSet::new();
     for (slot, place) in open {
         let client = client.clone();
@@ -207,13 +221,13 @@ struct InFlight {
 }
 
 async fn open_loop(
-    client: &Rc<Client>,
-    plan: &Plan,
-    gate: Gate,
-    schedule: Schedule,
+    client: &Rc<LoadClient>,
+    plan: &LoadPlan,
+    gate: RequestGate,
+    schedule: SendSchedule,
     max_in_flight: usize,
-    stats: &Rc<RefCell<Stats>>,
-) -> Result<(), Failure> {
+    stats: &Rc<RefCell<LoadStats>>,
+) -> Result<(), CommandFailure> {
     let timer = Timer::new()?;
     let in_flight = Rc::new(InFlight::default());
     let timeout = plan.timeout;
@@ -226,7 +240,7 @@ async fn open_loop(
         timer
             .sleep_until(meant)
             .await
-            .map_err(|error| Failure::failed(format!("the timer failed: {error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("the timer failed: {error}")))?;
         stats.borrow_mut().lag.record(clock::now().duration_since(meant));
         if in_flight.count.get() >= max_in_flight {
             let example = format!("{max_in_flight} requests were in flight (--max-in-flight)");
@@ -270,10 +284,10 @@ mod tests {
     #[test]
     fn a_gate_closes_after_its_time_or_its_count() {
         let start = clock::now();
-        let timed = Gate::new(start, Until::Elapsed(Duration::from_secs(1)));
+        let timed = RequestGate::new(start, LoadEnd::Elapsed(Duration::from_secs(1)));
         assert!(timed.admits(start) && timed.admits(start + Duration::from_millis(999)));
         assert!(!timed.admits(start + Duration::from_secs(1)));
-        let counted = Gate::new(start, Until::Sent(2));
+        let counted = RequestGate::new(start, LoadEnd::Sent(2));
         let later = start + Duration::from_secs(99);
         assert_eq!(
             [counted.admits(start), counted.admits(later), counted.admits(start)],

@@ -6,15 +6,15 @@ use std::cell::{Cell, RefCell};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
-use millrace_client::{Address, Split, TENANT_HEADER, Tensor};
+use millrace_client::{Address, LatencyBreakdown, TENANT_HEADER, Tensor};
 use tokio::net::TcpStream;
 use tonic::Status;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::load::payload;
-use crate::load::sequence::Place;
-use crate::load::stats::{Answer, Problem};
-use crate::load::target::Target;
+use crate::load::sequence::SequencePosition;
+use crate::load::stats::{LoadResponse, Problem};
+use crate::load::target::LoadTarget;
 
 const METHOD: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// The HTTP/2 receive window of a stream, in bytes: a response of this size arrives without waiting
@@ -23,11 +23,11 @@ const STREAM_WINDOW: u32 = 4 << 20;
 const CONNECTION_WINDOW: u32 = 16 << 20;
 
 /// A fixed number of connections that requests share, spread over the endpoints in turn.
-pub(super) struct Sender {
+pub(super) struct GrpcSender {
     endpoints: Vec<Endpoint>,
     headers: HeaderMap,
     frame: Bytes,
-    connections: Vec<Slot>,
+    connections: Vec<ConnectionSlot>,
 }
 
 struct Endpoint {
@@ -36,23 +36,28 @@ struct Endpoint {
 }
 
 /// A slot for a connection.
-struct Slot {
+struct ConnectionSlot {
     /// The endpoint of the connection, or of the previous connection if the slot is empty.
     endpoint: Cell<usize>,
     open: RefCell<Option<SendRequest<Bytes>>>,
 }
 
-impl Sender {
+impl GrpcSender {
     /// Opens the connections.
-    pub(super) async fn connect(target: &Target, tensors: &[Tensor], count: usize) -> Result<Self, Failure> {
+    pub(super) async fn connect(
+        target: &LoadTarget,
+        tensors: &[Tensor],
+        count: usize,
+    ) -> Result<Self, CommandFailure> {
         let endpoint = |address: &Address| {
             let authority = address.authority().to_owned();
             let uri = format!("http://{authority}{METHOD}");
-            let uri = uri.parse().map_err(|error| Failure::usage(format!("{uri}: {error}")))?;
+            let uri = uri.parse().map_err(|error| CommandFailure::usage(format!("{uri}: {error}")))?;
             Ok(Endpoint { authority, uri })
         };
-        let endpoints = target.addresses.iter().map(endpoint).collect::<Result<Vec<_>, Failure>>()?;
-        let slot = |index| Slot { endpoint: Cell::new(index % endpoints.len()), open: RefCell::default() };
+        let endpoints = target.addresses.iter().map(endpoint).collect::<Result<Vec<_>, CommandFailure>>()?;
+        let slot =
+            |index| ConnectionSlot { endpoint: Cell::new(index % endpoints.len()), open: RefCell::default() };
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static("application/grpc"));
         headers.insert("te", HeaderValue::from_static("trailers"));
@@ -64,7 +69,7 @@ impl Sender {
             frame: payload::grpc_frame(target, tensors),
         };
         for slot in &sender.connections {
-            sender.open(slot).await.map_err(|problem| Failure::failed(problem.example))?;
+            sender.open(slot).await.map_err(|problem| CommandFailure::failed(problem.example))?;
         }
         Ok(sender)
     }
@@ -75,7 +80,11 @@ impl Sender {
 
     /// Sends the request on one of the connections and waits for the response. The next request on
     /// a broken connection opens it again.
-    pub(super) async fn send(&self, slot: usize, place: Option<Place>) -> Result<Answer, Problem> {
+    pub(super) async fn send(
+        &self,
+        slot: usize,
+        place: Option<SequencePosition>,
+    ) -> Result<LoadResponse, Problem> {
         let slot = &self.connections[slot % self.connections.len()];
         let open = slot.open.borrow().clone();
         let sender = match open {
@@ -97,7 +106,7 @@ impl Sender {
     }
 
     /// Opens a connection to the slot's last endpoint, or to the next endpoint that can be reached.
-    async fn open(&self, slot: &Slot) -> Result<SendRequest<Bytes>, Problem> {
+    async fn open(&self, slot: &ConnectionSlot) -> Result<SendRequest<Bytes>, Problem> {
         let mut outcome = Err(Problem::new("cannot connect", "no endpoint is configured"));
         let last = slot.endpoint.get();
         for index in (0..self.endpoints.len()).map(|step| (last + step) % self.endpoints.len()) {
@@ -116,7 +125,7 @@ impl Sender {
         sender: SendRequest<Bytes>,
         uri: &Uri,
         frame: Bytes,
-    ) -> Result<Result<Answer, Problem>, h2::Error> {
+    ) -> Result<Result<LoadResponse, Problem>, h2::Error> {
         let mut sender = sender.ready().await?;
         let (response, mut body) = sender.send_request(self.head(uri), false)?;
         body.send_data(frame, true)?;
@@ -140,8 +149,11 @@ impl Sender {
                 "the response ended without a message or without a status",
             )));
         }
-        let split = head.headers.get("server-timing").and_then(|header| Split::parse(header.to_str().ok()?));
-        Ok(Ok(Answer { bytes, split }))
+        let split = head
+            .headers
+            .get("server-timing")
+            .and_then(|header| LatencyBreakdown::parse(header.to_str().ok()?));
+        Ok(Ok(LoadResponse { bytes, split }))
     }
 
     fn head(&self, uri: &Uri) -> Request<()> {
@@ -185,6 +197,6 @@ fn problem_in(headers: &HeaderMap) -> Option<Problem> {
     Some(Problem::new(kind, status.message()))
 }
 
-fn header(text: &str) -> Result<HeaderValue, Failure> {
-    HeaderValue::from_str(text).map_err(|error| Failure::usage(format!("{text:?}: {error}")))
+fn header(text: &str) -> Result<HeaderValue, CommandFailure> {
+    HeaderValue::from_str(text).map_err(|error| CommandFailure::usage(format!("{text:?}: {error}")))
 }

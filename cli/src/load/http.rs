@@ -9,21 +9,21 @@ use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
-use millrace_client::{ModelMetadata, Split, TENANT_HEADER, Tensor, TensorMetadata};
+use millrace_client::{LatencyBreakdown, ModelMetadata, TENANT_HEADER, Tensor, TensorMetadata};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 
-use crate::failure::{Exit, Failure};
-use crate::load::payload::{self, HttpBody, Wire};
-use crate::load::sequence::Place;
-use crate::load::stats::{Answer, Problem};
-use crate::load::target::Target;
+use crate::failure::{CommandFailure, ExitStatus};
+use crate::load::payload::{self, HttpBody, HttpTensorEncoding};
+use crate::load::sequence::SequencePosition;
+use crate::load::stats::{LoadResponse, Problem};
+use crate::load::target::LoadTarget;
 
 /// The header with the length of a body's JSON part, after which the binary data begins.
 const JSON_BYTES: &str = "inference-header-content-length";
 
 /// The connections, opened on demand.
-pub(super) struct Sender {
+pub(super) struct HttpSender {
     authority: String,
     uri: Uri,
     headers: HeaderMap,
@@ -31,9 +31,13 @@ pub(super) struct Sender {
     idle: RefCell<Vec<SendRequest<Full<Bytes>>>>,
 }
 
-impl Sender {
+impl HttpSender {
     /// Opens the first connection.
-    pub(super) async fn connect(target: &Target, tensors: &[Tensor], wire: Wire) -> Result<Self, Failure> {
+    pub(super) async fn connect(
+        target: &LoadTarget,
+        tensors: &[Tensor],
+        wire: HttpTensorEncoding,
+    ) -> Result<Self, CommandFailure> {
         let body = payload::http_body(tensors, wire)?;
         let mut headers = common_headers(target)?;
         match body.json_bytes {
@@ -52,7 +56,8 @@ impl Sender {
             body,
             idle: RefCell::default(),
         };
-        let first = open(&sender.authority).await.map_err(|problem| Failure::failed(problem.example))?;
+        let first =
+            open(&sender.authority).await.map_err(|problem| CommandFailure::failed(problem.example))?;
         sender.idle.borrow_mut().push(first);
         Ok(sender)
     }
@@ -62,7 +67,7 @@ impl Sender {
     }
 
     /// Sends the request on an idle or new connection, and waits for the response.
-    pub(super) async fn send(&self, place: Option<Place>) -> Result<Answer, Problem> {
+    pub(super) async fn send(&self, place: Option<SequencePosition>) -> Result<LoadResponse, Problem> {
         let idle = self.idle.borrow_mut().pop();
         let mut connection = match idle {
             Some(connection) => connection,
@@ -89,36 +94,43 @@ impl Sender {
         }
         let bytes = drain(body).await.map_err(lost)?;
         self.idle.borrow_mut().push(connection);
-        let split = head.headers.get("server-timing").and_then(|header| Split::parse(header.to_str().ok()?));
-        Ok(Answer { bytes, split })
+        let split = head
+            .headers
+            .get("server-timing")
+            .and_then(|header| LatencyBreakdown::parse(header.to_str().ok()?));
+        Ok(LoadResponse { bytes, split })
     }
 }
 
 /// Fetches the declared inputs and outputs of a model over HTTP.
-pub(super) async fn metadata(target: &Target) -> Result<ModelMetadata, Failure> {
+pub(super) async fn metadata(target: &LoadTarget) -> Result<ModelMetadata, CommandFailure> {
     let unreachable = |problem: Problem| {
         let hint = "give the address of a running server of the Open Inference Protocol";
-        Failure { exit: Exit::Unreachable, ..Failure::failed(problem.example) }.hint(hint)
+        CommandFailure { exit: ExitStatus::Unreachable, ..CommandFailure::failed(problem.example) }.hint(hint)
     };
     let mut connection = open::<Empty<Bytes>>(only(target)?).await.map_err(unreachable)?;
     let mut request = Request::new(Empty::new());
     *request.uri_mut() = path(target, "")?;
     *request.headers_mut() = common_headers(target)?;
-    let lost = |error: hyper::Error| Failure::failed(format!("{}: {error}", target.names()));
+    let lost = |error: hyper::Error| CommandFailure::failed(format!("{}: {error}", target.names()));
     let (head, body) = connection.send_request(request).await.map_err(lost)?.into_parts();
     let text = body.collect().await.map_err(lost)?.to_bytes();
     if head.status != StatusCode::OK {
-        let exit = if head.status == StatusCode::NOT_FOUND { Exit::NotFound } else { Exit::Failed };
+        let exit =
+            if head.status == StatusCode::NOT_FOUND { ExitStatus::NotFound } else { ExitStatus::Failed };
         let problem = problem(head.status, &text);
-        return Err(Failure { exit, ..Failure::failed(format!("{}: {}", problem.kind, problem.example)) });
+        return Err(CommandFailure {
+            exit,
+            ..CommandFailure::failed(format!("{}: {}", problem.kind, problem.example))
+        });
     }
     read_metadata(&text)
-        .map_err(|error| Failure::failed(format!("the server's metadata is malformed: {error}")))
+        .map_err(|error| CommandFailure::failed(format!("the server's metadata is malformed: {error}")))
 }
 
 /// Returns the only server: over HTTP, a URL names the server.
-fn only(target: &Target) -> Result<&str, Failure> {
-    let address = target.addresses.first().ok_or_else(|| Failure::usage("no server URL is given"))?;
+fn only(target: &LoadTarget) -> Result<&str, CommandFailure> {
+    let address = target.addresses.first().ok_or_else(|| CommandFailure::usage("no server URL is given"))?;
     Ok(address.authority())
 }
 
@@ -129,13 +141,13 @@ struct Metadata {
     versions: Vec<String>,
     #[serde(default)]
     platform: String,
-    inputs: Vec<Declared>,
+    inputs: Vec<TensorDeclaration>,
     #[serde(default)]
-    outputs: Vec<Declared>,
+    outputs: Vec<TensorDeclaration>,
 }
 
 #[derive(Deserialize)]
-struct Declared {
+struct TensorDeclaration {
     name: String,
     datatype: String,
     shape: Vec<i64>,
@@ -143,7 +155,7 @@ struct Declared {
 
 fn read_metadata(json: &[u8]) -> Result<ModelMetadata, String> {
     let read: Metadata = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-    let tensor = |tensor: Declared| {
+    let tensor = |tensor: TensorDeclaration| {
         let datatype = tensor
             .datatype
             .parse()
@@ -185,30 +197,32 @@ async fn drain(mut body: Incoming) -> Result<usize, hyper::Error> {
 /// Returns the error in an error response: `{"error": …}`, with a reason if the server is Millrace.
 fn problem(status: StatusCode, body: &[u8]) -> Problem {
     #[derive(Deserialize)]
-    struct Told {
+    struct ErrorBody {
         error: String,
         reason: Option<String>,
     }
     let number = status.as_u16();
-    match serde_json::from_slice::<Told>(body) {
-        Ok(Told { error, reason: Some(reason) }) => Problem::new(format!("HTTP {number} ({reason})"), error),
-        Ok(Told { error, reason: None }) => Problem::new(format!("HTTP {number}"), error),
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(ErrorBody { error, reason: Some(reason) }) => {
+            Problem::new(format!("HTTP {number} ({reason})"), error)
+        }
+        Ok(ErrorBody { error, reason: None }) => Problem::new(format!("HTTP {number}"), error),
         Err(_) => Problem::new(format!("HTTP {number}"), String::from_utf8_lossy(body)),
     }
 }
 
-fn path(target: &Target, end: &str) -> Result<Uri, Failure> {
+fn path(target: &LoadTarget, end: &str) -> Result<Uri, CommandFailure> {
     let version = match target.version.as_str() {
         "" => String::new(),
         version => format!("/versions/{version}"),
     };
     let path = format!("/v2/models/{}{version}{end}", target.model);
-    path.parse().map_err(|error| Failure::usage(format!("{path}: {error}")))
+    path.parse().map_err(|error| CommandFailure::usage(format!("{path}: {error}")))
 }
 
-fn common_headers(target: &Target) -> Result<HeaderMap, Failure> {
+fn common_headers(target: &LoadTarget) -> Result<HeaderMap, CommandFailure> {
     let header = |text: &str| {
-        HeaderValue::from_str(text).map_err(|error| Failure::usage(format!("{text:?}: {error}")))
+        HeaderValue::from_str(text).map_err(|error| CommandFailure::usage(format!("{text:?}: {error}")))
     };
     let mut headers = HeaderMap::new();
     headers.insert("host", header(only(target)?)?);

@@ -35,13 +35,13 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::task::LocalSet;
 
 use crate::config::Config;
-use crate::failure::Failure;
-use crate::load::engine::{Client, Pace, Plan, Until};
-use crate::load::payload::{Shape, Wire};
-use crate::load::report::Report;
-use crate::load::sequence::Sequences;
-use crate::load::target::Target;
-use crate::output::{Format, Output, document, print};
+use crate::failure::CommandFailure;
+use crate::load::engine::{LoadClient, LoadEnd, LoadLoop, LoadPlan};
+use crate::load::payload::{HttpTensorEncoding, InputShape};
+use crate::load::report::LoadReport;
+use crate::load::sequence::ClientSequences;
+use crate::load::target::LoadTarget;
+use crate::output::{ListFormat, ListOutput, document, print};
 use crate::progress;
 
 const EXAMPLES: &str = "\
@@ -77,7 +77,7 @@ pub(crate) struct Args {
     rate: Option<f64>,
     /// The distribution of the requests at a rate.
     #[arg(long, value_enum, value_name = "KIND", default_value_t, requires = "rate")]
-    arrival: Arrival,
+    arrival: ArrivalPattern,
     /// The limit of requests in flight at a rate; requests beyond the limit are counted as not
     /// sent.
     #[arg(long, value_name = "N", default_value_t = 10_000, requires = "rate")]
@@ -104,7 +104,7 @@ pub(crate) struct Args {
     sequence_length: Option<NonZeroU32>,
     /// The shape of an input; by default, 1 for every variable dimension. May be repeated.
     #[arg(long, value_name = "NAME=SHAPE")]
-    input_shape: Vec<Shape>,
+    input_shape: Vec<InputShape>,
     /// The seed of the random input values.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -115,12 +115,12 @@ pub(crate) struct Args {
     #[arg(long)]
     http_json: bool,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
 /// The distribution of the requests at a rate over time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arrival {
+pub(crate) enum ArrivalPattern {
     /// Exponential gaps, as from independent users.
     #[default]
     Poisson,
@@ -128,36 +128,36 @@ pub(crate) enum Arrival {
     Uniform,
 }
 
-pub(crate) fn run(args: &Args, config: &Config) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args, config: &Config) -> Result<(), CommandFailure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::failed(format!("cannot start the async runtime: {error}")))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot start the async runtime: {error}")))?;
     let report = runtime.block_on(LocalSet::new().run_until(measure(args, config)))?;
     match document(args.output.output, &report)? {
         Some(text) => print(&text)?,
-        None => print(&report.text(args.output.output == Format::Wide))?,
+        None => print(&report.text(args.output.output == ListFormat::Wide))?,
     }
     report.verdict()
 }
 
-async fn measure(args: &Args, config: &Config) -> Result<Report, Failure> {
-    let target = Target::of(args, config)?;
+async fn measure(args: &Args, config: &Config) -> Result<LoadReport, CommandFailure> {
+    let target = LoadTarget::of(args, config)?;
     let model = target.metadata(config).await?;
     let tensors = payload::tensors(&model, &args.input_shape, args.seed)?;
-    let client = Client::connect(&target, &tensors, args).await?;
-    let sequences = args.sequence_length.map(|length| Sequences::new(length, generator()));
-    let plan = Plan { pace: pace(args), timeout: args.timeout, sequences };
+    let client = LoadClient::connect(&target, &tensors, args).await?;
+    let sequences = args.sequence_length.map(|length| ClientSequences::new(length, generator()));
+    let plan = LoadPlan { pace: pace(args), timeout: args.timeout, sequences };
     let line = progress::waiting("warming up");
     if !args.warm_up.is_zero() {
-        engine::run(&client, &plan, Until::Elapsed(args.warm_up), args.seed).await?;
+        engine::run(&client, &plan, LoadEnd::Elapsed(args.warm_up), args.seed).await?;
     }
     line.set_message("measuring");
-    let until = args.requests.map_or(Until::Elapsed(args.duration), |count| Until::Sent(count.get()));
+    let until = args.requests.map_or(LoadEnd::Elapsed(args.duration), |count| LoadEnd::Sent(count.get()));
     // Draw other random arrivals than the warm-up's.
     let stats = engine::run(&client, &plan, until, args.seed.wrapping_add(1)).await?;
     line.finish_and_clear();
-    Ok(Report::new(args, &target, &tensors, client.request_bytes(), &stats))
+    Ok(LoadReport::new(args, &target, &tensors, client.request_bytes(), &stats))
 }
 
 /// Returns a seed that differs between generators: no two processes of a machine share a pid and a
@@ -167,17 +167,17 @@ fn generator() -> u64 {
     (now.tv_nsec.cast_unsigned() << 22) ^ u64::from(std::process::id())
 }
 
-fn pace(args: &Args) -> Pace {
+fn pace(args: &Args) -> LoadLoop {
     match args.rate {
-        None => Pace::Closed { concurrency: args.concurrency.get() as usize },
-        Some(rate) => Pace::Open { rate, arrival: args.arrival, max_in_flight: args.max_in_flight },
+        None => LoadLoop::Closed { concurrency: args.concurrency.get() as usize },
+        Some(rate) => LoadLoop::Open { rate, arrival: args.arrival, max_in_flight: args.max_in_flight },
     }
 }
 
 impl Args {
     /// Returns the number of gRPC connections to open: at least one per endpoint if as many
     /// requests are in flight.
-    fn connections(&self, target: &Target) -> usize {
+    fn connections(&self, target: &LoadTarget) -> usize {
         let under_way = match self.rate {
             None => self.concurrency.get() as usize,
             Some(_) => 64,
@@ -186,8 +186,8 @@ impl Args {
         self.connections.map_or_else(usual, |said| said.get() as usize)
     }
 
-    fn wire(&self) -> Wire {
-        if self.http_json { Wire::Json } else { Wire::Binary }
+    fn wire(&self) -> HttpTensorEncoding {
+        if self.http_json { HttpTensorEncoding::Json } else { HttpTensorEncoding::Binary }
     }
 }
 

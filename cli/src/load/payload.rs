@@ -15,9 +15,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Map, Value, json};
 
-use crate::failure::Failure;
-use crate::load::sequence::Place;
-use crate::load::target::Target;
+use crate::failure::CommandFailure;
+use crate::load::sequence::SequencePosition;
+use crate::load::target::LoadTarget;
 use crate::output::answers;
 use crate::tensors::{declared, shape};
 
@@ -26,7 +26,7 @@ const PREFIX: usize = 5;
 
 /// The encoding of tensors over HTTP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wire {
+pub(super) enum HttpTensorEncoding {
     /// The binary tensor extension.
     Binary,
     /// JSON numbers.
@@ -35,12 +35,12 @@ pub(super) enum Wire {
 
 /// An argument `NAME=SHAPE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct InputShape {
     name: String,
     dims: Vec<i64>,
 }
 
-impl FromStr for Shape {
+impl FromStr for InputShape {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, dims) =
@@ -51,7 +51,11 @@ impl FromStr for Shape {
 
 /// Returns a random tensor for each input. The shape is the given one, or the declared one with 1
 /// for each variable dimension. The same seed gives the same values.
-pub(super) fn tensors(model: &ModelMetadata, shapes: &[Shape], seed: u64) -> Result<Vec<Tensor>, Failure> {
+pub(super) fn tensors(
+    model: &ModelMetadata,
+    shapes: &[InputShape],
+    seed: u64,
+) -> Result<Vec<Tensor>, CommandFailure> {
     for shape in shapes {
         declared(model, &shape.name)?;
     }
@@ -62,7 +66,8 @@ pub(super) fn tensors(model: &ModelMetadata, shapes: &[Shape], seed: u64) -> Res
             Some(dims) => shape::fit(input, &dims)?,
             None => input.shape.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect(),
         };
-        let count = element_count(&dims).ok_or_else(|| Failure::usage(format!("{dims:?} is too large")))?;
+        let count =
+            element_count(&dims).ok_or_else(|| CommandFailure::usage(format!("{dims:?} is too large")))?;
         let data = values(input.datatype, count, &mut random);
         Ok(Tensor::new(&input.name, input.datatype, dims, data).map_err(millrace_client::Error::from)?)
     };
@@ -104,7 +109,7 @@ fn values(datatype: DataType, count: usize, random: &mut SmallRng) -> Bytes {
 }
 
 /// Returns the request as a gRPC message with its five-byte prefix.
-pub(super) fn grpc_frame(target: &Target, tensors: &[Tensor]) -> Bytes {
+pub(super) fn grpc_frame(target: &LoadTarget, tensors: &[Tensor]) -> Bytes {
     let input = |tensor: &Tensor| InferInputTensor {
         name: tensor.name().to_owned(),
         datatype: tensor.datatype().to_string(),
@@ -131,7 +136,7 @@ fn framed(len: usize, put: impl FnOnce(&mut BytesMut)) -> Bytes {
 
 /// Returns the request with a position in a sequence. Protobuf merges bytes after a message into
 /// the message, so the parameters are simply appended.
-pub(super) fn grpc_frame_of(frame: &Bytes, Place { id, start, end }: Place) -> Bytes {
+pub(super) fn grpc_frame_of(frame: &Bytes, SequencePosition { id, start, end }: SequencePosition) -> Bytes {
     let parameter = |(name, choice): (&str, ParameterChoice)| {
         (name.to_owned(), InferParameter { parameter_choice: Some(choice) })
     };
@@ -159,7 +164,7 @@ pub(super) struct HttpBody {
 
 impl HttpBody {
     /// Returns the request with a position in a sequence, among the parameters of its JSON.
-    pub(super) fn of_sequence(&self, Place { id, start, end }: Place) -> Self {
+    pub(super) fn of_sequence(&self, SequencePosition { id, start, end }: SequencePosition) -> Self {
         let place = format!(r#""sequence_id":{id},"sequence_start":{start},"sequence_end":{end}"#);
         // A binary body already has parameters, which are last in the JSON; a JSON body has none.
         let (at, place) = match self.json_bytes {
@@ -173,13 +178,17 @@ impl HttpBody {
 }
 
 /// Returns the request as an HTTP body.
-pub(super) fn http_body(tensors: &[Tensor], wire: Wire) -> Result<HttpBody, Failure> {
+pub(super) fn http_body(tensors: &[Tensor], wire: HttpTensorEncoding) -> Result<HttpBody, CommandFailure> {
     let half = |tensor: &&Tensor| matches!(tensor.datatype(), DataType::Fp16 | DataType::Bf16);
-    if wire == Wire::Json
+    if wire == HttpTensorEncoding::Json
         && let Some(tensor) = tensors.iter().find(half)
     {
-        return Err(Failure::usage(format!("{}: JSON cannot encode {}", tensor.name(), tensor.datatype()))
-            .hint("omit --http-json"));
+        return Err(CommandFailure::usage(format!(
+            "{}: JSON cannot encode {}",
+            tensor.name(),
+            tensor.datatype()
+        ))
+        .hint("omit --http-json"));
     }
     let input = |tensor: &Tensor| {
         let mut input = Map::new();
@@ -187,22 +196,24 @@ pub(super) fn http_body(tensors: &[Tensor], wire: Wire) -> Result<HttpBody, Fail
         input.insert("shape".into(), json!(tensor.shape()));
         input.insert("datatype".into(), json!(tensor.datatype().as_str()));
         match wire {
-            Wire::Binary => {
+            HttpTensorEncoding::Binary => {
                 input.insert("parameters".into(), json!({ "binary_data_size": tensor.data().len() }))
             }
-            Wire::Json => input.insert("data".into(), Value::Array(answers::elements(tensor))),
+            HttpTensorEncoding::Json => input.insert("data".into(), Value::Array(answers::elements(tensor))),
         };
         Value::Object(input)
     };
     let inputs: Vec<Value> = tensors.iter().map(input).collect();
     let body = match wire {
-        Wire::Binary => json!({ "inputs": inputs, "parameters": { "binary_data_output": true } }),
-        Wire::Json => json!({ "inputs": inputs }),
+        HttpTensorEncoding::Binary => {
+            json!({ "inputs": inputs, "parameters": { "binary_data_output": true } })
+        }
+        HttpTensorEncoding::Json => json!({ "inputs": inputs }),
     };
     let json = body.to_string();
-    let json_bytes = (wire == Wire::Binary).then_some(json.len());
+    let json_bytes = (wire == HttpTensorEncoding::Binary).then_some(json.len());
     let mut bytes = BytesMut::from(json.as_bytes());
-    if wire == Wire::Binary {
+    if wire == HttpTensorEncoding::Binary {
         tensors.iter().for_each(|tensor| bytes.put_slice(tensor.data()));
     }
     Ok(HttpBody { bytes: bytes.freeze(), json_bytes })
@@ -214,8 +225,8 @@ mod tests {
     use crate::load::target::Protocol;
     use crate::tensors::model_of;
 
-    fn target() -> Target {
-        Target {
+    fn target() -> LoadTarget {
+        LoadTarget {
             protocol: Protocol::Grpc,
             addresses: vec!["h:1".parse().unwrap()],
             model: "m".into(),
@@ -228,14 +239,14 @@ mod tests {
     fn free_dimensions_are_one_unless_a_shape_is_given() {
         let model = model_of(&[("x", DataType::Fp32, &[-1, 4])]);
         let of = |shapes: &[&str]| {
-            let shapes: Vec<Shape> = shapes.iter().map(|text| text.parse().unwrap()).collect();
+            let shapes: Vec<InputShape> = shapes.iter().map(|text| text.parse().unwrap()).collect();
             tensors(&model, &shapes, 0).map(|tensors| tensors[0].shape().to_vec())
         };
         assert_eq!(of(&[]), Ok(vec![1, 4]));
         assert_eq!(of(&["x=3x4"]), Ok(vec![3, 4]));
         assert!(of(&["x=3x5"]).is_err());
         assert!(of(&["y=3x4"]).is_err());
-        assert!("x".parse::<Shape>().is_err());
+        assert!("x".parse::<InputShape>().is_err());
     }
 
     #[test]
@@ -264,7 +275,7 @@ mod tests {
     #[test]
     fn a_place_in_a_sequence_is_among_the_parameters() {
         let tensors = tensors(&model_of(&[("x", DataType::Uint8, &[2])]), &[], 3).unwrap();
-        let place = Place { id: 7, start: true, end: false };
+        let place = SequencePosition { id: 7, start: true, end: false };
 
         let plain = grpc_frame(&target(), &tensors);
         let frame = grpc_frame_of(&plain, place);
@@ -276,7 +287,7 @@ mod tests {
         assert_eq!(given("sequence_end"), ParameterChoice::BoolParam(false));
         assert_eq!(message, ModelInferRequest::decode(plain.slice(5..)).unwrap(), "the rest is unchanged");
 
-        for wire in [Wire::Binary, Wire::Json] {
+        for wire in [HttpTensorEncoding::Binary, HttpTensorEncoding::Json] {
             let plain = http_body(&tensors, wire).unwrap();
             let body = plain.of_sequence(place);
             let end = body.json_bytes.unwrap_or(body.bytes.len());
@@ -287,7 +298,7 @@ mod tests {
                 (&7.into(), &true.into())
             );
             assert_eq!(parameters["sequence_end"], false);
-            assert_eq!(parameters.get("binary_data_output").is_some(), wire == Wire::Binary);
+            assert_eq!(parameters.get("binary_data_output").is_some(), wire == HttpTensorEncoding::Binary);
             assert_eq!(json["inputs"][0]["name"], "x");
             assert_eq!(body.bytes[end..], plain.bytes[plain.json_bytes.unwrap_or(plain.bytes.len())..]);
         }
@@ -296,11 +307,11 @@ mod tests {
     #[test]
     fn http_bodies_are_json_or_json_and_binary() {
         let tensors = [Tensor::new("x", DataType::Uint8, vec![1, 2], Bytes::from_static(&[7, 8])).unwrap()];
-        let binary = http_body(&tensors, Wire::Binary).unwrap();
+        let binary = http_body(&tensors, HttpTensorEncoding::Binary).unwrap();
         let json = r#"{"inputs":[{"name":"x","shape":[1,2],"datatype":"UINT8","parameters":{"binary_data_size":2}}],"parameters":{"binary_data_output":true}}"#;
         assert_eq!(binary.json_bytes, Some(json.len()));
         assert_eq!(binary.bytes, [json.as_bytes(), &[7, 8]].concat());
-        let text = http_body(&tensors, Wire::Json).unwrap();
+        let text = http_body(&tensors, HttpTensorEncoding::Json).unwrap();
         assert_eq!(text.json_bytes, None);
         assert_eq!(
             text.bytes,

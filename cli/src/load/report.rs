@@ -6,16 +6,16 @@ use std::time::Duration;
 use millrace_client::Tensor;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::load::stats::{ServerTimes, Stats, Times};
-use crate::load::target::{Protocol, Target};
-use crate::load::{Args, Arrival};
-use crate::output::table::{Table, col};
-use crate::output::{Format, text};
+use crate::failure::CommandFailure;
+use crate::load::stats::{LoadStats, ServerHistograms, TimeHistogram};
+use crate::load::target::{LoadTarget, Protocol};
+use crate::load::{Args, ArrivalPattern};
+use crate::output::table::{TextTable, col};
+use crate::output::{ListFormat, text};
 
 /// The results of a run. Times are in microseconds.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct LoadReport {
     server: String,
     protocol: &'static str,
     model: String,
@@ -87,13 +87,13 @@ struct ErrorReport {
     example: String,
 }
 
-impl Report {
+impl LoadReport {
     pub(super) fn new(
         args: &Args,
-        target: &Target,
+        target: &LoadTarget,
         tensors: &[Tensor],
         request_bytes: usize,
-        stats: &Stats,
+        stats: &LoadStats,
     ) -> Self {
         let errors = stats.problems.iter().map(|(kind, (count, example))| {
             (kind.clone(), ErrorReport { count: *count, example: example.clone() })
@@ -129,14 +129,14 @@ impl Report {
     }
 
     /// Returns a failure if no request was answered.
-    pub(super) fn verdict(&self) -> Result<(), Failure> {
+    pub(super) fn verdict(&self) -> Result<(), CommandFailure> {
         if self.answered > 0 {
             return Ok(());
         }
         let first = self.errors.iter().next();
         let why = first
             .map_or("no request was sent".to_owned(), |(kind, error)| format!("{kind}: {}", error.example));
-        Err(Failure::failed(format!("no request was answered: {why}")))
+        Err(CommandFailure::failed(format!("no request was answered: {why}")))
     }
 
     /// Returns the results as text, with `details` in full.
@@ -165,15 +165,22 @@ impl Report {
             lines.push(format!("{} failed, {kind}: {}", text::count(error.count), error.example));
         }
         lines.push(String::new());
-        lines.push(self.times_table(details).render(Format::Table));
+        lines.push(self.times_table(details).render(ListFormat::Table));
         let mut text = lines.join("\n");
         text += &format!("client: {:.2} processors busy\n", self.client_cpus);
         text
     }
 
-    fn times_table(&self, details: bool) -> Table {
-        let mut table =
-            Table::new([col(""), col("p50"), col("p90"), col("p99"), col("p99.9"), col("max"), col("mean")]);
+    fn times_table(&self, details: bool) -> TextTable {
+        let mut table = TextTable::new([
+            col(""),
+            col("p50"),
+            col("p90"),
+            col("p99"),
+            col("p99.9"),
+            col("max"),
+            col("mean"),
+        ]);
         let mut row = |name: &str, times: &TimesReport| {
             let time = |micros: f64| text::latency(Duration::from_nanos((micros * 1e3) as u64));
             let cells = [times.p50, times.p90, times.p99, times.p99_9, times.max, times.mean].map(time);
@@ -204,8 +211,8 @@ impl PaceReport {
             Some(rate) => Self::Open {
                 rate,
                 arrival: match args.arrival {
-                    Arrival::Poisson => "poisson",
-                    Arrival::Uniform => "uniform",
+                    ArrivalPattern::Poisson => "poisson",
+                    ArrivalPattern::Uniform => "uniform",
                 },
             },
         }
@@ -213,7 +220,7 @@ impl PaceReport {
 }
 
 impl TimesReport {
-    fn of(times: &Times) -> Self {
+    fn of(times: &TimeHistogram) -> Self {
         let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
         Self {
             min: micros(times.min()),
@@ -229,7 +236,7 @@ impl TimesReport {
 }
 
 impl ServerReport {
-    fn of(times: &ServerTimes) -> Self {
+    fn of(times: &ServerHistograms) -> Self {
         Self {
             queue: TimesReport::of(&times.queue),
             swap: TimesReport::of(&times.swap),

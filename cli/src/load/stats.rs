@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use millrace_client::Split;
+use millrace_client::LatencyBreakdown;
 
-use crate::load::sequence::Ended;
+use crate::load::sequence::SequenceCounts;
 
 /// The longest time that a histogram distinguishes.
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -15,11 +15,11 @@ const DIGITS: u8 = 3;
 
 /// A successful response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct LoadResponse {
     /// The size of the message or body.
     pub(super) bytes: usize,
     /// The latency breakdown, if the server reports a breakdown.
-    pub(super) split: Option<Split>,
+    pub(super) split: Option<LatencyBreakdown>,
 }
 
 /// The failure of a request.
@@ -39,9 +39,9 @@ impl Problem {
 
 /// A histogram of times in nanoseconds.
 #[derive(Debug, Clone)]
-pub(super) struct Times(Histogram<u64>);
+pub(super) struct TimeHistogram(Histogram<u64>);
 
-impl Times {
+impl TimeHistogram {
     fn new() -> Self {
         let longest = u64::try_from(LONGEST.as_nanos()).unwrap_or(u64::MAX);
         Self(Histogram::new_with_bounds(1, longest, DIGITS).expect("the bounds are constant and in order"))
@@ -80,57 +80,59 @@ impl Times {
 
 /// The server's latency breakdown of the answered requests.
 #[derive(Debug, Clone)]
-pub(super) struct ServerTimes {
-    pub(super) queue: Times,
-    pub(super) swap: Times,
-    pub(super) run: Times,
-    pub(super) total: Times,
+pub(super) struct ServerHistograms {
+    pub(super) queue: TimeHistogram,
+    pub(super) swap: TimeHistogram,
+    pub(super) run: TimeHistogram,
+    pub(super) total: TimeHistogram,
     /// The client's latency without the model's run.
-    pub(super) added: Times,
+    pub(super) added: TimeHistogram,
 }
 
 /// The measurements of one run.
 #[derive(Debug, Clone)]
-pub(super) struct Stats {
-    pub(super) latency: Times,
+pub(super) struct LoadStats {
+    pub(super) latency: TimeHistogram,
     /// The delay between a request's planned and actual send time, caused by the generator. Open
     /// loop only.
-    pub(super) lag: Times,
+    pub(super) lag: TimeHistogram,
     /// The server's breakdown. `None` until a response has a breakdown.
-    pub(super) server: Option<Box<ServerTimes>>,
+    pub(super) server: Option<Box<ServerHistograms>>,
     /// The count of each kind of failure, and the first message.
     pub(super) problems: BTreeMap<String, (u64, String)>,
     pub(super) answer_bytes: u64,
     /// The ended sequences, if the requests belonged to sequences.
-    pub(super) sequences: Ended,
+    pub(super) sequences: SequenceCounts,
     /// The time from the start to the last response.
     pub(super) elapsed: Duration,
     /// The processor time that this process used during the run.
     pub(super) cpu: Duration,
 }
 
-impl Stats {
+impl LoadStats {
     pub(super) fn new() -> Self {
         Self {
-            latency: Times::new(),
-            lag: Times::new(),
+            latency: TimeHistogram::new(),
+            lag: TimeHistogram::new(),
             server: None,
             problems: BTreeMap::new(),
             answer_bytes: 0,
-            sequences: Ended::default(),
+            sequences: SequenceCounts::default(),
             elapsed: Duration::ZERO,
             cpu: Duration::ZERO,
         }
     }
 
     /// Records the outcome of a request.
-    pub(super) fn record(&mut self, latency: Duration, outcome: Result<Answer, Problem>) {
+    pub(super) fn record(&mut self, latency: Duration, outcome: Result<LoadResponse, Problem>) {
         match outcome {
             Ok(answer) => {
                 self.latency.record(latency);
                 self.answer_bytes += answer.bytes as u64;
                 if let Some(split) = answer.split {
-                    self.server.get_or_insert_with(|| Box::new(ServerTimes::new())).record(latency, &split);
+                    self.server
+                        .get_or_insert_with(|| Box::new(ServerHistograms::new()))
+                        .record(latency, &split);
                 }
             }
             Err(problem) => {
@@ -150,13 +152,13 @@ impl Stats {
     }
 }
 
-impl ServerTimes {
+impl ServerHistograms {
     fn new() -> Self {
-        let [queue, swap, run, total, added] = std::array::from_fn(|_| Times::new());
+        let [queue, swap, run, total, added] = std::array::from_fn(|_| TimeHistogram::new());
         Self { queue, swap, run, total, added }
     }
 
-    fn record(&mut self, latency: Duration, split: &Split) {
+    fn record(&mut self, latency: Duration, split: &LatencyBreakdown) {
         self.queue.record(split.queue);
         self.swap.record(split.swap);
         self.run.record(split.run);
@@ -180,9 +182,9 @@ mod tests {
 
     #[test]
     fn percentiles_match_the_recorded_times() {
-        let mut stats = Stats::new();
+        let mut stats = LoadStats::new();
         for millis in 1..=1000 {
-            stats.record(ms(millis), Ok(Answer { bytes: 10, split: None }));
+            stats.record(ms(millis), Ok(LoadResponse { bytes: 10, split: None }));
         }
         stats.elapsed = Duration::from_secs(2);
         for (share, expected) in [(0.5, 500), (0.9, 900), (0.99, 990), (0.999, 999), (1.0, 1000)] {
@@ -195,7 +197,7 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_kind_and_excluded_from_the_latencies() {
-        let mut stats = Stats::new();
+        let mut stats = LoadStats::new();
         for example in ["first", "second"] {
             stats.record(ms(1), Err(Problem::new("UNAVAILABLE", example)));
         }
@@ -207,15 +209,15 @@ mod tests {
 
     #[test]
     fn added_latency_excludes_the_run() {
-        let mut stats = Stats::new();
-        let split = Split { run: ms(2), total: ms(3), ..Split::default() };
-        stats.record(ms(5), Ok(Answer { bytes: 0, split: Some(split) }));
+        let mut stats = LoadStats::new();
+        let split = LatencyBreakdown { run: ms(2), total: ms(3), ..LatencyBreakdown::default() };
+        stats.record(ms(5), Ok(LoadResponse { bytes: 0, split: Some(split) }));
         assert!(close(stats.server.unwrap().added.max(), ms(3)));
     }
 
     #[test]
     fn a_time_beyond_the_longest_is_recorded_as_the_longest() {
-        let mut times = Times::new();
+        let mut times = TimeHistogram::new();
         times.record(Duration::from_secs(86_400));
         assert!(close(times.max(), LONGEST));
     }

@@ -1,10 +1,10 @@
 //! The server under load, its protocol, and the inputs of its model.
 
-use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
+use millrace_client::{Address, Endpoints, InferenceClient, ModelMetadata};
 
 use crate::commands::target::model_name;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::load::{Args, http};
 
 /// A protocol of the server under load.
@@ -16,7 +16,7 @@ pub(super) enum Protocol {
 
 /// A model on a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct LoadTarget {
     pub(super) protocol: Protocol,
     /// The addresses of the server's endpoints, over which the connections are spread.
     pub(super) addresses: Vec<Address>,
@@ -25,13 +25,15 @@ pub(super) struct Target {
     pub(super) tenant: String,
 }
 
-impl Target {
-    pub(super) fn of(args: &Args, config: &Config) -> Result<Self, Failure> {
+impl LoadTarget {
+    pub(super) fn of(args: &Args, config: &Config) -> Result<Self, CommandFailure> {
         let positional_url = args.target.as_deref().filter(|target| target.contains("://"));
         let name = args.target.as_deref().filter(|target| !target.contains("://"));
         let (protocol, addresses) = match (args.url.as_deref(), positional_url) {
             (Some(_), Some(_)) => {
-                return Err(Failure::usage("two URLs are given: write one, as an argument or with --url"));
+                return Err(CommandFailure::usage(
+                    "two URLs are given: write one, as an argument or with --url",
+                ));
             }
             (Some(url), None) | (None, Some(url)) => {
                 let (protocol, address) = read_url(url)?;
@@ -40,18 +42,18 @@ impl Target {
             (None, None) => (Protocol::Grpc, config.endpoints.clone()),
         };
         if protocol == Protocol::Grpc && args.http_json {
-            return Err(Failure::usage("--http-json needs an http:// URL"));
+            return Err(CommandFailure::usage("--http-json needs an http:// URL"));
         }
         let model = match (name, args.model.as_deref()) {
             (Some(_), Some(_)) => {
-                return Err(Failure::usage(
+                return Err(CommandFailure::usage(
                     "two models are given: write one, as an argument or with --model",
                 ));
             }
             // Discard the kind: another vendor's server has no admin API that knows kinds.
             (Some(name), None) | (None, Some(name)) => model_name(name)?.1,
             (None, None) => {
-                return Err(Failure::usage("no model is given")
+                return Err(CommandFailure::usage("no model is given")
                     .hint("name the model: millrace load URL --model NAME"));
             }
         };
@@ -70,11 +72,11 @@ impl Target {
     }
 
     /// Fetches the declared inputs and outputs of the model.
-    pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, Failure> {
+    pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, CommandFailure> {
         match self.protocol {
             Protocol::Grpc => {
                 let endpoints = Endpoints::new(self.addresses.clone())?;
-                let inference = Inference::new(endpoints).with_tenant(config.tenant.clone());
+                let inference = InferenceClient::new(endpoints).with_tenant(config.tenant.clone());
                 Ok(inference.model_metadata(&self.model, &self.version).await?)
             }
             Protocol::Http => http::metadata(self).await,
@@ -82,16 +84,16 @@ impl Target {
     }
 }
 
-fn read_url(url: &str) -> Result<(Protocol, Address), Failure> {
+fn read_url(url: &str) -> Result<(Protocol, Address), CommandFailure> {
     let protocol = match url.split_once("://").map(|(scheme, _)| scheme) {
         Some("grpc") => Protocol::Grpc,
         Some("http") => Protocol::Http,
         _ => {
-            return Err(Failure::usage(format!("{url:?} is not a server's URL"))
+            return Err(CommandFailure::usage(format!("{url:?} is not a server's URL"))
                 .hint("write grpc://HOST:PORT or http://HOST:PORT"));
         }
     };
-    let address = url.parse().map_err(|error| Failure::usage(format!("{error}")))?;
+    let address = url.parse().map_err(|error| CommandFailure::usage(format!("{error}")))?;
     Ok((protocol, address))
 }
 
@@ -100,13 +102,13 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    fn target(line: &str) -> Result<Target, Failure> {
+    fn target(line: &str) -> Result<LoadTarget, CommandFailure> {
         let cli =
             <Cli as clap::Parser>::try_parse_from(["millrace", "load"].into_iter().chain(line.split(' ')))
-                .map_err(|error| Failure::usage(error.to_string()))?;
+                .map_err(|error| CommandFailure::usage(error.to_string()))?;
         let Command::Load(args) = cli.command else { panic!("not load") };
         // Do not load this process's settings: other tests change its environment.
-        Target::of(&args, &crate::config::Config::empty())
+        LoadTarget::of(&args, &crate::config::Config::empty())
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// A kernel timer that the runtime awaits like a socket.
 pub(super) struct Timer {
@@ -21,9 +21,9 @@ pub(super) struct Timer {
 
 impl Timer {
     /// Creates a timer. Must be called within a runtime.
-    pub(super) fn new() -> Result<Self, Failure> {
-        fn failed(error: impl std::fmt::Display) -> Failure {
-            Failure::failed(format!("cannot create a timer: {error}"))
+    pub(super) fn new() -> Result<Self, CommandFailure> {
+        fn failed(error: impl std::fmt::Display) -> CommandFailure {
+            CommandFailure::failed(format!("cannot create a timer: {error}"))
         }
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let fd = timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_client::{InferResponse, Split, Tensor};
+use millrace_client::{InferResponse, LatencyBreakdown, Tensor};
 use millrace_types::DataType;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ const ROWS_SHOWN: usize = 16;
 
 /// A response as a document: the protocol's body, and the latency breakdown beside it.
 #[derive(Serialize)]
-pub(crate) struct Document<'a> {
+pub(crate) struct InferResponseDocument<'a> {
     model_name: &'a str,
     model_version: &'a str,
     id: &'a str,
@@ -45,7 +45,7 @@ struct SplitMillis {
     total_ms: f64,
 }
 
-impl<'a> Document<'a> {
+impl<'a> InferResponseDocument<'a> {
     pub(crate) fn of(answer: &'a InferResponse) -> Self {
         let output = |tensor: &'a Tensor| Output {
             name: tensor.name(),
@@ -63,8 +63,8 @@ impl<'a> Document<'a> {
     }
 }
 
-impl From<Split> for SplitMillis {
-    fn from(split: Split) -> Self {
+impl From<LatencyBreakdown> for SplitMillis {
+    fn from(split: LatencyBreakdown) -> Self {
         // The server reports whole microseconds, so further digits would be noise.
         let ms = |span: Duration| span.as_micros() as f64 / 1e3;
         Self {
@@ -193,7 +193,7 @@ pub(crate) fn footer(answer: &InferResponse) -> String {
 }
 
 /// Returns a latency breakdown on a single line.
-pub(crate) fn split_line(split: &Split) -> String {
+pub(crate) fn split_line(split: &LatencyBreakdown) -> String {
     let cold = match split.cold {
         Duration::ZERO => String::new(),
         cold => format!("cold start {} + ", text::latency(cold)),
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_response_document_is_the_protocols_body_with_the_split() {
-        let split = Split {
+        let split = LatencyBreakdown {
             cold: Duration::ZERO,
             queue: Duration::from_micros(100),
             swap: Duration::ZERO,
@@ -278,7 +278,7 @@ mod tests {
                 "data": [0x0101_0101_0101_0101_i64, 0x0101_0101_0101_0101_i64]}],
             "split": {"queue_ms": 0.1, "swap_ms": 0.0, "run_ms": 1.5, "other_ms": 0.4, "total_ms": 2.0},
         });
-        assert_eq!(serde_json::to_value(Document::of(&answer)).unwrap(), expected);
+        assert_eq!(serde_json::to_value(InferResponseDocument::of(&answer)).unwrap(), expected);
         assert_eq!(
             footer(&answer),
             "m@1  request r\ntotal 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + other 400 µs"

@@ -9,8 +9,8 @@ use millrace_client::messages as wire;
 use millrace_types::manifest::API_VERSION;
 use serde::Serialize;
 
-use crate::output::table::{Table, col, wide};
-use crate::output::text::said;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::text::non_empty;
 
 const HOUR_S: f64 = 3_600.0;
 
@@ -144,8 +144,8 @@ impl Billing {
             .map(|bill| Bill {
                 amount: Amount::of(&bill, price),
                 deleted: bill.deleted,
-                tenant: said(bill.tenant),
-                function: said(bill.function),
+                tenant: non_empty(bill.tenant),
+                function: non_empty(bill.function),
             })
             .collect();
         let tenants = items.chunk_by(|a, b| a.tenant == b.tenant).map(|bills| TenantBill {
@@ -166,9 +166,9 @@ impl Billing {
         self.items.is_empty()
     }
 
-    pub(crate) fn table(&self) -> Table {
+    pub(crate) fn table(&self) -> TextTable {
         let cost = if self.price_per_gpu_hour.is_some() { col("COST") } else { wide("COST") };
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             col("TENANT"),
             col("FUNCTION"),
             col("REQUESTS"),
@@ -209,7 +209,7 @@ impl Billing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
+    use crate::output::ListFormat;
 
     fn bill(tenant: &str, function: &str, requests: u64, busy_ms: u64, idle_ms: u64) -> wire::Bill {
         let span = |us: u64| prost_types::Duration::try_from(Duration::from_micros(us)).ok();
@@ -238,14 +238,14 @@ b        old (deleted)   2          0.007s     0.010s   0.008s
 b        (all)           3          0.012s     0.010s   0.013s
 TOTAL    -               6          36.012s    0.011s   36.0131s
 ";
-        assert_eq!(Billing::new(bills(), None).table().render(Format::Table), expected);
+        assert_eq!(Billing::new(bills(), None).table().render(ListFormat::Table), expected);
     }
 
     #[test]
     fn a_price_converts_charges_to_costs() {
         let billing = Billing::new(bills(), Some("100".parse().unwrap()));
         assert_eq!(billing.total.cost.map(|cost| format!("{cost:.4}")).as_deref(), Some("1.0004"));
-        assert!(billing.table().render(Format::Table).contains("36.0131s   1.0004\n"));
+        assert!(billing.table().render(ListFormat::Table).contains("36.0131s   1.0004\n"));
         for text in ["", "x", "-1", "inf", "NaN"] {
             assert_eq!(text.parse::<Price>(), Err(NoPrice), "{text}");
         }
@@ -255,6 +255,6 @@ TOTAL    -               6          36.012s    0.011s   36.0131s
     fn a_single_function_has_no_total_line() {
         let billing = Billing::new(vec![bill("a", "f", 1, 2, 0)], None);
         let expected = "TENANT   FUNCTION   REQUESTS   GPU-TIME   IDLE     CHARGE\na        f          1          0.002s     0.000s   0.002s\n";
-        assert_eq!(billing.table().render(Format::Table), expected);
+        assert_eq!(billing.table().render(ListFormat::Table), expected);
     }
 }

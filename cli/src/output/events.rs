@@ -8,7 +8,7 @@ use crate::output::text::moment;
 /// A cluster event as a document.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Event<'a> {
+pub(crate) struct EventDocument<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) time: Option<String>,
     severity: &'static str,
@@ -17,7 +17,7 @@ pub(crate) struct Event<'a> {
     pub(crate) message: &'a str,
 }
 
-impl<'a> From<&'a wire::Event> for Event<'a> {
+impl<'a> From<&'a wire::Event> for EventDocument<'a> {
     fn from(event: &'a wire::Event) -> Self {
         Self {
             time: event.time.and_then(moment),
@@ -34,7 +34,7 @@ impl<'a> From<&'a wire::Event> for Event<'a> {
 
 /// Formats an event with fixed columns that fit most events, because later events are unknown.
 pub(crate) fn line(event: &wire::Event) -> String {
-    let Event { time, severity, reason, object, message } = Event::from(event);
+    let EventDocument { time, severity, reason, object, message } = EventDocument::from(event);
     let time = time.unwrap_or_else(|| "-".to_owned());
     format!("{time:<20}  {severity:<7}  {reason:<17}  {object:<24}  {message}\n")
 }
@@ -55,7 +55,7 @@ mod tests {
         let expected =
             "2023-11-14T22:13:20Z  Warning  ExecutorRestarted  gpu/worker-1/0            its executor died\n";
         assert_eq!(line(&event), expected);
-        let json = serde_json::to_value(Event::from(&event)).unwrap();
+        let json = serde_json::to_value(EventDocument::from(&event)).unwrap();
         assert_eq!((&json["severity"], &json["time"]), (&"Warning".into(), &"2023-11-14T22:13:20Z".into()));
     }
 }

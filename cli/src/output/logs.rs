@@ -9,7 +9,7 @@ use crate::output::text::moment;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Entry<'a> {
+pub(crate) struct LogLineDocument<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<String>,
     level: &'static str,
@@ -23,7 +23,7 @@ pub(crate) struct Entry<'a> {
     trace_id: &'a str,
 }
 
-impl<'a> From<&'a Line> for Entry<'a> {
+impl<'a> From<&'a Line> for LogLineDocument<'a> {
     fn from(line: &'a Line) -> Self {
         Self {
             time: line.time.and_then(moment),
@@ -51,7 +51,8 @@ fn word(level: Level) -> &'static str {
 
 /// Formats a log line with the name of its process.
 pub(crate) fn line(line: &Line) -> String {
-    let Entry { time, level, process, target, message, fields, trace_id, .. } = Entry::from(line);
+    let LogLineDocument { time, level, process, target, message, fields, trace_id, .. } =
+        LogLineDocument::from(line);
     let time = time.unwrap_or_else(|| "-".to_owned());
     let fields: String = fields.iter().map(|(name, value)| format!(" {name}={value}")).collect();
     let trace = if trace_id.is_empty() { String::new() } else { format!(" trace={trace_id}") };
@@ -76,7 +77,7 @@ mod tests {
         };
         let expected = "2023-11-14T22:13:20Z  WARN   worker-1        millrace_worker::start: worker started gpus=4 trace=ab\n";
         assert_eq!(line(&of), expected);
-        let json = serde_json::to_value(Entry::from(&of)).unwrap();
+        let json = serde_json::to_value(LogLineDocument::from(&of)).unwrap();
         assert_eq!((&json["fields"]["gpus"], &json["traceId"]), (&"4".into(), &"ab".into()));
     }
 }

@@ -20,12 +20,12 @@ use clap::ValueEnum;
 use millrace_types::manifest::{API_VERSION, LIST};
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::output::table::Table;
+use crate::failure::CommandFailure;
+use crate::output::table::TextTable;
 
 /// The format of a listing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum ListFormat {
     /// Aligned columns.
     #[default]
     Table,
@@ -37,10 +37,10 @@ pub(crate) enum Format {
 
 /// The `-o` flag of the verbs that print listings.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
-pub(crate) struct Output {
+pub(crate) struct ListOutput {
     /// The output format.
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub(crate) output: Format,
+    pub(crate) output: ListFormat,
 }
 
 /// A list as a document, in the shape of a Kubernetes list.
@@ -57,34 +57,34 @@ fn whole<T>(items: &[T]) -> List<'_, T> {
 }
 
 /// Prints text, and a newline if the text does not end with a newline.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
+pub(crate) fn print(text: &str) -> Result<(), CommandFailure> {
     let mut stdout = std::io::stdout().lock();
     let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.write_all(end.as_bytes()));
     written.and_then(|()| stdout.flush()).map_err(|error| match error.kind() {
-        ErrorKind::BrokenPipe => Failure::reader_gone(),
-        _ => Failure::failed(format!("cannot write to standard output: {error}")),
+        ErrorKind::BrokenPipe => CommandFailure::reader_gone(),
+        _ => CommandFailure::failed(format!("cannot write to standard output: {error}")),
     })
 }
 
 /// Returns an item as JSON or YAML, or `None` for the table formats.
-pub(crate) fn document<T: Serialize>(format: Format, item: &T) -> Result<Option<String>, Failure> {
-    let failed = |error: String| Failure::failed(format!("cannot write the document: {error}"));
+pub(crate) fn document<T: Serialize>(format: ListFormat, item: &T) -> Result<Option<String>, CommandFailure> {
+    let failed = |error: String| CommandFailure::failed(format!("cannot write the document: {error}"));
     match format {
-        Format::Table | Format::Wide => Ok(None),
-        Format::Json => serde_json::to_string_pretty(item).map(Some).map_err(|e| failed(e.to_string())),
-        Format::Yaml => serde_saphyr::to_string(item).map(Some).map_err(|e| failed(e.to_string())),
+        ListFormat::Table | ListFormat::Wide => Ok(None),
+        ListFormat::Json => serde_json::to_string_pretty(item).map(Some).map_err(|e| failed(e.to_string())),
+        ListFormat::Yaml => serde_saphyr::to_string(item).map(Some).map_err(|e| failed(e.to_string())),
     }
 }
 
 /// Prints a listing: a `List` of documents, or a table. If the table has no rows, prints `empty` to
 /// stderr.
 pub(crate) fn list<T: Serialize>(
-    format: Format,
+    format: ListFormat,
     items: &[T],
-    table: &Table,
+    table: &TextTable,
     empty: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     if let Some(text) = document(format, &whole(items))? {
         return print(&text);
     }
@@ -109,9 +109,9 @@ mod tests {
     fn documents_are_printed_as_json_or_yaml() {
         let list = List { api_version: "v1", kind: "List", items: &[Item { name: "a", shape: vec![1, -1] }] };
         let json = "{\n  \"apiVersion\": \"v1\",\n  \"kind\": \"List\",\n  \"items\": [\n    {\n      \"name\": \"a\",\n      \"shape\": [\n        1,\n        -1\n      ]\n    }\n  ]\n}";
-        assert_eq!(document(Format::Json, &list).unwrap().unwrap(), json);
-        let yaml = document(Format::Yaml, &list).unwrap().unwrap();
+        assert_eq!(document(ListFormat::Json, &list).unwrap().unwrap(), json);
+        let yaml = document(ListFormat::Yaml, &list).unwrap().unwrap();
         assert_eq!(yaml, "apiVersion: v1\nkind: List\nitems:\n- name: a\n  shape:\n  - 1\n  - -1\n");
-        assert_eq!(document(Format::Table, &list).unwrap(), None);
+        assert_eq!(document(ListFormat::Table, &list).unwrap(), None);
     }
 }

@@ -3,12 +3,12 @@
 use millrace_client::messages as wire;
 use serde::Serialize;
 
-use crate::output::table::{Table, col, wide};
+use crate::output::table::{TextTable, col, wide};
 use crate::output::text::moment;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Operation {
+pub(crate) struct OperationDocument {
     id: String,
     kind: String,
     object: String,
@@ -24,7 +24,7 @@ pub(crate) struct Operation {
     cancellable: bool,
 }
 
-impl From<wire::Operation> for Operation {
+impl From<wire::Operation> for OperationDocument {
     fn from(operation: wire::Operation) -> Self {
         Self {
             state: word(operation.state()),
@@ -58,8 +58,8 @@ pub(crate) fn progress(operation: &wire::Operation) -> String {
     if operation.total == 0 { String::new() } else { format!("{}/{}", operation.done, operation.total) }
 }
 
-pub(crate) fn table(operations: &[wire::Operation]) -> Table {
-    let mut table = Table::new([
+pub(crate) fn table(operations: &[wire::Operation]) -> TextTable {
+    let mut table = TextTable::new([
         col("ID"),
         col("KIND"),
         col("OBJECT"),
@@ -89,7 +89,7 @@ pub(crate) fn table(operations: &[wire::Operation]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
+    use crate::output::ListFormat;
 
     #[test]
     fn an_operation_is_printed_with_its_progress() {
@@ -112,6 +112,6 @@ ID   KIND        OBJECT   STATE       DONE   STARTED   MESSAGE
 9    DrainNode   node/a   Running     1/3    -         2 functions are still to move
 4    DrainNode   node/a   Cancelled   -      -         -
 ";
-        assert_eq!(table(&operations).render(Format::Table), expected);
+        assert_eq!(table(&operations).render(ListFormat::Table), expected);
     }
 }

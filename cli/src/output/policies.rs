@@ -3,18 +3,19 @@
 
 use millrace_client::messages as wire;
 use millrace_proto::policy::PolicySpec;
-use millrace_types::manifest::{Kind, POLICY};
+use millrace_types::manifest::{ManifestKind, POLICY};
 use serde::Serialize;
 
-use crate::output::documents::Document;
-use crate::output::table::{Column, Table, col, wide};
-use crate::output::text::{moment, said};
+use crate::output::documents::ManifestDocument;
+use crate::output::table::{TextColumn, TextTable, col, wide};
+use crate::output::text::{moment, non_empty};
 
-pub(crate) type Policy = Document<Metadata, Spec, Status>;
+pub(crate) type PolicyDocument =
+    ManifestDocument<PolicyMetadataDocument, PolicySpecDocument, PolicyStatusDocument>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Metadata {
+pub(crate) struct PolicyMetadataDocument {
     name: &'static str,
     generation: u64,
     resource_version: u64,
@@ -25,7 +26,7 @@ pub(crate) struct Metadata {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Status {
+pub(crate) struct PolicyStatusDocument {
     nodes: Vec<Node>,
 }
 
@@ -36,22 +37,22 @@ struct Node {
     obeys: bool,
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    actual: Option<Spec>,
+    actual: Option<PolicySpecDocument>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Change {
+pub(crate) struct PolicyChangeDocument {
     generation: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     changed_at: Option<String>,
     changed_by: String,
-    spec: Spec,
+    spec: PolicySpecDocument,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Spec {
+pub(crate) struct PolicySpecDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     preset: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,43 +73,43 @@ pub(crate) struct Spec {
     host_links: Option<String>,
 }
 
-impl From<PolicySpec> for Spec {
+impl From<PolicySpec> for PolicySpecDocument {
     fn from(spec: PolicySpec) -> Self {
         Self {
-            preset: said(spec.preset),
-            dispatch: said(spec.dispatch),
-            eviction: said(spec.eviction),
+            preset: non_empty(spec.preset),
+            dispatch: non_empty(spec.dispatch),
+            eviction: non_empty(spec.eviction),
             overtakes_max: spec.overtakes_max,
-            alpha: said(spec.alpha),
-            batching: said(spec.batching),
+            alpha: non_empty(spec.alpha),
+            batching: non_empty(spec.batching),
             slo_window: spec.slo_window,
-            transfer_sharing: said(spec.transfer_sharing),
-            host_links: said(spec.host_links),
+            transfer_sharing: non_empty(spec.transfer_sharing),
+            host_links: non_empty(spec.host_links),
         }
     }
 }
 
-impl From<wire::Policy> for Policy {
+impl From<wire::Policy> for PolicyDocument {
     fn from(policy: wire::Policy) -> Self {
         let node = |it: wire::NodePolicy| Node {
             node: it.node,
             obeys: it.obeys,
             generation: it.generation,
-            actual: it.actual.map(Spec::from),
+            actual: it.actual.map(PolicySpecDocument::from),
         };
-        let metadata = Metadata {
+        let metadata = PolicyMetadataDocument {
             name: POLICY,
             generation: policy.generation,
             resource_version: policy.resource_version,
             updated_at: policy.updated_at.and_then(moment),
-            updated_by: said(policy.updated_by),
+            updated_by: non_empty(policy.updated_by),
         };
-        let status = Status { nodes: policy.nodes.into_iter().map(node).collect() };
-        Self::new(Kind::Policy, metadata, policy.spec.unwrap_or_default().into(), status)
+        let status = PolicyStatusDocument { nodes: policy.nodes.into_iter().map(node).collect() };
+        Self::new(ManifestKind::Policy, metadata, policy.spec.unwrap_or_default().into(), status)
     }
 }
 
-impl From<wire::PolicyChange> for Change {
+impl From<wire::PolicyChange> for PolicyChangeDocument {
     fn from(change: wire::PolicyChange) -> Self {
         Self {
             generation: change.generation,
@@ -120,7 +121,7 @@ impl From<wire::PolicyChange> for Change {
 }
 
 /// Returns the columns of a policy's settings.
-fn columns() -> [Column; 9] {
+fn columns() -> [TextColumn; 9] {
     [
         col("PRESET"),
         col("DISPATCH"),
@@ -151,10 +152,10 @@ fn cells(spec: &PolicySpec) -> [String; 9] {
 }
 
 /// Returns a table of the desired policy and the settings in force on each node.
-pub(crate) fn table(policy: &wire::Policy) -> Table {
+pub(crate) fn table(policy: &wire::Policy) -> TextTable {
     let header = [col("NODE")].into_iter().chain(columns());
     let last = [col("CHANGE"), col("OBEYS"), wide("UPDATED"), wide("BY")];
-    let mut table = Table::new(header.chain(last).collect::<Vec<_>>());
+    let mut table = TextTable::new(header.chain(last).collect::<Vec<_>>());
     let wanted = cells(&policy.spec.clone().unwrap_or_default());
     let updated = policy.updated_at.and_then(moment).unwrap_or_default();
     let last = [policy.generation.to_string(), String::new(), updated, policy.updated_by.clone()];
@@ -169,9 +170,9 @@ pub(crate) fn table(policy: &wire::Policy) -> Table {
 }
 
 /// Returns a table of the last changes.
-pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
+pub(crate) fn changes(changes: &[wire::PolicyChange]) -> TextTable {
     let first = [col("CHANGE"), col("WHEN"), col("BY")];
-    let mut table = Table::new(first.into_iter().chain(columns()).collect::<Vec<_>>());
+    let mut table = TextTable::new(first.into_iter().chain(columns()).collect::<Vec<_>>());
     for change in changes {
         let settings = cells(&change.spec.clone().unwrap_or_default());
         let when = change.changed_at.and_then(moment).unwrap_or_default();
@@ -184,7 +185,7 @@ pub(crate) fn changes(changes: &[wire::PolicyChange]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{Format, document};
+    use crate::output::{ListFormat, document};
     use millrace_proto::convert::policy_spec_wire;
     use millrace_types::manifest::{self, Manifest};
     use millrace_types::policy::{
@@ -209,8 +210,8 @@ NODE       PRESET   DISPATCH   EVICTION   OVERTAKES   ALPHA   BATCHING   WINDOW 
 a          -        torpor     -          -           -       -          100      2        yes
 b          -        -          -          -           -       -          -        2        no
 ";
-        assert_eq!(table(&policy).render(Format::Table), expected);
-        let json = serde_json::to_value(Policy::from(policy)).unwrap();
+        assert_eq!(table(&policy).render(ListFormat::Table), expected);
+        let json = serde_json::to_value(PolicyDocument::from(policy)).unwrap();
         assert_eq!(json["spec"], serde_json::json!({ "dispatch": "torpor" }));
         assert_eq!(json["status"]["nodes"][1]["obeys"], false);
     }
@@ -241,7 +242,7 @@ b          -        -          -          -           -       -          -      
                 nodes: vec![node],
                 ..Default::default()
             };
-            let text = document(Format::Yaml, &Policy::from(policy)).unwrap().unwrap();
+            let text = document(ListFormat::Yaml, &PolicyDocument::from(policy)).unwrap().unwrap();
             assert_eq!(manifest::parse(&text).unwrap(), [Manifest::Policy(spec)], "{text}");
         }
     }
@@ -279,6 +280,6 @@ status:
       dispatch: torpor
       overtakesMax: 9
 ";
-        assert_eq!(document(Format::Yaml, &Policy::from(policy)).unwrap().unwrap(), expected);
+        assert_eq!(document(ListFormat::Yaml, &PolicyDocument::from(policy)).unwrap().unwrap(), expected);
     }
 }

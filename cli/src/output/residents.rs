@@ -28,7 +28,7 @@ pub(crate) fn residents(
 
 /// The state of a model on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ResidentState {
     /// A function of the model is running.
     Running,
     /// Some of the model's weights have not arrived.
@@ -40,7 +40,7 @@ pub(crate) enum State {
     Idle,
 }
 
-impl State {
+impl ResidentState {
     /// Returns the state of a model. `weights` has the models of known functions, so the model of a
     /// deleted function is never `Loading`.
     pub(crate) fn of(gpu: &wire::Gpu, model: &wire::ResidentModel, weights: &BTreeMap<&str, u64>) -> Self {

@@ -1,42 +1,42 @@
 //! Aligned columns without rules, like the output of `kubectl`: easy to read and to cut.
 
-use crate::output::Format;
+use crate::output::ListFormat;
 
 /// The number of spaces between columns.
 const GAP: usize = 3;
 
 /// A column's heading and visibility.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Column {
+pub(crate) struct TextColumn {
     heading: &'static str,
-    wide_only: Shown,
+    wide_only: ColumnVisibility,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum ColumnVisibility {
     Always,
     WideOnly,
 }
 
 /// Returns a column that is always shown.
-pub(crate) const fn col(heading: &'static str) -> Column {
-    Column { heading, wide_only: Shown::Always }
+pub(crate) const fn col(heading: &'static str) -> TextColumn {
+    TextColumn { heading, wide_only: ColumnVisibility::Always }
 }
 
 /// Returns a column that is shown only with `-o wide`.
-pub(crate) const fn wide(heading: &'static str) -> Column {
-    Column { heading, wide_only: Shown::WideOnly }
+pub(crate) const fn wide(heading: &'static str) -> TextColumn {
+    TextColumn { heading, wide_only: ColumnVisibility::WideOnly }
 }
 
 /// A table of rows under headings.
 #[derive(Debug)]
-pub(crate) struct Table {
-    columns: Vec<Column>,
+pub(crate) struct TextTable {
+    columns: Vec<TextColumn>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
-    pub(crate) fn new(columns: impl Into<Vec<Column>>) -> Self {
+impl TextTable {
+    pub(crate) fn new(columns: impl Into<Vec<TextColumn>>) -> Self {
         Self { columns: columns.into(), rows: Vec::new() }
     }
 
@@ -52,9 +52,11 @@ impl Table {
     }
 
     /// Formats the table as lines. An empty cell is printed as `-`.
-    pub(crate) fn render(&self, format: Format) -> String {
+    pub(crate) fn render(&self, format: ListFormat) -> String {
         let shown: Vec<usize> = (0..self.columns.len())
-            .filter(|&index| format == Format::Wide || self.columns[index].wide_only == Shown::Always)
+            .filter(|&index| {
+                format == ListFormat::Wide || self.columns[index].wide_only == ColumnVisibility::Always
+            })
             .collect();
         let cell = |row: &[String], index: usize| match row[index].as_str() {
             "" => "-".to_owned(),
@@ -85,12 +87,12 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_wide_columns_are_hidden() {
-        let mut table = Table::new([col("NAME"), wide("DIGEST"), col("READY")]);
+        let mut table = TextTable::new([col("NAME"), wide("DIGEST"), col("READY")]);
         table.row(["digits".into(), "abc".into(), "True".into()]);
         table.row(["x".into(), "def".into(), String::new()]);
-        assert_eq!(table.render(Format::Table), "NAME     READY\ndigits   True\nx        -\n");
+        assert_eq!(table.render(ListFormat::Table), "NAME     READY\ndigits   True\nx        -\n");
         assert_eq!(
-            table.render(Format::Wide),
+            table.render(ListFormat::Wide),
             "NAME     DIGEST   READY\ndigits   abc      True\nx        def      -\n"
         );
     }

@@ -1,18 +1,19 @@
 //! Tenants for people and programs: in the shape of their manifest, with a `status` beside it.
 
 use millrace_client::messages as wire;
-use millrace_types::manifest::Kind;
+use millrace_types::manifest::ManifestKind;
 use serde::Serialize;
 
-use crate::output::documents::Document;
-use crate::output::table::{Table, col, wide};
-use crate::output::text::{moment, said};
+use crate::output::documents::ManifestDocument;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::text::{moment, non_empty};
 
-pub(crate) type Tenant = Document<Metadata, Spec, Status>;
+pub(crate) type TenantDocument =
+    ManifestDocument<TenantMetadataDocument, TenantSpecDocument, TenantStatusDocument>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Metadata {
+pub(crate) struct TenantMetadataDocument {
     name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     resource_version: Option<u64>,
@@ -24,7 +25,7 @@ pub(crate) struct Metadata {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Spec {
+pub(crate) struct TenantSpecDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     gpus_max: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -34,27 +35,30 @@ pub(crate) struct Spec {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Status {
+pub(crate) struct TenantStatusDocument {
     functions: u32,
 }
 
-impl From<wire::Tenant> for Tenant {
+impl From<wire::Tenant> for TenantDocument {
     fn from(tenant: wire::Tenant) -> Self {
         let quota = tenant.quota.unwrap_or_default();
-        let metadata = Metadata {
+        let metadata = TenantMetadataDocument {
             name: tenant.name,
             resource_version: Some(tenant.resource_version).filter(|&version| version > 0),
             updated_at: tenant.updated_at.and_then(moment),
-            updated_by: said(tenant.updated_by),
+            updated_by: non_empty(tenant.updated_by),
         };
-        let spec =
-            Spec { gpus_max: quota.gpus_max, gpu_share: quota.gpu_share, memory_share: quota.memory_share };
-        Self::new(Kind::Tenant, metadata, spec, Status { functions: tenant.functions })
+        let spec = TenantSpecDocument {
+            gpus_max: quota.gpus_max,
+            gpu_share: quota.gpu_share,
+            memory_share: quota.memory_share,
+        };
+        Self::new(ManifestKind::Tenant, metadata, spec, TenantStatusDocument { functions: tenant.functions })
     }
 }
 
-pub(crate) fn table(tenants: &[wire::Tenant]) -> Table {
-    let mut table = Table::new([
+pub(crate) fn table(tenants: &[wire::Tenant]) -> TextTable {
+    let mut table = TextTable::new([
         col("NAME"),
         col("FUNCTIONS"),
         col("GPUS-MAX"),
@@ -99,21 +103,21 @@ pub(crate) fn caps(tenant: &wire::Tenant) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{Format, document, whole};
+    use crate::output::{ListFormat, document, whole};
     use millrace_proto::convert::quota_wire;
     use millrace_types::manifest::{self, Manifest, TenantManifest};
-    use millrace_types::{Quota, Share, TenantName};
+    use millrace_types::{Quota, ResourceShare, TenantName};
 
     #[test]
     fn printed_tenants_can_be_applied_again() {
-        let quota = Quota { gpu_share: Share::from_ppm(333_333).ok(), ..Quota::NONE };
+        let quota = Quota { gpu_share: ResourceShare::from_ppm(333_333).ok(), ..Quota::NONE };
         let tenant = |name: &str, quota| TenantManifest { name: TenantName::new(name).unwrap(), quota };
         let tenants = [tenant("acme", quota), tenant("beta", Quota::NONE)];
         let shown = tenants.clone().map(|it| {
             let quota = Some(quota_wire(&it.quota));
             let name = it.name.to_string();
             let updated_by = "alice".to_owned();
-            Tenant::from(wire::Tenant {
+            TenantDocument::from(wire::Tenant {
                 name,
                 quota,
                 functions: 2,
@@ -123,11 +127,11 @@ mod tests {
             })
         });
         let applied = tenants.map(Manifest::Tenant);
-        for format in [Format::Yaml, Format::Json] {
+        for format in [ListFormat::Yaml, ListFormat::Json] {
             let text = document(format, &whole(&shown)).unwrap().unwrap();
             assert_eq!(manifest::parse(&text).unwrap(), applied, "{text}");
         }
-        let yaml = document(Format::Yaml, &shown[1]).unwrap().unwrap();
+        let yaml = document(ListFormat::Yaml, &shown[1]).unwrap().unwrap();
         let expected = "\
 apiVersion: millrace/v1
 kind: Tenant

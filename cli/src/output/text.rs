@@ -64,7 +64,7 @@ pub(crate) fn moment(moment: prost_types::Timestamp) -> Option<String> {
 }
 
 /// Returns a text of a message, or `None` if the text is empty.
-pub(crate) fn said(text: String) -> Option<String> {
+pub(crate) fn non_empty(text: String) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 

@@ -8,8 +8,8 @@ use millrace_client::messages as wire;
 use millrace_types::manifest::API_VERSION;
 use serde::Serialize;
 
-use crate::output::Format;
-use crate::output::table::{Table, col, wide};
+use crate::output::ListFormat;
+use crate::output::table::{TextTable, col, wide};
 use crate::output::text::latency;
 
 /// The parts of a request's time, and the span attributes in which the worker reports them.
@@ -22,7 +22,7 @@ const REPEATED: [&str; 5] =
 /// A trace as a document.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Trace {
+pub(crate) struct TraceDocument {
     api_version: &'static str,
     kind: &'static str,
     trace_id: String,
@@ -67,7 +67,7 @@ fn time(ms: f64) -> String {
     latency(Duration::from_nanos((ms * 1e6).round() as u64))
 }
 
-impl Trace {
+impl TraceDocument {
     pub(crate) fn new(trace: wire::Trace) -> Self {
         let began = trace.spans.iter().map(|span| span.start_unix_ns).min().unwrap_or(0);
         let ended = trace.spans.iter().map(|span| span.start_unix_ns.saturating_add(span.duration_ns)).max();
@@ -93,9 +93,9 @@ impl Trace {
     }
 
     /// Returns the spans as a tree with a line each, under a summary line.
-    pub(crate) fn tree(&self, format: Format) -> String {
+    pub(crate) fn tree(&self, format: ListFormat) -> String {
         let mut table =
-            Table::new([col("SPAN"), col("START"), col("TIME"), col("PROCESS"), wide("ID"), col("WHAT")]);
+            TextTable::new([col("SPAN"), col("START"), col("TIME"), col("PROCESS"), wide("ID"), col("WHAT")]);
         let known: BTreeSet<&str> = self.spans.iter().map(|span| span.id.as_str()).collect();
         let roots: Vec<_> = self.spans.iter().filter(|span| !known.contains(span.parent.as_str())).collect();
         for root in roots {
@@ -111,7 +111,7 @@ impl Trace {
 
     /// Adds a span and all its descendants. `lead` is the text before the span's name, and the text
     /// before its children's names.
-    fn branch(&self, table: &mut Table, span: &Span, lead: (&str, &str)) {
+    fn branch(&self, table: &mut TextTable, span: &Span, lead: (&str, &str)) {
         table.row([
             format!("{}{}", lead.0, span.name),
             format!("+{}", time(span.start_ms)),
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_trace_is_printed_as_a_breakdown_and_a_tree_of_spans() {
-        let trace = Trace::new(wire::Trace {
+        let trace = TraceDocument::new(wire::Trace {
             trace_id: "4bf9".into(),
             spans: vec![
                 span("a", "client", "infer", 0, 40, ""),
@@ -232,6 +232,6 @@ infer          +0         40.0 ms   controller-1   queue_ms=2.5
    └─ launch   +16.0 ms   4.00 ms   worker-2       gpu=1
 missing: worker-1: no answer within 1s
 ";
-        assert_eq!(trace.tree(Format::Table), expected);
+        assert_eq!(trace.tree(ListFormat::Table), expected);
     }
 }

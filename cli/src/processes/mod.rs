@@ -21,15 +21,15 @@ use millrace_client::{Address, Admin, Endpoints};
 use serde::de::DeserializeOwned;
 
 use crate::cluster::{names, reachable};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::process::{ControllerReady, WorkerReady};
-use crate::readiness::{self, Wanted};
-pub(crate) use part::Log;
-use part::{Event, Part, Role};
-pub(crate) use plan::Plan;
+use crate::readiness::{self, ExpectedCluster};
+pub(crate) use part::LogPrefix;
+use part::{ChildEvent, ChildRole, ChildServer};
+pub(crate) use plan::GroupPlan;
 use plan::{controller_addresses, worker_addresses};
-use record::{Place, Record};
-pub(crate) use restart::Restart;
+use record::{ControllerAddresses, GroupRecord};
+pub(crate) use restart::RestartPolicy;
 
 /// The time beyond the grace period that a process may take to stop before it is killed.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
@@ -37,24 +37,24 @@ const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The role, pid and addresses of a process, for clients that connect to or kill the process.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 #[serde(tag = "role", rename_all = "lowercase")]
-pub(crate) enum Whereabouts {
+pub(crate) enum ProcessAddress {
     Controller { name: String, id: u64, pid: u32, client: String, internal: String },
     Worker { name: String, pid: u32, address: String },
 }
 
 /// A running group. Dropping the group ends all processes at once.
 #[derive(Debug)]
-pub(crate) struct Group {
-    plan: Plan,
-    controllers: Vec<Part>,
-    workers: Vec<Part>,
-    record: Record,
+pub(crate) struct ProcessGroup {
+    plan: GroupPlan,
+    controllers: Vec<ChildServer>,
+    workers: Vec<ChildServer>,
+    record: GroupRecord,
     cluster: String,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Starts all processes. Returns once each controller reports all voters, and all GPUs as up.
-    pub(crate) async fn start(plan: Plan) -> Result<Self, Failure> {
+    pub(crate) async fn start(plan: GroupPlan) -> Result<Self, CommandFailure> {
         let record = record::read(&plan.data_dir)?;
         plan.check(&record)?;
         let mut group =
@@ -71,13 +71,13 @@ impl Group {
         let nodes = Some(group.plan.workers);
         let admins = group.admins()?;
         tokio::select! {
-            reached = readiness::reached(&admins, Wanted { voters, nodes }, readiness::TIMEOUT) => reached?,
+            reached = readiness::reached(&admins, ExpectedCluster { voters, nodes }, readiness::TIMEOUT) => reached?,
             ended = group.an_end() => return Err(ended),
         }
         Ok(group)
     }
 
-    async fn start_controllers(&mut self, ids: std::ops::RangeInclusive<u64>) -> Result<(), Failure> {
+    async fn start_controllers(&mut self, ids: std::ops::RangeInclusive<u64>) -> Result<(), CommandFailure> {
         for id in ids {
             let mut part = self.plan.controller(&self.record, id)?;
             part.start()?;
@@ -86,7 +86,7 @@ impl Group {
         self.all_ready().await
     }
 
-    async fn start_workers(&mut self) -> Result<(), Failure> {
+    async fn start_workers(&mut self) -> Result<(), CommandFailure> {
         for (index, name) in (0u16..).zip(names(self.plan.workers)?) {
             let mut part = self.plan.worker(&self.record, index, name.to_string())?;
             part.start()?;
@@ -95,12 +95,12 @@ impl Group {
         self.all_ready().await
     }
 
-    fn parts(&mut self) -> impl Iterator<Item = &mut Part> {
+    fn parts(&mut self) -> impl Iterator<Item = &mut ChildServer> {
         self.controllers.iter_mut().chain(&mut self.workers)
     }
 
     /// Waits for the next event of any process. Returns the process's index too.
-    async fn event(&mut self) -> (usize, Event) {
+    async fn event(&mut self) -> (usize, ChildEvent) {
         let parts = self.parts().enumerate();
         let mut events: FuturesUnordered<_> =
             parts.map(|(index, part)| async move { (index, part.event().await) }).collect();
@@ -111,36 +111,36 @@ impl Group {
     }
 
     /// Waits for the ready line of every started process.
-    async fn all_ready(&mut self) -> Result<(), Failure> {
+    async fn all_ready(&mut self) -> Result<(), CommandFailure> {
         let mut awaited = self.parts().filter(|part| part.awaits_ready()).count();
         while awaited > 0 {
             match self.event().await {
-                (index, Event::Ready(line)) => {
+                (index, ChildEvent::Ready(line)) => {
                     self.ready(index, &line)?;
                     awaited -= 1;
                 }
-                (index, Event::Ended { status, .. }) => return Err(self.did_not_start(index, status)),
-                (_, Event::Due) => {}
+                (index, ChildEvent::Ended { status, .. }) => return Err(self.did_not_start(index, status)),
+                (_, ChildEvent::Due) => {}
             }
         }
         Ok(())
     }
 
     /// Waits for the end of any process, which is a failure while the group starts.
-    async fn an_end(&mut self) -> Failure {
+    async fn an_end(&mut self) -> CommandFailure {
         loop {
-            if let (index, Event::Ended { status, .. }) = self.event().await {
+            if let (index, ChildEvent::Ended { status, .. }) = self.event().await {
                 return self.did_not_start(index, status);
             }
         }
     }
 
-    fn did_not_start(&mut self, index: usize, status: std::process::ExitStatus) -> Failure {
+    fn did_not_start(&mut self, index: usize, status: std::process::ExitStatus) -> CommandFailure {
         let name = self.part(index).name.clone();
-        Failure::failed(format!("{name} {}: see its log lines above", part::end_in_words(status)))
+        CommandFailure::failed(format!("{name} {}: see its log lines above", part::end_in_words(status)))
     }
 
-    fn part(&mut self, index: usize) -> &mut Part {
+    fn part(&mut self, index: usize) -> &mut ChildServer {
         match index.checked_sub(self.controllers.len()) {
             None => &mut self.controllers[index],
             Some(index) => &mut self.workers[index],
@@ -148,13 +148,13 @@ impl Group {
     }
 
     /// Records the addresses of a process.
-    fn ready(&mut self, index: usize, line: &str) -> Result<(), Failure> {
+    fn ready(&mut self, index: usize, line: &str) -> Result<(), CommandFailure> {
         let part = self.part(index);
         part.entry.clear();
         match part.role {
-            Role::Controller { id } => {
+            ChildRole::Controller { id } => {
                 let said: ControllerReady = read(&part.name, line)?;
-                let place = Place {
+                let place = ControllerAddresses {
                     id,
                     client: address(&part.name, &said.client)?,
                     internal: address(&part.name, &said.internal)?,
@@ -163,7 +163,7 @@ impl Group {
                 self.cluster = said.cluster;
                 self.record.put_controller(place);
             }
-            Role::Worker => {
+            ChildRole::Worker => {
                 let said: WorkerReady = read(&part.name, line)?;
                 let listens = address(&part.name, &said.address)?;
                 part.addresses = worker_addresses(listens);
@@ -176,21 +176,21 @@ impl Group {
 
     /// Watches the processes: reports each end and the next step, and restarts ended processes if
     /// the plan says so. Returns when no process is left.
-    pub(crate) async fn watch(&mut self) -> Failure {
+    pub(crate) async fn watch(&mut self) -> CommandFailure {
         loop {
             let (index, event) = self.event().await;
             let restart = self.plan.restart;
             let outcome = match event {
-                Event::Ready(line) => {
+                ChildEvent::Ready(line) => {
                     let part = self.part(index);
                     eprintln!("{} is back (pid {})", part.name, part.pid().unwrap_or_default());
                     self.ready(index, &line)
                 }
-                Event::Due => self.part(index).start(),
-                Event::Ended { pid, status, lived } => {
+                ChildEvent::Due => self.part(index).start(),
+                ChildEvent::Ended { pid, status, lived } => {
                     let again = match restart {
-                        Restart::Never => None,
-                        Restart::WithBackoff => Some(self.part(index).start_later(lived)),
+                        RestartPolicy::Never => None,
+                        RestartPolicy::WithBackoff => Some(self.part(index).start_later(lived)),
                     };
                     eprintln!("{}", self.obituary(index, pid, status, again));
                     Ok(())
@@ -199,8 +199,8 @@ impl Group {
             if let Err(failure) = outcome {
                 return failure;
             }
-            if restart == Restart::Never && self.parts().all(|part| part.pid().is_none()) {
-                return Failure::failed("every process of the cluster has ended");
+            if restart == RestartPolicy::Never && self.parts().all(|part| part.pid().is_none()) {
+                return CommandFailure::failed("every process of the cluster has ended");
             }
         }
     }
@@ -213,10 +213,10 @@ impl Group {
         status: std::process::ExitStatus,
         again: Option<Duration>,
     ) -> String {
-        let running = |parts: &[Part]| parts.iter().filter(|part| part.pid().is_some()).count();
+        let running = |parts: &[ChildServer]| parts.iter().filter(|part| part.pid().is_some()).count();
         let meaning = match self.part(index).role {
-            Role::Controller { .. } => meaning(running(&self.controllers), self.controllers.len()),
-            Role::Worker => format!(
+            ChildRole::Controller { .. } => meaning(running(&self.controllers), self.controllers.len()),
+            ChildRole::Worker => format!(
                 "{} of {} workers are left, and they receive its requests",
                 running(&self.workers),
                 self.workers.len()
@@ -235,7 +235,7 @@ impl Group {
     pub(crate) async fn shutdown(mut self) {
         let patience = self.plan.grace + STOP_MARGIN;
         for parts in [&mut self.workers, &mut self.controllers] {
-            let stopped = join_all(parts.iter_mut().map(Part::stop));
+            let stopped = join_all(parts.iter_mut().map(ChildServer::stop));
             if tokio::time::timeout(patience, stopped).await.is_err() {
                 tracing::warn!("a process did not stop in time: killing it");
             }
@@ -253,11 +253,11 @@ impl Group {
     }
 
     /// Returns the role, pid and addresses of every running process.
-    pub(crate) fn whereabouts(&self) -> Vec<Whereabouts> {
+    pub(crate) fn whereabouts(&self) -> Vec<ProcessAddress> {
         let controllers = self.controllers.iter().filter_map(|part| {
-            let Role::Controller { id } = part.role else { return None };
+            let ChildRole::Controller { id } = part.role else { return None };
             let place = self.record.controller(id)?;
-            Some(Whereabouts::Controller {
+            Some(ProcessAddress::Controller {
                 name: part.name.clone(),
                 id,
                 pid: part.pid()?,
@@ -267,15 +267,16 @@ impl Group {
         });
         let workers = self.workers.iter().filter_map(|part| {
             let address = self.record.worker(&part.name)?.to_string();
-            Some(Whereabouts::Worker { name: part.name.clone(), pid: part.pid()?, address })
+            Some(ProcessAddress::Worker { name: part.name.clone(), pid: part.pid()?, address })
         });
         controllers.chain(workers).collect()
     }
 
     /// Returns a client per controller, connected to this controller alone.
-    fn admins(&self) -> Result<Vec<Admin>, Failure> {
+    fn admins(&self) -> Result<Vec<Admin>, CommandFailure> {
         let admin = |endpoint: &String| {
-            let address: Address = endpoint.parse().map_err(|error| Failure::failed(format!("{error}")))?;
+            let address: Address =
+                endpoint.parse().map_err(|error| CommandFailure::failed(format!("{error}")))?;
             Ok(Admin::new(Endpoints::new(vec![address])?))
         };
         self.endpoints().iter().map(admin).collect()
@@ -293,14 +294,14 @@ fn meaning(running: usize, all: usize) -> String {
     }
 }
 
-fn read<T: DeserializeOwned>(part: &str, line: &str) -> Result<T, Failure> {
+fn read<T: DeserializeOwned>(part: &str, line: &str) -> Result<T, CommandFailure> {
     serde_json::from_str(line).map_err(|error| {
-        Failure::failed(format!("{part} printed {line:?} in place of its ready line: {error}"))
+        CommandFailure::failed(format!("{part} printed {line:?} in place of its ready line: {error}"))
     })
 }
 
-fn address(part: &str, text: &str) -> Result<SocketAddr, Failure> {
-    text.parse().map_err(|error| Failure::failed(format!("{part} listens at {text:?}: {error}")))
+fn address(part: &str, text: &str) -> Result<SocketAddr, CommandFailure> {
+    text.parse().map_err(|error| CommandFailure::failed(format!("{part} listens at {text:?}: {error}")))
 }
 
 #[cfg(test)]

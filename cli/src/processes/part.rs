@@ -13,23 +13,23 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::Instant;
 
-use super::restart::Backoff;
+use super::restart::RestartBackoff;
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The longest piece of a log line that is forwarded at once, in bytes.
 const LOG_BYTES: usize = 8 << 10;
 
 /// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ChildRole {
     Controller { id: u64 },
     Worker,
 }
 
 /// The format in which log lines are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Log {
+pub(crate) enum LogPrefix {
     /// Each line follows the name of the process.
     Named,
     /// Lines are unchanged, because each is a JSON document.
@@ -38,9 +38,9 @@ pub(crate) enum Log {
 
 /// A process, and the command that starts it.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct ChildServer {
     pub(super) name: String,
-    pub(super) role: Role,
+    pub(super) role: ChildRole,
     program: PathBuf,
     /// The command-line words without the addresses.
     words: Vec<String>,
@@ -51,9 +51,9 @@ pub(super) struct Part {
     /// The words for the listen addresses. Once the process has bound ports, the words name these
     /// ports.
     pub(super) addresses: Vec<String>,
-    log: Log,
+    log: LogPrefix,
     state: State,
-    backoff: Backoff,
+    backoff: RestartBackoff,
 }
 
 #[derive(Debug)]
@@ -75,7 +75,7 @@ struct Running {
 
 /// An event of a process.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum ChildEvent {
     /// The process printed the ready line.
     Ready(String),
     /// The process ended.
@@ -84,16 +84,16 @@ pub(super) enum Event {
     Due,
 }
 
-impl Part {
+impl ChildServer {
     pub(super) fn new(
         name: String,
-        role: Role,
+        role: ChildRole,
         words: Vec<String>,
         addresses: Vec<String>,
-        log: Log,
-    ) -> Result<Self, Failure> {
+        log: LogPrefix,
+    ) -> Result<Self, CommandFailure> {
         let program = std::env::current_exe()
-            .map_err(|error| Failure::failed(format!("cannot find this program: {error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?;
         Ok(Self {
             name,
             role,
@@ -103,14 +103,15 @@ impl Part {
             addresses,
             log,
             state: State::Down,
-            backoff: Backoff::default(),
+            backoff: RestartBackoff::default(),
         })
     }
 
     /// Starts the process. Must be called on the main thread, because the kernel ends the child
     /// with the thread that started it.
-    pub(super) fn start(&mut self) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| Failure::failed(format!("cannot start {}: {error}", self.name));
+    pub(super) fn start(&mut self) -> Result<(), CommandFailure> {
+        let failed =
+            |error: std::io::Error| CommandFailure::failed(format!("cannot start {}: {error}", self.name));
         let mut child = Command::new(&self.program)
             .args(&self.words)
             .args(&self.entry)
@@ -127,8 +128,8 @@ impl Part {
         let pid = child.id().unwrap_or_default();
         if let Some(errors) = child.stderr.take() {
             let prefix = match self.log {
-                Log::Named => format!("{:<12} | ", self.name),
-                Log::AsIs => String::new(),
+                LogPrefix::Named => format!("{:<12} | ", self.name),
+                LogPrefix::AsIs => String::new(),
             };
             tokio::spawn(pass_on(BufReader::with_capacity(LOG_BYTES, errors), prefix));
         }
@@ -138,12 +139,12 @@ impl Part {
     }
 
     /// Waits for the next event of the process. Cancel-safe.
-    pub(super) async fn event(&mut self) -> Event {
+    pub(super) async fn event(&mut self) -> ChildEvent {
         let running = match &mut self.state {
             State::Running(running) => running,
             State::Due(at) => {
                 tokio::time::sleep_until(*at).await;
-                return Event::Due;
+                return ChildEvent::Due;
             }
             State::Down => return std::future::pending().await,
         };
@@ -151,7 +152,7 @@ impl Part {
             // At the end of the output there is no line: the next event is the end of the process.
             if let Ok(Some(line)) = output.next_line().await {
                 running.output = None;
-                return Event::Ready(line);
+                return ChildEvent::Ready(line);
             }
             running.output = None;
         }
@@ -160,7 +161,7 @@ impl Part {
                 let pid = running.pid;
                 let lived = running.since.elapsed();
                 self.state = State::Down;
-                Event::Ended { pid, status, lived }
+                ChildEvent::Ended { pid, status, lived }
             }
             Err(error) => {
                 tracing::error!(part = self.name, %error, "cannot wait for the end of a process");
@@ -259,7 +260,13 @@ mod tests {
     fn a_command_line_is_quoted_for_a_shell() {
         let words = ["worker", "--data-dir", "/a b/it's", "--listen", "127.0.0.1:1"];
         let words = words.map(str::to_owned).to_vec();
-        let part = Part::new("worker-1".into(), Role::Worker, words, vec!["--gpus".into()], Log::Named);
+        let part = ChildServer::new(
+            "worker-1".into(),
+            ChildRole::Worker,
+            words,
+            vec!["--gpus".into()],
+            LogPrefix::Named,
+        );
         assert_eq!(
             part.unwrap().command_line(),
             r"millrace worker --data-dir '/a b/it'\''s' --listen 127.0.0.1:1 --gpus"

@@ -5,15 +5,15 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::part::{Log, Part, Role};
-use super::record::Record;
-use super::restart::Restart;
+use super::part::{ChildRole, ChildServer, LogPrefix};
+use super::record::GroupRecord;
+use super::restart::RestartPolicy;
 use crate::cluster::{nth, reachable};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The configuration of the group to start.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct GroupPlan {
     /// The data directory. Each process has a folder in it.
     pub(crate) data_dir: PathBuf,
     /// The first controller's address for clients. The other controllers use the next ports, or
@@ -36,18 +36,20 @@ pub(crate) struct Plan {
     pub(crate) machine: Vec<String>,
     /// The time that running requests may take at the end.
     pub(crate) grace: Duration,
-    pub(crate) restart: Restart,
-    pub(crate) log: Log,
+    pub(crate) restart: RestartPolicy,
+    pub(crate) log: LogPrefix,
 }
 
-impl Plan {
+impl GroupPlan {
     /// Refuses a plan that does not match the group in the folder.
-    pub(super) fn check(&self, record: &Record) -> Result<(), Failure> {
+    pub(super) fn check(&self, record: &GroupRecord) -> Result<(), CommandFailure> {
         let has = record.controllers.len();
         let wanted = self.controllers.get() as usize;
         if has > wanted {
             let message = format!("{} holds a group of {has} controllers", self.data_dir.display());
-            return Err(Failure::usage(message).hint(format!("start all of them: --controllers {has}")));
+            return Err(
+                CommandFailure::usage(message).hint(format!("start all of them: --controllers {has}"))
+            );
         }
         let Some(first) = self.internal.filter(|asked| asked.port() != 0) else { return Ok(()) };
         for (index, place) in (0u16..).zip(&record.controllers) {
@@ -58,7 +60,7 @@ impl Plan {
                     self.data_dir.display(),
                     place.internal
                 );
-                return Err(Failure::usage(message)
+                return Err(CommandFailure::usage(message)
                     .hint("omit --internal-listen: the controller then listens at that address"));
             }
         }
@@ -66,7 +68,7 @@ impl Plan {
     }
 
     /// Returns the controller of this id, not started yet.
-    pub(super) fn controller(&self, record: &Record, id: u64) -> Result<Part, Failure> {
+    pub(super) fn controller(&self, record: &GroupRecord, id: u64) -> Result<ChildServer, CommandFailure> {
         let index = u16::try_from(id - 1).unwrap_or(u16::MAX);
         let known = record.controller(id);
         // The first controller has the same folder as the controller of a cluster of one.
@@ -94,14 +96,19 @@ impl Plan {
             None => nth(self.internal.unwrap_or(self.internal_usual), index)?,
         };
         let name = format!("controller-{id}");
-        let role = Role::Controller { id };
-        let mut part = Part::new(name, role, words, controller_addresses(client, internal), self.log)?;
+        let role = ChildRole::Controller { id };
+        let mut part = ChildServer::new(name, role, words, controller_addresses(client, internal), self.log)?;
         part.entry = entry;
         Ok(part)
     }
 
     /// Returns the worker of this name, not started yet.
-    pub(super) fn worker(&self, record: &Record, index: u16, name: String) -> Result<Part, Failure> {
+    pub(super) fn worker(
+        &self,
+        record: &GroupRecord,
+        index: u16,
+        name: String,
+    ) -> Result<ChildServer, CommandFailure> {
         let mut words = self.words("worker", &name);
         let controllers: Vec<_> =
             record.controllers.iter().map(|place| reachable(place.internal).to_string()).collect();
@@ -111,7 +118,7 @@ impl Plan {
             (0, Some(known)) => known,
             _ => nth(self.worker, index)?,
         };
-        Part::new(name, Role::Worker, words, worker_addresses(listen), self.log)
+        ChildServer::new(name, ChildRole::Worker, words, worker_addresses(listen), self.log)
     }
 
     fn words(&self, verb: &str, folder: &str) -> Vec<String> {
@@ -137,12 +144,12 @@ pub(super) fn worker_addresses(listen: SocketAddr) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::process::loopback;
-    use crate::processes::record::Place;
+    use crate::processes::record::ControllerAddresses;
 
-    fn plan() -> Plan {
+    fn plan() -> GroupPlan {
         let controllers = NonZeroU32::new(3).unwrap();
         let workers = NonZeroU32::new(2).unwrap();
-        Plan {
+        GroupPlan {
             data_dir: "d".into(),
             client: loopback(8080),
             internal: None,
@@ -154,25 +161,25 @@ mod tests {
             control: Vec::new(),
             machine: vec!["--gpus".into(), "1".into()],
             grace: Duration::from_secs(1),
-            restart: Restart::Never,
-            log: Log::Named,
+            restart: RestartPolicy::Never,
+            log: LogPrefix::Named,
         }
     }
 
-    fn place(id: u64) -> Place {
+    fn place(id: u64) -> ControllerAddresses {
         let port = 1000 + u16::try_from(id).unwrap();
-        Place { id, client: loopback(port), internal: loopback(port + 100) }
+        ControllerAddresses { id, client: loopback(port), internal: loopback(port + 100) }
     }
 
-    fn record(ids: &[u64]) -> Record {
-        Record { controllers: ids.iter().copied().map(place).collect(), workers: Vec::new() }
+    fn record(ids: &[u64]) -> GroupRecord {
+        GroupRecord { controllers: ids.iter().copied().map(place).collect(), workers: Vec::new() }
     }
 
     #[test]
     fn the_first_controller_bootstraps_the_cluster_and_the_others_join() {
-        let line = |record: Record, id| plan().controller(&record, id).unwrap().command_line();
+        let line = |record: GroupRecord, id| plan().controller(&record, id).unwrap().command_line();
         assert_eq!(
-            line(Record::default(), 1),
+            line(GroupRecord::default(), 1),
             "millrace controller --data-dir d/controller --log info --id 1 --bootstrap --listen 127.0.0.1:8080 --internal-listen 127.0.0.1:7070"
         );
         assert_eq!(
@@ -185,7 +192,7 @@ mod tests {
     fn a_recorded_group_restarts_at_its_recorded_addresses() {
         let line = plan().controller(&record(&[1, 2, 3]), 2).unwrap().command_line();
         assert!(line.ends_with("--id 2 --listen 127.0.0.1:8081 --internal-listen 127.0.0.1:1102"), "{line}");
-        let asked = |port| Plan { internal: Some(loopback(port)), ..plan() };
+        let asked = |port| GroupPlan { internal: Some(loopback(port)), ..plan() };
         assert_eq!(asked(1101).check(&record(&[1, 2])), Ok(()));
         assert_eq!(asked(0).check(&record(&[1, 2])), Ok(()));
         let moved = asked(7070).check(&record(&[1, 2])).unwrap_err();

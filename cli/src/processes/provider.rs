@@ -1,5 +1,5 @@
 //! The nodes that an autoscaler starts and stops. A provider of machines implements
-//! [`NodeProvider`]; [`Local`] provides processes on this machine.
+//! [`NodeProvider`]; [`LocalProcesses`] provides processes on this machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,16 +9,16 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_types::NodeName;
 
 use super::STOP_MARGIN;
-use super::part::{Event, Log, Part, Role, end_in_words};
+use super::part::{ChildEvent, ChildRole, ChildServer, LogPrefix, end_in_words};
 use super::plan::worker_addresses;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::process::loopback;
 
 /// Starts and stops nodes. A provider need not wait for a node to join: the cluster's state shows
 /// the node.
 pub(crate) trait NodeProvider {
     /// Starts a node of this name, for the controllers at these internal addresses.
-    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), Failure>;
+    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), CommandFailure>;
 
     /// Stops a drained node, and returns once the node has ended.
     async fn stop(&mut self, name: &NodeName);
@@ -29,19 +29,19 @@ pub(crate) trait NodeProvider {
 
 /// Worker processes on this machine, at free ports. Dropping the value ends the processes at once.
 #[derive(Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalProcesses {
     /// The folder in which each worker has a folder of its name.
     pub(crate) data_dir: PathBuf,
     /// The options of every worker.
     pub(crate) options: Vec<String>,
     /// The time that running requests may take at the end.
     pub(crate) grace: Duration,
-    pub(crate) log: Log,
-    parts: BTreeMap<NodeName, Part>,
+    pub(crate) log: LogPrefix,
+    parts: BTreeMap<NodeName, ChildServer>,
 }
 
-impl Local {
-    pub(crate) fn new(data_dir: PathBuf, options: Vec<String>, grace: Duration, log: Log) -> Self {
+impl LocalProcesses {
+    pub(crate) fn new(data_dir: PathBuf, options: Vec<String>, grace: Duration, log: LogPrefix) -> Self {
         Self { data_dir, options, grace, log, parts: BTreeMap::new() }
     }
 
@@ -53,7 +53,7 @@ impl Local {
                 parts.map(|(name, part)| async move { (name.clone(), part.event().await) }).collect();
             let Some((name, event)) = events.next().await else { return std::future::pending().await };
             drop(events);
-            if let Event::Ended { pid, status, .. } = event {
+            if let ChildEvent::Ended { pid, status, .. } = event {
                 self.parts.remove(&name);
                 return format!("{name} (pid {pid}) {}", end_in_words(status));
             }
@@ -61,15 +61,15 @@ impl Local {
     }
 }
 
-impl NodeProvider for Local {
-    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), Failure> {
+impl NodeProvider for LocalProcesses {
+    fn start(&mut self, name: &NodeName, controllers: &[String]) -> Result<(), CommandFailure> {
         let folder = self.data_dir.join(name.as_str()).display().to_string();
         let words = ["worker", "--name", name.as_str(), "--controllers", &controllers.join(",")];
         let mut words: Vec<_> = words.into_iter().map(str::to_owned).collect();
         words.extend(["--data-dir".to_owned(), folder]);
         words.extend(self.options.iter().cloned());
         let addresses = worker_addresses(loopback(0));
-        let mut part = Part::new(name.to_string(), Role::Worker, words, addresses, self.log)?;
+        let mut part = ChildServer::new(name.to_string(), ChildRole::Worker, words, addresses, self.log)?;
         part.start()?;
         self.parts.insert(name.clone(), part);
         Ok(())

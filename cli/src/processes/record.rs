@@ -9,16 +9,16 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 const FILE: &str = "group.json";
 const VERSION: u32 = 1;
 
 /// The recorded addresses of all processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct GroupRecord {
     /// The controllers, by id.
-    pub(crate) controllers: Vec<Place>,
+    pub(crate) controllers: Vec<ControllerAddresses>,
     /// The workers, by name.
     pub(crate) workers: Vec<(String, SocketAddr)>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Record {
 /// The recorded addresses of a controller.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Place {
+pub(crate) struct ControllerAddresses {
     pub(crate) id: u64,
     pub(crate) client: SocketAddr,
     pub(crate) internal: SocketAddr,
@@ -34,14 +34,14 @@ pub(crate) struct Place {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Stored {
+struct GroupFile {
     version: u32,
-    controllers: Vec<Place>,
+    controllers: Vec<ControllerAddresses>,
     workers: BTreeMap<String, SocketAddr>,
 }
 
-impl Record {
-    pub(crate) fn controller(&self, id: u64) -> Option<&Place> {
+impl GroupRecord {
+    pub(crate) fn controller(&self, id: u64) -> Option<&ControllerAddresses> {
         self.controllers.iter().find(|place| place.id == id)
     }
 
@@ -50,7 +50,7 @@ impl Record {
     }
 
     /// Records the addresses of a controller.
-    pub(crate) fn put_controller(&mut self, place: Place) {
+    pub(crate) fn put_controller(&mut self, place: ControllerAddresses) {
         self.controllers.retain(|it| it.id != place.id);
         self.controllers.push(place);
         self.controllers.sort_by_key(|it| it.id);
@@ -69,32 +69,32 @@ fn file(data_dir: &Path) -> PathBuf {
 }
 
 /// Reads the record. Without a file, no process was started yet, and the record is empty.
-pub(crate) fn read(data_dir: &Path) -> Result<Record, Failure> {
+pub(crate) fn read(data_dir: &Path) -> Result<GroupRecord, CommandFailure> {
     let path = file(data_dir);
     let refused = |why: String| {
-        Failure::failed(format!("{}: {why}", path.display()))
+        CommandFailure::failed(format!("{}: {why}", path.display()))
             .hint("the file holds the ports at which the controllers know each other: restore the original")
     };
     let bytes = match std::fs::read(&path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Record::default()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(GroupRecord::default()),
         Err(error) => return Err(refused(error.to_string())),
     };
-    let stored: Stored = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
+    let stored: GroupFile = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
     if stored.version != VERSION {
         return Err(refused(format!(
             "unknown version {}: this build reads version {VERSION}",
             stored.version
         )));
     }
-    Ok(Record { controllers: stored.controllers, workers: stored.workers.into_iter().collect() })
+    Ok(GroupRecord { controllers: stored.controllers, workers: stored.workers.into_iter().collect() })
 }
 
 /// Replaces the record's file atomically.
-pub(crate) fn write(data_dir: &Path, record: &Record) -> Result<(), Failure> {
+pub(crate) fn write(data_dir: &Path, record: &GroupRecord) -> Result<(), CommandFailure> {
     let path = file(data_dir);
-    let failed = |error: String| Failure::failed(format!("cannot write {}: {error}", path.display()));
-    let stored = Stored {
+    let failed = |error: String| CommandFailure::failed(format!("cannot write {}: {error}", path.display()));
+    let stored = GroupFile {
         version: VERSION,
         controllers: record.controllers.clone(),
         workers: record.workers.iter().cloned().collect(),
@@ -115,16 +115,16 @@ pub(crate) fn write(data_dir: &Path, record: &Record) -> Result<(), Failure> {
 mod tests {
     use super::*;
 
-    fn place(id: u64, port: u16) -> Place {
+    fn place(id: u64, port: u16) -> ControllerAddresses {
         let at = |port| crate::process::loopback(port);
-        Place { id, client: at(port), internal: at(port + 1) }
+        ControllerAddresses { id, client: at(port), internal: at(port + 1) }
     }
 
     #[test]
     fn a_record_round_trips_through_its_file() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(read(folder.path()), Ok(Record::default()));
-        let mut record = Record::default();
+        assert_eq!(read(folder.path()), Ok(GroupRecord::default()));
+        let mut record = GroupRecord::default();
         for place in [place(2, 20), place(1, 10), place(2, 30)] {
             record.put_controller(place);
         }

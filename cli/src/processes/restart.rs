@@ -10,7 +10,7 @@ const LIVED_WELL: Duration = Duration::from_secs(30);
 
 /// Whether ended processes restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Restart {
+pub(crate) enum RestartPolicy {
     /// The operator restarts processes, for example to observe the effect of a process's death.
     Never,
     /// Processes restart after growing waits.
@@ -19,11 +19,11 @@ pub(crate) enum Restart {
 
 /// The number of recent ends of a process.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub(super) struct RestartBackoff {
     ends: u32,
 }
 
-impl Backoff {
+impl RestartBackoff {
     /// Returns the wait before the next start of a process that lived this long.
     pub(super) fn wait(&mut self, lived: Duration) -> Duration {
         if lived >= LIVED_WELL {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn waits_grow_while_a_process_keeps_ending_early() {
-        let mut backoff = Backoff::default();
+        let mut backoff = RestartBackoff::default();
         let waits: Vec<_> = (0..7).map(|_| backoff.wait(Duration::from_secs(1)).as_millis()).collect();
         assert_eq!(waits, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
         assert_eq!(backoff.wait(LIVED_WELL), WAIT_MIN);

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::OnceLock;
 
 use millrace_proto::log::{Level, Line};
-use millrace_proto::logs::{self, Ring};
+use millrace_proto::logs::{self, LogRing};
 use millrace_proto::trace::{REQUEST_ID, SCOPE};
 use opentelemetry::trace::TraceContextExt as _;
 use tracing::dispatcher::WeakDispatch;
@@ -29,31 +29,31 @@ const OF_SPANS: [&str; 2] = [REQUEST_ID, "millrace.function"];
 pub(super) fn kept(filter: EnvFilter, process: &str, traced: bool) -> Box<dyn Layer<Registry> + Send + Sync> {
     let began = clock::wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     let name = logs::ring_name(process, std::process::id(), began.as_nanos());
-    let keeper = Keeper { ring: logs::keep_here(process, name), dispatch: OnceLock::new() };
+    let keeper = LogRingLayer { ring: logs::init_log_ring(process, name), dispatch: OnceLock::new() };
     let lines = filter.and(filter_fn(|about| about.is_event()));
     let spans = filter_fn(move |about| traced && about.is_span() && about.target().starts_with(SCOPE))
         .with_max_level_hint(LevelFilter::INFO);
     keeper.with_filter(lines.or(spans)).boxed()
 }
 
-struct Keeper {
-    ring: &'static Ring,
+struct LogRingLayer {
+    ring: &'static LogRing,
     /// The dispatcher, which looks up the trace of a span.
     dispatch: OnceLock<WeakDispatch>,
 }
 
 /// The request and function fields of a span.
 #[derive(Debug, Default)]
-struct Said(BTreeMap<String, String>);
+struct SpanFields(BTreeMap<String, String>);
 
 /// A visitor that stores field values as text.
-struct Reader<'a> {
+struct FieldVisitor<'a> {
     fields: &'a mut BTreeMap<String, String>,
     /// The names of the fields to store. Empty stores all fields.
     wanted: &'static [&'static str],
 }
 
-impl Reader<'_> {
+impl FieldVisitor<'_> {
     fn take(&mut self, field: &Field, value: impl FnOnce() -> String) {
         if self.wanted.is_empty() || self.wanted.contains(&field.name()) {
             self.fields.insert(field.name().to_owned(), value());
@@ -61,7 +61,7 @@ impl Reader<'_> {
     }
 }
 
-impl Visit for Reader<'_> {
+impl Visit for FieldVisitor<'_> {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.take(field, || value.to_owned());
     }
@@ -71,14 +71,14 @@ impl Visit for Reader<'_> {
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Keeper {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogRingLayer {
     fn on_register_dispatch(&self, dispatch: &Dispatch) {
         self.dispatch.get_or_init(|| dispatch.downgrade());
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut said = Said::default();
-        attributes.record(&mut Reader { fields: &mut said.0, wanted: &OF_SPANS });
+        let mut said = SpanFields::default();
+        attributes.record(&mut FieldVisitor { fields: &mut said.0, wanted: &OF_SPANS });
         if let Some(span) = context.span(id).filter(|_| !said.0.is_empty()) {
             span.extensions_mut().insert(said);
         }
@@ -87,15 +87,15 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Keeper {
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = BTreeMap::new();
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(Said(said)) = span.extensions().get::<Said>() {
+            if let Some(SpanFields(said)) = span.extensions().get::<SpanFields>() {
                 fields.extend(said.iter().map(|(name, value)| (name.clone(), value.clone())));
             }
         }
-        event.record(&mut Reader { fields: &mut fields, wanted: &[] });
+        event.record(&mut FieldVisitor { fields: &mut fields, wanted: &[] });
         let message = fields.remove("message").unwrap_or_default();
         let trace_id =
             context.event_span(event).and_then(|span| self.trace_of(&span.id())).unwrap_or_default();
-        self.ring.keep(Line {
+        self.ring.store_line(Line {
             time: Some(clock::wall().into()),
             level: level(*event.metadata().level()).into(),
             target: event.metadata().target().to_owned(),
@@ -107,7 +107,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Keeper {
     }
 }
 
-impl Keeper {
+impl LogRingLayer {
     fn trace_of(&self, span: &Id) -> Option<String> {
         let dispatch = self.dispatch.get()?.upgrade()?;
         let context = tracing_opentelemetry::get_otel_context(span, &dispatch)?;
@@ -149,7 +149,7 @@ mod tests {
         };
         assert!(said(false), "the layer alone enables no span");
         assert!(!said(true));
-        let lines = logs::here(&Query::default()).lines;
+        let lines = logs::local_page(&Query::default()).lines;
         let shown: Vec<_> = lines.iter().map(|it| (it.message.as_str(), it.fields.len())).collect();
         assert_eq!(shown, [("worker started", 1), ("worker started", 2)]);
         assert_eq!((lines[1].fields[REQUEST_ID].as_str(), lines[1].fields["gpus"].as_str()), ("r1", "4"));

@@ -7,7 +7,7 @@ use image::{DynamicImage, GenericImageView as _};
 use millrace_client::{Tensor, TensorMetadata};
 use millrace_types::DataType;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::text;
 
 /// The order of a picture's numbers in a tensor. A variable dimension takes the picture's own size.
@@ -57,7 +57,7 @@ pub(crate) fn tensor(
     pictures: &[DynamicImage],
     input: &TensorMetadata,
     scale: &Scale,
-) -> Result<Tensor, Failure> {
+) -> Result<Tensor, CommandFailure> {
     let layout = Layout::of(&input.shape).ok_or_else(|| not_an_image(input))?;
     check_scale(scale, layout.channels)?;
     let (width, height) = layout.size(pictures)?;
@@ -75,14 +75,14 @@ pub(crate) fn tensor(
 }
 
 /// Decodes a PNG or JPEG file.
-pub(crate) fn decode(name: &str, file: &Bytes) -> Result<DynamicImage, Failure> {
+pub(crate) fn decode(name: &str, file: &Bytes) -> Result<DynamicImage, CommandFailure> {
     image::load_from_memory(file)
-        .map_err(|error| Failure::usage(format!("{name}: {error}")).hint("use a PNG or JPEG file"))
+        .map_err(|error| CommandFailure::usage(format!("{name}: {error}")).hint("use a PNG or JPEG file"))
 }
 
-fn not_an_image(input: &TensorMetadata) -> Failure {
+fn not_an_image(input: &TensorMetadata) -> CommandFailure {
     let shape = text::shape(&input.shape);
-    Failure::usage(format!("{} of shape {shape} is not an image", input.name)).hint(
+    CommandFailure::usage(format!("{} of shape {shape} is not an image", input.name)).hint(
         "images are [N, 1 or 3, H, W], [N, H, W, 1 or 3], [N, H, W] or a flat square: send other shapes with --raw",
     )
 }
@@ -121,9 +121,10 @@ impl Layout {
     }
 
     /// Returns the width and height to which all pictures are resized.
-    fn size(self, pictures: &[DynamicImage]) -> Result<(u32, u32), Failure> {
-        let first =
-            pictures.first().ok_or_else(|| Failure::usage("no picture is given: name at least one"))?;
+    fn size(self, pictures: &[DynamicImage]) -> Result<(u32, u32), CommandFailure> {
+        let first = pictures
+            .first()
+            .ok_or_else(|| CommandFailure::usage("no picture is given: name at least one"))?;
         let own = first.dimensions();
         Ok((self.width.unwrap_or(own.0), self.height.unwrap_or(own.1)))
     }
@@ -153,14 +154,14 @@ impl Layout {
     }
 }
 
-fn check_scale(scale: &Scale, channels: Channels) -> Result<(), Failure> {
+fn check_scale(scale: &Scale, channels: Channels) -> Result<(), CommandFailure> {
     let count = match channels {
         Channels::Grey => 1,
         Channels::Rgb => 3,
     };
     for (flag, values) in [("--mean", &scale.mean), ("--std", &scale.std)] {
         if values.len() != 1 && values.len() != count {
-            return Err(Failure::usage(format!(
+            return Err(CommandFailure::usage(format!(
                 "{flag} has {} values, but the model has {count} channels",
                 values.len()
             ))
@@ -168,7 +169,7 @@ fn check_scale(scale: &Scale, channels: Channels) -> Result<(), Failure> {
         }
     }
     if scale.std.iter().any(|&std| std == 0.0 || !std.is_finite()) {
-        return Err(Failure::usage("--std is zero or not finite: write divisors other than zero"));
+        return Err(CommandFailure::usage("--std is zero or not finite: write divisors other than zero"));
     }
     Ok(())
 }
@@ -186,7 +187,7 @@ fn put(
     input: &TensorMetadata,
     scale: &Scale,
     data: &mut BytesMut,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let channels = match layout.channels {
         Channels::Grey => 1,
         Channels::Rgb => 3,
@@ -211,7 +212,7 @@ fn put(
             DataType::Fp32 => data.put_f32_le(scaled),
             DataType::Fp64 => data.put_f64_le(scaled.into()),
             other => {
-                return Err(Failure::usage(format!(
+                return Err(CommandFailure::usage(format!(
                     "{} has type {other}, and pictures cannot be converted to it",
                     input.name
                 ))

@@ -7,12 +7,12 @@ use millrace_types::DataType;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::tensors::{declared, only_input, shape};
 
 /// The parts of a request that a JSON text sets.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Asked {
+pub(crate) struct JsonRequest {
     pub(crate) id: Option<String>,
     pub(crate) priority: u64,
     pub(crate) inputs: Vec<Tensor>,
@@ -53,18 +53,23 @@ struct Output {
 }
 
 /// Parses a JSON text.
-pub(crate) fn read(text: &str, model: &ModelMetadata) -> Result<Asked, Failure> {
+pub(crate) fn read(text: &str, model: &ModelMetadata) -> Result<JsonRequest, CommandFailure> {
     let value: Value = serde_json::from_str(text).map_err(|error| {
-        Failure::usage(format!("--json is not JSON: {error}"))
+        CommandFailure::usage(format!("--json is not JSON: {error}"))
             .hint("put the JSON in single quotes, or use --json @FILE")
     })?;
     match value {
         Value::Object(object) if is_body(&object) => body(Value::Object(object), model),
         Value::Object(object) => {
             let input = |(name, data): (&String, &Value)| tensor(declared(model, name)?, data);
-            Ok(Asked { inputs: object.iter().map(input).collect::<Result<_, _>>()?, ..Asked::default() })
+            Ok(JsonRequest {
+                inputs: object.iter().map(input).collect::<Result<_, _>>()?,
+                ..JsonRequest::default()
+            })
         }
-        data => Ok(Asked { inputs: vec![tensor(only_input(model)?, &data)?], ..Asked::default() }),
+        data => {
+            Ok(JsonRequest { inputs: vec![tensor(only_input(model)?, &data)?], ..JsonRequest::default() })
+        }
     }
 }
 
@@ -75,9 +80,9 @@ fn is_body(object: &serde_json::Map<String, Value>) -> bool {
     inputs.iter().all(Value::is_object)
 }
 
-fn body(value: Value, model: &ModelMetadata) -> Result<Asked, Failure> {
+fn body(value: Value, model: &ModelMetadata) -> Result<JsonRequest, CommandFailure> {
     let body: Body = serde_json::from_value(value).map_err(|error| {
-        Failure::usage(format!("--json: {error}"))
+        CommandFailure::usage(format!("--json: {error}"))
             .hint("see the Open Inference Protocol, or write only {\"INPUT\": [...]}")
     })?;
     let input = |input: Input| {
@@ -85,7 +90,7 @@ fn body(value: Value, model: &ModelMetadata) -> Result<Asked, Failure> {
         let datatype = match input.datatype {
             None => declared.datatype,
             Some(name) => name.parse().map_err(|error: millrace_types::tensor::UnknownDataType| {
-                Failure::usage(format!("--json, input {:?}: {error}", input.name))
+                CommandFailure::usage(format!("--json, input {:?}: {error}", input.name))
             })?,
         };
         let Some(shape) = input.shape else {
@@ -94,17 +99,17 @@ fn body(value: Value, model: &ModelMetadata) -> Result<Asked, Failure> {
         let (_, data) = elements(&input.name, datatype, &input.data)?;
         Ok(Tensor::new(input.name, datatype, shape, data).map_err(millrace_client::Error::from)?)
     };
-    Ok(Asked {
+    Ok(JsonRequest {
         id: body.id,
         priority: body.parameters.priority,
-        inputs: body.inputs.into_iter().map(input).collect::<Result<_, Failure>>()?,
+        inputs: body.inputs.into_iter().map(input).collect::<Result<_, CommandFailure>>()?,
         outputs: body.outputs.into_iter().map(|output| output.name).collect(),
     })
 }
 
 /// Converts nested or flat values to the tensor that a model declares. Nested values have their own
 /// shape; a flat list fills the declared shape.
-fn tensor(input: &TensorMetadata, value: &Value) -> Result<Tensor, Failure> {
+fn tensor(input: &TensorMetadata, value: &Value) -> Result<Tensor, CommandFailure> {
     let (nested, data) = elements(&input.name, input.datatype, value)?;
     let shape = match shape::fit(input, &nested) {
         Ok(shape) => shape,
@@ -115,7 +120,7 @@ fn tensor(input: &TensorMetadata, value: &Value) -> Result<Tensor, Failure> {
 }
 
 /// Returns the shape of nested lists and their elements as bytes.
-fn elements(name: &str, datatype: DataType, value: &Value) -> Result<(Vec<i64>, Bytes), Failure> {
+fn elements(name: &str, datatype: DataType, value: &Value) -> Result<(Vec<i64>, Bytes), CommandFailure> {
     let mut shape = Vec::new();
     let mut level = value;
     while let Value::Array(items) = level {
@@ -127,7 +132,7 @@ fn elements(name: &str, datatype: DataType, value: &Value) -> Result<(Vec<i64>, 
     }
     let mut data = BytesMut::new();
     put(value, &shape, datatype, &mut data)
-        .map_err(|problem| Failure::usage(format!("{name}: {problem}")))?;
+        .map_err(|problem| CommandFailure::usage(format!("{name}: {problem}")))?;
     Ok((shape, data.freeze()))
 }
 

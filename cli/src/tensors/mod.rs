@@ -8,24 +8,27 @@ pub(crate) mod shape;
 
 use millrace_client::{ModelMetadata, TensorMetadata};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Returns the declaration of the input of this name.
-pub(crate) fn declared<'a>(model: &'a ModelMetadata, name: &str) -> Result<&'a TensorMetadata, Failure> {
+pub(crate) fn declared<'a>(
+    model: &'a ModelMetadata,
+    name: &str,
+) -> Result<&'a TensorMetadata, CommandFailure> {
     model.inputs.iter().find(|input| input.name == name).ok_or_else(|| {
         let known: Vec<_> = model.inputs.iter().map(|input| input.name.as_str()).collect();
-        Failure::usage(format!("{} has no input {name:?}", model.name))
+        CommandFailure::usage(format!("{} has no input {name:?}", model.name))
             .hint(format!("its inputs are: {}", known.join(", ")))
     })
 }
 
 /// Returns the only input of a model.
-pub(crate) fn only_input(model: &ModelMetadata) -> Result<&TensorMetadata, Failure> {
+pub(crate) fn only_input(model: &ModelMetadata) -> Result<&TensorMetadata, CommandFailure> {
     match model.inputs.as_slice() {
         [input] => Ok(input),
         inputs => {
             let known: Vec<_> = inputs.iter().map(|input| input.name.as_str()).collect();
-            Err(Failure::usage(format!("{} has {} inputs: name the input", model.name, inputs.len()))
+            Err(CommandFailure::usage(format!("{} has {} inputs: name the input", model.name, inputs.len()))
                 .hint(format!("its inputs are: {}", known.join(", "))))
         }
     }

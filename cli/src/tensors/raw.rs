@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millrace_client::{ModelMetadata, Tensor};
 use millrace_types::DataType;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::tensors::{declared, shape};
 
 /// An argument `NAME=FILE[:DTYPE:SHAPE]`. Without type and shape, the model's declaration applies.
@@ -42,7 +42,7 @@ impl FromStr for RawInput {
 
 impl RawInput {
     /// Converts the file's bytes to a tensor.
-    pub(crate) fn tensor(&self, model: &ModelMetadata, data: Bytes) -> Result<Tensor, Failure> {
+    pub(crate) fn tensor(&self, model: &ModelMetadata, data: Bytes) -> Result<Tensor, CommandFailure> {
         let input = declared(model, &self.name)?;
         let (datatype, shape) = match (&self.given, input.datatype.size()) {
             (Some((datatype, dims)), _) => (*datatype, dims.clone()),
@@ -56,14 +56,11 @@ impl RawInput {
                     data.len(),
                     input.datatype
                 );
-                return Err(Failure::usage(message));
+                return Err(CommandFailure::usage(message));
             }
             (None, None) => {
-                return Err(Failure::usage(format!("{}: BYTES need a shape", self.name)).hint(format!(
-                    "write --raw {}={}:BYTES:SHAPE",
-                    self.name,
-                    self.file.display()
-                )));
+                return Err(CommandFailure::usage(format!("{}: BYTES need a shape", self.name))
+                    .hint(format!("write --raw {}={}:BYTES:SHAPE", self.name, self.file.display())));
             }
         };
         Ok(Tensor::new(&self.name, datatype, shape, data).map_err(millrace_client::Error::from)?)
@@ -71,10 +68,10 @@ impl RawInput {
 }
 
 /// Reads a whole file.
-pub(crate) fn read(file: &Path) -> Result<Bytes, Failure> {
+pub(crate) fn read(file: &Path) -> Result<Bytes, CommandFailure> {
     std::fs::read(file)
         .map(Bytes::from)
-        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", file.display())))
+        .map_err(|error| CommandFailure::usage(format!("cannot read {}: {error}", file.display())))
 }
 
 #[cfg(test)]

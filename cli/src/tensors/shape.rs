@@ -2,7 +2,7 @@
 
 use millrace_client::TensorMetadata;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Parses a shape such as `1x3x224x224` or `1,64`; `scalar` is the empty shape.
 pub(crate) fn parse(text: &str) -> Result<Vec<i64>, String> {
@@ -17,7 +17,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<i64>, String> {
 }
 
 /// Fills the only variable dimension of a declared shape so that the shape has `count` elements.
-pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Failure> {
+pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, CommandFailure> {
     let free = input.shape.iter().filter(|&&dim| dim < 0).count();
     let fixed: i64 = input.shape.iter().filter(|&&dim| dim >= 0).product();
     let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -25,7 +25,7 @@ pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Fai
         0 => count == fixed,
         1 => fixed > 0 && count % fixed == 0 && count > 0,
         _ => {
-            return Err(Failure::usage(format!(
+            return Err(CommandFailure::usage(format!(
                 "{}: shape {} has {free} variable dimensions",
                 input.name,
                 text(input)
@@ -35,14 +35,14 @@ pub(crate) fn fill(input: &TensorMetadata, count: usize) -> Result<Vec<i64>, Fai
     };
     if !fits {
         let message = format!("{}: {count} values do not fill shape {}", input.name, text(input));
-        return Err(Failure::usage(message));
+        return Err(CommandFailure::usage(message));
     }
     Ok(input.shape.iter().map(|&dim| if dim < 0 { count / fixed } else { dim }).collect())
 }
 
 /// Checks a shape against the declared shape. If the shape lacks only a leading dimension that is
 /// variable or 1, adds 1 as a batch of one.
-pub(crate) fn fit(input: &TensorMetadata, given: &[i64]) -> Result<Vec<i64>, Failure> {
+pub(crate) fn fit(input: &TensorMetadata, given: &[i64]) -> Result<Vec<i64>, CommandFailure> {
     let fits = |given: &[i64]| {
         given.len() == input.shape.len()
             && given.iter().zip(&input.shape).all(|(&given, &declared)| declared < 0 || declared == given)
@@ -54,7 +54,7 @@ pub(crate) fn fit(input: &TensorMetadata, given: &[i64]) -> Result<Vec<i64>, Fai
         Ok(batched)
     } else {
         let given = crate::output::text::shape(given);
-        Err(Failure::usage(format!("{}: shape {given} does not fit {}", input.name, text(input)))
+        Err(CommandFailure::usage(format!("{}: shape {given} does not fit {}", input.name, text(input)))
             .hint("N may be any number; the other dimensions must match"))
     }
 }

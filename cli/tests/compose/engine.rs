@@ -108,10 +108,10 @@ impl Cluster {
     }
 
     /// Starts another container of the image, without arguments.
-    pub(crate) fn alone(&self) -> Alone {
+    pub(crate) fn alone(&self) -> SingleContainer {
         let name = format!("{}-alone", self.project);
         done(docker(&["run", "--detach", "--name", &name, "--publish", "127.0.0.1::8080", &self.image]));
-        let mut alone = Alone { name, endpoint: String::new() };
+        let mut alone = SingleContainer { name, endpoint: String::new() };
         let published = done(docker(&["port", &alone.name, "8080"]));
         published.trim().clone_into(&mut alone.endpoint);
         alone
@@ -179,12 +179,12 @@ impl Drop for Cluster {
 }
 
 /// A cluster in a container. Dropping the value removes the container.
-pub(crate) struct Alone {
+pub(crate) struct SingleContainer {
     name: String,
     endpoint: String,
 }
 
-impl Alone {
+impl SingleContainer {
     /// Runs a verb of the binary under test, from outside. Returns the standard output.
     pub(crate) fn ok(&self, words: &[&str]) -> String {
         verb(words, &self.endpoint)
@@ -197,7 +197,7 @@ impl Alone {
     }
 }
 
-impl Drop for Alone {
+impl Drop for SingleContainer {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", text(&docker(&["logs", "--tail=40", &self.name]).output().unwrap()));

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tempfile::tempdir;
 
-use crate::running::{Up, repository};
+use crate::running::{RunningCluster, repository};
 
 /// Returns the interpreter of `OIP_CLIENTS_PYTHON`, or the machine's own.
 fn python() -> String {
@@ -12,7 +12,7 @@ fn python() -> String {
 }
 
 /// Runs the scripts whose Python modules are installed.
-fn pass(up: &Up, model: &str, scripts: &[(&str, &str)]) {
+fn pass(up: &RunningCluster, model: &str, scripts: &[(&str, &str)]) {
     for (script, module) in scripts {
         let has = Command::new(python()).args(["-c", &format!("import {module}")]).output();
         if !has.is_ok_and(|output| output.status.success()) {
@@ -28,7 +28,7 @@ fn pass(up: &Up, model: &str, scripts: &[(&str, &str)]) {
 
 #[test]
 fn tritonclient_and_kserve_work_unmodified() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     up.apply_digits();
     let scripts = [
         ("tritonclient_grpc", "tritonclient.grpc"),
@@ -39,7 +39,7 @@ fn tritonclient_and_kserve_work_unmodified() {
 }
 
 /// Publishes the counter.
-fn apply_counter(up: &Up) {
+fn apply_counter(up: &RunningCluster) {
     let dir = tempdir().unwrap();
     let model = dir.path().join("counter.onnx");
     let manifest = dir.path().join("counter.yaml");
@@ -50,7 +50,7 @@ fn apply_counter(up: &Up) {
 
 #[test]
 fn invoke_keeps_state_in_sequences() {
-    let up = Up::ephemeral(&["--keep-spans", "1000"]);
+    let up = RunningCluster::ephemeral(&["--keep-spans", "1000"]);
     apply_counter(&up);
     let counted = |more: &[&str]| {
         let words = ["invoke", "counter", "--json", "[[1, 1, 1, 1]]", "--sequence", "42"];
@@ -68,7 +68,7 @@ fn invoke_keeps_state_in_sequences() {
 
 #[test]
 fn tritonclient_keeps_state_in_sequences() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     apply_counter(&up);
     let shown = up.ok(&["describe", "function", "counter"]);
     assert!(shown.contains("Sequences:   h_out -> h_in kept for up to 64 sequences"), "{shown}");

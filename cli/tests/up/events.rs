@@ -7,10 +7,10 @@ use std::sync::mpsc::{Receiver, channel};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::running::{PATIENCE, Up, eventually, millrace};
+use crate::running::{PATIENCE, RunningCluster, eventually, millrace};
 
 /// Returns the events so far, as `reason object`.
-fn seen(up: &Up) -> Vec<String> {
+fn seen(up: &RunningCluster) -> Vec<String> {
     let lines = up.ok(&["events", "-o", "json"]);
     let events = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -19,7 +19,7 @@ fn seen(up: &Up) -> Vec<String> {
 
 #[test]
 fn an_apply_and_a_killed_executor_are_reported_in_order() {
-    let up = Up::ephemeral(&["--gpus", "1"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1"]);
     up.apply_digits();
     let applied = ["FunctionApplied function/default/digits", "FunctionReady function/default/digits"];
     let in_order = |seen: &[String], wanted: &[&str]| {
@@ -38,7 +38,7 @@ fn an_apply_and_a_killed_executor_are_reported_in_order() {
 
 #[test]
 fn a_watch_prints_new_events() {
-    let up = Up::ephemeral(&["--gpus", "1"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1"]);
     let mut watch = Watch::start(&up.client);
     up.apply_digits();
     let ready =

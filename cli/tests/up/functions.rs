@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::running::{Up, repository, wait_gone};
+use crate::running::{RunningCluster, repository, wait_gone};
 
 /// The folder of the module that functions in Python import.
 pub(crate) const MODULE: &str = "client/function/python";
@@ -79,7 +79,7 @@ fn folder() -> Option<(TempDir, PathBuf)> {
     Some((folder, library_there))
 }
 
-pub(crate) fn run(up: &Up, folder: &Path, line: &str) -> String {
+pub(crate) fn run(up: &RunningCluster, folder: &Path, line: &str) -> String {
     let binary = Path::new(env!("CARGO_BIN_EXE_millrace")).parent().unwrap();
     let path = std::env::var("PATH").unwrap();
     let output = Command::new("sh")
@@ -98,7 +98,7 @@ pub(crate) fn run(up: &Up, folder: &Path, line: &str) -> String {
 }
 
 /// Stops the cluster, and checks that no process is left.
-pub(crate) fn stop(up: Up) {
+pub(crate) fn stop(up: RunningCluster) {
     let below = up.descendants();
     up.signal(Signal::TERM);
     let (status, said) = up.ended();
@@ -111,7 +111,7 @@ fn documented_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let Some((folder, library)) = folder() else { return };
     let module = folder.path().join(MODULE);
     let variables = [("FUNCTION_LIBRARY", library.as_path()), ("PYTHONPATH", module.as_path())];
-    let up = Up::ephemeral_with(&["--allow-processes"], &variables);
+    let up = RunningCluster::ephemeral_with(&["--allow-processes"], &variables);
     let mut said = Vec::new();
     for line in commands("docs/guide/functions.md") {
         said.push((line.clone(), run(&up, folder.path(), &line)));
@@ -156,7 +156,7 @@ spec:
 ";
     let file = folder.path().join("f.yaml");
     std::fs::write(&file, manifest).unwrap();
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     let refused = up.refused(1, &["apply", "-f", file.to_str().unwrap()]);
     assert!(refused.contains("--allow-processes"), "{refused}");
     stop(up);

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::running::{Part, Up, eventually, free, millrace, repository, wait_gone};
+use crate::running::{GroupProcess, RunningCluster, eventually, free, millrace, repository, wait_gone};
 
 const SEVEN: &str = "examples/digits/images/digit-7.png";
 
@@ -35,25 +35,25 @@ impl ByHand {
     }
 }
 
-fn status(up: &Up) -> Value {
+fn status(up: &RunningCluster) -> Value {
     up.json(&["cluster", "status"])
 }
 
 /// Returns the process of the leader.
-fn leader(up: &Up) -> Part {
+fn leader(up: &RunningCluster) -> GroupProcess {
     let leader = status(up)["leader"].as_u64().expect("a controller leads");
     up.part(&format!("controller-{leader}"))
 }
 
 /// Returns the node that has the only function.
-fn holder(up: &Up) -> String {
+fn holder(up: &RunningCluster) -> String {
     let nodes = up.json(&["get", "nodes"]);
     let holder = nodes.as_array().unwrap().iter().find(|node| node["placements"] == 1).unwrap();
     holder["name"].as_str().unwrap().to_owned()
 }
 
 /// Runs a verb against a single controller.
-fn ok_at(part: &Part, args: &[&str]) -> String {
+fn ok_at(part: &GroupProcess, args: &[&str]) -> String {
     let (_, client) = part.controller.as_ref().expect("a controller");
     let output = millrace().args(args).args(["-e", client]).output().expect("the binary runs");
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -61,14 +61,14 @@ fn ok_at(part: &Part, args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("output is UTF-8")
 }
 
-fn invoke(up: &Up) -> String {
+fn invoke(up: &RunningCluster) -> String {
     let answer = up.ok(&["invoke", "digits", "--image", &repository(SEVEN)]);
     answer.lines().next().expect("an answer has a line").to_owned()
 }
 
 #[test]
 fn every_controller_serves_the_writes_of_the_others_and_all_processes_end_in_order() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     let names: Vec<_> = up.parts().into_iter().map(|part| part.name).collect();
     assert_eq!(names, ["controller-1", "controller-2", "controller-3", "worker-1", "worker-2"]);
     let status = status(&up);
@@ -104,7 +104,7 @@ fn every_controller_serves_the_writes_of_the_others_and_all_processes_end_in_ord
 
 #[test]
 fn no_process_of_a_group_outlives_a_killed_parent() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     let all = up.descendants();
     assert_eq!(all.len(), 5 + 2);
     up.signal(Signal::KILL);
@@ -115,7 +115,7 @@ fn no_process_of_a_group_outlives_a_killed_parent() {
 #[test]
 fn a_second_start_resumes_the_group_at_its_previous_ports() {
     let dir = tempfile::tempdir().unwrap();
-    let first = Up::group(Some(dir.path()), 1, &[]);
+    let first = RunningCluster::group(Some(dir.path()), 1, &[]);
     first.apply_digits();
     let before = invoke(&first);
     let ready = first.ready.clone();
@@ -130,7 +130,7 @@ fn a_second_start_resumes_the_group_at_its_previous_ports() {
     assert_eq!(alone.status.code(), Some(2), "{refusal}");
     assert!(refusal.contains("--controllers 3"), "{refusal}");
 
-    let second = Up::group(Some(dir.path()), 1, &[]);
+    let second = RunningCluster::group(Some(dir.path()), 1, &[]);
     for key in ["cluster", "endpoints", "internal"] {
         assert_eq!(second.ready[key], ready[key], "{key}");
     }
@@ -144,20 +144,20 @@ fn a_second_start_resumes_the_group_at_its_previous_ports() {
 #[test]
 fn a_cluster_of_one_grows_into_a_group() {
     let dir = tempfile::tempdir().unwrap();
-    let one = Up::in_dir(dir.path());
+    let one = RunningCluster::in_dir(dir.path());
     one.apply_digits();
     let cluster = one.ready["cluster"].clone();
     one.signal(Signal::TERM);
     assert!(one.ended().0.success());
 
-    let group = Up::group(Some(dir.path()), 1, &[]);
+    let group = RunningCluster::group(Some(dir.path()), 1, &[]);
     assert_eq!(group.ready["cluster"], cluster);
     assert_eq!(group.apply_digits(), "function/digits unchanged\n");
 }
 
 #[test]
 fn writes_continue_after_a_killed_leader_which_rejoins_by_the_printed_command() {
-    let up = Up::group(None, 1, &[]);
+    let up = RunningCluster::group(None, 1, &[]);
     let killed = leader(&up);
     killed.signal(Signal::KILL);
     // Write at once: a write waits for the next leader.
@@ -184,7 +184,7 @@ fn writes_continue_after_a_killed_leader_which_rejoins_by_the_printed_command() 
 
 #[test]
 fn no_request_fails_when_one_of_two_workers_with_the_function_is_killed() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     let folder = tempfile::tempdir().unwrap();
     let model = std::fs::canonicalize(repository("examples/digits/digits.onnx")).unwrap();
     let manifest = format!(
@@ -208,7 +208,7 @@ fn no_request_fails_when_one_of_two_workers_with_the_function_is_killed() {
 
 #[test]
 fn a_function_moves_to_another_worker_when_its_only_worker_is_killed() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
     up.part(&holder(&up)).signal(Signal::KILL);
@@ -220,7 +220,7 @@ fn a_function_moves_to_another_worker_when_its_only_worker_is_killed() {
 
 #[test]
 fn a_node_is_drained_without_a_failed_request_and_removed_once_it_is_lost() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     up.apply_digits();
     let before = invoke(&up);
     let holder = holder(&up);
@@ -240,7 +240,7 @@ fn a_node_is_drained_without_a_failed_request_and_removed_once_it_is_lost() {
 
 #[test]
 fn without_a_majority_requests_are_served_and_writes_refused() {
-    let up = Up::group(None, 1, &[]);
+    let up = RunningCluster::group(None, 1, &[]);
     up.apply_digits();
     let before = invoke(&up);
     for name in ["controller-1", "controller-3"] {
@@ -258,7 +258,7 @@ fn without_a_majority_requests_are_served_and_writes_refused() {
 
 #[test]
 fn a_client_leaves_a_hung_endpoint_for_another() {
-    let up = Up::group(None, 1, &[]);
+    let up = RunningCluster::group(None, 1, &[]);
     up.apply_digits();
     let hangs = up.part("controller-1");
     hangs.signal(Signal::STOP);
@@ -271,7 +271,7 @@ fn a_client_leaves_a_hung_endpoint_for_another() {
 
 #[test]
 fn a_killed_process_restarts_with_the_restart_flag() {
-    let up = Up::group(None, 1, &["--restart"]);
+    let up = RunningCluster::group(None, 1, &["--restart"]);
     for name in ["controller-2", "worker-1"] {
         up.part(name).signal(Signal::KILL);
         eventually("the process is back", || up.said().contains(&format!("{name} is back")));
@@ -281,7 +281,7 @@ fn a_killed_process_restarts_with_the_restart_flag() {
 
 #[test]
 fn leadership_is_handed_over_and_a_dead_controller_is_replaced() {
-    let up = Up::group(None, 1, &[]);
+    let up = RunningCluster::group(None, 1, &[]);
     up.apply_digits();
     let before = leader(&up);
     let transferred = up.ok(&["cluster", "transfer"]);

@@ -19,9 +19,9 @@ const LABEL_LEN: usize = 240;
 /// A number of changes that do not fit on the disk.
 const CHANGES: usize = 128;
 
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // Both calls fail if the process has already ended.
         self.0.kill().ok();
@@ -31,7 +31,7 @@ impl Drop for Killed {
 
 /// Starts a controller with a cluster of its own. At the file size limit, a process that ignores
 /// SIGXFSZ gets an error from the same call as on a full disk.
-fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
+fn start(dir: &Path, said: &Path, file_blocks: &str) -> (KillOnDrop, Value) {
     let free = free();
     let limited = format!("trap '' XFSZ; ulimit -f {file_blocks}; exec \"$0\" \"$@\"");
     let mut child = Command::new("sh")
@@ -46,7 +46,7 @@ fn start(dir: &Path, said: &Path, file_blocks: &str) -> (Killed, Value) {
         .spawn()
         .unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    let started = Killed(child);
+    let started = KillOnDrop(child);
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
     let ready = serde_json::from_str(&line)

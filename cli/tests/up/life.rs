@@ -2,12 +2,12 @@
 
 use rustix::process::Signal;
 
-use crate::running::{Up, millrace, repository, wait_gone};
+use crate::running::{RunningCluster, millrace, repository, wait_gone};
 
 #[test]
 fn a_stop_signal_ends_all_processes_in_order() {
     for signal in [Signal::INT, Signal::TERM] {
-        let up = Up::ephemeral(&["--gpus", "2"]);
+        let up = RunningCluster::ephemeral(&["--gpus", "2"]);
         let executors = up.executors();
         assert_eq!(executors.len(), 2, "one executor for each GPU");
         up.signal(signal);
@@ -20,7 +20,7 @@ fn a_stop_signal_ends_all_processes_in_order() {
 
 #[test]
 fn no_executor_outlives_a_killed_parent() {
-    let up = Up::ephemeral(&["--gpus", "3"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "3"]);
     let executors = up.executors();
     assert_eq!(executors.len(), 3);
     up.signal(Signal::KILL);
@@ -32,14 +32,14 @@ fn no_executor_outlives_a_killed_parent() {
 fn a_second_start_serves_the_same_functions_without_an_upload() {
     let dir = tempfile::tempdir().unwrap();
     let image = repository("examples/digits/images/digit-7.png");
-    let first = Up::in_dir(dir.path());
+    let first = RunningCluster::in_dir(dir.path());
     first.apply_digits();
     let before = first.ok(&["invoke", "digits", "--image", &image]);
     // Kill the process: a second start needs nothing that an orderly stop writes.
     first.signal(Signal::KILL);
     first.ended();
 
-    let second = Up::in_dir(dir.path());
+    let second = RunningCluster::in_dir(dir.path());
     crate::running::eventually("the function is ready again", || {
         second.json(&["get", "functions"])[0]["status"]["ready"] == true
             || second.run(&["invoke", "digits", "--image", &image]).status.success()
@@ -52,7 +52,7 @@ fn a_second_start_serves_the_same_functions_without_an_upload() {
 #[test]
 fn a_data_directory_has_one_cluster_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let _first = Up::in_dir(dir.path());
+    let _first = RunningCluster::in_dir(dir.path());
     let second = millrace()
         .args(["up", "--listen", "127.0.0.1:0", "--internal-listen", "127.0.0.1:0"])
         .args(["--worker-listen", "127.0.0.1:0", "--data-dir"])
@@ -66,7 +66,7 @@ fn a_data_directory_has_one_cluster_at_a_time() {
 
 #[test]
 fn a_port_in_use_is_named() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     let second = millrace().args(["up", "--ephemeral", "--listen", &up.client]).output().unwrap();
     assert_eq!(second.status.code(), Some(1));
     let stderr = String::from_utf8_lossy(&second.stderr);
@@ -110,7 +110,7 @@ fn the_workflow_demo_shows_every_hop_and_loses_no_request_to_killed_executors() 
 
 #[test]
 fn health_distinguishes_a_serving_server_from_an_unreachable_one() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     assert_eq!(up.ok(&["health", &up.client]), "serving\n");
     let said = up.refused(4, &["health", "127.0.0.1:1"]);
     assert!(said.contains("127.0.0.1:1 does not answer a health check"), "{said}");

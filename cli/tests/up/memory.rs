@@ -10,7 +10,7 @@ use tonic::Code;
 use tonic::codec::CompressionEncoding;
 use tonic::transport::Channel;
 
-use crate::running::{PATIENCE, Up};
+use crate::running::{PATIENCE, RunningCluster};
 
 /// The size of a message after decompression, in bytes.
 const MESSAGE_BYTES: usize = 2 << 20;
@@ -18,14 +18,14 @@ const MESSAGE_BYTES: usize = 2 << 20;
 const RISE_MAX: usize = 4 * MESSAGE_BYTES + (32 << 20);
 
 /// Returns a server's memory in bytes, by the kernel's name for it.
-fn memory(up: &Up, name: &str) -> usize {
+fn memory(up: &RunningCluster, name: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{}/status", up.pid())).expect("the server runs");
     let line = status.lines().find(|line| line.starts_with(name)).expect("the kernel reports it");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") << 10
 }
 
 /// Returns the peak during `send` above the memory before, in bytes.
-fn rise(up: &Up, send: impl FnOnce()) -> usize {
+fn rise(up: &RunningCluster, send: impl FnOnce()) -> usize {
     std::fs::write(format!("/proc/{}/clear_refs", up.pid()), "5").expect("the server is ours");
     let before = memory(up, "VmRSS");
     send();
@@ -33,7 +33,7 @@ fn rise(up: &Up, send: impl FnOnce()) -> usize {
 }
 
 /// Sends an inference over REST. Returns the status.
-fn infer(up: &Up, body: &str) -> u16 {
+fn infer(up: &RunningCluster, body: &str) -> u16 {
     let mut stream = TcpStream::connect(&up.client).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let head = format!(
@@ -52,11 +52,15 @@ fn digits(shape: &str, data: &str) -> String {
     format!(r#"{{"inputs":[{{"name":"image","datatype":"FP32","shape":{shape},"data":[{data}]}}]}}"#)
 }
 
-fn assert_serves(up: &Up) {
+fn assert_serves(up: &RunningCluster) {
     assert_eq!(infer(up, &digits("[1,1,8,8]", &["0"; 64].join(","))), 200);
 }
 
-fn grpc_refusal(up: &Up, request: ModelInferRequest, encoding: Option<CompressionEncoding>) -> Code {
+fn grpc_refusal(
+    up: &RunningCluster,
+    request: ModelInferRequest,
+    encoding: Option<CompressionEncoding>,
+) -> Code {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let endpoint = Channel::from_shared(format!("http://{}", up.client)).unwrap();
@@ -76,7 +80,7 @@ fn empty_tensors() -> ModelInferRequest {
 
 #[test]
 fn a_request_takes_memory_in_proportion_to_its_bytes() {
-    let up = Up::ephemeral(&["--gpus", "1"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1"]);
     up.apply_digits();
     // Warm up: the first request of each kind makes permanent allocations.
     assert_serves(&up);

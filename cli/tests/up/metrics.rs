@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
-use crate::running::{Up, repository};
+use crate::running::{RunningCluster, repository};
 
 const DASHBOARD: &str = "deploy/compose/telemetry/grafana/dashboards/millrace.json";
 const ALERTS: &str = "deploy/compose/telemetry/alerts.yaml";
@@ -35,7 +35,7 @@ pub(crate) fn scrape(server: &str, accept: &str) -> String {
 
 #[test]
 fn the_dashboard_and_the_alerts_read_only_existing_metrics() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     up.apply_digits();
     up.ok(&["invoke", "digits", "--image", &repository("examples/digits/images/digit-3.png")]);
     let worker = up.ready["workers"][0].as_str().unwrap();
@@ -57,7 +57,8 @@ fn every_alert_has_a_heading_in_the_runbook() {
         values.map(|value| value.trim().to_owned()).collect()
     };
     let names = values("- alert:");
-    let links: Vec<_> = names.iter().map(|name| format!("docs/operate/alerts.md#{}", name.to_lowercase())).collect();
+    let links: Vec<_> =
+        names.iter().map(|name| format!("docs/operate/alerts.md#{}", name.to_lowercase())).collect();
     assert_eq!(values("runbook_url:"), links);
     let headings: Vec<_> = runbook.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     assert_eq!(headings, names);

@@ -2,20 +2,20 @@
 
 use serde_json::{Value, json};
 
-use crate::running::Up;
+use crate::running::RunningCluster;
 
 /// Returns the id of the operation that a verb reports to have started.
 fn begun(said: &str) -> String {
     said.trim().rsplit_once("operation/").unwrap_or_else(|| panic!("no operation: {said}")).1.to_owned()
 }
 
-fn operation(up: &Up, id: &str) -> Value {
+fn operation(up: &RunningCluster, id: &str) -> Value {
     up.json(&["get", "operations"]).as_array().unwrap().iter().find(|it| it["id"] == id).unwrap().clone()
 }
 
 #[test]
 fn the_policy_the_operations_and_the_logs_of_a_group_can_be_read_and_changed() {
-    let up = Up::group(None, 2, &["--preset", "fifo"]);
+    let up = RunningCluster::group(None, 2, &["--preset", "fifo"]);
     up.apply_digits();
 
     let policy = up.json(&["get", "policies"]);

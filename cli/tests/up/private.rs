@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::process::Signal;
 
-use crate::running::Up;
+use crate::running::RunningCluster;
 
 /// Calls `visit` with every file and folder below a folder.
 fn walk(dir: &Path, visit: &mut impl FnMut(&Path, bool, u32)) {
@@ -38,7 +38,7 @@ fn all_files_of_a_cluster_and_of_an_earlier_version_are_private() {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("data");
-    let up = Up::in_dir(&dir);
+    let up = RunningCluster::in_dir(&dir);
     up.apply_digits();
     assert_eq!(fs::metadata(&dir).unwrap().mode() & 0o777, 0o700);
     assert_private(&dir);
@@ -48,7 +48,7 @@ fn all_files_of_a_cluster_and_of_an_earlier_version_are_private() {
     walk(&dir, &mut |path, is_dir, _| {
         fs::set_permissions(path, Permissions::from_mode(if is_dir { 0o755 } else { 0o644 })).unwrap();
     });
-    let up = Up::in_dir(&dir);
+    let up = RunningCluster::in_dir(&dir);
     for part in fs::read_dir(&dir).unwrap() {
         let part = part.unwrap().path();
         if part.is_dir() {

@@ -21,7 +21,7 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 
-use crate::running::{Up, eventually, repository};
+use crate::running::{RunningCluster, eventually, repository};
 
 const ADMIN: &str = "millrace.admin.v1.Admin";
 const MODEL: &str = "examples/digits/digits.onnx";
@@ -65,7 +65,7 @@ impl Decoder for Dynamic {
 }
 
 /// A generic client, which records the methods that it has called.
-struct Stock {
+struct ReflectionClient {
     runtime: Runtime,
     channel: Channel,
     service: ServiceDescriptor,
@@ -85,7 +85,7 @@ async fn file(client: &mut ServerReflectionClient<Channel>, question: MessageReq
     }
 }
 
-impl Stock {
+impl ReflectionClient {
     fn new(address: &str) -> Self {
         let runtime = Runtime::new().unwrap();
         let (channel, service) = runtime.block_on(async {
@@ -157,8 +157,8 @@ fn upload(of: &MessageDescriptor, model: &[u8]) -> Vec<DynamicMessage> {
 
 #[test]
 fn every_admin_method_can_be_called_by_reflection_alone() {
-    let up = Up::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
-    let admin = Stock::new(&up.client);
+    let up = RunningCluster::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
+    let admin = ReflectionClient::new(&up.client);
     functions(&admin, &up);
     workflows(&admin);
     cluster(&admin);
@@ -185,7 +185,7 @@ fn every_admin_method_can_be_called_by_reflection_alone() {
 }
 
 /// Tests a function, from the upload of its model to a request.
-fn functions(admin: &Stock, up: &Up) {
+fn functions(admin: &ReflectionClient, up: &RunningCluster) {
     let model = std::fs::read(repository(MODEL)).unwrap();
     let digest = Digest::of(&model).to_string();
     assert_eq!(admin.ok("FindArtifacts", json!({ "digests": [digest] })), json!({}));
@@ -226,7 +226,7 @@ fn functions(admin: &Stock, up: &Up) {
 }
 
 /// Tests a workflow of the function, from its apply to its deletion.
-fn workflows(admin: &Stock) {
+fn workflows(admin: &ReflectionClient) {
     let apply = |more: &Value| {
         let step = json!({ "name": "read", "function": "digits", "inputs": { "image": "input.picture" } });
         let output = json!({ "name": "scores", "from": "read.probabilities" });
@@ -265,7 +265,7 @@ fn workflows(admin: &Stock) {
     assert_eq!(admin.refused("DeleteWorkflow", name), Reason::WorkflowNotFound);
 }
 
-fn cluster(admin: &Stock) {
+fn cluster(admin: &ReflectionClient) {
     let version = admin.ok("GetVersion", json!({}));
     assert_eq!(version["apiVersions"], json!(["millrace/v1"]));
     let status = admin.ok("GetClusterStatus", json!({}));
@@ -279,7 +279,7 @@ fn cluster(admin: &Stock) {
     );
 }
 
-fn nodes(admin: &Stock) {
+fn nodes(admin: &ReflectionClient) {
     let nodes = admin.ok("ListNodes", json!({}));
     let name = nodes["nodes"][0]["name"].as_str().unwrap();
     assert_eq!(nodes["nodes"][0]["gpus"][0]["health"], "Up");
@@ -307,7 +307,7 @@ fn nodes(admin: &Stock) {
 }
 
 /// Tests the policy, from a first dry run back to the default.
-fn policies(admin: &Stock) {
+fn policies(admin: &ReflectionClient) {
     let policy = admin.ok("GetPolicy", json!({}));
     let dispatch = &policy["nodes"][0]["actual"]["dispatch"];
     let resource_version = &policy["resourceVersion"];
@@ -358,7 +358,7 @@ fn policies(admin: &Stock) {
 
 /// Tests operations: a drain that cannot end, because there is no other node, and is cancelled; and
 /// refused calls.
-fn operations(admin: &Stock) {
+fn operations(admin: &ReflectionClient) {
     let nodes = admin.ok("ListNodes", json!({}));
     let name = nodes["nodes"][0]["name"].as_str().unwrap();
     let draining =
@@ -383,7 +383,7 @@ fn operations(admin: &Stock) {
 }
 
 /// Tests partial responses by read masks, and partial updates.
-fn masks(admin: &Stock) {
+fn masks(admin: &ReflectionClient) {
     let name = json!({ "tenant": "default", "name": "digits", "readMask": "spec.name,generation" });
     let function = admin.ok("GetFunction", name);
     assert_eq!(function, json!({ "spec": { "name": "digits" }, "generation": "1" }));
@@ -398,7 +398,7 @@ fn masks(admin: &Stock) {
 }
 
 /// Tests the log lines of the processes.
-fn logged(admin: &Stock) {
+fn logged(admin: &ReflectionClient) {
     let began = json!({ "filter": { "atLeast": "LEVEL_INFO" } });
     let page = admin.ok("ListLogs", began);
     let lines = page["lines"].as_array().unwrap();
@@ -418,7 +418,7 @@ fn logged(admin: &Stock) {
 }
 
 /// Tests the records of the request: bills, activity, events and traces.
-fn seen(admin: &Stock, up: &Up) {
+fn seen(admin: &ReflectionClient, up: &RunningCluster) {
     let of_tenant = json!({ "tenant": "default" });
     eventually("the request is billed", || {
         admin.ok("ListBilling", of_tenant.clone())["bills"][0]["requests"] == "1"

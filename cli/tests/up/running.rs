@@ -14,7 +14,7 @@ use tempfile::{NamedTempFile, TempDir};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running cluster. Killed when dropped.
-pub(crate) struct Up {
+pub(crate) struct RunningCluster {
     child: Child,
     stdout: BufReader<ChildStdout>,
     /// The standard error. Printed when the test fails.
@@ -29,7 +29,7 @@ pub(crate) struct Up {
 
 /// A process of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct GroupProcess {
     pub(crate) name: String,
     pub(crate) pid: u32,
     /// The id and client address of a controller. `None` for a worker.
@@ -58,7 +58,7 @@ pub(crate) fn free() -> String {
     format!("127.{}.{low}.{number}:0", 1 | high)
 }
 
-impl Up {
+impl RunningCluster {
     pub(crate) fn ephemeral(args: &[&str]) -> Self {
         Self::start(&[&["--ephemeral"], args].concat())
     }
@@ -131,8 +131,8 @@ impl Up {
     }
 
     /// Returns the processes of a group, controllers first.
-    pub(crate) fn parts(&self) -> Vec<Part> {
-        let part = |part: &Value| Part {
+    pub(crate) fn parts(&self) -> Vec<GroupProcess> {
+        let part = |part: &Value| GroupProcess {
             name: part["name"].as_str().expect("a part has a name").to_owned(),
             pid: u32::try_from(part["pid"].as_u64().expect("a part has a pid")).expect("a pid is small"),
             controller: part["id"].as_u64().zip(part["client"].as_str().map(str::to_owned)),
@@ -140,7 +140,7 @@ impl Up {
         self.ready["parts"].as_array().expect("a group has parts").iter().map(part).collect()
     }
 
-    pub(crate) fn part(&self, name: &str) -> Part {
+    pub(crate) fn part(&self, name: &str) -> GroupProcess {
         self.parts().into_iter().find(|part| part.name == name).expect("the part is in the ready line")
     }
 
@@ -203,14 +203,14 @@ impl Up {
     }
 }
 
-impl Part {
+impl GroupProcess {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.pid.cast_signed()).expect("a part has a pid");
         kill_process(pid, signal).expect("the part is a process of ours");
     }
 }
 
-impl Drop for Up {
+impl Drop for RunningCluster {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use millrace_model::synth;
 use serde_json::Value;
 
-use crate::running::{Up, eventually, repository};
+use crate::running::{RunningCluster, eventually, repository};
 
 /// A folder with a manifest for each model in it.
 struct Models(tempfile::TempDir);
@@ -52,7 +52,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_function_is_published_invoked_listed_and_deleted() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     assert_eq!(up.apply_digits(), "function/digits created\n");
     assert_eq!(up.apply_digits(), "function/digits unchanged\n");
     let image = repository("examples/digits/images/digit-3.png");
@@ -69,7 +69,7 @@ fn a_function_is_published_invoked_listed_and_deleted() {
 
 #[test]
 fn requests_are_billed_even_after_their_function_is_deleted() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     up.apply_digits();
     let image = repository("examples/digits/images/digit-3.png");
     for _ in 0..3 {
@@ -97,7 +97,7 @@ fn requests_are_billed_even_after_their_function_is_deleted() {
 
 #[test]
 fn a_tenant_is_served_within_its_caps_and_refused_if_no_model_fits_them() {
-    let up = Up::ephemeral(&["--gpus", "2", "--gpu-memory", "64MiB"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "2", "--gpu-memory", "64MiB"]);
     up.apply_digits();
     let image = repository("examples/digits/images/digit-3.png");
     up.ok(&["tenant", "set", "default", "--gpus-max", "1", "--gpu-share", "0.5"]);
@@ -121,7 +121,7 @@ fn a_tenant_is_served_within_its_caps_and_refused_if_no_model_fits_them() {
 
 #[test]
 fn models_that_do_not_fit_together_are_swapped_on_one_gpu() {
-    let up = Up::ephemeral(&["--gpus", "1", "--gpu-memory", "16MiB"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--gpu-memory", "16MiB"]);
     let models = Models::new();
     for name in ["a", "b", "c"] {
         up.ok(&["apply", "-f", &models.function(name, &synth::transformer_block())]);
@@ -145,7 +145,7 @@ fn models_that_do_not_fit_together_are_swapped_on_one_gpu() {
 #[test]
 fn every_unservable_model_is_refused_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
-    let up = Up::in_dir(dir.path());
+    let up = RunningCluster::in_dir(dir.path());
     let models = Models::new();
     let mlp = synth::mlp();
     let artifacts = || -> Vec<_> {
@@ -169,7 +169,7 @@ fn every_unservable_model_is_refused_and_leaves_no_file() {
 
 #[test]
 fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
-    let up = Up::ephemeral(&["--gpu-memory", "4MiB"]);
+    let up = RunningCluster::ephemeral(&["--gpu-memory", "4MiB"]);
     let models = Models::new();
     let stderr = up.refused(1, &["apply", "-f", &models.function("big", &synth::tiny_cnn())]);
     assert!(stderr.contains("MODEL_TOO_LARGE") && stderr.contains("4.0 MiB"), "{stderr}");
@@ -178,7 +178,7 @@ fn a_model_larger_than_every_gpu_is_refused_with_both_sizes() {
 
 #[test]
 fn a_model_without_host_memory_reports_that_until_memory_is_free() {
-    let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--host-memory", "12MiB"]);
     let models = Models::new();
     up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
     let second = models.function("second", &synth::transformer_block());
@@ -197,7 +197,8 @@ fn a_model_without_host_memory_reports_that_until_memory_is_free() {
 
 #[test]
 fn models_beyond_host_memory_take_turns_and_cold_starts_are_reported_apart_from_swaps() {
-    let up = Up::ephemeral(&["--gpus", "1", "--host-memory", "12MiB", "--model-storage", "64MiB"]);
+    let up =
+        RunningCluster::ephemeral(&["--gpus", "1", "--host-memory", "12MiB", "--model-storage", "64MiB"]);
     let models = Models::new();
     up.ok(&["apply", "-f", &models.function("first", &synth::tiny_cnn())]);
     up.ok(&["apply", "-f", &models.function("second", &synth::transformer_block())]);
@@ -227,7 +228,7 @@ fn models_beyond_host_memory_take_turns_and_cold_starts_are_reported_apart_from_
 
 #[test]
 fn an_objective_below_the_run_time_is_reported_with_the_measured_time() {
-    let up = Up::ephemeral(&["--gpus", "1"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1"]);
     let models = Models::new();
     let slo = "  slo: {deadline: 1ms, percentile: 0.5}\n";
     up.ok(&["apply", "-f", &models.manifest("slow", "slow.onnx", &synth::resnet50_like(), slo)]);
@@ -245,7 +246,7 @@ fn an_objective_below_the_run_time_is_reported_with_the_measured_time() {
 
 #[test]
 fn the_load_generator_measures_both_protocols() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     up.ok(&["apply", "-f", &Models::new().function("mlp", &synth::mlp())]);
     for protocol in ["grpc", "http"] {
         let url = format!("{protocol}://{}", up.client);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::functions::{MODULE, built, commands, run, stop};
-use crate::running::{Up, eventually, repository};
+use crate::running::{RunningCluster, eventually, repository};
 
 const PAGE: &str = "examples/workflows/README.md";
 /// The position of the height in a PNG file.
@@ -42,14 +42,17 @@ fn folder() -> Option<(TempDir, PathBuf)> {
     Some((folder, library))
 }
 
-fn cluster(library: &Path) -> Up {
+fn cluster(library: &Path) -> RunningCluster {
     let args = ["--allow-processes", "--gpus", "2", "--keep-spans", "20000"];
     let module = repository(MODULE);
-    Up::ephemeral_with(&args, &[("FUNCTION_LIBRARY", library), ("PYTHONPATH", Path::new(&module))])
+    RunningCluster::ephemeral_with(
+        &args,
+        &[("FUNCTION_LIBRARY", library), ("PYTHONPATH", Path::new(&module))],
+    )
 }
 
 /// Returns the steps of a request, once for each run.
-fn steps(up: &Up, id: &str) -> Vec<String> {
+fn steps(up: &RunningCluster, id: &str) -> Vec<String> {
     let mut steps = Vec::new();
     eventually("the trace is complete", || {
         let shown = up.run(&["trace", id, "-o", "json"]);

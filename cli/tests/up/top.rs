@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::running::{Up, eventually, millrace, repository};
+use crate::running::{RunningCluster, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
@@ -18,7 +18,7 @@ fn cell<'a>(look: &'a str, pane: &str, heading: &str, id: &str) -> Option<&'a st
 
 #[test]
 fn top_at_any_controller_includes_the_counts_of_all_gateways_and_workers() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     up.apply_digits();
     let controllers: Vec<_> = up.parts().into_iter().filter_map(|part| part.controller).collect();
     let other = &controllers.last().unwrap().1;

@@ -19,7 +19,7 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 use crate::metrics::scrape;
-use crate::running::{Up, eventually, millrace, repository};
+use crate::running::{RunningCluster, eventually, millrace, repository};
 
 const IMAGE: &str = "examples/digits/images/digit-3.png";
 
@@ -115,7 +115,7 @@ fn expected(paths: &[(&str, &str)]) -> BTreeSet<(String, String)> {
 fn a_request_is_a_single_trace_from_the_client_to_its_copies_and_launches() {
     let (collector, address, _runtime) = Collector::start();
     let otlp = format!("http://{address}");
-    let up = Up::ephemeral(&["--gpus", "1", "--otlp-endpoint", &otlp]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--otlp-endpoint", &otlp]);
     up.ok(&["apply", "-f", &repository("examples/digits/function.yaml"), "--otlp-endpoint", &otlp]);
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--otlp-endpoint", &otlp]);
     let infer = "invoke > inference.GRPCInferenceService/ModelInfer";
@@ -147,7 +147,7 @@ fn a_request_is_a_single_trace_from_the_client_to_its_copies_and_launches() {
 
 #[test]
 fn a_retried_request_has_both_runs_in_its_trace_without_a_collector() {
-    let up = Up::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow-faults"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow-faults"]);
     up.apply_digits();
     let runtime = Runtime::new().unwrap();
     let admin =
@@ -193,7 +193,7 @@ fn a_retried_request_has_both_runs_in_its_trace_without_a_collector() {
 
 #[test]
 fn every_controller_of_a_group_assembles_the_same_trace() {
-    let up = Up::group(None, 2, &["--keep-spans", "1000"]);
+    let up = RunningCluster::group(None, 2, &["--keep-spans", "1000"]);
     up.apply_digits();
     up.ok(&["invoke", "digits", "--image", &repository(IMAGE), "--request-id", "mine"]);
     let asked = |controller: &str| {

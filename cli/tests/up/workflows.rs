@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::running::{Up, eventually, millrace};
+use crate::running::{RunningCluster, eventually, millrace};
 
 /// A number of rows for which a worker stores the output as an object.
 const ROWS: usize = 512;
@@ -44,18 +44,18 @@ fn write_rows(folder: &Path, rows: usize) {
     std::fs::write(folder.join("x.bin"), rows).unwrap();
 }
 
-fn invoke(up: &Up, name: &str, folder: &Path) -> Value {
+fn invoke(up: &RunningCluster, name: &str, folder: &Path) -> Value {
     invoke_rows(up, name, folder, ROWS)
 }
 
-fn invoke_rows(up: &Up, name: &str, folder: &Path, rows: usize) -> Value {
+fn invoke_rows(up: &RunningCluster, name: &str, folder: &Path, rows: usize) -> Value {
     let raw = format!("x={}:FP32:{rows}x64", folder.join("x.bin").display());
     up.json(&["invoke", name, "--raw", &raw])
 }
 
 #[test]
 fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
-    let up = Up::group(None, 2, &["--keep-spans", "1000"]);
+    let up = RunningCluster::group(None, 2, &["--keep-spans", "1000"]);
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(1);
     // Apply and use the functions before the workflow. A function that ran stays on its node;
@@ -101,7 +101,8 @@ fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
 #[test]
 fn the_copy_of_an_output_to_host_memory_is_in_the_trace() {
     // All objects share a single block.
-    let up = Up::ephemeral(&["--gpus", "1", "--gpu-object-memory", "2MiB", "--keep-spans", "1000"]);
+    let up =
+        RunningCluster::ephemeral(&["--gpus", "1", "--gpu-object-memory", "2MiB", "--keep-spans", "1000"]);
     let folder = folder(1);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     let rows = 9_000;
@@ -132,7 +133,7 @@ fn the_copy_of_an_output_to_host_memory_is_in_the_trace() {
 
 #[test]
 fn workflows_return_the_same_results_when_a_worker_is_killed_during_them() {
-    let up = Up::group(None, 2, &[]);
+    let up = RunningCluster::group(None, 2, &[]);
     up.ok(&["cluster", "wait", "--voters", "3", "--nodes", "2", "--timeout", "30s"]);
     let folder = folder(2);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
@@ -161,7 +162,7 @@ fn workflows_return_the_same_results_when_a_worker_is_killed_during_them() {
 
 #[test]
 fn a_workflow_is_deleted_before_its_functions_by_its_manifest() {
-    let up = Up::ephemeral(&[]);
+    let up = RunningCluster::ephemeral(&[]);
     let folder = folder(1);
     let path = folder.path().to_str().unwrap();
     let created = |suffix: &str| {

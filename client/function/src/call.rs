@@ -13,48 +13,48 @@ use millrace_types::{DataId, DataType};
 
 use crate::error::Error;
 use crate::ids;
-use crate::memory::{Buffer, Data, Room};
-use crate::session::{Arrived, Shared};
+use crate::memory::{Buffer, DataMemory, WritableBuffer};
+use crate::session::{ReceivedMessage, SessionState};
 
 /// The longest failure message, in bytes. A longer message is truncated.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// An input of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Input {
+pub struct CallInput {
     /// The name that the manifest declares.
     pub name: String,
     /// The type of each element.
     pub datatype: DataType,
     /// The size of each dimension. No dimension is variable.
     pub shape: Vec<i64>,
-    /// The id under which [`Call::fetch`] returns the input's data.
+    /// The id under which [`FunctionCall::fetch`] returns the input's data.
     pub id: DataId,
 }
 
 /// A request that the process serves. The methods may be used from any thread.
 #[derive(Debug)]
-pub struct Call {
-    shared: Arc<Shared>,
+pub struct FunctionCall {
+    shared: Arc<SessionState>,
     number: u64,
     request_id: String,
     timeout: Duration,
     wanted: Vec<String>,
-    inputs: Vec<Input>,
+    inputs: Vec<CallInput>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    data: HashMap<DataId, Held>,
+    data: HashMap<DataId, CachedData>,
     outputs: Vec<Output>,
     answered: bool,
 }
 
 /// Data that this process can read without asking the worker.
 #[derive(Debug)]
-struct Held {
-    data: Data,
+struct CachedData {
+    data: DataMemory,
     /// Whether the worker has the data as an object too.
     kept: bool,
 }
@@ -68,14 +68,18 @@ struct Output {
     response: bool,
 }
 
-impl Call {
-    pub(crate) fn new(shared: Arc<Shared>, call: wire::Call, mut with: Arrived) -> Result<Self, Error> {
+impl FunctionCall {
+    pub(crate) fn new(
+        shared: Arc<SessionState>,
+        call: wire::Call,
+        mut with: ReceivedMessage,
+    ) -> Result<Self, Error> {
         let wire::Call { call: number, request_id, inputs: tensors, outputs: wanted, timeout_ns } = call;
         let mut state = State::default();
         let mut inputs = Vec::with_capacity(tensors.len());
         for wire::Tensor { name, datatype, shape, contents, bytes, .. } in tensors {
             let data = match contents {
-                Some(tensor::Contents::Inline(data)) => Data::arrived(&data),
+                Some(tensor::Contents::Inline(data)) => DataMemory::arrived(&data),
                 Some(tensor::Contents::ContentsFd(place)) => memory(with.take(place)?, bytes)?,
                 _ => return Err(Error::Protocol("an input without contents")),
             };
@@ -83,8 +87,8 @@ impl Call {
             // The input may have an id elsewhere in the cluster. The process reads it under an id
             // of its own.
             let id = shared.unique_id(number)?;
-            state.data.insert(id.clone(), Held { data, kept: false });
-            inputs.push(Input { name, datatype, shape, id });
+            state.data.insert(id.clone(), CachedData { data, kept: false });
+            inputs.push(CallInput { name, datatype, shape, id });
         }
         Ok(Self {
             shared,
@@ -105,7 +109,7 @@ impl Call {
     /// Returns an error if the call is answered. The worker no longer expects messages of an
     /// answered call, so a reply could belong to the next call.
     fn still_open(&self) -> Result<(), Error> {
-        if self.state().answered { Err(Error::Answered) } else { Ok(()) }
+        if self.state().answered { Err(Error::AlreadyAnswered) } else { Ok(()) }
     }
 
     /// Returns the id of the request in the cluster.
@@ -130,7 +134,7 @@ impl Call {
 
     /// Returns the inputs in the order in which they arrived.
     #[must_use]
-    pub fn inputs(&self) -> &[Input] {
+    pub fn inputs(&self) -> &[CallInput] {
         &self.inputs
     }
 
@@ -138,7 +142,7 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::NoInput`] when the call has no such input.
-    pub fn input(&self, name: &str) -> Result<&Input, Error> {
+    pub fn input(&self, name: &str) -> Result<&CallInput, Error> {
         let input = self.inputs.iter().find(|input| input.name == name);
         input.ok_or_else(|| Error::NoInput(name.to_owned()))
     }
@@ -146,7 +150,7 @@ impl Call {
     /// Returns an id for data that nothing else in the cluster has or will have (D02).
     ///
     /// # Errors
-    /// [`Error::NoIds`] before any controller has registered this worker, [`Error::Answered`].
+    /// [`Error::NoIds`] before any controller has registered this worker, [`Error::AlreadyAnswered`].
     pub fn unique_id(&self) -> Result<DataId, Error> {
         self.still_open()?;
         self.shared.unique_id(self.number)
@@ -158,7 +162,7 @@ impl Call {
     /// # Errors
     /// [`Error::DataLost`] when no worker has the data. [`Error::Unavailable`] when a worker that
     /// may have the data cannot be reached, at the latest after three quarters of the call's
-    /// remaining time. [`Error::Answered`].
+    /// remaining time. [`Error::AlreadyAnswered`].
     pub fn fetch(&self, id: &DataId) -> Result<Buffer, Error> {
         self.still_open()?;
         if let Some(held) = self.state().data.get(id) {
@@ -176,7 +180,7 @@ impl Call {
                 return Err(Error::Unavailable { id: id.clone(), message });
             }
             None => return Err(Error::DataLost { id: id.clone(), message }),
-            Some(fetched::Contents::Inline(data)) => Data::arrived(&data),
+            Some(fetched::Contents::Inline(data)) => DataMemory::arrived(&data),
             Some(fetched::Contents::ContentsFd(place)) => memory(arrived.take(place)?, bytes)?,
         };
         Ok(Buffer::new(data))
@@ -186,8 +190,8 @@ impl Call {
     ///
     /// # Errors
     /// [`Error::Memory`] when the memory cannot be allocated.
-    pub fn create(&self, bytes: usize) -> Result<Room, Error> {
-        Room::new(bytes)
+    pub fn create(&self, bytes: usize) -> Result<WritableBuffer, Error> {
+        WritableBuffer::new(bytes)
     }
 
     /// Stores data under an id that [`Self::unique_id`] returned. The data becomes an object of
@@ -195,16 +199,16 @@ impl Call {
     /// data, this process keeps it until the call is over, and outputs may still name it.
     ///
     /// # Errors
-    /// [`Error::Taken`] for an id that any call used before; [`Error::Answered`].
-    pub fn store(&self, id: &DataId, room: Room) -> Result<(), Error> {
+    /// [`Error::IdAlreadyUsed`] for an id that any call used before; [`Error::AlreadyAnswered`].
+    pub fn store(&self, id: &DataId, room: WritableBuffer) -> Result<(), Error> {
         self.still_open()?;
         let data = room.seal()?;
         if self.state().data.contains_key(id) {
-            return Err(Error::Taken(id.clone()));
+            return Err(Error::IdAlreadyUsed(id.clone()));
         }
         let (contents, descriptors) = match data.share()? {
-            Data::Inline(data) => (store::Contents::Inline(data), Vec::new()),
-            Data::Memory { fd, .. } => (store::Contents::ContentsFd(0), vec![fd]),
+            DataMemory::Inline(data) => (store::Contents::Inline(data), Vec::new()),
+            DataMemory::Memory { fd, .. } => (store::Contents::ContentsFd(0), vec![fd]),
         };
         let bytes = data.len() as u64;
         let store = wire::Store { id: Some(ids::write(id)), contents: Some(contents), bytes };
@@ -216,19 +220,19 @@ impl Call {
             NotStored::Unspecified => true,
             NotStored::NoRoom => false,
             NotStored::Over => {
-                self.shared.distrust_ids();
+                self.shared.discard_ids();
                 false
             }
-            NotStored::Taken => return Err(Error::Taken(id.clone())),
+            NotStored::Taken => return Err(Error::IdAlreadyUsed(id.clone())),
         };
-        self.state().data.insert(id.clone(), Held { data, kept });
+        self.state().data.insert(id.clone(), CachedData { data, kept });
         Ok(())
     }
 
     /// Sets an output to stored data. The data passes to the output's next consumer.
     ///
     /// # Errors
-    /// [`Error::Twice`] for an output that is already set.
+    /// [`Error::OutputAlreadySet`] for an output that is already set.
     pub fn output(&self, name: &str, id: &DataId, datatype: DataType, shape: &[i64]) -> Result<(), Error> {
         self.give(name, id, datatype, shape, false)
     }
@@ -251,7 +255,7 @@ impl Call {
     ) -> Result<(), Error> {
         let mut state = self.state();
         if state.outputs.iter().any(|output| output.name == name) {
-            return Err(Error::Twice(name.to_owned()));
+            return Err(Error::OutputAlreadySet(name.to_owned()));
         }
         let name = name.to_owned();
         let shape = shape.to_vec();
@@ -262,25 +266,27 @@ impl Call {
     /// Answers the call with the outputs that were set.
     ///
     /// # Errors
-    /// [`Error::Answered`], or the error of the socket.
+    /// [`Error::AlreadyAnswered`], or the error of the socket.
     pub fn finish(&self) -> Result<(), Error> {
         let mut state = self.state();
         if state.answered {
-            return Err(Error::Answered);
+            return Err(Error::AlreadyAnswered);
         }
         let mut outputs = Vec::new();
         let mut descriptors = Vec::new();
         for Output { name, id, datatype, shape, response } in std::mem::take(&mut state.outputs) {
             let (contents, bytes) = match state.data.get(&id) {
                 // Small data travels inline, because the response is sent in any case.
-                Some(Held { data: Data::Inline(data), kept: false }) => {
+                Some(CachedData { data: DataMemory::Inline(data), kept: false }) => {
                     (tensor::Contents::Inline(data.clone()), data.len())
                 }
-                Some(Held { data, kept: false }) => {
-                    let Data::Memory { fd, len } = data.share()? else { continue };
+                Some(CachedData { data, kept: false }) => {
+                    let DataMemory::Memory { fd, len } = data.share()? else { continue };
                     (contents_fd(&mut descriptors, fd)?, len)
                 }
-                Some(Held { data, kept: true }) => (tensor::Contents::Object(ids::write(&id)), data.len()),
+                Some(CachedData { data, kept: true }) => {
+                    (tensor::Contents::Object(ids::write(&id)), data.len())
+                }
                 None => (tensor::Contents::Object(ids::write(&id)), 0),
             };
             outputs.push(wire::Tensor {
@@ -302,7 +308,7 @@ impl Call {
     /// The errors of [`Self::finish`].
     pub fn fail(&self, message: &str) -> Result<(), Error> {
         if std::mem::replace(&mut self.state().answered, true) {
-            return Err(Error::Answered);
+            return Err(Error::AlreadyAnswered);
         }
         let end = message.floor_char_boundary(MESSAGE_BYTES_MAX);
         let fail = wire::Fail { call: self.number, message: message[..end].to_owned() };
@@ -310,7 +316,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for FunctionCall {
     fn drop(&mut self) {
         if !self.state().answered {
             // If the message cannot be sent, the worker and thus the caller are gone.
@@ -319,10 +325,10 @@ impl Drop for Call {
     }
 }
 
-fn memory(fd: OwnedFd, bytes: u64) -> Result<Data, Error> {
+fn memory(fd: OwnedFd, bytes: u64) -> Result<DataMemory, Error> {
     let len =
         usize::try_from(bytes).map_err(|_| Error::Protocol("the data is larger than the address space"))?;
-    Ok(Data::Memory { fd, len })
+    Ok(DataMemory::Memory { fd, len })
 }
 
 fn contents_fd(descriptors: &mut Vec<OwnedFd>, fd: OwnedFd) -> Result<tensor::Contents, Error> {

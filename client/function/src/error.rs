@@ -7,7 +7,7 @@ use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
 /// The reason why a call of this crate failed. Most functions report the error as the outcome of
-/// the request ([`Call::fail`](crate::Call::fail)), but a function may also handle it.
+/// the request ([`FunctionCall::fail`](crate::FunctionCall::fail)), but a function may also handle it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No worker is at standard input, or the worker is gone.
@@ -55,7 +55,7 @@ pub enum Error {
     },
     /// Data was stored under this id before. The data may no longer exist.
     #[error("data {0} is already stored: take a new id for each store")]
-    Taken(DataId),
+    IdAlreadyUsed(DataId),
     /// The worker has no ids to assign.
     #[error("no id is available: no controller has registered this worker yet")]
     NoIds,
@@ -64,13 +64,13 @@ pub enum Error {
     NotAnId(String),
     /// The output already has data.
     #[error("output {0:?} is set twice: set each output once")]
-    Twice(String),
+    OutputAlreadySet(String),
     /// The previous call is not answered yet.
     #[error("the previous call is not answered yet: finish or fail it, then wait for the next call")]
-    Open,
+    CallUnanswered,
     /// The call has already been answered.
     #[error("the call has already been answered")]
-    Answered,
+    AlreadyAnswered,
     /// The function reports an error of its own.
     #[error("{0}")]
     Function(String),
@@ -89,14 +89,16 @@ impl Error {
         match self {
             Self::DataLost { .. } => c"DATA_LOST",
             Self::Unavailable { .. } => c"UNAVAILABLE",
-            Self::Taken(_) => c"TAKEN",
+            Self::IdAlreadyUsed(_) => c"TAKEN",
             Self::NoInput(_) => c"NO_INPUT",
             Self::NoIds => c"NO_IDS",
             Self::Memory { .. } => c"NO_MEMORY",
-            Self::Answered => c"ANSWERED",
+            Self::AlreadyAnswered => c"ANSWERED",
             Self::Socket(_) | Self::Protocol(_) => c"NO_WORKER",
             Self::Version { .. } => c"PEER_MISMATCH",
-            Self::NotAnId(_) | Self::Twice(_) | Self::Open | Self::Function(_) => c"INVALID",
+            Self::NotAnId(_) | Self::OutputAlreadySet(_) | Self::CallUnanswered | Self::Function(_) => {
+                c"INVALID"
+            }
         }
     }
 }

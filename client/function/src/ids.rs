@@ -8,7 +8,7 @@ use millrace_types::{DataId, Epoch, NodeName};
 
 /// The rest of a block of ids.
 #[derive(Debug)]
-struct Block {
+struct IdBlock {
     home: NodeName,
     epoch: Epoch,
     next: u64,
@@ -17,7 +17,7 @@ struct Block {
 
 /// The ids that this process may use.
 #[derive(Debug, Default)]
-pub(crate) struct Ids(Mutex<Option<Block>>);
+pub(crate) struct Ids(Mutex<Option<IdBlock>>);
 
 impl Ids {
     /// Returns the next id, if one is left.
@@ -37,7 +37,7 @@ impl Ids {
     /// Replaces the remaining ids with another block.
     pub(crate) fn refill(&self, wire: wire::IdBlock) {
         let wire::IdBlock { home, epoch, first, count } = wire;
-        let block = NodeName::new(&home).ok().map(|home| Block {
+        let block = NodeName::new(&home).ok().map(|home| IdBlock {
             home,
             epoch: Epoch(epoch),
             next: first,

@@ -19,17 +19,17 @@ use crate::error::Error;
 
 /// A mapping of the first bytes of a memfd.
 #[derive(Debug)]
-struct Map {
+struct MemoryMapping {
     at: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the mapping is plain memory that this value alone owns.
-unsafe impl Send for Map {}
+unsafe impl Send for MemoryMapping {}
 // SAFETY: a shared reference only reads the mapping.
-unsafe impl Sync for Map {}
+unsafe impl Sync for MemoryMapping {}
 
-impl Map {
+impl MemoryMapping {
     fn new(fd: &OwnedFd, len: usize, protection: ProtFlags) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { at: NonNull::dangling(), len });
@@ -48,12 +48,12 @@ impl Map {
 
     fn bytes(&self) -> &[u8] {
         // SAFETY: `len` bytes are mapped here while this value lives. The file is at least as long
-        // (checked before the mapping), and no process writes to it (see `Buffer` and `Room`).
+        // (checked before the mapping), and no process writes to it (see `Buffer` and `WritableBuffer`).
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Map {
+impl Drop for MemoryMapping {
     fn drop(&mut self) {
         if self.len > 0 {
             // SAFETY: this value owns the mapping, and nothing borrows from it any longer. `munmap`
@@ -92,7 +92,7 @@ impl AsRef<[u8]> for Aligned {
 
 /// The memory in which data lies.
 #[derive(Debug)]
-pub(crate) enum Data {
+pub(crate) enum DataMemory {
     Inline(Bytes),
     /// A memfd. A worker shares only memfds that are sealed against writing.
     Memory {
@@ -101,7 +101,7 @@ pub(crate) enum Data {
     },
 }
 
-impl Data {
+impl DataMemory {
     /// Copies small data from a message, where it may be unaligned.
     pub(crate) fn arrived(data: &[u8]) -> Self {
         let mut aligned = Aligned::zeros(data.len());
@@ -131,12 +131,12 @@ impl Data {
 /// Data to read. Nothing is mapped or copied before [`Self::bytes`] is called.
 #[derive(Debug)]
 pub struct Buffer {
-    data: Data,
-    map: OnceLock<Map>,
+    data: DataMemory,
+    map: OnceLock<MemoryMapping>,
 }
 
 impl Buffer {
-    pub(crate) fn new(data: Data) -> Self {
+    pub(crate) fn new(data: DataMemory) -> Self {
         Self { data, map: OnceLock::new() }
     }
 
@@ -153,8 +153,8 @@ impl Buffer {
     /// [`Error::Memory`] when the data cannot be mapped.
     pub fn bytes(&self) -> Result<&[u8], Error> {
         let (fd, len) = match &self.data {
-            Data::Inline(data) => return Ok(data),
-            Data::Memory { fd, len } => (fd, *len),
+            DataMemory::Inline(data) => return Ok(data),
+            DataMemory::Memory { fd, len } => (fd, *len),
         };
         if let Some(map) = self.map.get() {
             return Ok(map.bytes());
@@ -164,49 +164,49 @@ impl Buffer {
     }
 }
 
-fn map_whole(fd: &OwnedFd, len: usize) -> io::Result<Map> {
+fn map_whole(fd: &OwnedFd, len: usize) -> io::Result<MemoryMapping> {
     // Reading a mapping beyond the end of its file raises SIGBUS.
     if u64::try_from(fstat(fd)?.st_size).unwrap_or(0) < len as u64 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Map::new(fd, len, ProtFlags::READ)
+    MemoryMapping::new(fd, len, ProtFlags::READ)
 }
 
 /// Memory for data to write in place, aligned to 64. All zeros at first.
 #[derive(Debug)]
-pub struct Room(Place);
+pub struct WritableBuffer(WritableMemory);
 
 #[derive(Debug)]
-enum Place {
+enum WritableMemory {
     Own(Aligned),
-    Shared { fd: OwnedFd, map: Map },
+    Shared { fd: OwnedFd, map: MemoryMapping },
 }
 
-impl Room {
+impl WritableBuffer {
     pub(crate) fn new(len: usize) -> Result<Self, Error> {
         if len <= INLINE_BYTES_MAX {
-            return Ok(Self(Place::Own(Aligned::zeros(len))));
+            return Ok(Self(WritableMemory::Own(Aligned::zeros(len))));
         }
-        let shared = || -> io::Result<Place> {
+        let shared = || -> io::Result<WritableMemory> {
             let fd = memfd_create("millrace-data", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
             ftruncate(&fd, len as u64)?;
-            let map = Map::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
-            Ok(Place::Shared { fd, map })
+            let map = MemoryMapping::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE)?;
+            Ok(WritableMemory::Shared { fd, map })
         };
         Ok(Self(shared().map_err(|cause| Error::Memory { bytes: len, cause })?))
     }
 
     /// Seals the memory: no process can change the data from here on.
-    pub(crate) fn seal(self) -> Result<Data, Error> {
+    pub(crate) fn seal(self) -> Result<DataMemory, Error> {
         match self.0 {
-            Place::Own(data) => Ok(Data::Inline(Bytes::from_owner(data))),
-            Place::Shared { fd, map } => {
+            WritableMemory::Own(data) => Ok(DataMemory::Inline(Bytes::from_owner(data))),
+            WritableMemory::Shared { fd, map } => {
                 let len = map.len;
                 // The kernel refuses a seal against writes while a writable mapping exists.
                 drop(map);
                 fcntl_add_seals(fd.as_fd(), SEALS)
                     .map_err(|cause| Error::Memory { bytes: len, cause: cause.into() })?;
-                Ok(Data::Memory { fd, len })
+                Ok(DataMemory::Memory { fd, len })
             }
         }
     }
@@ -216,23 +216,25 @@ impl Room {
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-impl Deref for Room {
+impl Deref for WritableBuffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Place::Own(data) => data.as_ref(),
-            Place::Shared { map, .. } => map.bytes(),
+            WritableMemory::Own(data) => data.as_ref(),
+            WritableMemory::Shared { map, .. } => map.bytes(),
         }
     }
 }
 
-impl DerefMut for Room {
+impl DerefMut for WritableBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
-            Place::Own(data) => &mut data.allocation[data.first..],
+            WritableMemory::Own(data) => &mut data.allocation[data.first..],
             // SAFETY: `len` bytes are mapped for writing while this value lives, no other process
             // knows the memory before it is sealed, and the borrow is exclusive.
-            Place::Shared { map, .. } => unsafe { std::slice::from_raw_parts_mut(map.at.as_ptr(), map.len) },
+            WritableMemory::Shared { map, .. } => unsafe {
+                std::slice::from_raw_parts_mut(map.at.as_ptr(), map.len)
+            },
         }
     }
 }
@@ -244,11 +246,11 @@ mod tests {
     #[test]
     fn written_data_is_read_in_place() {
         for len in [1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20] {
-            let mut room = Room::new(len).unwrap();
+            let mut room = WritableBuffer::new(len).unwrap();
             assert!(room.iter().all(|&byte| byte == 0));
             room[len - 1] = 7;
             let data = room.seal().unwrap();
-            assert_eq!(matches!(data, Data::Inline(_)), len <= INLINE_BYTES_MAX);
+            assert_eq!(matches!(data, DataMemory::Inline(_)), len <= INLINE_BYTES_MAX);
             let buffer = Buffer::new(data);
             assert_eq!((buffer.len(), buffer.bytes().unwrap()[len - 1]), (len, 7));
             assert!(
@@ -261,7 +263,7 @@ mod tests {
     /// Every kernel can map memory that is sealed against writing in this way.
     #[test]
     fn data_to_read_is_mapped_privately() {
-        let mut room = Room::new(1 << 20).unwrap();
+        let mut room = WritableBuffer::new(1 << 20).unwrap();
         room[0] = 7;
         let buffer = Buffer::new(room.seal().unwrap());
         let first = format!("{:x}-", buffer.bytes().unwrap().as_ptr().addr());
@@ -274,9 +276,9 @@ mod tests {
     #[test]
     fn data_of_every_size_is_aligned() {
         for len in (1..200).chain([INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1]) {
-            let room = Room::new(len).unwrap();
+            let room = WritableBuffer::new(len).unwrap();
             assert!(room.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");
-            let buffers = [room.seal().unwrap(), Data::arrived(&vec![7; len])].map(Buffer::new);
+            let buffers = [room.seal().unwrap(), DataMemory::arrived(&vec![7; len])].map(Buffer::new);
             for buffer in &buffers {
                 let bytes = buffer.bytes().unwrap();
                 assert!(bytes.len() == len && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");
@@ -287,16 +289,18 @@ mod tests {
 
     #[test]
     fn sealed_memory_can_neither_be_written_nor_cut() {
-        let Data::Memory { fd, len } = Room::new(1 << 20).unwrap().seal().unwrap() else { panic!() };
+        let DataMemory::Memory { fd, len } = WritableBuffer::new(1 << 20).unwrap().seal().unwrap() else {
+            panic!()
+        };
         assert!(rustix::io::pwrite(&fd, b"x", 0).is_err());
         assert!(ftruncate(&fd, 1).is_err());
-        assert!(Map::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE).is_err());
+        assert!(MemoryMapping::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE).is_err());
     }
 
     #[test]
     fn memory_that_is_shorter_than_announced_is_not_mapped() {
         let fd = memfd_create("short", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, 10).unwrap();
-        assert!(Buffer::new(Data::Memory { fd, len: 11 }).bytes().is_err());
+        assert!(Buffer::new(DataMemory::Memory { fd, len: 11 }).bytes().is_err());
     }
 }

@@ -8,24 +8,24 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millrace_proto::frames::{Frame, FrameDecoder, Outbox};
+use millrace_proto::frames::{FrameDecoder, FrameQueue, SocketFrame};
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::to_process::Message as Heard;
 use millrace_proto::function::{FromProcess, Ready, TakeIds, ToProcess};
 use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
-use crate::call::Call;
+use crate::call::FunctionCall;
 use crate::error::Error;
 use crate::ids::Ids;
 
 /// The connection of a process to its worker.
 #[derive(Debug)]
-pub struct Session(Arc<Shared>);
+pub struct WorkerSession(Arc<SessionState>);
 
 /// The state that a session and its calls share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SessionState {
     /// The socket. The lock is held for a message and its reply, so calls send one message at a
     /// time.
     link: Mutex<Link>,
@@ -36,18 +36,18 @@ pub(crate) struct Shared {
 struct Link {
     socket: OwnedFd,
     decoder: FrameDecoder,
-    outbox: Outbox,
+    outbox: FrameQueue,
     /// The number of the call that is not answered yet.
     open: Option<u64>,
 }
 
 /// A message that arrived, and its descriptors.
-pub(crate) struct Arrived {
+pub(crate) struct ReceivedMessage {
     pub(crate) message: Heard,
     descriptors: VecDeque<Option<OwnedFd>>,
 }
 
-impl Arrived {
+impl ReceivedMessage {
     /// Takes a descriptor that arrived with the message. Each descriptor can be taken once.
     pub(crate) fn take(&mut self, place: u32) -> Result<OwnedFd, Error> {
         let fd = self.descriptors.get_mut(place as usize).and_then(Option::take);
@@ -57,13 +57,13 @@ impl Arrived {
 
 impl Link {
     fn send(&mut self, message: Said, descriptors: Vec<OwnedFd>) -> Result<(), Error> {
-        let frame = Frame::new(&FromProcess { message: Some(message) }, descriptors).map_err(broken)?;
+        let frame = SocketFrame::new(&FromProcess { message: Some(message) }, descriptors).map_err(broken)?;
         self.outbox.push(frame).map_err(broken)?;
         self.outbox.flush(&self.socket).map_err(Error::Socket)
     }
 
     /// Waits for the next message. Returns `None` when the worker has closed its end.
-    fn receive(&mut self) -> Result<Option<Arrived>, Error> {
+    fn receive(&mut self) -> Result<Option<ReceivedMessage>, Error> {
         let frame = match self.decoder.recv_frame(&self.socket) {
             Ok(Some(frame)) => frame,
             Ok(None) => return Ok(None),
@@ -73,15 +73,15 @@ impl Link {
         let message: ToProcess = frame.decode().map_err(broken)?;
         let message = message.message.ok_or(Error::Protocol("a message without content"))?;
         let descriptors = frame.descriptors.into_iter().map(Some).collect();
-        Ok(Some(Arrived { message, descriptors }))
+        Ok(Some(ReceivedMessage { message, descriptors }))
     }
 }
 
-fn broken(error: millrace_proto::frames::Error) -> Error {
+fn broken(error: millrace_proto::frames::FrameError) -> Error {
     Error::Socket(error.into())
 }
 
-impl Shared {
+impl SessionState {
     fn link(&self) -> MutexGuard<'_, Link> {
         // A message is sent whole or not at all, so a poisoned link is still valid, or the socket
         // reports an error.
@@ -97,10 +97,15 @@ impl Shared {
 
     /// Sends a message of a call and waits for the reply. After the call is answered, the next
     /// message on the socket may be another call.
-    pub(crate) fn ask(&self, call: u64, message: Said, descriptors: Vec<OwnedFd>) -> Result<Arrived, Error> {
+    pub(crate) fn ask(
+        &self,
+        call: u64,
+        message: Said,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<ReceivedMessage, Error> {
         let mut link = self.link();
         if link.open != Some(call) {
-            return Err(Error::Answered);
+            return Err(Error::AlreadyAnswered);
         }
         link.send(message, descriptors)?;
         link.receive()?.ok_or_else(|| Error::Socket(io::ErrorKind::UnexpectedEof.into()))
@@ -108,7 +113,7 @@ impl Shared {
 
     /// Discards the remaining ids, because the registration under which the worker assigned them is
     /// over. The next id is from a new block.
-    pub(crate) fn distrust_ids(&self) {
+    pub(crate) fn discard_ids(&self) {
         self.ids.forget();
     }
 
@@ -126,7 +131,7 @@ impl Shared {
     }
 }
 
-impl Session {
+impl WorkerSession {
     /// Greets the worker that started this process, over the socket at standard input. Replaces
     /// standard input with an empty file, so that a child of this process cannot read the worker's
     /// messages.
@@ -147,7 +152,7 @@ impl Session {
     /// The errors of [`Self::open`].
     pub fn over(socket: OwnedFd) -> Result<Self, Error> {
         let mut link =
-            Link { socket, decoder: FrameDecoder::default(), outbox: Outbox::default(), open: None };
+            Link { socket, decoder: FrameDecoder::default(), outbox: FrameQueue::default(), open: None };
         let closed = || Error::Socket(io::ErrorKind::UnexpectedEof.into());
         let Heard::Hello(hello) = link.receive()?.ok_or_else(closed)?.message else {
             return Err(Error::Protocol("the first message is not a greeting"));
@@ -159,19 +164,19 @@ impl Session {
         ids.refill(hello.ids.unwrap_or_default());
         let ready = Ready { protocol_version: FUNCTION_PROTOCOL_VERSION, build: BUILD.to_owned() };
         link.send(Said::Ready(ready), Vec::new())?;
-        Ok(Self(Arc::new(Shared { link: Mutex::new(link), ids })))
+        Ok(Self(Arc::new(SessionState { link: Mutex::new(link), ids })))
     }
 
     /// Waits for the next call. Returns `None` when the worker needs this process no longer. The
     /// previous call must be answered first.
     ///
     /// # Errors
-    /// [`Error::Open`] while the previous call is not answered. [`Error::Socket`] and
+    /// [`Error::CallUnanswered`] while the previous call is not answered. [`Error::Socket`] and
     /// [`Error::Protocol`], after which the process should exit.
-    pub fn next_call(&self) -> Result<Option<Call>, Error> {
+    pub fn next_call(&self) -> Result<Option<FunctionCall>, Error> {
         let mut link = self.0.link();
         if link.open.is_some() {
-            return Err(Error::Open);
+            return Err(Error::CallUnanswered);
         }
         let Some(mut arrived) = link.receive()? else { return Ok(None) };
         let Heard::Call(call) = &mut arrived.message else {
@@ -180,7 +185,7 @@ impl Session {
         let call = std::mem::take(call);
         link.open = Some(call.call);
         drop(link);
-        Call::new(Arc::clone(&self.0), call, arrived).map(Some)
+        FunctionCall::new(Arc::clone(&self.0), call, arrived).map(Some)
     }
 }
 
@@ -189,9 +194,9 @@ impl Session {
 /// worker starts another.
 ///
 /// # Errors
-/// The errors of [`Session::open`] and [`Session::next_call`].
-pub fn serve<E: Display>(mut function: impl FnMut(&Call) -> Result<(), E>) -> Result<(), Error> {
-    let session = Session::open()?;
+/// The errors of [`WorkerSession::open`] and [`WorkerSession::next_call`].
+pub fn serve<E: Display>(mut function: impl FnMut(&FunctionCall) -> Result<(), E>) -> Result<(), Error> {
+    let session = WorkerSession::open()?;
     while let Some(call) = session.next_call()? {
         match function(&call) {
             Ok(()) => call.finish()?,

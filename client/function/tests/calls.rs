@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use millrace_function::{DataType, Error, INLINE_BYTES_MAX, Session};
+use millrace_function::{DataType, Error, INLINE_BYTES_MAX, WorkerSession};
 use millrace_proto::FUNCTION_PROTOCOL_VERSION;
-use millrace_proto::frames::{Frame, FrameDecoder, Outbox};
+use millrace_proto::frames::{FrameDecoder, FrameQueue, SocketFrame};
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::tensor::Contents;
 use millrace_proto::function::to_process::Message as Told;
@@ -22,7 +22,7 @@ struct Worker {
 
 impl Worker {
     /// Greets a session and assigns it `names` ids.
-    fn greet(version: u32, names: u64) -> (Self, Result<Session, Error>) {
+    fn greet(version: u32, names: u64) -> (Self, Result<WorkerSession, Error>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut worker = Self { socket: ours, decoder: FrameDecoder::default() };
         worker.tell(
@@ -33,13 +33,13 @@ impl Worker {
             }),
             Vec::new(),
         );
-        (worker, Session::over(OwnedFd::from(theirs)))
+        (worker, WorkerSession::over(OwnedFd::from(theirs)))
     }
 
     fn tell(&mut self, message: Told, descriptors: Vec<OwnedFd>) {
-        let mut outbox = Outbox::default();
+        let mut outbox = FrameQueue::default();
         let message = wire::ToProcess { message: Some(message) };
-        outbox.push(Frame::new(&message, descriptors).unwrap()).unwrap();
+        outbox.push(SocketFrame::new(&message, descriptors).unwrap()).unwrap();
         outbox.flush(&self.socket).unwrap();
     }
 
@@ -81,16 +81,16 @@ fn stored_data_is_sealed_memory_that_an_output_names() {
         room[..3].copy_from_slice(x.bytes().unwrap());
         let id = call.unique_id().unwrap();
         call.store(&id, room).unwrap();
-        assert!(matches!(call.store(&id, call.create(1).unwrap()), Err(Error::Taken(_))));
+        assert!(matches!(call.store(&id, call.create(1).unwrap()), Err(Error::IdAlreadyUsed(_))));
         assert_eq!(call.fetch(&id).unwrap().bytes().unwrap()[..3], *b"abc");
         call.output("y", &id, DataType::Uint8, &[INLINE_BYTES_MAX as i64 + 1]).unwrap();
-        assert!(matches!(call.output("y", &id, DataType::Uint8, &[1]), Err(Error::Twice(_))));
-        assert!(matches!(session.next_call(), Err(Error::Open)));
+        assert!(matches!(call.output("y", &id, DataType::Uint8, &[1]), Err(Error::OutputAlreadySet(_))));
+        assert!(matches!(session.next_call(), Err(Error::CallUnanswered)));
         call.finish().unwrap();
-        assert!(matches!(call.finish(), Err(Error::Answered)));
-        assert!(matches!(call.unique_id(), Err(Error::Answered)));
-        assert!(matches!(call.fetch(&id), Err(Error::Answered)));
-        assert!(matches!(call.store(&id, call.create(1).unwrap()), Err(Error::Answered)));
+        assert!(matches!(call.finish(), Err(Error::AlreadyAnswered)));
+        assert!(matches!(call.unique_id(), Err(Error::AlreadyAnswered)));
+        assert!(matches!(call.fetch(&id), Err(Error::AlreadyAnswered)));
+        assert!(matches!(call.store(&id, call.create(1).unwrap()), Err(Error::AlreadyAnswered)));
         assert!(session.next_call().unwrap().is_none(), "the worker closed the socket");
     });
     worker.call(7, b"abc");
@@ -151,7 +151,7 @@ fn a_dropped_call_fails_and_lost_data_is_an_error() {
         assert!(matches!(&lost, Error::DataLost { id, .. } if *id == nowhere));
         assert_eq!((lost.reason(), lost.to_string()), ("DATA_LOST", "no worker has the data".to_owned()));
         assert_eq!(call.fetch(&nowhere).unwrap_err().reason(), "UNAVAILABLE");
-        assert!(matches!(call.store(&nowhere, call.create(1).unwrap()), Err(Error::Taken(_))));
+        assert!(matches!(call.store(&nowhere, call.create(1).unwrap()), Err(Error::IdAlreadyUsed(_))));
         assert!(matches!(call.input("z"), Err(Error::NoInput(_))));
     });
     worker.call(1, b"x");

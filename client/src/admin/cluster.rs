@@ -6,7 +6,7 @@ use millrace_proto::admin::{
 };
 
 use super::{Admin, CALL_TIMEOUT};
-use crate::endpoints::Repeat;
+use crate::endpoints::RetryPolicy;
 use crate::error::Error;
 
 impl Admin {
@@ -62,7 +62,7 @@ impl Admin {
     }
 
     async fn remove(&self, request: RemoveControllerRequest) -> Result<ChangeMembershipResponse, Error> {
-        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
+        self.ask_with(RetryPolicy::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
             client.remove_controller(request).await
         })
         .await
@@ -76,7 +76,7 @@ impl Admin {
     /// when the controller was not elected in time.
     pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<TransferLeadershipResponse, Error> {
         let request = TransferLeadershipRequest { id: to.unwrap_or(0) };
-        self.ask_with(Repeat::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
+        self.ask_with(RetryPolicy::Forbidden, CALL_TIMEOUT, request, async |mut client, request| {
             client.transfer_leadership(request).await
         })
         .await

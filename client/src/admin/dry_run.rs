@@ -4,7 +4,7 @@ use millrace_proto::admin::{self, apply_item::Item};
 use millrace_proto::convert::{function_spec_wire, workflow_spec_wire};
 use millrace_types::{Digest, Failure, FunctionSpec, Reason, WorkflowSpec};
 
-use super::{Admin, Outcome};
+use super::{Admin, ApplyOutcome};
 use crate::error::Error;
 
 /// A function or workflow to apply.
@@ -45,7 +45,7 @@ pub struct DryRunStep {
     /// The item's position in the call.
     pub item: usize,
     /// The outcome of applying the item.
-    pub outcome: Outcome,
+    pub outcome: ApplyOutcome,
 }
 
 /// An item that the server refuses.
@@ -120,7 +120,7 @@ fn read(answer: admin::DryRunApplyResponse, items: usize) -> Result<DryRun, Erro
         return Ok(DryRun::Refused(ItemRefusal { item: position(item)?, failure, broken }));
     }
     let step = |step: admin::DryRunStep| {
-        Ok(DryRunStep { item: position(step.item)?, outcome: Outcome::read(step.outcome)? })
+        Ok(DryRunStep { item: position(step.item)?, outcome: ApplyOutcome::read(step.outcome)? })
     };
     let steps = answer.steps.into_iter().map(step).collect::<Result<Vec<_>, Error>>()?;
     let mut named: Vec<usize> = steps.iter().map(|step| step.item).collect();
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_does_not_name_every_item_once_is_malformed() {
-        let step = |item| DryRunStep { item, outcome: Outcome::Created };
+        let step = |item| DryRunStep { item, outcome: ApplyOutcome::Created };
         assert_eq!(steps(&[1, 0]).unwrap(), DryRun::Taken(vec![step(1), step(0)]));
         for items in [[].as_slice(), &[0], &[0, 0], &[0, 2], &[0, 1, 1]] {
             assert!(matches!(steps(items), Err(Error::BadAnswer(_))), "{items:?}");

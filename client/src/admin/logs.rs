@@ -8,7 +8,7 @@ use millrace_proto::log::Filter;
 use millrace_proto::logs::PAGE_MAX;
 
 use super::{Admin, CALL_TIMEOUT};
-use crate::endpoints::Repeat;
+use crate::endpoints::RetryPolicy;
 use crate::error::Error;
 
 impl Admin {
@@ -33,7 +33,7 @@ impl Admin {
             wait: Some(duration_wire(wait)),
             page_size: PAGE_MAX,
         };
-        self.ask_with(Repeat::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
+        self.ask_with(RetryPolicy::Allowed, CALL_TIMEOUT + wait, request, async |mut client, request| {
             client.list_logs(request).await
         })
         .await

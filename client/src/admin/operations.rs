@@ -8,7 +8,7 @@ use millrace_proto::convert::duration_wire;
 
 use super::pages::{self, PAGE};
 use super::{Admin, CALL_TIMEOUT, admin_client, stamped};
-use crate::endpoints::Repeat;
+use crate::endpoints::RetryPolicy;
 use crate::error::Error;
 
 /// The longest wait of a call, below the limit of a server.
@@ -63,7 +63,7 @@ impl Admin {
         let request = admin::WaitOperationRequest { id: id.to_owned(), timeout: Some(duration_wire(wait)) };
         loop {
             let asked = self.ask_with(
-                Repeat::Allowed,
+                RetryPolicy::Allowed,
                 CALL_TIMEOUT + wait,
                 request.clone(),
                 async |mut client, request| client.wait_operation(request).await,

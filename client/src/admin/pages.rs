@@ -10,14 +10,14 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::CALL_TIMEOUT;
-use crate::endpoints::{Endpoints, Repeat};
+use crate::endpoints::{Endpoints, RetryPolicy};
 use crate::error::Error;
 
 /// The number of items requested per page. A page that reaches the size limit in bytes has fewer.
 pub(super) const PAGE: u32 = 500;
 
 /// One page of a list, as the response carries it.
-pub(super) trait Page {
+pub(super) trait ListPage {
     type Item;
 
     /// Returns the page's items and the token of the next page. The last page's token is empty.
@@ -26,7 +26,7 @@ pub(super) trait Page {
 
 macro_rules! page {
     ($answer:ident, $items:ident: $item:ident) => {
-        impl Page for admin::$answer {
+        impl ListPage for admin::$answer {
             type Item = admin::$item;
 
             fn open(self) -> (Vec<Self::Item>, String) {
@@ -46,7 +46,7 @@ page!(ListOperationsResponse, operations: Operation);
 /// Returns all items of a list, page by page. `ask` requests the page of a token from one endpoint.
 pub(super) fn all<P, A>(endpoints: Endpoints, ask: A) -> BoxStream<'static, Result<P::Item, Error>>
 where
-    P: Page<Item: Send> + Send + 'static,
+    P: ListPage<Item: Send> + Send + 'static,
     A: Fn(Channel, Duration, String) -> BoxFuture<'static, Result<Response<P>, Status>>
         + Send
         + Sync
@@ -56,7 +56,7 @@ where
         let mut token = String::new();
         loop {
             let page = endpoints
-                .call(Repeat::Allowed, CALL_TIMEOUT, |channel, left| ask(channel, left, token.clone()))
+                .call(RetryPolicy::Allowed, CALL_TIMEOUT, |channel, left| ask(channel, left, token.clone()))
                 .await?
                 .into_inner();
             let (items, next) = page.open();

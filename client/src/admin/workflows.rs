@@ -6,14 +6,14 @@ use millrace_proto::convert::workflow_spec_wire;
 use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
 
 use super::pages::{self, PAGE};
-use super::{Admin, ApplyOptions, DeleteOptions, Outcome, admin_client, stamped};
+use super::{Admin, ApplyOptions, ApplyOutcome, DeleteOptions, admin_client, stamped};
 use crate::error::Error;
 
 /// The response to an apply of a workflow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AppliedWorkflow {
     /// The effect of the apply.
-    pub outcome: Outcome,
+    pub outcome: ApplyOutcome,
     /// The workflow after the apply.
     pub workflow: admin::Workflow,
 }
@@ -38,7 +38,7 @@ impl Admin {
         };
         let answer =
             self.ask(request, async |mut client, request| client.apply_workflow(request).await).await?;
-        let outcome = Outcome::read(answer.outcome)?;
+        let outcome = ApplyOutcome::read(answer.outcome)?;
         let workflow =
             answer.workflow.ok_or_else(|| Error::BadAnswer("the response has no workflow".to_owned()))?;
         Ok(AppliedWorkflow { outcome, workflow })
@@ -57,7 +57,7 @@ impl Admin {
     ///
     /// # Errors
     /// As [`Self::workflow`].
-    pub async fn workflow_and_passed(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
+    pub async fn workflow_with_traffic(&self, key: &FunctionKey) -> Result<admin::Workflow, Error> {
         self.workflow_with(key, true).await
     }
 

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{
-    Applied, ApplySet, Caller, Command, ControllerId, ModelSummary, Proposal, Refusal, SetItem, UnixMillis,
+    ApplySet, CallerName, CommandEffect, CommandRefusal, ControllerId, ModelSummary, Proposal, SetItem,
+    StateCommand, UnixMillis,
 };
 use millrace_proto::admin::{self, apply_item::Item};
 use millrace_proto::convert;
@@ -20,15 +21,15 @@ struct Replicated {
 }
 
 impl Replicated {
-    fn apply(&mut self, command: Command) {
-        let caller = Caller("fake".into());
+    fn apply(&mut self, command: StateCommand) {
+        let caller = CallerName("fake".into());
         let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
         self.state.apply(1, &proposal).unwrap();
     }
 
     fn add_model(&mut self, digest: Digest, model: ModelSummary) {
         let holder = ControllerId::OBJECT_STORE;
-        self.apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+        self.apply(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder });
     }
 }
 
@@ -59,8 +60,8 @@ impl State {
             Ok(steps) => {
                 let steps = steps.into_iter().map(|step| {
                     let outcome = match step.applied {
-                        Applied::Created { .. } => admin::ApplyOutcome::Created,
-                        Applied::Unchanged => admin::ApplyOutcome::Unchanged,
+                        CommandEffect::Created { .. } => admin::ApplyOutcome::Created,
+                        CommandEffect::Unchanged => admin::ApplyOutcome::Unchanged,
                         _ => admin::ApplyOutcome::Configured,
                     };
                     admin::DryRunStep { item: u32::try_from(step.item).unwrap(), outcome: outcome.into() }
@@ -70,7 +71,7 @@ impl State {
             Err(refused) => {
                 let why = &refused.refusal;
                 let broken = match why {
-                    Refusal::BreaksWorkflow { workflow, problem, .. } => Some(admin::BrokenWorkflow {
+                    CommandRefusal::BreaksWorkflow { workflow, problem, .. } => Some(admin::BrokenWorkflow {
                         workflow: workflow.name.to_string(),
                         problem: problem.clone(),
                     }),
@@ -83,7 +84,7 @@ impl State {
 
     fn replicated(&self) -> Replicated {
         let mut replicated = Replicated::default();
-        replicated.apply(Command::InitCluster { cluster_id: ClusterId("fake".into()) });
+        replicated.apply(StateCommand::InitCluster { cluster_id: ClusterId("fake".into()) });
         let models = self.models.lock().unwrap();
         let known = |digest: &Digest| models.get(digest).cloned().unwrap_or_else(|| summary(model()));
         for digest in self.artifacts.lock().unwrap().keys() {
@@ -94,7 +95,12 @@ impl State {
             let digest = function.revisions[0].artifact.as_ref().unwrap().digest.parse().unwrap();
             replicated.add_model(digest, known(&digest));
             let spec = convert::function_spec(function.spec.clone().unwrap()).unwrap();
-            replicated.apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+            replicated.apply(StateCommand::ApplyFunction {
+                spec,
+                digest,
+                expected: None,
+                voters: Vec::new(),
+            });
         }
         let specs: Vec<_> =
             self.workflows.lock().unwrap().values().map(|it| it.spec.clone().unwrap()).collect();
@@ -102,14 +108,14 @@ impl State {
         let workflows = set(items.map(|spec| SetItem::Workflow { spec }).collect(), BTreeMap::new());
         for step in replicated.state.dry_run_set(&workflows).unwrap() {
             let SetItem::Workflow { spec } = workflows.items[step.item].clone() else { unreachable!() };
-            replicated.apply(Command::ApplyWorkflow { spec, expected: None });
+            replicated.apply(StateCommand::ApplyWorkflow { spec, expected: None });
         }
         replicated
     }
 }
 
 fn set(items: Vec<SetItem>, models: BTreeMap<Digest, ModelSummary>) -> ApplySet {
-    ApplySet { items, models, voters: Vec::new(), caller: Caller("fake".into()), stamp: UnixMillis(1) }
+    ApplySet { items, models, voters: Vec::new(), caller: CallerName("fake".into()), stamp: UnixMillis(1) }
 }
 
 fn summary(wire: admin::ModelSummary) -> ModelSummary {

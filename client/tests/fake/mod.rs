@@ -13,7 +13,7 @@
 //! | `counts` | echoes requests of sequences that have begun, and refuses others |
 //! | `forgets` | behaves like `counts`, but loses every sequence before each [`FORGOTTEN`]th request |
 //!
-//! A server can be broken on purpose ([`Break`]). It records the calls all the same.
+//! A server can be broken on purpose ([`FakeFault`]). It records the calls all the same.
 #![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -52,7 +52,7 @@ const LOOKS_UNTIL_READY: u64 = 3;
 
 /// The way in which a server fails its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Break {
+pub(crate) enum FakeFault {
     /// The server dies under the next call, with every connection.
     Dies,
     /// The server answers this many calls with NO_LEADER.
@@ -79,7 +79,7 @@ struct State {
     looks: Mutex<BTreeMap<String, u64>>,
     traceparents: Mutex<Vec<String>>,
     stalls_served: tokio::sync::Mutex<usize>,
-    broken: Mutex<Option<Break>>,
+    broken: Mutex<Option<FakeFault>>,
     ids: Mutex<Vec<String>>,
     sequences: Mutex<Sequences>,
     death: CancellationToken,
@@ -111,16 +111,16 @@ impl State {
         self.ids.lock().unwrap().push(id.to_owned());
         let broken = *self.broken.lock().unwrap();
         match broken {
-            None | Some(Break::Unled(0)) => Ok(()),
-            Some(Break::Dies) => {
+            None | Some(FakeFault::Unled(0)) => Ok(()),
+            Some(FakeFault::Dies) => {
                 self.death.cancel();
                 std::future::pending().await
             }
-            Some(Break::Unled(times)) => {
-                *self.broken.lock().unwrap() = Some(Break::Unled(times - 1));
+            Some(FakeFault::Unled(times)) => {
+                *self.broken.lock().unwrap() = Some(FakeFault::Unled(times - 1));
                 refused(Reason::NoLeader, "no controller leads")
             }
-            Some(Break::GoesDown) => refused(Reason::ShuttingDown, "this server goes down"),
+            Some(FakeFault::GoesDown) => refused(Reason::ShuttingDown, "this server goes down"),
         }
     }
 }
@@ -164,7 +164,7 @@ impl Fake {
     }
 
     /// Starts a server that fails its calls.
-    pub(crate) async fn broken(how: Break) -> Self {
+    pub(crate) async fn broken(how: FakeFault) -> Self {
         let fake = Self::start().await;
         *fake.state.broken.lock().unwrap() = Some(how);
         fake

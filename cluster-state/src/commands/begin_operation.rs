@@ -1,17 +1,21 @@
 //! Records that a change of the controller group has begun. The controller that makes the change
 //! records its end.
 
-use crate::operations::Kind;
-use crate::outcome::{Applied, Outcome, Refusal};
-use crate::state::{Context, State};
+use crate::operations::OperationKind;
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
+use crate::state::{CommandContext, State};
 
-pub(crate) fn begin_operation(state: &mut State, context: Context<'_>, kind: &Kind) -> Outcome {
-    if let Kind::DrainNode { node } = kind {
+pub(crate) fn begin_operation(
+    state: &mut State,
+    context: CommandContext<'_>,
+    kind: &OperationKind,
+) -> CommandOutcome {
+    if let OperationKind::DrainNode { node } = kind {
         let problem = format!("a drain begins with the wish: say that {node} is to be drained");
-        return Err(Refusal::InvalidSpec { problem });
+        return Err(CommandRefusal::InvalidSpec { problem });
     }
     state.check_changes()?;
     let version = state.next_version();
     state.begin_operation(context, kind.clone());
-    Ok(Applied::Created { version })
+    Ok(CommandEffect::Created { version })
 }

@@ -2,51 +2,51 @@
 
 use millrace_types::ClusterId;
 
-use crate::outcome::{Applied, Outcome, Refusal};
-use crate::record::Cluster;
-use crate::state::{Context, State};
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
+use crate::record::ClusterRecord;
+use crate::state::{CommandContext, State};
 
-pub(crate) fn init_cluster(state: &mut State, context: Context<'_>, id: &ClusterId) -> Outcome {
+pub(crate) fn init_cluster(state: &mut State, context: CommandContext<'_>, id: &ClusterId) -> CommandOutcome {
     if let Some(cluster) = &state.cluster {
         return if cluster.id == *id {
-            Ok(Applied::Unchanged)
+            Ok(CommandEffect::Unchanged)
         } else {
-            Err(Refusal::OtherCluster { actual: cluster.id.clone(), asked: id.clone() })
+            Err(CommandRefusal::OtherCluster { actual: cluster.id.clone(), asked: id.clone() })
         };
     }
     if id.0.is_empty() {
-        return Err(Refusal::InvalidSpec { problem: "the cluster id is empty".into() });
+        return Err(CommandRefusal::InvalidSpec { problem: "the cluster id is empty".into() });
     }
-    state.cluster = Some(Cluster { id: id.clone(), created_at: context.now });
-    Ok(Applied::Created { version: state.next_version() })
+    state.cluster = Some(ClusterRecord { id: id.clone(), created_at: context.now });
+    Ok(CommandEffect::Created { version: state.next_version() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::testing::{Log, digest};
-    use crate::{Command, UnixMillis};
+    use crate::commands::testing::{TestLog, digest};
+    use crate::{StateCommand, UnixMillis};
 
-    fn init(id: &str) -> Command {
-        Command::InitCluster { cluster_id: ClusterId(id.into()) }
+    fn init(id: &str) -> StateCommand {
+        StateCommand::InitCluster { cluster_id: ClusterId(id.into()) }
     }
 
     #[test]
     fn a_second_cluster_name_is_refused() {
-        let mut log = Log::empty();
-        assert_eq!(log.apply(init("a")), Ok(Applied::Created { version: 1 }));
-        assert_eq!(log.apply(init("a")), Ok(Applied::Unchanged));
+        let mut log = TestLog::empty();
+        assert_eq!(log.apply(init("a")), Ok(CommandEffect::Created { version: 1 }));
+        assert_eq!(log.apply(init("a")), Ok(CommandEffect::Unchanged));
         let refused = log.refused(init("b"));
         assert_eq!(
             refused,
-            Refusal::OtherCluster { actual: ClusterId("a".into()), asked: ClusterId("b".into()) }
+            CommandRefusal::OtherCluster { actual: ClusterId("a".into()), asked: ClusterId("b".into()) }
         );
     }
 
     #[test]
     fn commands_before_init_cluster_and_an_empty_name_are_refused() {
-        let remove = Command::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) };
-        assert_eq!(Log::empty().refused(remove), Refusal::NotInitialized);
-        assert!(matches!(Log::empty().refused(init("")), Refusal::InvalidSpec { .. }));
+        let remove = StateCommand::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) };
+        assert_eq!(TestLog::empty().refused(remove), CommandRefusal::NotInitialized);
+        assert!(matches!(TestLog::empty().refused(init("")), CommandRefusal::InvalidSpec { .. }));
     }
 }

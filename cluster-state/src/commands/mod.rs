@@ -1,6 +1,6 @@
 //! One file per command. Each command makes all its checks before its first change, so a refusal
 //! leaves the state unchanged. A new command needs a new file, a variant of
-//! [`Command`](crate::Command) and an arm in `State::carry_out_command`.
+//! [`StateCommand`](crate::StateCommand) and an arm in `State::carry_out_command`.
 
 mod add_artifact;
 mod apply_function;
@@ -26,7 +26,7 @@ mod sync_node;
 pub(crate) mod testing;
 mod unplace;
 
-use millrace_types::workflow::Run;
+use millrace_types::workflow::StepTarget;
 use millrace_types::{Digest, FunctionKey, Revision};
 
 pub(crate) use add_artifact::add_artifact;
@@ -39,7 +39,7 @@ pub(crate) use end_operation::end_operation;
 pub(crate) use init_cluster::init_cluster;
 pub(crate) use node_lost::node_lost;
 pub(crate) use place::place;
-pub(crate) use register_node::{Registration, register_node};
+pub(crate) use register_node::{RegistrationRequest, register_node};
 pub(crate) use remove_artifact::remove_artifact;
 pub(crate) use remove_artifact_holder::remove_artifact_holder;
 pub(crate) use remove_node::remove_node;
@@ -52,28 +52,34 @@ pub(crate) use sync_node::sync_node;
 pub(crate) use unplace::unplace;
 
 use crate::command::UnixMillis;
-use crate::outcome::Refusal;
-use crate::state::{RETIRED_MAX, Retired, State};
+use crate::outcome::CommandRefusal;
+use crate::state::{RETIRED_MAX, RetiredName, State};
 use crate::workflows::USERS_NAMED_MAX;
 
 /// Refuses a writer that has not seen the latest version. An expected version of 0 expects that the
 /// resource does not exist.
-fn check_expected(key: &FunctionKey, expected: Option<u64>, actual: Option<u64>) -> Result<(), Refusal> {
+fn check_expected(
+    key: &FunctionKey,
+    expected: Option<u64>,
+    actual: Option<u64>,
+) -> Result<(), CommandRefusal> {
     let actual = actual.unwrap_or(0);
     match expected {
-        Some(expected) if expected != actual => Err(Refusal::Conflict { key: key.clone(), expected, actual }),
+        Some(expected) if expected != actual => {
+            Err(CommandRefusal::Conflict { key: key.clone(), expected, actual })
+        }
         _ => Ok(()),
     }
 }
 
 /// Refuses to delete a function or workflow that workflows run.
-fn check_unused(state: &State, key: &FunctionKey, run: &Run) -> Result<(), Refusal> {
+fn check_unused(state: &State, key: &FunctionKey, run: &StepTarget) -> Result<(), CommandRefusal> {
     let mut users = state.users_of(&key.tenant, run);
     let by: Vec<_> = users.by_ref().take(USERS_NAMED_MAX).cloned().collect();
     if by.is_empty() {
         return Ok(());
     }
-    Err(Refusal::InUse { key: key.clone(), by, more: users.count() as u64 })
+    Err(CommandRefusal::InUse { key: key.clone(), by, more: users.count() as u64 })
 }
 
 /// Returns the number of a model's next accepted spec: one more than the last known number of its
@@ -87,7 +93,7 @@ fn next_number(state: &State, key: &FunctionKey) -> Revision {
 
 /// Remembers a deleted function or workflow. Beyond [`RETIRED_MAX`] names, the oldest name is
 /// forgotten: every worker has dropped its data of that name long ago.
-fn retire(state: &mut State, key: &FunctionKey, retired: Retired) {
+fn retire(state: &mut State, key: &FunctionKey, retired: RetiredName) {
     state.retired.insert(key.clone(), retired);
     if state.retired.len() > RETIRED_MAX {
         let oldest = state.retired.iter().min_by_key(|(_, it)| it.version).map(|(key, _)| key.clone());

@@ -8,14 +8,19 @@ use std::sync::Arc;
 use millrace_types::{Epoch, NodeName};
 
 use crate::index::LOST_ENTRIES_MAX;
-use crate::outcome::{Applied, Outcome};
+use crate::outcome::{CommandEffect, CommandOutcome};
 use crate::record::NodeStatus;
-use crate::state::{Context, State};
+use crate::state::{CommandContext, State};
 
-pub(crate) fn node_lost(state: &mut State, context: Context<'_>, name: &NodeName, epoch: Epoch) -> Outcome {
-    let Some(mut node) = state.nodes.get(name).cloned() else { return Ok(Applied::Unchanged) };
+pub(crate) fn node_lost(
+    state: &mut State,
+    context: CommandContext<'_>,
+    name: &NodeName,
+    epoch: Epoch,
+) -> CommandOutcome {
+    let Some(mut node) = state.nodes.get(name).cloned() else { return Ok(CommandEffect::Unchanged) };
     if node.epoch != epoch || node.status == NodeStatus::Lost {
-        return Ok(Applied::Unchanged);
+        return Ok(CommandEffect::Unchanged);
     }
     let version = state.next_version();
     let lost = Arc::make_mut(&mut node);
@@ -28,18 +33,18 @@ pub(crate) fn node_lost(state: &mut State, context: Context<'_>, name: &NodeName
         state.placements.remove(function, name);
     }
     drop_checkpoint(state, name, version);
-    Ok(Applied::Changed { version })
+    Ok(CommandEffect::Changed { version })
 }
 
 fn drop_checkpoint(state: &mut State, name: &NodeName, version: u64) {
     let Some(checkpoint) = state.checkpoints.remove(name) else { return };
     for (function, score) in &checkpoint.scores {
-        state.leave_unclaimed(function, score.effective());
+        state.add_unclaimed_counts(function, score.effective());
     }
     for (id, bytes) in &checkpoint.entries {
-        state.index.lose(id, *bytes, name, version);
+        state.index.record_loss(id, *bytes, name, version);
     }
-    state.index.forget_beyond(LOST_ENTRIES_MAX);
+    state.index.forget_oldest_losses(LOST_ENTRIES_MAX);
 }
 
 #[cfg(test)]
@@ -47,22 +52,22 @@ mod tests {
     use millrace_types::Bytes;
 
     use super::*;
-    use crate::Command;
-    use crate::commands::testing::{Log, node_name};
+    use crate::StateCommand;
+    use crate::commands::testing::{TestLog, node_name};
 
-    fn lost(epoch: u64) -> Command {
-        Command::NodeLost { name: node_name("n1"), epoch: Epoch(epoch) }
+    fn lost(epoch: u64) -> StateCommand {
+        StateCommand::NodeLost { name: node_name("n1"), epoch: Epoch(epoch) }
     }
 
     #[test]
     fn only_the_current_epoch_can_be_lost_and_only_once() {
-        let mut log = Log::new();
-        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "never heard of");
+        let mut log = TestLog::new();
+        assert_eq!(log.apply(lost(1)), Ok(CommandEffect::Unchanged), "never heard of");
         log.register("n1", "a", Bytes::gib(1)).unwrap();
         assert!(log.apply(lost(1)).unwrap().changed());
-        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(lost(1)), Ok(CommandEffect::Unchanged));
         log.register("n1", "a", Bytes::gib(1)).unwrap();
-        assert_eq!(log.apply(lost(1)), Ok(Applied::Unchanged), "an older epoch");
+        assert_eq!(log.apply(lost(1)), Ok(CommandEffect::Unchanged), "an older epoch");
         assert!(log.apply(lost(2)).unwrap().changed());
         assert_eq!(log.state.node(&node_name("n1")).unwrap().status, NodeStatus::Lost);
         assert_eq!(log.state.largest_gpu(), None, "a lost node's GPUs do not count");

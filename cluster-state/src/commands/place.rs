@@ -5,48 +5,48 @@ use std::sync::Arc;
 
 use millrace_types::{FunctionKey, NodeName, SloCounts};
 
-use crate::outcome::{Applied, Outcome, Refusal};
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::placements::PLACEMENTS_MAX;
-use crate::record::{NodeStatus, Placement, PlacementReason, Scheduling};
-use crate::state::{Context, State};
+use crate::record::{NodeStatus, PlacementReason, PlacementRecord, SchedulingState};
+use crate::state::{CommandContext, State};
 
 pub(crate) fn place(
     state: &mut State,
-    context: Context<'_>,
+    context: CommandContext<'_>,
     function: &FunctionKey,
     name: &NodeName,
     reason: PlacementReason,
-) -> Outcome {
+) -> CommandOutcome {
     if !state.functions.contains_key(function) {
-        return Err(Refusal::FunctionNotFound { key: function.clone() });
+        return Err(CommandRefusal::FunctionNotFound { key: function.clone() });
     }
-    let node = state.nodes.get(name).ok_or_else(|| Refusal::NodeNotFound { name: name.clone() })?;
+    let node = state.nodes.get(name).ok_or_else(|| CommandRefusal::NodeNotFound { name: name.clone() })?;
     if node.status == NodeStatus::Lost {
-        return Err(Refusal::NodeIsLost { name: name.clone() });
+        return Err(CommandRefusal::NodeIsLost { name: name.clone() });
     }
     if state.placements.get(function, name).is_some() {
-        return Ok(Applied::Unchanged);
+        return Ok(CommandEffect::Unchanged);
     }
-    if node.scheduling != Scheduling::Schedulable {
-        return Err(Refusal::NodeUnschedulable { name: name.clone(), scheduling: node.scheduling });
+    if node.scheduling != SchedulingState::Schedulable {
+        return Err(CommandRefusal::NodeUnschedulable { name: name.clone(), scheduling: node.scheduling });
     }
     if state.placements.len() >= PLACEMENTS_MAX {
-        return Err(Refusal::Full { what: "placements".into(), limit: PLACEMENTS_MAX as u64 });
+        return Err(CommandRefusal::Full { what: "placements".into(), limit: PLACEMENTS_MAX as u64 });
     }
-    claim(state, function, name);
+    claim_counts(state, function, name);
     let version = state.next_version();
-    state.placements.insert(Arc::new(Placement {
+    state.placements.insert(Arc::new(PlacementRecord {
         function: function.clone(),
         node: name.clone(),
         reason,
         resource_version: version,
         placed_at: context.now,
     }));
-    Ok(Applied::Created { version })
+    Ok(CommandEffect::Created { version })
 }
 
 /// Moves the function's unclaimed counts to the base of the new placement.
-fn claim(state: &mut State, function: &FunctionKey, name: &NodeName) {
+fn claim_counts(state: &mut State, function: &FunctionKey, name: &NodeName) {
     let Some(mut all) = state.scores.get(function).copied() else { return };
     let unclaimed = std::mem::take(&mut all.unclaimed);
     if unclaimed == SloCounts::default() {
@@ -61,48 +61,50 @@ mod tests {
     use millrace_types::{Epoch, SloBase};
 
     use super::*;
-    use crate::Command;
-    use crate::commands::testing::{Log, counts, key, node_name, place, schedule, scored, sync_all, unplace};
+    use crate::StateCommand;
+    use crate::commands::testing::{
+        TestLog, counts, key, node_name, place, schedule, scored, sync_all, unplace,
+    };
 
-    fn nodes_of(log: &Log, function: &str) -> Vec<String> {
+    fn nodes_of(log: &TestLog, function: &str) -> Vec<String> {
         log.state.placements_of(&key(function)).map(|it| it.node.to_string()).collect()
     }
 
     #[test]
     fn a_placement_is_idempotent_and_listed_by_function_and_by_node() {
-        let mut log = Log::with_two_nodes();
+        let mut log = TestLog::with_two_nodes();
         let version = log.state.version();
-        assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Created { version: version + 1 }));
-        assert_eq!(log.apply(place("f", "n1")), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(place("f", "n1")), Ok(CommandEffect::Created { version: version + 1 }));
+        assert_eq!(log.apply(place("f", "n1")), Ok(CommandEffect::Unchanged));
         log.apply(place("f", "n2")).unwrap();
         assert_eq!(nodes_of(&log, "f"), ["n1", "n2"]);
         assert_eq!(log.state.placements_on(&node_name("n1")).cloned().collect::<Vec<_>>(), [key("f")]);
         assert!(log.apply(unplace("f", "n1")).unwrap().changed());
-        assert_eq!(log.apply(unplace("f", "n1")), Ok(Applied::Unchanged));
+        assert_eq!(log.apply(unplace("f", "n1")), Ok(CommandEffect::Unchanged));
         assert_eq!(nodes_of(&log, "f"), ["n2"]);
     }
 
     #[test]
     fn a_placement_on_an_unknown_cordoned_draining_or_lost_node_is_refused() {
-        let mut log = Log::with_two_nodes();
+        let mut log = TestLog::with_two_nodes();
         let name = node_name("n1");
-        assert_eq!(log.refused(place("g", "n1")), Refusal::FunctionNotFound { key: key("g") });
-        assert_eq!(log.refused(place("f", "n9")), Refusal::NodeNotFound { name: node_name("n9") });
-        for scheduling in [Scheduling::Cordoned, Scheduling::Draining] {
+        assert_eq!(log.refused(place("g", "n1")), CommandRefusal::FunctionNotFound { key: key("g") });
+        assert_eq!(log.refused(place("f", "n9")), CommandRefusal::NodeNotFound { name: node_name("n9") });
+        for scheduling in [SchedulingState::Cordoned, SchedulingState::Draining] {
             log.apply(schedule("n1", scheduling)).unwrap();
             let refused = log.refused(place("f", "n1"));
-            assert_eq!(refused, Refusal::NodeUnschedulable { name: name.clone(), scheduling });
+            assert_eq!(refused, CommandRefusal::NodeUnschedulable { name: name.clone(), scheduling });
         }
-        log.apply(Command::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
-        assert_eq!(log.refused(place("f", "n1")), Refusal::NodeIsLost { name });
+        log.apply(StateCommand::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.refused(place("f", "n1")), CommandRefusal::NodeIsLost { name });
     }
 
     #[test]
     fn the_next_placement_starts_from_the_counts_of_the_lost_replica() {
-        let mut log = Log::with_two_nodes();
+        let mut log = TestLog::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
-        log.apply(Command::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        log.apply(StateCommand::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
         assert_eq!(log.state.score(&key("f")).unclaimed, counts(7, 9));
         assert_eq!(nodes_of(&log, "f"), [""; 0]);
         log.apply(place("f", "n2")).unwrap();
@@ -114,7 +116,7 @@ mod tests {
 
     #[test]
     fn a_moved_placement_keeps_the_score_there_and_back() {
-        let mut log = Log::with_two_nodes();
+        let mut log = TestLog::with_two_nodes();
         log.apply(place("f", "n1")).unwrap();
         log.apply(sync_all("n1", 1, 1, scored("f", 7, 9))).unwrap();
         log.apply(unplace("f", "n1")).unwrap();

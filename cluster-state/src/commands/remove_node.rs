@@ -3,17 +3,17 @@
 
 use millrace_types::NodeName;
 
-use crate::outcome::{Applied, Outcome, Refusal};
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::NodeStatus;
 use crate::state::State;
 
-pub(crate) fn remove_node(state: &mut State, name: &NodeName) -> Outcome {
-    let node = state.nodes.get(name).ok_or_else(|| Refusal::NodeNotFound { name: name.clone() })?;
+pub(crate) fn remove_node(state: &mut State, name: &NodeName) -> CommandOutcome {
+    let node = state.nodes.get(name).ok_or_else(|| CommandRefusal::NodeNotFound { name: name.clone() })?;
     if node.status == NodeStatus::Live {
-        return Err(Refusal::NodeIsLive { name: name.clone() });
+        return Err(CommandRefusal::NodeIsLive { name: name.clone() });
     }
     state.nodes.remove(name);
-    Ok(Applied::Deleted { version: state.next_version() })
+    Ok(CommandEffect::Deleted { version: state.next_version() })
 }
 
 #[cfg(test)]
@@ -21,20 +21,20 @@ mod tests {
     use millrace_types::{Bytes, Epoch};
 
     use super::*;
-    use crate::Command;
-    use crate::commands::testing::{Log, node_name};
+    use crate::StateCommand;
+    use crate::commands::testing::{TestLog, node_name};
 
     #[test]
     fn removing_a_live_node_is_refused() {
-        let mut log = Log::new();
+        let mut log = TestLog::new();
         let name = node_name("n1");
-        let remove = || Command::RemoveNode { name: node_name("n1") };
-        assert_eq!(log.refused(remove()), Refusal::NodeNotFound { name: name.clone() });
+        let remove = || StateCommand::RemoveNode { name: node_name("n1") };
+        assert_eq!(log.refused(remove()), CommandRefusal::NodeNotFound { name: name.clone() });
         log.register("n1", "a", Bytes::gib(1)).unwrap();
-        assert_eq!(log.refused(remove()), Refusal::NodeIsLive { name: name.clone() });
-        log.apply(Command::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
+        assert_eq!(log.refused(remove()), CommandRefusal::NodeIsLive { name: name.clone() });
+        log.apply(StateCommand::NodeLost { name: name.clone(), epoch: Epoch(1) }).unwrap();
         assert!(log.apply(remove()).unwrap().changed());
         assert!(log.state.node(&name).is_none());
-        assert_eq!(log.register("n1", "a", Bytes::gib(1)), Ok(Applied::Registered { epoch: Epoch(2) }));
+        assert_eq!(log.register("n1", "a", Bytes::gib(1)), Ok(CommandEffect::Registered { epoch: Epoch(2) }));
     }
 }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use millrace_types::FunctionKey;
 
-use crate::outcome::{Applied, Outcome, Refusal};
-use crate::state::{Context, State};
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
+use crate::state::{CommandContext, State};
 
 pub(crate) fn set_function_enabled(
     state: &mut State,
-    context: Context<'_>,
+    context: CommandContext<'_>,
     key: &FunctionKey,
     enabled: bool,
-) -> Outcome {
+) -> CommandOutcome {
     let Some(mut function) = state.functions.get(key).cloned() else {
-        return Err(Refusal::FunctionNotFound { key: key.clone() });
+        return Err(CommandRefusal::FunctionNotFound { key: key.clone() });
     };
     if function.enabled == enabled {
-        return Ok(Applied::Unchanged);
+        return Ok(CommandEffect::Unchanged);
     }
     let version = state.next_version();
     let changed = Arc::make_mut(&mut function);
@@ -26,34 +26,34 @@ pub(crate) fn set_function_enabled(
     changed.updated_at = context.now;
     changed.updated_by = context.caller.clone();
     state.functions.insert(key.clone(), function);
-    Ok(Applied::Changed { version })
+    Ok(CommandEffect::Changed { version })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Command;
-    use crate::commands::testing::{Log, apply, key};
+    use crate::StateCommand;
+    use crate::commands::testing::{TestLog, apply, key};
 
-    fn set(enabled: bool) -> Command {
-        Command::SetFunctionEnabled { key: key("f"), enabled }
+    fn set(enabled: bool) -> StateCommand {
+        StateCommand::SetFunctionEnabled { key: key("f"), enabled }
     }
 
     #[test]
     fn disabling_a_function_changes_its_version_but_not_its_generation() {
-        let mut log = Log::with_artifacts(&["m1"]);
-        assert_eq!(log.refused(set(false)), Refusal::FunctionNotFound { key: key("f") });
+        let mut log = TestLog::with_artifacts(&["m1"]);
+        assert_eq!(log.refused(set(false)), CommandRefusal::FunctionNotFound { key: key("f") });
         log.apply(apply("f", "m1")).unwrap();
         let version = log.state.version();
-        assert_eq!(log.apply(set(true)), Ok(Applied::Unchanged));
-        assert_eq!(log.apply(set(false)), Ok(Applied::Changed { version: version + 1 }));
+        assert_eq!(log.apply(set(true)), Ok(CommandEffect::Unchanged));
+        assert_eq!(log.apply(set(false)), Ok(CommandEffect::Changed { version: version + 1 }));
         let function = log.state.function(&key("f")).unwrap();
         assert_eq!((function.enabled, function.generation().get()), (false, 1));
     }
 
     #[test]
     fn a_new_revision_of_a_disabled_function_stays_disabled() {
-        let mut log = Log::with_artifacts(&["m1", "m2"]);
+        let mut log = TestLog::with_artifacts(&["m1", "m2"]);
         log.apply(apply("f", "m1")).unwrap();
         log.apply(set(false)).unwrap();
         log.apply(apply("f", "m2")).unwrap();

@@ -10,44 +10,46 @@ use imbl::ordmap::DiffItem;
 use millrace_types::checkpoint::{COUNT_MAX, SYNC_ITEMS_MAX};
 use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
 use millrace_types::{
-    Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart,
+    Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, NodeName, SloCounts, SyncBatch, SyncPart, SyncPortion,
     Usage,
 };
 
-use crate::checkpoint::{Checkpoint, ENTRIES_IN_SYNC_MAX, Incoming, Knowledge, insert_within};
-use crate::outcome::{Applied, Outcome, Refusal};
+use crate::checkpoint::{
+    CheckpointCoverage, ENTRIES_IN_SYNC_MAX, IncomingSync, NodeCheckpoint, insert_within,
+};
+use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::NodeStatus;
 use crate::state::State;
-use crate::table::Record as _;
+use crate::table::TableRecord as _;
 
-pub(crate) fn sync_node(state: &mut State, name: &NodeName, batch: &SyncBatch) -> Outcome {
+pub(crate) fn sync_node(state: &mut State, name: &NodeName, batch: &SyncBatch) -> CommandOutcome {
     check_epoch(state, name, batch)?;
     check_range(&batch.delta)
-        .map_err(|problem| Refusal::InvalidCheckpoint { name: name.clone(), problem })?;
+        .map_err(|problem| CommandRefusal::InvalidCheckpoint { name: name.clone(), problem })?;
     let known = state.checkpoints.get(name).map(Arc::as_ref);
     let last = known.map_or(0, |checkpoint| checkpoint.seq);
     if batch.seq <= last {
-        return Ok(Applied::SyncRepeated { last });
+        return Ok(CommandEffect::SyncRepeated { last });
     }
     if !follows(known, batch) {
-        return Ok(Applied::ResyncWanted { last });
+        return Ok(CommandEffect::ResyncWanted { last });
     }
     // Remove the checkpoint from the table, so that a checkpoint that no snapshot shares is changed
     // in place.
-    let mut checkpoint = state.take_checkpoint(name, batch.epoch);
-    take_in(state, name, Arc::make_mut(&mut checkpoint), batch);
+    let mut checkpoint = state.remove_checkpoint(name, batch.epoch);
+    merge_batch(state, name, Arc::make_mut(&mut checkpoint), batch);
     state.checkpoints.insert(name.clone(), checkpoint);
     state.synced += 1;
-    Ok(Applied::Synced { seq: batch.seq })
+    Ok(CommandEffect::Synced { seq: batch.seq })
 }
 
-fn check_epoch(state: &State, name: &NodeName, batch: &SyncBatch) -> Result<(), Refusal> {
+fn check_epoch(state: &State, name: &NodeName, batch: &SyncBatch) -> Result<(), CommandRefusal> {
     let live = state.nodes.get(name).filter(|node| node.status == NodeStatus::Live);
     let current = live.map(|node| node.epoch);
     if current == Some(batch.epoch) {
         return Ok(());
     }
-    Err(Refusal::Fenced { name: name.clone(), epoch: batch.epoch, current })
+    Err(CommandRefusal::Fenced { name: name.clone(), epoch: batch.epoch, current })
 }
 
 fn check_range(delta: &NodeDelta) -> Result<(), String> {
@@ -70,21 +72,21 @@ fn check_range(delta: &NodeDelta) -> Result<(), String> {
 
 /// Whether a batch with a new number can be applied to the checkpoint. A full sync may always
 /// begin; all other batches have to follow in order.
-fn follows(known: Option<&Checkpoint>, batch: &SyncBatch) -> bool {
+fn follows(known: Option<&NodeCheckpoint>, batch: &SyncBatch) -> bool {
     let next = known.is_some_and(|checkpoint| batch.seq - checkpoint.seq == 1);
-    let syncing = known.is_some_and(Checkpoint::is_syncing);
-    let whole = known.is_some_and(|checkpoint| checkpoint.knowledge == Knowledge::Whole);
+    let syncing = known.is_some_and(NodeCheckpoint::is_syncing);
+    let whole = known.is_some_and(|checkpoint| checkpoint.knowledge == CheckpointCoverage::Whole);
     match batch.part {
-        SyncPart::Full(Portion::Only | Portion::First) => true,
-        SyncPart::Full(Portion::Middle | Portion::Last) => next && syncing,
+        SyncPart::Full(SyncPortion::Only | SyncPortion::First) => true,
+        SyncPart::Full(SyncPortion::Middle | SyncPortion::Last) => next && syncing,
         SyncPart::Delta => next && whole && !syncing,
     }
 }
 
-fn take_in(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, batch: &SyncBatch) {
+fn merge_batch(state: &mut State, name: &NodeName, checkpoint: &mut NodeCheckpoint, batch: &SyncBatch) {
     checkpoint.seq = batch.seq;
-    if let SyncPart::Full(Portion::Only | Portion::First) = batch.part {
-        checkpoint.incoming = Some(Incoming::default());
+    if let SyncPart::Full(SyncPortion::Only | SyncPortion::First) = batch.part {
+        checkpoint.incoming = Some(IncomingSync::default());
     }
     let delta = &batch.delta;
     models(state, checkpoint, delta);
@@ -102,17 +104,17 @@ fn take_in(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, batc
     }
     checkpoint.alpha = delta.alpha.unwrap_or(checkpoint.alpha);
     checkpoint.overflow = delta.overflow.unwrap_or(checkpoint.overflow);
-    if let SyncPart::Full(Portion::Only | Portion::Last) = batch.part {
+    if let SyncPart::Full(SyncPortion::Only | SyncPortion::Last) = batch.part {
         end_full_sync(state, name, checkpoint);
     }
 }
 
-fn models(state: &State, checkpoint: &mut Checkpoint, delta: &NodeDelta) {
+fn models(state: &State, checkpoint: &mut NodeCheckpoint, delta: &NodeDelta) {
     for copy in &delta.models_gone {
         checkpoint.models_mut().0.remove::<ModelCopy>(copy);
     }
     for (copy, bytes) in &delta.models {
-        let max = within_room(state, checkpoint, MODELS_PER_NODE_MAX);
+        let max = capacity_for(state, checkpoint, MODELS_PER_NODE_MAX);
         let (models, dropped) = checkpoint.models_mut();
         if !insert_within(models, copy, *bytes, max) {
             *dropped += 1;
@@ -122,22 +124,22 @@ fn models(state: &State, checkpoint: &mut Checkpoint, delta: &NodeDelta) {
 
 /// Returns the maximum number of items of a kind; 0 while all nodes' checkpoints together have no
 /// room. Present items may still change then.
-fn within_room(state: &State, checkpoint: &Checkpoint, max: usize) -> usize {
-    let is_full = state.rules.has_quota() && !state.has_checkpoint_room(checkpoint.bytes());
+fn capacity_for(state: &State, checkpoint: &NodeCheckpoint, max: usize) -> usize {
+    let is_full = state.rules.has_quota() && !state.has_checkpoint_capacity(checkpoint.bytes());
     if is_full { 0 } else { max }
 }
 
-fn drop_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId) {
+fn drop_entry(state: &mut State, name: &NodeName, checkpoint: &mut NodeCheckpoint, id: &DataId) {
     if let Some(incoming) = &mut checkpoint.incoming {
         incoming.entries.remove(id);
     }
     if checkpoint.entries.remove(id).is_some() {
-        state.index.release(id, name);
+        state.index.drop_holder(id, name);
     }
 }
 
-fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id: &DataId, bytes: Bytes) {
-    let mut max = within_room(state, checkpoint, INDEX_ENTRIES_PER_NODE_MAX);
+fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut NodeCheckpoint, id: &DataId, bytes: Bytes) {
+    let mut max = capacity_for(state, checkpoint, INDEX_ENTRIES_PER_NODE_MAX);
     if let Some(incoming) = &mut checkpoint.incoming {
         if !insert_within(&mut incoming.entries, id, bytes, max) {
             incoming.dropped += 1;
@@ -146,7 +148,7 @@ fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id
         max = ENTRIES_IN_SYNC_MAX;
     }
     if insert_within(&mut checkpoint.entries, id, bytes, max) {
-        state.index.hold(id, name);
+        state.index.add_holder(id, name);
     } else if checkpoint.incoming.is_none() {
         checkpoint.dropped += 1;
     }
@@ -154,7 +156,7 @@ fn add_entry(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint, id
 
 /// Updates a function's score. A deleted function has no score: the node has not heard of its
 /// deletion yet.
-fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, counts: SloCounts) {
+fn score(state: &mut State, checkpoint: &mut NodeCheckpoint, function: &FunctionKey, counts: SloCounts) {
     if !state.functions.contains_key(function) {
         return;
     }
@@ -169,7 +171,7 @@ fn score(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey,
 
 /// Updates a function's usage. A deleted function is billed as long as its name is remembered, because
 /// its nodes may report its earlier usage late.
-fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, usage: Usage) {
+fn bill(state: &mut State, checkpoint: &mut NodeCheckpoint, function: &FunctionKey, usage: Usage) {
     if !state.functions.contains_key(function) && !state.retired.contains_key(function) {
         return;
     }
@@ -179,19 +181,19 @@ fn bill(state: &mut State, checkpoint: &mut Checkpoint, function: &FunctionKey, 
     checkpoint.usage.insert(function.clone(), usage);
 }
 
-fn end_full_sync(state: &mut State, name: &NodeName, checkpoint: &mut Checkpoint) {
+fn end_full_sync(state: &mut State, name: &NodeName, checkpoint: &mut NodeCheckpoint) {
     let Some(incoming) = checkpoint.incoming.take() else { return };
     for difference in checkpoint.entries.diff(&incoming.entries) {
         match difference {
-            DiffItem::Add(id, _) => state.index.hold(id, name),
-            DiffItem::Remove(id, _) => state.index.release(id, name),
+            DiffItem::Add(id, _) => state.index.add_holder(id, name),
+            DiffItem::Remove(id, _) => state.index.drop_holder(id, name),
             DiffItem::Update { .. } => {}
         }
     }
     checkpoint.entries = incoming.entries;
     checkpoint.models = incoming.models;
     checkpoint.dropped = incoming.dropped;
-    checkpoint.knowledge = Knowledge::Whole;
+    checkpoint.knowledge = CheckpointCoverage::Whole;
 }
 
 #[cfg(test)]

@@ -1,26 +1,26 @@
 //! A log for the tests of commands: it proposes commands, and compares the states before and after
 //! a refusal.
 
-use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
     Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
-    GpuIndex, NodeDelta, NodeName, Portion, SloCounts, SyncBatch, SyncPart, TenantName, TensorSpec,
+    GpuIndex, NodeDelta, NodeName, SloCounts, SyncBatch, SyncPart, SyncPortion, TenantName, TensorSpec,
     WorkflowSpec,
 };
 
-use crate::command::{Caller, Command, IdempotencyKey, Proposal, UnixMillis};
-use crate::outcome::{Outcome, Refusal};
-use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, Scheduling};
+use crate::command::{CallerName, IdempotencyKey, Proposal, StateCommand, UnixMillis};
+use crate::outcome::{CommandOutcome, CommandRefusal};
+use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
 use crate::rules::RulesVersion;
 use crate::state::State;
 
-pub(crate) struct Log {
+pub(crate) struct TestLog {
     pub(crate) state: State,
     stamp: u64,
     index: u64,
 }
 
-impl Log {
+impl TestLog {
     /// Returns a log under the newest rules, as in a cluster that this build begins.
     pub(crate) fn empty() -> Self {
         Self { state: State { rules: RulesVersion::NEWEST, ..State::default() }, stamp: 1_000_000, index: 0 }
@@ -33,7 +33,7 @@ impl Log {
     pub(crate) fn of_rules(rules: RulesVersion) -> Self {
         let mut log = Self::empty();
         log.state.rules = rules;
-        log.apply(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        log.apply(StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
         log
     }
 
@@ -58,14 +58,14 @@ impl Log {
         let digest = digest(name);
         let bytes = Bytes(100);
         let holder = ControllerId(1);
-        self.apply(Command::AddArtifact { digest, bytes, model, holder }).unwrap();
+        self.apply(StateCommand::AddArtifact { digest, bytes, model, holder }).unwrap();
     }
 
     pub(crate) fn tick(&mut self, ms: u64) {
         self.stamp += ms;
     }
 
-    pub(crate) fn apply(&mut self, command: Command) -> Outcome {
+    pub(crate) fn apply(&mut self, command: StateCommand) -> CommandOutcome {
         self.index += 1;
         let proposal = self.proposal(command);
         self.state.apply(self.index, &proposal)
@@ -73,7 +73,7 @@ impl Log {
 
     /// Returns the refusal of a command, and checks that it changed nothing but the index and the
     /// clock.
-    pub(crate) fn refused(&mut self, command: Command) -> Refusal {
+    pub(crate) fn refused(&mut self, command: StateCommand) -> CommandRefusal {
         let before = self.state.clone();
         let refusal = self.apply(command).expect_err("refused");
         let after = State { applied_index: before.applied_index, clock: before.clock, ..self.state.clone() };
@@ -81,8 +81,8 @@ impl Log {
         refusal
     }
 
-    pub(crate) fn register(&mut self, name: &str, instance: &str, gpu_memory: Bytes) -> Outcome {
-        self.apply(Command::RegisterNode {
+    pub(crate) fn register(&mut self, name: &str, instance: &str, gpu_memory: Bytes) -> CommandOutcome {
+        self.apply(StateCommand::RegisterNode {
             name: node_name(name),
             instance: instance.into(),
             address: "127.0.0.1:7080".into(),
@@ -96,19 +96,29 @@ impl Log {
     /// Records that another controller holds a model file.
     pub(crate) fn hold(&mut self, name: &str, holder: u64) {
         let holder = ControllerId(holder);
-        self.apply(Command::AddArtifact { digest: digest(name), bytes: Bytes(100), model: model(), holder })
-            .unwrap();
+        self.apply(StateCommand::AddArtifact {
+            digest: digest(name),
+            bytes: Bytes(100),
+            model: model(),
+            holder,
+        })
+        .unwrap();
     }
 
-    pub(crate) fn apply_keyed(&mut self, command: Command, seq: u64) -> Outcome {
+    pub(crate) fn apply_keyed(&mut self, command: StateCommand, seq: u64) -> CommandOutcome {
         self.index += 1;
         let idempotency = Some(IdempotencyKey { client: "c".into(), seq });
         let proposal = Proposal { idempotency, ..self.proposal(command) };
         self.state.apply(self.index, &proposal)
     }
 
-    pub(crate) fn proposal(&self, command: Command) -> Proposal {
-        Proposal { stamp: UnixMillis(self.stamp), caller: Caller("alice".into()), idempotency: None, command }
+    pub(crate) fn proposal(&self, command: StateCommand) -> Proposal {
+        Proposal {
+            stamp: UnixMillis(self.stamp),
+            caller: CallerName("alice".into()),
+            idempotency: None,
+            command,
+        }
     }
 }
 
@@ -148,30 +158,35 @@ pub(crate) fn model_of(input: TensorSpec, output: TensorSpec) -> ModelSummary {
     }
 }
 
-pub(crate) fn apply(name: &str, model: &str) -> Command {
-    Command::ApplyFunction { spec: spec(name), digest: digest(model), expected: None, voters: Vec::new() }
+pub(crate) fn apply(name: &str, model: &str) -> StateCommand {
+    StateCommand::ApplyFunction {
+        spec: spec(name),
+        digest: digest(model),
+        expected: None,
+        voters: Vec::new(),
+    }
 }
 
-pub(crate) fn apply_expecting(name: &str, model: &str, expected: u64) -> Command {
+pub(crate) fn apply_expecting(name: &str, model: &str, expected: u64) -> StateCommand {
     let spec = spec(name);
     let digest = digest(model);
-    Command::ApplyFunction { spec, digest, expected: Some(expected), voters: Vec::new() }
+    StateCommand::ApplyFunction { spec, digest, expected: Some(expected), voters: Vec::new() }
 }
 
-pub(crate) fn delete(name: &str) -> Command {
-    Command::DeleteFunction { key: key(name), expected: None }
+pub(crate) fn delete(name: &str) -> StateCommand {
+    StateCommand::DeleteFunction { key: key(name), expected: None }
 }
 
-pub(crate) fn run_function(name: &str) -> Run {
-    Run::Function(key(name).name)
+pub(crate) fn run_function(name: &str) -> StepTarget {
+    StepTarget::Function(key(name).name)
 }
 
-pub(crate) fn run_workflow(name: &str) -> Run {
-    Run::Workflow(key(name).name)
+pub(crate) fn run_workflow(name: &str) -> StepTarget {
+    StepTarget::Workflow(key(name).name)
 }
 
 /// Returns a workflow that passes `x` through these runs in order, and returns `y`.
-pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
+pub(crate) fn chain(name: &str, runs: &[StepTarget]) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let mut steps = Vec::new();
     for (number, run) in runs.iter().enumerate() {
@@ -187,38 +202,41 @@ pub(crate) fn chain(name: &str, runs: &[Run]) -> WorkflowSpec {
             deadline: None,
         });
     }
-    let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+    let outputs = vec![WorkflowOutput { name: "y".into(), from: from.parse().unwrap() }];
     WorkflowSpec::new(key(name), vec!["x".into()], steps, outputs)
 }
 
-pub(crate) fn apply_workflow(spec: WorkflowSpec) -> Command {
-    Command::ApplyWorkflow { spec, expected: None }
+pub(crate) fn apply_workflow(spec: WorkflowSpec) -> StateCommand {
+    StateCommand::ApplyWorkflow { spec, expected: None }
 }
 
-pub(crate) fn delete_workflow(name: &str) -> Command {
-    Command::DeleteWorkflow { key: key(name), expected: None }
+pub(crate) fn delete_workflow(name: &str) -> StateCommand {
+    StateCommand::DeleteWorkflow { key: key(name), expected: None }
 }
 
-pub(crate) fn place(function: &str, node: &str) -> Command {
+pub(crate) fn place(function: &str, node: &str) -> StateCommand {
     let reason = PlacementReason::MissingReplica;
-    Command::Place { function: key(function), node: node_name(node), reason }
+    StateCommand::Place { function: key(function), node: node_name(node), reason }
 }
 
-pub(crate) fn unplace(function: &str, node: &str) -> Command {
-    Command::Unplace { function: key(function), node: node_name(node) }
+pub(crate) fn unplace(function: &str, node: &str) -> StateCommand {
+    StateCommand::Unplace { function: key(function), node: node_name(node) }
 }
 
-pub(crate) fn schedule(node: &str, scheduling: Scheduling) -> Command {
-    Command::SetNodeScheduling { name: node_name(node), scheduling }
+pub(crate) fn schedule(node: &str, scheduling: SchedulingState) -> StateCommand {
+    StateCommand::SetNodeScheduling { name: node_name(node), scheduling }
 }
 
-pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> Command {
-    Command::SyncNode { node: node_name(node), batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: NodeDelta) -> StateCommand {
+    StateCommand::SyncNode {
+        node: node_name(node),
+        batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta },
+    }
 }
 
 /// Returns a full sync in a single batch.
-pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> Command {
-    sync(node, epoch, seq, SyncPart::Full(Portion::Only), delta)
+pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> StateCommand {
+    sync(node, epoch, seq, SyncPart::Full(SyncPortion::Only), delta)
 }
 
 pub(crate) fn counts(m: u64, n: u64) -> SloCounts {

@@ -4,22 +4,22 @@ use std::sync::Arc;
 use millrace_types::limits::{FUNCTIONS_MAX, LABEL_LEN_MAX, LABELS_MAX, REVISIONS_KEPT};
 use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
 use millrace_types::{
-    Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, Quota, Reason,
-    Revision, Sequences, SloBase, SloCounts, SyncPart, Tier, Usage,
+    Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy, NodeName,
+    Quota, Reason, Revision, SequenceSpec, SloBase, SloCounts, SyncPart, Usage,
 };
 
 use super::*;
-use crate::Applied;
+use crate::CommandEffect;
 use crate::accounts::FunctionScore;
-use crate::checkpoint::{Checkpoint, Incoming, Score};
+use crate::checkpoint::{IncomingSync, NodeCheckpoint, ReplicaScore};
 use crate::command::UnixMillis;
 use crate::commands::testing::{
-    Log, apply, apply_workflow, chain, data, delete, digest, holding, key, model, model_of, place,
+    TestLog, apply, apply_workflow, chain, data, delete, digest, holding, key, model, model_of, place,
     run_function, spec, sync, sync_all, tensor, unplace,
 };
-use crate::record::{ControllerId, Placement, PlacementReason, RevisionRecord};
+use crate::record::{ControllerId, PlacementReason, PlacementRecord, RevisionRecord};
 use crate::rules::RulesVersion;
-use crate::state::Retired;
+use crate::state::RetiredName;
 
 /// Fills a state with functions of other tenants until the state takes this many bytes.
 fn fill(state: &mut State, bytes: u64) {
@@ -29,17 +29,17 @@ fn fill(state: &mut State, bytes: u64) {
         spec,
         digest: digest("m"),
         created_at: UnixMillis(1),
-        created_by: Caller("alice".into()),
+        created_by: CallerName("alice".into()),
     };
     let revision = Arc::new(revision);
-    let function = Function {
+    let function = FunctionRecord {
         key: key("large"),
         resource_version: 1,
         enabled: true,
         revisions: vec![revision; 1_000],
         created_at: UnixMillis(1),
         updated_at: UnixMillis(1),
-        updated_by: Caller("alice".into()),
+        updated_by: CallerName("alice".into()),
         requests_before: 0,
     };
     let function = Arc::new(function);
@@ -51,11 +51,11 @@ fn fill(state: &mut State, bytes: u64) {
     }
 }
 
-fn proposal(command: Command) -> Proposal {
-    Proposal { stamp: UnixMillis(2_000_000), caller: Caller("alice".into()), idempotency: None, command }
+fn proposal(command: StateCommand) -> Proposal {
+    Proposal { stamp: UnixMillis(2_000_000), caller: CallerName("alice".into()), idempotency: None, command }
 }
 
-fn admit(state: &State, command: Command) -> Result<(), Refusal> {
+fn admit(state: &State, command: StateCommand) -> Result<(), CommandRefusal> {
     state.admit(&proposal(command))
 }
 
@@ -65,27 +65,31 @@ fn labels() -> BTreeMap<String, String> {
     (0..LABELS_MAX).map(label).collect()
 }
 
-fn labelled(name: &str) -> Command {
+fn labelled(name: &str) -> StateCommand {
     let spec = FunctionSpec { labels: labels(), ..spec(name) };
-    Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
+    StateCommand::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
 }
 
 /// Returns a state in which the tenant has room for less than a function with all labels.
 fn full_tenant() -> State {
-    let mut log = Log::with_artifacts(&["m"]);
+    let mut log = TestLog::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();
     let mut state = log.state;
     let function = state.functions[&key("f")].clone();
     let spec = FunctionSpec { labels: labels(), ..spec("f") };
     let revision = Arc::new(RevisionRecord { spec, ..RevisionRecord::clone(function.latest()) });
-    let large = Function { revisions: vec![revision; REVISIONS_KEPT], ..Function::clone(&function) };
+    let large =
+        FunctionRecord { revisions: vec![revision; REVISIONS_KEPT], ..FunctionRecord::clone(&function) };
     let large = Arc::new(large);
     let mut number = 0;
     while state.tenant_bytes(&key("f").tenant) + encoded_len(&*large) < TENANT_BYTES_MAX as u64 {
         state.functions.insert(key(&format!("large-{number}")), large.clone());
         number += 1;
     }
-    let one = Arc::new(Function { revisions: large.revisions[..1].to_vec(), ..Function::clone(&large) });
+    let one = Arc::new(FunctionRecord {
+        revisions: large.revisions[..1].to_vec(),
+        ..FunctionRecord::clone(&large)
+    });
     while state.tenant_bytes(&key("f").tenant) + encoded_len(&*one) < TENANT_BYTES_MAX as u64 {
         state.functions.insert(key(&format!("one-{number}")), one.clone());
         number += 1;
@@ -97,7 +101,7 @@ fn full_tenant() -> State {
 fn a_tenant_with_full_state_is_refused_new_functions_and_may_delete_old_ones() {
     let state = full_tenant();
     let refused = admit(&state, labelled("new")).unwrap_err();
-    let Refusal::OutOfBytes { of, bytes, limit } = &refused else { panic!("{refused:?}") };
+    let CommandRefusal::OutOfBytes { of, bytes, limit } = &refused else { panic!("{refused:?}") };
     assert_eq!((of.as_str(), *limit), ("tenant default", TENANT_BYTES_MAX as u64));
     assert!(bytes > limit && refused.reason() == Reason::StateFull && !refused.reason().retryable());
     // An unchanged function takes no room, and a smaller state frees some.
@@ -107,7 +111,7 @@ fn a_tenant_with_full_state_is_refused_new_functions_and_may_delete_old_ones() {
     other.key.tenant = TenantName::new("other").unwrap();
     other.labels = labels();
     let digest = digest("m");
-    let other = Command::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() };
+    let other = StateCommand::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() };
     assert_eq!(admit(&state, other), Ok(()), "another tenant has room");
 }
 
@@ -119,17 +123,18 @@ fn a_command_over_a_bound_is_refused_when_applied_unless_older_rules_are_in_forc
     let before = state.clone();
     let write = proposal(labelled("new"));
     let (outcome, after) = state.dry_run(&write);
-    assert!(matches!(&outcome, Err(Refusal::OutOfBytes { .. })), "{outcome:?}");
+    assert!(matches!(&outcome, Err(CommandRefusal::OutOfBytes { .. })), "{outcome:?}");
     assert!(State { clock: before.clock, ..after } == before, "a refused command changes nothing");
     let mut long = spec("long");
     let state_pair = StatePair { input: "x".repeat(TENSOR_NAME_BYTES_MAX + 1), output: "y".into() };
-    long.sequences = Some(Sequences { state: vec![state_pair], idle: IDLE_DEFAULT, max: 4 });
-    let long = Command::ApplyFunction { spec: long, digest: digest("m"), expected: None, voters: Vec::new() };
+    long.sequences = Some(SequenceSpec { state: vec![state_pair], idle: IDLE_DEFAULT, max: 4 });
+    let long =
+        StateCommand::ApplyFunction { spec: long, digest: digest("m"), expected: None, voters: Vec::new() };
     let refused = state.dry_run(&proposal(long.clone())).0.unwrap_err().to_string();
     assert!(refused.contains("TENSOR_NAME_BYTES_MAX"), "{refused}");
 
     state.rules = RulesVersion::UNNAMED;
-    assert!(matches!(state.dry_run(&write).0, Ok(Applied::Created { .. })));
+    assert!(matches!(state.dry_run(&write).0, Ok(CommandEffect::Created { .. })));
     let refused = state.dry_run(&proposal(long)).0.unwrap_err().to_string();
     assert!(refused.contains("which the model does not have"), "{refused}");
     assert!(state.admit(&write).is_err(), "the leader refuses the write under any rules");
@@ -137,22 +142,22 @@ fn a_command_over_a_bound_is_refused_when_applied_unless_older_rules_are_in_forc
 
 #[test]
 fn checkpoints_without_room_count_dropped_items() {
-    let mut log = Log::with_two_nodes();
+    let mut log = TestLog::with_two_nodes();
     log.apply(sync_all("n2", 2, 1, holding(&[1]))).unwrap();
-    let large = Checkpoint {
+    let large = NodeCheckpoint {
         entries: (0..10_000).map(|n| (data(n), Bytes(1))).collect(),
-        ..Checkpoint::begun(Epoch(1))
+        ..NodeCheckpoint::for_epoch(Epoch(1))
     };
     let large = Arc::new(large);
     for number in 0.. {
-        if !log.state.has_checkpoint_room(0) {
+        if !log.state.has_checkpoint_capacity(0) {
             break;
         }
         log.state.checkpoints.insert(NodeName::new(&format!("large-{number}")).unwrap(), large.clone());
     }
     let delta = |seq, counters: &[u64]| proposal(sync("n2", 2, seq, SyncPart::Delta, holding(counters)));
     let (outcome, after) = log.state.dry_run(&delta(2, &[1, 2, 3]));
-    assert_eq!(outcome, Ok(Applied::Synced { seq: 2 }));
+    assert_eq!(outcome, Ok(CommandEffect::Synced { seq: 2 }));
     let checkpoint = after.checkpoint(&NodeName::new("n2").unwrap()).unwrap();
     assert_eq!((checkpoint.entries.len(), checkpoint.dropped), (1, 2));
     log.state.rules = RulesVersion::UNNAMED;
@@ -162,7 +167,7 @@ fn checkpoints_without_room_count_dropped_items() {
 
 #[test]
 fn a_workflow_is_charged_with_its_signature() {
-    let mut log = Log::with_artifacts(&["m"]);
+    let mut log = TestLog::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();
     let before = log.state.clone();
     log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
@@ -175,7 +180,7 @@ fn a_workflow_is_charged_with_its_signature() {
 
 #[test]
 fn a_full_cluster_accepts_only_commands_that_delete_or_end_something() {
-    let mut log = Log::with_two_nodes();
+    let mut log = TestLog::with_two_nodes();
     log.add_model("m", model());
     fill(&mut log.state, STATE_BYTES_MAX as u64);
     for adds in [labelled("new"), place("f", "n1")] {
@@ -185,7 +190,7 @@ fn a_full_cluster_accepts_only_commands_that_delete_or_end_something() {
     for ends in [
         delete("f"),
         unplace("f", "n1"),
-        Command::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) },
+        StateCommand::RemoveArtifact { digest: digest("m"), unused_since: UnixMillis(0) },
     ] {
         assert_eq!(admit(&log.state, ends), Ok(()));
     }
@@ -193,7 +198,7 @@ fn a_full_cluster_accepts_only_commands_that_delete_or_end_something() {
 
 #[test]
 fn a_command_over_the_number_of_functions_is_refused_before_it_reaches_the_log() {
-    let mut log = Log::with_artifacts(&["m"]);
+    let mut log = TestLog::with_artifacts(&["m"]);
     log.apply(apply("f", "m")).unwrap();
     let function = log.state.functions[&key("f")].clone();
     for number in 0..FUNCTIONS_MAX {
@@ -206,7 +211,7 @@ fn a_command_over_the_number_of_functions_is_refused_before_it_reaches_the_log()
 
 #[test]
 fn a_repeated_write_is_admitted_by_a_full_cluster() {
-    let mut log = Log::with_artifacts(&["m"]);
+    let mut log = TestLog::with_artifacts(&["m"]);
     log.apply_keyed(labelled("f"), 1).unwrap();
     fill(&mut log.state, STATE_BYTES_MAX as u64);
     let repeated = |seq| Proposal {
@@ -219,9 +224,10 @@ fn a_repeated_write_is_admitted_by_a_full_cluster() {
 
 #[test]
 fn names_and_specs_over_their_bounds_are_refused() {
-    let check =
-        |command: Command| check_sizes(&Caller("alice".into()), None, &command).map_err(|it| it.to_string());
-    let add = |model| Command::AddArtifact {
+    let check = |command: StateCommand| {
+        check_sizes(&CallerName("alice".into()), None, &command).map_err(|it| it.to_string())
+    };
+    let add = |model| StateCommand::AddArtifact {
         digest: Digest::of(b"m"),
         bytes: Bytes(1),
         model,
@@ -246,8 +252,8 @@ fn names_and_specs_over_their_bounds_are_refused() {
     let keeping = |input: String, output: String| {
         let state = vec![StatePair { input, output }];
         let spec =
-            FunctionSpec { sequences: Some(Sequences { state, idle: IDLE_DEFAULT, max: 4 }), ..spec("f") };
-        Command::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
+            FunctionSpec { sequences: Some(SequenceSpec { state, idle: IDLE_DEFAULT, max: 4 }), ..spec("f") };
+        StateCommand::ApplyFunction { spec, digest: digest("m"), expected: None, voters: Vec::new() }
     };
     assert_eq!(check(keeping(name(256), name(256))), Ok(()));
     assert!(check(keeping(name(257), name(1))).is_err() && check(keeping(name(1), name(257))).is_err());
@@ -257,21 +263,22 @@ fn names_and_specs_over_their_bounds_are_refused() {
     assert!(check(apply_workflow(workflow)).unwrap_err().contains("TENSOR_NAME_BYTES_MAX"));
     assert_eq!(check(labelled("f")), Ok(()));
 
-    let failed = |bytes| Command::EndOperation { id: 1, end: End::Failed { why: name(bytes) } };
+    let failed =
+        |bytes| StateCommand::EndOperation { id: 1, end: OperationResult::Failed { why: name(bytes) } };
     assert!(check(failed(REFUSAL_BYTES_MAX)).is_ok() && check(failed(REFUSAL_BYTES_MAX + 1)).is_err());
     let key = IdempotencyKey { client: name(129).into(), seq: 1 };
-    let caller = Caller("alice".into());
+    let caller = CallerName("alice".into());
     assert!(check_sizes(&caller, Some(&key), &delete("f")).is_err());
-    let quota = Command::SetQuota { tenant: TenantName::default(), quota: Quota::NONE };
-    assert!(check_sizes(&Caller(name(257).into()), None, &quota).is_err());
+    let quota = StateCommand::SetQuota { tenant: TenantName::default(), quota: Quota::NONE };
+    assert!(check_sizes(&CallerName(name(257).into()), None, &quota).is_err());
 }
 
 #[test]
 fn a_long_refusal_is_shortened_before_it_is_stored() {
-    let refusal = Refusal::InvalidSpec { problem: "ä".repeat(100_000) }.shortened();
-    let Refusal::InvalidSpec { problem } = &refusal else { panic!("{refusal}") };
+    let refusal = CommandRefusal::InvalidSpec { problem: "ä".repeat(100_000) }.shortened();
+    let CommandRefusal::InvalidSpec { problem } = &refusal else { panic!("{refusal}") };
     assert!(problem.len() <= REFUSAL_BYTES_MAX && problem.ends_with("ä…"));
-    let short = Refusal::InvalidSpec { problem: "why".into() };
+    let short = CommandRefusal::InvalidSpec { problem: "why".into() };
     assert_eq!(short.clone().shortened(), short);
 }
 
@@ -285,28 +292,28 @@ fn no_record_takes_more_bytes_than_are_counted() {
         name: FunctionName::new(&text(n)).unwrap(),
     };
     let data = |n: usize| DataId { home: node(n), epoch: Epoch(u64::MAX), counter: u64::MAX };
-    let copy = |n: usize| ModelCopy { digest: digest(&text(n)), tier: Tier::Gpu(GpuIndex(u32::MAX)) };
+    let copy = |n: usize| ModelCopy { digest: digest(&text(n)), tier: MemoryTier::Gpu(GpuIndex(u32::MAX)) };
     let size = Bytes(u64::MAX);
     let usage = Usage { gpu_ns: u64::MAX, requests: u64::MAX, idle_ms: u64::MAX };
     let counts = SloCounts { m: u64::MAX, n: u64::MAX };
     let base = SloBase { m: i64::MIN, n: i64::MIN };
-    let incoming = Incoming {
+    let incoming = IncomingSync {
         models: (0..200).map(|n| (copy(n), size)).collect(),
         entries: (0..200).map(|n| (data(n), size)).collect(),
         dropped: u64::MAX,
     };
-    let checkpoint = Checkpoint {
+    let checkpoint = NodeCheckpoint {
         models: incoming.models.clone(),
         entries: incoming.entries.clone(),
         incoming: Some(incoming),
-        scores: (0..200).map(|n| (key(n), Score { counts, base })).collect(),
+        scores: (0..200).map(|n| (key(n), ReplicaScore { counts, base })).collect(),
         usage: (0..200).map(|n| (key(n), usage)).collect(),
-        ..Checkpoint::begun(Epoch(u64::MAX))
+        ..NodeCheckpoint::for_epoch(Epoch(u64::MAX))
     };
     let mut state = State::default();
     state.checkpoints.insert(node(0), Arc::new(checkpoint));
     for n in 0..1_000 {
-        let placement = Placement {
+        let placement = PlacementRecord {
             function: key(n),
             node: node(n),
             reason: PlacementReason::MissingReplica,
@@ -316,13 +323,13 @@ fn no_record_takes_more_bytes_than_are_counted() {
         state.placements.insert(Arc::new(placement));
         state.scores.insert(key(n), FunctionScore { total: counts, unclaimed: counts });
         state.bills.charge(&key(n), usage);
-        state.retired.insert(key(n), Retired { last: Revision::FIRST, version: u64::MAX });
-        state.index.hold(&data(n), &node(n));
-        state.index.lose(&data(n), size, &node(n), u64::MAX);
+        state.retired.insert(key(n), RetiredName { last: Revision::FIRST, version: u64::MAX });
+        state.index.add_holder(&data(n), &node(n));
+        state.index.record_loss(&data(n), size, &node(n), u64::MAX);
         let session = IdempotencyKey { client: text(n).into(), seq: u64::MAX };
-        let refusal = Refusal::InvalidSpec { problem: "x".repeat(REFUSAL_BYTES_MAX) };
-        let caller = Caller("c".repeat(CALLER_BYTES_MAX).into());
-        state.sessions.remember(&caller, &session, digest("c"), Err(refusal), UnixMillis(u64::MAX));
+        let refusal = CommandRefusal::InvalidSpec { problem: "x".repeat(REFUSAL_BYTES_MAX) };
+        let caller = CallerName("c".repeat(CALLER_BYTES_MAX).into());
+        state.sessions.store_answer(&caller, &session, digest("c"), Err(refusal), UnixMillis(u64::MAX));
     }
     let counted = state.bytes() - STATE_BYTES_AROUND;
     let encoded = state.encode().len() as u64;
@@ -332,7 +339,7 @@ fn no_record_takes_more_bytes_than_are_counted() {
 /// `docs/operate/operating.md` states these sizes. A tenant may also have as many functions as a cluster.
 #[test]
 fn a_plain_function_takes_about_600_bytes_and_a_revision_400() {
-    let mut log = Log::with_artifacts(&["m", "n"]);
+    let mut log = TestLog::with_artifacts(&["m", "n"]);
     log.apply(apply("f-000042", "m")).unwrap();
     let one = log.state.tenant_bytes(&key("f").tenant);
     log.apply(apply("f-000042", "n")).unwrap();

@@ -3,7 +3,8 @@
 use std::ops::Bound;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, ModelSummary, Outcome, Proposal, State, UnixMillis,
+    CallerName, CommandEffect, CommandOutcome, ControllerId, ModelSummary, Proposal, State, StateCommand,
+    UnixMillis,
 };
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, TenantName, Usage,
@@ -28,22 +29,24 @@ pub(crate) struct Group {
 impl Group {
     pub(crate) fn new(functions: &[&str]) -> Self {
         let mut group = Self { state: State::default(), index: 0 };
-        group.propose(Command::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        group.propose(StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
         let digest = Digest::of(b"model");
         let holder = ControllerId(1);
         let model =
             ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
-        group.propose(Command::AddArtifact { digest, bytes: Bytes(1), model, holder }).unwrap();
+        group.propose(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder }).unwrap();
         for name in functions {
             let spec = FunctionSpec::new(named(name));
-            group.propose(Command::ApplyFunction { spec, digest, expected: None, voters: vec![] }).unwrap();
+            group
+                .propose(StateCommand::ApplyFunction { spec, digest, expected: None, voters: vec![] })
+                .unwrap();
         }
         group
     }
 
-    pub(crate) fn propose(&mut self, command: Command) -> Outcome {
+    pub(crate) fn propose(&mut self, command: StateCommand) -> CommandOutcome {
         self.index += 1;
-        let caller = Caller("test".into());
+        let caller = CallerName("test".into());
         let proposal = Proposal { stamp: UnixMillis(self.index), caller, idempotency: None, command };
         self.state.apply(self.index, &proposal)
     }
@@ -51,7 +54,7 @@ impl Group {
     /// Registers a node again, after the loss of an earlier registration of its name.
     pub(crate) fn register(&mut self, at: usize, seen: Epoch) -> Epoch {
         self.lose(at);
-        let register = Command::RegisterNode {
+        let register = StateCommand::RegisterNode {
             name: node(at),
             instance: format!("i{}", self.index),
             address: "127.0.0.1:1".into(),
@@ -61,14 +64,14 @@ impl Group {
             seen,
         };
         match self.propose(register).unwrap() {
-            Applied::Registered { epoch } => epoch,
+            CommandEffect::Registered { epoch } => epoch,
             other => panic!("{other:?}"),
         }
     }
 
     pub(crate) fn lose(&mut self, at: usize) {
         if let Some(epoch) = self.state.node(&node(at)).map(|node| node.epoch) {
-            self.propose(Command::NodeLost { name: node(at), epoch }).unwrap();
+            self.propose(StateCommand::NodeLost { name: node(at), epoch }).unwrap();
         }
     }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command, State};
+use millrace_cluster_state::{CommandEffect, State, StateCommand};
 use millrace_types::usage::IDLE_MS_COSTS_NS;
-use millrace_types::{Epoch, FunctionKey, NodeDelta, Portion, SyncBatch, SyncPart, Usage};
+use millrace_types::{Epoch, FunctionKey, NodeDelta, SyncBatch, SyncPart, SyncPortion, Usage};
 use proptest::prelude::*;
 
 use crate::group::{Group, NODES, named, node};
@@ -23,9 +23,9 @@ struct Report {
 fn report() -> impl Strategy<Value = Report> {
     let part = prop_oneof![
         3 => Just(SyncPart::Delta),
-        2 => Just(SyncPart::Full(Portion::Only)),
-        1 => Just(SyncPart::Full(Portion::First)),
-        1 => Just(SyncPart::Full(Portion::Last)),
+        2 => Just(SyncPart::Full(SyncPortion::Only)),
+        1 => Just(SyncPart::Full(SyncPortion::First)),
+        1 => Just(SyncPart::Full(SyncPortion::Last)),
     ];
     let usage = (0u64..50, 0u64..9, 0u64..90).prop_map(|(ms, requests, idle_ms)| Usage {
         gpu_ns: ms * 1_000_000,
@@ -80,7 +80,7 @@ proptest! {
                 Turn::Register(at) => { group.register(at, Epoch(0)); }
                 Turn::Lose(at) => group.lose(at),
                 Turn::Delete(name) => {
-                    group.propose(Command::DeleteFunction { key: named(name), expected: None }).ok();
+                    group.propose(StateCommand::DeleteFunction { key: named(name), expected: None }).ok();
                 }
                 Turn::Restart => group.state = State::decode(&group.state.encode()).unwrap(),
                 Turn::Again(_) if sent.is_empty() => {}
@@ -95,8 +95,8 @@ proptest! {
                     let usage: Vec<_> = usage.into_iter().map(|(name, usage)| (named(name), usage)).collect();
                     let delta = NodeDelta { usage: usage.clone(), ..NodeDelta::default() };
                     let batch = SyncBatch { epoch: Epoch(epoch), seq, part, delta };
-                    let taken = group.propose(Command::SyncNode { node: node(at), batch });
-                    if let Ok(Applied::Synced { .. }) = taken {
+                    let taken = group.propose(StateCommand::SyncNode { node: node(at), batch });
+                    if let Ok(CommandEffect::Synced { .. }) = taken {
                         for (function, usage) in usage.into_iter().filter(|(it, _)| *it != named("never")) {
                             let known = largest.entry((at, Epoch(epoch), function)).or_default();
                             *known = known.merge(usage);

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command, Refusal};
+use millrace_cluster_state::{CommandEffect, CommandRefusal, StateCommand};
 use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotent;
-use millrace_policy::checkpoint::{self, Checkpoint, Event};
+use millrace_policy::attempts::Idempotence;
+use millrace_policy::checkpoint::{self, Event, WorkerCheckpoint};
 use millrace_policy::core::Core as _;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_policy::residence::Residence;
+use millrace_policy::residence::IdleResidenceMeter;
 use millrace_types::{Epoch, FunctionKey, GpuIndex, SyncBatch, Timestamp, Usage};
 use proptest::prelude::*;
 
@@ -22,8 +22,8 @@ fn function() -> FunctionKey {
 /// A worker: the state machines that serve and count requests, and report the counts.
 struct Worker {
     admission: Admission,
-    residence: Residence,
-    core: Checkpoint,
+    residence: IdleResidenceMeter,
+    core: WorkerCheckpoint,
     /// The part of the counts that `core` has received.
     looked: Usage,
     /// The highest epoch of the worker's registrations.
@@ -36,10 +36,10 @@ const GPU: GpuIndex = GpuIndex(0);
 
 impl Worker {
     fn new(now: Timestamp, seen: Epoch) -> Self {
-        let config = admission::Config { in_flight_max: 64, deadline: None, idempotent: Idempotent::Yes };
-        let mut residence = Residence::default();
+        let config = admission::Config { in_flight_max: 64, deadline: None, idempotent: Idempotence::Yes };
+        let mut residence = IdleResidenceMeter::default();
         residence.hosted(now, FUNCTION, &function());
-        let core = Checkpoint::new(checkpoint::Config::default());
+        let core = WorkerCheckpoint::new(checkpoint::Config::default());
         Self {
             admission: Admission::new(config),
             residence,
@@ -159,11 +159,11 @@ impl World {
     /// Commits a batch and returns the answer; `None` if the batch's registration has ended.
     fn commit(&mut self, at: usize, batch: &SyncBatch) -> Option<Event> {
         let SyncBatch { epoch, seq, .. } = *batch;
-        Some(match self.group.propose(Command::SyncNode { node: node(at), batch: batch.clone() }) {
-            Ok(Applied::Synced { seq }) => Event::Acknowledged { epoch, seq },
-            Ok(Applied::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
-            Ok(Applied::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
-            Err(Refusal::Fenced { .. }) => return None,
+        Some(match self.group.propose(StateCommand::SyncNode { node: node(at), batch: batch.clone() }) {
+            Ok(CommandEffect::Synced { seq }) => Event::Acknowledged { epoch, seq },
+            Ok(CommandEffect::SyncRepeated { last }) => Event::Acknowledged { epoch, seq: last },
+            Ok(CommandEffect::ResyncWanted { last }) => Event::ResyncWanted { epoch, seq, last },
+            Err(CommandRefusal::Fenced { .. }) => return None,
             other => panic!("{other:?}"),
         })
     }

@@ -3,16 +3,16 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use millrace_cluster_state::operations::{End, Kind};
+use millrace_cluster_state::operations::{OperationKind, OperationResult};
 use millrace_cluster_state::{
-    Caller, Command, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, RulesVersion,
-    Scheduling, UnixMillis,
+    CallerName, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, RulesVersion,
+    SchedulingState, StateCommand, UnixMillis,
 };
 use millrace_types::policy::{DispatchName, Setting};
 use millrace_types::{
     Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
-    ModelCopy, NodeDelta, NodeName, PolicySpec, Portion, Quota, Share, SloCounts, SyncBatch, SyncPart,
-    TenantName, Tier, Usage,
+    MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Quota, ResourceShare, SloCounts, SyncBatch,
+    SyncPart, SyncPortion, TenantName, Usage,
 };
 use proptest::prelude::*;
 
@@ -53,9 +53,9 @@ fn node_name() -> impl Strategy<Value = NodeName> {
     prop::sample::select(vec!["n1", "n2"]).prop_map(|name| NodeName::new(name).unwrap())
 }
 
-fn register() -> impl Strategy<Value = Command> {
+fn register() -> impl Strategy<Value = StateCommand> {
     (node_name(), prop::sample::select(vec!["a", "b"]), 1u64..4).prop_map(|(name, instance, gib)| {
-        Command::RegisterNode {
+        StateCommand::RegisterNode {
             name,
             instance: instance.into(),
             address: "127.0.0.1:7080".into(),
@@ -76,7 +76,7 @@ fn data_id() -> impl Strategy<Value = DataId> {
 }
 
 fn copy() -> impl Strategy<Value = ModelCopy> {
-    let tier = prop::sample::select(vec![Tier::Host, Tier::Gpu(GpuIndex(0))]);
+    let tier = prop::sample::select(vec![MemoryTier::Host, MemoryTier::Gpu(GpuIndex(0))]);
     (digest(), tier).prop_map(|(digest, tier)| ModelCopy { digest, tier })
 }
 
@@ -111,87 +111,94 @@ fn delta() -> impl Strategy<Value = NodeDelta> {
         })
 }
 
-pub(crate) fn sync() -> impl Strategy<Value = Command> {
+pub(crate) fn sync() -> impl Strategy<Value = StateCommand> {
     let part = prop_oneof![
         3 => Just(SyncPart::Delta),
-        2 => Just(SyncPart::Full(Portion::Only)),
-        1 => Just(SyncPart::Full(Portion::First)),
-        1 => Just(SyncPart::Full(Portion::Middle)),
-        1 => Just(SyncPart::Full(Portion::Last)),
+        2 => Just(SyncPart::Full(SyncPortion::Only)),
+        1 => Just(SyncPart::Full(SyncPortion::First)),
+        1 => Just(SyncPart::Full(SyncPortion::Middle)),
+        1 => Just(SyncPart::Full(SyncPortion::Last)),
     ];
     (node_name(), 1u64..5, 1u64..8, part, delta()).prop_map(|(node, epoch, seq, part, delta)| {
-        Command::SyncNode { node, batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
+        StateCommand::SyncNode { node, batch: SyncBatch { epoch: Epoch(epoch), seq, part, delta } }
     })
 }
 
-fn scheduling() -> impl Strategy<Value = Scheduling> {
-    prop::sample::select(vec![Scheduling::Schedulable, Scheduling::Cordoned, Scheduling::Draining])
+fn scheduling() -> impl Strategy<Value = SchedulingState> {
+    prop::sample::select(vec![
+        SchedulingState::Schedulable,
+        SchedulingState::Cordoned,
+        SchedulingState::Draining,
+    ])
 }
 
 fn voters() -> impl Strategy<Value = Vec<ControllerId>> {
     prop_oneof![4 => Just(Vec::new()), 1 => Just(vec![ControllerId(1), ControllerId(2), ControllerId(3)])]
 }
 
-fn set_quota() -> impl Strategy<Value = Command> {
+fn set_quota() -> impl Strategy<Value = StateCommand> {
     (key(), 0u32..3, 0u32..3).prop_map(|(key, gpus_max, share)| {
         let gpus_max = NonZeroU32::new(gpus_max);
-        let memory_share = Share::from_ppm(share * 300_000).ok();
-        Command::SetQuota { tenant: key.tenant, quota: Quota { gpus_max, memory_share, gpu_share: None } }
+        let memory_share = ResourceShare::from_ppm(share * 300_000).ok();
+        StateCommand::SetQuota {
+            tenant: key.tenant,
+            quota: Quota { gpus_max, memory_share, gpu_share: None },
+        }
     })
 }
 
-fn set_policy() -> impl Strategy<Value = Command> {
+fn set_policy() -> impl Strategy<Value = StateCommand> {
     // A limit is refused unless the policy reads it.
     let dispatch = prop::option::of(prop::sample::select(vec![DispatchName::LalbO3, DispatchName::Torpor]));
     let settings = prop::collection::vec(prop::sample::select(Setting::ALL), 0..3);
     (dispatch, prop::option::of(1u32..3), settings, prop::option::weighted(0.3, 0u64..30)).prop_map(
         |(dispatch, overtakes_max, settings, expected)| {
             let spec = PolicySpec { dispatch, overtakes_max, ..PolicySpec::NONE };
-            Command::SetPolicy { spec, settings, expected }
+            StateCommand::SetPolicy { spec, settings, expected }
         },
     )
 }
 
-pub(crate) fn command() -> impl Strategy<Value = Command> {
+pub(crate) fn command() -> impl Strategy<Value = StateCommand> {
     let expected = || prop::option::weighted(0.3, 0u64..30);
     prop_oneof![
         1 => prop::sample::select(vec!["one", "two"])
-            .prop_map(|id| Command::InitCluster { cluster_id: ClusterId(id.into()) }),
+            .prop_map(|id| StateCommand::InitCluster { cluster_id: ClusterId(id.into()) }),
         8 => (spec(), digest(), expected(), voters())
-            .prop_map(|(spec, digest, expected, voters)| Command::ApplyFunction { spec, digest, expected, voters }),
-        2 => (key(), expected()).prop_map(|(key, expected)| Command::DeleteFunction { key, expected }),
-        2 => (key(), any::<bool>()).prop_map(|(key, enabled)| Command::SetFunctionEnabled { key, enabled }),
-        4 => (digest(), 10u64..12, 0u64..3).prop_map(|(digest, bytes, holder)| Command::AddArtifact {
+            .prop_map(|(spec, digest, expected, voters)| StateCommand::ApplyFunction { spec, digest, expected, voters }),
+        2 => (key(), expected()).prop_map(|(key, expected)| StateCommand::DeleteFunction { key, expected }),
+        2 => (key(), any::<bool>()).prop_map(|(key, enabled)| StateCommand::SetFunctionEnabled { key, enabled }),
+        4 => (digest(), 10u64..12, 0u64..3).prop_map(|(digest, bytes, holder)| StateCommand::AddArtifact {
             digest, bytes: Bytes(bytes), model: model(digest), holder: ControllerId(holder),
         }),
-        2 => (digest(), 0u64..200).prop_map(|(digest, at)| Command::RemoveArtifact {
+        2 => (digest(), 0u64..200).prop_map(|(digest, at)| StateCommand::RemoveArtifact {
             digest, unused_since: UnixMillis(at),
         }),
         1 => (9u64..=10)
-            .prop_map(|version| Command::SetClusterVersion { version: RulesVersion(version) }),
+            .prop_map(|version| StateCommand::SetClusterVersion { version: RulesVersion(version) }),
         4 => register(),
         2 => set_quota(),
         4 => workflow_command(),
         2 => set_policy(),
         2 => (0u64..3, any::<bool>()).prop_map(|(id, joins)| {
             let id = ControllerId(id);
-            let kind = if joins { Kind::PromoteController { id } } else { Kind::RemoveController { id } };
-            Command::BeginOperation { kind }
+            let kind = if joins { OperationKind::PromoteController { id } } else { OperationKind::RemoveController { id } };
+            StateCommand::BeginOperation { kind }
         }),
-        3 => (0u64..40, prop::sample::select(vec![End::Succeeded, End::Cancelled]))
-            .prop_map(|(id, end)| Command::EndOperation { id, end }),
+        3 => (0u64..40, prop::sample::select(vec![OperationResult::Succeeded, OperationResult::Cancelled]))
+            .prop_map(|(id, end)| StateCommand::EndOperation { id, end }),
         12 => sync(),
-        5 => (key(), node_name()).prop_map(|(function, node)| Command::Place {
+        5 => (key(), node_name()).prop_map(|(function, node)| StateCommand::Place {
             function, node, reason: PlacementReason::Rebalance,
         }),
-        2 => (key(), node_name()).prop_map(|(function, node)| Command::Unplace { function, node }),
+        2 => (key(), node_name()).prop_map(|(function, node)| StateCommand::Unplace { function, node }),
         1 => (node_name(), scheduling())
-            .prop_map(|(name, scheduling)| Command::SetNodeScheduling { name, scheduling }),
-        1 => node_name().prop_map(|name| Command::RemoveNode { name }),
-        1 => (digest(), 0u64..3).prop_map(|(digest, holder)| Command::RemoveArtifactHolder {
+            .prop_map(|(name, scheduling)| StateCommand::SetNodeScheduling { name, scheduling }),
+        1 => node_name().prop_map(|name| StateCommand::RemoveNode { name }),
+        1 => (digest(), 0u64..3).prop_map(|(digest, holder)| StateCommand::RemoveArtifactHolder {
             digest, holder: ControllerId(holder),
         }),
-        2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| Command::NodeLost { name, epoch: Epoch(epoch) }),
+        2 => (node_name(), 0u64..6).prop_map(|(name, epoch)| StateCommand::NodeLost { name, epoch: Epoch(epoch) }),
     ]
 }
 
@@ -203,7 +210,7 @@ fn proposal() -> impl Strategy<Value = Proposal> {
     (stamp, prop::sample::select(vec!["alice", "bob"]), prop::option::of(idempotency), command()).prop_map(
         |(stamp, caller, idempotency, command)| Proposal {
             stamp: UnixMillis(stamp),
-            caller: Caller(caller.into()),
+            caller: CallerName(caller.into()),
             idempotency,
             command,
         },
@@ -214,9 +221,9 @@ fn proposal() -> impl Strategy<Value = Proposal> {
 pub(crate) fn log() -> impl Strategy<Value = Vec<Proposal>> {
     let init = Proposal {
         stamp: UnixMillis(1),
-        caller: Caller("controller".into()),
+        caller: CallerName("controller".into()),
         idempotency: None,
-        command: Command::InitCluster { cluster_id: ClusterId("one".into()) },
+        command: StateCommand::InitCluster { cluster_id: ClusterId("one".into()) },
     };
     (any::<bool>(), prop::collection::vec(proposal(), 0..80)).prop_map(move |(begin, mut log)| {
         if begin {

@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use commands::{command, digest, log, spec, sync};
-use millrace_cluster_state::operations::{Kind, OPERATIONS_MAX};
+use millrace_cluster_state::operations::{OPERATIONS_MAX, OperationKind};
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, IdempotencyKey, Outcome, Proposal, Refusal, RulesVersion, State,
+    CallerName, CommandEffect, CommandOutcome, CommandRefusal, ControllerId, IdempotencyKey, Proposal,
+    RulesVersion, State, StateCommand,
 };
-use millrace_types::workflow::{NESTING_MAX, Run, Signature};
+use millrace_types::workflow::{NESTING_MAX, Signature, StepTarget};
 use millrace_types::{
     ClusterId, Digest, FunctionKey, FunctionSpec, Revision, TenantName, Usage, WorkflowSpec,
 };
@@ -27,7 +28,7 @@ fn index_of(position: usize) -> u64 {
     position as u64 / 2 + 1
 }
 
-fn replay(state: &mut State, from: usize, log: &[Proposal]) -> Vec<Outcome> {
+fn replay(state: &mut State, from: usize, log: &[Proposal]) -> Vec<CommandOutcome> {
     log.iter().enumerate().map(|(n, proposal)| state.apply(index_of(from + n), proposal)).collect()
 }
 
@@ -73,16 +74,17 @@ fn generated_logs_reach_and_exceed_the_nesting_limit() {
 fn the_leader_admits_exactly_the_writes_that_find_room() {
     let mut runner = TestRunner::deterministic();
     let propose =
-        |stamp, command| Proposal { stamp, caller: Caller("alice".into()), idempotency: None, command };
-    let begin = || Command::BeginOperation { kind: Kind::PromoteController { id: ControllerId(2) } };
+        |stamp, command| Proposal { stamp, caller: CallerName("alice".into()), idempotency: None, command };
+    let begin =
+        || StateCommand::BeginOperation { kind: OperationKind::PromoteController { id: ControllerId(2) } };
     let cases = (log(), 0..3_usize, prop_oneof![command(), Just(begin())]);
     let mut refused = 0;
     for _ in 0..256 {
         let (log, short, next) = cases.new_tree(&mut runner).unwrap().current();
         let mut state = State::default();
         let rules = [
-            Command::InitCluster { cluster_id: ClusterId("one".into()) },
-            Command::SetClusterVersion { version: RulesVersion::NEWEST },
+            StateCommand::InitCluster { cluster_id: ClusterId("one".into()) },
+            StateCommand::SetClusterVersion { version: RulesVersion::NEWEST },
         ];
         for (index, command) in (1..).zip(rules) {
             state.apply(index, &propose(state.clock(), command)).unwrap();
@@ -98,7 +100,9 @@ fn the_leader_admits_exactly_the_writes_that_find_room() {
         let applied = state.apply(index + 1, &next);
         let found_no_room = matches!(
             applied,
-            Err(Refusal::Full { .. } | Refusal::OutOfBytes { .. } | Refusal::ChangesUnderWay { .. })
+            Err(CommandRefusal::Full { .. }
+                | CommandRefusal::OutOfBytes { .. }
+                | CommandRefusal::ChangesUnderWay { .. })
         );
         assert_eq!(admitted.is_err(), found_no_room, "{next:?}: {admitted:?}, {applied:?}");
         refused += u32::from(found_no_room);
@@ -132,7 +136,7 @@ proptest! {
             let outcome = state.apply(index_of(n), proposal);
             for workflow in state.workflows() {
                 let runs = workflow.spec.runs().into_iter();
-                let known: BTreeMap<Run, Signature> = runs
+                let known: BTreeMap<StepTarget, Signature> = runs
                     .filter_map(|run| Some((run.clone(), state.signature(&workflow.key.tenant, run)?)))
                     .collect();
                 let fresh = workflow.spec.check(|run| known.get(run));
@@ -154,14 +158,14 @@ proptest! {
         let mut last: BTreeMap<FunctionKey, Revision> = BTreeMap::new();
         for (n, proposal) in log.iter().enumerate() {
             let outcome = state.apply(index_of(n), proposal);
-            let (Command::ApplyFunction { spec: FunctionSpec { key, .. }, .. }
-            | Command::ApplyWorkflow { spec: WorkflowSpec { key, .. }, .. }) = &proposal.command else {
+            let (StateCommand::ApplyFunction { spec: FunctionSpec { key, .. }, .. }
+            | StateCommand::ApplyWorkflow { spec: WorkflowSpec { key, .. }, .. }) = &proposal.command else {
                 continue;
             };
             let function = state.function(key).map(|it| it.generation());
             let number = function.or_else(|| state.workflow(key).map(|it| it.generation));
             match outcome {
-                Ok(Applied::Created { .. } | Applied::Changed { .. }) => {
+                Ok(CommandEffect::Created { .. } | CommandEffect::Changed { .. }) => {
                     let expected = last.get(key).map_or(Revision::FIRST, |last| last.next());
                     prop_assert_eq!(number, Some(expected));
                     last.insert(key.clone(), expected);
@@ -214,7 +218,7 @@ proptest! {
         let mut given = std::collections::BTreeSet::new();
         for (n, proposal) in log.iter().enumerate() {
             let unkeyed = Proposal { idempotency: None, ..proposal.clone() };
-            if let Ok(millrace_cluster_state::Applied::Registered { epoch }) = state.apply(n as u64, &unkeyed) {
+            if let Ok(millrace_cluster_state::CommandEffect::Registered { epoch }) = state.apply(n as u64, &unkeyed) {
                 prop_assert!(given.insert(epoch));
             }
         }
@@ -226,7 +230,7 @@ proptest! {
         replay(&mut state, 0, &log);
         let next = Proposal {
             stamp: state.clock(),
-            caller: Caller("alice".into()),
+            caller: CallerName("alice".into()),
             idempotency: None,
             command: next,
         };
@@ -244,9 +248,9 @@ proptest! {
         let seen = state.function(&a.key).map_or(0, |function| function.resource_version);
         let write = |digest| Proposal {
             stamp: state.clock(),
-            caller: Caller("alice".into()),
+            caller: CallerName("alice".into()),
             idempotency: None,
-            command: Command::ApplyFunction { spec: a.clone(), digest, expected: Some(seen), voters: Vec::new() },
+            command: StateCommand::ApplyFunction { spec: a.clone(), digest, expected: Some(seen), voters: Vec::new() },
         };
         let first = write(b);
         let second = write(Digest::of(b"other"));
@@ -255,7 +259,7 @@ proptest! {
         let mut state = state;
         if matches!(state.apply(index, &first), Ok(applied) if applied.changed()) {
             let refused = state.apply(index, &second);
-            prop_assert!(matches!(refused, Err(Refusal::Conflict { .. })), "{:?}", refused);
+            prop_assert!(matches!(refused, Err(CommandRefusal::Conflict { .. })), "{:?}", refused);
         }
     }
 
@@ -265,24 +269,24 @@ proptest! {
         let mut state = State::default();
         replay(&mut state, 0, &log);
         let propose = |state: &mut State| {
-            let caller = Caller("worker".into());
+            let caller = CallerName("worker".into());
             let proposal =
                 Proposal { stamp: state.clock(), caller, idempotency: None, command: next.clone() };
             state.apply(index_of(log.len()), &proposal)
         };
-        let Command::SyncNode { node, batch } = &next else { unreachable!("the strategy gives these only") };
+        let StateCommand::SyncNode { node, batch } = &next else { unreachable!("the strategy gives these only") };
         let last = state.checkpoint(node).map_or(0, |checkpoint| checkpoint.seq);
         let before = contents(&state);
         match propose(&mut state) {
-            Ok(Applied::Synced { seq }) => {
+            Ok(CommandEffect::Synced { seq }) => {
                 prop_assert!(seq == batch.seq && seq > last);
                 let before = contents(&state);
-                prop_assert_eq!(propose(&mut state), Ok(Applied::SyncRepeated { last: seq }));
+                prop_assert_eq!(propose(&mut state), Ok(CommandEffect::SyncRepeated { last: seq }));
                 prop_assert_eq!(before, contents(&state));
             }
             other => {
                 let stale = batch.seq <= last;
-                prop_assert!(!stale || !matches!(other, Ok(Applied::ResyncWanted { .. })), "{:?}", other);
+                prop_assert!(!stale || !matches!(other, Ok(CommandEffect::ResyncWanted { .. })), "{:?}", other);
                 prop_assert_eq!(before, contents(&state));
             }
         }
@@ -305,7 +309,7 @@ proptest! {
                 prop_assert!(state.tenant_bytes(&tenant) <= state.definition_bytes());
             }
             prop_assert!(state.bytes() >= encoded.len() as u64, "{} of {}", state.bytes(), encoded.len());
-            if matches!(outcome, Ok(Applied::Deleted { .. })) {
+            if matches!(outcome, Ok(CommandEffect::Deleted { .. })) {
                 prop_assert!(state.definition_bytes() <= before.definition_bytes());
             }
         }
@@ -323,7 +327,7 @@ proptest! {
                 |state: &State| state.bills(Bound::Unbounded).fold(Usage::NONE, |sum, (_, usage)| sum.plus(usage));
             let used = charged(&before);
             prop_assert_eq!(charged(&state).merge(used), charged(&state));
-            if matches!(outcome, Ok(Applied::Deleted { .. })) {
+            if matches!(outcome, Ok(CommandEffect::Deleted { .. })) {
                 continue;
             }
             for function in state.functions() {

@@ -1,7 +1,7 @@
 //! Random workflows of these functions and models. Some of them do not fit each other.
 
-use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, UnixMillis};
-use millrace_types::workflow::{Output, Run, Step};
+use millrace_cluster_state::{CallerName, ControllerId, ModelSummary, Proposal, StateCommand, UnixMillis};
+use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
     Bytes, ClusterId, DataType, Digest, Dim, FunctionKey, FunctionSpec, TenantName, TensorSpec, WorkflowSpec,
 };
@@ -34,19 +34,19 @@ pub(crate) fn model(digest: Digest) -> ModelSummary {
 
 /// Returns the function or workflow that a step runs. `None` stands for the workflow whose name
 /// comes before, so that workflows nest deep.
-fn run() -> impl Strategy<Value = Option<Run>> {
+fn run() -> impl Strategy<Value = Option<StepTarget>> {
     prop_oneof![
-        3 => prop::sample::select(vec!["f", "g", "h"]).prop_map(|it| Some(Run::Function(name(it)))),
-        1 => prop::sample::select(WORKFLOWS.to_vec()).prop_map(|it| Some(Run::Workflow(name(it)))),
+        3 => prop::sample::select(vec!["f", "g", "h"]).prop_map(|it| Some(StepTarget::Function(name(it)))),
+        1 => prop::sample::select(WORKFLOWS.to_vec()).prop_map(|it| Some(StepTarget::Workflow(name(it)))),
         3 => Just(None),
     ]
 }
 
-fn run_before(key: &FunctionKey) -> Run {
+fn run_before(key: &FunctionKey) -> StepTarget {
     let at = WORKFLOWS.iter().position(|it| *it == key.name.as_str()).unwrap_or(0);
     match at.checked_sub(1) {
-        Some(before) => Run::Workflow(name(WORKFLOWS[before])),
-        None => Run::Function(name("f")),
+        Some(before) => StepTarget::Workflow(name(WORKFLOWS[before])),
+        None => StepTarget::Function(name("f")),
     }
 }
 
@@ -59,7 +59,7 @@ fn workflow() -> impl Strategy<Value = WorkflowSpec> {
     })
 }
 
-fn chain(key: FunctionKey, runs: impl Iterator<Item = (Run, &'static str)>) -> WorkflowSpec {
+fn chain(key: FunctionKey, runs: impl Iterator<Item = (StepTarget, &'static str)>) -> WorkflowSpec {
     let mut from = "input.x".to_owned();
     let mut steps = Vec::new();
     for (number, (run, output)) in runs.enumerate() {
@@ -74,16 +74,16 @@ fn chain(key: FunctionKey, runs: impl Iterator<Item = (Run, &'static str)>) -> W
         });
         from = format!("s{number}.{output}");
     }
-    let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+    let outputs = vec![WorkflowOutput { name: "y".into(), from: from.parse().unwrap() }];
     WorkflowSpec::new(key, vec!["x".into()], steps, outputs)
 }
 
-pub(crate) fn workflow_command() -> impl Strategy<Value = Command> {
+pub(crate) fn workflow_command() -> impl Strategy<Value = StateCommand> {
     let expected = || prop::option::weighted(0.2, 0u64..30);
     prop_oneof![
-        4 => (workflow(), expected()).prop_map(|(spec, expected)| Command::ApplyWorkflow { spec, expected }),
+        4 => (workflow(), expected()).prop_map(|(spec, expected)| StateCommand::ApplyWorkflow { spec, expected }),
         1 => (workflow_key(), expected())
-            .prop_map(|(key, expected)| Command::DeleteWorkflow { key, expected }),
+            .prop_map(|(key, expected)| StateCommand::DeleteWorkflow { key, expected }),
     ]
 }
 
@@ -92,33 +92,33 @@ pub(crate) fn workflow_command() -> impl Strategy<Value = Command> {
 pub(crate) fn log_of_workflows() -> impl Strategy<Value = Vec<Proposal>> {
     let propose = |command| Proposal {
         stamp: UnixMillis(1),
-        caller: Caller("alice".into()),
+        caller: CallerName("alice".into()),
         idempotency: None,
         command,
     };
     let function = |it: &str, digest| {
         let key = FunctionKey { tenant: TenantName::default(), name: name(it) };
         let spec = FunctionSpec::new(key);
-        Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() }
+        StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() }
     };
-    let mut begin = vec![Command::InitCluster { cluster_id: ClusterId("one".into()) }];
+    let mut begin = vec![StateCommand::InitCluster { cluster_id: ClusterId("one".into()) }];
     for digest in (0..4).map(digest_of) {
         let bytes = Bytes(10);
         let holder = ControllerId(1);
-        begin.push(Command::AddArtifact { digest, bytes, model: model(digest), holder });
+        begin.push(StateCommand::AddArtifact { digest, bytes, model: model(digest), holder });
     }
     begin.extend(["f", "g", "h"].map(|it| function(it, digest_of(0))));
     // These workflows are nested from the start, because random commands seldom nest them deep.
     begin.extend(WORKFLOWS[..4].iter().map(|it| {
         let key = FunctionKey { tenant: TenantName::default(), name: name(it) };
         let run = run_before(&key);
-        Command::ApplyWorkflow { spec: chain(key, std::iter::once((run, "y"))), expected: None }
+        StateCommand::ApplyWorkflow { spec: chain(key, std::iter::once((run, "y"))), expected: None }
     }));
-    let of_default = |mut command: Command| {
+    let of_default = |mut command: StateCommand| {
         match &mut command {
-            Command::ApplyFunction { spec, .. } => spec.key.tenant = TenantName::default(),
-            Command::ApplyWorkflow { spec, .. } => spec.key.tenant = TenantName::default(),
-            Command::DeleteFunction { key, .. } | Command::DeleteWorkflow { key, .. } => {
+            StateCommand::ApplyFunction { spec, .. } => spec.key.tenant = TenantName::default(),
+            StateCommand::ApplyWorkflow { spec, .. } => spec.key.tenant = TenantName::default(),
+            StateCommand::DeleteFunction { key, .. } | StateCommand::DeleteWorkflow { key, .. } => {
                 key.tenant = TenantName::default();
             }
             _ => {}
@@ -128,7 +128,7 @@ pub(crate) fn log_of_workflows() -> impl Strategy<Value = Vec<Proposal>> {
     let change = prop_oneof![
         6 => workflow_command(),
         3 => (prop::sample::select(vec!["f", "g", "h"]), digest()).prop_map(move |(it, digest)| function(it, digest)),
-        1 => key().prop_map(|key| Command::DeleteFunction { key, expected: None }),
+        1 => key().prop_map(|key| StateCommand::DeleteFunction { key, expected: None }),
     ];
     prop::collection::vec(change, 0..60).prop_map(move |changes| {
         begin.iter().cloned().chain(changes.into_iter().map(of_default)).map(propose).collect()

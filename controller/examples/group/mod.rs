@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
-use millrace_controller::{Controller, ControllerConfig, JoinAs, Start};
+use millrace_controller::{ClusterStart, ControllerConfig, JoinAs, RunningController};
 use millrace_proto::admin as api;
 use millrace_proto::admin::admin_client::AdminClient;
 use tonic::transport::Channel;
@@ -16,10 +16,10 @@ use self::threads::Threads;
 
 pub(crate) struct Member {
     pub(crate) config: ControllerConfig,
-    pub(crate) up: Option<(Threads, Controller)>,
+    pub(crate) up: Option<(Threads, RunningController)>,
 }
 
-pub(crate) async fn run(config: &ControllerConfig) -> (Threads, Controller) {
+pub(crate) async fn run(config: &ControllerConfig) -> (Threads, RunningController) {
     loop {
         let threads = Threads::new();
         match threads.start(config).await {
@@ -40,7 +40,7 @@ pub(crate) async fn start(dir: &Path, id: u64, at: Option<&ControllerConfig>) ->
     config.client_listen.set_port(0);
     config.internal_listen.set_port(0);
     if let Some(at) = at {
-        config.start = Start::Join { at: vec![at.internal_listen.to_string()], role: JoinAs::Voter };
+        config.start = ClusterStart::Join { at: vec![at.internal_listen.to_string()], role: JoinAs::Voter };
     }
     let (threads, controller) = run(&config).await;
     config.client_listen = controller.client_addr();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millrace_proto::admin as api;
-use millrace_proto::pages::PageRoom;
+use millrace_proto::pages::PageBudget;
 use millrace_types::{Digest, Failure};
 use prost::Message as _;
 use tonic::{Request, Streaming};
@@ -31,7 +31,7 @@ impl AdminService {
         let state = self.replica.state();
         let known: BTreeMap<_, _> = found.into_iter().collect();
         let mut answer = api::FindArtifactsResponse::default();
-        let mut room = PageRoom::default();
+        let mut room = PageBudget::default();
         for (place, digest) in digests.iter().enumerate() {
             let Some((bytes, artifact)) = known.get(digest).copied().zip(state.artifact(digest)) else {
                 continue;

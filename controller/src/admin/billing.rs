@@ -3,13 +3,13 @@
 
 use std::ops::Bound;
 
-use millrace_cluster_state::{Account, State};
+use millrace_cluster_state::{BillAccount, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_types::{Failure, FunctionName, TenantName, Usage};
 
 use super::listing::{fill, page_size};
-use super::masks::Mask;
+use super::masks::ResponseMask;
 use super::{AdminService, invalid_name, unknown_token};
 
 impl AdminService {
@@ -21,9 +21,9 @@ impl AdminService {
         let after = page_token(&request.page_token)?;
         let size = page_size(request.page_size);
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Bill")?;
+        let mask = ResponseMask::read(request.read_mask, "Bill")?;
         let state = self.read(consistency).await?;
-        let first = filter.tenant.as_ref().map(Account::of_tenant);
+        let first = filter.tenant.as_ref().map(BillAccount::of_tenant);
         let from = match (&after, &first) {
             (Some(after), _) => Bound::Excluded(after),
             (None, Some(first)) => Bound::Included(first),
@@ -53,16 +53,16 @@ impl Filter {
         Ok(Self { tenant: tenant.map_err(invalid_name)?, function: function.map_err(invalid_name)? })
     }
 
-    fn takes_tenant(&self, account: &Account) -> bool {
+    fn takes_tenant(&self, account: &BillAccount) -> bool {
         self.tenant.is_none() || self.tenant == account.tenant
     }
 
-    fn takes_function(&self, account: &Account) -> bool {
+    fn takes_function(&self, account: &BillAccount) -> bool {
         self.function.is_none() || self.function == account.function
     }
 }
 
-fn bill(state: &State, account: &Account, usage: Usage) -> api::Bill {
+fn bill(state: &State, account: &BillAccount, usage: Usage) -> api::Bill {
     api::Bill {
         tenant: account.tenant.as_ref().map(TenantName::to_string).unwrap_or_default(),
         function: account.function.as_ref().map(FunctionName::to_string).unwrap_or_default(),
@@ -75,12 +75,12 @@ fn bill(state: &State, account: &Account, usage: Usage) -> api::Bill {
 }
 
 /// Returns the page token: the account of the last bill on the page. Names have no slash.
-fn token(Account { tenant, function }: Account) -> String {
+fn token(BillAccount { tenant, function }: BillAccount) -> String {
     let tenant = tenant.map(String::from).unwrap_or_default();
     format!("{tenant}/{}", function.map(String::from).unwrap_or_default())
 }
 
-fn page_token(token: &str) -> Result<Option<Account>, Failure> {
+fn page_token(token: &str) -> Result<Option<BillAccount>, Failure> {
     if token.is_empty() {
         return Ok(None);
     }
@@ -88,7 +88,7 @@ fn page_token(token: &str) -> Result<Option<Account>, Failure> {
         let (tenant, function) = token.split_once('/')?;
         let tenant = if tenant.is_empty() { None } else { Some(TenantName::new(tenant).ok()?) };
         let function = if function.is_empty() { None } else { Some(FunctionName::new(function).ok()?) };
-        Some(Account { tenant, function })
+        Some(BillAccount { tenant, function })
     };
     read(token).map(Some).ok_or_else(|| Failure::malformed(unknown_token(token)))
 }

@@ -2,13 +2,13 @@
 //! go to the leader.
 
 use millrace_cluster_state::State;
-use millrace_cluster_state::operations::Kind;
+use millrace_cluster_state::operations::OperationKind;
 use millrace_proto::admin as api;
 use millrace_types::{Failure, Reason};
 use tonic::Request;
 
 use super::{AdminService, caller};
-use crate::raft::Change;
+use crate::raft::MembershipRequest;
 
 impl AdminService {
     pub(super) async fn promote_controller(
@@ -16,7 +16,7 @@ impl AdminService {
         request: Request<api::PromoteControllerRequest>,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
         let api::PromoteControllerRequest { id, no_wait } = *request.get_ref();
-        self.change(request, Change::Promote(id), no_wait).await
+        self.change(request, MembershipRequest::Promote(id), no_wait).await
     }
 
     pub(super) async fn remove_controller(
@@ -24,13 +24,13 @@ impl AdminService {
         request: Request<api::RemoveControllerRequest>,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
         let api::RemoveControllerRequest { id, no_wait } = *request.get_ref();
-        self.change(request, Change::Remove(id), no_wait).await
+        self.change(request, MembershipRequest::Remove(id), no_wait).await
     }
 
     async fn change<T>(
         &self,
         request: Request<T>,
-        change: Change,
+        change: MembershipRequest,
         no_wait: bool,
     ) -> Result<api::ChangeMembershipResponse, Failure> {
         let caller = caller(&request)?;
@@ -52,7 +52,7 @@ impl AdminService {
     }
 
     /// Waits until a membership change that begins from now on appears in this controller's state.
-    fn begun(&self, change: Change) -> impl Future<Output = u64> + use<> {
+    fn begun(&self, change: MembershipRequest) -> impl Future<Output = u64> + use<> {
         let replica = self.replica.clone();
         let kind = change.kind();
         let from = self.replica.state().version();
@@ -85,7 +85,7 @@ impl AdminService {
 }
 
 /// Returns the last operation of a kind.
-fn newest(state: &State, kind: &Kind) -> Option<u64> {
+fn newest(state: &State, kind: &OperationKind) -> Option<u64> {
     state.operations().rev().find(|it| it.kind == *kind).map(|it| it.id)
 }
 

@@ -1,6 +1,6 @@
 //! The location of a piece of intermediate data, by tier 2 of the index (DESIGN §5).
 
-use millrace_cluster_state::Located;
+use millrace_cluster_state::DataLocation;
 use millrace_proto::admin as api;
 use millrace_types::{DataId, Epoch, Failure};
 
@@ -20,19 +20,19 @@ impl AdminService {
     }
 }
 
-fn located(located: Located) -> api::LookupDataResponse {
+fn located(located: DataLocation) -> api::LookupDataResponse {
     match located {
-        Located::Held { home, holders, bytes } => api::LookupDataResponse {
+        DataLocation::Held { home, holders, bytes } => api::LookupDataResponse {
             state: api::DataState::Held.into(),
             home: home.to_string(),
             holders: holders.iter().map(ToString::to_string).collect(),
             bytes: bytes.get(),
         },
-        Located::Lost { bytes } => api::LookupDataResponse {
+        DataLocation::Lost { bytes } => api::LookupDataResponse {
             state: api::DataState::Lost.into(),
             bytes: bytes.get(),
             ..Default::default()
         },
-        Located::Unknown => api::LookupDataResponse::default(),
+        DataLocation::Unknown => api::LookupDataResponse::default(),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use futures::future::join_all;
-use millrace_cluster_state::{ApplySet, ModelSummary, Refusal, SetItem, SetRefusal};
+use millrace_cluster_state::{ApplySet, CommandRefusal, ModelSummary, SetItem, SetRefusal};
 use millrace_proto::admin::{self as api, apply_item::Item};
 use millrace_proto::convert;
 use millrace_types::{Bytes, Digest, Failure, Reason, TensorSpec};
@@ -59,7 +59,7 @@ impl AdminService {
             Err(SetRefusal { item, refusal: why }) => {
                 let failure = refused(&why);
                 let broken = match why.shortened() {
-                    Refusal::BreaksWorkflow { workflow, problem, .. } => {
+                    CommandRefusal::BreaksWorkflow { workflow, problem, .. } => {
                         Some(api::BrokenWorkflow { workflow: workflow.name.to_string(), problem })
                     }
                     _ => None,

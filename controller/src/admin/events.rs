@@ -5,14 +5,14 @@ use millrace_types::Failure;
 
 use super::listing::page_size;
 use super::{AdminService, wait};
-use crate::events::Token;
+use crate::events::EventPosition;
 
 impl AdminService {
     pub(super) async fn list_events(
         &self,
         request: api::ListEventsRequest,
     ) -> Result<api::ListEventsResponse, Failure> {
-        let token: Option<Token> = match request.after.as_str() {
+        let token: Option<EventPosition> = match request.after.as_str() {
             "" => None,
             text => Some(
                 text.parse()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, ControllerId, Function, IdempotencyKey, Proposal, RevisionRecord, State,
+    CallerName, CommandEffect, ControllerId, FunctionRecord, IdempotencyKey, Proposal, RevisionRecord, State,
+    StateCommand,
 };
 use millrace_proto::admin as api;
 use millrace_proto::convert;
@@ -12,7 +13,7 @@ use millrace_types::{Digest, Failure, Reason, Runtime};
 use tonic::Request;
 
 use super::listing::Listing;
-use super::masks::Mask;
+use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, views};
 use crate::raft::replica::refused;
 
@@ -39,7 +40,7 @@ impl AdminService {
             self.artifacts.copied_within(COPY_PATIENCE, &digest).await;
         }
         // A majority of the named voters must hold the model, because the other copies may be lost.
-        let command = Command::ApplyFunction { spec, digest, expected, voters: self.voters() };
+        let command = StateCommand::ApplyFunction { spec, digest, expected, voters: self.voters() };
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyFunctionResponse {
             outcome: outcome(applied).into(),
@@ -77,7 +78,7 @@ impl AdminService {
         let request = request.into_inner();
         let key = convert::function_key(&request.tenant, &request.name)?;
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::DeleteFunction { key, expected: expected(request.resource_version) };
+        let command = StateCommand::DeleteFunction { key, expected: expected(request.resource_version) };
         self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::DeleteFunctionResponse {})
     }
@@ -85,11 +86,11 @@ impl AdminService {
     /// Proposes a write, or only tries the write, and returns the resulting state.
     pub(super) async fn write(
         &self,
-        caller: Caller,
+        caller: CallerName,
         idempotency: Option<IdempotencyKey>,
         dry_run: bool,
-        command: Command,
-    ) -> Result<(Applied, State), Failure> {
+        command: StateCommand,
+    ) -> Result<(CommandEffect, State), Failure> {
         if dry_run {
             return self.dry_run(caller, command).await;
         }
@@ -97,7 +98,11 @@ impl AdminService {
     }
 
     /// Checks a write completely, by applying the write to a copy of the state.
-    async fn dry_run(&self, caller: Caller, command: Command) -> Result<(Applied, State), Failure> {
+    async fn dry_run(
+        &self,
+        caller: CallerName,
+        command: StateCommand,
+    ) -> Result<(CommandEffect, State), Failure> {
         let state = self.replica.linearizable().await?;
         let proposal = Proposal { stamp: self.replica.now(), caller, idempotency: None, command };
         state.admitted_dry_run(&proposal).map_err(|refusal| refused(&refusal))
@@ -109,7 +114,7 @@ impl AdminService {
     ) -> Result<api::Function, Failure> {
         let key = convert::function_key(&request.tenant, &request.name)?;
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Function")?;
+        let mask = ResponseMask::read(request.read_mask, "Function")?;
         let state = self.read(consistency).await?;
         let function = state.function(&key).ok_or_else(|| {
             Failure::new(
@@ -126,11 +131,11 @@ impl AdminService {
     ) -> Result<api::ListFunctionsResponse, Failure> {
         let listing = Listing::read(&request.tenant, request.page_size, &request.page_token)?;
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Function")?;
+        let mask = ResponseMask::read(request.read_mask, "Function")?;
         let state = self.read(consistency).await?;
         let workers = self.fleet.workers();
         let shortages = self.outlook.shortages();
-        let view = |function: &&Arc<Function>| {
+        let view = |function: &&Arc<FunctionRecord>| {
             mask.cut(views::function(&state, function, &function.revisions, &workers, &shortages))
         };
         let found = state.functions_from(listing.start().as_ref());
@@ -138,7 +143,12 @@ impl AdminService {
         Ok(api::ListFunctionsResponse { functions, next_page_token })
     }
 
-    fn view(&self, state: &State, function: &Function, revisions: &[Arc<RevisionRecord>]) -> api::Function {
+    fn view(
+        &self,
+        state: &State,
+        function: &FunctionRecord,
+        revisions: &[Arc<RevisionRecord>],
+    ) -> api::Function {
         views::function(state, function, revisions, &self.fleet.workers(), &self.outlook.shortages())
     }
 }
@@ -149,10 +159,10 @@ pub(super) fn expected(resource_version: u64) -> Option<u64> {
 }
 
 /// Converts the outcome of an apply.
-pub(super) fn outcome(applied: Applied) -> api::ApplyOutcome {
+pub(super) fn outcome(applied: CommandEffect) -> api::ApplyOutcome {
     match applied {
-        Applied::Created { .. } => api::ApplyOutcome::Created,
-        Applied::Unchanged => api::ApplyOutcome::Unchanged,
+        CommandEffect::Created { .. } => api::ApplyOutcome::Created,
+        CommandEffect::Unchanged => api::ApplyOutcome::Unchanged,
         _ => api::ApplyOutcome::Configured,
     }
 }

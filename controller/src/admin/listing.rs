@@ -4,7 +4,7 @@ use std::ops::Bound;
 
 use millrace_cluster_state::first_key;
 use millrace_proto::convert;
-use millrace_proto::pages::PageRoom;
+use millrace_proto::pages::PageBudget;
 use millrace_types::limits::PAGE_ITEMS_MAX;
 use millrace_types::{Failure, FunctionKey, TenantName};
 use prost::Message;
@@ -41,7 +41,7 @@ pub(super) fn fill<T, V: Message>(
 ) -> (Vec<V>, Option<T>) {
     let mut page = Vec::new();
     let mut last = None;
-    let mut room = PageRoom::default();
+    let mut room = PageBudget::default();
     for item in found {
         if page.len() == size {
             return (page, last);

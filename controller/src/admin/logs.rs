@@ -10,15 +10,15 @@ use millrace_proto::admin as api;
 use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::log::{Line, Page, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
-use millrace_proto::pages::PageRoom;
+use millrace_proto::pages::PageBudget;
 use millrace_types::{Failure, NodeName, Reason};
 use prost::Message as _;
 
-use super::positions::{Positions, Told, read_token, token};
+use super::positions::{Positions, PositionsByProcess, read_token, token};
 use super::{AdminService, wait};
-use crate::everyone::{ASK_TIMEOUT, Given};
-use crate::fleet::Worker;
-use crate::raft::Peer;
+use crate::everyone::{ASK_TIMEOUT, PeerAnswer};
+use crate::fleet::AttachedWorker;
+use crate::raft::PeerClient;
 
 /// The interval between two look-ups while a request waits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -36,7 +36,7 @@ impl AdminService {
         let mut left_out = 0;
         let query = Query { after: Vec::new(), filter: request.filter.clone(), lines_max: max };
         loop {
-            let told = Told::new(&positions, self.names());
+            let told = PositionsByProcess::new(&positions, self.names());
             let given = self.ask(&request.of, &told, &query).await;
             let mut found = put_together(given, &mut positions, max as usize);
             found.missing.extend(self.away(&request.of));
@@ -45,7 +45,7 @@ impl AdminService {
             let over = self.stop.is_cancelled() || tokio::time::Instant::now() >= until;
             if over || !found.lines.is_empty() {
                 let next = token(&positions, &found.answered);
-                let Together { lines, missing, more, .. } = found;
+                let MergedLogs { lines, missing, more, .. } = found;
                 return Ok(api::ListLogsResponse { lines, next, left_out, missing, more });
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -91,12 +91,17 @@ impl AdminService {
     }
 
     /// Asks the requested processes, each for the lines after the reader's position.
-    async fn ask(&self, of: &[String], told: &Told, query: &Query) -> Vec<Given<Option<Page>>> {
+    async fn ask(
+        &self,
+        of: &[String],
+        told: &PositionsByProcess,
+        query: &Query,
+    ) -> Vec<PeerAnswer<Option<Page>>> {
         let asked = |name: &str| {
             let is_wanted = of.is_empty() || of.iter().any(|it| it == name);
             is_wanted.then(|| Query { after: told.to(name), ..query.clone() })
         };
-        let from_controller = |peer: Peer| {
+        let from_controller = |peer: PeerClient| {
             let query = asked(&controller(peer.id()));
             async move {
                 let Some(query) = query else { return Ok(None) };
@@ -108,7 +113,7 @@ impl AdminService {
                 page.map(Some).map_err(|error| Failure::new(Reason::Internal, error.to_string()))
             }
         };
-        let from_worker = |worker: Arc<Worker>| {
+        let from_worker = |worker: Arc<AttachedWorker>| {
             let query = asked(worker.name.as_str());
             async move {
                 let Some(query) = query else { return Ok(tonic::Response::new(None)) };
@@ -117,7 +122,7 @@ impl AdminService {
         };
         let mut given = self.traces.everyone.ask(from_controller, from_worker).await;
         if let Some(query) = asked(&controller(self.replica.id().0)) {
-            given.push(Ok(Some(logs::here(&query))));
+            given.push(Ok(Some(logs::local_page(&query))));
         }
         given
     }
@@ -126,7 +131,7 @@ impl AdminService {
 /// Returns this process's lines, encoded for another controller.
 pub(crate) fn given(query: Vec<u8>) -> Vec<u8> {
     let query = decode(query.into(), WalkLimits::PEER);
-    query.map(|query: Query| logs::here(&query)).unwrap_or_default().encode_to_vec()
+    query.map(|query: Query| logs::local_page(&query)).unwrap_or_default().encode_to_vec()
 }
 
 fn controller(id: u64) -> String {
@@ -135,7 +140,7 @@ fn controller(id: u64) -> String {
 
 /// The merged lines of all processes.
 #[derive(Debug, Default, PartialEq)]
-struct Together {
+struct MergedLogs {
     lines: Vec<Line>,
     left_out: u64,
     missing: Vec<String>,
@@ -147,8 +152,8 @@ struct Together {
 
 /// Merges the lines of all processes by time, at most `max` and at most a page, and updates the
 /// reader's positions. Processes that share a log store return the same lines several times.
-fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max: usize) -> Together {
-    let mut together = Together::default();
+fn put_together(given: Vec<PeerAnswer<Option<Page>>>, positions: &mut Positions, max: usize) -> MergedLogs {
+    let mut together = MergedLogs::default();
     let mut pages = BTreeMap::new();
     for part in given {
         match part {
@@ -171,7 +176,7 @@ fn put_together(given: Vec<Given<Option<Page>>>, positions: &mut Positions, max:
         }
     }
     lines.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-    let mut room = PageRoom::default();
+    let mut room = PageBudget::default();
     let fit = lines.iter().take(max).take_while(|(_, _, line)| room.take(line)).count();
     let cut = lines.split_off(fit);
     together.more |= !cut.is_empty();
@@ -214,7 +219,7 @@ impl Read {
 #[cfg(test)]
 mod tests {
     use millrace_proto::log::Position;
-    use millrace_proto::logs::{LINES_MAX, Ring};
+    use millrace_proto::logs::{LINES_MAX, LogRing};
 
     use super::*;
 
@@ -223,12 +228,12 @@ mod tests {
         Line { seq, time, message: message.into(), ..Line::default() }
     }
 
-    fn page(ring: &str, seq: u64, lines: Vec<Line>) -> Given<Option<Page>> {
+    fn page(ring: &str, seq: u64, lines: Vec<Line>) -> PeerAnswer<Option<Page>> {
         let next = Some(Position { ring: ring.into(), seq });
         Ok(Some(Page { next, left_out_before: vec![0; lines.len()], lines, ..Page::default() }))
     }
 
-    fn texts(of: &Together) -> Vec<&str> {
+    fn texts(of: &MergedLogs) -> Vec<&str> {
         of.lines.iter().map(|it| it.message.as_str()).collect()
     }
 
@@ -250,14 +255,14 @@ mod tests {
     /// Lines are overwritten before a read, at processes with lines that were cut for others' lines.
     #[test]
     fn every_line_is_read_once_or_counted_as_left_out() {
-        let rings = ["a", "b", "c"].map(|name| Ring::new(name, name.into()));
+        let rings = ["a", "b", "c"].map(|name| LogRing::new(name, name.into()));
         let mut written = 0;
         let mut write = |count: usize| {
             for ring in &rings {
                 for _ in 0..count {
                     written += 1;
                     let time = Some(prost_types::Timestamp { seconds: written, nanos: 0 });
-                    ring.keep(Line { time, ..Line::default() });
+                    ring.store_line(Line { time, ..Line::default() });
                 }
             }
             u64::try_from(written).unwrap()

@@ -36,16 +36,16 @@ fn messages() -> &'static BTreeMap<String, DescriptorProto> {
 
 /// The requested fields of a message by number, each whole or in part.
 #[derive(Debug, Clone, PartialEq)]
-enum Wanted {
+enum FieldSelection {
     All,
-    Some(BTreeMap<u32, Wanted>),
+    Some(BTreeMap<u32, FieldSelection>),
 }
 
 /// The requested part of all responses of a kind.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Mask(Wanted);
+pub(super) struct ResponseMask(FieldSelection);
 
-impl Mask {
+impl ResponseMask {
     /// Parses a mask over a message of `millrace.admin.v1`. No mask, or a mask without paths, selects
     /// everything.
     ///
@@ -60,10 +60,10 @@ impl Mask {
             )));
         }
         if paths.is_empty() || paths == ["*"] {
-            return Ok(Self(Wanted::All));
+            return Ok(Self(FieldSelection::All));
         }
         let root = format!(".millrace.admin.v1.{message}");
-        let mut wanted = Wanted::Some(BTreeMap::new());
+        let mut wanted = FieldSelection::Some(BTreeMap::new());
         for path in &paths {
             add(&mut wanted, &root, path).ok_or_else(|| {
                 Failure::malformed(format!("the mask's path {path:?} names no field of {message}"))
@@ -74,7 +74,7 @@ impl Mask {
 
     /// Returns the requested part of a response.
     pub(super) fn cut<M: Message + Default>(&self, message: M) -> M {
-        let Wanted::Some(fields) = &self.0 else { return message };
+        let FieldSelection::Some(fields) = &self.0 else { return message };
         // A message's own encoding always parses, in parts too.
         cut(&message.encode_to_vec(), fields)
             .and_then(|bytes| M::decode(bytes.as_slice()).ok())
@@ -83,36 +83,38 @@ impl Mask {
 }
 
 /// Adds a path below a message. Returns `None` if the path names no field.
-fn add(wanted: &mut Wanted, message: &str, path: &str) -> Option<()> {
+fn add(wanted: &mut FieldSelection, message: &str, path: &str) -> Option<()> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let of = messages().get(message)?;
     let field = of.field.iter().find(|field| field.name() == name)?;
     let number = u32::try_from(field.number()).ok()?;
     let Some(rest) = rest else {
-        if let Wanted::Some(fields) = wanted {
-            fields.insert(number, Wanted::All);
+        if let FieldSelection::Some(fields) = wanted {
+            fields.insert(number, FieldSelection::All);
         }
         return Some(());
     };
     // The entries of a map are messages without a name here, so the look-up fails.
     let below = (field.r#type() == Type::Message).then(|| field.type_name())?;
     messages().get(below)?;
-    let mut nothing = Wanted::Some(BTreeMap::new());
+    let mut nothing = FieldSelection::Some(BTreeMap::new());
     let inner = match wanted {
-        Wanted::Some(fields) => fields.entry(number).or_insert_with(|| Wanted::Some(BTreeMap::new())),
-        Wanted::All => &mut nothing,
+        FieldSelection::Some(fields) => {
+            fields.entry(number).or_insert_with(|| FieldSelection::Some(BTreeMap::new()))
+        }
+        FieldSelection::All => &mut nothing,
     };
     add(inner, below, rest)
 }
 
 /// Returns the requested fields of an encoded message.
-fn cut(mut bytes: &[u8], wanted: &BTreeMap<u32, Wanted>) -> Option<Vec<u8>> {
+fn cut(mut bytes: &[u8], wanted: &BTreeMap<u32, FieldSelection>) -> Option<Vec<u8>> {
     let mut left = Vec::with_capacity(bytes.len());
     while bytes.has_remaining() {
         let from = bytes;
         let (number, kind) = decode_key(&mut bytes).ok()?;
         match (wanted.get(&number), kind) {
-            (Some(Wanted::Some(fields)), WireType::LengthDelimited) => {
+            (Some(FieldSelection::Some(fields)), WireType::LengthDelimited) => {
                 let len = usize::try_from(decode_varint(&mut bytes).ok()?).ok()?;
                 let inner = cut(bytes.get(..len)?, fields)?;
                 bytes = &bytes[len..];
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_response_has_only_the_requested_fields() {
-        let cut = |paths: &[&str]| Mask::read(mask(paths), "Node").unwrap().cut(node());
+        let cut = |paths: &[&str]| ResponseMask::read(mask(paths), "Node").unwrap().cut(node());
         assert_eq!(cut(&[]), node());
         assert_eq!(cut(&["*"]), node());
         let named = api::Node { name: "n".into(), host_models: vec!["a".into()], ..Default::default() };
@@ -209,13 +211,13 @@ mod tests {
     #[test]
     fn a_path_without_a_field_is_refused_by_name() {
         for path in ["nam", "name.x", "gpus.x", "gpus.models.functions.x", "", "gpus.", "host_models.0"] {
-            let refused = Mask::read(mask(&["name", path]), "Node").unwrap_err();
+            let refused = ResponseMask::read(mask(&["name", path]), "Node").unwrap_err();
             assert!(refused.message.contains(&format!("{path:?}")), "{}", refused.message);
         }
-        assert!(Mask::read(mask(&["spec.labels"]), "Function").is_ok());
-        assert!(Mask::read(mask(&["spec.labels.x"]), "Function").is_err(), "a map is taken whole");
+        assert!(ResponseMask::read(mask(&["spec.labels"]), "Function").is_ok());
+        assert!(ResponseMask::read(mask(&["spec.labels.x"]), "Function").is_err(), "a map is taken whole");
         let many: Vec<_> = (0..=PATHS_MAX).map(|_| "name").collect();
-        assert!(Mask::read(mask(&many), "Node").is_err());
+        assert!(ResponseMask::read(mask(&many), "Node").is_err());
     }
 
     #[test]

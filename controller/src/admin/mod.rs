@@ -49,7 +49,7 @@ mod workflows;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, IdempotencyKey, State};
+use millrace_cluster_state::{CallerName, IdempotencyKey, State};
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_types::ids::NameError;
@@ -60,11 +60,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
 use crate::activity::Activities;
-use crate::artifacts::Artifacts;
-use crate::events::Events;
-use crate::fleet::Fleet;
-use crate::leader::Outlook;
-use crate::passed::Passed;
+use crate::artifacts::ArtifactService;
+use crate::events::ClusterEventLog;
+use crate::fleet::WorkerFleet;
+use crate::leader::LeaderStatus;
+use crate::passed::TrafficMatrix;
 use crate::raft::Replica;
 use crate::traces::Traces;
 
@@ -75,17 +75,17 @@ const WAIT_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub(crate) struct AdminService {
     pub(crate) replica: Replica,
-    pub(crate) fleet: Fleet,
-    pub(crate) outlook: Outlook,
-    pub(crate) artifacts: Arc<Artifacts>,
+    pub(crate) fleet: WorkerFleet,
+    pub(crate) outlook: LeaderStatus,
+    pub(crate) artifacts: Arc<ArtifactService>,
     pub(crate) traces: Traces,
     pub(crate) activities: Activities,
     /// The traffic of the runs that this controller drives.
-    pub(crate) passed: Passed,
-    pub(crate) events: Events,
+    pub(crate) passed: TrafficMatrix,
+    pub(crate) events: ClusterEventLog,
     /// Ends requests that wait.
     pub(crate) stop: CancellationToken,
-    pub(crate) faults: Faults,
+    pub(crate) faults: FaultPermission,
     /// Permits for the search for an order of a dry run's items.
     pub(crate) order_searches: Arc<Semaphore>,
 }
@@ -96,17 +96,17 @@ pub(crate) const ORDER_SEARCHES_MAX: usize = 1;
 
 /// Whether fault injection is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Faults {
+pub(crate) enum FaultPermission {
     Refused,
     Allowed,
 }
 
 /// Returns the caller, whom the gateway put into the request's extensions. A request without a caller
 /// is refused.
-fn caller<T>(request: &Request<T>) -> Result<Caller, Failure> {
+fn caller<T>(request: &Request<T>) -> Result<CallerName, Failure> {
     let caller = request.extensions().get::<millrace_gateway::auth::Caller>();
     let caller = caller.ok_or_else(|| Failure::new(Reason::Unauthenticated, "the caller is not known"))?;
-    Ok(Caller(caller.as_str().into()))
+    Ok(CallerName(caller.as_str().into()))
 }
 
 /// Converts a client's idempotency key. Each key is a separate session in the state, so that a client

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millrace_cluster_state::{Node, NodeStatus, Scheduling, State};
-use millrace_policy::lease::Standing;
+use millrace_cluster_state::{NodeRecord, NodeStatus, SchedulingState, State};
+use millrace_policy::lease::LeaseState;
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
@@ -12,9 +12,9 @@ use millrace_types::{Failure, NodeName, Reason};
 use tonic::Request;
 
 use super::listing::{fill, page_size_or_all};
-use super::masks::Mask;
+use super::masks::ResponseMask;
 use super::views::condition;
-use super::{AdminService, Faults, node_name, unknown_token};
+use super::{AdminService, FaultPermission, node_name, unknown_token};
 
 impl AdminService {
     pub(super) async fn list_nodes(
@@ -27,7 +27,7 @@ impl AdminService {
             "" => None,
             token => Some(NodeName::new(token).map_err(|_| Failure::malformed(unknown_token(token)))?),
         };
-        let mask = Mask::read(request.read_mask, "Node")?;
+        let mask = ResponseMask::read(request.read_mask, "Node")?;
         let state = self.read(consistency).await?;
         let rest = state.nodes().filter(|node| after.as_ref().is_none_or(|after| node.name > *after));
         let (nodes, last) = fill(rest, size, |node| mask.cut(self.node(&state, node)));
@@ -36,14 +36,14 @@ impl AdminService {
     }
 
     /// Returns a node from the state, combined with the last report.
-    pub(super) fn node(&self, state: &State, node: &Node) -> api::Node {
+    pub(super) fn node(&self, state: &State, node: &NodeRecord) -> api::Node {
         // Ignore a stream with another epoch: such a stream is about to get this epoch, or to end.
         let worker = self.fleet.worker(&node.name).filter(|worker| worker.epoch() == node.epoch);
         let telemetry = worker.as_ref().and_then(|worker| worker.telemetry());
         let lease = match self.outlook.standing(&node.name) {
-            Standing::Believed => api::NodeLease::Believed,
-            Standing::Fenced => api::NodeLease::Fenced,
-            Standing::Lost | Standing::Unknown => api::NodeLease::Unspecified,
+            LeaseState::Believed => api::NodeLease::Believed,
+            LeaseState::Fenced => api::NodeLease::Fenced,
+            LeaseState::Lost | LeaseState::Unknown => api::NodeLease::Unspecified,
         };
         let stream_break = worker.as_ref().and_then(|it| it.stream_break(self.fleet.now()));
         let connected = worker.is_some() && stream_break.is_none();
@@ -65,7 +65,7 @@ impl AdminService {
         &self,
         request: api::InjectFaultRequest,
     ) -> Result<api::InjectFaultResponse, Failure> {
-        if self.faults == Faults::Refused {
+        if self.faults == FaultPermission::Refused {
             let message = "faults are not allowed here: start the server with --allow-faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }
@@ -104,7 +104,7 @@ fn stream_condition(attached: bool, stream_break: Option<&wire::StreamBreak>) ->
 }
 
 /// Converts the node's record and report.
-fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> api::Node {
+fn view(node: &NodeRecord, connected: bool, telemetry: Option<&wire::Telemetry>) -> api::Node {
     let gpus = match telemetry {
         Some(telemetry) => telemetry.gpus.iter().map(live_gpu).collect(),
         None => node.gpus.iter().map(silent_gpu).collect(),
@@ -132,9 +132,9 @@ fn view(node: &Node, connected: bool, telemetry: Option<&wire::Telemetry>) -> ap
         }
         .into(),
         scheduling: match node.scheduling {
-            Scheduling::Schedulable => api::NodeScheduling::Schedulable,
-            Scheduling::Cordoned => api::NodeScheduling::Cordoned,
-            Scheduling::Draining => api::NodeScheduling::Draining,
+            SchedulingState::Schedulable => api::NodeScheduling::Schedulable,
+            SchedulingState::Cordoned => api::NodeScheduling::Cordoned,
+            SchedulingState::Draining => api::NodeScheduling::Draining,
         }
         .into(),
         ..api::Node::default()

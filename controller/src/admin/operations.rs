@@ -2,8 +2,8 @@
 //! with the commands at the beginning and the end, so every controller can show the operation, also
 //! under another leader.
 
-use millrace_cluster_state::operations::{End, Kind, Operation};
-use millrace_cluster_state::{Command, NodeStatus, Refusal, State};
+use millrace_cluster_state::operations::{OperationKind, OperationRecord, OperationResult};
+use millrace_cluster_state::{CommandRefusal, NodeStatus, State, StateCommand};
 use millrace_policy::placement::Unplaced;
 use millrace_proto::admin as api;
 use millrace_proto::convert::timestamp_wire;
@@ -11,7 +11,7 @@ use millrace_types::Failure;
 use tonic::Request;
 
 use super::listing::{fill, page_size_or_all};
-use super::masks::Mask;
+use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, unknown_token, wait};
 use crate::leader::Shortages;
 use crate::raft::replica::refused;
@@ -27,9 +27,9 @@ impl AdminService {
             "" => u64::MAX,
             token => token.parse().map_err(|_| Failure::malformed(unknown_token(token)))?,
         };
-        let mask = Mask::read(request.read_mask, "Operation")?;
+        let mask = ResponseMask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
-        let wanted = state.operations().rev().filter(|it| it.runs() || !request.running);
+        let wanted = state.operations().rev().filter(|it| it.is_running() || !request.running);
         let rest = wanted.filter(|it| it.id < before);
         let shortages = self.outlook.shortages();
         let (operations, last) = fill(rest, size, |it| mask.cut(view(&state, &shortages, it)));
@@ -42,7 +42,7 @@ impl AdminService {
         request: api::GetOperationRequest,
     ) -> Result<api::Operation, Failure> {
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Operation")?;
+        let mask = ResponseMask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
         self.found(&state, read_id(&request.id)?).map(|operation| mask.cut(operation))
     }
@@ -59,7 +59,7 @@ impl AdminService {
         let first = self.replica.linearizable().await?;
         self.found(&first, id)?;
         let ended = async {
-            while self.replica.state().operation(id).is_some_and(|it| it.runs()) {
+            while self.replica.state().operation(id).is_some_and(|it| it.is_running()) {
                 if changes.changed().await.is_err() {
                     return;
                 }
@@ -79,7 +79,7 @@ impl AdminService {
         let caller = caller(&request)?;
         let request = request.into_inner();
         let id = read_id(&request.id)?;
-        let command = Command::EndOperation { id, end: End::Cancelled };
+        let command = StateCommand::EndOperation { id, end: OperationResult::Cancelled };
         self.replica.propose(caller, idempotency(request.idempotency_key)?, command).await?;
         self.found(&self.replica.state(), id)
     }
@@ -87,7 +87,7 @@ impl AdminService {
     fn found(&self, state: &State, id: u64) -> Result<api::Operation, Failure> {
         let operation =
             state.operation(id).map(|operation| view(state, &self.outlook.shortages(), operation));
-        operation.ok_or_else(|| refused(&Refusal::OperationNotFound { id }))
+        operation.ok_or_else(|| refused(&CommandRefusal::OperationNotFound { id }))
     }
 }
 
@@ -99,17 +99,17 @@ fn read_id(id: &str) -> Result<u64, Failure> {
     })
 }
 
-fn view(state: &State, shortages: &Shortages, operation: &Operation) -> api::Operation {
+fn view(state: &State, shortages: &Shortages, operation: &OperationRecord) -> api::Operation {
     let (kind, object) = match &operation.kind {
-        Kind::DrainNode { node } => ("DrainNode", format!("node/{node}")),
-        Kind::PromoteController { id } => ("PromoteController", format!("controller/{}", id.0)),
-        Kind::RemoveController { id } => ("RemoveController", format!("controller/{}", id.0)),
+        OperationKind::DrainNode { node } => ("DrainNode", format!("node/{node}")),
+        OperationKind::PromoteController { id } => ("PromoteController", format!("controller/{}", id.0)),
+        OperationKind::RemoveController { id } => ("RemoveController", format!("controller/{}", id.0)),
     };
     let stands = match operation.ended.as_ref().map(|(_, end)| end) {
         None => api::OperationState::Running,
-        Some(End::Succeeded) => api::OperationState::Succeeded,
-        Some(End::Failed { .. }) => api::OperationState::Failed,
-        Some(End::Cancelled) => api::OperationState::Cancelled,
+        Some(OperationResult::Succeeded) => api::OperationState::Succeeded,
+        Some(OperationResult::Failed { .. }) => api::OperationState::Failed,
+        Some(OperationResult::Cancelled) => api::OperationState::Cancelled,
     };
     api::Operation {
         id: operation.id.to_string(),
@@ -127,11 +127,11 @@ fn view(state: &State, shortages: &Shortages, operation: &Operation) -> api::Ope
 }
 
 /// Returns the cause of the operation's wait, or the reason for its failure.
-fn message(state: &State, shortages: &Shortages, operation: &Operation) -> String {
+fn message(state: &State, shortages: &Shortages, operation: &OperationRecord) -> String {
     match (&operation.ended, &operation.kind) {
-        (Some((_, End::Failed { why })), _) => why.clone(),
+        (Some((_, OperationResult::Failed { why })), _) => why.clone(),
         (Some(_), _) => String::new(),
-        (None, Kind::DrainNode { node }) => {
+        (None, OperationKind::DrainNode { node }) => {
             let others = state.nodes().any(|it| it.name != *node && it.takes_functions());
             let lost = state.node(node).is_some_and(|node| node.status == NodeStatus::Lost);
             let left = match (state.placements_on(node).count(), others || lost) {
@@ -144,8 +144,8 @@ fn message(state: &State, shortages: &Shortages, operation: &Operation) -> Strin
                 None => left,
             }
         }
-        (None, Kind::PromoteController { .. }) => "the voters are agreeing on another voter".into(),
-        (None, Kind::RemoveController { .. }) => {
+        (None, OperationKind::PromoteController { .. }) => "the voters are agreeing on another voter".into(),
+        (None, OperationKind::RemoveController { .. }) => {
             "copying the controller's model files, and waiting for the voters to agree".into()
         }
     }
@@ -159,8 +159,10 @@ fn stuck(short: &Unplaced) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{Caller, ControllerId, PlacementReason, Proposal, Scheduling, UnixMillis};
-    use millrace_policy::placement::Why;
+    use millrace_cluster_state::{
+        CallerName, ControllerId, PlacementReason, Proposal, SchedulingState, UnixMillis,
+    };
+    use millrace_policy::placement::UnplacedReason;
     use millrace_proto::convert;
     use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName};
 
@@ -171,7 +173,7 @@ mod tests {
     fn draining(function: &FunctionSpec) -> State {
         let digest = Digest::of(b"m");
         let name = |name: &str| NodeName::new(name).unwrap();
-        let register = |node: &str| Command::RegisterNode {
+        let register = |node: &str| StateCommand::RegisterNode {
             name: name(node),
             instance: node.into(),
             address: String::new(),
@@ -185,18 +187,18 @@ mod tests {
         let key = function.key.clone();
         let node = name("n1");
         let commands = [
-            Command::InitCluster { cluster_id: ClusterId("c".into()) },
-            Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
-            Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
+            StateCommand::InitCluster { cluster_id: ClusterId("c".into()) },
+            StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
+            StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
             register("n1"),
             register("n2"),
-            Command::Place { function: key, node, reason: PlacementReason::MissingReplica },
-            Command::SetNodeScheduling { name: name("n1"), scheduling: Scheduling::Draining },
+            StateCommand::Place { function: key, node, reason: PlacementReason::MissingReplica },
+            StateCommand::SetNodeScheduling { name: name("n1"), scheduling: SchedulingState::Draining },
         ];
         let mut state = State::default();
         for (index, command) in (1..).zip(commands) {
             let stamp = UnixMillis(1);
-            let caller = Caller("test".into());
+            let caller = CallerName("test".into());
             state.apply(index, &Proposal { stamp, caller, idempotency: None, command }).unwrap();
         }
         state
@@ -208,7 +210,7 @@ mod tests {
         let state = draining(&spec);
         let operation = state.operations().next().unwrap();
         let said = |copies| {
-            let why = Why::HostMemory { needs: Bytes::gib(2), free: Bytes::gib(1) };
+            let why = UnplacedReason::HostMemory { needs: Bytes::gib(2), free: Bytes::gib(1) };
             let short = Unplaced { function: spec.key.clone(), copies, missing: 1, why };
             message(&state, &Shortages::new([(spec.key.clone(), short)].into()), operation)
         };

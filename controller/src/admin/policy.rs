@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use millrace_cluster_state::{Command, State};
+use millrace_cluster_state::{State, StateCommand};
 use millrace_policy::preset::SchedulingPolicy;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{policy_settings, policy_spec_wire, timestamp_wire};
@@ -27,7 +27,7 @@ impl AdminService {
     ) -> Result<api::ListPolicyChangesResponse, Failure> {
         let state = self.read(request.consistency()).await?;
         let max = if request.page_size == 0 { usize::MAX } else { request.page_size as usize };
-        let change = |it: &std::sync::Arc<millrace_cluster_state::Policy>| api::PolicyChange {
+        let change = |it: &std::sync::Arc<millrace_cluster_state::PolicyRecord>| api::PolicyChange {
             generation: it.generation,
             spec: Some(policy_spec_wire(&it.spec)),
             changed_at: Some(timestamp_wire(it.changed_at.0)),
@@ -46,7 +46,7 @@ impl AdminService {
         let given = request.spec.unwrap_or_default();
         let idempotency = idempotency(request.idempotency_key)?;
         let (spec, settings) = meant(&given, &masks::updated(request.update_mask, &names())?)?;
-        let command = Command::SetPolicy { spec, settings, expected: request.resource_version };
+        let command = StateCommand::SetPolicy { spec, settings, expected: request.resource_version };
         let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(view(&state, &self.fleet.workers()))
     }
@@ -84,7 +84,7 @@ fn view(state: &State, workers: &Workers) -> api::Policy {
         .values()
         .filter_map(|worker| Some((&worker.name, worker.telemetry()?.policy.clone()?)))
         .collect();
-    let node = |node: &std::sync::Arc<millrace_cluster_state::Node>| {
+    let node = |node: &std::sync::Arc<millrace_cluster_state::NodeRecord>| {
         let said = actual.get(&node.name);
         let does = said.and_then(|said| said.spec.clone());
         api::NodePolicy {

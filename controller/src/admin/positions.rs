@@ -39,7 +39,7 @@ pub(super) fn read_token(text: &str) -> Result<Positions, Failure> {
 /// The positions by receiver. Each process gets only the positions in its own lines: sending all
 /// positions to all processes with every query would grow quadratically.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct PositionsByProcess {
     /// Positions by node or controller, including positions of earlier processes.
     by_name: BTreeMap<String, Vec<Position>>,
     /// Positions that every process is sent. The positions belong to processes with a shared name, such
@@ -47,7 +47,7 @@ pub(super) struct Told {
     to_all: Vec<Position>,
 }
 
-impl Told {
+impl PositionsByProcess {
     /// Groups positions by receiver. `is_name` tests whether a node or controller has a name.
     pub(super) fn new(positions: &Positions, is_name: impl Fn(&str) -> bool) -> Self {
         let mut told = Self::default();
@@ -97,7 +97,7 @@ mod tests {
         let sent = |nodes: u32| {
             let names: Vec<_> = (0..nodes).map(|node| format!("node.{node}")).collect();
             let rings = names.iter().map(|name| (ring_name(name, 7, 9), 3));
-            let told = Told::new(&rings.collect(), |name| names.iter().any(|it| it == name));
+            let told = PositionsByProcess::new(&rings.collect(), |name| names.iter().any(|it| it == name));
             names.iter().map(|name| told.to(name).len()).sum::<usize>()
         };
         assert_eq!((sent(10), sent(200)), (10, 200));
@@ -110,7 +110,7 @@ mod tests {
         let up = ring_name("up", 4, 5);
         let removed = "of no process".to_owned();
         let all = [&before, &now, &other, &up, &removed].map(|ring| (ring.clone(), 1));
-        let told = Told::new(&all.into(), |name| ["w", "w.1", "new"].contains(&name));
+        let told = PositionsByProcess::new(&all.into(), |name| ["w", "w.1", "new"].contains(&name));
         let rings = |name: &str| told.to(name).into_iter().map(|it| it.ring).collect::<BTreeSet<_>>();
         let these = |rings: &[&String]| rings.iter().copied().cloned().collect::<BTreeSet<_>>();
         assert_eq!(rings("w"), these(&[&before, &now, &up, &removed]));
@@ -122,7 +122,8 @@ mod tests {
     fn a_worker_may_have_the_name_of_a_shared_process() {
         let [of_all, of_worker] = [4, 5].map(|pid| ring_name(UP, pid, 5));
         let all = [&of_all, &of_worker].map(|ring| (ring.clone(), 1));
-        let told = Told::new(&all.into(), |name| ["worker-1", "controller-1", UP].contains(&name));
+        let told =
+            PositionsByProcess::new(&all.into(), |name| ["worker-1", "controller-1", UP].contains(&name));
         for name in ["worker-1", "controller-1", UP] {
             let rings: Vec<_> = told.to(name).into_iter().map(|it| it.ring).collect();
             assert_eq!(rings, [of_all.clone(), of_worker.clone()], "{name}");

@@ -1,6 +1,6 @@
 //! The number of nodes that the cluster needs. Any controller answers, because each plans.
 
-use millrace_policy::scaling::{Reason as Why, Signal};
+use millrace_policy::scaling::{NodeNeedReason as Why, ScalingSignal};
 use millrace_proto::admin as api;
 use millrace_types::{Failure, Reason};
 
@@ -15,7 +15,7 @@ impl AdminService {
     }
 }
 
-fn shown(signal: &Signal) -> api::ScalingSignal {
+fn shown(signal: &ScalingSignal) -> api::ScalingSignal {
     let reason = |why: &Why| api::ScalingReason { reason: why.name().to_owned(), message: why.to_string() };
     api::ScalingSignal {
         nodes_needed: signal.nodes_needed,
@@ -43,6 +43,6 @@ mod tests {
                 said("Slo", "2 functions miss their objective, and GPUs are busy"),
             ],
         };
-        assert_eq!(shown(&Signal { nodes_needed: 3, nodes_now: 2, reasons }), expected);
+        assert_eq!(shown(&ScalingSignal { nodes_needed: 3, nodes_now: 2, reasons }), expected);
     }
 }

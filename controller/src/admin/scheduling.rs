@@ -1,7 +1,7 @@
 //! Cordon, drain, uncordon and removal of nodes. The request is committed, and the reconciler moves
 //! functions. A node's listing shows the number of functions that remain.
 
-use millrace_cluster_state::{Command, Scheduling};
+use millrace_cluster_state::{SchedulingState, StateCommand};
 use millrace_proto::admin as api;
 use millrace_types::{Failure, Reason};
 use tonic::Request;
@@ -18,7 +18,7 @@ impl AdminService {
         let scheduling = scheduling(request.scheduling())?;
         let name = node_name(&request.name)?;
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::SetNodeScheduling { name: name.clone(), scheduling };
+        let command = StateCommand::SetNodeScheduling { name: name.clone(), scheduling };
         self.replica.propose(caller, idempotency, command).await?;
         let state = self.replica.state();
         // The node is absent if it was removed again meanwhile.
@@ -34,17 +34,17 @@ impl AdminService {
     ) -> Result<api::RemoveNodeResponse, Failure> {
         let caller = caller(&request)?;
         let request = request.into_inner();
-        let command = Command::RemoveNode { name: node_name(&request.name)? };
+        let command = StateCommand::RemoveNode { name: node_name(&request.name)? };
         self.replica.propose(caller, idempotency(request.idempotency_key)?, command).await?;
         Ok(api::RemoveNodeResponse {})
     }
 }
 
-fn scheduling(wanted: api::NodeScheduling) -> Result<Scheduling, Failure> {
+fn scheduling(wanted: api::NodeScheduling) -> Result<SchedulingState, Failure> {
     match wanted {
-        api::NodeScheduling::Schedulable => Ok(Scheduling::Schedulable),
-        api::NodeScheduling::Cordoned => Ok(Scheduling::Cordoned),
-        api::NodeScheduling::Draining => Ok(Scheduling::Draining),
+        api::NodeScheduling::Schedulable => Ok(SchedulingState::Schedulable),
+        api::NodeScheduling::Cordoned => Ok(SchedulingState::Cordoned),
+        api::NodeScheduling::Draining => Ok(SchedulingState::Draining),
         api::NodeScheduling::Unspecified => {
             Err(Failure::malformed("the request has no scheduling: give schedulable, cordoned or draining"))
         }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_cluster_state::{Command, State};
+use millrace_cluster_state::{State, StateCommand};
 use millrace_proto::admin as api;
 use millrace_proto::convert::{quota, quota_wire, timestamp_wire};
 use millrace_types::{Failure, TenantName};
 use tonic::Request;
 
 use super::listing::{fill, page_size};
-use super::masks::{Mask, updated};
+use super::masks::{ResponseMask, updated};
 use super::{AdminService, caller, idempotency, invalid_name, unknown_token};
 
 /// The field names that the mask of a quota may have.
@@ -40,7 +40,7 @@ impl AdminService {
         };
         let quota = quota(&merged(known, &given, &fields))?;
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::SetQuota { tenant: tenant.clone(), quota };
+        let command = StateCommand::SetQuota { tenant: tenant.clone(), quota };
         let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         let functions = state.functions_of(&tenant).count();
         Ok(view(&state, &tenant, functions))
@@ -53,7 +53,7 @@ impl AdminService {
         let after = page_token(&request.page_token)?;
         let size = page_size(request.page_size);
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Tenant")?;
+        let mask = ResponseMask::read(request.read_mask, "Tenant")?;
         let state = self.read(consistency).await?;
         let mut functions = BTreeMap::<&TenantName, usize>::new();
         for function in state.functions() {

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, ModelSummary, RevisionRecord, State, Workflow};
-use millrace_policy::placement::Why;
+use millrace_cluster_state::{FunctionRecord, ModelSummary, RevisionRecord, State, WorkflowRecord};
+use millrace_policy::placement::UnplacedReason;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire, workflow_spec_wire};
 use millrace_types::{Bytes, Digest};
 
 use super::objective;
 use crate::fleet::Workers;
-use crate::fleet::readiness::{self, Readiness};
+use crate::fleet::readiness::{self, RevisionReadiness};
 use crate::leader::Shortages;
 
 /// Converts a function with the given revisions.
 pub(super) fn function(
     state: &State,
-    function: &Function,
+    function: &FunctionRecord,
     revisions: &[Arc<RevisionRecord>],
     workers: &Workers,
     shortages: &Shortages,
@@ -42,7 +42,7 @@ pub(super) fn function(
 
 pub(super) fn workflow(
     state: &State,
-    workflow: &Workflow,
+    workflow: &WorkflowRecord,
     workers: &Workers,
     shortages: &Shortages,
 ) -> api::Workflow {
@@ -65,12 +65,12 @@ pub(super) fn workflow(
 }
 
 /// Returns the condition "Ready" of the newest revision.
-fn ready_condition(ready: &Readiness) -> api::Condition {
-    condition("Ready", matches!(ready, Readiness::Prepared(_)), ready.reason(), ready.message())
+fn ready_condition(ready: &RevisionReadiness) -> api::Condition {
+    condition("Ready", matches!(ready, RevisionReadiness::Prepared(_)), ready.reason(), ready.message())
 }
 
 /// Returns the condition "Placed": whether the function has as many placements as the owner requested.
-fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -> api::Condition {
+fn placed_condition(state: &State, function: &FunctionRecord, shortages: &Shortages) -> api::Condition {
     let nodes: Vec<_> = state.placements_of(&function.key).map(|it| it.node.to_string()).collect();
     let wanted = function.latest().spec.replicas;
     let on = if nodes.is_empty() { String::new() } else { format!(" (on {})", nodes.join(", ")) };
@@ -80,7 +80,8 @@ fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -
     }
     let is_short = nodes.len() < wanted as usize;
     // This check needs no plan, so the condition holds from the first moment.
-    let no_node = (is_short && !state.nodes().any(|node| node.takes_functions())).then_some(Why::NoNode);
+    let no_node =
+        (is_short && !state.nodes().any(|node| node.takes_functions())).then_some(UnplacedReason::NoNode);
     match no_node.or(shortages.get(&function.key).map(|short| short.why)) {
         Some(short) => condition("Placed", false, reason(&short), format!("{copies}: {short}")),
         None if is_short => condition("Placed", false, "Placing", copies),
@@ -89,14 +90,14 @@ fn placed_condition(state: &State, function: &Function, shortages: &Shortages) -
 }
 
 /// Returns the reason why a copy cannot be placed, in CamelCase.
-fn reason(why: &Why) -> &'static str {
+fn reason(why: &UnplacedReason) -> &'static str {
     match why {
-        Why::NoNode => "NoNode",
-        Why::TooFewNodes { .. } => "TooFewNodes",
-        Why::NodesFull { .. } => "NodesFull",
-        Why::GpuMemory { .. } => "GpuMemory",
-        Why::HostMemory { .. } => "HostMemory",
-        Why::Failing { .. } => "Failing",
+        UnplacedReason::NoNode => "NoNode",
+        UnplacedReason::TooFewNodes { .. } => "TooFewNodes",
+        UnplacedReason::NodesFull { .. } => "NodesFull",
+        UnplacedReason::GpuMemory { .. } => "GpuMemory",
+        UnplacedReason::HostMemory { .. } => "HostMemory",
+        UnplacedReason::Failing { .. } => "Failing",
     }
 }
 

@@ -1,8 +1,8 @@
 //! Workflows: apply, get, list, delete.
 
 use futures::future::join_all;
-use millrace_cluster_state::{Command, State, Workflow};
-use millrace_policy::placement::Pair;
+use millrace_cluster_state::{State, StateCommand, WorkflowRecord};
+use millrace_policy::placement::FunctionPair;
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_types::{Failure, FunctionKey, Reason, Revision};
@@ -10,10 +10,10 @@ use tonic::Request;
 
 use super::functions::{expected, outcome};
 use super::listing::Listing;
-use super::masks::Mask;
+use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, views};
 use crate::passed;
-use crate::raft::Lane;
+use crate::raft::TrafficClass;
 
 impl AdminService {
     pub(super) async fn apply_workflow(
@@ -26,7 +26,7 @@ impl AdminService {
         let spec = convert::workflow_spec(wanted)?;
         let key = spec.key.clone();
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::ApplyWorkflow { spec, expected: expected(request.resource_version) };
+        let command = StateCommand::ApplyWorkflow { spec, expected: expected(request.resource_version) };
         let (applied, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::ApplyWorkflowResponse {
             outcome: outcome(applied).into(),
@@ -41,7 +41,7 @@ impl AdminService {
     ) -> Result<api::Workflow, Failure> {
         let key = convert::function_key(&request.tenant, &request.name)?;
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Workflow")?;
+        let mask = ResponseMask::read(request.read_mask, "Workflow")?;
         let state = self.read(consistency).await?;
         let workflow = state.workflow(&key).ok_or_else(|| {
             let message = format!("no workflow {key}: list them with 'millrace get workflows'");
@@ -57,7 +57,7 @@ impl AdminService {
 
     /// Returns the traffic of the runs of one version, summed over all controllers.
     async fn passed(&self, state: State, key: &FunctionKey, generation: Revision) -> api::WorkflowPassed {
-        let others = self.replica.others(Lane::Requests).into_iter();
+        let others = self.replica.others(TrafficClass::Requests).into_iter();
         let mut told = self.passed.told(&state);
         let mut missing = Vec::new();
         for (id, others) in join_all(others.map(passed::ask)).await {
@@ -66,8 +66,8 @@ impl AdminService {
                 None => missing.push(id),
             }
         }
-        let sum = passed::together(key, generation, told);
-        let pair = |((from, to), bytes): (Pair, u64)| api::PassedPair {
+        let sum = passed::sum_traffic(key, generation, told);
+        let pair = |((from, to), bytes): (FunctionPair, u64)| api::PassedPair {
             from: from.to_string(),
             to: to.to_string(),
             bytes,
@@ -83,10 +83,11 @@ impl AdminService {
     ) -> Result<api::ListWorkflowsResponse, Failure> {
         let listing = Listing::read(&request.tenant, request.page_size, &request.page_token)?;
         let consistency = request.consistency();
-        let mask = Mask::read(request.read_mask, "Workflow")?;
+        let mask = ResponseMask::read(request.read_mask, "Workflow")?;
         let state = self.read(consistency).await?;
         let found = state.workflows_from(listing.start().as_ref());
-        let view = |workflow: &&std::sync::Arc<Workflow>| mask.cut(self.workflow_view(&state, workflow));
+        let view =
+            |workflow: &&std::sync::Arc<WorkflowRecord>| mask.cut(self.workflow_view(&state, workflow));
         let (workflows, next_page_token) = listing.page(found, |workflow| &workflow.key, view);
         Ok(api::ListWorkflowsResponse { workflows, next_page_token })
     }
@@ -99,12 +100,12 @@ impl AdminService {
         let request = request.into_inner();
         let key = convert::function_key(&request.tenant, &request.name)?;
         let idempotency = idempotency(request.idempotency_key)?;
-        let command = Command::DeleteWorkflow { key, expected: expected(request.resource_version) };
+        let command = StateCommand::DeleteWorkflow { key, expected: expected(request.resource_version) };
         self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(api::DeleteWorkflowResponse {})
     }
 
-    fn workflow_view(&self, state: &State, workflow: &Workflow) -> api::Workflow {
+    fn workflow_view(&self, state: &State, workflow: &WorkflowRecord) -> api::Workflow {
         views::workflow(state, workflow, &self.fleet.workers(), &self.outlook.shortages())
     }
 }

@@ -19,7 +19,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig, WriteMultipart};
 
-use super::place::{Kind, SharedPlace};
+use super::place::{ObjectStoreKind, ObjectStoreUrl};
 use super::spread::CHUNK_BYTES;
 
 /// Bytes per read or write call. S3 allows 10,000 parts of a file: 78 GiB.
@@ -76,7 +76,7 @@ enum Backing {
 /// The files of one cluster in the store. Clones share the connections.
 #[derive(Debug, Clone)]
 pub(crate) struct Bucket {
-    place: SharedPlace,
+    place: ObjectStoreUrl,
     backing: Backing,
     root: Path,
 }
@@ -86,10 +86,10 @@ impl Bucket {
     ///
     /// # Errors
     /// The AWS settings in the environment are invalid.
-    pub(crate) fn open(place: &SharedPlace, cluster: &ClusterId) -> Result<Self, object_store::Error> {
+    pub(crate) fn open(place: &ObjectStoreUrl, cluster: &ClusterId) -> Result<Self, object_store::Error> {
         let (backing, prefix) = match &place.kind {
-            Kind::Folder(folder) => (Backing::Folder(folder.clone()), Path::default()),
-            Kind::Bucket { name, prefix } => {
+            ObjectStoreKind::Folder(folder) => (Backing::Folder(folder.clone()), Path::default()),
+            ObjectStoreKind::Bucket { name, prefix } => {
                 let s3 = s3(AmazonS3Builder::from_env(), name)?;
                 (Backing::Bucket(s3), prefix.clone())
             }
@@ -97,7 +97,7 @@ impl Bucket {
         Ok(Self { place: place.clone(), backing, root: prefix.join(&*cluster.0) })
     }
 
-    pub(crate) fn place(&self) -> &SharedPlace {
+    pub(crate) fn place(&self) -> &ObjectStoreUrl {
         &self.place
     }
 
@@ -362,7 +362,7 @@ mod tests {
         assert!(s3(endpoint.clone(), "models").is_ok(), "with TLS");
         // No server listens at this port.
         let store = s3(endpoint.with_endpoint("http://127.0.0.1:1"), "models").unwrap();
-        let place: SharedPlace = "s3://models/team".parse().unwrap();
+        let place: ObjectStoreUrl = "s3://models/team".parse().unwrap();
         let bucket = Bucket { place, backing: Backing::Bucket(store), root: Path::from("team/a") };
         let failure = Failure::from(bucket.has(Digest::of(b"m"), Bytes(1)).await.unwrap_err());
         assert_eq!((failure.reason, failure.retryable), (Reason::StoreUnavailable, true));

@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, ControllerId, State, UnixMillis};
+use millrace_cluster_state::{CallerName, ControllerId, State, StateCommand, UnixMillis};
 use millrace_types::{Digest, Failure};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Artifacts, blocking};
+use super::{ArtifactService, blocking};
 
 /// Files collected in one round, so that a round does not delay uploads for long.
 const COLLECTED_PER_ROUND_MAX: usize = 64;
@@ -53,7 +53,7 @@ impl Orphans {
     }
 }
 
-impl Artifacts {
+impl ArtifactService {
     /// Collects at intervals until stopped.
     pub(crate) async fn collect_until(&self, stop: CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(self.limits.collect_every)).await.is_some() {
@@ -97,8 +97,8 @@ impl Artifacts {
 
     async fn forget(&self, digest: Digest, unused_since: UnixMillis) -> Result<(), Failure> {
         let _changing = self.changing.lock(digest).await;
-        let command = Command::RemoveArtifact { digest, unused_since };
-        let collector = Caller("collector".into());
+        let command = StateCommand::RemoveArtifact { digest, unused_since };
+        let collector = CallerName("collector".into());
         match self.replica.propose(collector, None, command).await {
             Err(failure) if failure.retryable => Err(failure),
             // A refusal means that the file was used or removed since this round began.
@@ -110,8 +110,8 @@ impl Artifacts {
     async fn forget_strangers(&self) -> Result<(), Failure> {
         let members: BTreeSet<u64> = self.replica.membership().nodes().map(|(&id, _)| id).collect();
         for (digest, holder) in strangers(&self.replica.state(), &members) {
-            let command = Command::RemoveArtifactHolder { digest, holder };
-            match self.replica.propose(Caller("collector".into()), None, command).await {
+            let command = StateCommand::RemoveArtifactHolder { digest, holder };
+            match self.replica.propose(CallerName("collector".into()), None, command).await {
                 Err(failure) if failure.retryable => return Err(failure),
                 // A refusal means that the other holders lost the file since this round began.
                 _ => {
@@ -178,10 +178,10 @@ mod tests {
     fn former_members_are_removed_as_holders_unless_they_are_the_only_holder() {
         let mut state = State::default();
         let mut apply = |command| {
-            let caller = Caller("test".into());
+            let caller = CallerName("test".into());
             state.apply(1, &Proposal { stamp: UnixMillis(1), caller, idempotency: None, command }).unwrap();
         };
-        apply(Command::InitCluster { cluster_id: ClusterId("test".into()) });
+        apply(StateCommand::InitCluster { cluster_id: ClusterId("test".into()) });
         let files: [(&[u8], &[u64]); 4] =
             [(b"all", &[1, 2, 3]), (b"left", &[3, 4]), (b"store", &[0, 4]), (b"here", &[1, 2])];
         for (file, holders) in files {
@@ -192,7 +192,7 @@ mod tests {
                 let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
                 let digest = Digest::of(file);
                 let holder = ControllerId(holder);
-                apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+                apply(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder });
             }
         }
         let mut expected =

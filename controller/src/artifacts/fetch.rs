@@ -10,15 +10,15 @@ use millrace_proto::worker::ArtifactChunk;
 use millrace_types::{Digest, Failure, Reason};
 use tonic::Status;
 
-use super::pool::Loss;
-use super::spread::{Held, pieces};
-use super::{Artifacts, blocking};
+use super::pool::StoreLossReaction;
+use super::spread::{ArtifactFile, pieces};
+use super::{ArtifactService, blocking};
 
 /// Concurrent reads of local files for workers and other controllers, each with an open file and a
 /// piece in memory. Further readers wait.
 pub(super) const READS_MAX: usize = 64;
 
-impl Artifacts {
+impl ArtifactService {
     /// Returns the file's bytes in order: from the local disk; or from the object store; or after
     /// fetching the file from another controller. If the contents do not match the digest, the stream
     /// ends with an error after the last byte. The receiver checks the digest too.
@@ -29,8 +29,8 @@ impl Artifacts {
         let state = self.replica.state();
         let missing = || Failure::new(Reason::ArtifactNotFound, format!("no artifact {digest}"));
         let artifact = state.artifact(&digest).ok_or_else(missing)?;
-        let held = Held { digest, bytes: artifact.bytes };
-        let chunks = match self.give_as(artifact, Loss::Mend).await {
+        let held = ArtifactFile { digest, bytes: artifact.bytes };
+        let chunks = match self.give_as(artifact, StoreLossReaction::Mend).await {
             Ok(chunks) => chunks,
             Err(first) => {
                 if let Err(failure) = self.obtain(held).await {
@@ -54,7 +54,7 @@ impl Artifacts {
         digest: Digest,
     ) -> Result<BoxStream<'static, Result<Vec<u8>, Failure>>, Failure> {
         match self.replica.state().artifact(&digest) {
-            Some(artifact) => self.give_as(artifact, Loss::Leave).await,
+            Some(artifact) => self.give_as(artifact, StoreLossReaction::Leave).await,
             None => Ok(self.read(digest).await?.boxed()),
         }
     }
@@ -63,12 +63,12 @@ impl Artifacts {
     async fn give_as(
         self: &Arc<Self>,
         artifact: &Artifact,
-        loss: Loss,
+        loss: StoreLossReaction,
     ) -> Result<BoxStream<'static, Result<Vec<u8>, Failure>>, Failure> {
-        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        let held = ArtifactFile { digest: artifact.digest, bytes: artifact.bytes };
         let store = self.store.clone();
         let here = blocking(move || Ok(store.has(held.digest, held.bytes))).await?;
-        let elsewhere = artifact.in_store() && (self.shared.is_some() || loss == Loss::Mend);
+        let elsewhere = artifact.in_store() && (self.shared.is_some() || loss == StoreLossReaction::Mend);
         if !here && elsewhere {
             return self.read_shared(held, loss).await;
         }

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Artifact, Caller, Command, State};
+use millrace_cluster_state::{Artifact, CallerName, State, StateCommand};
 use millrace_types::{Digest, Failure};
 
-use super::{Artifacts, blocking};
+use super::{ArtifactService, blocking};
 
-impl Artifacts {
+impl ArtifactService {
     /// Removes a damaged file. The only copy is set aside for manual recovery instead; a damaged copy
     /// in place would block the upload of a sound copy.
     pub(super) async fn drop_damaged(self: &Arc<Self>, digest: Digest) {
@@ -51,8 +51,8 @@ impl Artifacts {
         if blocking(move || Ok(store.has(digest, bytes))).await? {
             return Ok(());
         }
-        let command = Command::RemoveArtifactHolder { digest, holder: self.holder };
-        match self.replica.propose(Caller("controller".into()), None, command).await {
+        let command = StateCommand::RemoveArtifactHolder { digest, holder: self.holder };
+        match self.replica.propose(CallerName("controller".into()), None, command).await {
             Err(failure) if failure.retryable => Err(failure),
             Err(failure) => {
                 // The record was removed meanwhile, or this was the last copy, which no other holder

@@ -27,26 +27,26 @@ use millrace_cluster_state::{Artifact, ControllerId};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::Semaphore;
 
-use crate::config::{INSPECTION_MEMORY, Limits};
+use crate::config::{ControllerLimits, INSPECTION_MEMORY};
 use crate::inspection::{Inspection, Inspector};
 use crate::raft::Replica;
 pub(crate) use bucket::Bucket;
 use collect::Orphans;
 use locks::Locks;
-pub use place::{SharedPlace, SharedPlaceError};
-pub(crate) use spread::Held;
-pub(crate) use store::{Store, Verified};
+pub use place::{ObjectStoreUrl, SharedPlaceError};
+pub(crate) use spread::ArtifactFile;
+pub(crate) use store::{ArtifactStore, Verified};
 use upload::Uploads;
 
 /// The model files of this controller.
 #[derive(Debug)]
-pub(crate) struct Artifacts {
-    store: Arc<Store>,
+pub(crate) struct ArtifactService {
+    store: Arc<ArtifactStore>,
     /// The object store that all controllers share, if configured.
     shared: Option<Bucket>,
     replica: Replica,
     holder: ControllerId,
-    limits: Limits,
+    limits: ControllerLimits,
     uploads: Uploads,
     inspector: Inspector,
     /// Locks held while a file and a record change together.
@@ -63,12 +63,12 @@ pub(crate) struct Artifacts {
     shared_orphans: Orphans,
 }
 
-impl Artifacts {
+impl ArtifactService {
     pub(crate) fn new(
-        store: Store,
+        store: ArtifactStore,
         shared: Option<Bucket>,
         replica: Replica,
-        limits: Limits,
+        limits: ControllerLimits,
         inspection: Inspection,
     ) -> Self {
         if let Some(bucket) = &shared {
@@ -112,11 +112,11 @@ impl Artifacts {
         let safe = found.filter(|artifact| spread::is_safe(artifact, &voters));
         let (shared, others): (Vec<_>, Vec<_>) =
             safe.partition(|artifact| self.shared_with(artifact).is_some());
-        let held = |artifact: &Arc<Artifact>| Held { digest: artifact.digest, bytes: artifact.bytes };
+        let held = |artifact: &Arc<Artifact>| ArtifactFile { digest: artifact.digest, bytes: artifact.bytes };
         let others: Vec<_> = others.into_iter().map(|it| (held(it), it.holders.contains(&own))).collect();
         let store = self.store.clone();
-        let there = move |&(held, here): &(Held, bool)| !here || store.has(held.digest, held.bytes);
-        let mut there: Vec<Held> =
+        let there = move |&(held, here): &(ArtifactFile, bool)| !here || store.has(held.digest, held.bytes);
+        let mut there: Vec<ArtifactFile> =
             blocking(move || Ok(others.into_iter().filter(there).map(|(held, _)| held).collect())).await?;
         if let Some(bucket) = &self.shared {
             there.extend(self.still_shared(bucket, shared.into_iter().map(held).collect()).await);

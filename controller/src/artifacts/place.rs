@@ -10,13 +10,13 @@ use url::Url;
 /// The shared store of model files for all controllers of a group: `file:///shared/folder` or
 /// `s3://bucket/prefix`. The URL never has credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SharedPlace {
+pub struct ObjectStoreUrl {
     url: String,
-    pub(super) kind: Kind,
+    pub(super) kind: ObjectStoreKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ObjectStoreKind {
     /// A folder that all controllers can reach, on a shared volume.
     Folder(PathBuf),
     Bucket {
@@ -36,7 +36,7 @@ fn problem<T>(problem: impl Into<String>) -> Result<T, SharedPlaceError> {
     Err(SharedPlaceError { problem: problem.into() })
 }
 
-impl FromStr for SharedPlace {
+impl FromStr for ObjectStoreUrl {
     type Err = SharedPlaceError;
 
     fn from_str(text: &str) -> Result<Self, SharedPlaceError> {
@@ -59,18 +59,18 @@ impl FromStr for SharedPlace {
     }
 }
 
-fn folder(url: &Url) -> Result<Kind, SharedPlaceError> {
+fn folder(url: &Url) -> Result<ObjectStoreKind, SharedPlaceError> {
     if let Some(host) = url.host_str().filter(|host| !host.is_empty()) {
         return problem(format!("{host} would be a host name: a folder's URL has three slashes"));
     }
     match url.to_file_path() {
-        Ok(path) if path.parent().is_some() => Ok(Kind::Folder(path)),
+        Ok(path) if path.parent().is_some() => Ok(ObjectStoreKind::Folder(path)),
         Ok(_) => problem("the root folder cannot hold model files"),
         Err(()) => problem("the URL is not the path of a folder"),
     }
 }
 
-fn bucket(url: &Url) -> Result<Kind, SharedPlaceError> {
+fn bucket(url: &Url) -> Result<ObjectStoreKind, SharedPlaceError> {
     let Some(name) = url.host_str().filter(|name| !name.is_empty()) else {
         return problem("the URL names no bucket");
     };
@@ -78,10 +78,10 @@ fn bucket(url: &Url) -> Result<Kind, SharedPlaceError> {
         return problem("a bucket has no port; set its endpoint with AWS_ENDPOINT");
     }
     let prefix = Path::from_url_path(url.path()).or_else(|error| problem(error.to_string()))?;
-    Ok(Kind::Bucket { name: name.to_owned(), prefix })
+    Ok(ObjectStoreKind::Bucket { name: name.to_owned(), prefix })
 }
 
-impl fmt::Display for SharedPlace {
+impl fmt::Display for ObjectStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.url)
     }
@@ -93,12 +93,13 @@ mod tests {
 
     #[test]
     fn urls_of_a_folder_and_of_a_bucket_are_parsed() {
-        let check = |text: &str, shown: &str, kind: Kind| {
-            let place: SharedPlace = text.parse().unwrap();
+        let check = |text: &str, shown: &str, kind: ObjectStoreKind| {
+            let place: ObjectStoreUrl = text.parse().unwrap();
             assert_eq!((place.to_string().as_str(), place.kind), (shown, kind));
         };
-        check("file:///mnt/models/", "file:///mnt/models", Kind::Folder("/mnt/models".into()));
-        let bucket = |prefix: &str| Kind::Bucket { name: "models".into(), prefix: Path::from(prefix) };
+        check("file:///mnt/models/", "file:///mnt/models", ObjectStoreKind::Folder("/mnt/models".into()));
+        let bucket =
+            |prefix: &str| ObjectStoreKind::Bucket { name: "models".into(), prefix: Path::from(prefix) };
         check("s3://models", "s3://models", bucket(""));
         check("s3://models/team/a/", "s3://models/team/a", bucket("team/a"));
     }
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn other_urls_are_refused_with_the_reason() {
         let check = |text: &str, expected: &str| {
-            let refused = text.parse::<SharedPlace>().unwrap_err().to_string();
+            let refused = text.parse::<ObjectStoreUrl>().unwrap_err().to_string();
             assert!(
                 refused.contains(expected) && refused.contains("s3://bucket/prefix"),
                 "{text}: {refused}"
@@ -120,7 +121,7 @@ mod tests {
         check("s3://models:9000", "AWS_ENDPOINT");
         check("s3://models?region=x", "no ? or #");
         check("s3://key:secret@models", "AWS_SECRET_ACCESS_KEY");
-        let refused = "s3://key:secret@models".parse::<SharedPlace>().unwrap_err().to_string();
+        let refused = "s3://key:secret@models".parse::<ObjectStoreUrl>().unwrap_err().to_string();
         assert!(!refused.contains("key:secret"), "{refused}");
     }
 }

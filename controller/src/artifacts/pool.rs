@@ -12,16 +12,16 @@ use std::sync::Arc;
 use bytes::Bytes as Chunk;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, stream};
-use millrace_cluster_state::{Artifact, Caller, ControllerId, State};
+use millrace_cluster_state::{Artifact, CallerName, ControllerId, State};
 use millrace_types::digest::Hasher;
 use millrace_types::{Digest, Failure, Reason};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::bucket::Bucket;
-use super::spread::{Held, pieces};
-use super::store::Incoming;
-use super::{Artifacts, blocking};
+use super::spread::{ArtifactFile, pieces};
+use super::store::ArtifactWriter;
+use super::{ArtifactService, blocking};
 
 /// Concurrent streams from the store: each holds a few parts in memory.
 pub(super) const STREAMS_MAX: usize = 16;
@@ -32,14 +32,14 @@ const LOOKS_IN_FLIGHT: usize = 8;
 
 /// The reaction to a file that is missing in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Loss {
+pub(super) enum StoreLossReaction {
     /// Fetch the file from another controller and store it again.
     Mend,
     /// Leave the loss to the controller that asks.
     Leave,
 }
 
-impl Artifacts {
+impl ArtifactService {
     /// Returns the store if the file is there.
     pub(super) fn shared_with(&self, artifact: &Artifact) -> Option<&Bucket> {
         self.shared.as_ref().filter(|_| artifact.in_store())
@@ -55,7 +55,7 @@ impl Artifacts {
 
     /// Checks that a newly recorded file is still in the store, and writes the file again otherwise: a
     /// leader without the record yet may have collected an older copy.
-    pub(super) async fn confirm(&self, bucket: &Bucket, held: Held) -> Result<(), Failure> {
+    pub(super) async fn confirm(&self, bucket: &Bucket, held: ArtifactFile) -> Result<(), Failure> {
         if bucket.has(held.digest, held.bytes).await? {
             return Ok(());
         }
@@ -64,7 +64,7 @@ impl Artifacts {
 
     /// Returns the files that the store really has. While the store is down, all files count as
     /// present.
-    pub(super) async fn still_shared(&self, bucket: &Bucket, files: Vec<Held>) -> Vec<Held> {
+    pub(super) async fn still_shared(&self, bucket: &Bucket, files: Vec<ArtifactFile>) -> Vec<ArtifactFile> {
         let looked = stream::iter(files).map(async |held| match bucket.has(held.digest, held.bytes).await {
             Ok(has) => has.then_some(held),
             Err(error) => {
@@ -80,8 +80,8 @@ impl Artifacts {
     /// broken stream.
     pub(super) async fn read_shared(
         self: &Arc<Self>,
-        held: Held,
-        loss: Loss,
+        held: ArtifactFile,
+        loss: StoreLossReaction,
     ) -> Result<BoxStream<'static, Result<Vec<u8>, Failure>>, Failure> {
         let Some(bucket) = self.shared.clone() else {
             return Err(no_store(held.digest));
@@ -100,13 +100,14 @@ impl Artifacts {
                 return Err(failure);
             }
         };
-        let Held { digest, bytes } = held;
+        let ArtifactFile { digest, bytes } = held;
         let store = self.store.clone();
         let cache = blocking(move || store.begin(digest, bytes)).await;
         let cache = cache.inspect_err(|failure| not_kept(&failure.message)).ok();
         let artifacts = self.clone();
         let hasher = Hasher::default();
-        let mut passing = Passing { artifacts, bucket, held, chunks, hasher, cache, loss, _permit: permit };
+        let mut passing =
+            CachingStream { artifacts, bucket, held, chunks, hasher, cache, loss, _permit: permit };
         let first = passing.next().await?;
         let rest = stream::try_unfold(passing, async |mut passing| {
             Ok(passing.next().await?.map(|chunk| (chunk, passing)))
@@ -116,8 +117,8 @@ impl Artifacts {
 
     /// Restores a lost or damaged file of the store in the background, if a controller still has a
     /// copy.
-    fn mend(self: &Arc<Self>, held: Held, loss: Loss) {
-        if loss == Loss::Leave {
+    fn mend(self: &Arc<Self>, held: ArtifactFile, loss: StoreLossReaction) {
+        if loss == StoreLossReaction::Leave {
             return;
         }
         let artifacts = self.clone();
@@ -139,7 +140,12 @@ impl Artifacts {
         });
     }
 
-    async fn set_shared_aside(self: &Arc<Self>, bucket: &Bucket, held: Held, loss: Loss) {
+    async fn set_shared_aside(
+        self: &Arc<Self>,
+        bucket: &Bucket,
+        held: ArtifactFile,
+        loss: StoreLossReaction,
+    ) {
         let digest = held.digest;
         let place = bucket.place();
         tracing::error!(%digest, %place, "a model file in the object store is damaged");
@@ -173,10 +179,10 @@ impl Artifacts {
     }
 
     async fn move_one(&self, bucket: &Bucket, artifact: &Artifact) -> Result<(), Failure> {
-        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        let held = ArtifactFile { digest: artifact.digest, bytes: artifact.bytes };
         self.obtain(held).await?;
         self.put(bucket, held.digest).await?;
-        self.record_holder(Caller("controller".into()), artifact, ControllerId::OBJECT_STORE).await
+        self.record_holder(CallerName("controller".into()), artifact, ControllerId::OBJECT_STORE).await
     }
 
     /// Removes files from the store that have been without a record for the grace period. This
@@ -238,19 +244,19 @@ fn not_kept(error: &str) {
 }
 
 /// A stream of a file from the store.
-struct Passing {
-    artifacts: Arc<Artifacts>,
+struct CachingStream {
+    artifacts: Arc<ArtifactService>,
     bucket: Bucket,
-    held: Held,
+    held: ArtifactFile,
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
     hasher: Hasher,
     /// The local copy in progress; `None` after a failed write.
-    cache: Option<Incoming>,
-    loss: Loss,
+    cache: Option<ArtifactWriter>,
+    loss: StoreLossReaction,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Passing {
+impl CachingStream {
     /// Returns the next bytes; `None` at the end of a sound file.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, Failure> {
         if let Some(chunk) = self.chunks.next().await.transpose()? {

@@ -8,17 +8,17 @@ use std::time::Duration;
 use bytes::Bytes as Chunk;
 use futures::stream::FuturesUnordered;
 use futures::{Stream, StreamExt as _, stream};
-use millrace_cluster_state::{Artifact, Caller, Command, ControllerId, State};
+use millrace_cluster_state::{Artifact, CallerName, ControllerId, State, StateCommand};
 use millrace_transport::MinimumRate;
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::store::Outgoing;
-use super::{Artifacts, blocking};
+use super::store::ArtifactReader;
+use super::{ArtifactService, blocking};
 use crate::config::UPLOAD_RATE;
-use crate::pace::Pace;
-use crate::raft::peers::{Lane, Peer};
+use crate::pace::TransferPace;
+use crate::raft::peers::{PeerClient, TrafficClass};
 
 /// The maximum size of a chunk, in bytes.
 pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
@@ -35,7 +35,7 @@ const FETCH_RETRY: Duration = Duration::from_secs(1);
 
 /// A file that a controller shall hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Held {
+pub(crate) struct ArtifactFile {
     pub(crate) digest: Digest,
     pub(crate) bytes: Bytes,
 }
@@ -51,7 +51,7 @@ pub(super) fn is_safe(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
     artifact.in_store() || holding.count() >= majority(voters.len())
 }
 
-impl Artifacts {
+impl ArtifactService {
     /// Returns the ids of the voters.
     pub(super) fn voters(&self) -> BTreeSet<u64> {
         self.replica.membership().voter_ids().collect()
@@ -74,9 +74,9 @@ impl Artifacts {
 
     /// Sends a local file to other voters until a majority has a copy. Returns the holders, this
     /// controller first.
-    pub(super) async fn spread(&self, held: Held) -> Result<Vec<ControllerId>, Failure> {
+    pub(super) async fn spread(&self, held: ArtifactFile) -> Result<Vec<ControllerId>, Failure> {
         let voters = self.voters();
-        let mut waiting: Vec<Peer> = self.replica.others(Lane::Bulk);
+        let mut waiting: Vec<PeerClient> = self.replica.others(TrafficClass::Bulk);
         waiting.retain(|peer| voters.contains(&peer.id()));
         let needed = majority(voters.len());
         let mut holders = vec![self.holder];
@@ -111,7 +111,7 @@ impl Artifacts {
         Ok(holders)
     }
 
-    async fn give(&self, peer: Peer, held: Held) -> (u64, Result<(), Failure>) {
+    async fn give(&self, peer: PeerClient, held: ArtifactFile) -> (u64, Result<(), Failure>) {
         let given = async {
             let store = self.store.clone();
             let file = blocking(move || store.open_file(held.digest)).await?;
@@ -128,7 +128,7 @@ impl Artifacts {
     /// Receives a file from another controller, verifies the bytes and makes the file durable.
     pub(crate) async fn hold(
         &self,
-        held: Held,
+        held: ArtifactFile,
         chunks: impl Stream<Item = Result<Chunk, Failure>>,
     ) -> Result<(), Failure> {
         if held.bytes > self.limits.artifact_bytes {
@@ -148,12 +148,12 @@ impl Artifacts {
     /// Receives, verifies and syncs a file. The caller holds the file's lock.
     async fn take(
         &self,
-        held: Held,
+        held: ArtifactFile,
         chunks: impl Stream<Item = Result<Chunk, Failure>>,
     ) -> Result<(), Failure> {
         let mut chunks = std::pin::pin!(chunks);
         let grace = UPLOAD_RATE.grace;
-        let mut pace = Pace::begin(MinimumRate { grace, bytes_per_sec: BYTES_PER_SEC_MIN });
+        let mut pace = TransferPace::begin(MinimumRate { grace, bytes_per_sec: BYTES_PER_SEC_MIN });
         let store = self.store.clone();
         let mut incoming = blocking(move || store.begin(held.digest, held.bytes)).await?;
         while let Some(chunk) = pace.next(chunks.next()).await? {
@@ -171,7 +171,7 @@ impl Artifacts {
 
     /// Ensures that a recorded file is on the local disk, with a fetch from a holder if necessary. For
     /// a file in the object store, every controller may have a cached copy.
-    pub(super) async fn obtain(&self, held: Held) -> Result<(), Failure> {
+    pub(super) async fn obtain(&self, held: ArtifactFile) -> Result<(), Failure> {
         let _changing = self.changing.lock(held.digest).await;
         let store = self.store.clone();
         if blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
@@ -183,7 +183,7 @@ impl Artifacts {
         let state = self.replica.state();
         let artifact = state.artifact(&held.digest).ok_or_else(missing)?;
         let mut last = missing();
-        let mut others = self.replica.others(Lane::Bulk);
+        let mut others = self.replica.others(TrafficClass::Bulk);
         others.retain(|peer| artifact.in_store() || artifact.holders.contains(&ControllerId(peer.id())));
         for peer in others {
             let fetched = async {
@@ -208,14 +208,14 @@ impl Artifacts {
     async fn fetch_missing(&self) {
         let mut changes = self.replica.changes();
         // Check the files recorded as held here once, because the disk may have lost files.
-        let mut sure = Sure::No;
+        let mut sure = DiskCheck::No;
         loop {
             let state = self.replica.state();
             let failed = self.fetch_round(&state, sure).await;
             if let Some(failure) = &failed {
                 tracing::debug!(error = failure.message, "cannot fetch a model file yet");
             } else if state.cluster().is_some() {
-                sure = Sure::Yes;
+                sure = DiskCheck::Yes;
             }
             let retry = async {
                 match failed {
@@ -232,14 +232,14 @@ impl Artifacts {
     }
 
     /// Fetches each missing file. Returns a failure if any file failed.
-    async fn fetch_round(&self, state: &State, sure: Sure) -> Option<Failure> {
+    async fn fetch_round(&self, state: &State, sure: DiskCheck) -> Option<Failure> {
         // A controller that is not a member yet has no use for files, and no leader to record files.
         self.replica.membership().get_node(&self.holder.0)?;
         let mut failed = None;
         for artifact in state.artifacts() {
             let recorded = artifact.holders.contains(&self.holder);
             let needless = self.shared_with(artifact).is_some() && !recorded;
-            if needless || (recorded && sure == Sure::Yes) {
+            if needless || (recorded && sure == DiskCheck::Yes) {
                 continue;
             }
             if let Err(failure) = self.fetch_one(artifact, recorded).await {
@@ -250,7 +250,7 @@ impl Artifacts {
     }
 
     async fn fetch_one(&self, artifact: &Arc<Artifact>, recorded: bool) -> Result<(), Failure> {
-        let held = Held { digest: artifact.digest, bytes: artifact.bytes };
+        let held = ArtifactFile { digest: artifact.digest, bytes: artifact.bytes };
         let store = self.store.clone();
         if recorded && !blocking(move || Ok(store.has(held.digest, held.bytes))).await? {
             // Remove this holder from the record first, so that no reader counts on the missing file.
@@ -265,31 +265,32 @@ impl Artifacts {
         if !self.replica.state().artifact(&held.digest).is_some_and(unrecorded) {
             return Ok(());
         }
-        self.record_holder(Caller("controller".into()), artifact, self.holder).await
+        self.record_holder(CallerName("controller".into()), artifact, self.holder).await
     }
 
     pub(super) async fn record_holder(
         &self,
-        caller: Caller,
+        caller: CallerName,
         artifact: &Artifact,
         holder: ControllerId,
     ) -> Result<(), Failure> {
         let Artifact { digest, bytes, model, .. } = artifact;
-        let command = Command::AddArtifact { digest: *digest, bytes: *bytes, model: model.clone(), holder };
+        let command =
+            StateCommand::AddArtifact { digest: *digest, bytes: *bytes, model: model.clone(), holder };
         self.replica.propose(caller, None, command).await.map(|_| ())
     }
 }
 
 /// Whether the files recorded as held here were checked on disk since the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sure {
+enum DiskCheck {
     Yes,
     No,
 }
 
 /// Returns a file's bytes. On a read error the stream ends early, so the receiver finds the file too
 /// short.
-fn until_error(file: Outgoing) -> impl Stream<Item = Vec<u8>> + Send + 'static {
+fn until_error(file: ArtifactReader) -> impl Stream<Item = Vec<u8>> + Send + 'static {
     pieces(file).scan((), |(), chunk| {
         if let Err(failure) = &chunk {
             tracing::error!(error = failure.message, "cannot read a model file to send");
@@ -300,8 +301,8 @@ fn until_error(file: Outgoing) -> impl Stream<Item = Vec<u8>> + Send + 'static {
 
 /// Returns a file's bytes in order. If the contents do not match the digest, an error follows the last
 /// byte.
-pub(super) fn pieces(file: Outgoing) -> impl Stream<Item = Result<Vec<u8>, Failure>> + Send + 'static {
-    stream::try_unfold(file, async |mut file: Outgoing| {
+pub(super) fn pieces(file: ArtifactReader) -> impl Stream<Item = Result<Vec<u8>, Failure>> + Send + 'static {
+    stream::try_unfold(file, async |mut file: ArtifactReader| {
         let (chunk, file) = blocking(move || file.read(CHUNK_BYTES).map(|chunk| (chunk, file))).await?;
         Ok(chunk.map(|chunk| (chunk, file)))
     })

@@ -122,13 +122,13 @@ impl Disk {
 
 /// The files of one data directory.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct ArtifactStore {
     dir: PathBuf,
     next_incoming: AtomicU64,
     disk: Disk,
 }
 
-impl Store {
+impl ArtifactStore {
     /// Opens `<data>/artifacts`, and removes the remains of unfinished uploads.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, Error> {
         Self::open_on(data_dir, Space::of)
@@ -156,7 +156,7 @@ impl Store {
     }
 
     /// Starts to receive a file with this digest and size.
-    pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<Incoming, Error> {
+    pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<ArtifactWriter, Error> {
         self.disk.check_space(bytes, bytes.get())?;
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(INCOMING).join(format!("{}.{number}", digest.hex()));
@@ -164,7 +164,16 @@ impl Store {
         let file = file.map_err(io_error("cannot create", &path))?;
         let hasher = Hasher::default();
         let disk = self.disk.clone();
-        Ok(Incoming { file, path: Temporary(path), hasher, digest, bytes, received: 0, looked_at: 0, disk })
+        Ok(ArtifactWriter {
+            file,
+            path: Temporary(path),
+            hasher,
+            digest,
+            bytes,
+            received: 0,
+            looked_at: 0,
+            disk,
+        })
     }
 
     /// Renames a finished upload to its final name, durably.
@@ -205,7 +214,7 @@ impl Store {
     }
 
     /// Returns every file, including damaged files that were set aside.
-    pub(crate) fn list(&self) -> Result<Vec<Listed>, Error> {
+    pub(crate) fn list(&self) -> Result<Vec<ListedFile>, Error> {
         let cannot = || io_error("cannot list", &self.dir);
         let mut files = Vec::new();
         for entry in fs::read_dir(&self.dir).map_err(cannot())? {
@@ -216,27 +225,27 @@ impl Store {
             if let Some(digest) = digest {
                 let metadata = entry.metadata().map_err(cannot())?;
                 let written = metadata.modified().map_err(cannot())?;
-                files.push(Listed { digest, bytes: metadata.len(), written });
+                files.push(ListedFile { digest, bytes: metadata.len(), written });
             }
         }
-        files.sort_unstable_by_key(|file: &Listed| file.digest);
+        files.sort_unstable_by_key(|file: &ListedFile| file.digest);
         Ok(files)
     }
 
     /// Opens a file for reading.
-    pub(crate) fn open_file(&self, digest: Digest) -> Result<Outgoing, Error> {
+    pub(crate) fn open_file(&self, digest: Digest) -> Result<ArtifactReader, Error> {
         let path = self.path(digest);
         let file = File::open(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing { digest },
             _ => io_error("cannot open", &path)(error),
         })?;
-        Ok(Outgoing { file, path, hasher: Hasher::default(), digest })
+        Ok(ArtifactReader { file, path, hasher: Hasher::default(), digest })
     }
 }
 
 /// A file in a listing.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Listed {
+pub(crate) struct ListedFile {
     pub(crate) digest: Digest,
     pub(crate) bytes: u64,
     /// The time of the last write.
@@ -260,7 +269,7 @@ impl Drop for Temporary {
 
 /// An upload in progress. Dropping the value removes the file.
 #[derive(Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct ArtifactWriter {
     file: File,
     path: Temporary,
     hasher: Hasher,
@@ -272,7 +281,7 @@ pub(crate) struct Incoming {
     disk: Disk,
 }
 
-impl Incoming {
+impl ArtifactWriter {
     /// Writes the next bytes.
     pub(crate) fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
         self.received += chunk.len() as u64;
@@ -326,14 +335,14 @@ impl Verified {
 
 /// A file being read. The last read verifies the digest of the whole file.
 #[derive(Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct ArtifactReader {
     file: File,
     path: PathBuf,
     hasher: Hasher,
     digest: Digest,
 }
 
-impl Outgoing {
+impl ArtifactReader {
     /// Returns the next bytes, at most `most`; `None` at the end of a sound file.
     pub(crate) fn read(&mut self, most: usize) -> Result<Option<Vec<u8>>, Error> {
         let mut chunk = Vec::with_capacity(most);
@@ -356,9 +365,9 @@ mod tests {
 
     const BYTES: &[u8] = b"a model file";
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store() -> (tempfile::TempDir, ArtifactStore) {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ArtifactStore::open(dir.path()).unwrap();
         (dir, store)
     }
 
@@ -375,13 +384,13 @@ mod tests {
         found
     }
 
-    fn receive(store: &Store, digest: Digest, claimed: u64, bytes: &[u8]) -> Result<Verified, Error> {
+    fn receive(store: &ArtifactStore, digest: Digest, claimed: u64, bytes: &[u8]) -> Result<Verified, Error> {
         let mut incoming = store.begin(digest, Bytes(claimed))?;
         incoming.write(bytes)?;
         incoming.finish()
     }
 
-    fn read_all(store: &Store, digest: Digest) -> Result<Vec<u8>, Error> {
+    fn read_all(store: &ArtifactStore, digest: Digest) -> Result<Vec<u8>, Error> {
         let mut file = store.open_file(digest)?;
         let mut all = Vec::new();
         while let Some(chunk) = file.read(5)? {
@@ -436,7 +445,7 @@ mod tests {
             Ok(Space { total: Bytes::gib(20), available })
         }
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open_on(dir.path(), fills).unwrap();
+        let store = ArtifactStore::open_on(dir.path(), fills).unwrap();
         let announced = store.begin(Digest::of(BYTES), Bytes::mib(8_704)).unwrap_err().to_string();
         assert!(announced.contains("has 9.0 GiB free of 20.0 GiB"), "{announced}");
         assert!(announced.contains("a model file of 8.5 GiB must leave 1.0 GiB: free space"), "{announced}");
@@ -456,7 +465,7 @@ mod tests {
         let incoming = store.begin(Digest::of(BYTES), Bytes(1)).unwrap();
         std::mem::forget(incoming);
         assert_eq!(files(dir.path()).len(), 1);
-        Store::open(dir.path()).unwrap();
+        ArtifactStore::open(dir.path()).unwrap();
         assert_eq!(files(dir.path()), Vec::<String>::new());
     }
 

@@ -1,7 +1,7 @@
 //! Receives uploads of model files.
 //!
 //! ```text
-//! upload ─► a slot of `Limits::uploads` ─► receive, at a minimum rate ─► inspect, with memory ─► record
+//! upload ─► a slot of `ControllerLimits::uploads` ─► receive, at a minimum rate ─► inspect, with memory ─► record
 //! ```
 //! An upload that is silent or too slow overall loses its slot.
 
@@ -9,17 +9,17 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt as _};
-use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary};
+use millrace_cluster_state::{CallerName, ControllerId, ModelSummary, StateCommand};
 use millrace_proto::admin::{self, upload_artifact_request::Part};
 use millrace_types::{Bytes, Digest, Failure, Reason};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
-use super::spread::Held;
-use super::store::{Incoming, Store, Verified};
-use super::{Artifacts, blocking};
-use crate::config::{Limits, UPLOAD_RATE};
-use crate::pace::Pace;
+use super::spread::ArtifactFile;
+use super::store::{ArtifactStore, ArtifactWriter, Verified};
+use super::{ArtifactService, blocking};
+use crate::config::{ControllerLimits, UPLOAD_RATE};
+use crate::pace::TransferPace;
 
 /// The result of an upload.
 #[derive(Debug)]
@@ -32,13 +32,13 @@ pub(crate) struct Uploaded {
 /// The uploads in progress.
 #[derive(Debug)]
 pub(super) struct Uploads {
-    store: Arc<Store>,
-    limits: Limits,
+    store: Arc<ArtifactStore>,
+    limits: ControllerLimits,
     places: Semaphore,
 }
 
 impl Uploads {
-    pub(super) fn new(store: Arc<Store>, limits: Limits) -> Self {
+    pub(super) fn new(store: Arc<ArtifactStore>, limits: ControllerLimits) -> Self {
         let places = Semaphore::new(limits.uploads);
         Self { store, limits, places }
     }
@@ -54,7 +54,7 @@ impl Uploads {
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
-        let mut pace = Pace::begin(UPLOAD_RATE);
+        let mut pace = TransferPace::begin(UPLOAD_RATE);
         let mut messages = pin!(messages);
         let Some(Part::Header(header)) = next_part(&mut messages, &mut pace).await? else {
             return Err(Failure::malformed("the first message of an upload must be its header"));
@@ -70,7 +70,7 @@ impl Uploads {
         blocking(move || incoming.finish()).await
     }
 
-    async fn begin(&self, header: &admin::Artifact) -> Result<Incoming, Failure> {
+    async fn begin(&self, header: &admin::Artifact) -> Result<ArtifactWriter, Failure> {
         let digest: Digest = header.digest.parse().map_err(|error| Failure::malformed(format!("{error}")))?;
         let bytes = Bytes(header.bytes);
         if bytes > self.limits.artifact_bytes {
@@ -86,7 +86,7 @@ impl Uploads {
 /// Returns the next part of an upload; `None` at the end.
 async fn next_part(
     messages: &mut (impl Stream<Item = Result<admin::UploadArtifactRequest, Status>> + Unpin),
-    pace: &mut Pace,
+    pace: &mut TransferPace,
 ) -> Result<Option<Part>, Failure> {
     match pace.next(messages.next()).await? {
         None => Ok(None),
@@ -95,10 +95,14 @@ async fn next_part(
     }
 }
 
-impl Artifacts {
+impl ArtifactService {
     /// Receives, inspects, stores and records a model file. A refused upload, or a drop of this future,
     /// leaves nothing behind.
-    pub(crate) async fn upload<S>(self: Arc<Self>, messages: S, caller: Caller) -> Result<Uploaded, Failure>
+    pub(crate) async fn upload<S>(
+        self: Arc<Self>,
+        messages: S,
+        caller: CallerName,
+    ) -> Result<Uploaded, Failure>
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
@@ -119,7 +123,7 @@ impl Artifacts {
         &self,
         verified: Verified,
         model: ModelSummary,
-        caller: Caller,
+        caller: CallerName,
     ) -> Result<Uploaded, Failure> {
         let digest = verified.digest();
         let bytes = verified.bytes();
@@ -147,10 +151,10 @@ impl Artifacts {
         digest: Digest,
         bytes: Bytes,
         model: &ModelSummary,
-        caller: Caller,
+        caller: CallerName,
     ) -> Result<(), Failure> {
         let mut executed = false;
-        let held = Held { digest, bytes };
+        let held = ArtifactFile { digest, bytes };
         let holders = match &self.shared {
             Some(bucket) => {
                 self.put(bucket, digest).await?;
@@ -159,7 +163,7 @@ impl Artifacts {
             None => self.spread(held).await?,
         };
         for holder in holders {
-            let command = Command::AddArtifact { digest, bytes, model: model.clone(), holder };
+            let command = StateCommand::AddArtifact { digest, bytes, model: model.clone(), holder };
             let recorded = self.replica.propose(caller.clone(), None, command).await;
             recorded.map_err(|failure| if executed { failure.after_execution() } else { failure })?;
             executed = true;
@@ -202,8 +206,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_uploads_lose_their_slots_within_a_minute() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(Store::open(dir.path()).unwrap());
-        let limits = Limits { uploads: 4, ..Limits::default() };
+        let store = Arc::new(ArtifactStore::open(dir.path()).unwrap());
+        let limits = ControllerLimits { uploads: 4, ..ControllerLimits::default() };
         let uploads = Arc::new(Uploads::new(store, limits));
         let begun = tokio::time::Instant::now();
         let slow: Vec<_> = (0..4)

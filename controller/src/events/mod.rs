@@ -18,15 +18,15 @@ use std::time::Duration;
 use millrace_cluster_state::UnixMillis;
 use millrace_proto::admin as api;
 use millrace_proto::convert::timestamp_wire;
-use millrace_proto::pages::PageRoom;
+use millrace_proto::pages::PageBudget;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use self::picture::{Picture, between};
+use self::picture::{ObservedCluster, between};
 use crate::clock::WallClock;
-use crate::fleet::Fleet;
-use crate::leader::Outlook;
+use crate::fleet::WorkerFleet;
+use crate::leader::LeaderStatus;
 use crate::raft::Replica;
 
 /// The number of stored events.
@@ -60,19 +60,19 @@ pub(crate) struct Event {
 /// A reader's position: the last event that the reader got, the process that numbered the event, and
 /// the time of the event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Token {
+pub(crate) struct EventPosition {
     process: u64,
     seq: u64,
     at: UnixMillis,
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for EventPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}.{}.{}", self.process, self.seq, self.at.0)
     }
 }
 
-impl FromStr for Token {
+impl FromStr for EventPosition {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -85,7 +85,7 @@ impl FromStr for Token {
 }
 
 #[derive(Debug, Clone)]
-struct Kept {
+struct StoredEvent {
     seq: u64,
     at: UnixMillis,
     event: Event,
@@ -93,23 +93,23 @@ struct Kept {
 
 /// The stored events of this process. Clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Events {
+pub(crate) struct ClusterEventLog {
     /// A random id of this process, different in each process of the same controller.
     process: u64,
-    kept: watch::Sender<VecDeque<Kept>>,
+    kept: watch::Sender<VecDeque<StoredEvent>>,
 }
 
 /// A page of events for a reader.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Page {
+pub(crate) struct EventPage {
     pub(crate) events: Vec<api::Event>,
     /// The position after this page.
-    pub(crate) next: Token,
+    pub(crate) next: EventPosition,
     /// Events between the reader's position and this page that are no longer stored.
     pub(crate) missed: u64,
 }
 
-impl Events {
+impl ClusterEventLog {
     /// Returns an empty store. `process` must be random for each process.
     pub(crate) fn new(process: u64) -> Self {
         Self { process, kept: watch::Sender::default() }
@@ -125,7 +125,7 @@ impl Events {
                 if kept.len() == KEPT_MAX {
                     kept.pop_front();
                 }
-                kept.push_back(Kept { seq, at, event });
+                kept.push_back(StoredEvent { seq, at, event });
             }
         });
     }
@@ -133,10 +133,10 @@ impl Events {
     /// Returns the events after a reader's position, at most `max` and at most a page. Without a
     /// position, the page starts at the oldest event. For a position of another process, the page
     /// starts [`OVERLAP_MS`] before the position's time.
-    pub(crate) fn after(&self, token: Option<Token>, max: usize) -> Page {
+    pub(crate) fn after(&self, token: Option<EventPosition>, max: usize) -> EventPage {
         let kept = self.kept.borrow();
-        let after = After::of(token, self.process);
-        let mut room = PageRoom::default();
+        let after = EventFilter::of(token, self.process);
+        let mut room = PageBudget::default();
         let wanted = kept.iter().filter(|it| after.wants(it)).take(max);
         let wanted = wanted.map(|it| (it, shown(it))).take_while(|(_, shown)| room.take(shown));
         let (events, shown): (Vec<_>, Vec<_>) = wanted.unzip();
@@ -148,13 +148,13 @@ impl Events {
             // No stored event is for this reader, so the next position is after all stored events.
             (None, _) => kept.back().map_or((0, after.since), |last| (last.seq, last.at)),
         };
-        let next = Token { process: self.process, seq, at };
-        Page { events: shown, next, missed }
+        let next = EventPosition { process: self.process, seq, at };
+        EventPage { events: shown, next, missed }
     }
 
     /// Waits until an event after a reader's position arrives, or until the timeout.
-    pub(crate) async fn wait(&self, token: Token, timeout: Duration) {
-        let after = After::of(Some(token), self.process);
+    pub(crate) async fn wait(&self, token: EventPosition, timeout: Duration) {
+        let after = EventFilter::of(Some(token), self.process);
         let mut news = self.kept.subscribe();
         let there = news.wait_for(|kept| kept.back().is_some_and(|last| after.wants(last)));
         // The caller reads the events in both cases.
@@ -164,15 +164,15 @@ impl Events {
 
 /// The filter of the events after a reader's position.
 #[derive(Debug, Clone, Copy)]
-struct After {
+struct EventFilter {
     /// Whether this process numbered the reader's last event.
     ours: bool,
     seq: u64,
     since: UnixMillis,
 }
 
-impl After {
-    fn of(token: Option<Token>, process: u64) -> Self {
+impl EventFilter {
+    fn of(token: Option<EventPosition>, process: u64) -> Self {
         match token {
             None => Self { ours: false, seq: 0, since: UnixMillis(0) },
             Some(token) if token.process == process => {
@@ -184,12 +184,12 @@ impl After {
         }
     }
 
-    fn wants(&self, kept: &Kept) -> bool {
+    fn wants(&self, kept: &StoredEvent) -> bool {
         kept.seq > self.seq && kept.at >= self.since
     }
 }
 
-fn shown(kept: &Kept) -> api::Event {
+fn shown(kept: &StoredEvent) -> api::Event {
     let severity = match kept.event.severity {
         Severity::Normal => api::EventSeverity::Normal,
         Severity::Warning => api::EventSeverity::Warning,
@@ -205,26 +205,26 @@ fn shown(kept: &Kept) -> api::Event {
 
 /// The task that observes the cluster, with its data sources.
 #[derive(Debug)]
-pub(crate) struct Watch {
-    pub(crate) events: Events,
+pub(crate) struct EventRecorder {
+    pub(crate) events: ClusterEventLog,
     pub(crate) replica: Replica,
-    pub(crate) fleet: Fleet,
-    pub(crate) outlook: Outlook,
+    pub(crate) fleet: WorkerFleet,
+    pub(crate) outlook: LeaderStatus,
     pub(crate) clock: Arc<dyn WallClock>,
 }
 
-impl Watch {
+impl EventRecorder {
     /// Takes snapshots until stopped. The first snapshot yields no events, except a warning about the
     /// policy.
     pub(crate) async fn run_until(self, stop: CancellationToken) {
         let look = async {
             let mut ticks = tokio::time::interval(LOOK_EVERY);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            let mut before = Picture::of(&self.replica, &self.fleet, &self.outlook, None);
+            let mut before = ObservedCluster::of(&self.replica, &self.fleet, &self.outlook, None);
             self.events.add(self.clock.now(), before.policy_warning().into_iter().collect());
             loop {
                 ticks.tick().await;
-                let after = Picture::of(&self.replica, &self.fleet, &self.outlook, Some(&before));
+                let after = ObservedCluster::of(&self.replica, &self.fleet, &self.outlook, Some(&before));
                 self.events.add(self.clock.now(), between(&before, &after));
                 before = after;
             }
@@ -246,13 +246,13 @@ mod tests {
         Event { severity: Severity::Normal, reason: "Test", object, message }
     }
 
-    fn messages(page: &Page) -> Vec<&str> {
+    fn messages(page: &EventPage) -> Vec<&str> {
         page.events.iter().map(|event| event.message.as_str()).collect()
     }
 
     #[test]
     fn a_reader_continues_after_its_last_event() {
-        let events = Events::new(7);
+        let events = ClusterEventLog::new(7);
         assert_eq!(events.after(None, 9).events, []);
         events.add(UnixMillis(10), vec![event(1), event(2), event(3)]);
         let first = events.after(None, 2);
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_reader_that_was_away_for_too_long_gets_the_number_of_missed_events() {
-        let events = Events::new(7);
+        let events = ClusterEventLog::new(7);
         events.add(UnixMillis(10), vec![event(0)]);
         let token = events.after(None, 9).next;
         events.add(UnixMillis(11), (0..KEPT_MAX as u64 + 2).map(event).collect());
@@ -275,14 +275,14 @@ mod tests {
 
     #[test]
     fn a_reader_from_another_controller_continues_by_time() {
-        let events = Events::new(7);
+        let events = ClusterEventLog::new(7);
         events.add(UnixMillis(10_000), vec![event(1)]);
         events.add(UnixMillis(20_000), vec![event(2)]);
-        let elsewhere = Token { process: 8, seq: 500, at: UnixMillis(20_500) };
+        let elsewhere = EventPosition { process: 8, seq: 500, at: UnixMillis(20_500) };
         let page = events.after(Some(elsewhere), 9);
         assert_eq!((messages(&page), page.missed), (vec!["2"], 0), "events of the overlap are repeated");
         // The other controller's clock is ahead of this controller's.
-        let late = Token { at: UnixMillis(60_000), ..elsewhere };
+        let late = EventPosition { at: UnixMillis(60_000), ..elsewhere };
         let page = events.after(Some(late), 9);
         assert_eq!(page.events, []);
         events.add(UnixMillis(21_000), vec![event(3)]);
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn malformed_tokens_are_refused() {
         for bad in ["", "x", "1.2", "1.2.x", "g.1.1"] {
-            assert_eq!(bad.parse::<Token>(), Err(()), "{bad}");
+            assert_eq!(bad.parse::<EventPosition>(), Err(()), "{bad}");
         }
     }
 
@@ -304,25 +304,25 @@ mod tests {
             at in prop_oneof![0..20u64, Just(u64::MAX), any::<u64>()],
             max in 0..5usize,
         ) {
-            let events = Events::new(7);
+            let events = ClusterEventLog::new(7);
             events.add(UnixMillis(10), vec![event(1), event(2), event(3)]);
-            let text = Token { process, seq, at: UnixMillis(at) }.to_string();
+            let text = EventPosition { process, seq, at: UnixMillis(at) }.to_string();
             let page = events.after(Some(text.parse().unwrap()), max);
             prop_assert!(page.events.len() <= max);
-            prop_assert_eq!(page.next.to_string().parse::<Token>(), Ok(page.next));
+            prop_assert_eq!(page.next.to_string().parse::<EventPosition>(), Ok(page.next));
         }
 
         #[test]
         fn any_text_is_a_token_or_is_refused(text in "[0-9a-f.]{0,60}|.{0,200}") {
-            if let Ok(token) = text.parse::<Token>() {
-                prop_assert_eq!(token.to_string().parse::<Token>(), Ok(token));
+            if let Ok(token) = text.parse::<EventPosition>() {
+                prop_assert_eq!(token.to_string().parse::<EventPosition>(), Ok(token));
             }
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_waits_for_an_event_until_its_timeout() {
-        let events = Events::new(7);
+        let events = ClusterEventLog::new(7);
         let token = events.after(None, 1).next;
         events.wait(token, Duration::from_secs(5)).await;
         let waiting = tokio::spawn({

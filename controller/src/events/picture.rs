@@ -4,28 +4,28 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use millrace_cluster_state::{NodeStatus, Policy, Scheduling};
+use millrace_cluster_state::{NodeStatus, PolicyRecord, SchedulingState};
 use millrace_proto::worker::GpuHealth;
 use millrace_types::policy::DispatchName;
 use millrace_types::{FunctionKey, NodeName, PolicySpec};
 
 use super::{Event, Severity};
-use crate::fleet::Fleet;
-use crate::fleet::readiness::{self, Readiness};
-use crate::leader::{Outlook, Shortages};
+use crate::fleet::WorkerFleet;
+use crate::fleet::readiness::{self, RevisionReadiness};
+use crate::leader::{LeaderStatus, Shortages};
 use crate::raft::Replica;
 
 /// A snapshot of the cluster.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Picture {
+pub(super) struct ObservedCluster {
     /// The leader's id and term.
     pub(super) leader: Option<(u64, u64)>,
     pub(super) voters: BTreeSet<u64>,
-    pub(super) nodes: BTreeMap<NodeName, Node>,
-    pub(super) gpus: BTreeMap<(NodeName, u32), Gpu>,
-    pub(super) functions: BTreeMap<FunctionKey, Function>,
+    pub(super) nodes: BTreeMap<NodeName, ObservedNode>,
+    pub(super) gpus: BTreeMap<(NodeName, u32), ObservedGpu>,
+    pub(super) functions: BTreeMap<FunctionKey, ObservedFunction>,
     /// The latest changes of the policy, oldest first.
-    pub(super) policies: Vec<Arc<Policy>>,
+    pub(super) policies: Vec<Arc<PolicyRecord>>,
     /// The versions of the state and of the fleet from which `functions` was computed.
     /// The shortages from which `functions` was computed.
     seen: (u64, u64),
@@ -33,10 +33,10 @@ pub(super) struct Picture {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
+pub(super) struct ObservedNode {
     pub(super) epoch: u64,
     pub(super) status: NodeStatus,
-    pub(super) scheduling: Scheduling,
+    pub(super) scheduling: SchedulingState,
     /// Whether the node's worker has a stream to this controller.
     pub(super) attached: bool,
     /// The reason why the node's streams break repeatedly; `None` while the streams hold.
@@ -44,22 +44,27 @@ pub(super) struct Node {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Gpu {
+pub(super) struct ObservedGpu {
     pub(super) health: GpuHealth,
     pub(super) restarts: u64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Function {
+pub(super) struct ObservedFunction {
     pub(super) revision: u64,
     pub(super) by: String,
-    pub(super) readiness: Readiness,
+    pub(super) readiness: RevisionReadiness,
 }
 
-impl Picture {
+impl ObservedCluster {
     /// Takes a snapshot. If nothing changed for functions since `before`, the functions are copied from
     /// `before`.
-    pub(super) fn of(replica: &Replica, fleet: &Fleet, outlook: &Outlook, before: Option<&Self>) -> Self {
+    pub(super) fn of(
+        replica: &Replica,
+        fleet: &WorkerFleet,
+        outlook: &LeaderStatus,
+        before: Option<&Self>,
+    ) -> Self {
         let state = replica.state();
         let workers = fleet.workers();
         let seen = (state.version(), fleet.version());
@@ -67,7 +72,7 @@ impl Picture {
         let unchanged = before.filter(|before| before.seen == seen && before.short == short);
         let nodes = state.nodes().map(|node| {
             let worker = workers.get(&node.name);
-            let seen = Node {
+            let seen = ObservedNode {
                 epoch: node.epoch.0,
                 status: node.status,
                 scheduling: node.scheduling,
@@ -87,17 +92,17 @@ impl Picture {
             let telemetry = worker.telemetry();
             let gpus = telemetry.iter().flat_map(|report| &report.gpus);
             let gpu = |it: &millrace_proto::worker::GpuTelemetry| {
-                ((worker.name.clone(), it.index), Gpu { health: it.health(), restarts: it.restarts })
+                ((worker.name.clone(), it.index), ObservedGpu { health: it.health(), restarts: it.restarts })
             };
             gpus.map(gpu).collect::<Vec<_>>()
         });
         let functions = || {
-            let function = |it: &std::sync::Arc<millrace_cluster_state::Function>| {
+            let function = |it: &std::sync::Arc<millrace_cluster_state::FunctionRecord>| {
                 let latest = it.latest();
                 let readiness = readiness::of_revision(&state, it, latest, &workers, &short);
                 let revision = latest.number.get();
                 let by = latest.created_by.to_string();
-                (it.key.clone(), Function { revision, by, readiness })
+                (it.key.clone(), ObservedFunction { revision, by, readiness })
             };
             state.functions().map(function).collect()
         };
@@ -116,7 +121,7 @@ impl Picture {
     }
 }
 
-impl Picture {
+impl ObservedCluster {
     fn retired_dispatch(&self) -> Option<DispatchName> {
         self.policies.last()?.spec.dispatch.filter(|dispatch| dispatch.is_retired())
     }
@@ -132,7 +137,7 @@ impl Picture {
 }
 
 /// Returns the events between two snapshots.
-pub(super) fn between(before: &Picture, after: &Picture) -> Vec<Event> {
+pub(super) fn between(before: &ObservedCluster, after: &ObservedCluster) -> Vec<Event> {
     let mut events = Vec::new();
     group(before, after, &mut events);
     each(&before.nodes, &after.nodes, |name, was, is| node(name, was, is, &mut events));
@@ -168,7 +173,7 @@ fn warning(reason: &'static str, object: &str, message: String) -> Event {
     Event { severity: Severity::Warning, reason, object: object.to_owned(), message }
 }
 
-fn group(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
+fn group(before: &ObservedCluster, after: &ObservedCluster, events: &mut Vec<Event>) {
     match after.leader {
         leader if leader == before.leader => {}
         Some((id, term)) => {
@@ -195,7 +200,7 @@ fn group(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
     }
 }
 
-fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec<Event>) {
+fn node(name: &NodeName, was: Option<&ObservedNode>, is: Option<&ObservedNode>, events: &mut Vec<Event>) {
     let object = format!("node/{name}");
     let Some(is) = is else {
         return events.push(normal(
@@ -204,7 +209,7 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
             "the node was removed from the cluster".to_owned(),
         ));
     };
-    let lost = |node: &Node| node.status == NodeStatus::Lost;
+    let lost = |node: &ObservedNode| node.status == NodeStatus::Lost;
     if was.is_none_or(|was| was.epoch < is.epoch) && !lost(is) {
         let again = if was.is_some() { "again, " } else { "" };
         let message = format!("the node registered {again}with epoch {}", is.epoch);
@@ -236,9 +241,11 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
     }
     if was.scheduling != is.scheduling {
         let (reason, message) = match is.scheduling {
-            Scheduling::Schedulable => ("NodeUncordoned", "the node gets functions again"),
-            Scheduling::Cordoned => ("NodeCordoned", "the node keeps its functions and gets no new ones"),
-            Scheduling::Draining => ("NodeDraining", "the node's functions move to other nodes"),
+            SchedulingState::Schedulable => ("NodeUncordoned", "the node gets functions again"),
+            SchedulingState::Cordoned => {
+                ("NodeCordoned", "the node keeps its functions and gets no new ones")
+            }
+            SchedulingState::Draining => ("NodeDraining", "the node's functions move to other nodes"),
         };
         events.push(normal(reason, &object, message.to_owned()));
     }
@@ -247,7 +254,7 @@ fn node(name: &NodeName, was: Option<&Node>, is: Option<&Node>, events: &mut Vec
 /// Adds an event for each policy change since `before`, with the difference from the previous policy.
 /// Several changes may lie between two snapshots. If the state no longer stores the policy before a
 /// change, the event names the new policy only.
-fn policy(before: &Picture, after: &Picture, events: &mut Vec<Event>) {
+fn policy(before: &ObservedCluster, after: &ObservedCluster, events: &mut Vec<Event>) {
     let seen = before.policies.last().map_or(0, |last| last.generation);
     let was = before.policies.last().map_or(PolicySpec::NONE, |last| last.spec);
     let mut last = (seen, was);
@@ -274,7 +281,7 @@ fn difference(was: &PolicySpec, is: &PolicySpec) -> String {
     told.collect::<Vec<_>>().join(", ")
 }
 
-fn gpu(object: &str, was: &Gpu, is: &Gpu, events: &mut Vec<Event>) {
+fn gpu(object: &str, was: &ObservedGpu, is: &ObservedGpu, events: &mut Vec<Event>) {
     if is.restarts > was.restarts {
         let times = match is.restarts - was.restarts {
             1 => "the GPU's executor died and was restarted".to_owned(),
@@ -291,7 +298,12 @@ fn gpu(object: &str, was: &Gpu, is: &Gpu, events: &mut Vec<Event>) {
     }
 }
 
-fn function(key: &FunctionKey, was: Option<&Function>, is: Option<&Function>, events: &mut Vec<Event>) {
+fn function(
+    key: &FunctionKey,
+    was: Option<&ObservedFunction>,
+    is: Option<&ObservedFunction>,
+    events: &mut Vec<Event>,
+) {
     let object = format!("function/{}/{}", key.tenant, key.name);
     let Some(is) = is else {
         return events.push(normal(
@@ -304,21 +316,21 @@ fn function(key: &FunctionKey, was: Option<&Function>, is: Option<&Function>, ev
         let message = format!("revision {} by {}", is.revision, is.by);
         events.push(normal("FunctionApplied", &object, message));
     }
-    let stands = |it: &Function| (it.revision, it.readiness.reason());
+    let stands = |it: &ObservedFunction| (it.revision, it.readiness.reason());
     if was.map(stands) == Some(stands(is)) {
         return;
     }
-    let was_ready = was.is_some_and(|was| matches!(was.readiness, Readiness::Prepared(_)));
+    let was_ready = was.is_some_and(|was| matches!(was.readiness, RevisionReadiness::Prepared(_)));
     let message = is.readiness.message();
     match &is.readiness {
-        Readiness::Prepared(_) => events.push(normal("FunctionReady", &object, message)),
-        Readiness::Preparing if !was_ready => {}
-        Readiness::Disabled => events.push(normal("FunctionUnloaded", &object, message)),
-        Readiness::Preparing
-        | Readiness::PrepareFailed(_)
-        | Readiness::Unplaced(_)
-        | Readiness::Away(_)
-        | Readiness::NoWorker => events.push(warning("FunctionNotReady", &object, message)),
+        RevisionReadiness::Prepared(_) => events.push(normal("FunctionReady", &object, message)),
+        RevisionReadiness::Preparing if !was_ready => {}
+        RevisionReadiness::Disabled => events.push(normal("FunctionUnloaded", &object, message)),
+        RevisionReadiness::Preparing
+        | RevisionReadiness::PrepareFailed(_)
+        | RevisionReadiness::Unplaced(_)
+        | RevisionReadiness::Away(_)
+        | RevisionReadiness::NoWorker => events.push(warning("FunctionNotReady", &object, message)),
     }
 }
 
@@ -332,32 +344,35 @@ mod tests {
         NodeName::new("w1").unwrap()
     }
 
-    fn with_node(epoch: u64, status: NodeStatus, attached: bool) -> Picture {
-        let scheduling = Scheduling::Schedulable;
-        let node = Node { epoch, status, scheduling, attached, stream_break: None };
-        Picture { nodes: [(name(), node)].into(), ..Picture::default() }
+    fn with_node(epoch: u64, status: NodeStatus, attached: bool) -> ObservedCluster {
+        let scheduling = SchedulingState::Schedulable;
+        let node = ObservedNode { epoch, status, scheduling, attached, stream_break: None };
+        ObservedCluster { nodes: [(name(), node)].into(), ..ObservedCluster::default() }
     }
 
-    fn with_function(revision: u64, readiness: Readiness) -> Picture {
+    fn with_function(revision: u64, readiness: RevisionReadiness) -> ObservedCluster {
         let key = FunctionKey {
             tenant: millrace_types::TenantName::default(),
             name: FunctionName::new("f").unwrap(),
         };
-        let function = Function { revision, by: "ann".into(), readiness };
-        Picture { functions: [(key, function)].into(), ..Picture::default() }
+        let function = ObservedFunction { revision, by: "ann".into(), readiness };
+        ObservedCluster { functions: [(key, function)].into(), ..ObservedCluster::default() }
     }
 
-    fn with_gpu(health: GpuHealth, restarts: u64) -> Picture {
-        Picture { gpus: [((name(), 0), Gpu { health, restarts })].into(), ..Picture::default() }
+    fn with_gpu(health: GpuHealth, restarts: u64) -> ObservedCluster {
+        ObservedCluster {
+            gpus: [((name(), 0), ObservedGpu { health, restarts })].into(),
+            ..ObservedCluster::default()
+        }
     }
 
-    fn told(before: &Picture, after: &Picture) -> Vec<String> {
+    fn told(before: &ObservedCluster, after: &ObservedCluster) -> Vec<String> {
         between(before, after).iter().map(|event| format!("{} {}", event.reason, event.object)).collect()
     }
 
     #[test]
     fn a_node_registers_is_lost_and_registers_again() {
-        let none = Picture::default();
+        let none = ObservedCluster::default();
         let live = NodeStatus::Live;
         let lost = NodeStatus::Lost;
         let is = with_node(1, live, true);
@@ -381,7 +396,7 @@ mod tests {
         };
         assert_eq!(told(&broken(None, true), &broken(Some("a"), true)), ["StreamBreaks node/w1"]);
         let both = ["NodeRegistered node/w1", "StreamBreaks node/w1"];
-        assert_eq!(told(&Picture::default(), &broken(Some("a"), true)), both);
+        assert_eq!(told(&ObservedCluster::default(), &broken(Some("a"), true)), both);
         assert_eq!(told(&broken(Some("a"), true), &broken(Some("b"), true)), [""; 0]);
         assert_eq!(told(&broken(Some("b"), true), &broken(None, true)), ["StreamHolds node/w1"]);
     }
@@ -400,17 +415,17 @@ mod tests {
 
     #[test]
     fn a_function_is_applied_becomes_ready_and_loses_its_workers() {
-        let none = Picture::default();
-        let preparing = with_function(1, Readiness::Preparing);
-        let ready = with_function(1, Readiness::Prepared(2));
+        let none = ObservedCluster::default();
+        let preparing = with_function(1, RevisionReadiness::Preparing);
+        let ready = with_function(1, RevisionReadiness::Prepared(2));
         assert_eq!(told(&none, &preparing), ["FunctionApplied function/default/f"]);
         assert_eq!(told(&preparing, &ready), ["FunctionReady function/default/f"]);
-        assert_eq!(told(&ready, &with_function(1, Readiness::Prepared(1))), [""; 0]);
-        let away = with_function(1, Readiness::Away("w1".into()));
+        assert_eq!(told(&ready, &with_function(1, RevisionReadiness::Prepared(1))), [""; 0]);
+        let away = with_function(1, RevisionReadiness::Away("w1".into()));
         assert_eq!(told(&ready, &away), ["FunctionNotReady function/default/f"]);
         let both = ["FunctionApplied function/default/f", "FunctionReady function/default/f"];
-        assert_eq!(told(&preparing, &with_function(2, Readiness::Prepared(1))), both);
-        assert_eq!(told(&ready, &with_function(2, Readiness::Prepared(2))), both);
+        assert_eq!(told(&preparing, &with_function(2, RevisionReadiness::Prepared(1))), both);
+        assert_eq!(told(&ready, &with_function(2, RevisionReadiness::Prepared(2))), both);
         assert_eq!(told(&ready, &preparing), ["FunctionNotReady function/default/f"]);
         assert_eq!(told(&ready, &none), ["FunctionDeleted function/default/f"]);
     }
@@ -419,20 +434,20 @@ mod tests {
     fn each_policy_change_yields_an_event_with_its_difference() {
         use millrace_types::policy::Batches;
         let change = |generation, dispatch, batching| {
-            Arc::new(Policy {
+            Arc::new(PolicyRecord {
                 spec: PolicySpec { dispatch, batching, ..PolicySpec::NONE },
                 generation,
                 resource_version: generation,
                 changed_at: millrace_cluster_state::UnixMillis(0),
-                changed_by: millrace_cluster_state::Caller("ann".into()),
+                changed_by: millrace_cluster_state::CallerName("ann".into()),
             })
         };
         let lalb = change(1, Some(DispatchName::Lalb), None);
         let torpor = change(2, Some(DispatchName::Torpor), Some(Batches::Off));
         let none = change(3, None, Some(Batches::Off));
-        let with = |policies: &[&Arc<Policy>]| Picture {
+        let with = |policies: &[&Arc<PolicyRecord>]| ObservedCluster {
             policies: policies.iter().map(|&it| it.clone()).collect(),
-            ..Picture::default()
+            ..ObservedCluster::default()
         };
         let events = between(&with(&[&lalb]), &with(&[&lalb, &torpor, &none]));
         let told: Vec<_> = events.iter().map(|it| (it.reason, it.message.as_str())).collect();
@@ -454,10 +469,10 @@ mod tests {
 
     #[test]
     fn changes_of_leaders_and_voters_yield_events() {
-        let led = |leader, voters: &[u64]| Picture {
+        let led = |leader, voters: &[u64]| ObservedCluster {
             leader,
             voters: voters.iter().copied().collect(),
-            ..Picture::default()
+            ..ObservedCluster::default()
         };
         let one = led(Some((1, 3)), &[1, 2]);
         let two = led(Some((2, 4)), &[2, 3]);

@@ -4,15 +4,15 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Applied, Caller, Command, packed};
-use millrace_policy::lease::Standing;
+use millrace_cluster_state::{CallerName, CommandEffect, StateCommand, packed};
+use millrace_policy::lease::LeaseState;
 use millrace_proto::worker as wire;
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
 use millrace_types::{Epoch, Failure, Reason, SyncBatch};
 use tokio::sync::mpsc;
 
-use super::control::Control;
-use super::worker::Worker;
+use super::control::WorkerControlService;
+use super::worker::AttachedWorker;
 
 /// Batches of one worker that wait for the previous batch. A worker has one batch in flight and repeats
 /// that batch if no answer arrives. A batch beyond this limit is such a repeat, and is dropped.
@@ -20,7 +20,7 @@ const BATCHES_WAITING_MAX: usize = 2;
 
 /// The queue of a worker's batches.
 #[derive(Debug)]
-pub(super) struct Checkpoints(mpsc::Sender<SyncBatch>);
+pub(super) struct CheckpointQueue(mpsc::Sender<SyncBatch>);
 
 /// Error of a malformed checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -33,16 +33,16 @@ pub(super) enum Error {
 
 /// Starts to commit a worker's batches, and to acknowledge each.
 pub(super) fn open(
-    control: Control,
-    worker: Arc<Worker>,
-) -> (Checkpoints, mpsc::Receiver<wire::CheckpointAck>) {
+    control: WorkerControlService,
+    worker: Arc<AttachedWorker>,
+) -> (CheckpointQueue, mpsc::Receiver<wire::CheckpointAck>) {
     let (batches, waiting) = mpsc::channel(BATCHES_WAITING_MAX);
     let (acks, answers) = mpsc::channel(1);
     tokio::spawn(commit_each(control, worker, waiting, acks));
-    (Checkpoints(batches), answers)
+    (CheckpointQueue(batches), answers)
 }
 
-impl Checkpoints {
+impl CheckpointQueue {
     /// Enqueues a batch if the queue has a free slot. Never waits, because the stream also carries
     /// signs of life.
     pub(super) fn take(&self, batch: &[u8]) -> Result<(), Error> {
@@ -59,8 +59,8 @@ impl Checkpoints {
 
 /// Commits batches until the stream ends or the acknowledgements have no reader.
 async fn commit_each(
-    control: Control,
-    worker: Arc<Worker>,
+    control: WorkerControlService,
+    worker: Arc<AttachedWorker>,
     mut batches: mpsc::Receiver<SyncBatch>,
     acks: mpsc::Sender<wire::CheckpointAck>,
 ) {
@@ -82,27 +82,27 @@ async fn commit_each(
 }
 
 async fn commit(
-    control: &Control,
-    worker: &Worker,
+    control: &WorkerControlService,
+    worker: &AttachedWorker,
     batch: SyncBatch,
 ) -> Result<Option<wire::CheckpointAck>, Failure> {
     if !control.outlook.leads() {
         return Ok(None);
     }
     let epoch = batch.epoch;
-    if control.outlook.standing(&worker.name) == Standing::Lost {
+    if control.outlook.standing(&worker.name) == LeaseState::Lost {
         return Err(Failure::new(Reason::Fenced, "the node is about to be declared lost"));
     }
-    let caller = Caller(format!("worker/{}", worker.name).into());
-    let command = Command::SyncNode { node: worker.name.clone(), batch };
+    let caller = CallerName(format!("worker/{}", worker.name).into());
+    let command = StateCommand::SyncNode { node: worker.name.clone(), batch };
     control.replica.propose(caller, None, command).await.map(|applied| answer(epoch, applied))
 }
 
-fn answer(epoch: Epoch, applied: Applied) -> Option<wire::CheckpointAck> {
+fn answer(epoch: Epoch, applied: CommandEffect) -> Option<wire::CheckpointAck> {
     let (seq, full_wanted) = match applied {
-        Applied::Synced { seq } => (seq, false),
-        Applied::SyncRepeated { last } => (last, false),
-        Applied::ResyncWanted { last } => (last, true),
+        CommandEffect::Synced { seq } => (seq, false),
+        CommandEffect::SyncRepeated { last } => (last, false),
+        CommandEffect::ResyncWanted { last } => (last, true),
         _ => return None,
     };
     Some(wire::CheckpointAck { epoch: epoch.0, seq, full_wanted })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryFutureExt as _};
-use millrace_cluster_state::Located;
+use millrace_cluster_state::DataLocation;
 use millrace_proto::status::to_status;
 use millrace_proto::worker::worker_control_server::WorkerControl;
 use millrace_proto::{convert, worker as wire};
@@ -13,10 +13,10 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Fleet, session};
-use crate::artifacts::Artifacts;
+use super::{WorkerFleet, session};
+use crate::artifacts::ArtifactService;
 use crate::connector::Connector;
-use crate::leader::Outlook;
+use crate::leader::LeaderStatus;
 use crate::raft::Replica;
 
 /// The maximum number of holders in a response: a worker asks only a few holders.
@@ -24,22 +24,22 @@ const HOLDERS_MAX: usize = 8;
 
 /// The service, with its sources.
 #[derive(Debug, Clone)]
-pub(crate) struct Control {
+pub(crate) struct WorkerControlService {
     pub(crate) cluster_id: ClusterId,
     pub(crate) replica: Replica,
-    pub(crate) fleet: Fleet,
-    pub(crate) artifacts: Arc<Artifacts>,
+    pub(crate) fleet: WorkerFleet,
+    pub(crate) artifacts: Arc<ArtifactService>,
     pub(crate) connector: Arc<dyn Connector>,
     /// The runtime of the connections to workers. This service runs on Raft's threads, which must not
     /// carry requests.
     pub(crate) requests: Handle,
-    pub(crate) outlook: Outlook,
+    pub(crate) outlook: LeaderStatus,
     /// Ends every stream.
     pub(crate) stop: CancellationToken,
 }
 
 #[tonic::async_trait]
-impl WorkerControl for Control {
+impl WorkerControl for WorkerControlService {
     type AttachStream = BoxStream<'static, Result<wire::ControllerMessage, Status>>;
     type FetchArtifactStream = BoxStream<'static, Result<wire::ArtifactChunk, Status>>;
 
@@ -78,12 +78,12 @@ impl WorkerControl for Control {
         let id = request.into_inner().id.ok_or_else(|| malformed("the request names no data".to_owned()))?;
         let id = convert::data_id(&id).map_err(|failure| to_status(&failure))?;
         let (mut holders, lost) = match self.replica.state().locate(&id) {
-            Located::Held { home, holders, .. } => {
+            DataLocation::Held { home, holders, .. } => {
                 let others = holders.iter().filter(|holder| **holder != home).map(ToString::to_string);
                 (std::iter::once(home.to_string()).chain(others).collect(), false)
             }
-            Located::Lost { .. } => (Vec::new(), true),
-            Located::Unknown => (Vec::new(), false),
+            DataLocation::Lost { .. } => (Vec::new(), true),
+            DataLocation::Unknown => (Vec::new(), false),
         };
         holders.truncate(HOLDERS_MAX);
         Ok(Response::new(wire::LocateDataResponse { holders, lost }))

@@ -7,14 +7,15 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use millrace_cluster_state::{
-    Function, Node, NodeStatus, REVISIONS_SERVED, RevisionRecord, Scheduling, State, Tenant,
+    FunctionRecord, NodeRecord, NodeStatus, REVISIONS_SERVED, RevisionRecord, SchedulingState, State,
+    TenantRecord,
 };
-use millrace_policy::lease::Member;
+use millrace_policy::lease::NodeRegistration;
 use millrace_proto::convert::{duration_wire, placed_sequences_wire, policy_spec_wire, serving_wire};
 use millrace_proto::parts::{DesiredHead, DesiredItem, ITEMS_MAX, PartMessage as _};
 use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
-use millrace_types::{Epoch, NodeName, Runtime, Share, SloBase};
+use millrace_types::{Epoch, NodeName, ResourceShare, Runtime, SloBase};
 
 // A worker accepts at least as many items as placement allows: the served revisions of each function,
 // and the tenant's caps.
@@ -22,7 +23,7 @@ const _: () = assert!((REVISIONS_SERVED + 1) * FUNCTIONS_PER_NODE_MAX <= ITEMS_M
 
 /// The desired state of every live node, as computed by the leader of a term.
 #[derive(Debug, Default)]
-pub(crate) struct Desired {
+pub(crate) struct DesiredStates {
     term: u64,
     nodes: BTreeMap<NodeName, (Epoch, Arc<NodeDesired>)>,
 }
@@ -35,7 +36,7 @@ pub(crate) struct NodeDesired {
     pub(super) items: Arc<Vec<DesiredItem>>,
 }
 
-impl Desired {
+impl DesiredStates {
     /// Computes the desired state of all nodes. A node without changed items since `last` keeps the
     /// same allocation with the same stamp, and needs no new message.
     pub(crate) fn of_state(state: &State, term: u64, last: Option<&Self>) -> Self {
@@ -43,7 +44,8 @@ impl Desired {
         let live = state.nodes().filter(|node| node.status == NodeStatus::Live);
         let nodes = live.map(|node| {
             let next = node_desired(state, node, term);
-            let known = last.and_then(|last| last.of(&Member { node: node.name.clone(), epoch: node.epoch }));
+            let known = last
+                .and_then(|last| last.of(&NodeRegistration { node: node.name.clone(), epoch: node.epoch }));
             let same = known.filter(|known| {
                 known.items == next.items
                     && known.head.scheduling == next.head.scheduling
@@ -55,13 +57,13 @@ impl Desired {
     }
 
     /// Returns the desired state of a node's registration.
-    pub(crate) fn of(&self, member: &Member) -> Option<Arc<NodeDesired>> {
+    pub(crate) fn of(&self, member: &NodeRegistration) -> Option<Arc<NodeDesired>> {
         let (epoch, desired) = self.nodes.get(&member.node)?;
         (*epoch == member.epoch).then(|| desired.clone())
     }
 }
 
-fn node_desired(state: &State, node: &Node, term: u64) -> NodeDesired {
+fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
     let placed = state.placements_on(&node.name).filter_map(|key| state.function(key));
     let functions = placed.filter(|function| function.enabled).flat_map(|function| {
         let base = state.slo_base(&function.key, &node.name);
@@ -84,30 +86,30 @@ fn node_desired(state: &State, node: &Node, term: u64) -> NodeDesired {
 
 /// Returns the caps of the tenants with a function on the node. Placements are ordered, so the
 /// functions of a tenant are adjacent.
-fn quotas(state: &State, node: &Node) -> Vec<wire::TenantQuota> {
+fn quotas(state: &State, node: &NodeRecord) -> Vec<wire::TenantQuota> {
     let mut tenants: Vec<_> = state.placements_on(&node.name).map(|function| &function.tenant).collect();
     tenants.dedup();
     let capped = tenants.into_iter().filter_map(|tenant| state.tenant(tenant));
-    let quota = |tenant: &Arc<Tenant>| wire::TenantQuota {
+    let quota = |tenant: &Arc<TenantRecord>| wire::TenantQuota {
         tenant: tenant.name.to_string(),
         gpus_max: tenant.quota.gpus_max.map_or(0, NonZeroU32::get),
-        gpu_share_ppm: tenant.quota.gpu_share.map_or(0, Share::ppm),
-        memory_share_ppm: tenant.quota.memory_share.map_or(0, Share::ppm),
+        gpu_share_ppm: tenant.quota.gpu_share.map_or(0, ResourceShare::ppm),
+        memory_share_ppm: tenant.quota.memory_share.map_or(0, ResourceShare::ppm),
     };
     capped.map(quota).collect()
 }
 
-fn scheduling(scheduling: Scheduling) -> wire::NodeScheduling {
+fn scheduling(scheduling: SchedulingState) -> wire::NodeScheduling {
     match scheduling {
-        Scheduling::Schedulable => wire::NodeScheduling::Schedulable,
-        Scheduling::Cordoned => wire::NodeScheduling::Cordoned,
-        Scheduling::Draining => wire::NodeScheduling::Draining,
+        SchedulingState::Schedulable => wire::NodeScheduling::Schedulable,
+        SchedulingState::Cordoned => wire::NodeScheduling::Cordoned,
+        SchedulingState::Draining => wire::NodeScheduling::Draining,
     }
 }
 
 fn desired_function(
     state: &State,
-    function: &Function,
+    function: &FunctionRecord,
     revision: &RevisionRecord,
     base: SloBase,
 ) -> wire::DesiredFunction {
@@ -138,7 +140,9 @@ fn desired_function(
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{Caller, Command, ControllerId, PlacementReason, Proposal, UnixMillis};
+    use millrace_cluster_state::{
+        CallerName, ControllerId, PlacementReason, Proposal, StateCommand, UnixMillis,
+    };
     use millrace_proto::parts::{ItemSet, PART_BYTES_MAX, PartAssembler, PartSender};
     use millrace_types::{
         Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, Slo, TenantName,
@@ -151,8 +155,8 @@ mod tests {
     /// Functions of the cluster, each with two revisions.
     const FUNCTIONS: usize = 100_000;
 
-    fn apply(state: &mut State, command: Command) {
-        let caller = Caller("test".into());
+    fn apply(state: &mut State, command: StateCommand) {
+        let caller = CallerName("test".into());
         let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
         state.apply(1, &proposal).expect("the command is in range");
     }
@@ -160,11 +164,11 @@ mod tests {
     /// Returns a state with a node that has two revisions of one function.
     fn cluster() -> (State, NodeName, FunctionKey) {
         let mut state = State::default();
-        apply(&mut state, Command::InitCluster { cluster_id: ClusterId("test".into()) });
+        apply(&mut state, StateCommand::InitCluster { cluster_id: ClusterId("test".into()) });
         let node = NodeName::new("n1").unwrap();
         apply(
             &mut state,
-            Command::RegisterNode {
+            StateCommand::RegisterNode {
                 name: node.clone(),
                 instance: "first".into(),
                 address: "127.0.0.1:1".into(),
@@ -179,19 +183,27 @@ mod tests {
         for revision in 1..=2u64 {
             let digest = Digest::of(&revision.to_le_bytes());
             let model = bare_model();
-            let artifact = Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) };
+            let artifact =
+                StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) };
             apply(&mut state, artifact);
             let mut spec = FunctionSpec::new(function.clone());
             spec.slo = Some(Slo { deadline: std::time::Duration::from_millis(100), percentile: 0.99 });
-            apply(&mut state, Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+            apply(
+                &mut state,
+                StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
+            );
         }
         let reason = PlacementReason::MissingReplica;
-        apply(&mut state, Command::Place { function: function.clone(), node: node.clone(), reason });
+        apply(&mut state, StateCommand::Place { function: function.clone(), node: node.clone(), reason });
         (state, node, function)
     }
 
-    fn of_node(state: &State, node: &NodeName, last: Option<&Desired>) -> (Desired, Arc<NodeDesired>) {
-        let desired = Desired::of_state(state, 1, last);
+    fn of_node(
+        state: &State,
+        node: &NodeName,
+        last: Option<&DesiredStates>,
+    ) -> (DesiredStates, Arc<NodeDesired>) {
+        let desired = DesiredStates::of_state(state, 1, last);
         let (_, of_node) = desired.nodes[node].clone();
         (desired, of_node)
     }
@@ -217,7 +229,7 @@ mod tests {
         assert_eq!(first.items.len(), REVISIONS_SERVED);
         let (desired, again) = of_node(&state, &node, Some(&desired));
         assert!(Arc::ptr_eq(&first, &again));
-        apply(&mut state, Command::Unplace { function, node: node.clone() });
+        apply(&mut state, StateCommand::Unplace { function, node: node.clone() });
         let (_, none) = of_node(&state, &node, Some(&desired));
         assert!(none.items.is_empty());
     }

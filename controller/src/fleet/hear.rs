@@ -9,10 +9,10 @@ use millrace_proto::worker::worker_message::Message;
 use prost::Message as _;
 use tonic::Streaming;
 
-use super::checkpoints::Checkpoints;
-use super::control::Control;
+use super::checkpoints::CheckpointQueue;
+use super::control::WorkerControlService;
 use super::registration;
-use super::worker::{STATUS_BOUNDS, Worker};
+use super::worker::{AttachedWorker, STATUS_BOUNDS};
 
 /// The reason for the end of a stream.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,10 +31,10 @@ enum Ended {
 
 /// Receives the worker's messages until its stream ends.
 pub(super) async fn listen(
-    control: Control,
-    worker: Arc<Worker>,
+    control: WorkerControlService,
+    worker: Arc<AttachedWorker>,
     mut incoming: Streaming<wire::WorkerMessage>,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointQueue,
 ) {
     let stop = control.stop.clone();
     let ended = stop.run_until_cancelled(hear(&control, &worker, &mut incoming, &checkpoints)).await;
@@ -54,10 +54,10 @@ pub(super) async fn listen(
 }
 
 async fn hear(
-    control: &Control,
-    worker: &Arc<Worker>,
+    control: &WorkerControlService,
+    worker: &Arc<AttachedWorker>,
     incoming: &mut Streaming<wire::WorkerMessage>,
-    checkpoints: &Checkpoints,
+    checkpoints: &CheckpointQueue,
 ) -> Ended {
     let mut left = false;
     let mut statuses = PartAssembler::new(STATUS_BOUNDS);
@@ -112,7 +112,7 @@ async fn hear(
 
 /// Handles a worker that shuts down in order. The worker finishes the running requests and gets no new
 /// requests, and the leader places the functions elsewhere at once.
-async fn leave(control: &Control, worker: &Arc<Worker>) {
+async fn leave(control: &WorkerControlService, worker: &Arc<AttachedWorker>) {
     tracing::info!(worker = %worker.name, epoch = worker.epoch().0, "worker is shutting down");
     control.fleet.retire(worker);
     if !control.outlook.leads() {

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_policy::router::Held;
+use millrace_policy::router::ModelResidency;
 use millrace_proto::worker as wire;
 use millrace_types::Digest;
 
 /// The load of a worker, and the location of each model there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct WorkerLoad {
     /// GPUs that serve.
     pub(crate) gpus_up: u32,
     /// Serving GPUs that run nothing.
@@ -20,10 +20,10 @@ pub(crate) struct Load {
     /// Requests in the worker's queue.
     pub(crate) queued: u32,
     /// Models on GPUs or in transit to a GPU. Models absent from the map are in host memory.
-    pub(crate) held: BTreeMap<Digest, Held>,
+    pub(crate) held: BTreeMap<Digest, ModelResidency>,
 }
 
-impl Load {
+impl WorkerLoad {
     /// Returns the assumed load before the first report, which arrives within 100 ms: all GPUs serve
     /// and are idle.
     pub(super) fn unknown(gpus: u32) -> Self {
@@ -46,7 +46,7 @@ impl Load {
         let idle = gpu.running.is_empty();
         self.gpus_up += 1;
         self.gpus_idle += u32::from(idle);
-        let here = if idle { Held::OnIdleGpu } else { Held::OnBusyGpu };
+        let here = if idle { ModelResidency::OnIdleGpu } else { ModelResidency::OnBusyGpu };
         // A digest that does not parse names a model that no request can ask for.
         for digest in gpu.models.iter().filter_map(|model| model.digest.parse().ok()) {
             let held = self.held.entry(digest).or_insert(here);
@@ -116,15 +116,19 @@ mod tests {
             ],
             ..wire::Telemetry::default()
         };
-        let held = [(b"a", Held::OnBusyGpu), (b"b", Held::OnIdleGpu), (b"c", Held::OnIdleGpu)];
-        let expected = Load {
+        let held = [
+            (b"a", ModelResidency::OnBusyGpu),
+            (b"b", ModelResidency::OnIdleGpu),
+            (b"c", ModelResidency::OnIdleGpu),
+        ];
+        let expected = WorkerLoad {
             gpus_up: 2,
             gpus_idle: 1,
             gpus_coming: 1,
             queued: 5,
             held: held.into_iter().map(|(model, held)| (Digest::of(model), held)).collect(),
         };
-        assert_eq!(Load::of(&telemetry), expected);
+        assert_eq!(WorkerLoad::of(&telemetry), expected);
     }
 
     #[test]

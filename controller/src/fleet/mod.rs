@@ -36,15 +36,15 @@ use tokio_util::sync::CancellationToken;
 
 use crate::raft::Replica;
 
-pub(crate) use load::Load;
-pub(crate) use worker::{Phase, Worker};
+pub(crate) use load::WorkerLoad;
+pub(crate) use worker::{AttachedWorker, RevisionPhase};
 
 /// The attached workers by name.
-pub(crate) type Workers = Arc<BTreeMap<NodeName, Arc<Worker>>>;
+pub(crate) type Workers = Arc<BTreeMap<NodeName, Arc<AttachedWorker>>>;
 
 /// All attached workers. Clones share the fleet.
 #[derive(Debug, Clone)]
-pub(crate) struct Fleet {
+pub(crate) struct WorkerFleet {
     workers: watch::Sender<Workers>,
     /// The number of changes of attached workers and of function statuses. Telemetry does not count.
     changes: watch::Sender<u64>,
@@ -52,7 +52,7 @@ pub(crate) struct Fleet {
     began: Instant,
 }
 
-impl Fleet {
+impl WorkerFleet {
     pub(crate) fn new() -> Self {
         Self { workers: watch::Sender::default(), changes: watch::Sender::default(), began: Instant::now() }
     }
@@ -72,7 +72,7 @@ impl Fleet {
     }
 
     /// Returns an attached worker.
-    pub(crate) fn worker(&self, name: &NodeName) -> Option<Arc<Worker>> {
+    pub(crate) fn worker(&self, name: &NodeName) -> Option<Arc<AttachedWorker>> {
         self.workers.borrow().get(name).cloned()
     }
 
@@ -92,7 +92,7 @@ impl Fleet {
     }
 
     /// Adds a registered worker. An older stream under the same name ends.
-    pub(crate) fn attach(&self, worker: Arc<Worker>) {
+    pub(crate) fn attach(&self, worker: Arc<AttachedWorker>) {
         self.workers.send_modify(|workers| {
             let workers = Arc::make_mut(workers);
             if let Some(older) = workers.insert(worker.name.clone(), worker) {
@@ -104,13 +104,13 @@ impl Fleet {
 
     /// Removes a worker at once. The worker gets no further requests, and other workers may take over
     /// the running requests.
-    fn detach(&self, worker: &Worker) {
+    fn detach(&self, worker: &AttachedWorker) {
         worker.lost.cancel();
         self.retire(worker);
     }
 
     /// Removes a worker from routing. The worker finishes its running requests.
-    fn retire(&self, worker: &Worker) {
+    fn retire(&self, worker: &AttachedWorker) {
         let gone = self.workers.send_if_modified(|workers| {
             // Compare streams, not epochs: the same process may attach again with the same epoch.
             let current = workers.get(&worker.name).is_some_and(|it| std::ptr::eq(Arc::as_ptr(it), worker));

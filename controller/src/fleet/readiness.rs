@@ -3,15 +3,15 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{Function, Placement, RevisionRecord, State, Workflow};
+use millrace_cluster_state::{FunctionRecord, PlacementRecord, RevisionRecord, State, WorkflowRecord};
 use millrace_types::{FunctionKey, FunctionName, NodeName, RevisionKey};
 
-use super::{Phase, Worker, Workers};
+use super::{AttachedWorker, RevisionPhase, Workers};
 use crate::leader::Shortages;
 
 /// The readiness of a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Readiness {
+pub(crate) enum RevisionReadiness {
     /// The revision is ready on this many workers.
     Prepared(usize),
     /// At least one worker is preparing the revision.
@@ -35,12 +35,12 @@ pub(crate) enum Readiness {
 /// same names.
 pub(crate) fn serving<'a>(
     state: &State,
-    function: &Function,
+    function: &FunctionRecord,
     revision: &RevisionRecord,
     workers: &'a Workers,
-) -> Vec<&'a Arc<Worker>> {
+) -> Vec<&'a Arc<AttachedWorker>> {
     let key = revision_key(&function.key, revision);
-    let is_ready = |worker: &&Arc<Worker>| worker.is_ready(&key);
+    let is_ready = |worker: &&Arc<AttachedWorker>| worker.is_ready(&key);
     if revision.spec.sequences.is_none() {
         return workers.values().filter(is_ready).collect();
     }
@@ -54,8 +54,8 @@ pub(crate) fn serving<'a>(
 /// the newest version keeps state, the function has one copy, or two while the copy moves: the newer
 /// placement has the state. Otherwise several copies may exist, and only the oldest copy has the
 /// sequences.
-fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName> {
-    let by_age = |placement: &&'a Arc<Placement>| placement.resource_version;
+fn state_at<'a>(state: &'a State, function: &'a FunctionRecord) -> Option<&'a NodeName> {
+    let by_age = |placement: &&'a Arc<PlacementRecord>| placement.resource_version;
     let placements = state.placements_of(&function.key);
     let keeps_state = function.latest().spec.sequences.is_some();
     let at = if keeps_state { placements.max_by_key(by_age) } else { placements.min_by_key(by_age) };
@@ -66,19 +66,21 @@ fn state_at<'a>(state: &'a State, function: &'a Function) -> Option<&'a NodeName
 /// reports of the workers with a placement.
 pub(crate) fn of_revision(
     state: &State,
-    function: &Function,
+    function: &FunctionRecord,
     revision: &RevisionRecord,
     workers: &Workers,
     shortages: &Shortages,
-) -> Readiness {
+) -> RevisionReadiness {
     if !function.enabled {
-        return Readiness::Disabled;
+        return RevisionReadiness::Disabled;
     }
     let key = revision_key(&function.key, revision);
     match serving(state, function, revision, workers).len() {
-        0 if workers.is_empty() && state.placements_of(&key.function).next().is_none() => Readiness::NoWorker,
+        0 if workers.is_empty() && state.placements_of(&key.function).next().is_none() => {
+            RevisionReadiness::NoWorker
+        }
         0 => on_its_way(state, &key, workers, shortages),
-        ready => Readiness::Prepared(ready),
+        ready => RevisionReadiness::Prepared(ready),
     }
 }
 
@@ -86,15 +88,15 @@ pub(crate) fn of_revision(
 /// the readiness of that function. `None` means that the workflow can be invoked.
 pub(crate) fn of_workflow(
     state: &State,
-    workflow: &Workflow,
+    workflow: &WorkflowRecord,
     workers: &Workers,
     shortages: &Shortages,
-) -> Option<(FunctionName, Readiness)> {
+) -> Option<(FunctionName, RevisionReadiness)> {
     for key in state.functions_in(&workflow.key.tenant, workflow.spec.runs()) {
         let Some(function) = state.function(&key) else { continue };
         // The revision before serves too, until a newer revision does.
         let of = |revision: &RevisionRecord| of_revision(state, function, revision, workers, shortages);
-        let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), Readiness::Prepared(_));
+        let ready = |revision: &Arc<RevisionRecord>| matches!(of(revision), RevisionReadiness::Prepared(_));
         if !function.served().iter().any(ready) {
             return Some((key.name, of(function.latest())));
         }
@@ -103,25 +105,36 @@ pub(crate) fn of_workflow(
 }
 
 /// Returns the readiness of a revision that is ready on no worker.
-fn on_its_way(state: &State, key: &RevisionKey, workers: &Workers, shortages: &Shortages) -> Readiness {
+fn on_its_way(
+    state: &State,
+    key: &RevisionKey,
+    workers: &Workers,
+    shortages: &Shortages,
+) -> RevisionReadiness {
     let nodes: Vec<_> = state.placements_of(&key.function).map(|placement| &placement.node).collect();
     if nodes.is_empty() {
         // A function without a placement and without a shortage is about to be placed.
         let short = shortages.get(&key.function);
-        return short.map_or(Readiness::Preparing, |short| Readiness::Unplaced(short.why.to_string()));
+        return short.map_or(RevisionReadiness::Preparing, |short| {
+            RevisionReadiness::Unplaced(short.why.to_string())
+        });
     }
     let mut failed = None;
     for worker in nodes.iter().filter_map(|node| workers.get(*node)) {
         match worker.phase(key) {
-            Some(Phase::Failed(message)) => {
+            Some(RevisionPhase::Failed(message)) => {
                 failed.get_or_insert_with(|| format!("worker {}: {message}", worker.name));
             }
-            Some(Phase::Ready | Phase::Preparing) | None => return Readiness::Preparing,
+            Some(RevisionPhase::Ready | RevisionPhase::Preparing) | None => {
+                return RevisionReadiness::Preparing;
+            }
         }
     }
     match failed {
-        Some(message) => Readiness::PrepareFailed(message),
-        None => Readiness::Away(nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>().join(", ")),
+        Some(message) => RevisionReadiness::PrepareFailed(message),
+        None => {
+            RevisionReadiness::Away(nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>().join(", "))
+        }
     }
 }
 
@@ -129,7 +142,7 @@ pub(crate) fn revision_key(function: &FunctionKey, revision: &RevisionRecord) ->
     RevisionKey { function: function.clone(), revision: revision.number }
 }
 
-impl Readiness {
+impl RevisionReadiness {
     /// Returns the condition's CamelCase reason.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Caller, Command, NodeGpu, NodeStatus, State};
-use millrace_policy::lease::Member;
+use millrace_cluster_state::{CallerName, CommandEffect, NodeGpu, NodeStatus, State, StateCommand};
+use millrace_policy::lease::NodeRegistration;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestamp};
 
-use super::{Fleet, Worker};
+use super::{AttachedWorker, WorkerFleet};
 use crate::raft::Replica;
 
 /// Returns the epoch of a worker's process: the current epoch, or a new epoch.
@@ -29,7 +29,7 @@ pub(crate) async fn register(
         Some(_) => return Err(taken(name)),
         None => {}
     }
-    let command = Command::RegisterNode {
+    let command = StateCommand::RegisterNode {
         name: name.clone(),
         instance: hello.instance.clone(),
         address: hello.address.clone(),
@@ -38,8 +38,8 @@ pub(crate) async fn register(
         host_memory: Bytes(hello.host_memory_bytes),
         seen,
     };
-    match replica.propose(Caller(format!("worker/{name}").into()), None, command).await {
-        Ok(Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch }) => Ok(epoch),
+    match replica.propose(CallerName(format!("worker/{name}").into()), None, command).await {
+        Ok(CommandEffect::Registered { epoch } | CommandEffect::AlreadyRegistered { epoch }) => Ok(epoch),
         Ok(other) => Err(Failure::new(
             Reason::Internal,
             format!("registering a node gave {other:?} instead of an epoch"),
@@ -70,27 +70,31 @@ fn gpu(gpu: &wire::GpuCapacity) -> NodeGpu {
 
 /// Commits the end of a registration, because the worker left. A newer registration of the same name
 /// stays.
-pub(crate) async fn end(replica: &Replica, member: Member) -> Result<(), Failure> {
+pub(crate) async fn end(replica: &Replica, member: NodeRegistration) -> Result<(), Failure> {
     replica.propose(caller(), None, lost(member)).await.map(drop)
 }
 
 /// Commits the end of a registration with an expired lease, as the leader of `term`. A later leader
 /// refuses the command: that leader grants every node a full lease and must judge by itself.
-pub(crate) async fn declare_lost(replica: &Replica, term: u64, member: Member) -> Result<(), Failure> {
+pub(crate) async fn declare_lost(
+    replica: &Replica,
+    term: u64,
+    member: NodeRegistration,
+) -> Result<(), Failure> {
     replica.propose_leading(term, caller(), lost(member)).await.map(drop)
 }
 
-fn caller() -> Caller {
-    Caller("fleet".into())
+fn caller() -> CallerName {
+    CallerName("fleet".into())
 }
 
-fn lost(member: Member) -> Command {
-    Command::NodeLost { name: member.node, epoch: member.epoch }
+fn lost(member: NodeRegistration) -> StateCommand {
+    StateCommand::NodeLost { name: member.node, epoch: member.epoch }
 }
 
 /// Updates the attached workers from the state. A worker that was registered again adopts the new
 /// epoch. A worker whose name belongs to another process now is detached.
-pub(super) fn follow(fleet: &Fleet, state: &State) {
+pub(super) fn follow(fleet: &WorkerFleet, state: &State) {
     for worker in fleet.workers().values() {
         match held(state, &worker.name) {
             Some((instance, epoch)) if instance == worker.hello.instance => worker.adopt(epoch),
@@ -105,7 +109,7 @@ pub(super) fn follow(fleet: &Fleet, state: &State) {
 /// a lease too, because the end of a dead connection is noticed late. A worker that this controller
 /// hears keeps serving, because only the leader's path may be broken. Returns the time of the next
 /// check while a lost worker is attached.
-pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Option<Timestamp> {
+pub(super) fn presume_lost(fleet: &WorkerFleet, state: &State, lease: Duration) -> Option<Timestamp> {
     let now = fleet.now();
     let mut again: Option<Timestamp> = None;
     for worker in fleet.workers().values() {
@@ -129,7 +133,7 @@ pub(super) fn presume_lost(fleet: &Fleet, state: &State, lease: Duration) -> Opt
     again
 }
 
-fn supersede(fleet: &Fleet, worker: &Arc<Worker>, epoch: Epoch) {
+fn supersede(fleet: &WorkerFleet, worker: &Arc<AttachedWorker>, epoch: Epoch) {
     tracing::warn!(worker = %worker.name, epoch = worker.epoch().0, %epoch, "another process has the worker's name now: ending the stream");
     fleet.detach(worker);
 }

@@ -13,8 +13,8 @@ use millrace_types::{Epoch, Failure, NodeName, Reason};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
-use super::control::Control;
-use super::worker::Worker;
+use super::control::WorkerControlService;
+use super::worker::AttachedWorker;
 use super::{checkpoints, hear, registration, tell};
 
 /// The longest wait for a worker's hello.
@@ -22,9 +22,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Attaches a worker, and returns the stream of messages to the worker.
 pub(super) async fn attach(
-    control: Control,
+    control: WorkerControlService,
     mut incoming: Streaming<wire::WorkerMessage>,
-) -> Result<impl Stream<Item = tell::Outgoing> + Send, Failure> {
+) -> Result<impl Stream<Item = tell::WorkerUpdate> + Send, Failure> {
     let hello = greeting(&mut incoming).await?;
     let name = check(&control, &hello)?;
     // Run in a separate task: after the proposal of the registration, the attachment must complete even
@@ -36,18 +36,18 @@ pub(super) async fn attach(
 
 /// Registers a worker and starts to receive messages. Returns the acknowledgements of the checkpoints.
 async fn enter(
-    control: Control,
+    control: WorkerControlService,
     name: NodeName,
     hello: wire::WorkerHello,
     incoming: Streaming<wire::WorkerMessage>,
-) -> Result<(Arc<Worker>, mpsc::Receiver<wire::CheckpointAck>), Failure> {
+) -> Result<(Arc<AttachedWorker>, mpsc::Receiver<wire::CheckpointAck>), Failure> {
     let transport = {
         let _entered = control.requests.enter();
         control.connector.connect(&name, &hello.address)
     };
     let transport = transport.map_err(|error| Failure::malformed(error.to_string()))?;
     let epoch = registration::register(&control.replica, &name, &hello, Epoch(hello.seen_epoch)).await?;
-    let worker = Arc::new(Worker::new(name, hello, epoch, transport, control.fleet.now()));
+    let worker = Arc::new(AttachedWorker::new(name, hello, epoch, transport, control.fleet.now()));
     tracing::info!(worker = %worker.name, epoch = epoch.0, address = worker.hello.address, build = worker.hello.build, "worker attached");
     control.fleet.attach(worker.clone());
     // The state may have changed since the worker got its epoch.
@@ -75,7 +75,7 @@ async fn greeting(incoming: &mut Streaming<wire::WorkerMessage>) -> Result<wire:
     }
 }
 
-fn check(control: &Control, hello: &wire::WorkerHello) -> Result<NodeName, Failure> {
+fn check(control: &WorkerControlService, hello: &wire::WorkerHello) -> Result<NodeName, Failure> {
     if hello.protocol_version != PROTOCOL_VERSION {
         let message = format!(
             "worker {} speaks protocol {} (build {}), and this controller speaks {PROTOCOL_VERSION} (build {BUILD}): run the same version of both",

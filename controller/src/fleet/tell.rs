@@ -12,17 +12,17 @@ use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::control::Control;
-use super::worker::Worker;
+use super::control::WorkerControlService;
+use super::worker::AttachedWorker;
 
-pub(super) type Outgoing = Result<wire::ControllerMessage, Status>;
+pub(super) type WorkerUpdate = Result<wire::ControllerMessage, Status>;
 
 /// Returns the stream of messages to a worker: the hello, then every update.
 pub(super) fn tell(
-    control: Control,
-    worker: Arc<Worker>,
+    control: WorkerControlService,
+    worker: Arc<AttachedWorker>,
     mut acks: mpsc::Receiver<wire::CheckpointAck>,
-) -> impl Stream<Item = Outgoing> + Send {
+) -> impl Stream<Item = WorkerUpdate> + Send {
     async_stream::stream! {
         let mut epochs = worker.epochs();
         let mut leadership = control.outlook.leadership();
@@ -78,6 +78,6 @@ pub(super) fn tell(
     }
 }
 
-fn message(message: Message) -> Outgoing {
+fn message(message: Message) -> WorkerUpdate {
     Ok(wire::ControllerMessage { message: Some(message) })
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::lease::Member;
+use millrace_policy::lease::NodeRegistration;
 use millrace_policy::router::MachineType;
 use millrace_proto::parts::{SetBounds, SetUpdate, TEXT_BYTES_MAX, cut_text};
 use millrace_proto::worker as wire;
@@ -15,7 +15,7 @@ use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timest
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::load::{Load, Unseen};
+use super::load::{Unseen, WorkerLoad};
 use crate::connector::Transport;
 
 /// Consecutive breaks of young streams after which a node is shown as `StreamBreaks`.
@@ -25,14 +25,14 @@ const STREAM_HOLDS: Duration = Duration::from_secs(10);
 
 /// The progress of a worker with a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum RevisionPhase {
     Preparing,
     Ready,
     Failed(String),
 }
 
 /// An attached worker.
-pub(crate) struct Worker {
+pub(crate) struct AttachedWorker {
     pub(crate) name: NodeName,
     /// The worker's hello, which registers the worker again after the worker was declared lost.
     pub(crate) hello: wire::WorkerHello,
@@ -49,13 +49,13 @@ pub(crate) struct Worker {
     heard: AtomicU64,
     /// Whether the state counts the worker as lost, and this controller has heard nothing either.
     presumed_lost: watch::Sender<bool>,
-    statuses: watch::Sender<Arc<BTreeMap<RevisionKey, Phase>>>,
+    statuses: watch::Sender<Arc<BTreeMap<RevisionKey, RevisionPhase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
-    load: watch::Sender<Load>,
+    load: watch::Sender<WorkerLoad>,
     unseen: Unseen,
 }
 
-impl fmt::Debug for Worker {
+impl fmt::Debug for AttachedWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker")
             .field("name", &self.name)
@@ -64,7 +64,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-impl Worker {
+impl AttachedWorker {
     pub(crate) fn new(
         name: NodeName,
         hello: wire::WorkerHello,
@@ -86,7 +86,7 @@ impl Worker {
             presumed_lost: watch::Sender::default(),
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
-            load: watch::Sender::new(Load::unknown(gpus)),
+            load: watch::Sender::new(WorkerLoad::unknown(gpus)),
             unseen: Unseen::default(),
         }
     }
@@ -96,8 +96,8 @@ impl Worker {
         *self.epoch.borrow()
     }
 
-    pub(crate) fn member(&self) -> Member {
-        Member { node: self.name.clone(), epoch: self.epoch() }
+    pub(crate) fn member(&self) -> NodeRegistration {
+        NodeRegistration { node: self.name.clone(), epoch: self.epoch() }
     }
 
     /// Returns a watch of the epoch.
@@ -149,12 +149,12 @@ impl Worker {
     }
 
     /// Returns the progress with a revision; `None` if the worker has not reported the revision.
-    pub(crate) fn phase(&self, key: &RevisionKey) -> Option<Phase> {
+    pub(crate) fn phase(&self, key: &RevisionKey) -> Option<RevisionPhase> {
         self.statuses.borrow().get(key).cloned()
     }
 
     pub(crate) fn is_ready(&self, key: &RevisionKey) -> bool {
-        !*self.presumed_lost.borrow() && matches!(self.statuses.borrow().get(key), Some(Phase::Ready))
+        !*self.presumed_lost.borrow() && matches!(self.statuses.borrow().get(key), Some(RevisionPhase::Ready))
     }
 
     /// Whether the worker reports any revision of a function as ready.
@@ -164,7 +164,7 @@ impl Worker {
         }
         let statuses = self.statuses.borrow();
         let mut of_function = statuses.iter().filter(|(revision, _)| revision.function == *key);
-        of_function.any(|(_, phase)| *phase == Phase::Ready)
+        of_function.any(|(_, phase)| *phase == RevisionPhase::Ready)
     }
 
     /// Returns the last telemetry; `None` before the first report.
@@ -173,7 +173,7 @@ impl Worker {
     }
 
     /// Reads the load of the last report.
-    pub(crate) fn with_load<T>(&self, read: impl FnOnce(&Load) -> T) -> T {
+    pub(crate) fn with_load<T>(&self, read: impl FnOnce(&WorkerLoad) -> T) -> T {
         read(&self.load.borrow())
     }
 
@@ -193,7 +193,7 @@ impl Worker {
         if telemetry.epoch < self.epoch().0 {
             return;
         }
-        let load = Load::of(&telemetry);
+        let load = WorkerLoad::of(&telemetry);
         let newer = self.telemetry.send_if_modified(|last| {
             let newer = last.as_ref().is_none_or(|last| last.seq < telemetry.seq);
             if newer {
@@ -270,13 +270,13 @@ pub(crate) const STATUS_BOUNDS: SetBounds =
 pub(crate) struct TooManyStatuses;
 
 /// Parses a status. A malformed status counts as none, so the function is not routed to this worker.
-fn read_status(mut status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<Phase>) {
+fn read_status(mut status: wire::FunctionStatus) -> (Option<RevisionKey>, Option<RevisionPhase>) {
     cut_text(&mut status.message);
     let phase = match status.phase() {
         wire::FunctionPhase::Unspecified => None,
-        wire::FunctionPhase::Preparing => Some(Phase::Preparing),
-        wire::FunctionPhase::Ready => Some(Phase::Ready),
-        wire::FunctionPhase::Failed => Some(Phase::Failed(status.message)),
+        wire::FunctionPhase::Preparing => Some(RevisionPhase::Preparing),
+        wire::FunctionPhase::Ready => Some(RevisionPhase::Ready),
+        wire::FunctionPhase::Failed => Some(RevisionPhase::Failed(status.message)),
     };
     (status_key(&status.tenant, &status.name, status.revision), phase)
 }
@@ -288,7 +288,7 @@ fn status_key(tenant: &str, name: &str, revision: u64) -> Option<RevisionKey> {
 
 /// A request in flight at a worker.
 pub(crate) struct InFlight {
-    worker: Arc<Worker>,
+    worker: Arc<AttachedWorker>,
     /// The number of the last report before the request.
     after: u64,
 }
@@ -306,11 +306,11 @@ mod tests {
     use super::*;
     use crate::connector::{Connector as _, Tcp};
 
-    fn worker() -> Worker {
+    fn worker() -> AttachedWorker {
         let name = NodeName::new("n1").unwrap();
         let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
         let hello = wire::WorkerHello { gpus: vec![wire::GpuCapacity::default()], ..Default::default() };
-        Worker::new(name, hello, Epoch(3), transport, Timestamp::ZERO)
+        AttachedWorker::new(name, hello, Epoch(3), transport, Timestamp::ZERO)
     }
 
     fn status(phase: wire::FunctionPhase, revision: u64) -> wire::FunctionStatus {
@@ -357,7 +357,7 @@ mod tests {
         assert!(!report(vec![status(wire::FunctionPhase::Ready, 1)]), "the same statuses again");
         assert!(report(vec![status(wire::FunctionPhase::Failed, 2)]));
         assert_eq!(worker.phase(&key(1)), None);
-        assert_eq!(worker.phase(&key(2)), Some(Phase::Failed("why".into())));
+        assert_eq!(worker.phase(&key(2)), Some(RevisionPhase::Failed("why".into())));
     }
 
     #[tokio::test]
@@ -372,9 +372,9 @@ mod tests {
         let phases = || [1, 2, 3].map(|revision| worker.phase(&status_key("", "f", revision).unwrap()));
         let ready = |revision| status(wire::FunctionPhase::Ready, revision);
         assert!(report(&[ready(1), ready(2)]));
-        assert_eq!(phases(), [Some(Phase::Ready), Some(Phase::Ready), None]);
+        assert_eq!(phases(), [Some(RevisionPhase::Ready), Some(RevisionPhase::Ready), None]);
         assert!(report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]));
-        assert_eq!(phases(), [None, Some(Phase::Ready), Some(Phase::Preparing)]);
+        assert_eq!(phases(), [None, Some(RevisionPhase::Ready), Some(RevisionPhase::Preparing)]);
         assert!(!report(&[ready(2), status(wire::FunctionPhase::Preparing, 3)]), "the same statuses again");
         assert!(report(&[status(wire::FunctionPhase::Unspecified, 2)]));
         assert_eq!(phases(), [None, None, None]);
@@ -388,7 +388,7 @@ mod tests {
             let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
             let stream_break = Some(wire::StreamBreak { times, why: "why".into() });
             let hello = wire::WorkerHello { stream_break, ..Default::default() };
-            Worker::new(name, hello, Epoch(3), transport, at(100))
+            AttachedWorker::new(name, hello, Epoch(3), transport, at(100))
         };
         assert_eq!(worker().stream_break(at(0)), None);
         assert_eq!(broken(1).stream_break(at(101)), None, "the controller may have been restarted");

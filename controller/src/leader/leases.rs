@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{NodeStatus, State};
-use millrace_policy::lease::{Leases, Member};
+use millrace_policy::lease::{Leases, NodeRegistration};
 use millrace_types::{NodeName, Timestamp};
 use tokio::task::JoinSet;
 
 use super::Duties;
-use crate::fleet::{Worker, Workers, registration};
+use crate::fleet::{AttachedWorker, Workers, registration};
 
 /// Proposals of this task in progress at a time. Further proposals wait for the next look.
 const PROPOSALS_MAX: usize = 64;
@@ -98,10 +98,10 @@ impl<'a> Keeper<'a> {
         for node in state.nodes() {
             match node.status {
                 NodeStatus::Live => {
-                    let member = Member { node: node.name.clone(), epoch: node.epoch };
+                    let member = NodeRegistration { node: node.name.clone(), epoch: node.epoch };
                     self.leases.registered(now, member);
                 }
-                NodeStatus::Lost => self.leases.gone(&node.name, node.epoch),
+                NodeStatus::Lost => self.leases.remove_node(&node.name, node.epoch),
             }
         }
     }
@@ -111,11 +111,11 @@ impl<'a> Keeper<'a> {
         let before = std::mem::replace(&mut self.attached, workers.clone());
         let counted = std::mem::take(&mut self.heard);
         let elected = self.elected;
-        let last = |worker: &Worker| counted.get(&worker.name).copied().unwrap_or(elected);
+        let last = |worker: &AttachedWorker| counted.get(&worker.name).copied().unwrap_or(elected);
         for worker in before.values().filter(|worker| !is_in(&workers, worker)) {
             let heard = worker.heard();
             if heard > last(worker) {
-                self.leases.heard(&worker.name, worker.epoch(), heard);
+                self.leases.record_sign_of_life(&worker.name, worker.epoch(), heard);
             }
         }
         for worker in workers.values() {
@@ -125,14 +125,14 @@ impl<'a> Keeper<'a> {
             if heard <= last {
                 continue;
             }
-            self.leases.heard(&worker.name, worker.epoch(), heard);
+            self.leases.record_sign_of_life(&worker.name, worker.epoch(), heard);
             if state.node(&worker.name).is_none_or(|node| node.status == NodeStatus::Lost) {
                 self.take_in_again(worker);
             }
         }
     }
 
-    fn take_in_again(&mut self, worker: &Arc<Worker>) {
+    fn take_in_again(&mut self, worker: &Arc<AttachedWorker>) {
         if self.under_way.len() >= PROPOSALS_MAX || !self.returning.insert(worker.name.clone()) {
             return;
         }
@@ -148,11 +148,11 @@ impl<'a> Keeper<'a> {
         });
     }
 
-    fn lose(&mut self, state: &State, member: Member) {
+    fn lose(&mut self, state: &State, member: NodeRegistration) {
         let node = state.node(&member.node);
         if node.is_none_or(|node| node.epoch != member.epoch) {
             // The registration has ended already, and the node may be removed.
-            self.leases.gone(&member.node, member.epoch);
+            self.leases.remove_node(&member.node, member.epoch);
             return;
         }
         if self.under_way.len() >= PROPOSALS_MAX {
@@ -195,11 +195,11 @@ impl<'a> Keeper<'a> {
     }
 }
 
-fn is_in(workers: &Workers, worker: &Arc<Worker>) -> bool {
+fn is_in(workers: &Workers, worker: &Arc<AttachedWorker>) -> bool {
     workers.get(&worker.name).is_some_and(|it| Arc::ptr_eq(it, worker))
 }
 
-fn live(state: &State) -> impl Iterator<Item = Member> {
+fn live(state: &State) -> impl Iterator<Item = NodeRegistration> {
     let live = state.nodes().filter(|node| node.status == NodeStatus::Live);
-    live.map(|node| Member { node: node.name.clone(), epoch: node.epoch })
+    live.map(|node| NodeRegistration { node: node.name.clone(), epoch: node.epoch })
 }

@@ -31,16 +31,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::lease::{self, Standing};
-use millrace_policy::placement::{Measured, Unplaced};
-use millrace_policy::scaling::Signal;
+use millrace_policy::lease::{self, LeaseState};
+use millrace_policy::placement::{MeasuredTraffic, Unplaced};
+use millrace_policy::scaling::ScalingSignal;
 use millrace_types::{FunctionKey, NodeName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::Fleet;
-use crate::fleet::desired::Desired;
-use crate::passed::Passed;
+use crate::fleet::WorkerFleet;
+use crate::fleet::desired::DesiredStates;
+use crate::passed::TrafficMatrix;
 use crate::raft::Replica;
 
 /// The pause before a new leader tries again to confirm its leadership.
@@ -56,22 +56,22 @@ pub(crate) struct Leadership {
 }
 
 /// The lease state of each live node, while this controller leads.
-pub(crate) type Standings = Arc<BTreeMap<NodeName, Standing>>;
+pub(crate) type Standings = Arc<BTreeMap<NodeName, LeaseState>>;
 
 /// The reason why each function has fewer copies than requested.
 pub(crate) type Shortages = Arc<BTreeMap<FunctionKey, Unplaced>>;
 
 /// The results of the leader's duties. Clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Outlook {
+pub(crate) struct LeaderStatus {
     leadership: watch::Receiver<Leadership>,
-    desired: watch::Receiver<Option<Arc<Desired>>>,
+    desired: watch::Receiver<Option<Arc<DesiredStates>>>,
     standings: watch::Receiver<Standings>,
     shortages: watch::Receiver<Shortages>,
-    signal: watch::Receiver<Option<Signal>>,
+    signal: watch::Receiver<Option<ScalingSignal>>,
 }
 
-impl Outlook {
+impl LeaderStatus {
     /// Returns the results of a controller that never led and plans nothing.
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn of_a_follower() -> Self {
@@ -94,13 +94,13 @@ impl Outlook {
     }
 
     /// Returns a watch of the desired state of each node; `None` while this controller does not lead.
-    pub(crate) fn desired(&self) -> watch::Receiver<Option<Arc<Desired>>> {
+    pub(crate) fn desired(&self) -> watch::Receiver<Option<Arc<DesiredStates>>> {
         self.desired.clone()
     }
 
     /// Returns the lease state of a live node; `Unknown` while this controller does not lead.
-    pub(crate) fn standing(&self, node: &NodeName) -> Standing {
-        self.standings.borrow().get(node).copied().unwrap_or(Standing::Unknown)
+    pub(crate) fn standing(&self, node: &NodeName) -> LeaseState {
+        self.standings.borrow().get(node).copied().unwrap_or(LeaseState::Unknown)
     }
 
     /// Returns the lease state of every live node; empty while this controller does not lead.
@@ -120,7 +120,7 @@ impl Outlook {
     }
 
     /// Returns the number of nodes that the cluster needs; `None` before the first plan.
-    pub(crate) fn signal(&self) -> Option<Signal> {
+    pub(crate) fn signal(&self) -> Option<ScalingSignal> {
         self.signal.borrow().clone()
     }
 }
@@ -129,21 +129,26 @@ impl Outlook {
 #[derive(Debug)]
 pub(crate) struct Duties {
     replica: Replica,
-    fleet: Fleet,
-    limits: lease::Limits,
+    fleet: WorkerFleet,
+    limits: lease::LeaseLimits,
     /// The traffic of the runs that this controller drives.
-    passed: Passed,
+    passed: TrafficMatrix,
     /// The traffic of the runs of all controllers, as collected while this controller led.
-    measured: watch::Sender<Measured>,
+    measured: watch::Sender<MeasuredTraffic>,
     leadership: watch::Sender<Leadership>,
-    desired: watch::Sender<Option<Arc<Desired>>>,
+    desired: watch::Sender<Option<Arc<DesiredStates>>>,
     standings: watch::Sender<Standings>,
     shortages: watch::Sender<Shortages>,
-    signal: watch::Sender<Option<Signal>>,
+    signal: watch::Sender<Option<ScalingSignal>>,
 }
 
 impl Duties {
-    pub(crate) fn new(replica: Replica, fleet: Fleet, limits: lease::Limits, passed: Passed) -> Self {
+    pub(crate) fn new(
+        replica: Replica,
+        fleet: WorkerFleet,
+        limits: lease::LeaseLimits,
+        passed: TrafficMatrix,
+    ) -> Self {
         Self {
             replica,
             fleet,
@@ -158,8 +163,8 @@ impl Duties {
         }
     }
 
-    pub(crate) fn outlook(&self) -> Outlook {
-        Outlook {
+    pub(crate) fn outlook(&self) -> LeaderStatus {
+        LeaderStatus {
             leadership: self.leadership.subscribe(),
             desired: self.desired.subscribe(),
             standings: self.standings.subscribe(),

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use millrace_cluster_state::{Caller, Command, NodeStatus, PlacementReason, Scheduling, State};
-use millrace_policy::placement::{self, Limits, Plan, Step};
+use millrace_cluster_state::{CallerName, NodeStatus, PlacementReason, SchedulingState, State, StateCommand};
+use millrace_policy::placement::{self, PlacementChange, PlacementPlan, PlanLimits};
 use millrace_types::{Failure, FunctionKey};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
-use super::view::{Flows, view};
+use super::view::{WorkflowFlows, view};
 use super::{Duties, Leadership};
-use crate::fleet::desired::Desired;
+use crate::fleet::desired::DesiredStates;
 
 /// Steps carried out before the next plan.
 const STEPS_MAX: usize = 256;
@@ -87,7 +87,7 @@ enum Next {
 struct Reconciler<'a> {
     duties: &'a Duties,
     loads: Loads,
-    flows: Flows,
+    flows: WorkflowFlows,
     scaler: Scaler,
     /// The time of the next look at the GPU time counters.
     look_at: Instant,
@@ -105,7 +105,7 @@ impl<'a> Reconciler<'a> {
         Self {
             duties,
             loads: Loads::default(),
-            flows: Flows::default(),
+            flows: WorkflowFlows::default(),
             scaler: Scaler::new(),
             look_at: Instant::now(),
             planned: None,
@@ -139,9 +139,9 @@ impl<'a> Reconciler<'a> {
         if self.planned.replace(basis) == Some(basis) {
             return Next::Wait;
         }
-        self.mourn(&state);
+        self.record_lost_placements(&state);
         let view = view(&state, &workers, &self.loads, &mut self.flows, &duties.measured.borrow());
-        let plan = placement::plan(&view, &Limits { steps_max: STEPS_MAX });
+        let plan = placement::plan(&view, &PlanLimits { steps_max: STEPS_MAX });
         self.report(&plan);
         self.scaler.observe(duties.fleet.now(), &state, &view, &plan, duties);
         if !leadership.leads {
@@ -164,7 +164,7 @@ impl<'a> Reconciler<'a> {
     }
 
     /// Records the functions that lost copies with lost nodes, as the reason of their new placements.
-    fn mourn(&mut self, state: &State) {
+    fn record_lost_placements(&mut self, state: &State) {
         if let Some(last) = self.last.replace(state.clone()) {
             let lost = state.nodes().filter(|node| node.status == NodeStatus::Lost);
             for node in lost {
@@ -175,7 +175,7 @@ impl<'a> Reconciler<'a> {
     }
 
     /// Publishes the functions with fewer copies than requested.
-    fn report(&self, plan: &Plan) {
+    fn report(&self, plan: &PlacementPlan) {
         let next: std::collections::BTreeMap<_, _> =
             plan.unplaced.iter().map(|it| (it.function.clone(), it.clone())).collect();
         self.duties.shortages.send_if_modified(|last| {
@@ -188,7 +188,7 @@ impl<'a> Reconciler<'a> {
     }
 
     /// Proposes all steps and waits for their commits. Returns whether any step failed.
-    async fn carry_out(&mut self, state: &State, plan: Plan) -> bool {
+    async fn carry_out(&mut self, state: &State, plan: PlacementPlan) -> bool {
         if !plan.steps.is_empty() {
             tracing::info!(steps = plan.steps.len(), more = plan.more, "changing placements");
         }
@@ -197,13 +197,13 @@ impl<'a> Reconciler<'a> {
         join_all(proposals).await.iter().any(Result::is_err)
     }
 
-    fn command(&mut self, state: &State, step: Step) -> Command {
+    fn command(&mut self, state: &State, step: PlacementChange) -> StateCommand {
         match step {
-            Step::Place { function, node } => {
+            PlacementChange::Place { function, node } => {
                 let reason = self.reason(state, &function);
-                Command::Place { function, node, reason }
+                StateCommand::Place { function, node, reason }
             }
-            Step::Unplace { function, node } => Command::Unplace { function, node },
+            PlacementChange::Unplace { function, node } => StateCommand::Unplace { function, node },
         }
     }
 
@@ -212,7 +212,8 @@ impl<'a> Reconciler<'a> {
             return PlacementReason::NodeLost;
         }
         let wanted = state.function(function).map_or(0, |function| function.latest().spec.replicas);
-        let draining = |node| state.node(node).is_some_and(|node| node.scheduling == Scheduling::Draining);
+        let draining =
+            |node| state.node(node).is_some_and(|node| node.scheduling == SchedulingState::Draining);
         if state.placements_of(function).any(|placement| draining(&placement.node)) {
             PlacementReason::Drain
         } else if state.placements_of(function).count() >= wanted as usize {
@@ -222,9 +223,9 @@ impl<'a> Reconciler<'a> {
         }
     }
 
-    async fn propose(&self, command: Command) -> Result<(), Failure> {
+    async fn propose(&self, command: StateCommand) -> Result<(), Failure> {
         tracing::debug!(?command, "proposing a placement step");
-        let proposed = self.duties.replica.propose(Caller("placement".into()), None, command).await;
+        let proposed = self.duties.replica.propose(CallerName("placement".into()), None, command).await;
         proposed.map(drop).inspect_err(|failure| {
             tracing::info!(error = failure.message, "cannot make a placement: planning again");
         })
@@ -244,7 +245,7 @@ impl<'a> Reconciler<'a> {
             return;
         }
         self.duties.desired.send_modify(|last| {
-            *last = Some(Arc::new(Desired::of_state(&applied.state, term, last.as_deref())));
+            *last = Some(Arc::new(DesiredStates::of_state(&applied.state, term, last.as_deref())));
         });
     }
 }

@@ -2,20 +2,20 @@
 //! functions, by the scaling policy.
 
 use millrace_cluster_state::State;
-use millrace_policy::placement::{Plan, View};
-use millrace_policy::scaling::{Limits, Observed, Scaling, Score, Signal};
+use millrace_policy::placement::{ClusterSnapshot, PlacementPlan};
+use millrace_policy::scaling::{ObjectiveScore, ScalingInputs, ScalingLimits, ScalingMonitor, ScalingSignal};
 use millrace_types::Timestamp;
 
 use super::Duties;
 
 /// Publishes the scaling signal when it changes.
 pub(super) struct Scaler {
-    scaling: Scaling,
+    scaling: ScalingMonitor,
 }
 
 impl Scaler {
     pub(super) fn new() -> Self {
-        Self { scaling: Scaling::new(Limits::default()) }
+        Self { scaling: ScalingMonitor::new(ScalingLimits::default()) }
     }
 
     /// Evaluates a snapshot of the cluster and the plan made from it.
@@ -23,12 +23,12 @@ impl Scaler {
         &mut self,
         now: Timestamp,
         state: &State,
-        view: &View,
-        plan: &Plan,
+        view: &ClusterSnapshot,
+        plan: &PlacementPlan,
         duties: &Duties,
     ) {
         let scores = scores(state);
-        let signal = self.scaling.observe(now, Observed { view, plan, scores: &scores });
+        let signal = self.scaling.observe(now, ScalingInputs { view, plan, scores: &scores });
         duties.signal.send_if_modified(|last| {
             let news = last.as_ref() != Some(&signal);
             if news {
@@ -41,18 +41,18 @@ impl Scaler {
 }
 
 /// Returns the SLO counts of enabled functions that have an objective.
-fn scores(state: &State) -> Vec<Score> {
+fn scores(state: &State) -> Vec<ObjectiveScore> {
     let functions = state.functions().filter(|function| function.enabled);
     let scores = functions.filter_map(|function| {
         let percentile = function.latest().spec.slo?.percentile;
         let counts = state.score(&function.key).total;
-        Some(Score { function: function.key.clone(), percentile, counts })
+        Some(ObjectiveScore { function: function.key.clone(), percentile, counts })
     });
     scores.collect()
 }
 
 /// Logs a change of the number of needed nodes.
-fn tell(last: Option<&Signal>, signal: &Signal) {
+fn tell(last: Option<&ScalingSignal>, signal: &ScalingSignal) {
     if last.is_some_and(|last| last.nodes_needed != signal.nodes_needed) {
         let why: Vec<_> = signal.reasons.iter().map(ToString::to_string).collect();
         let needed = signal.nodes_needed;

@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
 use super::peers::{connect, limited};
-use super::world::World;
+use super::world::RaftEnvironment;
 
 /// The timeout of one controller's answer.
 const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(12);
@@ -36,7 +36,7 @@ pub(super) fn join_request(id: ControllerId, directory: &str, intent: JoinIntent
 /// Asks the controllers in turn, and the leaders named in the answers, until a controller gives a final
 /// answer.
 pub(super) async fn ask_to_join(
-    world: &dyn World,
+    world: &dyn RaftEnvironment,
     at: &[String],
     request: JoinRequest,
 ) -> Result<ClusterId, Error> {
@@ -58,7 +58,7 @@ pub(super) async fn ask_to_join(
 
 /// Asks a controller, and follows redirects to the leader.
 pub(super) async fn ask_from(
-    world: &dyn World,
+    world: &dyn RaftEnvironment,
     address: &str,
     request: &JoinRequest,
 ) -> Result<JoinResponse, Failure> {
@@ -73,7 +73,11 @@ pub(super) async fn ask_from(
     Err(Failure::new(Reason::NoLeader, "the controllers name each other as leader: an election is under way"))
 }
 
-async fn ask(world: &dyn World, address: &str, request: &JoinRequest) -> Result<JoinResponse, Failure> {
+async fn ask(
+    world: &dyn RaftEnvironment,
+    address: &str,
+    request: &JoinRequest,
+) -> Result<JoinResponse, Failure> {
     let lost = |why: String| Failure::new(Reason::NoLeader, format!("{address} does not answer: {why}"));
     let channel = connect(world, address).map_err(|error| {
         let message = format!("{address:?} is not an address ({error}): give host:port");

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, ControllerId, RulesVersion, State, UnixMillis};
+use millrace_cluster_state::{CallerName, ControllerId, RulesVersion, State, StateCommand, UnixMillis};
 use millrace_proto::raft::{JoinIntent, JoinRequest, JoinResponse};
-use millrace_raft_store::{DataDir, Identity, Member, StateReader, Store};
+use millrace_raft_store::{DataDir, DirectoryOwner, GroupMember, RaftStore, StateReader};
 use millrace_types::{ClusterId, Failure};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -28,16 +28,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::asking::{ask_from, ask_to_join, join_request};
-use super::founding::{Found, found_or_join};
+use super::founding::{BootstrapOutcome, found_or_join};
 use super::network::Network;
-use super::peers::{Lane, Peers};
+use super::peers::{RaftPeerConnections, TrafficClass};
 use super::replica::Replica;
-use super::rules::Change;
+use super::rules::MembershipRequest;
 use super::runtime::RaftSpawner;
-use super::time::Time;
-use super::world::{Snapshots, World};
+use super::time::StampClock;
+use super::world::{RaftEnvironment, SnapshotSchedule};
 use super::{Raft, config};
-use crate::config::{JoinAs, Start};
+use crate::config::{ClusterStart, JoinAs};
 
 /// The timeout for the election in a group of one: a few syncs, on a disk that may be very busy.
 const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
@@ -100,54 +100,54 @@ pub enum Error {
 
 /// An open data directory and the stored identity.
 pub(crate) struct Opened {
-    pub(crate) identity: Identity,
-    store: Store<State>,
-    snapshots: Snapshots,
-    world: Arc<dyn World>,
+    pub(crate) identity: DirectoryOwner,
+    store: RaftStore<State>,
+    snapshots: SnapshotSchedule,
+    world: Arc<dyn RaftEnvironment>,
 }
 
 /// The arguments of [`open`].
-pub(crate) struct Opening {
+pub(crate) struct OpenOptions {
     pub(crate) data_dir: PathBuf,
     pub(crate) id: ControllerId,
-    pub(crate) start: Start,
+    pub(crate) start: ClusterStart,
     pub(crate) now: UnixMillis,
     pub(crate) seed: u64,
-    pub(crate) snapshots: Snapshots,
-    pub(crate) world: Arc<dyn World>,
+    pub(crate) snapshots: SnapshotSchedule,
+    pub(crate) world: Arc<dyn RaftEnvironment>,
 }
 
 /// Opens a used data directory, or claims an empty directory for this controller. While opening waits
 /// for other controllers, `meanwhile` runs and reports to the others that the directory is empty.
 pub(crate) async fn open(
-    opening: Opening,
+    opening: OpenOptions,
     meanwhile: impl Future<Output = ()> + Send,
 ) -> Result<Opened, Error> {
-    let Opening { data_dir, id, start, now, seed, snapshots, world } = opening;
+    let OpenOptions { data_dir, id, start, now, seed, snapshots, world } = opening;
     let path = data_dir.clone();
     let dir = tokio::task::spawn_blocking(move || DataDir::open(path)).await??;
     let mut rng = StdRng::seed_from_u64(seed ^ id.0.rotate_left(32));
     let identity = match (dir.identity().cloned(), start) {
-        (Some(found), _) => Identity { controller: id, ..found },
-        (None, Start::Reopen) => return Err(Error::Empty(data_dir)),
-        (None, Start::Bootstrap) => {
+        (Some(found), _) => DirectoryOwner { controller: id, ..found },
+        (None, ClusterStart::Reopen) => return Err(Error::Empty(data_dir)),
+        (None, ClusterStart::Bootstrap) => {
             let cluster = ClusterId(fresh_name(now, &mut rng).into());
-            Identity { cluster, controller: id, directory: fresh_name(now, &mut rng) }
+            DirectoryOwner { cluster, controller: id, directory: fresh_name(now, &mut rng) }
         }
-        (None, Start::Found { with }) => {
+        (None, ClusterStart::Found { with }) => {
             let directory = fresh_name(now, &mut rng);
             let asked = found_or_join(&*world, &with, join_request(id, &directory, JoinIntent::Check));
             let cluster = match beside(meanwhile, asked).await? {
-                Found::Nothing => ClusterId(fresh_name(now, &mut rng).into()),
-                Found::Cluster(cluster) => cluster,
+                BootstrapOutcome::Nothing => ClusterId(fresh_name(now, &mut rng).into()),
+                BootstrapOutcome::Cluster(cluster) => cluster,
             };
-            Identity { cluster, controller: id, directory }
+            DirectoryOwner { cluster, controller: id, directory }
         }
-        (None, Start::Join { at, .. }) => {
+        (None, ClusterStart::Join { at, .. }) => {
             let directory = fresh_name(now, &mut rng);
             let request = join_request(id, &directory, JoinIntent::Check);
             let cluster = beside(meanwhile, ask_to_join(&*world, &at, request)).await?;
-            Identity { cluster, controller: id, directory }
+            DirectoryOwner { cluster, controller: id, directory }
         }
     };
     let whose = identity.clone();
@@ -173,10 +173,10 @@ fn fresh_name(now: UnixMillis, rng: &mut StdRng) -> String {
 pub(crate) async fn run(
     opened: Opened,
     spawner: RaftSpawner,
-) -> Result<(Raft, StateReader<State>, Peers), Error> {
+) -> Result<(Raft, StateReader<State>, RaftPeerConnections), Error> {
     let Opened { identity, store, snapshots, world } = opened;
     let config = config(&identity, snapshots)?;
-    let peers = Peers::new(identity.clone(), world, spawner.clone());
+    let peers = RaftPeerConnections::new(identity.clone(), world, spawner.clone());
     let network = Network { peers: peers.clone() };
     let reader = store.machine.reader();
     let raft = Raft::new(identity.controller.0, config, network, store.log, store.machine);
@@ -193,7 +193,7 @@ fn fatal(error: &dyn std::fmt::Display) -> Error {
 /// Any other member continues, perhaps without having heard from the leader.
 pub(crate) async fn enter(
     replica: &Replica,
-    start: &Start,
+    start: &ClusterStart,
     address: &str,
     stop: &CancellationToken,
 ) -> Result<(), Error> {
@@ -201,24 +201,24 @@ pub(crate) async fn enter(
     let own = replica.own();
     match start {
         _ if initialized => go_on(replica, start, address, stop).await,
-        Start::Bootstrap => begin(replica, address).await,
+        ClusterStart::Bootstrap => begin(replica, address).await,
         // Ask again: the other controllers may have changed between empty and member since a crash of
         // this controller.
-        Start::Found { with } => {
+        ClusterStart::Found { with } => {
             let request = join_request(own.controller, &own.directory, JoinIntent::Check);
             match found_or_join(replica.peers.world(), with, request).await? {
-                Found::Nothing => begin(replica, address).await,
-                Found::Cluster(_) => join(replica, with, JoinAs::Voter, address).await,
+                BootstrapOutcome::Nothing => begin(replica, address).await,
+                BootstrapOutcome::Cluster(_) => join(replica, with, JoinAs::Voter, address).await,
             }
         }
-        Start::Join { at, role } => join(replica, at, *role, address).await,
-        Start::Reopen => Err(Error::NeverJoined(own.controller)),
+        ClusterStart::Join { at, role } => join(replica, at, *role, address).await,
+        ClusterStart::Reopen => Err(Error::NeverJoined(own.controller)),
     }
 }
 
 async fn begin(replica: &Replica, address: &str) -> Result<(), Error> {
     let own = replica.own();
-    let member = Member { address: address.to_owned(), directory: own.directory.clone() };
+    let member = GroupMember { address: address.to_owned(), directory: own.directory.clone() };
     let members = BTreeMap::from([(own.controller.0, member)]);
     replica.raft.initialize(members).await.map_err(|error| fatal(&error))?;
     lead(replica).await
@@ -238,7 +238,7 @@ async fn join(replica: &Replica, at: &[String], role: JoinAs, address: &str) -> 
 /// Continues as the log says.
 async fn go_on(
     replica: &Replica,
-    start: &Start,
+    start: &ClusterStart,
     address: &str,
     stop: &CancellationToken,
 ) -> Result<(), Error> {
@@ -250,7 +250,7 @@ async fn go_on(
         replica.raft.trigger().elect().await.map_err(|error| fatal(&error))?;
         lead(replica).await?;
     }
-    let votes = matches!(start, Start::Join { role: JoinAs::Voter, .. } | Start::Found { .. });
+    let votes = matches!(start, ClusterStart::Join { role: JoinAs::Voter, .. } | ClusterStart::Found { .. });
     let promote = votes && !voters.contains(&own);
     let replica = replica.clone();
     let address = address.to_owned();
@@ -278,10 +278,10 @@ async fn lead(replica: &Replica) -> Result<(), Error> {
     if state.cluster().is_none() {
         // Set the rules first, so that the whole log follows them. A log without this entry follows the
         // last rules that had no number.
-        let rules = Command::SetClusterVersion { version: RulesVersion::NEWEST };
-        let init = Command::InitCluster { cluster_id: replica.own().cluster.clone() };
+        let rules = StateCommand::SetClusterVersion { version: RulesVersion::NEWEST };
+        let init = StateCommand::InitCluster { cluster_id: replica.own().cluster.clone() };
         for command in [rules, init] {
-            replica.propose(Caller("controller".into()), None, command).await.map_err(Error::Init)?;
+            replica.propose(CallerName("controller".into()), None, command).await.map_err(Error::Init)?;
         }
     }
     Ok(())
@@ -314,7 +314,10 @@ async fn become_member(replica: &Replica, role: JoinAs, at: &[String]) -> Result
 async fn promoted(replica: &Replica) -> Result<(), Failure> {
     let until = Instant::now() + JOIN_TIMEOUT;
     loop {
-        match replica.change_group(Change::Promote(replica.id().0), Caller("controller".into())).await {
+        match replica
+            .change_group(MembershipRequest::Promote(replica.id().0), CallerName("controller".into()))
+            .await
+        {
             Ok(_) => return Ok(()),
             Err(failure) if !failure.retryable || Instant::now() >= until => return Err(failure),
             Err(failure) => tracing::debug!(error = failure.message, "cannot promote this controller yet"),
@@ -358,7 +361,7 @@ async fn say_where(replica: &Replica, address: &str) {
 
 async fn ask_others(replica: &Replica, request: &JoinRequest) -> Result<JoinResponse, Failure> {
     let mut last = super::route::nobody_leads();
-    for peer in replica.others(Lane::Requests) {
+    for peer in replica.others(TrafficClass::Requests) {
         match ask_from(replica.peers.world(), peer.address(), request).await {
             Err(failure) if failure.retryable => last = failure,
             answered => return answered,
@@ -378,7 +381,7 @@ pub(crate) async fn replica(
     let before = opened.store.log.last();
     let snapshots = opened.store.machine.receiver();
     let (raft, reader, peers) = run(opened, spawner.clone()).await?;
-    let time = Time::new(clock, reader.clone());
+    let time = StampClock::new(clock, reader.clone());
     spawner.spawn(time.clone().follow(before.map_or(0, |last| last.index)));
     Ok(Replica::new(raft, reader, peers, client_address, time, disk, snapshots))
 }

@@ -10,7 +10,7 @@ use millrace_cluster_state::{CLUSTER_VERSION, KnownRules, RulesVersion, packed};
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::raft::Message;
 use millrace_proto::status::to_status;
-use millrace_raft_store::Identity;
+use millrace_raft_store::DirectoryOwner;
 use millrace_types::{Failure, Reason};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,12 +18,12 @@ use tonic::Status;
 
 /// The receiver of a message: a member, and the data directory that the group knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Target {
+pub(super) struct MessageReceiver {
     pub(super) id: u64,
     pub(super) directory: String,
 }
 
-impl Target {
+impl MessageReceiver {
     /// Returns the sender of a message.
     pub(super) fn sender(message: &Message) -> Self {
         Self { id: message.from, directory: message.from_directory.clone() }
@@ -31,7 +31,7 @@ impl Target {
 }
 
 /// Wraps a payload with sender and receiver.
-pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message {
+pub(super) fn message(own: &DirectoryOwner, to: &MessageReceiver, payload: Vec<u8>) -> Message {
     Message {
         cluster_id: own.cluster.to_string(),
         protocol_version: PROTOCOL_VERSION,
@@ -45,14 +45,18 @@ pub(super) fn message(own: &Identity, to: &Target, payload: Vec<u8>) -> Message 
 }
 
 /// Encodes a value as a message.
-pub(super) fn encode<T: Serialize>(own: &Identity, to: &Target, value: &T) -> Result<Message, Failure> {
+pub(super) fn encode<T: Serialize>(
+    own: &DirectoryOwner,
+    to: &MessageReceiver,
+    value: &T,
+) -> Result<Message, Failure> {
     let payload = rmp_serde::to_vec_named(value)
         .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a raft message: {error}")))?;
     Ok(message(own, to, payload))
 }
 
 /// Checks the sender's cluster and versions, and that this controller is the receiver.
-pub(super) fn check(own: &Identity, message: &Message) -> Result<(), Failure> {
+pub(super) fn check(own: &DirectoryOwner, message: &Message) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     let cluster = &own.cluster;
     if *message.cluster_id != *cluster.0 {
@@ -101,7 +105,7 @@ pub(super) fn check_versions(protocol: u32, cluster: u64) -> Result<(), Failure>
 }
 
 /// Checks and decodes a message.
-pub(super) fn decode<T: DeserializeOwned>(own: &Identity, message: &Message) -> Result<T, Failure> {
+pub(super) fn decode<T: DeserializeOwned>(own: &DirectoryOwner, message: &Message) -> Result<T, Failure> {
     check(own, message)?;
     packed::from_slice(&message.payload)
         .map_err(|error| Failure::malformed(format!("cannot read a raft message: {error}")))
@@ -119,8 +123,8 @@ mod tests {
 
     use super::*;
 
-    fn identity(cluster: &str, controller: u64, directory: &str) -> Identity {
-        Identity {
+    fn identity(cluster: &str, controller: u64, directory: &str) -> DirectoryOwner {
+        DirectoryOwner {
             cluster: ClusterId(cluster.into()),
             controller: ControllerId(controller),
             directory: directory.into(),
@@ -130,10 +134,10 @@ mod tests {
     #[test]
     fn only_the_intended_receiver_reads_a_message() {
         let sender = identity("ours", 1, "a");
-        let to = Target { id: 2, directory: "b".into() };
+        let to = MessageReceiver { id: 2, directory: "b".into() };
         let sent = encode(&sender, &to, &7u32).unwrap();
         assert_eq!(decode::<u32>(&identity("ours", 2, "b"), &sent), Ok(7));
-        assert_eq!(Target::sender(&sent), Target { id: 1, directory: "a".into() });
+        assert_eq!(MessageReceiver::sender(&sent), MessageReceiver { id: 1, directory: "a".into() });
         for other in [identity("theirs", 2, "b"), identity("ours", 3, "b"), identity("ours", 2, "new")] {
             assert_eq!(decode::<u32>(&other, &sent).unwrap_err().reason, Reason::PeerMismatch, "{other}");
         }
@@ -144,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_message_of_a_build_without_shared_rules_is_refused() {
-        let to = Target { id: 2, directory: "b".into() };
+        let to = MessageReceiver { id: 2, directory: "b".into() };
         let sent = encode(&identity("ours", 1, "a"), &to, &7u32).unwrap();
         let read = |cluster_version| {
             decode::<u32>(&identity("ours", 2, "b"), &Message { cluster_version, ..sent.clone() })
@@ -163,7 +167,7 @@ mod tests {
     #[test]
     fn an_undecodable_payload_is_an_error() {
         let own = identity("ours", 1, "a");
-        let to = Target { id: 1, directory: "a".into() };
+        let to = MessageReceiver { id: 1, directory: "a".into() };
         assert!(decode::<u32>(&own, &message(&own, &to, vec![0xc1])).is_err());
     }
 }

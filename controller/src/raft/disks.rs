@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_cluster_state::Command;
+use millrace_cluster_state::StateCommand;
 use millrace_raft_store::{DiskHealth, SYNC_SLOW};
 use millrace_types::{Failure, Reason};
 use serde::{Deserialize, Serialize};
@@ -46,7 +46,7 @@ const LATELY: Duration = Duration::from_secs(2);
 
 /// The state of a controller's disk, as the controller reports it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Disk {
+pub(super) struct DiskReport {
     outstanding_ms: u64,
     slow_for_ms: u64,
     slow_syncs: u32,
@@ -56,7 +56,7 @@ pub(super) struct Disk {
     full: bool,
 }
 
-impl From<DiskHealth> for Disk {
+impl From<DiskHealth> for DiskReport {
     fn from(health: DiskHealth) -> Self {
         let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
         Self {
@@ -70,7 +70,7 @@ impl From<DiskHealth> for Disk {
     }
 }
 
-impl Disk {
+impl DiskReport {
     fn is_slow(&self) -> bool {
         self.slow_syncs > 0
     }
@@ -120,14 +120,14 @@ pub(super) fn handicap(health: DiskHealth) -> Duration {
 /// Another voter that answered, with the properties that decide whether this voter may lead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Candidate {
-    disk: Disk,
+    disk: DiskReport,
     /// Log entries that the voter lacks; `None` if unknown.
     lag: Option<u64>,
 }
 
 /// Returns the voter that should replace a leader with this disk: of the voters with a fast disk that
 /// has space, the one with the smallest lag.
-fn successor(own: &Disk, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
+fn successor(own: &DiskReport, candidates: &BTreeMap<u64, Candidate>) -> Option<u64> {
     if !own.is_unfit() {
         return None;
     }
@@ -153,7 +153,7 @@ async fn run(replica: Replica) {
         };
         let since = led.filter(|(of, _)| *of == term).map_or_else(Instant::now, |(_, since)| since);
         led = Some((term, since));
-        let own = Disk::from(replica.disk.health());
+        let own = DiskReport::from(replica.disk.health());
         if since.elapsed() < LEAD_MIN || !own.is_unfit() {
             continue;
         }
@@ -193,7 +193,7 @@ impl Replica {
     /// Refuses a request at once while this controller's disk hangs and other voters exist. openraft
     /// waits for the disk, so this controller applies nothing and does not learn of a new leader.
     pub(super) fn check_disk(&self) -> Result<(), Failure> {
-        let disk = Disk::from(self.disk.health());
+        let disk = DiskReport::from(self.disk.health());
         if !disk.hangs() || self.membership().voter_ids().count() < 2 {
             return Ok(());
         }
@@ -206,13 +206,13 @@ impl Replica {
     }
 
     /// Refuses a command that enlarges the state while this disk is full. The caller must lead.
-    pub(super) fn check_space(&self, command: &Command) -> Result<(), Failure> {
+    pub(super) fn check_space(&self, command: &StateCommand) -> Result<(), Failure> {
         let grows = matches!(
             command,
-            Command::ApplyFunction { .. }
-                | Command::ApplyWorkflow { .. }
-                | Command::AddArtifact { .. }
-                | Command::BeginOperation { .. }
+            StateCommand::ApplyFunction { .. }
+                | StateCommand::ApplyWorkflow { .. }
+                | StateCommand::AddArtifact { .. }
+                | StateCommand::BeginOperation { .. }
         );
         if !grows || !self.disk.health().full {
             return Ok(());
@@ -229,17 +229,17 @@ impl Replica {
 mod tests {
     use super::*;
 
-    fn disk(slow_syncs: u32, slow_for_ms: u64) -> Disk {
-        Disk { slow_syncs, slow_for_ms, last_ms: 300, ..FAST }
+    fn disk(slow_syncs: u32, slow_for_ms: u64) -> DiskReport {
+        DiskReport { slow_syncs, slow_for_ms, last_ms: 300, ..FAST }
     }
 
-    const FAST: Disk =
-        Disk { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0, full: false };
+    const FAST: DiskReport =
+        DiskReport { outstanding_ms: 0, slow_for_ms: 0, slow_syncs: 0, last_ms: 5, idle_ms: 0, full: false };
 
     #[test]
     fn only_a_disk_that_stays_slow_makes_its_leader_hand_over() {
         let candidates = BTreeMap::from([(2, Candidate { disk: FAST, lag: Some(0) })]);
-        let check = |own: Disk| successor(&own, &candidates);
+        let check = |own: DiskReport| successor(&own, &candidates);
         assert_eq!(check(FAST), None);
         assert_eq!(check(disk(2, 5_000)), None, "two syncs are too few to tell");
         assert_eq!(check(disk(9, 1_999)), None, "too short a time");
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn the_successor_has_a_fast_disk_and_the_smallest_lag() {
         let own = disk(10, 10_000);
-        let check = |candidates: &[(u64, Disk, Option<u64>)]| {
+        let check = |candidates: &[(u64, DiskReport, Option<u64>)]| {
             let candidates = candidates.iter().map(|&(id, disk, lag)| (id, Candidate { disk, lag }));
             successor(&own, &candidates.collect())
         };
@@ -263,8 +263,8 @@ mod tests {
 
     #[test]
     fn a_leader_on_a_full_disk_hands_over_to_a_voter_with_space() {
-        let full = Disk { full: true, ..FAST };
-        let check = |disk: Disk| successor(&full, &[(2, Candidate { disk, lag: Some(0) })].into());
+        let full = DiskReport { full: true, ..FAST };
+        let check = |disk: DiskReport| successor(&full, &[(2, Candidate { disk, lag: Some(0) })].into());
         assert_eq!(check(FAST), Some(2));
         assert_eq!(check(full), None);
         assert_eq!(check(disk(1, 200)), None);
@@ -274,14 +274,15 @@ mod tests {
     #[test]
     fn a_disk_hangs_during_a_hanging_sync_and_between_two_such_syncs() {
         let hangs = |outstanding_ms, slow_syncs, last_ms| {
-            Disk { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0, full: false }.hangs()
+            DiskReport { outstanding_ms, slow_for_ms: 9_000, slow_syncs, last_ms, idle_ms: 0, full: false }
+                .hangs()
         };
         assert!(!hangs(499, 1, 5), "not yet");
         assert!(hangs(500, 1, 5));
         assert!(!hangs(0, 1, 900), "a single long sync is over");
         assert!(hangs(3, 2, 900), "the next of several hanging syncs");
         assert!(!hangs(250, 9, 300), "slow");
-        let idle = Disk { slow_syncs: 9, last_ms: 900, idle_ms: 2_000, ..FAST };
+        let idle = DiskReport { slow_syncs: 9, last_ms: 900, idle_ms: 2_000, ..FAST };
         assert!(!idle.hangs(), "without a recent write, the state is unknown");
     }
 

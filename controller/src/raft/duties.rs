@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_raft_store::Member;
+use millrace_raft_store::GroupMember;
 use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio_util::sync::CancellationToken;
@@ -14,12 +14,12 @@ use super::replica::Replica;
 const HALF_DONE_MAX: Duration = Duration::from_secs(12);
 
 /// Whether the voters are being changed: during the change, majorities of two sets must agree.
-pub(super) fn is_joint(membership: &Membership<u64, Member>) -> bool {
+pub(super) fn is_joint(membership: &Membership<u64, GroupMember>) -> bool {
     membership.get_joint_config().len() > 1
 }
 
 /// Returns the log index of a joint membership while this controller leads.
-fn half_done(metrics: &RaftServerMetrics<u64, Member>) -> Option<u64> {
+fn half_done(metrics: &RaftServerMetrics<u64, GroupMember>) -> Option<u64> {
     let membership = &metrics.membership_config;
     let leads = metrics.state == ServerState::Leader;
     let index = membership.log_id().map_or(0, |log| log.index);

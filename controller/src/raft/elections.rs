@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::disks::handicap;
-use super::peers::{Lane, Peer};
+use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
 use super::route::stopped;
 use super::timing::{LEASE, SILENCE, TURN};
@@ -43,7 +43,7 @@ const LOST_MAX: u32 = 4;
 
 /// The local Raft state that an election depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Look {
+struct ElectionState {
     state: ServerState,
     voters: Vec<u64>,
     /// The last time that a leader was heard or a vote was given; `None` if neither happened since the
@@ -58,13 +58,13 @@ struct Look {
 
 /// A pre-vote request: would the voter vote for a log that ends here?
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct WouldVote {
+pub(super) struct PreVoteRequest {
     last_log: Option<LogId>,
 }
 
 /// Returns how long the leader must be silent before this controller calls an election. `None` while
 /// the controller never calls an election.
-fn patience(look: &Look, own: u64) -> Option<Duration> {
+fn patience(look: &ElectionState, own: u64) -> Option<Duration> {
     if look.state == ServerState::Leader || !look.voters.contains(&own) {
         return None;
     }
@@ -85,7 +85,7 @@ fn penalty(lost: u32) -> Duration {
 }
 
 /// Whether a voter in this state would vote for a log that ends at `last_log`.
-fn would_vote(look: &Look, last_log: Option<LogId>, now: Instant) -> bool {
+fn would_vote(look: &ElectionState, last_log: Option<LogId>, now: Instant) -> bool {
     let leased = look.elected && look.heard.is_some_and(|heard| now < heard + LEASE);
     look.state != ServerState::Leader && !leased && last_log >= look.last_log
 }
@@ -137,7 +137,7 @@ async fn run(replica: Replica, mut rng: StdRng) -> Result<(), Fatal<u64>> {
 impl Replica {
     /// Returns the state after openraft has handled all pending work. Heartbeats that a stalled disk
     /// kept waiting count before the election timer is checked.
-    async fn look(&self) -> Result<Look, Fatal<u64>> {
+    async fn look(&self) -> Result<ElectionState, Fatal<u64>> {
         let asked = self.raft.with_raft_state(|state| {
             let vote = state.vote_ref();
             (state.server_state, state.vote_last_modified(), vote.leader_id().voted_for, vote.is_committed())
@@ -146,7 +146,7 @@ impl Replica {
         let mut voters: Vec<u64> = self.membership().voter_ids().collect();
         voters.sort_unstable();
         let last_log = self.raft.data_metrics().borrow().last_log;
-        Ok(Look { state, voters, heard, vote_for, elected, last_log })
+        Ok(ElectionState { state, voters, heard, vote_for, elected, last_log })
     }
 
     /// Waits until this controller may have to call an election: it no longer leads, or became a voter.
@@ -161,11 +161,11 @@ impl Replica {
     }
 
     /// Asks every voter for a pre-vote, and returns as soon as a majority agrees.
-    async fn majority_would_vote(&self, look: &Look) -> bool {
+    async fn majority_would_vote(&self, look: &ElectionState) -> bool {
         let needed = look.voters.len() / 2 + 1;
-        let mut others = self.others(Lane::Requests);
+        let mut others = self.others(TrafficClass::Requests);
         others.retain(|peer| look.voters.contains(&peer.id()));
-        let question = WouldVote { last_log: look.last_log };
+        let question = PreVoteRequest { last_log: look.last_log };
         let mut asked: FuturesUnordered<_> = others.into_iter().map(|peer| ask(peer, question)).collect();
         let mut would = 1;
         while would < needed {
@@ -178,13 +178,13 @@ impl Replica {
     }
 
     /// Whether this controller would vote for the sender.
-    pub(super) async fn would_vote_here(&self, question: WouldVote) -> Result<bool, Failure> {
+    pub(super) async fn would_vote_here(&self, question: PreVoteRequest) -> Result<bool, Failure> {
         let look = self.look().await.map_err(|error| stopped(&error))?;
         Ok(would_vote(&look, question.last_log, Instant::now()))
     }
 }
 
-async fn ask(peer: Peer, question: WouldVote) -> bool {
+async fn ask(peer: PeerClient, question: PreVoteRequest) -> bool {
     let asked = peer.call(ASK_TIMEOUT, &question, async |mut client, message| client.pre_vote(message).await);
     let answer: Result<bool, Failure> = asked.await;
     answer.unwrap_or(false)
@@ -200,8 +200,8 @@ mod tests {
         Some(LogId::new(CommittedLeaderId::new(term, 1), index))
     }
 
-    fn follower(voters: &[u64], leader: u64) -> Look {
-        Look {
+    fn follower(voters: &[u64], leader: u64) -> ElectionState {
+        ElectionState {
             state: ServerState::Follower,
             voters: voters.to_vec(),
             heard: None,
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!([three(3, 1), three(3, 2)], [Some(SILENCE), Some(SILENCE + TURN)]);
         assert_eq!(three(1, 4), None, "a learner");
         assert_eq!(patience(&follower(&[1], 1), 1), Some(Duration::ZERO), "no other voter to wait for");
-        let leader = Look { state: ServerState::Leader, ..follower(&[1, 2, 3], 1) };
+        let leader = ElectionState { state: ServerState::Leader, ..follower(&[1, 2, 3], 1) };
         assert_eq!(patience(&leader, 1), None);
         let penalties = [0, 1, 2, 3, LOST_MAX].map(penalty);
         assert_eq!(penalties, [0, 0, 1, 3, 7].map(|times| SILENCE * times));
@@ -228,14 +228,14 @@ mod tests {
     #[test]
     fn a_voter_that_hears_its_leader_or_has_more_of_the_log_denies_the_pre_vote() {
         let now = Instant::now();
-        let silent = Look { heard: Some(now), ..follower(&[1, 2, 3], 1) };
+        let silent = ElectionState { heard: Some(now), ..follower(&[1, 2, 3], 1) };
         assert!(!would_vote(&silent, log(2, 10), now + LEASE - Duration::from_millis(1)));
         assert!(would_vote(&silent, log(2, 10), now + LEASE));
         assert!(!would_vote(&silent, log(2, 9), now + LEASE));
         assert!(!would_vote(&silent, log(1, 99), now + LEASE), "an earlier term's log is older");
-        let voted = Look { elected: false, ..silent.clone() };
+        let voted = ElectionState { elected: false, ..silent.clone() };
         assert!(would_vote(&voted, log(2, 10), now), "the candidate may never win");
-        let leader = Look { state: ServerState::Leader, ..silent };
+        let leader = ElectionState { state: ServerState::Leader, ..silent };
         assert!(!would_vote(&leader, log(9, 99), now + LEASE));
     }
 }

@@ -25,15 +25,15 @@ use tonic::{Code, Request, Response, Status};
 use super::asking::ask_from;
 use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
 use super::peers::connect;
-use super::world::World;
-use crate::config::{Start, internal_server};
+use super::world::RaftEnvironment;
+use crate::config::{ClusterStart, internal_server};
 
 /// The timeout of another controller's report of an empty directory.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The outcome of asking the other controllers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum BootstrapOutcome {
     /// All listed controllers have empty directories and wait for a cluster.
     Nothing,
     /// A cluster accepts this controller.
@@ -42,10 +42,10 @@ pub(super) enum Found {
 
 /// Asks all controllers until each reports an empty directory, or a controller reports a cluster.
 pub(super) async fn found_or_join(
-    world: &dyn World,
+    world: &dyn RaftEnvironment,
     with: &[String],
     request: JoinRequest,
-) -> Result<Found, Error> {
+) -> Result<BootstrapOutcome, Error> {
     let until = Instant::now() + JOIN_TIMEOUT;
     let mut reason = "no address was given".to_owned();
     let mut told = String::new();
@@ -57,13 +57,13 @@ pub(super) async fn found_or_join(
                 Err(why) => reason = why,
             }
             match ask_from(world, address, &request).await {
-                Ok(answer) => return Ok(Found::Cluster(ClusterId(answer.cluster_id.into()))),
+                Ok(answer) => return Ok(BootstrapOutcome::Cluster(ClusterId(answer.cluster_id.into()))),
                 Err(failure) if failure.retryable || failure.may_have_executed => {}
                 Err(failure) => return Err(Error::Refused(failure)),
             }
         }
         if empty == with.len() {
-            return Ok(Found::Nothing);
+            return Ok(BootstrapOutcome::Nothing);
         }
         if told != reason {
             tracing::info!(
@@ -79,7 +79,7 @@ pub(super) async fn found_or_join(
 
 /// Checks that a controller has an empty directory and lets this controller found the cluster. The
 /// error is the reason if not.
-async fn look(world: &dyn World, address: &str, own: u64) -> Result<(), String> {
+async fn look(world: &dyn RaftEnvironment, address: &str, own: u64) -> Result<(), String> {
     let channel =
         connect(world, address).map_err(|error| format!("{address:?} is not an address: {error}"))?;
     let mut client = FoundingClient::new(channel);
@@ -106,14 +106,14 @@ const FOUNDING_CONNECTIONS_MAX: usize = 64;
 
 /// A controller with an empty data directory.
 #[derive(Debug, Clone, Copy)]
-struct Empty {
+struct EmptyController {
     id: ControllerId,
     /// Whether the controller is told to found a cluster.
     founds: bool,
 }
 
 #[tonic::async_trait]
-impl Founding for Empty {
+impl Founding for EmptyController {
     async fn look(&self, _request: Request<LookRequest>) -> Result<Response<LookResponse>, Status> {
         Ok(Response::new(LookResponse { id: self.id.0, founds: self.founds }))
     }
@@ -121,8 +121,8 @@ impl Founding for Empty {
 
 /// Reports on `address` that this controller has an empty directory, until the future is dropped. The
 /// address is then free at once for the member's own server.
-pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &Start) {
-    let empty = Empty { id, founds: matches!(start, Start::Found { .. }) };
+pub(crate) async fn say_empty(address: SocketAddr, id: ControllerId, start: &ClusterStart) {
+    let empty = EmptyController { id, founds: matches!(start, ClusterStart::Found { .. }) };
     let serve = async {
         let (listener, _) = millrace_transport::listen(address)?;
         let routes = Routes::new(FoundingServer::new(empty));
@@ -149,7 +149,7 @@ mod tests {
     use hyper_util::rt::TokioIo;
     use millrace_cluster_state::State;
     use millrace_proto::raft::JoinIntent;
-    use millrace_raft_store::{DataDir, Identity, Store};
+    use millrace_raft_store::{DataDir, DirectoryOwner, RaftStore};
     use tokio::io::duplex;
     use tonic::codegen::http::Uri;
     use tonic::transport::{Channel, Endpoint, Server};
@@ -159,9 +159,9 @@ mod tests {
 
     /// Waiting controllers by address; any other address refuses connections.
     #[derive(Debug, Clone, Default)]
-    struct Waiting(BTreeMap<String, Empty>);
+    struct Waiting(BTreeMap<String, EmptyController>);
 
-    impl World for Waiting {
+    impl RaftEnvironment for Waiting {
         fn dial(&self, endpoint: &Endpoint) -> Channel {
             let world = self.clone();
             let connect = move |to: Uri| {
@@ -181,16 +181,16 @@ mod tests {
         fn open(
             &self,
             _dir: DataDir,
-            _identity: &Identity,
-        ) -> Result<Store<State>, millrace_raft_store::Error> {
+            _identity: &DirectoryOwner,
+        ) -> Result<RaftStore<State>, millrace_raft_store::Error> {
             unreachable!("no directory is opened before the cluster is founded")
         }
     }
 
     /// Returns the outcome for controller 2, which founds a cluster with `a` and `b`.
-    async fn found(waiting: &[(&str, u64, bool)]) -> Result<Found, String> {
+    async fn found(waiting: &[(&str, u64, bool)]) -> Result<BootstrapOutcome, String> {
         let empty = |&(name, id, founds): &(&str, u64, bool)| {
-            (name.to_owned(), Empty { id: ControllerId(id), founds })
+            (name.to_owned(), EmptyController { id: ControllerId(id), founds })
         };
         let world = Waiting(waiting.iter().map(empty).collect());
         let request = join_request(ControllerId(2), "new", JoinIntent::Check);
@@ -200,14 +200,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_cluster_is_founded_only_if_all_other_controllers_are_empty() {
-        assert_eq!(found(&[("a", 1, false), ("b", 3, false)]).await, Ok(Found::Nothing));
+        assert_eq!(found(&[("a", 1, false), ("b", 3, false)]).await, Ok(BootstrapOutcome::Nothing));
         let refused = found(&[("b", 3, false)]).await.unwrap_err();
         assert!(refused.contains("a:1 does not answer"), "{refused}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_lowest_id_of_several_founders_founds_the_cluster() {
-        assert_eq!(found(&[("a", 4, true), ("b", 3, true)]).await, Ok(Found::Nothing));
+        assert_eq!(found(&[("a", 4, true), ("b", 3, true)]).await, Ok(BootstrapOutcome::Nothing));
         let refused = found(&[("a", 1, true), ("b", 3, true)]).await.unwrap_err();
         assert!(refused.contains("controller 1 was told to as well"), "{refused}");
     }

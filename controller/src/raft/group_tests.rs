@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::operations::End;
+use millrace_cluster_state::operations::OperationResult;
 use millrace_cluster_state::{
-    Applied, CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, Proposal, RulesVersion, State,
-    UnixMillis,
+    CLUSTER_VERSION, CallerName, CommandEffect, ControllerId, IdempotencyKey, Proposal, RulesVersion, State,
+    StateCommand, UnixMillis,
 };
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::raft::raft_server::Raft as _;
 use millrace_proto::raft::{JoinIntent, JoinRequest};
 use millrace_proto::status::from_status;
-use millrace_raft_store::{DataDir, Entry, Identity, LogId, Member, Store as RaftStore};
+use millrace_raft_store::{DataDir, DirectoryOwner, Entry, GroupMember, LogId, RaftStore};
 use millrace_types::{Bytes, ClusterId, Digest, Reason, Revision};
 use openraft::storage::RaftLogStorageExt as _;
 use openraft::{CommittedLeaderId, EntryPayload, Membership};
@@ -24,18 +24,18 @@ use tonic::Request;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 
-use super::bootstrap::{self, Opening};
-use super::codec::{self, Target};
+use super::bootstrap::{self, OpenOptions};
+use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
-use super::service::{Service, Shown};
-use super::world::{Machine, Snapshots, World};
-use super::{Change, Lane, Replica, elections, versions};
-use crate::artifacts::{Artifacts, Store};
+use super::service::{ReadableParts, Service};
+use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
+use super::{MembershipRequest, Replica, TrafficClass, elections, versions};
+use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
-use crate::config::{JoinAs, Limits, Start};
+use crate::config::{ClusterStart, ControllerLimits, JoinAs};
 use crate::fixtures::{chain, functions, key};
 use crate::inspection::Inspection;
-use crate::passed::{Passed, Passing, Told};
+use crate::passed::{RunTraffic, TrafficMatrix, TrafficReport};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -51,7 +51,7 @@ impl WallClock for Standing {
 pub(crate) struct Node {
     pub(crate) replica: Replica,
     service: Service,
-    pub(crate) passed: Passed,
+    pub(crate) passed: TrafficMatrix,
     address: String,
     server: JoinHandle<()>,
     _stop: tokio_util::sync::DropGuard,
@@ -59,40 +59,45 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) async fn start(number: u64, start: Start) -> Self {
+    pub(crate) async fn start(number: u64, start: ClusterStart) -> Self {
         Self::start_seeded(number, start, 7).await.unwrap()
     }
 
-    async fn start_seeded(number: u64, start: Start, seed: u64) -> Result<Self, bootstrap::Error> {
-        Self::start_in(Arc::new(Machine), number, start, seed).await
+    async fn start_seeded(number: u64, start: ClusterStart, seed: u64) -> Result<Self, bootstrap::Error> {
+        Self::start_in(Arc::new(HostEnvironment), number, start, seed).await
     }
 
     async fn start_in(
-        world: Arc<dyn World>,
+        world: Arc<dyn RaftEnvironment>,
         number: u64,
-        start: Start,
+        start: ClusterStart,
         seed: u64,
     ) -> Result<Self, bootstrap::Error> {
         let dir = tempfile::tempdir().unwrap();
-        let opening = Opening {
+        let opening = OpenOptions {
             data_dir: dir.path().to_owned(),
             id: ControllerId(number),
             start: start.clone(),
             now: Standing.now(),
             seed,
-            snapshots: Snapshots::every(crate::config::SNAPSHOT_EVERY),
+            snapshots: SnapshotSchedule::every(crate::config::SNAPSHOT_EVERY),
             world,
         };
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica =
             bootstrap::replica(opened, String::new(), Arc::new(Standing), RaftSpawner::current()).await?;
-        let store = Store::open(dir.path()).unwrap();
-        let artifacts =
-            Artifacts::new(store, None, replica.clone(), Limits::default(), Inspection::InProcess);
+        let store = ArtifactStore::open(dir.path()).unwrap();
+        let artifacts = ArtifactService::new(
+            store,
+            None,
+            replica.clone(),
+            ControllerLimits::default(),
+            Inspection::InProcess,
+        );
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let passed = Passed::default();
-        let shown = Shown { passed: passed.clone(), ..Shown::default() };
+        let passed = TrafficMatrix::default();
+        let shown = ReadableParts { passed: passed.clone(), ..ReadableParts::default() };
         let service = Service::new(replica.clone(), Arc::new(artifacts)).showing(shown);
         let served = service.clone().server();
         let server = tokio::spawn(async move {
@@ -105,12 +110,12 @@ impl Node {
         Ok(Self { replica, service, passed, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
-    pub(crate) fn joining(&self, role: JoinAs) -> Start {
-        Start::Join { at: vec![self.address.clone()], role }
+    pub(crate) fn joining(&self, role: JoinAs) -> ClusterStart {
+        ClusterStart::Join { at: vec![self.address.clone()], role }
     }
 
-    async fn write(&self, model: &str) -> Applied {
-        let command = Command::AddArtifact {
+    async fn write(&self, model: &str) -> CommandEffect {
+        let command = StateCommand::AddArtifact {
             digest: Digest::of(model.as_bytes()),
             bytes: Bytes(1),
             model: crate::fixtures::bare_model(),
@@ -118,7 +123,7 @@ impl Node {
         };
         // The write has a key like clients' writes: an unanswered write is retried at the next leader.
         let key = IdempotencyKey { client: model.into(), seq: 1 };
-        self.replica.propose(Caller("test".into()), Some(key), command).await.unwrap()
+        self.replica.propose(CallerName("test".into()), Some(key), command).await.unwrap()
     }
 
     /// Waits until this node has applied as much as `other`, and compares the states.
@@ -145,7 +150,7 @@ pub(crate) async fn until(node: &Node, wanted: impl Fn(&State) -> bool) {
 }
 
 pub(crate) async fn first() -> Node {
-    Node::start(1, Start::Bootstrap).await
+    Node::start(1, ClusterStart::Bootstrap).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -175,24 +180,24 @@ async fn members_join_agree_and_elect_another_leader_when_theirs_dies() {
 #[derive(Debug)]
 struct BegunByVersion9;
 
-impl World for BegunByVersion9 {
+impl RaftEnvironment for BegunByVersion9 {
     fn dial(&self, endpoint: &Endpoint) -> Channel {
-        Machine.dial(endpoint)
+        HostEnvironment.dial(endpoint)
     }
 
     fn open(
         &self,
         dir: DataDir,
-        identity: &Identity,
+        identity: &DirectoryOwner,
     ) -> Result<RaftStore<State>, millrace_raft_store::Error> {
-        let mut store = Machine.open(dir, identity)?;
-        let member = Member { address: String::new(), directory: identity.directory.clone() };
+        let mut store = HostEnvironment.open(dir, identity)?;
+        let member = GroupMember { address: String::new(), directory: identity.directory.clone() };
         let members = BTreeMap::from([(identity.controller.0, member)]);
         let init = Proposal {
             stamp: UnixMillis(1_000),
-            caller: Caller("controller".into()),
+            caller: CallerName("controller".into()),
             idempotency: None,
-            command: Command::InitCluster { cluster_id: identity.cluster.clone() },
+            command: StateCommand::InitCluster { cluster_id: identity.cluster.clone() },
         };
         let voters = vec![members.keys().copied().collect()];
         let payloads =
@@ -209,7 +214,7 @@ impl World for BegunByVersion9 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_leader_switches_rules_9_to_the_next_once_all_voters_know_them() {
-    let a = Node::start_in(Arc::new(BegunByVersion9), 1, Start::Bootstrap, 7).await.unwrap();
+    let a = Node::start_in(Arc::new(BegunByVersion9), 1, ClusterStart::Bootstrap, 7).await.unwrap();
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     assert_eq!([&a, &b].map(|node| node.replica.state().rules()), [RulesVersion(9); 2]);
     let stop = CancellationToken::new();
@@ -226,8 +231,8 @@ async fn the_leader_switches_rules_9_to_the_next_once_all_voters_know_them() {
 async fn a_command_with_unknown_rules_is_refused() {
     let first = first().await;
     let version = RulesVersion::NEWEST.next();
-    let unknown = Command::SetClusterVersion { version };
-    let refused = first.replica.propose(Caller("test".into()), None, unknown).await.unwrap_err();
+    let unknown = StateCommand::SetClusterVersion { version };
+    let refused = first.replica.propose(CallerName("test".into()), None, unknown).await.unwrap_err();
     assert_eq!(refused.reason, Reason::MalformedRequest, "{refused}");
     first.write("after the refusal").await;
 }
@@ -262,17 +267,17 @@ async fn a_voter_that_lost_its_directory_neither_rejoins_nor_answers_under_its_o
     assert!(refused.to_string().contains("millrace cluster remove 2"), "{refused}");
 
     // Each side refuses the other's messages.
-    let wiped = Identity { directory: "new".into(), ..b.replica.own().clone() };
-    let to = Target { id: 3, directory: c.replica.own().directory.clone() };
+    let wiped = DirectoryOwner { directory: "new".into(), ..b.replica.own().clone() };
+    let to = MessageReceiver { id: 3, directory: c.replica.own().directory.clone() };
     let sent = codec::encode(&wiped, &to, &()).unwrap();
     let mut client = RaftClient::connect(format!("http://{}", c.address)).await.unwrap();
     let unheard = client.vote(sent).await.unwrap_err();
     assert_eq!(from_status(&unheard).reason, Reason::PeerMismatch);
-    let known = Target { id: 2, directory };
+    let known = MessageReceiver { id: 2, directory };
     let sent = codec::encode(a.replica.own(), &known, &()).unwrap();
     assert_eq!(codec::check(&wiped, &sent).unwrap_err().reason, Reason::PeerMismatch);
 
-    a.replica.change_group(Change::Remove(2), Caller("test".into())).await.unwrap();
+    a.replica.change_group(MembershipRequest::Remove(2), CallerName("test".into())).await.unwrap();
     let d = Node::start_seeded(4, a.joining(JoinAs::Voter), 9).await.unwrap();
     assert!(d.write("with its replacement").await.changed());
     d.agrees_with(&a).await;
@@ -291,7 +296,8 @@ async fn a_leadership_transfer_loses_no_write() {
     let (led, ()) = tokio::join!(c.replica.transfer(2), writes);
     assert_eq!(led.unwrap().leader, 2);
     assert!(b.replica.leading_term().is_some());
-    let refused = b.replica.change_group(Change::Remove(2), Caller("test".into())).await.unwrap_err();
+    let refused =
+        b.replica.change_group(MembershipRequest::Remove(2), CallerName("test".into())).await.unwrap_err();
     assert_eq!(refused.reason, Reason::MembershipRefused);
     let state = b.replica.linearizable().await.unwrap();
     assert_eq!(state.artifacts_len(), 50);
@@ -303,18 +309,18 @@ async fn a_membership_change_records_its_outcome_after_its_caller_has_gone() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     let known = a.replica.state().operations().count();
-    let to = Target { id: 1, directory: a.replica.own().directory.clone() };
-    let change = (Change::Remove(2), Caller("test".into()));
+    let to = MessageReceiver { id: 1, directory: a.replica.own().directory.clone() };
+    let change = (MembershipRequest::Remove(2), CallerName("test".into()));
     let sent = codec::encode(b.replica.own(), &to, &change).unwrap();
     tokio::select! {
         biased;
         () = until(&a, |state| state.operations().count() > known) => {}
         answer = a.service.change_group(Request::new(sent)) => panic!("before it had begun: {answer:?}"),
     }
-    let ended = until(&a, |state| state.operations().all(|it| !it.runs()));
+    let ended = until(&a, |state| state.operations().all(|it| !it.is_running()));
     tokio::time::timeout(WAIT.unwrap(), ended).await.expect("the operation records its outcome");
     let last = a.replica.state().operations().next_back().unwrap().ended.clone();
-    assert_eq!(last.map(|(_, end)| end), Some(End::Succeeded));
+    assert_eq!(last.map(|(_, end)| end), Some(OperationResult::Succeeded));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -324,8 +330,8 @@ async fn reads_and_writes_without_a_majority_are_refused_and_stale_reads_are_ser
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
     a.kill().await;
     assert_eq!(b.replica.linearizable().await.unwrap_err().reason, Reason::NoLeader);
-    let command = Command::InitCluster { cluster_id: ClusterId("x".into()) };
-    let refused = b.replica.propose(Caller("test".into()), None, command).await.unwrap_err();
+    let command = StateCommand::InitCluster { cluster_id: ClusterId("x".into()) };
+    let refused = b.replica.propose(CallerName("test".into()), None, command).await.unwrap_err();
     assert_eq!((refused.reason, refused.retryable), (Reason::NoLeader, true));
     assert_eq!(b.replica.state().artifacts_len(), 1);
     let status = b.replica.cluster_status().await;
@@ -338,21 +344,21 @@ async fn reads_and_writes_without_a_majority_are_refused_and_stale_reads_are_ser
 async fn a_controller_gets_the_traffic_of_runs_on_another_controller() {
     let a = first().await;
     let b = Node::start(2, a.joining(JoinAs::Voter)).await;
-    let workflow = Command::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
+    let workflow = StateCommand::ApplyWorkflow { spec: chain(&[("s", "f")]), expected: None };
     for command in functions(&["f"]).into_iter().chain([workflow]) {
-        a.replica.propose(Caller("test".into()), None, command).await.unwrap();
+        a.replica.propose(CallerName("test".into()), None, command).await.unwrap();
     }
     until(&b, |state| state.workflow(&key("w")).is_some()).await;
 
     for workflow in ["w", "gone"] {
-        let passing = Passing::default();
+        let passing = RunTraffic::default();
         passing.took(key("f").name, &key("g").name, 7);
         b.passed.ran(&key(workflow), Revision::FIRST, passing);
     }
-    let others = a.replica.others(Lane::Requests);
+    let others = a.replica.others(TrafficClass::Requests);
     let [peer] = &others[..] else { panic!("{others:?}") };
     let asked = peer.call(Duration::from_secs(5), &(), async |mut it, message| it.get_passed(message).await);
-    let told: Vec<Told> = asked.await.unwrap();
+    let told: Vec<TrafficReport> = asked.await.unwrap();
     assert_eq!((told.len(), &told), (1, &b.passed.told(&b.replica.state())));
 }
 
@@ -362,8 +368,8 @@ async fn a_controller_of_another_cluster_or_cluster_version_is_refused() {
     let own = a.replica.own();
     let channel = Channel::from_shared(format!("http://{}", a.address)).unwrap().connect_lazy();
     let mut client = RaftClient::new(channel);
-    let stranger = Identity { cluster: ClusterId("another".into()), ..own.clone() };
-    let to = Target { id: 1, directory: own.directory.clone() };
+    let stranger = DirectoryOwner { cluster: ClusterId("another".into()), ..own.clone() };
+    let to = MessageReceiver { id: 1, directory: own.directory.clone() };
     let refused = client.vote(codec::encode(&stranger, &to, &()).unwrap()).await.unwrap_err();
     assert_eq!(from_status(&refused).reason, Reason::PeerMismatch);
     let join = JoinRequest {

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, KnownRules, RulesVersion, State};
+use millrace_cluster_state::{CallerName, KnownRules, RulesVersion, State};
 use millrace_proto::admin as api;
 use millrace_proto::raft::{JoinIntent as Intent, JoinRequest, JoinResponse};
-use millrace_raft_store::{ClusterConfig, Member};
+use millrace_raft_store::{ClusterConfig, GroupMember};
 use millrace_types::{Failure, Reason};
 use openraft::ChangeMembers;
 use openraft::error::{ClientWriteError, RaftError};
@@ -15,10 +15,10 @@ use openraft::raft::ClientWriteResponse;
 use serde::{Deserialize, Serialize};
 
 use super::codec::check_versions;
-use super::peers::Peer;
-use super::replica::{Leader, Replica};
+use super::peers::PeerClient;
+use super::replica::{KnownLeader, Replica};
 use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
-use super::rules::{self, Change, Group, Step};
+use super::rules::{self, GroupStatus, MembershipChange, MembershipRequest};
 use super::versions::check_knows;
 
 /// The timeout of a membership change: two entries that a majority must store.
@@ -33,20 +33,20 @@ const FORWARD_TIMEOUT: Duration = CHANGE_TIMEOUT
     .saturating_add(WRITE_TIMEOUT)
     .saturating_add(Duration::from_secs(6));
 
-type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, Member>>>;
+type Written = Result<ClientWriteResponse<ClusterConfig>, RaftError<u64, ClientWriteError<u64, GroupMember>>>;
 
 /// The group after a change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Members {
-    members: BTreeMap<u64, Member>,
+pub(crate) struct GroupMembers {
+    members: BTreeMap<u64, GroupMember>,
     voters: BTreeSet<u64>,
     warnings: Vec<String>,
     /// The id of the change's operation; 0 if nothing had to change.
     operation: u64,
 }
 
-impl From<Members> for api::ChangeMembershipResponse {
-    fn from(group: Members) -> Self {
+impl From<GroupMembers> for api::ChangeMembershipResponse {
+    fn from(group: GroupMembers) -> Self {
         let members = group.members.iter().map(|(&id, member)| api::Member {
             id,
             internal_address: member.address.clone(),
@@ -63,13 +63,17 @@ impl Replica {
     /// # Errors
     /// `MEMBERSHIP_REFUSED` if the change is unsafe, `retryable` if the reason is temporary.
     /// `NO_LEADER` if no leader answers, with `may_have_executed` if the change may still take effect.
-    pub(crate) async fn change_group(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
+    pub(crate) async fn change_group(
+        &self,
+        change: MembershipRequest,
+        caller: CallerName,
+    ) -> Result<GroupMembers, Failure> {
         let mut attempts = self.attempts();
         loop {
             let tried = match self.leader() {
-                Leader::Here => self.change_here(change, caller.clone()).await,
-                Leader::There(leader) => forward(&leader, (change, &caller)).await,
-                Leader::Unknown => Err(nobody_leads()),
+                KnownLeader::Here => self.change_here(change, caller.clone()).await,
+                KnownLeader::There(leader) => forward(&leader, (change, &caller)).await,
+                KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
                 Err(failure) if again(&failure) && attempts.another().await => {}
@@ -79,13 +83,17 @@ impl Replica {
     }
 
     /// Changes the group; this controller must lead.
-    pub(super) async fn change_here(&self, change: Change, caller: Caller) -> Result<Members, Failure> {
+    pub(super) async fn change_here(
+        &self,
+        change: MembershipRequest,
+        caller: CallerName,
+    ) -> Result<GroupMembers, Failure> {
         if self.leading_term().is_none() {
             return Err(nobody_leads());
         }
         let group = self.group().await;
         let step = rules::check(&group, change)?;
-        if step == Step::Nothing {
+        if step == MembershipChange::Nothing {
             return self.carry_out(&group, step, 0).await;
         }
         let operation = self.begin_change(change, caller.clone()).await?;
@@ -95,16 +103,21 @@ impl Replica {
         changed
     }
 
-    async fn carry_out(&self, group: &Group, step: Step, operation: u64) -> Result<Members, Failure> {
+    async fn carry_out(
+        &self,
+        group: &GroupStatus,
+        step: MembershipChange,
+        operation: u64,
+    ) -> Result<GroupMembers, Failure> {
         let only = |id| BTreeSet::from([id]);
-        if let Step::RemoveVoter(leaving) | Step::RemoveLearner(leaving) = step {
+        if let MembershipChange::RemoveVoter(leaving) | MembershipChange::RemoveLearner(leaving) = step {
             self.keep_models(group, leaving).await?;
         }
         let changes = match step {
-            Step::Nothing => None,
-            Step::AddVoter(id) => Some(ChangeMembers::AddVoterIds(only(id))),
-            Step::RemoveVoter(id) => Some(ChangeMembers::RemoveVoters(only(id))),
-            Step::RemoveLearner(id) => Some(ChangeMembers::RemoveNodes(only(id))),
+            MembershipChange::Nothing => None,
+            MembershipChange::AddVoter(id) => Some(ChangeMembers::AddVoterIds(only(id))),
+            MembershipChange::RemoveVoter(id) => Some(ChangeMembers::RemoveVoters(only(id))),
+            MembershipChange::RemoveLearner(id) => Some(ChangeMembers::RemoveNodes(only(id))),
         };
         if let Some(changes) = changes {
             in_time(self.raft.change_membership(changes, false)).await?;
@@ -113,11 +126,11 @@ impl Replica {
         let voters: BTreeSet<u64> = membership.voter_ids().collect();
         let warnings = rules::warnings(&voters, &group.reachable);
         let members = membership.nodes().map(|(&id, member)| (id, member.clone())).collect();
-        Ok(Members { members, voters, warnings, operation })
+        Ok(GroupMembers { members, voters, warnings, operation })
     }
 
     /// Waits, within bounds, until the group no longer needs the model files of a leaving member.
-    async fn keep_models(&self, group: &Group, leaving: u64) -> Result<(), Failure> {
+    async fn keep_models(&self, group: &GroupStatus, leaving: u64) -> Result<(), Failure> {
         let kept = |state: &State| {
             let used = state.artifacts().filter(|artifact| artifact.uses > 0);
             rules::keeps_models(group, leaving, used.map(|artifact| &**artifact))
@@ -141,12 +154,12 @@ impl Replica {
         in_time(self.raft.change_membership(ChangeMembers::AddVoterIds(BTreeSet::new()), true)).await
     }
 
-    async fn group(&self) -> Group {
+    async fn group(&self) -> GroupStatus {
         let statuses = self.statuses().await;
         let own = self.own_status();
         let membership = self.membership();
         let ids = || membership.nodes().map(|(&id, _)| id);
-        Group {
+        GroupStatus {
             leader: self.id().0,
             voters: membership.voter_ids().collect(),
             learners: membership.learner_ids().collect(),
@@ -168,9 +181,9 @@ impl Replica {
             return Err(Failure::new(Reason::PeerMismatch, message));
         }
         let leader_address = match self.leader() {
-            Leader::Here => String::new(),
-            Leader::There(leader) => leader.address,
-            Leader::Unknown => return Err(nobody_leads()),
+            KnownLeader::Here => String::new(),
+            KnownLeader::There(leader) => leader.address,
+            KnownLeader::Unknown => return Err(nobody_leads()),
         };
         if leader_address.is_empty() {
             self.admit(&request).await?;
@@ -184,10 +197,10 @@ impl Replica {
         let membership = self.membership();
         let known = membership.get_node(&request.id);
         let JoinRequest { id, address, directory, .. } = request;
-        let announced = rules::Announced { id: *id, address, directory };
+        let announced = rules::JoinAnnouncement { id: *id, address, directory };
         let known_directory = known.map(|known| known.directory.as_str());
         rules::admit(announced, known_directory, membership.nodes().count())?;
-        let member = Member { address: request.address.clone(), directory: request.directory.clone() };
+        let member = GroupMember { address: request.address.clone(), directory: request.directory.clone() };
         let intent = request.intent();
         match known {
             _ if intent == Intent::Check => Ok(()),
@@ -237,7 +250,10 @@ fn once_begun(failure: Failure) -> Failure {
 
 /// Forwards a change to the leader and waits for the end. A change has no idempotency key, so an
 /// abandoned change cannot be retried like a write.
-async fn forward(leader: &Peer, change: (Change, &Caller)) -> Result<Members, Failure> {
+async fn forward(
+    leader: &PeerClient,
+    change: (MembershipRequest, &CallerName),
+) -> Result<GroupMembers, Failure> {
     let asked =
         leader.call(FORWARD_TIMEOUT, &change, async |mut client, message| client.change_group(message).await);
     asked.await.map_err(|failure| leads_no_more(leader, failure))

@@ -60,13 +60,13 @@ pub(crate) mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_raft_store::{ClusterConfig, Identity};
+use millrace_raft_store::{ClusterConfig, DirectoryOwner};
 use openraft::{Config, SnapshotPolicy};
 
-pub(crate) use peers::{Lane, Peer};
-pub(crate) use replica::{Changes, Replica};
-pub(crate) use rules::Change;
-use world::Snapshots;
+pub(crate) use peers::{PeerClient, TrafficClass};
+pub(crate) use replica::{Replica, ReplicaWatch};
+pub(crate) use rules::MembershipRequest;
+use world::SnapshotSchedule;
 
 pub(crate) type Raft = openraft::Raft<ClusterConfig>;
 
@@ -75,7 +75,7 @@ const ENTRIES_PER_CALL_MAX: u64 = 256;
 /// The timeout of sending and installing a snapshot.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-fn config(own: &Identity, snapshots: Snapshots) -> Result<Arc<Config>, bootstrap::Error> {
+fn config(own: &DirectoryOwner, snapshots: SnapshotSchedule) -> Result<Arc<Config>, bootstrap::Error> {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let config = Config {
         cluster_name: own.cluster.to_string(),

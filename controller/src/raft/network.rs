@@ -10,7 +10,7 @@ use futures::stream;
 use futures::{Stream, StreamExt as _};
 use millrace_proto::raft::Message;
 use millrace_proto::raft::raft_client::RaftClient;
-use millrace_raft_store::{ClusterConfig, Identity, Member, SnapshotFile};
+use millrace_raft_store::{ClusterConfig, DirectoryOwner, GroupMember, SnapshotFile};
 use millrace_types::{Failure, Reason};
 use openraft::error::{
     Fatal, NetworkError, RPCError, RaftError, RemoteError, ReplicationClosed, StreamingError, Unreachable,
@@ -25,10 +25,10 @@ use serde::de::DeserializeOwned;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-use super::codec::{self, Target};
-use super::peers::{Lane, Peer, Peers};
-use super::silence::Silences;
-use super::unheard::Voice;
+use super::codec::{self, MessageReceiver};
+use super::peers::{PeerClient, RaftPeerConnections, TrafficClass};
+use super::silence::ReplicationOutages;
+use super::unheard::LeaderGate;
 
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -37,30 +37,30 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// timeout: a member that returns must hear the leader before the election timeout.
 const UNREACHABLE_PAUSE: Duration = Duration::from_millis(100);
 
-type CallError = RPCError<u64, Member, RaftError<u64>>;
+type CallError = RPCError<u64, GroupMember, RaftError<u64>>;
 
 /// Creates openraft's clients for the members of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Network {
-    pub(crate) peers: Peers,
+    pub(crate) peers: RaftPeerConnections,
 }
 
 /// openraft's client for one member.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    log: Peer,
-    bulk: Peer,
-    voice: Voice,
-    silences: Silences,
+pub(crate) struct RaftMemberClient {
+    log: PeerClient,
+    bulk: PeerClient,
+    voice: LeaderGate,
+    silences: ReplicationOutages,
 }
 
 impl RaftNetworkFactory<ClusterConfig> for Network {
-    type Network = Wire;
+    type Network = RaftMemberClient;
 
-    async fn new_client(&mut self, target: u64, member: &Member) -> Wire {
-        Wire {
-            log: self.peers.peer(target, member, Lane::Log),
-            bulk: self.peers.peer(target, member, Lane::Bulk),
+    async fn new_client(&mut self, target: u64, member: &GroupMember) -> RaftMemberClient {
+        RaftMemberClient {
+            log: self.peers.peer(target, member, TrafficClass::Log),
+            bulk: self.peers.peer(target, member, TrafficClass::Bulk),
             voice: self.peers.voice.clone(),
             silences: self.peers.silences.clone(),
         }
@@ -86,7 +86,7 @@ fn codec_error(failure: &Failure) -> CallError {
     RPCError::Unreachable(Unreachable::new(&Failed(failure.message.clone())))
 }
 
-impl Wire {
+impl RaftMemberClient {
     fn client(&self) -> Result<RaftClient<Channel>, CallError> {
         let no_address = |reason: &String| RPCError::Unreachable(Unreachable::new(&Failed(reason.clone())));
         self.log.client.clone().map_err(|reason| no_address(&reason))
@@ -106,7 +106,7 @@ impl Wire {
     }
 }
 
-impl RaftNetwork<ClusterConfig> for Wire {
+impl RaftNetwork<ClusterConfig> for RaftMemberClient {
     async fn append_entries(
         &mut self,
         rpc: AppendEntriesRequest<ClusterConfig>,
@@ -147,7 +147,7 @@ impl RaftNetwork<ClusterConfig> for Wire {
         _option: RPCOption,
     ) -> Result<SnapshotResponse<u64>, StreamingError<ClusterConfig, Fatal<u64>>> {
         let unreachable = |text: String| StreamingError::Unreachable(Unreachable::new(&Failed(text)));
-        let Peer { own, to, client, .. } = self.bulk.clone();
+        let PeerClient { own, to, client, .. } = self.bulk.clone();
         let header = codec::encode(&own, &to, &(vote, &snapshot.meta))
             .map_err(|failure| unreachable(failure.message))?;
         let file = chunks(own.clone(), to, *snapshot.snapshot);
@@ -168,8 +168,8 @@ impl RaftNetwork<ClusterConfig> for Wire {
 /// Returns the file in pieces. After a read error the stream ends early, and the receiver's checksum
 /// refuses the file.
 fn chunks(
-    own: Arc<Identity>,
-    to: Target,
+    own: Arc<DirectoryOwner>,
+    to: MessageReceiver,
     file: SnapshotFile,
 ) -> impl Stream<Item = Message> + Send + 'static {
     stream::unfold((file, 0u64), move |(file, offset)| {

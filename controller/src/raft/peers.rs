@@ -12,7 +12,7 @@ use millrace_proto::raft::Message;
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::status::from_status;
 use millrace_proto::trace;
-use millrace_raft_store::{ENTRY_BYTES_MAX, Identity, Member};
+use millrace_raft_store::{DirectoryOwner, ENTRY_BYTES_MAX, GroupMember};
 use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::{Digest, Failure, Reason};
 use serde::Serialize;
@@ -20,12 +20,12 @@ use serde::de::DeserializeOwned;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
-use super::codec::{self, Target};
+use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
-use super::silence::Silences;
-use super::unheard::Voice;
-use super::world::World;
-use crate::artifacts::Held;
+use super::silence::ReplicationOutages;
+use super::unheard::LeaderGate;
+use super::world::RaftEnvironment;
+use crate::artifacts::ArtifactFile;
 use crate::config::KEEP_ALIVE;
 
 /// The largest message, in bytes. One read of the log returns a few MiB at most, or a single entry.
@@ -37,7 +37,7 @@ const CONNECTIONS_MAX: usize = 64;
 /// The kind of traffic that a connection carries. Urgent and bulk traffic never share a connection: a
 /// full flow-control window would delay a heartbeat behind a model file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Lane {
+pub(crate) enum TrafficClass {
     /// Log entries and votes of openraft.
     Log,
     /// Writes and reads forwarded to the leader, and membership changes.
@@ -48,65 +48,69 @@ pub(crate) enum Lane {
 
 /// The connections to the other controllers of one cluster. Clones share the connections.
 #[derive(Debug, Clone)]
-pub(crate) struct Peers {
-    own: Arc<Identity>,
-    world: Arc<dyn World>,
+pub(crate) struct RaftPeerConnections {
+    own: Arc<DirectoryOwner>,
+    world: Arc<dyn RaftEnvironment>,
     /// Connections by address and lane. The lock is held only to look up or to insert a connection,
     /// never while a connection is used.
-    channels: Arc<Mutex<BTreeMap<(String, Lane), Channel>>>,
+    channels: Arc<Mutex<BTreeMap<(String, TrafficClass), Channel>>>,
     /// Spawns connection tasks in Raft's runtime.
     pub(super) spawner: RaftSpawner,
     /// Whether this controller acts as a leader.
-    pub(super) voice: Voice,
+    pub(super) voice: LeaderGate,
     /// The members that the log does not reach.
-    pub(super) silences: Silences,
+    pub(super) silences: ReplicationOutages,
 }
 
 /// A client of one member.
 #[derive(Debug, Clone)]
-pub(crate) struct Peer {
-    pub(super) own: Arc<Identity>,
-    pub(super) to: Target,
+pub(crate) struct PeerClient {
+    pub(super) own: Arc<DirectoryOwner>,
+    pub(super) to: MessageReceiver,
     pub(super) address: String,
     /// The client; `Err` with the reason if the member's address is invalid, so that every call fails.
     pub(super) client: Result<RaftClient<Channel>, String>,
 }
 
-impl Peers {
-    pub(crate) fn new(own: Identity, world: Arc<dyn World>, spawner: RaftSpawner) -> Self {
+impl RaftPeerConnections {
+    pub(crate) fn new(own: DirectoryOwner, world: Arc<dyn RaftEnvironment>, spawner: RaftSpawner) -> Self {
         Self {
             own: Arc::new(own),
             world,
             channels: Arc::default(),
             spawner,
-            voice: Voice::default(),
-            silences: Silences::default(),
+            voice: LeaderGate::default(),
+            silences: ReplicationOutages::default(),
         }
     }
 
     /// Returns the identity of the calling controller.
-    pub(crate) fn own(&self) -> &Arc<Identity> {
+    pub(crate) fn own(&self) -> &Arc<DirectoryOwner> {
         &self.own
     }
 
     /// Returns a client of a member.
-    pub(crate) fn peer(&self, id: u64, member: &Member, lane: Lane) -> Peer {
+    pub(crate) fn peer(&self, id: u64, member: &GroupMember, lane: TrafficClass) -> PeerClient {
         let client = self.channel(&member.address, lane).map(limited);
-        Peer {
+        PeerClient {
             own: self.own.clone(),
-            to: Target { id, directory: member.directory.clone() },
+            to: MessageReceiver { id, directory: member.directory.clone() },
             address: member.address.clone(),
             client: client.map_err(|error| error.to_string()),
         }
     }
 
     /// Returns the network that dials addresses.
-    pub(super) fn world(&self) -> &dyn World {
+    pub(super) fn world(&self) -> &dyn RaftEnvironment {
         &*self.world
     }
 
     /// Returns the cached connection to an address, which connects at the first use.
-    pub(crate) fn channel(&self, address: &str, lane: Lane) -> Result<Channel, tonic::transport::Error> {
+    pub(crate) fn channel(
+        &self,
+        address: &str,
+        lane: TrafficClass,
+    ) -> Result<Channel, tonic::transport::Error> {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (address.to_owned(), lane);
         if let Some(channel) = channels.get(&key) {
@@ -133,11 +137,14 @@ pub(super) fn limited(channel: Channel) -> RaftClient<Channel> {
         .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-pub(super) fn connect(world: &dyn World, address: &str) -> Result<Channel, tonic::transport::Error> {
+pub(super) fn connect(
+    world: &dyn RaftEnvironment,
+    address: &str,
+) -> Result<Channel, tonic::transport::Error> {
     Ok(world.dial(&endpoint(address, ChannelConfig::watched(KEEP_ALIVE))?))
 }
 
-impl Peer {
+impl PeerClient {
     /// Returns the member's number.
     pub(crate) fn id(&self) -> u64 {
         self.to.id
@@ -177,7 +184,7 @@ impl Peer {
     pub(crate) async fn hold_artifact(
         &self,
         timeout: Duration,
-        held: &Held,
+        held: &ArtifactFile,
         chunks: impl Stream<Item = Vec<u8>> + Send + 'static,
     ) -> Result<(), Failure> {
         let own = self.own.clone();

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use millrace_cluster_state::{
-    Applied, Caller, Command, IdempotencyKey, Outcome, Proposal, Refusal, UnixMillis,
+    CallerName, CommandEffect, CommandOutcome, CommandRefusal, IdempotencyKey, Proposal, StateCommand,
+    UnixMillis,
 };
 use millrace_types::{Failure, Reason};
 use openraft::ServerState;
@@ -14,7 +15,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::Raft;
 use super::route::{WRITE_TIMEOUT, nobody_leads, shutting_down, stopped, unconfirmed};
-use super::time::Time;
+use super::time::StampClock;
 
 /// Commands of one log entry: as many as the expected concurrent clients, so that two entries carry all
 /// commands in flight.
@@ -36,23 +37,23 @@ pub(super) const BATCHES_IN_FLIGHT: u32 = 2;
 /// A command that waits for a batch.
 #[derive(Debug)]
 pub(super) struct Proposed {
-    pub(super) caller: Caller,
+    pub(super) caller: CallerName,
     pub(super) idempotency: Option<IdempotencyKey>,
-    pub(super) command: Command,
+    pub(super) command: StateCommand,
     /// The term for which the command was proposed. In a later term the command is refused even if this
     /// controller leads again, and the caller asks the new leader.
     pub(super) term: u64,
     /// The size of the encoded command, in bytes.
     pub(super) bytes: usize,
-    pub(super) answer: oneshot::Sender<Result<Applied, Failure>>,
+    pub(super) answer: oneshot::Sender<Result<CommandEffect, Failure>>,
 }
 
-type Answers = Vec<oneshot::Sender<Result<Applied, Failure>>>;
+type Answers = Vec<oneshot::Sender<Result<CommandEffect, Failure>>>;
 
 /// Proposes commands from the queue until all senders are dropped.
 pub(super) async fn run(
     raft: Raft,
-    time: Time,
+    time: StampClock,
     in_flight: Arc<Semaphore>,
     mut queue: mpsc::Receiver<Proposed>,
 ) {
@@ -145,7 +146,7 @@ fn stamp(batch: Vec<Proposed>, stamp: UnixMillis) -> (Vec<Proposal>, Answers) {
     batch.into_iter().map(split).unzip()
 }
 
-fn answer_each(answers: Answers, outcomes: Vec<Outcome>) {
+fn answer_each(answers: Answers, outcomes: Vec<CommandOutcome>) {
     for (answer, outcome) in answers.into_iter().zip(outcomes) {
         send(answer, outcome.map_err(|refusal| refused(&refusal)));
     }
@@ -158,14 +159,14 @@ fn answer_all(answers: Answers, failure: &Failure) {
 }
 
 /// Sends an answer. The caller may be gone; the write stays in effect.
-fn send(answer: oneshot::Sender<Result<Applied, Failure>>, result: Result<Applied, Failure>) {
+fn send(answer: oneshot::Sender<Result<CommandEffect, Failure>>, result: Result<CommandEffect, Failure>) {
     if let Err(result) = answer.send(result) {
         tracing::debug!(?result, "the caller of a write has gone");
     }
 }
 
 /// Converts a refusal as every interface reports it.
-pub(crate) fn refused(refusal: &Refusal) -> Failure {
+pub(crate) fn refused(refusal: &CommandRefusal) -> Failure {
     Failure::new(refusal.reason(), refusal.clone().shortened().to_string())
 }
 
@@ -177,9 +178,9 @@ mod tests {
 
     fn waiting(sizes: &[usize]) -> VecDeque<Proposed> {
         let proposed = |&bytes: &usize| Proposed {
-            caller: Caller("test".into()),
+            caller: CallerName("test".into()),
             idempotency: None,
-            command: Command::NodeLost { name: NodeName::new("n1").unwrap(), epoch: Epoch(1) },
+            command: StateCommand::NodeLost { name: NodeName::new("n1").unwrap(), epoch: Epoch(1) },
             term: 1,
             bytes,
             answer: oneshot::channel().0,

@@ -4,17 +4,17 @@
 use std::sync::{Arc, OnceLock};
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_raft_store::{Identity, LogDisk, Member, SnapshotReceiver, StateReader};
+use millrace_raft_store::{DirectoryOwner, GroupMember, LogDisk, SnapshotReceiver, StateReader};
 use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::Raft;
-use super::peers::{Lane, Peer, Peers};
+use super::peers::{PeerClient, RaftPeerConnections, TrafficClass};
 pub(crate) use super::proposer::refused;
 use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed};
 use super::route::{FORWARDED_MAX, WAITING_MAX};
-use super::time::Time;
+use super::time::StampClock;
 use crate::HaltError;
 
 /// A handle on the replicated state. Clones share it.
@@ -27,10 +27,10 @@ pub(crate) struct Replica {
     pub(super) in_flight: Arc<Semaphore>,
     /// Permits of writes in flight to another leader.
     pub(super) forwarded: Arc<Semaphore>,
-    pub(super) peers: Peers,
+    pub(super) peers: RaftPeerConnections,
     /// The address at which clients reach this controller.
     pub(super) client_address: Arc<str>,
-    pub(super) time: Time,
+    pub(super) time: StampClock,
     /// The disk of the log.
     pub(crate) disk: LogDisk,
     /// Creates the files into which snapshots of other controllers are received.
@@ -50,12 +50,12 @@ impl std::fmt::Debug for Replica {
 
 /// A watch of state changes and of changes of leadership.
 #[derive(Debug)]
-pub(crate) struct Changes {
-    state: watch::Receiver<Arc<millrace_raft_store::Applied<State>>>,
-    server: watch::Receiver<RaftServerMetrics<u64, Member>>,
+pub(crate) struct ReplicaWatch {
+    state: watch::Receiver<Arc<millrace_raft_store::AppliedState<State>>>,
+    server: watch::Receiver<RaftServerMetrics<u64, GroupMember>>,
 }
 
-impl Changes {
+impl ReplicaWatch {
     /// Waits for the next change.
     pub(crate) async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
         tokio::select! {
@@ -68,9 +68,9 @@ impl Changes {
 /// The leader as far as this controller knows. A dead leader counts as the leader until another leader
 /// is elected.
 #[derive(Debug)]
-pub(super) enum Leader {
+pub(super) enum KnownLeader {
     Here,
-    There(Box<Peer>),
+    There(Box<PeerClient>),
     Unknown,
 }
 
@@ -79,9 +79,9 @@ impl Replica {
     pub(super) fn new(
         raft: Raft,
         reader: StateReader<State>,
-        peers: Peers,
+        peers: RaftPeerConnections,
         client_address: String,
-        time: Time,
+        time: StampClock,
         disk: LogDisk,
         snapshots: SnapshotReceiver,
     ) -> Self {
@@ -109,7 +109,7 @@ impl Replica {
     }
 
     /// Returns the identity of this controller.
-    pub(crate) fn own(&self) -> &Identity {
+    pub(crate) fn own(&self) -> &DirectoryOwner {
         self.peers.own()
     }
 
@@ -135,8 +135,8 @@ impl Replica {
     }
 
     /// Returns a watch of every change from now on.
-    pub(crate) fn changes(&self) -> Changes {
-        Changes { state: self.reader.watch(), server: self.raft.server_metrics() }
+    pub(crate) fn changes(&self) -> ReplicaWatch {
+        ReplicaWatch { state: self.reader.watch(), server: self.raft.server_metrics() }
     }
 
     /// Returns the term in which this controller leads, if any.
@@ -159,31 +159,33 @@ impl Replica {
     }
 
     /// Returns the group as known to this controller.
-    pub(crate) fn membership(&self) -> Membership<u64, Member> {
+    pub(crate) fn membership(&self) -> Membership<u64, GroupMember> {
         self.raft.server_metrics().borrow().membership_config.membership().clone()
     }
 
     /// Returns clients of the other members.
-    pub(crate) fn others(&self, lane: Lane) -> Vec<Peer> {
+    pub(crate) fn others(&self, lane: TrafficClass) -> Vec<PeerClient> {
         let own = self.id().0;
         let membership = self.membership();
         let others = membership.nodes().filter(|&(&id, _)| id != own);
         others.map(|(&id, member)| self.peers.peer(id, member, lane)).collect()
     }
 
-    pub(super) fn leader(&self) -> Leader {
+    pub(super) fn leader(&self) -> KnownLeader {
         let metrics = self.raft.server_metrics();
         let metrics = metrics.borrow();
         match metrics.current_leader {
             Some(id) if id == self.id().0 => match metrics.state {
-                ServerState::Leader => Leader::Here,
-                _ => Leader::Unknown,
+                ServerState::Leader => KnownLeader::Here,
+                _ => KnownLeader::Unknown,
             },
             Some(id) => match metrics.membership_config.membership().get_node(&id) {
-                Some(member) => Leader::There(Box::new(self.peers.peer(id, member, Lane::Requests))),
-                None => Leader::Unknown,
+                Some(member) => {
+                    KnownLeader::There(Box::new(self.peers.peer(id, member, TrafficClass::Requests)))
+                }
+                None => KnownLeader::Unknown,
             },
-            None => Leader::Unknown,
+            None => KnownLeader::Unknown,
         }
     }
 

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use millrace_cluster_state::quota::check_sizes;
 use millrace_cluster_state::{
-    Applied, Caller, Command, IdempotencyKey, KnownRules, Proposal, Refusal, State,
+    CallerName, CommandEffect, CommandRefusal, IdempotencyKey, KnownRules, Proposal, State, StateCommand,
 };
 use millrace_proto::trace;
-use millrace_raft_store::{LogId, Member};
+use millrace_raft_store::{GroupMember, LogId};
 use millrace_types::limits::COMMAND_BYTES_MAX;
 use millrace_types::{Failure, Reason};
 use openraft::error::{CheckIsLeaderError, RaftError};
@@ -22,9 +22,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::peers::Peer;
+use super::peers::PeerClient;
 use super::proposer::{self, Proposed, refused};
-use super::replica::{Leader, Replica};
+use super::replica::{KnownLeader, Replica};
 
 /// Proposals that wait for an earlier batch. Further proposals fail with `QUEUE_FULL`.
 pub(super) const WAITING_MAX: usize = 4096;
@@ -52,26 +52,26 @@ const QUORUM_SILENCE_MAX: Duration = Duration::from_secs(2);
 
 /// A write as forwarded to the leader.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Forwarded {
-    caller: Caller,
+pub(super) struct ForwardedWrite {
+    caller: CallerName,
     idempotency: Option<IdempotencyKey>,
-    command: Command,
+    command: StateCommand,
 }
 
-impl Forwarded {
+impl ForwardedWrite {
     /// Checks the bounds of each part of the write, and returns the size of the command.
     fn check_sizes(&self) -> Result<usize, Failure> {
         let Self { caller, idempotency, command } = self;
         let checked = check_sizes(caller, idempotency.as_ref(), command);
-        checked.map_err(|error| refused(&Refusal::from(error)))?;
+        checked.map_err(|error| refused(&CommandRefusal::from(error)))?;
         command_bytes(command)
     }
 }
 
 /// The leader's answer to a write.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Done {
-    applied: Applied,
+pub(super) struct WriteResult {
+    applied: CommandEffect,
     /// The index of a log entry at or after the write.
     index: Option<u64>,
 }
@@ -86,11 +86,11 @@ impl Replica {
     /// set if the command may still be committed.
     pub(crate) async fn propose(
         &self,
-        caller: Caller,
+        caller: CallerName,
         idempotency: Option<IdempotencyKey>,
-        command: Command,
-    ) -> Result<Applied, Failure> {
-        let write = Forwarded { caller, idempotency, command };
+        command: StateCommand,
+    ) -> Result<CommandEffect, Failure> {
+        let write = ForwardedWrite { caller, idempotency, command };
         write.check_sizes()?;
         self.check_disk()?;
         // Commands without a client's trace, such as the checkpoint each second, start no trace.
@@ -105,16 +105,16 @@ impl Replica {
         proposed
     }
 
-    async fn propose_anywhere(&self, write: Forwarded) -> Result<Applied, Failure> {
+    async fn propose_anywhere(&self, write: ForwardedWrite) -> Result<CommandEffect, Failure> {
         let repeatable = write.idempotency.is_some();
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
         let mut attempts = self.attempts();
         let mut sent_before = false;
-        let Done { applied, index } = loop {
+        let WriteResult { applied, index } = loop {
             let tried = match self.leader() {
-                Leader::Here => self.propose_here(&write).await,
-                Leader::There(leader) => self.forward(&leader, &write).await,
-                Leader::Unknown => Err(nobody_leads()),
+                KnownLeader::Here => self.propose_here(&write).await,
+                KnownLeader::There(leader) => self.forward(&leader, &write).await,
+                KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
                 Err(failure) if again(&failure) && attempts.another().await => {
@@ -137,13 +137,13 @@ impl Replica {
     pub(crate) async fn propose_leading(
         &self,
         term: u64,
-        caller: Caller,
-        command: Command,
-    ) -> Result<Applied, Failure> {
+        caller: CallerName,
+        command: StateCommand,
+    ) -> Result<CommandEffect, Failure> {
         if self.leading_term() != Some(term) {
             return Err(nobody_leads());
         }
-        let write = Forwarded { caller, idempotency: None, command };
+        let write = ForwardedWrite { caller, idempotency: None, command };
         self.propose_here(&write).await.map(|done| done.applied)
     }
 
@@ -166,9 +166,9 @@ impl Replica {
         let mut attempts = self.attempts();
         let index = loop {
             let tried = match self.leader() {
-                Leader::Here => self.read_index_here().await,
-                Leader::There(leader) => read_index(&leader).await,
-                Leader::Unknown => Err(nobody_leads()),
+                KnownLeader::Here => self.read_index_here().await,
+                KnownLeader::There(leader) => read_index(&leader).await,
+                KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
                 Err(failure) if no_leader(&failure) && attempts.another().await => {}
@@ -183,13 +183,13 @@ impl Replica {
     }
 
     /// Returns the attempts at an action that only the leader can do. The time limit starts now.
-    pub(super) fn attempts(&self) -> Attempts<'_> {
+    pub(super) fn attempts(&self) -> LeaderAttempts<'_> {
         let mut changes = self.raft.server_metrics();
         changes.mark_unchanged();
-        Attempts { replica: self, until: Instant::now() + LEADER_TIMEOUT, changes }
+        LeaderAttempts { replica: self, until: Instant::now() + LEADER_TIMEOUT, changes }
     }
 
-    async fn forward(&self, leader: &Peer, write: &Forwarded) -> Result<Done, Failure> {
+    async fn forward(&self, leader: &PeerClient, write: &ForwardedWrite) -> Result<WriteResult, Failure> {
         let Ok(_permit) = self.forwarded.try_acquire() else {
             let message = format!("{FORWARDED_MAX} changes are on their way to the leader: try again soon");
             return Err(Failure::new(Reason::QueueFull, message));
@@ -214,11 +214,11 @@ impl Replica {
     }
 
     /// Proposes a command of this controller, or a command that another controller forwarded.
-    pub(super) async fn propose_here(&self, write: &Forwarded) -> Result<Done, Failure> {
+    pub(super) async fn propose_here(&self, write: &ForwardedWrite) -> Result<WriteResult, Failure> {
         let bytes = write.check_sizes()?;
         let term = self.check_leads()?;
         self.check_space(&write.command)?;
-        let Forwarded { caller, idempotency, command } = write.clone();
+        let ForwardedWrite { caller, idempotency, command } = write.clone();
         // This stamp serves the trial only: the batch gets another.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
         let state = &self.reader.latest().state;
@@ -240,7 +240,7 @@ impl Replica {
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
             Ok(Ok(answer)) => {
                 let index = self.reader.latest().last.map(|last| last.index);
-                answer.map(|applied| Done { applied, index })
+                answer.map(|applied| WriteResult { applied, index })
             }
             Ok(Err(_)) => Err(shutting_down().after_execution()),
             Err(_) => Err(unconfirmed()),
@@ -280,14 +280,14 @@ impl Replica {
     }
 }
 
-async fn read_index(leader: &Peer) -> Result<Option<u64>, Failure> {
+async fn read_index(leader: &PeerClient) -> Result<Option<u64>, Failure> {
     let asked =
         leader.call(READ_INDEX_TIMEOUT, &(), async |mut client, message| client.read_index(message).await);
     asked.await.map_err(|failure| leads_no_more(leader, failure))
 }
 
 /// Rewrites a `SHUTTING_DOWN` failure of the leader: the leader shuts down, not this controller.
-pub(super) fn leads_no_more(leader: &Peer, failure: Failure) -> Failure {
+pub(super) fn leads_no_more(leader: &PeerClient, failure: Failure) -> Failure {
     if failure.reason != Reason::ShuttingDown {
         return failure;
     }
@@ -297,13 +297,13 @@ pub(super) fn leads_no_more(leader: &Peer, failure: Failure) -> Failure {
 }
 
 /// Attempts at the leader, while leadership may change.
-pub(super) struct Attempts<'a> {
+pub(super) struct LeaderAttempts<'a> {
     replica: &'a Replica,
     until: Instant,
-    changes: watch::Receiver<RaftServerMetrics<u64, Member>>,
+    changes: watch::Receiver<RaftServerMetrics<u64, GroupMember>>,
 }
 
-impl Attempts<'_> {
+impl LeaderAttempts<'_> {
     /// Waits for a change of leadership or a short pause, and returns whether to try again.
     pub(super) async fn another(&mut self) -> bool {
         if Instant::now() >= self.until || self.replica.raft.metrics().borrow().running_state.is_err() {
@@ -331,7 +331,7 @@ fn ended(last: Failure, sent_before: bool) -> Failure {
 }
 
 /// Returns the encoded size of a command, if the log accepts that size.
-fn command_bytes(command: &Command) -> Result<usize, Failure> {
+fn command_bytes(command: &StateCommand) -> Result<usize, Failure> {
     let encoded = rmp_serde::to_vec_named(command)
         .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a command: {error}")))?;
     if encoded.len() > COMMAND_BYTES_MAX {
@@ -349,7 +349,7 @@ pub(super) fn nobody_leads() -> Failure {
     Failure::new(Reason::NoLeader, message)
 }
 
-fn deposed(leader: &Peer) -> Failure {
+fn deposed(leader: &PeerClient) -> Failure {
     let message = format!(
         "controller {} stopped leading before it answered: the change may have taken effect",
         leader.id()

@@ -15,7 +15,7 @@ pub(super) const PROMOTION_LAG_MAX: u64 = 1_000;
 
 /// A membership change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Change {
+pub(crate) enum MembershipRequest {
     /// Promotes a learner to a voter.
     Promote(u64),
     /// Removes a member.
@@ -24,7 +24,7 @@ pub(crate) enum Change {
 
 /// The group as known to the leader.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Group {
+pub(super) struct GroupStatus {
     pub(super) leader: u64,
     pub(super) voters: BTreeSet<u64>,
     pub(super) learners: BTreeSet<u64>,
@@ -36,7 +36,7 @@ pub(super) struct Group {
 
 /// The action that carries out a safe change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum MembershipChange {
     /// The change is in effect already.
     Nothing,
     AddVoter(u64),
@@ -45,16 +45,16 @@ pub(super) enum Step {
 }
 
 /// Checks that a change is safe, and returns the action.
-pub(super) fn check(group: &Group, change: Change) -> Result<Step, Failure> {
+pub(super) fn check(group: &GroupStatus, change: MembershipRequest) -> Result<MembershipChange, Failure> {
     match change {
-        Change::Promote(id) => promote(group, id),
-        Change::Remove(id) => remove(group, id),
+        MembershipRequest::Promote(id) => promote(group, id),
+        MembershipRequest::Remove(id) => remove(group, id),
     }
 }
 
-fn promote(group: &Group, id: u64) -> Result<Step, Failure> {
+fn promote(group: &GroupStatus, id: u64) -> Result<MembershipChange, Failure> {
     if group.voters.contains(&id) {
-        return Ok(Step::Nothing);
+        return Ok(MembershipChange::Nothing);
     }
     if !group.learners.contains(&id) {
         return unknown(id);
@@ -63,7 +63,7 @@ fn promote(group: &Group, id: u64) -> Result<Step, Failure> {
         return refused(format!("there are {VOTERS_MAX} voters already: remove one first"));
     }
     match group.lag.get(&id) {
-        Some(&lag) if lag <= PROMOTION_LAG_MAX => Ok(Step::AddVoter(id)),
+        Some(&lag) if lag <= PROMOTION_LAG_MAX => Ok(MembershipChange::AddVoter(id)),
         Some(lag) => lagging(format!(
             "controller {id} is {lag} entries behind, and at most {PROMOTION_LAG_MAX} are allowed: wait until the controller has caught up"
         )),
@@ -73,9 +73,9 @@ fn promote(group: &Group, id: u64) -> Result<Step, Failure> {
     }
 }
 
-fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
+fn remove(group: &GroupStatus, id: u64) -> Result<MembershipChange, Failure> {
     if group.learners.contains(&id) {
-        return Ok(Step::RemoveLearner(id));
+        return Ok(MembershipChange::RemoveLearner(id));
     }
     if !group.voters.contains(&id) {
         return unknown(id);
@@ -98,21 +98,21 @@ fn remove(group: &Group, id: u64) -> Result<Step, Failure> {
             left.len()
         ));
     }
-    Ok(Step::RemoveVoter(id))
+    Ok(MembershipChange::RemoveVoter(id))
 }
 
 /// Checks that the model files in use stay safe without a member. Each file needs one remaining holder,
 /// and a majority of the remaining voters if the leaving member can still provide copies. A dead member
 /// cannot, so the removal must not wait: the replacement restores the copies.
 pub(super) fn keeps_models<'a>(
-    group: &Group,
+    group: &GroupStatus,
     leaving: u64,
     mut used: impl Iterator<Item = &'a Artifact>,
 ) -> Result<(), Failure> {
     used.try_for_each(|artifact| keeps_model(group, leaving, artifact))
 }
 
-fn keeps_model(group: &Group, leaving: u64, artifact: &Artifact) -> Result<(), Failure> {
+fn keeps_model(group: &GroupStatus, leaving: u64, artifact: &Artifact) -> Result<(), Failure> {
     let holds = |id: &u64| artifact.holders.contains(&ControllerId(*id));
     if artifact.in_store() || !holds(&leaving) {
         return Ok(());
@@ -159,7 +159,7 @@ pub(super) const DIRECTORY_BYTES_MAX: usize = 128;
 
 /// A controller that wants to be a member, as its request describes the controller.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Announced<'a> {
+pub(super) struct JoinAnnouncement<'a> {
     pub(super) id: u64,
     pub(super) address: &'a str,
     pub(super) directory: &'a str,
@@ -167,8 +167,12 @@ pub(super) struct Announced<'a> {
 
 /// Checks whether a controller may act as the member of that number, in a group of `members` members.
 /// `known` is the data directory that the group stores for that number.
-pub(super) fn admit(announced: Announced<'_>, known: Option<&str>, members: usize) -> Result<(), Failure> {
-    let Announced { id, address, directory } = announced;
+pub(super) fn admit(
+    announced: JoinAnnouncement<'_>,
+    known: Option<&str>,
+    members: usize,
+) -> Result<(), Failure> {
+    let JoinAnnouncement { id, address, directory } = announced;
     if id == 0 {
         return refused("controllers are numbered from 1: give this one another id".to_owned());
     }
@@ -241,13 +245,13 @@ pub(super) fn place_warning(places: &BTreeMap<u64, &str>, shared: usize) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use millrace_cluster_state::{Caller, UnixMillis};
+    use millrace_cluster_state::{CallerName, UnixMillis};
     use millrace_types::{Bytes, Digest};
 
     use super::*;
 
-    fn group(voters: &[u64], learners: &[u64], reachable: &[u64]) -> Group {
-        Group {
+    fn group(voters: &[u64], learners: &[u64], reachable: &[u64]) -> GroupStatus {
+        GroupStatus {
             leader: 1,
             voters: voters.iter().copied().collect(),
             learners: learners.iter().copied().collect(),
@@ -256,7 +260,7 @@ mod tests {
         }
     }
 
-    fn refusal(group: &Group, change: Change) -> String {
+    fn refusal(group: &GroupStatus, change: MembershipRequest) -> String {
         let failure = check(group, change).unwrap_err();
         assert_eq!(failure.reason, Reason::MembershipRefused);
         failure.message
@@ -265,29 +269,33 @@ mod tests {
     #[test]
     fn only_a_learner_that_has_the_log_is_promoted() {
         let mut three = group(&[1, 2], &[3, 4], &[1, 2, 3]);
-        assert_eq!(check(&three, Change::Promote(3)), Ok(Step::AddVoter(3)));
-        assert_eq!(check(&three, Change::Promote(2)), Ok(Step::Nothing));
+        assert_eq!(check(&three, MembershipRequest::Promote(3)), Ok(MembershipChange::AddVoter(3)));
+        assert_eq!(check(&three, MembershipRequest::Promote(2)), Ok(MembershipChange::Nothing));
         three.lag.insert(3, PROMOTION_LAG_MAX + 1);
-        let lagging = check(&three, Change::Promote(3)).unwrap_err();
+        let lagging = check(&three, MembershipRequest::Promote(3)).unwrap_err();
         assert!(lagging.retryable && lagging.message.contains("1001 entries behind"), "{lagging}");
-        assert!(check(&three, Change::Promote(4)).unwrap_err().retryable);
-        assert!(refusal(&three, Change::Promote(9)).contains("no controller 9"));
+        assert!(check(&three, MembershipRequest::Promote(4)).unwrap_err().retryable);
+        assert!(refusal(&three, MembershipRequest::Promote(9)).contains("no controller 9"));
         let full = group(&[1, 2, 3, 4, 5], &[6], &[1, 2, 3, 4, 5, 6]);
-        assert!(refusal(&full, Change::Promote(6)).contains("5 voters already"));
+        assert!(refusal(&full, MembershipRequest::Promote(6)).contains("5 voters already"));
     }
 
     #[test]
     fn a_member_that_the_group_needs_is_not_removed() {
-        assert!(refusal(&group(&[1], &[], &[1]), Change::Remove(1)).contains("last voter"));
+        assert!(refusal(&group(&[1], &[], &[1]), MembershipRequest::Remove(1)).contains("last voter"));
         let three = group(&[1, 2, 3], &[4], &[1, 2, 3]);
-        assert!(refusal(&three, Change::Remove(1)).contains("transfer"));
-        assert!(refusal(&three, Change::Remove(7)).contains("no controller 7"));
-        assert_eq!(check(&three, Change::Remove(4)), Ok(Step::RemoveLearner(4)));
-        assert_eq!(check(&three, Change::Remove(3)), Ok(Step::RemoveVoter(3)));
+        assert!(refusal(&three, MembershipRequest::Remove(1)).contains("transfer"));
+        assert!(refusal(&three, MembershipRequest::Remove(7)).contains("no controller 7"));
+        assert_eq!(check(&three, MembershipRequest::Remove(4)), Ok(MembershipChange::RemoveLearner(4)));
+        assert_eq!(check(&three, MembershipRequest::Remove(3)), Ok(MembershipChange::RemoveVoter(3)));
         let one_down = group(&[1, 2, 3], &[], &[1, 2]);
-        assert_eq!(check(&one_down, Change::Remove(3)), Ok(Step::RemoveVoter(3)), "a dead voter");
+        assert_eq!(
+            check(&one_down, MembershipRequest::Remove(3)),
+            Ok(MembershipChange::RemoveVoter(3)),
+            "a dead voter"
+        );
         assert!(
-            refusal(&one_down, Change::Remove(2)).contains("only 1 of 2"),
+            refusal(&one_down, MembershipRequest::Remove(2)).contains("only 1 of 2"),
             "a live voter that the majority needs"
         );
     }
@@ -300,13 +308,13 @@ mod tests {
             holders: holders.iter().copied().map(ControllerId).collect(),
             uses: 1,
             touched_at: UnixMillis(1),
-            created_by: Caller("test".into()),
+            created_by: CallerName("test".into()),
         }
     }
 
     #[test]
     fn a_removal_that_would_lose_a_model_file_is_refused() {
-        let check = |group: &Group, leaving, holders: &[u64], expected: Option<&str>| {
+        let check = |group: &GroupStatus, leaving, holders: &[u64], expected: Option<&str>| {
             let checked = keeps_models(group, leaving, [model(holders)].iter());
             let Some(expected) = expected else {
                 assert_eq!(checked, Ok(()), "{leaving} of {holders:?}");
@@ -347,7 +355,7 @@ mod tests {
     #[test]
     fn a_controller_with_another_directory_is_not_accepted_as_the_member() {
         let admit = |id, directory, known| {
-            super::admit(Announced { id, address: "b:7070", directory }, known, MEMBERS_MAX - 1)
+            super::admit(JoinAnnouncement { id, address: "b:7070", directory }, known, MEMBERS_MAX - 1)
         };
         assert_eq!(admit(2, "b", None), Ok(()));
         assert_eq!(admit(2, "b", Some("b")), Ok(()));
@@ -361,10 +369,10 @@ mod tests {
     fn a_member_with_a_too_long_address_or_directory_is_refused() {
         let address = "a".repeat(ADDRESS_BYTES_MAX);
         let directory = "d".repeat(DIRECTORY_BYTES_MAX);
-        let longest = Announced { id: 2, address: &address, directory: &directory };
+        let longest = JoinAnnouncement { id: 2, address: &address, directory: &directory };
         assert_eq!(admit(longest, None, MEMBERS_MAX - 1), Ok(()));
-        assert!(admit(Announced { address: &format!("{address}a"), ..longest }, None, 1).is_err());
-        assert!(admit(Announced { directory: &format!("{directory}d"), ..longest }, None, 1).is_err());
+        assert!(admit(JoinAnnouncement { address: &format!("{address}a"), ..longest }, None, 1).is_err());
+        assert!(admit(JoinAnnouncement { directory: &format!("{directory}d"), ..longest }, None, 1).is_err());
         assert!(admit(longest, None, MEMBERS_MAX).is_err());
         assert_eq!(admit(longest, Some(&directory), MEMBERS_MAX), Ok(()), "an existing member");
     }

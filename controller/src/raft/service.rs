@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::stream::BoxStream;
 use futures::{StreamExt as _, TryFutureExt as _};
 use millrace_proto::raft::{JoinRequest, JoinResponse, Message, raft_server};
-use millrace_proto::trace::{self, Kept};
+use millrace_proto::trace::{self, SpanRing};
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
 use millrace_transport::MinimumRate;
 use millrace_types::{Failure, Reason};
@@ -18,35 +18,35 @@ use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
-use super::codec::{self, Target};
+use super::codec::{self, MessageReceiver};
 use super::peers::MESSAGE_BYTES_MAX;
 use super::replica::Replica;
-use crate::activity::Doors;
+use crate::activity::GatewayActivity;
 use crate::admin::logs;
-use crate::artifacts::{Artifacts, Held};
-use crate::pace::Pace;
-use crate::passed::Passed;
+use crate::artifacts::{ArtifactFile, ArtifactService};
+use crate::pace::TransferPace;
+use crate::passed::TrafficMatrix;
 use crate::traces;
 
 /// Answers the other controllers as one member of one cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Service {
     pub(crate) replica: Replica,
-    pub(crate) artifacts: Arc<Artifacts>,
-    shown: Shown,
+    pub(crate) artifacts: Arc<ArtifactService>,
+    shown: ReadableParts,
     appends: Arc<Semaphore>,
     snapshots: Arc<Semaphore>,
 }
 
 /// The parts of this process that other controllers may read.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Shown {
+pub(crate) struct ReadableParts {
     /// The spans that this process keeps.
-    pub(crate) kept: Option<Kept>,
+    pub(crate) kept: Option<SpanRing>,
     /// The activity counts of this controller's gateway.
-    pub(crate) doors: Doors,
+    pub(crate) doors: GatewayActivity,
     /// The traffic of the workflow runs that this controller drives.
-    pub(crate) passed: Passed,
+    pub(crate) passed: TrafficMatrix,
 }
 
 /// The largest received snapshot, in bytes.
@@ -64,14 +64,14 @@ const APPENDS_MAX: usize = 16;
 
 impl Service {
     /// Returns a service for the member with this replica and these files.
-    pub(crate) fn new(replica: Replica, artifacts: Arc<Artifacts>) -> Self {
+    pub(crate) fn new(replica: Replica, artifacts: Arc<ArtifactService>) -> Self {
         let appends = Arc::new(Semaphore::new(APPENDS_MAX));
         let snapshots = Arc::new(Semaphore::new(SNAPSHOTS_MAX));
-        Self { replica, artifacts, shown: Shown::default(), appends, snapshots }
+        Self { replica, artifacts, shown: ReadableParts::default(), appends, snapshots }
     }
 
     /// Returns the service with these readable parts.
-    pub(crate) fn showing(self, shown: Shown) -> Self {
+    pub(crate) fn showing(self, shown: ReadableParts) -> Self {
         Self { shown, ..self }
     }
 
@@ -98,7 +98,7 @@ impl Service {
     }
 
     fn answer<T: Serialize>(&self, request: &Message, value: &T) -> Answer {
-        let to = Target::sender(request);
+        let to = MessageReceiver::sender(request);
         codec::encode(self.replica.own(), &to, value).map(Response::new).map_err(codec::status)
     }
 
@@ -114,7 +114,7 @@ impl Service {
             let message = format!("{SNAPSHOTS_MAX} snapshots are being received already: try again soon");
             return Err(codec::status(Failure::new(Reason::QueueFull, message)));
         };
-        let mut pace = Pace::begin(SNAPSHOT_RATE);
+        let mut pace = TransferPace::begin(SNAPSHOT_RATE);
         let mut received = 0;
         let receiver = self.replica.snapshots.clone();
         // Create the file here: openraft would halt if no file can be created.
@@ -168,7 +168,7 @@ impl raft_server::Raft for Service {
     ) -> Result<Response<Self::GiveArtifactStream>, Status> {
         let digest = self.decode(request.get_ref())?;
         let own = self.replica.own().clone();
-        let to = Target::sender(request.get_ref());
+        let to = MessageReceiver::sender(request.get_ref());
         let chunks = self.artifacts.clone().give_out(digest).await.map_err(codec::status)?;
         let messages = chunks
             .map(move |chunk| chunk.map(|chunk| codec::message(&own, &to, chunk)).map_err(codec::status));
@@ -282,7 +282,7 @@ impl raft_server::Raft for Service {
     async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {
         let mut messages = request.into_inner();
         let header = header(&mut messages).await?;
-        let held: Held = self.decode(&header)?;
+        let held: ArtifactFile = self.decode(&header)?;
         let own = self.replica.own().clone();
         let chunks = messages.map(move |message| {
             let message = message.map_err(|status| millrace_proto::status::from_status(&status))?;

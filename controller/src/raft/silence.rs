@@ -15,11 +15,11 @@ const OF_ONE_OUTAGE: Duration = Duration::from_secs(10);
 
 /// The outages of all members. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Silences(Arc<Mutex<Members>>);
+pub(super) struct ReplicationOutages(Arc<Mutex<OutagesByMember>>);
 
 /// Outages by member, for members whose last call failed.
 #[derive(Debug, Default)]
-struct Members(BTreeMap<u64, Silence>);
+struct OutagesByMember(BTreeMap<u64, Silence>);
 
 /// An outage of one member.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +29,7 @@ struct Silence {
     told: bool,
 }
 
-impl Members {
+impl OutagesByMember {
     /// Records a failed call. Returns the outage's length if the outage is to be logged now.
     fn failed(&mut self, now: Instant, member: u64) -> Option<Duration> {
         let new = Silence { since: now, last: now, told: false };
@@ -52,26 +52,26 @@ impl Members {
 
 /// A call without an answer yet. Dropping it counts as a failure.
 #[derive(Debug)]
-pub(super) struct Call<'a> {
-    silences: &'a Silences,
+pub(super) struct ReplicationCall<'a> {
+    silences: &'a ReplicationOutages,
     member: u64,
     address: &'a str,
     error: Option<String>,
     is_answered: bool,
 }
 
-impl Silences {
+impl ReplicationOutages {
     /// Begins a call.
-    pub(super) fn call<'a>(&'a self, member: u64, address: &'a str) -> Call<'a> {
-        Call { silences: self, member, address, error: None, is_answered: false }
+    pub(super) fn call<'a>(&'a self, member: u64, address: &'a str) -> ReplicationCall<'a> {
+        ReplicationCall { silences: self, member, address, error: None, is_answered: false }
     }
 
-    fn members(&self) -> MutexGuard<'_, Members> {
+    fn members(&self) -> MutexGuard<'_, OutagesByMember> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Call<'_> {
+impl ReplicationCall<'_> {
     /// Records the call's answer or error.
     pub(super) fn ended<T>(mut self, outcome: &Result<T, tonic::Status>) {
         match outcome {
@@ -81,7 +81,7 @@ impl Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for ReplicationCall<'_> {
     fn drop(&mut self) {
         let now = Instant::now();
         let controller = self.member;
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_outage_and_its_end_are_reported_once() {
-        let mut members = Members::default();
+        let mut members = OutagesByMember::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(members.answered(at(0), 2), None);
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_short_outage_or_an_outage_across_another_leadership_is_not_reported() {
-        let mut members = Members::default();
+        let mut members = OutagesByMember::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(members.failed(at(0), 2), None);

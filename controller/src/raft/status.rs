@@ -7,15 +7,15 @@ use futures::future::join_all;
 use millrace_cluster_state::RulesVersion;
 use millrace_proto::BUILD;
 use millrace_proto::admin as api;
-use millrace_raft_store::{LogId, Member, StateDigest};
+use millrace_raft_store::{GroupMember, LogId, StateDigest};
 use millrace_types::{Failure, Reason};
 use openraft::{Membership, ServerState};
 use serde::{Deserialize, Serialize};
 
-use super::disks::Disk;
+use super::disks::DiskReport;
 use super::divergence;
 use super::duties::is_joint;
-use super::peers::{Lane, Peer};
+use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
 use super::route::stopped;
 use super::rules;
@@ -40,7 +40,7 @@ pub(super) struct PeerStatus {
     client_address: String,
     /// The state of the disk; the default from builds without this report.
     #[serde(default)]
-    pub(super) disk: Disk,
+    pub(super) disk: DiskReport,
     /// The offset of the controller's clock from the cluster's time, in milliseconds; positive if
     /// ahead.
     #[serde(default)]
@@ -108,7 +108,7 @@ impl Replica {
             matched,
             build: BUILD.into(),
             client_address: self.client_address.to_string(),
-            disk: Disk::from(self.disk.health()),
+            disk: DiskReport::from(self.disk.health()),
             ahead_ms: self.time.ahead_ms(),
             shared_models: self.shared_models().to_owned(),
             newest_rules: RulesVersion::NEWEST,
@@ -131,7 +131,7 @@ impl Replica {
 
     /// Asks every member for its report, in parallel.
     pub(super) async fn statuses(&self) -> BTreeMap<u64, Result<PeerStatus, Failure>> {
-        let asked = join_all(self.others(Lane::Requests).into_iter().map(ask)).await;
+        let asked = join_all(self.others(TrafficClass::Requests).into_iter().map(ask)).await;
         let own = (self.id().0, self.sound_status());
         asked.into_iter().chain([own]).collect()
     }
@@ -144,7 +144,7 @@ impl Replica {
     }
 }
 
-async fn ask(peer: Peer) -> (u64, Result<PeerStatus, Failure>) {
+async fn ask(peer: PeerClient) -> (u64, Result<PeerStatus, Failure>) {
     let status =
         peer.call(STATUS_TIMEOUT, &(), async |mut client, message| client.get_status(message).await).await;
     (peer.id(), status)
@@ -152,7 +152,7 @@ async fn ask(peer: Peer) -> (u64, Result<PeerStatus, Failure>) {
 
 fn view(
     replica: &Replica,
-    membership: &Membership<u64, Member>,
+    membership: &Membership<u64, GroupMember>,
     statuses: &BTreeMap<u64, Result<PeerStatus, Failure>>,
 ) -> api::ClusterStatus {
     let answers = || statuses.iter().filter_map(|(&id, status)| Some((id, status.as_ref().ok()?)));
@@ -204,7 +204,7 @@ fn clock_warning(id: u64, ahead_ms: Option<i64>) -> Option<String> {
 
 fn controller(
     id: u64,
-    member: &Member,
+    member: &GroupMember,
     voter: bool,
     status: Option<&Result<PeerStatus, Failure>>,
     leader: Option<&PeerStatus>,

@@ -85,7 +85,7 @@ fn millis(time: Duration) -> UnixMillis {
 
 /// Reads and stamps the cluster's time. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Time {
+pub(super) struct StampClock {
     wall: Arc<dyn WallClock>,
     reader: StateReader<State>,
     /// The cluster's time. A lock guards it for a few instructions, because the proposer stamps while
@@ -93,7 +93,7 @@ pub(super) struct Time {
     cluster: Arc<Mutex<ClusterTime>>,
 }
 
-impl Time {
+impl StampClock {
     pub(super) fn new(wall: Arc<dyn WallClock>, reader: StateReader<State>) -> Self {
         Self { wall, reader, cluster: Arc::default() }
     }

@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
-use millrace_raft_store::Member;
+use millrace_raft_store::GroupMember;
 use millrace_types::{Failure, Reason};
 use openraft::{RaftMetrics, ServerState};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::peers::{Lane, Peer};
+use super::peers::{PeerClient, TrafficClass};
 use super::proposer::BATCHES_IN_FLIGHT;
-use super::replica::{Leader, Replica};
+use super::replica::{KnownLeader, Replica};
 use super::route::{nobody_leads, stopped};
 
 /// The timeout for the successor to receive the end of the log.
@@ -33,7 +33,7 @@ const FORWARD_TIMEOUT: Duration =
 
 /// The leader after a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Led {
+pub(crate) struct LeadershipTransfer {
     pub(crate) leader: u64,
     pub(crate) term: u64,
 }
@@ -43,14 +43,14 @@ impl Replica {
     ///
     /// # Errors
     /// The same as [`Self::transfer_here`].
-    pub(crate) async fn transfer(&self, successor: u64) -> Result<Led, Failure> {
+    pub(crate) async fn transfer(&self, successor: u64) -> Result<LeadershipTransfer, Failure> {
         let again = |failure: &Failure| failure.reason == Reason::NoLeader && !failure.may_have_executed;
         let mut attempts = self.attempts();
         loop {
             let tried = match self.leader() {
-                Leader::Here => self.transfer_here(successor).await,
-                Leader::There(leader) => forward(&leader, successor).await,
-                Leader::Unknown => Err(nobody_leads()),
+                KnownLeader::Here => self.transfer_here(successor).await,
+                KnownLeader::There(leader) => forward(&leader, successor).await,
+                KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
                 Err(failure) if again(&failure) && attempts.another().await => {}
@@ -64,14 +64,14 @@ impl Replica {
     /// # Errors
     /// `MEMBERSHIP_REFUSED` if the voter cannot lead. `NO_LEADER` if the voter was not elected in time;
     /// another controller may lead then, or none yet.
-    pub(crate) async fn transfer_here(&self, successor: u64) -> Result<Led, Failure> {
+    pub(crate) async fn transfer_here(&self, successor: u64) -> Result<LeadershipTransfer, Failure> {
         let successor = self.successor(successor).await?;
         if successor == self.id().0 {
             return Ok(self.led());
         }
         let membership = self.membership();
         let member = membership.get_node(&successor).ok_or_else(nobody_leads)?;
-        let peer = self.peers.peer(successor, member, Lane::Requests);
+        let peer = self.peers.peer(successor, member, TrafficClass::Requests);
         tracing::info!(successor, "handing leadership over");
         // No entry may follow the last entry that the successor receives. With all permits taken no
         // entry is in flight, and writes wait until the transfer ends or fails.
@@ -91,10 +91,10 @@ impl Replica {
         Ok(led)
     }
 
-    fn led(&self) -> Led {
+    fn led(&self) -> LeadershipTransfer {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow();
-        Led { leader: metrics.current_leader.unwrap_or(0), term: metrics.current_term }
+        LeadershipTransfer { leader: metrics.current_leader.unwrap_or(0), term: metrics.current_term }
     }
 
     /// Checks the named successor, or chooses a successor.
@@ -137,7 +137,7 @@ impl Replica {
 
     /// Waits until a member has the whole log.
     async fn send_all(&self, id: u64) -> Result<(), Failure> {
-        let all = |metrics: &RaftMetrics<u64, Member>| {
+        let all = |metrics: &RaftMetrics<u64, GroupMember>| {
             let matched = metrics.replication.as_ref().and_then(|it| it.get(&id).copied().flatten());
             matched.map(|matched| matched.index) >= metrics.last_log_index
         };
@@ -173,7 +173,7 @@ impl Replica {
     }
 
     /// Calls elections until this controller leads, at the leader's request.
-    pub(super) async fn take_over_here(&self) -> Result<Led, Failure> {
+    pub(super) async fn take_over_here(&self) -> Result<LeadershipTransfer, Failure> {
         let until = Instant::now() + ELECTION_TIMEOUT;
         while Instant::now() < until {
             self.raft.trigger().elect().await.map_err(|error| stopped(&error))?;
@@ -190,12 +190,12 @@ impl Replica {
     }
 }
 
-async fn forward(leader: &Peer, successor: u64) -> Result<Led, Failure> {
+async fn forward(leader: &PeerClient, successor: u64) -> Result<LeadershipTransfer, Failure> {
     let asked =
         leader.call(FORWARD_TIMEOUT, &successor, async |mut client, message| client.transfer(message).await);
     asked.await
 }
 
-async fn take_over(peer: &Peer) -> Result<Led, Failure> {
+async fn take_over(peer: &PeerClient) -> Result<LeadershipTransfer, Failure> {
     peer.call(ANSWER_TIMEOUT, &(), async |mut client, message| client.take_over(message).await).await
 }

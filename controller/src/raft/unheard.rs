@@ -23,7 +23,7 @@ use millrace_types::Reason;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::peers::{Lane, Peer};
+use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
 use super::status::PeerStatus;
 use super::timing::{HEARTBEAT, LEASE};
@@ -39,9 +39,9 @@ const _: () = assert!(UNHEARD_MAX.as_millis() > LEASE.as_millis(), "a leader tha
 
 /// Whether this controller withholds the messages of a leader. Clones share the flag.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Voice(Arc<AtomicBool>);
+pub(super) struct LeaderGate(Arc<AtomicBool>);
 
-impl Voice {
+impl LeaderGate {
     pub(super) fn is_silent(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -101,14 +101,14 @@ fn is_unheard(replica: &Replica, leads_for: Duration) -> bool {
 /// majority of both sets must answer.
 async fn majority_answers(replica: &Replica) -> bool {
     let membership = replica.membership();
-    let answered = join_all(replica.others(Lane::Requests).into_iter().map(answers)).await;
+    let answered = join_all(replica.others(TrafficClass::Requests).into_iter().map(answers)).await;
     let heard: BTreeSet<u64> = answered.into_iter().flatten().chain([replica.id().0]).collect();
     let majority = |voters: &BTreeSet<u64>| 2 * voters.intersection(&heard).count() > voters.len();
     membership.get_joint_config().iter().all(majority)
 }
 
 /// Returns the member's id after any answer, including a refusal.
-async fn answers(peer: Peer) -> Option<u64> {
+async fn answers(peer: PeerClient) -> Option<u64> {
     let asked = peer.call::<_, PeerStatus>(ASK_TIMEOUT, &(), async |mut client, message| {
         client.get_status(message).await
     });

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, KnownRules, RulesVersion};
+use millrace_cluster_state::{CallerName, KnownRules, RulesVersion, StateCommand};
 use millrace_types::{Failure, Reason};
 use tokio_util::sync::CancellationToken;
 
@@ -64,8 +64,8 @@ async fn run(replica: Replica) {
         let said = said.filter_map(|(id, status)| Some((id, status.ok()?.newest_rules))).collect();
         let voters = replica.membership().voter_ids().collect();
         let Some(version) = next_rules(in_force, &voters, &said) else { continue };
-        let switch = Command::SetClusterVersion { version };
-        match replica.propose_leading(term, Caller("controller".into()), switch).await {
+        let switch = StateCommand::SetClusterVersion { version };
+        match replica.propose_leading(term, CallerName("controller".into()), switch).await {
             Ok(_) => {
                 tracing::info!(%version, "the cluster switched to newer rules, which every controller knows")
             }

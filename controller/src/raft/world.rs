@@ -4,11 +4,11 @@
 use std::fmt::Debug;
 
 use millrace_cluster_state::State;
-use millrace_raft_store::{DataDir, Error, Identity, Store};
+use millrace_raft_store::{DataDir, DirectoryOwner, Error, RaftStore};
 use tonic::transport::{Channel, Endpoint};
 
 /// The network and the disk of one controller.
-pub trait World: Debug + Send + Sync + 'static {
+pub trait RaftEnvironment: Debug + Send + Sync + 'static {
     /// Returns a channel that connects at the first use.
     fn dial(&self, endpoint: &Endpoint) -> Channel;
 
@@ -16,12 +16,12 @@ pub trait World: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The same as [`millrace_raft_store::open`].
-    fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, Error>;
+    fn open(&self, dir: DataDir, identity: &DirectoryOwner) -> Result<RaftStore<State>, Error>;
 }
 
 /// The snapshot policy, in log entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Snapshots {
+pub struct SnapshotSchedule {
     /// Entries between two snapshots. A follower that is twice as far behind receives a snapshot.
     pub every: u64,
     /// Entries kept before a snapshot, for followers that lag a little.
@@ -35,7 +35,7 @@ const KEPT_SHARE: u64 = 10;
 /// Entries purged at a time.
 const PURGE_BATCH: u64 = 256;
 
-impl Snapshots {
+impl SnapshotSchedule {
     /// Returns the production policy with a snapshot every `entries` entries.
     #[must_use]
     pub fn every(entries: u64) -> Self {
@@ -45,14 +45,14 @@ impl Snapshots {
 
 /// The real network and disk of this machine.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Machine;
+pub(crate) struct HostEnvironment;
 
-impl World for Machine {
+impl RaftEnvironment for HostEnvironment {
     fn dial(&self, endpoint: &Endpoint) -> Channel {
         endpoint.connect_lazy()
     }
 
-    fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, Error> {
+    fn open(&self, dir: DataDir, identity: &DirectoryOwner) -> Result<RaftStore<State>, Error> {
         millrace_raft_store::open(dir, identity)
     }
 }

@@ -6,20 +6,20 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use millrace_cluster_state::{FUNCTIONS_MAX, Function, RevisionRecord, State};
-use millrace_gateway::backend::{Availability, Kind, Model};
+use millrace_cluster_state::{FUNCTIONS_MAX, FunctionRecord, RevisionRecord, State};
+use millrace_gateway::backend::{Kind, ModelAvailability, ModelRevision};
 use millrace_types::workflow::Signature;
-use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, Sequences, TenantName};
+use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, SequenceSpec, TenantName};
 
-use crate::fleet::readiness::{self, Readiness};
-use crate::fleet::{Fleet, Worker, Workers};
-use crate::leader::{Outlook, Shortages};
+use crate::fleet::readiness::{self, RevisionReadiness};
+use crate::fleet::{AttachedWorker, WorkerFleet, Workers};
+use crate::leader::{LeaderStatus, Shortages};
 
 /// The models of one function.
 #[derive(Debug)]
 struct Entry {
     /// The record from which the models were made. A changed function has another allocation.
-    function: Arc<Function>,
+    function: Arc<FunctionRecord>,
     fleet_version: u64,
     /// The versions of the placements, which determine the serving worker; only for a function that
     /// keeps state.
@@ -31,7 +31,7 @@ struct Entry {
 /// A revision that clients may name.
 #[derive(Debug)]
 struct Served {
-    model: Arc<Model>,
+    model: Arc<ModelRevision>,
     candidates: Candidates,
 }
 
@@ -40,15 +40,15 @@ struct Served {
 pub(super) struct Candidates {
     pub(super) digest: Digest,
     /// The ready workers, ordered by name.
-    pub(super) workers: Arc<[Arc<Worker>]>,
+    pub(super) workers: Arc<[Arc<AttachedWorker>]>,
 }
 
 /// The inputs from which models are made.
 #[derive(Debug)]
-pub(super) struct Sight<'a> {
+pub(super) struct CatalogInputs<'a> {
     pub(super) state: &'a State,
-    pub(super) fleet: &'a Fleet,
-    pub(super) outlook: &'a Outlook,
+    pub(super) fleet: &'a WorkerFleet,
+    pub(super) outlook: &'a LeaderStatus,
 }
 
 /// The models created so far. Every request reads the map and only changes write, so a read-write lock
@@ -63,10 +63,10 @@ impl Catalog {
     /// newest.
     pub(super) fn resolve(
         &self,
-        sight: &Sight<'_>,
+        sight: &CatalogInputs<'_>,
         key: &FunctionKey,
         revision: Option<Revision>,
-    ) -> Result<Arc<Model>, Failure> {
+    ) -> Result<Arc<ModelRevision>, Failure> {
         let function = sight.state.function(key).ok_or_else(|| not_found(key))?;
         let entry = self.entry(sight, function);
         let found = match revision {
@@ -77,20 +77,20 @@ impl Catalog {
     }
 
     /// Returns the workers that are ready for a revision; `None` if clients may no longer name it.
-    pub(super) fn candidates(&self, sight: &Sight<'_>, key: &RevisionKey) -> Option<Candidates> {
+    pub(super) fn candidates(&self, sight: &CatalogInputs<'_>, key: &RevisionKey) -> Option<Candidates> {
         let entry = self.entry(sight, sight.state.function(&key.function)?);
         Some(entry.revision(key.revision)?.candidates.clone())
     }
 
     /// Returns every model of a tenant, ordered by name and revision.
-    pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
+    pub(super) fn index(&self, sight: &CatalogInputs<'_>, tenant: &TenantName) -> Vec<Arc<ModelRevision>> {
         let entries = sight.state.functions_of(tenant).map(|function| self.entry(sight, function));
         let models = |entry: Arc<Entry>| entry.served.iter().map(|it| it.model.clone()).collect::<Vec<_>>();
         entries.flat_map(models).collect()
     }
 
-    fn entry(&self, sight: &Sight<'_>, function: &Arc<Function>) -> Arc<Entry> {
-        let Sight { state, fleet, outlook } = *sight;
+    fn entry(&self, sight: &CatalogInputs<'_>, function: &Arc<FunctionRecord>) -> Arc<Entry> {
+        let CatalogInputs { state, fleet, outlook } = *sight;
         // Read the version before the workers, so that a change in between causes a new entry.
         let fleet_version = fleet.version();
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
@@ -129,7 +129,7 @@ impl Entry {
     }
 
     fn default(&self) -> Option<&Served> {
-        let ready = |served: &&Served| served.model.availability == Availability::Ready;
+        let ready = |served: &&Served| served.model.availability == ModelAvailability::Ready;
         self.served.iter().rev().find(ready).or(self.served.last())
     }
 }
@@ -137,7 +137,7 @@ impl Entry {
 impl Served {
     /// Whether the model depends only on the function's record and the workers' reports.
     fn is_settled(&self) -> bool {
-        matches!(self.model.availability, Availability::Ready | Availability::Disabled)
+        matches!(self.model.availability, ModelAvailability::Ready | ModelAvailability::Disabled)
     }
 }
 
@@ -146,7 +146,7 @@ fn versions(state: &State, key: &FunctionKey) -> Vec<u64> {
     state.placements_of(key).map(|placement| placement.resource_version).collect()
 }
 
-fn served(state: &State, function: &Function, workers: &Workers, shortages: &Shortages) -> Vec<Served> {
+fn served(state: &State, function: &FunctionRecord, workers: &Workers, shortages: &Shortages) -> Vec<Served> {
     let served = function.served();
     let revisions: Vec<Revision> = served.iter().map(|revision| revision.number).collect();
     let one = |revision: &RevisionRecord| {
@@ -154,10 +154,10 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
         let artifact = state.artifact(&revision.digest)?;
         let readiness = readiness::of_revision(state, function, revision, workers, shortages);
         let ports = artifact.model.ports();
-        let shown = |sequences: &Sequences| sequences.shown(ports);
+        let shown = |sequences: &SequenceSpec| sequences.shown(ports);
         let Signature { inputs, outputs } =
             revision.spec.sequences.as_ref().map_or_else(|| artifact.model.signature(), shown);
-        let model = Model {
+        let model = ModelRevision {
             key: function.key.clone(),
             revision: revision.number,
             revisions: revisions.clone(),
@@ -181,15 +181,15 @@ fn served(state: &State, function: &Function, workers: &Workers, shortages: &Sho
     served.iter().filter_map(|revision| one(revision)).collect()
 }
 
-pub(super) fn availability(readiness: Readiness) -> Availability {
+pub(super) fn availability(readiness: RevisionReadiness) -> ModelAvailability {
     match readiness {
-        Readiness::Prepared(_) => Availability::Ready,
-        Readiness::Preparing => Availability::Preparing,
-        Readiness::Disabled => Availability::Disabled,
-        Readiness::Away(_) => Availability::Away(readiness.message()),
-        Readiness::PrepareFailed(_) | Readiness::Unplaced(_) | Readiness::NoWorker => {
-            Availability::Unavailable(readiness.message())
-        }
+        RevisionReadiness::Prepared(_) => ModelAvailability::Ready,
+        RevisionReadiness::Preparing => ModelAvailability::Preparing,
+        RevisionReadiness::Disabled => ModelAvailability::Disabled,
+        RevisionReadiness::Away(_) => ModelAvailability::Away(readiness.message()),
+        RevisionReadiness::PrepareFailed(_)
+        | RevisionReadiness::Unplaced(_)
+        | RevisionReadiness::NoWorker => ModelAvailability::Unavailable(readiness.message()),
     }
 }
 

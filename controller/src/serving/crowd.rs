@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, ControllerId, ModelSummary, Proposal, State, UnixMillis};
-use millrace_policy::router::{Request, Runs};
+use millrace_cluster_state::{
+    CallerName, ControllerId, ModelSummary, Proposal, State, StateCommand, UnixMillis,
+};
+use millrace_policy::router::{MachineRunTimes, RouteRequest};
 use millrace_proto::parts::PartAssembler;
 use millrace_proto::worker as wire;
 use millrace_types::{
@@ -12,30 +14,30 @@ use millrace_types::{
     RevisionKey, TenantName, Timestamp,
 };
 
-use super::catalog::{Catalog, Sight};
+use super::catalog::{Catalog, CatalogInputs};
 use super::route;
 use crate::connector::{Connector as _, Tcp};
-use crate::fleet::{Fleet, Worker};
-use crate::leader::Outlook;
+use crate::fleet::{AttachedWorker, WorkerFleet};
+use crate::leader::LeaderStatus;
 
 /// GPUs of a node; [`MODELS_PER_GPU`] is the number of models on each.
 const GPUS: usize = 8;
 const MODELS_PER_GPU: usize = 10;
 const RUN: Duration = Duration::from_millis(4);
-const REQUEST: Request = Request { weights: Bytes::mib(100) };
+const REQUEST: RouteRequest = RouteRequest { weights: Bytes::mib(100) };
 
 /// Functions on nodes, and a gateway's knowledge of both.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct RoutingFixture {
     state: State,
-    fleet: Fleet,
-    outlook: Outlook,
+    fleet: WorkerFleet,
+    outlook: LeaderStatus,
     catalog: Catalog,
-    runs: Runs,
+    runs: MachineRunTimes,
     keys: Vec<RevisionKey>,
 }
 
-impl Crowd {
+impl RoutingFixture {
     /// Returns a fixture with `functions` functions, each ready on `replicas` of the nodes. Must be
     /// called within a tokio runtime.
     ///
@@ -44,24 +46,24 @@ impl Crowd {
     #[must_use]
     pub fn new(functions: usize, nodes: u64, replicas: u64) -> Self {
         let keys: Vec<_> = (0..functions).map(key).collect();
-        let fleet = Fleet::new();
+        let fleet = WorkerFleet::new();
         for node in 0..nodes {
             let share = (0..functions)
                 .filter(|&function| (0..replicas).any(|copy| (function as u64 + copy * 7) % nodes == node));
             fleet.attach(worker(node, share));
         }
-        let outlook = Outlook::of_a_follower();
+        let outlook = LeaderStatus::of_a_follower();
         let catalog = Catalog::default();
         // Give every worker an estimate, as if a run had finished on each.
-        let mut runs = Runs::default();
-        fleet.workers().values().for_each(|worker| runs.took(&worker.machine, RUN));
+        let mut runs = MachineRunTimes::default();
+        fleet.workers().values().for_each(|worker| runs.record_run(&worker.machine, RUN));
         Self { state: state(&keys), fleet, outlook, catalog, runs, keys }
     }
 
     /// Returns the node for a request of a function; `None` if the function is ready on no node.
     #[must_use]
     pub fn route(&self, function: usize) -> Option<NodeName> {
-        let sight = Sight { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
+        let sight = CatalogInputs { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
         let candidates = self.catalog.candidates(&sight, self.keys.get(function)?)?;
         let chosen = route::choose(&candidates, &REQUEST, &self.runs, |_| Bytes::ZERO, |_| false);
         chosen.map(|worker| worker.name.clone())
@@ -80,11 +82,11 @@ fn key(function: usize) -> RevisionKey {
 fn state(keys: &[RevisionKey]) -> State {
     let mut state = State::default();
     let mut apply = |command| {
-        let caller = Caller("crowd".into());
+        let caller = CallerName("crowd".into());
         let proposal = Proposal { stamp: UnixMillis(1), caller, idempotency: None, command };
         state.apply(1, &proposal).expect("the crowd is in range");
     };
-    apply(Command::InitCluster { cluster_id: ClusterId("crowd".into()) });
+    apply(StateCommand::InitCluster { cluster_id: ClusterId("crowd".into()) });
     for (function, key) in keys.iter().enumerate() {
         let weights = REQUEST.weights;
         let inputs = Vec::new();
@@ -92,18 +94,18 @@ fn state(keys: &[RevisionKey]) -> State {
         let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
         let digest = digest(function);
         let holder = ControllerId(1);
-        apply(Command::AddArtifact { digest, bytes: Bytes(1), model, holder });
+        apply(StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder });
         let spec = FunctionSpec::new(key.function.clone());
-        apply(Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+        apply(StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
     }
     state
 }
 
-fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<Worker> {
+fn worker(node: u64, ready: impl Iterator<Item = usize>) -> Arc<AttachedWorker> {
     let name = NodeName::new(&format!("n{node}")).expect("a name");
     let calls = Tcp.connect(&name, "127.0.0.1:1").expect("the address is valid");
     let hello = wire::WorkerHello { instance: name.to_string(), ..Default::default() };
-    let worker = Arc::new(Worker::new(name, hello, Epoch(node + 1), calls, Timestamp::ZERO));
+    let worker = Arc::new(AttachedWorker::new(name, hello, Epoch(node + 1), calls, Timestamp::ZERO));
     let ready = ready.map(|function| wire::FunctionStatus {
         name: format!("f{function}"),
         revision: 1,
@@ -131,7 +133,7 @@ mod tests {
 
     #[tokio::test]
     async fn each_function_is_routed_to_a_node_that_is_ready_for_it() {
-        let crowd = Crowd::new(40, 20, 2);
+        let crowd = RoutingFixture::new(40, 20, 2);
         for function in 0..40u64 {
             let chosen = crowd.route(function as usize).unwrap();
             let ready = [function % 20, (function + 7) % 20].map(|node| format!("n{node}"));

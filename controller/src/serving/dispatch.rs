@@ -8,7 +8,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_gateway::backend::Model;
+use millrace_gateway::backend::ModelRevision;
 use millrace_policy::retries::OTHER_WORKERS_MAX;
 use millrace_policy::router;
 use millrace_proto::convert::{duration_wire, in_sequence_wire};
@@ -19,16 +19,16 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 use tracing::Instrument as _;
 
-use super::runs::Run;
-use super::{Serving, route};
-use crate::fleet::Worker;
+use super::runs::RevisionEstimates;
+use super::{ServingBackend, route};
+use crate::fleet::AttachedWorker;
 
 /// Attempts of one request over all workers.
 const ATTEMPTS_MAX: u32 = 3;
 
 /// The outcome of an attempt without an answer.
 #[derive(Debug)]
-enum Missed {
+enum AttemptFailure {
     /// The worker answered with a failure, which is final.
     Failed(Failure),
     /// The worker did not begin the request, so another worker may.
@@ -41,12 +41,12 @@ enum Missed {
 #[derive(Debug)]
 struct Demand {
     key: RevisionKey,
-    request: router::Request,
+    request: router::RouteRequest,
 }
 
 /// A call of a function, for a request or for a step of a workflow.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct DispatchedCall {
     pub(super) request_id: RequestId,
     pub(super) inputs: Vec<wire::InferTensor>,
     /// The requested outputs; empty for all outputs.
@@ -58,7 +58,7 @@ pub(super) struct Call {
     /// The outputs that the worker shall keep as objects.
     pub(super) hold: Option<wire::Hold>,
     /// The workers that hold inputs of the call, with the bytes of each.
-    pub(super) held: Vec<(Arc<Worker>, Bytes)>,
+    pub(super) held: Vec<(Arc<AttachedWorker>, Bytes)>,
     /// The time by which the answer is due; `None` applies the function's own objective.
     pub(super) target: Option<Instant>,
     /// Prewarming hints: the functions that probably read the outputs next.
@@ -67,40 +67,40 @@ pub(super) struct Call {
 
 /// The answer to a call.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct CallResponse {
     pub(super) response: wire::InvokeResponse,
-    pub(super) worker: Arc<Worker>,
+    pub(super) worker: Arc<AttachedWorker>,
     /// Attempts, including the answered attempt.
     pub(super) attempts: u32,
 }
 
 /// A request in progress.
-pub(super) struct Dispatch<'a> {
-    serving: &'a Serving,
-    model: &'a Model,
+pub(super) struct CallDispatcher<'a> {
+    serving: &'a ServingBackend,
+    model: &'a ModelRevision,
     demand: Demand,
-    run: &'a Run,
-    call: Call,
+    run: &'a RevisionEstimates,
+    call: DispatchedCall,
     deadline: Instant,
     /// Attempts made so far.
     attempts: u32,
     /// Refusals by workers without capacity.
     refusals: u32,
     /// The tried workers, compared by process: a worker that only lost the stream counts as tried.
-    tried: Vec<Arc<Worker>>,
+    tried: Vec<Arc<AttachedWorker>>,
     /// Whether a lost attempt may have run.
     may_have_executed: bool,
 }
 
-impl<'a> Dispatch<'a> {
+impl<'a> CallDispatcher<'a> {
     pub(super) fn new(
-        serving: &'a Serving,
-        model: &'a Model,
+        serving: &'a ServingBackend,
+        model: &'a ModelRevision,
         key: RevisionKey,
-        run: &'a Run,
-        call: Call,
+        run: &'a RevisionEstimates,
+        call: DispatchedCall,
     ) -> Self {
-        let demand = Demand { key, request: router::Request { weights: model.weights } };
+        let demand = Demand { key, request: router::RouteRequest { weights: model.weights } };
         let deadline = Instant::now() + call.timeout;
         run.count_request();
         Self {
@@ -118,7 +118,7 @@ impl<'a> Dispatch<'a> {
     }
 
     /// Runs the request to the end.
-    pub(super) async fn run(mut self) -> Result<Answer, Failure> {
+    pub(super) async fn run(mut self) -> Result<CallResponse, Failure> {
         let result = self.attempt_all().await;
         // An earlier attempt may have run, regardless of the last attempt's outcome.
         result.map_err(|failure| Failure {
@@ -127,20 +127,20 @@ impl<'a> Dispatch<'a> {
         })
     }
 
-    async fn attempt_all(&mut self) -> Result<Answer, Failure> {
+    async fn attempt_all(&mut self) -> Result<CallResponse, Failure> {
         let mut worker = self.choose().ok_or_else(|| self.no_worker())?;
         loop {
             self.attempts += 1;
             self.tried.push(worker.clone());
             worker = match self.attempt(&worker).await {
                 Ok(response) => return Ok(self.answer(response, worker)),
-                Err(Missed::Failed(failure)) => return Err(failure),
-                Err(Missed::Declined(failure)) => {
+                Err(AttemptFailure::Failed(failure)) => return Err(failure),
+                Err(AttemptFailure::Declined(failure)) => {
                     // The worker did not begin the request, so the attempt does not count.
                     self.attempts -= 1;
                     self.after_decline(failure).await?
                 }
-                Err(Missed::Lost(failure)) => {
+                Err(AttemptFailure::Lost(failure)) => {
                     self.may_have_executed |= failure.may_have_executed;
                     self.after_loss(&worker, failure).await?
                 }
@@ -148,15 +148,15 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    fn choose(&self) -> Option<Arc<Worker>> {
+    fn choose(&self) -> Option<Arc<AttachedWorker>> {
         let candidates = self.serving.candidates(&self.demand.key)?;
-        let tried = |worker: &Worker| self.tried.iter().any(|tried| tried.is_process_of(worker));
+        let tried = |worker: &AttachedWorker| self.tried.iter().any(|tried| tried.is_process_of(worker));
         let runs = self.run.estimates();
         route::choose(&candidates, &self.demand.request, &runs, |worker| self.missing(worker), tried)
     }
 
     /// Returns the input bytes that a worker would have to fetch from other workers.
-    fn missing(&self, worker: &Worker) -> Bytes {
+    fn missing(&self, worker: &AttachedWorker) -> Bytes {
         let others = self.call.held.iter().filter(|(holder, _)| !holder.is_process_of(worker));
         // Workers send these numbers, so the sum may overflow.
         Bytes(others.map(|(_, bytes)| bytes.get()).fold(0, u64::saturating_add))
@@ -168,7 +168,7 @@ impl<'a> Dispatch<'a> {
 
     /// Returns the next worker for a declined request. If the worker is shutting down, waits for
     /// another worker, because the function will be placed elsewhere.
-    async fn after_decline(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+    async fn after_decline(&mut self, failure: Failure) -> Result<Arc<AttachedWorker>, Failure> {
         if is_overload(failure.reason) {
             return self.after_overload(failure);
         }
@@ -180,7 +180,7 @@ impl<'a> Dispatch<'a> {
 
     /// Returns the next worker for a request that a worker without capacity refused. Only a few other
     /// workers are asked: when all are full, each further attempt is wasted load.
-    fn after_overload(&mut self, failure: Failure) -> Result<Arc<Worker>, Failure> {
+    fn after_overload(&mut self, failure: Failure) -> Result<Arc<AttachedWorker>, Failure> {
         self.refusals += 1;
         if self.refusals > OTHER_WORKERS_MAX {
             return Err(failure);
@@ -192,7 +192,11 @@ impl<'a> Dispatch<'a> {
 
     /// Returns the next worker for a request that lost a worker. Waits for a worker: a supervisor may
     /// restart the process, or only the stream may be lost.
-    async fn after_loss(&self, lost: &Worker, failure: Failure) -> Result<Arc<Worker>, Failure> {
+    async fn after_loss(
+        &self,
+        lost: &AttachedWorker,
+        failure: Failure,
+    ) -> Result<Arc<AttachedWorker>, Failure> {
         tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
@@ -213,7 +217,7 @@ impl<'a> Dispatch<'a> {
     }
 
     /// Waits for a worker that was not tried yet.
-    async fn another(&self) -> Arc<Worker> {
+    async fn another(&self) -> Arc<AttachedWorker> {
         let mut fleet = self.serving.fleet.changes();
         let mut state = self.serving.replica.changes();
         // Placements matter only to functions that keep state, so other functions do not wake at every
@@ -233,7 +237,7 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    async fn attempt(&self, worker: &Arc<Worker>) -> Result<wire::InvokeResponse, Missed> {
+    async fn attempt(&self, worker: &Arc<AttachedWorker>) -> Result<wire::InvokeResponse, AttemptFailure> {
         let span = tracing::info_span!(
             "attempt",
             otel.kind = "client",
@@ -241,13 +245,18 @@ impl<'a> Dispatch<'a> {
             millrace.worker = %worker.name,
         );
         let result = self.ask(worker).instrument(span.clone()).await;
-        if let Err(Missed::Declined(failure) | Missed::Lost(failure) | Missed::Failed(failure)) = &result {
+        if let Err(
+            AttemptFailure::Declined(failure)
+            | AttemptFailure::Lost(failure)
+            | AttemptFailure::Failed(failure),
+        ) = &result
+        {
             trace::fail(&span, &failure.message);
         }
         result
     }
 
-    async fn ask(&self, worker: &Arc<Worker>) -> Result<wire::InvokeResponse, Missed> {
+    async fn ask(&self, worker: &Arc<AttachedWorker>) -> Result<wire::InvokeResponse, AttemptFailure> {
         let _in_flight = worker.begin();
         let mut request = Request::new(self.request());
         trace::inject(request.metadata_mut());
@@ -256,7 +265,7 @@ impl<'a> Dispatch<'a> {
             answer = worker.calls.invoke(request) => answer.map(tonic::Response::into_inner).map_err(|status| missed(worker, &status)),
             () = self.abandoned(worker), if self.model.idempotent => {
                 let message = format!("worker {} is lost, as far as this controller knows", worker.name);
-                Err(Missed::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
+                Err(AttemptFailure::Lost(Failure::new(Reason::NoWorker, message).after_execution()))
             }
         }
     }
@@ -264,7 +273,7 @@ impl<'a> Dispatch<'a> {
     /// Waits until the worker's stream has ended or the worker is presumed lost, and another process
     /// can take the request. Until then the answer may still arrive: a lost stream does not always mean
     /// a lost worker.
-    async fn abandoned(&self, worker: &Worker) {
+    async fn abandoned(&self, worker: &AttachedWorker) {
         worker.gone().await;
         let mut changes = self.serving.fleet.changes();
         while self.choose().is_none_or(|other| other.is_process_of(worker)) {
@@ -299,23 +308,23 @@ impl<'a> Dispatch<'a> {
         }
     }
 
-    fn answer(&self, response: wire::InvokeResponse, worker: Arc<Worker>) -> Answer {
+    fn answer(&self, response: wire::InvokeResponse, worker: Arc<AttachedWorker>) -> CallResponse {
         if let Some(split) = &response.split {
             self.run.took(&worker.machine, Duration::from_nanos(split.run_ns));
         }
         // Add the lost attempts and the attempts that the answering worker made itself.
         let attempts = self.attempts - 1 + response.attempts.max(1);
-        Answer { response, worker, attempts }
+        CallResponse { response, worker, attempts }
     }
 }
 
 /// Classifies the failure of an attempt. A status with a source was made locally: the connection could
 /// not be opened, or broke.
-fn missed(worker: &Worker, status: &Status) -> Missed {
+fn missed(worker: &AttachedWorker, status: &Status) -> AttemptFailure {
     if let Some(source) = status.source() {
         let failure = Failure::new(Reason::NoWorker, format!("worker {} is lost: {source}", worker.name));
         let sent = !caused_by_connecting(source);
-        return Missed::Lost(if sent { failure.after_execution() } else { failure });
+        return AttemptFailure::Lost(if sent { failure.after_execution() } else { failure });
     }
     let failure = from_status(status);
     let declined = matches!(
@@ -328,7 +337,11 @@ fn missed(worker: &Worker, status: &Status) -> Missed {
             | Reason::FunctionNotFound
             | Reason::RevisionNotFound
     );
-    if declined && !failure.may_have_executed { Missed::Declined(failure) } else { Missed::Failed(failure) }
+    if declined && !failure.may_have_executed {
+        AttemptFailure::Declined(failure)
+    } else {
+        AttemptFailure::Failed(failure)
+    }
 }
 
 /// Whether a worker refused a request only because other requests use its capacity at the moment.

@@ -27,20 +27,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_cluster_state::{Caller, Command, State};
+use millrace_cluster_state::{CallerName, State, StateCommand};
 use millrace_gateway::auth;
-use millrace_gateway::backend::{Backend, Completion, Intent, Invocation, Kind, Model};
+use millrace_gateway::backend::{Backend, Intent, Kind, ModelRequest, ModelResponse, ModelRevision};
 use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 use tokio::sync::watch;
 
-use crate::fleet::Fleet;
-use crate::fleet::readiness::{self, Readiness};
-use crate::leader::{Outlook, Shortages};
-use crate::passed::Passed;
+use crate::fleet::WorkerFleet;
+use crate::fleet::readiness::{self, RevisionReadiness};
+use crate::leader::{LeaderStatus, Shortages};
+use crate::passed::TrafficMatrix;
 use crate::raft::{self, Replica};
-use catalog::{Candidates, Catalog, Sight};
-use dispatch::{Answer, Call, Dispatch};
-use runs::Runs;
+use catalog::{Candidates, Catalog, CatalogInputs};
+use dispatch::{CallDispatcher, CallResponse, DispatchedCall};
+use runs::RevisionEstimateMap;
 use workflow::Workflows;
 
 pub(crate) use workflow::show_steps;
@@ -53,29 +53,34 @@ const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The gateway's backend.
 #[derive(Debug)]
-pub(crate) struct Serving {
+pub(crate) struct ServingBackend {
     replica: Replica,
-    fleet: Fleet,
-    outlook: Outlook,
+    fleet: WorkerFleet,
+    outlook: LeaderStatus,
     catalog: Catalog,
-    runs: Runs,
+    runs: RevisionEstimateMap,
     workflows: Workflows,
 }
 
-impl Serving {
-    pub(crate) fn new(replica: Replica, fleet: Fleet, outlook: Outlook, passed: Passed) -> Self {
+impl ServingBackend {
+    pub(crate) fn new(
+        replica: Replica,
+        fleet: WorkerFleet,
+        outlook: LeaderStatus,
+        passed: TrafficMatrix,
+    ) -> Self {
         Self {
             replica,
             fleet,
             outlook,
             catalog: Catalog::default(),
-            runs: Runs::default(),
+            runs: RevisionEstimateMap::default(),
             workflows: Workflows::new(passed),
         }
     }
 
-    fn sight<'a>(&'a self, state: &'a State) -> Sight<'a> {
-        Sight { state, fleet: &self.fleet, outlook: &self.outlook }
+    fn sight<'a>(&'a self, state: &'a State) -> CatalogInputs<'a> {
+        CatalogInputs { state, fleet: &self.fleet, outlook: &self.outlook }
     }
 
     /// Returns the workers that are ready for a revision now.
@@ -84,10 +89,10 @@ impl Serving {
     }
 
     /// Runs a function on a worker.
-    async fn call(&self, model: &Model, call: Call) -> Result<Answer, Failure> {
+    async fn call(&self, model: &ModelRevision, call: DispatchedCall) -> Result<CallResponse, Failure> {
         let key = RevisionKey { function: model.key.clone(), revision: model.revision };
         let run = self.runs.of(&key);
-        Dispatch::new(self, model, key, &run, call).run().await
+        CallDispatcher::new(self, model, key, &run, call).run().await
     }
 
     /// Waits until the newest revision is ready on a worker, or cannot become ready.
@@ -99,15 +104,20 @@ impl Serving {
             let workers = self.fleet.workers();
             let shortages = self.outlook.shortages();
             match readiness::of_revision(&now, function, function.latest(), &workers, &shortages) {
-                Readiness::Prepared(_) => return Ok(()),
-                Readiness::Disabled => {
+                RevisionReadiness::Prepared(_) => return Ok(()),
+                RevisionReadiness::Disabled => {
                     return Err(Failure::new(
                         Reason::FunctionDisabled,
                         format!("function {key} was unloaded meanwhile"),
                     ));
                 }
-                Readiness::PrepareFailed(why) => return Err(Failure::new(Reason::FunctionNotReady, why)),
-                Readiness::Preparing | Readiness::NoWorker | Readiness::Unplaced(_) | Readiness::Away(_) => {}
+                RevisionReadiness::PrepareFailed(why) => {
+                    return Err(Failure::new(Reason::FunctionNotReady, why));
+                }
+                RevisionReadiness::Preparing
+                | RevisionReadiness::NoWorker
+                | RevisionReadiness::Unplaced(_)
+                | RevisionReadiness::Away(_) => {}
             }
             changes.next().await?;
         }
@@ -137,7 +147,7 @@ impl Serving {
 /// A watch of everything that readiness depends on.
 struct Changes {
     fleet: watch::Receiver<u64>,
-    state: raft::Changes,
+    state: raft::ReplicaWatch,
     shortages: watch::Receiver<Shortages>,
 }
 
@@ -153,12 +163,16 @@ impl Changes {
 }
 
 #[async_trait]
-impl Backend for Serving {
+impl Backend for ServingBackend {
     fn ready(&self) -> bool {
         !self.fleet.workers().is_empty()
     }
 
-    fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
+    fn resolve(
+        &self,
+        function: &FunctionKey,
+        revision: Option<Revision>,
+    ) -> Result<Arc<ModelRevision>, Failure> {
         let state = self.replica.state();
         let sight = self.sight(&state);
         match self.workflows.resolve(&sight, function) {
@@ -167,7 +181,7 @@ impl Backend for Serving {
         }
     }
 
-    fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
+    fn index(&self, tenant: &TenantName) -> Vec<Arc<ModelRevision>> {
         let state = self.replica.state();
         let sight = self.sight(&state);
         let mut models = self.catalog.index(&sight, tenant);
@@ -176,11 +190,11 @@ impl Backend for Serving {
         models
     }
 
-    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
+    async fn wait_until_ready(&self, model: &ModelRevision) -> Result<Arc<ModelRevision>, Failure> {
         let mut changes = self.changes();
         loop {
             let now = self.resolve(&model.key, Some(model.revision))?;
-            if !now.availability.may_come() {
+            if !now.availability.may_become_ready() {
                 return Ok(now);
             }
             changes.next().await?;
@@ -197,8 +211,9 @@ impl Backend for Serving {
             let message = format!("{function} is a workflow: load or unload its functions instead");
             return Err(Failure::new(Reason::Unimplemented, message));
         }
-        let caller = Caller(caller.as_str().into());
-        let command = Command::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
+        let caller = CallerName(caller.as_str().into());
+        let command =
+            StateCommand::SetFunctionEnabled { key: function.clone(), enabled: intent == Intent::Serve };
         self.replica.propose(caller, None, command).await?;
         if intent == Intent::Refuse {
             // Gateways refuse the function from here on, even while a worker still has a copy.
@@ -212,11 +227,15 @@ impl Backend for Serving {
         })
     }
 
-    async fn invoke(&self, model: &Model, invocation: Invocation) -> Result<Completion, Failure> {
+    async fn invoke(
+        &self,
+        model: &ModelRevision,
+        invocation: ModelRequest,
+    ) -> Result<ModelResponse, Failure> {
         if model.kind == Kind::Workflow {
             return self.invoke_workflow(model, invocation).await;
         }
-        let call = Call {
+        let call = DispatchedCall {
             request_id: invocation.request_id,
             inputs: invocation.inputs.into_iter().map(tensors::sent).collect(),
             outputs: invocation.outputs,
@@ -231,7 +250,7 @@ impl Backend for Serving {
         let answer = self.call(model, call).await?;
         let split = answer.response.split.unwrap_or_default();
         let outputs = answer.response.outputs.into_iter().map(tensors::received);
-        Ok(Completion {
+        Ok(ModelResponse {
             outputs: outputs.collect::<Result<_, _>>()?,
             split: tensors::split(&split),
             attempts: answer.attempts,
@@ -240,7 +259,10 @@ impl Backend for Serving {
 }
 
 /// Returns the workflow if the request names its only revision.
-fn of_generation(workflow: Arc<Model>, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
+fn of_generation(
+    workflow: Arc<ModelRevision>,
+    revision: Option<Revision>,
+) -> Result<Arc<ModelRevision>, Failure> {
     if revision.is_none_or(|revision| revision == workflow.revision) {
         return Ok(workflow);
     }

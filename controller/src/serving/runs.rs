@@ -16,28 +16,28 @@ const REVISIONS_MAX: usize = 100_000;
 
 /// The estimates and retry credits of one revision.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct RevisionEstimates {
     /// Estimated durations, read for every request and written for every answer; each access is short.
-    estimates: RwLock<router::Runs>,
+    estimates: RwLock<router::MachineRunTimes>,
     /// The current [`RetryCredits`]. Credits are per revision, so that an overloaded function leaves
     /// the retries of other functions alone.
     retry_credits: AtomicU32,
 }
 
-impl Default for Run {
+impl Default for RevisionEstimates {
     fn default() -> Self {
         Self { estimates: RwLock::default(), retry_credits: AtomicU32::new(RetryCredits::FULL.0) }
     }
 }
 
-impl Run {
+impl RevisionEstimates {
     /// Returns the current estimates.
-    pub(super) fn estimates(&self) -> router::Runs {
+    pub(super) fn estimates(&self) -> router::MachineRunTimes {
         self.estimates.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(super) fn took(&self, machine: &MachineType, run: Duration) {
-        self.estimates.write().unwrap_or_else(PoisonError::into_inner).took(machine, run);
+        self.estimates.write().unwrap_or_else(PoisonError::into_inner).record_run(machine, run);
     }
 
     /// Counts a request, which earns a fraction of a retry.
@@ -57,10 +57,10 @@ impl Run {
 /// The runs of all revisions. Every request reads the map and only a revision's first request writes,
 /// so a read-write lock guards the map.
 #[derive(Debug, Default)]
-pub(super) struct Runs(RwLock<HashMap<RevisionKey, Arc<Run>>>);
+pub(super) struct RevisionEstimateMap(RwLock<HashMap<RevisionKey, Arc<RevisionEstimates>>>);
 
-impl Runs {
-    pub(super) fn of(&self, key: &RevisionKey) -> Arc<Run> {
+impl RevisionEstimateMap {
+    pub(super) fn of(&self, key: &RevisionKey) -> Arc<RevisionEstimates> {
         if let Some(run) = self.0.read().unwrap_or_else(PoisonError::into_inner).get(key) {
             return run.clone();
         }

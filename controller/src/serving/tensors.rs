@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use millrace_gateway::backend::{Split, Tensor};
+use millrace_gateway::backend::{AnswerTimes, NamedTensor};
 use millrace_proto::worker as wire;
 use millrace_types::{Failure, Reason};
 
 /// Converts a tensor for a worker. The bytes are shared.
-pub(super) fn sent(tensor: Tensor) -> wire::InferTensor {
-    let Tensor { name, datatype, shape, data } = tensor;
+pub(super) fn sent(tensor: NamedTensor) -> wire::InferTensor {
+    let NamedTensor { name, datatype, shape, data } = tensor;
     wire::InferTensor { name, datatype: datatype.to_string(), shape, data, parts: Vec::new() }
 }
 
@@ -16,16 +16,16 @@ pub(super) fn sent(tensor: Tensor) -> wire::InferTensor {
 ///
 /// # Errors
 /// `INTERNAL` for an unknown data type.
-pub(super) fn received(wire: wire::InferTensor) -> Result<Tensor, Failure> {
+pub(super) fn received(wire: wire::InferTensor) -> Result<NamedTensor, Failure> {
     let datatype = wire.datatype.parse().map_err(|error| {
         Failure::new(Reason::Internal, format!("cannot read the worker's answer: {error}")).after_execution()
     })?;
-    Ok(Tensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
+    Ok(NamedTensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
 }
 
 /// Converts a worker's latency breakdown.
-pub(super) fn split(wire: &wire::Split) -> Split {
-    Split {
+pub(super) fn split(wire: &wire::Split) -> AnswerTimes {
+    AnswerTimes {
         cold: Duration::from_nanos(wire.cold_ns),
         queue: Duration::from_nanos(wire.queue_ns),
         swap: Duration::from_nanos(wire.swap_ns),

@@ -1,6 +1,6 @@
 //! Tests of the admin API: calls, refusals, and that a refusal changes nothing.
 
-use millrace_model::program::Program;
+use millrace_model::program::PackedProgram;
 use millrace_proto::admin as api;
 use millrace_types::limits::{PAGE_BYTES_MAX, TENSOR_NAME_BYTES_MAX};
 use millrace_types::workflow::Signature;
@@ -269,7 +269,7 @@ fn wide_program(inputs: usize, name_bytes: usize) -> Vec<u8> {
     let tensor = |name: String| TensorSpec { name, datatype: DataType::Fp32, shape: vec![Dim::Fixed(1)] };
     let inputs = (0..inputs).map(|n| tensor(format!("{n:x>name_bytes$}"))).collect();
     let declared = Signature { inputs, outputs: vec![tensor("y".into())] };
-    Program { declared, file: b"#!/bin/true\n".to_vec().into() }.pack().unwrap().to_vec()
+    PackedProgram { signature: declared, file: b"#!/bin/true\n".to_vec().into() }.pack().unwrap().to_vec()
 }
 
 fn program_request(name: &str, program: &[u8]) -> api::ApplyFunctionRequest {

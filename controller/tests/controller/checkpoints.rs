@@ -5,14 +5,14 @@ use millrace_proto::convert::{data_id_wire, duration_wire};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_types::{
-    Bytes, DataId, Epoch, FunctionKey, FunctionName, NodeDelta, NodeName, Portion, Reason, SyncBatch,
-    SyncPart, TenantName, Usage,
+    Bytes, DataId, Epoch, FunctionKey, FunctionName, NodeDelta, NodeName, Reason, SyncBatch, SyncPart,
+    SyncPortion, TenantName, Usage,
 };
 
 use crate::stub::Stub;
 use crate::support::{Cluster, apply, mlp, nodes, reason, short_lease, soon, until, upload};
 
-const FULL: SyncPart = SyncPart::Full(Portion::Only);
+const FULL: SyncPart = SyncPart::Full(SyncPortion::Only);
 
 fn data(epoch: u64, counter: u64) -> DataId {
     DataId { home: NodeName::new("n1").unwrap(), epoch: Epoch(epoch), counter }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 
-use millrace_controller::{JoinAs, Start};
+use millrace_controller::{ClusterStart, JoinAs};
 
 use crate::group::{Member, status};
 
@@ -16,8 +16,8 @@ fn free_addresses() -> [SocketAddr; 3] {
 async fn start(number: usize, at: &[SocketAddr; 3]) -> Result<Member, millrace_controller::StartError> {
     let others: Vec<_> = at.iter().filter(|&it| *it != at[number - 1]).map(ToString::to_string).collect();
     let start = match number {
-        1 => Start::Found { with: others },
-        _ => Start::Join { at: others, role: JoinAs::Voter },
+        1 => ClusterStart::Found { with: others },
+        _ => ClusterStart::Join { at: others, role: JoinAs::Voter },
     };
     Member::try_start(number as u64, start, |config| config.internal_listen = at[number - 1]).await
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_controller::{JoinAs, Start};
+use millrace_controller::{ClusterStart, JoinAs};
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_control_client::WorkerControlClient;
@@ -82,7 +82,7 @@ async fn a_missing_or_damaged_copy_does_not_count_until_it_is_fetched_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_only_copy_is_set_aside_and_can_be_uploaded_again() {
-    let alone = Member::start(1, Start::Bootstrap).await;
+    let alone = Member::start(1, ClusterStart::Bootstrap).await;
     upload(&mut alone.admin(), &mlp()).await.unwrap();
     apply(&mut alone.admin(), "f", &mlp()).await.unwrap();
     alone.write_file(&mlp(), &vec![7; mlp().len()]);
@@ -97,7 +97,7 @@ async fn a_removed_controller_is_no_longer_a_holder() {
     let quick = |config: &mut millrace_controller::ControllerConfig| {
         config.limits.collect_every = Duration::from_millis(10);
     };
-    let first = Member::try_start(1, Start::Bootstrap, quick).await.unwrap();
+    let first = Member::try_start(1, ClusterStart::Bootstrap, quick).await.unwrap();
     let second = Member::try_start(2, first.joining(JoinAs::Voter), quick).await.unwrap();
     let mut third = Member::try_start(3, first.joining(JoinAs::Voter), quick).await.unwrap();
     upload(&mut first.admin(), &mlp()).await.unwrap();

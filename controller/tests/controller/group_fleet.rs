@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use futures::future::select_all;
 use millrace_cluster_state::NodeStatus;
-use millrace_controller::{JoinAs, Start};
+use millrace_controller::{ClusterStart, JoinAs};
 use millrace_proto::admin as api;
 use millrace_proto::inference::{self as oip, grpc_inference_service_client::GrpcInferenceServiceClient};
 use millrace_proto::worker as wire;
@@ -138,7 +138,7 @@ async fn gateways_keep_serving_without_a_majority_and_accept_a_returning_worker(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_node_gets_no_requests_from_a_gateway_once_the_gateway_does_not_hear_it_either() {
-    let first = Member::try_start(1, Start::Bootstrap, short_lease).await.unwrap();
+    let first = Member::try_start(1, ClusterStart::Bootstrap, short_lease).await.unwrap();
     let second = Member::try_start(2, first.joining(JoinAs::Voter), short_lease).await.unwrap();
     let members = [first, second];
     let mut worker = attach(&members, "n1").await;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_controller::{ControllerConfig, JoinAs, Start};
+use millrace_controller::{ClusterStart, ControllerConfig, JoinAs};
 use millrace_proto::admin as api;
 use millrace_proto::status::from_status;
 use millrace_types::{Bytes, Digest, Reason};
@@ -42,7 +42,7 @@ impl Shared {
             self.configure(config);
             edit(config);
         };
-        Member::try_start(1, Start::Bootstrap, start).await.unwrap()
+        Member::try_start(1, ClusterStart::Bootstrap, start).await.unwrap()
     }
 
     async fn three(&self) -> Vec<Member> {
@@ -219,7 +219,7 @@ async fn unused_models_leave_the_store_after_their_grace_period() {
 async fn models_move_into_the_store_when_a_group_gets_one() {
     let shared = Shared::new();
     shared.make();
-    let mut alone = Member::start(1, Start::Bootstrap).await;
+    let mut alone = Member::start(1, ClusterStart::Bootstrap).await;
     upload(&mut alone.admin(), &mlp()).await.unwrap();
     apply(&mut alone.admin(), "f", &mlp()).await.unwrap();
     alone.kill();

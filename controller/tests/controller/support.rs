@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_controller::clock::WallClock;
-use millrace_controller::{Connector, Controller, ControllerConfig, Tcp};
-use millrace_policy::lease::Limits;
+use millrace_controller::{Connector, ControllerConfig, RunningController, Tcp};
+use millrace_policy::lease::LeaseLimits;
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{self as api};
@@ -52,7 +52,7 @@ impl WallClock for ManualClock {
 
 /// A controller and the data directory.
 pub(crate) struct Cluster {
-    pub(crate) controller: Controller,
+    pub(crate) controller: RunningController,
     pub(crate) dir: TempDir,
 }
 
@@ -65,7 +65,8 @@ pub(crate) fn config(dir: &Path) -> ControllerConfig {
 
 /// Sets a lease short enough to wait for, and long enough for a busy machine to keep.
 pub(crate) fn short_lease(config: &mut ControllerConfig) {
-    config.limits.lease = Limits { lease: Duration::from_millis(400), grace: Duration::from_millis(100) };
+    config.limits.lease =
+        LeaseLimits { lease: Duration::from_millis(400), grace: Duration::from_millis(100) };
 }
 
 impl Cluster {

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_cluster_state::{Applied, Checkpoint, Command, NodeStatus, State};
+use millrace_cluster_state::{CommandEffect, NodeCheckpoint, NodeStatus, State, StateCommand};
 use millrace_types::{Epoch, NodeName, SyncBatch};
 
 use crate::history::{Acknowledged, History, Verdict, WorkerEnd};
@@ -17,7 +17,7 @@ pub(crate) fn check(history: &History) -> Verdict {
     let mut taken: BTreeMap<(NodeName, Epoch, u64), SyncBatch> = BTreeMap::new();
     replay::each(history, |_, (_, outcomes), _| {
         for (proposal, outcome) in outcomes {
-            if let (Command::SyncNode { node, batch }, Ok(Applied::Synced { seq })) =
+            if let (StateCommand::SyncNode { node, batch }, Ok(CommandEffect::Synced { seq })) =
                 (&proposal.command, outcome)
             {
                 taken.insert((node.clone(), batch.epoch, *seq), batch.clone());
@@ -61,7 +61,7 @@ fn ends(state: &State, acknowledged: &[Acknowledged], workers: &[WorkerEnd]) -> 
     Ok(())
 }
 
-fn same(worker: &WorkerEnd, checkpoint: &Checkpoint) -> Verdict {
+fn same(worker: &WorkerEnd, checkpoint: &NodeCheckpoint) -> Verdict {
     let everything = &worker.everything;
     let models: BTreeSet<_> = checkpoint.models.iter().map(|(copy, bytes)| (*copy, *bytes)).collect();
     let entries: BTreeSet<_> = checkpoint.entries.iter().map(|(id, bytes)| (id.clone(), *bytes)).collect();
@@ -86,8 +86,8 @@ fn every_acknowledged_checkpoint_is_in_the_state() {
 mod planted {
     use std::sync::Arc;
 
-    use millrace_cluster_state::Command;
-    use millrace_types::{Bytes, DataId, Epoch, NodeDelta, Portion, SyncBatch, SyncPart};
+    use millrace_cluster_state::StateCommand;
+    use millrace_types::{Bytes, DataId, Epoch, NodeDelta, SyncBatch, SyncPart, SyncPortion};
 
     use super::check;
     use crate::history::{Acknowledged, History, WorkerEnd};
@@ -100,12 +100,12 @@ mod planted {
     }
 
     fn batch(seq: u64) -> SyncBatch {
-        SyncBatch { epoch: Epoch(1), seq, part: SyncPart::Full(Portion::Only), delta: delta(seq) }
+        SyncBatch { epoch: Epoch(1), seq, part: SyncPart::Full(SyncPortion::Only), delta: delta(seq) }
     }
 
     /// Returns a history in which a node's batch 1 was committed, and the worker sent batches 1 and 2.
     fn history(acknowledged: u64) -> History {
-        let sync = Command::SyncNode { node: name("n1"), batch: batch(1) };
+        let sync = StateCommand::SyncNode { node: name("n1"), batch: batch(1) };
         let entries = vec![commands(1, 0, vec![init()]), commands(1, 1, vec![registration("n1"), sync])];
         let mut history = History { applied: applied(entries), ..History::default() };
         for seq in [1, 2] {

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use millrace_cluster_state::{Caller, Command, Proposal, State, UnixMillis};
+use millrace_cluster_state::{CallerName, Proposal, State, StateCommand, UnixMillis};
 
 use crate::plain::Group;
 use crate::planted::name;
@@ -14,9 +14,9 @@ const DIGEST_EVERY: NonZeroU64 = NonZeroU64::new(50).unwrap();
 fn corrupt(state: &mut State) {
     let refused = Proposal {
         stamp: UnixMillis(10_000_000_000_000),
-        caller: Caller("corruption".into()),
+        caller: CallerName("corruption".into()),
         idempotency: None,
-        command: Command::RemoveNode { name: name("none") },
+        command: StateCommand::RemoveNode { name: name("none") },
     };
     assert!(state.apply(0, &refused).is_err());
 }

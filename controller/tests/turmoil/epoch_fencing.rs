@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_cluster_state::{Applied, Command, NodeStatus, Proposal, State};
+use millrace_cluster_state::{CommandEffect, NodeStatus, Proposal, State, StateCommand};
 use millrace_types::{Epoch, NodeName};
 use openraft::EntryPayload;
 
@@ -30,20 +30,21 @@ fn streams(registered: &BTreeSet<Registered>) -> Verdict {
 }
 
 /// Returns the registration that a command refers to.
-fn speaks_for(command: &Command) -> Option<(&NodeName, Epoch)> {
+fn speaks_for(command: &StateCommand) -> Option<(&NodeName, Epoch)> {
     match command {
-        Command::SyncNode { node, batch } => Some((node, batch.epoch)),
-        Command::NodeLost { name, epoch } => Some((name, *epoch)),
+        StateCommand::SyncNode { node, batch } => Some((node, batch.epoch)),
+        StateCommand::NodeLost { name, epoch } => Some((name, *epoch)),
         _ => None,
     }
 }
 
 /// Checks the answers to proposals.
-fn answers(calls: &[Call<Command, NodeAnswer>]) -> Verdict {
+fn answers(calls: &[Call<StateCommand, NodeAnswer>]) -> Verdict {
     let mut given: BTreeMap<Epoch, (&NodeName, u64)> = BTreeMap::new();
     for Call { asked, ended, .. } in calls {
-        if let (Command::RegisterNode { name, .. }, Some((at, NodeAnswer::Applied(applied)))) = (asked, ended)
-            && let Applied::Registered { epoch } = *applied
+        if let (StateCommand::RegisterNode { name, .. }, Some((at, NodeAnswer::Applied(applied)))) =
+            (asked, ended)
+            && let CommandEffect::Registered { epoch } = *applied
             && given.insert(epoch, (name, *at)).is_some()
         {
             return Err(format!("epoch {epoch} was given twice").into());
@@ -76,7 +77,7 @@ fn replay(history: &History) -> Verdict {
             });
             let without = over.then(|| state.clone());
             let outcome = state.apply(entry.log_id.index, proposal);
-            if let Ok(Applied::Registered { epoch }) = outcome
+            if let Ok(CommandEffect::Registered { epoch }) = outcome
                 && std::mem::replace(&mut given, epoch) >= epoch
             {
                 return Err(format!("entry {}: epoch {epoch} is not above those before", entry.log_id).into());
@@ -84,10 +85,10 @@ fn replay(history: &History) -> Verdict {
             let Some(mut without) = without else { continue };
             // Every command advances the time of the state, so compare with a command that changes only
             // the time.
-            let nothing = Command::NodeLost { name: nobody(), epoch: Epoch(0) };
+            let nothing = StateCommand::NodeLost { name: nobody(), epoch: Epoch(0) };
             let refused =
                 without.apply(entry.log_id.index, &Proposal { command: nothing, ..proposal.clone() });
-            assert!(!refused.is_ok_and(Applied::changed), "the node does not exist");
+            assert!(!refused.is_ok_and(CommandEffect::changed), "the node does not exist");
             if state != without {
                 return Err(format!(
                     "entry {}: {:?} is of an epoch that is over, and changed the state ({outcome:?})",
@@ -110,19 +111,19 @@ fn a_command_with_an_ended_epoch_changes_nothing() {
 }
 
 mod planted {
-    use super::{Applied, Call, Command, Epoch, NodeAnswer, Registered, answers, streams};
+    use super::{Call, CommandEffect, Epoch, NodeAnswer, Registered, StateCommand, answers, streams};
     use crate::planted::{name, registration};
 
-    fn call(asked: Command, began: u64, answer: Applied) -> Call<Command, NodeAnswer> {
+    fn call(asked: StateCommand, began: u64, answer: CommandEffect) -> Call<StateCommand, NodeAnswer> {
         Call { asked, began, ended: Some((began + 1, NodeAnswer::Applied(answer))) }
     }
 
-    fn registered(node: &str, began: u64, epoch: u64) -> Call<Command, NodeAnswer> {
-        call(registration(node), began, Applied::Registered { epoch: Epoch(epoch) })
+    fn registered(node: &str, began: u64, epoch: u64) -> Call<StateCommand, NodeAnswer> {
+        call(registration(node), began, CommandEffect::Registered { epoch: Epoch(epoch) })
     }
 
-    fn lost(began: u64, epoch: u64, answer: Applied) -> Call<Command, NodeAnswer> {
-        call(Command::NodeLost { name: name("n1"), epoch: Epoch(epoch) }, began, answer)
+    fn lost(began: u64, epoch: u64, answer: CommandEffect) -> Call<StateCommand, NodeAnswer> {
+        call(StateCommand::NodeLost { name: name("n1"), epoch: Epoch(epoch) }, began, answer)
     }
 
     #[test]
@@ -136,10 +137,10 @@ mod planted {
         let first = registered("n1", 1, 1);
         let second = registered("n1", 10, 2);
         let fenced = |late| answers(&[first.clone(), second.clone(), late]).is_ok();
-        let changed = Applied::Changed { version: 9 };
+        let changed = CommandEffect::Changed { version: 9 };
         assert!(fenced(lost(5, 1, changed)), "while the epoch was in force");
         assert!(fenced(lost(20, 2, changed)), "the epoch is in force");
-        assert!(fenced(lost(20, 1, Applied::Unchanged)));
+        assert!(fenced(lost(20, 1, CommandEffect::Unchanged)));
         assert!(!fenced(lost(20, 1, changed)));
     }
 

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command, ControllerId, State};
+use millrace_cluster_state::{CommandEffect, ControllerId, State, StateCommand};
 use millrace_raft_store::{ClusterConfig, LogId};
 use millrace_types::{Epoch, NodeDelta, NodeName, SyncBatch};
 use openraft::Entry;
@@ -32,7 +32,7 @@ pub(crate) struct History {
     /// Functions that several clients wrote, read and deleted.
     pub(crate) registers: Vec<Call<RegisterAsked, RegisterAnswer>>,
     /// Proposals about nodes.
-    pub(crate) nodes: Vec<Call<Command, NodeAnswer>>,
+    pub(crate) nodes: Vec<Call<StateCommand, NodeAnswer>>,
     /// The epochs of processes, as the processes were told.
     pub(crate) registered: BTreeSet<Registered>,
     /// The desired states of workers, in the order of arrival.
@@ -195,7 +195,7 @@ pub(crate) enum RegisterAnswer {
 /// The outcome of a command about a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeAnswer {
-    Applied(Applied),
+    Applied(CommandEffect),
     /// The state refused the command.
     Refused,
     /// The command was not proposed.

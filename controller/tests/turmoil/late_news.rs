@@ -5,9 +5,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command};
-use millrace_controller::sim::Member;
-use millrace_types::{Bytes, DataId, Epoch, NodeDelta, NodeName, Portion, Reason, SyncBatch, SyncPart};
+use millrace_cluster_state::{CommandEffect, StateCommand};
+use millrace_controller::sim::SimMember;
+use millrace_types::{Bytes, DataId, Epoch, NodeDelta, NodeName, Reason, SyncBatch, SyncPart, SyncPortion};
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use tokio::time::sleep;
@@ -23,7 +23,7 @@ const INSTANCES: u64 = 2;
 const APART_MS: std::ops::Range<u64> = 50..800;
 
 /// Proposes commands until the run is calm.
-pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outside>) {
+pub(crate) async fn work(mut rng: StdRng, member: Rc<SimMember>, outside: Rc<Outside>) {
     outside.formed().await;
     while !outside.is_calm() {
         sleep(Duration::from_millis(rng.random_range(APART_MS))).await;
@@ -39,8 +39,10 @@ pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outsid
         };
         outside.nodes.end(call, answer);
         if let (
-            Command::RegisterNode { name, .. },
-            NodeAnswer::Applied(Applied::Registered { epoch } | Applied::AlreadyRegistered { epoch }),
+            StateCommand::RegisterNode { name, .. },
+            NodeAnswer::Applied(
+                CommandEffect::Registered { epoch } | CommandEffect::AlreadyRegistered { epoch },
+            ),
         ) = (command, answer)
         {
             outside.epochs.borrow_mut().entry(name).or_default().insert(epoch);
@@ -48,7 +50,7 @@ pub(crate) async fn work(mut rng: StdRng, member: Rc<Member>, outside: Rc<Outsid
     }
 }
 
-fn draw(rng: &mut StdRng, outside: &Outside) -> Command {
+fn draw(rng: &mut StdRng, outside: &Outside) -> StateCommand {
     let name = NodeName::new(&format!("late-{}", rng.random_range(0..NODES))).unwrap();
     let epochs = outside.epochs.borrow();
     let known: Vec<Epoch> = epochs.get(&name).into_iter().flatten().copied().collect();
@@ -57,19 +59,19 @@ fn draw(rng: &mut StdRng, outside: &Outside) -> Command {
     let epoch = if rng.random_ratio(2, 3) { latest } else { known[rng.random_range(0..known.len())] };
     match rng.random_range(0..10) {
         0..3 => registration(rng, name),
-        3..5 => Command::NodeLost { name, epoch },
+        3..5 => StateCommand::NodeLost { name, epoch },
         _ => {
             let seq = outside.moments.next();
             let held = DataId { home: name.clone(), epoch, counter: seq };
             let delta = NodeDelta { entries: vec![(held, Bytes(seq))], ..NodeDelta::default() };
-            let part = SyncPart::Full(Portion::Only);
-            Command::SyncNode { node: name, batch: SyncBatch { epoch, seq, part, delta } }
+            let part = SyncPart::Full(SyncPortion::Only);
+            StateCommand::SyncNode { node: name, batch: SyncBatch { epoch, seq, part, delta } }
         }
     }
 }
 
-fn registration(rng: &mut StdRng, name: NodeName) -> Command {
-    Command::RegisterNode {
+fn registration(rng: &mut StdRng, name: NodeName) -> StateCommand {
+    StateCommand::RegisterNode {
         name,
         instance: format!("process-{}", rng.random_range(0..INSTANCES)),
         address: "worker:7080".to_owned(),

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_cluster_state::{Applied, Command};
+use millrace_cluster_state::{CommandEffect, StateCommand};
 use millrace_policy::lease::{GRACE, LEASE};
 use millrace_types::Epoch;
 
@@ -31,11 +31,11 @@ pub(crate) fn check(history: &History) -> Verdict {
     replay::each(history, |index, (entry, outcomes), _| {
         for (proposal, outcome) in outcomes {
             match (&proposal.command, outcome) {
-                (Command::RegisterNode { instance, .. }, Ok(Applied::Registered { epoch })) => {
+                (StateCommand::RegisterNode { instance, .. }, Ok(CommandEffect::Registered { epoch })) => {
                     since.insert(*epoch, history.applied[&index].0);
                     instances.insert(*epoch, instance.clone());
                 }
-                (Command::NodeLost { name, epoch }, Ok(outcome))
+                (StateCommand::NodeLost { name, epoch }, Ok(outcome))
                     if outcome.changed() && proposal.caller.0.as_ref() == FLEET =>
                 {
                     declared.push((entry.log_id.leader_id.term, name.clone(), *epoch));
@@ -92,7 +92,7 @@ fn a_node_is_lost_only_after_a_lease_of_silence_to_the_leader() {
 mod planted {
     use std::time::Duration;
 
-    use millrace_cluster_state::Command;
+    use millrace_cluster_state::StateCommand;
     use millrace_types::Epoch;
 
     use super::check;
@@ -105,7 +105,7 @@ mod planted {
 
     /// Returns a history of a node that is registered at the start and declared lost in a term.
     fn lost_in(term: u64) -> History {
-        let lost = Command::NodeLost { name: name("n1"), epoch: Epoch(1) };
+        let lost = StateCommand::NodeLost { name: name("n1"), epoch: Epoch(1) };
         let entries = vec![
             commands(1, 0, vec![init()]),
             commands(1, 1, vec![registration("n1")]),

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_cluster_state::{Function, NodeStatus, State};
+use millrace_cluster_state::{FunctionRecord, NodeStatus, State};
 use millrace_types::NodeName;
 
 use crate::desired_state::placed;
@@ -30,7 +30,7 @@ fn places(state: &State) -> BTreeSet<&NodeName> {
 }
 
 /// Whether a node has enough memory for a function.
-fn fits(state: &State, function: &Function) -> bool {
+fn fits(state: &State, function: &FunctionRecord) -> bool {
     let artifact = state.artifact(&function.latest().digest);
     function.enabled && artifact.is_some_and(|artifact| artifact.model.weights <= HOST_MEMORY)
 }
@@ -80,7 +80,7 @@ fn after_all_repairs_every_function_is_placed_and_served() {
 }
 
 mod planted {
-    use millrace_cluster_state::{Command, ControllerId, ModelSummary, State};
+    use millrace_cluster_state::{ControllerId, ModelSummary, State, StateCommand};
     use millrace_types::{Bytes, Digest, Epoch, FunctionSpec, NodeDelta};
 
     use super::converged;
@@ -101,12 +101,12 @@ mod planted {
         let key = spec.key.clone();
         let mut all = vec![
             init(),
-            Command::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
+            StateCommand::AddArtifact { digest, bytes: Bytes(1), model, holder: ControllerId(1) },
             registration_with_gpu("n1"),
             registration_with_gpu("n2"),
-            Command::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
+            StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() },
         ];
-        all.extend(copies.iter().map(|node| Command::Place {
+        all.extend(copies.iter().map(|node| StateCommand::Place {
             function: key.clone(),
             node: name(node),
             reason: millrace_cluster_state::PlacementReason::MissingReplica,

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use millrace_cluster_state::{Command, ControllerId, ModelSummary, State, UnixMillis};
+use millrace_cluster_state::{ControllerId, ModelSummary, State, StateCommand, UnixMillis};
 use millrace_controller::clock::WallClock;
-use millrace_controller::sim::{Member, MemberConfig, Snapshots, Watch, World};
-use millrace_controller::{JoinAs, Start};
+use millrace_controller::sim::{MemberConfig, MemberView, RaftEnvironment, SimMember, SnapshotSchedule};
+use millrace_controller::{ClusterStart, JoinAs};
 use millrace_raft_store::sim::SimDisk;
-use millrace_raft_store::{DataDir, Error, Identity, Store};
+use millrace_raft_store::{DataDir, DirectoryOwner, Error, RaftStore};
 use millrace_types::{Bytes, Digest};
 use tonic::transport::{Channel, Endpoint};
 use turmoil::Sim;
@@ -28,7 +28,7 @@ const FAST_MS: u64 = 2;
 const WRITE_EVERY: Duration = Duration::from_millis(50);
 
 /// A test's modification of a controller's opened store.
-type Opened = fn(u64, &mut Store<State>);
+type Opened = fn(u64, &mut RaftStore<State>);
 
 /// A disk with a fixed write time in milliseconds, and the machine.
 #[derive(Debug, Clone)]
@@ -47,12 +47,12 @@ impl SimDisk for Paced {
     }
 }
 
-impl World for Paced {
+impl RaftEnvironment for Paced {
     fn dial(&self, endpoint: &Endpoint) -> Channel {
         dial(endpoint)
     }
 
-    fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, Error> {
+    fn open(&self, dir: DataDir, identity: &DirectoryOwner) -> Result<RaftStore<State>, Error> {
         let mut store = millrace_raft_store::sim::open(dir, identity, Box::new(self.clone()))?;
         (self.opened)(identity.controller.0, &mut store);
         Ok(store)
@@ -69,7 +69,7 @@ impl WallClock for Clock {
     }
 }
 
-type Watches = Rc<RefCell<BTreeMap<u64, Watch>>>;
+type Watches = Rc<RefCell<BTreeMap<u64, MemberView>>>;
 
 pub(crate) struct Group {
     pub(crate) sim: Sim<'static>,
@@ -80,8 +80,8 @@ pub(crate) struct Group {
 
 async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches) -> turmoil::Result {
     let start = match id {
-        1 => Start::Bootstrap,
-        _ => Start::Join { at: vec![format!("c1:{PORT}")], role: JoinAs::Voter },
+        1 => ClusterStart::Bootstrap,
+        _ => ClusterStart::Join { at: vec![format!("c1:{PORT}")], role: JoinAs::Voter },
     };
     let config = MemberConfig {
         id: ControllerId(id),
@@ -89,12 +89,12 @@ async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches
         data_dir: dir,
         internal_address: format!("c{id}:{PORT}"),
         world: Arc::new(disk),
-        snapshots: Snapshots::every(10_000),
+        snapshots: SnapshotSchedule::every(10_000),
         clock: Arc::new(Clock),
         seed: id,
     };
     let internal = incoming(PORT).await?;
-    let member = Member::open(config).await?;
+    let member = SimMember::open(config).await?;
     let internal = tokio::spawn(member.serve_internal(internal));
     member.enter().await?;
     watches.borrow_mut().insert(id, member.watch());
@@ -107,7 +107,7 @@ async fn control(id: u64, dir: std::path::PathBuf, disk: Paced, watches: Watches
             outputs: Vec::new(),
         };
         let digest = Digest::of(&(n % 100).to_le_bytes());
-        let write = Command::AddArtifact { digest, bytes: Bytes(7), model, holder: ControllerId(id) };
+        let write = StateCommand::AddArtifact { digest, bytes: Bytes(7), model, holder: ControllerId(id) };
         if let Err(failure) = member.propose(write).await {
             assert!(failure.retryable || failure.may_have_executed, "{failure}");
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_cluster_state::{Caller, Command, NodeGpu, Proposal, State, UnixMillis};
+use millrace_cluster_state::{CallerName, NodeGpu, Proposal, State, StateCommand, UnixMillis};
 use millrace_raft_store::{Entry, LogId};
 use millrace_types::{Bytes, ClusterId, Epoch, GpuIndex, NodeName};
 use openraft::{CommittedLeaderId, EntryPayload};
@@ -16,14 +16,14 @@ pub(crate) fn blank(term: u64, index: u64) -> Entry<State> {
     Entry::<State> { log_id: position(term, index), payload: EntryPayload::Blank }
 }
 
-pub(crate) fn commands(term: u64, index: u64, commands: Vec<Command>) -> Entry<State> {
+pub(crate) fn commands(term: u64, index: u64, commands: Vec<StateCommand>) -> Entry<State> {
     commands_of("test", term, index, commands)
 }
 
-pub(crate) fn commands_of(caller: &str, term: u64, index: u64, commands: Vec<Command>) -> Entry<State> {
+pub(crate) fn commands_of(caller: &str, term: u64, index: u64, commands: Vec<StateCommand>) -> Entry<State> {
     let propose = |command| Proposal {
         stamp: UnixMillis(index),
-        caller: Caller(caller.into()),
+        caller: CallerName(caller.into()),
         idempotency: None,
         command,
     };
@@ -35,20 +35,20 @@ pub(crate) fn name(name: &str) -> NodeName {
     NodeName::new(name).unwrap()
 }
 
-pub(crate) fn init() -> Command {
-    Command::InitCluster { cluster_id: ClusterId("test".into()) }
+pub(crate) fn init() -> StateCommand {
+    StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }
 }
 
-pub(crate) fn registration(node: &str) -> Command {
+pub(crate) fn registration(node: &str) -> StateCommand {
     registered(node, Vec::new())
 }
 
-pub(crate) fn registration_with_gpu(node: &str) -> Command {
+pub(crate) fn registration_with_gpu(node: &str) -> StateCommand {
     registered(node, vec![NodeGpu { index: GpuIndex(0), gpu_type: "test".into(), memory: Bytes::gib(1) }])
 }
 
-fn registered(node: &str, gpus: Vec<NodeGpu>) -> Command {
-    Command::RegisterNode {
+fn registered(node: &str, gpus: Vec<NodeGpu>) -> StateCommand {
+    StateCommand::RegisterNode {
         name: name(node),
         instance: "a".into(),
         address: String::new(),

@@ -1,13 +1,13 @@
 //! Applies the log of a run again, from the beginning.
 
-use millrace_cluster_state::{Outcome, Proposal, State};
+use millrace_cluster_state::{CommandOutcome, Proposal, State};
 use millrace_raft_store::ClusterConfig;
 use openraft::{Entry, EntryPayload};
 
 use crate::history::{History, Verdict};
 
 /// The commands of an entry with the outcomes of the second application.
-pub(crate) type Outcomes<'a> = &'a [(&'a Proposal, Outcome)];
+pub(crate) type Outcomes<'a> = &'a [(&'a Proposal, CommandOutcome)];
 
 /// Calls `see` with every entry, the outcomes of the commands, and the resulting state.
 ///

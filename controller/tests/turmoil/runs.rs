@@ -91,7 +91,7 @@ impl Met {
         let nodes = |wanted: fn(&NodeAnswer) -> bool| {
             history.nodes.iter().filter(|call| call.ended.as_ref().is_some_and(|(_, it)| wanted(it))).count()
         };
-        use millrace_cluster_state::Applied;
+        use millrace_cluster_state::CommandEffect;
         Self {
             terms: history.leaders.len(),
             entries: history.applied.len(),
@@ -103,8 +103,8 @@ impl Met {
                 .iter()
                 .filter(|call| matches!(call.ended, Some((_, RegisterAnswer::Value(_)))))
                 .count(),
-            registered: nodes(|it| matches!(it, NodeAnswer::Applied(Applied::Registered { .. }))),
-            synced: nodes(|it| matches!(it, NodeAnswer::Applied(Applied::Synced { .. }))),
+            registered: nodes(|it| matches!(it, NodeAnswer::Applied(CommandEffect::Registered { .. }))),
+            synced: nodes(|it| matches!(it, NodeAnswer::Applied(CommandEffect::Synced { .. }))),
             fenced: nodes(|it| matches!(it, NodeAnswer::Refused)),
             streamed: history.registered.len(),
             safe: history.acknowledged.len(),

@@ -23,18 +23,18 @@ use millrace_types::{Bytes, DataType, Timestamp};
 use rustix::fs::SealFlags;
 
 use crate::api::{
-    Arg, Capabilities, Code, Device, Event, Extent, Fault, HostTensor, KernelSpec, Part, Source, Stream,
-    Width,
+    Capabilities, CopySource, Device, Event, HostTensor, InjectedFault, KernelSpec, LaunchArg, MemoryExtent,
+    ModelCode, Stream, StreamThreads, TensorPart,
 };
 use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::map::page;
 use crate::memfd;
-use crate::memory::{Access, HostRegion};
+use crate::memory::{HostAccess, HostRegion};
 
 pub use module::{Kernel, Module};
-pub use region::Region;
-pub use value::Value;
+pub use region::EmulatedRegion;
+pub use value::EmulatedValue;
 
 /// Value of [`Capabilities::copy_max`].
 const COPY_MAX: Bytes = Bytes::mib(2);
@@ -71,7 +71,7 @@ impl Faults {
 #[derive(Debug, Clone)]
 pub struct Chunk {
     file: Arc<OwnedFd>,
-    extent: Extent,
+    extent: MemoryExtent,
 }
 
 impl EmulatedGpu {
@@ -87,8 +87,8 @@ impl EmulatedGpu {
     }
 }
 
-fn check_extent(extent: Extent, memory: u64) -> Result<(), Error> {
-    let Extent { offset, bytes } = extent;
+fn check_extent(extent: MemoryExtent, memory: u64) -> Result<(), Error> {
+    let MemoryExtent { offset, bytes } = extent;
     let problem = if !offset.is_multiple_of(page()) || !bytes.is_multiple_of(page()) {
         "not whole pages"
     } else if bytes == 0 {
@@ -102,34 +102,34 @@ fn check_extent(extent: Extent, memory: u64) -> Result<(), Error> {
 }
 
 impl Device for EmulatedGpu {
-    type Region = Region;
+    type Region = EmulatedRegion;
     type Chunk = Chunk;
     type Module = Module;
     type Kernel = Kernel;
-    type Value = Value;
+    type Value = EmulatedValue;
     type Stream = EmulatedStream;
 
     fn capabilities(&self) -> Capabilities {
         Capabilities { memory: self.bytes, granularity: Bytes(page()), copy_max: COPY_MAX }
     }
 
-    fn reserve(&self, bytes: Bytes) -> Result<Region, Error> {
+    fn reserve(&self, bytes: Bytes) -> Result<EmulatedRegion, Error> {
         self.faults.alive()?;
-        Region::new(bytes.get())
+        EmulatedRegion::new(bytes.get())
     }
 
-    fn create(&self, extent: Extent) -> Result<Chunk, Error> {
+    fn create(&self, extent: MemoryExtent) -> Result<Chunk, Error> {
         self.faults.alive()?;
         check_extent(extent, self.bytes.get())?;
         Ok(Chunk { file: Arc::clone(&self.memory), extent })
     }
 
-    fn export(&self, chunk: &Chunk) -> Result<(OwnedFd, Extent), Error> {
+    fn export(&self, chunk: &Chunk) -> Result<(OwnedFd, MemoryExtent), Error> {
         let file = chunk.file.try_clone().map_err(|source| Error::Os { what: "export a chunk", source })?;
         Ok((file, chunk.extent))
     }
 
-    fn import(&self, file: OwnedFd, extent: Extent) -> Result<Chunk, Error> {
+    fn import(&self, file: OwnedFd, extent: MemoryExtent) -> Result<Chunk, Error> {
         self.faults.alive()?;
         let bytes = memfd::size(&file)?;
         memfd::check_sealed(&file, bytes, SealFlags::empty())?;
@@ -137,7 +137,7 @@ impl Device for EmulatedGpu {
         Ok(Chunk { file: Arc::new(file), extent })
     }
 
-    fn map(&self, region: &Region, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
+    fn map(&self, region: &EmulatedRegion, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
         self.faults.alive()?;
         if self.faults.fail_map.swap(false, Ordering::Relaxed) {
             return Err(Error::OutOfMemory("this fault was injected".to_owned()));
@@ -145,19 +145,19 @@ impl Device for EmulatedGpu {
         region.map(chunks)
     }
 
-    fn unmap(&self, region: &Region) -> Result<(), Error> {
+    fn unmap(&self, region: &EmulatedRegion) -> Result<(), Error> {
         region.unmap()
     }
 
-    fn missing(&self, region: &Region, bytes: Range<u64>) -> Option<Range<u64>> {
+    fn missing(&self, region: &EmulatedRegion, bytes: Range<u64>) -> Option<Range<u64>> {
         region.missing(bytes)
     }
 
-    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: Access) -> Result<HostRegion, Error> {
+    fn import_host(&self, file: OwnedFd, bytes: Bytes, access: HostAccess) -> Result<HostRegion, Error> {
         HostRegion::receive(file, bytes, access)
     }
 
-    fn load(&self, region: &Region, code: Code<'_>) -> Result<Module, Error> {
+    fn load(&self, region: &EmulatedRegion, code: ModelCode<'_>) -> Result<Module, Error> {
         self.faults.alive()?;
         Module::load(region, code)
     }
@@ -166,11 +166,11 @@ impl Device for EmulatedGpu {
         module.kernel(spec)
     }
 
-    fn stream(&self, width: Width) -> Result<EmulatedStream, Error> {
+    fn stream(&self, width: StreamThreads) -> Result<EmulatedStream, Error> {
         self.faults.alive()?;
         let threads = match width {
-            Width::One => Arc::new(rten::ThreadPool::with_num_threads(1)),
-            Width::Whole => Arc::clone(&self.threads),
+            StreamThreads::One => Arc::new(rten::ThreadPool::with_num_threads(1)),
+            StreamThreads::Whole => Arc::clone(&self.threads),
         };
         Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults), staging: Vec::new() })
     }
@@ -181,14 +181,14 @@ impl Device for EmulatedGpu {
         threads.run(|| body(stream))
     }
 
-    fn inject(&self, fault: Fault<'_, Region>) -> Result<(), Error> {
+    fn inject(&self, fault: InjectedFault<'_, EmulatedRegion>) -> Result<(), Error> {
         match fault {
-            Fault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
-            Fault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
-            Fault::ExhaustNextLaunch => self.faults.exhaust_launch.store(true, Ordering::Relaxed),
-            Fault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
-            Fault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
-            Fault::Corrupt(region) => return region.corrupt(),
+            InjectedFault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
+            InjectedFault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
+            InjectedFault::ExhaustNextLaunch => self.faults.exhaust_launch.store(true, Ordering::Relaxed),
+            InjectedFault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
+            InjectedFault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
+            InjectedFault::Corrupt(region) => return region.corrupt(),
         }
         Ok(())
     }
@@ -225,14 +225,14 @@ impl EmulatedStream {
 }
 
 impl Stream<EmulatedGpu> for EmulatedStream {
-    type Event = Happened;
+    type Event = PastEvent;
 
-    fn copy(&mut self, region: &Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
+    fn copy(&mut self, region: &EmulatedRegion, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
         let length = self.begin_copy(&bytes)?;
         let source = region::part(host.as_slice(), &bytes)?;
         match host.access() {
-            Access::Direct => region.fill_from(source, bytes),
-            Access::Buffered => {
+            HostAccess::Direct => region.fill_from(source, bytes),
+            HostAccess::Buffered => {
                 // The length is at most COPY_MAX, so the cast is lossless.
                 self.staging.resize(length as usize, 0);
                 self.staging.copy_from_slice(source);
@@ -243,7 +243,7 @@ impl Stream<EmulatedGpu> for EmulatedStream {
 
     fn copy_from_peer(
         &mut self,
-        region: &Region,
+        region: &EmulatedRegion,
         peer: &Chunk,
         offset: u64,
         bytes: Range<u64>,
@@ -265,7 +265,7 @@ impl Stream<EmulatedGpu> for EmulatedStream {
 
     fn copy_from_file(
         &mut self,
-        region: &Region,
+        region: &EmulatedRegion,
         file: BorrowedFd<'_>,
         bytes: Range<u64>,
     ) -> Result<(), Error> {
@@ -279,8 +279,8 @@ impl Stream<EmulatedGpu> for EmulatedStream {
 
     fn fill(
         &mut self,
-        region: &Region,
-        value: &Value,
+        region: &EmulatedRegion,
+        value: &EmulatedValue,
         datatype: DataType,
         bytes: Range<u64>,
     ) -> Result<(), Error> {
@@ -291,15 +291,15 @@ impl Stream<EmulatedGpu> for EmulatedStream {
 
     fn copy_out(
         &mut self,
-        source: Source<'_, EmulatedGpu>,
+        source: CopySource<'_, EmulatedGpu>,
         bytes: Range<u64>,
         file: BorrowedFd<'_>,
         at: u64,
     ) -> Result<(), Error> {
         self.begin_copy(&bytes)?;
         match source {
-            Source::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), at),
-            Source::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, at),
+            CopySource::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), at),
+            CopySource::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, at),
         }
     }
 
@@ -307,8 +307,8 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         &mut self,
         module: &Module,
         kernel: &Kernel,
-        args: Vec<Arg<'_, Value>>,
-    ) -> Result<Vec<Value>, Error> {
+        args: Vec<LaunchArg<'_, EmulatedValue>>,
+    ) -> Result<Vec<EmulatedValue>, Error> {
         self.faults.alive()?;
         if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
             return Err(Error::OutOfMemory("this fault was injected".to_owned()));
@@ -324,34 +324,34 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         &mut self,
         datatype: DataType,
         shape: Vec<usize>,
-        parts: Vec<Part<'_, Region>>,
-    ) -> Result<Value, Error> {
+        parts: Vec<TensorPart<'_, EmulatedRegion>>,
+    ) -> Result<EmulatedValue, Error> {
         self.faults.alive()?;
-        Value::gather(datatype, &shape, parts)
+        EmulatedValue::gather(datatype, &shape, parts)
     }
 
-    fn view(
+    fn view_region(
         &mut self,
         datatype: DataType,
         shape: Vec<usize>,
-        region: &Region,
+        region: &EmulatedRegion,
         bytes: Range<u64>,
-    ) -> Result<Value, Error> {
+    ) -> Result<EmulatedValue, Error> {
         self.faults.alive()?;
-        Value::in_place(datatype, &shape, region, bytes)
+        EmulatedValue::in_place(datatype, &shape, region, bytes)
     }
 
-    fn detach(&mut self, value: Value) -> Value {
+    fn detach(&mut self, value: EmulatedValue) -> EmulatedValue {
         value.detached()
     }
 
-    fn shape(&self, value: &Value, datatype: DataType) -> Result<Vec<usize>, Error> {
+    fn shape(&self, value: &EmulatedValue, datatype: DataType) -> Result<Vec<usize>, Error> {
         value.shape(datatype)
     }
 
     fn download(
         &mut self,
-        value: &Value,
+        value: &EmulatedValue,
         datatype: DataType,
         inline_max: usize,
     ) -> Result<HostTensor, Error> {
@@ -359,17 +359,17 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         value.download(datatype, inline_max)
     }
 
-    fn record(&mut self) -> Result<Happened, Error> {
+    fn record(&mut self) -> Result<PastEvent, Error> {
         self.faults.alive()?;
-        Ok(Happened(monotonic_now()))
+        Ok(PastEvent(monotonic_now()))
     }
 }
 
 /// A recorded point of an emulated stream, which has already been reached.
 #[derive(Debug)]
-pub struct Happened(Timestamp);
+pub struct PastEvent(Timestamp);
 
-impl Event for Happened {
+impl Event for PastEvent {
     fn wait(self) -> Result<Timestamp, Error> {
         Ok(self.0)
     }

@@ -7,9 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rten::{Model, ModelOptions, NodeId, RunOptions, ValueOrView};
 
-use crate::api::{Arg, Code, KernelSpec};
-use crate::emulated::region::{Held, Region};
-use crate::emulated::value::{Elements, Value};
+use crate::api::{KernelSpec, LaunchArg, ModelCode};
+use crate::emulated::region::{EmulatedRegion, PinnedBytes};
+use crate::emulated::value::{EmulatedValue, ValueElements};
 use crate::error::Error;
 
 /// A loaded model. The module stays loaded while its region is mapped and unmapped.
@@ -17,7 +17,7 @@ use crate::error::Error;
 pub struct Module {
     // Declared before the region so that it is dropped first: it refers to the region's addresses.
     model: Model,
-    region: Region,
+    region: EmulatedRegion,
 }
 
 /// A launch: the part of the model's graph between some input and output values.
@@ -31,8 +31,8 @@ pub struct Kernel {
 impl Module {
     /// Loads a graph. Optimisation is off, because it would copy weights and rename values at which
     /// launches start.
-    pub(super) fn load(region: &Region, code: Code<'_>) -> Result<Self, Error> {
-        let Code { graph, weights_name, weights } = code;
+    pub(super) fn load(region: &EmulatedRegion, code: ModelCode<'_>) -> Result<Self, Error> {
+        let ModelCode { graph, weights_name, weights } = code;
         let load = |view: &'static [u8]| {
             let mut options = ModelOptions::with_all_ops();
             options.enable_optimization(false).external_data_static(weights_name, view);
@@ -67,9 +67,9 @@ impl Module {
     pub(super) fn launch(
         &self,
         kernel: &Kernel,
-        args: Vec<Arg<'_, Value>>,
+        args: Vec<LaunchArg<'_, EmulatedValue>>,
         options: RunOptions,
-    ) -> Result<Vec<Value>, Error> {
+    ) -> Result<Vec<EmulatedValue>, Error> {
         if args.len() != kernel.args.len() {
             let given = args.len();
             let due = kernel.args.len();
@@ -84,17 +84,17 @@ impl Module {
         // No state that a panic leaves unfinished outlives the call.
         catch_unwind(AssertUnwindSafe(|| self.model.run(inputs, &kernel.writes, Some(options))))
             .map_err(|panic| Error::Launch(panicked(&*panic)))?
-            .map(|values| values.into_iter().map(Value::own).collect())
+            .map(|values| values.into_iter().map(EmulatedValue::own).collect())
             .map_err(|error| Error::Launch(error.to_string()))
     }
 }
 
-fn input<'a>(arg: Arg<'a, Value>, held: &mut Vec<Held>) -> ValueOrView<'a> {
+fn input<'a>(arg: LaunchArg<'a, EmulatedValue>, held: &mut Vec<PinnedBytes>) -> ValueOrView<'a> {
     match arg {
-        Arg::Lend(value) => ValueOrView::View(value.as_view()),
-        Arg::Give(value) => match value.0 {
-            Elements::Own(value) => ValueOrView::Value(value),
-            Elements::InPlace(view, bytes) => {
+        LaunchArg::Lend(value) => ValueOrView::View(value.as_view()),
+        LaunchArg::Give(value) => match value.0 {
+            ValueElements::Own(value) => ValueOrView::Value(value),
+            ValueElements::InPlace(view, bytes) => {
                 held.push(bytes);
                 ValueOrView::View(view)
             }

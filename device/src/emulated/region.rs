@@ -2,7 +2,7 @@
 //!
 //! These rules make it safe for rten to read the range through plain references:
 //! 1. A launch holds a [`Pin`] while it runs, and gets the pin only if the bytes that it reads are
-//!    loaded. A value that views bytes of the region holds a pin ([`Held`]) while it lives.
+//!    loaded. A value that views bytes of the region holds a pin ([`PinnedBytes`]) while it lives.
 //! 2. While a pin exists, the region is neither mapped nor unmapped, and no loaded byte is written.
 //! 3. Bytes that are not loaded are inaccessible, at the granularity of pages. If a launch reads more
 //!    than it declared, the MMU stops the process, so the launch cannot return results computed from
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::emulated::Chunk;
 use crate::error::Error;
-use crate::map::{Reservation, View, page, page_up};
+use crate::map::{PageAccess, Reservation, page, page_up};
 use crate::memfd;
 use crate::memory::HostRegion;
 use crate::ranges::RangeSet;
@@ -25,7 +25,7 @@ const CORRUPTED_BYTES: u64 = 4096;
 
 /// Reserved addresses of an emulated GPU. Clones refer to the same region.
 #[derive(Debug, Clone)]
-pub struct Region(Arc<Inner>);
+pub struct EmulatedRegion(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -37,7 +37,7 @@ struct Inner {
 
 #[derive(Debug, Default)]
 struct State {
-    placed: Vec<Placed>,
+    placed: Vec<MappedChunk>,
     loaded: RangeSet,
     /// Number of live pins: running launches, and values that view the region.
     pins: usize,
@@ -47,7 +47,7 @@ struct State {
 
 /// A chunk of physical memory that is mapped into part of a region.
 #[derive(Debug, Clone)]
-struct Placed {
+struct MappedChunk {
     range: Range<u64>,
     file: Arc<OwnedFd>,
     file_offset: u64,
@@ -56,7 +56,7 @@ struct Placed {
 /// Part of a region, with its file and offset in physical memory.
 type Piece = (Range<u64>, Arc<OwnedFd>, u64);
 
-impl Region {
+impl EmulatedRegion {
     pub(super) fn new(bytes: u64) -> Result<Self, Error> {
         let reservation = Reservation::new(bytes)?;
         Ok(Self(Arc::new(Inner { reservation, bytes, state: Mutex::default() })))
@@ -73,13 +73,13 @@ impl Region {
         if !state.placed.is_empty() || state.pins + state.fills > 0 {
             return Err(Error::Busy);
         }
-        self.show(&mut state, placed)
+        self.map_closed(&mut state, placed)
     }
 
-    fn placed(&self, chunks: Vec<(u64, Chunk)>) -> Result<Vec<Placed>, Error> {
+    fn placed(&self, chunks: Vec<(u64, Chunk)>) -> Result<Vec<MappedChunk>, Error> {
         let mut placed: Vec<_> = chunks
             .into_iter()
-            .map(|(offset, chunk)| Placed {
+            .map(|(offset, chunk)| MappedChunk {
                 range: offset..offset.saturating_add(chunk.extent.bytes),
                 file: chunk.file,
                 file_offset: chunk.extent.offset,
@@ -92,16 +92,16 @@ impl Region {
 
     /// Maps memory without access. The caller holds the lock, and has checked that the region is
     /// unmapped and has no pin.
-    fn show(&self, state: &mut State, placed: Vec<Placed>) -> Result<(), Error> {
+    fn map_closed(&self, state: &mut State, placed: Vec<MappedChunk>) -> Result<(), Error> {
         for place in &placed {
             let offset = place.range.start;
             let bytes = place.range.end - place.range.start;
             // SAFETY: the region was unmapped and has no pin, so no reference to its bytes is in use.
             let shown = unsafe {
-                self.0.reservation.show(offset, &place.file, place.file_offset, bytes, View::Closed)
+                self.0.reservation.map(offset, &place.file, place.file_offset, bytes, PageAccess::Closed)
             };
             if let Err(error) = shown {
-                self.hide(state)?;
+                self.unmap_all(state)?;
                 return Err(error);
             }
         }
@@ -113,12 +113,12 @@ impl Region {
     /// pages with the neighbouring bytes.
     fn open(&self, bytes: &Range<u64>) -> Result<(), Error> {
         let start = bytes.start - bytes.start % page();
-        self.0.reservation.open(start, page_up(bytes.end) - start)
+        self.0.reservation.make_readable(start, page_up(bytes.end) - start)
     }
 
-    fn check(&self, sorted: &[Placed]) -> Result<(), Error> {
+    fn check(&self, sorted: &[MappedChunk]) -> Result<(), Error> {
         let mut end = 0;
-        for Placed { range, .. } in sorted {
+        for MappedChunk { range, .. } in sorted {
             let problem = if !range.start.is_multiple_of(page()) {
                 "does not start at a page"
             } else if range.end > self.0.reservation.bytes() {
@@ -139,15 +139,15 @@ impl Region {
         if state.pins + state.fills > 0 {
             return Err(Error::Busy);
         }
-        if state.placed.is_empty() { Ok(()) } else { self.hide(&mut state) }
+        if state.placed.is_empty() { Ok(()) } else { self.unmap_all(&mut state) }
     }
 
     /// Unmaps the region. The caller holds the lock, and has checked that there are no pins and no fills.
-    fn hide(&self, state: &mut State) -> Result<(), Error> {
+    fn unmap_all(&self, state: &mut State) -> Result<(), Error> {
         state.loaded.clear();
         state.placed.clear();
         // SAFETY: without pins no reference is in use, and no pin is given for bytes that are not loaded.
-        unsafe { self.0.reservation.hide() }
+        unsafe { self.0.reservation.unmap() }
     }
 
     pub(super) fn missing(&self, bytes: Range<u64>) -> Option<Range<u64>> {
@@ -198,11 +198,11 @@ impl Region {
     }
 
     /// Pins these bytes, all of which must be loaded, and returns them for reading.
-    pub(super) fn hold(&self, bytes: Range<u64>) -> Result<Held, Error> {
+    pub(super) fn hold(&self, bytes: Range<u64>) -> Result<PinnedBytes, Error> {
         if bytes.start > bytes.end || bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
         }
-        Ok(Held { pin: self.pin(std::slice::from_ref(&bytes))?, bytes })
+        Ok(PinnedBytes { pin: self.pin(std::slice::from_ref(&bytes))?, bytes })
     }
 
     /// Builds a value that reads the region through plain references. While `build` runs, the host
@@ -227,12 +227,12 @@ impl Region {
         }
         if self.bytes() > 0 {
             // SAFETY: the region was unmapped and has no pin, so no reference to its bytes is in use.
-            unsafe { self.0.reservation.show(0, host, 0, page_up(self.bytes()), View::Readable)? };
+            unsafe { self.0.reservation.map(0, host, 0, page_up(self.bytes()), PageAccess::Readable)? };
         }
         // SAFETY: the range is mapped and readable during `build`, and its memory is sealed against
         // writing. After `build`, the caller's promise holds.
         let built = build(unsafe { self.0.reservation.bytes_of(0..self.bytes()) });
-        self.hide(&mut state)?;
+        self.unmap_all(&mut state)?;
         Ok(built)
     }
 
@@ -279,7 +279,7 @@ impl State {
 }
 
 /// Returns the pieces of physical memory behind these bytes.
-fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
+fn locate(placed: &[MappedChunk], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
     let mut pieces = Vec::new();
     let mut at = bytes.start;
     let first = placed.partition_point(|place| place.range.end <= at);
@@ -296,7 +296,7 @@ fn locate(placed: &[Placed], bytes: Range<u64>) -> Result<Vec<Piece>, Error> {
 
 /// Protects bytes of the region from changes while a launch or a value reads them.
 #[derive(Debug)]
-pub(super) struct Pin(Region);
+pub(super) struct Pin(EmulatedRegion);
 
 impl Drop for Pin {
     fn drop(&mut self) {
@@ -306,14 +306,14 @@ impl Drop for Pin {
 
 /// A pinned byte range of a region.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct PinnedBytes {
     pin: Pin,
     bytes: Range<u64>,
 }
 
-impl Held {
+impl PinnedBytes {
     pub(super) fn as_slice(&self) -> &[u8] {
-        let Region(inner) = &self.pin.0;
+        let EmulatedRegion(inner) = &self.pin.0;
         // SAFETY: the slice is bound to `self`, which keeps the region alive and holds a pin. The
         // bytes were loaded when the pin was given, so they are mapped and readable. Until the pin is
         // dropped, no thread writes to or unmaps them.
@@ -322,7 +322,7 @@ impl Held {
 }
 
 /// Counts a running copy until it is dropped.
-struct Fill<'a>(&'a Region);
+struct Fill<'a>(&'a EmulatedRegion);
 
 impl Drop for Fill<'_> {
     fn drop(&mut self) {

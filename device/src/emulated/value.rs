@@ -15,34 +15,34 @@ use millrace_types::DataType;
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use crate::api::{Contents, HostTensor, Part};
-use crate::emulated::region::{Held, Region};
+use crate::api::{HostTensor, TensorBytes, TensorPart};
+use crate::emulated::region::{EmulatedRegion, PinnedBytes};
 use crate::error::Error;
 use crate::memfd;
 use crate::pod::{Pod, bytes_of, bytes_of_mut, elements_of};
 
 /// A tensor on the emulated device.
 #[derive(Debug)]
-pub struct Value(pub(super) Elements);
+pub struct EmulatedValue(pub(super) ValueElements);
 
 /// The elements of a value.
 #[derive(Debug)]
-pub(super) enum Elements {
+pub(super) enum ValueElements {
     /// The value owns its memory.
     Own(rten::Value),
     /// The value is a view of a region. The view must not be used after the pinned bytes are dropped.
-    InPlace(rten::ValueView<'static>, Held),
+    InPlace(rten::ValueView<'static>, PinnedBytes),
 }
 
-impl Value {
+impl EmulatedValue {
     pub(super) fn own(value: rten::Value) -> Self {
-        Self(Elements::Own(value))
+        Self(ValueElements::Own(value))
     }
 
     pub(super) fn gather(
         datatype: DataType,
         shape: &[usize],
-        parts: Vec<Part<'_, Region>>,
+        parts: Vec<TensorPart<'_, EmulatedRegion>>,
     ) -> Result<Self, Error> {
         let value = match datatype {
             DataType::Fp32 => from_shape(shape, elements::<f32>(shape, parts)?),
@@ -64,7 +64,7 @@ impl Value {
     pub(super) fn in_place(
         datatype: DataType,
         shape: &[usize],
-        region: &Region,
+        region: &EmulatedRegion,
         bytes: Range<u64>,
     ) -> Result<Self, Error> {
         let view = match datatype {
@@ -76,21 +76,21 @@ impl Value {
         };
         match view {
             Some(in_place) => Ok(Self(in_place)),
-            None => Self::gather(datatype, shape, vec![Part::Region(region, bytes)]),
+            None => Self::gather(datatype, shape, vec![TensorPart::Region(region, bytes)]),
         }
     }
 
     pub(super) fn detached(self) -> Self {
         match self.0 {
-            Elements::InPlace(view, _held) => Self::own(view.to_owned()),
-            own @ Elements::Own(_) => Self(own),
+            ValueElements::InPlace(view, _held) => Self::own(view.to_owned()),
+            own @ ValueElements::Own(_) => Self(own),
         }
     }
 
     pub(super) fn as_view(&self) -> rten::ValueView<'_> {
         match &self.0 {
-            Elements::Own(value) => value.as_view(),
-            Elements::InPlace(view, _held) => view.clone(),
+            ValueElements::Own(value) => value.as_view(),
+            ValueElements::InPlace(view, _held) => view.clone(),
         }
     }
 
@@ -147,7 +147,11 @@ where
 }
 
 /// Returns a view of a region's bytes, or `None` if the bytes are not aligned for the elements.
-fn held_view<T: Pod>(shape: &[usize], region: &Region, bytes: &Range<u64>) -> Result<Option<Elements>, Error>
+fn held_view<T: Pod>(
+    shape: &[usize],
+    region: &EmulatedRegion,
+    bytes: &Range<u64>,
+) -> Result<Option<ValueElements>, Error>
 where
     rten::ValueView<'static>: From<TensorView<'static, T>>,
 {
@@ -155,15 +159,15 @@ where
     let held = region.hold(bytes.clone())?;
     let Some(elements) = elements_of::<T>(held.as_slice()) else { return Ok(None) };
     // SAFETY: the memory belongs to the region. `held` keeps it readable and unchanged while `held`
-    // lives, even if `held` is moved. The view moves into `Elements::InPlace` together with `held`,
+    // lives, even if `held` is moved. The view moves into `ValueElements::InPlace` together with `held`,
     // and is not used longer.
     let elements = unsafe { std::slice::from_raw_parts::<'static, T>(elements.as_ptr(), elements.len()) };
-    Ok(Some(Elements::InPlace(TensorView::from_data(shape, elements).into(), held)))
+    Ok(Some(ValueElements::InPlace(TensorView::from_data(shape, elements).into(), held)))
 }
 
 /// Returns a tensor's elements. Checks first that the parts have the right number of bytes, so that
 /// no memory is allocated for bytes that did not arrive.
-fn elements<T: Pod>(shape: &[usize], parts: Vec<Part<'_, Region>>) -> Result<Vec<T>, Error> {
+fn elements<T: Pod>(shape: &[usize], parts: Vec<TensorPart<'_, EmulatedRegion>>) -> Result<Vec<T>, Error> {
     let sizes = parts.iter().map(part_bytes).collect::<Result<Vec<_>, _>>()?;
     let due = check_size::<T>(shape, sizes.iter().fold(0, |all, &size| all.saturating_add(size)))?;
     let mut elements = vec![T::default(); due / size_of::<T>()];
@@ -172,20 +176,20 @@ fn elements<T: Pod>(shape: &[usize], parts: Vec<Part<'_, Region>>) -> Result<Vec
         // Each split fits, because `check_size` compared the sum of all parts with the buffer's length.
         let (now, later) = rest.split_at_mut(size as usize);
         match part {
-            Part::Host(Contents::Inline(bytes)) => now.copy_from_slice(bytes),
-            Part::Host(Contents::File(file)) => memfd::read_at(file.as_fd(), now, 0)?,
-            Part::Region(region, bytes) => now.copy_from_slice(region.hold(bytes)?.as_slice()),
+            TensorPart::Host(TensorBytes::Inline(bytes)) => now.copy_from_slice(bytes),
+            TensorPart::Host(TensorBytes::File(file)) => memfd::read_at(file.as_fd(), now, 0)?,
+            TensorPart::Region(region, bytes) => now.copy_from_slice(region.hold(bytes)?.as_slice()),
         }
         rest = later;
     }
     Ok(elements)
 }
 
-fn part_bytes(part: &Part<'_, Region>) -> Result<u64, Error> {
+fn part_bytes(part: &TensorPart<'_, EmulatedRegion>) -> Result<u64, Error> {
     match part {
-        Part::Host(Contents::Inline(bytes)) => Ok(bytes.len() as u64),
-        Part::Host(Contents::File(file)) => memfd::size(file),
-        Part::Region(_, bytes) => Ok(bytes.end.saturating_sub(bytes.start)),
+        TensorPart::Host(TensorBytes::Inline(bytes)) => Ok(bytes.len() as u64),
+        TensorPart::Host(TensorBytes::File(file)) => memfd::size(file),
+        TensorPart::Region(_, bytes) => Ok(bytes.end.saturating_sub(bytes.start)),
     }
 }
 
@@ -247,32 +251,32 @@ fn cut<'a>(bytes: &'a [u8], part: &Range<u64>) -> Result<&'a [u8], Error> {
     })
 }
 
-fn packed(bytes: &[u8], inline_max: usize) -> Result<Contents, Error> {
+fn packed(bytes: &[u8], inline_max: usize) -> Result<TensorBytes, Error> {
     if bytes.len() <= inline_max {
-        return Ok(Contents::Inline(Buffer::copy_from_slice(bytes)));
+        return Ok(TensorBytes::Inline(Buffer::copy_from_slice(bytes)));
     }
     let file = memfd::create("millrace-tensor", bytes.len() as u64)?;
     memfd::write_at(&file, bytes, 0)?;
-    Ok(Contents::File(file))
+    Ok(TensorBytes::File(file))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn upload(tensor: HostTensor) -> Result<Value, Error> {
-        Value::gather(tensor.datatype, &tensor.shape, vec![Part::Host(&tensor.contents)])
+    fn upload(tensor: HostTensor) -> Result<EmulatedValue, Error> {
+        EmulatedValue::gather(tensor.datatype, &tensor.shape, vec![TensorPart::Host(&tensor.contents)])
     }
 
     fn inline(datatype: DataType, shape: &[usize], bytes: &[u8]) -> HostTensor {
-        let contents = Contents::Inline(Buffer::copy_from_slice(bytes));
+        let contents = TensorBytes::Inline(Buffer::copy_from_slice(bytes));
         HostTensor { datatype, shape: shape.to_vec(), contents }
     }
 
     fn bytes(tensor: HostTensor) -> Vec<u8> {
         match tensor.contents {
-            Contents::Inline(bytes) => bytes.to_vec(),
-            Contents::File(file) => {
+            TensorBytes::Inline(bytes) => bytes.to_vec(),
+            TensorBytes::File(file) => {
                 let mut bytes = vec![0; memfd::size(&file).unwrap() as usize];
                 memfd::read_at(&file, &mut bytes, 0).unwrap();
                 bytes
@@ -294,7 +298,7 @@ mod tests {
                 let value = upload(inline(datatype, &[2, 2], &sent)).unwrap();
                 let back = value.download(datatype, inline_max).unwrap();
                 assert_eq!((back.datatype, &back.shape), (datatype, &vec![2, 2]));
-                assert_eq!(matches!(back.contents, Contents::Inline(_)), inline_max > 0, "{datatype}");
+                assert_eq!(matches!(back.contents, TensorBytes::Inline(_)), inline_max > 0, "{datatype}");
                 // A downloaded tensor can be uploaded again, inline or as a file.
                 let again = upload(back).unwrap().download(datatype, 64).unwrap();
                 assert_eq!(bytes(again), sent, "{datatype}");

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes as Buffer;
 use millrace_device::{DeviceMemory, HostRegion, HostRegionBuilder, monotonic_now};
-use millrace_model::{Compiled, Grouping, Source};
+use millrace_model::{CompiledModel, Grouping, WeightSource};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::*;
-use millrace_proto::frames::{Frame, FrameDecoder, Outbox};
+use millrace_proto::frames::{FrameDecoder, FrameQueue, SocketFrame};
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::Bytes;
 
@@ -25,7 +25,7 @@ const HANG: Duration = Duration::from_secs(120);
 
 /// A model in the form that a worker stores.
 pub(crate) struct Model {
-    pub(crate) compiled: Compiled,
+    pub(crate) compiled: CompiledModel,
     pub(crate) graph: HostRegion,
     pub(crate) weights: HostRegion,
     /// Whether the executor treats the weights as pageable memory.
@@ -50,13 +50,13 @@ impl Model {
         Self::of(millrace_model::compile_grouped(onnx, grouping).unwrap(), onnx, 0)
     }
 
-    fn of(compiled: Compiled, onnx: &Buffer, padding: u64) -> Self {
+    fn of(compiled: CompiledModel, onnx: &Buffer, padding: u64) -> Self {
         let own = compiled.summary.weights_bytes;
         let mut weights = HostRegionBuilder::new("weights", Bytes(own + padding)).unwrap();
         for weight in &compiled.weights {
             let bytes = match &weight.source {
-                Source::File(range) => &onnx[range.clone()],
-                Source::Owned(bytes) => bytes,
+                WeightSource::File(range) => &onnx[range.clone()],
+                WeightSource::Owned(bytes) => bytes,
             };
             weights.write_at(weight.offset, bytes).unwrap();
         }
@@ -153,8 +153,8 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
 
 pub(crate) fn send(socket: &UnixStream, command: Command, descriptors: Vec<OwnedFd>) {
     let message = millrace_proto::executor::Command { command: Some(command) };
-    let mut outbox = Outbox::default();
-    outbox.push(Frame::new(&message, descriptors).unwrap()).unwrap();
+    let mut outbox = FrameQueue::default();
+    outbox.push(SocketFrame::new(&message, descriptors).unwrap()).unwrap();
     outbox.flush(socket).unwrap();
 }
 

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use tonic::Code;
 
 use super::*;
-use crate::budget::Budget;
+use crate::budget::ByteBudget;
 
 fn framed(flag: u8, message: &[u8]) -> Vec<u8> {
     let len = u32::try_from(message.len()).unwrap().to_be_bytes();
@@ -28,27 +28,27 @@ static BULK: LazyLock<BulkThreads> = LazyLock::new(|| BulkThreads::start().unwra
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Returns a budget of `mib` MiB for messages of 1 MiB.
-fn budget(mib: u64) -> Budget {
-    Budget::new(millrace_types::Bytes::mib(mib), millrace_types::Bytes::mib(1))
+fn budget(mib: u64) -> ByteBudget {
+    ByteBudget::new(millrace_types::Bytes::mib(mib), millrace_types::Bytes::mib(1))
 }
 
-fn terms(budget: &Budget, hold: Hold) -> Terms {
-    Terms {
+fn terms(budget: &ByteBudget, hold: ChargeRelease) -> BodyBounds {
+    BodyBounds {
         share: budget.share(),
         message_len_max: 1 << 20,
         minimum_rate: MinimumRate { grace: GRACE, bytes_per_sec: 64 << 10 },
         bulk: BULK.clone(),
-        encoding: Some(Encoding::Gzip),
+        encoding: Some(ContentEncoding::Gzip),
         hold,
         message_type: None,
     }
 }
 
 /// Sends `wire` in pieces of `piece` bytes, and returns the joined output.
-async fn pass(wire: &[u8], piece: usize, terms: Terms, ledger: Ledger) -> Result<Vec<u8>, Status> {
+async fn pass(wire: &[u8], piece: usize, terms: BodyBounds, ledger: CallCharges) -> Result<Vec<u8>, Status> {
     let frames: Vec<_> =
         wire.chunks(piece).map(|data| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(data)))).collect();
-    let body = Messages::new(StreamBody::new(stream::iter(frames)), terms, ledger);
+    let body = ChargedMessages::new(StreamBody::new(stream::iter(frames)), terms, ledger);
     body.collect().await.map(|all| all.to_bytes().to_vec())
 }
 
@@ -57,8 +57,8 @@ async fn plain_messages_in_any_pieces_pass_unchanged() {
     let wire = [framed(0, b"one"), framed(0, b""), framed(0, &[7; 5000])].concat();
     for piece in [1, 2, 4, 5, 6, 100, 10_000] {
         let budget = budget(8);
-        let ledger = Ledger::default();
-        let terms = terms(&budget, Hold::UntilClaimed);
+        let ledger = CallCharges::default();
+        let terms = terms(&budget, ChargeRelease::UntilClaimed);
         assert_eq!(pass(&wire, piece, terms, ledger.clone()).await.unwrap(), wire, "{piece}");
         assert_eq!(budget.used(), 5003);
         assert!(ledger.claim().is_some());
@@ -76,8 +76,8 @@ async fn compressed_messages_are_passed_on_and_charged_decompressed() {
     let expected = [framed(0, &plain), framed(0, b"plain")].concat();
     for piece in [3, 1000, 1_000_000] {
         let budget = budget(8);
-        let ledger = Ledger::default();
-        let terms = terms(&budget, Hold::UntilClaimed);
+        let ledger = CallCharges::default();
+        let terms = terms(&budget, ChargeRelease::UntilClaimed);
         assert_eq!(pass(&wire, piece, terms, ledger.clone()).await.unwrap(), expected);
         assert_eq!(budget.used(), (plain.len() + 5) as u64);
     }
@@ -87,7 +87,8 @@ async fn compressed_messages_are_passed_on_and_charged_decompressed() {
 async fn asking_for_the_next_message_releases_the_charge_of_the_last_one() {
     let budget = budget(1);
     let (sender, pieces) = wire();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilNext), Ledger::default());
+    let mut body =
+        ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilNext), CallCharges::default());
     for message in [framed(0, &[1; 700_000]), framed(0, &[2; 800_000])] {
         sender.unbounded_send(Bytes::from(message.clone())).unwrap();
         assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
@@ -105,12 +106,13 @@ async fn a_call_of_one_message_must_end_after_the_message() {
     let budget = budget(1);
     let message = Bytes::from(framed(0, &[1; 1000]));
     let wire_twice = [&message[..], &message[..]].concat();
-    let refused = pass(&wire_twice, 64, terms(&budget, Hold::WholeCall), Ledger::default()).await;
+    let refused =
+        pass(&wire_twice, 64, terms(&budget, ChargeRelease::WholeCall), CallCharges::default()).await;
     assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
 
     let (sender, pieces) = wire();
-    let ledger = Ledger::default();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::WholeCall), ledger.clone());
+    let ledger = CallCharges::default();
+    let mut body = ChargedMessages::new(pieces, terms(&budget, ChargeRelease::WholeCall), ledger.clone());
     sender.unbounded_send(message.clone()).unwrap();
     assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), message);
     assert_eq!(body.frame().await.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
@@ -124,10 +126,14 @@ async fn a_call_of_one_message_must_end_after_the_message() {
 async fn too_large_messages_are_refused_before_they_arrive() {
     let budget = budget(8);
     let prefix_only = &framed(0, &vec![0; 2 << 20])[..5];
-    let refused = pass(prefix_only, 5, terms(&budget, Hold::UntilNext), Ledger::default()).await.unwrap_err();
+    let refused = pass(prefix_only, 5, terms(&budget, ChargeRelease::UntilNext), CallCharges::default())
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     let bomb = framed(1, &gzip(&vec![0; 4 << 20]));
-    let refused = pass(&bomb, 4096, terms(&budget, Hold::UntilNext), Ledger::default()).await.unwrap_err();
+    let refused = pass(&bomb, 4096, terms(&budget, ChargeRelease::UntilNext), CallCharges::default())
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(budget.used(), 0);
 }
@@ -137,13 +143,13 @@ async fn a_spent_budget_refuses_a_call_and_makes_a_stream_wait() {
     let budget = budget(1);
     let held = budget.share().try_take(1 << 20).unwrap();
     let wire = framed(0, b"hello");
-    for hold in [Hold::WholeCall, Hold::UntilDecoded] {
-        let refused = pass(&wire, 64, terms(&budget, hold), Ledger::default()).await.unwrap_err();
+    for hold in [ChargeRelease::WholeCall, ChargeRelease::UntilDecoded] {
+        let refused = pass(&wire, 64, terms(&budget, hold), CallCharges::default()).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted);
     }
-    let ledgers = [Ledger::default(), Ledger::default()];
-    let next = pass(&wire, 64, terms(&budget, Hold::UntilNext), ledgers[0].clone());
-    let claimed = pass(&wire, 64, terms(&budget, Hold::UntilClaimed), ledgers[1].clone());
+    let ledgers = [CallCharges::default(), CallCharges::default()];
+    let next = pass(&wire, 64, terms(&budget, ChargeRelease::UntilNext), ledgers[0].clone());
+    let claimed = pass(&wire, 64, terms(&budget, ChargeRelease::UntilClaimed), ledgers[1].clone());
     let mut next = Box::pin(next);
     let mut claimed = Box::pin(claimed);
     assert!(futures::poll!(next.as_mut()).is_pending());
@@ -157,8 +163,8 @@ async fn a_spent_budget_refuses_a_call_and_makes_a_stream_wait() {
 async fn the_charge_of_a_waiting_call_is_released_once_the_message_is_decoded() {
     let budget = budget(1);
     let (sender, pieces) = wire();
-    let ledger = Ledger::default();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilDecoded), ledger.clone());
+    let ledger = CallCharges::default();
+    let mut body = ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilDecoded), ledger.clone());
     sender.unbounded_send(Bytes::from(framed(0, &[7; 1000]))).unwrap();
     drop(sender);
     assert!(body.frame().await.unwrap().is_ok());
@@ -181,7 +187,8 @@ fn wire() -> (futures::channel::mpsc::UnboundedSender<Bytes>, impl Body<Data = B
 async fn bytes_are_charged_when_they_arrive_and_a_prefix_waits_for_half_of_its_message() {
     let budget = budget(8);
     let (sender, pieces) = wire();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::WholeCall), Ledger::default());
+    let mut body =
+        ChargedMessages::new(pieces, terms(&budget, ChargeRelease::WholeCall), CallCharges::default());
     let message = framed(0, &vec![7; 1 << 20]);
     let mut sent = 0;
     let mut passed = Vec::new();
@@ -214,17 +221,19 @@ async fn small_held_back_pieces_keep_their_order() {
         }
     }
     drop(sender);
-    let body = Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default());
+    let body =
+        ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilClaimed), CallCharges::default());
     assert_eq!(body.collect().await.unwrap().to_bytes(), message);
 }
 
 #[tokio::test]
 async fn a_stream_message_that_waits_for_capacity_has_no_charge() {
-    let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
+    let budget = ByteBudget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
     let message = framed(0, &vec![7; 1 << 20]);
     let held = budget.share().try_take(1).unwrap();
     let (sender, pieces) = wire();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default());
+    let mut body =
+        ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilClaimed), CallCharges::default());
     sender.unbounded_send(Bytes::copy_from_slice(&message[..message.len() / 2])).unwrap();
     assert!(futures::poll!(body.frame()).is_pending());
     assert_eq!(budget.used(), 1);
@@ -238,11 +247,14 @@ async fn a_stream_message_that_waits_for_capacity_has_no_charge() {
 
 #[tokio::test]
 async fn one_of_two_streams_that_fill_the_budget_is_refused_and_the_other_served() {
-    let budget = Budget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
+    let budget = ByteBudget::new(millrace_types::Bytes(1 << 20), millrace_types::Bytes(1 << 20));
     let message = framed(0, &vec![7; 1 << 20]);
     let bodies = [(); 2].map(|()| {
         let (sender, pieces) = wire();
-        (sender, Messages::new(pieces, terms(&budget, Hold::UntilClaimed), Ledger::default()))
+        (
+            sender,
+            ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilClaimed), CallCharges::default()),
+        )
     });
     let [(first, mut first_body), (second, mut second_body)] = bodies;
     // Both streams see capacity while nothing has arrived, and both begin.
@@ -277,7 +289,8 @@ async fn one_of_two_streams_that_fill_the_budget_is_refused_and_the_other_served
 async fn a_message_below_the_minimum_rate_ends_the_call_and_a_quiet_stream_does_not() {
     let budget = budget(1);
     let (sender, pieces) = wire();
-    let mut body = Messages::new(pieces, terms(&budget, Hold::UntilNext), Ledger::default());
+    let mut body =
+        ChargedMessages::new(pieces, terms(&budget, ChargeRelease::UntilNext), CallCharges::default());
     sender.unbounded_send(Bytes::from(framed(0, &vec![0; 1 << 20])).slice(..PREFIX_LEN)).unwrap();
     let began = tokio::time::Instant::now();
     let drip = async {
@@ -294,8 +307,8 @@ async fn a_message_below_the_minimum_rate_ends_the_call_and_a_quiet_stream_does_
     assert_eq!(began.elapsed().as_secs(), GRACE.as_secs());
 
     let quiet = stream::pending::<Result<Frame<Bytes>, Status>>();
-    let terms = terms(&budget, Hold::UntilClaimed);
-    let mut body = Messages::new(StreamBody::new(quiet), terms, Ledger::default());
+    let terms = terms(&budget, ChargeRelease::UntilClaimed);
+    let mut body = ChargedMessages::new(StreamBody::new(quiet), terms, CallCharges::default());
     let answer = tokio::time::timeout(Duration::from_secs(3600), body.frame()).await;
     assert!(answer.is_err(), "a stream may be quiet for long between messages");
 }
@@ -317,8 +330,8 @@ proptest! {
             .collect();
         let expected: Vec<u8> = messages.iter().flat_map(|(plain, _)| framed(0, plain)).collect();
         let budget = budget(8);
-        let ledger = Ledger::default();
-        let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilClaimed), ledger.clone()));
+        let ledger = CallCharges::default();
+        let passed = block_on(pass(&wire, piece, terms(&budget, ChargeRelease::UntilClaimed), ledger.clone()));
         prop_assert_eq!(passed.unwrap(), expected);
         let claimed = std::iter::from_fn(|| ledger.claim()).count();
         prop_assert_eq!(claimed, messages.len());
@@ -330,7 +343,7 @@ proptest! {
     fn garbage_leaves_no_charge(wire in proptest::collection::vec(any::<u8>(), 0..600), piece in 1usize..100) {
         let budget = budget(8);
         // The bytes may be passed on or refused.
-        let passed = block_on(pass(&wire, piece, terms(&budget, Hold::UntilNext), Ledger::default()));
+        let passed = block_on(pass(&wire, piece, terms(&budget, ChargeRelease::UntilNext), CallCharges::default()));
         drop(passed);
         prop_assert_eq!(budget.used(), 0);
     }

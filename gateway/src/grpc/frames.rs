@@ -18,8 +18,8 @@ use millrace_types::Failure;
 use prost::Message as _;
 use tonic::Status;
 
-use super::stream::Answers;
-use crate::inflate::Encoding;
+use super::stream::ResponseStream;
+use crate::inflate::ContentEncoding;
 use crate::rest::response::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
 
 /// Returns the requests in a body of the byte budget's layer (`framing::Messages`): uncompressed
@@ -95,7 +95,7 @@ impl Incoming {
 
 /// Returns a body of responses and of the final status of the stream. Responses are compressed by
 /// `encoding`, as their requests were.
-pub(super) fn body(answers: Answers, encoding: Option<Encoding>) -> Body {
+pub(super) fn body(answers: ResponseStream, encoding: Option<ContentEncoding>) -> Body {
     let frames = stream::unfold(Some(answers), move |answers| async move {
         let mut answers = answers?;
         let status = match answers.next().await {
@@ -113,7 +113,7 @@ pub(super) fn body(answers: Answers, encoding: Option<Encoding>) -> Body {
     Body::new(StreamBody::new(frames))
 }
 
-fn encode(answer: &ModelStreamInferResponse, encoding: Option<Encoding>) -> Result<Bytes, Status> {
+fn encode(answer: &ModelStreamInferResponse, encoding: Option<ContentEncoding>) -> Result<Bytes, Status> {
     let len = answer.encoded_len();
     // A longer response would take too long to compress on this thread.
     let encoding = encoding.filter(|_| (COMPRESS_MIN..COMPRESS_APART_MIN).contains(&len));

@@ -12,7 +12,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::front::Front;
+use crate::front::InferenceHandler;
 
 /// Interval at which a watched status is checked.
 const WATCH_EVERY: Duration = Duration::from_millis(250);
@@ -20,13 +20,13 @@ const WATCH_EVERY: Duration = Duration::from_millis(250);
 /// The health of every service of the gateway, which is the same for all.
 #[derive(Clone)]
 pub(crate) struct FrontHealth {
-    pub(crate) front: Arc<Front>,
+    pub(crate) front: Arc<InferenceHandler>,
     /// Names of the services; the empty name stands for the server.
     pub(crate) services: Arc<BTreeSet<&'static str>>,
 }
 
 impl FrontHealth {
-    fn status(front: &Front) -> ServingStatus {
+    fn status(front: &InferenceHandler) -> ServingStatus {
         if front.ready() { ServingStatus::Serving } else { ServingStatus::NotServing }
     }
 }

@@ -11,18 +11,21 @@ use tonic::Response;
 use tonic::metadata::AsciiMetadataValue;
 
 use super::{SERVER_TIMING, contents};
-use crate::backend::{Model, Tensor};
-use crate::budget::Charge;
-use crate::call::Call;
+use crate::backend::{ModelRevision, NamedTensor};
+use crate::budget::ByteCharge;
+use crate::call::CallContext;
 use crate::config::message_len;
-use crate::front::{Answer, Front, Named, Question, Run, check_named, check_requested, check_size};
-use crate::parameters::{Parameters, Value, refuse_unserved};
+use crate::front::{
+    ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, ValidatedRequest, check_named,
+    check_requested, check_size,
+};
+use crate::parameters::{ParameterValue, RequestParameters, refuse_unserved};
 use crate::rest::response::COMPRESS_APART_MIN;
 
 /// Responds to a call of a single request.
 pub(super) async fn infer(
-    front: &Front,
-    call: &Call,
+    front: &InferenceHandler,
+    call: &CallContext,
     request: ModelInferRequest,
 ) -> Result<Response<ModelInferResponse>, Failure> {
     let mut run = front.begin(call);
@@ -52,10 +55,10 @@ pub(super) async fn infer(
 
 /// Executes a charged request. Returns the response, the id to echo, and the charge of the response.
 pub(super) async fn answer(
-    run: &mut Run<'_>,
+    run: &mut RequestInProgress<'_>,
     mut request: ModelInferRequest,
-    charge: Option<Charge>,
-) -> Result<(Answer, String, Option<Charge>), Failure> {
+    charge: Option<ByteCharge>,
+) -> Result<(InferenceResponse, String, Option<ByteCharge>), Failure> {
     let name = std::mem::take(&mut request.model_name);
     let version = std::mem::take(&mut request.model_version);
     let id = std::mem::take(&mut request.id);
@@ -64,12 +67,12 @@ pub(super) async fn answer(
     let mut kept = None;
     let read = {
         let kept = &mut kept;
-        move |model: Arc<Model>| async move {
+        move |model: Arc<ModelRevision>| async move {
             let typed =
                 request.inputs.iter().filter_map(|input| input.contents.as_ref()).map(contents::elements);
             let elements: usize = typed.sum();
             // The charge moves along, because the work continues when the call is cancelled.
-            let read = move || (question(&model, request, len_max), charge);
+            let read = move || (read_request(&model, request, len_max), charge);
             let (question, charge) = front.convert(elements, read).await?;
             *kept = charge;
             question
@@ -77,18 +80,18 @@ pub(super) async fn answer(
     };
     let answer = run.answer(&name, &version, read).await?;
     if let Some(charge) = &mut kept {
-        charge.answer(answer.bytes() + id.len() as u64)?;
+        charge.become_response(answer.bytes() + id.len() as u64)?;
     }
     Ok((answer, id, kept))
 }
 
 /// Reads a request, and checks the request against the model.
-pub(crate) fn question(
-    model: &Model,
+pub(crate) fn read_request(
+    model: &ModelRevision,
     request: ModelInferRequest,
     len_max: usize,
-) -> Result<Question, Failure> {
-    let parameters = Parameters::read(values(&request.parameters))?;
+) -> Result<ValidatedRequest, Failure> {
+    let parameters = RequestParameters::read(values(&request.parameters))?;
     for input in &request.inputs {
         refuse_unserved(&input.name, values(&input.parameters))?;
     }
@@ -99,7 +102,7 @@ pub(crate) fn question(
     let named: Vec<_> = request
         .inputs
         .iter()
-        .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape })
+        .map(|input| ClaimedInput { name: &input.name, datatype: &input.datatype, shape: &input.shape })
         .collect();
     let expected = check_named(&model.inputs, &named, len_max)?;
     let raw = raw_contents(&request.inputs, request.raw_input_contents)?;
@@ -117,9 +120,9 @@ pub(crate) fn question(
                 return Err(Failure::new(Reason::InvalidInput, message));
             }
         };
-        inputs.push(Tensor { name: input.name, datatype, shape: input.shape, data });
+        inputs.push(NamedTensor { name: input.name, datatype, shape: input.shape, data });
     }
-    Ok(Question { inputs, outputs, parameters })
+    Ok(ValidatedRequest { inputs, outputs, parameters })
 }
 
 /// Returns the raw contents of each input, or `None` for all inputs. A request must use a single kind
@@ -147,16 +150,16 @@ fn raw_contents(inputs: &[InferInputTensor], raw: Vec<Bytes>) -> Result<Vec<Opti
 
 fn values<'a>(
     parameters: impl IntoIterator<Item = (&'a String, &'a InferParameter)>,
-) -> impl Iterator<Item = (&'a str, Value<'a>)> {
-    parameters.into_iter().map(|(name, value)| (name.as_str(), Value::from(value)))
+) -> impl Iterator<Item = (&'a str, ParameterValue<'a>)> {
+    parameters.into_iter().map(|(name, value)| (name.as_str(), ParameterValue::from(value)))
 }
 
 /// Builds the response message, and moves the bytes of the outputs into it.
-pub(super) fn response(mut answer: Answer, id: String) -> (Answer, ModelInferResponse) {
+pub(super) fn response(mut answer: InferenceResponse, id: String) -> (InferenceResponse, ModelInferResponse) {
     let tensors = std::mem::take(&mut answer.completion.outputs);
     let mut outputs = Vec::with_capacity(tensors.len());
     let mut raw_output_contents = Vec::with_capacity(tensors.len());
-    for Tensor { name, datatype, shape, data } in tensors {
+    for NamedTensor { name, datatype, shape, data } in tensors {
         let datatype = datatype.as_str().to_owned();
         outputs.push(InferOutputTensor { name, datatype, shape, ..InferOutputTensor::default() });
         raw_output_contents.push(data);

@@ -1,6 +1,6 @@
 //! The service `inference.GRPCInferenceService`: the protocol over gRPC.
 //!
-//! Each method reads its arguments, calls the [`Front`], and writes the response. Failures become a
+//! Each method reads its arguments, calls the [`InferenceHandler`], and writes the response. Failures become a
 //! status in a single place, with the reason in `ErrorInfo`.
 
 mod contents;
@@ -18,19 +18,19 @@ use millrace_proto::status::to_status;
 use millrace_types::{Failure, Reason};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
-use crate::backend::{Availability, Intent};
-use crate::call::Call;
+use crate::backend::{Intent, ModelAvailability};
+use crate::call::CallContext;
 use crate::describe;
-use crate::front::Front;
+use crate::front::InferenceHandler;
 
 /// Key of a request's latency breakdown, in metadata and in the response parameters of a stream.
 pub(crate) const SERVER_TIMING: &str = "server-timing";
 
 #[derive(Clone)]
-pub(crate) struct Inference(pub(crate) Arc<Front>);
+pub(crate) struct InferenceService(pub(crate) Arc<InferenceHandler>);
 
 /// Returns the call, which the middleware stored.
-fn call(extensions: &Extensions) -> Result<&Call, Status> {
+fn call(extensions: &Extensions) -> Result<&CallContext, Status> {
     extensions.get().ok_or_else(|| Status::internal("the call did not pass the gateway's middleware"))
 }
 
@@ -43,11 +43,11 @@ fn no_shared_memory<T>() -> Result<T, Status> {
     unserved("shared memory", "send tensors in the request's raw_input_contents")
 }
 
-impl Inference {
+impl InferenceService {
     /// Enables or disables a function for the repository calls.
     async fn set_intent(
         &self,
-        call: &Call,
+        call: &CallContext,
         name: &str,
         repository: &str,
         intent: Intent,
@@ -61,7 +61,7 @@ impl Inference {
 }
 
 #[tonic::async_trait]
-impl GrpcInferenceService for Inference {
+impl GrpcInferenceService for InferenceService {
     async fn server_live(
         &self,
         _request: Request<wire::ServerLiveRequest>,
@@ -84,7 +84,7 @@ impl GrpcInferenceService for Inference {
         let wanted = request.get_ref();
         let model =
             self.0.find(call, &wanted.name, &wanted.version).map_err(|failure| to_status(&failure))?;
-        let ready = model.availability == Availability::Ready;
+        let ready = model.availability == ModelAvailability::Ready;
         Ok(Response::new(wire::ModelReadyResponse { ready }))
     }
 
@@ -114,13 +114,13 @@ impl GrpcInferenceService for Inference {
         infer::infer(&self.0, call(&extensions)?, request).await.map_err(|failure| to_status(&failure))
     }
 
-    type ModelStreamInferStream = stream::Answers;
+    type ModelStreamInferStream = stream::ResponseStream;
 
     /// Never called, because the route leads to [`stream::serve`].
     async fn model_stream_infer(
         &self,
         _request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<stream::Answers>, Status> {
+    ) -> Result<Response<stream::ResponseStream>, Status> {
         Err(Status::internal("ModelStreamInfer has a route of its own"))
     }
 

@@ -11,15 +11,15 @@ use millrace_proto::inference::ModelInferRequest;
 use millrace_types::SequenceId;
 use tokio::sync::oneshot;
 
-use crate::parameters::{SEQUENCE_ID, Value, sequence_id};
+use crate::parameters::{ParameterValue, SEQUENCE_ID, sequence_id};
 
 /// Signals the end of a request when the sender is dropped.
-type Over = oneshot::Receiver<()>;
+type EndSignal = oneshot::Receiver<()>;
 
 /// The last request of each sequence of each model.
 #[derive(Debug)]
-pub(super) struct Sequences {
-    last: BTreeMap<(String, SequenceId), Over>,
+pub(super) struct StreamSequences {
+    last: BTreeMap<(String, SequenceId), EndSignal>,
     under_way_max: usize,
 }
 
@@ -27,11 +27,11 @@ pub(super) struct Sequences {
 /// request begin.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    before: Option<Over>,
+    before: Option<EndSignal>,
     _under_way: Option<oneshot::Sender<()>>,
 }
 
-impl Sequences {
+impl StreamSequences {
     /// Creates the table for a stream with at most `under_way_max` requests in progress.
     pub(super) fn new(under_way_max: usize) -> Self {
         Self { last: BTreeMap::new(), under_way_max }
@@ -40,7 +40,7 @@ impl Sequences {
     /// Adds the next request. A request with an invalid sequence is not ordered, because it is
     /// refused when it runs.
     pub(super) fn follow(&mut self, request: &ModelInferRequest) -> Place {
-        let id = request.parameters.get(SEQUENCE_ID).map(|given| sequence_id(Value::from(given)));
+        let id = request.parameters.get(SEQUENCE_ID).map(|given| sequence_id(ParameterValue::from(given)));
         let Some(Ok(Some(id))) = id else { return Place::default() };
         if self.last.len() >= self.under_way_max {
             self.last.retain(|_, last| last.try_recv() == Err(oneshot::error::TryRecvError::Empty));
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_request_begins_when_the_previous_request_of_its_sequence_ends() {
-        let mut sequences = Sequences::new(8);
+        let mut sequences = StreamSequences::new(8);
         let mut follow = |model, id| sequences.follow(&request(model, id));
         let mut first = follow("m", ParameterChoice::Int64Param(7));
         // The same number in another integer type.
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn the_next_request_waits_for_the_last_and_ended_sequences_are_forgotten() {
-        let mut sequences = Sequences::new(2);
+        let mut sequences = StreamSequences::new(2);
         let first = sequences.follow(&request("m", ParameterChoice::Int64Param(1)));
         for id in 2..100 {
             drop(sequences.follow(&request("m", ParameterChoice::Int64Param(id))));

@@ -22,13 +22,13 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::frames;
-use super::sequences::Sequences;
+use super::sequences::StreamSequences;
 use super::{SERVER_TIMING, infer};
-use crate::budget::Charge;
-use crate::call::Call;
+use crate::budget::ByteCharge;
+use crate::call::CallContext;
 use crate::door::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
-use crate::front::Front;
-use crate::inflate::Encoding;
+use crate::front::InferenceHandler;
+use crate::inflate::ContentEncoding;
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
@@ -36,20 +36,20 @@ use crate::request_id;
 const FINAL: &str = "triton_final_response";
 
 /// The responses of a stream, in the order of the requests.
-pub(crate) type Answers = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
+pub(crate) type ResponseStream = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
 /// A request of a stream, with the charge until the request is answered.
-struct Asked {
+struct StreamRequest {
     number: u64,
     arrived: Instant,
     request: ModelInferRequest,
-    charge: Option<Charge>,
+    charge: Option<ByteCharge>,
 }
 
 /// Serves `ModelStreamInfer`.
-pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response<Body> {
+pub(crate) async fn serve(front: Arc<InferenceHandler>, request: Request<Body>) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let Some(call) = parts.extensions.get::<Call>().cloned() else {
+    let Some(call) = parts.extensions.get::<CallContext>().cloned() else {
         return Status::internal("the call did not pass the gateway's middleware").into_http();
     };
     // The middleware removed this header if the gateway supports the encoding.
@@ -61,7 +61,7 @@ pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response
         return refused;
     }
     let wanted = parts.headers.get(GRPC_ACCEPT_ENCODING).map(HeaderValue::as_bytes);
-    let encoding = wanted.and_then(Encoding::from_name);
+    let encoding = wanted.and_then(ContentEncoding::from_name);
     let answers = answers(front, call, frames::requests(body));
     let mut response = Response::new(frames::body(answers, encoding));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -74,10 +74,10 @@ pub(crate) async fn serve(front: Arc<Front>, request: Request<Body>) -> Response
 /// Answers every request of a stream. The stream ends when the client ends it, when the client breaks
 /// the protocol, or when the server shuts down, which a final status reports.
 fn answers(
-    front: Arc<Front>,
-    call: Call,
+    front: Arc<InferenceHandler>,
+    call: CallContext,
     requests: impl Stream<Item = Result<ModelInferRequest, Status>> + Send + 'static,
-) -> Answers {
+) -> ResponseStream {
     let concurrency = front.limits.stream_concurrency;
     let mut number = 0;
     let arrivals = call.ledger.clone();
@@ -85,14 +85,14 @@ fn answers(
     let asked = requests.map(move |request| {
         number += 1;
         let charge = arrivals.claim();
-        request.map(|request| Asked { number, arrived: Instant::now(), request, charge })
+        request.map(|request| StreamRequest { number, arrived: Instant::now(), request, charge })
     });
     let cut_off = Arc::new(AtomicBool::new(false));
     let end = end(Arc::clone(&cut_off));
-    let closing = front.closing.clone().begun();
+    let closing = front.closing.clone().wait();
     let asked = asked.take_until(closing.map(move |()| cut_off.store(true, Ordering::Relaxed)));
     let call = Arc::new(call);
-    let mut sequences = Sequences::new(concurrency);
+    let mut sequences = StreamSequences::new(concurrency);
     let answers = asked.map(move |asked| {
         let front = Arc::clone(&front);
         let call = Arc::clone(&call);
@@ -118,7 +118,7 @@ fn answers(
 }
 
 /// Whether the order of a request's sequence matters. A stateless model ignores the sequence.
-fn keeps_state(front: &Front, call: &Call, request: &ModelInferRequest) -> bool {
+fn keeps_state(front: &InferenceHandler, call: &CallContext, request: &ModelInferRequest) -> bool {
     let model = || front.find(call, &request.model_name, &request.model_version);
     request.parameters.contains_key(SEQUENCE_ID) && model().is_ok_and(|model| model.sequences.is_some())
 }
@@ -135,8 +135,12 @@ fn end(cut_off: Arc<AtomicBool>) -> impl Stream<Item = Result<ModelStreamInferRe
 }
 
 /// Answers a request. The response's charge replaces the charge of the request.
-async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferResponse, Option<Charge>) {
-    let Asked { number, arrived, request, charge } = asked;
+async fn answer(
+    front: &InferenceHandler,
+    call: &CallContext,
+    asked: StreamRequest,
+) -> (ModelStreamInferResponse, Option<ByteCharge>) {
+    let StreamRequest { number, arrived, request, charge } = asked;
     let mut run = front.begin_part(call, request_id(front, call, number), arrived);
     let request_id = run.request_id().clone();
     let name = request.model_name.clone();
@@ -160,7 +164,7 @@ async fn answer(front: &Front, call: &Call, asked: Asked) -> (ModelStreamInferRe
 }
 
 /// Returns the call's id for the first request of a call, and a new id for each further request.
-fn request_id(front: &Front, call: &Call, number: u64) -> RequestId {
+fn request_id(front: &InferenceHandler, call: &CallContext, number: u64) -> RequestId {
     if number == 1 { call.request_id.clone() } else { front.ids.next() }
 }
 

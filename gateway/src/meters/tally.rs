@@ -11,13 +11,13 @@ use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::histogram::Histogram;
 
 use crate::activity::Latencies;
-use crate::backend::Split;
+use crate::backend::AnswerTimes;
 
 use super::FunctionLabels;
 
 /// The counts of a revision since this gateway opened.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct RevisionCounts {
     pub(crate) success: Cumulative,
     pub(crate) fail: Cumulative,
     pub(crate) queue: Cumulative,
@@ -29,16 +29,16 @@ pub(crate) struct Tally {
     /// Latencies of the answered requests.
     pub(crate) latencies: Latencies,
     /// SLO counts; `None` if the gateway does not count them.
-    score: Option<Score>,
+    score: Option<SloCounter>,
     pub(super) labels: FunctionLabels,
-    series: Series,
+    series: FunctionMetrics,
 }
 
 /// The metrics of a tally's function.
 #[derive(Debug)]
-pub(super) struct Series {
+pub(super) struct FunctionMetrics {
     pub(super) answered: Counter,
-    pub(super) total_seconds: Traced,
+    pub(super) total_seconds: TracedHistogram,
     pub(super) queue_seconds: Histogram,
     pub(super) swap_seconds: Histogram,
     pub(super) cold_seconds: Histogram,
@@ -47,17 +47,17 @@ pub(super) struct Series {
 
 /// The times of an answered request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Times {
-    pub(crate) split: Split,
+pub(crate) struct RequestTimes {
+    pub(crate) split: AnswerTimes,
     /// Time from the backend's response to the client's response.
     pub(crate) output: Duration,
     /// Time from the request's arrival to the response.
     pub(crate) total: Duration,
 }
 
-impl Tally {
+impl RevisionCounts {
     /// Creates an empty tally with these labels.
-    pub(super) fn new(labels: FunctionLabels, score: Option<Score>, series: Series) -> Self {
+    pub(super) fn new(labels: FunctionLabels, score: Option<SloCounter>, series: FunctionMetrics) -> Self {
         Self {
             success: Cumulative::default(),
             fail: Cumulative::default(),
@@ -74,8 +74,8 @@ impl Tally {
     }
 
     /// Counts an answered request. `trace_id` is set if the request is traced.
-    pub(crate) fn answered(&self, times: &Times, unix_ms: u64, trace_id: Option<String>) {
-        let Split { cold, queue, swap, run } = times.split;
+    pub(crate) fn answered(&self, times: &RequestTimes, unix_ms: u64, trace_id: Option<String>) {
+        let AnswerTimes { cold, queue, swap, run } = times.split;
         self.success.add(times.total);
         if let Some(score) = &self.score {
             score.count(times.total <= score.objective.deadline);
@@ -140,14 +140,14 @@ impl Cumulative {
 
 /// SLO counts against an objective (T17), with metrics.
 #[derive(Debug)]
-pub(super) struct Score {
+pub(super) struct SloCounter {
     objective: Slo,
     counts: SharedCounts,
     scored_total: Counter,
     in_time_total: Counter,
 }
 
-impl Score {
+impl SloCounter {
     /// Creates zero counts.
     pub(super) fn new(objective: Slo, scored_total: Counter, in_time_total: Counter) -> Self {
         Self { objective, counts: SharedCounts::default(), scored_total, in_time_total }
@@ -190,4 +190,4 @@ impl SharedCounts {
 }
 
 /// A latency histogram with the last traced request of each bucket.
-pub(super) type Traced = HistogramWithExemplars<Exemplar>;
+pub(super) type TracedHistogram = HistogramWithExemplars<Exemplar>;

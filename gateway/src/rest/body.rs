@@ -12,11 +12,11 @@ use millrace_types::{Failure, Reason};
 use tokio::time::{timeout, timeout_at};
 
 use super::error::RestError;
-use crate::budget::{BudgetShare, Charge, too_large};
+use crate::budget::{BudgetShare, ByteCharge, too_large};
 use crate::bulk::{BulkThreads, unfinished};
 use crate::framing::too_slow;
 use crate::front::BULK_BYTES_MIN;
-use crate::inflate::{Encoding, Inflater, STEP, STEP_HERE_MAX};
+use crate::inflate::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
 
 /// Time for which the rest of a refused body is read and dropped. If the connection closed while the
 /// client was still sending, the client would see the closed connection instead of the refusal.
@@ -24,7 +24,7 @@ const DISCARD_FOR: Duration = Duration::from_secs(5);
 
 /// The bounds of a body.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms<'a> {
+pub(crate) struct RestBodyBounds<'a> {
     pub(crate) share: &'a BudgetShare,
     pub(crate) len_max: usize,
     pub(crate) minimum_rate: MinimumRate,
@@ -33,13 +33,13 @@ pub(crate) struct Terms<'a> {
 
 /// Collects a body. The bytes stay charged as long as the returned charge lives.
 pub(crate) async fn collect(
-    terms: Terms<'_>,
+    terms: RestBodyBounds<'_>,
     headers: &HeaderMap,
     body: Body,
-) -> Result<(Bytes, Charge), RestError> {
+) -> Result<(Bytes, ByteCharge), RestError> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     let pace = ProgressClock::begin(terms.minimum_rate);
-    let mut arriving = Arriving { terms, body, announced, pace };
+    let mut arriving = IncomingBody { terms, body, announced, pace };
     let collected = match arriving.admit(headers) {
         Ok(None) => arriving.plain().await,
         Ok(Some(encoding)) => arriving.inflated(encoding).await,
@@ -53,13 +53,13 @@ pub(crate) async fn collect(
 }
 
 /// Returns the compression of a body. Nested compressions are not supported.
-fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
+fn encoding(headers: &HeaderMap) -> Result<Option<ContentEncoding>, RestError> {
     let Some(name) = headers.get(CONTENT_ENCODING) else { return Ok(None) };
     let name = name.as_bytes().to_ascii_lowercase();
     if name.is_empty() || name == b"identity" {
         return Ok(None);
     }
-    Encoding::from_name(&name).map(Some).ok_or_else(|| {
+    ContentEncoding::from_name(&name).map(Some).ok_or_else(|| {
         let message = format!(
             "content-encoding {:?} is not served: send gzip, deflate or none",
             String::from_utf8_lossy(&name)
@@ -68,17 +68,17 @@ fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
     })
 }
 
-struct Arriving<'a> {
-    terms: Terms<'a>,
+struct IncomingBody<'a> {
+    terms: RestBodyBounds<'a>,
     body: Body,
     /// Length that the sender announced. Nothing is charged or allocated because of this length alone.
     announced: Option<u64>,
     pace: ProgressClock,
 }
 
-impl Arriving<'_> {
+impl IncomingBody<'_> {
     /// Accepts or refuses the body by the headers. Returns the compression.
-    fn admit(&self, headers: &HeaderMap) -> Result<Option<Encoding>, RestError> {
+    fn admit(&self, headers: &HeaderMap) -> Result<Option<ContentEncoding>, RestError> {
         let encoding = encoding(headers)?;
         if self.announced.is_some_and(|length| length > self.terms.len_max as u64) {
             return Err(self.too_large().into());
@@ -115,7 +115,7 @@ impl Arriving<'_> {
         }
     }
 
-    async fn plain(&mut self) -> Result<(Bytes, Charge), RestError> {
+    async fn plain(&mut self) -> Result<(Bytes, ByteCharge), RestError> {
         let mut charge = self.terms.share.try_take(0)?;
         let Some(first) = self.next().await? else { return Ok((Bytes::new(), charge)) };
         if first.len() > self.terms.len_max {
@@ -142,7 +142,7 @@ impl Arriving<'_> {
         Ok(joining.await.map_err(|error| unfinished(&error))?)
     }
 
-    async fn inflated(&mut self, encoding: Encoding) -> Result<(Bytes, Charge), RestError> {
+    async fn inflated(&mut self, encoding: ContentEncoding) -> Result<(Bytes, ByteCharge), RestError> {
         let mut arrived = 0;
         // Compressed bytes are consumed on arrival, so only the decompressed bytes are charged.
         let mut inflater = Inflater::new(encoding, b"", self.terms.len_max, self.terms.share.try_take(0)?);

@@ -9,7 +9,7 @@ use millrace_types::tensor::element_count;
 use serde::ser::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::backend::Tensor;
+use crate::backend::NamedTensor;
 
 /// Whether the elements of a datatype can be JSON numbers or booleans.
 pub(crate) const fn has_json(datatype: DataType) -> bool {
@@ -36,7 +36,7 @@ pub(crate) fn read(data: &RawValue, datatype: DataType, shape: &[i64]) -> Result
     let count = element_count(shape).unwrap_or(usize::MAX);
     let nested = is_nested(text);
     let levels = if nested { shape } else { &[] };
-    let mut scan = Scan { levels, open: Vec::new(), nested, found: 0, count };
+    let mut scan = ArrayScan { levels, open: Vec::new(), nested, found: 0, count };
     let mut raw = Vec::new();
     let reserved = count.saturating_mul(size).min(bytes_max(data, datatype));
     raw.try_reserve_exact(reserved).map_err(|_| format!("cannot allocate {reserved} bytes"))?;
@@ -74,7 +74,7 @@ fn is_nested(text: &[u8]) -> bool {
 }
 
 /// The position of the pass in the arrays.
-struct Scan<'a> {
+struct ArrayScan<'a> {
     /// Size of each level of nesting; empty if the data is flat.
     levels: &'a [i64],
     /// Number of elements so far in each open array, outermost first.
@@ -84,7 +84,7 @@ struct Scan<'a> {
     count: usize,
 }
 
-impl Scan<'_> {
+impl ArrayScan<'_> {
     fn misshapen(&self) -> String {
         "data is neither flat nor nested like its shape".to_owned()
     }
@@ -173,10 +173,10 @@ fn writer(datatype: DataType) -> Option<Write> {
 }
 
 /// The elements of a tensor as a flat JSON array. [`is_finite`] must be true for the tensor.
-pub(crate) struct Flat<'a>(pub(crate) &'a Tensor);
+pub(crate) struct FlatJsonArray<'a>(pub(crate) &'a NamedTensor);
 
 /// Whether JSON can represent every element; JSON has neither NaN nor infinity.
-pub(crate) fn is_finite(tensor: &Tensor) -> bool {
+pub(crate) fn is_finite(tensor: &NamedTensor) -> bool {
     match tensor.datatype {
         DataType::Fp32 => elements(&tensor.data, f32::from_le_bytes).all(f32::is_finite),
         DataType::Fp64 => elements(&tensor.data, f64::from_le_bytes).all(f64::is_finite),
@@ -188,7 +188,7 @@ fn elements<T, const N: usize>(raw: &[u8], read: fn([u8; N]) -> T) -> impl Itera
     raw.as_chunks::<N>().0.iter().map(move |bytes| read(*bytes))
 }
 
-impl Serialize for Flat<'_> {
+impl Serialize for FlatJsonArray<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let raw = &self.0.data;
         match self.0.datatype {
@@ -279,9 +279,9 @@ mod tests {
         fn every_finite_number_survives_json(numbers in proptest::collection::vec(proptest::num::f64::NORMAL | proptest::num::f64::SUBNORMAL | proptest::num::f64::ZERO, 1..20)) {
             let data: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
             let shape = vec![numbers.len() as i64];
-            let tensor = Tensor { name: "x".into(), datatype: DataType::Fp64, shape: shape.clone(), data: data.clone().into() };
+            let tensor = NamedTensor { name: "x".into(), datatype: DataType::Fp64, shape: shape.clone(), data: data.clone().into() };
             prop_assert!(is_finite(&tensor));
-            let json = serde_json::to_string(&Flat(&tensor)).unwrap();
+            let json = serde_json::to_string(&FlatJsonArray(&tensor)).unwrap();
             prop_assert_eq!(parse(&json, DataType::Fp64, &shape), Ok(data));
         }
     }
@@ -340,7 +340,12 @@ mod tests {
     fn nan_and_infinity_are_detected() {
         for x in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let data = [1.0f32.to_le_bytes(), x.to_le_bytes()].concat().into();
-            assert!(!is_finite(&Tensor { name: "x".into(), datatype: DataType::Fp32, shape: vec![2], data }));
+            assert!(!is_finite(&NamedTensor {
+                name: "x".into(),
+                datatype: DataType::Fp32,
+                shape: vec![2],
+                data
+            }));
         }
     }
 }

@@ -10,7 +10,7 @@ use millrace_types::Failure;
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::parameters::{KNOWN, Value};
+use crate::parameters::{KNOWN, ParameterValue};
 
 /// Most bytes of a text, keys included. No JSON field of the protocol needs a longer text, and a
 /// parser's error may quote it.
@@ -105,11 +105,11 @@ impl<'a> JsonParameters<'a> {
         serde_json::from_str(json.get()).map_err(|error| malformed(&error))
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<Value<'_>> {
+    pub(crate) fn get(&self, name: &str) -> Option<ParameterValue<'_>> {
         self.0.get(name).map(JsonValue::value)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, ParameterValue<'_>)> {
         self.0.iter().map(|(name, value)| (*name, value.value()))
     }
 }
@@ -211,12 +211,12 @@ enum JsonValue<'a> {
 }
 
 impl JsonValue<'_> {
-    fn value(&self) -> Value<'_> {
+    fn value(&self) -> ParameterValue<'_> {
         match self {
-            Self::Bool(flag) => Value::Bool(*flag),
-            Self::Count(count) => Value::Count(*count),
-            Self::Text(text) => Value::Text(text),
-            Self::Other => Value::Other,
+            Self::Bool(flag) => ParameterValue::Bool(*flag),
+            Self::Count(count) => ParameterValue::Count(*count),
+            Self::Text(text) => ParameterValue::Text(text),
+            Self::Other => ParameterValue::Other,
         }
     }
 }

@@ -29,21 +29,21 @@ use serde_json::{Value as Json, json};
 
 use self::error::RestError;
 use self::json::FirstParameter;
-use crate::backend::{Availability, Intent, Model};
-use crate::call::Call;
+use crate::backend::{Intent, ModelAvailability, ModelRevision};
+use crate::call::CallContext;
 use crate::config::message_len;
 use crate::describe as said;
-use crate::front::Front;
+use crate::front::InferenceHandler;
 use crate::grpc::SERVER_TIMING;
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
 
-type Shared = State<Arc<Front>>;
-type Called = Extension<Call>;
+type Shared = State<Arc<InferenceHandler>>;
+type Called = Extension<CallContext>;
 type Answered = Result<Response<Body>, RestError>;
 
 /// Returns a router with every REST route.
-pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
+pub(crate) fn router(front: Arc<InferenceHandler>, registry: Registry) -> Router {
     let model = |suffix: &str| {
         [
             format!("/v2/models/{{model}}{suffix}"),
@@ -85,12 +85,12 @@ pub(crate) fn router(front: Arc<Front>, registry: Registry) -> Router {
 }
 
 /// The model and version of a path; empty if the path has none.
-struct Wanted {
+struct ModelPath {
     name: String,
     version: String,
 }
 
-impl<S: Send + Sync> FromRequestParts<S> for Wanted {
+impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
     type Rejection = RestError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RestError> {
@@ -134,23 +134,23 @@ async fn ready(State(front): Shared) -> Response<Body> {
     json_response(readiness(ready), &json!({ "ready": ready }))
 }
 
-async fn metadata(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+async fn metadata(State(front): Shared, Extension(call): Called, wanted: ModelPath) -> Answered {
     let model = front.find_loaded(&call, &wanted.name, &wanted.version)?;
     Ok(ok(&describe::metadata(&said::metadata(&model))))
 }
 
-async fn model_ready(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+async fn model_ready(State(front): Shared, Extension(call): Called, wanted: ModelPath) -> Answered {
     let model = front.find(&call, &wanted.name, &wanted.version)?;
-    let ready = model.availability == Availability::Ready;
+    let ready = model.availability == ModelAvailability::Ready;
     Ok(json_response(readiness(ready), &json!({ "name": wanted.name, "ready": ready })))
 }
 
-async fn config(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+async fn config(State(front): Shared, Extension(call): Called, wanted: ModelPath) -> Answered {
     let model = front.find_loaded(&call, &wanted.name, &wanted.version)?;
     Ok(ok(&describe::config(&said::config(&model))))
 }
 
-async fn statistics(State(front): Shared, Extension(call): Called, wanted: Wanted) -> Answered {
+async fn statistics(State(front): Shared, Extension(call): Called, wanted: ModelPath) -> Answered {
     let stats = said::statistics(&front, &call, &wanted.name, &wanted.version)?;
     Ok(ok(&describe::statistics(&stats)))
 }
@@ -158,13 +158,13 @@ async fn statistics(State(front): Shared, Extension(call): Called, wanted: Wante
 async fn infer(
     State(front): Shared,
     Extension(call): Called,
-    wanted: Wanted,
+    wanted: ModelPath,
     headers: HeaderMap,
     body: Body,
 ) -> Answered {
     let mut run = front.begin(&call);
     let len_max = message_len(front.limits.message_max);
-    let terms = body::Terms {
+    let terms = body::RestBodyBounds {
         share: &call.shares.inference,
         len_max,
         minimum_rate: front.limits.minimum_rate,
@@ -183,11 +183,11 @@ async fn infer(
         let front = &front;
         let headers = &headers;
         let asked = &mut asked;
-        move |model: Arc<Model>| async move {
+        move |model: Arc<ModelRevision>| async move {
             let cut = request::cut(headers, body)?;
             let json_len = cut.json_len();
             let read = move || {
-                let read = request::question(&model, cut, len_max, &mut charge);
+                let read = request::read_request(&model, cut, len_max, &mut charge);
                 read.map(|(question, form)| (question, form, charge))
             };
             let (question, form, charge) = front.convert(json_len, read).await??;
@@ -200,7 +200,7 @@ async fn infer(
         (Ok(answer), Some((form, mut charge))) => {
             let len = response::json_data_len(&answer, &form);
             let encode = move || {
-                charge.answer(answer.bytes())?;
+                charge.become_response(answer.bytes())?;
                 let encoded = response::encode(&answer, &form, &mut charge)?;
                 Ok::<_, Failure>((answer, encoded, charge))
             };
@@ -255,8 +255,8 @@ const SEC_FETCH_SITE: &str = "sec-fetch-site";
 /// browser that sends either of these names its page's origin, which the middleware refuses, or
 /// identifies itself with `Sec-Fetch-Site`.
 async fn optional<T: Default + for<'de> Deserialize<'de>>(
-    front: &Front,
-    call: &Call,
+    front: &InferenceHandler,
+    call: &CallContext,
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, RestError> {
@@ -265,7 +265,7 @@ async fn optional<T: Default + for<'de> Deserialize<'de>>(
         let message = format!("content-type {kind:?} is not served here: send application/json");
         return Err(RestError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Reason::MalformedRequest, message));
     }
-    let terms = body::Terms {
+    let terms = body::RestBodyBounds {
         share: &call.shares.admin,
         len_max: message_len(front.limits.admin_message_max()),
         minimum_rate: front.limits.minimum_rate,
@@ -292,7 +292,7 @@ async fn index(State(front): Shared, Extension(call): Called, headers: HeaderMap
 async fn load(
     State(front): Shared,
     Extension(call): Called,
-    wanted: Wanted,
+    wanted: ModelPath,
     headers: HeaderMap,
     body: Body,
 ) -> Answered {
@@ -308,7 +308,7 @@ async fn load(
 async fn unload(
     State(front): Shared,
     Extension(call): Called,
-    wanted: Wanted,
+    wanted: ModelPath,
     headers: HeaderMap,
     body: Body,
 ) -> Answered {
@@ -319,7 +319,7 @@ async fn unload(
 }
 
 /// Writes the current values of all metrics.
-fn metrics(front: &Front, registry: &Registry) -> Result<MetricsPage, fmt::Error> {
+fn metrics(front: &InferenceHandler, registry: &Registry) -> Result<MetricsPage, fmt::Error> {
     front.meters.bytes_in_flight.set(i64::try_from(front.budget.used()).unwrap_or(i64::MAX));
     front.meters.waiting.set(i64::try_from(front.waiting_now()).unwrap_or(i64::MAX));
     let mut text = String::new();

@@ -10,10 +10,12 @@ use serde_json::value::RawValue;
 
 use super::elements;
 use super::json::{self, Bounded, JsonParameters};
-use crate::backend::{Model, Tensor};
-use crate::budget::Charge;
-use crate::front::{Named, Question, SHAPE_RANK_MAX, TENSORS_MAX, check_named, check_requested, check_size};
-use crate::parameters::{BINARY, BINARY_SIZE, Parameters, Value, flag, refuse_unserved};
+use crate::backend::{ModelRevision, NamedTensor};
+use crate::budget::ByteCharge;
+use crate::front::{
+    ClaimedInput, SHAPE_RANK_MAX, TENSORS_MAX, ValidatedRequest, check_named, check_requested, check_size,
+};
+use crate::parameters::{BINARY, BINARY_SIZE, ParameterValue, RequestParameters, flag, refuse_unserved};
 
 /// Header with the length of the JSON before binary tensors, in requests and responses.
 pub(crate) const HEADER_LENGTH: &str = "inference-header-content-length";
@@ -50,7 +52,7 @@ struct Output<'a> {
 
 /// The form in which a response is to be written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct ResponseForm {
     pub(crate) id: Option<String>,
     /// Whether each output is sent in binary, in the order of the outputs.
     pub(crate) binary: Vec<bool>,
@@ -58,21 +60,21 @@ pub(crate) struct Form {
 
 /// A body that is split into the JSON and the binary tensors after the JSON.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Cut {
+pub(crate) struct SplitBody {
     json: Bytes,
     /// Binary tensors. `None` if the client did not send the header that announces binary tensors.
     binary: Option<Bytes>,
 }
 
-impl Cut {
+impl SplitBody {
     pub(crate) fn json_len(&self) -> usize {
         self.json.len()
     }
 }
 
 /// Splits a body at the position that the header gives.
-pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> {
-    let Some(length) = headers.get(HEADER_LENGTH) else { return Ok(Cut { json: body, binary: None }) };
+pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<SplitBody, Failure> {
+    let Some(length) = headers.get(HEADER_LENGTH) else { return Ok(SplitBody { json: body, binary: None }) };
     let text = String::from_utf8_lossy(length.as_bytes());
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let length: usize = text.parse().ok().filter(|_| digits).ok_or_else(|| {
@@ -84,40 +86,40 @@ pub(crate) fn cut(headers: &HeaderMap, mut body: Bytes) -> Result<Cut, Failure> 
         return Err(Failure::malformed(message));
     }
     let json = body.split_to(length);
-    Ok(Cut { json, binary: Some(body) })
+    Ok(SplitBody { json, binary: Some(body) })
 }
 
 /// Reads a request, and checks it against the model. `charge` is the charge of the body, and grows by
 /// the elements of JSON.
-pub(crate) fn question(
-    model: &Model,
-    cut: Cut,
+pub(crate) fn read_request(
+    model: &ModelRevision,
+    cut: SplitBody,
     len_max: usize,
-    charge: &mut Charge,
-) -> Result<(Question, Form), Failure> {
+    charge: &mut ByteCharge,
+) -> Result<(ValidatedRequest, ResponseForm), Failure> {
     match cut {
-        Cut { json, binary: Some(tensor) } if json.is_empty() => lone_tensor(model, tensor),
-        Cut { json, binary } => announced(model, &json, binary, len_max, charge),
+        SplitBody { json, binary: Some(tensor) } if json.is_empty() => lone_tensor(model, tensor),
+        SplitBody { json, binary } => announced(model, &json, binary, len_max, charge),
     }
 }
 
 fn announced(
-    model: &Model,
+    model: &ModelRevision,
     json: &[u8],
     binary: Option<Bytes>,
     len_max: usize,
-    charge: &mut Charge,
-) -> Result<(Question, Form), Failure> {
+    charge: &mut ByteCharge,
+) -> Result<(ValidatedRequest, ResponseForm), Failure> {
     let Request { id, parameters, inputs: Bounded(inputs), outputs } = json::read(json)?;
     let Bounded(outputs) = outputs.unwrap_or_default();
     let parameters = JsonParameters::read(parameters)?;
-    let parameters = Parameters::read(parameters.iter())?;
+    let parameters = RequestParameters::read(parameters.iter())?;
     let mut binary_sizes = Vec::new();
     for input in &inputs {
         let own = JsonParameters::read(input.parameters)?;
         refuse_unserved(&input.name, own.iter())?;
         let announced = own.get(BINARY_SIZE).map(|size| match size {
-            Value::Count(size) => usize::try_from(size).ok(),
+            ParameterValue::Count(size) => usize::try_from(size).ok(),
             _ => None,
         });
         binary_sizes.push(announced);
@@ -132,7 +134,7 @@ fn announced(
     let binary_wanted = binary_wanted(model, &requested, binary_outputs, &parameters)?;
     let named: Vec<_> = inputs
         .iter()
-        .map(|input| Named { name: &input.name, datatype: &input.datatype, shape: &input.shape.0 })
+        .map(|input| ClaimedInput { name: &input.name, datatype: &input.datatype, shape: &input.shape.0 })
         .collect();
     let expected = check_named(&model.inputs, &named, len_max)?;
     let in_json = inputs.iter().zip(&expected).filter_map(|(input, (datatype, size))| {
@@ -152,15 +154,18 @@ fn announced(
             (None, Some(data)) => elements::read(data, datatype, &shape).map_err(|why| invalid(&why))?.into(),
             (None, None) => return Err(invalid("neither data nor binary_data_size is present: send one")),
         };
-        tensors.push(Tensor { name, datatype, shape, data });
+        tensors.push(NamedTensor { name, datatype, shape, data });
     }
     binary.finish()?;
-    Ok((Question { inputs: tensors, outputs: requested, parameters }, Form { id, binary: binary_wanted }))
+    Ok((
+        ValidatedRequest { inputs: tensors, outputs: requested, parameters },
+        ResponseForm { id, binary: binary_wanted },
+    ))
 }
 
 /// Charges the elements in JSON of `len` bytes, `size` bytes in total. A single digit may become an
 /// element of 8 bytes, so a body that needs too much memory for its length is refused.
-fn charge_elements(size: u64, len: u64, charge: &mut Charge) -> Result<(), Failure> {
+fn charge_elements(size: u64, len: u64, charge: &mut ByteCharge) -> Result<(), Failure> {
     if size > len.saturating_mul(DECODED_RATIO_MAX).saturating_add(DECODED_MARGIN_BYTES) {
         let message =
             format!("{len} bytes of JSON cannot contain tensors of {size} bytes: send them as binary data");
@@ -212,10 +217,10 @@ impl Binary {
 /// requested outputs, in the order of `requested`. Refuses outputs that JSON cannot represent, before
 /// the model runs.
 fn binary_wanted(
-    model: &Model,
+    model: &ModelRevision,
     requested: &[String],
     own: Vec<Option<Result<bool, Failure>>>,
-    parameters: &Parameters,
+    parameters: &RequestParameters,
 ) -> Result<Vec<bool>, Failure> {
     let wanted = |spec: &TensorSpec, own: Option<Result<bool, Failure>>| {
         let binary = own.unwrap_or(Ok(parameters.binary_output))?;
@@ -240,7 +245,7 @@ fn binary_wanted(
 
 /// Reads a body that consists only of the bytes of the model's single input. The shape follows from
 /// the size, and the outputs are sent in binary.
-fn lone_tensor(model: &Model, data: Bytes) -> Result<(Question, Form), Failure> {
+fn lone_tensor(model: &ModelRevision, data: Bytes) -> Result<(ValidatedRequest, ResponseForm), Failure> {
     let invalid = |why: String| Failure::new(Reason::InvalidInput, why);
     let [input] = model.inputs.as_slice() else {
         let count = model.inputs.len();
@@ -256,9 +261,13 @@ fn lone_tensor(model: &Model, data: Bytes) -> Result<(Question, Form), Failure> 
             input.datatype
         ))
     })?;
-    let tensor = Tensor { name: input.name.clone(), datatype: input.datatype, shape, data };
-    let question = Question { inputs: vec![tensor], outputs: Vec::new(), parameters: Parameters::default() };
-    Ok((question, Form { id: None, binary: vec![true; model.outputs.len()] }))
+    let tensor = NamedTensor { name: input.name.clone(), datatype: input.datatype, shape, data };
+    let question = ValidatedRequest {
+        inputs: vec![tensor],
+        outputs: Vec::new(),
+        parameters: RequestParameters::default(),
+    };
+    Ok((question, ResponseForm { id: None, binary: vec![true; model.outputs.len()] }))
 }
 
 /// Returns the shape that this input has with `len` bytes. At most one dimension may be free.

@@ -16,14 +16,14 @@ use http_body::{Frame, SizeHint};
 use millrace_types::{Failure, Reason};
 use serde::Serialize;
 
-use super::elements::{self, Flat};
+use super::elements::{self, FlatJsonArray};
 use super::error::JSON;
-use super::request::{Form, HEADER_LENGTH};
-use crate::backend::Tensor;
-use crate::budget::Charge;
-use crate::front::Answer;
-use crate::front::Front;
-use crate::inflate::Encoding;
+use super::request::{HEADER_LENGTH, ResponseForm};
+use crate::backend::NamedTensor;
+use crate::budget::ByteCharge;
+use crate::front::InferenceHandler;
+use crate::front::InferenceResponse;
+use crate::inflate::ContentEncoding;
 
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
 /// Bytes of JSON that are not charged, because every response has some.
@@ -34,7 +34,7 @@ pub(crate) const COMPRESS_MIN: usize = 1 << 10;
 pub(crate) const COMPRESS_APART_MIN: usize = 64 << 10;
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct ResponseJson<'a> {
     model_name: &'a str,
     model_version: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +50,7 @@ struct Output<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     parameters: Option<BinarySize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Flat<'a>>,
+    data: Option<FlatJsonArray<'a>>,
 }
 
 #[derive(Serialize)]
@@ -66,17 +66,21 @@ pub(crate) struct Encoded {
 }
 
 /// Returns the number of output bytes that are written as JSON.
-pub(crate) fn json_data_len(answer: &Answer, form: &Form) -> usize {
+pub(crate) fn json_data_len(answer: &InferenceResponse, form: &ResponseForm) -> usize {
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
     let outputs = answer.completion.outputs.iter().enumerate();
     outputs.filter(|&(at, _)| !is_binary(at)).map(|(_, output)| output.data.len()).sum()
 }
 
 /// Encodes a response. The growing JSON is added to the charge.
-pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Result<Encoded, Failure> {
+pub(crate) fn encode(
+    answer: &InferenceResponse,
+    form: &ResponseForm,
+    charge: &mut ByteCharge,
+) -> Result<Encoded, Failure> {
     let tensors = &answer.completion.outputs;
     let is_binary = |at: usize| form.binary.get(at).copied().unwrap_or(false);
-    let output = |(at, tensor): (usize, &'_ Tensor)| -> Result<(), Failure> {
+    let output = |(at, tensor): (usize, &'_ NamedTensor)| -> Result<(), Failure> {
         if is_binary(at) || elements::is_finite(tensor) {
             return Ok(());
         }
@@ -92,9 +96,9 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
         datatype: tensor.datatype.as_str(),
         shape: &tensor.shape,
         parameters: is_binary(at).then_some(BinarySize { binary_data_size: tensor.data.len() }),
-        data: (!is_binary(at)).then_some(Flat(tensor)),
+        data: (!is_binary(at)).then_some(FlatJsonArray(tensor)),
     });
-    let written = Written {
+    let written = ResponseJson {
         model_name: answer.model.key.name.as_str(),
         model_version: answer.model.revision.to_string(),
         id: form.id.as_deref(),
@@ -116,7 +120,7 @@ pub(crate) fn encode(answer: &Answer, form: &Form, charge: &mut Charge) -> Resul
 /// A JSON buffer that is charged before each allocation.
 struct ChargedJson<'a> {
     text: Vec<u8>,
-    charge: &'a mut Charge,
+    charge: &'a mut ByteCharge,
     /// Failure because of which the JSON was not written.
     refused: Option<Failure>,
 }
@@ -144,16 +148,16 @@ impl io::Write for ChargedJson<'_> {
 
 /// Builds the HTTP response, compressed if the client accepts that. Also returns the charge of the response.
 pub(crate) async fn response(
-    front: &Front,
+    front: &InferenceHandler,
     encoded: Encoded,
     headers: &HeaderMap,
-    mut charge: Charge,
-) -> Result<(Response<Body>, Charge), Failure> {
+    mut charge: ByteCharge,
+) -> Result<(Response<Body>, ByteCharge), Failure> {
     let Encoded { pieces, json_len } = encoded;
     let len: usize = pieces.iter().map(Bytes::len).sum();
     let encoding = (len >= COMPRESS_MIN).then(|| accepted(headers)).flatten();
     let body = match encoding {
-        None => Body::new(Pieces(pieces)),
+        None => Body::new(PieceBody(pieces)),
         Some(encoding) if len < COMPRESS_APART_MIN => Body::from(compressed(encoding, pieces)?),
         Some(encoding) => {
             // The charge moves along, because the work continues when the call is cancelled.
@@ -179,15 +183,15 @@ fn internal(error: &dyn std::error::Error) -> Failure {
     Failure::new(Reason::Internal, format!("cannot compress the response: {error}")).after_execution()
 }
 
-pub(crate) fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
+pub(crate) fn compressed(encoding: ContentEncoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
     let compress = || -> io::Result<Vec<u8>> {
         match encoding {
-            Encoding::Gzip => {
+            ContentEncoding::Gzip => {
                 let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
                 pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
                 encoder.finish()
             }
-            Encoding::Deflate => {
+            ContentEncoding::Deflate => {
                 let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
                 pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
                 encoder.finish()
@@ -198,7 +202,7 @@ pub(crate) fn compressed(encoding: Encoding, pieces: VecDeque<Bytes>) -> Result<
 }
 
 /// Returns the compression for a client: gzip, then deflate, unless the client gives it the weight 0.
-fn accepted(headers: &HeaderMap) -> Option<Encoding> {
+fn accepted(headers: &HeaderMap) -> Option<ContentEncoding> {
     let listed = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let names = listed.flat_map(|list| list.split(',')).filter_map(|entry| {
         let (name, weight) = entry.split_once(';').unwrap_or((entry, "q=1"));
@@ -206,15 +210,15 @@ fn accepted(headers: &HeaderMap) -> Option<Encoding> {
         (!refused).then(|| name.trim().to_ascii_lowercase())
     });
     let names: Vec<_> = names.collect();
-    [Encoding::Gzip, Encoding::Deflate]
+    [ContentEncoding::Gzip, ContentEncoding::Deflate]
         .into_iter()
         .find(|encoding| names.iter().any(|name| name == encoding.name()))
 }
 
 /// A body of known pieces, which are sent without a copy and with a known length.
-struct Pieces(VecDeque<Bytes>);
+struct PieceBody(VecDeque<Bytes>);
 
-impl http_body::Body for Pieces {
+impl http_body::Body for PieceBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -243,10 +247,10 @@ mod tests {
         let chosen = |accept: &'static str| {
             accepted(&HeaderMap::from_iter([(ACCEPT_ENCODING, accept.parse().unwrap())]))
         };
-        assert_eq!(chosen("gzip"), Some(Encoding::Gzip));
-        assert_eq!(chosen("deflate"), Some(Encoding::Deflate));
-        assert_eq!(chosen("deflate, GZIP;q=0.5"), Some(Encoding::Gzip));
-        assert_eq!(chosen("gzip;q=0, deflate"), Some(Encoding::Deflate));
+        assert_eq!(chosen("gzip"), Some(ContentEncoding::Gzip));
+        assert_eq!(chosen("deflate"), Some(ContentEncoding::Deflate));
+        assert_eq!(chosen("deflate, GZIP;q=0.5"), Some(ContentEncoding::Gzip));
+        assert_eq!(chosen("gzip;q=0, deflate"), Some(ContentEncoding::Deflate));
         assert_eq!(chosen("br, identity"), None);
         assert_eq!(accepted(&HeaderMap::new()), None);
     }

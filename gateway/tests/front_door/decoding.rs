@@ -2,7 +2,7 @@
 //! request is served.
 
 use bytes::Bytes;
-use millrace_gateway::Limits;
+use millrace_gateway::GatewayLimits;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{InferTensorContents, ModelInferRequest};
 use millrace_types::{Bytes as Size, Reason};
@@ -144,7 +144,7 @@ async fn large_json_is_converted_in_both_directions_on_bulk_threads() {
 
 #[tokio::test]
 async fn a_json_tensor_over_the_message_limit_is_refused() {
-    let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { message_max: Size::mib(1), ..GatewayLimits::default() }).await;
     let data = vec![1; 200_000];
     let body =
         json!({ "inputs": [{ "name": "x", "datatype": "FP64", "shape": [1, data.len()], "data": data }] });

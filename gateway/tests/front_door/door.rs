@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
 use millrace_gateway::auth::{Authenticate, LoopbackOnly};
-use millrace_gateway::{Caller, FrontDoorConfig, Limits};
+use millrace_gateway::{Caller, GatewayConfig, GatewayLimits};
 use millrace_proto::inference::ServerLiveRequest;
 use millrace_transport::{PortLimits, ServerConfig};
 use millrace_types::{Failure, Reason};
@@ -64,7 +64,7 @@ impl tower::Service<Request<tonic::body::Body>> for Probe {
 
 #[tokio::test]
 async fn every_service_has_the_same_authentication() {
-    let config = FrontDoorConfig { authenticate: Arc::new(Word), ..config(Limits::default()) };
+    let config = GatewayConfig { authenticate: Arc::new(Word), ..config(GatewayLimits::default()) };
     let probe = Probe::default();
     let server = Server::of(config, |door| door.service(probe.clone())).await;
     let mut client = server.grpc().await;
@@ -137,7 +137,7 @@ async fn health_follows_readiness() {
 
 #[tokio::test]
 async fn reflection_lists_exactly_the_served_services() {
-    let server = Server::of(config(Limits::default()), |door| door.service(Probe::default())).await;
+    let server = Server::of(config(GatewayLimits::default()), |door| door.service(Probe::default())).await;
     macro_rules! list {
         ($version:ident) => {{
             use tonic_reflection::pb::$version::ServerReflectionRequest;
@@ -177,7 +177,7 @@ async fn metrics_page_has_own_and_added_metrics() {
     let counter: Counter = Counter::default();
     registry.register("millrace_elections", "Elections seen", counter.clone());
     counter.inc();
-    let server = Server::of(config(Limits::default()), |door| door.metrics(registry)).await;
+    let server = Server::of(config(GatewayLimits::default()), |door| door.metrics(registry)).await;
     let mut client = server.grpc().await;
     client.model_infer(row("mlp")).await.unwrap();
     client.model_infer(row("nowhere")).await.unwrap_err();
@@ -251,7 +251,7 @@ async fn idle_connections_do_not_delay_closing() {
 #[tokio::test]
 async fn an_idle_connection_is_displaced_by_another_client() {
     let server = ServerConfig { port: PortLimits::new(1), ..ServerConfig::default() };
-    let server = Server::with(Limits { server, ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { server, ..GatewayLimits::default() }).await;
     let mut first = server.grpc().await;
     first.model_infer(row("mlp")).await.unwrap();
     assert_eq!(server.get("/v2/health/live").await.status, 200);

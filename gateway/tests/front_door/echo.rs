@@ -10,17 +10,18 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_gateway::Caller;
 use millrace_gateway::backend::{
-    Availability, Backend, Completion, Intent, Invocation, Kind, Model, Split, Tensor,
+    AnswerTimes, Backend, Intent, Kind, ModelAvailability, ModelRequest, ModelResponse, ModelRevision,
+    NamedTensor,
 };
 use millrace_types::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, StatePair};
 use millrace_types::{
-    DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, Sequences, TenantName,
+    DataType, Dim, Failure, FunctionKey, FunctionName, Reason, Revision, Runtime, SequenceSpec, TenantName,
     TensorSpec,
 };
 use tokio::sync::watch;
 
 /// Latency breakdown that every echo reports.
-pub const SPLIT: Split = Split {
+pub const SPLIT: AnswerTimes = AnswerTimes {
     cold: Duration::ZERO,
     queue: Duration::from_micros(100),
     swap: Duration::from_micros(200),
@@ -47,7 +48,7 @@ enum Does {
 
 struct Entry {
     does: Does,
-    revisions: Vec<Arc<Model>>,
+    revisions: Vec<Arc<ModelRevision>>,
 }
 
 /// The backend of the tests.
@@ -57,7 +58,7 @@ pub struct Echo {
     running: watch::Sender<usize>,
     cancelled: watch::Sender<usize>,
     calls: AtomicUsize,
-    seen: Mutex<Vec<Invocation>>,
+    seen: Mutex<Vec<ModelRequest>>,
     ready: watch::Sender<bool>,
     changed: watch::Sender<()>,
     awaited: watch::Sender<usize>,
@@ -106,9 +107,9 @@ impl Echo {
         echo.add("default", "nan", Does::Nan, 1, x);
         echo.add("default", "liar", Does::Lie, 1, x);
         for (name, availability) in [
-            ("preparing", Availability::Preparing),
-            ("unloaded", Availability::Disabled),
-            ("broken", Availability::Unavailable("its model file is gone".to_owned())),
+            ("preparing", ModelAvailability::Preparing),
+            ("unloaded", ModelAvailability::Disabled),
+            ("broken", ModelAvailability::Unavailable("its model file is gone".to_owned())),
         ] {
             echo.add("default", name, Does::Echo, 1, x);
             echo.set(&key("default", name), &availability);
@@ -129,7 +130,7 @@ impl Echo {
         let output = |input: &TensorSpec| TensorSpec { name: format!("{}_out", input.name), ..input.clone() };
         let numbers: Vec<_> = (1..=revisions).filter_map(Revision::new).collect();
         let model = |&revision: &Revision| {
-            Arc::new(Model {
+            Arc::new(ModelRevision {
                 key: key(tenant, name),
                 revision,
                 revisions: numbers.clone(),
@@ -141,7 +142,7 @@ impl Echo {
                 idempotent: true,
                 sequences: None,
                 weights: millrace_types::Bytes::mib(1),
-                availability: Availability::Ready,
+                availability: ModelAvailability::Ready,
             })
         };
         let entry = Entry { does, revisions: numbers.iter().map(model).collect() };
@@ -152,10 +153,13 @@ impl Echo {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn set(&self, function: &FunctionKey, availability: &Availability) {
+    fn set(&self, function: &FunctionKey, availability: &ModelAvailability) {
         if let Some(entry) = self.entries().get_mut(function) {
             for model in &mut entry.revisions {
-                *model = Arc::new(Model { availability: availability.clone(), ..Model::clone(model) });
+                *model = Arc::new(ModelRevision {
+                    availability: availability.clone(),
+                    ..ModelRevision::clone(model)
+                });
             }
         }
         self.changed.send_replace(());
@@ -167,24 +171,27 @@ impl Echo {
     }
 
     /// Sets the availability of a model of the default tenant.
-    pub fn make(&self, name: &str, availability: &Availability) {
+    pub fn make(&self, name: &str, availability: &ModelAvailability) {
         self.set(&key("default", name), availability);
     }
 
     /// Adds a model without workers, which finds others as soon as a request waits for it.
     pub fn add_moving(&self, name: &str) {
         self.add("default", name, Does::Move, 1, &[("x", DataType::Fp32, &["N", "64"])]);
-        self.make(name, &Availability::Away("it is placed on w1".to_owned()));
+        self.make(name, &ModelAvailability::Away("it is placed on w1".to_owned()));
     }
 
     /// Adds a model like "held" that keeps state between the requests of a sequence.
     pub fn add_keeping(&self, name: &str) {
         self.add("default", name, Does::Hold, 1, &[("x", DataType::Fp32, &["N", "64"])]);
         let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
-        let sequences = Sequences { state, idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT };
+        let sequences = SequenceSpec { state, idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT };
         if let Some(entry) = self.entries().get_mut(&key("default", name)) {
             for model in &mut entry.revisions {
-                *model = Arc::new(Model { sequences: Some(sequences.clone()), ..Model::clone(model) });
+                *model = Arc::new(ModelRevision {
+                    sequences: Some(sequences.clone()),
+                    ..ModelRevision::clone(model)
+                });
             }
         }
     }
@@ -206,7 +213,7 @@ impl Echo {
 
     /// Waits until such a request has begun. Returns the priorities of all begun requests, in the
     /// order in which they began. Models that respond at once are not included.
-    pub async fn begun(&self, such: impl Fn(&Invocation) -> bool) -> Vec<u64> {
+    pub async fn begun(&self, such: impl Fn(&ModelRequest) -> bool) -> Vec<u64> {
         let has_begun = |_: &usize| self.seen.lock().unwrap().iter().any(&such);
         self.running.subscribe().wait_for(has_begun).await.unwrap();
         self.seen.lock().unwrap().iter().map(|it| it.priority).collect()
@@ -218,7 +225,7 @@ impl Echo {
     }
 
     /// Returns the last invocation.
-    pub fn last(&self) -> Invocation {
+    pub fn last(&self) -> ModelRequest {
         self.seen.lock().unwrap().last().cloned().unwrap()
     }
 
@@ -247,13 +254,15 @@ impl Drop for Underway<'_> {
     }
 }
 
-fn completion(outputs: Vec<Tensor>) -> Completion {
-    Completion { outputs, split: SPLIT, attempts: 1 }
+fn completion(outputs: Vec<NamedTensor>) -> ModelResponse {
+    ModelResponse { outputs, split: SPLIT, attempts: 1 }
 }
 
-fn echoed(model: &Model, invocation: Invocation) -> Completion {
-    let outputs =
-        invocation.inputs.into_iter().map(|tensor| Tensor { name: format!("{}_out", tensor.name), ..tensor });
+fn echoed(model: &ModelRevision, invocation: ModelRequest) -> ModelResponse {
+    let outputs = invocation
+        .inputs
+        .into_iter()
+        .map(|tensor| NamedTensor { name: format!("{}_out", tensor.name), ..tensor });
     let outputs: Vec<_> = outputs.collect();
     let wanted: Vec<String> = match invocation.outputs.as_slice() {
         [] => model.outputs.iter().map(|output| output.name.clone()).collect(),
@@ -269,7 +278,11 @@ impl Backend for Echo {
         *self.ready.borrow()
     }
 
-    fn resolve(&self, function: &FunctionKey, revision: Option<Revision>) -> Result<Arc<Model>, Failure> {
+    fn resolve(
+        &self,
+        function: &FunctionKey,
+        revision: Option<Revision>,
+    ) -> Result<Arc<ModelRevision>, Failure> {
         let entries = self.entries();
         let entry = entries
             .get(function)
@@ -283,21 +296,21 @@ impl Backend for Echo {
             .ok_or_else(|| Failure::new(Reason::RevisionNotFound, format!("no such revision of {function}")))
     }
 
-    fn index(&self, tenant: &TenantName) -> Vec<Arc<Model>> {
+    fn index(&self, tenant: &TenantName) -> Vec<Arc<ModelRevision>> {
         let entries = self.entries();
         let own = entries.iter().filter(|(key, _)| key.tenant == *tenant);
         own.flat_map(|(_, entry)| entry.revisions.clone()).collect()
     }
 
-    async fn awaited(&self, model: &Model) -> Result<Arc<Model>, Failure> {
+    async fn wait_until_ready(&self, model: &ModelRevision) -> Result<Arc<ModelRevision>, Failure> {
         if let Some(Does::Move) = self.does(&model.key) {
-            self.set(&model.key, &Availability::Preparing);
+            self.set(&model.key, &ModelAvailability::Preparing);
         }
         let mut changed = self.changed.subscribe();
         self.awaited.send_modify(|awaited| *awaited += 1);
         loop {
             let now = self.resolve(&model.key, Some(model.revision))?;
-            if !now.availability.may_come() {
+            if !now.availability.may_become_ready() {
                 return Ok(now);
             }
             changed.changed().await.unwrap();
@@ -311,8 +324,8 @@ impl Backend for Echo {
         _caller: &Caller,
     ) -> Result<(), Failure> {
         let availability = match intent {
-            Intent::Serve => Availability::Ready,
-            Intent::Refuse => Availability::Disabled,
+            Intent::Serve => ModelAvailability::Ready,
+            Intent::Refuse => ModelAvailability::Disabled,
         };
         if self.does(function).is_none() {
             return Err(Failure::new(Reason::FunctionNotFound, format!("no function {function}")));
@@ -321,7 +334,11 @@ impl Backend for Echo {
         Ok(())
     }
 
-    async fn invoke(&self, model: &Model, mut invocation: Invocation) -> Result<Completion, Failure> {
+    async fn invoke(
+        &self,
+        model: &ModelRevision,
+        mut invocation: ModelRequest,
+    ) -> Result<ModelResponse, Failure> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let does = self.does(&model.key).ok_or_else(|| Failure::new(Reason::FunctionNotFound, "gone"))?;
         if let Does::Echo = does {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_gateway::Limits;
+use millrace_gateway::GatewayLimits;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::{ModelInferRequest, ModelStreamInferResponse};
 use millrace_types::{Bytes, Reason};
@@ -110,7 +110,7 @@ async fn each_response_has_its_id_timing_and_reason() {
 
 #[tokio::test]
 async fn a_stream_runs_a_bounded_number_of_requests_at_a_time() {
-    let server = Server::with(Limits { stream_concurrency: 2, ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { stream_concurrency: 2, ..GatewayLimits::default() }).await;
     let (requests, mut answers) = open(&server).await;
     for _ in 0..5 {
         requests.send(row("held")).await.unwrap();
@@ -160,7 +160,11 @@ async fn requests_of_a_sequence_run_in_order_if_the_model_keeps_state() {
 
 #[tokio::test]
 async fn messages_of_a_stream_wait_for_capacity_of_the_budget() {
-    let limits = Limits { message_max: Bytes::mib(1), in_flight_max: Bytes::mib(1), ..Limits::default() };
+    let limits = GatewayLimits {
+        message_max: Bytes::mib(1),
+        in_flight_max: Bytes::mib(1),
+        ..GatewayLimits::default()
+    };
     let server = Server::with(limits).await;
     let (requests, mut answers) = open(&server).await;
     let elements = 200_000;

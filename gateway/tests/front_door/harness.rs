@@ -9,7 +9,7 @@ use http::{HeaderMap, Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use millrace_gateway::{FrontDoor, FrontDoorConfig, Limits, Serving};
+use millrace_gateway::{GatewayBuilder, GatewayConfig, GatewayLimits, OpenGateway};
 use millrace_proto::inference::grpc_inference_service_client::GrpcInferenceServiceClient;
 use millrace_proto::inference::infer_parameter::ParameterChoice;
 use millrace_proto::inference::model_infer_request::InferInputTensor;
@@ -31,27 +31,27 @@ pub const NOW: Duration = Duration::from_millis(1_700_000_000_000);
 pub struct Server {
     pub echo: Arc<Echo>,
     pub addr: SocketAddr,
-    pub serving: Serving,
+    pub serving: OpenGateway,
 }
 
-pub fn config(limits: Limits) -> FrontDoorConfig {
-    FrontDoorConfig { limits, ..FrontDoorConfig::new(Arc::new(|| NOW), 7) }
+pub fn config(limits: GatewayLimits) -> GatewayConfig {
+    GatewayConfig { limits, ..GatewayConfig::new(Arc::new(|| NOW), 7) }
 }
 
 impl Server {
     pub async fn start() -> Self {
-        Self::with(Limits::default()).await
+        Self::with(GatewayLimits::default()).await
     }
 
-    pub async fn with(limits: Limits) -> Self {
+    pub async fn with(limits: GatewayLimits) -> Self {
         Self::of(config(limits), |door| door).await
     }
 
-    pub async fn of(config: FrontDoorConfig, more: impl FnOnce(FrontDoor) -> FrontDoor) -> Self {
+    pub async fn of(config: GatewayConfig, more: impl FnOnce(GatewayBuilder) -> GatewayBuilder) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let echo = Arc::new(Echo::new());
         let backend = Arc::clone(&echo);
-        let serving = more(FrontDoor::new(config, backend)).serve(listener).unwrap();
+        let serving = more(GatewayBuilder::new(config, backend)).serve(listener).unwrap();
         Self { echo, addr: serving.local_addr(), serving }
     }
 

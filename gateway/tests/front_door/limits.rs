@@ -13,7 +13,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millrace_gateway::Limits;
+use millrace_gateway::GatewayLimits;
 use millrace_proto::inference::{ModelInferRequest, RepositoryModelLoadRequest, ServerReadyRequest};
 use millrace_types::{Bytes as Size, Reason};
 use prost::Message as _;
@@ -85,7 +85,7 @@ async fn messages_of_more_than_64_mib_are_served() {
 
 #[tokio::test]
 async fn a_message_over_the_size_limit_is_refused() {
-    let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { message_max: Size::mib(1), ..GatewayLimits::default() }).await;
     let status = server.grpc().await.model_infer(large(2)).await.unwrap_err();
     refuses(&status, Code::ResourceExhausted, Reason::ByteBudgetExceeded, "1.0 MiB");
     assert!(!millrace_proto::status::from_status(&status).retryable);
@@ -116,7 +116,9 @@ async fn a_message_over_the_size_limit_is_refused() {
 #[tokio::test]
 async fn requests_in_flight_share_a_budget_and_release_it() {
     let full = Size(3 * row("held").encoded_len() as u64);
-    let server = Server::with(Limits { message_max: full, in_flight_max: full, ..Limits::default() }).await;
+    let server =
+        Server::with(GatewayLimits { message_max: full, in_flight_max: full, ..GatewayLimits::default() })
+            .await;
     let mut client = server.grpc().await;
     let held: Vec<_> = (0..3)
         .map(|_| {
@@ -166,7 +168,7 @@ async fn an_unsupported_encoding_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_grpc_decompression_bomb_is_refused() {
-    let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { message_max: Size::mib(1), ..GatewayLimits::default() }).await;
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
         let mut client: Client = server.grpc().await.send_compressed(encoding);
         let status = client.model_infer(large(64)).await.unwrap_err();
@@ -178,7 +180,7 @@ async fn a_grpc_decompression_bomb_is_refused() {
 
 #[tokio::test]
 async fn a_rest_body_may_be_compressed_and_a_decompression_bomb_is_refused() {
-    let server = Server::with(Limits { message_max: Size::mib(1), ..Limits::default() }).await;
+    let server = Server::with(GatewayLimits { message_max: Size::mib(1), ..GatewayLimits::default() }).await;
     let row =
         json!({ "inputs": [{ "name": "x", "datatype": "FP32", "shape": [1, 64], "data": vec![0.5; 64] }] });
     let bomb = vec![b' '; 64 << 20];
@@ -302,7 +304,7 @@ async fn drip(client: &mut TcpStream, piece: &[u8]) -> (Duration, String) {
 #[tokio::test]
 async fn a_body_below_the_minimum_rate_ends_the_request() {
     let server = Server::start().await;
-    let grace = Limits::default().minimum_rate.grace;
+    let grace = GatewayLimits::default().minimum_rate.grace;
     let mut rest = announce(&server, false, 1 << 20).await;
     reaches(&server, 1).await;
     let (took, answer) = drip(&mut rest, b" ").await;
@@ -324,7 +326,7 @@ async fn a_body_at_the_minimum_rate_is_served() {
         json!({ "inputs": [{ "name": "x", "datatype": "FP32", "shape": [1, 64], "data": vec![0; 64] }] });
     let row = row.to_string();
     let pieces = 12;
-    let piece = vec![b' '; Limits::default().minimum_rate.bytes_per_sec as usize];
+    let piece = vec![b' '; GatewayLimits::default().minimum_rate.bytes_per_sec as usize];
     let length = 1 + pieces * piece.len() + row.len();
     let mut client = announce(&server, false, length as u32).await;
     reaches(&server, 1).await;
@@ -398,7 +400,7 @@ async fn an_unread_response_stays_charged_until_its_stream_is_reset() {
             let took = began.elapsed();
             tokio::time::resume();
             assert!(
-                took > Limits::default().minimum_rate.grace && took < Duration::from_secs(20),
+                took > GatewayLimits::default().minimum_rate.grace && took < Duration::from_secs(20),
                 "{took:?}"
             );
             let read = async {
@@ -452,7 +454,9 @@ async fn a_response_over_the_budget_fails_as_possibly_executed() {
     let elements = 50_000;
     let raw = fp32(&vec![0.123_456_7; elements]);
     let room = Size(raw.len() as u64 + 1000);
-    let server = Server::with(Limits { message_max: room, in_flight_max: room, ..Limits::default() }).await;
+    let server =
+        Server::with(GatewayLimits { message_max: room, in_flight_max: room, ..GatewayLimits::default() })
+            .await;
     let input = json!({
         "name": "x", "datatype": "FP32", "shape": [1, elements], "parameters": { "binary_data_size": raw.len() },
     });
@@ -469,7 +473,9 @@ async fn a_response_over_the_budget_fails_as_possibly_executed() {
 #[tokio::test]
 async fn a_full_budget_still_serves_the_operator_but_is_not_ready() {
     let full = Size(3 * row("held").encoded_len() as u64);
-    let server = Server::with(Limits { message_max: full, in_flight_max: full, ..Limits::default() }).await;
+    let server =
+        Server::with(GatewayLimits { message_max: full, in_flight_max: full, ..GatewayLimits::default() })
+            .await;
     let held: Vec<_> = (0..3)
         .map(|_| {
             let client = server.grpc();

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body_util::Full;
-use millrace_gateway::{FrontDoorConfig, Limits};
+use millrace_gateway::{GatewayConfig, GatewayLimits};
 use millrace_types::Reason;
 use serde_json::{Value as Json, json};
 
@@ -191,7 +191,8 @@ async fn a_page_of_another_origin_cannot_change_anything() {
 
 #[tokio::test]
 async fn a_server_accepts_only_its_configured_host_names() {
-    let config = FrontDoorConfig { host_names: vec!["models.example".into()], ..config(Limits::default()) };
+    let config =
+        GatewayConfig { host_names: vec!["models.example".into()], ..config(GatewayLimits::default()) };
     let server = Server::of(config, |door| door).await;
     for (host, status) in [("models.example:8080", 200), ("other.example", 403), ("localhost", 200)] {
         let request = Request::builder().uri("/v2").header("host", host).body(Full::new(Bytes::new()));

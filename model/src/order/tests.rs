@@ -14,7 +14,7 @@ fn order(bytes: u64) -> ReadOrder {
 type Reads = Vec<Vec<Range<u64>>>;
 
 /// Performs a run. Returns the wait of each launch, and the new order.
-fn run(order: &mut ReadOrder, reads: &Reads) -> (Vec<Wait>, Option<Vec<Range<u64>>>) {
+fn run(order: &mut ReadOrder, reads: &Reads) -> (Vec<LaunchWait>, Option<Vec<Range<u64>>>) {
     let mut trace = order.begin();
     let waits = reads.iter().map(|reads| order.on_launch(&mut trace, reads)).collect();
     (waits, order.end(trace))
@@ -22,7 +22,7 @@ fn run(order: &mut ReadOrder, reads: &Reads) -> (Vec<Wait>, Option<Vec<Range<u64
 
 /// Simulates a swap and a run: blocks arrive in the copy order, as late as the launches' waits allow.
 /// Returns a digest of all bytes that the launches read, with zeros for bytes that have not arrived.
-fn swap(order: &mut ReadOrder, memory: &[u8], reads: &Reads) -> (u64, Vec<Wait>) {
+fn swap(order: &mut ReadOrder, memory: &[u8], reads: &Reads) -> (u64, Vec<LaunchWait>) {
     let mut arrived = vec![0; memory.len()];
     let mut coming = order.copy_order().into_iter().flatten();
     let mut here = HashSet::new();
@@ -33,8 +33,8 @@ fn swap(order: &mut ReadOrder, memory: &[u8], reads: &Reads) -> (u64, Vec<Wait>)
         let wait = order.on_launch(&mut trace, reads);
         waits.push(wait);
         let wanted: Vec<u64> = match wait {
-            Wait::Everything => (0..memory.len() as u64).collect(),
-            Wait::Reads => reads.iter().cloned().flatten().collect(),
+            LaunchWait::Everything => (0..memory.len() as u64).collect(),
+            LaunchWait::Reads => reads.iter().cloned().flatten().collect(),
         };
         while !wanted.iter().all(|byte| here.contains(byte)) {
             let byte = coming.next().expect("the copy order covers all memory");
@@ -60,8 +60,8 @@ fn the_first_run_waits_for_all_memory_and_the_second_only_for_its_reads() {
     let reads = vec![vec![64..80], vec![0..10, 70..75], vec![], vec![32..64]];
     assert_eq!(order.copy_order(), std::slice::from_ref(&(0..100)));
     let recorded = vec![64..80, 0..16, 32..64, 16..32, 80..100];
-    assert_eq!(run(&mut order, &reads), (vec![Wait::Everything; 4], Some(recorded.clone())));
-    assert_eq!(run(&mut order, &reads), (vec![Wait::Reads; 4], None));
+    assert_eq!(run(&mut order, &reads), (vec![LaunchWait::Everything; 4], Some(recorded.clone())));
+    assert_eq!(run(&mut order, &reads), (vec![LaunchWait::Reads; 4], None));
     assert_eq!(order.copy_order(), recorded);
 }
 
@@ -69,7 +69,7 @@ fn the_first_run_waits_for_all_memory_and_the_second_only_for_its_reads() {
 fn reading_less_or_later_than_recorded_is_not_unexpected() {
     let mut order = order(64);
     run(&mut order, &vec![vec![0..16], vec![16..48]]);
-    assert_eq!(run(&mut order, &vec![vec![], vec![0..16]]), (vec![Wait::Reads; 2], None));
+    assert_eq!(run(&mut order, &vec![vec![], vec![0..16]]), (vec![LaunchWait::Reads; 2], None));
 }
 
 #[test]
@@ -78,11 +78,11 @@ fn a_read_earlier_than_recorded_waits_for_everything_and_moves_its_block_forward
     run(&mut order, &vec![vec![0..16], vec![16..32], vec![48..64]]);
     let early = vec![vec![0..16], vec![48..64], vec![16..32]];
     let (waits, recorded) = run(&mut order, &early);
-    assert_eq!(waits, [Wait::Reads, Wait::Everything, Wait::Everything]);
+    assert_eq!(waits, [LaunchWait::Reads, LaunchWait::Everything, LaunchWait::Everything]);
     // The first behaviour read block 1 in launch 1, so the block stays there.
     assert_eq!(recorded, Some(vec![0..16, 48..64, 16..48]));
-    assert_eq!(run(&mut order, &early), (vec![Wait::Reads; 3], None));
-    assert_eq!(run(&mut order, &vec![vec![0..16], vec![16..32], vec![48..64]]).0, [Wait::Reads; 3]);
+    assert_eq!(run(&mut order, &early), (vec![LaunchWait::Reads; 3], None));
+    assert_eq!(run(&mut order, &vec![vec![0..16], vec![16..32], vec![48..64]]).0, [LaunchWait::Reads; 3]);
 }
 
 #[test]
@@ -117,7 +117,7 @@ proptest! {
         let before = order.clone();
         let mut trace = order.begin();
         for reads in &reads {
-            prop_assert_eq!(order.on_launch(&mut trace, reads), Wait::Reads);
+            prop_assert_eq!(order.on_launch(&mut trace, reads), LaunchWait::Reads);
             prop_assert!(trace.recording.is_none());
         }
         prop_assert_eq!(order.end(trace), None);
@@ -136,7 +136,7 @@ proptest! {
         }
         // Both orders are recorded by now.
         for reads in [&later, &first] {
-            prop_assert!(swap(&mut order, &memory, reads).1.iter().all(|wait| *wait == Wait::Reads));
+            prop_assert!(swap(&mut order, &memory, reads).1.iter().all(|wait| *wait == LaunchWait::Reads));
         }
     }
 
@@ -157,10 +157,10 @@ proptest! {
         let (digest, waits) = swap(&mut order, &memory, &other);
         prop_assert_eq!(digest, computed(&memory, &other));
         for (launch, wait) in waits.into_iter().enumerate() {
-            let due = if strays && launch >= at { Wait::Everything } else { Wait::Reads };
+            let due = if strays && launch >= at { LaunchWait::Everything } else { LaunchWait::Reads };
             prop_assert_eq!(wait, due, "launch {}", launch);
         }
-        prop_assert!(run(&mut order, &other).0.iter().all(|wait| *wait == Wait::Reads));
+        prop_assert!(run(&mut order, &other).0.iter().all(|wait| *wait == LaunchWait::Reads));
     }
 
     /// A program that switches between several behaviours is recorded a bounded number of times.
@@ -202,15 +202,15 @@ proptest! {
         }
         run(&mut one, &first);
         run(&mut other, &second);
-        let merged = other.after(&one);
+        let merged = other.merge_older(&one);
         // Neither run is unexpected, just as if a single process had performed both.
         for order in [merged.clone(), both] {
             for reads in [&first, &second] {
                 prop_assert_eq!(run(&mut order.clone(), reads).1, None);
             }
         }
-        prop_assert_eq!(merged.clone().after(&one).after(&merged), merged.clone());
-        prop_assert_eq!(one.clone().after(&order(BYTES)), one.clone());
-        prop_assert_eq!(order(BYTES).after(&one), one);
+        prop_assert_eq!(merged.clone().merge_older(&one).merge_older(&merged), merged.clone());
+        prop_assert_eq!(one.clone().merge_older(&order(BYTES)), one.clone());
+        prop_assert_eq!(order(BYTES).merge_older(&one), one);
     }
 }

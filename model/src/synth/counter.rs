@@ -1,7 +1,7 @@
 //! A counter, for demonstrating and testing functions that keep state: its output depends on all
 //! earlier inputs.
 
-use super::network::{Network, Size};
+use super::network::{DeclaredDim, GraphWriter};
 
 /// Factor by which the counter multiplies its state at each request.
 pub const KEPT: f32 = 0.5;
@@ -16,8 +16,8 @@ pub const GAIN: f32 = 2.0;
 #[must_use]
 pub fn counter(width: usize) -> Vec<u8> {
     assert!(width > 0, "a counter of no width");
-    let mut net = Network::new("counter", 0);
-    let shape = [Size::Fixed(1), Size::Fixed(width)];
+    let mut net = GraphWriter::new("counter", 0);
+    let shape = [DeclaredDim::Fixed(1), DeclaredDim::Fixed(width)];
     let x = net.float_input("x", &shape);
     let before = net.float_input("h_in", &shape);
     let kept = net.filled("kept", width, KEPT);

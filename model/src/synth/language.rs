@@ -1,7 +1,7 @@
 //! Transformer encoders.
 
-use super::network::{Attribute, Network, Size};
-use super::scene::Darknet;
+use super::network::{Attribute, DeclaredDim, GraphWriter};
+use super::scene::DarknetShape;
 use super::{Seeded, pixels};
 
 /// Height and width of a line of text, in pixels.
@@ -45,7 +45,7 @@ impl Encoder {
 
 /// Whether a classifier also outputs the vector of each token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum States {
+pub enum TokenStates {
     /// The classifier outputs the vectors, as the input of another network.
     Given,
     /// The classifier does not output the vectors.
@@ -56,13 +56,14 @@ pub enum States {
 /// FP32 [1, 1, 128, 640], grey from 0 to 1.
 #[must_use]
 pub fn grey_line() -> Vec<u8> {
-    let mut net = Network::new("grey-line", 0);
+    let mut net = GraphWriter::new("grey-line", 0);
     let (height, width) = LINE;
-    let pixels = net.byte_input("pixels", &[1, 2 * height, 2 * width, pixels::COLOURS].map(Size::Fixed));
+    let pixels =
+        net.byte_input("pixels", &[1, 2 * height, 2 * width, pixels::COLOURS].map(DeclaredDim::Fixed));
     let planes = pixels::planes(&mut net, &pixels, "planes");
     let grey = pixels::mix(&mut net, &planes, &[[1.0 / 3.0; 3]], "grey");
     pixels::shrink(&mut net, &grey, 2, "line");
-    net.float_output("line", &[1, 1, height, width].map(Size::Fixed));
+    net.float_output("line", &[1, 1, height, width].map(DeclaredDim::Fixed));
     net.finish()
 }
 
@@ -72,10 +73,10 @@ impl Seeded {
     /// vector after a dense layer and tanh. S may be up to `positions`; there is no padding mask.
     #[must_use]
     pub fn bert_like(self, encoder: Encoder) -> Vec<u8> {
-        let mut net = Network::new("bert-like", self.0);
+        let mut net = GraphWriter::new("bert-like", self.0);
         let value = read(&mut net, encoder);
         pool(&mut net, encoder, &value, "y");
-        net.float_output("y", &[Size::Named("N"), Size::Fixed(encoder.hidden)]);
+        net.float_output("y", &[DeclaredDim::Named("N"), DeclaredDim::Fixed(encoder.hidden)]);
         net.finish()
     }
 
@@ -83,17 +84,17 @@ impl Seeded {
     /// [N, S] to `scores` FP32 [N, 2]. If `states` requests that, the classifier also outputs the
     /// vectors of the tokens, `states` FP32 [N, S, hidden].
     #[must_use]
-    pub fn bert_classifier(self, encoder: Encoder, states: States) -> Vec<u8> {
-        let mut net = Network::new("bert-classifier", self.0);
+    pub fn bert_classifier(self, encoder: Encoder, states: TokenStates) -> Vec<u8> {
+        let mut net = GraphWriter::new("bert-classifier", self.0);
         let value = read(&mut net, encoder);
         let pooled = pool(&mut net, encoder, &value, "pooled");
         let sum = dense(&mut net, "scores", &pooled, encoder.hidden, 2);
         net.node("Softmax", &[&sum], "scores", &[Attribute::Int("axis", -1)]);
-        if states == States::Given {
+        if states == TokenStates::Given {
             net.node("Identity", &[&value], "states", &[]);
             net.float_output("states", &token_shape(encoder));
         }
-        net.float_output("scores", &[Size::Named("N"), Size::Fixed(2)]);
+        net.float_output("scores", &[DeclaredDim::Named("N"), DeclaredDim::Fixed(2)]);
         net.finish()
     }
 
@@ -101,13 +102,13 @@ impl Seeded {
     /// token at each position: `states` FP32 [N, S, hidden] to `reply` INT64 [N, S].
     #[must_use]
     pub fn bert_reply(self, encoder: Encoder) -> Vec<u8> {
-        let mut net = Network::new("bert-reply", self.0);
+        let mut net = GraphWriter::new("bert-reply", self.0);
         let states = net.float_input("states", &token_shape(encoder));
         let value = blocks(&mut net, encoder, &states);
         let logits = dense(&mut net, "words", &value, encoder.hidden, encoder.vocabulary);
         let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
         net.node("ArgMax", &[&logits], "reply", &over);
-        net.int64_output("reply", &[Size::Named("N"), Size::Named("S")]);
+        net.int64_output("reply", &[DeclaredDim::Named("N"), DeclaredDim::Named("S")]);
         net.finish()
     }
 
@@ -117,11 +118,11 @@ impl Seeded {
     ///
     /// The output `tokens` INT64 [1, L] has the id of a character for each column with writing, which
     /// is a column with a large difference between light and dark. L may be 0. The output `any_text`
-    /// INT64 [1] is 1 if there is writing.
+    /// INT64 `[1]` is 1 if there is writing.
     #[must_use]
-    pub fn ocr(self, darknet: Darknet) -> Vec<u8> {
-        let mut net = Network::new("ocr", self.0);
-        let line = net.float_input("line", &[1, 1, LINE.0, LINE.1].map(Size::Fixed));
+    pub fn ocr(self, darknet: DarknetShape) -> Vec<u8> {
+        let mut net = GraphWriter::new("ocr", self.0);
+        let line = net.float_input("line", &[1, 1, LINE.0, LINE.1].map(DeclaredDim::Fixed));
         let (features, hidden) = darknet.add(&mut net, &line, 1, 3);
         let over = [Attribute::Ints("axes", &[2]), Attribute::Int("keepdims", 0)];
         let columns = net.node("ReduceMean", &[&features], "columns.features", &over);
@@ -135,8 +136,8 @@ impl Seeded {
         let ids = net.node("ArgMax", &[&logits], "ids", &over);
         let scores = contrast(&mut net, &line);
         pixels::choose(&mut net, &ids, 1, &scores, CONTRAST, "tokens", Some("any_text"));
-        net.int64_output("tokens", &[Size::Fixed(1), Size::Named("L")]);
-        net.int64_output("any_text", &[Size::Fixed(1)]);
+        net.int64_output("tokens", &[DeclaredDim::Fixed(1), DeclaredDim::Named("L")]);
+        net.int64_output("any_text", &[DeclaredDim::Fixed(1)]);
         net.finish()
     }
 
@@ -145,8 +146,8 @@ impl Seeded {
     #[must_use]
     pub fn transformer_block(self) -> Vec<u8> {
         let encoder = Encoder { layers: 1, hidden: 384, heads: 6, inner: 1536, vocabulary: 0, positions: 0 };
-        let mut net = Network::new("transformer-block", self.0);
-        let shape = [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)];
+        let mut net = GraphWriter::new("transformer-block", self.0);
+        let shape = [DeclaredDim::Named("N"), DeclaredDim::Named("S"), DeclaredDim::Fixed(encoder.hidden)];
         let x = net.float_input("x", &shape);
         block(&mut net, encoder, "layer0", &x, "y");
         net.float_output("y", &shape);
@@ -154,14 +155,14 @@ impl Seeded {
     }
 }
 
-fn token_shape(encoder: Encoder) -> [Size; 3] {
-    [Size::Named("N"), Size::Named("S"), Size::Fixed(encoder.hidden)]
+fn token_shape(encoder: Encoder) -> [DeclaredDim; 3] {
+    [DeclaredDim::Named("N"), DeclaredDim::Named("S"), DeclaredDim::Fixed(encoder.hidden)]
 }
 
 /// Adds the embedding of `input_ids` and all layers. The result is [N, S, hidden].
-fn read(net: &mut Network, encoder: Encoder) -> String {
+fn read(net: &mut GraphWriter, encoder: Encoder) -> String {
     let Encoder { hidden, vocabulary, positions, .. } = encoder;
-    let ids = net.int64_input("input_ids", &[Size::Named("N"), Size::Named("S")]);
+    let ids = net.int64_input("input_ids", &[DeclaredDim::Named("N"), DeclaredDim::Named("S")]);
     let words = net.scaled_weight("embedding.words", &[vocabulary, hidden], 1.0);
     let places = net.scaled_weight("embedding.positions", &[positions, hidden], 1.0);
     let word = net.node("Gather", &[&words, &ids], "embedding.word", &[]);
@@ -175,7 +176,7 @@ fn read(net: &mut Network, encoder: Encoder) -> String {
 }
 
 /// Adds all layers.
-fn blocks(net: &mut Network, encoder: Encoder, input: &str) -> String {
+fn blocks(net: &mut GraphWriter, encoder: Encoder, input: &str) -> String {
     let mut value = input.to_owned();
     for layer in 0..encoder.layers {
         value = block(net, encoder, &format!("layer{layer}"), &value, &format!("layer{layer}.out"));
@@ -184,7 +185,7 @@ fn blocks(net: &mut Network, encoder: Encoder, input: &str) -> String {
 }
 
 /// Adds a dense layer and tanh on the first token's vector.
-fn pool(net: &mut Network, encoder: Encoder, value: &str, output: &str) -> String {
+fn pool(net: &mut GraphWriter, encoder: Encoder, value: &str, output: &str) -> String {
     let first = net.int64s("pooler.index", &[0]);
     let first = net.node("Gather", &[value, &first], "pooler.gather", &[Attribute::Int("axis", 1)]);
     let first = net.node("Flatten", &[&first], "pooler.first", &[]);
@@ -193,7 +194,7 @@ fn pool(net: &mut Network, encoder: Encoder, value: &str, output: &str) -> Strin
 }
 
 /// Adds the difference between light and dark in each column of a line, [1, 40].
-fn contrast(net: &mut Network, line: &str) -> String {
+fn contrast(net: &mut GraphWriter, line: &str) -> String {
     let light = pixels::pool(net, "MaxPool", line, LINE.0, COLUMN, "contrast.light");
     let turned = net.node("Neg", &[line], "contrast.turned", &[]);
     let dark = pixels::pool(net, "MaxPool", &turned, LINE.0, COLUMN, "contrast.dark");
@@ -203,7 +204,7 @@ fn contrast(net: &mut Network, line: &str) -> String {
 }
 
 /// Adds attention and a feed-forward network, each added to its input and normalized, as in BERT.
-fn block(net: &mut Network, encoder: Encoder, name: &str, input: &str, output: &str) -> String {
+fn block(net: &mut GraphWriter, encoder: Encoder, name: &str, input: &str, output: &str) -> String {
     let Encoder { hidden, inner, .. } = encoder;
     let part = |suffix: &str| format!("{name}.{suffix}");
     let attention = attend(net, encoder, &part("attention"), input);
@@ -216,7 +217,7 @@ fn block(net: &mut Network, encoder: Encoder, name: &str, input: &str, output: &
     normalize(net, &sum, name, hidden, output)
 }
 
-fn attend(net: &mut Network, encoder: Encoder, name: &str, input: &str) -> String {
+fn attend(net: &mut GraphWriter, encoder: Encoder, name: &str, input: &str) -> String {
     let Encoder { hidden, heads, .. } = encoder;
     let head = hidden / heads;
     let part = |suffix: &str| format!("{name}.{suffix}");
@@ -242,14 +243,14 @@ fn attend(net: &mut Network, encoder: Encoder, name: &str, input: &str) -> Strin
     dense(net, &part("output"), &joined, hidden, hidden)
 }
 
-fn dense(net: &mut Network, name: &str, input: &str, from: usize, to: usize) -> String {
+fn dense(net: &mut GraphWriter, name: &str, input: &str, from: usize, to: usize) -> String {
     let weight = net.weight(&format!("{name}.weight"), &[from, to], 2 * from);
     let bias = net.scaled_weight(&format!("{name}.bias"), &[to], 0.01);
     let product = net.node("MatMul", &[input, &weight], &format!("{name}.product"), &[]);
     net.node("Add", &[&product, &bias], &format!("{name}.dense"), &[])
 }
 
-fn normalize(net: &mut Network, input: &str, name: &str, width: usize, output: &str) -> String {
+fn normalize(net: &mut GraphWriter, input: &str, name: &str, width: usize, output: &str) -> String {
     let gamma = net.filled(&format!("{name}.gamma"), width, 1.0);
     let beta = net.filled(&format!("{name}.beta"), width, 0.0);
     let attributes = [Attribute::Int("axis", -1), Attribute::Float("epsilon", 1e-12)];
@@ -257,7 +258,7 @@ fn normalize(net: &mut Network, input: &str, name: &str, width: usize, output: &
 }
 
 /// Adds x·(1 + erf(x/√2))/2, in the nodes that exporters write.
-fn gelu(net: &mut Network, name: &str, input: &str) -> String {
+fn gelu(net: &mut GraphWriter, name: &str, input: &str) -> String {
     let part = |suffix: &str| format!("{name}.{suffix}");
     let root = net.scalar(&part("root"), std::f32::consts::SQRT_2);
     let one = net.scalar(&part("one"), 1.0);

@@ -12,7 +12,7 @@
 //! | [`bert_like`] with [`Encoder::BASE`] | `input_ids` INT64 [N, S] | `y` [N, 768] | 109.5 million |
 //! | [`bert_like`] with [`Encoder::LARGE`] | `input_ids` INT64 [N, S] | `y` [N, 1024] | 335 million |
 //! | [`counter`] | `x` and `h_in` FP32 [1, width] | `y` and `h_out` [1, width] | width + 1 |
-//! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 [1] | 6,144 |
+//! | [`detector`] | `frame` FP32 [1, 3, 512, 512] | `people` [P, 3, 32, 32], `vehicles` [V, 3, 32, 32], `any_people` and `any_vehicles` INT64 `[1]` | 6,144 |
 //!
 //! The module also has the networks of the example workflows, whose shapes are documented at their
 //! functions. [`camera`], [`chunks`], [`grey_line`], [`denoiser`], [`crops`], [`painter`] and
@@ -30,15 +30,15 @@ mod traffic;
 mod vision;
 
 pub use counter::{GAIN, KEPT, counter};
-pub use language::{COLUMN, Encoder, LINE, States, grey_line};
+pub use language::{COLUMN, Encoder, LINE, TokenStates, grey_line};
 pub use scene::{
-    CELL_SIDE, CELLS, CHUNK, CROP_SIDE, Darknet, PHOTO_SIDE, PICTURE, VIEW, camera, chunks, crops, denoiser,
-    painter, vote,
+    CELL_SIDE, CELLS, CHUNK, CROP_SIDE, DarknetShape, PHOTO_SIDE, PICTURE, VIEW, camera, chunks, crops,
+    denoiser, painter, vote,
 };
 pub use traffic::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS, THRESHOLD, detector};
-pub use vision::Residual;
+pub use vision::ResNetShape;
 
-use network::{Network, Size};
+use network::{DeclaredDim, GraphWriter};
 
 /// Seed of the networks' weights. Another seed makes a file of the same shape with different results.
 /// The functions of this module use [`Seeded::default`].
@@ -56,10 +56,10 @@ impl Seeded {
     /// costs more than its run.
     #[must_use]
     pub fn mlp(self) -> Vec<u8> {
-        let mut net = Network::new("mlp", self.0);
-        let shape = [Size::Named("N"), Size::Fixed(64)];
+        let mut net = GraphWriter::new("mlp", self.0);
+        let shape = [DeclaredDim::Named("N"), DeclaredDim::Fixed(64)];
         let x = net.float_input("x", &shape);
-        let layer = |net: &mut Network, input: &str, name: &str, output: &str| {
+        let layer = |net: &mut GraphWriter, input: &str, name: &str, output: &str| {
             let weight = net.weight(&format!("{name}.weight"), &[64, 64], 64);
             let bias = net.scaled_weight(&format!("{name}.bias"), &[64], 0.01);
             net.node("Gemm", &[input, &weight, &bias], output, &[])

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use prost::Message;
 
-use super::random::Random;
+use super::random::SplitMix64;
 use crate::onnx::{
     AttributeProto, Dimension, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
     TensorShapeProto, TensorType, TypeProto, ValueInfoProto, attribute, element,
@@ -14,7 +14,7 @@ const OPSET: i64 = 17;
 const IR_VERSION: i64 = 8;
 
 #[derive(Clone, Copy)]
-pub(super) enum Size {
+pub(super) enum DeclaredDim {
     Fixed(usize),
     Named(&'static str),
 }
@@ -26,42 +26,42 @@ pub(super) enum Attribute<'a> {
     Float(&'a str, f32),
 }
 
-pub(super) struct Network {
+pub(super) struct GraphWriter {
     graph: GraphProto,
-    random: Random,
+    random: SplitMix64,
 }
 
-impl Network {
+impl GraphWriter {
     pub(super) fn new(name: &str, seed: u64) -> Self {
         let graph = GraphProto { name: Some(name.to_owned()), ..GraphProto::default() };
-        Self { graph, random: Random::new(seed) }
+        Self { graph, random: SplitMix64::new(seed) }
     }
 
-    pub(super) fn float_input(&mut self, name: &str, shape: &[Size]) -> String {
+    pub(super) fn float_input(&mut self, name: &str, shape: &[DeclaredDim]) -> String {
         self.graph.input.push(declare(name, element::FLOAT, shape));
         name.to_owned()
     }
 
-    pub(super) fn int64_input(&mut self, name: &str, shape: &[Size]) -> String {
+    pub(super) fn int64_input(&mut self, name: &str, shape: &[DeclaredDim]) -> String {
         self.graph.input.push(declare(name, element::INT64, shape));
         name.to_owned()
     }
 
     /// Adds an input of stored pixels, which are bytes.
-    pub(super) fn byte_input(&mut self, name: &str, shape: &[Size]) -> String {
+    pub(super) fn byte_input(&mut self, name: &str, shape: &[DeclaredDim]) -> String {
         self.graph.input.push(declare(name, element::UINT8, shape));
         name.to_owned()
     }
 
-    pub(super) fn byte_output(&mut self, name: &str, shape: &[Size]) {
+    pub(super) fn byte_output(&mut self, name: &str, shape: &[DeclaredDim]) {
         self.graph.output.push(declare(name, element::UINT8, shape));
     }
 
-    pub(super) fn float_output(&mut self, name: &str, shape: &[Size]) {
+    pub(super) fn float_output(&mut self, name: &str, shape: &[DeclaredDim]) {
         self.graph.output.push(declare(name, element::FLOAT, shape));
     }
 
-    pub(super) fn int64_output(&mut self, name: &str, shape: &[Size]) {
+    pub(super) fn int64_output(&mut self, name: &str, shape: &[DeclaredDim]) {
         self.graph.output.push(declare(name, element::INT64, shape));
     }
 
@@ -138,10 +138,10 @@ impl Network {
     }
 }
 
-fn declare(name: &str, kind: i32, shape: &[Size]) -> ValueInfoProto {
+fn declare(name: &str, kind: i32, shape: &[DeclaredDim]) -> ValueInfoProto {
     let dims = shape.iter().map(|size| match size {
-        Size::Fixed(size) => Dimension { dim_value: Some(*size as i64), dim_param: None },
-        Size::Named(name) => Dimension { dim_value: None, dim_param: Some((*name).to_owned()) },
+        DeclaredDim::Fixed(size) => Dimension { dim_value: Some(*size as i64), dim_param: None },
+        DeclaredDim::Named(name) => Dimension { dim_value: None, dim_param: Some((*name).to_owned()) },
     });
     let tensor_type =
         TensorType { elem_type: Some(kind), shape: Some(TensorShapeProto { dim: dims.collect() }) };

@@ -1,13 +1,13 @@
 //! Image operations without learned weights, such as an image library performs on a GPU.
 
-use super::network::{Attribute, Network};
+use super::network::{Attribute, GraphWriter};
 use crate::onnx::element;
 
 /// Number of colour channels: red, green and blue.
 pub(super) const COLOURS: usize = 3;
 
 /// Converts bytes [N, H, W, 3] to numbers from 0 to 1, channel by channel: [N, 3, H, W].
-pub(super) fn planes(net: &mut Network, pixels: &str, output: &str) -> String {
+pub(super) fn planes(net: &mut GraphWriter, pixels: &str, output: &str) -> String {
     let part = |suffix: &str| format!("{output}.{suffix}");
     let to = [Attribute::Int("to", i64::from(element::FLOAT))];
     let numbers = net.node("Cast", &[pixels], &part("numbers"), &to);
@@ -18,7 +18,7 @@ pub(super) fn planes(net: &mut Network, pixels: &str, output: &str) -> String {
 }
 
 /// Converts numbers [N, 3, H, W] to bytes [N, H, W, 3]: the inverse of [`planes`].
-pub(super) fn bytes(net: &mut Network, image: &str, output: &str) -> String {
+pub(super) fn bytes(net: &mut GraphWriter, image: &str, output: &str) -> String {
     let part = |suffix: &str| format!("{output}.{suffix}");
     let order = [Attribute::Ints("perm", &[0, 2, 3, 1])];
     let turned = net.node("Transpose", &[image], &part("rows"), &order);
@@ -31,13 +31,13 @@ pub(super) fn bytes(net: &mut Network, image: &str, output: &str) -> String {
 }
 
 /// Adds the mean of each `factor` × `factor` pixels.
-pub(super) fn shrink(net: &mut Network, image: &str, factor: usize, output: &str) -> String {
+pub(super) fn shrink(net: &mut GraphWriter, image: &str, factor: usize, output: &str) -> String {
     pool(net, "AveragePool", image, factor, factor, output)
 }
 
 /// Adds a pool over adjacent windows of this height and width.
 pub(super) fn pool(
-    net: &mut Network,
+    net: &mut GraphWriter,
     kind: &str,
     image: &str,
     height: usize,
@@ -50,7 +50,7 @@ pub(super) fn pool(
 }
 
 /// Repeats each pixel `factor` times in both directions.
-pub(super) fn enlarge(net: &mut Network, image: &str, factor: usize, output: &str) -> String {
+pub(super) fn enlarge(net: &mut GraphWriter, image: &str, factor: usize, output: &str) -> String {
     let factor = factor as f32;
     let scales = net.floats(&format!("{output}.scales"), &[4], &[1.0, 1.0, factor, factor]);
     // Nearest is Resize's default mode.
@@ -59,7 +59,7 @@ pub(super) fn enlarge(net: &mut Network, image: &str, factor: usize, output: &st
 
 /// Adds a Gaussian filter of `side` × `side` taps over each channel. The filter is applied in one
 /// direction after the other.
-pub(super) fn blur(net: &mut Network, image: &str, side: usize, output: &str) -> String {
+pub(super) fn blur(net: &mut GraphWriter, image: &str, side: usize, output: &str) -> String {
     let deviation = side as f32 / 4.0;
     let tap = |at: usize| (-((at as f32 - (side / 2) as f32) / deviation).powi(2) / 2.0).exp();
     let total: f32 = (0..side).map(tap).sum();
@@ -81,7 +81,7 @@ pub(super) fn blur(net: &mut Network, image: &str, side: usize, output: &str) ->
 }
 
 /// Adds a weighted sum of the channels for each row of `weights`: [N, 3, H, W] to [N, rows, H, W].
-pub(super) fn mix(net: &mut Network, image: &str, weights: &[[f32; COLOURS]], output: &str) -> String {
+pub(super) fn mix(net: &mut GraphWriter, image: &str, weights: &[[f32; COLOURS]], output: &str) -> String {
     let weight =
         net.floats(&format!("{output}.weights"), &[weights.len(), COLOURS, 1, 1], weights.as_flattened());
     net.node("Conv", &[image, &weight], output, &[Attribute::Ints("kernel_shape", &[1, 1])])
@@ -90,7 +90,7 @@ pub(super) fn mix(net: &mut Network, image: &str, weights: &[[f32; COLOURS]], ou
 /// Cuts each of `count` pictures of `rows` × `across` square cells of `side` pixels into its cells,
 /// row by row: [count, 3, H, W] to [count · rows · across, 3, side, side].
 pub(super) fn cells(
-    net: &mut Network,
+    net: &mut GraphWriter,
     image: &str,
     count: usize,
     rows: usize,
@@ -109,9 +109,9 @@ pub(super) fn cells(
 }
 
 /// Selects the entries of `list` along `axis` whose score in `scores` [1, rows] is above `threshold`,
-/// as `output`, which may be empty. `any` INT64 [1] is 1 if there is such an entry.
+/// as `output`, which may be empty. `any` INT64 `[1]` is 1 if there is such an entry.
 pub(super) fn choose(
-    net: &mut Network,
+    net: &mut GraphWriter,
     list: &str,
     axis: i64,
     scores: &str,

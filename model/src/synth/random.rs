@@ -2,9 +2,9 @@
 //! of a crate.
 
 /// SplitMix64: an addition and three mixing steps per number.
-pub(super) struct Random(u64);
+pub(super) struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -6,7 +6,7 @@
 //! network's output, which makes the whole network necessary.
 
 use super::Seeded;
-use super::network::{Attribute, Network, Size};
+use super::network::{Attribute, DeclaredDim, GraphWriter};
 use super::pixels::{self, COLOURS};
 use super::vision::{BRANCH_SCALE, Conv};
 
@@ -41,14 +41,14 @@ const SEGMENT_SIDE: usize = 4;
 
 /// The dimensions of a detector's network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Darknet {
+pub struct DarknetShape {
     /// Number of residual blocks in each stage. Each stage halves the picture and doubles the channels.
     pub blocks: [usize; 4],
     /// Number of channels of the first convolution.
     pub width: usize,
 }
 
-impl Darknet {
+impl DarknetShape {
     /// The size of YOLOv5s: 7.2 million parameters.
     pub const SMALL: Self = Self { blocks: [1, 2, 3, 3], width: 32 };
     /// The size of YOLOv5n: 1.9 million parameters.
@@ -59,7 +59,13 @@ impl Darknet {
     /// Adds the first `stages` stages, at most four, over `image` with `from` channels. Each stage
     /// halves the picture, as the first convolution does. Returns the name of the value, and its
     /// channels.
-    pub(super) fn add(self, net: &mut Network, image: &str, from: usize, stages: usize) -> (String, usize) {
+    pub(super) fn add(
+        self,
+        net: &mut GraphWriter,
+        image: &str,
+        from: usize,
+        stages: usize,
+    ) -> (String, usize) {
         let stem = Conv { name: "stem", from, to: self.width, kernel: 3, stride: 2, scale: 1.0 };
         let mut value = stem.add_rectified(net, image);
         let mut channels = self.width;
@@ -78,7 +84,7 @@ impl Darknet {
 
     /// Adds scores for `classes` classes after the last stage, each at most [`SEEDED_SHARE`] in
     /// either direction.
-    fn head(self, net: &mut Network, image: &str, classes: usize) -> String {
+    fn head(self, net: &mut GraphWriter, image: &str, classes: usize) -> String {
         let (value, channels) = self.add(net, image, COLOURS, self.blocks.len());
         let weight = net.weight("head.weight", &[classes, channels, 1, 1], channels);
         let kernel = [Attribute::Ints("kernel_shape", &[1, 1])];
@@ -90,7 +96,7 @@ impl Darknet {
 }
 
 /// Adds a 1×1 and a 3×3 convolution beside a shortcut.
-fn residual(net: &mut Network, name: &str, channels: usize, input: &str) -> String {
+fn residual(net: &mut GraphWriter, name: &str, channels: usize, input: &str) -> String {
     let part = |suffix: &str| format!("{name}.{suffix}");
     let inner = channels / 2;
     let reduce = Conv { name: &part("reduce"), from: channels, to: inner, kernel: 1, stride: 1, scale: 1.0 };
@@ -102,13 +108,23 @@ fn residual(net: &mut Network, name: &str, channels: usize, input: &str) -> Stri
     net.node("Add", &[&branch, input], &part("sum"), &[])
 }
 
-fn colours(size: (usize, usize)) -> [Size; 4] {
-    [Size::Fixed(1), Size::Fixed(COLOURS), Size::Fixed(size.0), Size::Fixed(size.1)]
+fn colours(size: (usize, usize)) -> [DeclaredDim; 4] {
+    [
+        DeclaredDim::Fixed(1),
+        DeclaredDim::Fixed(COLOURS),
+        DeclaredDim::Fixed(size.0),
+        DeclaredDim::Fixed(size.1),
+    ]
 }
 
-fn pixel_input(net: &mut Network, size: (usize, usize)) -> String {
+fn pixel_input(net: &mut GraphWriter, size: (usize, usize)) -> String {
     let (height, width) = size;
-    let shape = [Size::Fixed(1), Size::Fixed(height), Size::Fixed(width), Size::Fixed(COLOURS)];
+    let shape = [
+        DeclaredDim::Fixed(1),
+        DeclaredDim::Fixed(height),
+        DeclaredDim::Fixed(width),
+        DeclaredDim::Fixed(COLOURS),
+    ];
     net.byte_input("pixels", &shape)
 }
 
@@ -116,7 +132,7 @@ fn pixel_input(net: &mut Network, size: (usize, usize)) -> String {
 /// to 1, and to `view` FP32 [1, 3, 384, 640], which is half as large.
 #[must_use]
 pub fn camera() -> Vec<u8> {
-    let mut net = Network::new("camera", 0);
+    let mut net = GraphWriter::new("camera", 0);
     let pixels = pixel_input(&mut net, PICTURE);
     pixels::planes(&mut net, &pixels, "frame");
     pixels::shrink(&mut net, "frame", 2, "view");
@@ -128,10 +144,10 @@ pub fn camera() -> Vec<u8> {
 /// Returns a network that crops the found objects. Its inputs are `frame` of [`camera`] and `scores`
 /// FP32 [1, 2, 12, 20]. Its outputs `people` [P, 3, 64, 64] and `vehicles` [V, 3, 64, 64] are the
 /// cells with a score above a quarter, and P and V may be 0. Its outputs `any_people` and
-/// `any_vehicles` INT64 [1] are 1 if there is such a cell.
+/// `any_vehicles` INT64 `[1]` are 1 if there is such a cell.
 #[must_use]
 pub fn crops() -> Vec<u8> {
-    let mut net = Network::new("crops", 0);
+    let mut net = GraphWriter::new("crops", 0);
     let frame = net.float_input("frame", &colours(PICTURE));
     let scores = score_shape(2);
     let scores = net.float_input("scores", &scores);
@@ -144,15 +160,15 @@ pub fn crops() -> Vec<u8> {
         let axis = [Attribute::Int("axis", 0)];
         let own = net.node("Gather", &[&scores, &row], &format!("{name}.scores"), &axis);
         pixels::choose(&mut net, &cells, 0, &own, THRESHOLD, name, Some(any));
-        let side = Size::Fixed(CROP_SIDE);
-        net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
-        net.int64_output(any, &[Size::Fixed(1)]);
+        let side = DeclaredDim::Fixed(CROP_SIDE);
+        net.float_output(name, &[DeclaredDim::Named(count), DeclaredDim::Fixed(COLOURS), side, side]);
+        net.int64_output(any, &[DeclaredDim::Fixed(1)]);
     }
     net.finish()
 }
 
-fn score_shape(classes: usize) -> [Size; 4] {
-    [1, classes, CELLS.0, CELLS.1].map(Size::Fixed)
+fn score_shape(classes: usize) -> [DeclaredDim; 4] {
+    [1, classes, CELLS.0, CELLS.1].map(DeclaredDim::Fixed)
 }
 
 /// Detail below this amplitude is noise, which the denoiser removes; larger detail is an edge.
@@ -163,7 +179,7 @@ const NOISE: f32 = 0.05;
 #[must_use]
 pub fn denoiser(size: (usize, usize), shrink: usize) -> Vec<u8> {
     let (height, width) = size;
-    let mut net = Network::new("denoiser", 0);
+    let mut net = GraphWriter::new("denoiser", 0);
     let pixels = pixel_input(&mut net, size);
     let planes = pixels::planes(&mut net, &pixels, "planes");
     let smooth = pixels::blur(&mut net, &planes, 5, "smooth");
@@ -185,7 +201,7 @@ pub fn denoiser(size: (usize, usize), shrink: usize) -> Vec<u8> {
 /// UINT8 [1, 768, 1280, 3].
 #[must_use]
 pub fn painter() -> Vec<u8> {
-    let mut net = Network::new("painter", 0);
+    let mut net = GraphWriter::new("painter", 0);
     let image = net.float_input("image", &colours(PICTURE));
     let shares = net.float_input("shares", &share_shape());
     let over = [Attribute::Int("axis", 1)];
@@ -205,36 +221,41 @@ pub fn painter() -> Vec<u8> {
     let all = net.node("Add", &[&blurred, &change], "all", &[]);
     pixels::bytes(&mut net, &all, "picture");
     let (height, width) = PICTURE;
-    let shape = [Size::Fixed(1), Size::Fixed(height), Size::Fixed(width), Size::Fixed(COLOURS)];
+    let shape = [
+        DeclaredDim::Fixed(1),
+        DeclaredDim::Fixed(height),
+        DeclaredDim::Fixed(width),
+        DeclaredDim::Fixed(COLOURS),
+    ];
     net.byte_output("picture", &shape);
     net.finish()
 }
 
-fn share_shape() -> [Size; 4] {
-    [1, CLASSES.len(), PICTURE.0 / SEGMENT_SIDE, PICTURE.1 / SEGMENT_SIDE].map(Size::Fixed)
+fn share_shape() -> [DeclaredDim; 4] {
+    [1, CLASSES.len(), PICTURE.0 / SEGMENT_SIDE, PICTURE.1 / SEGMENT_SIDE].map(DeclaredDim::Fixed)
 }
 
 /// Returns a network that splits `frames` frames of a video, `pixels` UINT8 [frames, 384, 640, 3],
 /// into `chunks` FP32 [frames / 2, 2, 3, 384, 640].
 #[must_use]
 pub fn chunks(frames: usize) -> Vec<u8> {
-    let mut net = Network::new("chunks", 0);
+    let mut net = GraphWriter::new("chunks", 0);
     let (height, width) = VIEW;
-    let pixels = net.byte_input("pixels", &[frames, height, width, COLOURS].map(Size::Fixed));
+    let pixels = net.byte_input("pixels", &[frames, height, width, COLOURS].map(DeclaredDim::Fixed));
     let planes = pixels::planes(&mut net, &pixels, "planes");
     let shape = [frames / CHUNK, CHUNK, COLOURS, height, width];
     let sizes = net.int64s("chunks.shape", &shape.map(|size| size as i64));
     net.node("Reshape", &[&planes, &sizes], "chunks", &[]);
-    net.float_output("chunks", &shape.map(Size::Fixed));
+    net.float_output("chunks", &shape.map(DeclaredDim::Fixed));
     net.finish()
 }
 
 /// Returns a network that averages two classifiers: `a` and `b` FP32 [1, 1000] to `probabilities` of
-/// the same shape and to `label` INT64 [1].
+/// the same shape and to `label` INT64 `[1]`.
 #[must_use]
 pub fn vote() -> Vec<u8> {
-    let mut net = Network::new("vote", 0);
-    let shape = [Size::Fixed(1), Size::Fixed(1000)];
+    let mut net = GraphWriter::new("vote", 0);
+    let shape = [DeclaredDim::Fixed(1), DeclaredDim::Fixed(1000)];
     let shares = ["a", "b"].map(|name| {
         let logits = net.float_input(name, &shape);
         net.node("Softmax", &[&logits], &format!("{name}.shares"), &[Attribute::Int("axis", -1)])
@@ -243,7 +264,7 @@ pub fn vote() -> Vec<u8> {
     let over = [Attribute::Int("axis", -1), Attribute::Int("keepdims", 0)];
     net.node("ArgMax", &["probabilities"], "label", &over);
     net.float_output("probabilities", &shape);
-    net.int64_output("label", &[Size::Fixed(1)]);
+    net.int64_output("label", &[DeclaredDim::Fixed(1)]);
     net.finish()
 }
 
@@ -251,8 +272,8 @@ impl Seeded {
     /// Returns a detector from `view` FP32 [1, 3, 384, 640] to `scores` FP32 [1, 2, 12, 20]. The
     /// scores tell how much each cell of 32 × 32 pixels is a person (red) and a vehicle (blue).
     #[must_use]
-    pub fn yolo_det(self, darknet: Darknet) -> Vec<u8> {
-        let mut net = Network::new("yolo-det", self.0);
+    pub fn yolo_det(self, darknet: DarknetShape) -> Vec<u8> {
+        let mut net = GraphWriter::new("yolo-det", self.0);
         let view = net.float_input("view", &colours(VIEW));
         let seeded = darknet.head(&mut net, &view, 2);
         let mixed = pixels::mix(&mut net, &view, &[RED, BLUE], "colours");
@@ -266,8 +287,8 @@ impl Seeded {
     /// shares tell how likely each 4 × 4 pixels are road (grey), person (red), vehicle (blue) and
     /// plants (green).
     #[must_use]
-    pub fn yolo_seg(self, darknet: Darknet) -> Vec<u8> {
-        let mut net = Network::new("yolo-seg", self.0);
+    pub fn yolo_seg(self, darknet: DarknetShape) -> Vec<u8> {
+        let mut net = GraphWriter::new("yolo-seg", self.0);
         let image = net.float_input("image", &colours(PICTURE));
         let view = pixels::shrink(&mut net, &image, 2, "view");
         let seeded = darknet.head(&mut net, &view, CLASSES.len());
@@ -286,10 +307,10 @@ impl Seeded {
     /// Returns a face detector from `chunk` FP32 [1, 2, 3, 384, 640], two frames, to `faces` FP32 [F,
     /// 3, 32, 32], the yellow cells of both frames. F may be 0.
     #[must_use]
-    pub fn yolo_face(self, darknet: Darknet) -> Vec<u8> {
-        let mut net = Network::new("yolo-face", self.0);
+    pub fn yolo_face(self, darknet: DarknetShape) -> Vec<u8> {
+        let mut net = GraphWriter::new("yolo-face", self.0);
         let (height, width) = VIEW;
-        let chunk = net.float_input("chunk", &[1, CHUNK, COLOURS, height, width].map(Size::Fixed));
+        let chunk = net.float_input("chunk", &[1, CHUNK, COLOURS, height, width].map(DeclaredDim::Fixed));
         let shape = net.int64s("frames.shape", &[CHUNK, COLOURS, height, width].map(|size| size as i64));
         let frames = net.node("Reshape", &[&chunk, &shape], "frames", &[]);
         let seeded = darknet.head(&mut net, &frames, 1);
@@ -300,8 +321,8 @@ impl Seeded {
         let scores = net.node("Reshape", &[&scores, &list], "scores.row", &[]);
         let cells = pixels::cells(&mut net, &frames, CHUNK, CELLS.0, CELLS.1, CELL_SIDE, "cells");
         pixels::choose(&mut net, &cells, 0, &scores, THRESHOLD, "faces", None);
-        let side = Size::Fixed(CELL_SIDE);
-        net.float_output("faces", &[Size::Named("F"), Size::Fixed(COLOURS), side, side]);
+        let side = DeclaredDim::Fixed(CELL_SIDE);
+        net.float_output("faces", &[DeclaredDim::Named("F"), DeclaredDim::Fixed(COLOURS), side, side]);
         net.finish()
     }
 }

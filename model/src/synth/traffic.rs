@@ -6,7 +6,7 @@
 //! patch: the mean of red minus half the means of green and blue, and the same for blue. A red patch
 //! above [`THRESHOLD`] is a person, and a blue one is a vehicle. Grey of any brightness is neither.
 
-use super::network::{Attribute, Network, Size};
+use super::network::{Attribute, DeclaredDim, GraphWriter};
 use super::pixels::{self, COLOURS};
 
 /// Height and width of the frame, in pixels.
@@ -37,12 +37,12 @@ const VEHICLES: Kind = Kind { name: "vehicles", any: "any_vehicles", count: "V",
 /// Returns the detector. Its input is `frame` FP32 [1, 3, 512, 512] (red, green, blue from 0 to 1).
 /// Its outputs `people` FP32 [P, 3, 32, 32] and `vehicles` FP32 [V, 3, 32, 32] are the found patches,
 /// row by row in the order of the frame, and P and V may be 0. Its outputs `any_people` and
-/// `any_vehicles` INT64 [1] are 1 if there is such a patch, and 0 otherwise.
+/// `any_vehicles` INT64 `[1]` are 1 if there is such a patch, and 0 otherwise.
 #[must_use]
 pub fn detector() -> Vec<u8> {
-    let mut net = Network::new("detector", 0);
-    let side = Size::Fixed(FRAME_SIDE);
-    let frame = net.float_input("frame", &[Size::Fixed(1), Size::Fixed(COLOURS), side, side]);
+    let mut net = GraphWriter::new("detector", 0);
+    let side = DeclaredDim::Fixed(FRAME_SIDE);
+    let frame = net.float_input("frame", &[DeclaredDim::Fixed(1), DeclaredDim::Fixed(COLOURS), side, side]);
     let patches = cut(&mut net, &frame);
     let scores = score(&mut net, &frame);
     for kind in [PEOPLE, VEHICLES] {
@@ -52,7 +52,7 @@ pub fn detector() -> Vec<u8> {
 }
 
 /// Adds the frame's patches, [256, 3, 32, 32], row by row.
-fn cut(net: &mut Network, frame: &str) -> String {
+fn cut(net: &mut GraphWriter, frame: &str) -> String {
     let across = PATCHES_ACROSS as i64;
     let side = PATCH_SIDE as i64;
     let grid = net.int64s("patches.grid", &[COLOURS as i64, across, side, across, side]);
@@ -64,7 +64,7 @@ fn cut(net: &mut Network, frame: &str) -> String {
 }
 
 /// Adds scores for how red and how blue each patch is, [2, 256].
-fn score(net: &mut Network, frame: &str) -> String {
+fn score(net: &mut GraphWriter, frame: &str) -> String {
     let of = |wanted: usize| (0..COLOURS).map(move |colour| if colour == wanted { 1.0 } else { -0.5 });
     let pixels = (PATCH_SIDE * PATCH_SIDE) as f32;
     let taps = of(0).chain(of(2)).flat_map(|tap| vec![tap / pixels; PATCH_SIDE * PATCH_SIDE]);
@@ -80,14 +80,14 @@ fn score(net: &mut Network, frame: &str) -> String {
 
 impl Kind {
     /// Adds the patches of this kind, and whether there are any, as outputs.
-    fn find(&self, net: &mut Network, scores: &str, patches: &str) {
+    fn find(&self, net: &mut GraphWriter, scores: &str, patches: &str) {
         let Self { name, any, count, row } = *self;
         let part = |suffix: &str| format!("{name}.{suffix}");
         let row = net.int64s(&part("row"), &[row]);
         let own = net.node("Gather", &[scores, &row], &part("scores"), &[Attribute::Int("axis", 0)]);
         pixels::choose(net, patches, 0, &own, THRESHOLD, name, Some(any));
-        let side = Size::Fixed(PATCH_SIDE);
-        net.float_output(name, &[Size::Named(count), Size::Fixed(COLOURS), side, side]);
-        net.int64_output(any, &[Size::Fixed(1)]);
+        let side = DeclaredDim::Fixed(PATCH_SIDE);
+        net.float_output(name, &[DeclaredDim::Named(count), DeclaredDim::Fixed(COLOURS), side, side]);
+        net.int64_output(any, &[DeclaredDim::Fixed(1)]);
     }
 }

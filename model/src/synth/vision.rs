@@ -1,6 +1,6 @@
 //! Convolutional classifiers: residual networks, and AlexNet.
 
-use super::network::{Attribute, Network, Size};
+use super::network::{Attribute, DeclaredDim, GraphWriter};
 use super::{Seeded, pixels};
 
 /// Factor of the batch normalization at the end of a residual branch. The factor is small, so that
@@ -18,7 +18,7 @@ pub(super) struct Conv<'a> {
 }
 
 impl Conv<'_> {
-    pub(super) fn add(&self, net: &mut Network, input: &str) -> String {
+    pub(super) fn add(&self, net: &mut GraphWriter, input: &str) -> String {
         let Self { name, from, to, kernel, stride, scale } = *self;
         let weight =
             net.weight(&format!("{name}.weight"), &[to, from, kernel, kernel], from * kernel * kernel);
@@ -38,7 +38,7 @@ impl Conv<'_> {
         net.node("BatchNormalization", &inputs, &format!("{name}.norm"), &[])
     }
 
-    pub(super) fn add_rectified(&self, net: &mut Network, input: &str) -> String {
+    pub(super) fn add_rectified(&self, net: &mut GraphWriter, input: &str) -> String {
         let norm = self.add(net, input);
         net.node("Relu", &[&norm], &format!("{}.relu", self.name), &[])
     }
@@ -56,7 +56,7 @@ impl Bottleneck<'_> {
     /// Ratio of the block's output channels to its inner channels.
     const EXPANSION: usize = 4;
 
-    fn add(&self, net: &mut Network, input: &str) -> String {
+    fn add(&self, net: &mut GraphWriter, input: &str) -> String {
         let Self { name, from, inner, stride } = *self;
         let to = inner * Self::EXPANSION;
         let part = |suffix: &str| format!("{name}.{suffix}");
@@ -78,22 +78,25 @@ impl Bottleneck<'_> {
 }
 
 /// Averages over the image, and maps channels to classes.
-fn classify(net: &mut Network, input: &str, channels: usize, classes: usize) {
+fn classify(net: &mut GraphWriter, input: &str, channels: usize, classes: usize) {
     let pooled = net.node("GlobalAveragePool", &[input], "pooled", &[]);
     let flat = net.node("Flatten", &[&pooled], "flat", &[]);
     let weight = net.weight("classifier.weight", &[classes, channels], channels);
     let bias = net.scaled_weight("classifier.bias", &[classes], 0.01);
     net.node("Gemm", &[&flat, &weight, &bias], "y", &[Attribute::Int("transB", 1)]);
-    net.float_output("y", &[Size::Named("N"), Size::Fixed(classes)]);
+    net.float_output("y", &[DeclaredDim::Named("N"), DeclaredDim::Fixed(classes)]);
 }
 
-fn image_input(net: &mut Network, side: usize) -> String {
-    net.float_input("x", &[Size::Named("N"), Size::Fixed(3), Size::Fixed(side), Size::Fixed(side)])
+fn image_input(net: &mut GraphWriter, side: usize) -> String {
+    net.float_input(
+        "x",
+        &[DeclaredDim::Named("N"), DeclaredDim::Fixed(3), DeclaredDim::Fixed(side), DeclaredDim::Fixed(side)],
+    )
 }
 
 /// The dimensions of a residual network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Residual {
+pub struct ResNetShape {
     /// Number of blocks in each of the four stages.
     pub blocks: [usize; 4],
     /// Number of channels inside the first stage's blocks; each later stage has twice as many.
@@ -106,7 +109,7 @@ pub struct Residual {
     pub classes: usize,
 }
 
-impl Residual {
+impl ResNetShape {
     /// The size of ResNet-50: 25.6 million parameters.
     pub const FIFTY: Self = Self { blocks: [3, 4, 6, 3], width: 64, side: 224, enlarge: 1, classes: 1000 };
     /// The size of ResNet-152: 60.2 million parameters.
@@ -120,21 +123,21 @@ impl Seeded {
     /// stays in nodes of its own.
     #[must_use]
     pub fn resnet50_like(self) -> Vec<u8> {
-        self.residual("resnet50-like", Residual::FIFTY)
+        self.residual("resnet50-like", ResNetShape::FIFTY)
     }
 
     /// Returns a network with ResNet-152's layers and 60.2 million parameters.
     #[must_use]
     pub fn resnet152_like(self) -> Vec<u8> {
-        self.residual("resnet152-like", Residual::HUNDRED_FIFTY_TWO)
+        self.residual("resnet152-like", ResNetShape::HUNDRED_FIFTY_TWO)
     }
 
     /// Returns a network of bottleneck blocks in four stages: `x` FP32 [N, 3, side, side] to `y` FP32
     /// [N, classes].
     #[must_use]
-    pub fn residual(self, name: &str, dimensions: Residual) -> Vec<u8> {
-        let Residual { blocks, width, side, enlarge, classes } = dimensions;
-        let mut net = Network::new(name, self.0);
+    pub fn residual(self, name: &str, dimensions: ResNetShape) -> Vec<u8> {
+        let ResNetShape { blocks, width, side, enlarge, classes } = dimensions;
+        let mut net = GraphWriter::new(name, self.0);
         let mut x = image_input(&mut net, side);
         if enlarge > 1 {
             x = pixels::enlarge(&mut net, &x, enlarge, "enlarged");
@@ -166,7 +169,7 @@ impl Seeded {
     /// parameters, nearly all in the dense layers.
     #[must_use]
     pub fn alexnet_like(self, width: usize) -> Vec<u8> {
-        let mut net = Network::new("alexnet-like", self.0);
+        let mut net = GraphWriter::new("alexnet-like", self.0);
         let mut value = image_input(&mut net, 224);
         // The five convolutions: channels for a width of 64, kernel, stride, and whether a pool follows.
         let layers =
@@ -194,14 +197,14 @@ impl Seeded {
                 value = net.node("Relu", &[&value], &format!("{name}.relu"), &[]);
             }
         }
-        net.float_output("y", &[Size::Named("N"), Size::Fixed(1000)]);
+        net.float_output("y", &[DeclaredDim::Named("N"), DeclaredDim::Fixed(1000)]);
         net.finish()
     }
 
     /// Returns a residual network that runs in milliseconds but has weights for several launches.
     #[must_use]
     pub fn tiny_cnn(self) -> Vec<u8> {
-        let mut net = Network::new("tiny-cnn", self.0);
+        let mut net = GraphWriter::new("tiny-cnn", self.0);
         let x = image_input(&mut net, 32);
         let stem = Conv { name: "stem", from: 3, to: 64, kernel: 3, stride: 4, scale: 1.0 };
         let mut value = stem.add_rectified(&mut net, &x);

@@ -8,7 +8,7 @@ use rten_tensor::prelude::*;
 
 use super::runner::{load_compiled, run_in_launches};
 use super::*;
-use crate::{Compiled, compile};
+use crate::{CompiledModel, compile};
 
 const ONNX: &[u8] = include_bytes!("../../../examples/digits/digits.onnx");
 const HELD_OUT: &str = include_str!("../../../examples/digits/held_out.csv");
@@ -19,7 +19,7 @@ const CLAIMED: usize = 98;
 /// Returns the model's labels of images with 8×8 pixels.
 fn classify(images: &[Vec<u8>]) -> Vec<i32> {
     let file = Bytes::from_static(ONNX);
-    let compiled: Compiled = compile(&file).unwrap();
+    let compiled: CompiledModel = compile(&file).unwrap();
     let pixels: Vec<f32> = images.iter().flatten().map(|&pixel| f32::from(pixel) / 255.0).collect();
     let given: Value = Tensor::from_data(&[images.len(), 1, 8, 8], pixels).into();
     let model = load_compiled(&compiled, &file);

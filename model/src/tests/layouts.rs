@@ -4,19 +4,19 @@ use millrace_types::{DataType, Dim, TensorSpec};
 
 use super::runner::region;
 use super::*;
-use crate::{Compiled, Launch, Source, compile};
+use crate::{CompiledModel, Launch, WeightSource, compile};
 
 #[track_caller]
-fn compiled(model: &ModelProto) -> (Compiled, Bytes) {
+fn compiled(model: &ModelProto) -> (CompiledModel, Bytes) {
     let file = bytes(model);
     (compile(&file).unwrap(), file)
 }
 
-fn names(compiled: &Compiled) -> Vec<&str> {
+fn names(compiled: &CompiledModel) -> Vec<&str> {
     compiled.weights.iter().map(|weight| weight.name.as_str()).collect()
 }
 
-fn left(compiled: &Compiled) -> GraphProto {
+fn left(compiled: &CompiledModel) -> GraphProto {
     ModelProto::decode(compiled.graph.as_slice()).unwrap().graph.unwrap()
 }
 
@@ -43,7 +43,7 @@ fn summary_lists_the_inputs_and_outputs_of_the_model() {
 #[test]
 fn a_weight_is_a_range_of_the_file_and_no_copy() {
     let (compiled, file) = compiled(&model());
-    let Source::File(range) = compiled.weights[0].source.clone() else { panic!("owned") };
+    let WeightSource::File(range) = compiled.weights[0].source.clone() else { panic!("owned") };
     assert_eq!(file[range], weight("w", &[4, 4]).raw_data.unwrap());
 }
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use rten::{Model, ModelOptions, Value, ValueOrView};
 
-use crate::{Compiled, Source, WEIGHTS_FILE};
+use crate::{CompiledModel, WEIGHTS_FILE, WeightSource};
 
 /// The values of a model by name.
 pub(super) type Values = Vec<(String, Value)>;
@@ -17,12 +17,12 @@ pub(super) fn load_original(onnx: &[u8]) -> Model {
 }
 
 /// Returns the region with the weights of a compiled file.
-pub(super) fn region(compiled: &Compiled, onnx: &[u8]) -> Vec<u8> {
+pub(super) fn region(compiled: &CompiledModel, onnx: &[u8]) -> Vec<u8> {
     let mut region = vec![0; compiled.summary.weights_bytes as usize];
     for weight in &compiled.weights {
         let bytes = match &weight.source {
-            Source::File(range) => &onnx[range.clone()],
-            Source::Owned(bytes) => bytes,
+            WeightSource::File(range) => &onnx[range.clone()],
+            WeightSource::Owned(bytes) => bytes,
         };
         region[weight.offset as usize..][..bytes.len()].copy_from_slice(bytes);
     }
@@ -30,7 +30,7 @@ pub(super) fn region(compiled: &Compiled, onnx: &[u8]) -> Vec<u8> {
 }
 
 /// Loads the compiled graph over a region with its weights.
-pub(super) fn load_compiled(compiled: &Compiled, onnx: &Bytes) -> Model {
+pub(super) fn load_compiled(compiled: &CompiledModel, onnx: &Bytes) -> Model {
     let region = region(compiled, onnx);
     let mut options = ModelOptions::with_all_ops();
     options.external_data_static(WEIGHTS_FILE, region.leak());
@@ -46,7 +46,7 @@ pub(super) fn run(model: &Model, given: &[(&str, &Value)], wanted: &[String]) ->
 }
 
 /// Runs a model launch by launch. Each launch sees only the values that it names.
-pub(super) fn run_in_launches(model: &Model, compiled: &Compiled, given: &[(&str, &Value)]) -> Values {
+pub(super) fn run_in_launches(model: &Model, compiled: &CompiledModel, given: &[(&str, &Value)]) -> Values {
     let mut known: HashMap<String, Value> =
         given.iter().map(|(name, value)| ((*name).to_owned(), (*value).clone())).collect();
     for launch in &compiled.launches {

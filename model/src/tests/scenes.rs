@@ -9,8 +9,8 @@ use rten_tensor::prelude::*;
 use super::runner::{Values, load_compiled, load_original, run, run_in_launches};
 use crate::compile;
 use crate::synth::{
-    CELL_SIDE, CELLS, CHUNK, COLUMN, CROP_SIDE, Darknet, Encoder, LINE, PICTURE, Residual, Seeded, States,
-    VIEW, camera, chunks, crops, denoiser, grey_line, painter, vote,
+    CELL_SIDE, CELLS, CHUNK, COLUMN, CROP_SIDE, DarknetShape, Encoder, LINE, PICTURE, ResNetShape, Seeded,
+    TokenStates, VIEW, camera, chunks, crops, denoiser, grey_line, painter, vote,
 };
 
 type Colour = [u8; 3];
@@ -79,7 +79,7 @@ fn pixels(frames: usize, size: (usize, usize), side: usize, cells: &[(usize, Col
 /// Runs a picture through the traffic monitor, up to the crops.
 fn street(cells: &[(usize, Colour)]) -> Found {
     let camera = ask(camera(), "pixels", &pixels(1, PICTURE, CROP_SIDE, cells));
-    let scores = ask(SEEDED.yolo_det(Darknet::TINY), "view", &camera.value("view"));
+    let scores = ask(SEEDED.yolo_det(DarknetShape::TINY), "view", &camera.value("view"));
     let frame = camera.value("frame");
     let scores = scores.value("scores");
     ask_all(crops(), &[("frame", &frame), ("scores", &scores)])
@@ -104,7 +104,7 @@ fn a_street_has_a_crop_for_each_drawn_object_and_none_if_empty() {
 #[test]
 fn scores_depend_on_the_seed_but_found_cells_do_not() {
     let camera = ask(camera(), "pixels", &pixels(1, PICTURE, CROP_SIDE, &[(3, RED)]));
-    let scores = |seed| ask(Seeded(seed).yolo_det(Darknet::TINY), "view", &camera.value("view"));
+    let scores = |seed| ask(Seeded(seed).yolo_det(DarknetShape::TINY), "view", &camera.value("view"));
     let scores = [1, 2].map(|seed| scores(seed).floats("scores").to_vec());
     assert_ne!(scores[0], scores[1]);
     for scores in scores {
@@ -118,7 +118,7 @@ fn scores_depend_on_the_seed_but_found_cells_do_not() {
 fn the_road_is_painted_and_a_car_is_not() {
     let clean = ask(denoiser(PICTURE, 1), "pixels", &pixels(1, PICTURE, CROP_SIDE, &[(0, BLUE)]));
     let image = clean.value("image");
-    let shares = ask(SEEDED.yolo_seg(Darknet::TINY), "image", &image);
+    let shares = ask(SEEDED.yolo_seg(DarknetShape::TINY), "image", &image);
     let shares = shares.value("shares");
     let painted = ask_all(painter(), &[("image", &image), ("shares", &shares)]).bytes("picture");
     let (height, width) = PICTURE;
@@ -137,9 +137,9 @@ fn faces_in_both_frames_of_a_chunk_are_found() {
     let chunks = ask(chunks(CHUNK), "pixels", &frames).floats("chunks");
     assert_eq!(chunks.shape(), [1, CHUNK, 3, VIEW.0, VIEW.1]);
     let chunk: Value = chunks.into();
-    let faces = ask(SEEDED.yolo_face(Darknet::TINY), "chunk", &chunk);
+    let faces = ask(SEEDED.yolo_face(DarknetShape::TINY), "chunk", &chunk);
     assert_eq!(faces.floats("faces").shape(), [2, 3, CELL_SIDE, CELL_SIDE]);
-    let known = Residual { side: CELL_SIDE, enlarge: 2, classes: 8, ..Residual::TINY };
+    let known = ResNetShape { side: CELL_SIDE, enlarge: 2, classes: 8, ..ResNetShape::TINY };
     let known = ask(SEEDED.residual("faces", known), "x", &faces.value("faces"));
     assert_eq!(known.floats("y").shape(), [2, 8]);
 }
@@ -148,7 +148,7 @@ fn faces_in_both_frames_of_a_chunk_are_found() {
 fn two_classifiers_agree_on_a_mean() {
     let photo = ask(denoiser((896, 896), 4), "pixels", &pixels(1, (896, 896), 64, &[(9, RED)]));
     let image = photo.value("image");
-    let first = ask(SEEDED.residual("small", Residual::TINY), "x", &image).value("y");
+    let first = ask(SEEDED.residual("small", ResNetShape::TINY), "x", &image).value("y");
     let second = ask(SEEDED.alexnet_like(2), "x", &image).value("y");
     let vote = ask_all(vote(), &[("a", &first), ("b", &second)]);
     let shares = vote.floats("probabilities").to_vec();
@@ -171,7 +171,7 @@ fn a_line_has_a_token_for_each_stroke() {
         }
         let pixels: Value = Tensor::from_data(&[1, height, width, 3], data).into();
         let line = ask(grey_line(), "pixels", &pixels);
-        ask(SEEDED.ocr(Darknet::TINY), "line", &line.value("line"))
+        ask(SEEDED.ocr(DarknetShape::TINY), "line", &line.value("line"))
     };
     let three = read(&[0, 7, 39]);
     assert_eq!(three.numbers("tokens").shape(), [1, 3]);
@@ -186,7 +186,7 @@ fn a_line_has_a_token_for_each_stroke() {
 fn comments_are_classified_and_answered_token_by_token() {
     let ids: Vec<i32> = (0..24).map(|at| at * 7919 % 3000).collect();
     let ids: Value = Tensor::from_data(&[2, 12], ids).into();
-    let judged = ask(SEEDED.bert_classifier(Encoder::TINY, States::Given), "input_ids", &ids);
+    let judged = ask(SEEDED.bert_classifier(Encoder::TINY, TokenStates::Given), "input_ids", &ids);
     for share in judged.floats("scores").to_vec().chunks(2) {
         assert!((share.iter().sum::<f32>() - 1.0).abs() < 1e-5);
     }
@@ -194,7 +194,7 @@ fn comments_are_classified_and_answered_token_by_token() {
     let reply = ask(SEEDED.bert_reply(Encoder::TINY), "states", &states).numbers("reply");
     assert_eq!(reply.shape(), [2, 12]);
     assert!(reply.iter().all(|token| (0..3000).contains(token)));
-    let alone = ask(SEEDED.bert_classifier(Encoder::TINY, States::Kept), "input_ids", &ids);
+    let alone = ask(SEEDED.bert_classifier(Encoder::TINY, TokenStates::Kept), "input_ids", &ids);
     assert_eq!(alone.0.len(), 1);
     assert_eq!(alone.floats("scores").to_vec(), judged.floats("scores").to_vec());
 }
@@ -203,10 +203,10 @@ fn comments_are_classified_and_answered_token_by_token() {
 fn full_networks_have_the_documented_number_of_parameters() {
     let parameters = |onnx: Vec<u8>| compile(&Bytes::from(onnx)).unwrap().summary.parameters;
     let cases = [
-        ("yolo-det", SEEDED.yolo_det(Darknet::SMALL), 6_600_000..7_400_000),
-        ("yolo-seg", SEEDED.yolo_seg(Darknet::SMALL), 6_600_000..7_400_000),
-        ("yolo-face", SEEDED.yolo_face(Darknet::NANO), 1_600_000..1_900_000),
-        ("ocr", SEEDED.ocr(Darknet::SMALL), 3_000_000..3_600_000),
+        ("yolo-det", SEEDED.yolo_det(DarknetShape::SMALL), 6_600_000..7_400_000),
+        ("yolo-seg", SEEDED.yolo_seg(DarknetShape::SMALL), 6_600_000..7_400_000),
+        ("yolo-face", SEEDED.yolo_face(DarknetShape::NANO), 1_600_000..1_900_000),
+        ("ocr", SEEDED.ocr(DarknetShape::SMALL), 3_000_000..3_600_000),
         ("alexnet", SEEDED.alexnet_like(64), 60_000_000..62_500_000),
     ];
     for (name, onnx, expected) in cases {

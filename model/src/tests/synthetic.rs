@@ -8,7 +8,7 @@ use rten_tensor::prelude::*;
 
 use super::runner::{Values, load_compiled, load_original, run, run_in_launches};
 use crate::synth::{self, Encoder};
-use crate::{ALIGNMENT, Compiled, MAX_LAUNCHES, compile};
+use crate::{ALIGNMENT, CompiledModel, MAX_LAUNCHES, compile};
 
 fn floats(shape: &[usize]) -> Value {
     let len: usize = shape.iter().product();
@@ -33,7 +33,7 @@ fn bits(values: Values) -> Vec<(String, Vec<usize>, Vec<u32>)> {
     each.collect()
 }
 
-fn check(onnx: Vec<u8>, input: &str, value: &Value, shape: &[usize]) -> Compiled {
+fn check(onnx: Vec<u8>, input: &str, value: &Value, shape: &[usize]) -> CompiledModel {
     let onnx = Bytes::from(onnx);
     let compiled = compile(&onnx).unwrap();
     let given = [(input, value)];
@@ -48,7 +48,7 @@ fn check(onnx: Vec<u8>, input: &str, value: &Value, shape: &[usize]) -> Compiled
 }
 
 /// Checks that weights are ordered, aligned and disjoint, and that launches read all of them front to back.
-fn check_layout(compiled: &Compiled) {
+fn check_layout(compiled: &CompiledModel) {
     let mut end = 0;
     for weight in &compiled.weights {
         assert_eq!(weight.offset, u64::next_multiple_of(end, ALIGNMENT));

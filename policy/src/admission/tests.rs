@@ -4,7 +4,7 @@ const MS: u64 = 1_000_000;
 
 fn function(in_flight_max: u32) -> Admission {
     let deadline = Some(Duration::from_millis(10));
-    Admission::new(Config { in_flight_max, deadline, idempotent: Idempotent::Yes })
+    Admission::new(Config { in_flight_max, deadline, idempotent: Idempotence::Yes })
 }
 
 fn step(function: &mut Admission, at_ms: u64, event: Event) -> Vec<Action> {
@@ -36,12 +36,13 @@ const fn withdraw(key: u64) -> Action {
 #[test]
 fn a_completed_request_is_answered_and_billed_by_the_started_millisecond() {
     let mut function = function(8);
-    let attempts = Attempts::new(3, Idempotent::Yes);
+    let attempts = AttemptRecord::new(3, Idempotence::Yes);
     assert_eq!(arrive(&mut function, 0, 1, 100), [Action::Enqueue { key: RequestKey(1), attempts }]);
     arrive(&mut function, 0, 2, 100);
     assert_eq!(step(&mut function, 10, completed(1, 1001)), [Action::Answer { key: RequestKey(1) }]);
     assert_eq!(step(&mut function, 11, completed(2, 1000)), [Action::Answer { key: RequestKey(2) }]);
-    let expected = Score { completed: 2, in_time: 1, scored: 2, billed_ms: 3, ..Score::default() };
+    let expected =
+        FunctionTotals { completed: 2, in_time: 1, scored: 2, billed_ms: 3, ..FunctionTotals::default() };
     assert_eq!(function.score(), expected);
     assert_eq!(function.next_wake(), None);
 }
@@ -63,7 +64,11 @@ fn a_request_rerun_for_lost_outputs_is_counted_and_charged_once() {
     assert_eq!(function.score(), once);
     let late = [failed(3, Reason::TimedOut, false), withdraw(3)];
     assert_eq!(step(&mut function, 9, Event::Tick), late);
-    assert_eq!(function.score(), Score { expired: 1, ..once }, "n and m already include the request");
+    assert_eq!(
+        function.score(),
+        FunctionTotals { expired: 1, ..once },
+        "n and m already include the request"
+    );
 }
 
 #[test]
@@ -87,7 +92,7 @@ fn a_request_expires_at_its_deadline_and_its_late_end_is_dropped() {
         [failed(1, Reason::TimedOut, false), withdraw(1), failed(2, Reason::TimedOut, true), withdraw(2)];
     assert_eq!(step(&mut function, 50, Event::Tick), expired);
     assert_eq!(step(&mut function, 51, completed(2, 1)), []);
-    let expected = Score { expired: 2, scored: 2, ..Score::default() };
+    let expected = FunctionTotals { expired: 2, scored: 2, ..FunctionTotals::default() };
     assert_eq!(function.score(), expected);
 }
 
@@ -108,7 +113,7 @@ fn a_cancelled_or_failed_request_is_not_scored() {
         Event::Failed { key: RequestKey(2), reason: Reason::Quarantined, may_have_executed: true };
     assert_eq!(step(&mut function, 1, quarantined), [failed(2, Reason::Quarantined, true)]);
     assert_eq!(step(&mut function, 2, quarantined), []);
-    assert_eq!(function.score(), Score { cancelled: 1, failed: 1, ..Score::default() });
+    assert_eq!(function.score(), FunctionTotals { cancelled: 1, failed: 1, ..FunctionTotals::default() });
 }
 
 #[test]
@@ -135,7 +140,7 @@ fn a_retiring_function_refuses_and_ends_with_its_last_answer() {
 
 #[test]
 fn requests_without_an_objective_are_not_scored() {
-    let config = Config { in_flight_max: 8, deadline: None, idempotent: Idempotent::No };
+    let config = Config { in_flight_max: 8, deadline: None, idempotent: Idempotence::No };
     let mut function = Admission::new(config);
     arrive(&mut function, 0, 1, 50);
     step(&mut function, 1, completed(1, 1));

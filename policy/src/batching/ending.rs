@@ -3,10 +3,10 @@
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::{Batch, Batcher, Item, Stage};
-use crate::attempts::{Loss, Progress, Verdict};
+use super::{Batch, BatchItem, BatchStage, Batcher};
+use crate::attempts::{AttemptLoss, AttemptProgress, RetryDecision};
 use crate::core::Core as _;
-use crate::dispatch::{self, Action, Request, Return};
+use crate::dispatch::{self, Action, QueuedRequest, ReturnReason};
 use crate::ids::{FunctionIndex, RequestKey};
 
 impl Batcher {
@@ -33,17 +33,17 @@ impl Batcher {
     fn taken_out(&mut self, now: Timestamp, key: RequestKey, batch: &Batch, actions: &mut Vec<Action>) {
         if batch.whole.rows > 1 {
             let inputs = batch.first.inputs;
-            self.forward(now, dispatch::Event::Rows { key, rows: 1, inputs }, actions);
+            self.forward(now, dispatch::Event::BatchChanged { key, rows: 1, inputs }, actions);
         }
-        if let Stage::Held { until } = batch.stage {
+        if let BatchStage::Held { until } = batch.stage {
             self.held.remove(&(until, key));
         } else {
-            self.one_less(now, batch.first.function, actions);
+            self.record_batch_end(now, batch.first.function, actions);
         }
     }
 
     /// Notes that a batch of a function ended. Without any batch at work, no request is held back.
-    fn one_less(&mut self, now: Timestamp, function: FunctionIndex, actions: &mut Vec<Action>) {
+    fn record_batch_end(&mut self, now: Timestamp, function: FunctionIndex, actions: &mut Vec<Action>) {
         let Some(it) = self.functions.get_mut(&function) else { return };
         it.at_work -= 1;
         if it.at_work == 0 {
@@ -64,27 +64,28 @@ impl Batcher {
             return self.shrink(now, lead, actions);
         }
         match batch.stage {
-            Stage::Held { .. } => self.remove(now, lead, actions),
-            Stage::Queued => {
+            BatchStage::Held { .. } => self.remove(now, lead, actions),
+            BatchStage::Queued => {
                 self.forward(now, dispatch::Event::Withdraw { key: lead }, actions);
                 self.remove(now, lead, actions);
             }
-            Stage::On(_) => self.forward(now, dispatch::Event::Withdraw { key: lead }, actions),
+            BatchStage::On(_) => self.forward(now, dispatch::Event::Withdraw { key: lead }, actions),
         }
     }
 
     /// Updates the size of a waiting batch after a withdrawal. A batch on a GPU keeps its size.
     fn shrink(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
-        let Some(batch) = self.batches.get_mut(&key).filter(|batch| !matches!(batch.stage, Stage::On(_)))
+        let Some(batch) =
+            self.batches.get_mut(&key).filter(|batch| !matches!(batch.stage, BatchStage::On(_)))
         else {
             return;
         };
-        let left = batch.members.iter().map(|&(_, item)| item).reduce(Item::plus);
+        let left = batch.members.iter().map(|&(_, item)| item).reduce(BatchItem::plus);
         batch.whole = left.unwrap_or(batch.whole);
         let rows = batch.whole.rows;
         let inputs = batch.inputs();
-        if batch.stage == Stage::Queued {
-            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+        if batch.stage == BatchStage::Queued {
+            self.forward(now, dispatch::Event::BatchChanged { key, rows, inputs }, actions);
         }
     }
 
@@ -103,35 +104,39 @@ impl Batcher {
         let again = if batch.split { batch.members.clone() } else { Vec::new() };
         self.forward(now, event, actions);
         self.remove(now, key, actions);
-        let failed = Loss::Failed(Progress::Begun);
-        again.into_iter().for_each(|(request, _)| self.again(now, request, failed, actions));
+        let failed = AttemptLoss::Failed(AttemptProgress::Begun);
+        again.into_iter().for_each(|(request, _)| self.rerun_alone(now, request, failed, actions));
     }
 
     pub(super) fn returned(
         &mut self,
         now: Timestamp,
         key: RequestKey,
-        why: Return,
+        why: ReturnReason,
         event: dispatch::Event,
         actions: &mut Vec<Action>,
     ) {
         match why {
-            Return::Recalled if self.batches.get(&key).is_some_and(|batch| batch.members.is_empty()) => {
+            ReturnReason::Recalled
+                if self.batches.get(&key).is_some_and(|batch| batch.members.is_empty()) =>
+            {
                 self.forward(now, event, actions);
                 self.remove(now, key, actions);
             }
-            Return::Recalled => {
-                self.set_stage(key, Stage::Queued);
+            ReturnReason::Recalled => {
+                self.set_stage(key, BatchStage::Queued);
                 self.forward(now, event, actions);
             }
-            Return::Failed(progress) => {
-                self.lose(now, self.known(key, progress), Loss::Failed, event, actions);
+            ReturnReason::Failed(progress) => {
+                self.lose(now, self.known(key, progress), AttemptLoss::Failed, event, actions);
             }
-            Return::Died(progress) => self.lose(now, self.known(key, progress), Loss::Died, event, actions),
+            ReturnReason::Died(progress) => {
+                self.lose(now, self.known(key, progress), AttemptLoss::Died, event, actions)
+            }
         }
     }
 
-    fn known(&self, key: RequestKey, progress: Progress) -> Vec<(RequestKey, Progress)> {
+    fn known(&self, key: RequestKey, progress: AttemptProgress) -> Vec<(RequestKey, AttemptProgress)> {
         self.batches.contains_key(&key).then_some((key, progress)).into_iter().collect()
     }
 
@@ -139,21 +144,21 @@ impl Batcher {
         &mut self,
         now: Timestamp,
         gpu: GpuIndex,
-        progress: impl Fn(RequestKey) -> Progress,
+        progress: impl Fn(RequestKey) -> AttemptProgress,
         event: dispatch::Event,
         actions: &mut Vec<Action>,
     ) {
-        let there = self.batches.iter().filter(|(_, batch)| batch.stage == Stage::On(gpu));
+        let there = self.batches.iter().filter(|(_, batch)| batch.stage == BatchStage::On(gpu));
         let lost = there.map(|(&key, _)| (key, progress(key))).collect();
-        self.lose(now, lost, Loss::Died, event, actions);
+        self.lose(now, lost, AttemptLoss::Died, event, actions);
     }
 
     /// Splits batches that lost their GPU: each member continues alone.
     fn lose(
         &mut self,
         now: Timestamp,
-        lost: Vec<(RequestKey, Progress)>,
-        loss: fn(Progress) -> Loss,
+        lost: Vec<(RequestKey, AttemptProgress)>,
+        loss: fn(AttemptProgress) -> AttemptLoss,
         event: dispatch::Event,
         actions: &mut Vec<Action>,
     ) {
@@ -176,19 +181,25 @@ impl Batcher {
         for (key, batch, loss) in gone {
             let others =
                 batch.members.iter().map(|&(request, _)| request).filter(|request| request.key != key);
-            others.for_each(|request| self.again(now, request, loss, actions));
+            others.for_each(|request| self.rerun_alone(now, request, loss, actions));
             self.taken_out(now, key, &batch, actions);
         }
     }
 
     /// Runs a member of a lost batch alone, if another run is allowed.
-    fn again(&mut self, now: Timestamp, request: Request, loss: Loss, actions: &mut Vec<Action>) {
+    fn rerun_alone(
+        &mut self,
+        now: Timestamp,
+        request: QueuedRequest,
+        loss: AttemptLoss,
+        actions: &mut Vec<Action>,
+    ) {
         match request.attempts.after(loss) {
-            Verdict::Again(attempts) => {
-                let request = Request { attempts, ..request };
+            RetryDecision::Again(attempts) => {
+                let request = QueuedRequest { attempts, ..request };
                 self.forward(now, dispatch::Event::Enqueue(request), actions);
             }
-            Verdict::Refuse { reason, may_have_executed } => {
+            RetryDecision::Refuse { reason, may_have_executed } => {
                 actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }

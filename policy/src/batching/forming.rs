@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Batching, Timestamp};
+use millrace_types::{BatchingOptions, Timestamp};
 
-use super::{Batch, Batcher, DESCRIPTORS_MAX, Function, INLINE_MAX, Item, Stage};
-use crate::dispatch::{self, Action, Request};
+use super::{Batch, BatchItem, BatchStage, BatchedFunction, Batcher, DESCRIPTORS_MAX, INLINE_MAX};
+use crate::dispatch::{self, Action, QueuedRequest};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Progress of filling a batch.
 #[derive(Debug, Default)]
-struct Taken {
+struct FillProgress {
     any: bool,
     /// Arrival of the oldest taken request that is still in time.
     in_time: Option<Timestamp>,
@@ -21,15 +21,15 @@ impl Batcher {
     pub(super) fn enqueue(
         &mut self,
         now: Timestamp,
-        request: Request,
-        item: Item,
+        request: QueuedRequest,
+        item: BatchItem,
         actions: &mut Vec<Action>,
     ) {
         let key = request.key;
         let kind = (item.class, request.priority);
         let limits = self.functions.get(&request.function).filter(|it| item.rows <= it.batching.max_size);
         let Some(it) = limits else { return self.forward(now, dispatch::Event::Enqueue(request), actions) };
-        let Batching { max_size, max_wait } = it.batching;
+        let BatchingOptions { max_size, max_wait } = it.batching;
         if let Some(open) = it.open.get(&kind).copied() {
             if self.fits(now, open, item) {
                 return self.join(now, open, request, item, actions);
@@ -45,7 +45,7 @@ impl Batcher {
         }
         let until = now + max_wait;
         let members = vec![(request, item)];
-        let stage = Stage::Held { until };
+        let stage = BatchStage::Held { until };
         let batch = Batch { first: request, members, whole: item, oldest: now, stage, split: false };
         self.held.insert((until, key));
         self.batch_of.insert(key, key);
@@ -56,7 +56,7 @@ impl Batcher {
     }
 
     /// Returns whether a batch may grow by a request.
-    fn fits(&self, now: Timestamp, key: RequestKey, item: Item) -> bool {
+    fn fits(&self, now: Timestamp, key: RequestKey, item: BatchItem) -> bool {
         let batch = &self.batches[&key];
         let Some(it) = self.functions.get(&batch.first.function) else { return false };
         let larger = batch.whole.plus(item);
@@ -70,8 +70,8 @@ impl Batcher {
         &mut self,
         now: Timestamp,
         key: RequestKey,
-        request: Request,
-        item: Item,
+        request: QueuedRequest,
+        item: BatchItem,
         actions: &mut Vec<Action>,
     ) {
         let Some(batch) = self.batches.get_mut(&key) else { return };
@@ -86,9 +86,11 @@ impl Batcher {
             self.close(key);
         }
         match stage {
-            Stage::Held { .. } if full => self.release(now, key, actions),
-            Stage::Held { .. } | Stage::On(_) => {}
-            Stage::Queued => self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions),
+            BatchStage::Held { .. } if full => self.release(now, key, actions),
+            BatchStage::Held { .. } | BatchStage::On(_) => {}
+            BatchStage::Queued => {
+                self.forward(now, dispatch::Event::BatchChanged { key, rows, inputs }, actions)
+            }
         }
     }
 
@@ -96,7 +98,7 @@ impl Batcher {
     /// their requests fit. A late request then costs a share of a run instead of a run of its own.
     /// From each waiting batch, the request that identifies the batch in the queue is taken last.
     pub(super) fn fill(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
-        let mut taken = Taken::default();
+        let mut taken = FillProgress::default();
         while let Some((request, item)) = self.taken_along(now, key, &mut taken) {
             self.withdraw(now, request.key, actions);
             let batch = self.batches.get_mut(&key).expect("an assigned batch stays until its end");
@@ -109,12 +111,17 @@ impl Batcher {
         {
             let rows = batch.whole.rows;
             let inputs = batch.inputs();
-            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+            self.forward(now, dispatch::Event::BatchChanged { key, rows, inputs }, actions);
         }
     }
 
     /// Returns the next request that a batch takes from another batch.
-    fn taken_along(&self, now: Timestamp, key: RequestKey, taken: &mut Taken) -> Option<(Request, Item)> {
+    fn taken_along(
+        &self,
+        now: Timestamp,
+        key: RequestKey,
+        taken: &mut FillProgress,
+    ) -> Option<(QueuedRequest, BatchItem)> {
         let batch = self.batches.get(&key)?;
         let waiting = &self.functions.get(&batch.first.function)?.waiting;
         let alike = (batch.kind(), RequestKey(u64::MIN))..=(batch.kind(), RequestKey(u64::MAX));
@@ -164,22 +171,22 @@ impl Batcher {
     /// Releases a held batch into the queue.
     pub(super) fn release(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(batch) = self.batches.get_mut(&key) else { return };
-        let Stage::Held { until } = batch.stage else { return };
+        let BatchStage::Held { until } = batch.stage else { return };
         self.held.remove(&(until, key));
         let rows = batch.whole.rows;
         let inputs = batch.inputs();
-        let first = Request { inputs, ..batch.first };
+        let first = QueuedRequest { inputs, ..batch.first };
         // No batch may take members from this batch yet: the queue does not know the batch, and may
         // assign others first.
-        batch.stage = Stage::Queued;
+        batch.stage = BatchStage::Queued;
         if let Some(it) = self.functions.get_mut(&first.function) {
             it.at_work += 1;
         }
         // The rows must be known before the batch is assigned, which may happen at once.
         if rows > 1 {
-            self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+            self.forward(now, dispatch::Event::BatchChanged { key, rows, inputs }, actions);
         }
-        self.set_stage(key, Stage::Queued);
+        self.set_stage(key, BatchStage::Queued);
         self.forward(now, dispatch::Event::Enqueue(first), actions);
     }
 
@@ -194,7 +201,7 @@ impl Batcher {
         &mut self,
         now: Timestamp,
         function: FunctionIndex,
-        batching: Option<Batching>,
+        batching: Option<BatchingOptions>,
         deadline: Option<Duration>,
         actions: &mut Vec<Action>,
     ) {
@@ -203,11 +210,12 @@ impl Batcher {
             return gone.open.into_values().for_each(|key| self.release(now, key, actions));
         };
         // Batches from before the function's batching was last switched off may still be at work.
-        let out =
-            |batch: &&Batch| batch.first.function == function && !matches!(batch.stage, Stage::Held { .. });
-        let waits = |(_, batch): &(&RequestKey, &Batch)| out(batch) && batch.stage == Stage::Queued;
+        let out = |batch: &&Batch| {
+            batch.first.function == function && !matches!(batch.stage, BatchStage::Held { .. })
+        };
+        let waits = |(_, batch): &(&RequestKey, &Batch)| out(batch) && batch.stage == BatchStage::Queued;
         let waiting = self.batches.iter().filter(waits).map(|(&key, batch)| (batch.kind(), key));
-        let it = self.functions.entry(function).or_insert_with(|| Function {
+        let it = self.functions.entry(function).or_insert_with(|| BatchedFunction {
             batching,
             deadline,
             open: BTreeMap::new(),

@@ -11,11 +11,11 @@
 //! Requests join a batch that waits for a GPU until the batch is assigned. Batches are therefore as
 //! large as the wait for GPUs makes them, and no request waits for others while a GPU is free. An
 //! assigned batch is filled from other waiting batches of its function: often with requests that
-//! could not join in time and are late by now. With a wait ([`Batching::max_wait`]), a request is
+//! could not join in time and are late by now. With a wait ([`BatchingOptions::max_wait`]), a request is
 //! also held back while earlier ones of its function are at work, so that a second GPU is not
 //! occupied for a single row.
 //!
-//! **Bounds.** A batch has at most [`Batching::max_size`] rows, and at most the inputs that fit one
+//! **Bounds.** A batch has at most [`BatchingOptions::max_size`] rows, and at most the inputs that fit one
 //! message to an executor ([`INLINE_MAX`], [`DESCRIPTORS_MAX`]). A batch does not grow if its run,
 //! by the predicted run time for that many rows (L15), would then end after the deadline of its
 //! oldest request.
@@ -35,15 +35,15 @@ mod protocol;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{Batching, GpuIndex, Priority, Timestamp};
+use millrace_types::{BatchingOptions, GpuIndex, Priority, Timestamp};
 
-pub use self::protocol::{Event, Item};
+pub use self::protocol::{BatchItem, Event};
 
-use crate::attempts::Progress;
+use crate::attempts::AttemptProgress;
 use crate::core::Core;
-use crate::dispatch::{self, Action, Config, Dispatch, Inputs, Request};
+use crate::dispatch::{self, Action, Config, Dispatcher, InputLocations, QueuedRequest};
 use crate::ids::{FunctionIndex, RequestKey};
-use crate::tenancy::{self, Tenancy};
+use crate::tenancy::{self, TenantGate};
 
 /// Maximum bytes of inputs inside the message of one run.
 pub const INLINE_MAX: u32 = 4 << 20;
@@ -52,7 +52,7 @@ pub const DESCRIPTORS_MAX: u32 = 64;
 
 /// Counters of batches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct BatchCounts {
     /// Runs of more than one request.
     pub batches: u64,
     /// Requests in these runs.
@@ -64,8 +64,8 @@ type Kind = (u64, Priority);
 
 /// Batches of a function.
 #[derive(Debug)]
-struct Function {
-    batching: Batching,
+struct BatchedFunction {
+    batching: BatchingOptions,
     deadline: Option<Duration>,
     /// Batches that requests may still join, at most a single batch of each kind.
     open: BTreeMap<Kind, RequestKey>,
@@ -76,7 +76,7 @@ struct Function {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum BatchStage {
     Held { until: Timestamp },
     Queued,
     On(GpuIndex),
@@ -85,12 +85,12 @@ enum Stage {
 #[derive(Debug)]
 struct Batch {
     /// First request, which gives the batch its key in the queue. May have been withdrawn since.
-    first: Request,
-    members: Vec<(Request, Item)>,
+    first: QueuedRequest,
+    members: Vec<(QueuedRequest, BatchItem)>,
     /// Sum of all members.
-    whole: Item,
+    whole: BatchItem,
     oldest: Timestamp,
-    stage: Stage,
+    stage: BatchStage,
     /// Whether the run failed, so that the members run again alone.
     split: bool,
 }
@@ -101,8 +101,8 @@ impl Batch {
     }
 
     /// Returns the location of the inputs of all members.
-    fn inputs(&self) -> Inputs {
-        self.members.iter().fold(Inputs::NONE, |all, (request, _)| all.plus(request.inputs))
+    fn inputs(&self) -> InputLocations {
+        self.members.iter().fold(InputLocations::NONE, |all, (request, _)| all.plus(request.inputs))
     }
 
     fn keys(&self) -> impl Iterator<Item = RequestKey> {
@@ -113,13 +113,13 @@ impl Batch {
 /// The node's queue behind its gate, with batching.
 #[derive(Debug)]
 pub struct Batcher {
-    queue: Tenancy,
-    functions: BTreeMap<FunctionIndex, Function>,
+    queue: TenantGate,
+    functions: BTreeMap<FunctionIndex, BatchedFunction>,
     /// Batches by the key of their first request.
     batches: BTreeMap<RequestKey, Batch>,
     batch_of: BTreeMap<RequestKey, RequestKey>,
     held: BTreeSet<(Timestamp, RequestKey)>,
-    totals: Totals,
+    totals: BatchCounts,
 }
 
 impl Batcher {
@@ -127,24 +127,24 @@ impl Batcher {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         Self {
-            queue: Tenancy::new(config),
+            queue: TenantGate::new(config),
             functions: BTreeMap::new(),
             batches: BTreeMap::new(),
             batch_of: BTreeMap::new(),
             held: BTreeSet::new(),
-            totals: Totals::default(),
+            totals: BatchCounts::default(),
         }
     }
 
     /// Returns the node's queue.
     #[must_use]
-    pub fn dispatch(&self) -> &Dispatch {
+    pub fn dispatch(&self) -> &Dispatcher {
         self.queue.dispatch()
     }
 
     /// Returns the tenant gate.
     #[must_use]
-    pub fn tenancy(&self) -> &Tenancy {
+    pub fn tenancy(&self) -> &TenantGate {
         &self.queue
     }
 
@@ -152,9 +152,9 @@ impl Batcher {
     #[must_use]
     pub fn queued(&self) -> usize {
         let extra = |batch: &Batch| match batch.stage {
-            Stage::Held { .. } => batch.members.len(),
-            Stage::Queued => batch.members.len().saturating_sub(1),
-            Stage::On(_) => 0,
+            BatchStage::Held { .. } => batch.members.len(),
+            BatchStage::Queued => batch.members.len().saturating_sub(1),
+            BatchStage::On(_) => 0,
         };
         self.queue.queued() + self.batches.values().map(extra).sum::<usize>()
     }
@@ -181,7 +181,7 @@ impl Batcher {
 
     /// Returns the counters of batches.
     #[must_use]
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> BatchCounts {
         self.totals
     }
 
@@ -194,7 +194,7 @@ impl Batcher {
             match action {
                 Action::Assign { gpu, key, .. } if self.batches.contains_key(&key) => {
                     self.close(key);
-                    self.set_stage(key, Stage::On(gpu));
+                    self.set_stage(key, BatchStage::On(gpu));
                     given.push(key);
                     actions.push(action);
                 }
@@ -214,12 +214,12 @@ impl Batcher {
         }
     }
 
-    fn set_stage(&mut self, key: RequestKey, stage: Stage) {
+    fn set_stage(&mut self, key: RequestKey, stage: BatchStage) {
         let Some(batch) = self.batches.get_mut(&key) else { return };
         batch.stage = stage;
         let id = (batch.kind(), key);
         let Some(it) = self.functions.get_mut(&batch.first.function) else { return };
-        if stage == Stage::Queued {
+        if stage == BatchStage::Queued {
             it.waiting.insert(id);
         } else {
             it.waiting.remove(&id);
@@ -227,9 +227,9 @@ impl Batcher {
     }
 
     /// Updates the location of a request's inputs, for its whole batch.
-    fn moved(&mut self, now: Timestamp, key: RequestKey, inputs: Inputs, actions: &mut Vec<Action>) {
+    fn moved(&mut self, now: Timestamp, key: RequestKey, inputs: InputLocations, actions: &mut Vec<Action>) {
         let Some(&lead) = self.batch_of.get(&key) else {
-            return self.forward(now, dispatch::Event::Moved { key, inputs }, actions);
+            return self.forward(now, dispatch::Event::InputsMoved { key, inputs }, actions);
         };
         let Some(batch) = self.batches.get_mut(&lead) else { return };
         let members = batch.members.iter_mut().map(|(request, _)| request);
@@ -241,12 +241,12 @@ impl Batcher {
         let stage = batch.stage;
         match stage {
             // The location is sent with the release of the batch.
-            Stage::Held { .. } => {}
-            Stage::Queued | Stage::On(_) if rows > 1 => {
-                self.forward(now, dispatch::Event::Rows { key, rows, inputs }, actions);
+            BatchStage::Held { .. } => {}
+            BatchStage::Queued | BatchStage::On(_) if rows > 1 => {
+                self.forward(now, dispatch::Event::BatchChanged { key, rows, inputs }, actions);
             }
-            Stage::Queued | Stage::On(_) => {
-                self.forward(now, dispatch::Event::Moved { key, inputs }, actions);
+            BatchStage::Queued | BatchStage::On(_) => {
+                self.forward(now, dispatch::Event::InputsMoved { key, inputs }, actions);
             }
         }
     }
@@ -255,15 +255,15 @@ impl Batcher {
         let tenancy::Event::Dispatch(event) = event else { return self.forward(now, event, actions) };
         match event {
             dispatch::Event::Withdraw { key } => self.withdraw(now, key, actions),
-            dispatch::Event::Moved { key, inputs } => self.moved(now, key, inputs, actions),
-            dispatch::Event::Ended { key, .. } => self.ended(now, key, event, actions),
-            dispatch::Event::Returned { key, why, .. } => self.returned(now, key, why, event, actions),
+            dispatch::Event::InputsMoved { key, inputs } => self.moved(now, key, inputs, actions),
+            dispatch::Event::RequestEnded { key, .. } => self.ended(now, key, event, actions),
+            dispatch::Event::RequestReturned { key, why, .. } => self.returned(now, key, why, event, actions),
             dispatch::Event::Down { gpu, ref lost } => {
                 let said: BTreeMap<_, _> = lost.iter().copied().collect();
-                let progress = |key| said.get(&key).copied().unwrap_or(Progress::Waiting);
+                let progress = |key| said.get(&key).copied().unwrap_or(AttemptProgress::Waiting);
                 self.down(now, gpu, progress, event, actions);
             }
-            dispatch::Event::Reset { gpu } => self.down(now, gpu, |_| Progress::Begun, event, actions),
+            dispatch::Event::Reset { gpu } => self.down(now, gpu, |_| AttemptProgress::Begun, event, actions),
             dispatch::Event::Tick => {
                 self.release_due(now, actions);
                 self.forward(now, event, actions);

@@ -3,15 +3,15 @@
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
-use millrace_types::Batching;
+use millrace_types::BatchingOptions;
 
-use crate::dispatch::Request;
+use crate::dispatch::QueuedRequest;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::{dispatch, tenancy};
 
 /// Properties of a request that decide which requests may run together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Item {
+pub struct BatchItem {
     /// Size of the first dimension of the inputs.
     pub rows: u32,
     /// Class of batchable requests: inputs that differ only in rows, and the same outputs.
@@ -22,7 +22,7 @@ pub struct Item {
     pub descriptors: u32,
 }
 
-impl Item {
+impl BatchItem {
     /// Returns the sum of both requests.
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
@@ -40,12 +40,12 @@ pub enum Event {
     /// An event for the queue or its gate.
     Queue(tenancy::Event),
     /// A batchable request is ready to run.
-    Enqueue { request: Request, item: Item },
+    Enqueue { request: QueuedRequest, item: BatchItem },
     /// A function has new batching limits.
     Limits {
         function: FunctionIndex,
         /// Batching limits; `None` runs each request alone.
-        batching: Option<Batching>,
+        batching: Option<BatchingOptions>,
         /// Time from a request's arrival within which the response is due.
         deadline: Option<Duration>,
     },

@@ -1,8 +1,8 @@
 use millrace_types::{Bytes, BytesPerSec, Incarnation, ModelId, Reason};
 
 use super::*;
-use crate::attempts::{Attempts, Idempotent, Progress};
-use crate::dispatch::{GpuConfig, POLICIES, PolicyConfig, Return};
+use crate::attempts::{AttemptProgress, AttemptRecord, Idempotence};
+use crate::dispatch::{GpuConfig, POLICIES, PolicyConfig, ReturnReason};
 
 mod properties;
 
@@ -25,7 +25,7 @@ fn bench_with(policy: PolicyConfig, gpus: u32, max_size: u32, max_wait_ms: u64) 
         let model = ModelId(model);
         let memory = Bytes::mib(8);
         bench.tell(dispatch::Event::Install { model, memory, weights: memory });
-        let batching = Some(Batching { max_size, max_wait: Duration::from_millis(max_wait_ms) });
+        let batching = Some(BatchingOptions { max_size, max_wait: Duration::from_millis(max_wait_ms) });
         let deadline = (model.0 == 0).then_some(Duration::from_millis(20));
         bench.tell(Event::Limits { function: FunctionIndex(model.0), batching, deadline });
     }
@@ -46,23 +46,28 @@ impl Bench {
 
     /// Enqueues a request of `rows` rows; returns the resulting assignments.
     fn ask(&mut self, key: u64, rows: u32) -> Vec<(u64, u32)> {
-        let item = Item { rows, class: 7, inline: 100, descriptors: 0 };
+        let item = BatchItem { rows, class: 7, inline: 100, descriptors: 0 };
         assigned(&self.ask_for(key, 0, item))
     }
 
-    fn ask_for(&mut self, key: u64, function: u32, item: Item) -> Vec<Action> {
+    fn ask_for(&mut self, key: u64, function: u32, item: BatchItem) -> Vec<Action> {
         let key = RequestKey(key);
-        let attempts = Attempts::new(3, Idempotent::Yes);
+        let attempts = AttemptRecord::new(3, Idempotence::Yes);
         let function = FunctionIndex(function);
         let model = ModelId(function.0);
         let priority = Priority::default();
-        let request = Request { key, function, model, attempts, priority, inputs: Inputs::NONE };
+        let request =
+            QueuedRequest { key, function, model, attempts, priority, inputs: InputLocations::NONE };
         self.tell(Event::Enqueue { request, item })
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<(u64, u32)> {
         let ran = Some(Duration::from_millis(ran_ms));
-        assigned(&self.tell(dispatch::Event::Ended { gpu: GpuIndex(index), key: RequestKey(key), ran }))
+        assigned(&self.tell(dispatch::Event::RequestEnded {
+            gpu: GpuIndex(index),
+            key: RequestKey(key),
+            ran,
+        }))
     }
 
     fn withdraw(&mut self, key: u64) -> Vec<Action> {
@@ -72,7 +77,7 @@ impl Bench {
     /// Asserts that the index of waiting batches agrees with a full scan.
     fn check(&self) {
         for (&function, it) in &self.batcher.functions {
-            let waits = |batch: &Batch| batch.first.function == function && batch.stage == Stage::Queued;
+            let waits = |batch: &Batch| batch.first.function == function && batch.stage == BatchStage::Queued;
             let all = self.batcher.batches.iter().filter(|(_, batch)| waits(batch));
             assert_eq!(it.waiting, all.map(|(&key, batch)| (batch.kind(), key)).collect());
         }
@@ -108,16 +113,16 @@ fn requests_join_a_waiting_batch_until_it_is_full_or_assigned() {
     assert_eq!(bench.ask(7, 1), [], "an assigned batch is closed");
     assert_eq!(bench.ended(0, 4, 1), [(7, 0)]);
     bench.ended(0, 7, 1);
-    assert_eq!(bench.batcher.totals(), Totals { batches: 2, requests: 5 });
+    assert_eq!(bench.batcher.totals(), BatchCounts { batches: 2, requests: 5 });
     assert!(bench.batcher.batches.is_empty() && bench.batcher.batch_of.is_empty());
 }
 
 #[test]
 fn moved_inputs_update_the_location_of_the_whole_batch() {
     let mut bench = bench(1, 4, 0);
-    let on_gpu = |mib| Inputs::of([(GpuIndex(0), Bytes::mib(mib))]);
+    let on_gpu = |mib| InputLocations::of([(GpuIndex(0), Bytes::mib(mib))]);
     let moves = |bench: &mut Bench, key, inputs| {
-        assert_eq!(bench.tell(dispatch::Event::Moved { key: RequestKey(key), inputs }), []);
+        assert_eq!(bench.tell(dispatch::Event::InputsMoved { key: RequestKey(key), inputs }), []);
         bench.batcher.dispatch().inputs_of(RequestKey(2))
     };
     for key in 1..=3 {
@@ -126,7 +131,7 @@ fn moved_inputs_update_the_location_of_the_whole_batch() {
     assert_eq!(bench.members(2), [2, 3]);
     assert_eq!(moves(&mut bench, 3, on_gpu(1)), on_gpu(1));
     assert_eq!(moves(&mut bench, 2, on_gpu(4)), on_gpu(5));
-    assert_eq!(moves(&mut bench, 3, Inputs::NONE), on_gpu(4));
+    assert_eq!(moves(&mut bench, 3, InputLocations::NONE), on_gpu(4));
     assert_eq!(moves(&mut bench, 1, on_gpu(7)), on_gpu(4), "request 1 runs alone");
     bench.withdraw(2);
     assert_eq!(
@@ -140,17 +145,17 @@ fn moved_inputs_update_the_location_of_the_whole_batch() {
 fn only_requests_of_one_class_join_and_only_up_to_the_message_bounds() {
     let mut bench = bench(1, 8, 0);
     bench.ask(1, 1);
-    let item = Item { rows: 1, class: 7, inline: 0, descriptors: 40 };
+    let item = BatchItem { rows: 1, class: 7, inline: 0, descriptors: 40 };
     bench.ask_for(2, 0, item);
-    bench.ask_for(3, 0, Item { class: 8, ..item });
+    bench.ask_for(3, 0, BatchItem { class: 8, ..item });
     bench.ask_for(4, 1, item);
     bench.ask_for(5, 0, item);
-    bench.ask_for(6, 0, Item { rows: 9, ..item });
+    bench.ask_for(6, 0, BatchItem { rows: 9, ..item });
     for key in 2..=6 {
         assert_eq!(bench.members(key), [key], "another class, function, 80 descriptors, 9 rows");
     }
-    bench.ask_for(7, 0, Item { descriptors: 1, inline: INLINE_MAX, ..item });
-    bench.ask_for(8, 0, Item { descriptors: 1, inline: 1, ..item });
+    bench.ask_for(7, 0, BatchItem { descriptors: 1, inline: INLINE_MAX, ..item });
+    bench.ask_for(8, 0, BatchItem { descriptors: 1, inline: 1, ..item });
     assert_eq!((bench.members(5), bench.members(8)), (vec![5, 7], vec![8]));
 }
 
@@ -180,7 +185,7 @@ fn a_function_batched_again_counts_its_earlier_batches_at_work() {
     let function = FunctionIndex(0);
     bench.tell(Event::Limits { function, batching: None, deadline: None });
     assert_eq!(bench.ask(2, 1), []);
-    let batching = Some(Batching { max_size: 4, max_wait: Duration::from_millis(5) });
+    let batching = Some(BatchingOptions { max_size: 4, max_wait: Duration::from_millis(5) });
     bench.tell(Event::Limits { function, batching, deadline: None });
     assert_eq!(bench.ask(3, 1), [], "held back while the first request is at work");
     assert_eq!(bench.ended(0, 1, 1), [(2, 0)]);
@@ -238,7 +243,7 @@ fn an_assigned_batch_is_filled_from_waiting_batches() {
 fn filling_a_batch_makes_no_taken_request_late() {
     let mut bench = learned();
     let ask = |bench: &mut Bench, key, descriptors| {
-        let item = Item { rows: 1, class: 7, inline: 100, descriptors };
+        let item = BatchItem { rows: 1, class: 7, inline: 100, descriptors };
         assert_eq!(assigned(&bench.ask_for(key, 0, item)), []);
     };
     assert_eq!(bench.ask(4, 1), [(4, 0)]);
@@ -293,7 +298,7 @@ fn after_a_failure_each_request_runs_alone_with_its_own_record() {
         };
         actions.iter().find_map(of)
     };
-    let ended = |key| dispatch::Event::Ended { gpu: GpuIndex(0), key: RequestKey(key), ran: None };
+    let ended = |key| dispatch::Event::RequestEnded { gpu: GpuIndex(0), key: RequestKey(key), ran: None };
     assert_eq!(attempt(&bench.tell(ended(2))), Some((3, 2)));
     assert_eq!(bench.ask(5, 1), [], "no request joins a suspect");
     assert_eq!(attempt(&bench.tell(ended(3))), Some((4, 2)));
@@ -309,7 +314,7 @@ fn a_poison_request_costs_other_members_only_an_attempt() {
     }
     bench.ended(0, 1, 1);
     let down = |key| {
-        let lost = vec![(RequestKey(key), Progress::Begun)];
+        let lost = vec![(RequestKey(key), AttemptProgress::Begun)];
         dispatch::Event::Down { gpu: GpuIndex(0), lost }
     };
     assert_eq!(bench.tell(down(2)), []);

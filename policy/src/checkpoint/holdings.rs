@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
-use super::ledger::Ledger;
+use super::ledger::SyncLedger;
 
 #[derive(Debug, Clone)]
-pub(super) struct Holdings {
+pub(super) struct DataHoldings {
     /// Data that the leader knows, or will be told about.
-    pub(super) named: Ledger<DataId, Bytes>,
+    pub(super) named: SyncLedger<DataId, Bytes>,
     named_max: usize,
     /// Data not known to be old enough, with the time of its storage. Each period scans all of it,
     /// which is only about the data of a period.
@@ -20,9 +20,9 @@ pub(super) struct Holdings {
     beyond: ByHome<Bytes>,
 }
 
-impl Holdings {
+impl DataHoldings {
     pub(super) fn new(named_max: usize) -> Self {
-        Self { named: Ledger::new(), named_max, young: ByHome::new(), beyond: ByHome::new() }
+        Self { named: SyncLedger::new(), named_max, young: ByHome::new(), beyond: ByHome::new() }
     }
 
     /// Data is immutable: a repeated store changes nothing.
@@ -135,13 +135,14 @@ mod tests {
 
     #[test]
     fn old_data_is_named_in_order_and_dropped_data_leaves_no_trace() {
-        let mut holdings = Holdings::new(2);
+        let mut holdings = DataHoldings::new(2);
         for (stored, home, counter) in [(0, "b", 1), (0, "a", 2), (0, "a", 1), (5, "a", 3)] {
             holdings.store(Timestamp(stored), id(home, counter), Bytes(counter));
         }
         let age = Duration::from_nanos(10);
         holdings.mature(Timestamp(10), age);
-        let named = |holdings: &Holdings| holdings.named.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
+        let named =
+            |holdings: &DataHoldings| holdings.named.iter().map(|(id, _)| id.clone()).collect::<Vec<_>>();
         assert_eq!(named(&holdings), [id("a", 1), id("a", 2)]);
         assert_eq!((holdings.overflow(), holdings.is_growing()), (1, true));
         // These pieces are held already: named, young and beyond the bound.

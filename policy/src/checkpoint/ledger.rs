@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Items of a single kind. The leader's copy equals the truth once all changes are sent.
 #[derive(Debug, Clone)]
-pub(super) struct Ledger<K, V> {
+pub(super) struct SyncLedger<K, V> {
     truth: BTreeMap<K, V>,
     /// Last values sent in this epoch, including removed items until their removal is sent.
     told: BTreeMap<K, V>,
@@ -18,7 +18,7 @@ pub(super) struct Ledger<K, V> {
 
 /// Set of items to send next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum SyncScope {
     /// Changed items. Removals come first, so that the leader never has more items than exist.
     Changes,
     /// Items that the full sync has not sent yet.
@@ -27,12 +27,12 @@ pub(super) enum Source {
 
 /// One item to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Told<K, V> {
+pub(super) enum LedgerEntry<K, V> {
     There(K, V),
     Gone(K),
 }
 
-impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
+impl<K: Ord + Clone, V: Clone + PartialEq> SyncLedger<K, V> {
     pub(super) fn new() -> Self {
         Self {
             truth: BTreeMap::new(),
@@ -84,29 +84,29 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
     }
 
     /// Returns the key of the item that [`Self::take`] would return.
-    pub(super) fn peek(&self, source: Source) -> Option<&K> {
+    pub(super) fn peek(&self, source: SyncScope) -> Option<&K> {
         match source {
-            Source::Changes => self.gone.first().or_else(|| self.changed.first()),
-            Source::Everything => self.again.first(),
+            SyncScope::Changes => self.gone.first().or_else(|| self.changed.first()),
+            SyncScope::Everything => self.again.first(),
         }
     }
 
     /// Returns the next item to send, which counts as sent from now on.
-    pub(super) fn take(&mut self, source: Source) -> Option<Told<K, V>> {
-        if source == Source::Changes
+    pub(super) fn take(&mut self, source: SyncScope) -> Option<LedgerEntry<K, V>> {
+        if source == SyncScope::Changes
             && let Some(key) = self.gone.pop_first()
         {
             self.told.remove(&key);
-            return Some(Told::Gone(key));
+            return Some(LedgerEntry::Gone(key));
         }
         let pending = match source {
-            Source::Changes => &mut self.changed,
-            Source::Everything => &mut self.again,
+            SyncScope::Changes => &mut self.changed,
+            SyncScope::Everything => &mut self.again,
         };
         let key = pending.pop_first()?;
         let value = self.truth.get(&key)?.clone();
         self.told.insert(key.clone(), value.clone());
-        Some(Told::There(key, value))
+        Some(LedgerEntry::There(key, value))
     }
 
     pub(super) fn get(&self, key: &K) -> Option<&V> {
@@ -143,52 +143,59 @@ impl<K: Ord + Clone, V: Clone + PartialEq> Ledger<K, V> {
 mod tests {
     use super::*;
 
-    fn drain(ledger: &mut Ledger<u8, u8>, source: Source) -> Vec<Told<u8, u8>> {
+    fn drain(ledger: &mut SyncLedger<u8, u8>, source: SyncScope) -> Vec<LedgerEntry<u8, u8>> {
         std::iter::from_fn(|| ledger.take(source)).collect()
     }
 
     #[test]
     fn changes_are_sent_with_removals_first() {
-        let mut ledger = Ledger::new();
+        let mut ledger = SyncLedger::new();
         ledger.set(1, 10);
         ledger.set(2, 20);
-        assert_eq!(drain(&mut ledger, Source::Changes), [Told::There(1, 10), Told::There(2, 20)]);
+        assert_eq!(
+            drain(&mut ledger, SyncScope::Changes),
+            [LedgerEntry::There(1, 10), LedgerEntry::There(2, 20)]
+        );
         ledger.set(0, 5);
         ledger.unset(&2);
-        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(2), Told::There(0, 5)]);
+        assert_eq!(drain(&mut ledger, SyncScope::Changes), [LedgerEntry::Gone(2), LedgerEntry::There(0, 5)]);
     }
 
     #[test]
     fn an_item_added_and_removed_unsent_is_never_sent() {
-        let mut ledger = Ledger::new();
+        let mut ledger = SyncLedger::new();
         ledger.set(1, 10);
         ledger.unset(&1);
-        assert_eq!(drain(&mut ledger, Source::Changes), []);
+        assert_eq!(drain(&mut ledger, SyncScope::Changes), []);
         ledger.set(1, 10);
-        drain(&mut ledger, Source::Changes);
+        drain(&mut ledger, SyncScope::Changes);
         ledger.unset(&1);
         ledger.set(1, 10);
-        assert_eq!(drain(&mut ledger, Source::Changes), [], "the item is back before its removal was sent");
+        assert_eq!(
+            drain(&mut ledger, SyncScope::Changes),
+            [],
+            "the item is back before its removal was sent"
+        );
         ledger.unset(&1);
         ledger.set(1, 11);
         ledger.unset(&1);
-        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(1)]);
+        assert_eq!(drain(&mut ledger, SyncScope::Changes), [LedgerEntry::Gone(1)]);
     }
 
     #[test]
     fn a_full_sync_sends_each_item_once_and_the_changes_follow() {
-        let mut ledger = Ledger::new();
+        let mut ledger = SyncLedger::new();
         for key in 1..4 {
             ledger.set(key, key);
         }
-        drain(&mut ledger, Source::Changes);
+        drain(&mut ledger, SyncScope::Changes);
         ledger.begin_again();
-        assert_eq!(ledger.take(Source::Everything), Some(Told::There(1, 1)));
+        assert_eq!(ledger.take(SyncScope::Everything), Some(LedgerEntry::There(1, 1)));
         ledger.unset(&1);
         ledger.unset(&2);
         ledger.set(3, 9);
         ledger.set(7, 7);
-        assert_eq!(drain(&mut ledger, Source::Everything), [Told::There(3, 9)]);
-        assert_eq!(drain(&mut ledger, Source::Changes), [Told::Gone(1), Told::There(7, 7)]);
+        assert_eq!(drain(&mut ledger, SyncScope::Everything), [LedgerEntry::There(3, 9)]);
+        assert_eq!(drain(&mut ledger, SyncScope::Changes), [LedgerEntry::Gone(1), LedgerEntry::There(7, 7)]);
     }
 }

@@ -3,8 +3,8 @@
 //! tests of `cluster-state` include this file too.
 
 use millrace_types::{
-    Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, ModelCopy, NodeName, SloCounts,
-    TenantName, Tier, Usage,
+    Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy,
+    NodeName, SloCounts, TenantName, Usage,
 };
 
 use super::Event;
@@ -93,8 +93,8 @@ impl NodeLoad {
         let model = self.draw(self.profile.functions.max(1));
         let tiers = u64::from(self.profile.gpus) + 1;
         let tier = match u32::try_from(self.draw(tiers)).unwrap_or(0) {
-            0 => Tier::Host,
-            gpu => Tier::Gpu(GpuIndex(gpu - 1)),
+            0 => MemoryTier::Host,
+            gpu => MemoryTier::Gpu(GpuIndex(gpu - 1)),
         };
         ModelCopy { digest: Digest::of(&model.to_le_bytes()), tier }
     }

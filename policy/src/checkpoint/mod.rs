@@ -35,12 +35,12 @@ use std::time::Duration;
 
 use millrace_types::checkpoint::{SYNC_ITEMS_MAX, encoded};
 use millrace_types::{
-    Alpha, Bytes, Epoch, FunctionKey, ModelCopy, NodeDelta, Portion, SloCounts, SyncBatch, SyncPart,
+    Alpha, Bytes, Epoch, FunctionKey, ModelCopy, NodeDelta, SloCounts, SyncBatch, SyncPart, SyncPortion,
     Timestamp, Usage,
 };
 
-use self::holdings::Holdings;
-use self::ledger::{Ledger, Source, Told};
+use self::holdings::DataHoldings;
+use self::ledger::{LedgerEntry, SyncLedger, SyncScope};
 pub use self::protocol::{Action, Config, Event};
 use crate::core::Core;
 
@@ -53,7 +53,7 @@ const BATCH_BYTES_MIN: usize = 1 << 10;
 
 /// A worker's soft state, with the part that the leader knows.
 #[derive(Debug, Clone)]
-pub struct Checkpoint {
+pub struct WorkerCheckpoint {
     config: Config,
     epoch: Option<Epoch>,
     /// Last batch number used in this epoch.
@@ -64,10 +64,10 @@ pub struct Checkpoint {
     more: bool,
     /// Time at which changes are sent next.
     due: Timestamp,
-    models: Ledger<ModelCopy, Bytes>,
-    data: Holdings,
-    scores: Ledger<FunctionKey, SloCounts>,
-    usage: Ledger<FunctionKey, Usage>,
+    models: SyncLedger<ModelCopy, Bytes>,
+    data: DataHoldings,
+    scores: SyncLedger<FunctionKey, SloCounts>,
+    usage: SyncLedger<FunctionKey, Usage>,
     alpha: Alpha,
     alpha_told: Option<Alpha>,
     overflow_told: Option<u64>,
@@ -91,7 +91,7 @@ enum Stage {
     Synced,
 }
 
-impl Checkpoint {
+impl WorkerCheckpoint {
     /// Returns the state of a worker that holds nothing and is not registered. A batch holds at
     /// least one item, even if the config says less.
     #[must_use]
@@ -106,10 +106,10 @@ impl Checkpoint {
             in_flight: None,
             more: false,
             due: Timestamp::ZERO,
-            models: Ledger::new(),
-            data: Holdings::new(config.entries_max),
-            scores: Ledger::new(),
-            usage: Ledger::new(),
+            models: SyncLedger::new(),
+            data: DataHoldings::new(config.entries_max),
+            scores: SyncLedger::new(),
+            usage: SyncLedger::new(),
             alpha: Alpha::default(),
             alpha_told: None,
             overflow_told: None,
@@ -247,17 +247,17 @@ impl Checkpoint {
         if begins {
             self.begin_again();
         }
-        let source = if self.stage == Stage::Synced { Source::Changes } else { Source::Everything };
+        let source = if self.stage == Stage::Synced { SyncScope::Changes } else { SyncScope::Everything };
         let delta = self.fill(source);
         self.more = self.has_more(source);
-        if source == Source::Changes {
+        if source == SyncScope::Changes {
             return (!delta.is_empty()).then_some((SyncPart::Delta, delta));
         }
         let portion = match (begins, self.more) {
-            (true, false) => Portion::Only,
-            (true, true) => Portion::First,
-            (false, true) => Portion::Middle,
-            (false, false) => Portion::Last,
+            (true, false) => SyncPortion::Only,
+            (true, true) => SyncPortion::First,
+            (false, true) => SyncPortion::Middle,
+            (false, false) => SyncPortion::Last,
         };
         if !self.more {
             self.stage = Stage::Synced;
@@ -277,7 +277,7 @@ impl Checkpoint {
         self.stage = Stage::Syncing;
     }
 
-    fn has_more(&self, source: Source) -> bool {
+    fn has_more(&self, source: SyncScope) -> bool {
         self.models.peek(source).is_some()
             || self.data.named.peek(source).is_some()
             || self.scores.peek(source).is_some()
@@ -285,12 +285,12 @@ impl Checkpoint {
     }
 
     fn has_changes(&self) -> bool {
-        self.has_more(Source::Changes)
+        self.has_more(SyncScope::Changes)
             || self.alpha_told != Some(self.alpha)
             || self.overflow_told != Some(self.data.overflow())
     }
 
-    fn fill(&mut self, source: Source) -> NodeDelta {
+    fn fill(&mut self, source: SyncScope) -> NodeDelta {
         let mut delta = NodeDelta::default();
         if self.alpha_told != Some(self.alpha) {
             self.alpha_told = Some(self.alpha);
@@ -300,24 +300,24 @@ impl Checkpoint {
             self.overflow_told = Some(self.data.overflow());
             delta.overflow = self.overflow_told;
         }
-        let mut room = Room { items: self.config.items_max, bytes: self.config.bytes_max };
+        let mut room = BatchRoom { items: self.config.items_max, bytes: self.config.bytes_max };
         room.spend(0, encoded::around());
         let model = |_: &ModelCopy| encoded::model();
         room.fill(&mut self.models, source, model, |told| match told {
-            Told::There(copy, bytes) => delta.models.push((copy, bytes)),
-            Told::Gone(copy) => delta.models_gone.push(copy),
+            LedgerEntry::There(copy, bytes) => delta.models.push((copy, bytes)),
+            LedgerEntry::Gone(copy) => delta.models_gone.push(copy),
         });
         room.fill(&mut self.data.named, source, encoded::entry, |told| match told {
-            Told::There(id, bytes) => delta.entries.push((id, bytes)),
-            Told::Gone(id) => delta.entries_gone.push(id),
+            LedgerEntry::There(id, bytes) => delta.entries.push((id, bytes)),
+            LedgerEntry::Gone(id) => delta.entries_gone.push(id),
         });
         room.fill(&mut self.scores, source, encoded::score, |told| {
-            if let Told::There(function, counts) = told {
+            if let LedgerEntry::There(function, counts) = told {
                 delta.slo.push((function, counts));
             }
         });
         room.fill(&mut self.usage, source, encoded::usage, |told| {
-            if let Told::There(function, usage) = told {
+            if let LedgerEntry::There(function, usage) = told {
                 delta.usage.push((function, usage));
             }
         });
@@ -325,7 +325,7 @@ impl Checkpoint {
     }
 }
 
-impl Core for Checkpoint {
+impl Core for WorkerCheckpoint {
     type Event = Event;
     type Action = Action;
 
@@ -348,12 +348,12 @@ impl Core for Checkpoint {
 
 /// Remaining room of a batch.
 #[derive(Debug, Clone, Copy)]
-struct Room {
+struct BatchRoom {
     items: usize,
     bytes: usize,
 }
 
-impl Room {
+impl BatchRoom {
     fn spend(&mut self, items: usize, bytes: usize) {
         self.items -= items;
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -362,10 +362,10 @@ impl Room {
     /// Moves items into the batch until the batch is full.
     fn fill<K: Ord + Clone, V: Clone + PartialEq>(
         &mut self,
-        ledger: &mut Ledger<K, V>,
-        source: Source,
+        ledger: &mut SyncLedger<K, V>,
+        source: SyncScope,
         size: impl Fn(&K) -> usize,
-        mut put: impl FnMut(Told<K, V>),
+        mut put: impl FnMut(LedgerEntry<K, V>),
     ) {
         while self.items > 0
             && let Some(bytes) = ledger.peek(source).map(&size)

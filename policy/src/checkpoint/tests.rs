@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{DataId, Digest, FunctionName, NodeName, TenantName, Tier};
+use millrace_types::{DataId, Digest, FunctionName, MemoryTier, NodeName, TenantName};
 
 use super::load::NodeLoad;
 use super::*;
@@ -30,7 +30,7 @@ fn scored(m: u64, n: u64) -> Event {
 
 /// A leader's copy of one node's state.
 #[derive(Debug, Default)]
-struct Leader {
+struct LeaderModel {
     epoch: Epoch,
     seq: u64,
     whole: bool,
@@ -45,7 +45,7 @@ struct Leader {
 
 type Counters = (BTreeMap<FunctionKey, SloCounts>, BTreeMap<FunctionKey, Usage>);
 
-impl Leader {
+impl LeaderModel {
     fn register(&mut self, epoch: Epoch) {
         for (function, counts) in std::mem::take(&mut self.counters.0) {
             let past = self.past.0.entry(function).or_default();
@@ -69,7 +69,7 @@ impl Leader {
             return Some(Event::Acknowledged { epoch, seq: self.seq });
         }
         let next = seq == self.seq + 1;
-        let begins = matches!(part, SyncPart::Full(Portion::Only | Portion::First));
+        let begins = matches!(part, SyncPart::Full(SyncPortion::Only | SyncPortion::First));
         let follows = begins
             || match part {
                 SyncPart::Delta => next && self.whole && !self.syncing,
@@ -85,7 +85,7 @@ impl Leader {
         }
         self.seq = seq;
         self.merge(delta);
-        if let SyncPart::Full(Portion::Only | Portion::Last) = part {
+        if let SyncPart::Full(SyncPortion::Only | SyncPortion::Last) = part {
             (self.whole, self.syncing) = (true, false);
         }
         Some(Event::Acknowledged { epoch, seq })
@@ -114,19 +114,19 @@ impl Leader {
 
 /// A node with a manual clock.
 struct Node {
-    core: Checkpoint,
+    core: WorkerCheckpoint,
     now: Timestamp,
 }
 
 impl Node {
     fn new(config: Config) -> Self {
-        Self { core: Checkpoint::new(config), now: Timestamp::ZERO }
+        Self { core: WorkerCheckpoint::new(config), now: Timestamp::ZERO }
     }
 
     fn registered() -> Self {
         let mut node = Self::new(Config::default());
         let first = node.say(Event::Registered { epoch: EPOCH });
-        assert_eq!(sent(&first)[..], [(1, SyncPart::Full(Portion::Only))]);
+        assert_eq!(sent(&first)[..], [(1, SyncPart::Full(SyncPortion::Only))]);
         assert_eq!(node.acknowledge(1), []);
         node
     }
@@ -161,7 +161,7 @@ fn delta(actions: &[Action]) -> NodeDelta {
 #[test]
 fn changes_are_gathered_and_sent_once_a_period() {
     let mut node = Node::registered();
-    let copy = ModelCopy { digest: Digest::of(b"m"), tier: Tier::Host };
+    let copy = ModelCopy { digest: Digest::of(b"m"), tier: MemoryTier::Host };
     assert_eq!(node.say(Event::ModelLoaded { copy, bytes: Bytes(7) }), []);
     assert_eq!(node.say(scored(1, 1)), []);
     assert_eq!(node.say(scored(0, 1)), []);
@@ -214,7 +214,7 @@ fn a_gap_triggers_a_full_sync_with_higher_numbers() {
     let wanted = |seq| Event::ResyncWanted { epoch: EPOCH, seq, last: 7 };
     assert_eq!(node.say(wanted(1)), [], "about another batch");
     let again = node.say(wanted(2));
-    assert_eq!(sent(&again), [(8, SyncPart::Full(Portion::Only))]);
+    assert_eq!(sent(&again), [(8, SyncPart::Full(SyncPortion::Only))]);
     assert_eq!(delta(&again), node.core.everything());
 }
 
@@ -225,7 +225,7 @@ fn a_new_epoch_begins_with_counts_that_the_old_epoch_did_not_send() {
     assert_eq!(sent(&node.wait(1000)), [(2, SyncPart::Delta)]);
     node.say(scored(1, 2));
     let full = node.say(Event::Registered { epoch: Epoch(9) });
-    assert_eq!(sent(&full), [(1, SyncPart::Full(Portion::Only))]);
+    assert_eq!(sent(&full), [(1, SyncPart::Full(SyncPortion::Only))]);
     assert_eq!(delta(&full).slo, [(function(), SloCounts { m: 1, n: 2 })]);
     assert_eq!(node.core.counts(&function()), SloCounts { m: 1, n: 2 });
 }
@@ -242,7 +242,7 @@ fn usage_sent_before_an_interrupted_full_sync_is_not_sent_again() {
     node.wait(1000);
     assert_eq!(sent(&node.acknowledge(2)), [(3, SyncPart::Delta)]);
     let resync = node.say(Event::ResyncWanted { epoch: EPOCH, seq: 3, last: 2 });
-    assert_eq!(sent(&resync), [(4, SyncPart::Full(Portion::First))]);
+    assert_eq!(sent(&resync), [(4, SyncPart::Full(SyncPortion::First))]);
     let full = node.say(Event::Registered { epoch: Epoch(9) });
     assert_eq!(delta(&full).usage, [], "both were sent, one of them before the full sync");
 }
@@ -263,7 +263,7 @@ fn a_full_sync_comes_in_portions_and_changes_follow_it() {
         actions = node.acknowledge(seq);
     }
     let full = SyncPart::Full;
-    assert_eq!(parts, [full(Portion::First), full(Portion::Last), SyncPart::Delta]);
+    assert_eq!(parts, [full(SyncPortion::First), full(SyncPortion::Last), SyncPart::Delta]);
 }
 
 #[test]

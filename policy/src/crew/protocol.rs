@@ -2,12 +2,12 @@
 
 use millrace_types::{Incarnation, Reason, Timestamp};
 
-use crate::attempts::Attempts;
+use crate::attempts::AttemptRecord;
 use crate::ids::RequestKey;
 
 /// Slot of a process within the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(pub u32);
+pub struct ProcessSlot(pub u32);
 
 /// Input of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,21 +15,21 @@ pub enum Event {
     /// Keep the processes alive from now on.
     Start,
     /// A process completed its handshake.
-    Ready { place: Place, incarnation: Incarnation },
+    Ready { place: ProcessSlot, incarnation: Incarnation },
     /// A process ended, or could not be started.
-    Exited { place: Place, incarnation: Incarnation },
+    Exited { place: ProcessSlot, incarnation: Incarnation },
     /// A process ended because the worker lacked a resource.
-    GivenUp { place: Place, incarnation: Incarnation },
+    ResourceExhausted { place: ProcessSlot, incarnation: Incarnation },
     /// A process did not receive its request, not even in part, because the worker lacked a
     /// resource.
-    Unsent { place: Place, incarnation: Incarnation, key: RequestKey },
+    Unsent { place: ProcessSlot, incarnation: Incarnation, key: RequestKey },
     /// A process answered its request.
-    Returned { place: Place, incarnation: Incarnation, key: RequestKey },
+    Returned { place: ProcessSlot, incarnation: Incarnation, key: RequestKey },
     /// A request arrived.
     Enqueue {
         key: RequestKey,
         /// Earlier starts of the request.
-        attempts: Attempts,
+        attempts: AttemptRecord,
         /// Time after which no client waits for the answer.
         deadline: Timestamp,
     },
@@ -45,12 +45,12 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Start a process.
-    Spawn { place: Place, incarnation: Incarnation },
+    Spawn { place: ProcessSlot, incarnation: Incarnation },
     /// Kill a process.
-    Kill { place: Place, why: Why },
+    Kill { place: ProcessSlot, why: KillReason },
     /// Hand a request to a process.
     Run {
-        place: Place,
+        place: ProcessSlot,
         key: RequestKey,
         /// Number of this start of the request, from 1.
         attempt: u32,
@@ -68,7 +68,7 @@ pub enum Action {
 
 /// Reason why a process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum KillReason {
     /// The process did not complete its handshake in time.
     Silent,
     /// The process did not finish an abandoned request within the grace.
@@ -79,7 +79,7 @@ pub enum Why {
 
 /// Whether the program can run requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Health {
+pub enum ProgramHealth {
     /// No process has completed its handshake yet.
     Starting,
     /// A process has completed its handshake, and the program still starts.

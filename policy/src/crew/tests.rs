@@ -4,7 +4,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::attempts::Idempotent;
+use crate::attempts::Idempotence;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -23,7 +23,7 @@ impl World {
     fn up(processes: u32) -> Self {
         let mut world = Self::new(processes);
         for place in 0..processes {
-            world.tell(Event::Ready { place: Place(place), incarnation: Incarnation(1) });
+            world.tell(Event::Ready { place: ProcessSlot(place), incarnation: Incarnation(1) });
         }
         world
     }
@@ -34,31 +34,31 @@ impl World {
         actions
     }
 
-    fn enqueue(&mut self, key: u64, idempotent: Idempotent) -> Vec<Action> {
-        let attempts = Attempts::new(3, idempotent);
+    fn enqueue(&mut self, key: u64, idempotent: Idempotence) -> Vec<Action> {
+        let attempts = AttemptRecord::new(3, idempotent);
         let deadline = self.now + 60 * SECOND;
         self.tell(Event::Enqueue { key: RequestKey(key), attempts, deadline })
     }
 }
 
 fn run(place: u32, key: u64, attempt: u32) -> Action {
-    Action::Run { place: Place(place), key: RequestKey(key), attempt }
+    Action::Run { place: ProcessSlot(place), key: RequestKey(key), attempt }
 }
 
 fn exited(place: u32, incarnation: u64) -> Event {
-    Event::Exited { place: Place(place), incarnation: Incarnation(incarnation) }
+    Event::Exited { place: ProcessSlot(place), incarnation: Incarnation(incarnation) }
 }
 
 fn ready(place: u32, incarnation: u64) -> Event {
-    Event::Ready { place: Place(place), incarnation: Incarnation(incarnation) }
+    Event::Ready { place: ProcessSlot(place), incarnation: Incarnation(incarnation) }
 }
 
 fn spawn(place: u32, incarnation: u64) -> Action {
-    Action::Spawn { place: Place(place), incarnation: Incarnation(incarnation) }
+    Action::Spawn { place: ProcessSlot(place), incarnation: Incarnation(incarnation) }
 }
 
-fn kill(place: u32, why: Why) -> Action {
-    Action::Kill { place: Place(place), why }
+fn kill(place: u32, why: KillReason) -> Action {
+    Action::Kill { place: ProcessSlot(place), why }
 }
 
 fn forget(key: u64) -> Action {
@@ -72,11 +72,11 @@ fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {
 #[test]
 fn each_process_has_one_request_and_the_others_wait_in_order() {
     let mut world = World::up(2);
-    assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
-    assert_eq!(world.enqueue(2, Idempotent::Yes), [run(1, 2, 1)]);
-    assert_eq!((world.enqueue(3, Idempotent::Yes), world.enqueue(4, Idempotent::Yes)), (vec![], vec![]));
+    assert_eq!(world.enqueue(1, Idempotence::Yes), [run(0, 1, 1)]);
+    assert_eq!(world.enqueue(2, Idempotence::Yes), [run(1, 2, 1)]);
+    assert_eq!((world.enqueue(3, Idempotence::Yes), world.enqueue(4, Idempotence::Yes)), (vec![], vec![]));
     let returned = |place, key| Event::Returned {
-        place: Place(place),
+        place: ProcessSlot(place),
         incarnation: Incarnation(1),
         key: RequestKey(key),
     };
@@ -89,8 +89,8 @@ fn each_process_has_one_request_and_the_others_wait_in_order() {
 #[test]
 fn a_dying_process_has_its_request_run_again_or_refused() {
     let mut world = World::up(1);
-    world.enqueue(1, Idempotent::No);
-    world.enqueue(2, Idempotent::Yes);
+    world.enqueue(1, Idempotence::No);
+    world.enqueue(2, Idempotence::Yes);
     // The first restart is immediate.
     assert_eq!(world.tell(exited(0, 1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
@@ -105,13 +105,13 @@ fn a_dying_process_has_its_request_run_again_or_refused() {
 #[test]
 fn a_process_with_an_abandoned_request_has_a_grace_and_is_replaced_at_once() {
     let mut world = World::up(1);
-    world.enqueue(1, Idempotent::Yes);
-    world.enqueue(2, Idempotent::Yes);
+    world.enqueue(1, Idempotence::Yes);
+    world.enqueue(2, Idempotence::Yes);
     // The client of request 1 disconnects.
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
     assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + GRACE));
     world.now = Timestamp(1) + GRACE;
-    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Abandoned)]);
+    assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Abandoned)]);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
     // The same at a request's deadline. Every replacement is immediate, because the process is not
@@ -119,17 +119,17 @@ fn a_process_with_an_abandoned_request_has_a_grace_and_is_replaced_at_once() {
     world.now = world.crew.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [forget(2)]);
     world.now = world.now + GRACE;
-    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Abandoned)]);
+    assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Abandoned)]);
     assert_eq!(world.tell(exited(0, 2)), [spawn(0, 3)]);
 }
 
 #[test]
 fn a_process_that_answers_in_its_grace_goes_on() {
     let mut world = World::up(1);
-    world.enqueue(1, Idempotent::Yes);
+    world.enqueue(1, Idempotence::Yes);
     world.tell(Event::Withdraw { key: RequestKey(1) });
-    world.enqueue(2, Idempotent::Yes);
-    let place = Place(0);
+    world.enqueue(2, Idempotence::Yes);
+    let place = ProcessSlot(0);
     let incarnation = Incarnation(1);
     assert_eq!(world.crew.running(place, incarnation), Some(RequestKey(1)));
     let returned = Event::Returned { place, incarnation, key: RequestKey(1) };
@@ -139,7 +139,7 @@ fn a_process_that_answers_in_its_grace_goes_on() {
 #[test]
 fn a_process_that_dies_with_an_abandoned_request_fails_no_request() {
     let mut world = World::up(1);
-    world.enqueue(1, Idempotent::Yes);
+    world.enqueue(1, Idempotence::Yes);
     world.tell(Event::Withdraw { key: RequestKey(1) });
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), []);
@@ -149,11 +149,11 @@ fn a_process_that_dies_with_an_abandoned_request_fails_no_request() {
 fn a_request_withdrawn_after_its_process_died_is_not_run_again() {
     let mut world = World::up(1);
     // The first death restarts the process at once, the second after a wait.
-    world.enqueue(1, Idempotent::Yes);
+    world.enqueue(1, Idempotence::Yes);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
     assert_eq!(world.tell(ready(0, 2)), []);
-    world.enqueue(2, Idempotent::Yes);
+    world.enqueue(2, Idempotence::Yes);
     assert_eq!(world.tell(exited(0, 2)), []);
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
     world.now = world.crew.next_wake().unwrap();
@@ -165,11 +165,15 @@ fn a_request_withdrawn_after_its_process_died_is_not_run_again() {
 fn a_request_running_at_the_stop_is_not_run_by_a_process_that_becomes_ready_later() {
     let mut world = World::new(2);
     world.tell(ready(0, 1));
-    assert_eq!(world.enqueue(1, Idempotent::Yes), [run(0, 1, 1)]);
-    assert_eq!(world.enqueue(2, Idempotent::Yes), []);
-    let stopped = [forget(2), forget(1), kill(0, Why::Stop), kill(1, Why::Stop)];
+    assert_eq!(world.enqueue(1, Idempotence::Yes), [run(0, 1, 1)]);
+    assert_eq!(world.enqueue(2, Idempotence::Yes), []);
+    let stopped = [forget(2), forget(1), kill(0, KillReason::Stop), kill(1, KillReason::Stop)];
     assert_eq!(world.tell(Event::Stop), stopped);
-    assert_eq!(world.crew.running(Place(0), Incarnation(1)), None, "the answer of request 1 is ignored");
+    assert_eq!(
+        world.crew.running(ProcessSlot(0), Incarnation(1)),
+        None,
+        "the answer of request 1 is ignored"
+    );
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.tell(ready(1, 1)), [], "the process became ready before it was killed");
     assert!(!world.crew.is_over());
@@ -186,7 +190,7 @@ fn a_stopped_pool_is_over_when_its_last_process_has_ended() {
         assert!(!world.tell(exited(0, incarnation)).contains(&spawn(0, 3)));
     }
     // Process 0 waits to be started again, and process 1 runs.
-    assert_eq!(world.tell(Event::Stop), [kill(1, Why::Stop)]);
+    assert_eq!(world.tell(Event::Stop), [kill(1, KillReason::Stop)]);
     assert!(!world.crew.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
     assert!(world.crew.is_over());
@@ -195,16 +199,16 @@ fn a_stopped_pool_is_over_when_its_last_process_has_ended() {
 #[test]
 fn a_request_that_cannot_be_handed_over_is_refused_and_its_process_goes_on() {
     let mut world = World::up(1);
-    let place = Place(0);
+    let place = ProcessSlot(0);
     let incarnation = Incarnation(1);
     let unsent = |key| Event::Unsent { place, incarnation, key: RequestKey(key) };
-    world.enqueue(1, Idempotent::No);
-    world.enqueue(2, Idempotent::Yes);
+    world.enqueue(1, Idempotence::No);
+    world.enqueue(2, Idempotence::Yes);
     // Request 1 has not run and may be tried by another worker. The process runs the next request.
     assert_eq!(world.tell(unsent(1)), [fail(1, Reason::QueueFull, false), run(0, 2, 1)]);
     assert_eq!(world.tell(unsent(1)), [], "the process has another request");
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
-    world.enqueue(3, Idempotent::Yes);
+    world.enqueue(3, Idempotence::Yes);
     assert_eq!(world.tell(unsent(2)), [run(0, 3, 1)]);
     // A request may have run in an earlier process that died.
     world.tell(exited(0, 1));
@@ -216,8 +220,11 @@ fn a_request_that_cannot_be_handed_over_is_refused_and_its_process_goes_on() {
 #[test]
 fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
     let mut world = World::up(1);
-    let given_up = |incarnation| Event::GivenUp { place: Place(0), incarnation: Incarnation(incarnation) };
-    let attempts = Attempts::new(9, Idempotent::Yes);
+    let given_up = |incarnation| Event::ResourceExhausted {
+        place: ProcessSlot(0),
+        incarnation: Incarnation(incarnation),
+    };
+    let attempts = AttemptRecord::new(9, Idempotence::Yes);
     let key = RequestKey(1);
     let deadline = world.now + 60 * SECOND;
     world.tell(Event::Enqueue { key, attempts, deadline });
@@ -228,7 +235,7 @@ fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
     }
     // A request that is not idempotent is refused, because a run may have happened.
     let mut world = World::up(1);
-    world.enqueue(1, Idempotent::No);
+    world.enqueue(1, Idempotence::No);
     assert_eq!(world.tell(given_up(1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
     // A given-up start counts as a failed start.
     assert_eq!(world.tell(given_up(2)), [spawn(0, 3)]);
@@ -238,35 +245,35 @@ fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
 #[test]
 fn a_program_is_up_once_a_process_is_ready_and_failing_while_none_starts() {
     let mut world = World::new(2);
-    assert_eq!(world.crew.health(), Health::Starting);
+    assert_eq!(world.crew.health(), ProgramHealth::Starting);
     world.tell(exited(0, 1));
-    assert_eq!(world.crew.health(), Health::Starting, "a single failed start may be an accident");
+    assert_eq!(world.crew.health(), ProgramHealth::Starting, "a single failed start may be an accident");
     for _ in 1..FAILED_STARTS_MAX {
         world.now = world.now + RESTARTS.ceiling;
         world.tell(Event::Tick);
         let incarnation = world.crew.processes[0].incarnation;
-        world.tell(Event::Exited { place: Place(0), incarnation });
+        world.tell(Event::Exited { place: ProcessSlot(0), incarnation });
     }
-    assert_eq!(world.crew.health(), Health::Failing);
+    assert_eq!(world.crew.health(), ProgramHealth::Failing);
     world.tell(ready(1, 1));
-    assert_eq!(world.crew.health(), Health::Up);
+    assert_eq!(world.crew.health(), ProgramHealth::Up);
     // A process that never completes its handshake.
     let mut world = World::new(1);
     world.now = world.crew.next_wake().unwrap();
     world.tell(Event::Tick);
-    assert_eq!(world.crew.health(), Health::Failing);
+    assert_eq!(world.crew.health(), ProgramHealth::Failing);
     world.tell(exited(0, 1));
     world.tell(ready(0, 2));
-    assert_eq!(world.crew.health(), Health::Up);
+    assert_eq!(world.crew.health(), ProgramHealth::Up);
 }
 
 #[test]
 fn an_expired_request_is_not_started() {
     let mut world = World::new(1);
-    world.enqueue(1, Idempotent::No);
+    world.enqueue(1, Idempotence::No);
     world.now = world.now + 30 * SECOND;
     world.tell(Event::Tick);
-    world.enqueue(2, Idempotent::No);
+    world.enqueue(2, Idempotence::No);
     world.now = Timestamp(1) + 60 * SECOND;
     world.tell(exited(0, 1));
     assert_eq!(world.tell(ready(0, 2)), [forget(1), run(0, 2, 1)], "request 1 has expired");
@@ -275,7 +282,7 @@ fn an_expired_request_is_not_started() {
 #[test]
 fn a_program_that_does_not_start_has_its_requests_refused() {
     let mut world = World::new(1);
-    world.enqueue(1, Idempotent::Yes);
+    world.enqueue(1, Idempotence::Yes);
     for incarnation in 1..FAILED_STARTS_MAX.into() {
         world.tell(exited(0, incarnation));
         world.now = world.crew.next_wake().unwrap();
@@ -283,18 +290,18 @@ fn a_program_that_does_not_start_has_its_requests_refused() {
     }
     let last = world.tell(exited(0, FAILED_STARTS_MAX.into()));
     assert_eq!(last, [fail(1, Reason::FunctionNotReady, false)]);
-    assert_eq!(world.enqueue(2, Idempotent::Yes), [fail(2, Reason::FunctionNotReady, false)]);
+    assert_eq!(world.enqueue(2, Idempotence::Yes), [fail(2, Reason::FunctionNotReady, false)]);
     world.now = world.crew.next_wake().unwrap();
     world.tell(Event::Tick);
     world.tell(ready(0, u64::from(FAILED_STARTS_MAX) + 1));
-    assert_eq!(world.enqueue(3, Idempotent::Yes), [run(0, 3, 1)]);
+    assert_eq!(world.enqueue(3, Idempotence::Yes), [run(0, 3, 1)]);
 }
 
 #[test]
 fn a_start_that_takes_too_long_is_given_up() {
     let mut world = World::new(1);
     world.now = world.crew.next_wake().unwrap();
-    assert_eq!(world.tell(Event::Tick), [kill(0, Why::Silent)]);
+    assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Silent)]);
     assert_eq!(world.tell(ready(0, 1)), [], "too late");
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
 }
@@ -303,11 +310,11 @@ fn a_start_that_takes_too_long_is_given_up() {
 fn the_queue_is_bounded_and_no_process_starts_after_the_stop() {
     let mut world = World::new(1);
     for key in 0..WAITING_MAX as u64 {
-        assert_eq!(world.enqueue(key, Idempotent::Yes), []);
+        assert_eq!(world.enqueue(key, Idempotence::Yes), []);
     }
-    assert_eq!(world.enqueue(9999, Idempotent::Yes), [fail(9999, Reason::QueueFull, false)]);
+    assert_eq!(world.enqueue(9999, Idempotence::Yes), [fail(9999, Reason::QueueFull, false)]);
     let waited = (0..WAITING_MAX as u64).map(forget);
-    let stopped: Vec<_> = waited.chain([kill(0, Why::Stop)]).collect();
+    let stopped: Vec<_> = waited.chain([kill(0, KillReason::Stop)]).collect();
     assert_eq!(world.tell(Event::Stop), stopped);
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.crew.next_wake(), None);
@@ -332,18 +339,18 @@ proptest! {
                 0 | 1 => {
                     next += 1;
                     open.insert(next, true);
-                    world.enqueue(next, if what == 0 { Idempotent::Yes } else { Idempotent::No })
+                    world.enqueue(next, if what == 0 { Idempotence::Yes } else { Idempotence::No })
                 }
                 2 => world.tell(ready(place, incarnation)),
                 3 => {
                     running.remove(&place);
                     world.tell(exited(place, incarnation))
                 }
-                4 => match world.crew.running(Place(place), Incarnation(incarnation)) {
+                4 => match world.crew.running(ProcessSlot(place), Incarnation(incarnation)) {
                     Some(key) => {
                         open.remove(&key.0);
                         running.remove(&place);
-                        let place = Place(place);
+                        let place = ProcessSlot(place);
                         let incarnation = Incarnation(incarnation);
                         world.tell(Event::Returned { place, incarnation, key })
                     }
@@ -360,14 +367,14 @@ proptest! {
                 }
                 7 => {
                     running.remove(&place);
-                    let place = Place(place);
+                    let place = ProcessSlot(place);
                     let incarnation = Incarnation(incarnation);
-                    world.tell(Event::GivenUp { place, incarnation })
+                    world.tell(Event::ResourceExhausted { place, incarnation })
                 }
-                8 => match world.crew.running(Place(place), Incarnation(incarnation)) {
+                8 => match world.crew.running(ProcessSlot(place), Incarnation(incarnation)) {
                     Some(key) => {
                         running.remove(&place);
-                        let place = Place(place);
+                        let place = ProcessSlot(place);
                         let incarnation = Incarnation(incarnation);
                         world.tell(Event::Unsent { place, incarnation, key })
                     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use millrace_types::GpuIndex;
 
 use super::glance;
-use super::gpus::Expected;
-use super::policy::{Decision, Entry, Policy, Route, View};
-use super::queue::{Lines, Waiting};
+use super::gpus::ExpectedFinish;
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
+use super::queue::{SizeClassQueues, WaitingRequest};
 use super::{AHEAD_MAX, RECALL_COST};
 
 /// Our own policy. An idle holder of the model gets the request, else the idle GPU that its inputs
@@ -15,31 +15,31 @@ use super::{AHEAD_MAX, RECALL_COST};
 /// assigned behind the running request of the GPU with the earliest expected start.
 #[derive(Debug)]
 pub(super) struct Fifo {
-    lines: Lines,
-    fronts: Vec<Waiting>,
+    lines: SizeClassQueues,
+    fronts: Vec<WaitingRequest>,
 }
 
 impl Fifo {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { lines: Lines::new(ranks), fronts: Vec::new() }
+        Self { lines: SizeClassQueues::new(ranks), fronts: Vec::new() }
     }
 }
 
-impl Policy for Fifo {
-    fn push(&mut self, request: Waiting, _entry: Entry) {
+impl DispatchPolicy for Fifo {
+    fn push(&mut self, request: WaitingRequest, _entry: QueueEntry) {
         self.lines.insert(request);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         self.lines.remove(request);
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         self.lines.fronts(&mut self.fronts);
-        let place = |request: &Waiting| idle_gpu(view, request).or_else(|| busy_gpu(view, request));
+        let place = |request: &WaitingRequest| idle_gpu(view, request).or_else(|| busy_gpu(view, request));
         let (request, gpu) = self.fronts.iter().find_map(|request| Some((*request, place(request)?)))?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, over: Route::Host })
+        Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host })
     }
 
     fn recalls(&self) -> bool {
@@ -49,21 +49,21 @@ impl Policy for Fifo {
 
 /// Returns the idle holder of the request's model that its inputs reach soonest; among equals, the
 /// GPU with most free memory.
-fn idle_holder(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+fn idle_holder(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     let holders = &view.models.get(request.model).holders;
     let inputs = view.inputs(request);
     let key = |gpu| (view.fleet.move_time(inputs, gpu), view.fleet.get(gpu).resident_blocks());
     view.fleet.idle_holder(holders, request.rank, key)
 }
 
-pub(super) fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+pub(super) fn idle_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     let any = view.fleet.first_idle(request.rank)?;
     let near = || view.fleet.nearest_idle(view.inputs(request), request.rank, |_| ());
     Some(idle_holder(view, request).or_else(near).unwrap_or(any))
 }
 
 /// Returns the busy GPU to which a request is assigned behind the running request.
-pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+pub(super) fn busy_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     if request.attempts.suspect() {
         return None;
     }
@@ -73,11 +73,11 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
     let bounded = |gpu: GpuIndex| ((bound(gpu), Duration::ZERO), gpu);
     // The inputs are copied while other requests run.
     let inputs = view.inputs(request);
-    let begins = |gpu: GpuIndex, turn: Expected| {
+    let begins = |gpu: GpuIndex, turn: ExpectedFinish| {
         let moved = view.fleet.move_time(inputs, gpu);
-        (turn.max(Expected::At(view.now + moved)), moved)
+        (turn.max(ExpectedFinish::At(view.now + moved)), moved)
     };
-    let soon = Expected::At(view.now + RECALL_COST);
+    let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let takes = |&gpu: &GpuIndex| {
         let it = view.fleet.glance(gpu);
         it.takes(request.rank, AHEAD_MAX) && (it.nobody_ahead() || bound(gpu) <= soon)
@@ -105,33 +105,33 @@ pub(super) fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
 /// GPUs, because a load during another run would exceed the paper's baseline.
 #[derive(Debug)]
 pub(super) struct Lb {
-    lines: Lines,
-    fronts: Vec<Waiting>,
+    lines: SizeClassQueues,
+    fronts: Vec<WaitingRequest>,
 }
 
 impl Lb {
     pub(super) fn new(ranks: usize) -> Self {
-        Self { lines: Lines::new(ranks), fronts: Vec::new() }
+        Self { lines: SizeClassQueues::new(ranks), fronts: Vec::new() }
     }
 }
 
-impl Policy for Lb {
-    fn push(&mut self, request: Waiting, _entry: Entry) {
+impl DispatchPolicy for Lb {
+    fn push(&mut self, request: WaitingRequest, _entry: QueueEntry) {
         self.lines.insert(request);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         self.lines.remove(request);
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         if !view.fleet.any_idle() {
             return None;
         }
         self.lines.fronts(&mut self.fronts);
-        let place = |request: &Waiting| Some((*request, view.fleet.first_idle(request.rank)?));
+        let place = |request: &WaitingRequest| Some((*request, view.fleet.first_idle(request.rank)?));
         let (request, gpu) = self.fronts.iter().find_map(place)?;
         self.lines.remove(&request);
-        Some(Decision::Assign { request, gpu, over: Route::Host })
+        Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host })
     }
 }

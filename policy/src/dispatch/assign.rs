@@ -4,24 +4,24 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::cost::Source;
-use super::gpus::{Held, Loading};
-use super::policy::Route;
-use super::queue::Waiting;
-use super::{Action, Dispatch, Place};
+use super::cost::SwapSource;
+use super::gpus::{Assignment, LoadClass};
+use super::policy::CopyOrigin;
+use super::queue::WaitingRequest;
+use super::{Action, Dispatcher, RequestLocation};
 
-impl Dispatch {
+impl Dispatcher {
     pub(super) fn assign(
         &mut self,
         now: Timestamp,
-        request: Waiting,
+        request: WaitingRequest,
         to: GpuIndex,
-        over: Route,
+        over: CopyOrigin,
         actions: &mut Vec<Action>,
     ) {
-        let Waiting { key, model: slot, attempts, .. } = request;
+        let WaitingRequest { key, model: slot, attempts, .. } = request;
         self.queued -= 1;
-        let before = self.places.insert(key, Place::On(to));
+        let before = self.places.insert(key, RequestLocation::On(to));
         let model = self.models.get(slot);
         let id = model.id;
         let blocks = model.blocks;
@@ -32,21 +32,23 @@ impl Dispatch {
         self.stats.misses += u64::from(!hit);
         self.stats.false_misses += u64::from(!hit && !model.holders.is_empty());
         let (source, from) = match over {
-            Route::Peer { holder, rate } if !hit => (Source::Peer(rate), Some(holder)),
-            Route::Host | Route::Peer { .. } => (self.fleet.source(to, slot), None),
+            CopyOrigin::Peer { holder, rate } if !hit => (SwapSource::Peer(rate), Some(holder)),
+            CopyOrigin::Host | CopyOrigin::Peer { .. } => (self.fleet.source(to, slot), None),
         };
         let rows = self.rows(key);
         let run = self.models.run_time_of(slot, gpu.kind, rows);
         let loading = match source {
-            Source::Here => Loading::Nothing,
-            Source::Peer(_) => Loading::FromPeer,
-            Source::Host | Source::SharedHost => Loading::of(gpu.transfer_time(&self.models, slot), run),
+            SwapSource::Here => LoadClass::Nothing,
+            SwapSource::Peer(_) => LoadClass::FromPeer,
+            SwapSource::Host | SwapSource::SharedHost => {
+                LoadClass::of(gpu.transfer_time(&self.models, slot), run)
+            }
         };
         // Inputs that are copied while another request runs add no time.
         let inputs = self.inputs.get(&key).filter(|_| gpu.running.is_none());
         let moved = inputs.map_or(Duration::ZERO, |inputs| self.fleet.move_time(inputs, to));
         let swap = gpu.swap_time(&self.models, slot, source).saturating_add(moved);
-        let held = Held {
+        let held = Assignment {
             request,
             rows,
             since: now,
@@ -54,15 +56,15 @@ impl Dispatch {
             swap,
             ahead: gpu.running.is_some(),
             // Part of the model may be there already, or inputs are copied beside it.
-            unlike: (hit && source != Source::Here) || !moved.is_zero(),
+            unlike: (hit && source != SwapSource::Here) || !moved.is_zero(),
             predicted: run.map(|run| swap.saturating_add(run)),
             loading,
             recalled: false,
             withdrawn: false,
         };
-        self.models.given(slot, to);
+        self.models.record_assignment(slot, to);
         if !hit {
-            self.tell_standing(slot, to, actions);
+            self.send_eviction_rank(slot, to, actions);
         }
         self.fleet.change(to, |gpu| {
             gpu.add_resident(now, slot, blocks);
@@ -73,14 +75,14 @@ impl Dispatch {
                 gpu.ahead.push_back(held);
             }
         });
-        if loading > Loading::FromPeer {
+        if loading > LoadClass::FromPeer {
             self.fleet.cross_loads(to);
         }
         let attempt = attempts.lost + 1;
         actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
         // Unpin only after the assignment: in the other order the GPU could evict the model between
         // the two actions.
-        if let Some(Place::Queued { reserved, .. }) = before {
+        if let Some(RequestLocation::Queued { reserved, .. }) = before {
             self.unpin(&request, reserved, actions);
         }
     }

@@ -22,22 +22,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{GpuIndex, Reason, Timestamp};
 
-use super::config::{Binding, BoundConfig, GpuConfig};
-use super::models::Models;
-use super::policy::{Decision, Entry, Policy, Route, View};
-use super::queue::Waiting;
+use super::config::{BindingLifetime, BoundConfig, GpuConfig};
+use super::models::ModelTable;
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
+use super::queue::WaitingRequest;
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::{BLOCK, blocks_for};
 
 /// Binding of a function to a GPU.
 #[derive(Debug)]
-struct Bound {
+struct FunctionBinding {
     gpu: GpuIndex,
     blocks: u64,
     /// End of the cold start.
     ready: Timestamp,
     /// Requests that wait for the end of the cold start.
-    cold: BTreeMap<RequestKey, Waiting>,
+    cold: BTreeMap<RequestKey, WaitingRequest>,
     /// Number of requests that wait for the GPU or for the end of the cold start.
     waiting: usize,
     /// End of the keep-alive time, while no request waits.
@@ -45,17 +45,17 @@ struct Bound {
 }
 
 #[derive(Debug)]
-pub(super) struct Early {
+pub(super) struct EarlyBinding {
     config: BoundConfig,
-    functions: BTreeMap<FunctionIndex, Bound>,
+    functions: BTreeMap<FunctionIndex, FunctionBinding>,
     /// Requests of functions that are not bound.
-    unbound: BTreeMap<FunctionIndex, BTreeMap<RequestKey, Waiting>>,
+    unbound: BTreeMap<FunctionIndex, BTreeMap<RequestKey, WaitingRequest>>,
     /// Functions that are not bound, by their oldest request.
     by_age: BTreeSet<(RequestKey, FunctionIndex)>,
     /// Whether a function that could not be bound before might be bound now.
     look: bool,
     /// Requests that wait for each GPU.
-    own: Vec<BTreeMap<RequestKey, Waiting>>,
+    own: Vec<BTreeMap<RequestKey, WaitingRequest>>,
     /// Unbound blocks of each GPU.
     room: Vec<u64>,
     /// Blocks of the largest GPU.
@@ -71,7 +71,7 @@ pub(super) struct Early {
     now: Timestamp,
 }
 
-impl Early {
+impl EarlyBinding {
     pub(super) fn new(config: BoundConfig, gpus: &[GpuConfig]) -> Self {
         let room: Vec<u64> = gpus.iter().map(|gpu| gpu.memory.0 / BLOCK.0).collect();
         let by_room = (0..).map(GpuIndex).zip(&room).map(|(gpu, &room)| (Reverse(room), gpu));
@@ -93,7 +93,7 @@ impl Early {
     }
 
     /// Adds a request of a function that is not bound.
-    fn wait_unbound(&mut self, request: Waiting) {
+    fn wait_unbound(&mut self, request: WaitingRequest) {
         let its = self.unbound.entry(request.function).or_default();
         if let Some((&oldest, _)) = its.first_key_value() {
             self.by_age.remove(&(oldest, request.function));
@@ -106,7 +106,7 @@ impl Early {
     }
 
     /// Removes and returns the requests of a function that is not bound.
-    fn take_unbound(&mut self, function: FunctionIndex) -> BTreeMap<RequestKey, Waiting> {
+    fn take_unbound(&mut self, function: FunctionIndex) -> BTreeMap<RequestKey, WaitingRequest> {
         let its = self.unbound.remove(&function).unwrap_or_default();
         if let Some((&oldest, _)) = its.first_key_value() {
             self.by_age.remove(&(oldest, function));
@@ -121,7 +121,7 @@ impl Early {
         self.by_room.insert((Reverse(*room), gpu));
     }
 
-    fn unbind(&mut self, function: FunctionIndex) -> Option<Bound> {
+    fn unbind(&mut self, function: FunctionIndex) -> Option<FunctionBinding> {
         let bound = self.functions.remove(&function)?;
         self.starting.remove(&(bound.ready, function));
         bound.expires.map(|at| self.expiring.remove(&(at, function)));
@@ -147,7 +147,7 @@ impl Early {
     /// Binds the waiting functions for which a GPU has memory, the function with the oldest request
     /// first. Returns a refusal for a request that no GPU will ever have memory for. A function
     /// without memory does not delay the others.
-    fn bind(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn bind(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         if !std::mem::take(&mut self.look) {
             return None;
         }
@@ -158,42 +158,48 @@ impl Early {
             let blocks =
                 u64::from(view.models.get(request.model).blocks) + u64::from(blocks_for(self.config.runtime));
             match self.find_room(view, &request, blocks) {
-                Room::On(gpu) => {
+                MemorySearch::On(gpu) => {
                     let ready = view.now + self.config.cold_start;
-                    let bound =
-                        Bound { gpu, blocks, ready, cold: BTreeMap::new(), waiting: 0, expires: None };
+                    let bound = FunctionBinding {
+                        gpu,
+                        blocks,
+                        ready,
+                        cold: BTreeMap::new(),
+                        waiting: 0,
+                        expires: None,
+                    };
                     self.functions.insert(function, bound);
                     self.starting.insert((ready, function));
                     self.set_room(gpu, |room| room - blocks);
-                    self.take_unbound(function).into_values().for_each(|its| self.push(its, Entry::New));
+                    self.take_unbound(function).into_values().for_each(|its| self.push(its, QueueEntry::New));
                 }
-                Room::Later => {}
-                Room::Never => {
+                MemorySearch::Later => {}
+                MemorySearch::Never => {
                     self.drop_unbound(&request);
                     // Other requests may have to be refused too.
                     self.look = true;
-                    return Some(Decision::Refuse { request, reason: Reason::NoGpuMemory });
+                    return Some(DispatchDecision::Refuse { request, reason: Reason::NoGpuMemory });
                 }
             }
         }
         None
     }
 
-    fn find_room(&self, view: &View<'_>, request: &Waiting, blocks: u64) -> Room {
+    fn find_room(&self, view: &DispatchView<'_>, request: &WaitingRequest, blocks: u64) -> MemorySearch {
         let roomy = self.by_room.iter().take_while(|(Reverse(room), _)| *room >= blocks);
         let mut fits = roomy.map(|&(_, gpu)| gpu).filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
         let up = |gpu: &GpuIndex| view.fleet.get(*gpu).executor.is_some();
         // Permanent bindings free no memory; a GPU that is down may return with some.
-        let full = self.config.binding == Binding::ForGood && fits.clone().next().is_none();
+        let full = self.config.binding == BindingLifetime::ForGood && fits.clone().next().is_none();
         match fits.find(up) {
-            Some(gpu) => Room::On(gpu),
-            None if full || blocks > self.largest => Room::Never,
-            None => Room::Later,
+            Some(gpu) => MemorySearch::On(gpu),
+            None if full || blocks > self.largest => MemorySearch::Never,
+            None => MemorySearch::Later,
         }
     }
 
     /// Removes a request of a function that is not bound.
-    fn drop_unbound(&mut self, request: &Waiting) {
+    fn drop_unbound(&mut self, request: &WaitingRequest) {
         let mut its = self.take_unbound(request.function);
         its.remove(&request.key);
         if let Some((&oldest, _)) = its.first_key_value() {
@@ -204,14 +210,14 @@ impl Early {
 }
 
 /// Result of the search for memory for a function.
-enum Room {
+enum MemorySearch {
     On(GpuIndex),
     Later,
     Never,
 }
 
-impl Policy for Early {
-    fn push(&mut self, request: Waiting, _entry: Entry) {
+impl DispatchPolicy for EarlyBinding {
+    fn push(&mut self, request: WaitingRequest, _entry: QueueEntry) {
         let Some(bound) = self.functions.get_mut(&request.function) else {
             return self.wait_unbound(request);
         };
@@ -227,13 +233,13 @@ impl Policy for Early {
         }
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         self.drop_unbound(request);
         let Some(bound) = self.functions.get_mut(&request.function) else { return };
         let here =
             self.own[bound.gpu.0 as usize].remove(&request.key).or_else(|| bound.cold.remove(&request.key));
         bound.waiting -= usize::from(here.is_some());
-        if let Binding::KeepAlive(keep_alive) = self.config.binding
+        if let BindingLifetime::KeepAlive(keep_alive) = self.config.binding
             && bound.waiting == 0
             && bound.expires.is_none()
         {
@@ -243,7 +249,7 @@ impl Policy for Early {
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         if let Some(refused) = self.bind(view) {
             return Some(refused);
         }
@@ -254,7 +260,7 @@ impl Policy for Early {
                 continue;
             }
             let Some((_, request)) = self.own[gpu.0 as usize].pop_first() else { continue };
-            if let (Some(bound), Binding::KeepAlive(keep_alive)) =
+            if let (Some(bound), BindingLifetime::KeepAlive(keep_alive)) =
                 (self.functions.get_mut(&request.function), self.config.binding)
             {
                 bound.waiting -= 1;
@@ -264,18 +270,18 @@ impl Policy for Early {
                     self.expiring.insert((at, request.function));
                 }
             }
-            return Some(Decision::Assign { request, gpu, over: Route::Host });
+            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
         }
         None
     }
 
     /// Also called after the GPU comes up.
-    fn freed(&mut self, gpu: GpuIndex) {
+    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
         self.ready.insert(gpu);
         self.look = true;
     }
 
-    fn lost(&mut self, gpu: GpuIndex) -> Vec<Waiting> {
+    fn on_gpu_lost(&mut self, gpu: GpuIndex) -> Vec<WaitingRequest> {
         let on = self.functions.iter().filter(|(_, bound)| bound.gpu == gpu);
         for function in on.map(|(&function, _)| function).collect::<Vec<_>>() {
             if let Some(bound) = self.unbind(function) {
@@ -287,8 +293,8 @@ impl Policy for Early {
         Vec::new()
     }
 
-    /// The policy needs to know about removed functions ([`Policy::forget`]).
-    fn scores(&self) -> bool {
+    /// The policy needs to know about removed functions ([`DispatchPolicy::forget`]).
+    fn uses_scores(&self) -> bool {
         true
     }
 
@@ -300,14 +306,14 @@ impl Policy for Early {
             let (its, others) =
                 std::mem::take(own).into_iter().partition(|(_, request)| request.function == function);
             *own = others;
-            let its: BTreeMap<RequestKey, Waiting> = its;
+            let its: BTreeMap<RequestKey, WaitingRequest> = its;
             its.into_values().for_each(|request| self.wait_unbound(request));
         }
     }
 
     /// Runs even if no request waits; otherwise [`Self::next_wake`] would return a past time for
     /// ever.
-    fn tick(&mut self, now: Timestamp, _models: &Models) {
+    fn tick(&mut self, now: Timestamp, _models: &ModelTable) {
         self.now = now;
         self.elapse(now);
     }

@@ -4,18 +4,18 @@
 
 use millrace_types::{SloCounts, Timestamp};
 
-use super::policy::{self, Entry};
-use super::{Action, Dispatch, Objective, Place, PolicyConfig};
+use super::policy::{self, QueueEntry};
+use super::{Action, Dispatcher, LatencyObjective, PolicyConfig, RequestLocation};
 use crate::gpu::Eviction;
 use crate::ids::FunctionIndex;
 
-impl Dispatch {
+impl Dispatcher {
     pub(super) fn change(
         &mut self,
         now: Timestamp,
         policy: PolicyConfig,
         eviction: Eviction,
-        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+        functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
         actions: &mut Vec<Action>,
     ) {
         let evicts_otherwise = self.config.eviction != eviction;
@@ -25,7 +25,7 @@ impl Dispatch {
         if evicts_otherwise {
             for gpu in self.fleet.all() {
                 for model in self.fleet.get(gpu).resident().collect::<Vec<_>>() {
-                    self.tell_standing(model, gpu, actions);
+                    self.send_eviction_rank(model, gpu, actions);
                 }
             }
         }
@@ -34,13 +34,13 @@ impl Dispatch {
     fn change_policy(
         &mut self,
         now: Timestamp,
-        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+        functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
         actions: &mut Vec<Action>,
     ) {
         // The old policy's counters stay in the totals; its alpha does not.
-        self.policy.count(&mut self.stats);
+        self.policy.add_stats(&mut self.stats);
         self.stats.alpha = None;
-        let (policy, idle_order) = policy::policy(&self.config, self.sizes.len());
+        let (policy, idle_order) = policy::create_policy(&self.config, self.sizes.len());
         self.policy = policy;
         self.fleet.reorder(idle_order);
         self.look_again = None;
@@ -52,15 +52,15 @@ impl Dispatch {
         }
         self.policy.tick(now, &self.models);
         let waiting = self.places.values().filter_map(|place| match *place {
-            Place::Queued { request, reserved } => Some((request, reserved)),
-            Place::On(_) => None,
+            RequestLocation::Queued { request, reserved } => Some((request, reserved)),
+            RequestLocation::On(_) => None,
         });
         for (request, reserved) in waiting.collect::<Vec<_>>() {
             self.unpin(&request, reserved, actions);
-            self.places.insert(request.key, Place::Queued { request, reserved: None });
-            let entry = if request.attempts.lost > 0 { Entry::Back } else { Entry::New };
+            self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
+            let entry = if request.attempts.lost > 0 { QueueEntry::Back } else { QueueEntry::New };
             self.policy.push(request, entry);
         }
-        self.fleet.all().for_each(|gpu| self.policy.freed(gpu));
+        self.fleet.all().for_each(|gpu| self.policy.on_gpu_freed(gpu));
     }
 }

@@ -10,7 +10,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 use crate::gpu::Eviction;
 use crate::names::{self, UnknownName};
-use crate::paths::{self, Way};
+use crate::paths::{self, PairRate};
 
 /// A GPU, as far as dispatch needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct Config {
     pub peers: Vec<PeerLink>,
     /// Rates at which inputs travel between two GPUs. Between all other pairs, inputs travel over
     /// the host.
-    pub ways: Vec<Way>,
+    pub ways: Vec<PairRate>,
     /// Maximum number of waiting requests. Requests that return from lost GPUs may exceed this
     /// bound by [`SLOTS_MAX`](crate::gpu::SLOTS_MAX) for each GPU.
     pub queue_max: u32,
@@ -86,18 +86,19 @@ impl Config {
     /// [`Self::with_peers`] and [`Self::with_ways`].
     #[must_use]
     pub fn of(topology: &Topology, queue_max: u32) -> Self {
-        let rate = |gpu: &millrace_types::topology::Gpu| {
+        let rate = |gpu: &millrace_types::topology::TopologyGpu| {
             let rates = gpu.host_path.iter().map(|link| topology.links[link.0 as usize].rate);
             rates.min().unwrap_or(BytesPerSec(0))
         };
-        let gpu = |gpu: &millrace_types::topology::Gpu| GpuConfig {
+        let gpu = |gpu: &millrace_types::topology::TopologyGpu| GpuConfig {
             memory: gpu.memory,
             host_rate: rate(gpu),
             kind: kind_of(topology, &gpu.gpu_type).unwrap_or(0),
         };
         let gpus = topology.gpus.iter().map(gpu).collect();
         let under = |link: u32| {
-            let crosses = |gpu: &&millrace_types::topology::Gpu| gpu.host_path.iter().any(|it| it.0 == link);
+            let crosses =
+                |gpu: &&millrace_types::topology::TopologyGpu| gpu.host_path.iter().any(|it| it.0 == link);
             topology.gpus.iter().filter(crosses).map(|gpu| gpu.index).collect::<Vec<_>>()
         };
         let switches = (0..topology.links.len() as u32).map(under).filter(|gpus| gpus.len() > 1).collect();
@@ -116,11 +117,11 @@ impl Config {
     }
 
     /// Returns the same node, with inputs that travel between GPUs over as many routes, each over
-    /// as many links, as the fabric gives objects ([`crate::fabric::routes_of`]). Inputs travel
+    /// as many links, as the fabric gives objects ([`crate::fabric::object_route_planner`]). Inputs travel
     /// over the host if the topology exceeds the limits of route planning, as in the fabric.
     #[must_use]
     pub fn with_ways(self, topology: &Topology) -> Self {
-        Self { ways: paths::ways(topology, paths::Config::default()).unwrap_or_default(), ..self }
+        Self { ways: paths::pair_rates(topology, paths::Config::default()).unwrap_or_default(), ..self }
     }
 
     /// Returns the same node with another eviction rule.
@@ -181,7 +182,7 @@ pub enum PolicyConfig {
 /// device, because dispatch can observe neither.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BoundConfig {
-    pub binding: Binding,
+    pub binding: BindingLifetime,
     /// GPU memory that each function occupies besides its model, for a runtime of its own.
     pub runtime: Bytes,
     /// Time from the binding of a function until its first request may run.
@@ -190,7 +191,7 @@ pub struct BoundConfig {
 
 /// Lifetime of a function's binding to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Binding {
+pub enum BindingLifetime {
     /// The binding lasts until the function is removed.
     ForGood,
     /// The binding ends after this time without an assigned request.
@@ -215,7 +216,7 @@ impl Default for PolicyConfig {
 impl PolicyConfig {
     /// Returns whether decisions depend on objectives, on scores and on the arrival of models.
     #[must_use]
-    pub const fn scores(self) -> bool {
+    pub const fn uses_scores(self) -> bool {
         matches!(self, Self::Torpor(_) | Self::Unified(_) | Self::Bound(_))
     }
 
@@ -253,24 +254,24 @@ pub struct UnifiedConfig {
     /// has a deadline, that request's limit applies. At most [`Self::overtakes_max`].
     pub free_overtakes_max: u32,
     /// Requests that count for a function's required request count.
-    pub counts: Counts,
+    pub counts: ScoreWindow,
 }
 
 pub(super) const UNIFIED: UnifiedConfig = UnifiedConfig {
     overtakes_max: UNIFIED_OVERTAKES_MAX,
     aged_every: AGED_EVERY,
     free_overtakes_max: FREE_OVERTAKES_MAX,
-    counts: Counts::Cumulative,
+    counts: ScoreWindow::Cumulative,
 };
 
 /// Settings of Torpor's policy. The paper also evaluates the policy without each of these parts
 /// (T28).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TorporConfig {
-    pub order: Order,
-    pub choice: Choice,
+    pub order: TorporOrder,
+    pub choice: TorporGpuChoice,
     /// Requests that count for a function's required request count.
-    pub counts: Counts,
+    pub counts: ScoreWindow,
     /// Rule that adjusts the share of prioritised functions.
     pub alpha: AlphaRule,
 }
@@ -283,7 +284,7 @@ impl Default for TorporConfig {
 
 /// Order in which requests are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum TorporOrder {
     /// By the group and the required request count of the function (T21), then by age.
     Required,
     /// By age (Torpor-FIFO).
@@ -292,7 +293,7 @@ pub enum Order {
 
 /// Choice of the idle GPU for a request if no idle GPU holds its model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum TorporGpuChoice {
     /// The GPU next to a busy holder, else the GPU where the load disturbs others least (T22).
     Interference,
     /// Any idle GPU (Torpor-Random).
@@ -301,7 +302,7 @@ pub enum Choice {
 
 /// Requests that count for a function's required request count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Counts {
+pub enum ScoreWindow {
     /// All requests since the function started.
     Cumulative,
     /// The most recent requests, at most [`WINDOW_MAX`].
@@ -328,13 +329,13 @@ pub const POLICIES: [(&str, PolicyConfig); 11] = [
     ("lalb", PolicyConfig::Lalb { overtakes_max: 0 }),
     ("lalb-o3", PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX }),
     ("torpor", PolicyConfig::Torpor(TORPOR)),
-    ("random", PolicyConfig::Torpor(TorporConfig { choice: Choice::Random, ..TORPOR })),
+    ("random", PolicyConfig::Torpor(TorporConfig { choice: TorporGpuChoice::Random, ..TORPOR })),
     ("unified", PolicyConfig::Unified(UNIFIED)),
     ("native", PolicyConfig::Bound(BoundConfig { runtime: RUNTIME_MEMORY, ..NONSWAP })),
     (
         "infless-ka",
         PolicyConfig::Bound(BoundConfig {
-            binding: Binding::KeepAlive(KEEP_ALIVE),
+            binding: BindingLifetime::KeepAlive(KEEP_ALIVE),
             runtime: RUNTIME_MEMORY,
             cold_start: COLD_START,
         }),
@@ -342,19 +343,23 @@ pub const POLICIES: [(&str, PolicyConfig); 11] = [
     ("nonswap", PolicyConfig::Bound(NONSWAP)),
     (
         "simpleswap",
-        PolicyConfig::Torpor(TorporConfig { order: Order::Arrival, choice: Choice::Random, ..TORPOR }),
+        PolicyConfig::Torpor(TorporConfig {
+            order: TorporOrder::Arrival,
+            choice: TorporGpuChoice::Random,
+            ..TORPOR
+        }),
     ),
 ];
 
 /// A permanently bound function counts as started before its first request, hence without a cold
 /// start.
 const NONSWAP: BoundConfig =
-    BoundConfig { binding: Binding::ForGood, runtime: Bytes::ZERO, cold_start: Duration::ZERO };
+    BoundConfig { binding: BindingLifetime::ForGood, runtime: Bytes::ZERO, cold_start: Duration::ZERO };
 
 pub(super) const TORPOR: TorporConfig = TorporConfig {
-    order: Order::Required,
-    choice: Choice::Interference,
-    counts: Counts::Cumulative,
+    order: TorporOrder::Required,
+    choice: TorporGpuChoice::Interference,
+    counts: ScoreWindow::Cumulative,
     alpha: AlphaRule::Paper,
 };
 
@@ -373,11 +378,15 @@ impl fmt::Display for PolicyConfig {
             Self::Lb => "lb",
             Self::Lalb { overtakes_max: 0 } => "lalb",
             Self::Lalb { .. } => "lalb-o3",
-            Self::Torpor(TorporConfig { order: Order::Arrival, choice: Choice::Random, .. }) => "simpleswap",
-            Self::Torpor(TorporConfig { choice: Choice::Random, .. }) => "random",
+            Self::Torpor(TorporConfig {
+                order: TorporOrder::Arrival,
+                choice: TorporGpuChoice::Random,
+                ..
+            }) => "simpleswap",
+            Self::Torpor(TorporConfig { choice: TorporGpuChoice::Random, .. }) => "random",
             Self::Torpor(_) => "torpor",
             Self::Unified(_) => "unified",
-            Self::Bound(BoundConfig { binding: Binding::KeepAlive(_), .. }) => "infless-ka",
+            Self::Bound(BoundConfig { binding: BindingLifetime::KeepAlive(_), .. }) => "infless-ka",
             Self::Bound(BoundConfig { runtime: Bytes::ZERO, .. }) => "nonswap",
             Self::Bound(_) => "native",
         })
@@ -387,7 +396,7 @@ impl fmt::Display for PolicyConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millrace_types::topology::{Gpu, Link, LinkId};
+    use millrace_types::topology::{LinkId, TopologyGpu, TopologyLink};
 
     #[test]
     fn policies_parse_from_the_names_they_display_as() {
@@ -406,13 +415,13 @@ mod tests {
 
     #[test]
     fn config_takes_shared_switches_and_peer_links_from_the_topology() {
-        let gpu = |index: u32, gpu_type: &str| Gpu {
+        let gpu = |index: u32, gpu_type: &str| TopologyGpu {
             index: GpuIndex(index),
             gpu_type: gpu_type.to_owned(),
             memory: Bytes::gib(1),
             host_path: vec![LinkId(index), LinkId(3 + index / 2)],
         };
-        let link = |kind, gb| Link { kind, rate: BytesPerSec::gb(gb) };
+        let link = |kind, gb| TopologyLink { kind, rate: BytesPerSec::gb(gb) };
         let pcie = link(LinkKind::Pcie, 12);
         let uplink = link(LinkKind::PcieUplink, 10);
         let a = GpuIndex(0);
@@ -437,6 +446,6 @@ mod tests {
         let rate = BytesPerSec::gb(48);
         let joined = config.with_peers(&topology).with_ways(&topology);
         assert_eq!(joined.peers, [PeerLink { a, b, rate }]);
-        assert_eq!(joined.ways, [Way { from: a, to: b, rate }, Way { from: b, to: a, rate }]);
+        assert_eq!(joined.ways, [PairRate { from: a, to: b, rate }, PairRate { from: b, to: a, rate }]);
     }
 }

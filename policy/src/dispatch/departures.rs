@@ -5,32 +5,32 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::gpus::Held;
-use super::models::Slot;
-use super::policy::Entry;
-use super::queue::Waiting;
-use super::{Action, Dispatch, Place, Return};
-use crate::attempts::{Loss, Progress, Verdict};
+use super::gpus::Assignment;
+use super::models::ModelSlot;
+use super::policy::QueueEntry;
+use super::queue::WaitingRequest;
+use super::{Action, Dispatcher, RequestLocation, ReturnReason};
+use crate::attempts::{AttemptLoss, AttemptProgress, RetryDecision};
 use crate::ids::RequestKey;
 
 /// Position of a request on a lost GPU.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Turn {
+pub(super) enum TurnState {
     Running,
     Next,
 }
 
-impl Dispatch {
+impl Dispatcher {
     pub(super) fn withdraw(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
         match self.places.get(&key).copied() {
-            Some(Place::Queued { request, reserved }) => {
+            Some(RequestLocation::Queued { request, reserved }) => {
                 self.policy.remove(&request);
                 self.unpin(&request, reserved, actions);
-                self.gone(&request);
+                self.forget_request(&request);
                 self.queued -= 1;
             }
-            Some(Place::On(gpu)) => {
-                let withdraw = |held: &mut Held| held.withdrawn = true;
+            Some(RequestLocation::On(gpu)) => {
+                let withdraw = |held: &mut Assignment| held.withdrawn = true;
                 if self.fleet.change(gpu, |it| it.held_mut(key).map(withdraw)).is_some() {
                     actions.push(Action::Cancel { gpu, key });
                 }
@@ -40,17 +40,17 @@ impl Dispatch {
     }
 
     /// Removes all records of a request that left this node.
-    pub(super) fn gone(&mut self, request: &Waiting) {
+    pub(super) fn forget_request(&mut self, request: &WaitingRequest) {
         self.places.remove(&request.key);
         self.rows.remove(&request.key);
         self.inputs.remove(&request.key);
-        self.models.unused(request.model);
+        self.models.remove_user(request.model);
     }
 
     /// Removes a request from a GPU.
-    fn take_off(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Held> {
+    fn remove_from_gpu(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Assignment> {
         let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
-        self.policy.freed(gpu);
+        self.policy.on_gpu_freed(gpu);
         Some(held)
     }
 
@@ -62,12 +62,12 @@ impl Dispatch {
         ran: Option<Duration>,
         actions: &mut Vec<Action>,
     ) {
-        let Some(held) = self.take_off(now, gpu, key) else { return };
+        let Some(held) = self.remove_from_gpu(now, gpu, key) else { return };
         if let Some(ran) = ran {
             self.fleet.change(gpu, |it| it.ran(held.request.model));
             self.learn(&held, gpu, now.since(held.since), ran, actions);
         }
-        self.gone(&held.request);
+        self.forget_request(&held.request);
     }
 
     pub(super) fn returned(
@@ -75,27 +75,29 @@ impl Dispatch {
         now: Timestamp,
         gpu: GpuIndex,
         key: RequestKey,
-        why: Return,
+        why: ReturnReason,
         actions: &mut Vec<Action>,
     ) {
-        let Some(held) = self.take_off(now, gpu, key) else { return };
+        let Some(held) = self.remove_from_gpu(now, gpu, key) else { return };
         match why {
-            Return::Recalled if held.withdrawn => self.gone(&held.request),
-            Return::Recalled => self.queue_up(held.request, Entry::Back),
-            Return::Failed(progress) => self.lost(&held, Loss::Failed(progress), actions),
-            Return::Died(progress) => self.lost(&held, Loss::Died(progress), actions),
+            ReturnReason::Recalled if held.withdrawn => self.forget_request(&held.request),
+            ReturnReason::Recalled => self.queue_up(held.request, QueueEntry::Back),
+            ReturnReason::Failed(progress) => self.lost(&held, AttemptLoss::Failed(progress), actions),
+            ReturnReason::Died(progress) => self.lost(&held, AttemptLoss::Died(progress), actions),
         }
     }
 
-    fn lost(&mut self, held: &Held, loss: Loss, actions: &mut Vec<Action>) {
+    fn lost(&mut self, held: &Assignment, loss: AttemptLoss, actions: &mut Vec<Action>) {
         let request = held.request;
         if held.withdrawn {
-            return self.gone(&request);
+            return self.forget_request(&request);
         }
         match request.attempts.after(loss) {
-            Verdict::Again(attempts) => self.queue_up(Waiting { attempts, ..request }, Entry::Back),
-            Verdict::Refuse { reason, may_have_executed } => {
-                self.gone(&request);
+            RetryDecision::Again(attempts) => {
+                self.queue_up(WaitingRequest { attempts, ..request }, QueueEntry::Back)
+            }
+            RetryDecision::Refuse { reason, may_have_executed } => {
+                self.forget_request(&request);
                 actions.push(Action::Fail { key: request.key, reason, may_have_executed });
             }
         }
@@ -104,25 +106,25 @@ impl Dispatch {
     pub(super) fn down(
         &mut self,
         gpu: GpuIndex,
-        progress: impl Fn(&Held, Turn) -> Progress,
+        progress: impl Fn(&Assignment, TurnState) -> AttemptProgress,
         actions: &mut Vec<Action>,
     ) {
         let (running, ahead, resident) = self.fleet.change(gpu, |gone| {
             gone.executor = None;
-            let resident: Vec<Slot> = gone.resident().collect();
+            let resident: Vec<ModelSlot> = gone.resident().collect();
             resident.iter().for_each(|&model| gone.remove_resident(model));
             (gone.running.take(), std::mem::take(&mut gone.ahead), resident)
         });
-        resident.into_iter().for_each(|model| self.left(model, gpu, actions));
-        let running = running.map(|held| (held, Turn::Running));
-        let ahead = ahead.into_iter().map(|held| (held, Turn::Next));
+        resident.into_iter().for_each(|model| self.remove_holder(model, gpu, actions));
+        let running = running.map(|held| (held, TurnState::Running));
+        let ahead = ahead.into_iter().map(|held| (held, TurnState::Next));
         for (held, turn) in running.into_iter().chain(ahead) {
-            self.lost(&held, Loss::Died(progress(&held, turn)), actions);
+            self.lost(&held, AttemptLoss::Died(progress(&held, turn)), actions);
         }
-        for request in self.policy.lost(gpu) {
-            self.places.insert(request.key, Place::Queued { request, reserved: None });
+        for request in self.policy.on_gpu_lost(gpu) {
+            self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
         }
         self.unpin_all(gpu, actions);
-        self.none_kept(gpu, actions);
+        self.remove_warm_copies(gpu, actions);
     }
 }

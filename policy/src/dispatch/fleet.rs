@@ -9,11 +9,11 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 
 use super::RECALL_COST;
 use super::config::Config;
-use super::cost::Source;
-use super::glance::Glance;
-use super::gpus::{Expected, Gpu, Held, Loading};
-use super::holders::Holders;
-use super::models::{Models, Slot};
+use super::cost::SwapSource;
+use super::glance::GpuLoadSummary;
+use super::gpus::{Assignment, ExpectedFinish, GpuRecord, LoadClass};
+use super::holders::ModelHolders;
+use super::models::{ModelSlot, ModelTable};
 use super::queue::SizeRank;
 
 /// Factor by which a run may exceed its expected time before its end counts as unknown.
@@ -37,7 +37,7 @@ pub(super) enum IdleOrder {
 
 /// Index entries of a GPU.
 #[derive(Debug, Clone, Copy, Default)]
-struct Noted {
+struct GpuIndexEntry {
     /// Key in the order of idle GPUs, while the GPU is idle.
     idle: Option<u64>,
     /// Position in `listed`, while the GPU is idle.
@@ -45,16 +45,16 @@ struct Noted {
     asked: usize,
     /// Whether the GPU is in `free_ahead`.
     free_ahead: bool,
-    /// Whether the GPU is in `askable`.
+    /// Whether the GPU is in `recallable`.
     askable: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct Fleet {
-    gpus: Vec<Gpu>,
-    glances: Vec<Glance>,
+pub(super) struct GpuTable {
+    gpus: Vec<GpuRecord>,
+    glances: Vec<GpuLoadSummary>,
     order: IdleOrder,
-    noted: Vec<Noted>,
+    noted: Vec<GpuIndexEntry>,
     /// Idle GPUs in the policy's order, by size rank.
     idle: Vec<BTreeSet<(u64, GpuIndex)>>,
     /// Idle GPUs in arbitrary order, by size rank; a random choice reads this list.
@@ -77,7 +77,7 @@ pub(super) struct Fleet {
     ways: Vec<BytesPerSec>,
 }
 
-impl Fleet {
+impl GpuTable {
     pub(super) fn new(config: &Config, ranks: &[SizeRank], order: IdleOrder) -> Self {
         let count = config.gpus.len();
         let mut neighbours = vec![Vec::new(); count];
@@ -107,12 +107,13 @@ impl Fleet {
             ways[from * count + to] = way.rate;
         }
         let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
-        let gpus: Vec<Gpu> = config.gpus.iter().zip(ranks).map(|(gpu, &rank)| Gpu::new(gpu, rank)).collect();
+        let gpus: Vec<GpuRecord> =
+            config.gpus.iter().zip(ranks).map(|(gpu, &rank)| GpuRecord::new(gpu, rank)).collect();
         Self {
-            glances: gpus.iter().map(Glance::of).collect(),
+            glances: gpus.iter().map(GpuLoadSummary::of).collect(),
             gpus,
             order,
-            noted: vec![Noted::default(); count],
+            noted: vec![GpuIndexEntry::default(); count],
             idle: vec![BTreeSet::new(); classes],
             listed: vec![Vec::new(); classes],
             free_ahead: BTreeSet::new(),
@@ -140,21 +141,21 @@ impl Fleet {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
-    pub(super) fn get(&self, gpu: GpuIndex) -> &Gpu {
+    pub(super) fn get(&self, gpu: GpuIndex) -> &GpuRecord {
         &self.gpus[gpu.0 as usize]
     }
 
-    pub(super) fn glance(&self, gpu: GpuIndex) -> &Glance {
+    pub(super) fn glance(&self, gpu: GpuIndex) -> &GpuLoadSummary {
         &self.glances[gpu.0 as usize]
     }
 
     /// Changes a GPU and updates the indexes.
-    pub(super) fn change<T>(&mut self, gpu: GpuIndex, change: impl FnOnce(&mut Gpu) -> T) -> T {
+    pub(super) fn change<T>(&mut self, gpu: GpuIndex, change: impl FnOnce(&mut GpuRecord) -> T) -> T {
         let it = &mut self.gpus[gpu.0 as usize];
         let before = it.loading();
         let result = change(it);
         let after = it.loading();
-        self.glances[gpu.0 as usize] = Glance::of(it);
+        self.glances[gpu.0 as usize] = GpuLoadSummary::of(it);
         self.note(gpu);
         if self.order == IdleOrder::Calmest && before != after {
             for place in 0..self.neighbours[gpu.0 as usize].len() {
@@ -192,7 +193,7 @@ impl Fleet {
             }
         }
         let gpu = &self.gpus[index.0 as usize];
-        let asked = gpu.asked();
+        let asked = gpu.recalled_count();
         self.asked = self.asked - noted.asked + asked;
         let noted = &mut self.noted[index.0 as usize];
         (noted.idle, noted.asked) = (key, asked);
@@ -206,8 +207,8 @@ impl Fleet {
                 *is_in = belongs;
             }
         };
-        put(&mut self.free_ahead, &mut noted.free_ahead, gpu.takes_ahead() && gpu.ahead.is_empty());
-        put(&mut self.askable, &mut noted.askable, gpu.askable().is_some());
+        put(&mut self.free_ahead, &mut noted.free_ahead, gpu.accepts_queued() && gpu.ahead.is_empty());
+        put(&mut self.askable, &mut noted.askable, gpu.recallable().is_some());
     }
 
     fn idle_key(&self, index: GpuIndex, before: Option<u64>) -> u64 {
@@ -220,13 +221,13 @@ impl Fleet {
                 // No GPU has 2^56 blocks, so the two parts of the key do not overlap.
                 ((self.loading_beside(index) as u64) << 56) | gpu.resident_blocks()
             }
-            IdleOrder::Coldest if gpu.roomy() => 0,
-            IdleOrder::Coldest => gpu.coldest().map_or(0, |(used, _)| used.0),
+            IdleOrder::Coldest if gpu.has_free_quarter() => 0,
+            IdleOrder::Coldest => gpu.least_recently_used().map_or(0, |(used, _)| used.0),
         }
     }
 
     /// Returns the heaviest load that a neighbour of a GPU carries out.
-    pub(super) fn loading_beside(&self, gpu: GpuIndex) -> Loading {
+    pub(super) fn loading_beside(&self, gpu: GpuIndex) -> LoadClass {
         let beside = self.neighbours[gpu.0 as usize].iter();
         beside.map(|&other| self.get(other).loading()).max().unwrap_or_default()
     }
@@ -248,7 +249,7 @@ impl Fleet {
     /// overload, hundreds of GPUs may hold a model while a single GPU is idle.
     pub(super) fn idle_holder<K: Ord>(
         &self,
-        holders: &Holders,
+        holders: &ModelHolders,
         rank: SizeRank,
         key: impl Fn(GpuIndex) -> K,
     ) -> Option<GpuIndex> {
@@ -319,12 +320,12 @@ impl Fleet {
 
     /// Returns the source from which a GPU would get a model now, peers aside. A model in transit
     /// counts as absent, because the arrived part is unknown.
-    pub(super) fn source(&self, gpu: GpuIndex, model: Slot) -> Source {
+    pub(super) fn source(&self, gpu: GpuIndex, model: ModelSlot) -> SwapSource {
         if self.get(gpu).has_for_next(model) {
-            return Source::Here;
+            return SwapSource::Here;
         }
-        let loads = |&other: &GpuIndex| self.get(other).loading() > Loading::FromPeer;
-        if self.neighbours(gpu).iter().any(loads) { Source::SharedHost } else { Source::Host }
+        let loads = |&other: &GpuIndex| self.get(other).loading() > LoadClass::FromPeer;
+        if self.neighbours(gpu).iter().any(loads) { SwapSource::SharedHost } else { SwapSource::Host }
     }
 
     /// Marks the neighbours' loads from the host as disturbed, because a load from the host begins
@@ -332,14 +333,14 @@ impl Fleet {
     pub(super) fn cross_loads(&mut self, gpu: GpuIndex) {
         for &other in &self.neighbours[gpu.0 as usize] {
             let running = self.gpus[other.0 as usize].running.as_mut();
-            let loads = running.filter(|held| held.loading > Loading::FromPeer);
+            let loads = running.filter(|held| held.loading > LoadClass::FromPeer);
             loads.into_iter().for_each(|held| held.unlike = true);
         }
     }
 
     /// Returns the time that bringing a model to a GPU adds to a run now, peers aside; zero if the
     /// model is there.
-    pub(super) fn swap_time(&self, models: &Models, gpu: GpuIndex, model: Slot) -> Duration {
+    pub(super) fn swap_time(&self, models: &ModelTable, gpu: GpuIndex, model: ModelSlot) -> Duration {
         self.get(gpu).swap_time(models, model, self.source(gpu, model))
     }
 
@@ -373,21 +374,23 @@ impl Fleet {
     /// behind it.
     pub(super) fn expected_free(
         &self,
-        models: &Models,
+        models: &ModelTable,
         now: Timestamp,
         gpu: GpuIndex,
         ahead: usize,
-    ) -> Expected {
+    ) -> ExpectedFinish {
         let gpu = self.get(gpu);
-        let takes = |held: &Held| gpu.takes(models, held);
+        let takes = |held: &Assignment| gpu.turn_time(models, held);
         let running = gpu.running.as_ref().and_then(|held| Some(held.since + takes(held)?));
-        let Some(free) = running.filter(|&free| free + RECALL_COST > now) else { return Expected::Unknown };
+        let Some(free) = running.filter(|&free| free + RECALL_COST > now) else {
+            return ExpectedFinish::Unknown;
+        };
         let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(takes).sum();
-        rest.map_or(Expected::Unknown, |rest| Expected::At(free.max(now) + rest))
+        rest.map_or(ExpectedFinish::Unknown, |rest| ExpectedFinish::At(free.max(now) + rest))
     }
 
     /// Returns the time until a GPU finishes all its requests, if known.
-    pub(super) fn backlog(&self, models: &Models, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
+    pub(super) fn backlog(&self, models: &ModelTable, now: Timestamp, gpu: GpuIndex) -> Option<Duration> {
         self.backlog_of(models, now, gpu, usize::MAX)
     }
 
@@ -396,26 +399,27 @@ impl Fleet {
     /// the expected time, or if a run time is unknown.
     pub(super) fn backlog_of(
         &self,
-        models: &Models,
+        models: &ModelTable,
         now: Timestamp,
         gpu: GpuIndex,
         ahead: usize,
     ) -> Option<Duration> {
         let gpu = self.get(gpu);
         let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
-        let takes = gpu.takes(models, running)?;
+        let takes = gpu.turn_time(models, running)?;
         let elapsed = now.since(running.since);
         if elapsed > takes * OVERDUE {
             return None;
         }
-        let rest: Option<Duration> = gpu.ahead.iter().take(ahead).map(|held| gpu.takes(models, held)).sum();
+        let rest: Option<Duration> =
+            gpu.ahead.iter().take(ahead).map(|held| gpu.turn_time(models, held)).sum();
         Some(takes.saturating_sub(elapsed) + rest?)
     }
 
     /// Returns the time from which the end of a GPU's running request counts as unknown.
-    pub(super) fn overdue_at(&self, models: &Models, gpu: GpuIndex) -> Option<Timestamp> {
+    pub(super) fn overdue_at(&self, models: &ModelTable, gpu: GpuIndex) -> Option<Timestamp> {
         let gpu = self.get(gpu);
         let running = gpu.running.as_ref()?;
-        Some(running.since + gpu.takes(models, running)? * OVERDUE + RECALL_COST)
+        Some(running.since + gpu.turn_time(models, running)? * OVERDUE + RECALL_COST)
     }
 }

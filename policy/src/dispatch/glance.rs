@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::gpus::{Expected, Gpu, Held};
-use super::models::{Models, Slot};
+use super::gpus::{Assignment, ExpectedFinish, GpuRecord};
+use super::models::{ModelSlot, ModelTable};
 use super::queue::SizeRank;
 
 /// Model and rows of a request on a GPU.
 #[derive(Debug, Clone, Copy)]
 struct Work {
-    model: Slot,
+    model: ModelSlot,
     /// Number of rows; 0 if there is no request.
     rows: u32,
 }
 
 impl Work {
-    const NOTHING: Self = Self { model: Slot::FIRST, rows: 0 };
+    const NOTHING: Self = Self { model: ModelSlot::FIRST, rows: 0 };
 
-    fn of(held: Option<&Held>) -> Self {
+    fn of(held: Option<&Assignment>) -> Self {
         held.map_or(Self::NOTHING, |held| Self { model: held.request.model, rows: held.rows.max(1) })
     }
 
     /// Returns the run time in nanoseconds, if known.
-    fn run(self, models: &Models, kind: u32) -> Option<u64> {
+    fn run(self, models: &ModelTable, kind: u32) -> Option<u64> {
         match self.rows {
             0 => Some(0),
             1 => models.run_nanos(self.model, kind),
@@ -37,7 +37,7 @@ impl Work {
 
 /// Load summary of a GPU.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Glance {
+pub(super) struct GpuLoadSummary {
     /// Start of the running request's turn plus its expected swap, in nanoseconds.
     loaded: u64,
     /// Expected swap of the first next request, in nanoseconds.
@@ -51,8 +51,8 @@ pub(super) struct Glance {
     takes_ahead: bool,
 }
 
-impl Glance {
-    pub(super) fn of(gpu: &Gpu) -> Self {
+impl GpuLoadSummary {
+    pub(super) fn of(gpu: &GpuRecord) -> Self {
         let running = gpu.running.as_ref();
         let next = gpu.ahead.front();
         Self {
@@ -63,7 +63,7 @@ impl Glance {
             kind: gpu.kind,
             rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
             ahead: u8::try_from(gpu.ahead.len()).unwrap_or(u8::MAX),
-            takes_ahead: gpu.takes_ahead(),
+            takes_ahead: gpu.accepts_queued(),
         }
     }
 
@@ -83,13 +83,13 @@ impl Glance {
 
     /// Returns the earliest time at which the GPU can finish its running and its first next
     /// request.
-    pub(super) fn soonest(&self, models: &Models, now: Timestamp) -> Expected {
+    pub(super) fn soonest(&self, models: &ModelTable, now: Timestamp) -> ExpectedFinish {
         let through = || {
             let ends = self.loaded.saturating_add(self.running.run(models, self.kind)?);
             let next = self.next_swap.saturating_add(self.next.run(models, self.kind)?);
             Some(Timestamp(ends.max(now.0).saturating_add(next)))
         };
-        through().map_or(Expected::Unknown, Expected::At)
+        through().map_or(ExpectedFinish::Unknown, ExpectedFinish::At)
     }
 }
 
@@ -118,9 +118,9 @@ pub(super) fn first<K: Ord + Copy>(
 /// Returns the same as [`first`] for GPUs with tight bounds: the GPU with the least bound is
 /// evaluated first, so that hardly another evaluation is needed.
 pub(super) fn first_of_close(
-    gpus: impl Iterator<Item = (Expected, GpuIndex)>,
-    exact: impl Fn(GpuIndex) -> Option<Expected>,
-) -> Option<(Expected, GpuIndex)> {
+    gpus: impl Iterator<Item = (ExpectedFinish, GpuIndex)>,
+    exact: impl Fn(GpuIndex) -> Option<ExpectedFinish>,
+) -> Option<(ExpectedFinish, GpuIndex)> {
     let mut all: Vec<_> = gpus.collect();
     let (least, _) = all.iter().enumerate().min_by_key(|(_, it)| **it)?;
     all.swap(0, least);

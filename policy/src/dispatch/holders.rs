@@ -5,9 +5,9 @@ use millrace_types::GpuIndex;
 
 /// Each GPU once, in index order.
 #[derive(Debug, Default)]
-pub(super) struct Holders(Vec<GpuIndex>);
+pub(super) struct ModelHolders(Vec<GpuIndex>);
 
-impl Holders {
+impl ModelHolders {
     pub(super) fn insert(&mut self, gpu: GpuIndex) {
         if let Err(place) = self.0.binary_search(&gpu) {
             self.0.insert(place, gpu);

@@ -12,10 +12,10 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex};
 
-use super::fleet::Fleet;
-use super::gpus::Held;
+use super::fleet::GpuTable;
+use super::gpus::Assignment;
 use super::queue::SizeRank;
-use super::{Dispatch, Place};
+use super::{Dispatcher, RequestLocation};
 use crate::ids::RequestKey;
 
 /// Maximum number of GPUs listed for a request's inputs; GPUs with the least bytes are omitted. A
@@ -25,12 +25,12 @@ pub const INPUT_GPUS_MAX: usize = 4;
 
 /// Bytes of a request's inputs on each GPU of the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Inputs {
+pub struct InputLocations {
     /// GPUs in descending order of bytes, each once; unused entries have zero bytes.
     on: [(GpuIndex, Bytes); INPUT_GPUS_MAX],
 }
 
-impl Inputs {
+impl InputLocations {
     /// Inputs of which none is on a GPU.
     pub const NONE: Self = Self { on: [(GpuIndex(0), Bytes::ZERO); INPUT_GPUS_MAX] };
 
@@ -70,15 +70,15 @@ impl Inputs {
 
 /// Empty inputs hash to nothing, so that a node without objects has the same event trace as a node
 /// that never heard of objects (`policy::trace`).
-impl Hash for Inputs {
+impl Hash for InputLocations {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.iter().for_each(|it| it.hash(state));
     }
 }
 
-impl Dispatch {
+impl Dispatcher {
     /// Sets the location of a request's inputs.
-    pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) {
+    pub(super) fn set_inputs(&mut self, key: RequestKey, inputs: InputLocations) {
         if inputs.is_empty() {
             self.inputs.remove(&key);
         } else {
@@ -87,16 +87,16 @@ impl Dispatch {
     }
 
     /// Updates the location of a request's inputs, unless the request has left the node.
-    pub(super) fn moved(&mut self, key: RequestKey, inputs: Inputs) {
+    pub(super) fn update_inputs(&mut self, key: RequestKey, inputs: InputLocations) {
         if self.places.contains_key(&key) {
-            self.reads(key, inputs);
+            self.set_inputs(key, inputs);
         }
     }
 
     /// Notes that a request stands for a batch of `rows` rows, or for itself alone; a batch may
     /// grow on a GPU.
-    pub(super) fn stands_for(&mut self, key: RequestKey, rows: u32, inputs: Inputs) {
-        self.runs_as(key, rows, &inputs);
+    pub(super) fn set_batch(&mut self, key: RequestKey, rows: u32, inputs: InputLocations) {
+        self.update_rows(key, rows, &inputs);
         if rows > 1 {
             self.rows.insert(key, rows);
         } else {
@@ -104,15 +104,15 @@ impl Dispatch {
         }
         // The request may have left the node before the end of its batch is announced.
         let known = rows > 1 || self.places.contains_key(&key);
-        self.reads(key, if known { inputs } else { Inputs::NONE });
+        self.set_inputs(key, if known { inputs } else { InputLocations::NONE });
     }
 
     /// Updates the rows of a request on a GPU, so that the cost model attributes the run to the
     /// actual number of rows.
-    fn runs_as(&mut self, key: RequestKey, rows: u32, inputs: &Inputs) {
-        let Some(&Place::On(gpu)) = self.places.get(&key) else { return };
+    fn update_rows(&mut self, key: RequestKey, rows: u32, inputs: &InputLocations) {
+        let Some(&RequestLocation::On(gpu)) = self.places.get(&key) else { return };
         let it = self.fleet.get(gpu);
-        let of_key = |held: &&Held| held.request.key == key && held.rows != rows;
+        let of_key = |held: &&Assignment| held.request.key == key && held.rows != rows;
         let Some(&held) = it.running.iter().chain(&it.ahead).find(of_key) else { return };
         let run = self.models.run_time_of(held.request.model, it.kind, rows);
         let predicted = run.map(|run| held.swap.saturating_add(run));
@@ -127,16 +127,16 @@ impl Dispatch {
 
     /// Returns the recorded location of a request's inputs.
     #[cfg(test)]
-    pub(crate) fn inputs_of(&self, key: RequestKey) -> Inputs {
+    pub(crate) fn inputs_of(&self, key: RequestKey) -> InputLocations {
         self.inputs.get(&key).copied().unwrap_or_default()
     }
 }
 
-impl Fleet {
+impl GpuTable {
     /// Returns the time of bringing inputs to a GPU. Inputs travel over all NVLink routes from each
     /// GPU that has some, at the rate of otherwise idle links (D20). Inputs without a route travel
     /// over the host, which receives all bytes before forwarding the first.
-    pub(super) fn move_time(&self, inputs: &Inputs, to: GpuIndex) -> Duration {
+    pub(super) fn move_time(&self, inputs: &InputLocations, to: GpuIndex) -> Duration {
         let host = |gpu: GpuIndex, bytes| self.get(gpu).host_rate.time_for(bytes);
         let time = |(from, bytes): (GpuIndex, Bytes)| match self.way(from, to) {
             Some(rate) => rate.time_for(bytes),
@@ -151,7 +151,7 @@ impl Fleet {
     /// the host.
     pub(super) fn nearest_idle<C: Ord>(
         &self,
-        inputs: &Inputs,
+        inputs: &InputLocations,
         rank: SizeRank,
         class: impl Fn(GpuIndex) -> C,
     ) -> Option<GpuIndex> {
@@ -166,7 +166,7 @@ impl Fleet {
 
     /// Returns the GPUs that have some of the inputs and the GPUs that routes lead to from there;
     /// may repeat a GPU.
-    pub(super) fn near(&self, inputs: &Inputs) -> impl Iterator<Item = GpuIndex> {
+    pub(super) fn near(&self, inputs: &InputLocations) -> impl Iterator<Item = GpuIndex> {
         inputs.iter().flat_map(|(gpu, _)| std::iter::once(gpu).chain(self.reached(gpu).iter().copied()))
     }
 }
@@ -177,34 +177,35 @@ mod tests {
     use crate::dispatch::config::{Config, GpuConfig};
     use crate::dispatch::fleet::IdleOrder;
     use crate::dispatch::queue::SizeRank;
-    use crate::paths::Way;
+    use crate::paths::PairRate;
     use millrace_types::BytesPerSec;
 
-    fn on(pieces: &[(u32, u64)]) -> Inputs {
-        Inputs::of(pieces.iter().map(|&(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib))))
+    fn on(pieces: &[(u32, u64)]) -> InputLocations {
+        InputLocations::of(pieces.iter().map(|&(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib))))
     }
 
     #[test]
     fn inputs_sum_pieces_by_gpu_and_list_the_gpus_with_most_bytes() {
-        let told =
-            |inputs: Inputs| inputs.iter().map(|(gpu, bytes)| (gpu.0, bytes.0 >> 20)).collect::<Vec<_>>();
+        let told = |inputs: InputLocations| {
+            inputs.iter().map(|(gpu, bytes)| (gpu.0, bytes.0 >> 20)).collect::<Vec<_>>()
+        };
         assert_eq!(told(on(&[(3, 1), (0, 0), (1, 2), (3, 2)])), [(3, 3), (1, 2)]);
         let many = on(&[(0, 1), (1, 5), (2, 1), (3, 4), (4, 3), (5, 2)]);
         assert_eq!(told(many), [(1, 5), (3, 4), (4, 3), (5, 2)]);
         assert_eq!(told(many.plus(on(&[(5, 9)]))), [(5, 11), (1, 5), (3, 4), (4, 3)]);
-        assert!(on(&[(7, 0)]).is_empty() && on(&[]) == Inputs::NONE);
-        assert_eq!(Inputs::NONE.plus(many), many);
+        assert!(on(&[(7, 0)]).is_empty() && on(&[]) == InputLocations::NONE);
+        assert_eq!(InputLocations::NONE.plus(many), many);
     }
 
     #[test]
     fn move_time_uses_the_nvlink_route_or_both_host_links() {
         let gpus = [1, 1, 2].map(|gb| GpuConfig::new(Bytes::mib(64), BytesPerSec::gb(gb)));
-        let ways = vec![Way { from: GpuIndex(0), to: GpuIndex(1), rate: BytesPerSec::gb(10) }];
+        let ways = vec![PairRate { from: GpuIndex(0), to: GpuIndex(1), rate: BytesPerSec::gb(10) }];
         let config = Config { ways, ..Config::new(gpus.to_vec(), 1) };
-        let fleet = Fleet::new(&config, &[SizeRank(0); 3], IdleOrder::Emptiest);
-        let inputs = Inputs::of([(GpuIndex(0), Bytes(10_000_000)), (GpuIndex(2), Bytes(4_000_000))]);
+        let fleet = GpuTable::new(&config, &[SizeRank(0); 3], IdleOrder::Emptiest);
+        let inputs = InputLocations::of([(GpuIndex(0), Bytes(10_000_000)), (GpuIndex(2), Bytes(4_000_000))]);
         let micros = |to| fleet.move_time(&inputs, GpuIndex(to)).as_micros();
         assert_eq!([micros(0), micros(1), micros(2)], [2_000 + 4_000, 1_000 + 2_000 + 4_000, 10_000 + 5_000]);
-        assert_eq!(fleet.move_time(&Inputs::NONE, GpuIndex(1)), Duration::ZERO);
+        assert_eq!(fleet.move_time(&InputLocations::NONE, GpuIndex(1)), Duration::ZERO);
     }
 }

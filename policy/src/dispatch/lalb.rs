@@ -23,23 +23,23 @@ use std::time::Duration;
 use millrace_types::GpuIndex;
 
 use super::glance;
-use super::gpus::Expected;
-use super::models::Slot;
-use super::overtaking::{Ages, Bound};
-use super::policy::{Decision, Entry, Policy, Route, Stats, View};
-use super::queue::{SizeRank, Waiting};
+use super::gpus::ExpectedFinish;
+use super::models::ModelSlot;
+use super::overtaking::{AgeQueues, OvertakingBound};
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
+use super::queue::{SizeRank, WaitingRequest};
 use crate::ids::RequestKey;
 
 /// Own queue of a GPU: the requests that wait for this GPU alone.
 #[derive(Debug, Default)]
 struct Own {
-    queue: BTreeMap<RequestKey, (Waiting, Duration)>,
+    queue: BTreeMap<RequestKey, (WaitingRequest, Duration)>,
     /// Sum of the expected run times.
     time: Duration,
 }
 
 impl Own {
-    fn take(&mut self, key: RequestKey) -> Option<Waiting> {
+    fn take(&mut self, key: RequestKey) -> Option<WaitingRequest> {
         let (request, time) = self.queue.remove(&key)?;
         self.time -= time;
         Some(request)
@@ -49,7 +49,7 @@ impl Own {
 #[derive(Debug)]
 pub(super) struct Lalb {
     limit: u32,
-    ages: Ages,
+    ages: AgeQueues,
     /// Keys of the requests in [`Self::ages`], by model slot.
     by_model: Vec<BTreeSet<RequestKey>>,
     /// Oldest key of each model, stored contiguously: an idle GPU reads an entry for each resident
@@ -67,7 +67,7 @@ impl Lalb {
     pub(super) fn new(ranks: usize, gpus: usize, limit: u32) -> Self {
         Self {
             limit,
-            ages: Ages::new(ranks),
+            ages: AgeQueues::new(ranks),
             by_model: Vec::new(),
             oldest: Vec::new(),
             own: (0..gpus).map(|_| Own::default()).collect(),
@@ -78,7 +78,7 @@ impl Lalb {
     }
 
     /// Adds or removes a request that waits for a model.
-    fn waits_for(&mut self, model: Slot, key: RequestKey, waits: bool) {
+    fn waits_for(&mut self, model: ModelSlot, key: RequestKey, waits: bool) {
         let place = model.0 as usize;
         if self.by_model.len() <= place {
             self.by_model.resize_with(place + 1, BTreeSet::new);
@@ -97,38 +97,38 @@ impl Lalb {
     }
 
     /// Removes a request that goes to a GPU of this rank.
-    fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
+    fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<WaitingRequest> {
         let request = self.ages.send(from, key, to)?;
         self.waits_for(request.model, key, false);
         Some(request)
     }
 
     /// Returns the next request of an own queue, if its GPU can accept a request.
-    fn next_reserved(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn next_reserved(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         while let Some(gpu) = self.ready.pop_first() {
             let it = view.fleet.get(gpu);
             let own = &mut self.own[gpu.0 as usize];
-            let has_room = it.idle() || (it.takes_ahead() && it.ahead.is_empty());
+            let has_room = it.idle() || (it.accepts_queued() && it.ahead.is_empty());
             let Some(&key) = own.queue.keys().next().filter(|_| has_room) else { continue };
             let Some(request) = own.take(key) else { continue };
             self.reserved.remove(&key);
             self.ready.insert(gpu);
-            return Some(Decision::Assign { request, gpu, over: Route::Host });
+            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
         }
         None
     }
 
     /// Returns the oldest request for a model that a GPU holds.
-    fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<(RequestKey, SizeRank)> {
+    fn hit(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<(RequestKey, SizeRank)> {
         let models = view.fleet.get(gpu).resident();
-        let oldest = |model: Slot| Some(((*self.oldest.get(model.0 as usize)?)?, model));
+        let oldest = |model: ModelSlot| Some(((*self.oldest.get(model.0 as usize)?)?, model));
         let (key, model) = models.filter_map(oldest).min()?;
         Some((key, view.models.get(model).rank?))
     }
 
     /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
     /// elsewhere first (algorithm 1).
-    fn for_gpu(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
+    fn for_gpu(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
         let rank = view.fleet.get(gpu).rank;
         let at_limit = self.ages.at_limit(rank);
         let hit = match at_limit {
@@ -144,18 +144,18 @@ impl Lalb {
             let request = self.ages.get(from, key)?;
             let gpu = self.nearest_holder(view, &request, gpu);
             let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-            return Some(Decision::Assign { request, gpu, over: Route::Host });
+            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
         }
         let (key, from) = at_limit.or_else(|| self.ages.oldest(rank))?;
         if at_limit.is_none() {
-            self.ages.looked();
+            self.ages.record_fruitless_search();
         }
         self.balance(view, gpu, key, from)
     }
 
     /// Returns the idle holder of the model that a request's inputs reach soonest, and `idle` among
     /// equals: the request is a hit on each of them.
-    fn nearest_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> GpuIndex {
+    fn nearest_holder(&self, view: &DispatchView<'_>, request: &WaitingRequest, idle: GpuIndex) -> GpuIndex {
         let inputs = view.inputs(request);
         if inputs.is_empty() {
             return idle;
@@ -166,18 +166,18 @@ impl Lalb {
     }
 
     /// Returns whether an older request that also fits the GPU is at its limit.
-    fn held_up(&self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> bool {
+    fn held_up(&self, view: &DispatchView<'_>, request: &WaitingRequest, gpu: GpuIndex) -> bool {
         !self.ages.may_go(request.key, view.fleet.get(gpu).rank)
     }
 
     /// Decides where a request goes that is no hit on the idle GPU (algorithm 2).
     fn balance(
         &mut self,
-        view: &View<'_>,
+        view: &DispatchView<'_>,
         idle: GpuIndex,
         key: RequestKey,
         from: SizeRank,
-    ) -> Option<Decision> {
+    ) -> Option<DispatchDecision> {
         let request = self.ages.get(from, key)?;
         let holders = &view.models.get(request.model).holders;
         // GPUs for which an older request is at its limit sort last, and the filter drops them.
@@ -193,12 +193,17 @@ impl Lalb {
             },
         };
         let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-        Some(Decision::Assign { request, gpu, over: Route::Host })
+        Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host })
     }
 
     /// Returns the busy holder that would finish a request first, if sooner than the idle GPU
     /// would.
-    fn busy_holder(&self, view: &View<'_>, request: &Waiting, idle: GpuIndex) -> Option<GpuIndex> {
+    fn busy_holder(
+        &self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+        idle: GpuIndex,
+    ) -> Option<GpuIndex> {
         if request.attempts.suspect() {
             return None;
         }
@@ -208,7 +213,7 @@ impl Lalb {
         let own = |gpu: GpuIndex| self.own[gpu.0 as usize].time;
         let finish = |gpu: GpuIndex| {
             let it = view.fleet.get(gpu);
-            if !it.takes_ahead() || !self.ages.may_go(request.key, it.rank) {
+            if !it.accepts_queued() || !self.ages.may_go(request.key, it.rank) {
                 return None;
             }
             let wait = view.fleet.backlog(view.models, view.now, gpu)? + own(gpu);
@@ -217,10 +222,10 @@ impl Lalb {
                 true => (wait, load),
                 false => (wait + run(it.kind)?, load + run(here.kind)?),
             };
-            (there < miss).then_some(Expected::At(view.now + there))
+            (there < miss).then_some(ExpectedFinish::At(view.now + there))
         };
         let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
-        let latest = Expected::At(view.now + load + run(here.kind).unwrap_or_default());
+        let latest = ExpectedFinish::At(view.now + load + run(here.kind).unwrap_or_default());
         let holders = view.models.get(request.model).holders.iter().map(|gpu| (bound(gpu), gpu));
         let in_time = holders.filter(|&(bound, _)| bound < latest);
         glance::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
@@ -228,12 +233,17 @@ impl Lalb {
 
     /// Binds a request to a busy GPU, and assigns the request at once if no other request waits
     /// there.
-    fn reserve(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) -> Option<Decision> {
+    fn reserve(
+        &mut self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+        gpu: GpuIndex,
+    ) -> Option<DispatchDecision> {
         let it = view.fleet.get(gpu);
         let request = self.send(request.rank, request.key, it.rank)?;
         self.reserves += 1;
         if self.own[gpu.0 as usize].queue.is_empty() && it.ahead.is_empty() {
-            return Some(Decision::Assign { request, gpu, over: Route::Host });
+            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
         }
         let time = view.models.run_time(request.model, it.kind).unwrap_or_default();
         let own = &mut self.own[gpu.0 as usize];
@@ -241,17 +251,17 @@ impl Lalb {
         own.time += time;
         self.reserved.insert(request.key, gpu);
         self.ready.insert(gpu);
-        Some(Decision::Reserve { request, gpu })
+        Some(DispatchDecision::Reserve { request, gpu })
     }
 }
 
-impl Policy for Lalb {
-    fn push(&mut self, request: Waiting, entry: Entry) {
-        self.ages.insert(request, entry, Bound::strict(self.limit));
+impl DispatchPolicy for Lalb {
+    fn push(&mut self, request: WaitingRequest, entry: QueueEntry) {
+        self.ages.insert(request, entry, OvertakingBound::strict(self.limit));
         self.waits_for(request.model, request.key, true);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         match self.reserved.remove(&request.key) {
             Some(gpu) => drop(self.own[gpu.0 as usize].take(request.key)),
             None => {
@@ -261,7 +271,7 @@ impl Policy for Lalb {
         }
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         if let Some(decision) = self.next_reserved(view) {
             return Some(decision);
         }
@@ -270,32 +280,32 @@ impl Policy for Lalb {
         self.for_gpu(view, gpu)
     }
 
-    fn freed(&mut self, gpu: GpuIndex) {
+    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
         self.ready.insert(gpu);
     }
 
-    fn lost(&mut self, gpu: GpuIndex) -> Vec<Waiting> {
+    fn on_gpu_lost(&mut self, gpu: GpuIndex) -> Vec<WaitingRequest> {
         let own = std::mem::take(&mut self.own[gpu.0 as usize]);
         let requests: Vec<_> = own.queue.into_values().map(|(request, _)| request).collect();
         for &request in &requests {
             self.reserved.remove(&request.key);
-            self.push(request, Entry::Back);
+            self.push(request, QueueEntry::Back);
         }
         requests
     }
 
-    fn count(&self, stats: &mut Stats) {
+    fn add_stats(&self, stats: &mut DispatchStats) {
         self.ages.count(stats);
         stats.reserved = self.reserves;
     }
 
     #[cfg(test)]
-    fn check(&self, view: &View<'_>, models: &[Slot]) {
+    fn check(&self, view: &DispatchView<'_>, models: &[ModelSlot]) {
         self.ages.check();
         let oldest: Vec<_> = self.by_model.iter().map(|waiting| waiting.first().copied()).collect();
         assert_eq!(self.oldest, oldest);
         for gpu in view.fleet.up() {
-            let oldest = |model: Slot| Some((*self.by_model.get(model.0 as usize)?.first()?, model));
+            let oldest = |model: ModelSlot| Some((*self.by_model.get(model.0 as usize)?.first()?, model));
             let hit = view.fleet.get(gpu).resident().filter_map(oldest).min().map(|(key, _)| key);
             assert_eq!(self.hit(view, gpu).map(|(key, _)| key), hit);
             for (request, model) in super::tests::requests_of(view, models) {
@@ -312,7 +322,7 @@ impl Policy for Lalb {
                         true => wait < load,
                         false => wait + run(it.kind)? < load + run(here)?,
                     };
-                    (sooner && it.takes_ahead() && may_go(holder)).then_some(())?;
+                    (sooner && it.accepts_queued() && may_go(holder)).then_some(())?;
                     Some((if it.kind == here { wait } else { wait + run(it.kind)? }, holder))
                 };
                 let by_scan = all.filter_map(through).min().map(|(_, holder)| holder);

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::cost::Source;
-use super::gpus::{Held, Loading};
-use super::{Action, Dispatch};
+use super::cost::SwapSource;
+use super::gpus::{Assignment, LoadClass};
+use super::{Action, Dispatcher};
 
-impl Dispatch {
+impl Dispatcher {
     /// Adds a finished turn to the cost model and to its prediction errors.
     pub(super) fn learn(
         &mut self,
-        held: &Held,
+        held: &Assignment,
         gpu: GpuIndex,
         turn: Duration,
         ran: Duration,
@@ -23,13 +23,13 @@ impl Dispatch {
         let gpu = self.fleet.get(gpu);
         let model = held.request.model;
         let nominal = gpu.nominal(&self.models, model, held.source);
-        let whole = !held.ahead || held.source == Source::Here;
+        let whole = !held.ahead || held.source == SwapSource::Here;
         if let Some(predicted) = held.predicted.filter(|_| whole) {
             self.errors.add(gpu.kind, held.source, predicted, turn.max(ran));
         }
         // A peer copy counts only after its arrival: until then the copy may have failed over to
         // the host.
-        let told = !matches!(held.source, Source::Peer(_)) || held.loading == Loading::Nothing;
+        let told = !matches!(held.source, SwapSource::Peer(_)) || held.loading == LoadClass::Nothing;
         // A turn shorter than its run began before dispatch learned of its start.
         let added = turn.checked_sub(ran).filter(|_| whole && told && !held.unlike);
         self.models.learn(model, gpu.kind, |cost| {
@@ -38,7 +38,7 @@ impl Dispatch {
                 cost.swapped(held.source, added, nominal);
             }
         });
-        self.reweighed(model, before, actions);
+        self.send_changed_weights(model, before, actions);
     }
 
     /// Notes that all of a model arrived on a GPU, so its links are free again.
@@ -53,12 +53,12 @@ impl Dispatch {
         let Some(model) = self.models.slot(model) else { return };
         let it = self.fleet.get(gpu);
         let before = self.weights(model, it.kind);
-        let its = |held: &&Held| held.request.model == model && held.loading != Loading::Nothing;
+        let its = |held: &&Assignment| held.request.model == model && held.loading != LoadClass::Nothing;
         let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.unlike);
-        if let Some(held) = alone.filter(|held| held.source == Source::Host) {
+        if let Some(held) = alone.filter(|held| held.source == SwapSource::Host) {
             self.models.learn(model, it.kind, |cost| cost.transferred(now.since(held.since)));
         }
         self.fleet.change(gpu, |it| it.loaded(model, from));
-        self.reweighed(model, before, actions);
+        self.send_changed_weights(model, before, actions);
     }
 }

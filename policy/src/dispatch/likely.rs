@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::models::Slot;
-use super::{Action, Dispatch};
+use super::models::ModelSlot;
+use super::{Action, Dispatcher};
 
 /// Maximum number of hints that wait for a GPU.
 pub const LIKELY_MAX: usize = 8;
@@ -23,7 +23,7 @@ pub const LIKELY_FOR: Duration = Duration::from_secs(1);
 
 /// Outcomes of prewarming hints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Prewarms {
+pub struct PrewarmCounts {
     /// Loads that were sent to a GPU.
     pub brought: u64,
     /// Hints for a model that a GPU held or that a request had already asked for.
@@ -34,22 +34,22 @@ pub struct Prewarms {
 
 /// Prewarming hint for a model.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Hint {
+pub(super) struct PendingPrewarm {
     model: ModelId,
     after: Option<ModelId>,
     until: Timestamp,
 }
 
-impl Dispatch {
+impl Dispatcher {
     /// Sets the number of requests that wait for their tenant's caps ([`crate::tenancy`]). Their
     /// models may be on a GPU although no request in this queue needs them, so these requests block
     /// prewarming.
-    pub(crate) fn wait_outside(&mut self, requests: usize) {
+    pub(crate) fn set_parked_requests(&mut self, requests: usize) {
         self.outside = requests;
     }
 
     /// Adds a hint that a model will be requested, with the outputs of the model `after`.
-    pub(super) fn likely(&mut self, now: Timestamp, model: ModelId, after: Option<ModelId>) {
+    pub(super) fn add_prewarm_hint(&mut self, now: Timestamp, model: ModelId, after: Option<ModelId>) {
         if self.models.installed(model).is_none() || self.likely.iter().any(|hint| hint.model == model) {
             return;
         }
@@ -58,11 +58,11 @@ impl Dispatch {
             self.stats.prewarms.busy += 1;
             return;
         }
-        self.likely.push(Hint { model, after, until: now + LIKELY_FOR });
+        self.likely.push(PendingPrewarm { model, after, until: now + LIKELY_FOR });
     }
 
     /// Carries out the hints that are possible now, and drops the expired ones.
-    pub(super) fn bring_likely(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    pub(super) fn prewarm_models(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for hint in std::mem::take(&mut self.likely) {
             let Some(slot) = self.models.installed(hint.model) else { continue };
             let model = self.models.get(slot);
@@ -72,7 +72,7 @@ impl Dispatch {
                 self.stats.prewarms.busy += 1;
             } else if let Some(gpu) = self.place_for_likely(slot, hint.after) {
                 self.stats.prewarms.brought += 1;
-                let model = self.comes_without_request(now, slot, gpu, actions);
+                let model = self.record_load(now, slot, gpu, actions);
                 actions.push(Action::Prewarm { gpu, model });
             } else {
                 self.likely.push(hint);
@@ -80,7 +80,7 @@ impl Dispatch {
         }
     }
 
-    fn place_for_likely(&self, slot: Slot, after: Option<ModelId>) -> Option<GpuIndex> {
+    fn place_for_likely(&self, slot: ModelSlot, after: Option<ModelId>) -> Option<GpuIndex> {
         let model = self.models.get(slot);
         let rank = model.rank?;
         let room = |gpu: GpuIndex| {

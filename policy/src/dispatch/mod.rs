@@ -17,7 +17,7 @@
 //! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`bound`], T28) | no |
 //! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
 //!
-//! Each policy implements [`policy::Policy`]. Each [priority](priority) in use has a policy
+//! Each policy implements [`policy::DispatchPolicy`]. Each [priority](priority) in use has a policy
 //! instance of its own.
 //!
 //! **Assignment to busy GPUs** (`fifo`). While no GPU is idle, the oldest request is assigned to a
@@ -98,27 +98,27 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 pub use self::config::{
-    AGED_EVERY, AlphaRule, Binding, BoundConfig, COLD_START, Choice, Config, Counts, FREE_OVERTAKES_MAX,
-    GpuConfig, KEEP_ALIVE, OVERTAKES_MAX, Order, POLICIES, PeerLink, PolicyConfig, RUNTIME_MEMORY,
-    TorporConfig, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types, kind_of,
+    AGED_EVERY, AlphaRule, BindingLifetime, BoundConfig, COLD_START, Config, FREE_OVERTAKES_MAX, GpuConfig,
+    KEEP_ALIVE, OVERTAKES_MAX, POLICIES, PeerLink, PolicyConfig, RUNTIME_MEMORY, ScoreWindow, TorporConfig,
+    TorporGpuChoice, TorporOrder, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types, kind_of,
 };
-pub use self::cost::{Predicted, PredictionError};
-pub use self::inputs::{INPUT_GPUS_MAX, Inputs};
-pub use self::likely::{LIKELY_FOR, LIKELY_MAX, Prewarms};
-pub use self::policy::Stats;
-pub use self::protocol::{Action, Event, Learned, Objective, Request, Return};
+pub use self::cost::{PredictionError, TurnKind};
+pub use self::inputs::{INPUT_GPUS_MAX, InputLocations};
+pub use self::likely::{LIKELY_FOR, LIKELY_MAX, PrewarmCounts};
+pub use self::policy::DispatchStats;
+pub use self::protocol::{Action, Event, LatencyObjective, ModelProfile, QueuedRequest, ReturnReason};
 pub use self::warm::WARM_RETRY;
 
-use self::cost::Errors;
-use self::departures::Turn;
-use self::fleet::Fleet;
-use self::gpus::Held;
-use self::likely::Hint;
-use self::models::{Models, Slot};
-use self::policy::{Decision, Entry, Policy, View};
-use self::queue::{SizeRank, Waiting};
-use self::warm::Warm;
-use crate::attempts::Progress;
+use self::cost::PredictionErrors;
+use self::departures::TurnState;
+use self::fleet::GpuTable;
+use self::gpus::Assignment;
+use self::likely::PendingPrewarm;
+use self::models::{ModelSlot, ModelTable};
+use self::policy::{DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
+use self::queue::{SizeRank, WaitingRequest};
+use self::warm::WarmCopyTable;
+use crate::attempts::AttemptProgress;
 use crate::core::Core;
 use crate::decision_text::DecisionText;
 use crate::gpu::SLOTS_MAX;
@@ -132,42 +132,42 @@ pub const RECALL_COST: Duration = Duration::from_micros(200);
 pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 #[derive(Debug, Clone, Copy)]
-enum Place {
-    Queued { request: Waiting, reserved: Option<GpuIndex> },
+enum RequestLocation {
+    Queued { request: WaitingRequest, reserved: Option<GpuIndex> },
     On(GpuIndex),
 }
 
 /// Queue of a node, with the dispatcher's model of the node's GPUs.
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct Dispatcher {
     queue_max: u32,
     /// Distinct memory sizes of the GPUs in blocks, ascending.
     sizes: Vec<u32>,
-    fleet: Fleet,
-    models: Models,
-    policy: Box<dyn Policy>,
+    fleet: GpuTable,
+    models: ModelTable,
+    policy: Box<dyn DispatchPolicy>,
     /// Current configuration; changes with the policy.
     config: Config,
-    places: BTreeMap<RequestKey, Place>,
+    places: BTreeMap<RequestKey, RequestLocation>,
     queued: usize,
     /// Number of requests that wait for a single GPU, by GPU and model.
-    pins: BTreeMap<(GpuIndex, Slot), u32>,
-    warm: Warm,
+    pins: BTreeMap<(GpuIndex, ModelSlot), u32>,
+    warm: WarmCopyTable,
     /// Models to prewarm for which no GPU has had time or room yet.
-    likely: Vec<Hint>,
+    likely: Vec<PendingPrewarm>,
     /// Requests that tenant caps keep outside the queue.
     outside: usize,
     /// Number of rows that run as one, for requests that stand for a batch.
     rows: BTreeMap<RequestKey, u32>,
     /// Location of the inputs, for requests that have inputs on GPUs.
-    inputs: BTreeMap<RequestKey, Inputs>,
+    inputs: BTreeMap<RequestKey, InputLocations>,
     /// Time of the next check whether an idle GPU should recall a request from a busy GPU.
     look_again: Option<Timestamp>,
-    errors: Errors,
-    stats: Stats,
+    errors: PredictionErrors,
+    stats: DispatchStats,
 }
 
-impl Dispatch {
+impl Dispatcher {
     /// Creates an empty queue, with all GPUs down.
     #[must_use]
     pub fn new(config: &Config) -> Self {
@@ -177,24 +177,24 @@ impl Dispatch {
         sizes.dedup();
         let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
         let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
-        let (policy, idle_order) = policy::policy(config, sizes.len());
+        let (policy, idle_order) = policy::create_policy(config, sizes.len());
         Self {
             queue_max: config.queue_max,
-            fleet: Fleet::new(config, &ranks, idle_order),
-            models: Models::default(),
+            fleet: GpuTable::new(config, &ranks, idle_order),
+            models: ModelTable::default(),
             policy,
             config: config.clone(),
             places: BTreeMap::new(),
             queued: 0,
             pins: BTreeMap::new(),
-            warm: Warm::default(),
+            warm: WarmCopyTable::default(),
             likely: Vec::new(),
             outside: 0,
             rows: BTreeMap::new(),
             inputs: BTreeMap::new(),
             look_again: None,
-            errors: Errors::default(),
-            stats: Stats::default(),
+            errors: PredictionErrors::default(),
+            stats: DispatchStats::default(),
             sizes,
         }
     }
@@ -230,46 +230,46 @@ impl Dispatch {
         self.models.longest_run(self.models.installed(model)?, rows)
     }
 
-    /// Returns whether decisions depend on [`Event::Objective`], [`Event::Score`] and
-    /// [`Event::Forget`]; otherwise the caller need not send these events. Every policy needs
-    /// [`Event::Loaded`], because the cost model learns from arrivals and a load occupies links.
+    /// Returns whether decisions depend on [`Event::Objective`], [`Event::SloCountsChanged`] and
+    /// [`Event::FunctionRemoved`]; otherwise the caller need not send these events. Every policy needs
+    /// [`Event::ModelLoaded`], because the cost model learns from arrivals and a load occupies links.
     #[must_use]
-    pub fn wants_scores(&self) -> bool {
-        self.policy.scores()
+    pub fn uses_scores(&self) -> bool {
+        self.policy.uses_scores()
     }
 
     /// Returns the counters so far.
     #[must_use]
-    pub fn stats(&self) -> Stats {
-        let top_copies = self.models.top().map_or(0, |model| model.holders.len());
-        let mut stats = Stats {
+    pub fn stats(&self) -> DispatchStats {
+        let top_copies = self.models.most_requested().map_or(0, |model| model.holders.len());
+        let mut stats = DispatchStats {
             errors: self.errors.get(),
             held_out: self.models.held_out(),
             top_copies,
             ..self.stats.clone()
         };
-        self.policy.count(&mut stats);
+        self.policy.add_stats(&mut stats);
         stats
     }
 
-    /// Returns the profile of each model that ran, by kind of GPU. [`Event::Learned`] restores a
+    /// Returns the profile of each model that ran, by kind of GPU. [`Event::ProfileLoaded`] restores a
     /// profile.
-    pub fn learned(&self) -> impl Iterator<Item = Learned> {
-        self.models.ran().filter_map(|(slot, kind, run)| {
+    pub fn learned(&self) -> impl Iterator<Item = ModelProfile> {
+        self.models.profiled_models().filter_map(|(slot, kind, run)| {
             let gpu = self.fleet.all().map(|gpu| self.fleet.get(gpu)).find(|gpu| gpu.kind == kind)?;
             let load = gpu.transfer_time(&self.models, slot);
             let model = self.models.get(slot).id;
             let swap = self.models.cost(slot, kind).and_then(|cost| cost.host());
-            Some(Learned { model, kind, load, swap, run })
+            Some(ModelProfile { model, kind, load, swap, run })
         })
     }
 
-    /// Returns [`Stats::reserved`] alone, without the scan over all models that [`Self::stats`]
+    /// Returns [`DispatchStats::reserved`] alone, without the scan over all models that [`Self::stats`]
     /// makes.
     #[must_use]
     pub fn reserved(&self) -> u64 {
-        let mut stats = Stats::default();
-        self.policy.count(&mut stats);
+        let mut stats = DispatchStats::default();
+        self.policy.add_stats(&mut stats);
         stats.reserved
     }
 
@@ -280,21 +280,21 @@ impl Dispatch {
         self.models.install(model, blocks, weights, rank);
     }
 
-    fn enqueue(&mut self, now: Timestamp, request: Request, actions: &mut Vec<Action>) {
-        let Request { key, function, model, attempts, priority, inputs } = request;
+    fn enqueue(&mut self, now: Timestamp, request: QueuedRequest, actions: &mut Vec<Action>) {
+        let QueuedRequest { key, function, model, attempts, priority, inputs } = request;
         let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
         let refuse = match found {
             None => Reason::FunctionNotReady,
             Some((_, None)) => Reason::NoGpuMemory,
             Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
             Some((model, Some(rank))) => {
-                self.models.used(model);
+                self.models.add_user(model);
                 // Data locations of a whole batch are already known and must stay.
                 if !self.rows.contains_key(&key) {
-                    self.reads(key, inputs);
+                    self.set_inputs(key, inputs);
                 }
-                let request = Waiting { key, function, model, rank, attempts, priority, arrived: now };
-                return self.queue_up(request, Entry::New);
+                let request = WaitingRequest { key, function, model, rank, attempts, priority, arrived: now };
+                return self.queue_up(request, QueueEntry::New);
             }
         };
         self.rows.remove(&key);
@@ -302,8 +302,8 @@ impl Dispatch {
         actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
     }
 
-    fn queue_up(&mut self, request: Waiting, entry: Entry) {
-        self.places.insert(request.key, Place::Queued { request, reserved: None });
+    fn queue_up(&mut self, request: WaitingRequest, entry: QueueEntry) {
+        self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
         self.queued += 1;
         self.policy.push(request, entry);
     }
@@ -311,17 +311,17 @@ impl Dispatch {
     /// Carries out every decision that the policy can make now.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.queued > 0 {
-            let view = View { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
+            let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
             match self.policy.decide(&view) {
                 None => break,
-                Some(Decision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
-                Some(Decision::Refuse { request, reason }) => {
+                Some(DispatchDecision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
+                Some(DispatchDecision::Refuse { request, reason }) => {
                     self.queued -= 1;
-                    self.gone(&request);
+                    self.forget_request(&request);
                     let may_have_executed = request.attempts.begun;
                     actions.push(Action::Fail { key: request.key, reason, may_have_executed });
                 }
-                Some(Decision::Assign { request, gpu, over }) => {
+                Some(DispatchDecision::Assign { request, gpu, over }) => {
                     self.assign(now, request, gpu, over, actions);
                 }
             }
@@ -332,7 +332,7 @@ impl Dispatch {
     }
 }
 
-impl Core for Dispatch {
+impl Core for Dispatcher {
     type Event = Event;
     type Action = Action;
 
@@ -345,7 +345,10 @@ impl Core for Dispatch {
             Action::Recall { gpu, key } => named("recall").request(key).gpu(gpu),
             Action::Cancel { gpu, key } => named("cancel").request(key).gpu(gpu),
             Action::Fail { key, .. } => named("fail").request(key),
-            Action::Standing { .. } | Action::Pin { .. } | Action::Unpin { .. } | Action::Keep { .. } => {
+            Action::SetEvictionRank { .. }
+            | Action::Pin { .. }
+            | Action::Unpin { .. }
+            | Action::SetWarmCopy { .. } => {
                 return None;
             }
         })
@@ -355,9 +358,9 @@ impl Core for Dispatch {
         // These events free no capacity and add no request, so deadlines that passed can wait
         // for the next decision.
         match event {
-            Event::Rows { key, rows, inputs } => return self.stands_for(key, rows, inputs),
-            Event::Moved { key, inputs } => return self.moved(key, inputs),
-            Event::Withdraw { key } if matches!(self.places.get(&key), Some(Place::On(_))) => {
+            Event::BatchChanged { key, rows, inputs } => return self.set_batch(key, rows, inputs),
+            Event::InputsMoved { key, inputs } => return self.update_inputs(key, inputs),
+            Event::Withdraw { key } if matches!(self.places.get(&key), Some(RequestLocation::On(_))) => {
                 return self.withdraw(key, actions);
             }
             _ => self.policy.tick(now, &self.models),
@@ -365,67 +368,67 @@ impl Core for Dispatch {
         let loses_a_gpu = matches!(event, Event::Down { .. } | Event::Reset { .. });
         match event {
             Event::Install { model, memory, weights } => self.install(model, memory, weights),
-            Event::Keep { model, copies } => self.keep(model, copies, actions),
+            Event::WarmCopiesRequired { model, copies } => self.set_minimum_copies(model, copies, actions),
             Event::Remove { model } => {
-                self.keep(model, 0, actions);
+                self.set_minimum_copies(model, 0, actions);
                 self.models.remove(model);
             }
-            Event::Learned(Learned { model, kind, load, swap, run }) => {
+            Event::ProfileLoaded(ModelProfile { model, kind, load, swap, run }) => {
                 if let Some(slot) = self.models.slot(model) {
                     let before = self.weights(slot, kind);
-                    self.models.learn(slot, kind, |cost| cost.learned(load, swap, run));
-                    self.reweighed(slot, before, actions);
+                    self.models.learn(slot, kind, |cost| cost.restore_profile(load, swap, run));
+                    self.send_changed_weights(slot, before, actions);
                 }
             }
             Event::Objective { function, objective } => {
                 self.policy.objective(function, objective);
                 self.policy.tick(now, &self.models);
             }
-            Event::Score { function, counts } => self.policy.score(&self.models, function, counts),
-            Event::Forget { function } => self.policy.forget(function),
+            Event::SloCountsChanged { function, counts } => self.policy.score(&self.models, function, counts),
+            Event::FunctionRemoved { function } => self.policy.forget(function),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
                 self.fleet.change(gpu, |it| it.executor = Some(incarnation));
-                self.policy.freed(gpu);
+                self.policy.on_gpu_freed(gpu);
             }
             Event::Down { gpu, lost } => {
                 // The GPU reports only requests that arrived there; the others were still in
                 // transit.
                 let said = |key| lost.iter().find(|(lost, _)| *lost == key).map(|&(_, progress)| progress);
-                self.down(gpu, |held, _| said(held.request.key).unwrap_or(Progress::Waiting), actions);
+                self.down(gpu, |held, _| said(held.request.key).unwrap_or(AttemptProgress::Waiting), actions);
             }
             Event::Reset { gpu } => {
-                let worst = |_: &Held, turn| match turn {
-                    Turn::Running => Progress::Begun,
-                    Turn::Next => Progress::Preparing,
+                let worst = |_: &Assignment, turn| match turn {
+                    TurnState::Running => AttemptProgress::Begun,
+                    TurnState::Next => AttemptProgress::Preparing,
                 };
                 self.down(gpu, worst, actions);
             }
-            Event::Ended { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
-            Event::Returned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
-            Event::Loaded { gpu, model, from } => self.loaded(now, gpu, model, from, actions),
-            Event::Evicted { gpu, models } => {
+            Event::RequestEnded { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
+            Event::RequestReturned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
+            Event::ModelLoaded { gpu, model, from } => self.loaded(now, gpu, model, from, actions),
+            Event::ModelsEvicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
                         self.fleet.change(gpu, |it| it.remove_resident(model));
-                        self.not_kept(now, model, gpu, actions);
-                        self.left(model, gpu, actions);
+                        self.remove_warm_copy(now, model, gpu, actions);
+                        self.remove_holder(model, gpu, actions);
                     }
                 }
             }
-            Event::Change { policy, eviction, functions } => {
+            Event::PolicyChanged { policy, eviction, functions } => {
                 self.change(now, policy, eviction, functions, actions);
             }
-            Event::Likely { model, after } => self.likely(now, model, after),
-            Event::Rows { .. } | Event::Moved { .. } | Event::Tick => {}
+            Event::PrewarmHint { model, after } => self.add_prewarm_hint(now, model, after),
+            Event::BatchChanged { .. } | Event::InputsMoved { .. } | Event::Tick => {}
         }
         self.pump(now, actions);
         if loses_a_gpu {
-            self.bring_homeless(now, actions);
+            self.reload_lost_models(now, actions);
         }
-        self.keep_warm(now, actions);
-        self.bring_likely(now, actions);
+        self.create_warm_copies(now, actions);
+        self.prewarm_models(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

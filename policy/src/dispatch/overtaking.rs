@@ -9,19 +9,19 @@
 //!
 //! **Requests at their limit** go next, or one departure in `every` does. In a lasting overload all
 //! requests come to wait until their limit, and would then be served by age, all late. With
-//! [`Bound::every`], one departure in `every` is the oldest request, and the others can be served
+//! [`OvertakingBound::every`], one departure in `every` is the oldest request, and the others can be served
 //! in time. A request is then overtaken at most `times + (every - 1) × (older requests at their
 //! limit + 1)` times, with the largest bound among the request and the older ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::policy::{Entry, Stats};
-use super::queue::{SizeRank, Waiting};
+use super::policy::{DispatchStats, QueueEntry};
+use super::queue::{SizeRank, WaitingRequest};
 use crate::ids::RequestKey;
 
 /// Bound on how often a request may be overtaken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Bound {
+pub(super) struct OvertakingBound {
     /// Number of times before the request is at its limit.
     pub(super) times: u32,
     /// Interval of departures by age once at the limit. At 1, the oldest request goes next, and
@@ -29,7 +29,7 @@ pub(super) struct Bound {
     pub(super) every: u32,
 }
 
-impl Bound {
+impl OvertakingBound {
     /// Returns a strict bound of `times`.
     pub(super) const fn strict(times: u32) -> Self {
         Self { times, every: 1 }
@@ -38,18 +38,18 @@ impl Bound {
 
 #[derive(Debug)]
 struct Queued {
-    request: Waiting,
-    bound: Bound,
+    request: WaitingRequest,
+    bound: OvertakingBound,
     /// Number of requests that overtook this request, and overtook no younger request that still
     /// waits.
     marks: u64,
-    /// Value of [`Ages::looks`] on arrival.
+    /// Value of [`AgeQueues::looks`] on arrival.
     looks: u64,
 }
 
 /// Requests of a size class, by age.
 #[derive(Debug, Default)]
-struct Line {
+struct AgeQueue {
     queued: BTreeMap<RequestKey, Queued>,
     /// Oldest request, cached because most lookups need only this request.
     first: Option<First>,
@@ -66,7 +66,7 @@ struct Line {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct First {
     key: RequestKey,
-    bound: Bound,
+    bound: OvertakingBound,
     looks: u64,
 }
 
@@ -83,7 +83,7 @@ struct Overtaken {
     looks: u64,
 }
 
-impl Line {
+impl AgeQueue {
     fn before(&mut self, key: RequestKey) -> Option<&mut Queued> {
         self.queued.range_mut(..key).next_back().map(|(_, queued)| queued)
     }
@@ -98,7 +98,7 @@ impl Line {
 
     /// Removes a request. Returns the counts of the oldest request if this was the oldest, and
     /// whether the request overtook any older request (never without `passes`).
-    fn take(&mut self, key: RequestKey, passes: bool) -> Option<(Waiting, Option<Overtaken>, bool)> {
+    fn take(&mut self, key: RequestKey, passes: bool) -> Option<(WaitingRequest, Option<Overtaken>, bool)> {
         let counts = self.oldest().filter(|&(oldest, _)| oldest == key).map(|(_, counts)| counts);
         let gone = self.queued.remove(&key)?;
         let came_back = self.back.remove(&key);
@@ -141,8 +141,9 @@ impl Line {
 
     /// Returns the oldest request that the next departure may not overtake.
     fn at_limit(&self) -> Option<RequestKey> {
-        let is_next =
-            |Bound { times, every }: Bound| self.marks >= times.into() && self.since + 1 >= every.into();
+        let is_next = |OvertakingBound { times, every }: OvertakingBound| {
+            self.marks >= times.into() && self.since + 1 >= every.into()
+        };
         let oldest = self.first.filter(|first| is_next(first.bound));
         oldest.map(|first| first.key).into_iter().chain(self.back.first().copied()).min()
     }
@@ -150,8 +151,8 @@ impl Line {
 
 /// All waiting requests, by size class and age.
 #[derive(Debug)]
-pub(super) struct Ages {
-    lines: Vec<Line>,
+pub(super) struct AgeQueues {
+    lines: Vec<AgeQueue>,
     /// Number of times that an idle GPU searched the whole queue and found no hit.
     looks: u64,
     passed: u64,
@@ -159,34 +160,34 @@ pub(super) struct Ages {
     visits_max: u64,
 }
 
-impl Ages {
+impl AgeQueues {
     pub(super) fn new(ranks: usize) -> Self {
-        let lines = (0..ranks).map(|_| Line::default()).collect();
+        let lines = (0..ranks).map(|_| AgeQueue::default()).collect();
         Self { lines, looks: 0, passed: 0, overtaken_max: 0, visits_max: 0 }
     }
 
     /// Adds a request with its bound. While an older request of the same size class has a larger
     /// bound, that bound applies.
-    pub(super) fn insert(&mut self, request: Waiting, entry: Entry, bound: Bound) {
+    pub(super) fn insert(&mut self, request: WaitingRequest, entry: QueueEntry, bound: OvertakingBound) {
         let line = &mut self.lines[request.rank.0];
         let queued = Queued { request, bound, marks: 0, looks: self.looks };
         line.insert(queued);
-        if entry == Entry::Back {
+        if entry == QueueEntry::Back {
             line.back.insert(request.key);
         }
     }
 
-    pub(super) fn get(&self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
+    pub(super) fn get(&self, rank: SizeRank, key: RequestKey) -> Option<WaitingRequest> {
         Some(self.lines[rank.0].queued.get(&key)?.request)
     }
 
     /// Returns whether a request returned from a GPU.
-    pub(super) fn is_back(&self, request: &Waiting) -> bool {
+    pub(super) fn is_back(&self, request: &WaitingRequest) -> bool {
         self.lines[request.rank.0].back.contains(&request.key)
     }
 
     /// Removes a request that goes to no GPU.
-    pub(super) fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<Waiting> {
+    pub(super) fn take(&mut self, rank: SizeRank, key: RequestKey) -> Option<WaitingRequest> {
         let (request, counts, _) = self.lines[rank.0].take(key, false)?;
         self.count_first(counts);
         Some(request)
@@ -201,7 +202,7 @@ impl Ages {
 
     /// Removes a request that goes to a GPU of rank `to`, and counts that as overtaking all older
     /// requests that fit the GPU.
-    pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<Waiting> {
+    pub(super) fn send(&mut self, from: SizeRank, key: RequestKey, to: SizeRank) -> Option<WaitingRequest> {
         let (request, counts, mut passed) = self.lines[from.0].take(key, from <= to)?;
         self.count_first(counts);
         for (rank, line) in self.lines.iter_mut().enumerate().take(to.0 + 1) {
@@ -212,7 +213,7 @@ impl Ages {
     }
 
     /// Notes that an idle GPU searched the whole queue and found no hit.
-    pub(super) fn looked(&mut self) {
+    pub(super) fn record_fruitless_search(&mut self) {
         self.looks += 1;
     }
 
@@ -221,7 +222,7 @@ impl Ages {
     fn first(
         &self,
         rank: SizeRank,
-        of: impl Fn(&Line) -> Option<RequestKey>,
+        of: impl Fn(&AgeQueue) -> Option<RequestKey>,
     ) -> Option<(RequestKey, SizeRank)> {
         let lines = self.lines.iter().take(rank.0 + 1).enumerate();
         lines.filter_map(|(rank, line)| Some((of(line)?, SizeRank(rank)))).min()
@@ -235,7 +236,7 @@ impl Ages {
     /// Returns the oldest request that fits GPUs of this rank and that the next departure may not
     /// overtake.
     pub(super) fn at_limit(&self, rank: SizeRank) -> Option<(RequestKey, SizeRank)> {
-        self.first(rank, Line::at_limit)
+        self.first(rank, AgeQueue::at_limit)
     }
 
     /// Returns whether a request may go to a GPU of this rank: no older request that fits the GPU
@@ -255,14 +256,15 @@ impl Ages {
             let oldest = line.queued.first_key_value();
             assert_eq!(line.first, oldest.map(First::of));
             assert_eq!(line.marks, line.queued.values().map(|it| it.marks).sum());
-            let is_next = |it: &Bound| line.marks >= it.times.into() && line.since + 1 >= it.every.into();
+            let is_next =
+                |it: &OvertakingBound| line.marks >= it.times.into() && line.since + 1 >= it.every.into();
             let overtaken = oldest.filter(|(_, it)| is_next(&it.bound)).map(|(&key, _)| key);
             assert_eq!(line.at_limit(), overtaken.into_iter().chain(line.back.first().copied()).min());
         }
     }
 
-    pub(super) fn count(&self, stats: &mut Stats) {
-        stats.passed = self.passed;
+    pub(super) fn count(&self, stats: &mut DispatchStats) {
+        stats.overtakings = self.passed;
         stats.overtaken_max = self.overtaken_max;
         stats.visits_max = self.visits_max;
     }

@@ -3,15 +3,15 @@
 
 use millrace_types::GpuIndex;
 
-use super::models::Slot;
-use super::queue::Waiting;
-use super::{Action, Dispatch, Place};
+use super::models::ModelSlot;
+use super::queue::WaitingRequest;
+use super::{Action, Dispatcher, RequestLocation};
 
-impl Dispatch {
+impl Dispatcher {
     /// Notes that a request waits for a GPU alone, and pins the model for the first such request.
-    pub(super) fn reserve(&mut self, request: &Waiting, gpu: GpuIndex, actions: &mut Vec<Action>) {
+    pub(super) fn reserve(&mut self, request: &WaitingRequest, gpu: GpuIndex, actions: &mut Vec<Action>) {
         let reserved = Some(gpu);
-        self.places.insert(request.key, Place::Queued { request: *request, reserved });
+        self.places.insert(request.key, RequestLocation::Queued { request: *request, reserved });
         let waiting = self.pins.entry((gpu, request.model)).or_default();
         *waiting += 1;
         if *waiting == 1 {
@@ -21,7 +21,12 @@ impl Dispatch {
 
     /// Notes that a request no longer waits for a GPU alone, and unpins the model after the last
     /// such request.
-    pub(super) fn unpin(&mut self, request: &Waiting, gpu: Option<GpuIndex>, actions: &mut Vec<Action>) {
+    pub(super) fn unpin(
+        &mut self,
+        request: &WaitingRequest,
+        gpu: Option<GpuIndex>,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(gpu) = gpu else { return };
         let pin = (gpu, request.model);
         if let Some(waiting) = self.pins.get_mut(&pin) {
@@ -37,8 +42,11 @@ impl Dispatch {
     /// at that moment arrives afterwards: without these actions the model would stay pinned in the
     /// next executor.
     pub(super) fn unpin_all(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let models: Vec<Slot> =
-            self.pins.range((gpu, Slot::FIRST)..=(gpu, Slot::LAST)).map(|(&(_, slot), _)| slot).collect();
+        let models: Vec<ModelSlot> = self
+            .pins
+            .range((gpu, ModelSlot::FIRST)..=(gpu, ModelSlot::LAST))
+            .map(|(&(_, slot), _)| slot)
+            .collect();
         for slot in models {
             self.pins.remove(&(gpu, slot));
             actions.push(Action::Unpin { gpu, model: self.models.get(slot).id });

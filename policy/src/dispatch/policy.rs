@@ -1,6 +1,6 @@
 //! Interface between the shared code path of dispatch and the policies. A policy stores the waiting
 //! requests in its own order and chooses the next request and its GPU.
-//! [`Dispatch`](super::Dispatch) does all other work for every policy: checks on entry to the
+//! [`Dispatcher`](super::Dispatcher) does all other work for every policy: checks on entry to the
 //! queue, retries after the loss of a GPU, and recalls.
 
 use std::collections::BTreeMap;
@@ -11,35 +11,35 @@ use millrace_types::{BytesPerSec, GpuIndex, Reason, SloCounts, Timestamp};
 
 use super::config::Config;
 use super::cost::PredictionError;
-use super::fleet::{Fleet, IdleOrder};
-use super::gpus::Expected;
-use super::inputs::Inputs;
-use super::likely::Prewarms;
-use super::models::Models;
+use super::fleet::{GpuTable, IdleOrder};
+use super::gpus::ExpectedFinish;
+use super::inputs::InputLocations;
+use super::likely::PrewarmCounts;
+use super::models::ModelTable;
 use super::priority::Prioritised;
-use super::protocol::Objective;
-use super::queue::Waiting;
+use super::protocol::LatencyObjective;
+use super::queue::WaitingRequest;
 use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Inputs of a policy's decision.
-pub(super) struct View<'a> {
+pub(super) struct DispatchView<'a> {
     pub(super) now: Timestamp,
-    pub(super) fleet: &'a Fleet,
-    pub(super) models: &'a Models,
+    pub(super) fleet: &'a GpuTable,
+    pub(super) models: &'a ModelTable,
     /// Locations of inputs, for the requests that have inputs on GPUs.
-    pub(super) inputs: &'a BTreeMap<RequestKey, Inputs>,
+    pub(super) inputs: &'a BTreeMap<RequestKey, InputLocations>,
 }
 
-impl View<'_> {
+impl DispatchView<'_> {
     /// Returns the location of a request's inputs. Costs nothing while no request has inputs on a
     /// GPU.
-    pub(super) fn inputs(&self, request: &Waiting) -> &Inputs {
-        self.inputs.get(&request.key).unwrap_or(&Inputs::NONE)
+    pub(super) fn inputs(&self, request: &WaitingRequest) -> &InputLocations {
+        self.inputs.get(&request.key).unwrap_or(&InputLocations::NONE)
     }
 
     /// Returns the time until a request's model and inputs are on an idle GPU.
-    pub(super) fn bringing(&self, gpu: GpuIndex, request: &Waiting) -> Duration {
+    pub(super) fn bringing(&self, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         let moved = self.fleet.move_time(self.inputs(request), gpu);
         moved.saturating_add(self.fleet.swap_time(self.models, gpu, request.model))
     }
@@ -47,7 +47,7 @@ impl View<'_> {
 
 /// Origin of a request that enters a policy's queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum QueueEntry {
     /// The request is new.
     New,
     /// The request returned from a GPU.
@@ -56,7 +56,7 @@ pub(super) enum Entry {
 
 /// Path over which a model is copied to a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum CopyOrigin {
     /// From host memory.
     Host,
     /// From a GPU that holds the model, over a direct link of this rate.
@@ -65,24 +65,24 @@ pub(super) enum Route {
 
 /// Decision about a request. The policy no longer stores the request, except after `Reserve`.
 #[derive(Debug)]
-pub(super) enum Decision {
+pub(super) enum DispatchDecision {
     /// Assign the request to a GPU; behind the running request if the GPU is busy.
     Assign {
-        request: Waiting,
+        request: WaitingRequest,
         gpu: GpuIndex,
         /// Source of the model, unless resident.
-        over: Route,
+        over: CopyOrigin,
     },
     /// The request has to wait for this GPU alone, in the own queue that the policy keeps for the
     /// GPU.
-    Reserve { request: Waiting, gpu: GpuIndex },
+    Reserve { request: WaitingRequest, gpu: GpuIndex },
     /// No GPU of this node can ever run the request.
-    Refuse { request: Waiting, reason: Reason },
+    Refuse { request: WaitingRequest, reason: Reason },
 }
 
 /// Counters of a dispatcher (L17).
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Stats {
+pub struct DispatchStats {
     /// Requests assigned to a GPU that held their model.
     pub hits: u64,
     /// Requests assigned to a GPU that did not hold their model.
@@ -92,7 +92,7 @@ pub struct Stats {
     /// Requests bound to a busy GPU.
     pub reserved: u64,
     /// Number of times that a request left the queue before older requests that fit the same GPUs.
-    pub passed: u64,
+    pub overtakings: u64,
     /// Number of times that the most overtaken request was overtaken by a younger request that left
     /// the queue.
     pub overtaken_max: u64,
@@ -102,7 +102,7 @@ pub struct Stats {
     /// Number of GPUs that hold, or are loading, the model with most assigned requests.
     pub top_copies: usize,
     /// Outcomes of prewarming (D29).
-    pub prewarms: Prewarms,
+    pub prewarms: PrewarmCounts,
     /// Share of required request counts that is prioritised (A.3).
     pub alpha: Option<f64>,
     /// Errors of the cost model (L15).
@@ -113,15 +113,15 @@ pub struct Stats {
 }
 
 /// A dispatch policy.
-pub(super) trait Policy: fmt::Debug {
+pub(super) trait DispatchPolicy: fmt::Debug {
     /// Adds a request to the queue.
-    fn push(&mut self, request: Waiting, entry: Entry);
+    fn push(&mut self, request: WaitingRequest, entry: QueueEntry);
 
     /// Removes a request that its client withdrew.
-    fn remove(&mut self, request: &Waiting);
+    fn remove(&mut self, request: &WaitingRequest);
 
     /// Returns the next decision that can be carried out now.
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision>;
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision>;
 
     /// Returns whether requests on busy GPUs may be recalled.
     fn recalls(&self) -> bool {
@@ -130,63 +130,63 @@ pub(super) trait Policy: fmt::Debug {
 
     /// Returns when a GPU is expected to finish its running request and the first `ahead` requests
     /// behind it.
-    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
+    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
         view.fleet.expected_free(view.models, view.now, gpu, ahead)
     }
 
     /// Returns the time at which a GPU's running request is overdue, so that recalls should be
     /// considered again.
-    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
         match view.fleet.expected_free(view.models, view.now, gpu, 0) {
-            Expected::At(at) => Some(at + RECALL_COST),
-            Expected::Unknown => None,
+            ExpectedFinish::At(at) => Some(at + RECALL_COST),
+            ExpectedFinish::Unknown => None,
         }
     }
 
     /// Returns the wait that a request should accept rather than have its model and inputs brought
     /// to this idle GPU.
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+    fn bringing(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         view.bringing(gpu, request)
     }
 
     /// Notes that a GPU has capacity for another request.
-    fn freed(&mut self, _gpu: GpuIndex) {}
+    fn on_gpu_freed(&mut self, _gpu: GpuIndex) {}
 
     /// Notes that a GPU is lost: requests that waited for this GPU alone rejoin the common queue.
     /// Returns these requests.
-    fn lost(&mut self, _gpu: GpuIndex) -> Vec<Waiting> {
+    fn on_gpu_lost(&mut self, _gpu: GpuIndex) -> Vec<WaitingRequest> {
         Vec::new()
     }
 
     /// Returns whether the policy needs objectives and scores.
-    fn scores(&self) -> bool {
+    fn uses_scores(&self) -> bool {
         false
     }
 
-    fn objective(&mut self, _function: FunctionIndex, _objective: Option<Objective>) {}
+    fn objective(&mut self, _function: FunctionIndex, _objective: Option<LatencyObjective>) {}
 
-    fn score(&mut self, _models: &Models, _function: FunctionIndex, _counts: SloCounts) {}
+    fn score(&mut self, _models: &ModelTable, _function: FunctionIndex, _counts: SloCounts) {}
 
     fn forget(&mut self, _function: FunctionIndex) {}
 
     /// Notes that time has passed.
-    fn tick(&mut self, _now: Timestamp, _models: &Models) {}
+    fn tick(&mut self, _now: Timestamp, _models: &ModelTable) {}
 
     fn next_wake(&self) -> Option<Timestamp> {
         None
     }
 
     /// Adds the policy's own counters.
-    fn count(&self, _stats: &mut Stats) {}
+    fn add_stats(&self, _stats: &mut DispatchStats) {}
 
     /// Asserts that lookups through the indexes agree with a full scan, for requests of each of
     /// these models.
     #[cfg(test)]
-    fn check(&self, _view: &View<'_>, _models: &[super::models::Slot]) {}
+    fn check(&self, _view: &DispatchView<'_>, _models: &[super::models::ModelSlot]) {}
 }
 
 /// Creates the configured policy. Also returns the policy's order of the idle GPUs.
-pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrder) {
+pub(super) fn create_policy(config: &Config, ranks: usize) -> (Box<dyn DispatchPolicy>, IdleOrder) {
     let order = match config.policy {
         PolicyConfig::Fifo | PolicyConfig::Bound(_) => IdleOrder::Emptiest,
         PolicyConfig::Lb => IdleOrder::Longest,
@@ -195,12 +195,12 @@ pub(super) fn policy(config: &Config, ranks: usize) -> (Box<dyn Policy>, IdleOrd
         PolicyConfig::Unified(_) => IdleOrder::Coldest,
     };
     if let PolicyConfig::Bound(bound) = config.policy {
-        return (Box::new(bound::Early::new(bound, &config.gpus)), order);
+        return (Box::new(bound::EarlyBinding::new(bound, &config.gpus)), order);
     }
     let choice = config.policy;
     let gpus = config.gpus.len();
     let seed = config.seed;
-    let of_level = move || -> Box<dyn Policy> {
+    let of_level = move || -> Box<dyn DispatchPolicy> {
         match choice {
             PolicyConfig::Fifo | PolicyConfig::Bound(_) => Box::new(arrival::Fifo::new(ranks)),
             PolicyConfig::Lb => Box::new(arrival::Lb::new(ranks)),

@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Priority, SloCounts, Timestamp};
 
-use super::gpus::Expected;
-use super::models::Models;
-use super::policy::{Decision, Entry, Policy, Stats, View};
-use super::protocol::Objective;
-use super::queue::Waiting;
+use super::gpus::ExpectedFinish;
+use super::models::ModelTable;
+use super::policy::{DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
+use super::protocol::LatencyObjective;
+use super::queue::WaitingRequest;
 use crate::ids::FunctionIndex;
 
 #[derive(Debug)]
 struct Level {
-    policy: Box<dyn Policy>,
+    policy: Box<dyn DispatchPolicy>,
     waiting: usize,
     /// Whether the level was created after scores were reported, and has none of them yet.
     fresh: bool,
@@ -32,9 +32,9 @@ struct Level {
 pub(super) struct Prioritised {
     /// Levels by priority, the most urgent first.
     levels: BTreeMap<Priority, Level>,
-    make: Box<dyn Fn() -> Box<dyn Policy>>,
+    make: Box<dyn Fn() -> Box<dyn DispatchPolicy>>,
     /// Objectives of all functions, for levels that are created later.
-    objectives: BTreeMap<FunctionIndex, Objective>,
+    objectives: BTreeMap<FunctionIndex, LatencyObjective>,
     /// SLO counts of all functions, for levels that are created later.
     counts: BTreeMap<FunctionIndex, SloCounts>,
 }
@@ -46,7 +46,7 @@ impl fmt::Debug for Prioritised {
 }
 
 impl Prioritised {
-    pub(super) fn new(make: Box<dyn Fn() -> Box<dyn Policy>>) -> Self {
+    pub(super) fn new(make: Box<dyn Fn() -> Box<dyn DispatchPolicy>>) -> Self {
         let usual = Level { policy: make(), waiting: 0, fresh: false };
         let levels = BTreeMap::from([(Priority::default(), usual)]);
         Self { levels, make, objectives: BTreeMap::new(), counts: BTreeMap::new() }
@@ -64,33 +64,33 @@ impl Prioritised {
 
     /// Returns the policy of the default priority, which answers questions that do not depend on
     /// the waiting requests.
-    fn usual(&self) -> &dyn Policy {
+    fn usual(&self) -> &dyn DispatchPolicy {
         self.levels[&Priority::default()].policy.as_ref()
     }
 
-    fn all(&mut self) -> impl Iterator<Item = &mut Box<dyn Policy>> {
+    fn all(&mut self) -> impl Iterator<Item = &mut Box<dyn DispatchPolicy>> {
         self.levels.values_mut().map(|level| &mut level.policy)
     }
 }
 
-impl Policy for Prioritised {
-    fn push(&mut self, request: Waiting, entry: Entry) {
+impl DispatchPolicy for Prioritised {
+    fn push(&mut self, request: WaitingRequest, entry: QueueEntry) {
         let level = self.level(request.priority);
         level.waiting += 1;
         level.policy.push(request, entry);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         let level = self.level(request.priority);
         level.waiting -= 1;
         level.policy.remove(request);
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         self.levels.values_mut().filter(|level| level.waiting > 0).find_map(|level| {
             let decision = level.policy.decide(view)?;
             // A request that waits for a GPU alone still waits.
-            level.waiting -= usize::from(!matches!(decision, Decision::Reserve { .. }));
+            level.waiting -= usize::from(!matches!(decision, DispatchDecision::Reserve { .. }));
             Some(decision)
         })
     }
@@ -99,31 +99,31 @@ impl Policy for Prioritised {
         self.usual().recalls()
     }
 
-    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
-        self.usual().turn(view, gpu, ahead)
+    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
+        self.usual().expected_turn(view, gpu, ahead)
     }
 
-    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
-        self.usual().late_at(view, gpu)
+    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+        self.usual().overdue_at(view, gpu)
     }
 
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+    fn bringing(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         self.usual().bringing(view, gpu, request)
     }
 
-    fn freed(&mut self, gpu: GpuIndex) {
-        self.all().for_each(|policy| policy.freed(gpu));
+    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
+        self.all().for_each(|policy| policy.on_gpu_freed(gpu));
     }
 
-    fn lost(&mut self, gpu: GpuIndex) -> Vec<Waiting> {
-        self.all().flat_map(|policy| policy.lost(gpu)).collect()
+    fn on_gpu_lost(&mut self, gpu: GpuIndex) -> Vec<WaitingRequest> {
+        self.all().flat_map(|policy| policy.on_gpu_lost(gpu)).collect()
     }
 
-    fn scores(&self) -> bool {
-        self.usual().scores()
+    fn uses_scores(&self) -> bool {
+        self.usual().uses_scores()
     }
 
-    fn objective(&mut self, function: FunctionIndex, objective: Option<Objective>) {
+    fn objective(&mut self, function: FunctionIndex, objective: Option<LatencyObjective>) {
         match objective {
             Some(objective) => self.objectives.insert(function, objective),
             None => self.objectives.remove(&function),
@@ -131,7 +131,7 @@ impl Policy for Prioritised {
         self.all().for_each(|policy| policy.objective(function, objective));
     }
 
-    fn score(&mut self, models: &Models, function: FunctionIndex, counts: SloCounts) {
+    fn score(&mut self, models: &ModelTable, function: FunctionIndex, counts: SloCounts) {
         self.counts.insert(function, counts);
         self.all().for_each(|policy| policy.score(models, function, counts));
     }
@@ -142,7 +142,7 @@ impl Policy for Prioritised {
         self.all().for_each(|policy| policy.forget(function));
     }
 
-    fn tick(&mut self, now: Timestamp, models: &Models) {
+    fn tick(&mut self, now: Timestamp, models: &ModelTable) {
         for level in self.levels.values_mut() {
             if std::mem::take(&mut level.fresh) {
                 let counts = self.counts.iter();
@@ -158,22 +158,22 @@ impl Policy for Prioritised {
 
     /// Combines the counters of all levels: sums of overtakings, the largest of maxima, and alpha
     /// of the default priority.
-    fn count(&self, stats: &mut Stats) {
+    fn add_stats(&self, stats: &mut DispatchStats) {
         for level in self.levels.values() {
-            let mut of_level = Stats::default();
-            level.policy.count(&mut of_level);
+            let mut of_level = DispatchStats::default();
+            level.policy.add_stats(&mut of_level);
             stats.reserved += of_level.reserved;
-            stats.passed += of_level.passed;
+            stats.overtakings += of_level.overtakings;
             stats.overtaken_max = stats.overtaken_max.max(of_level.overtaken_max);
             stats.visits_max = stats.visits_max.max(of_level.visits_max);
         }
-        let mut usual = Stats::default();
-        self.usual().count(&mut usual);
+        let mut usual = DispatchStats::default();
+        self.usual().add_stats(&mut usual);
         stats.alpha = usual.alpha;
     }
 
     #[cfg(test)]
-    fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
+    fn check(&self, view: &DispatchView<'_>, models: &[super::models::ModelSlot]) {
         self.levels.values().for_each(|level| level.policy.check(view, models));
     }
 }

@@ -5,15 +5,15 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
 
 use super::config::PolicyConfig;
-use super::inputs::Inputs;
-use crate::attempts::{Attempts, Progress};
-use crate::gpu::{Eviction, Standing};
+use super::inputs::InputLocations;
+use crate::attempts::{AttemptProgress, AttemptRecord};
+use crate::gpu::{Eviction, EvictionCandidate};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Latency objective of a function, as far as the queue order needs. Uses whole
 /// numbers, because events are hashed to compare runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Objective {
+pub struct LatencyObjective {
     /// Share of requests to serve in time, in billionths. Strictly between 0 and 10^9: at 1 the
     /// required request count is infinite (T18).
     share: u32,
@@ -23,7 +23,7 @@ pub struct Objective {
     together: bool,
 }
 
-impl Objective {
+impl LatencyObjective {
     /// The whole share, in billionths.
     pub const ONE: u32 = 1_000_000_000;
 
@@ -52,7 +52,7 @@ impl Objective {
 
     /// Returns whether several requests may run as one.
     #[must_use]
-    pub const fn runs_together(self) -> bool {
+    pub const fn batchable(self) -> bool {
         self.together
     }
 
@@ -81,21 +81,21 @@ impl Objective {
 
 /// A request, as far as dispatch needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Request {
+pub struct QueuedRequest {
     pub key: RequestKey,
     pub function: FunctionIndex,
     pub model: ModelId,
     /// Starts and losses of the request so far.
-    pub attempts: Attempts,
+    pub attempts: AttemptRecord,
     /// Priority; requests of a higher priority go first.
     pub priority: Priority,
     /// Location of the inputs that are on GPUs of this node.
-    pub inputs: Inputs,
+    pub inputs: InputLocations,
 }
 
 /// Profile of a model on a kind of GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Learned {
+pub struct ModelProfile {
     pub model: ModelId,
     /// Type of the GPUs, a [`GpuConfig::kind`](super::GpuConfig::kind).
     pub kind: u32,
@@ -121,39 +121,39 @@ pub enum Event {
     /// A model will not be requested any more.
     Remove { model: ModelId },
     /// A number of GPUs must hold a model, with or without requests.
-    Keep {
+    WarmCopiesRequired {
         model: ModelId,
         /// Number of copies; 0 keeps none.
         copies: u32,
     },
     /// An earlier process profiled a model. Replaces the present profile.
-    Learned(Learned),
+    ProfileLoaded(ModelProfile),
     /// A function has a new objective; `None` removes the objective.
-    Objective { function: FunctionIndex, objective: Option<Objective> },
+    Objective { function: FunctionIndex, objective: Option<LatencyObjective> },
     /// The cumulative SLO counts of a function changed: m of n requests were in time (T17).
-    Score {
+    SloCountsChanged {
         function: FunctionIndex,
         /// Counts since the function started. A decrease starts a new count.
         counts: SloCounts,
     },
     /// A function was removed.
-    Forget { function: FunctionIndex },
+    FunctionRemoved { function: FunctionIndex },
     /// A request is ready to run.
-    Enqueue(Request),
+    Enqueue(QueuedRequest),
     /// A request stands for a batch that runs as one. Sent before the batch is assigned to a GPU,
     /// directly after each change of its members, and whenever inputs of the batch moved.
-    Rows {
+    BatchChanged {
         key: RequestKey,
         /// Number of rows; 1 ends the batch.
         rows: u32,
         /// Location of the inputs of all requests in the batch.
-        inputs: Inputs,
+        inputs: InputLocations,
     },
     /// Inputs of a request moved.
-    Moved {
+    InputsMoved {
         key: RequestKey,
         /// New location of the inputs that are on GPUs of this node.
-        inputs: Inputs,
+        inputs: InputLocations,
     },
     /// The client no longer waits for a request.
     Withdraw { key: RequestKey },
@@ -163,30 +163,30 @@ pub enum Event {
     Down {
         gpu: GpuIndex,
         /// Progress of each request that had reached the GPU.
-        lost: Vec<(RequestKey, Progress)>,
+        lost: Vec<(RequestKey, AttemptProgress)>,
     },
     /// A GPU lost everything, and the progress of its requests is unknown.
     Reset { gpu: GpuIndex },
     /// A request left a GPU with a response, or was dropped there.
-    Ended {
+    RequestEnded {
         gpu: GpuIndex,
         key: RequestKey,
         /// Computation time of the request, if any.
         ran: Option<Duration>,
     },
     /// A GPU that is still up returned a request.
-    Returned { gpu: GpuIndex, key: RequestKey, why: Return },
+    RequestReturned { gpu: GpuIndex, key: RequestKey, why: ReturnReason },
     /// All weights of a model arrived on a GPU, so its links are free again.
-    Loaded {
+    ModelLoaded {
         gpu: GpuIndex,
         model: ModelId,
         /// GPU from which all weights came; `None` if any came from the host.
         from: Option<GpuIndex>,
     },
     /// A GPU evicted models.
-    Evicted { gpu: GpuIndex, models: Vec<ModelId> },
+    ModelsEvicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// A workflow will probably request a model soon, and no request waits for the model yet.
-    Likely {
+    PrewarmHint {
         model: ModelId,
         /// Model that produces the inputs of the request, if that model runs on a GPU.
         after: Option<ModelId>,
@@ -195,27 +195,27 @@ pub enum Event {
     Tick,
     /// Another dispatch policy and another eviction rule apply from now on. Waiting requests move
     /// to the new policy in order.
-    Change {
+    PolicyChanged {
         /// New dispatch policy. Must not bind early, because such a policy may refuse waiting
         /// requests.
         policy: PolicyConfig,
         /// New eviction rule. The sender of this event also informs the GPUs.
         eviction: Eviction,
         /// Objective and SLO counts of each function, if the policy [uses
-        /// them](PolicyConfig::scores).
-        functions: Vec<(FunctionIndex, Option<Objective>, SloCounts)>,
+        /// them](PolicyConfig::uses_scores).
+        functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
     },
 }
 
 /// Reason for which a GPU returned a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Return {
+pub enum ReturnReason {
     /// The dispatcher recalled the request, and the request had not begun.
     Recalled,
     /// The GPU could not run the request.
-    Failed(Progress),
+    Failed(AttemptProgress),
     /// The executor process that served this model alone died.
-    Died(Progress),
+    Died(AttemptProgress),
 }
 
 /// Output of the dispatcher.
@@ -241,7 +241,7 @@ pub enum Action {
     Prewarm { gpu: GpuIndex, model: ModelId },
     /// Set the eviction rank of a model on a GPU, or on its way there. Sent only if evictions
     /// depend on the rank.
-    Standing { gpu: GpuIndex, model: ModelId, standing: Standing },
+    SetEvictionRank { gpu: GpuIndex, model: ModelId, standing: EvictionCandidate },
     /// Recall a request that was assigned to a busy GPU. The request may have begun meanwhile.
     Recall { gpu: GpuIndex, key: RequestKey },
     /// Pin a model on a GPU: requests wait for the model there, so the GPU evicts other models
@@ -250,7 +250,7 @@ pub enum Action {
     /// Unpin a model: no request waits for the model on this GPU, so eviction may choose it again.
     Unpin { gpu: GpuIndex, model: ModelId },
     /// Mark or unmark a GPU's copy of a model as a warm copy, which is evicted last.
-    Keep {
+    SetWarmCopy {
         gpu: GpuIndex,
         model: ModelId,
         /// Whether the copy is a warm copy from now on.

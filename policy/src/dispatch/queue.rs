@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use millrace_types::{Priority, Timestamp};
 
-use super::models::Slot;
-use crate::attempts::Attempts;
+use super::models::ModelSlot;
+use crate::attempts::AttemptRecord;
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Rank of GPU memory sizes. A model fits the GPUs of its own rank and above. Most nodes have a
@@ -14,12 +14,12 @@ use crate::ids::{FunctionIndex, RequestKey};
 pub(super) struct SizeRank(pub(super) usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct WaitingRequest {
     pub(super) key: RequestKey,
     pub(super) function: FunctionIndex,
-    pub(super) model: Slot,
+    pub(super) model: ModelSlot,
     pub(super) rank: SizeRank,
-    pub(super) attempts: Attempts,
+    pub(super) attempts: AttemptRecord,
     pub(super) priority: Priority,
     /// Time of arrival in this node's queue.
     pub(super) arrived: Timestamp,
@@ -29,23 +29,23 @@ pub(super) struct Waiting {
 /// for a model that only fits the larger GPUs never delays a request that fits the others. A
 /// request that returns from a lost GPU gets its old position again.
 #[derive(Debug)]
-pub(super) struct Lines(Vec<BTreeMap<RequestKey, Waiting>>);
+pub(super) struct SizeClassQueues(Vec<BTreeMap<RequestKey, WaitingRequest>>);
 
-impl Lines {
+impl SizeClassQueues {
     pub(super) fn new(ranks: usize) -> Self {
         Self(vec![BTreeMap::new(); ranks])
     }
 
-    pub(super) fn insert(&mut self, request: Waiting) {
+    pub(super) fn insert(&mut self, request: WaitingRequest) {
         self.0[request.rank.0].insert(request.key, request);
     }
 
-    pub(super) fn remove(&mut self, request: &Waiting) {
+    pub(super) fn remove(&mut self, request: &WaitingRequest) {
         self.0[request.rank.0].remove(&request.key);
     }
 
     /// Fills `into` with the first request of each line, the oldest of them first.
-    pub(super) fn fronts(&self, into: &mut Vec<Waiting>) {
+    pub(super) fn fronts(&self, into: &mut Vec<WaitingRequest>) {
         into.clear();
         into.extend(self.0.iter().filter_map(|line| Some(*line.first_key_value()?.1)));
         into.sort_unstable_by_key(|request| request.key);

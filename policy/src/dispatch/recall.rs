@@ -2,11 +2,11 @@
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::gpus::Expected;
-use super::policy::View;
-use super::{Action, Dispatch, RECALL_COST};
+use super::gpus::ExpectedFinish;
+use super::policy::DispatchView;
+use super::{Action, Dispatcher, RECALL_COST};
 
-impl Dispatch {
+impl Dispatcher {
     /// Recalls a request for each idle GPU, if that GPU would begin the request sooner.
     pub(super) fn recall(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         self.look_again = None;
@@ -28,22 +28,22 @@ impl Dispatch {
     /// Returns the request, by GPU and position, that waits longest for its turn. The candidates
     /// are the last request on each GPU, as far as `to` would begin that request sooner.
     fn recall_from(&mut self, now: Timestamp, to: GpuIndex) -> Option<(GpuIndex, usize)> {
-        let mut best: Option<(Expected, GpuIndex, usize)> = None;
+        let mut best: Option<(ExpectedFinish, GpuIndex, usize)> = None;
         let mut look_again: Option<Timestamp> = None;
         let idle = self.fleet.get(to);
         for from in self.fleet.askable() {
             let gpu = self.fleet.get(from);
-            let Some(place) = gpu.askable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
+            let Some(place) = gpu.recallable().filter(|&place| gpu.ahead[place].request.rank <= idle.rank)
             else {
                 continue;
             };
             let request = gpu.ahead[place].request;
-            let view = View { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
-            let there = Expected::At(now + self.policy.bringing(&view, to, &request) + RECALL_COST);
-            let turn = self.policy.turn(&view, from, place);
+            let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
+            let there = ExpectedFinish::At(now + self.policy.bringing(&view, to, &request) + RECALL_COST);
+            let turn = self.policy.expected_turn(&view, from, place);
             if turn > there {
                 best = best.max(Some((turn, from, place)));
-            } else if let Some(late) = self.policy.late_at(&view, from) {
+            } else if let Some(late) = self.policy.overdue_at(&view, from) {
                 // If the running request exceeds its expected time, the idle GPU should take over
                 // after all.
                 look_again = Some(look_again.map_or(late, |other| other.min(late)));

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::models::Slot;
-use super::{Action, Dispatch};
+use super::models::ModelSlot;
+use super::{Action, Dispatcher};
 
-impl Dispatch {
-    pub(super) fn bring_homeless(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        let homeless: Vec<_> = self.models.homeless().collect();
+impl Dispatcher {
+    pub(super) fn reload_lost_models(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        let homeless: Vec<_> = self.models.models_without_holder().collect();
         let room = |index: GpuIndex| {
             let gpu = self.fleet.get(index);
             (index, u64::from(self.sizes[gpu.rank.0]).saturating_sub(gpu.wanted_blocks(&self.models)))
@@ -33,25 +33,31 @@ impl Dispatch {
     }
 
     /// Loads a model onto a GPU without a request.
-    pub(super) fn prefetch(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        let model = self.comes_without_request(now, slot, gpu, actions);
+    pub(super) fn prefetch(
+        &mut self,
+        now: Timestamp,
+        slot: ModelSlot,
+        gpu: GpuIndex,
+        actions: &mut Vec<Action>,
+    ) {
+        let model = self.record_load(now, slot, gpu, actions);
         actions.push(Action::Prefetch { gpu, model });
     }
 
     /// Notes that a GPU loads a model without a request, and returns the model's id.
-    pub(super) fn comes_without_request(
+    pub(super) fn record_load(
         &mut self,
         now: Timestamp,
-        slot: Slot,
+        slot: ModelSlot,
         gpu: GpuIndex,
         actions: &mut Vec<Action>,
     ) -> ModelId {
         let model = self.models.get(slot);
         let id = model.id;
         let blocks = model.blocks;
-        self.models.held_by(slot, gpu);
+        self.models.add_holder(slot, gpu);
         self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
-        self.tell_standing(slot, gpu, actions);
+        self.send_eviction_rank(slot, gpu, actions);
         id
     }
 }

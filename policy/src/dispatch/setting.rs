@@ -3,8 +3,8 @@
 use millrace_types::policy::{AlphaReading, DispatchName, PolicySpec};
 
 use super::config::{
-    AlphaRule, Choice, Counts, OVERTAKES_MAX, Order, PolicyConfig, TORPOR, TorporConfig, UNIFIED,
-    UnifiedConfig,
+    AlphaRule, OVERTAKES_MAX, PolicyConfig, ScoreWindow, TORPOR, TorporConfig, TorporGpuChoice, TorporOrder,
+    UNIFIED, UnifiedConfig,
 };
 
 impl PolicyConfig {
@@ -21,7 +21,7 @@ impl PolicyConfig {
             Some(DispatchName::Unified) => Self::Unified(UNIFIED),
             Some(DispatchName::Lb | DispatchName::Random | DispatchName::Simpleswap) => Self::default(),
         };
-        let window = spec.slo_window.map(Counts::Last);
+        let window = spec.slo_window.map(ScoreWindow::Last);
         match base {
             Self::Lalb { overtakes_max } => {
                 Self::Lalb { overtakes_max: spec.overtakes_max.unwrap_or(overtakes_max) }
@@ -55,9 +55,11 @@ impl PolicyConfig {
             Self::Fifo => Some(DispatchName::Fifo),
             Self::Lalb { overtakes_max: 0 } => Some(DispatchName::Lalb),
             Self::Lalb { .. } => Some(DispatchName::LalbO3),
-            Self::Torpor(TorporConfig { order: Order::Required, choice: Choice::Interference, .. }) => {
-                Some(DispatchName::Torpor)
-            }
+            Self::Torpor(TorporConfig {
+                order: TorporOrder::Required,
+                choice: TorporGpuChoice::Interference,
+                ..
+            }) => Some(DispatchName::Torpor),
             Self::Unified(_) => Some(DispatchName::Unified),
             Self::Torpor(_) | Self::Lb | Self::Bound(_) => None,
         }
@@ -79,20 +81,22 @@ impl PolicyConfig {
     #[must_use]
     pub fn slo_window(self) -> Option<u32> {
         let counts = match self {
-            Self::Torpor(TorporConfig { order: Order::Required, counts, .. }) => counts,
+            Self::Torpor(TorporConfig { order: TorporOrder::Required, counts, .. }) => counts,
             Self::Unified(UnifiedConfig { counts, .. }) => counts,
             _ => return None,
         };
         match counts {
-            Counts::Cumulative => None,
-            Counts::Last(last) => Some(last),
+            ScoreWindow::Cumulative => None,
+            ScoreWindow::Last(last) => Some(last),
         }
     }
 
     /// Returns the rule for alpha, if required request counts order the queue.
     #[must_use]
     pub fn alpha(self) -> Option<AlphaReading> {
-        let Self::Torpor(TorporConfig { order: Order::Required, alpha, .. }) = self else { return None };
+        let Self::Torpor(TorporConfig { order: TorporOrder::Required, alpha, .. }) = self else {
+            return None;
+        };
         Some(match alpha {
             AlphaRule::Paper => AlphaReading::Paper,
             AlphaRule::Artifact => AlphaReading::Artifact,

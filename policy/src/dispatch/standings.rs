@@ -3,33 +3,35 @@
 
 use millrace_types::GpuIndex;
 
-use super::gpus::Loading;
-use super::models::Slot;
-use super::{Action, Dispatch};
-use crate::gpu::Standing;
-use crate::gpu::eviction::Weight;
+use super::gpus::LoadClass;
+use super::models::ModelSlot;
+use super::{Action, Dispatcher};
+use crate::gpu::EvictionCandidate;
+use crate::gpu::eviction::LoadInterference;
 
-impl Dispatch {
-    pub(super) fn tell_standing(&self, model: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        if self.config.eviction.wants_standings() {
-            let standing =
-                Standing { copy: self.models.copy_kind(model, gpu), weight: self.weight(model, gpu) };
-            actions.push(Action::Standing { gpu, model: self.models.get(model).id, standing });
+impl Dispatcher {
+    pub(super) fn send_eviction_rank(&self, model: ModelSlot, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        if self.config.eviction.uses_candidates() {
+            let standing = EvictionCandidate {
+                copy: self.models.copy_kind(model, gpu),
+                weight: self.weight(model, gpu),
+            };
+            actions.push(Action::SetEvictionRank { gpu, model: self.models.get(model).id, standing });
         }
     }
 
     /// Notes that a model is no longer on a GPU, and informs the GPU that has the original copy
     /// from now on.
-    pub(super) fn left(&mut self, model: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
-        if let Some(heir) = self.models.left(model, gpu) {
-            self.tell_standing(model, heir, actions);
+    pub(super) fn remove_holder(&mut self, model: ModelSlot, gpu: GpuIndex, actions: &mut Vec<Action>) {
+        if let Some(heir) = self.models.remove_holder(model, gpu) {
+            self.send_eviction_rank(model, heir, actions);
         }
     }
 
     /// Returns the weight of a model on each holder of a kind, for comparison after the profile
     /// changes. Empty if evictions do not depend on weights.
-    pub(super) fn weights(&self, model: Slot, kind: u32) -> Vec<(GpuIndex, Weight)> {
-        if !self.config.eviction.wants_standings() {
+    pub(super) fn weights(&self, model: ModelSlot, kind: u32) -> Vec<(GpuIndex, LoadInterference)> {
+        if !self.config.eviction.uses_candidates() {
             return Vec::new();
         }
         let holders = self.models.get(model).holders.iter();
@@ -38,21 +40,26 @@ impl Dispatch {
     }
 
     /// Informs the GPUs on which the weight of a model changed.
-    pub(super) fn reweighed(&self, model: Slot, before: Vec<(GpuIndex, Weight)>, actions: &mut Vec<Action>) {
+    pub(super) fn send_changed_weights(
+        &self,
+        model: ModelSlot,
+        before: Vec<(GpuIndex, LoadInterference)>,
+        actions: &mut Vec<Action>,
+    ) {
         for (gpu, before) in before {
             if self.weight(model, gpu) != before {
-                self.tell_standing(model, gpu, actions);
+                self.send_eviction_rank(model, gpu, actions);
             }
         }
     }
 
-    fn weight(&self, model: Slot, gpu: GpuIndex) -> Weight {
+    fn weight(&self, model: ModelSlot, gpu: GpuIndex) -> LoadInterference {
         let gpu = self.fleet.get(gpu);
         let load = gpu.transfer_time(&self.models, model);
-        match Loading::of(load, self.models.run_time(model, gpu.kind)) {
-            Loading::Nothing | Loading::FromPeer | Loading::Light => Weight::Light,
-            Loading::Medium => Weight::Medium,
-            Loading::Heavy => Weight::Heavy,
+        match LoadClass::of(load, self.models.run_time(model, gpu.kind)) {
+            LoadClass::Nothing | LoadClass::FromPeer | LoadClass::Light => LoadInterference::Light,
+            LoadClass::Medium => LoadInterference::Medium,
+            LoadClass::Heavy => LoadInterference::Heavy,
         }
     }
 }

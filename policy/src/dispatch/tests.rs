@@ -3,10 +3,10 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::attempts::{Attempts, Idempotent};
+use crate::attempts::{AttemptRecord, Idempotence};
 use crate::gpu::Eviction;
 use crate::ids::FunctionIndex;
-use crate::paths::Way;
+use crate::paths::PairRate;
 use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};
 
 mod bound;
@@ -37,20 +37,20 @@ const F: FunctionIndex = FunctionIndex(0);
 const MS: u64 = 1_000_000;
 
 /// Returns a request for each of these models that could wait and is older than all others.
-pub(super) fn requests_of(view: &View<'_>, models: &[Slot]) -> Vec<(Waiting, Slot)> {
-    let request = |&model: &Slot| {
+pub(super) fn requests_of(view: &DispatchView<'_>, models: &[ModelSlot]) -> Vec<(WaitingRequest, ModelSlot)> {
+    let request = |&model: &ModelSlot| {
         let key = RequestKey(0);
-        let attempts = Attempts::new(3, Idempotent::Yes);
+        let attempts = AttemptRecord::new(3, Idempotence::Yes);
         let rank = view.models.get(model).rank?;
         let priority = Priority::default();
         let arrived = view.now;
-        Some((Waiting { key, function: F, model, rank, attempts, priority, arrived }, model))
+        Some((WaitingRequest { key, function: F, model, rank, attempts, priority, arrived }, model))
     };
     models.iter().filter_map(request).collect()
 }
 
 struct Node {
-    dispatch: Dispatch,
+    dispatch: Dispatcher,
     now: Timestamp,
 }
 
@@ -69,7 +69,7 @@ fn node_with(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
 }
 
 fn node_of(config: &Config) -> Node {
-    let mut node = Node { dispatch: Dispatch::new(config), now: Timestamp(MS) };
+    let mut node = Node { dispatch: Dispatcher::new(config), now: Timestamp(MS) };
     for (model, mib) in [(A, 8), (B, 8), (LARGE, 48), (HUGE, 4096)] {
         node.step(Event::Install { model, memory: Bytes::mib(mib), weights: Bytes::mib(mib) });
     }
@@ -92,44 +92,51 @@ impl Node {
 
     /// Enqueues a request of a function with this number.
     fn ask(&mut self, key: u64, function: u32, model: ModelId) -> Vec<Action> {
-        self.ask_again(key, function, model, Attempts::new(3, Idempotent::Yes))
+        self.ask_again(key, function, model, AttemptRecord::new(3, Idempotence::Yes))
     }
 
     /// Enqueues a request with inputs on GPUs, in MiB by GPU.
     fn ask_with(&mut self, key: u64, model: ModelId, on: &[(u32, u64)]) -> Vec<Action> {
         let key = RequestKey(key);
-        let attempts = Attempts::new(3, Idempotent::Yes);
+        let attempts = AttemptRecord::new(3, Idempotence::Yes);
         let priority = Priority::default();
         let inputs = data(on);
-        self.step(Event::Enqueue(Request { key, function: F, model, attempts, priority, inputs }))
+        self.step(Event::Enqueue(QueuedRequest { key, function: F, model, attempts, priority, inputs }))
     }
 
-    fn ask_again(&mut self, key: u64, function: u32, model: ModelId, attempts: Attempts) -> Vec<Action> {
+    fn ask_again(&mut self, key: u64, function: u32, model: ModelId, attempts: AttemptRecord) -> Vec<Action> {
         let key = RequestKey(key);
         let function = FunctionIndex(function);
         let priority = Priority::default();
-        self.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
+        self.step(Event::Enqueue(QueuedRequest {
+            key,
+            function,
+            model,
+            attempts,
+            priority,
+            inputs: InputLocations::NONE,
+        }))
     }
 
     fn ended(&mut self, index: u32, key: u64, ran_ms: u64) -> Vec<Action> {
         let ran = Some(Duration::from_millis(ran_ms));
-        self.step(Event::Ended { gpu: gpu(index), key: RequestKey(key), ran })
+        self.step(Event::RequestEnded { gpu: gpu(index), key: RequestKey(key), ran })
     }
 
-    fn down(&mut self, index: u32, lost: &[(u64, Progress)]) -> Vec<Action> {
+    fn down(&mut self, index: u32, lost: &[(u64, AttemptProgress)]) -> Vec<Action> {
         let lost = lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect();
         self.step(Event::Down { gpu: gpu(index), lost })
     }
 }
 
 /// Returns the routes between two GPUs, in both directions.
-fn both_ways(a: u32, b: u32, rate: BytesPerSec) -> [Way; 2] {
-    [(a, b), (b, a)].map(|(from, to)| Way { from: gpu(from), to: gpu(to), rate })
+fn both_ways(a: u32, b: u32, rate: BytesPerSec) -> [PairRate; 2] {
+    [(a, b), (b, a)].map(|(from, to)| PairRate { from: gpu(from), to: gpu(to), rate })
 }
 
 /// Returns inputs on GPUs, in MiB by GPU.
-fn data(on: &[(u32, u64)]) -> Inputs {
-    Inputs::of(on.iter().map(|&(index, mib)| (gpu(index), Bytes::mib(mib))))
+fn data(on: &[(u32, u64)]) -> InputLocations {
+    InputLocations::of(on.iter().map(|&(index, mib)| (gpu(index), Bytes::mib(mib))))
 }
 
 fn assign(index: u32, key: u64, model: ModelId) -> Action {
@@ -184,7 +191,7 @@ fn warm(run: Duration) -> Node {
     let mut node = node(&[64]);
     for (key, model) in [(1001, A), (1002, B)] {
         node.enqueue(key, model);
-        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(key), ran: Some(run) });
+        node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(key), ran: Some(run) });
     }
     assert_eq!(node.enqueue(0, A), [assign(0, 0, A)]);
     node
@@ -224,15 +231,15 @@ fn the_last_request_behind_a_hanging_run_is_recalled_first() {
     node.enqueue(2, A);
     for (index, key) in [(0, 1), (1, 2)] {
         let ran = Some(Duration::from_micros(3));
-        node.step(Event::Ended { gpu: gpu(index), key: RequestKey(key), ran });
+        node.step(Event::RequestEnded { gpu: gpu(index), key: RequestKey(key), ran });
     }
     for key in 3..=7 {
         node.enqueue(key, A);
     }
     // GPU 0 has 3, 5 and 7, and GPU 1 has 4 and 6, or the other way round.
     for key in [4, 6] {
-        node.step(Event::Ended { gpu: gpu(1), key: RequestKey(key), ran: None });
-        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(key), ran: None });
+        node.step(Event::RequestEnded { gpu: gpu(1), key: RequestKey(key), ran: None });
+        node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(key), ran: None });
     }
     let left: Vec<u64> = [3, 5, 7].into_iter().filter(|&key| node.dispatch.holds(RequestKey(key))).collect();
     assert_eq!(left, [3, 5, 7]);
@@ -241,7 +248,7 @@ fn the_last_request_behind_a_hanging_run_is_recalled_first() {
         panic!("expected a recall of the last request")
     };
     assert_eq!(node.step(Event::Tick), [], "one recall for each idle GPU at a time");
-    let back = Event::Returned { gpu: from, key: RequestKey(7), why: Return::Recalled };
+    let back = Event::RequestReturned { gpu: from, key: RequestKey(7), why: ReturnReason::Recalled };
     assert_eq!(node.step(back), [assign(1 - from.0, 7, A)]);
 }
 
@@ -306,8 +313,8 @@ fn an_idle_gpu_recalls_the_next_request_of_a_busy_gpu() {
     }
     // GPU 0 has 1 and 3, and GPU 1 has 2. The run time of A is unknown.
     let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
-    assert_eq!(node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None }), [recall]);
-    let returned = Event::Returned { gpu: gpu(0), key: RequestKey(3), why: Return::Recalled };
+    assert_eq!(node.step(Event::RequestEnded { gpu: gpu(1), key: RequestKey(2), ran: None }), [recall]);
+    let returned = Event::RequestReturned { gpu: gpu(0), key: RequestKey(3), why: ReturnReason::Recalled };
     assert_eq!(node.step(returned), [assign(1, 3, A)]);
 }
 
@@ -317,7 +324,7 @@ fn a_recall_after_the_start_of_the_run_changes_nothing() {
     for key in 1..=3 {
         node.enqueue(key, A);
     }
-    node.step(Event::Ended { gpu: gpu(1), key: RequestKey(2), ran: None });
+    node.step(Event::RequestEnded { gpu: gpu(1), key: RequestKey(2), ran: None });
     assert_eq!(node.ended(0, 1, 5), [], "request 3 has begun");
     assert_eq!(node.ended(0, 3, 5), []);
     assert_eq!(node.dispatch.in_flight(), 0);
@@ -347,7 +354,7 @@ fn requests_of_a_lost_gpu_go_first_in_their_old_order() {
         node.enqueue(key, A);
     }
     // GPU 0 has 1 and 3, GPU 1 has 2 and 4; 5 and 6 wait.
-    assert_eq!(node.down(0, &[(1, Progress::Preparing), (3, Progress::Waiting)]), []);
+    assert_eq!(node.down(0, &[(1, AttemptProgress::Preparing), (3, AttemptProgress::Waiting)]), []);
     // Request 1 is a suspect, so it waits for a GPU without other requests.
     assert_eq!(node.ended(1, 2, 5), []);
     assert_eq!(node.ended(1, 4, 5), [again(1, 1, A, 2)]);
@@ -358,9 +365,9 @@ fn requests_of_a_lost_gpu_go_first_in_their_old_order() {
 fn a_request_running_in_two_dying_executors_is_quarantined() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
-    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [again(1, 1, A, 2)]);
+    assert_eq!(node.down(0, &[(1, AttemptProgress::Begun)]), [again(1, 1, A, 2)]);
     assert_eq!(node.enqueue(2, A), [], "no request is assigned behind a suspect");
-    assert_eq!(node.down(1, &[(1, Progress::Begun)]), [fail(1, Reason::Quarantined, true)]);
+    assert_eq!(node.down(1, &[(1, AttemptProgress::Begun)]), [fail(1, Reason::Quarantined, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [assign(0, 2, A)]);
 }
 
@@ -374,7 +381,7 @@ fn a_request_in_transit_to_a_dying_gpu_loses_no_attempt() {
 #[test]
 fn a_reset_gpu_counts_as_having_begun_its_running_request() {
     let mut node = node(&[64]);
-    node.ask_again(1, F.0, A, Attempts::new(3, Idempotent::No));
+    node.ask_again(1, F.0, A, AttemptRecord::new(3, Idempotence::No));
     node.enqueue(2, A);
     assert_eq!(node.step(Event::Reset { gpu: gpu(0) }), [fail(1, Reason::ExecutorLost, true)]);
     assert_eq!(node.step(Event::Up { gpu: gpu(0), incarnation: Incarnation(1) }), [again(0, 2, A, 2)]);
@@ -384,17 +391,20 @@ fn a_reset_gpu_counts_as_having_begun_its_running_request() {
 fn a_request_that_a_gpu_cannot_run_is_retried_until_its_attempts_are_exhausted() {
     let mut node = node(&[64]);
     node.enqueue(1, A);
-    let returned =
-        || Event::Returned { gpu: gpu(0), key: RequestKey(1), why: Return::Failed(Progress::Preparing) };
+    let returned = || Event::RequestReturned {
+        gpu: gpu(0),
+        key: RequestKey(1),
+        why: ReturnReason::Failed(AttemptProgress::Preparing),
+    };
     assert_eq!(node.step(returned()), [again(0, 1, A, 2)]);
     assert_eq!(node.step(returned()), [again(0, 1, A, 3)]);
     assert_eq!(node.step(returned()), [fail(1, Reason::AttemptsExhausted, false)]);
 }
 
 /// Returns the requests that wait in the shared queue.
-fn shared_queue(dispatch: &Dispatch) -> BTreeMap<RequestKey, Waiting> {
-    let waits = |(&key, place): (&RequestKey, &Place)| match *place {
-        Place::Queued { request, reserved: None } => Some((key, request)),
+fn shared_queue(dispatch: &Dispatcher) -> BTreeMap<RequestKey, WaitingRequest> {
+    let waits = |(&key, place): (&RequestKey, &RequestLocation)| match *place {
+        RequestLocation::Queued { request, reserved: None } => Some((key, request)),
         _ => None,
     };
     dispatch.places.iter().filter_map(waits).collect()

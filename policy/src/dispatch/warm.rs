@@ -12,15 +12,15 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::models::Slot;
-use super::{Action, Dispatch};
+use super::models::ModelSlot;
+use super::{Action, Dispatcher};
 
 /// Time until a model is loaded again as a warm copy after its copy was evicted or did not fit.
 pub const WARM_RETRY: Duration = Duration::from_secs(1);
 
 /// Warm copies of a model.
 #[derive(Debug, Default)]
-struct Kept {
+struct WarmCopies {
     /// Minimum number of copies.
     wanted: usize,
     on: BTreeSet<GpuIndex>,
@@ -30,14 +30,14 @@ struct Kept {
 
 /// Warm copies of all models.
 #[derive(Debug, Default)]
-pub(super) struct Warm {
-    models: BTreeMap<Slot, Kept>,
+pub(super) struct WarmCopyTable {
+    models: BTreeMap<ModelSlot, WarmCopies>,
     /// Models with fewer warm copies than required.
-    short: BTreeSet<Slot>,
+    short: BTreeSet<ModelSlot>,
 }
 
-impl Warm {
-    fn note(&mut self, slot: Slot) {
+impl WarmCopyTable {
+    fn note(&mut self, slot: ModelSlot) {
         let short = self.models.get(&slot).is_some_and(|kept| kept.on.len() < kept.wanted);
         if short {
             self.short.insert(slot)
@@ -46,7 +46,7 @@ impl Warm {
         };
     }
 
-    fn on(&self, gpu: GpuIndex) -> impl Iterator<Item = Slot> {
+    fn on(&self, gpu: GpuIndex) -> impl Iterator<Item = ModelSlot> {
         let on = self.models.iter().filter(move |(_, kept)| kept.on.contains(&gpu));
         on.map(|(&slot, _)| slot)
     }
@@ -57,9 +57,9 @@ impl Warm {
     }
 }
 
-impl Dispatch {
+impl Dispatcher {
     /// Sets the minimum number of GPUs that hold a model.
-    pub(super) fn keep(&mut self, model: ModelId, wanted: u32, actions: &mut Vec<Action>) {
+    pub(super) fn set_minimum_copies(&mut self, model: ModelId, wanted: u32, actions: &mut Vec<Action>) {
         let Some(slot) = self.models.installed(model) else { return };
         let wanted = wanted as usize;
         if wanted == 0 && !self.warm.models.contains_key(&slot) {
@@ -70,7 +70,7 @@ impl Dispatch {
         while kept.on.len() > wanted
             && let Some(gpu) = kept.on.pop_last()
         {
-            actions.push(Action::Keep { gpu, model, kept: false });
+            actions.push(Action::SetWarmCopy { gpu, model, kept: false });
         }
         if wanted == 0 {
             self.warm.models.remove(&slot);
@@ -79,18 +79,24 @@ impl Dispatch {
     }
 
     /// Notes that a warm copy of a model is gone.
-    pub(super) fn not_kept(&mut self, now: Timestamp, slot: Slot, gpu: GpuIndex, actions: &mut Vec<Action>) {
+    pub(super) fn remove_warm_copy(
+        &mut self,
+        now: Timestamp,
+        slot: ModelSlot,
+        gpu: GpuIndex,
+        actions: &mut Vec<Action>,
+    ) {
         let Some(kept) = self.warm.models.get_mut(&slot).filter(|kept| kept.on.contains(&gpu)) else {
             return;
         };
         kept.on.remove(&gpu);
         kept.again_at = Some(now + WARM_RETRY);
         self.warm.note(slot);
-        actions.push(Action::Keep { gpu, model: self.models.get(slot).id, kept: false });
+        actions.push(Action::SetWarmCopy { gpu, model: self.models.get(slot).id, kept: false });
     }
 
     /// Removes all warm copies of a lost GPU.
-    pub(super) fn none_kept(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
+    pub(super) fn remove_warm_copies(&mut self, gpu: GpuIndex, actions: &mut Vec<Action>) {
         for slot in self.warm.on(gpu).collect::<Vec<_>>() {
             if let Some(kept) = self.warm.models.get_mut(&slot) {
                 kept.on.remove(&gpu);
@@ -98,12 +104,12 @@ impl Dispatch {
             self.warm.note(slot);
             // A Keep action may have been in transit as the GPU was lost; without this action, the
             // next executor would mark a warm copy.
-            actions.push(Action::Keep { gpu, model: self.models.get(slot).id, kept: false });
+            actions.push(Action::SetWarmCopy { gpu, model: self.models.get(slot).id, kept: false });
         }
     }
 
     /// Creates the missing warm copies, as far as possible now.
-    pub(super) fn keep_warm(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    pub(super) fn create_warm_copies(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for slot in self.warm.short.iter().copied().collect::<Vec<_>>() {
             while self.warm.short.contains(&slot)
                 && let Some(gpu) = self.place_to_keep(now, slot)
@@ -117,7 +123,7 @@ impl Dispatch {
                 if !self.fleet.get(gpu).holds(slot) {
                     self.prefetch(now, slot, gpu, actions);
                 }
-                actions.push(Action::Keep { gpu, model, kept: true });
+                actions.push(Action::SetWarmCopy { gpu, model, kept: true });
             }
         }
     }
@@ -126,8 +132,8 @@ impl Dispatch {
     /// wait for. `None` if these exceed its memory.
     pub(super) fn room_beside(&self, gpu: GpuIndex) -> Option<u64> {
         let it = self.fleet.get(gpu);
-        let blocks = |slot: Slot| u64::from(self.models.get(slot).blocks);
-        let unwanted = |slot: &Slot| self.models.get(*slot).users == 0 || !it.holds(*slot);
+        let blocks = |slot: ModelSlot| u64::from(self.models.get(slot).blocks);
+        let unwanted = |slot: &ModelSlot| self.models.get(*slot).users == 0 || !it.holds(*slot);
         let kept: u64 = self.warm.on(gpu).filter(unwanted).map(blocks).sum();
         let used = it.wanted_blocks(&self.models) + kept;
         u64::from(self.sizes[it.rank.0]).checked_sub(used)
@@ -135,7 +141,7 @@ impl Dispatch {
 
     /// Returns a holder for a further warm copy; otherwise the idle GPU with most memory left, if
     /// the model fits there.
-    fn place_to_keep(&self, now: Timestamp, slot: Slot) -> Option<GpuIndex> {
+    fn place_to_keep(&self, now: Timestamp, slot: ModelSlot) -> Option<GpuIndex> {
         let model = self.models.get(slot);
         let kept = self.warm.models.get(&slot)?;
         let here = model.holders.iter().find(|gpu| !kept.on.contains(gpu));

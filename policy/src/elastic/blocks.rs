@@ -4,26 +4,26 @@
 
 use millrace_types::Bytes;
 
-use super::protocol::Extent;
-use super::slots::Slots;
-use crate::memory::{BLOCK, Run};
+use super::protocol::StoreExtent;
+use super::slots::BlockSet;
+use crate::memory::{BLOCK, BlockRun};
 
 #[derive(Debug)]
 pub(super) struct Blocks {
     /// Blocks that are backed and used by no object.
-    free: Slots,
-    unbacked: Slots,
+    free: BlockSet,
+    unbacked: BlockSet,
     total: u32,
 }
 
-fn extents(runs: Vec<Run>) -> Vec<Extent> {
-    let extent = |run: Run| Extent { at: u64::from(run.start) * BLOCK.0, len: bytes(run.len) };
+fn extents(runs: Vec<BlockRun>) -> Vec<StoreExtent> {
+    let extent = |run: BlockRun| StoreExtent { at: u64::from(run.start) * BLOCK.0, len: bytes(run.len) };
     runs.into_iter().map(extent).collect()
 }
 
-fn run(extent: Extent) -> Run {
+fn run(extent: StoreExtent) -> BlockRun {
     let blocks = |bytes: u64| u32::try_from(bytes / BLOCK.0).unwrap_or(u32::MAX);
-    Run { start: blocks(extent.at), len: blocks(extent.len.0) }
+    BlockRun { start: blocks(extent.at), len: blocks(extent.len.0) }
 }
 
 /// Returns the bytes of a number of blocks.
@@ -34,7 +34,7 @@ pub(super) fn bytes(blocks: u32) -> Bytes {
 impl Blocks {
     /// Returns `total` blocks, none of them backed.
     pub(super) fn new(total: u32) -> Self {
-        Self { free: Slots::empty(total), unbacked: Slots::full(total), total }
+        Self { free: BlockSet::empty(total), unbacked: BlockSet::full(total), total }
     }
 
     pub(super) fn backed(&self) -> u32 {
@@ -46,25 +46,25 @@ impl Blocks {
     }
 
     /// Backs the lowest unbacked blocks and adds them to the free ones.
-    pub(super) fn grow(&mut self, blocks: u32) -> Vec<Extent> {
+    pub(super) fn grow(&mut self, blocks: u32) -> Vec<StoreExtent> {
         let runs = self.unbacked.take_lowest(blocks);
         runs.iter().for_each(|&run| self.free.insert(run));
         extents(runs)
     }
 
     /// Unbacks the highest free blocks.
-    pub(super) fn shrink(&mut self, blocks: u32) -> Vec<Extent> {
+    pub(super) fn shrink(&mut self, blocks: u32) -> Vec<StoreExtent> {
         let runs = self.free.take_highest(blocks);
         runs.iter().for_each(|&run| self.unbacked.insert(run));
         extents(runs)
     }
 
     /// Removes the lowest free blocks from the free set for an object.
-    pub(super) fn take(&mut self, blocks: u32) -> Vec<Extent> {
+    pub(super) fn take(&mut self, blocks: u32) -> Vec<StoreExtent> {
         extents(self.free.take_lowest(blocks))
     }
 
-    pub(super) fn give_back(&mut self, extents: &[Extent]) {
+    pub(super) fn give_back(&mut self, extents: &[StoreExtent]) {
         extents.iter().for_each(|&extent| self.free.insert(run(extent)));
     }
 }

@@ -57,7 +57,7 @@ impl Samples {
 
 /// Recent behaviour of one function.
 #[derive(Debug, Clone, Default)]
-pub struct Demand {
+pub struct FunctionDemand {
     intervals: Samples,
     sizes: Samples,
     concurrency: Samples,
@@ -67,7 +67,7 @@ pub struct Demand {
     reserved: Option<(Timestamp, Bytes)>,
 }
 
-impl Demand {
+impl FunctionDemand {
     /// Returns `R_window`: the time after a request within which the next is expected; `None`
     /// before the second request.
     #[must_use]
@@ -97,8 +97,8 @@ impl Demand {
 
 /// Recent behaviour of all functions on a GPU.
 #[derive(Debug, Default)]
-pub struct Demands {
-    functions: BTreeMap<FunctionIndex, Demand>,
+pub struct DemandTable {
+    functions: BTreeMap<FunctionIndex, FunctionDemand>,
     /// Ends of open windows.
     ends: BTreeSet<(Timestamp, FunctionIndex)>,
     /// Sum of all reservations. 128 bits wide, because each function may reserve more than any GPU
@@ -106,7 +106,7 @@ pub struct Demands {
     total: u128,
 }
 
-impl Demands {
+impl DemandTable {
     /// Returns the sum of all open reservations, as of the last change or [`Self::expire`].
     #[must_use]
     pub fn total(&self) -> Bytes {
@@ -178,7 +178,7 @@ impl Demands {
         }
     }
 
-    fn entry(&mut self, function: FunctionIndex) -> Option<&mut Demand> {
+    fn entry(&mut self, function: FunctionIndex) -> Option<&mut FunctionDemand> {
         if self.functions.len() >= FUNCTIONS_MAX && !self.functions.contains_key(&function) {
             self.drop_idle()?;
         }
@@ -196,8 +196,8 @@ impl Demands {
 }
 
 #[cfg(test)]
-impl Demands {
-    pub(super) fn of(&self, function: FunctionIndex) -> Option<&Demand> {
+impl DemandTable {
+    pub(super) fn of(&self, function: FunctionIndex) -> Option<&FunctionDemand> {
         self.functions.get(&function)
     }
 
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn reserves_size_times_concurrency_until_the_window_ends() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         demands.requested(secs(0), F);
         demands.stored(F, Bytes::mib(3));
         demands.stored(F, Bytes::mib(5));
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn functions_add_up_and_are_forgotten_one_by_one() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         for function in [FunctionIndex(0), FunctionIndex(1)] {
             demands.requested(secs(0), function);
             demands.stored(function, Bytes::mib(2));
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn concurrency_counts_only_objects_that_exist_together() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         for _ in 0..5 {
             demands.stored(F, Bytes::mib(1));
             demands.gone(F);
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_full_table_drops_the_idle_function_with_the_oldest_request() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         let all = || (0..FUNCTIONS_MAX as u32).map(FunctionIndex);
         for function in all() {
             demands.requested(secs(u64::from(function.0)), function);
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn objects_of_forgotten_functions_do_not_keep_new_functions_out() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         for function in (0..FUNCTIONS_MAX as u32).map(FunctionIndex) {
             demands.forget(function);
             demands.stored(function, Bytes::mib(1));
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn functions_beyond_the_limit_have_no_reservation() {
-        let mut demands = Demands::default();
+        let mut demands = DemandTable::default();
         let all = (0..=FUNCTIONS_MAX as u32).map(FunctionIndex);
         all.for_each(|function| demands.stored(function, Bytes::mib(1)));
         assert!(demands.of(FunctionIndex(FUNCTIONS_MAX as u32)).is_none());

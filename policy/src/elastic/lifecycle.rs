@@ -3,18 +3,18 @@
 use millrace_types::{Bytes, Timestamp};
 
 use super::config::MigrationPolicy;
-use super::object::{Moves, Object, Place};
-use super::protocol::{Action, ObjectKey, Standing};
-use super::{CONSUMERS_MAX, FAILURES_MAX, OBJECTS_MAX, Store};
+use super::object::{MoveBackoff, ObjectLocation, StoredObject};
+use super::protocol::{Action, ConsumerDistance, ObjectKey};
+use super::{CONSUMERS_MAX, ElasticStore, FAILURES_MAX, OBJECTS_MAX};
 use crate::ids::FunctionIndex;
 
-impl Store {
+impl ElasticStore {
     pub(super) fn store(
         &mut self,
         key: ObjectKey,
         function: FunctionIndex,
         size: Bytes,
-        consumers: &[Standing],
+        consumers: &[ConsumerDistance],
         actions: &mut Vec<Action>,
     ) {
         let unfit = consumers.is_empty() || consumers.len() > CONSUMERS_MAX;
@@ -23,20 +23,20 @@ impl Store {
             return;
         }
         let now = self.tick();
-        let mut object = Object {
+        let mut object = StoredObject {
             function,
             size,
             consumers: consumers.iter().copied().map(Some).collect(),
-            standing: Standing::Unqueued,
-            place: Place::Waiting,
+            standing: ConsumerDistance::Unqueued,
+            place: ObjectLocation::Waiting,
             extents: Vec::new(),
             stored: now,
             used: now,
-            moves: Moves::Now,
+            moves: MoveBackoff::Now,
             moves_failed: 0,
             failures: 0,
         };
-        object.look();
+        object.update_standing();
         self.orders.enter(key, &object);
         self.objects.insert(key, object);
         if self.may_ever_fit(size) {
@@ -56,34 +56,37 @@ impl Store {
         }
     }
 
-    pub(super) fn stands(&mut self, key: ObjectKey, consumer: usize, standing: Standing) {
-        let Some(object) = self.objects.get(&key).filter(|object| object.place != Place::Ending) else {
+    pub(super) fn stands(&mut self, key: ObjectKey, consumer: usize, standing: ConsumerDistance) {
+        let Some(object) = self.objects.get(&key).filter(|object| object.place != ObjectLocation::Ending)
+        else {
             return;
         };
         let Some(&Some(before)) = object.consumers.get(consumer) else { return };
-        let claimed = standing == Standing::Claimed && before != Standing::Claimed;
+        let claimed = standing == ConsumerDistance::Claimed && before != ConsumerDistance::Claimed;
         let now = self.tick();
         self.change(key, |object| {
             object.consumers[consumer] = Some(standing);
-            object.look();
+            object.update_standing();
             object.used = if claimed { now } else { object.used };
         });
     }
 
     pub(super) fn consumed(&mut self, key: ObjectKey, consumer: usize, actions: &mut Vec<Action>) {
-        let Some(object) = self.objects.get(&key).filter(|object| object.place != Place::Ending) else {
+        let Some(object) = self.objects.get(&key).filter(|object| object.place != ObjectLocation::Ending)
+        else {
             return;
         };
         let Some(&Some(before)) = object.consumers.get(consumer) else { return };
         // A consumer that was never claimed has not read the object.
-        if before == Standing::Claimed {
+        if before == ConsumerDistance::Claimed {
             self.pool.mapped(&object.extents);
-            self.counts.host_reads += u64::from(matches!(object.place, Place::Host | Place::Refused));
+            self.counts.host_reads +=
+                u64::from(matches!(object.place, ObjectLocation::Host | ObjectLocation::Refused));
         }
         let mut wanted = true;
         self.change(key, |object| {
             object.consumers[consumer] = None;
-            wanted = object.look();
+            wanted = object.update_standing();
         });
         if !wanted {
             self.end(key, actions);
@@ -97,11 +100,14 @@ impl Store {
         let size = object.size;
         let place = object.place;
         match place {
-            Place::Ending => return,
-            Place::Filling | Place::Migrating | Place::Reloading => {
-                self.change(key, |object| object.place = Place::Ending);
+            ObjectLocation::Ending => return,
+            ObjectLocation::Filling | ObjectLocation::Migrating | ObjectLocation::Reloading => {
+                self.change(key, |object| object.place = ObjectLocation::Ending);
             }
-            Place::Waiting | Place::Gpu | Place::Refused | Place::Host => self.remove(key, actions),
+            ObjectLocation::Waiting
+            | ObjectLocation::Gpu
+            | ObjectLocation::Refused
+            | ObjectLocation::Host => self.remove(key, actions),
         }
         self.counted_out(function, size);
         actions.push(Action::Free { object: key });
@@ -110,52 +116,56 @@ impl Store {
     pub(super) fn migrated(&mut self, key: ObjectKey, actions: &mut Vec<Action>) {
         let Some(object) = self.objects.get(&key) else { return };
         match object.place {
-            Place::Migrating if self.stays(object) => {
-                self.change(key, |object| object.place = Place::Gpu);
-                actions.push(Action::Keep { object: key });
+            ObjectLocation::Migrating if self.stays(object) => {
+                self.change(key, |object| object.place = ObjectLocation::Gpu);
+                actions.push(Action::CancelMigration { object: key });
             }
-            Place::Migrating => {
-                actions.push(Action::Left { object: key });
+            ObjectLocation::Migrating => {
+                actions.push(Action::MigrationCompleted { object: key });
                 self.only_on_host(key, actions);
             }
-            Place::Refused => self.change(key, |object| object.place = Place::Host),
-            Place::Ending => self.remove(key, actions),
-            Place::Waiting | Place::Filling | Place::Gpu | Place::Host | Place::Reloading => {}
+            ObjectLocation::Refused => self.change(key, |object| object.place = ObjectLocation::Host),
+            ObjectLocation::Ending => self.remove(key, actions),
+            ObjectLocation::Waiting
+            | ObjectLocation::Filling
+            | ObjectLocation::Gpu
+            | ObjectLocation::Host
+            | ObjectLocation::Reloading => {}
         }
     }
 
     /// Returns whether a migrating object stays, because a consumer claimed it or because a reload
     /// would follow at once.
-    fn stays(&self, object: &Object) -> bool {
+    fn stays(&self, object: &StoredObject) -> bool {
         let comes_back = self.config.migration == MigrationPolicy::QueueAware
             && self.orders.waiting.is_empty()
-            && matches!(object.standing, Standing::Queued(_));
+            && matches!(object.standing, ConsumerDistance::Queued(_));
         let beside = self.pool.used() - object.held();
-        object.standing == Standing::Claimed
+        object.standing == ConsumerDistance::Claimed
             || comes_back && self.has_room_for(object.rank(), object.held(), beside)
     }
 
-    pub(super) fn arrived(&mut self, key: ObjectKey, from: Place, actions: &mut Vec<Action>) {
+    pub(super) fn arrived(&mut self, key: ObjectKey, from: ObjectLocation, actions: &mut Vec<Action>) {
         match self.place(key) {
-            Some(place) if place == from => self.change(key, |object| object.place = Place::Gpu),
-            Some(Place::Ending) => self.remove(key, actions),
+            Some(place) if place == from => self.change(key, |object| object.place = ObjectLocation::Gpu),
+            Some(ObjectLocation::Ending) => self.remove(key, actions),
             _ => {}
         }
     }
 
     pub(super) fn copy_failed(&mut self, now: Timestamp, key: ObjectKey, actions: &mut Vec<Action>) {
         match self.place(key) {
-            Some(Place::Migrating) => self.change(key, |object| {
-                object.place = Place::Gpu;
-                object.stays(now);
+            Some(ObjectLocation::Migrating) => self.change(key, |object| {
+                object.place = ObjectLocation::Gpu;
+                object.record_failed_move(now);
             }),
-            Some(Place::Reloading) => {
+            Some(ObjectLocation::Reloading) => {
                 self.only_on_host(key, actions);
-                self.change(key, |object| object.stays(now));
+                self.change(key, |object| object.record_failed_move(now));
             }
-            Some(Place::Filling | Place::Refused) => self.not_taken(key, actions),
-            Some(Place::Ending) => self.remove(key, actions),
-            Some(Place::Waiting | Place::Gpu | Place::Host) | None => {}
+            Some(ObjectLocation::Filling | ObjectLocation::Refused) => self.not_taken(key, actions),
+            Some(ObjectLocation::Ending) => self.remove(key, actions),
+            Some(ObjectLocation::Waiting | ObjectLocation::Gpu | ObjectLocation::Host) | None => {}
         }
     }
 
@@ -164,7 +174,7 @@ impl Store {
         while let Some(&(at, key)) = self.orders.staying.first()
             && at <= now
         {
-            self.change(key, |object| object.moves = Moves::Now);
+            self.change(key, |object| object.moves = MoveBackoff::Now);
         }
     }
 
@@ -176,12 +186,12 @@ impl Store {
         if object.failures + 1 >= FAILURES_MAX {
             return self.lost(key, actions);
         }
-        let to_host = object.place == Place::Filling;
+        let to_host = object.place == ObjectLocation::Filling;
         let mut extents = Vec::new();
         self.change(key, |object| {
             extents = std::mem::take(&mut object.extents);
             object.failures += 1;
-            object.place = if to_host { Place::Refused } else { Place::Waiting };
+            object.place = if to_host { ObjectLocation::Refused } else { ObjectLocation::Waiting };
         });
         self.pool.give_back(&extents, actions);
         if to_host {

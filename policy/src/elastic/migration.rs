@@ -3,31 +3,33 @@
 use millrace_types::Bytes;
 
 use super::config::MigrationPolicy;
-use super::object::{Object, Place, Rank};
-use super::pool::Purpose;
+use super::object::{ObjectLocation, ObjectRank, StoredObject};
+use super::pool::AllocationPurpose;
 use super::protocol::Action;
-use super::{RELOADS_MAX, Store};
+use super::{ElasticStore, RELOADS_MAX};
 
 /// Divisor of the limit: this share stays free after the reload of the next object to leave.
 const MARGIN_DIVISOR: u64 = 8;
 
-impl Store {
+impl ElasticStore {
     /// Places waiting objects, the nearest first. Makes room for the first object that finds none,
     /// or refuses that object.
     pub(super) fn admit(&mut self, actions: &mut Vec<Action>) {
         while let Some(&(rank, key)) = self.orders.waiting.first() {
             let Some(size) = self.objects.get(&key).map(|object| object.size) else { break };
-            if let Some(extents) = self.pool.take(size, self.limit, Purpose::Object, actions) {
+            if let Some(extents) = self.pool.take(size, self.limit, AllocationPurpose::Object, actions) {
                 self.pool.mapped(&extents);
                 actions.push(Action::Place { object: key, extents: extents.clone() });
-                self.change(key, |object| (object.place, object.extents) = (Place::Filling, extents));
+                self.change(key, |object| {
+                    (object.place, object.extents) = (ObjectLocation::Filling, extents)
+                });
                 continue;
             }
             match self.make_room(self.pool.takes(size), Some(rank), actions) {
-                Room::Coming => break,
-                Room::None => {
+                EvictionOutcome::Coming => break,
+                EvictionOutcome::None => {
                     self.counts.refused += 1;
-                    self.change(key, |object| object.place = Place::Refused);
+                    self.change(key, |object| object.place = ObjectLocation::Refused);
                     actions.push(Action::Refuse { object: key });
                 }
             }
@@ -43,7 +45,12 @@ impl Store {
 
     /// Migrates as few objects as `wanted` requires, and only objects further back than `for_whom`.
     /// Migrates none if all of them would not be enough, unless the limit falls.
-    fn make_room(&mut self, wanted: Bytes, for_whom: Option<Rank>, actions: &mut Vec<Action>) -> Room {
+    fn make_room(
+        &mut self,
+        wanted: Bytes,
+        for_whom: Option<ObjectRank>,
+        actions: &mut Vec<Action>,
+    ) -> EvictionOutcome {
         let needed = (self.pool.used() + wanted).saturating_sub(self.limit);
         let mut freed = self.orders.leaving;
         let mut victims = Vec::new();
@@ -56,18 +63,18 @@ impl Store {
                 break;
             }
             one_more = false;
-            freed += self.objects.get(&key).map_or(Bytes::ZERO, Object::held);
+            freed += self.objects.get(&key).map_or(Bytes::ZERO, StoredObject::held);
             victims.push(key);
         }
         let enough = freed >= needed && !one_more;
         if enough || for_whom.is_none() {
             for key in victims {
                 self.counts.migrated += 1;
-                self.change(key, |object| object.place = Place::Migrating);
+                self.change(key, |object| object.place = ObjectLocation::Migrating);
                 actions.push(Action::Migrate { object: key });
             }
         }
-        if enough { Room::Coming } else { Room::None }
+        if enough { EvictionOutcome::Coming } else { EvictionOutcome::None }
     }
 
     /// Reloads the objects needed first, while no object waits and there is room without a
@@ -82,16 +89,18 @@ impl Store {
             if !self.has_room_for(rank, self.pool.takes(size), self.pool.used()) {
                 break;
             }
-            let Some(extents) = self.pool.take(size, self.limit, Purpose::Ahead, actions) else { break };
+            let Some(extents) = self.pool.take(size, self.limit, AllocationPurpose::Ahead, actions) else {
+                break;
+            };
             self.counts.reloaded += 1;
             actions.push(Action::Reload { object: key, extents: extents.clone() });
-            self.change(key, |object| (object.place, object.extents) = (Place::Reloading, extents));
+            self.change(key, |object| (object.place, object.extents) = (ObjectLocation::Reloading, extents));
         }
     }
 
     /// Returns whether an object of `size` may be on the GPU beside `used` bytes. An object that
     /// would be the next to leave must leave room for a new object.
-    pub(super) fn has_room_for(&self, rank: Rank, size: Bytes, used: Bytes) -> bool {
+    pub(super) fn has_room_for(&self, rank: ObjectRank, size: Bytes, used: Bytes) -> bool {
         let leaves_first = self.orders.movable.last().is_some_and(|&(last, _)| last < rank);
         let margin = if leaves_first { Bytes(self.limit.0 / MARGIN_DIVISOR) } else { Bytes::ZERO };
         size + margin <= self.limit.saturating_sub(used)
@@ -100,7 +109,7 @@ impl Store {
 
 /// Outcome of an attempt to make room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Room {
+enum EvictionOutcome {
     /// Enough room is free once the migrating objects have left.
     Coming,
     /// No eviction can make enough room.

@@ -10,7 +10,7 @@
 //! Limit, Tick ───────────────────────► └─────────┘ ──► Free, Lost               to the data index
 //! ```
 //!
-//! An object is in one [`Place`] at a time:
+//! An object is in one [`ObjectLocation`] at a time:
 //!
 //! ```text
 //! Store ─► Waiting ──Place──► Filling ──Filled──► Gpu ◄──Reloaded── Reloading
@@ -23,7 +23,7 @@
 //!
 //! The store frees an object as soon as its last consumer has read, before any other decision
 //! (D28). If a copy of the object is still running, its memory is free when that copy is reported
-//! as ended; until then the object is [`Place::Ending`].
+//! as ended; until then the object is [`ObjectLocation::Ending`].
 //!
 //! **Size** ([`demand`], [`pool`]). The target is the expected need of all functions, at least the
 //! floor and at most the cap (D23 to D25). An elastic pool is always as large as its target, or as
@@ -83,12 +83,12 @@ use millrace_types::{Bytes, Timestamp};
 pub use self::config::{
     CAP_MAX, Config, ConfigError, MIGRATIONS, MigrationPolicy, POOL_FLOOR, POOLS, PoolPolicy, STORE_CAP,
 };
-pub use self::object::Place;
-pub use self::pool::{NativeCalls, Pool, Purpose};
-pub use self::protocol::{Action, Event, Extent, ObjectKey, Standing};
+pub use self::object::ObjectLocation;
+pub use self::pool::{AllocationPurpose, MemoryPool, NativeCalls};
+pub use self::protocol::{Action, ConsumerDistance, Event, ObjectKey, StoreExtent};
 
-use self::demand::Demands;
-use self::object::{Object, Orders};
+use self::demand::DemandTable;
+use self::object::{ObjectOrders, StoredObject};
 use crate::core::Core;
 use crate::memory::BLOCK;
 
@@ -109,7 +109,7 @@ pub const RELOADS_MAX: usize = 2;
 
 /// Cumulative counts of object movements.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ObjectCounts {
     /// Migrations to the host that were started.
     pub migrated: u64,
     /// Reloads from the host that were started.
@@ -122,20 +122,20 @@ pub struct Counts {
 
 /// The intermediate data of one GPU.
 #[derive(Debug)]
-pub struct Store {
+pub struct ElasticStore {
     config: Config,
-    objects: BTreeMap<ObjectKey, Object>,
-    orders: Orders,
-    pool: Pool,
-    demands: Demands,
+    objects: BTreeMap<ObjectKey, StoredObject>,
+    orders: ObjectOrders,
+    pool: MemoryPool,
+    demands: DemandTable,
     limit: Bytes,
     /// Logical clock that orders stores and uses of objects.
     clock: u64,
-    counts: Counts,
+    counts: ObjectCounts,
     begun: bool,
 }
 
-impl Store {
+impl ElasticStore {
     /// Returns an empty store. An elastic store allocates its floor at its first event, and
     /// `next_wake` requests that event at once.
     ///
@@ -146,25 +146,25 @@ impl Store {
         Ok(Self {
             config,
             objects: BTreeMap::new(),
-            orders: Orders::new(config.migration),
-            pool: Pool::new(config.pool, config.cap),
-            demands: Demands::default(),
+            orders: ObjectOrders::new(config.migration),
+            pool: MemoryPool::new(config.pool, config.cap),
+            demands: DemandTable::default(),
             limit: config.cap,
             clock: 0,
-            counts: Counts::default(),
+            counts: ObjectCounts::default(),
             begun: false,
         })
     }
 
     /// Returns the place of an object, or `None` once the object is gone.
     #[must_use]
-    pub fn place(&self, object: ObjectKey) -> Option<Place> {
+    pub fn place(&self, object: ObjectKey) -> Option<ObjectLocation> {
         self.objects.get(&object).map(|object| object.place)
     }
 
     /// Returns the memory that an object has in the store, which may be empty.
     #[must_use]
-    pub fn extents(&self, object: ObjectKey) -> &[Extent] {
+    pub fn extents(&self, object: ObjectKey) -> &[StoreExtent] {
         self.objects.get(&object).map_or(&[], |object| &object.extents)
     }
 
@@ -175,7 +175,7 @@ impl Store {
     }
 
     #[must_use]
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &MemoryPool {
         &self.pool
     }
 
@@ -200,7 +200,7 @@ impl Store {
     }
 
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ObjectCounts {
         self.counts
     }
 
@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Changes an object and updates its position in the orders.
-    fn change(&mut self, key: ObjectKey, change: impl FnOnce(&mut Object)) {
+    fn change(&mut self, key: ObjectKey, change: impl FnOnce(&mut StoredObject)) {
         let Some(object) = self.objects.get_mut(&key) else { return };
         self.orders.leave(key, object);
         change(object);
@@ -230,12 +230,12 @@ impl Store {
         let mut extents = Vec::new();
         self.change(key, |object| {
             extents = std::mem::take(&mut object.extents);
-            object.place = Place::Host;
+            object.place = ObjectLocation::Host;
         });
         self.pool.give_back(&extents, actions);
     }
 
-    fn heed(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+    fn handle(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
             Event::Requested { function } => self.demands.requested(now, function),
             Event::Executed { function } => self.demands.recompute(now, function),
@@ -243,12 +243,12 @@ impl Store {
             Event::Store { object, function, size, consumers } => {
                 self.store(object, function, size, &consumers, actions);
             }
-            Event::Filled { object } => self.arrived(object, Place::Filling, actions),
-            Event::Stands { object, consumer, standing } => self.stands(object, consumer, standing),
+            Event::Filled { object } => self.arrived(object, ObjectLocation::Filling, actions),
+            Event::ConsumerMoved { object, consumer, standing } => self.stands(object, consumer, standing),
             Event::Consumed { object, consumer } => self.consumed(object, consumer, actions),
             Event::Discard { object } => self.end(object, actions),
             Event::Migrated { object } => self.migrated(object, actions),
-            Event::Reloaded { object } => self.arrived(object, Place::Reloading, actions),
+            Event::Reloaded { object } => self.arrived(object, ObjectLocation::Reloading, actions),
             Event::CopyFailed { object } => self.copy_failed(now, object, actions),
             Event::Limit { limit } => {
                 self.limit = Bytes(limit.0 / BLOCK.0 * BLOCK.0).min(self.config.cap);
@@ -258,13 +258,13 @@ impl Store {
     }
 }
 
-impl Core for Store {
+impl Core for ElasticStore {
     type Event = Event;
     type Action = Action;
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         self.begun = true;
-        self.heed(now, event, actions);
+        self.handle(now, event, actions);
         self.demands.expire(now);
         self.pool.reclaim(now, actions);
         self.let_move(now);

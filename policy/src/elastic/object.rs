@@ -6,13 +6,13 @@ use millrace_types::{Bytes, Timestamp};
 
 use super::config::MigrationPolicy;
 use super::pool::held;
-use super::protocol::{Extent, ObjectKey, Standing};
+use super::protocol::{ConsumerDistance, ObjectKey, StoreExtent};
 use super::{MOVES_AFTER, MOVES_FAILED_MAX};
 use crate::ids::FunctionIndex;
 
 /// Location and copy state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum ObjectLocation {
     /// With its producer, until there is room.
     Waiting,
     /// In the store, being written.
@@ -34,14 +34,14 @@ pub enum Place {
 /// Distance of an object's first consumer; of two equal ones, the object stored later is further.
 /// The object with the greatest rank leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Rank {
-    pub(super) standing: Standing,
+pub(super) struct ObjectRank {
+    pub(super) standing: ConsumerDistance,
     age: u64,
 }
 
 /// Whether an object may be moved to the host and back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moves {
+pub(super) enum MoveBackoff {
     Now,
     /// A copy of the object failed: no move before this time.
     From(Timestamp),
@@ -50,27 +50,27 @@ pub(super) enum Moves {
 }
 
 #[derive(Debug)]
-pub(super) struct Object {
+pub(super) struct StoredObject {
     pub(super) function: FunctionIndex,
     pub(super) size: Bytes,
     /// Standing of each consumer; `None` once the consumer has read the object.
-    pub(super) consumers: Vec<Option<Standing>>,
+    pub(super) consumers: Vec<Option<ConsumerDistance>>,
     /// Standing of the first consumer.
-    pub(super) standing: Standing,
-    pub(super) place: Place,
-    pub(super) extents: Vec<Extent>,
+    pub(super) standing: ConsumerDistance,
+    pub(super) place: ObjectLocation,
+    pub(super) extents: Vec<StoreExtent>,
     /// Logical time at which the object was stored.
     pub(super) stored: u64,
     /// Logical time at which the object was last stored or claimed.
     pub(super) used: u64,
-    pub(super) moves: Moves,
+    pub(super) moves: MoveBackoff,
     /// Failed migrations and reloads.
     pub(super) moves_failed: u32,
     /// Failed copies from the producer's memory.
     pub(super) failures: u32,
 }
 
-impl Object {
+impl StoredObject {
     /// Returns the memory that the object has in the store.
     pub(super) fn held(&self) -> Bytes {
         held(&self.extents)
@@ -78,50 +78,52 @@ impl Object {
 
     /// Returns the memory in the store that the object will soon free without having been read.
     fn leaving(&self) -> Bytes {
-        let claimed = self.standing == Standing::Claimed;
+        let claimed = self.standing == ConsumerDistance::Claimed;
         match self.place {
-            Place::Ending => self.held(),
-            Place::Migrating if !claimed => self.held(),
+            ObjectLocation::Ending => self.held(),
+            ObjectLocation::Migrating if !claimed => self.held(),
             _ => Bytes::ZERO,
         }
     }
 
     /// Records a failed migration or reload: no further move for twice as long each time, and in
     /// the end never again.
-    pub(super) fn stays(&mut self, now: Timestamp) {
+    pub(super) fn record_failed_move(&mut self, now: Timestamp) {
         let longer = 1 << self.moves_failed;
         self.moves_failed += 1;
         self.moves = if self.moves_failed < MOVES_FAILED_MAX {
-            Moves::From(now + MOVES_AFTER * longer)
+            MoveBackoff::From(now + MOVES_AFTER * longer)
         } else {
-            Moves::NoMore
+            MoveBackoff::NoMore
         };
     }
 
     /// Recomputes the first consumer's standing, and returns whether a consumer is left.
-    pub(super) fn look(&mut self) -> bool {
+    pub(super) fn update_standing(&mut self) -> bool {
         let first = self.consumers.iter().flatten().min().copied();
-        self.standing = first.unwrap_or(Standing::Unqueued);
+        self.standing = first.unwrap_or(ConsumerDistance::Unqueued);
         first.is_some()
     }
 
-    pub(super) fn rank(&self) -> Rank {
-        Rank { standing: self.standing, age: self.stored }
+    pub(super) fn rank(&self) -> ObjectRank {
+        ObjectRank { standing: self.standing, age: self.stored }
     }
 
     /// Returns the object's rank in the order in which objects leave.
-    fn leaves(&self, policy: MigrationPolicy) -> Rank {
+    fn leaves(&self, policy: MigrationPolicy) -> ObjectRank {
         match policy {
             MigrationPolicy::QueueAware => self.rank(),
-            MigrationPolicy::Lru => Rank { standing: Standing::Unqueued, age: u64::MAX - self.used },
+            MigrationPolicy::Lru => {
+                ObjectRank { standing: ConsumerDistance::Unqueued, age: u64::MAX - self.used }
+            }
         }
     }
 }
 
-type Order = BTreeSet<(Rank, ObjectKey)>;
+type Order = BTreeSet<(ObjectRank, ObjectKey)>;
 
 #[derive(Debug)]
-pub(super) struct Orders {
+pub(super) struct ObjectOrders {
     policy: MigrationPolicy,
     /// Objects that may migrate: no consumer runs or is next, and no copy is under way. The last
     /// leaves first.
@@ -140,7 +142,7 @@ pub(super) struct Orders {
     pub(super) reloading: usize,
 }
 
-impl Orders {
+impl ObjectOrders {
     pub(super) fn new(policy: MigrationPolicy) -> Self {
         Self {
             policy,
@@ -153,39 +155,41 @@ impl Orders {
         }
     }
 
-    fn of(&mut self, object: &Object) -> Option<(&mut Order, Rank)> {
+    fn of(&mut self, object: &StoredObject) -> Option<(&mut Order, ObjectRank)> {
         match (object.place, object.standing) {
-            (Place::Waiting, _) => Some((&mut self.waiting, object.rank())),
-            (Place::Gpu, Standing::Queued(_) | Standing::Unqueued) if object.moves == Moves::Now => {
+            (ObjectLocation::Waiting, _) => Some((&mut self.waiting, object.rank())),
+            (ObjectLocation::Gpu, ConsumerDistance::Queued(_) | ConsumerDistance::Unqueued)
+                if object.moves == MoveBackoff::Now =>
+            {
                 let rank = object.leaves(self.policy);
                 Some((&mut self.movable, rank))
             }
-            (Place::Host, Standing::Queued(_)) if object.moves == Moves::Now => {
+            (ObjectLocation::Host, ConsumerDistance::Queued(_)) if object.moves == MoveBackoff::Now => {
                 Some((&mut self.away, object.rank()))
             }
             _ => None,
         }
     }
 
-    pub(super) fn enter(&mut self, key: ObjectKey, object: &Object) {
+    pub(super) fn enter(&mut self, key: ObjectKey, object: &StoredObject) {
         if let Some((order, rank)) = self.of(object) {
             order.insert((rank, key));
         }
-        if let Moves::From(at) = object.moves {
+        if let MoveBackoff::From(at) = object.moves {
             self.staying.insert((at, key));
         }
         self.leaving += object.leaving();
-        self.reloading += usize::from(object.place == Place::Reloading);
+        self.reloading += usize::from(object.place == ObjectLocation::Reloading);
     }
 
-    pub(super) fn leave(&mut self, key: ObjectKey, object: &Object) {
+    pub(super) fn leave(&mut self, key: ObjectKey, object: &StoredObject) {
         if let Some((order, rank)) = self.of(object) {
             order.remove(&(rank, key));
         }
-        if let Moves::From(at) = object.moves {
+        if let MoveBackoff::From(at) = object.moves {
             self.staying.remove(&(at, key));
         }
         self.leaving = self.leaving - object.leaving();
-        self.reloading -= usize::from(object.place == Place::Reloading);
+        self.reloading -= usize::from(object.place == ObjectLocation::Reloading);
     }
 }

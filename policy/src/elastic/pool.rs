@@ -19,7 +19,7 @@ use millrace_types::{Bytes, Timestamp};
 
 use super::blocks::{self, Blocks};
 use super::config::PoolPolicy;
-use super::protocol::{Action, Extent};
+use super::protocol::{Action, StoreExtent};
 use super::segments::{self, Segments};
 use crate::memory::{BLOCK, blocks_for};
 
@@ -36,15 +36,20 @@ pub struct NativeCalls {
 }
 
 impl NativeCalls {
-    fn allocated(&mut self, extents: Vec<Extent>, purpose: Purpose, actions: &mut Vec<Action>) {
+    fn allocated(
+        &mut self,
+        extents: Vec<StoreExtent>,
+        purpose: AllocationPurpose,
+        actions: &mut Vec<Action>,
+    ) {
         match purpose {
-            Purpose::Object => self.allocations += 1,
-            Purpose::Ahead => self.ahead += 1,
+            AllocationPurpose::Object => self.allocations += 1,
+            AllocationPurpose::Ahead => self.ahead += 1,
         }
         actions.push(Action::Allocate { extents });
     }
 
-    fn released(&mut self, extents: Vec<Extent>, actions: &mut Vec<Action>) {
+    fn released(&mut self, extents: Vec<StoreExtent>, actions: &mut Vec<Action>) {
         if !extents.is_empty() {
             self.releases += 1;
             actions.push(Action::Release { extents });
@@ -52,14 +57,14 @@ impl NativeCalls {
     }
 
     /// Counts one release for each segment, because each segment is an allocation of its own.
-    fn released_each(&mut self, segments: Vec<Extent>, actions: &mut Vec<Action>) {
+    fn released_each(&mut self, segments: Vec<StoreExtent>, actions: &mut Vec<Action>) {
         segments.into_iter().for_each(|segment| self.released(vec![segment], actions));
     }
 }
 
 /// Reason for an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum AllocationPurpose {
     /// An object waits for the memory.
     Object,
     /// No object waits: the pool grows ahead of demand.
@@ -67,29 +72,29 @@ pub enum Purpose {
 }
 
 #[derive(Debug)]
-enum Books {
+enum PoolMemory {
     Blocks(Blocks),
     Segments(Segments),
 }
 
 #[derive(Debug)]
-pub struct Pool {
+pub struct MemoryPool {
     policy: PoolPolicy,
     cap: Bytes,
-    books: Books,
+    books: PoolMemory,
     used: Bytes,
     calls: NativeCalls,
     next_reclaim: Option<Timestamp>,
 }
 
-impl Pool {
+impl MemoryPool {
     /// Returns an empty pool of at most `cap`, a multiple of the block size.
     #[must_use]
     pub fn new(policy: PoolPolicy, cap: Bytes) -> Self {
         let books = match policy {
-            PoolPolicy::Caching { .. } => Books::Segments(Segments::default()),
+            PoolPolicy::Caching { .. } => PoolMemory::Segments(Segments::default()),
             PoolPolicy::Elastic | PoolPolicy::GmLake | PoolPolicy::Unpooled => {
-                Books::Blocks(Blocks::new(u32::try_from(cap.0 / BLOCK.0).unwrap_or(u32::MAX)))
+                PoolMemory::Blocks(Blocks::new(u32::try_from(cap.0 / BLOCK.0).unwrap_or(u32::MAX)))
             }
         };
         let calls = NativeCalls::default();
@@ -100,8 +105,8 @@ impl Pool {
     #[must_use]
     pub fn size(&self) -> Bytes {
         match &self.books {
-            Books::Blocks(blocks) => blocks::bytes(blocks.backed()),
-            Books::Segments(segments) => segments.size(),
+            PoolMemory::Blocks(blocks) => blocks::bytes(blocks.backed()),
+            PoolMemory::Segments(segments) => segments.size(),
         }
     }
 
@@ -121,8 +126,8 @@ impl Pool {
     #[must_use]
     pub fn takes(&self, size: Bytes) -> Bytes {
         match &self.books {
-            Books::Blocks(_) => Bytes(u64::from(blocks_for(size).max(1)).saturating_mul(BLOCK.0)),
-            Books::Segments(_) => segments::rounded(size),
+            PoolMemory::Blocks(_) => Bytes(u64::from(blocks_for(size).max(1)).saturating_mul(BLOCK.0)),
+            PoolMemory::Segments(_) => segments::rounded(size),
         }
     }
 
@@ -132,16 +137,16 @@ impl Pool {
         &mut self,
         size: Bytes,
         limit: Bytes,
-        purpose: Purpose,
+        purpose: AllocationPurpose,
         actions: &mut Vec<Action>,
-    ) -> Option<Vec<Extent>> {
+    ) -> Option<Vec<StoreExtent>> {
         let limit = limit.min(self.cap);
         let room = limit.saturating_sub(self.used);
         if self.takes(size) > room {
             return None;
         }
         let extents = match &mut self.books {
-            Books::Blocks(blocks) => {
+            PoolMemory::Blocks(blocks) => {
                 let wanted = blocks_for(size).max(1);
                 let short = wanted.saturating_sub(blocks.free());
                 if short > 0 {
@@ -149,7 +154,7 @@ impl Pool {
                 }
                 blocks.take(wanted)
             }
-            Books::Segments(segments) => {
+            PoolMemory::Segments(segments) => {
                 if let Some(segment) = segments.short(size) {
                     let fits = |segments: &Segments| segment <= limit.saturating_sub(segments.size());
                     if !fits(segments) {
@@ -168,21 +173,21 @@ impl Pool {
     }
 
     /// Takes back the memory of an object.
-    pub fn give_back(&mut self, extents: &[Extent], actions: &mut Vec<Action>) {
+    pub fn give_back(&mut self, extents: &[StoreExtent], actions: &mut Vec<Action>) {
         self.used = self.used - held(extents);
         match &mut self.books {
-            Books::Blocks(blocks) => {
+            PoolMemory::Blocks(blocks) => {
                 blocks.give_back(extents);
                 if self.policy == PoolPolicy::Unpooled {
                     self.calls.released(blocks.shrink(blocks.free()), actions);
                 }
             }
-            Books::Segments(segments) => extents.iter().for_each(|&extent| segments.give_back(extent)),
+            PoolMemory::Segments(segments) => extents.iter().for_each(|&extent| segments.give_back(extent)),
         }
     }
 
     /// Counts the IPC operations of a function that maps an object's memory.
-    pub fn mapped(&mut self, extents: &[Extent]) {
+    pub fn mapped(&mut self, extents: &[StoreExtent]) {
         if self.policy == PoolPolicy::GmLake {
             self.calls.ipc += held(extents).0 / BLOCK.0;
         }
@@ -196,16 +201,16 @@ impl Pool {
         let wanted = if elastic { target } else { self.size() };
         let goal = wanted.min(limit).max(self.used);
         match &mut self.books {
-            Books::Blocks(blocks) => {
+            PoolMemory::Blocks(blocks) => {
                 let goal = blocks_for(goal);
                 let backed = blocks.backed();
                 if backed < goal {
-                    self.calls.allocated(blocks.grow(goal - backed), Purpose::Ahead, actions);
+                    self.calls.allocated(blocks.grow(goal - backed), AllocationPurpose::Ahead, actions);
                 } else {
                     self.calls.released(blocks.shrink(backed - goal), actions);
                 }
             }
-            Books::Segments(segments) => self.calls.released_each(segments.shrink(goal), actions),
+            PoolMemory::Segments(segments) => self.calls.released_each(segments.shrink(goal), actions),
         }
     }
 
@@ -215,7 +220,7 @@ impl Pool {
         let due = *self.next_reclaim.get_or_insert(now + every);
         if now >= due {
             self.next_reclaim = Some(now + every);
-            if let Books::Segments(segments) = &mut self.books {
+            if let PoolMemory::Segments(segments) = &mut self.books {
                 self.calls.released_each(segments.shrink(Bytes::ZERO), actions);
             }
         }
@@ -229,7 +234,7 @@ impl Pool {
 }
 
 /// Returns the total length of extents.
-pub(super) fn held(extents: &[Extent]) -> Bytes {
+pub(super) fn held(extents: &[StoreExtent]) -> Bytes {
     extents.iter().map(|extent| extent.len).sum()
 }
 
@@ -241,9 +246,10 @@ mod tests {
 
     /// Takes and gives back an object of each size in MiB, in turn.
     fn one_by_one(policy: PoolPolicy, sizes: &[u64]) -> (Bytes, NativeCalls) {
-        let mut pool = Pool::new(policy, CAP);
+        let mut pool = MemoryPool::new(policy, CAP);
         for &size in sizes {
-            let extents = pool.take(Bytes::mib(size), CAP, Purpose::Object, &mut Vec::new()).unwrap();
+            let extents =
+                pool.take(Bytes::mib(size), CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap();
             pool.mapped(&extents);
             pool.give_back(&extents, &mut Vec::new());
             pool.follow(Bytes::mib(8), CAP, &mut Vec::new());
@@ -267,14 +273,14 @@ mod tests {
 
     #[test]
     fn a_caching_pool_gives_free_segments_back_before_it_refuses() {
-        let mut pool = Pool::new(PoolPolicy::Caching { reclaim_every: None }, CAP);
+        let mut pool = MemoryPool::new(PoolPolicy::Caching { reclaim_every: None }, CAP);
         let mut actions = Vec::new();
-        let one = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut actions).unwrap();
-        let two = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut actions).unwrap();
+        let one = pool.take(Bytes::mib(16), CAP, AllocationPurpose::Object, &mut actions).unwrap();
+        let two = pool.take(Bytes::mib(16), CAP, AllocationPurpose::Object, &mut actions).unwrap();
         pool.give_back(&one, &mut actions);
-        assert_eq!(pool.take(Bytes::mib(26), CAP, Purpose::Object, &mut actions), None);
+        assert_eq!(pool.take(Bytes::mib(26), CAP, AllocationPurpose::Object, &mut actions), None);
         actions.clear();
-        assert!(pool.take(Bytes::mib(24), CAP, Purpose::Object, &mut actions).is_some());
+        assert!(pool.take(Bytes::mib(24), CAP, AllocationPurpose::Object, &mut actions).is_some());
         pool.give_back(&two, &mut actions);
         assert_eq!((pool.size(), pool.used()), (Bytes::mib(40), Bytes::mib(24)));
         assert!(
@@ -286,12 +292,12 @@ mod tests {
     #[test]
     fn a_caching_pool_reclaims_once_a_period() {
         let every = std::time::Duration::from_secs(60);
-        let mut pool = Pool::new(PoolPolicy::Caching { reclaim_every: Some(every) }, CAP);
+        let mut pool = MemoryPool::new(PoolPolicy::Caching { reclaim_every: Some(every) }, CAP);
         let at = |secs: u64| Timestamp(secs * 1_000_000_000);
         pool.reclaim(at(5), &mut Vec::new());
         assert_eq!(pool.next_reclaim(), Some(at(65)));
-        let extents = pool.take(Bytes::mib(16), CAP, Purpose::Object, &mut Vec::new()).unwrap();
-        pool.take(Bytes::mib(18), CAP, Purpose::Object, &mut Vec::new()).unwrap();
+        let extents = pool.take(Bytes::mib(16), CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap();
+        pool.take(Bytes::mib(18), CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap();
         pool.give_back(&extents, &mut Vec::new());
         pool.reclaim(at(64), &mut Vec::new());
         assert_eq!(pool.size(), Bytes::mib(34));
@@ -302,13 +308,14 @@ mod tests {
     #[test]
     fn every_pool_gives_free_memory_back_when_the_limit_falls_and_takes_no_more() {
         for (name, policy) in super::super::config::POOLS {
-            let mut pool = Pool::new(policy, CAP);
+            let mut pool = MemoryPool::new(policy, CAP);
             let sizes = [14, 14].map(Bytes::mib);
-            let taken = sizes.map(|size| pool.take(size, CAP, Purpose::Object, &mut Vec::new()).unwrap());
+            let taken =
+                sizes.map(|size| pool.take(size, CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap());
             pool.give_back(&taken[1], &mut Vec::new());
             pool.follow(CAP, Bytes::mib(6), &mut Vec::new());
             assert_eq!((pool.size(), pool.used()), (Bytes::mib(14), Bytes::mib(14)), "{name}");
-            let more = pool.take(Bytes::mib(1), Bytes::mib(14), Purpose::Object, &mut Vec::new());
+            let more = pool.take(Bytes::mib(1), Bytes::mib(14), AllocationPurpose::Object, &mut Vec::new());
             assert_eq!(more, None, "{name}");
         }
     }

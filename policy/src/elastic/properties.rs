@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use self::world::{Seen, World};
+use self::world::{ModelledObject, StoreModel};
 use super::*;
 use crate::ids::FunctionIndex;
 
@@ -21,12 +21,12 @@ enum Step {
     Store {
         function: u32,
         size: u64,
-        consumers: Vec<Standing>,
+        consumers: Vec<ConsumerDistance>,
     },
     Stands {
         object: prop::sample::Index,
         consumer: usize,
-        standing: Standing,
+        standing: ConsumerDistance,
     },
     Consumed {
         object: prop::sample::Index,
@@ -45,11 +45,11 @@ enum Step {
     Wait(u64),
 }
 
-fn standing() -> impl Strategy<Value = Standing> {
+fn standing() -> impl Strategy<Value = ConsumerDistance> {
     prop_oneof![
-        2 => Just(Standing::Claimed),
-        5 => (0..20u64).prop_map(Standing::Queued),
-        2 => Just(Standing::Unqueued),
+        2 => Just(ConsumerDistance::Claimed),
+        5 => (0..20u64).prop_map(ConsumerDistance::Queued),
+        2 => Just(ConsumerDistance::Unqueued),
     ]
 }
 
@@ -83,15 +83,15 @@ fn policies() -> impl Strategy<Value = (PoolPolicy, MigrationPolicy)> {
     (pools, prop::sample::select(MIGRATIONS.map(|(_, migration)| migration).to_vec()))
 }
 
-impl World {
+impl StoreModel {
     fn step(&mut self, step: Step) {
         match step {
             Step::Store { function, size, consumers } => {
                 let object = ObjectKey(self.stored);
                 self.stored += 1;
                 self.clock += 1;
-                let seen = Seen {
-                    place: Place::Waiting,
+                let seen = ModelledObject {
+                    place: ObjectLocation::Waiting,
                     extents: vec![],
                     consumers: consumers.iter().copied().map(Some).collect(),
                     failed: 0,
@@ -103,16 +103,18 @@ impl World {
                 self.tell(Event::Store { object, function, size: Bytes(size), consumers });
             }
             Step::Stands { object, consumer, standing } => {
-                let Some(object) = self.pick(object, |seen| seen.place != Place::Ending) else { return };
+                let Some(object) = self.pick(object, |seen| seen.place != ObjectLocation::Ending) else {
+                    return;
+                };
                 let seen = self.seen.get_mut(&object).unwrap();
                 if let Some(Some(before)) = seen.consumers.get_mut(consumer) {
                     let claimed = std::mem::replace(before, standing) != standing;
-                    if claimed && standing == Standing::Claimed {
+                    if claimed && standing == ConsumerDistance::Claimed {
                         self.clock += 1;
                         seen.used = self.clock;
                     }
                 }
-                self.tell(Event::Stands { object, consumer, standing });
+                self.tell(Event::ConsumerMoved { object, consumer, standing });
             }
             Step::Consumed { object, consumer } => {
                 if let Some(object) = self.pick(object, |_| true) {
@@ -125,7 +127,7 @@ impl World {
                 }
             }
             Step::Copied { object, well } => {
-                if let Some(object) = self.pick(object, Seen::is_copied) {
+                if let Some(object) = self.pick(object, ModelledObject::is_copied) {
                     self.copied(object, well);
                 }
             }
@@ -165,7 +167,7 @@ proptest! {
         (pool, migration) in policies(),
         steps in prop::collection::vec(step(), 1..150),
     ) {
-        let mut world = World::new(pool, migration);
+        let mut world = StoreModel::new(pool, migration);
         steps.into_iter().for_each(|step| world.step(step));
         world.settle();
         let store = &world.store;
@@ -192,7 +194,7 @@ proptest! {
         steps in prop::collection::vec(step(), 1..80),
     ) {
         let run = || {
-            let mut world = World::new(pool, migration);
+            let mut world = StoreModel::new(pool, migration);
             steps.iter().cloned().for_each(|step| world.step(step));
             world.done
         };

@@ -18,7 +18,7 @@ impl fmt::Display for ObjectKey {
 
 /// A stretch of the store's address range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Extent {
+pub struct StoreExtent {
     /// Offset from the beginning of the range, in bytes.
     pub at: u64,
     /// Length, at least 1 byte.
@@ -27,7 +27,7 @@ pub struct Extent {
 
 /// Distance of an object's consumer from its run, the nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Standing {
+pub enum ConsumerDistance {
     /// The consumer runs, or was assigned to a GPU and is next. The object stays in its place.
     Claimed,
     /// The consumer waits in the queue at this position; a smaller position runs sooner.
@@ -55,17 +55,17 @@ pub enum Event {
         size: Bytes,
         /// Distance of each consumer: 1 to [`CONSUMERS_MAX`](super::CONSUMERS_MAX) entries. Later
         /// events name a consumer by its index here.
-        consumers: Vec<Standing>,
+        consumers: Vec<ConsumerDistance>,
     },
     /// A placed object has been written.
     Filled { object: ObjectKey },
     /// The standing of a consumer changed: its queue position, its assignment to a GPU, or the end
     /// of either.
-    Stands {
+    ConsumerMoved {
         object: ObjectKey,
         /// Index of the consumer in the list given to `Store`.
         consumer: usize,
-        standing: Standing,
+        standing: ConsumerDistance,
     },
     /// A consumer has read an object, or never will.
     Consumed {
@@ -95,30 +95,30 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Back stretches of the address range with device memory: one native allocation.
-    Allocate { extents: Vec<Extent> },
+    Allocate { extents: Vec<StoreExtent> },
     /// Return the memory of stretches to the device: one native release.
-    Release { extents: Vec<Extent> },
+    Release { extents: Vec<StoreExtent> },
     /// Write an object to the store.
     Place {
         object: ObjectKey,
         /// Destination stretches, in this order. The last may be longer than the rest of the
         /// object.
-        extents: Vec<Extent>,
+        extents: Vec<StoreExtent>,
     },
     /// Copy an object to the host. Until the copy ends, consumers can read the object in the store.
     Migrate { object: ObjectKey },
     /// A migrated object now exists on the host alone: direct every new reader there. This action
     /// precedes any reuse of the object's memory.
-    Left { object: ObjectKey },
+    MigrationCompleted { object: ObjectKey },
     /// A migrated object was claimed meanwhile, or would be reloaded at once: drop its copy on the
     /// host.
-    Keep { object: ObjectKey },
+    CancelMigration { object: ObjectKey },
     /// Copy an object from the host to the GPU. Until the copy ends, consumers may read the object
     /// on the host.
     Reload {
         object: ObjectKey,
         /// Destination stretches, in order.
-        extents: Vec<Extent>,
+        extents: Vec<StoreExtent>,
     },
     /// Copy an object from its producer to the host and report it as migrated, because the store
     /// has no room or failed to write.

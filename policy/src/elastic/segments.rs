@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use millrace_types::Bytes;
 
 use super::config::CAP_MAX;
-use super::protocol::Extent;
+use super::protocol::StoreExtent;
 use crate::memory::BLOCK;
 
 /// Granularity to which sizes are rounded up, in bytes.
@@ -104,7 +104,7 @@ impl Segments {
     }
 
     /// Adds the segment that a request needs.
-    pub(super) fn grow(&mut self, size: Bytes) -> Extent {
+    pub(super) fn grow(&mut self, size: Bytes) -> StoreExtent {
         let len = rounded(size).0;
         let class = class_of(len);
         let len = segment_for(len);
@@ -113,7 +113,7 @@ impl Segments {
         self.pieces.insert(at, Piece { segment: at, len, free: true });
         self.free.insert((class, len, at));
         self.size += len;
-        Extent { at, len: Bytes(len) }
+        StoreExtent { at, len: Bytes(len) }
     }
 
     /// Returns the lowest gap of `len` addresses between segments, or the end of the last segment.
@@ -130,7 +130,7 @@ impl Segments {
 
     /// Takes a piece for a request. Returns `None` if no free piece is long enough, or if the piece
     /// cannot be split and is longer than `most`.
-    pub(super) fn take(&mut self, size: Bytes, most: Bytes) -> Option<Extent> {
+    pub(super) fn take(&mut self, size: Bytes, most: Bytes) -> Option<StoreExtent> {
         let len = rounded(size).0;
         let (class, found, at) = self.best_fit(len)?;
         let segment = self.pieces.get(&at)?.segment;
@@ -150,11 +150,11 @@ impl Segments {
         }
         self.pieces.insert(at, Piece { segment, len, free: false });
         self.segments.get_mut(&segment)?.free = false;
-        Some(Extent { at, len: Bytes(len) })
+        Some(StoreExtent { at, len: Bytes(len) })
     }
 
     /// Takes a piece back.
-    pub(super) fn give_back(&mut self, extent: Extent) {
+    pub(super) fn give_back(&mut self, extent: StoreExtent) {
         let mut at = extent.at;
         let Some(piece) = self.pieces.get(&at).copied() else { return };
         debug_assert!(!piece.free, "{extent:?} is given back twice");
@@ -182,7 +182,7 @@ impl Segments {
     }
 
     /// Releases wholly free segments, the highest first, until at most `keep` is left.
-    pub(super) fn shrink(&mut self, keep: Bytes) -> Vec<Extent> {
+    pub(super) fn shrink(&mut self, keep: Bytes) -> Vec<StoreExtent> {
         let mut gone = Vec::new();
         for (&at, segment) in self.segments.iter().rev().filter(|(_, segment)| segment.free) {
             if self.size <= keep.0 {
@@ -191,7 +191,7 @@ impl Segments {
             self.size -= segment.len;
             self.pieces.remove(&at);
             self.free.remove(&(segment.class, segment.len, at));
-            gone.push(Extent { at, len: Bytes(segment.len) });
+            gone.push(StoreExtent { at, len: Bytes(segment.len) });
         }
         for extent in &gone {
             self.segments.remove(&extent.at);
@@ -204,15 +204,15 @@ impl Segments {
 mod tests {
     use super::*;
 
-    fn take(segments: &mut Segments, size: Bytes) -> Extent {
+    fn take(segments: &mut Segments, size: Bytes) -> StoreExtent {
         if segments.short(size).is_some() {
             segments.grow(size);
         }
         segments.take(size, Bytes(u64::MAX)).unwrap()
     }
 
-    const fn extent(at: u64, len: u64) -> Extent {
-        Extent { at, len: Bytes(len) }
+    const fn extent(at: u64, len: u64) -> StoreExtent {
+        StoreExtent { at, len: Bytes(len) }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Bit sets of the store's blocks.
 
-use crate::memory::Run;
+use crate::memory::BlockRun;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Slots {
+pub(super) struct BlockSet {
     words: Vec<u64>,
     len: u32,
 }
@@ -14,7 +14,7 @@ const fn mask(start: u32, len: u32) -> u64 {
     ones << start
 }
 
-impl Slots {
+impl BlockSet {
     /// Returns an empty set with capacity for `total` blocks.
     pub(super) fn empty(total: u32) -> Self {
         Self { words: vec![0; total.div_ceil(u64::BITS) as usize], len: 0 }
@@ -23,7 +23,7 @@ impl Slots {
     /// Returns the set of all of `total` blocks.
     pub(super) fn full(total: u32) -> Self {
         let mut slots = Self::empty(total);
-        slots.insert(Run { start: 0, len: total });
+        slots.insert(BlockRun { start: 0, len: total });
         slots
     }
 
@@ -33,7 +33,7 @@ impl Slots {
     }
 
     /// Adds blocks, none of which may be in the set.
-    pub(super) fn insert(&mut self, run: Run) {
+    pub(super) fn insert(&mut self, run: BlockRun) {
         let mut start = run.start;
         let mut left = run.len;
         while left > 0 {
@@ -48,9 +48,9 @@ impl Slots {
     }
 
     /// Removes the lowest blocks and returns them as runs that do not touch, ascending.
-    pub(super) fn take_lowest(&mut self, count: u32) -> Vec<Run> {
+    pub(super) fn take_lowest(&mut self, count: u32) -> Vec<BlockRun> {
         debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<BlockRun> = Vec::new();
         let mut left = count;
         for (word, base) in self.words.iter_mut().zip((0..).step_by(u64::BITS as usize)) {
             while *word != 0 && left > 0 {
@@ -60,7 +60,7 @@ impl Slots {
                 left -= len;
                 match runs.last_mut() {
                     Some(last) if last.end() == base + bit => last.len += len,
-                    _ => runs.push(Run { start: base + bit, len }),
+                    _ => runs.push(BlockRun { start: base + bit, len }),
                 }
             }
             if left == 0 {
@@ -72,9 +72,9 @@ impl Slots {
     }
 
     /// Removes the highest blocks and returns them as runs that do not touch, descending.
-    pub(super) fn take_highest(&mut self, count: u32) -> Vec<Run> {
+    pub(super) fn take_highest(&mut self, count: u32) -> Vec<BlockRun> {
         debug_assert!(count <= self.len, "{count} of {} blocks", self.len);
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<BlockRun> = Vec::new();
         let mut left = count;
         let bases = (0..self.words.len() as u32).map(|word| word * u64::BITS);
         for (word, base) in self.words.iter_mut().rev().zip(bases.rev()) {
@@ -86,9 +86,9 @@ impl Slots {
                 left -= len;
                 match runs.last_mut() {
                     Some(last) if base + bit + len == last.start => {
-                        *last = Run { start: base + bit, len: last.len + len };
+                        *last = BlockRun { start: base + bit, len: last.len + len };
                     }
-                    _ => runs.push(Run { start: base + bit, len }),
+                    _ => runs.push(BlockRun { start: base + bit, len }),
                 }
             }
             if left == 0 {
@@ -104,13 +104,13 @@ impl Slots {
 mod tests {
     use super::*;
 
-    const fn run(start: u32, len: u32) -> Run {
-        Run { start, len }
+    const fn run(start: u32, len: u32) -> BlockRun {
+        BlockRun { start, len }
     }
 
     #[test]
     fn blocks_are_taken_from_either_end_as_runs() {
-        let mut slots = Slots::full(150);
+        let mut slots = BlockSet::full(150);
         assert_eq!(slots.take_lowest(100), [run(0, 100)], "across words");
         assert_eq!(slots.take_highest(30), [run(120, 30)]);
         slots.insert(run(3, 2));
@@ -118,13 +118,13 @@ mod tests {
         assert_eq!(slots.len(), 26);
         assert_eq!(slots.take_lowest(5), [run(3, 2), run(62, 3)]);
         assert_eq!(slots.take_highest(21), [run(100, 20), run(65, 1)]);
-        assert_eq!(slots, Slots::empty(150));
+        assert_eq!(slots, BlockSet::empty(150));
     }
 
     #[test]
     #[should_panic(expected = "given back twice")]
     fn inserting_a_block_twice_panics() {
-        let mut slots = Slots::full(10);
+        let mut slots = BlockSet::full(10);
         slots.insert(run(9, 1));
     }
 }

@@ -26,15 +26,15 @@ use std::collections::BTreeMap;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::Fabric;
-use super::lanes::{Route, forwarded};
+use super::LinkScheduler;
+use super::lanes::{TransferRoute, forwarded};
 use super::protocol::Action;
-use super::sharing::{Turn, Wanted};
-use super::transfer::Transfer;
+use super::sharing::{GrantReason, TransferDeadline};
+use super::transfer::TransferState;
 use crate::ids::TransferId;
-use crate::paths::{Direction, Hops, HostLinks};
+use crate::paths::{HostDirection, HostLinks, RouteHops};
 
-impl Fabric {
+impl LinkScheduler {
     /// Returns the fabric with `links` as the links that data between the host and GPUs may cross.
     #[must_use]
     pub fn with_host_links(mut self, links: HostLinks) -> Self {
@@ -51,13 +51,13 @@ impl Fabric {
     }
 
     /// Finds the routes over which other GPUs may forward, and adds their paths.
-    fn lay_forwards(&mut self) -> BTreeMap<(Direction, GpuIndex), Vec<Route>> {
+    fn lay_forwards(&mut self) -> BTreeMap<(HostDirection, GpuIndex), Vec<TransferRoute>> {
         let Some(routes) = &self.routes else { return BTreeMap::new() };
         let ends = self.paths.keys().filter_map(|route| Some((route.host_way()?, route.gpu())));
         let ways: Vec<_> = ends.map(|(way, gpu)| ((way, gpu), routes.forwards(way, gpu))).collect();
-        let mut lay = |direction: Direction, hops: Hops| {
+        let mut lay = |direction: HostDirection, hops: RouteHops| {
             let path = forwarded(direction, &hops, &self.paths)?;
-            let route = Route::Forwarded(direction, hops);
+            let route = TransferRoute::Forwarded(direction, hops);
             self.paths.insert(route, path);
             Some(route)
         };
@@ -73,19 +73,19 @@ impl Fabric {
     pub(super) fn grant_forwarded(&mut self, actions: &mut Vec<Action>) {
         while let Some((transfer, route)) = self.next_forwarded() {
             let promised = self.is_promised(transfer);
-            self.grant(transfer, route, Turn::Forwarded { promised }, actions);
+            self.grant(transfer, route, GrantReason::Forwarded { promised }, actions);
         }
     }
 
     /// Returns the transfer with the earliest deadline of those that neighbours may forward a batch
     /// of, and the route.
-    fn next_forwarded(&self) -> Option<(TransferId, Route)> {
+    fn next_forwarded(&self) -> Option<(TransferId, TransferRoute)> {
         if self.forwards.is_empty() {
             return None;
         }
         let waiting = self.transfers.iter().filter(|(_, state)| state.may_be_forwarded());
         let ways = waiting.filter_map(|(&transfer, state)| {
-            let there_by = state.wanted.map_or(Timestamp::MAX, Wanted::there_by);
+            let there_by = state.wanted.map_or(Timestamp::MAX, TransferDeadline::there_by);
             Some(((there_by, state.served, transfer), self.idle_way(state)?))
         });
         ways.min_by_key(|&(order, _)| order).map(|((_, _, transfer), route)| (transfer, route))
@@ -93,7 +93,7 @@ impl Fabric {
 
     /// Returns the best idle forwarding route on which the transfer's next batch arrives no later
     /// than on its own route.
-    fn idle_way(&self, state: &Transfer) -> Option<Route> {
+    fn idle_way(&self, state: &TransferState) -> Option<TransferRoute> {
         let own = state.host_route()?;
         if state.takes_more(&own) && self.path_takes_more(own) {
             return None;
@@ -101,17 +101,17 @@ impl Fabric {
         let now = self.shares.now;
         let size = state.next_size();
         let by_own = self.free_at(now, &own) + self.paths[&own].time_for(size);
-        let in_time = |route: &&Route| now + self.paths[*route].time_for(size) <= by_own;
+        let in_time = |route: &&TransferRoute| now + self.paths[*route].time_for(size) <= by_own;
         let ways = self.forwards.get(&(state.cargo.direction(), state.gpu))?.iter();
         ways.filter(in_time).find(|route| self.is_idle(route)).copied()
     }
 
-    fn is_idle(&self, route: &Route) -> bool {
+    fn is_idle(&self, route: &TransferRoute) -> bool {
         self.idle_from(route).is_some_and(|at| at <= self.shares.now) && !self.is_wanted(route)
     }
 
     /// Returns the time from which a route is idle; `None` while a batch is in flight on it.
-    fn idle_from(&self, route: &Route) -> Option<Timestamp> {
+    fn idle_from(&self, route: &TransferRoute) -> Option<Timestamp> {
         let mut lanes = self.paths[route].lanes.iter().map(|&lane| self.lanes[lane].idle_from());
         lanes.try_fold(Timestamp::ZERO, |latest, at| Some(latest.max(at?)))
     }
@@ -126,7 +126,7 @@ impl Fabric {
     }
 
     /// Whether a transfer that wants a batch has a link of this route on a route of its own.
-    fn is_wanted(&self, route: &Route) -> bool {
+    fn is_wanted(&self, route: &TransferRoute) -> bool {
         let mut wanting = self.transfers.values().filter(|state| state.wants());
         wanting.any(|state| state.routes().any(|other| self.shares_a_lane(&other, route)))
     }

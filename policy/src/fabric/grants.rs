@@ -2,28 +2,28 @@
 
 use millrace_types::{Bytes, Timestamp};
 
-use super::lanes::Route;
-use super::protocol::{Action, Grant};
-use super::sharing::Turn;
-use super::transfer::{Batch, OUT_MAX, Source, Transfer};
-use super::{BATCH_CHUNKS, Fabric, REPORT_SLACK, START_SLACK};
+use super::lanes::TransferRoute;
+use super::protocol::{Action, BatchGrant};
+use super::sharing::GrantReason;
+use super::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
+use super::{BATCH_CHUNKS, LinkScheduler, REPORT_SLACK, START_SLACK};
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
-use crate::rates::Sharing;
+use crate::rates::TransferSharing;
 
 /// The time of a transfer's last grant, the grant's number, and the transfer. The least value is
 /// next.
-type Served = ((Timestamp, u64), TransferId);
+type ServiceOrder = ((Timestamp, u64), TransferId);
 
-impl Fabric {
+impl LinkScheduler {
     /// Grants every batch that can be granted: first the host batches that are due by their rate,
     /// then the batches of transfers that were served longest ago.
-    pub(super) fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    pub(super) fn grant_all(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.grant_due(actions) {}
         loop {
             let waited_for = self.waited_for();
             let candidates = self.transfers.iter().filter(|(_, state)| state.wants());
-            let candidates = candidates.filter(|&(&transfer, _)| !self.goes_by_rate(transfer));
+            let candidates = candidates.filter(|&(&transfer, _)| !self.has_rate(transfer));
             let turns = candidates.filter_map(|(&transfer, state)| {
                 let turn = (state.served, transfer);
                 Some((turn, self.next_route(now, turn, state, &waited_for)?))
@@ -31,15 +31,15 @@ impl Fabric {
             let Some(((_, next), route)) = turns.min_by_key(|&(turn, _)| turn) else { break };
             self.grant_longest(next, route, actions);
         }
-        self.make_way(actions);
+        self.revoke_for_waiting(actions);
         self.grant_forwarded(actions);
     }
 
     /// Returns the routes of starving transfers: transfers of a peer's object that have no batch in
     /// flight, with a first route over several lanes. All lanes of such a route must have room at
     /// the same time, so transfers that were served later leave the room to the starving transfer.
-    fn waited_for(&self) -> Vec<(Served, Route)> {
-        let starves = |state: &&Transfer| {
+    fn waited_for(&self) -> Vec<(ServiceOrder, TransferRoute)> {
+        let starves = |state: &&TransferState| {
             state.wants() && state.out.is_empty() && !state.routes().any(|route| self.path_takes_more(route))
         };
         let objects = self.transfers.iter().filter(|(_, state)| state.is_of_peers_object());
@@ -53,12 +53,12 @@ impl Fabric {
     fn next_route(
         &self,
         now: Timestamp,
-        turn: Served,
-        state: &Transfer,
-        waited_for: &[(Served, Route)],
-    ) -> Option<Route> {
-        let left_to_others = |route: &Route| {
-            let crosses = |other: &Route| self.shares_a_lane(route, other);
+        turn: ServiceOrder,
+        state: &TransferState,
+        waited_for: &[(ServiceOrder, TransferRoute)],
+    ) -> Option<TransferRoute> {
+        let left_to_others = |route: &TransferRoute| {
+            let crosses = |other: &TransferRoute| self.shares_a_lane(route, other);
             waited_for.iter().any(|(since, other)| *since < turn && crosses(other))
         };
         let open = state.routes().filter(|route| state.takes_more(route) && self.path_takes_more(*route));
@@ -66,25 +66,25 @@ impl Fabric {
         let first = open.next()?;
         let Some(second) = open.next() else { return Some(first) };
         let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
-        let there = |route: &Route| self.free_at(now, route) + self.paths[route].time_for(batch);
+        let there = |route: &TransferRoute| self.free_at(now, route) + self.paths[route].time_for(batch);
         [first, second].into_iter().chain(open).min_by_key(there)
     }
 
     /// Returns the time from which a route can carry another batch.
-    pub(super) fn free_at(&self, now: Timestamp, route: &Route) -> Timestamp {
+    pub(super) fn free_at(&self, now: Timestamp, route: &TransferRoute) -> Timestamp {
         let lanes = self.paths[route].lanes.iter();
         lanes.map(|&lane| self.lanes[lane].free_at()).fold(now, Timestamp::max)
     }
 
     /// Whether a path accepts another batch: at most a single batch runs there, at most a single
     /// batch is queued, and each lane accepts the batch.
-    pub(super) fn path_takes_more(&self, route: Route) -> bool {
+    pub(super) fn path_takes_more(&self, route: TransferRoute) -> bool {
         self.out_on(route) < OUT_MAX
             && self.paths[&route].lanes.iter().all(|&lane| self.lanes[lane].takes_more())
     }
 
     /// Returns the number of batches in flight on a route.
-    pub(super) fn out_on(&self, route: Route) -> usize {
+    pub(super) fn out_on(&self, route: TransferRoute) -> usize {
         let batches = self.transfers.values().flat_map(|state| &state.out);
         batches.filter(|batch| batch.route == route).count()
     }
@@ -92,8 +92,8 @@ impl Fabric {
     pub(super) fn grant(
         &mut self,
         transfer: TransferId,
-        route: Route,
-        turn: Turn,
+        route: TransferRoute,
+        turn: GrantReason,
         actions: &mut Vec<Action>,
     ) {
         let now = self.shares.now;
@@ -116,47 +116,58 @@ impl Fabric {
         let give_up = not_after + path.time_for(size).saturating_mul(2) + REPORT_SLACK;
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
-        let in_turns = route.host_way().is_none() || self.shares.sharing != Sharing::Fifo;
+        let in_turns = route.host_way().is_none() || self.shares.sharing != TransferSharing::Fifo;
         // A forwarded batch uses links that are idle, so it does not use up the transfer's turn.
         if in_turns && route.forwarded().is_none() {
             state.served = (now, hold);
         }
         let not_before = free;
         let chunks = range.clone();
-        state.out.push(Batch { id: batch, chunks, route, hold, give_up, revoked: false, not_before, turn });
+        state.out.push(BatchInFlight {
+            id: batch,
+            chunks,
+            route,
+            hold,
+            give_up,
+            revoked: false,
+            not_before,
+            turn,
+        });
         let peer = match &state.source {
-            Source::Peer(peer) => Some(peer.of(&range)),
-            Source::Host | Source::Asked(_) => None,
+            TransferSource::Peer(peer) => Some(peer.of(&range)),
+            TransferSource::Host | TransferSource::Asked(_) => None,
         };
         let gpu = state.gpu;
         let cargo = state.cargo;
         let via = route.forwarded();
         let link = self.first_link(route);
         let chunks = range;
-        let grant = Grant { link, transfer, batch, gpu, cargo, chunks, peer, via, not_before, not_after };
+        let grant =
+            BatchGrant { link, transfer, batch, gpu, cargo, chunks, peer, via, not_before, not_after };
         actions.push(Action::Grant { grant });
     }
 
     /// Revokes queued batches for transfers that have no batch in flight and find their path full.
     /// Such a transfer is either new and the tightest of its link, or has no rate and was served
     /// before the transfer that loses the batch.
-    fn make_way(&mut self, actions: &mut Vec<Action>) {
+    fn revoke_for_waiting(&mut self, actions: &mut Vec<Action>) {
         let newcomers = self.newcomers_without_room();
-        let stuck = |&(transfer, state): &(&TransferId, &Transfer)| {
+        let stuck = |&(transfer, state): &(&TransferId, &TransferState)| {
             state.out.is_empty()
                 && state.ending.is_none()
-                && !matches!(state.source, Source::Asked(_))
-                && ((newcomers.contains(transfer) && !state.took_back) || !self.goes_by_rate(*transfer))
+                && !matches!(state.source, TransferSource::Asked(_))
+                && ((newcomers.contains(transfer) && !state.took_back) || !self.has_rate(*transfer))
                 && !state.routes().any(|route| self.path_takes_more(route))
         };
-        let first = |(&transfer, state): (&TransferId, &Transfer)| Some((transfer, state.routes().next()?));
+        let first =
+            |(&transfer, state): (&TransferId, &TransferState)| Some((transfer, state.routes().next()?));
         let stuck: Vec<_> = self.transfers.iter().filter(stuck).filter_map(first).collect();
         for (waits, route) in stuck {
             let is_new = newcomers.contains(&waits);
-            let in_the_way = |(&transfer, state): (&TransferId, &Transfer)| {
+            let in_the_way = |(&transfer, state): (&TransferId, &TransferState)| {
                 let early = |place: usize| is_new && state.out[place].not_before > self.shares.now;
                 let queued = |&place: &usize| early(place) || state.queued().any(|it| it == place);
-                let blocks = |&place: &usize| self.stands_in_the_way(&state.out[place].route, &route);
+                let blocks = |&place: &usize| self.blocks_route(&state.out[place].route, &route);
                 let mut places = (0..state.out.len()).filter(queued).filter(blocks);
                 let revoked = places.clone().find(|&place| is_new && state.out[place].revoked);
                 Some((transfer, revoked.or_else(|| places.next())?))
@@ -173,11 +184,12 @@ impl Fabric {
                 if is_new {
                     other.out[place].turn.makes_way_for(waiting, other)
                 } else {
-                    matches!(other.out[place].turn, Turn::Longest { .. }) && other.served > waiting.served
+                    matches!(other.out[place].turn, GrantReason::Longest { .. })
+                        && other.served > waiting.served
                 }
             };
             // Batches that were granted without a rate are revoked first.
-            let due = |blocker| matches!(batch(blocker).turn, Turn::Due(_));
+            let due = |blocker| matches!(batch(blocker).turn, GrantReason::Due(_));
             let rank =
                 |&blocker: &(TransferId, usize)| (due(blocker), is_new.then_some(batch(blocker).not_before));
             if let Some((transfer, place)) = blockers.filter(yields).min_by_key(rank) {
@@ -189,7 +201,7 @@ impl Fabric {
         }
     }
 
-    pub(super) fn shares_a_lane(&self, a: &Route, b: &Route) -> bool {
+    pub(super) fn shares_a_lane(&self, a: &TransferRoute, b: &TransferRoute) -> bool {
         let a_lanes = &self.paths[a].lanes;
         let b_lanes = &self.paths[b].lanes;
         a_lanes.iter().any(|lane| b_lanes.contains(lane))
@@ -200,7 +212,7 @@ impl Fabric {
     /// crosses the path's first full link also crosses the links after it. A batch that does not
     /// cross the first full link must not be revoked: another transfer could take the slot, and the
     /// slot would be revoked again without end.
-    fn stands_in_the_way(&self, other: &Route, waiting: &Route) -> bool {
+    fn blocks_route(&self, other: &TransferRoute, waiting: &TransferRoute) -> bool {
         let lanes = &self.paths[other].lanes;
         let mut full = self.paths[waiting].lanes.iter().filter(|&&lane| !self.lanes[lane].takes_more());
         if other == waiting {

@@ -8,7 +8,7 @@ use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use super::transfer::OUT_MAX;
-use crate::paths::{Direction, Hops};
+use crate::paths::{HostDirection, RouteHops};
 
 /// Batches queued behind the running batches of a lane.
 const QUEUED_MAX: usize = 1;
@@ -17,7 +17,7 @@ const TRACKS_MAX: u64 = 64;
 
 /// The time that a batch occupies on a lane.
 #[derive(Debug, Clone, Copy)]
-struct Hold {
+struct LaneReservation {
     batch: u64,
     track: usize,
     until: Timestamp,
@@ -26,16 +26,16 @@ struct Hold {
 /// One direction of a link. A lane that is faster than the paths over the lane has a track for each
 /// path that can cross side by side at full speed.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct LinkLane {
     pub(super) link: LinkId,
     /// The direction of a host link. Both directions of an NVLink lead to a GPU, so both are
     /// `ToGpu`.
-    pub(super) direction: Direction,
+    pub(super) direction: HostDirection,
     rate: BytesPerSec,
     /// By track: the time until which batches that have ended would have occupied the track at the
     /// track's rate.
     tracks: Vec<Timestamp>,
-    holds: Vec<Hold>,
+    holds: Vec<LaneReservation>,
     /// The number of batches that may be in flight on all lanes that lead to this lane, if this
     /// lane can carry as much as all of the others together; else 0.
     fed: usize,
@@ -43,8 +43,8 @@ pub(super) struct Lane {
     routes: usize,
 }
 
-impl Lane {
-    pub(super) fn new(link: LinkId, direction: Direction, rate: BytesPerSec) -> Self {
+impl LinkLane {
+    pub(super) fn new(link: LinkId, direction: HostDirection, rate: BytesPerSec) -> Self {
         Self { link, direction, rate, tracks: vec![Timestamp::ZERO], holds: Vec::new(), fed: 0, routes: 0 }
     }
 
@@ -105,7 +105,7 @@ impl Lane {
         };
         let track = (0..self.tracks.len()).min_by_key(rank).unwrap_or_default();
         let rate = BytesPerSec(self.rate.0 / self.tracks.len() as u64);
-        self.holds.push(Hold { batch, track, until: start + rate.time_for(size) });
+        self.holds.push(LaneReservation { batch, track, until: start + rate.time_for(size) });
     }
 
     /// Ends the hold of a batch that has crossed. Its time stays occupied, so that the next batch
@@ -121,7 +121,7 @@ impl Lane {
         self.take(batch);
     }
 
-    fn take(&mut self, batch: u64) -> Option<Hold> {
+    fn take(&mut self, batch: u64) -> Option<LaneReservation> {
         let place = self.holds.iter().position(|hold| hold.batch == batch)?;
         Some(self.holds.swap_remove(place))
     }
@@ -139,33 +139,33 @@ impl Lane {
 
 /// The way that bytes take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Route {
+pub(super) enum TransferRoute {
     /// Between the host and a GPU.
-    Host(Direction, GpuIndex),
+    Host(HostDirection, GpuIndex),
     /// From GPU to GPU, directly or over other GPUs; both ends included.
-    Over(Hops),
+    Over(RouteHops),
     /// Between the host and a GPU over another GPU's host path, and over NVLinks between the two
     /// GPUs. Both GPUs are included, in the order in which bytes cross them.
-    Forwarded(Direction, Hops),
+    Forwarded(HostDirection, RouteHops),
 }
 
-impl Route {
+impl TransferRoute {
     /// Returns the route over the NVLink that joins two GPUs.
     pub(super) fn direct(from: GpuIndex, to: GpuIndex) -> Self {
-        Self::Over(Hops::of([from, to]))
+        Self::Over(RouteHops::of([from, to]))
     }
 
     /// Returns the GPU whose executor copies: the destination, or the source of data for the host.
     pub(super) fn gpu(&self) -> GpuIndex {
         match self {
             Self::Host(_, gpu) => *gpu,
-            Self::Forwarded(Direction::FromGpu, hops) => hops.first(),
-            Self::Over(hops) | Self::Forwarded(Direction::ToGpu, hops) => hops.last(),
+            Self::Forwarded(HostDirection::FromGpu, hops) => hops.first(),
+            Self::Over(hops) | Self::Forwarded(HostDirection::ToGpu, hops) => hops.last(),
         }
     }
 
     /// Returns the GPUs of a route between GPUs; `None` for a route to or from the host.
-    pub(super) fn hops(&self) -> Option<Hops> {
+    pub(super) fn hops(&self) -> Option<RouteHops> {
         match self {
             Self::Host(..) | Self::Forwarded(..) => None,
             Self::Over(hops) => Some(*hops),
@@ -174,7 +174,7 @@ impl Route {
 
     /// Returns the GPUs that a forwarded host transfer crosses, its own GPU included; `None` if no
     /// other GPU forwards.
-    pub(super) fn forwarded(&self) -> Option<Hops> {
+    pub(super) fn forwarded(&self) -> Option<RouteHops> {
         match self {
             Self::Host(..) | Self::Over(_) => None,
             Self::Forwarded(_, hops) => Some(*hops),
@@ -182,7 +182,7 @@ impl Route {
     }
 
     /// Returns the direction of a route between the host and a GPU that no other GPU forwards.
-    pub(super) fn host_way(&self) -> Option<Direction> {
+    pub(super) fn host_way(&self) -> Option<HostDirection> {
         match self {
             Self::Host(direction, _) => Some(*direction),
             Self::Over(_) | Self::Forwarded(..) => None,
@@ -194,35 +194,38 @@ impl Route {
 ///
 /// # Panics
 /// If a GPU has no path from the host: such a topology is invalid.
-pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
+pub(super) fn lanes_and_paths(topology: &Topology) -> (Vec<LinkLane>, BTreeMap<TransferRoute, LanePath>) {
     let rate = |link: LinkId| topology.links[link.0 as usize].rate;
-    let mut lanes: Vec<Lane> = Vec::new();
+    let mut lanes: Vec<LinkLane> = Vec::new();
     let mut paths = BTreeMap::new();
     for gpu in &topology.gpus {
         let path_rate = gpu.host_path.iter().map(|&link| rate(link)).min();
         let path_rate = path_rate.unwrap_or_else(|| panic!("GPU {} has no host path", gpu.index));
         // The directions of a link do not share its rate.
-        for direction in Direction::BOTH {
+        for direction in HostDirection::BOTH {
             let mut crossed = Vec::with_capacity(gpu.host_path.len());
             for &link in &gpu.host_path {
                 let found = lanes.iter().position(|it| (it.link, it.direction) == (link, direction));
                 let lane = found.unwrap_or_else(|| {
-                    lanes.push(Lane::new(link, direction, rate(link)));
+                    lanes.push(LinkLane::new(link, direction, rate(link)));
                     lanes.len() - 1
                 });
                 lanes[lane].crossed_by(path_rate);
                 crossed.push(lane);
             }
-            paths.insert(Route::Host(direction, gpu.index), Path { lanes: crossed, rate: path_rate });
+            paths.insert(
+                TransferRoute::Host(direction, gpu.index),
+                LanePath { lanes: crossed, rate: path_rate },
+            );
         }
     }
-    feed(&mut lanes, &paths);
+    set_feeding_bounds(&mut lanes, &paths);
     for (link, wire) in (0..).map(LinkId).zip(&topology.links) {
         let LinkKind::NvLink { a, b } = wire.kind else { continue };
         for (from, to) in [(a, b), (b, a)] {
-            lanes.push(Lane::new(link, Direction::ToGpu, wire.rate));
-            let path = Path { lanes: vec![lanes.len() - 1], rate: wire.rate };
-            paths.insert(Route::direct(from, to), path);
+            lanes.push(LinkLane::new(link, HostDirection::ToGpu, wire.rate));
+            let path = LanePath { lanes: vec![lanes.len() - 1], rate: wire.rate };
+            paths.insert(TransferRoute::direct(from, to), path);
         }
     }
     (lanes, paths)
@@ -232,7 +235,7 @@ pub(super) fn lay(topology: &Topology) -> (Vec<Lane>, BTreeMap<Route, Path>) {
 /// actually waits for another lane, and the turn is counted at the lane that fills up
 /// (`rates::links`). The rates there are rounded, so rates count as equal up to a byte per second
 /// for each lane.
-fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
+fn set_feeding_bounds(lanes: &mut [LinkLane], paths: &BTreeMap<TransferRoute, LanePath>) {
     let mut leading: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); lanes.len()];
     let mut steps = vec![0; lanes.len()];
     for path in paths.values() {
@@ -258,35 +261,39 @@ fn feed(lanes: &mut [Lane], paths: &BTreeMap<Route, Path>) {
 /// Returns the path of a route over several GPUs; `None` if two of them are not joined. The path
 /// begins with the link nearest to the destination, as paths from the host do, because the executor
 /// at the destination copies.
-pub(super) fn joined(hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
-    let steps = hops.links().map(|(from, to)| paths.get(&Route::direct(from, to)));
+pub(super) fn joined(hops: &RouteHops, paths: &BTreeMap<TransferRoute, LanePath>) -> Option<LanePath> {
+    let steps = hops.links().map(|(from, to)| paths.get(&TransferRoute::direct(from, to)));
     let steps: Vec<_> = steps.collect::<Option<_>>()?;
     let rate = steps.iter().map(|step| step.rate).min()?;
-    Some(Path { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
+    Some(LanePath { lanes: steps.iter().rev().flat_map(|step| &step.lanes).copied().collect(), rate })
 }
 
 /// Returns the path of a forwarded route: from the host over the first of some GPUs, or to the host
 /// over the last. Returns `None` if two of the GPUs are not joined. The path begins at the GPU
 /// whose executor copies, and ends at the host.
-pub(super) fn forwarded(direction: Direction, hops: &Hops, paths: &BTreeMap<Route, Path>) -> Option<Path> {
+pub(super) fn forwarded(
+    direction: HostDirection,
+    hops: &RouteHops,
+    paths: &BTreeMap<TransferRoute, LanePath>,
+) -> Option<LanePath> {
     let nvlinks = joined(hops, paths)?;
     let (by, mut lanes) = match direction {
-        Direction::ToGpu => (hops.first(), nvlinks.lanes),
-        Direction::FromGpu => (hops.last(), nvlinks.lanes.into_iter().rev().collect()),
+        HostDirection::ToGpu => (hops.first(), nvlinks.lanes),
+        HostDirection::FromGpu => (hops.last(), nvlinks.lanes.into_iter().rev().collect()),
     };
-    let own = paths.get(&Route::Host(direction, by))?;
+    let own = paths.get(&TransferRoute::Host(direction, by))?;
     lanes.extend(&own.lanes);
-    Some(Path { lanes, rate: nvlinks.rate.min(own.rate) })
+    Some(LanePath { lanes, rate: nvlinks.rate.min(own.rate) })
 }
 
 /// The lanes that the bytes of a route cross, and the rate of the slowest.
 #[derive(Debug)]
-pub(super) struct Path {
+pub(super) struct LanePath {
     pub(super) lanes: Vec<usize>,
     pub(super) rate: BytesPerSec,
 }
 
-impl Path {
+impl LanePath {
     /// Returns the time that a batch takes from end to end.
     pub(super) fn time_for(&self, size: Bytes) -> Duration {
         self.rate.time_for(size)

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use super::{BatchFailure, Grant};
+use super::{BatchFailure, BatchGrant};
 use crate::core::Core;
 use crate::ids::{BatchId, TransferId};
-use crate::paths::{Direction, Each};
+use crate::paths::{HostDirection, PerDirection};
 
 /// An event that a link handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
     /// The fabric granted a batch.
-    Grant(Grant),
+    Grant(BatchGrant),
     /// The fabric revokes a batch.
     Revoke {
         /// The GPU whose executor was to copy the batch.
@@ -35,7 +35,7 @@ pub enum Event {
     /// An executor did not copy a batch.
     Failed { transfer: TransferId, batch: BatchId, why: BatchFailure },
     /// Bytes crossed under a grant that another link issued.
-    Carried(Direction, Bytes),
+    Carried(HostDirection, Bytes),
     /// A GPU lost all memory: no report of batches for this GPU will follow.
     Down(GpuIndex),
 }
@@ -44,7 +44,7 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Have the executor copy a batch.
-    Copy(Grant),
+    Copy(BatchGrant),
     /// Have the executor drop a copy that has not begun.
     Revoke {
         /// The GPU whose executor was to copy the batch.
@@ -60,20 +60,20 @@ pub enum Action {
 
 /// A link: both directions of a link to the host, or of an NVLink.
 #[derive(Debug, Default)]
-pub struct Link {
-    out: Vec<Grant>,
-    traffic: Each<Traffic>,
+pub struct LinkLedger {
+    out: Vec<BatchGrant>,
+    traffic: PerDirection<LinkTraffic>,
 }
 
 /// The bytes that crossed a link in one direction, and their pace.
 #[derive(Debug, Default)]
-struct Traffic {
+struct LinkTraffic {
     carried: Bytes,
     /// Nanoseconds per mebibyte, smoothed over the last batches.
     pace: Option<u64>,
 }
 
-impl Traffic {
+impl LinkTraffic {
     fn measure(&mut self, size: Bytes, took: Duration) {
         self.carried += size;
         let nanos = took.as_nanos() * u128::from(Bytes::mib(1).0) / u128::from(size.0.max(1));
@@ -83,7 +83,7 @@ impl Traffic {
     }
 }
 
-impl Link {
+impl LinkLedger {
     /// Returns the number of batches that were issued and have not ended, in both directions.
     #[must_use]
     pub fn outstanding(&self) -> usize {
@@ -92,25 +92,25 @@ impl Link {
 
     /// Returns the bytes that crossed in a direction.
     #[must_use]
-    pub fn carried(&self, direction: Direction) -> Bytes {
+    pub fn carried(&self, direction: HostDirection) -> Bytes {
         self.traffic[direction].carried
     }
 
     /// Returns the smoothed rate of the batches that this link issued; `None` before the first
     /// batch.
     #[must_use]
-    pub fn measured(&self, direction: Direction) -> Option<BytesPerSec> {
+    pub fn measured(&self, direction: HostDirection) -> Option<BytesPerSec> {
         let nanos = self.traffic[direction].pace?.max(1);
         Some(BytesPerSec(Bytes::mib(1).0.saturating_mul(1_000_000_000) / nanos))
     }
 
-    fn take(&mut self, transfer: TransferId, batch: BatchId) -> Option<Grant> {
+    fn take(&mut self, transfer: TransferId, batch: BatchId) -> Option<BatchGrant> {
         let place = self.out.iter().position(|out| out.transfer == transfer && out.batch == batch)?;
         Some(self.out.remove(place))
     }
 }
 
-impl Core for Link {
+impl Core for LinkLedger {
     type Event = Event;
     type Action = Action;
 

@@ -1,15 +1,15 @@
 //! Locks that peer GPUs hold for transfers: the peers' replies, and the fallback if a peer is not
 //! available.
 
-use super::Fabric;
-use super::protocol::{Action, Cargo, Outcome, PeerBlocks};
-use super::transfer::{Source, Transfer};
+use super::LinkScheduler;
+use super::protocol::{Action, PeerBlocks, TransferCargo, TransferOutcome};
+use super::transfer::{TransferSource, TransferState};
 use crate::ids::TransferId;
 
-impl Fabric {
+impl LinkScheduler {
     pub(super) fn locked(&mut self, transfer: TransferId, peer: PeerBlocks, actions: &mut Vec<Action>) {
-        let asked = |state: &&mut Transfer| {
-            state.ending.is_none() && matches!(state.source, Source::Asked(gpu) if gpu == peer.gpu)
+        let asked = |state: &&mut TransferState| {
+            state.ending.is_none() && matches!(state.source, TransferSource::Asked(gpu) if gpu == peer.gpu)
         };
         match self.transfers.get_mut(&transfer).filter(asked) {
             Some(state) => {
@@ -17,9 +17,9 @@ impl Fabric {
                 let to = state.gpu;
                 let cargo = state.cargo;
                 state.locked = Some(from);
-                state.source = Source::Peer(peer);
-                if matches!(cargo, Cargo::Object(_)) && !self.begin_routes(transfer, from, to) {
-                    self.give_up(transfer, Outcome::Failed, actions);
+                state.source = TransferSource::Peer(peer);
+                if matches!(cargo, TransferCargo::Object(_)) && !self.begin_routes(transfer, from, to) {
+                    self.give_up(transfer, TransferOutcome::Failed, actions);
                 }
             }
             // The transfer has ended meanwhile, or continues from the host.
@@ -28,7 +28,7 @@ impl Fabric {
     }
 
     pub(super) fn not_locked(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
-        let asked = |state: &&mut Transfer| matches!(state.source, Source::Asked(_));
+        let asked = |state: &&mut TransferState| matches!(state.source, TransferSource::Asked(_));
         if self.transfers.get_mut(&transfer).filter(asked).is_some() {
             self.lose_source(transfer, actions);
         }
@@ -40,10 +40,10 @@ impl Fabric {
     pub(super) fn lose_source(&mut self, transfer: TransferId, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         if state.is_of_peers_object() {
-            self.give_up(transfer, Outcome::Failed, actions);
+            self.give_up(transfer, TransferOutcome::Failed, actions);
         } else {
-            state.source = Source::Host;
-            self.promise(transfer);
+            state.source = TransferSource::Host;
+            self.request_rate(transfer);
         }
     }
 }

@@ -59,21 +59,22 @@ use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 pub use self::protocol::{
-    Action, BatchFailure, Cargo, Event, Grant, Leaving, Outcome, PeerBlocks, Piece, Weights,
+    Action, BatchFailure, BatchGrant, Event, ObjectPiece, OutgoingCopy, PeerBlocks, TransferCargo,
+    TransferOutcome, WeightsCargo,
 };
-pub use self::routes::routes_of;
+pub use self::routes::object_route_planner;
 pub use self::sharing::SPARE_EVERY;
-pub use self::tally::{Counts, Tally, Wait};
+pub use self::tally::{FirstBatchWait, GuaranteeCounts, TransferCounts};
 
-use self::lanes::{Lane, Path, Route};
-use self::sharing::{Shares, Wanted};
-use self::transfer::{Batch, OUT_MAX, Source, Transfer};
+use self::lanes::{LanePath, LinkLane, TransferRoute};
+use self::sharing::{HostLinkShares, TransferDeadline};
+use self::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
 use crate::core::Core;
 use crate::decision_text::DecisionText;
 use crate::ids::{BatchId, TransferId};
 use crate::memory::BLOCK;
-use crate::paths::{Direction, Paths};
-use crate::rates::{Objective, Sharing, Standing};
+use crate::paths::{HostDirection, PathPlanner};
+use crate::rates::{RateGuarantee, TransferObjective, TransferSharing};
 
 /// Chunks in a batch (D13).
 pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
@@ -87,19 +88,19 @@ pub const FAILURES_MAX: u32 = 3;
 
 /// All links of a node: from the host to GPUs, from GPUs to the host, and between GPUs.
 #[derive(Debug)]
-pub struct Fabric {
+pub struct LinkScheduler {
     topology: Topology,
-    lanes: Vec<Lane>,
-    paths: BTreeMap<Route, Path>,
+    lanes: Vec<LinkLane>,
+    paths: BTreeMap<TransferRoute, LanePath>,
     /// The NVLinks that each transfer of an object uses; `None` if the node is larger than
-    /// [`Paths`] can plan for.
-    routes: Option<Paths>,
+    /// [`PathPlanner`] can plan for.
+    routes: Option<PathPlanner>,
     /// The routes over which other GPUs may forward, by direction and GPU, the best first. Empty if
     /// each GPU uses only its own links.
-    forwards: BTreeMap<(Direction, GpuIndex), Vec<Route>>,
+    forwards: BTreeMap<(HostDirection, GpuIndex), Vec<TransferRoute>>,
     /// The shares of the host's links that transfers have.
-    shares: Shares,
-    transfers: BTreeMap<TransferId, Transfer>,
+    shares: HostLinkShares,
+    transfers: BTreeMap<TransferId, TransferState>,
     grants: u64,
 }
 
@@ -110,19 +111,19 @@ struct TransferRequest {
     gpu: GpuIndex,
     /// The GPU to copy from; `None` for the host.
     from: Option<GpuIndex>,
-    cargo: Cargo,
+    cargo: TransferCargo,
     /// The chunks of the cargo, in the order to copy them.
     chunks: Vec<Range<u32>>,
 }
 
-impl Fabric {
+impl LinkScheduler {
     /// Returns a fabric of idle links that shares host links by objective.
     ///
     /// # Panics
     /// If a GPU of the topology has no path from the host: such a topology is invalid.
     #[must_use]
     pub fn new(topology: &Topology) -> Self {
-        Self::with_sharing(topology, Sharing::default())
+        Self::with_sharing(topology, TransferSharing::default())
     }
 
     /// Returns a fabric of idle links that shares host links by `sharing`.
@@ -130,10 +131,10 @@ impl Fabric {
     /// # Panics
     /// If a GPU of the topology has no path from the host: such a topology is invalid.
     #[must_use]
-    pub fn with_sharing(topology: &Topology, sharing: Sharing) -> Self {
-        let (lanes, paths) = lanes::lay(topology);
-        let routes = routes_of(topology).ok();
-        let shares = Shares::new(topology, sharing);
+    pub fn with_sharing(topology: &Topology, sharing: TransferSharing) -> Self {
+        let (lanes, paths) = lanes::lanes_and_paths(topology);
+        let routes = object_route_planner(topology).ok();
+        let shares = HostLinkShares::new(topology, sharing);
         let forwards = BTreeMap::new();
         let topology = topology.clone();
         Self { topology, lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
@@ -141,7 +142,7 @@ impl Fabric {
 
     /// Returns the counts of transfers and waits so far.
     #[must_use]
-    pub fn tally(&self) -> &Tally {
+    pub fn tally(&self) -> &TransferCounts {
         &self.shares.tally
     }
 
@@ -153,7 +154,7 @@ impl Fabric {
 
     /// Returns the first link of a route's path. The Link actor of this link issues the path's
     /// grants.
-    fn first_link(&self, route: Route) -> LinkId {
+    fn first_link(&self, route: TransferRoute) -> LinkId {
         self.lanes[self.paths[&route].lanes[0]].link
     }
 
@@ -161,63 +162,65 @@ impl Fabric {
         &mut self,
         now: Timestamp,
         request: TransferRequest,
-        objective: Option<Objective>,
+        objective: Option<TransferObjective>,
         actions: &mut Vec<Action>,
     ) {
         let TransferRequest { transfer, gpu, from, cargo, chunks } = request;
         let waiting: Vec<_> = chunks.into_iter().rev().filter(|range| !range.is_empty()).collect();
         let from = from.filter(|_| !waiting.is_empty());
         let leads = from.filter(|&from| match cargo {
-            Cargo::Weights(_) => self.paths.contains_key(&Route::direct(from, gpu)),
-            Cargo::Object(_) => self.routes.as_ref().is_some_and(|routes| routes.lead(from, gpu)),
-            Cargo::ToHost(_) => false,
+            TransferCargo::Weights(_) => self.paths.contains_key(&TransferRoute::direct(from, gpu)),
+            TransferCargo::Object(_) => {
+                self.routes.as_ref().is_some_and(|routes| routes.is_reachable(from, gpu))
+            }
+            TransferCargo::ToHost(_) => false,
         });
-        let nowhere = matches!(cargo, Cargo::Object(_)) && from.is_some() && leads.is_none();
+        let nowhere = matches!(cargo, TransferCargo::Object(_)) && from.is_some() && leads.is_none();
         let direct =
-            leads.map(|from| Route::direct(from, gpu)).filter(|route| self.paths.contains_key(route));
-        let of_host = Route::Host(cargo.direction(), gpu);
+            leads.map(|from| TransferRoute::direct(from, gpu)).filter(|route| self.paths.contains_key(route));
+        let of_host = TransferRoute::Host(cargo.direction(), gpu);
         let served = self.head_start(now, &direct.unwrap_or(of_host));
         if let Some(from) = leads {
             actions.push(Action::Lock { gpu: from, transfer, cargo });
         }
-        let transfer_state = Transfer {
+        let transfer_state = TransferState {
             gpu,
             cargo,
-            source: leads.map_or(Source::Host, Source::Asked),
+            source: leads.map_or(TransferSource::Host, TransferSource::Asked),
             locked: None,
             waiting,
             out: Vec::with_capacity(OUT_MAX),
             next_batch: BatchId(0),
             failures: 0,
             served,
-            ending: nowhere.then_some(Outcome::Failed),
+            ending: nowhere.then_some(TransferOutcome::Failed),
             routes: Vec::new(),
             used: Vec::new(),
             forwarded: true,
-            wanted: objective.map(|objective| Wanted::new(now, objective)),
-            standing: Standing::Unpromised,
+            wanted: objective.map(|objective| TransferDeadline::new(now, objective)),
+            standing: RateGuarantee::Unpromised,
             began: now,
             begun: false,
             measured: now,
             took_back: false,
         };
         self.transfers.insert(transfer, transfer_state);
-        self.promise(transfer);
+        self.request_rate(transfer);
     }
 
     /// Records that a request waits for a transfer that no request waited for before.
-    fn hasten(&mut self, now: Timestamp, transfer: TransferId, objective: Objective) {
-        let nobody = |state: &&mut Transfer| state.wanted.is_none();
+    fn hasten(&mut self, now: Timestamp, transfer: TransferId, objective: TransferObjective) {
+        let nobody = |state: &&mut TransferState| state.wanted.is_none();
         if let Some(state) = self.transfers.get_mut(&transfer).filter(nobody) {
-            state.wanted = Some(Wanted::new(now, objective));
-            self.promise(transfer);
+            state.wanted = Some(TransferDeadline::new(now, objective));
+            self.request_rate(transfer);
         }
     }
 
     /// Returns the time and the number of grants at which a new transfer counts as served: two
     /// batches ago, or its arrival if host links are shared first come, first served.
-    fn head_start(&self, now: Timestamp, route: &Route) -> (Timestamp, u64) {
-        if route.host_way().is_some() && self.shares.sharing == Sharing::Fifo {
+    fn head_start(&self, now: Timestamp, route: &TransferRoute) -> (Timestamp, u64) {
+        if route.host_way().is_some() && self.shares.sharing == TransferSharing::Fifo {
             return (now, self.grants);
         }
         let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
@@ -227,7 +230,11 @@ impl Fabric {
     }
 
     /// Removes a batch that ended from its transfer.
-    fn take_batch(&mut self, transfer: TransferId, batch: BatchId) -> Option<(Batch, &mut Transfer)> {
+    fn take_batch(
+        &mut self,
+        transfer: TransferId,
+        batch: BatchId,
+    ) -> Option<(BatchInFlight, &mut TransferState)> {
         let state = self.transfers.get_mut(&transfer)?;
         let place = state.out.iter().position(|out| out.id == batch)?;
         Some((state.out.remove(place), state))
@@ -239,11 +246,11 @@ impl Fabric {
         let cargo = state.cargo;
         let size = cargo.span(&batch.chunks).1;
         if let Some(hops) = batch.route.hops().filter(|hops| !state.used.contains(hops))
-            && matches!(cargo, Cargo::Object(_))
+            && matches!(cargo, TransferCargo::Object(_))
         {
             state.used.push(hops);
         }
-        self.crossed(transfer, &batch, size);
+        self.record_crossed_batch(transfer, &batch, size);
         for (place, &lane) in self.paths[&batch.route].lanes.iter().enumerate() {
             self.lanes[lane].carried(batch.hold);
             if place > 0 {
@@ -263,20 +270,20 @@ impl Fabric {
         match (why, batch.route) {
             (BatchFailure::NotBegun, _) => {}
             // The fault may be the peer's alone: fetch the rest from the host.
-            (BatchFailure::Faulty, Route::Over(_)) => self.lose_source(transfer, actions),
+            (BatchFailure::Faulty, TransferRoute::Over(_)) => self.lose_source(transfer, actions),
             // The fault may be the forwarding GPU's alone: use the GPU's own link from now on.
-            (BatchFailure::Faulty, Route::Forwarded(..)) => state.forwarded = false,
-            (BatchFailure::Faulty, Route::Host(..)) => {
+            (BatchFailure::Faulty, TransferRoute::Forwarded(..)) => state.forwarded = false,
+            (BatchFailure::Faulty, TransferRoute::Host(..)) => {
                 state.failures += 1;
                 if state.failures >= FAILURES_MAX {
-                    state.ending.get_or_insert(Outcome::Failed);
+                    state.ending.get_or_insert(TransferOutcome::Failed);
                 }
             }
         }
         for &lane in &self.paths[&batch.route].lanes {
             self.lanes[lane].release(batch.hold);
         }
-        self.uncrossed(batch);
+        self.return_batch(batch);
         self.end_if_over(transfer, actions);
     }
 
@@ -285,7 +292,7 @@ impl Fabric {
         if !state.out.is_empty() {
             return;
         }
-        let outcome = if state.waiting.is_empty() { Some(Outcome::Complete) } else { state.ending };
+        let outcome = if state.waiting.is_empty() { Some(TransferOutcome::Complete) } else { state.ending };
         if let Some(outcome) = outcome {
             if let Some(gpu) = state.locked {
                 actions.push(Action::Unlock { gpu, transfer });
@@ -299,13 +306,13 @@ impl Fabric {
     }
 
     /// Ends a transfer as soon as none of its batches is in flight.
-    fn give_up(&mut self, transfer: TransferId, outcome: Outcome, actions: &mut Vec<Action>) {
+    fn give_up(&mut self, transfer: TransferId, outcome: TransferOutcome, actions: &mut Vec<Action>) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         state.ending.get_or_insert(outcome);
         for place in 1..state.out.len() {
             self.revoke(transfer, place, actions);
         }
-        self.leave(transfer);
+        self.end_rate(transfer);
         self.end_if_over(transfer, actions);
     }
 
@@ -341,14 +348,14 @@ impl Fabric {
                 if state.is_of_peers_object() {
                     failed.push(transfer);
                 } else {
-                    state.source = Source::Host;
+                    state.source = TransferSource::Host;
                     redirected.push(transfer);
                 }
             }
         }
-        redirected.into_iter().for_each(|transfer| self.promise(transfer));
+        redirected.into_iter().for_each(|transfer| self.request_rate(transfer));
         gone.into_iter().for_each(|transfer| self.forget(transfer));
-        failed.into_iter().for_each(|transfer| self.give_up(transfer, Outcome::Failed, actions));
+        failed.into_iter().for_each(|transfer| self.give_up(transfer, TransferOutcome::Failed, actions));
     }
 
     fn lose_unreported(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
@@ -362,7 +369,7 @@ impl Fabric {
     }
 }
 
-impl Core for Fabric {
+impl Core for LinkScheduler {
     type Event = Event;
     type Action = Action;
 
@@ -371,9 +378,9 @@ impl Core for Fabric {
         let (_, bytes) = grant.cargo.span(&grant.chunks);
         let named = DecisionText::new("grant").gpu(grant.gpu).bytes(bytes);
         Some(match &grant.cargo {
-            Cargo::Weights(weights) => named.model(weights.model),
-            Cargo::Object(piece) => named.object(piece.of),
-            Cargo::ToHost(_) => DecisionText::new("grant to the host").gpu(grant.gpu).bytes(bytes),
+            TransferCargo::Weights(weights) => named.model(weights.model),
+            TransferCargo::Object(piece) => named.object(piece.of),
+            TransferCargo::ToHost(_) => DecisionText::new("grant to the host").gpu(grant.gpu).bytes(bytes),
         })
     }
 
@@ -389,17 +396,17 @@ impl Core for Fabric {
             Event::Locked { transfer, peer } => self.locked(transfer, peer, actions),
             Event::NotLocked { transfer } => self.not_locked(transfer, actions),
             Event::LockLost { transfer } => self.lose_source(transfer, actions),
-            Event::Cancel { transfer } => self.give_up(transfer, Outcome::Cancelled, actions),
+            Event::Cancel { transfer } => self.give_up(transfer, TransferOutcome::Cancelled, actions),
             Event::Done { transfer, batch } => self.done(transfer, batch, actions),
             Event::Failed { transfer, batch, why } => self.failed(transfer, batch, why, actions),
             Event::Down { gpu } => self.down(gpu, actions),
             Event::Change { sharing, host_links } => {
                 self.use_host_links(host_links);
-                self.share_anew(sharing);
+                self.set_sharing(sharing);
             }
             Event::Tick => self.lose_unreported(now, actions),
         }
-        self.pump(now, actions);
+        self.grant_all(now, actions);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

@@ -7,20 +7,20 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
 use crate::elastic::ObjectKey;
 use crate::ids::{BatchId, Generation, TransferId};
-use crate::memory::{BLOCK, Run as BlockRun};
-use crate::paths::{Direction, Hops, HostLinks};
-use crate::rates::{Objective, Sharing};
+use crate::memory::{BLOCK, BlockRun};
+use crate::paths::{HostDirection, HostLinks, RouteHops};
+use crate::rates::{TransferObjective, TransferSharing};
 
 /// Weights of a model, as the copying executor is told about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Weights {
+pub struct WeightsCargo {
     pub model: ModelId,
     /// The mapping of GPU memory that the weights are copied into.
     pub generation: Generation,
     pub bytes: Bytes,
 }
 
-impl Weights {
+impl WeightsCargo {
     /// Returns the offset and the size of a range of chunks within the weights. The last chunk is
     /// short.
     #[must_use]
@@ -31,7 +31,7 @@ impl Weights {
 
 /// A part of an object that fills an object of its own on the destination GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Piece {
+pub struct ObjectPiece {
     /// The object on the destination GPU that the bytes fill.
     pub object: ObjectKey,
     /// The object that the bytes are a part of.
@@ -44,7 +44,7 @@ pub struct Piece {
 
 /// Intermediate data that a GPU's executor copies to host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Leaving {
+pub struct OutgoingCopy {
     /// The name of this copy at that executor.
     pub copy: u64,
     pub bytes: Bytes,
@@ -52,16 +52,16 @@ pub struct Leaving {
 
 /// The data that a transfer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cargo {
+pub enum TransferCargo {
     /// A model's weights, copied to a GPU.
-    Weights(Weights),
+    Weights(WeightsCargo),
     /// Intermediate data, copied to a GPU.
-    Object(Piece),
+    Object(ObjectPiece),
     /// Intermediate data, copied from a GPU to the host.
-    ToHost(Leaving),
+    ToHost(OutgoingCopy),
 }
 
-impl Cargo {
+impl TransferCargo {
     /// Returns the offset and the size of a range of chunks within the cargo. The last chunk is
     /// short.
     #[must_use]
@@ -81,10 +81,10 @@ impl Cargo {
 
     /// Returns the direction in which the cargo crosses host links.
     #[must_use]
-    pub fn direction(&self) -> Direction {
+    pub fn direction(&self) -> HostDirection {
         match self {
-            Self::Weights(_) | Self::Object(_) => Direction::ToGpu,
-            Self::ToHost(_) => Direction::FromGpu,
+            Self::Weights(_) | Self::Object(_) => HostDirection::ToGpu,
+            Self::ToHost(_) => HostDirection::FromGpu,
         }
     }
 }
@@ -126,7 +126,7 @@ impl PeerBlocks {
 
 /// Permission to copy one batch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Grant {
+pub struct BatchGrant {
     /// The link that issues the grant: the first link of the path.
     pub link: LinkId,
     pub transfer: TransferId,
@@ -134,14 +134,14 @@ pub struct Grant {
     pub batch: BatchId,
     /// The GPU whose executor copies: the destination, or the source of data for the host.
     pub gpu: GpuIndex,
-    pub cargo: Cargo,
+    pub cargo: TransferCargo,
     /// The chunks of the cargo that the batch carries.
     pub chunks: Range<u32>,
     /// The blocks of these chunks on the peer GPU; `None` if the chunks do not come from a peer.
     pub peer: Option<PeerBlocks>,
     /// The GPUs that forward the batch between the host and a GPU, including that GPU; `None` if no
     /// GPU forwards it.
-    pub via: Option<Hops>,
+    pub via: Option<RouteHops>,
     /// Earliest start of the copy.
     pub not_before: Timestamp,
     /// Latest start of the copy.
@@ -157,7 +157,7 @@ pub enum Event {
         transfer: TransferId,
         /// The destination GPU, or the source of data for the host.
         gpu: GpuIndex,
-        cargo: Cargo,
+        cargo: TransferCargo,
         /// The chunks of the cargo, in the order to copy them; not empty.
         chunks: Vec<Range<u32>>,
         /// The GPU to copy from; `None` for the host. A transfer of an object fails if no route
@@ -166,13 +166,13 @@ pub enum Event {
         from: Option<GpuIndex>,
         /// The deadline, counted from now; `None` if no request waits. Used only for transfers
         /// between the host and a GPU.
-        objective: Option<Objective>,
+        objective: Option<TransferObjective>,
     },
     /// A request now waits for a transfer that no request waited for when it began.
     Hasten {
         transfer: TransferId,
         /// The deadline, counted from now.
-        objective: Objective,
+        objective: TransferObjective,
     },
     /// A GPU has locked the cargo of a transfer in its memory (T25).
     Locked {
@@ -201,7 +201,7 @@ pub enum Event {
     /// An operator changed how the links between the host and GPUs are used.
     Change {
         /// The rule by which transfers share the links.
-        sharing: Sharing,
+        sharing: TransferSharing,
         /// The links that data crosses.
         host_links: HostLinks,
     },
@@ -220,7 +220,7 @@ pub enum BatchFailure {
 
 /// The outcome of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum TransferOutcome {
     /// All bytes have arrived.
     Complete,
     /// The transfer was cancelled. Bytes that arrived before remain.
@@ -234,14 +234,14 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Action {
     /// Have the path's first link issue a batch.
-    Grant { grant: Grant },
+    Grant { grant: BatchGrant },
     /// Ask a GPU to lock the cargo of a transfer until the fabric unlocks it, and to report the
     /// cargo's blocks.
     Lock {
         gpu: GpuIndex,
         /// The transfer that needs the lock.
         transfer: TransferId,
-        cargo: Cargo,
+        cargo: TransferCargo,
     },
     /// Tell a GPU that a transfer copies nothing from it any longer.
     Unlock {
@@ -263,20 +263,20 @@ pub enum Action {
         /// The link that the bytes crossed.
         link: LinkId,
         /// The direction of the bytes.
-        direction: Direction,
+        direction: HostDirection,
         size: Bytes,
     },
     /// Tell the GPU which chunks have arrived in its memory, or at the host.
-    Arrived { gpu: GpuIndex, cargo: Cargo, chunks: Range<u32> },
+    Arrived { gpu: GpuIndex, cargo: TransferCargo, chunks: Range<u32> },
     /// Tell the GPU that a transfer ended. None of its batches is in flight.
     Ended {
         /// The GPU that the transfer was started for.
         gpu: GpuIndex,
         transfer: TransferId,
-        outcome: Outcome,
+        outcome: TransferOutcome,
         /// The GPU that the transfer copied from until its end; `None` for the host.
         from: Option<GpuIndex>,
         /// The routes that the object took from another GPU.
-        routes: Vec<Hops>,
+        routes: Vec<RouteHops>,
     },
 }

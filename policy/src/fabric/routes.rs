@@ -1,4 +1,4 @@
-//! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22). [`Paths`]
+//! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22). [`PathPlanner`]
 //! chooses the routes of all such transfers again whenever a transfer begins or ends. Each batch
 //! takes the route with the earliest arrival, so each route carries bytes in proportion to the
 //! route's rate. A route that is taken away gets no further batch, and batches in flight there end
@@ -10,22 +10,22 @@
 use millrace_types::GpuIndex;
 use millrace_types::topology::Topology;
 
-use super::Fabric;
-use super::lanes::{Lane, Route, joined};
+use super::LinkScheduler;
+use super::lanes::{LinkLane, TransferRoute, joined};
 use crate::ids::{FlowId, TransferId};
-use crate::paths::{Change, Config, Error, Paths};
+use crate::paths::{Config, Error, PathPlanner, RouteChange};
 
 /// Returns the planner of NVLink routes for objects, which also finds the GPUs that may forward for
 /// others.
 ///
 /// # Errors
-/// The errors of [`Paths::new`], if the machine is larger than the planner's bounds. Objects then
+/// The errors of [`PathPlanner::new`], if the machine is larger than the planner's bounds. Objects then
 /// cross the host, and no GPU forwards for others.
-pub fn routes_of(topology: &Topology) -> Result<Paths, Error> {
-    Paths::new(topology, Config::default())
+pub fn object_route_planner(topology: &Topology) -> Result<PathPlanner, Error> {
+    PathPlanner::new(topology, Config::default())
 }
 
-impl Fabric {
+impl LinkScheduler {
     /// Assigns routes to a transfer. Returns false if no route exists.
     pub(super) fn begin_routes(&mut self, transfer: TransferId, from: GpuIndex, to: GpuIndex) -> bool {
         let Some(routes) = &mut self.routes else { return false };
@@ -36,17 +36,17 @@ impl Fabric {
 
     /// Removes a transfer without batches in flight, and its routes.
     pub(super) fn forget(&mut self, transfer: TransferId) {
-        self.leave(transfer);
+        self.end_rate(transfer);
         let Some(state) = self.transfers.remove(&transfer) else { return };
         self.count(&state);
-        self.cross(&state.routes, Lane::leave);
+        self.cross(&state.routes, LinkLane::leave);
         let changes = self.routes.as_mut().map(|routes| routes.end(FlowId(transfer.0)));
         self.replan(changes.unwrap_or_default());
     }
 
-    fn replan(&mut self, changes: Vec<Change>) {
-        for Change { flow: FlowId(flow), routes } in changes {
-            let routes: Vec<_> = routes.iter().map(|route| Route::Over(route.hops)).collect();
+    fn replan(&mut self, changes: Vec<RouteChange>) {
+        for RouteChange { flow: FlowId(flow), routes } in changes {
+            let routes: Vec<_> = routes.iter().map(|route| TransferRoute::Over(route.hops)).collect();
             for route in &routes {
                 if !self.paths.contains_key(route)
                     && let Some(path) = route.hops().and_then(|hops| joined(&hops, &self.paths))
@@ -56,12 +56,12 @@ impl Fabric {
             }
             let Some(state) = self.transfers.get_mut(&TransferId(flow)) else { continue };
             let before = std::mem::replace(&mut state.routes, routes.clone());
-            self.cross(&before, Lane::leave);
-            self.cross(&routes, Lane::enter);
+            self.cross(&before, LinkLane::leave);
+            self.cross(&routes, LinkLane::enter);
         }
     }
 
-    fn cross(&mut self, routes: &[Route], does: fn(&mut Lane)) {
+    fn cross(&mut self, routes: &[TransferRoute], does: fn(&mut LinkLane)) {
         for route in routes {
             for &lane in &self.paths[route].lanes {
                 does(&mut self.lanes[lane]);

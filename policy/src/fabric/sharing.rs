@@ -3,7 +3,7 @@
 //!
 //! - `fair`: the transfer that was served longest ago, as on NVLinks.
 //! - `fifo`: the transfer that started first.
-//! - `faastube`: transfers that a request waits for are granted at the rates of [`Rates`]. Each
+//! - `faastube`: transfers that a request waits for are granted at the rates of [`RateAllocator`]. Each
 //!   transfer has the least rate that meets the deadline, and the tightest transfer also gets the
 //!   idle rest. A transfer has no rate if no request waits for the transfer, if the deadline cannot
 //!   be met, or if the needed rate does not fit beside the others. Transfers without a rate take
@@ -18,7 +18,7 @@
 //! A spare batch may be revoked like any other batch until as many batches again have passed; then
 //! the spare batch goes first and is not revoked.
 //!
-//! Transfers have no objective if the topology's links do not lead to the host as [`Rates`]
+//! Transfers have no objective if the topology's links do not lead to the host as [`RateAllocator`]
 //! requires, or beyond [`FLOWS_MAX`](crate::rates::FLOWS_MAX) transfers that requests wait for.
 
 use std::collections::BTreeMap;
@@ -27,14 +27,16 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
-use super::Fabric;
-use super::lanes::Route;
+use super::LinkScheduler;
+use super::lanes::TransferRoute;
 use super::protocol::Action;
-use super::tally::Tally;
-use super::transfer::{Batch, Transfer};
+use super::tally::TransferCounts;
+use super::transfer::{BatchInFlight, TransferState};
 use crate::ids::{FlowId, TransferId};
-use crate::paths::{Direction, Each};
-use crate::rates::{self, Config, Flow, Objective, Rates, Sharing, Standing};
+use crate::paths::{HostDirection, PerDirection};
+use crate::rates::{
+    self, Config, RateAllocator, RateGuarantee, RatedFlow, TransferObjective, TransferSharing,
+};
 
 /// A single batch of this many on a link goes to transfers without a rate. This share is ours: in
 /// the paper such transfers just wait.
@@ -46,13 +48,13 @@ const SPARE_FIRM: u32 = 2 * SPARE_EVERY - 1;
 
 /// The deadline of the answer, and the time of the inference after the transfer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct TransferDeadline {
     by: Timestamp,
     infer: Duration,
 }
 
-impl Wanted {
-    pub(super) fn new(now: Timestamp, objective: Objective) -> Self {
+impl TransferDeadline {
+    pub(super) fn new(now: Timestamp, objective: TransferObjective) -> Self {
         Self { by: now + objective.slo, infer: objective.infer }
     }
 
@@ -64,12 +66,12 @@ impl Wanted {
 
 /// The rule by which a batch was granted.
 #[derive(Debug)]
-pub(super) enum Turn {
+pub(super) enum GrantReason {
     /// The transfer had no rate and was served longest ago. `passed` is the number of batches that
     /// had passed transfers without a rate.
-    Longest { passed: u32, spare: Option<rates::Batch> },
+    Longest { passed: u32, spare: Option<rates::RatedBatch> },
     /// The batch was due by the transfer's rate.
-    Due(rates::Batch),
+    Due(rates::RatedBatch),
     /// The transfer's own route had no room, and a forwarding route was idle. `promised` is false
     /// if the batch was granted before the transfer had a rate guarantee; the batch is then not
     /// part of the measured rate.
@@ -78,24 +80,24 @@ pub(super) enum Turn {
 
 /// The shares of the host's links.
 #[derive(Debug)]
-pub(super) struct Shares {
-    pub(super) sharing: Sharing,
-    ways: Each<Way>,
+pub(super) struct HostLinkShares {
+    pub(super) sharing: TransferSharing,
+    ways: PerDirection<HostDirectionState>,
     /// The time of the event that is being handled.
     pub(super) now: Timestamp,
-    pub(super) tally: Tally,
+    pub(super) tally: TransferCounts,
 }
 
 /// The state of the host's links in one direction.
 #[derive(Debug)]
-struct Way {
+struct HostDirectionState {
     /// The transfers that requests wait for; `None` unless links are shared by objective.
-    rates: Option<Rates>,
+    rates: Option<RateAllocator>,
     /// By meter: batches that passed transfers without a rate since a batch of theirs was granted.
     passed: BTreeMap<LinkId, u32>,
 }
 
-impl Way {
+impl HostDirectionState {
     fn meter(&self, link: LinkId) -> LinkId {
         self.rates.as_ref().map_or(link, |rates| rates.meter(link))
     }
@@ -106,64 +108,66 @@ impl Way {
     }
 }
 
-impl Shares {
-    pub(super) fn new(topology: &Topology, sharing: Sharing) -> Self {
+impl HostLinkShares {
+    pub(super) fn new(topology: &Topology, sharing: TransferSharing) -> Self {
         let of_rates = |rate: BytesPerSec| {
             let rate = u128::from(rate.0) * u128::from(SPARE_DUE) / u128::from(SPARE_EVERY);
             BytesPerSec(u64::try_from(rate).unwrap_or(u64::MAX))
         };
         let mut without_spare = topology.clone();
         without_spare.links.iter_mut().for_each(|link| link.rate = of_rates(link.rate));
-        let rates = || Rates::new(&without_spare, Config { sharing }).ok();
-        let way = || Way {
-            rates: if sharing == Sharing::FaasTube { rates() } else { None },
+        let rates = || RateAllocator::new(&without_spare, Config { sharing }).ok();
+        let way = || HostDirectionState {
+            rates: if sharing == TransferSharing::FaasTube { rates() } else { None },
             passed: BTreeMap::new(),
         };
-        let ways = Each { to_gpu: way(), from_gpu: way() };
-        Self { sharing, ways, now: Timestamp::ZERO, tally: Tally::default() }
+        let ways = PerDirection { to_gpu: way(), from_gpu: way() };
+        Self { sharing, ways, now: Timestamp::ZERO, tally: TransferCounts::default() }
     }
 }
 
-impl Fabric {
+impl LinkScheduler {
     /// Changes the sharing of the host's links. Batches in flight stay granted. The rest of each
     /// transfer follows the new rule, with a new rate guarantee.
-    pub(super) fn share_anew(&mut self, sharing: Sharing) {
+    pub(super) fn set_sharing(&mut self, sharing: TransferSharing) {
         if self.shares.sharing == sharing {
             return;
         }
-        let before = std::mem::replace(&mut self.shares, Shares::new(&self.topology, sharing));
+        let before = std::mem::replace(&mut self.shares, HostLinkShares::new(&self.topology, sharing));
         self.shares.now = before.now;
         self.shares.tally = before.tally;
         for state in self.transfers.values_mut() {
-            state.standing = Standing::Unpromised;
+            state.standing = RateGuarantee::Unpromised;
             for batch in &mut state.out {
                 // The old rates are dropped, so no batch can be given back to them.
                 batch.turn = match batch.turn {
-                    Turn::Forwarded { .. } => Turn::Forwarded { promised: false },
-                    Turn::Due(_) | Turn::Longest { .. } => Turn::Longest { passed: 0, spare: None },
+                    GrantReason::Forwarded { .. } => GrantReason::Forwarded { promised: false },
+                    GrantReason::Due(_) | GrantReason::Longest { .. } => {
+                        GrantReason::Longest { passed: 0, spare: None }
+                    }
                 };
             }
         }
         for transfer in self.transfers.keys().copied().collect::<Vec<_>>() {
-            self.promise(transfer);
+            self.request_rate(transfer);
         }
     }
 
     /// Whether the transfer is granted batches only when a batch is due by the rate.
-    pub(super) fn goes_by_rate(&self, transfer: TransferId) -> bool {
-        Direction::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
+    pub(super) fn has_rate(&self, transfer: TransferId) -> bool {
+        HostDirection::BOTH.into_iter().any(|direction| self.shares.ways[direction].sends(transfer))
     }
 
     /// Whether batches that are granted now count towards a rate guarantee of the transfer.
     pub(super) fn is_promised(&self, transfer: TransferId) -> bool {
-        let promised = |rates: &Rates| rates.standing(FlowId(transfer.0)).is_some();
-        Direction::BOTH.into_iter().any(|way| self.shares.ways[way].rates.as_ref().is_some_and(promised))
+        let promised = |rates: &RateAllocator| rates.standing(FlowId(transfer.0)).is_some();
+        HostDirection::BOTH.into_iter().any(|way| self.shares.ways[way].rates.as_ref().is_some_and(promised))
     }
 
     /// Requests a rate for a transfer that comes from the host from now on, or goes there. A
     /// transfer that would miss its deadline even alone has no rate, and counts as infeasible at
     /// the end.
-    pub(super) fn promise(&mut self, transfer: TransferId) {
+    pub(super) fn request_rate(&mut self, transfer: TransferId) {
         let now = self.shares.now;
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let Some(route) = state.host_route() else { return };
@@ -175,19 +179,19 @@ impl Fabric {
         let bytes = state.left();
         let direction = state.cargo.direction();
         state.measured = now;
-        let objective = Some(Objective { slo: wanted.by.since(now), infer: wanted.infer });
+        let objective = Some(TransferObjective { slo: wanted.by.since(now), infer: wanted.infer });
         let links = vec![self.lanes[self.paths[&route].lanes[0]].link];
         let Some(rates) = &mut self.shares.ways[direction].rates else { return };
-        // A transfer that `Rates` refuses has no objective.
-        if rates.begin(now, &Flow { id, bytes, links, objective }).is_ok()
-            && let Some(standing @ Standing::Infeasible(_)) = rates.standing(id)
+        // A transfer that `RateAllocator` refuses has no objective.
+        if rates.begin(now, &RatedFlow { id, bytes, links, objective }).is_ok()
+            && let Some(standing @ RateGuarantee::Infeasible(_)) = rates.standing(id)
         {
             state.standing = standing;
             self.end_flow(id, direction);
         }
     }
 
-    fn end_flow(&mut self, flow: FlowId, direction: Direction) {
+    fn end_flow(&mut self, flow: FlowId, direction: HostDirection) {
         let now = self.shares.now;
         if let Some(rates) = &mut self.shares.ways[direction].rates {
             // Most transfers have no flow, so an unknown flow is no error.
@@ -197,7 +201,7 @@ impl Fabric {
 
     /// Ends the flow of a transfer that asks for no more batches, and keeps its last rate
     /// guarantee.
-    pub(super) fn leave(&mut self, transfer: TransferId) {
+    pub(super) fn end_rate(&mut self, transfer: TransferId) {
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
         let flow = FlowId(transfer.0);
         let direction = state.cargo.direction();
@@ -209,14 +213,14 @@ impl Fabric {
     }
 
     /// Counts a transfer that has ended.
-    pub(super) fn count(&mut self, state: &Transfer) {
+    pub(super) fn count(&mut self, state: &TransferState) {
         if let Some(direction) = state.host_route().and_then(|route| route.host_way()) {
             self.shares.tally.ended[direction].add(state.standing);
         }
     }
 
     /// Records that a batch of a transfer crossed, and measures the transfer's rate (D16).
-    pub(super) fn crossed(&mut self, transfer: TransferId, batch: &Batch, size: Bytes) {
+    pub(super) fn record_crossed_batch(&mut self, transfer: TransferId, batch: &BatchInFlight, size: Bytes) {
         let now = self.shares.now;
         let link = self.first_link(batch.route);
         let Some(state) = self.transfers.get_mut(&transfer) else { return };
@@ -227,9 +231,9 @@ impl Fabric {
             wait.waited += batch.not_before.since(state.began);
         }
         let promised = match &batch.turn {
-            Turn::Due(_) => true,
-            Turn::Longest { spare, .. } => spare.is_some(),
-            Turn::Forwarded { promised } => *promised,
+            GrantReason::Due(_) => true,
+            GrantReason::Longest { spare, .. } => spare.is_some(),
+            GrantReason::Forwarded { promised } => *promised,
         };
         if let Some(rates) = self.shares.ways[direction].rates.as_mut().filter(|_| promised) {
             let window = now.since(std::mem::replace(&mut state.measured, now));
@@ -239,18 +243,18 @@ impl Fabric {
     }
 
     /// Gives back a batch that did not cross, so that no flow pays for it.
-    pub(super) fn uncrossed(&mut self, batch: Batch) {
+    pub(super) fn return_batch(&mut self, batch: BatchInFlight) {
         let link = self.first_link(batch.route);
         let Some(direction) = batch.route.host_way() else { return };
         let way = &mut self.shares.ways[direction];
         let given = match batch.turn {
-            Turn::Due(given) => Some(given),
-            Turn::Longest { passed, spare } => {
+            GrantReason::Due(given) => Some(given),
+            GrantReason::Longest { passed, spare } => {
                 let now = way.passed.entry(way.meter(link)).or_default();
                 *now = passed.max(*now);
                 spare
             }
-            Turn::Forwarded { .. } => None,
+            GrantReason::Forwarded { .. } => None,
         };
         if let (Some(given), Some(rates)) = (given, &mut way.rates) {
             // The flow may have ended before its last batch.
@@ -262,11 +266,11 @@ impl Fabric {
     /// Returns false if there is no such batch: the links are then free for the transfer that was
     /// served longest ago.
     pub(super) fn grant_due(&mut self, actions: &mut Vec<Action>) -> bool {
-        Direction::BOTH.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
+        HostDirection::BOTH.into_iter().any(|direction| self.grant_due_one_way(direction, actions))
     }
 
-    fn grant_due_one_way(&mut self, direction: Direction, actions: &mut Vec<Action>) -> bool {
-        if self.shares.ways[direction].rates.as_ref().is_none_or(Rates::is_empty) {
+    fn grant_due_one_way(&mut self, direction: HostDirection, actions: &mut Vec<Action>) -> bool {
+        if self.shares.ways[direction].rates.as_ref().is_none_or(RateAllocator::is_empty) {
             return false;
         }
         // The size of each flow's next batch that can be granted now, with the link that the batch
@@ -285,8 +289,9 @@ impl Fabric {
         let newcomers = out.keys().filter_map(|&link| Some((rates.newcomer_on(link, size)?, link)));
         let newcomer = newcomers.min().map(|(_, link)| link);
         let open = |transfer: TransferId| sizes.contains_key(&FlowId(transfer.0));
-        let route = |transfer: TransferId, this: &Self| Route::Host(direction, this.transfers[&transfer].gpu);
-        if let Some(transfer) = self.spared(direction, open, newcomer) {
+        let route =
+            |transfer: TransferId, this: &Self| TransferRoute::Host(direction, this.transfers[&transfer].gpu);
+        if let Some(transfer) = self.due_spare_transfer(direction, open, newcomer) {
             self.grant_longest(transfer, route(transfer, self), actions);
             return true;
         }
@@ -302,13 +307,18 @@ impl Fabric {
         let most = if waits { SPARE_FIRM } else { SPARE_DUE };
         let passed = self.shares.ways[direction].passed.entry(meter).or_default();
         *passed = (*passed + 1).min(most.max(*passed));
-        self.grant(transfer, route(transfer, self), Turn::Due(due), actions);
+        self.grant(transfer, route(transfer, self), GrantReason::Due(due), actions);
         true
     }
 
     /// Grants a batch of the transfer that was served longest ago.
-    pub(super) fn grant_longest(&mut self, transfer: TransferId, route: Route, actions: &mut Vec<Action>) {
-        let mut turn = Turn::Longest { passed: 0, spare: None };
+    pub(super) fn grant_longest(
+        &mut self,
+        transfer: TransferId,
+        route: TransferRoute,
+        actions: &mut Vec<Action>,
+    ) {
+        let mut turn = GrantReason::Longest { passed: 0, spare: None };
         if let Some(direction) = route.host_way()
             && let Some(state) = self.transfers.get(&transfer)
         {
@@ -318,14 +328,17 @@ impl Fabric {
             let passed = way.passed.insert(way.meter(link), 0).unwrap_or(0);
             let rates = way.rates.as_mut();
             let spare = rates.and_then(|rates| rates.take_spare(FlowId(transfer.0), link, bytes));
-            turn = Turn::Longest { passed, spare };
+            turn = GrantReason::Longest { passed, spare };
         }
         self.grant(transfer, route, turn, actions);
     }
 
     /// Returns the transfers between the host and GPUs in one direction that want another batch,
     /// each with its route.
-    fn one_way(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, Route)> {
+    fn one_way(
+        &self,
+        direction: HostDirection,
+    ) -> impl Iterator<Item = (TransferId, &TransferState, TransferRoute)> {
         self.transfers.iter().filter_map(move |(&transfer, state)| {
             let route = state.host_route().filter(|_| state.wants())?;
             (route.host_way() == Some(direction)).then_some((transfer, state, route))
@@ -334,7 +347,10 @@ impl Fabric {
 
     /// Returns the transfers in one direction that want another batch and have no rate, each with
     /// its meter.
-    fn without_rate(&self, direction: Direction) -> impl Iterator<Item = (TransferId, &Transfer, LinkId)> {
+    fn without_rate(
+        &self,
+        direction: HostDirection,
+    ) -> impl Iterator<Item = (TransferId, &TransferState, LinkId)> {
         let way = &self.shares.ways[direction];
         self.one_way(direction).filter_map(|(transfer, state, route)| {
             let meter = way.meter(self.first_link(route));
@@ -345,9 +361,9 @@ impl Fabric {
     /// Returns the transfer without a rate that is next although transfers with rates wait, if the
     /// path has room. The turn comes when enough batches with rates have passed, and goes to the
     /// transfer that was served longest ago.
-    fn spared(
+    fn due_spare_transfer(
         &self,
-        direction: Direction,
+        direction: HostDirection,
         open: impl Fn(TransferId) -> bool,
         newcomer: Option<LinkId>,
     ) -> Option<TransferId> {
@@ -368,14 +384,14 @@ impl Fabric {
 
     /// Returns the new transfers that are the tightest of their links and find no room there.
     pub(super) fn newcomers_without_room(&self) -> Vec<TransferId> {
-        Direction::BOTH.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
+        HostDirection::BOTH.into_iter().flat_map(|direction| self.newcomers_one_way(direction)).collect()
     }
 
-    fn newcomers_one_way(&self, direction: Direction) -> Vec<TransferId> {
+    fn newcomers_one_way(&self, direction: HostDirection) -> Vec<TransferId> {
         let Some(rates) = &self.shares.ways[direction].rates else { return Vec::new() };
         let size = |flow: FlowId, _: LinkId| {
             let state = self.transfers.get(&TransferId(flow.0)).filter(|state| state.wants());
-            state.map_or(Bytes::ZERO, Transfer::next_size)
+            state.map_or(Bytes::ZERO, TransferState::next_size)
         };
         let waiting = self.one_way(direction).filter(|(_, state, _)| state.out.is_empty());
         let full = waiting.map(|(_, _, route)| route).filter(|route| !self.path_takes_more(*route));
@@ -387,9 +403,9 @@ impl Fabric {
     }
 }
 
-impl Turn {
+impl GrantReason {
     /// Whether a batch with this turn may be revoked for a new transfer.
-    pub(super) fn makes_way_for(&self, newcomer: &Transfer, other: &Transfer) -> bool {
+    pub(super) fn makes_way_for(&self, newcomer: &TransferState, other: &TransferState) -> bool {
         match self {
             Self::Longest { passed, .. } => *passed < SPARE_FIRM,
             Self::Forwarded { .. } => true,

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use millrace_types::topology::LinkId;
 
-use crate::paths::{Direction, Each};
-use crate::rates::Standing;
+use crate::paths::{HostDirection, PerDirection};
+use crate::rates::RateGuarantee;
 
 /// Numbers of ended transfers between the host and GPUs, by the rate guarantee at the end.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct GuaranteeCounts {
     /// Transfers that no request waited for, or on links that are not shared by objective.
     pub unpromised: u64,
     /// Transfers that had the rate that they needed.
@@ -23,14 +23,14 @@ pub struct Counts {
     pub infeasible: u64,
 }
 
-impl Counts {
-    pub(super) fn add(&mut self, standing: Standing) {
+impl GuaranteeCounts {
+    pub(super) fn add(&mut self, standing: RateGuarantee) {
         let count = match standing {
-            Standing::Unpromised => &mut self.unpromised,
-            Standing::Admitted { .. } => &mut self.admitted,
-            Standing::Crowded { .. } => &mut self.crowded,
-            Standing::Late { .. } => &mut self.late,
-            Standing::Infeasible(_) => &mut self.infeasible,
+            RateGuarantee::Unpromised => &mut self.unpromised,
+            RateGuarantee::Admitted { .. } => &mut self.admitted,
+            RateGuarantee::Crowded { .. } => &mut self.crowded,
+            RateGuarantee::Late { .. } => &mut self.late,
+            RateGuarantee::Infeasible(_) => &mut self.infeasible,
         };
         *count += 1;
     }
@@ -51,7 +51,7 @@ impl Counts {
 
 /// The time that transfers waited for their first batch on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Wait {
+pub struct FirstBatchWait {
     /// Number of transfers with a first batch that this link issued.
     pub transfers: u64,
     /// Total time from the start of a transfer until the first batch could begin.
@@ -60,9 +60,9 @@ pub struct Wait {
 
 /// The counts of the fabric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct TransferCounts {
     /// Ended transfers between the host and GPUs, by direction.
-    pub ended: Each<Counts>,
+    pub ended: PerDirection<GuaranteeCounts>,
     /// Waits for the first batch, by the link that issued it and by direction.
-    pub waits: BTreeMap<(LinkId, Direction), Wait>,
+    pub waits: BTreeMap<(LinkId, HostDirection), FirstBatchWait>,
 }

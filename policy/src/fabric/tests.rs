@@ -1,11 +1,11 @@
 use std::collections::VecDeque;
 
-use millrace_types::topology::{Gpu, Link, LinkKind};
+use millrace_types::topology::{LinkKind, TopologyGpu, TopologyLink};
 use millrace_types::{BytesPerSec, ModelId};
 
 use super::*;
 use crate::ids::Generation;
-use crate::paths::Direction;
+use crate::paths::HostDirection;
 
 mod forwards;
 mod leaving;
@@ -27,8 +27,8 @@ fn topology(uplink: u64) -> Topology {
 
 /// Returns a machine on which GPUs 0 to `gpus - 1` share the uplink, and one more GPU shares none.
 fn shared(gpus: u32, uplink: u64) -> Topology {
-    let link = |kind, times| Link { kind, rate: BytesPerSec(RATE.0 * times) };
-    let gpu = |index: u32| Gpu {
+    let link = |kind, times| TopologyLink { kind, rate: BytesPerSec(RATE.0 * times) };
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "test".to_owned(),
         memory: Bytes::gib(1),
@@ -40,38 +40,38 @@ fn shared(gpus: u32, uplink: u64) -> Topology {
 }
 
 /// Returns the weights of the model that is named after a transfer.
-fn weights(transfer: u64, bytes: Bytes) -> Cargo {
-    Cargo::Weights(Weights { model: ModelId(transfer as u32), generation: Generation(1), bytes })
+fn weights(transfer: u64, bytes: Bytes) -> TransferCargo {
+    TransferCargo::Weights(WeightsCargo { model: ModelId(transfer as u32), generation: Generation(1), bytes })
 }
 
 /// Returns the data for the host of the copy that is named after a transfer.
-fn leaving(transfer: u64, bytes: Bytes) -> Cargo {
-    Cargo::ToHost(Leaving { copy: transfer, bytes })
+fn leaving(transfer: u64, bytes: Bytes) -> TransferCargo {
+    TransferCargo::ToHost(OutgoingCopy { copy: transfer, bytes })
 }
 
 struct Node {
-    fabric: Fabric,
+    fabric: LinkScheduler,
     now: Timestamp,
     actions: Vec<Action>,
 }
 
 impl Node {
     fn new(uplink: u64) -> Self {
-        Self::sharing(uplink, Sharing::default())
+        Self::sharing(uplink, TransferSharing::default())
     }
 
-    fn sharing(uplink: u64, sharing: Sharing) -> Self {
+    fn sharing(uplink: u64, sharing: TransferSharing) -> Self {
         Self::of(&topology(uplink), sharing)
     }
 
-    fn of(topology: &Topology, sharing: Sharing) -> Self {
-        let fabric = Fabric::with_sharing(topology, sharing);
+    fn of(topology: &Topology, sharing: TransferSharing) -> Self {
+        let fabric = LinkScheduler::with_sharing(topology, sharing);
         Self { fabric, now: Timestamp(1 << 40), actions: Vec::new() }
     }
 
     fn step(&mut self, event: Event) -> Vec<Action> {
         let mut actions = std::mem::take(&mut self.actions);
-        let before: Vec<_> = self.fabric.lanes.iter().map(Lane::outstanding).collect();
+        let before: Vec<_> = self.fabric.lanes.iter().map(LinkLane::outstanding).collect();
         self.fabric.on_event(self.now, event, &mut actions);
         for (lane, before) in self.fabric.lanes.iter().zip(before) {
             // Batches in flight on a route that was taken away may exceed the new bound until they
@@ -103,7 +103,7 @@ impl Node {
 
     fn start_of(
         &mut self,
-        cargo: fn(u64, Bytes) -> Cargo,
+        cargo: fn(u64, Bytes) -> TransferCargo,
         transfer: u64,
         gpu: u32,
         chunks: u32,
@@ -128,8 +128,8 @@ impl Node {
 }
 
 /// Returns an objective that leaves `ms` milliseconds for the transfer.
-fn within(ms: u64) -> Objective {
-    Objective { slo: Duration::from_millis(ms + 5), infer: Duration::from_millis(5) }
+fn within(ms: u64) -> TransferObjective {
+    TransferObjective { slo: Duration::from_millis(ms + 5), infer: Duration::from_millis(5) }
 }
 
 /// Returns the grants among some actions: transfer, batch, chunks, and the earliest start after
@@ -145,7 +145,7 @@ fn grants(actions: &[Action], start: Timestamp) -> Vec<(u64, u64, Range<u32>, Du
     actions.iter().filter_map(grant).collect()
 }
 
-fn ended(actions: &[Action]) -> Vec<(u64, Outcome)> {
+fn ended(actions: &[Action]) -> Vec<(u64, TransferOutcome)> {
     let ended = |action: &Action| match *action {
         Action::Ended { transfer, outcome, .. } => Some((transfer.0, outcome)),
         _ => None,
@@ -164,7 +164,7 @@ fn batches_of_a_transfer_are_paced_at_the_rate_of_the_link() {
     assert_eq!(grants(&actions, start), [(1, 2, 10..13, BATCH_TIME * 2)]);
     assert!(matches!(&actions[0], Action::Arrived { chunks, .. } if *chunks == (0..5)));
     assert_eq!(ended(&node.done(1, 1)), []);
-    assert_eq!(ended(&node.done(1, 2)), [(1, Outcome::Complete)]);
+    assert_eq!(ended(&node.done(1, 2)), [(1, TransferOutcome::Complete)]);
     assert_eq!(node.fabric.in_flight(), 0);
 }
 
@@ -262,7 +262,7 @@ fn a_stream_of_new_transfers_does_not_starve_an_older_transfer() {
 #[test]
 fn an_uplink_as_wide_as_all_links_below_keeps_no_transfer_waiting() {
     for gpus in 2..5 {
-        let mut node = Node::of(&shared(gpus, u64::from(gpus)), Sharing::default());
+        let mut node = Node::of(&shared(gpus, u64::from(gpus)), TransferSharing::default());
         let start = node.now;
         let actions: Vec<_> = (0..gpus).flat_map(|gpu| node.start(u64::from(gpu), gpu, 20)).collect();
         let begins: Vec<_> =
@@ -280,7 +280,7 @@ fn the_third_failure_in_a_row_ends_a_transfer() {
     let faulty = BatchFailure::Faulty;
     assert_eq!(grants(&node.failed(1, 0, faulty), start).len(), 1);
     assert_eq!(grants(&node.failed(1, 1, faulty), start).len(), 1);
-    assert_eq!(ended(&node.failed(1, 2, faulty)), [(1, Outcome::Failed)]);
+    assert_eq!(ended(&node.failed(1, 2, faulty)), [(1, TransferOutcome::Failed)]);
     assert_eq!(node.fabric.in_flight(), 0);
 }
 
@@ -293,7 +293,7 @@ fn an_unreported_batch_is_granted_again() {
     node.now = give_up;
     assert_eq!(grants(&node.step(Event::Tick), start).len(), 1);
     assert_eq!(node.done(1, 0), [], "too late");
-    assert_eq!(ended(&node.done(1, 1)), [(1, Outcome::Complete)]);
+    assert_eq!(ended(&node.done(1, 1)), [(1, TransferOutcome::Complete)]);
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_cancelled_transfer_ends_with_the_last_batch_in_flight() {
     let actions = node.step(Event::Cancel { transfer: TransferId(1) });
     assert!(matches!(actions[..], [Action::Revoke { batch: BatchId(1), .. }]));
     assert_eq!(ended(&node.failed(1, 1, BatchFailure::NotBegun)), []);
-    assert_eq!(ended(&node.done(1, 0)), [(1, Outcome::Cancelled)]);
+    assert_eq!(ended(&node.done(1, 0)), [(1, TransferOutcome::Cancelled)]);
 }
 
 #[test]

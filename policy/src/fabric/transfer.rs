@@ -6,21 +6,21 @@ use std::ops::Range;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 use super::BATCH_CHUNKS;
-use super::lanes::Route;
-use super::protocol::{Cargo, Outcome, PeerBlocks};
-use super::sharing::{Turn, Wanted};
+use super::lanes::TransferRoute;
+use super::protocol::{PeerBlocks, TransferCargo, TransferOutcome};
+use super::sharing::{GrantReason, TransferDeadline};
 use crate::ids::BatchId;
-use crate::paths::Hops;
-use crate::rates::Standing;
+use crate::paths::RouteHops;
+use crate::rates::RateGuarantee;
 
 /// Batches of a transfer in flight on a route: a running batch and a queued batch.
 pub(super) const OUT_MAX: usize = 2;
 
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct BatchInFlight {
     pub(super) id: BatchId,
     pub(super) chunks: Range<u32>,
-    pub(super) route: Route,
+    pub(super) route: TransferRoute,
     /// The key of the batch's holds on the lanes.
     pub(super) hold: u64,
     /// Time after which the batch counts as lost.
@@ -29,12 +29,12 @@ pub(super) struct Batch {
     /// Earliest start of the copy.
     pub(super) not_before: Timestamp,
     /// The rule by which the batch was granted.
-    pub(super) turn: Turn,
+    pub(super) turn: GrantReason,
 }
 
 /// The source of the chunks that are still to be granted.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(super) enum TransferSource {
     /// Host memory. For data that goes to the host: the transfer's own GPU.
     Host,
     /// A peer that has not yet reported whether it locked the cargo.
@@ -43,7 +43,7 @@ pub(super) enum Source {
     Peer(PeerBlocks),
 }
 
-impl Source {
+impl TransferSource {
     pub(super) fn peer(&self) -> Option<GpuIndex> {
         match self {
             Self::Host => None,
@@ -54,35 +54,35 @@ impl Source {
 }
 
 #[derive(Debug)]
-pub(super) struct Transfer {
+pub(super) struct TransferState {
     /// The destination GPU, or the source of data for the host.
     pub(super) gpu: GpuIndex,
-    pub(super) cargo: Cargo,
-    pub(super) source: Source,
+    pub(super) cargo: TransferCargo,
+    pub(super) source: TransferSource,
     /// The peer that keeps the cargo locked for this transfer.
     pub(super) locked: Option<GpuIndex>,
     /// Chunks that are still to be granted, in reverse order.
     pub(super) waiting: Vec<Range<u32>>,
     /// Batches in flight, in the order of their grants. The first batch of each route runs.
-    pub(super) out: Vec<Batch>,
+    pub(super) out: Vec<BatchInFlight>,
     pub(super) next_batch: BatchId,
     pub(super) failures: u32,
     /// The time of the last grant and the grant's number, which breaks ties.
     pub(super) served: (Timestamp, u64),
     /// The outcome, if it is already decided while batches are still in flight.
-    pub(super) ending: Option<Outcome>,
+    pub(super) ending: Option<TransferOutcome>,
     /// The routes of further batches of an object that comes from another GPU. Empty for every
     /// other transfer, because it has a single route.
-    pub(super) routes: Vec<Route>,
+    pub(super) routes: Vec<TransferRoute>,
     /// The routes by which batches arrived.
-    pub(super) used: Vec<Hops>,
+    pub(super) used: Vec<RouteHops>,
     /// Whether other GPUs may forward data between the host and this GPU. False after a forwarded
     /// batch failed.
     pub(super) forwarded: bool,
     /// The deadline of the request that waits for the transfer; `None` if no request waits.
-    pub(super) wanted: Option<Wanted>,
+    pub(super) wanted: Option<TransferDeadline>,
     /// The rate guarantee of the transfer while it comes from the host or goes there.
-    pub(super) standing: Standing,
+    pub(super) standing: RateGuarantee,
     pub(super) began: Timestamp,
     /// Whether the wait for the first batch was counted.
     pub(super) begun: bool,
@@ -94,27 +94,31 @@ pub(super) struct Transfer {
     pub(super) took_back: bool,
 }
 
-impl Transfer {
+impl TransferState {
     /// Returns the routes that the next batch may take.
-    pub(super) fn routes(&self) -> impl Iterator<Item = Route> {
+    pub(super) fn routes(&self) -> impl Iterator<Item = TransferRoute> {
         let only = match (self.source.peer(), self.cargo) {
             (None, _) => self.host_route(),
-            (Some(from), Cargo::Weights(_)) => Some(Route::direct(from, self.gpu)),
-            (Some(_), Cargo::Object(_) | Cargo::ToHost(_)) => None,
+            (Some(from), TransferCargo::Weights(_)) => Some(TransferRoute::direct(from, self.gpu)),
+            (Some(_), TransferCargo::Object(_) | TransferCargo::ToHost(_)) => None,
         };
         only.into_iter().chain(self.routes.iter().copied())
     }
 
     /// Whether the transfer's own state allows a grant: chunks are left, and the source is known.
     pub(super) fn wants(&self) -> bool {
-        self.ending.is_none() && !self.waiting.is_empty() && !matches!(self.source, Source::Asked(_))
+        self.ending.is_none() && !self.waiting.is_empty() && !matches!(self.source, TransferSource::Asked(_))
     }
 
     /// Whether the transfer may have another batch in flight on a route.
-    pub(super) fn takes_more(&self, route: &Route) -> bool {
+    pub(super) fn takes_more(&self, route: &TransferRoute) -> bool {
         match self.cargo {
-            Cargo::Weights(_) | Cargo::ToHost(_) => self.out_unforwarded(self.out.len()) < OUT_MAX,
-            Cargo::Object(_) => self.out.iter().filter(|batch| batch.route == *route).count() < OUT_MAX,
+            TransferCargo::Weights(_) | TransferCargo::ToHost(_) => {
+                self.out_unforwarded(self.out.len()) < OUT_MAX
+            }
+            TransferCargo::Object(_) => {
+                self.out.iter().filter(|batch| batch.route == *route).count() < OUT_MAX
+            }
         }
     }
 
@@ -123,10 +127,10 @@ impl Transfer {
         let behind = |place: &usize| {
             let route = self.out[*place].route;
             match self.cargo {
-                Cargo::Weights(_) | Cargo::ToHost(_) => {
+                TransferCargo::Weights(_) | TransferCargo::ToHost(_) => {
                     route.forwarded().is_none() && self.out_unforwarded(*place) > 0
                 }
-                Cargo::Object(_) => self.out[..*place].iter().any(|batch| batch.route == route),
+                TransferCargo::Object(_) => self.out[..*place].iter().any(|batch| batch.route == route),
             }
         };
         (1..self.out.len()).filter(behind)
@@ -139,7 +143,7 @@ impl Transfer {
 
     /// Whether other GPUs may forward the next batch.
     pub(super) fn may_be_forwarded(&self) -> bool {
-        self.forwarded && matches!(self.source, Source::Host) && self.wants()
+        self.forwarded && matches!(self.source, TransferSource::Host) && self.wants()
     }
 
     /// Returns the size of the next batch; zero if no chunks are left.
@@ -156,12 +160,13 @@ impl Transfer {
     }
 
     /// Returns the route between the host and the GPU, unless the transfer copies from a peer.
-    pub(super) fn host_route(&self) -> Option<Route> {
-        matches!(self.source, Source::Host).then(|| Route::Host(self.cargo.direction(), self.gpu))
+    pub(super) fn host_route(&self) -> Option<TransferRoute> {
+        matches!(self.source, TransferSource::Host)
+            .then(|| TransferRoute::Host(self.cargo.direction(), self.gpu))
     }
 
     /// Whether the transfer copies an object from another GPU. No other place has these bytes.
     pub(super) fn is_of_peers_object(&self) -> bool {
-        matches!(self.cargo, Cargo::Object(_)) && self.source.peer().is_some()
+        matches!(self.cargo, TransferCargo::Object(_)) && self.source.peer().is_some()
     }
 }

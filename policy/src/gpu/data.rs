@@ -24,17 +24,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::slots::Stage;
-use super::{Action, Gpu};
+use super::slots::RequestStage;
+use super::{Action, GpuCore};
 use crate::core::Core as _;
 use crate::decision_text::DecisionText;
-use crate::elastic::{self, Counts, Extent, ObjectKey, Place, Store};
+use crate::elastic::{self, ElasticStore, ObjectCounts, ObjectKey, ObjectLocation, StoreExtent};
 use crate::ids::RequestKey;
-use crate::memory::{BLOCK, Evicted, Run as BlockRun, Shortage};
+use crate::memory::{BLOCK, BlockRun, EvictedModel, MemoryShortage};
 
 /// An action on an object of intermediate data on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum DataAction {
+pub enum ObjectAction {
     /// Write the object from the producer to the blocks, in the given order.
     Place {
         object: ObjectKey,
@@ -65,7 +65,7 @@ pub enum DataAction {
     Lost { object: ObjectKey },
 }
 
-impl DataAction {
+impl ObjectAction {
     /// Returns the action as a decision of the canonical text.
     pub(super) fn decision(&self) -> Option<DecisionText> {
         let (name, object) = match self {
@@ -82,20 +82,20 @@ impl DataAction {
 
 /// The intermediate data on a GPU.
 #[derive(Debug)]
-pub(super) struct Data {
+pub(super) struct GpuDataStore {
     config: elastic::Config,
-    store: Option<Store>,
+    store: Option<ElasticStore>,
     /// The GPU block under each block of the store.
     backing: BTreeMap<u64, BlockRun>,
     /// The counts of earlier stores, which ended with their executors.
-    before: Counts,
+    before: ObjectCounts,
 }
 
-impl Data {
+impl GpuDataStore {
     pub(super) fn new(config: elastic::Config) -> Self {
         // The store rounds its cap down in the same way.
         let config = elastic::Config { cap: Bytes(config.cap.0 / BLOCK.0 * BLOCK.0), ..config };
-        Self { config, store: None, backing: BTreeMap::new(), before: Counts::default() }
+        Self { config, store: None, backing: BTreeMap::new(), before: ObjectCounts::default() }
     }
 
     /// Drops the store after the memory that held it is lost.
@@ -105,9 +105,9 @@ impl Data {
         self.backing = BTreeMap::new();
     }
 
-    fn counts(&self) -> Counts {
-        let now = self.store.as_ref().map(Store::counts).unwrap_or_default();
-        Counts {
+    fn counts(&self) -> ObjectCounts {
+        let now = self.store.as_ref().map(ElasticStore::counts).unwrap_or_default();
+        ObjectCounts {
             migrated: self.before.migrated + now.migrated,
             reloaded: self.before.reloaded + now.reloaded,
             refused: self.before.refused + now.refused,
@@ -120,7 +120,7 @@ impl Data {
     }
 
     /// Returns the GPU blocks of some extents; `None` if any of them has none.
-    fn blocks(&self, extents: &[Extent]) -> Option<Vec<BlockRun>> {
+    fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
         let mut runs: Vec<BlockRun> = Vec::new();
         for block in extents.iter().flat_map(blocks_of) {
             let BlockRun { start, .. } = *self.backing.get(&block)?;
@@ -135,28 +135,28 @@ impl Data {
 
 /// Returns the blocks of the store's range that an extent covers. Extents of a store of blocks
 /// cover whole blocks.
-fn blocks_of(extent: &Extent) -> impl Iterator<Item = u64> + use<> {
+fn blocks_of(extent: &StoreExtent) -> impl Iterator<Item = u64> + use<> {
     extent.at / BLOCK.0..(extent.at + extent.len.0).div_ceil(BLOCK.0)
 }
 
-impl Gpu {
+impl GpuCore {
     /// Returns the store of intermediate data; `None` before the first object.
     #[must_use]
-    pub fn store(&self) -> Option<&Store> {
+    pub fn store(&self) -> Option<&ElasticStore> {
         self.data.as_ref()?.store.as_ref()
     }
 
     /// Returns the counts of objects on this GPU, including those of lost executors.
     #[must_use]
-    pub fn data_counts(&self) -> Counts {
-        self.data.as_ref().map(Data::counts).unwrap_or_default()
+    pub fn data_counts(&self) -> ObjectCounts {
+        self.data.as_ref().map(GpuDataStore::counts).unwrap_or_default()
     }
 
     /// Returns the GPU blocks of an object; `None` if the object is not on this GPU.
     #[must_use]
     pub fn object_blocks(&self, object: ObjectKey) -> Option<Vec<BlockRun>> {
         let store = self.store()?;
-        let there = matches!(store.place(object)?, Place::Gpu | Place::Migrating);
+        let there = matches!(store.place(object)?, ObjectLocation::Gpu | ObjectLocation::Migrating);
         if there { self.blocks(store.extents(object)) } else { None }
     }
 
@@ -173,9 +173,9 @@ impl Gpu {
             && data.store.is_none()
         {
             // The configuration was checked when the GPU was configured.
-            data.store = if up { Store::new(data.config).ok() } else { None };
+            data.store = if up { ElasticStore::new(data.config).ok() } else { None };
             if data.store.is_none() {
-                actions.push(Action::Data(DataAction::Decline { object }));
+                actions.push(Action::Data(ObjectAction::Decline { object }));
             }
         }
         self.limit_data(now, actions);
@@ -199,9 +199,10 @@ impl Gpu {
         self.roomless().map(|slot| slot.key)
     }
 
-    fn roomless(&self) -> Option<&super::Slot> {
-        let waits =
-            |slot: &&super::Slot| slot.stage == Stage::Waiting && self.memory.region(slot.model).is_none();
+    fn roomless(&self) -> Option<&super::AssignedRequest> {
+        let waits = |slot: &&super::AssignedRequest| {
+            slot.stage == RequestStage::Waiting && self.memory.region(slot.model).is_none()
+        };
         self.slots.iter().find(waits)
     }
 
@@ -250,38 +251,38 @@ impl Gpu {
                 return None;
             }
             Wanted::Place { object, extents } => match self.blocks(&extents) {
-                Some(blocks) => DataAction::Place { object, blocks },
+                Some(blocks) => ObjectAction::Place { object, blocks },
                 None => return Some(elastic::Event::CopyFailed { object }),
             },
             Wanted::Reload { object, extents } => match self.blocks(&extents) {
-                Some(blocks) => DataAction::Reload { object, blocks },
+                Some(blocks) => ObjectAction::Reload { object, blocks },
                 None => return Some(elastic::Event::CopyFailed { object }),
             },
-            Wanted::Refuse { object } => DataAction::Refuse { object },
-            Wanted::Decline { object } => DataAction::Decline { object },
-            Wanted::Migrate { object } => DataAction::Migrate { object },
-            Wanted::Left { object } => DataAction::Left { object },
-            Wanted::Keep { object } => DataAction::Keep { object },
-            Wanted::Free { object } => DataAction::Free { object },
-            Wanted::Lost { object } => DataAction::Lost { object },
+            Wanted::Refuse { object } => ObjectAction::Refuse { object },
+            Wanted::Decline { object } => ObjectAction::Decline { object },
+            Wanted::Migrate { object } => ObjectAction::Migrate { object },
+            Wanted::MigrationCompleted { object } => ObjectAction::Left { object },
+            Wanted::CancelMigration { object } => ObjectAction::Keep { object },
+            Wanted::Free { object } => ObjectAction::Free { object },
+            Wanted::Lost { object } => ObjectAction::Lost { object },
         };
         actions.push(Action::Data(does));
         None
     }
 
-    fn blocks(&self, extents: &[Extent]) -> Option<Vec<BlockRun>> {
+    fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
         self.data.as_ref()?.blocks(extents)
     }
 
     /// Maps GPU blocks under extents, evicting models that are not in use. The store's limit
     /// ensures that there are enough blocks. If there were none, the store's objects in these
     /// extents would be refused.
-    fn back(&mut self, extents: &[Extent], actions: &mut Vec<Action>) {
+    fn back(&mut self, extents: &[StoreExtent], actions: &mut Vec<Action>) {
         let places: Vec<_> = extents.iter().flat_map(blocks_of).collect();
         let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
         // Models that requests wait for here are evicted last.
         let taken = match self.memory.take_blocks(count, &self.waited_for()) {
-            Err(Shortage::Pinned) => self.memory.take_blocks(count, &self.in_use()),
+            Err(MemoryShortage::Pinned) => self.memory.take_blocks(count, &self.in_use()),
             taken => taken,
         };
         let Ok((runs, evicted)) = taken else { return };
@@ -292,12 +293,12 @@ impl Gpu {
     }
 
     /// Reports evicted models to the executor and the node.
-    pub(super) fn note_evicted(&mut self, evicted: &[Evicted], actions: &mut Vec<Action>) {
+    pub(super) fn note_evicted(&mut self, evicted: &[EvictedModel], actions: &mut Vec<Action>) {
         self.totals.evictions += evicted.len() as u64;
-        for &Evicted { model, generation } in evicted {
+        for &EvictedModel { model, generation } in evicted {
             self.prefetched.remove(&model);
             actions.push(Action::Unmap { model, generation });
-            if self.isolation == super::Isolation::Resident {
+            if self.isolation == super::ExecutorIsolation::Resident {
                 self.unload(model, actions);
             }
         }

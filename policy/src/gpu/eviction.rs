@@ -1,4 +1,4 @@
-//! The order in which models are evicted (L22). The properties of a model give its [`Rank`]; of
+//! The order in which models are evicted (L22). The properties of a model give its [`EvictionRank`]; of
 //! equal ranks the least recently used model is evicted first. No policy evicts a model that runs,
 //! that is being copied to or from this GPU, or that is pinned.
 //!
@@ -20,7 +20,7 @@ use std::str::FromStr;
 
 use millrace_types::policy::EvictionName;
 
-use crate::memory::Rank;
+use crate::memory::EvictionRank;
 use crate::names::{self, UnknownName};
 
 /// The rule by which models are evicted.
@@ -41,11 +41,11 @@ pub const EVICTIONS: [(&str, Eviction); 3] =
 
 /// The properties of a model on a GPU that decide on its eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Standing {
+pub struct EvictionCandidate {
     /// Whether the node keeps the model without this copy.
     pub copy: CopyKind,
     /// The cost to others of loading the model again.
-    pub weight: Weight,
+    pub weight: LoadInterference,
 }
 
 /// The role of a copy of a model on the node.
@@ -60,7 +60,7 @@ pub enum CopyKind {
 
 /// The degree to which loading a model disturbs others (T23).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Weight {
+pub enum LoadInterference {
     /// Loading disturbs others hardly.
     Light,
     /// Loading disturbs others a little.
@@ -73,13 +73,13 @@ pub enum Weight {
 impl Eviction {
     /// Returns the rank of a model with a standing: lower ranks are evicted first.
     #[must_use]
-    pub fn rank(self, standing: Standing) -> Rank {
-        Rank(match (self, standing.copy, standing.weight) {
+    pub fn rank(self, standing: EvictionCandidate) -> EvictionRank {
+        EvictionRank(match (self, standing.copy, standing.weight) {
             (Self::Lru, ..) | (_, CopyKind::Replica, _) => 0,
             (Self::Replicas, CopyKind::Original, _) => 1,
-            (Self::Torpor, CopyKind::Original, Weight::Light) => 1,
-            (Self::Torpor, CopyKind::Original, Weight::Medium) => 2,
-            (Self::Torpor, CopyKind::Original, Weight::Heavy) => 3,
+            (Self::Torpor, CopyKind::Original, LoadInterference::Light) => 1,
+            (Self::Torpor, CopyKind::Original, LoadInterference::Medium) => 2,
+            (Self::Torpor, CopyKind::Original, LoadInterference::Heavy) => 3,
         })
     }
 
@@ -95,7 +95,7 @@ impl Eviction {
 
     /// Whether the policy depends on standings. If not, the node need not report them.
     #[must_use]
-    pub fn wants_standings(self) -> bool {
+    pub fn uses_candidates(self) -> bool {
         self != Self::Lru
     }
 }

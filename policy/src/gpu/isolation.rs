@@ -19,13 +19,13 @@ use std::str::FromStr;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::programs::Known;
-use super::slots::Stage;
-use super::{Action, Gpu};
-use crate::attempts::Progress;
-use crate::dispatch::Return;
+use super::programs::ProgramLoadState;
+use super::slots::RequestStage;
+use super::{Action, GpuCore};
+use crate::attempts::AttemptProgress;
+use crate::dispatch::ReturnReason;
 use crate::ids::RequestKey;
-use crate::memory::{Evicted, Shortage};
+use crate::memory::{EvictedModel, MemoryShortage};
 use crate::names::{self, UnknownName};
 
 /// Executor processes of a GPU, at most, if each model has a process. The process with the oldest
@@ -34,7 +34,7 @@ pub const PROCESSES_MAX: usize = 64;
 
 /// The rule by which models share executor processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Isolation {
+pub enum ExecutorIsolation {
     /// All models of a GPU share a process.
     #[default]
     Gpu,
@@ -45,10 +45,13 @@ pub enum Isolation {
 }
 
 /// Every name with its isolation.
-pub const ISOLATIONS: [(&str, Isolation); 3] =
-    [("gpu", Isolation::Gpu), ("model", Isolation::Model), ("resident", Isolation::Resident)];
+pub const ISOLATIONS: [(&str, ExecutorIsolation); 3] = [
+    ("gpu", ExecutorIsolation::Gpu),
+    ("model", ExecutorIsolation::Model),
+    ("resident", ExecutorIsolation::Resident),
+];
 
-impl Isolation {
+impl ExecutorIsolation {
     /// Whether each model has a process of its own.
     #[must_use]
     pub fn per_model(self) -> bool {
@@ -56,7 +59,7 @@ impl Isolation {
     }
 }
 
-impl FromStr for Isolation {
+impl FromStr for ExecutorIsolation {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
@@ -64,7 +67,7 @@ impl FromStr for Isolation {
     }
 }
 
-impl fmt::Display for Isolation {
+impl fmt::Display for ExecutorIsolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(names::of(&ISOLATIONS, self))
     }
@@ -75,11 +78,11 @@ pub(super) fn seed(gpu: GpuIndex, model: ModelId) -> u64 {
     (u64::from(gpu.0) << 32 | u64::from(model.0)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-impl Gpu {
+impl GpuCore {
     /// Handles the end of a model's process and the loss of the process's memory.
     pub(super) fn program_lost(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
         // The process was told to end, so its end changes nothing.
-        if self.programs.known(model) == Known::No {
+        if self.programs.known(model) == ProgramLoadState::No {
             return;
         }
         let far = self.slots.iter().enumerate().filter(|(_, slot)| slot.model == model);
@@ -107,32 +110,33 @@ impl Gpu {
         }
     }
 
-    fn lose_request(&mut self, key: RequestKey, progress: Progress, actions: &mut Vec<Action>) {
+    fn lose_request(&mut self, key: RequestKey, progress: AttemptProgress, actions: &mut Vec<Action>) {
         let Some(place) = self.slots.place_of(key) else { return };
         let slot = self.slots.remove(place);
         actions.push(if slot.cancelled.is_some() {
             Action::Ended { key, ran: None }
         } else {
-            Action::Returned { key, why: Return::Died(progress) }
+            Action::RequestReturned { key, why: ReturnReason::Died(progress) }
         });
     }
 
     /// Whether a model has to wait even if there is room: its last process died recently, or
     /// another GPU still copies the blocks of that process.
-    pub(super) fn held_back(&self, now: Timestamp, model: ModelId) -> bool {
+    pub(super) fn must_wait(&self, now: Timestamp, model: ModelId) -> bool {
         self.leftovers.contains(&model) || self.programs.starts(model) > now
     }
 
     /// Moves requests behind the others if their model has to wait.
-    pub(super) fn set_back(&mut self, now: Timestamp) {
+    pub(super) fn reorder_waiting(&mut self, now: Timestamp) {
         if !self.isolation.per_model() {
             return;
         }
-        let waits = |model| self.held_back(now, model);
+        let waits = |model| self.must_wait(now, model);
         let starts = |model| Some(self.programs.starts(model)).filter(|&at| at > now);
-        let waiting = self.slots.iter().filter(|slot| slot.stage == Stage::Waiting).map(|slot| slot.model);
+        let waiting =
+            self.slots.iter().filter(|slot| slot.stage == RequestStage::Waiting).map(|slot| slot.model);
         let look_again = waiting.chain(self.prefetched.keys().copied()).filter_map(starts).min();
-        let order = self.slots.iter().map(|slot| slot.stage == Stage::Waiting && waits(slot.model));
+        let order = self.slots.iter().map(|slot| slot.stage == RequestStage::Waiting && waits(slot.model));
         let order: Vec<bool> = order.collect();
         self.slots.set_back(&order);
         self.look_again = look_again;
@@ -144,15 +148,15 @@ impl Gpu {
         &mut self,
         spared: &[ModelId],
         actions: &mut Vec<Action>,
-    ) -> Result<(), Shortage> {
+    ) -> Result<(), MemoryShortage> {
         let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
         let may_go = |model| !spared.contains(&model) && !self.is_lent(model);
         let surplus = self.programs.surplus(PROCESSES_MAX, idle);
         let Some(model) = surplus.or_else(|| self.programs.surplus(PROCESSES_MAX, may_go)) else {
             let full = self.programs.known_count() >= PROCESSES_MAX;
-            return if full { Err(Shortage::Pinned) } else { Ok(()) };
+            return if full { Err(MemoryShortage::Pinned) } else { Ok(()) };
         };
-        if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+        if let Some(EvictedModel { model, generation }) = self.memory.unmap(model) {
             self.prefetched.remove(&model);
             self.totals.evictions += 1;
             actions.push(Action::Unmap { model, generation });
@@ -166,7 +170,7 @@ impl Gpu {
 
     /// Has the executor unload a model.
     pub(super) fn unload(&mut self, model: ModelId, actions: &mut Vec<Action>) {
-        if self.programs.known(model) != Known::No {
+        if self.programs.known(model) != ProgramLoadState::No {
             self.programs.forget(model);
             actions.push(Action::UnloadProgram { model });
         }
@@ -197,8 +201,8 @@ mod tests {
         for (name, isolation) in ISOLATIONS {
             assert_eq!((name.parse(), isolation.to_string()), (Ok(isolation), name.to_owned()));
         }
-        assert_eq!(Isolation::default(), Isolation::Gpu);
-        let refused = "process".parse::<Isolation>().unwrap_err().to_string();
+        assert_eq!(ExecutorIsolation::default(), ExecutorIsolation::Gpu);
+        let refused = "process".parse::<ExecutorIsolation>().unwrap_err().to_string();
         assert_eq!(refused, "isolation \"process\" is not known: use one of gpu, model, resident");
     }
 }

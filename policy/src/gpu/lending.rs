@@ -5,12 +5,12 @@
 use millrace_types::{Bytes, ModelId};
 
 use super::serve::first_blocks;
-use super::slots::Stage;
-use super::{Action, Gpu};
+use super::slots::RequestStage;
+use super::{Action, GpuCore};
 use crate::fabric::PeerBlocks;
 use crate::ids::TransferId;
 
-impl Gpu {
+impl GpuCore {
     pub(super) fn lock(&mut self, transfer: TransferId, model: ModelId, actions: &mut Vec<Action>) {
         let peer = self.try_lock(model);
         actions.push(match peer {
@@ -27,7 +27,7 @@ impl Gpu {
         let shape = self.programs.shape(model)?;
         // Without this check, a model that is copied again and again could keep a request here from
         // ever getting room.
-        let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
+        let waits_for_room = self.slots.iter().any(|slot| slot.stage == RequestStage::Waiting);
         if waits_for_room || !self.complete(model) {
             return None;
         }

@@ -36,19 +36,19 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
-pub use self::data::DataAction;
-pub use self::eviction::{Eviction, Standing};
-pub use self::isolation::{Isolation, PROCESSES_MAX};
+pub use self::data::ObjectAction;
+pub use self::eviction::{Eviction, EvictionCandidate};
+pub use self::isolation::{ExecutorIsolation, PROCESSES_MAX};
 pub use self::programs::PROGRAMS_MAX;
-pub use self::protocol::{Action, Event, RunFailure, Spent};
+pub use self::protocol::{Action, Event, GpuTimes, RunFailure};
 pub use self::slots::SLOTS_MAX;
 
-use self::data::Data;
-use self::prefetch::Until;
-use self::programs::{Known, Programs};
-use self::serve::Moving;
-use self::slots::{Slot, Slots, Stage};
-use crate::attempts::Progress;
+use self::data::GpuDataStore;
+use self::prefetch::PrefetchProtection;
+use self::programs::{ProgramLoadState, ProgramTable};
+use self::serve::IncomingTransfer;
+use self::slots::{AssignedRequest, RequestQueue, RequestStage};
+use crate::attempts::AttemptProgress;
 use crate::core::Core;
 use crate::decision_text::DecisionText;
 use crate::elastic;
@@ -62,7 +62,7 @@ pub const HANG_AFTER: Duration = Duration::from_secs(30);
 
 /// The health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Health {
+pub enum ExecutorHealth {
     /// The GPU's first executor is not up yet.
     Starting,
     /// The GPU serves requests.
@@ -75,7 +75,7 @@ pub enum Health {
 
 /// The counters of a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct GpuCounters {
     /// Models loaded onto the GPU.
     pub swaps: u64,
     /// Loaded models that were copied wholly from another GPU.
@@ -90,15 +90,15 @@ pub struct Totals {
 
 /// The state of a GPU.
 #[derive(Debug)]
-pub struct Gpu {
+pub struct GpuCore {
     index: GpuIndex,
-    health: Health,
+    health: ExecutorHealth,
     incarnation: Option<Incarnation>,
     memory: MemoryMap,
     /// The store of intermediate data; `None` if such data stays in host memory.
-    data: Option<Data>,
+    data: Option<GpuDataStore>,
     eviction: Eviction,
-    isolation: Isolation,
+    isolation: ExecutorIsolation,
     /// Models that requests elsewhere wait for. A pinned model is evicted only if nothing else
     /// makes room, so that requests on this GPU never wait for the pinned models.
     pinned: BTreeSet<ModelId>,
@@ -108,10 +108,10 @@ pub struct Gpu {
     look_at: Option<Timestamp>,
     /// Models that are loaded before any request needs them, with the time until which each model
     /// is spared.
-    prefetched: BTreeMap<ModelId, Until>,
-    programs: Programs,
-    slots: Slots,
-    moving: Vec<Moving>,
+    prefetched: BTreeMap<ModelId, PrefetchProtection>,
+    programs: ProgramTable,
+    slots: RequestQueue,
+    moving: Vec<IncomingTransfer>,
     /// Models that other GPUs copy from this GPU, by transfer. None of these is evicted.
     lent: BTreeMap<TransferId, ModelId>,
     /// Lent models that lost the process. No request can use such a model here any longer.
@@ -120,28 +120,28 @@ pub struct Gpu {
     look_again: Option<Timestamp>,
     last_run: RunId,
     last_transfer: TransferId,
-    totals: Totals,
+    totals: GpuCounters,
 }
 
-impl Gpu {
+impl GpuCore {
     /// Returns a GPU without an executor and with empty memory. It evicts the least recently used
     /// models first.
     #[must_use]
     pub fn new(gpu: GpuIndex, memory: MemoryMap) -> Self {
         Self {
             index: gpu,
-            health: Health::Starting,
+            health: ExecutorHealth::Starting,
             incarnation: None,
             memory,
             data: None,
             eviction: Eviction::Lru,
-            isolation: Isolation::default(),
+            isolation: ExecutorIsolation::default(),
             pinned: BTreeSet::new(),
             kept: BTreeSet::new(),
             look_at: None,
             prefetched: BTreeMap::new(),
-            programs: Programs::default(),
-            slots: Slots::default(),
+            programs: ProgramTable::default(),
+            slots: RequestQueue::default(),
             moving: Vec::new(),
             lent: BTreeMap::new(),
             leftovers: BTreeSet::new(),
@@ -149,7 +149,7 @@ impl Gpu {
             last_run: RunId(0),
             // Transfer ids must differ between the GPUs of a node.
             last_transfer: TransferId(u64::from(gpu.0) << 40),
-            totals: Totals::default(),
+            totals: GpuCounters::default(),
         }
     }
 
@@ -161,7 +161,7 @@ impl Gpu {
 
     /// Returns the GPU with another isolation of models.
     #[must_use]
-    pub fn with_isolation(self, isolation: Isolation) -> Self {
+    pub fn with_isolation(self, isolation: ExecutorIsolation) -> Self {
         Self { isolation, ..self }
     }
 
@@ -170,12 +170,12 @@ impl Gpu {
     #[must_use]
     pub fn with_data(self, config: Option<elastic::Config>) -> Self {
         let fits = !self.isolation.per_model() && self.memory.gives_any_block();
-        let data = config.filter(|_| fits).map(Data::new);
+        let data = config.filter(|_| fits).map(GpuDataStore::new);
         Self { data, ..self }
     }
 
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> ExecutorHealth {
         self.health
     }
 
@@ -185,7 +185,7 @@ impl Gpu {
     }
 
     #[must_use]
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> GpuCounters {
         self.totals
     }
 
@@ -223,16 +223,17 @@ impl Gpu {
     }
 
     fn up(&mut self, incarnation: Incarnation, actions: &mut Vec<Action>) {
-        self.totals.restarts += u64::from(self.health != Health::Starting);
-        self.health = Health::Up;
+        self.totals.restarts += u64::from(self.health != ExecutorHealth::Starting);
+        self.health = ExecutorHealth::Up;
         self.incarnation = Some(incarnation);
         actions.push(Action::Up { incarnation });
     }
 
     /// Clears the state of the GPU after everything on it is lost.
-    fn lose_all(&mut self, health: Health, actions: &mut Vec<Action>) {
+    fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
-            let progress = |(place, slot): (usize, &Slot)| Some((slot.key, self.progress(place, slot)));
+            let progress =
+                |(place, slot): (usize, &AssignedRequest)| Some((slot.key, self.progress(place, slot)));
             let waited_for = self.slots.iter().enumerate().filter(|(_, slot)| slot.cancelled.is_none());
             let lost = waited_for.filter_map(progress).collect();
             self.slots.drain();
@@ -241,7 +242,7 @@ impl Gpu {
             self.leftovers.clear();
             self.look_again = None;
             self.memory.clear();
-            self.data.iter_mut().for_each(Data::clear);
+            self.data.iter_mut().for_each(GpuDataStore::clear);
             self.pinned.clear();
             self.prefetched.clear();
             self.kept.clear();
@@ -249,25 +250,25 @@ impl Gpu {
             self.programs.forget_all();
             actions.push(Action::Down { lost });
         }
-        if !(health == Health::Restarting && self.health == Health::Unhealthy) {
+        if !(health == ExecutorHealth::Restarting && self.health == ExecutorHealth::Unhealthy) {
             self.health = health;
         }
     }
 
     /// Returns a request's progress: whether the request may have run, and whether the request may
     /// be the cause of a failure.
-    fn progress(&self, place: usize, slot: &Slot) -> Progress {
-        let sent = matches!(slot.stage, Stage::Sent { .. });
+    fn progress(&self, place: usize, slot: &AssignedRequest) -> AttemptProgress {
+        let sent = matches!(slot.stage, RequestStage::Sent { .. });
         if place > 0 {
-            let harmless = !sent || self.programs.known(slot.model) == Known::Loaded;
-            return if harmless { Progress::Waiting } else { Progress::Preparing };
+            let harmless = !sent || self.programs.known(slot.model) == ProgramLoadState::Loaded;
+            return if harmless { AttemptProgress::Waiting } else { AttemptProgress::Preparing };
         }
         let loaded = self.memory.region(slot.model).map(|region| region.loaded());
         let readable = loaded.is_some_and(|loaded| loaded.held() > 0 || loaded.complete());
-        if sent && readable { Progress::Begun } else { Progress::Preparing }
+        if sent && readable { AttemptProgress::Begun } else { AttemptProgress::Preparing }
     }
 
-    fn replace(&mut self, health: Health, actions: &mut Vec<Action>) {
+    fn replace(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.is_some() {
             self.lose_all(health, actions);
             actions.push(Action::Replace);
@@ -282,7 +283,7 @@ impl Gpu {
     }
 }
 
-impl Core for Gpu {
+impl Core for GpuCore {
     type Event = Event;
     type Action = Action;
 
@@ -297,7 +298,7 @@ impl Core for Gpu {
             }
             Action::Replace => named("replace the executor"),
             Action::EndProgram { model } => named("end the process").model(model),
-            Action::Returned { key, .. } => named("return").request(key),
+            Action::RequestReturned { key, .. } => named("return").request(key),
             Action::Failed { key, .. } => named("fail on the GPU").request(key),
             Action::Data(ref action) => return action.decision(),
             Action::LoadProgram { .. }
@@ -314,7 +315,7 @@ impl Core for Gpu {
             | Action::Down { .. }
             | Action::Ended { .. }
             | Action::Evicted { .. }
-            | Action::Forgot { .. } => return None,
+            | Action::ModelForgotten { .. } => return None,
         })
     }
 
@@ -327,9 +328,9 @@ impl Core for Gpu {
                 self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
-            Event::Prefetch { model } => self.prefetch(model, Until::Used),
-            Event::Prewarm { model } => self.prefetch(model, Until::Here),
-            Event::Standing { model, standing } => {
+            Event::Prefetch { model } => self.prefetch(model, PrefetchProtection::Used),
+            Event::Prewarm { model } => self.prefetch(model, PrefetchProtection::Here),
+            Event::CandidateChanged { model, standing } => {
                 self.programs.set_standing(model, standing);
                 self.memory.rank(model, self.rank(model));
             }
@@ -350,13 +351,13 @@ impl Core for Gpu {
             }
             // The node itself takes back a request that was assigned to a lost executor.
             Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {
-                self.slots.push(Slot::new(key, model, from));
+                self.slots.push(AssignedRequest::new(key, model, from));
             }
             Event::Assign { .. } => {}
             Event::Recall { key } => self.recall(key, actions),
             Event::Cancel { key } => self.cancel(now, key, actions),
             Event::Up { incarnation } => self.up(incarnation, actions),
-            Event::Down => self.lose_all(Health::Restarting, actions),
+            Event::Down => self.lose_all(ExecutorHealth::Restarting, actions),
             Event::ProgramLoaded { model } => self.programs.loaded(now, model),
             Event::ProgramLost { model } => self.program_lost(now, model, actions),
             Event::ProgramFailed { model } => self.program_failed(now, model, actions),
@@ -376,16 +377,16 @@ impl Core for Gpu {
             }
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
-            Event::DeviceFailed => self.replace(Health::Unhealthy, actions),
+            Event::DeviceFailed => self.replace(ExecutorHealth::Unhealthy, actions),
             Event::Data(event) => self.on_data(now, event, actions),
             Event::Tick => {
-                if self.data.as_ref().and_then(Data::next_wake).is_some_and(|at| at <= now) {
+                if self.data.as_ref().and_then(GpuDataStore::next_wake).is_some_and(|at| at <= now) {
                     self.tell_store(now, elastic::Event::Tick, actions);
                 }
                 if self.isolation.per_model() {
                     self.end_hung(now, actions);
                 } else if self.hung_at().is_some_and(|at| at <= now) {
-                    self.replace(Health::Restarting, actions);
+                    self.replace(ExecutorHealth::Restarting, actions);
                 }
                 self.drop_unused(now, actions);
             }
@@ -400,7 +401,7 @@ impl Core for Gpu {
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
-        let data = self.data.as_ref().and_then(Data::next_wake);
+        let data = self.data.as_ref().and_then(GpuDataStore::next_wake);
         [self.hung_at(), self.look_at, self.look_again, data].into_iter().flatten().min()
     }
 }

@@ -9,32 +9,32 @@
 
 use millrace_types::{ModelId, Timestamp};
 
-use super::slots::Stage;
-use super::{Action, Gpu};
+use super::slots::RequestStage;
+use super::{Action, GpuCore};
 
 /// The time until which a model that is loaded before its requests is spared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Until {
+pub(super) enum PrefetchProtection {
     /// Until all of its weights are on this GPU.
     Here,
     /// Until a request uses the model.
     Used,
 }
 
-impl Gpu {
-    pub(super) fn prefetch(&mut self, model: ModelId, until: Until) {
+impl GpuCore {
+    pub(super) fn prefetch(&mut self, model: ModelId, until: PrefetchProtection) {
         // Prefetches are dropped with the executor, like everything else on the GPU.
         if self.incarnation.is_none() || self.slots.uses(model) {
             return;
         }
         let spared = self.prefetched.entry(model).or_insert(until);
         *spared = until.max(*spared);
-        self.has_come(model);
+        self.end_prewarm_protection(model);
     }
 
     /// Ends the sparing of a prewarmed model that is fully loaded.
-    pub(super) fn has_come(&mut self, model: ModelId) {
-        if self.prefetched.get(&model) == Some(&Until::Here) && self.complete(model) {
+    pub(super) fn end_prewarm_protection(&mut self, model: ModelId) {
+        if self.prefetched.get(&model) == Some(&PrefetchProtection::Here) && self.complete(model) {
             self.prefetched.remove(&model);
         }
     }
@@ -49,23 +49,23 @@ impl Gpu {
     /// Keeps the link busy while no request needs it.
     pub(super) fn move_prefetched(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         // A request that waits for room may need the room of a model in flight.
-        let waits_for_room = self.slots.iter().any(|slot| slot.stage == Stage::Waiting);
+        let waits_for_room = self.slots.iter().any(|slot| slot.stage == RequestStage::Waiting);
         if waits_for_room || !self.moving.is_empty() {
             return;
         }
         let wanted = |gpu: &Self| {
-            let lacks = |&model: &ModelId| !gpu.complete(model) && !gpu.held_back(now, model);
+            let lacks = |&model: &ModelId| !gpu.complete(model) && !gpu.must_wait(now, model);
             gpu.prefetched.keys().copied().find(lacks)
         };
         while let Some(model) = wanted(self) {
             let mut spared = self.waited_for();
             // Without this, two kept models would evict each other without end.
             spared.extend(&self.kept);
-            if self.prefetched.get(&model) == Some(&Until::Here) {
+            if self.prefetched.get(&model) == Some(&PrefetchProtection::Here) {
                 let pinned = |model: &ModelId| self.programs.residency(*model).pin;
                 spared.extend(self.memory.regions().map(|(model, _)| model).filter(pinned));
             }
-            if self.memory.region(model).is_some() || self.place(now, model, &spared, actions).is_ok() {
+            if self.memory.region(model).is_some() || self.map_model(now, model, &spared, actions).is_ok() {
                 return self.start_transfer(model, None, actions);
             }
             self.prefetched.remove(&model);

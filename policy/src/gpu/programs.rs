@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use millrace_types::{Bytes, ModelId, Residency, Timestamp};
+use millrace_types::{Bytes, ModelId, ResidencyOptions, Timestamp};
 
-use super::eviction::Standing;
+use super::eviction::EvictionCandidate;
 use crate::backoff::Backoff;
 use crate::lifecycle::RESTARTS;
 use crate::memory::blocks_for;
@@ -15,7 +15,7 @@ pub const PROGRAMS_MAX: usize = 512;
 
 /// The memory needs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct ModelFootprint {
     pub(super) weights: Bytes,
     /// Blocks of GPU memory that the model needs.
     pub(super) blocks: u32,
@@ -24,7 +24,7 @@ pub(super) struct Shape {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum ProgramLoadState {
     /// The executor was not told to load the model.
     No,
     /// The executor was told to load the model, and has not reported the outcome.
@@ -35,43 +35,44 @@ pub(super) enum Known {
 
 #[derive(Debug)]
 struct Program {
-    shape: Shape,
-    known: Known,
+    shape: ModelFootprint,
+    known: ProgramLoadState,
     /// The last standing that the node reported.
-    standing: Standing,
-    residency: Residency,
+    standing: EvictionCandidate,
+    residency: ResidencyOptions,
     last_asked: Timestamp,
     /// Time of the load; `None` if the model is not loaded.
     since: Option<Timestamp>,
     /// The deaths of the model's processes; `None` if none died.
-    deaths: Option<Box<Deaths>>,
+    deaths: Option<Box<ProcessBackoff>>,
     /// Whether the model was removed. The entry is dropped as soon as nothing of the model is on
     /// the GPU.
     removed: bool,
 }
 
 #[derive(Debug)]
-struct Deaths {
+struct ProcessBackoff {
     backoff: Backoff,
     /// The time from which the model may be loaded again.
     until: Timestamp,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Programs {
+pub(super) struct ProgramTable {
     models: BTreeMap<ModelId, Program>,
     known: usize,
     removed: usize,
 }
 
-impl Programs {
+impl ProgramTable {
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
-        let shape = Shape { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
+        let shape =
+            ModelFootprint { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
         let new = Program {
             shape,
-            known: Known::No,
-            standing: Standing::default(),
-            residency: Residency::default(),
+            known: ProgramLoadState::No,
+            standing: EvictionCandidate::default(),
+            residency: ResidencyOptions::default(),
             last_asked: Timestamp::ZERO,
             since: None,
             deaths: None,
@@ -87,40 +88,40 @@ impl Programs {
         }
     }
 
-    pub(super) fn shape(&self, model: ModelId) -> Option<Shape> {
+    pub(super) fn shape(&self, model: ModelId) -> Option<ModelFootprint> {
         Some(self.models.get(&model)?.shape)
     }
 
-    pub(super) fn standing(&self, model: ModelId) -> Standing {
-        self.models.get(&model).map_or_else(Standing::default, |program| program.standing)
+    pub(super) fn standing(&self, model: ModelId) -> EvictionCandidate {
+        self.models.get(&model).map_or_else(EvictionCandidate::default, |program| program.standing)
     }
 
-    pub(super) fn set_standing(&mut self, model: ModelId, standing: Standing) {
+    pub(super) fn set_standing(&mut self, model: ModelId, standing: EvictionCandidate) {
         if let Some(program) = self.models.get_mut(&model) {
             program.standing = standing;
         }
     }
 
-    pub(super) fn residency(&self, model: ModelId) -> Residency {
-        self.models.get(&model).map_or_else(Residency::default, |program| program.residency)
+    pub(super) fn residency(&self, model: ModelId) -> ResidencyOptions {
+        self.models.get(&model).map_or_else(ResidencyOptions::default, |program| program.residency)
     }
 
-    pub(super) fn set_residency(&mut self, model: ModelId, residency: Residency) {
+    pub(super) fn set_residency(&mut self, model: ModelId, residency: ResidencyOptions) {
         if let Some(program) = self.models.get_mut(&model) {
             program.residency = residency;
         }
     }
 
-    pub(super) fn known(&self, model: ModelId) -> Known {
-        self.models.get(&model).map_or(Known::No, |program| program.known)
+    pub(super) fn known(&self, model: ModelId) -> ProgramLoadState {
+        self.models.get(&model).map_or(ProgramLoadState::No, |program| program.known)
     }
 
     /// Records that the executor is told to load a model.
     pub(super) fn tell(&mut self, now: Timestamp, model: ModelId) {
         if let Some(program) = self.models.get_mut(&model) {
             program.last_asked = now;
-            self.known += usize::from(program.known == Known::No);
-            program.known = Known::Told;
+            self.known += usize::from(program.known == ProgramLoadState::No);
+            program.known = ProgramLoadState::Told;
         }
     }
 
@@ -131,8 +132,10 @@ impl Programs {
     }
 
     pub(super) fn loaded(&mut self, now: Timestamp, model: ModelId) {
-        if let Some(program) = self.models.get_mut(&model).filter(|program| program.known == Known::Told) {
-            program.known = Known::Loaded;
+        if let Some(program) =
+            self.models.get_mut(&model).filter(|program| program.known == ProgramLoadState::Told)
+        {
+            program.known = ProgramLoadState::Loaded;
             program.since = Some(now);
         }
     }
@@ -140,7 +143,7 @@ impl Programs {
     /// Records that the model's process died, or that no process could be started.
     pub(super) fn died(&mut self, now: Timestamp, model: ModelId, seed: u64) {
         if let Some(program) = self.models.get_mut(&model) {
-            let new = || Box::new(Deaths { backoff: Backoff::new(RESTARTS, seed), until: now });
+            let new = || Box::new(ProcessBackoff { backoff: Backoff::new(RESTARTS, seed), until: now });
             let deaths = program.deaths.get_or_insert_with(new);
             deaths.until = deaths.backoff.died(now, program.since);
         }
@@ -155,8 +158,10 @@ impl Programs {
 
     /// Records that the executor no longer has a model.
     pub(super) fn forget(&mut self, model: ModelId) {
-        if let Some(program) = self.models.get_mut(&model).filter(|program| program.known != Known::No) {
-            program.known = Known::No;
+        if let Some(program) =
+            self.models.get_mut(&model).filter(|program| program.known != ProgramLoadState::No)
+        {
+            program.known = ProgramLoadState::No;
             program.since = None;
             self.known -= 1;
         }
@@ -165,7 +170,7 @@ impl Programs {
     /// Records that the executor has no models.
     pub(super) fn forget_all(&mut self) {
         for program in self.models.values_mut() {
-            program.known = Known::No;
+            program.known = ProgramLoadState::No;
             program.since = None;
             program.deaths = None;
         }
@@ -183,13 +188,15 @@ impl Programs {
         if self.known < max {
             return None;
         }
-        let idle =
-            self.models.iter().filter(|&(&model, program)| program.known != Known::No && may_go(model));
+        let idle = self
+            .models
+            .iter()
+            .filter(|&(&model, program)| program.known != ProgramLoadState::No && may_go(model));
         idle.min_by_key(|(_, program)| program.last_asked).map(|(&model, _)| model)
     }
 
     /// Drops models that were removed and are not `used`, and returns each of them once.
-    pub(super) fn sweep(&mut self, used: impl Fn(ModelId) -> bool) -> Vec<(ModelId, Known)> {
+    pub(super) fn sweep(&mut self, used: impl Fn(ModelId) -> bool) -> Vec<(ModelId, ProgramLoadState)> {
         if self.removed == 0 {
             return Vec::new();
         }
@@ -198,7 +205,7 @@ impl Programs {
         for &(model, known) in &gone {
             self.models.remove(&model);
             self.removed -= 1;
-            self.known -= usize::from(known != Known::No);
+            self.known -= usize::from(known != ProgramLoadState::No);
         }
         gone
     }

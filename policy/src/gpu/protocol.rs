@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Residency, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
 
-use super::data::DataAction;
-use super::eviction::{Eviction, Standing};
-use crate::attempts::Progress;
-use crate::dispatch::Return;
+use super::data::ObjectAction;
+use super::eviction::{Eviction, EvictionCandidate};
+use crate::attempts::AttemptProgress;
+use crate::dispatch::ReturnReason;
 use crate::elastic;
-use crate::fabric::{Outcome, PeerBlocks, Weights};
+use crate::fabric::{PeerBlocks, TransferOutcome, WeightsCargo};
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
-use crate::memory::Run as BlockRun;
+use crate::memory::BlockRun;
 
 /// An event that a GPU's core handles.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -32,12 +32,12 @@ pub enum Event {
     /// Requests are likely to need this model soon: load the model if that delays no request.
     Prewarm { model: ModelId },
     /// The eviction standing of a model changed. The model is on this GPU or about to be loaded.
-    Standing { model: ModelId, standing: Standing },
+    CandidateChanged { model: ModelId, standing: EvictionCandidate },
     /// The residency options of a model changed, as set by the owners of its functions.
     Residency {
         model: ModelId,
         /// The options. The number of GPUs that hold the model is decided by the node.
-        residency: Residency,
+        residency: ResidencyOptions,
     },
     /// The node keeps a copy, which is then evicted last, or no longer keeps it.
     Keep {
@@ -88,7 +88,7 @@ pub enum Event {
     /// A transfer ended.
     TransferEnded {
         transfer: TransferId,
-        outcome: Outcome,
+        outcome: TransferOutcome,
         /// The GPU that the transfer copied from until its end; `None` for the host.
         from: Option<GpuIndex>,
     },
@@ -137,7 +137,7 @@ pub enum RunFailure {
 
 /// The time that a completed request spent on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Spent {
+pub struct GpuTimes {
     /// Start of the request's turn.
     pub turn: Timestamp,
     /// Time from the start of the turn until the end, without computing; zero if the model was
@@ -192,12 +192,12 @@ pub enum Action {
         /// The request that waits.
         key: RequestKey,
     },
-    /// Fabric: copy weights to this GPU. [`Gpu::reader_of`](super::Gpu::reader_of) returns the
+    /// Fabric: copy weights to this GPU. [`GpuCore::reader_of`](super::GpuCore::reader_of) returns the
     /// request that waits for the weights, if any.
     Transfer {
         /// A new name for the transfer.
         transfer: TransferId,
-        weights: Weights,
+        weights: WeightsCargo,
         /// The chunks that are missing.
         chunks: Vec<Range<u32>>,
         /// The GPU to copy from; `None` for the host.
@@ -217,7 +217,7 @@ pub enum Action {
     /// Fabric: cancel a transfer.
     CancelTransfer { transfer: TransferId },
     /// Function: a request has completed.
-    Completed { key: RequestKey, spent: Spent },
+    Completed { key: RequestKey, spent: GpuTimes },
     /// Function: a request has failed.
     Failed {
         key: RequestKey,
@@ -230,7 +230,7 @@ pub enum Action {
     /// Node: everything on this GPU is lost.
     Down {
         /// The progress of each request that a client still waits for.
-        lost: Vec<(RequestKey, Progress)>,
+        lost: Vec<(RequestKey, AttemptProgress)>,
     },
     /// Node: a request left this GPU.
     Ended {
@@ -239,11 +239,11 @@ pub enum Action {
         ran: Option<Duration>,
     },
     /// Node: take a request back.
-    Returned { key: RequestKey, why: Return },
+    RequestReturned { key: RequestKey, why: ReturnReason },
     /// Node: these models are no longer on this GPU.
     Evicted { models: Vec<ModelId> },
     /// Nothing of a removed model is left on this GPU: its descriptors may be closed.
-    Forgot { model: ModelId },
+    ModelForgotten { model: ModelId },
     /// Executor: act on an object of intermediate data.
-    Data(DataAction),
+    Data(ObjectAction),
 }

@@ -4,25 +4,25 @@
 //! partly loaded model stays only while a transfer continues the load or a request waits for the
 //! model.
 
-use millrace_types::{ModelId, Residency, Timestamp};
+use millrace_types::{ModelId, ResidencyOptions, Timestamp};
 
-use super::{Action, Gpu, Isolation};
-use crate::memory::{Evicted, Rank};
+use super::{Action, ExecutorIsolation, GpuCore};
+use crate::memory::{EvictedModel, EvictionRank};
 
-impl Gpu {
+impl GpuCore {
     /// Returns the eviction rank of a model.
-    pub(super) fn rank(&self, model: ModelId) -> Rank {
-        if self.stays(model) { Rank::LAST } else { self.eviction.rank(self.programs.standing(model)) }
+    pub(super) fn rank(&self, model: ModelId) -> EvictionRank {
+        if self.stays(model) { EvictionRank::LAST } else { self.eviction.rank(self.programs.standing(model)) }
     }
 
     fn stays(&self, model: ModelId) -> bool {
         self.kept.contains(&model) || self.programs.residency(model).pin
     }
 
-    pub(super) fn set_residency(&mut self, now: Timestamp, model: ModelId, residency: Residency) {
+    pub(super) fn set_residency(&mut self, now: Timestamp, model: ModelId, residency: ResidencyOptions) {
         self.programs.set_residency(model, residency);
         self.memory.rank(model, self.rank(model));
-        self.look_after(now, model);
+        self.schedule_unused_check(now, model);
     }
 
     pub(super) fn keep(&mut self, model: ModelId, kept: bool) {
@@ -36,7 +36,7 @@ impl Gpu {
     }
 
     /// Records the time at which a copy may have been unused for too long.
-    pub(super) fn look_after(&mut self, now: Timestamp, model: ModelId) {
+    pub(super) fn schedule_unused_check(&mut self, now: Timestamp, model: ModelId) {
         let after = self.programs.residency(model).evict_after;
         if let Some(after) = after.filter(|_| self.memory.region(model).is_some()) {
             let at = now + after;
@@ -84,10 +84,10 @@ impl Gpu {
     }
 
     fn drop_copy(&mut self, model: ModelId, actions: &mut Vec<Action>) {
-        if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+        if let Some(EvictedModel { model, generation }) = self.memory.unmap(model) {
             actions.push(Action::Unmap { model, generation });
             actions.push(Action::Evicted { models: vec![model] });
-            if self.isolation == Isolation::Resident {
+            if self.isolation == ExecutorIsolation::Resident {
                 self.unload(model, actions);
             }
         }

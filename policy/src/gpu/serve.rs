@@ -2,16 +2,16 @@
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
-use super::programs::{Known, PROGRAMS_MAX};
-use super::slots::{Slot, Stage};
-use super::{Action, Gpu, SLOTS_MAX};
-use crate::fabric::Weights;
+use super::programs::{PROGRAMS_MAX, ProgramLoadState};
+use super::slots::{AssignedRequest, RequestStage};
+use super::{Action, GpuCore, SLOTS_MAX};
+use crate::fabric::WeightsCargo;
 use crate::ids::{Generation, RequestKey, RunId, TransferId};
-use crate::memory::{Evicted, Run as BlockRun, Shortage};
+use crate::memory::{BlockRun, EvictedModel, MemoryShortage};
 
 /// A transfer to this GPU that has not ended.
 #[derive(Debug)]
-pub(super) struct Moving {
+pub(super) struct IncomingTransfer {
     pub(super) transfer: TransferId,
     pub(super) model: ModelId,
     pub(super) generation: Generation,
@@ -23,12 +23,14 @@ pub(super) struct Moving {
     pub(super) hastened: bool,
 }
 
-impl Gpu {
+impl GpuCore {
     /// Returns the first request that waits for a model's weights. Its deadline is the deadline of
     /// the transfer.
     #[must_use]
     pub fn reader_of(&self, model: ModelId) -> Option<RequestKey> {
-        let reads = |slot: &&Slot| slot.model == model && slot.stage != Stage::Waiting && !slot.doomed;
+        let reads = |slot: &&AssignedRequest| {
+            slot.model == model && slot.stage != RequestStage::Waiting && !slot.doomed
+        };
         self.slots.iter().find(reads).map(|slot| slot.key)
     }
 
@@ -37,15 +39,15 @@ impl Gpu {
         if self.incarnation.is_none() {
             return;
         }
-        self.set_back(now);
+        self.reorder_waiting(now);
         self.begin_turn(now);
         let mut place = 0;
         while let Some(&slot) = self.slots.get(place) {
             let sent = match slot.stage {
-                Stage::Sent { .. } => true,
-                Stage::Starved => false,
-                Stage::Waiting if self.held_back(now, slot.model) => false,
-                Stage::Waiting => self.send(now, place, slot, actions),
+                RequestStage::Sent { .. } => true,
+                RequestStage::Starved => false,
+                RequestStage::Waiting if self.must_wait(now, slot.model) => false,
+                RequestStage::Waiting => self.send(now, place, slot, actions),
             };
             if !sent {
                 break;
@@ -72,20 +74,26 @@ impl Gpu {
 
     /// Sends a request to the executor, with everything that it needs. Returns false if the request
     /// has to wait for room.
-    fn send(&mut self, now: Timestamp, place: usize, slot: Slot, actions: &mut Vec<Action>) -> bool {
+    fn send(
+        &mut self,
+        now: Timestamp,
+        place: usize,
+        slot: AssignedRequest,
+        actions: &mut Vec<Action>,
+    ) -> bool {
         let model = slot.model;
         if self.memory.region(model).is_none() {
-            match self.bring(now, model, actions) {
+            match self.load_model(now, model, actions) {
                 Ok(()) => {}
-                Err(Shortage::Pinned) => {
+                Err(MemoryShortage::Pinned) => {
                     // Transfers for a later request, or for no request, make way.
                     let first = if place == 0 { 1 } else { SLOTS_MAX };
                     let wanted: Vec<_> = self.slots.iter().take(first).map(|slot| slot.model).collect();
                     self.cancel_transfers(|moving| !wanted.contains(&moving.model), actions);
                     return false;
                 }
-                Err(Shortage::TooLarge) => {
-                    let key = self.take_off(place, actions).key;
+                Err(MemoryShortage::TooLarge) => {
+                    let key = self.remove_request(place, actions).key;
                     let reason = Reason::NoGpuMemory;
                     actions.push(Action::Failed { key, reason, may_have_executed: false });
                     actions.push(Action::Ended { key, ran: None });
@@ -102,7 +110,7 @@ impl Gpu {
         self.last_run = RunId(self.last_run.0 + 1);
         let run = self.last_run;
         if let Some(slot) = self.slots.get_mut(place) {
-            slot.stage = Stage::Sent { run, generation };
+            slot.stage = RequestStage::Sent { run, generation };
             slot.sends += 1;
         }
         actions.push(Action::Run { run, key: slot.key, model, generation });
@@ -110,10 +118,15 @@ impl Gpu {
     }
 
     /// Has the executor load a model, and maps a region for it.
-    fn bring(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) -> Result<(), Shortage> {
-        match self.place(now, model, &self.waited_for(), actions) {
+    fn load_model(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), MemoryShortage> {
+        match self.map_model(now, model, &self.waited_for(), actions) {
             // Evict models that other requests wait for: these requests wait a little longer.
-            Err(Shortage::Pinned) => self.place(now, model, &self.in_use(), actions),
+            Err(MemoryShortage::Pinned) => self.map_model(now, model, &self.in_use(), actions),
             placed => placed,
         }
     }
@@ -124,25 +137,25 @@ impl Gpu {
         sent.chain(self.moving.iter().map(|moving| moving.model)).collect()
     }
 
-    /// Does the same as [`Self::bring`], and evicts none of the models in `spared`.
-    pub(super) fn place(
+    /// Does the same as [`Self::load_model`], and evicts none of the models in `spared`.
+    pub(super) fn map_model(
         &mut self,
         now: Timestamp,
         model: ModelId,
         spared: &[ModelId],
         actions: &mut Vec<Action>,
-    ) -> Result<(), Shortage> {
+    ) -> Result<(), MemoryShortage> {
         // A model that is not installed fits nowhere.
-        let shape = self.programs.shape(model).ok_or(Shortage::TooLarge)?;
-        if self.isolation.per_model() && self.programs.known(model) == Known::No {
+        let shape = self.programs.shape(model).ok_or(MemoryShortage::TooLarge)?;
+        if self.isolation.per_model() && self.programs.known(model) == ProgramLoadState::No {
             self.end_surplus_process(spared, actions)?;
         }
         let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, spared)?;
         self.memory.rank(model, self.rank(model));
-        self.look_after(now, model);
+        self.schedule_unused_check(now, model);
         self.totals.swaps += 1;
         self.note_evicted(&evicted, actions);
-        if self.programs.known(model) == Known::No {
+        if self.programs.known(model) == ProgramLoadState::No {
             let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
             if let Some(surplus) = self.programs.surplus(PROGRAMS_MAX, idle) {
                 self.programs.forget(surplus);
@@ -160,8 +173,10 @@ impl Gpu {
 
     /// Keeps the link busy for the first request that lacks weights.
     fn move_weights(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        let lacks = |slot: &&Slot| slot.stage != Stage::Waiting && !slot.doomed && !self.complete(slot.model);
-        let Some(&Slot { key, model, from, .. }) = self.slots.iter().find(lacks) else {
+        let lacks = |slot: &&AssignedRequest| {
+            slot.stage != RequestStage::Waiting && !slot.doomed && !self.complete(slot.model)
+        };
+        let Some(&AssignedRequest { key, model, from, .. }) = self.slots.iter().find(lacks) else {
             return self.move_prefetched(now, actions);
         };
         let here: Vec<_> = self
@@ -172,7 +187,7 @@ impl Gpu {
             .collect();
         self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
         self.start_transfer(model, from, actions);
-        let late = |it: &&mut Moving| it.model == model && !it.cancelled && !it.hastened;
+        let late = |it: &&mut IncomingTransfer| it.model == model && !it.cancelled && !it.hastened;
         for moving in self.moving.iter_mut().filter(late) {
             moving.hastened = true;
             actions.push(Action::Hasten { transfer: moving.transfer, key });
@@ -195,10 +210,17 @@ impl Gpu {
         }
         self.last_transfer = TransferId(self.last_transfer.0 + 1);
         let transfer = self.last_transfer;
-        let weights = Weights { model, generation, bytes: shape.weights };
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
         actions.push(Action::Transfer { transfer, weights, chunks: region.loaded().missing(), from });
         let hastened = self.reader_of(model).is_some();
-        self.moving.push(Moving { transfer, model, generation, cancelled: false, counted: false, hastened });
+        self.moving.push(IncomingTransfer {
+            transfer,
+            model,
+            generation,
+            cancelled: false,
+            counted: false,
+            hastened,
+        });
     }
 
     /// Drops models that were removed and that nothing on this GPU uses any longer.
@@ -212,18 +234,22 @@ impl Gpu {
             slots.uses(model) || moves(model) || lent()
         };
         for (model, known) in self.programs.sweep(used) {
-            if let Some(Evicted { model, generation }) = self.memory.unmap(model) {
+            if let Some(EvictedModel { model, generation }) = self.memory.unmap(model) {
                 actions.push(Action::Unmap { model, generation });
                 actions.push(Action::Evicted { models: vec![model] });
             }
-            if known != Known::No {
+            if known != ProgramLoadState::No {
                 actions.push(Action::UnloadProgram { model });
             }
-            actions.push(Action::Forgot { model });
+            actions.push(Action::ModelForgotten { model });
         }
     }
 
-    pub(super) fn cancel_transfers(&mut self, unwanted: impl Fn(&Moving) -> bool, actions: &mut Vec<Action>) {
+    pub(super) fn cancel_transfers(
+        &mut self,
+        unwanted: impl Fn(&IncomingTransfer) -> bool,
+        actions: &mut Vec<Action>,
+    ) {
         for moving in self.moving.iter_mut().filter(|moving| !moving.cancelled && unwanted(moving)) {
             moving.cancelled = true;
             actions.push(Action::CancelTransfer { transfer: moving.transfer });
@@ -233,7 +259,7 @@ impl Gpu {
     pub(super) fn arrived(&mut self, model: ModelId, generation: Generation, chunks: std::ops::Range<u32>) {
         let mapped = self.memory.region(model).is_some_and(|region| region.generation() == generation);
         let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
-        let weights = Weights { model, generation, bytes: shape.weights };
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
         let counted = self.moving.iter().any(|moving| moving.generation == generation && moving.counted);
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model && !counted) {
             slot.swapped += weights.span(&chunks).1;
@@ -249,10 +275,10 @@ impl Gpu {
         let Some(region) = self.memory.region(model) else { return Bytes::ZERO };
         let Some(shape) = self.programs.shape(model) else { return Bytes::ZERO };
         let generation = region.generation();
-        let on_its_way = |moving: &&mut Moving| moving.generation == generation && !moving.counted;
+        let on_its_way = |moving: &&mut IncomingTransfer| moving.generation == generation && !moving.counted;
         let Some(moving) = self.moving.iter_mut().find(on_its_way) else { return Bytes::ZERO };
         moving.counted = true;
-        let weights = Weights { model, generation, bytes: shape.weights };
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
         region.loaded().missing().iter().map(|chunks| weights.span(chunks).1).sum()
     }
 }

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
-use super::programs::Known;
-use super::slots::{Slot, Stage};
-use super::{Action, Gpu, Health, Isolation, RunFailure, SENDS_MAX, Spent, isolation};
-use crate::dispatch::Return;
-use crate::fabric::Outcome;
+use super::programs::ProgramLoadState;
+use super::slots::{AssignedRequest, RequestStage};
+use super::{Action, ExecutorHealth, ExecutorIsolation, GpuCore, GpuTimes, RunFailure, SENDS_MAX, isolation};
+use crate::dispatch::ReturnReason;
+use crate::fabric::TransferOutcome;
 use crate::ids::{RequestKey, RunId, TransferId};
 
-impl Gpu {
+impl GpuCore {
     pub(super) fn cancel(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(place) = self.slots.place_of(key) else { return };
         if self.give_up_waiting(place, actions) {
@@ -25,7 +25,7 @@ impl Gpu {
         // A request at its turn is served here.
         let Some(place) = self.slots.place_of(key).filter(|&place| place > 0) else { return };
         if self.give_up_waiting(place, actions) {
-            actions.push(Action::Returned { key, why: Return::Recalled });
+            actions.push(Action::RequestReturned { key, why: ReturnReason::Recalled });
         } else if let Some(slot) = self.slots.get_mut(place) {
             slot.recalled = true;
         }
@@ -39,12 +39,12 @@ impl Gpu {
             actions.push(Action::CancelRun { run });
             return false;
         }
-        self.take_off(place, actions);
+        self.remove_request(place, actions);
         true
     }
 
     /// Removes a request, and tells the node if its model is not on this GPU.
-    pub(super) fn take_off(&mut self, place: usize, actions: &mut Vec<Action>) -> Slot {
+    pub(super) fn remove_request(&mut self, place: usize, actions: &mut Vec<Action>) -> AssignedRequest {
         let slot = self.slots.remove(place);
         if self.memory.region(slot.model).is_none() && !self.slots.uses(slot.model) {
             actions.push(Action::Evicted { models: vec![slot.model] });
@@ -63,7 +63,7 @@ impl Gpu {
         actions: &mut Vec<Action>,
     ) {
         let Some(place) = self.slots.place_of_run(run) else { return };
-        let slot = self.take_off(place, actions);
+        let slot = self.remove_request(place, actions);
         let swapped = slot.swapped + self.unheard(slot.model);
         self.memory.touch(now, slot.model);
         let ran = finished.since(started).saturating_sub(waited);
@@ -77,7 +77,7 @@ impl Gpu {
             };
             let swap =
                 if slot.was_resident { Duration::ZERO } else { finished.since(turn).saturating_sub(ran) };
-            let spent = Spent { turn, swap, ran, swapped };
+            let spent = GpuTimes { turn, swap, ran, swapped };
             actions.push(Action::Completed { key: slot.key, spent });
         }
         actions.push(Action::Ended { key: slot.key, ran: Some(ran) });
@@ -88,13 +88,13 @@ impl Gpu {
         let Some(&slot) = self.slots.get(place) else { return };
         let key = slot.key;
         match why {
-            RunFailure::Device => self.replace(Health::Unhealthy, actions),
+            RunFailure::Device => self.replace(ExecutorHealth::Unhealthy, actions),
             _ if slot.cancelled.is_some() => {
-                self.take_off(place, actions);
+                self.remove_request(place, actions);
                 actions.push(Action::Ended { key, ran: None });
             }
             RunFailure::Model | RunFailure::InputLost => {
-                self.take_off(place, actions);
+                self.remove_request(place, actions);
                 let (reason, may_have_executed) = match why {
                     RunFailure::InputLost => (Reason::DataLost, false),
                     _ => (Reason::ModelFailed, true),
@@ -103,12 +103,12 @@ impl Gpu {
                 actions.push(Action::Ended { key, ran: None });
             }
             RunFailure::NotThere if slot.recalled && place > 0 => {
-                self.take_off(place, actions);
-                actions.push(Action::Returned { key, why: Return::Recalled });
+                self.remove_request(place, actions);
+                actions.push(Action::RequestReturned { key, why: ReturnReason::Recalled });
             }
             RunFailure::NotThere if slot.sends < SENDS_MAX && !slot.doomed => {
                 let coming = self.moving.iter().any(|moving| moving.model == slot.model && !moving.cancelled);
-                self.slots.requeue(place, if coming { Stage::Starved } else { Stage::Waiting });
+                self.slots.requeue(place, if coming { RequestStage::Starved } else { RequestStage::Waiting });
             }
             RunFailure::NotThere | RunFailure::OutOfMemory => self.hand_back(place, actions),
         }
@@ -118,26 +118,26 @@ impl Gpu {
     fn hand_back(&mut self, place: usize, actions: &mut Vec<Action>) {
         let Some(slot) = self.slots.get(place) else { return };
         let progress = self.progress(place, slot);
-        let key = self.take_off(place, actions).key;
-        actions.push(Action::Returned { key, why: Return::Failed(progress) });
+        let key = self.remove_request(place, actions).key;
+        actions.push(Action::RequestReturned { key, why: ReturnReason::Failed(progress) });
     }
 
     pub(super) fn run_cancelled(&mut self, run: RunId, actions: &mut Vec<Action>) {
         let Some(place) = self.slots.place_of_run(run) else { return };
         let Some(&slot) = self.slots.get(place) else { return };
         if slot.cancelled.is_some() {
-            self.take_off(place, actions);
+            self.remove_request(place, actions);
             actions.push(Action::Ended { key: slot.key, ran: None });
         } else if slot.recalled {
-            self.take_off(place, actions);
-            actions.push(Action::Returned { key: slot.key, why: Return::Recalled });
+            self.remove_request(place, actions);
+            actions.push(Action::RequestReturned { key: slot.key, why: ReturnReason::Recalled });
         } else {
             self.hand_back(place, actions);
         }
     }
 
     pub(super) fn program_failed(&mut self, now: Timestamp, model: ModelId, actions: &mut Vec<Action>) {
-        if self.isolation.per_model() && self.programs.known(model) != Known::No {
+        if self.isolation.per_model() && self.programs.known(model) != ProgramLoadState::No {
             // If no process can be started, an immediate retry would only take time from other
             // models.
             self.programs.died(now, model, isolation::seed(self.index, model));
@@ -149,7 +149,7 @@ impl Gpu {
         for place in (0..self.slots.len()).rev() {
             let Some(&slot) = self.slots.get(place).filter(|slot| slot.model == model) else { continue };
             if slot.cancelled.is_some() {
-                self.take_off(place, actions);
+                self.remove_request(place, actions);
                 actions.push(Action::Ended { key: slot.key, ran: None });
             } else {
                 self.hand_back(place, actions);
@@ -162,7 +162,7 @@ impl Gpu {
         if self.is_lent(model) {
             // The whole model was copied there before, so an executor that denies the region cannot
             // be relied on.
-            return self.replace(Health::Restarting, actions);
+            return self.replace(ExecutorHealth::Restarting, actions);
         }
         self.slots.feed(model);
         self.prefetched.remove(&model);
@@ -174,7 +174,7 @@ impl Gpu {
             // A request that waits here has the program loaded again at its turn. A run that was
             // sent is reported first.
             let sent = self.slots.iter().any(|slot| slot.model == model && slot.run().is_some());
-            if self.isolation == Isolation::Resident && !sent {
+            if self.isolation == ExecutorIsolation::Resident && !sent {
                 self.unload(model, actions);
             }
         }
@@ -183,21 +183,21 @@ impl Gpu {
     pub(super) fn transfer_ended(
         &mut self,
         transfer: TransferId,
-        outcome: Outcome,
+        outcome: TransferOutcome,
         from: Option<GpuIndex>,
         actions: &mut Vec<Action>,
     ) {
         let Some(place) = self.moving.iter().position(|moving| moving.transfer == transfer) else { return };
         let ended = self.moving.remove(place);
-        self.totals.peer_swaps += u64::from(outcome == Outcome::Complete && from.is_some());
+        self.totals.peer_swaps += u64::from(outcome == TransferOutcome::Complete && from.is_some());
         self.slots.feed(ended.model);
-        if outcome == Outcome::Complete {
-            self.has_come(ended.model);
+        if outcome == TransferOutcome::Complete {
+            self.end_prewarm_protection(ended.model);
         }
-        if outcome == Outcome::Failed {
+        if outcome == TransferOutcome::Failed {
             // The model is loaded again when a request needs it.
             self.prefetched.remove(&ended.model);
-            let relies = |slot: &&mut Slot| matches!(slot.stage, Stage::Sent { generation, .. } if generation == ended.generation);
+            let relies = |slot: &&mut AssignedRequest| matches!(slot.stage, RequestStage::Sent { generation, .. } if generation == ended.generation);
             for slot in self.slots.iter_mut().filter(relies) {
                 slot.doomed = true;
                 if let Some(run) = slot.run() {
@@ -205,7 +205,7 @@ impl Gpu {
                 }
             }
         }
-        if outcome != Outcome::Complete {
+        if outcome != TransferOutcome::Complete {
             self.drop_part(ended.model, actions);
         }
     }

@@ -11,7 +11,7 @@ pub const SLOTS_MAX: usize = 8;
 
 /// The stage of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum RequestStage {
     /// The request waits for room for its model.
     Waiting,
     /// A copy that the request needs failed. The request is sent again when more of its weights
@@ -23,12 +23,12 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct AssignedRequest {
     pub(super) key: RequestKey,
     pub(super) model: ModelId,
     /// The GPU to copy the model from; `None` for the host.
     pub(super) from: Option<GpuIndex>,
-    pub(super) stage: Stage,
+    pub(super) stage: RequestStage,
     /// Start of the request's turn.
     pub(super) turn: Option<Timestamp>,
     /// Whether the model was resident when the turn began.
@@ -45,13 +45,13 @@ pub(super) struct Slot {
     pub(super) doomed: bool,
 }
 
-impl Slot {
+impl AssignedRequest {
     pub(super) fn new(key: RequestKey, model: ModelId, from: Option<GpuIndex>) -> Self {
         Self {
             key,
             model,
             from,
-            stage: Stage::Waiting,
+            stage: RequestStage::Waiting,
             turn: None,
             was_resident: false,
             swapped: Bytes::ZERO,
@@ -64,18 +64,18 @@ impl Slot {
 
     pub(super) fn run(&self) -> Option<RunId> {
         match self.stage {
-            Stage::Sent { run, .. } => Some(run),
-            Stage::Waiting | Stage::Starved => None,
+            RequestStage::Sent { run, .. } => Some(run),
+            RequestStage::Waiting | RequestStage::Starved => None,
         }
     }
 }
 
 /// At most [`SLOTS_MAX`] requests, in the order in which the executor runs them.
 #[derive(Debug, Default)]
-pub(super) struct Slots(Vec<Slot>);
+pub(super) struct RequestQueue(Vec<AssignedRequest>);
 
-impl Slots {
-    pub(super) fn push(&mut self, slot: Slot) {
+impl RequestQueue {
+    pub(super) fn push(&mut self, slot: AssignedRequest) {
         assert!(self.0.len() < SLOTS_MAX, "the dispatcher gave {} to a GPU that is full", slot.key);
         self.0.push(slot);
     }
@@ -84,19 +84,19 @@ impl Slots {
         self.0.len()
     }
 
-    pub(super) fn get(&self, place: usize) -> Option<&Slot> {
+    pub(super) fn get(&self, place: usize) -> Option<&AssignedRequest> {
         self.0.get(place)
     }
 
-    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut Slot> {
+    pub(super) fn get_mut(&mut self, place: usize) -> Option<&mut AssignedRequest> {
         self.0.get_mut(place)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &AssignedRequest> {
         self.0.iter()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut AssignedRequest> {
         self.0.iter_mut()
     }
 
@@ -108,17 +108,17 @@ impl Slots {
         self.0.iter().position(|slot| slot.run() == Some(run))
     }
 
-    pub(super) fn remove(&mut self, place: usize) -> Slot {
+    pub(super) fn remove(&mut self, place: usize) -> AssignedRequest {
         self.0.remove(place)
     }
 
-    pub(super) fn drain(&mut self) -> Vec<Slot> {
+    pub(super) fn drain(&mut self) -> Vec<AssignedRequest> {
         std::mem::take(&mut self.0)
     }
 
     /// Sets the stage of a request that has to be sent again, and moves it behind the requests that
     /// the executor has.
-    pub(super) fn requeue(&mut self, place: usize, stage: Stage) {
+    pub(super) fn requeue(&mut self, place: usize, stage: RequestStage) {
         if let Some(slot) = self.0.get_mut(place) {
             slot.stage = stage;
         }
@@ -140,8 +140,10 @@ impl Slots {
 
     /// Lets starved requests of a model be sent again.
     pub(super) fn feed(&mut self, model: ModelId) {
-        for slot in self.0.iter_mut().filter(|slot| slot.model == model && slot.stage == Stage::Starved) {
-            slot.stage = Stage::Waiting;
+        for slot in
+            self.0.iter_mut().filter(|slot| slot.model == model && slot.stage == RequestStage::Starved)
+        {
+            slot.stage = RequestStage::Waiting;
         }
     }
 

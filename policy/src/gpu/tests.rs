@@ -1,10 +1,10 @@
 use millrace_types::Reason;
 
 use super::*;
-use crate::dispatch::Return;
-use crate::fabric::{Outcome, Weights};
+use crate::dispatch::ReturnReason;
+use crate::fabric::{TransferOutcome, WeightsCargo};
 use crate::ids::Generation;
-use crate::memory::{Placement, Run as BlockRun, blocks_for};
+use crate::memory::{BlockPlacement, BlockRun, blocks_for};
 
 mod data;
 mod eviction;
@@ -23,16 +23,16 @@ const CHUNKS: [u32; 5] = [10, 10, 10, 28, 33];
 const FIRST: Incarnation = Incarnation(1);
 
 struct Bench {
-    gpu: Gpu,
+    gpu: GpuCore,
     now: Timestamp,
 }
 
 fn bench() -> Bench {
-    installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))))
+    installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))))
 }
 
 /// Returns a bench with all models installed on this GPU, and an executor up.
-fn installed(gpu: Gpu) -> Bench {
+fn installed(gpu: GpuCore) -> Bench {
     let mut bench = Bench { gpu, now: Timestamp(1_000) };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
         let weights = Bytes(BLOCK.0 * u64::from(chunks));
@@ -57,11 +57,11 @@ impl Bench {
     fn arrive(&mut self, model: ModelId, generation: u64, transfer: u64) -> Vec<Action> {
         let chunks = 0..CHUNKS[model.0 as usize];
         let mut actions = self.step(Event::Arrived { model, generation: Generation(generation), chunks });
-        actions.extend(self.end_transfer(transfer, Outcome::Complete));
+        actions.extend(self.end_transfer(transfer, TransferOutcome::Complete));
         actions
     }
 
-    fn end_transfer(&mut self, transfer: u64, outcome: Outcome) -> Vec<Action> {
+    fn end_transfer(&mut self, transfer: u64, outcome: TransferOutcome) -> Vec<Action> {
         self.step(Event::TransferEnded { transfer: TransferId(transfer), outcome, from: None })
     }
 
@@ -126,7 +126,7 @@ fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
 
 fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
     let bytes = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
-    let weights = Weights { model, generation: Generation(generation), bytes };
+    let weights = WeightsCargo { model, generation: Generation(generation), bytes };
     Action::Transfer { transfer: TransferId(transfer), weights, chunks: vec![chunks], from: None }
 }
 
@@ -142,15 +142,15 @@ fn ended(key: u64, ran: Option<u64>) -> Action {
     Action::Ended { key: RequestKey(key), ran: ran.map(Duration::from_nanos) }
 }
 
-fn returned(key: u64, why: Return) -> Action {
-    Action::Returned { key: RequestKey(key), why }
+fn returned(key: u64, why: ReturnReason) -> Action {
+    Action::RequestReturned { key: RequestKey(key), why }
 }
 
 fn evicted(models: &[ModelId]) -> Action {
     Action::Evicted { models: models.to_vec() }
 }
 
-fn down(lost: &[(u64, Progress)]) -> Action {
+fn down(lost: &[(u64, AttemptProgress)]) -> Action {
     Action::Down { lost: lost.iter().map(|&(key, progress)| (RequestKey(key), progress)).collect() }
 }
 
@@ -160,7 +160,7 @@ fn a_cold_request_is_sent_at_once_while_the_weights_are_copied() {
     assert_eq!(bench.assign(7, A), [load(A), map(A, 1, 0), run(1, 7, A, 1), transfer(1, A, 1, 0..10)]);
     bench.now = Timestamp(9_000);
     assert_eq!(bench.arrive(A, 1, 1), []);
-    let spent = Spent {
+    let spent = GpuTimes {
         turn: Timestamp(1_000),
         swap: Duration::from_nanos(5_000),
         ran: Duration::from_nanos(3_000),
@@ -177,7 +177,7 @@ fn a_request_for_a_resident_model_has_no_swap_time() {
     bench.run_done(1, 500);
     assert_eq!(bench.assign(2, A), [run(2, 2, A, 1)]);
     bench.now = Timestamp(4_000);
-    let spent = Spent {
+    let spent = GpuTimes {
         turn: Timestamp(1_000),
         swap: Duration::ZERO,
         ran: Duration::from_nanos(700),
@@ -199,7 +199,7 @@ fn bytes_of_an_unreported_copy_are_counted_once_for_the_run_that_read_the_weight
     };
     assert_eq!(swapped(&bench.run_done(1, 500)), Bytes::mib(20));
     bench.step(Event::Arrived { model: A, generation: Generation(1), chunks: 5..10 });
-    bench.end_transfer(1, Outcome::Complete);
+    bench.end_transfer(1, TransferOutcome::Complete);
     assert_eq!(swapped(&bench.run_done(2, 500)), Bytes::ZERO);
     assert_eq!(bench.gpu.loaded(A), Bytes::mib(20));
 }
@@ -281,11 +281,11 @@ fn a_model_larger_than_the_gpu_is_refused() {
 fn a_recalled_request_is_returned_unless_the_turn_has_begun() {
     let mut bench = Bench::running_a();
     bench.assign(2, LARGE);
-    assert_eq!(bench.recall(2), [evicted(&[LARGE]), returned(2, Return::Recalled)], "not sent yet");
+    assert_eq!(bench.recall(2), [evicted(&[LARGE]), returned(2, ReturnReason::Recalled)], "not sent yet");
     bench.assign(3, B);
     assert_eq!(bench.recall(3), [cancel_run(2)]);
     let cancelled = bench.step(Event::RunCancelled { run: RunId(2) });
-    assert_eq!(cancelled, [returned(3, Return::Recalled)]);
+    assert_eq!(cancelled, [returned(3, ReturnReason::Recalled)]);
     bench.assign(4, B);
     bench.run_done(1, 500);
     assert_eq!(bench.recall(4), [], "its turn has come");
@@ -316,9 +316,14 @@ fn a_cancelled_request_leaves_at_once_or_at_the_end_of_the_run() {
 fn a_removed_model_is_dropped_once_no_request_uses_the_model() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.step(Event::Remove { model: A }), []);
-    let gone = [unmap(A, 1), evicted(&[A]), Action::UnloadProgram { model: A }, Action::Forgot { model: A }];
+    let gone =
+        [unmap(A, 1), evicted(&[A]), Action::UnloadProgram { model: A }, Action::ModelForgotten { model: A }];
     assert_eq!(bench.run_done(1, 500)[2..], gone);
-    assert_eq!(bench.step(Event::Remove { model: B }), [Action::Forgot { model: B }], "never was here");
+    assert_eq!(
+        bench.step(Event::Remove { model: B }),
+        [Action::ModelForgotten { model: B }],
+        "never was here"
+    );
 }
 
 /// Returns a bench on which part of A arrived for a request that left, and A's transfer makes way
@@ -336,7 +341,7 @@ fn cut_short() -> Bench {
 #[test]
 fn a_load_cut_short_without_a_waiting_request_is_dropped() {
     let mut bench = cut_short();
-    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), [unmap(A, 1), evicted(&[A])]);
+    assert_eq!(bench.end_transfer(1, TransferOutcome::Cancelled), [unmap(A, 1), evicted(&[A])]);
     bench.arrive(B, 2, 2);
     bench.run_done(2, 500);
     assert_eq!(bench.gpu.memory().used_blocks(), 10);
@@ -347,12 +352,12 @@ fn a_load_cut_short_without_a_waiting_request_is_dropped() {
 fn a_load_cut_short_is_continued_for_a_waiting_request() {
     let mut bench = cut_short();
     assert_eq!(bench.assign(3, A), [run(3, 3, A, 1)]);
-    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
+    assert_eq!(bench.end_transfer(1, TransferOutcome::Cancelled), []);
     assert_eq!(bench.arrive(B, 2, 2), [transfer(3, A, 1, 5..10)]);
     // The rest is also kept if a request elsewhere waits for the model, as long as it waits.
     let mut bench = cut_short();
     bench.step(Event::Pin { model: A });
-    assert_eq!(bench.end_transfer(1, Outcome::Cancelled), []);
+    assert_eq!(bench.end_transfer(1, TransferOutcome::Cancelled), []);
     assert_eq!(bench.gpu.loaded(A), Bytes::mib(10));
     assert_eq!(bench.step(Event::Unpin { model: A }), [unmap(A, 1), evicted(&[A])]);
 }
@@ -364,12 +369,12 @@ fn a_load_recalled_before_the_start_of_the_transfer_is_dropped() {
     assert_eq!(bench.assign(2, B), [load(B), map(B, 2, 10), run(2, 2, B, 2)], "A has the link");
     bench.recall(2);
     let back = bench.step(Event::RunCancelled { run: RunId(2) });
-    assert_eq!(back, [unmap(B, 2), evicted(&[B]), returned(2, Return::Recalled)]);
+    assert_eq!(back, [unmap(B, 2), evicted(&[B]), returned(2, ReturnReason::Recalled)]);
     // A transfer in flight continues even if no request waits for it.
     bench.arrive(A, 1, 1);
     bench.assign(3, B);
     bench.recall(3);
-    assert_eq!(bench.step(Event::RunCancelled { run: RunId(3) }), [returned(3, Return::Recalled)]);
+    assert_eq!(bench.step(Event::RunCancelled { run: RunId(3) }), [returned(3, ReturnReason::Recalled)]);
     assert_eq!(bench.gpu.transfers(), 1);
 }
 
@@ -380,7 +385,7 @@ fn a_transfer_protects_the_weights_and_is_cancelled_for_a_request_without_room()
     bench.cancel(1);
     bench.step(Event::RunCancelled { run: RunId(1) });
     assert_eq!(bench.assign(2, LARGE), [cancel_transfer(1)]);
-    let actions = bench.end_transfer(1, Outcome::Cancelled);
+    let actions = bench.end_transfer(1, TransferOutcome::Cancelled);
     assert_eq!(actions[..2], [unmap(A, 1), evicted(&[A])]);
     assert_eq!(actions[2..4], [load(LARGE), map(LARGE, 2, 0)]);
 }
@@ -388,7 +393,7 @@ fn a_transfer_protects_the_weights_and_is_cancelled_for_a_request_without_room()
 #[test]
 fn the_idle_program_with_the_oldest_request_is_unloaded_at_programs_max() {
     let mut bench =
-        Bench { gpu: Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
+        Bench { gpu: GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
     let models = PROGRAMS_MAX as u32 + 1;
     let mut unloaded = Vec::new();
@@ -403,7 +408,7 @@ fn the_idle_program_with_the_oldest_request_is_unloaded_at_programs_max() {
         unloaded.extend(actions.iter().filter_map(unload));
         let generation = bench.gpu.memory().region(model).unwrap().generation();
         bench.step(Event::Arrived { model, generation, chunks: 0..1 });
-        bench.end_transfer(key, Outcome::Complete);
+        bench.end_transfer(key, TransferOutcome::Complete);
         bench.run_done(key, 100);
     }
     assert_eq!(unloaded, [ModelId(0)], "the program with the oldest last request");
@@ -424,8 +429,8 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
 
 #[test]
 fn a_model_that_fits_no_free_run_waits_or_evicts() {
-    let memory = MemoryMap::with(Bytes(BLOCK.0 * 30), Placement::Contiguous);
-    let mut bench = Bench { gpu: Gpu::new(GpuIndex(0), memory), now: Timestamp(1_000) };
+    let memory = MemoryMap::with(Bytes(BLOCK.0 * 30), BlockPlacement::Contiguous);
+    let mut bench = Bench { gpu: GpuCore::new(GpuIndex(0), memory), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
     let sizes = [10, 10, 15].map(|blocks| Bytes(BLOCK.0 * blocks));
     for (model, memory) in [A, B, C].into_iter().zip(sizes) {
@@ -435,11 +440,11 @@ fn a_model_that_fits_no_free_run_waits_or_evicts() {
     assert!(mapped(&bench.assign(1, A)));
     assert!(mapped(&bench.assign(2, B)));
     bench.run_done(1, 100);
-    bench.end_transfer(1, Outcome::Complete);
+    bench.end_transfer(1, TransferOutcome::Complete);
     // The 10 blocks behind B and the 10 blocks of A before B are not 15 blocks in a row.
     assert!(!mapped(&bench.assign(3, C)), "B is in use, between two runs of 10 blocks");
     bench.run_done(2, 100);
-    let actions = bench.end_transfer(2, Outcome::Complete);
+    let actions = bench.end_transfer(2, TransferOutcome::Complete);
     assert!(mapped(&actions), "{actions:?}");
     assert_eq!(bench.gpu.memory().region(C).unwrap().runs().len(), 1);
 }

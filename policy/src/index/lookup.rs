@@ -56,7 +56,7 @@ impl fmt::Display for LookupOrder {
 
 /// Next step of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum LookupAction {
     /// Ask the home for the object.
     AskHome(NodeName),
     /// Ask the controllers for holders.
@@ -69,7 +69,7 @@ pub enum Step {
 
 /// Number of lookup steps of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Calls {
+pub struct LookupCounts {
     /// Queries to homes.
     pub home: u64,
     /// Queries to tier 2.
@@ -78,14 +78,14 @@ pub struct Calls {
     pub holders: u64,
 }
 
-impl Calls {
+impl LookupCounts {
     /// Adds a step.
-    pub fn count(&mut self, step: &Step) {
+    pub fn count(&mut self, step: &LookupAction) {
         match step {
-            Step::AskHome(_) => self.home += 1,
-            Step::AskTier2 => self.tier2 += 1,
-            Step::Fetch(_) => self.holders += 1,
-            Step::Nowhere => {}
+            LookupAction::AskHome(_) => self.home += 1,
+            LookupAction::AskTier2 => self.tier2 += 1,
+            LookupAction::Fetch(_) => self.holders += 1,
+            LookupAction::Nowhere => {}
         }
     }
 }
@@ -103,7 +103,7 @@ pub struct Lookup {
 impl Lookup {
     /// Starts a search from `node` for an object made by `home`, and returns its first step.
     #[must_use]
-    pub fn begin(order: LookupOrder, node: &NodeName, home: &NodeName) -> (Self, Step) {
+    pub fn begin(order: LookupOrder, node: &NodeName, home: &NodeName) -> (Self, LookupAction) {
         let mut lookup = Self { home: home.clone(), tier2_asked: 0, tried: vec![node.clone()] };
         let step = match order {
             LookupOrder::Home if node != home => lookup.ask_home(),
@@ -114,17 +114,17 @@ impl Lookup {
 
     /// Returns the next step if the asked node does not hold the object, or cannot be asked.
     #[must_use]
-    pub fn not_held(&mut self) -> Step {
+    pub fn not_held(&mut self) -> LookupAction {
         self.ask_tier2()
     }
 
     /// Returns the next step if tier 2 names these holders.
     #[must_use]
-    pub fn held_by(&mut self, holders: &[NodeName]) -> Step {
+    pub fn held_by(&mut self, holders: &[NodeName]) -> LookupAction {
         match holders.iter().find(|holder| !self.tried.contains(holder)) {
             Some(holder) => {
                 self.tried.push(holder.clone());
-                Step::Fetch(holder.clone())
+                LookupAction::Fetch(holder.clone())
             }
             None if holders.is_empty() => self.ask_home(),
             // Tier 2 named this node, or a node that was already asked.
@@ -132,19 +132,19 @@ impl Lookup {
         }
     }
 
-    fn ask_home(&mut self) -> Step {
+    fn ask_home(&mut self) -> LookupAction {
         if self.tried.contains(&self.home) {
-            return Step::Nowhere;
+            return LookupAction::Nowhere;
         }
         self.tried.push(self.home.clone());
-        Step::AskHome(self.home.clone())
+        LookupAction::AskHome(self.home.clone())
     }
 
-    fn ask_tier2(&mut self) -> Step {
+    fn ask_tier2(&mut self) -> LookupAction {
         if self.tier2_asked == TIER2_MAX {
             return self.ask_home();
         }
         self.tier2_asked += 1;
-        Step::AskTier2
+        LookupAction::AskTier2
     }
 }

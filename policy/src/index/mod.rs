@@ -22,15 +22,15 @@ mod table;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
-pub use self::lookup::{Calls, LOOKUP_ORDERS, Lookup, LookupOrder, Step};
-use self::table::Table;
+pub use self::lookup::{LOOKUP_ORDERS, Lookup, LookupAction, LookupCounts, LookupOrder};
+use self::table::IndexTable;
 
 /// Maximum number of objects of a node, copies included, which bounds the memory of the index
 /// itself. `cargo bench -p millrace-policy --bench index` measures that memory.
 pub const OBJECTS_MAX: u64 = 1_000_000;
 
 /// The value that the index stores for an object.
-pub trait Held {
+pub trait IndexedObject {
     /// Returns the bytes that the object counts for. The result never changes.
     fn bytes(&self) -> Bytes;
 
@@ -40,7 +40,7 @@ pub trait Held {
 
 /// An amount of data, or the limit of such an amount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limit {
+pub struct IndexCapacity {
     pub bytes: Bytes,
     /// Number of open files.
     pub files: u64,
@@ -48,7 +48,7 @@ pub struct Limit {
     pub objects: u64,
 }
 
-impl Limit {
+impl IndexCapacity {
     /// Returns the sum of two amounts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -72,13 +72,13 @@ impl Limit {
     }
 }
 
-fn one(held: &impl Held) -> Limit {
-    Limit { bytes: held.bytes(), files: held.files(), objects: 1 }
+fn one(held: &impl IndexedObject) -> IndexCapacity {
+    IndexCapacity { bytes: held.bytes(), files: held.files(), objects: 1 }
 }
 
 /// Present objects of a node, and counts since the node started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct IndexUsage {
     /// Own objects that are present.
     pub objects: u64,
     /// Bytes of the own objects.
@@ -97,7 +97,7 @@ pub struct Usage {
 
 /// Reason why an object was not stored under a reserved counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum InsertError {
     /// The index has no room.
     NoRoom,
     /// An object with that name is present.
@@ -106,15 +106,15 @@ pub enum Refused {
 
 /// All objects of a node, with the value stored for each.
 #[derive(Debug)]
-pub struct Index<T> {
+pub struct DataIndex<T> {
     node: NodeName,
-    own: Table<T>,
-    copies: Table<T>,
+    own: IndexTable<T>,
+    copies: IndexTable<T>,
     /// Room set aside for copies in transit. No other object may use this room.
-    coming: Limit,
+    coming: IndexCapacity,
     /// Room used by data that is held outside the index.
-    claimed: Limit,
-    limit: Limit,
+    claimed: IndexCapacity,
+    limit: IndexCapacity,
     /// Next counter of a name. A process never uses a counter twice.
     next: u64,
     kept: u64,
@@ -124,16 +124,16 @@ pub struct Index<T> {
     gone: Vec<DataId>,
 }
 
-impl<T: Held> Index<T> {
+impl<T: IndexedObject> DataIndex<T> {
     /// Returns the index of a node that holds nothing.
     #[must_use]
-    pub fn new(node: NodeName, limit: Limit) -> Self {
+    pub fn new(node: NodeName, limit: IndexCapacity) -> Self {
         Self {
             node,
-            own: Table::new(),
-            copies: Table::new(),
-            coming: Limit::default(),
-            claimed: Limit::default(),
+            own: IndexTable::new(),
+            copies: IndexTable::new(),
+            coming: IndexCapacity::default(),
+            claimed: IndexCapacity::default(),
             limit,
             next: 1,
             kept: 0,
@@ -169,14 +169,14 @@ impl<T: Held> Index<T> {
         counter: u64,
         held: T,
         until: Timestamp,
-    ) -> Result<DataId, (Refused, T)> {
+    ) -> Result<DataId, (InsertError, T)> {
         let id = DataId { home: self.node.clone(), epoch, counter };
         if self.get(&id).is_some() {
-            return Err((Refused::Taken, held));
+            return Err((InsertError::Taken, held));
         }
         if !self.make_room(one(&held)) {
             self.refused += 1;
-            return Err((Refused::NoRoom, held));
+            return Err((InsertError::NoRoom, held));
         }
         self.own.put(&id, held, until);
         self.kept += 1;
@@ -184,7 +184,7 @@ impl<T: Held> Index<T> {
     }
 
     /// Evicts copies until `more` fits. Returns whether there is room.
-    fn make_room(&mut self, more: Limit) -> bool {
+    fn make_room(&mut self, more: IndexCapacity) -> bool {
         let stays = self.own.takes().plus(self.claimed).plus(self.coming).plus(more);
         // If evicting all copies would not suffice, none is evicted.
         if !stays.within(self.limit) {
@@ -200,7 +200,7 @@ impl<T: Held> Index<T> {
     }
 
     /// Sets room aside for a copy in transit, or for its growth. Returns whether there was room.
-    pub fn set_aside(&mut self, more: Limit) -> bool {
+    pub fn set_aside(&mut self, more: IndexCapacity) -> bool {
         let room = self.make_room(more);
         if room {
             self.coming = self.coming.plus(more);
@@ -209,12 +209,12 @@ impl<T: Held> Index<T> {
     }
 
     /// Gives back room that was set aside.
-    pub fn give_back(&mut self, less: Limit) {
+    pub fn give_back(&mut self, less: IndexCapacity) {
         self.coming = self.coming.minus(less);
     }
 
     /// Reserves room for data that is held outside the index. Returns whether there was room.
-    pub fn claim(&mut self, more: Limit) -> bool {
+    pub fn reserve_room(&mut self, more: IndexCapacity) -> bool {
         let room = self.make_room(more);
         if room {
             self.claimed = self.claimed.plus(more);
@@ -223,7 +223,7 @@ impl<T: Held> Index<T> {
     }
 
     /// Releases room of data that was held outside the index.
-    pub fn unclaim(&mut self, less: Limit) {
+    pub fn unclaim(&mut self, less: IndexCapacity) {
         self.claimed = self.claimed.minus(less);
     }
 
@@ -256,7 +256,7 @@ impl<T: Held> Index<T> {
     }
 
     /// Drops an own object, and reports its name with the next dropped objects.
-    pub fn let_go(&mut self, id: &DataId) {
+    pub fn drop_own(&mut self, id: &DataId) {
         if self.own.remove(id) {
             self.gone.push(id.clone());
         }
@@ -284,8 +284,8 @@ impl<T: Held> Index<T> {
 
     /// Returns the present objects and the counts so far.
     #[must_use]
-    pub fn usage(&self) -> Usage {
-        Usage {
+    pub fn usage(&self) -> IndexUsage {
+        IndexUsage {
             objects: self.own.takes().objects,
             bytes: self.own.takes().bytes,
             kept: self.kept,

@@ -10,11 +10,11 @@ const PAGE: u64 = u64::BITS as u64;
 /// Maximum number of values by which a full page grows.
 const GROWS_MAX: usize = 8;
 
-pub(super) type Hashed<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+pub(super) type Hashed<K, V> = HashMap<K, V, BuildHasherDefault<CounterHasher>>;
 
 /// A map from counters to values.
 #[derive(Debug)]
-pub(super) struct Pages<V> {
+pub(super) struct CounterMap<V> {
     /// Pages by their first counter divided by [`PAGE`]. No page is empty.
     pages: Hashed<u64, Page<V>>,
 }
@@ -45,7 +45,7 @@ impl<V> Page<V> {
     }
 }
 
-impl<V> Pages<V> {
+impl<V> CounterMap<V> {
     pub(super) fn get(&self, count: u64) -> Option<&V> {
         let (page, bit) = split(count);
         let page = self.pages.get(&page)?;
@@ -90,7 +90,7 @@ impl<V> Pages<V> {
     }
 }
 
-impl<V> Default for Pages<V> {
+impl<V> Default for CounterMap<V> {
     fn default() -> Self {
         Self { pages: Hashed::default() }
     }
@@ -100,9 +100,9 @@ impl<V> Default for Pages<V> {
 /// own hasher is slower, because of its resistance to chosen colliding keys. Here workers allocate
 /// each counter once, and operators choose the names.
 #[derive(Debug, Default)]
-pub(super) struct Spread(u64);
+pub(super) struct CounterHasher(u64);
 
-impl Hasher for Spread {
+impl Hasher for CounterHasher {
     #[inline]
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks();
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn counters_with_equal_lowest_bits_hash_to_different_places() {
-        let spread = BuildHasherDefault::<Spread>::default();
+        let spread = BuildHasherDefault::<CounterHasher>::default();
         for step in [1, 1 << 10, 1 << 20, 1 << 32] {
             let places: BTreeSet<u64> = (0..1024).map(|n: u64| spread.hash_one(n * step) % 4096).collect();
             // As many distinct places as random draws would give: 4096 (1 - e^(-1/4)).
@@ -163,7 +163,7 @@ mod tests {
     proptest! {
         #[test]
         fn pages_equal_a_map_and_have_at_most_twice_the_needed_capacity(changes in vec(change(), 0..400)) {
-            let mut pages = Pages::default();
+            let mut pages = CounterMap::default();
             let mut map = BTreeMap::new();
             for (turn, change) in changes.into_iter().enumerate() {
                 match change {

@@ -5,22 +5,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{DataId, Epoch, NodeName, Timestamp};
 
-use super::pages::{Hashed, Pages};
-use super::{Held, Limit, one};
+use super::pages::{CounterMap, Hashed};
+use super::{IndexCapacity, IndexedObject, one};
 
 #[derive(Debug)]
-pub(super) struct Table<T> {
+pub(super) struct IndexTable<T> {
     /// Tables by home and registration. No inner map is empty.
-    homes: Hashed<NodeName, BTreeMap<Epoch, Made<T>>>,
+    homes: Hashed<NodeName, BTreeMap<Epoch, RegistrationObjects<T>>>,
     /// First expiry of each registration's objects.
     firsts: BTreeSet<(Timestamp, NodeName, Epoch)>,
-    takes: Limit,
+    takes: IndexCapacity,
 }
 
 /// Objects of a node's registration, by counter.
 #[derive(Debug)]
-struct Made<T> {
-    objects: Pages<Object<T>>,
+struct RegistrationObjects<T> {
+    objects: CounterMap<Object<T>>,
     expiries: BTreeSet<(Timestamp, u64)>,
 }
 
@@ -30,13 +30,13 @@ struct Object<T> {
     until: Timestamp,
 }
 
-impl<T: Held> Table<T> {
+impl<T: IndexedObject> IndexTable<T> {
     pub(super) fn new() -> Self {
-        Self { homes: Hashed::default(), firsts: BTreeSet::new(), takes: Limit::default() }
+        Self { homes: Hashed::default(), firsts: BTreeSet::new(), takes: IndexCapacity::default() }
     }
 
     /// Returns the total size of the objects.
-    pub(super) fn takes(&self) -> Limit {
+    pub(super) fn takes(&self) -> IndexCapacity {
         self.takes
     }
 
@@ -121,15 +121,15 @@ impl<T: Held> Table<T> {
     }
 }
 
-impl<T> Made<T> {
+impl<T> RegistrationObjects<T> {
     /// Returns the first expiry of these objects.
     fn first(&self) -> Option<Timestamp> {
         self.expiries.first().map(|&(until, _)| until)
     }
 }
 
-impl<T> Default for Made<T> {
+impl<T> Default for RegistrationObjects<T> {
     fn default() -> Self {
-        Self { objects: Pages::default(), expiries: BTreeSet::new() }
+        Self { objects: CounterMap::default(), expiries: BTreeSet::new() }
     }
 }

@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 
 /// Consecutive blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Run {
+pub struct BlockRun {
     /// The index of the first block.
     pub start: u32,
     /// The number of blocks, at least 1.
     pub len: u32,
 }
 
-impl Run {
+impl BlockRun {
     /// Returns the block after the last block of the run.
     #[must_use]
     pub fn end(self) -> u32 {
@@ -22,8 +22,8 @@ impl Run {
 }
 
 /// Joins runs that follow on each other, and keeps their order.
-pub(super) fn join(pieces: &[Run]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+pub(super) fn join(pieces: &[BlockRun]) -> Vec<BlockRun> {
+    let mut runs: Vec<BlockRun> = Vec::new();
     for &piece in pieces {
         match runs.last_mut() {
             Some(last) if last.end() == piece.start => last.len += piece.len,
@@ -35,7 +35,7 @@ pub(super) fn join(pieces: &[Run]) -> Vec<Run> {
 
 /// The addresses that an allocation needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum BlockPlacement {
     /// Any blocks: virtual memory management maps them side by side.
     #[default]
     Scattered,
@@ -47,7 +47,7 @@ pub enum Placement {
 /// The free blocks of a GPU, as runs that do not touch each other.
 #[derive(Debug, Clone)]
 pub struct BestFit {
-    placement: Placement,
+    placement: BlockPlacement,
     free: BTreeMap<u32, u32>,
     free_blocks: u32,
 }
@@ -55,7 +55,7 @@ pub struct BestFit {
 impl BestFit {
     /// Returns the books of `total` free blocks.
     #[must_use]
-    pub fn new(total: u32, placement: Placement) -> Self {
+    pub fn new(total: u32, placement: BlockPlacement) -> Self {
         let free = (total > 0).then_some((0, total)).into_iter().collect();
         Self { placement, free, free_blocks: total }
     }
@@ -67,27 +67,27 @@ impl BestFit {
     }
 
     /// Returns the free runs, in the order of their blocks.
-    pub fn free_runs(&self) -> impl Iterator<Item = Run> + '_ {
-        self.free.iter().map(|(&start, &len)| Run { start, len })
+    pub fn free_runs(&self) -> impl Iterator<Item = BlockRun> + '_ {
+        self.free.iter().map(|(&start, &len)| BlockRun { start, len })
     }
 
     /// Whether [`Self::take`] fails only for lack of blocks.
     #[must_use]
     pub fn takes_any(&self) -> bool {
-        self.placement == Placement::Scattered
+        self.placement == BlockPlacement::Scattered
     }
 
     /// Takes memory for pieces of the given lengths in blocks, none of which is 0. Contiguous
     /// placement gives a run for each piece, in order; scattered placement gives runs of the sum.
     /// Returns `None`, and takes nothing, if the pieces do not fit.
-    pub fn take(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
+    pub fn take(&mut self, pieces: &[u32]) -> Option<Vec<BlockRun>> {
         match self.placement {
-            Placement::Scattered => self.take_scattered(pieces.iter().sum()),
-            Placement::Contiguous => self.take_contiguous(pieces),
+            BlockPlacement::Scattered => self.take_scattered(pieces.iter().sum()),
+            BlockPlacement::Contiguous => self.take_contiguous(pieces),
         }
     }
 
-    fn take_scattered(&mut self, blocks: u32) -> Option<Vec<Run>> {
+    fn take_scattered(&mut self, blocks: u32) -> Option<Vec<BlockRun>> {
         if blocks > self.free_blocks {
             return None;
         }
@@ -99,7 +99,7 @@ impl BestFit {
             // last maximum.
             let longest = || self.free.iter().rev().max_by_key(|&(_, &len)| len);
             let (&start, &len) = fits.or_else(longest).expect("enough blocks are free");
-            let run = Run { start, len: len.min(left) };
+            let run = BlockRun { start, len: len.min(left) };
             self.take_front(run, len);
             left -= run.len;
             taken.push(run);
@@ -108,7 +108,7 @@ impl BestFit {
         Some(taken)
     }
 
-    fn take_contiguous(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
+    fn take_contiguous(&mut self, lengths: &[u32]) -> Option<Vec<BlockRun>> {
         // The longest piece comes first: a short piece could cut up the run that a long piece
         // needs.
         let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -118,11 +118,11 @@ impl BestFit {
             let len = lengths[place];
             let fits = self.free.iter().filter(|&(_, &free)| free >= len).min_by_key(|&(_, &free)| free);
             let Some((&start, &free)) = fits else {
-                let back: Vec<Run> = taken.into_iter().flatten().collect();
+                let back: Vec<BlockRun> = taken.into_iter().flatten().collect();
                 self.give_back(&back);
                 return None;
             };
-            let run = Run { start, len };
+            let run = BlockRun { start, len };
             self.take_front(run, free);
             taken[place] = Some(run);
         }
@@ -130,7 +130,7 @@ impl BestFit {
     }
 
     /// Takes the front of a free run of `free` blocks.
-    fn take_front(&mut self, run: Run, free: u32) {
+    fn take_front(&mut self, run: BlockRun, free: u32) {
         self.free.remove(&run.start);
         if run.len < free {
             self.free.insert(run.end(), free - run.len);
@@ -142,13 +142,13 @@ impl BestFit {
     ///
     /// # Panics
     /// If a block is free already: a bug of the caller.
-    pub fn give_back(&mut self, runs: &[Run]) {
+    pub fn give_back(&mut self, runs: &[BlockRun]) {
         for &run in runs {
             self.give_back_one(run);
         }
     }
 
-    fn give_back_one(&mut self, Run { mut start, mut len }: Run) {
+    fn give_back_one(&mut self, BlockRun { mut start, mut len }: BlockRun) {
         self.free_blocks += len;
         if let Some((&before, &before_len)) = self.free.range(..start).next_back() {
             assert!(before + before_len <= start, "block {start} is given back twice");
@@ -173,12 +173,12 @@ impl BestFit {
 mod tests {
     use super::*;
 
-    const fn run(start: u32, len: u32) -> Run {
-        Run { start, len }
+    const fn run(start: u32, len: u32) -> BlockRun {
+        BlockRun { start, len }
     }
 
     fn scattered(total: u32) -> BestFit {
-        BestFit::new(total, Placement::Scattered)
+        BestFit::new(total, BlockPlacement::Scattered)
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn contiguous_pieces_get_a_run_each_or_nothing() {
-        let mut blocks = BestFit::new(30, Placement::Contiguous);
+        let mut blocks = BestFit::new(30, BlockPlacement::Contiguous);
         let pieces = blocks.take(&[5, 10, 5]).unwrap();
         assert_eq!(pieces, [run(10, 5), run(0, 10), run(15, 5)]);
         blocks.give_back(&[pieces[0]]);

@@ -6,21 +6,21 @@ use std::collections::BTreeSet;
 
 use millrace_types::ModelId;
 
-use super::{Evicted, MemoryMap, Run, Shortage};
+use super::{BlockRun, EvictedModel, MemoryMap, MemoryShortage};
 
 impl MemoryMap {
     /// Takes `blocks` blocks for data, one run for each block, and evicts models that are not in
     /// `pinned` until there is room. A shortage evicts no model.
     ///
     /// # Errors
-    /// [`Shortage`].
+    /// [`MemoryShortage`].
     pub fn take_blocks(
         &mut self,
         blocks: u32,
         pinned: &[ModelId],
-    ) -> Result<(Vec<Run>, Vec<Evicted>), Shortage> {
+    ) -> Result<(Vec<BlockRun>, Vec<EvictedModel>), MemoryShortage> {
         let (taken, evicted) = self.take(&vec![1; blocks as usize], pinned)?;
-        let single = |run: Run| (run.start..run.end()).map(|start| Run { start, len: 1 });
+        let single = |run: BlockRun| (run.start..run.end()).map(|start| BlockRun { start, len: 1 });
         let runs: Vec<_> = taken.into_iter().flat_map(single).collect();
         self.data.extend(&runs);
         Ok((runs, evicted))
@@ -36,7 +36,7 @@ impl MemoryMap {
     ///
     /// # Panics
     /// If the run is not taken: a bug of the caller.
-    pub fn give_back_block(&mut self, run: Run) {
+    pub fn give_back_block(&mut self, run: BlockRun) {
         assert!(self.data.remove(&run), "{run:?} holds no data");
         self.allocator.give_back(&[run]);
     }
@@ -60,7 +60,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::{BLOCK, Placement};
+    use crate::memory::{BLOCK, BlockPlacement};
 
     #[derive(Debug, Clone, Copy)]
     enum Step {
@@ -83,12 +83,12 @@ mod tests {
         /// No block has two owners, no block is lost, and data is never evicted.
         #[test]
         fn models_and_data_share_the_blocks(
-            placement in prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)],
+            placement in prop_oneof![Just(BlockPlacement::Scattered), Just(BlockPlacement::Contiguous)],
             steps in proptest::collection::vec(step(), 1..60),
         ) {
             let total = 160;
             let mut map = MemoryMap::with(Bytes(BLOCK.0 * total), placement);
-            let mut data: Vec<Run> = Vec::new();
+            let mut data: Vec<BlockRun> = Vec::new();
             for (now, step) in steps.into_iter().enumerate() {
                 let now = Timestamp(now as u64);
                 match step {
@@ -135,8 +135,8 @@ mod tests {
         map.map(Timestamp(2), ModelId(2), 4, 4, &[]).unwrap();
         let (runs, evicted) = map.take_blocks(5, &[ModelId(1)]).unwrap();
         assert_eq!((runs.len(), evicted[0].model), (5, ModelId(2)));
-        assert_eq!(map.take_blocks(2, &[ModelId(1)]), Err(Shortage::Pinned));
-        assert_eq!(map.take_blocks(11, &[]), Err(Shortage::TooLarge));
+        assert_eq!(map.take_blocks(2, &[ModelId(1)]), Err(MemoryShortage::Pinned));
+        assert_eq!(map.take_blocks(11, &[]), Err(MemoryShortage::TooLarge));
         assert_eq!(map.blocks_of(&[ModelId(1), ModelId(2)].into()), 4);
         map.clear();
         assert_eq!((map.used_blocks(), map.data_blocks()), (0, 0));

@@ -6,9 +6,9 @@
 //! GPU copy (T10). The least recently used models leave first, pinned models never. A victim that the
 //! other victims make needless stays, the most recently used first.
 //!
-//! Blocks are given out by best fit. With [`Placement::Scattered`], the default, an allocation fails
+//! Blocks are given out by best fit. With [`BlockPlacement::Scattered`], the default, an allocation fails
 //! only if too few blocks are free: virtual memory management maps any blocks side by side, so there is
-//! no fragmentation to undo. With [`Placement::Contiguous`] an allocation can fail by shape. The paper's
+//! no fragmentation to undo. With [`BlockPlacement::Contiguous`] an allocation can fail by shape. The paper's
 //! two tiers with consolidation (T13) and its baseline Torpor-Block are in the simulator
 //! (`millrace_sim::memory`); `sim/benches/memory.rs` compares all of them.
 
@@ -22,10 +22,10 @@ use std::ops::Range;
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-pub use allocator::{BestFit, Placement, Run};
+pub use allocator::{BestFit, BlockPlacement, BlockRun};
 pub use chunks::ChunkSet;
-use region::Turn;
-pub use region::{Rank, Region};
+use region::EvictionOrder;
+pub use region::{EvictionRank, ModelRegion};
 
 use allocator::join;
 
@@ -45,7 +45,7 @@ pub fn blocks_for(size: Bytes) -> u32 {
 
 /// A model that was evicted, and the mapping that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Evicted {
+pub struct EvictedModel {
     pub model: ModelId,
     /// The number of the mapping that ended.
     pub generation: Generation,
@@ -53,7 +53,7 @@ pub struct Evicted {
 
 /// The reason why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Shortage {
+pub enum MemoryShortage {
     /// The models that would make room are pinned: wait until one is free.
     #[error("all models that would make room are in use: wait until one is free")]
     Pinned,
@@ -65,15 +65,15 @@ pub enum Shortage {
 /// The blocks of a GPU and their owners.
 #[derive(Debug)]
 pub struct MemoryMap {
-    placement: Placement,
+    placement: BlockPlacement,
     total: u32,
     allocator: BestFit,
-    regions: BTreeMap<ModelId, Region>,
+    regions: BTreeMap<ModelId, ModelRegion>,
     /// The models in the order of their eviction: by rank, then by last use.
-    order: BTreeSet<Turn>,
+    order: BTreeSet<EvictionOrder>,
     last_generation: Generation,
     /// The blocks of intermediate data.
-    data: BTreeSet<Run>,
+    data: BTreeSet<BlockRun>,
 }
 
 impl MemoryMap {
@@ -81,12 +81,12 @@ impl MemoryMap {
     /// is left out.
     #[must_use]
     pub fn new(memory: Bytes) -> Self {
-        Self::with(memory, Placement::Scattered)
+        Self::with(memory, BlockPlacement::Scattered)
     }
 
     /// Returns an empty map of `memory` with this placement; see [`Self::new`].
     #[must_use]
-    pub fn with(memory: Bytes, placement: Placement) -> Self {
+    pub fn with(memory: Bytes, placement: BlockPlacement) -> Self {
         let total = u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX);
         Self {
             placement,
@@ -113,12 +113,12 @@ impl MemoryMap {
 
     /// Returns the region of a model that has a region.
     #[must_use]
-    pub fn region(&self, model: ModelId) -> Option<&Region> {
+    pub fn region(&self, model: ModelId) -> Option<&ModelRegion> {
         self.regions.get(&model)
     }
 
     /// Returns every region, in model order.
-    pub fn regions(&self) -> impl Iterator<Item = (ModelId, &Region)> {
+    pub fn regions(&self) -> impl Iterator<Item = (ModelId, &ModelRegion)> {
         self.regions.iter().map(|(&model, region)| (model, region))
     }
 
@@ -127,7 +127,7 @@ impl MemoryMap {
     /// evicts no model. With contiguous placement the region is one run.
     ///
     /// # Errors
-    /// [`Shortage`].
+    /// [`MemoryShortage`].
     ///
     /// # Panics
     /// If the model has a region: a bug of the caller.
@@ -138,7 +138,7 @@ impl MemoryMap {
         blocks: u32,
         chunks: u32,
         pinned: &[ModelId],
-    ) -> Result<Vec<Evicted>, Shortage> {
+    ) -> Result<Vec<EvictedModel>, MemoryShortage> {
         self.map_pieces(now, model, &[blocks], chunks, pinned)
     }
 
@@ -146,7 +146,7 @@ impl MemoryMap {
     /// in blocks. With contiguous placement each piece is a single run.
     ///
     /// # Errors
-    /// [`Shortage`].
+    /// [`MemoryShortage`].
     ///
     /// # Panics
     /// If the model has a region: a bug of the caller.
@@ -157,17 +157,17 @@ impl MemoryMap {
         pieces: &[u32],
         chunks: u32,
         pinned: &[ModelId],
-    ) -> Result<Vec<Evicted>, Shortage> {
+    ) -> Result<Vec<EvictedModel>, MemoryShortage> {
         assert!(!self.regions.contains_key(&model), "model {model} is mapped already");
         let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
         let (taken, evicted) = self.take(&pieces, pinned)?;
-        let region = Region {
+        let region = ModelRegion {
             generation: self.next_generation(),
             runs: join(&taken),
             blocks: pieces.iter().sum(),
             loaded: ChunkSet::empty(chunks),
             last_used: now,
-            rank: Rank::default(),
+            rank: EvictionRank::default(),
             locks: 0,
         };
         self.order.insert(region.turn(model));
@@ -176,7 +176,11 @@ impl MemoryMap {
     }
 
     /// Takes runs for these pieces, and evicts models that are not in `pinned` until there is room.
-    fn take(&mut self, pieces: &[u32], pinned: &[ModelId]) -> Result<(Vec<Run>, Vec<Evicted>), Shortage> {
+    fn take(
+        &mut self,
+        pieces: &[u32],
+        pinned: &[ModelId],
+    ) -> Result<(Vec<BlockRun>, Vec<EvictedModel>), MemoryShortage> {
         if let Some(taken) = self.allocator.take(pieces) {
             return Ok((taken, Vec::new()));
         }
@@ -192,7 +196,7 @@ impl MemoryMap {
     }
 
     /// Returns the models to evict so that these pieces fit, in the order of their eviction.
-    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
+    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, MemoryShortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
         let may_go = |model: &ModelId| !pinned.contains(model) && !self.regions[model].is_locked();
@@ -200,7 +204,7 @@ impl MemoryMap {
         while !suffices(&trial, pieces) {
             let Some(model) = candidates.next() else {
                 let fits = suffices(&self.empty(), pieces);
-                return Err(if fits { Shortage::Pinned } else { Shortage::TooLarge });
+                return Err(if fits { MemoryShortage::Pinned } else { MemoryShortage::TooLarge });
             };
             trial.give_back(&self.regions[&model].runs);
             victims.push(model);
@@ -236,7 +240,7 @@ impl MemoryMap {
 
     /// Keeps a model from eviction while another GPU copies it (T25), until the model has been
     /// unlocked as often as locked. Returns the region, if there is one.
-    pub fn lock(&mut self, model: ModelId) -> Option<&Region> {
+    pub fn lock(&mut self, model: ModelId) -> Option<&ModelRegion> {
         let region = self.regions.get_mut(&model)?;
         region.locks += 1;
         Some(region)
@@ -255,12 +259,12 @@ impl MemoryMap {
     ///
     /// # Panics
     /// If the model is locked: a bug of the caller.
-    pub fn unmap(&mut self, model: ModelId) -> Option<Evicted> {
+    pub fn unmap(&mut self, model: ModelId) -> Option<EvictedModel> {
         let region = self.regions.remove(&model)?;
         assert!(!region.is_locked(), "model {model} is being copied");
         self.order.remove(&region.turn(model));
         self.allocator.give_back(&region.runs);
-        Some(Evicted { model, generation: region.generation })
+        Some(EvictedModel { model, generation: region.generation })
     }
 
     /// Records that a model is used.
@@ -270,11 +274,11 @@ impl MemoryMap {
 
     /// Sets the rank of a model. The model is evicted before all models of a higher rank,
     /// regardless of their last use.
-    pub fn rank(&mut self, model: ModelId, rank: Rank) {
+    pub fn rank(&mut self, model: ModelId, rank: EvictionRank) {
         self.reorder(model, |region| region.rank = rank);
     }
 
-    fn reorder(&mut self, model: ModelId, change: impl FnOnce(&mut Region)) {
+    fn reorder(&mut self, model: ModelId, change: impl FnOnce(&mut ModelRegion)) {
         if let Some(region) = self.regions.get_mut(&model) {
             self.order.remove(&region.turn(model));
             change(region);

@@ -26,8 +26,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn placement() -> impl Strategy<Value = Placement> {
-    prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)]
+fn placement() -> impl Strategy<Value = BlockPlacement> {
+    prop_oneof![Just(BlockPlacement::Scattered), Just(BlockPlacement::Contiguous)]
 }
 
 /// A memory map, and the pieces that each model asked for.
@@ -67,12 +67,12 @@ impl Checked {
 
     fn check(&self) {
         let memory = &self.memory;
-        let mut owned: Vec<Run> = Vec::new();
+        let mut owned: Vec<BlockRun> = Vec::new();
         for (model, region) in memory.regions() {
             let asked = self.asked[&model].iter().copied().filter(|&len| len > 0);
             assert_eq!(region.blocks(), asked.clone().sum::<u32>());
             assert_eq!(region.blocks(), region.runs().iter().map(|run| run.len).sum::<u32>());
-            if memory.placement == Placement::Contiguous {
+            if memory.placement == BlockPlacement::Contiguous {
                 // Each piece lies within one run, and runs join only whole pieces.
                 let mut pieces = asked;
                 for run in region.runs() {
@@ -117,7 +117,7 @@ proptest! {
                     checked.asked.remove(&ModelId(model));
                 }
                 Step::Touch(model) => checked.memory.touch(now, ModelId(model)),
-                Step::Rank(model, rank) => checked.memory.rank(ModelId(model), Rank(rank)),
+                Step::Rank(model, rank) => checked.memory.rank(ModelId(model), EvictionRank(rank)),
                 Step::Clear => {
                     checked.memory.clear();
                     checked.asked.clear();

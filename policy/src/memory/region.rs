@@ -2,38 +2,38 @@
 
 use millrace_types::{ModelId, Timestamp};
 
-use super::allocator::Run;
+use super::allocator::BlockRun;
 use super::chunks::ChunkSet;
 use crate::ids::Generation;
 
 /// The order of eviction: models of the lowest rank are evicted first, and of equal ranks the least
 /// recently used.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Rank(pub u8);
+pub struct EvictionRank(pub u8);
 
-impl Rank {
+impl EvictionRank {
     /// The rank of models that are evicted after all others.
     pub const LAST: Self = Self(u8::MAX);
 }
 
 /// A model's position in the order of eviction.
-pub(super) type Turn = (Rank, Timestamp, ModelId);
+pub(super) type EvictionOrder = (EvictionRank, Timestamp, ModelId);
 
 /// The region of one model on the GPU.
 #[derive(Debug)]
-pub struct Region {
+pub struct ModelRegion {
     pub(super) generation: Generation,
     /// The blocks in the model's order; runs that touch are joined.
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<BlockRun>,
     pub(super) blocks: u32,
     pub(super) loaded: ChunkSet,
     pub(super) last_used: Timestamp,
-    pub(super) rank: Rank,
+    pub(super) rank: EvictionRank,
     /// Number of copies of the model to other GPUs that are in progress.
     pub(super) locks: u32,
 }
 
-impl Region {
+impl ModelRegion {
     /// Returns the number of the mapping.
     #[must_use]
     pub fn generation(&self) -> Generation {
@@ -42,7 +42,7 @@ impl Region {
 
     /// Returns the blocks, in the model's order.
     #[must_use]
-    pub fn runs(&self) -> &[Run] {
+    pub fn runs(&self) -> &[BlockRun] {
         &self.runs
     }
 
@@ -64,7 +64,7 @@ impl Region {
         self.last_used
     }
 
-    pub(super) fn turn(&self, model: ModelId) -> Turn {
+    pub(super) fn turn(&self, model: ModelId) -> EvictionOrder {
         (self.rank, self.last_used, model)
     }
 

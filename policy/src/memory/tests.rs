@@ -27,9 +27,9 @@ fn pinned_models_are_never_evicted() {
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 4, &[]);
     assert_eq!(map(&mut memory, 3, C, 4, &[A]), [B]);
-    assert_eq!(memory.map(Timestamp(4), D, 7, 7, &[A]), Err(Shortage::Pinned));
+    assert_eq!(memory.map(Timestamp(4), D, 7, 7, &[A]), Err(MemoryShortage::Pinned));
     assert!(memory.region(C).is_some(), "a shortage evicts nothing");
-    assert_eq!(memory.map(Timestamp(4), D, 11, 11, &[]), Err(Shortage::TooLarge));
+    assert_eq!(memory.map(Timestamp(4), D, 11, 11, &[]), Err(MemoryShortage::TooLarge));
 }
 
 #[test]
@@ -61,15 +61,15 @@ fn a_victim_that_a_later_victim_makes_needless_stays() {
 
 #[test]
 fn contiguous_placement_evicts_until_a_run_is_long_enough() {
-    let mut memory = MemoryMap::with(Bytes::mib(20), Placement::Contiguous);
+    let mut memory = MemoryMap::with(Bytes::mib(20), BlockPlacement::Contiguous);
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 2, &[]);
     map(&mut memory, 3, C, 4, &[]);
     memory.unmap(A);
-    assert_eq!(memory.map(Timestamp(4), D, 5, 5, &[B, C]), Err(Shortage::Pinned));
+    assert_eq!(memory.map(Timestamp(4), D, 5, 5, &[B, C]), Err(MemoryShortage::Pinned));
     assert_eq!(map(&mut memory, 5, D, 5, &[]), [B]);
-    assert_eq!(memory.region(D).unwrap().runs(), [Run { start: 0, len: 5 }]);
-    assert_eq!(memory.map(Timestamp(6), B, 11, 11, &[]), Err(Shortage::TooLarge));
+    assert_eq!(memory.region(D).unwrap().runs(), [BlockRun { start: 0, len: 5 }]);
+    assert_eq!(memory.map(Timestamp(6), B, 11, 11, &[]), Err(MemoryShortage::TooLarge));
 }
 
 #[path = "properties.rs"]

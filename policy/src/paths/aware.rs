@@ -2,10 +2,10 @@
 //! busy paths. An evicted flow takes only free paths and evicts no other flow, so the algorithm
 //! terminates.
 
-use super::matrix::{Mask, bits};
-use super::running::{Flow, Role, Running};
+use super::matrix::{ResourceSet, bits};
+use super::running::{FlowKind, FlowTable, PathFlow};
 
-impl Running {
+impl FlowTable {
     /// Gives routes to the flow that began last: the link of its pair, then free paths, then busy
     /// paths. The other flows take the free paths that are left.
     pub(super) fn admit(&mut self) {
@@ -23,7 +23,7 @@ impl Running {
         for _ in 0..2 {
             let mut strangers = false;
             for at in 0..self.flows.len() {
-                let strange = self.strange(at);
+                let strange = self.borrowed_links(at);
                 if strange != 0 {
                     strangers = true;
                     self.leave(at, strange);
@@ -43,14 +43,14 @@ impl Running {
 
     /// Returns the transfers, the slowest first.
     fn poorest_first(&self) -> Vec<usize> {
-        let transfers = (0..self.flows.len()).filter(|&at| self.flows[at].role == Role::Transfer);
+        let transfers = (0..self.flows.len()).filter(|&at| self.flows[at].role == FlowKind::Transfer);
         let mut order: Vec<_> = transfers.collect();
         order.sort_unstable_by_key(|&at| (self.flows[at].total, at));
         order
     }
 
     /// Returns the links that a flow crosses and that others own.
-    fn strange(&self, at: usize) -> Mask {
+    fn borrowed_links(&self, at: usize) -> ResourceSet {
         let flow = &self.flows[at];
         flow.mask & self.matrix.owned & !flow.link.map_or(0, |link| 1 << link)
     }
@@ -73,7 +73,7 @@ impl Running {
 
     /// Gives each owner of a link an equal rate of it, beside the flows that could not leave.
     fn even_out(&mut self, link: usize) {
-        let owns = |flow: &Flow| flow.link == Some(link);
+        let owns = |flow: &PathFlow| flow.link == Some(link);
         let Some(owner) = self.flows.iter().find(|flow| owns(flow)) else { return };
         let Some(path) = self.matrix.direct(owner.from, owner.to) else { return };
         let mut owners = 0;
@@ -101,8 +101,8 @@ impl Running {
 
     /// Evicts a flow from links that others own. The flow takes free links instead. Only a flow
     /// that would have no route keeps a fair share of its old links.
-    fn leave(&mut self, at: usize, links: Mask) {
-        if self.flows[at].role == Role::Forward {
+    fn leave(&mut self, at: usize, links: ResourceSet) {
+        if self.flows[at].role == FlowKind::Forward {
             return self.strip(at, links);
         }
         let before = self.flows[at].parts;
@@ -119,7 +119,7 @@ impl Running {
     }
 
     /// Returns the rate that a flow without another way may use of the tightest of these links.
-    fn share(&self, links: Mask) -> u64 {
+    fn share(&self, links: ResourceSet) -> u64 {
         let of = |link: usize| self.matrix.capacity(link) / self.users(link).max(1);
         bits(links).map(of).min().unwrap_or(0).max(1)
     }

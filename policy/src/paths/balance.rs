@@ -9,8 +9,8 @@
 //! route at all, and keeps an equal part of the link.
 
 use super::LINKS_MAX;
-use super::matrix::{Mask, bits, set};
-use super::running::{Part, Running};
+use super::matrix::{ResourceSet, bits, set};
+use super::running::{FlowTable, PathShare};
 
 /// Busy paths that a flow is given at the start, at most: each path may change the routes of other
 /// flows.
@@ -22,7 +22,7 @@ const GAIN_MIN: u64 = 16;
 const GRAIN: u64 = 1024;
 
 /// A flow that crosses a resource of the path that is to be shared.
-struct User {
+struct ResourceUser {
     flow: usize,
     resource: usize,
     /// The rate of the resource that the flow has and need not keep.
@@ -31,7 +31,7 @@ struct User {
     total: u64,
 }
 
-impl Running {
+impl FlowTable {
     /// Gives a flow busy paths while bytes could leave and arrive faster, or while the flow has no
     /// route.
     pub(super) fn balance(&mut self, at: usize) {
@@ -53,9 +53,9 @@ impl Running {
         let total = self.flows[at].total;
         let others = self.matrix.owned & !self.flows[at].link.map_or(0, |link| 1 << link);
         let richer = self.richer(total);
-        let allowed: &[Mask] = if total == 0 { &[others, 0] } else { &[others] };
+        let allowed: &[ResourceSet] = if total == 0 { &[others, 0] } else { &[others] };
         for &barred in allowed {
-            let mut generous: Option<Mask> = None;
+            let mut generous: Option<ResourceSet> = None;
             for path in self.matrix.paths_of(from, to) {
                 let mask = self.matrix.path(path).mask;
                 let full = mask & !self.matrix.open;
@@ -77,14 +77,14 @@ impl Running {
     }
 
     /// Returns the resources that flows with more than `total` cross.
-    fn richer(&self, total: u64) -> Mask {
+    fn richer(&self, total: u64) -> ResourceSet {
         self.flows.iter().filter(|flow| flow.total > total).fold(0, |mask, flow| mask | flow.mask)
     }
 
     /// Returns the resources, except barred ones, that could give a flow the least gain of a split.
     /// Many paths cross the same few links, so once a split has failed, links are checked instead
     /// of paths.
-    fn generous(&self, at: usize, barred: Mask) -> Mask {
+    fn generous(&self, at: usize, barred: ResourceSet) -> ResourceSet {
         let total = self.flows[at].total;
         let least = least_gain(total, self.matrix.narrowest);
         let mut given = [0; LINKS_MAX];
@@ -99,13 +99,13 @@ impl Running {
 
     /// Gives a flow a path whose `full` resources a single route of another flow crosses, if that
     /// route can move.
-    fn take_moved(&mut self, at: usize, path: usize, full: Mask) -> bool {
+    fn take_moved(&mut self, at: usize, path: usize, full: ResourceSet) -> bool {
         for other in 0..self.flows.len() {
             if other == at || full & !self.flows[other].mask != 0 {
                 continue;
             }
             let parts = self.flows[other].parts;
-            let over = |part: &&Part| full & !self.matrix.path(part.path).mask == 0;
+            let over = |part: &&PathShare| full & !self.matrix.path(part.path).mask == 0;
             let Some(part) = parts.as_slice().iter().find(over) else { continue };
             if self.move_away(other, *part, at, path) {
                 self.lay(at, path, self.matrix.room(path));
@@ -117,7 +117,7 @@ impl Running {
 
     /// Moves a route off a path that a new flow is to get. The route moves only if the route's flow
     /// loses nothing and then has no less than the new flow. An owner stays on the owned link.
-    fn move_away(&mut self, other: usize, part: Part, newcomer: usize, path: usize) -> bool {
+    fn move_away(&mut self, other: usize, part: PathShare, newcomer: usize, path: usize) -> bool {
         let flow = &self.flows[other];
         let wanted = self.matrix.path(path).mask;
         let from = flow.from;
@@ -174,10 +174,10 @@ impl Running {
 
     /// Takes from a user the rate that a resource lacks of `gain`, so that the user's flow keeps at
     /// least `level`.
-    fn collect(&mut self, user: &User, level: u64, gain: u64) {
+    fn collect(&mut self, user: &ResourceUser, level: u64, gain: u64) {
         let mut lacks = gain.saturating_sub(self.matrix.left(user.resource));
         let flow = &self.flows[user.flow];
-        lacks = lacks.min(User { total: flow.total, ..*user }.gives(level));
+        lacks = lacks.min(ResourceUser { total: flow.total, ..*user }.gives(level));
         let parts = flow.parts;
         for part in parts.as_slice().iter().rev() {
             if self.matrix.path(part.path).mask >> user.resource & 1 == 1 {
@@ -191,7 +191,7 @@ impl Running {
     }
 
     /// Returns the flows that cross a path and have more than a flow, the richest first.
-    fn users_of(&self, at: usize, path: usize) -> Vec<User> {
+    fn users_of(&self, at: usize, path: usize) -> Vec<ResourceUser> {
         let newcomer = &self.flows[at];
         let path = self.matrix.path(path);
         let mut users = Vec::new();
@@ -203,11 +203,11 @@ impl Running {
     }
 
     /// Returns a flow as a user that `at` asks for a part of a resource.
-    fn user(&self, at: usize, flow: usize, resource: usize) -> User {
+    fn user(&self, at: usize, flow: usize, resource: usize) -> ResourceUser {
         let it = &self.flows[flow];
         let keeps = if it.link == Some(resource) { self.equal_part(at, resource) } else { 0 };
         let spare = self.rate_on(flow, resource).saturating_sub(keeps);
-        User { flow, resource, spare, total: it.total }
+        ResourceUser { flow, resource, spare, total: it.total }
     }
 
     /// Returns the equal part of a resource if the flow `at` joined its users.
@@ -223,7 +223,7 @@ fn least_gain(total: u64, width: u64) -> u64 {
     if total == 0 { 1 } else { width / GAIN_MIN + 1 }
 }
 
-impl User {
+impl ResourceUser {
     /// Returns the rate that the flow gives up so that it keeps at least a level.
     fn gives(&self, level: u64) -> u64 {
         self.spare.min(self.total.saturating_sub(level))

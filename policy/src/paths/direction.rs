@@ -4,43 +4,43 @@ use std::ops::{Index, IndexMut};
 
 /// The direction of a host transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
+pub enum HostDirection {
     /// From host memory to a GPU.
     ToGpu,
     /// From a GPU to host memory.
     FromGpu,
 }
 
-impl Direction {
+impl HostDirection {
     /// Both directions.
     pub const BOTH: [Self; 2] = [Self::ToGpu, Self::FromGpu];
 }
 
 /// A value for each direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Each<T> {
-    /// The value for [`Direction::ToGpu`].
+pub struct PerDirection<T> {
+    /// The value for [`HostDirection::ToGpu`].
     pub to_gpu: T,
-    /// The value for [`Direction::FromGpu`].
+    /// The value for [`HostDirection::FromGpu`].
     pub from_gpu: T,
 }
 
-impl<T> Index<Direction> for Each<T> {
+impl<T> Index<HostDirection> for PerDirection<T> {
     type Output = T;
 
-    fn index(&self, direction: Direction) -> &T {
+    fn index(&self, direction: HostDirection) -> &T {
         match direction {
-            Direction::ToGpu => &self.to_gpu,
-            Direction::FromGpu => &self.from_gpu,
+            HostDirection::ToGpu => &self.to_gpu,
+            HostDirection::FromGpu => &self.from_gpu,
         }
     }
 }
 
-impl<T> IndexMut<Direction> for Each<T> {
-    fn index_mut(&mut self, direction: Direction) -> &mut T {
+impl<T> IndexMut<HostDirection> for PerDirection<T> {
+    fn index_mut(&mut self, direction: HostDirection) -> &mut T {
         match direction {
-            Direction::ToGpu => &mut self.to_gpu,
-            Direction::FromGpu => &mut self.from_gpu,
+            HostDirection::ToGpu => &mut self.to_gpu,
+            HostDirection::FromGpu => &mut self.from_gpu,
         }
     }
 }

@@ -9,12 +9,12 @@ pub const HOPS_MAX: usize = 7;
 
 /// One to eight GPUs, in the order in which bytes cross them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Hops {
+pub struct RouteHops {
     gpus: [GpuIndex; HOPS_MAX + 1],
     len: u8,
 }
 
-impl Hops {
+impl RouteHops {
     /// Returns the hops over the first of `gpus`, up to the length of a route, or over GPU 0 if
     /// there are none.
     #[must_use]
@@ -59,14 +59,14 @@ impl Hops {
     }
 }
 
-impl fmt::Display for Hops {
+impl fmt::Display for RouteHops {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first().0)?;
         self.as_slice()[1..].iter().try_for_each(|gpu| write!(f, "-{}", gpu.0))
     }
 }
 
-impl fmt::Debug for Hops {
+impl fmt::Debug for RouteHops {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.as_slice().iter().map(|gpu| gpu.0)).finish()
     }

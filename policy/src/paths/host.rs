@@ -8,9 +8,9 @@ use std::cmp::Reverse;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::matrix::Matrix;
-use super::running::{Flow, Part, Parts, Role, Running};
-use super::{Change, Direction, FORWARDS_MAX, FlowId, Hops, ROUTES_MAX, Selection};
+use super::matrix::RateMatrix;
+use super::running::{FlowKind, FlowTable, PathFlow, PathShare, PathShares};
+use super::{FORWARDS_MAX, FlowId, HostDirection, ROUTES_MAX, RouteChange, RouteHops, Selection};
 
 /// One way between host memory and a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct HostRoute {
     pub via: GpuIndex,
     /// The GPUs that the bytes cross, in the direction of the bytes: from `via`, or to it. A single
     /// GPU if no GPU forwards.
-    pub forward: Hops,
+    pub forward: RouteHops,
     /// The rate that the PCIe link and the NVLinks can carry.
     pub rate: BytesPerSec,
 }
@@ -30,7 +30,7 @@ pub struct HostPlan {
     /// The ways of the transfer: over the GPU's own PCIe link first, then those with fewer NVLinks.
     pub routes: Vec<HostRoute>,
     /// Other flows with changed routes.
-    pub changes: Vec<Change>,
+    pub changes: Vec<RouteChange>,
 }
 
 /// The links that a GPU's copies from and to the host cross.
@@ -43,7 +43,7 @@ pub(super) struct HostPath {
 /// Returns the host path of every GPU.
 pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
     let rate = |link: &LinkId| topology.links.get(link.0 as usize).map_or(0, |link| link.rate.0);
-    let of = |gpu: &millrace_types::topology::Gpu| HostPath {
+    let of = |gpu: &millrace_types::topology::TopologyGpu| HostPath {
         links: gpu.host_path.clone(),
         rate: gpu.host_path.iter().map(rate).min().unwrap_or(0),
     };
@@ -51,12 +51,17 @@ pub(super) fn host_paths(topology: &Topology) -> Vec<HostPath> {
 }
 
 /// Returns the ways between the host and a GPU over which other GPUs may forward, the best first.
-pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction, gpu: usize) -> Vec<Hops> {
+pub(super) fn forwards(
+    matrix: &RateMatrix,
+    hosts: &[HostPath],
+    direction: HostDirection,
+    gpu: usize,
+) -> Vec<RouteHops> {
     let apart = |via: &usize| !hosts[*via].links.iter().any(|link| hosts[gpu].links.contains(link));
     let ways = (0..hosts.len()).filter(apart).flat_map(|via| {
         let (from, to) = match direction {
-            Direction::ToGpu => (via, gpu),
-            Direction::FromGpu => (gpu, via),
+            HostDirection::ToGpu => (via, gpu),
+            HostDirection::FromGpu => (gpu, via),
         };
         matrix.paths_of(from, to).map(move |path| (via, path))
     });
@@ -74,32 +79,32 @@ pub(super) fn forwards(matrix: &Matrix, hosts: &[HostPath], direction: Direction
 
 /// A request for the ways between a GPU and the host, with the host paths of other GPUs that it may
 /// use.
-pub(super) struct Ask<'a> {
+pub(super) struct HostRouteRequest<'a> {
     pub(super) hosts: &'a [HostPath],
     pub(super) id: FlowId,
     pub(super) gpu: usize,
-    pub(super) direction: Direction,
+    pub(super) direction: HostDirection,
 }
 
-impl Ask<'_> {
+impl HostRouteRequest<'_> {
     /// Returns the source and the destination of the bytes that the GPU `via` forwards.
     fn ends(&self, via: usize) -> (usize, usize) {
         match self.direction {
-            Direction::ToGpu => (via, self.gpu),
-            Direction::FromGpu => (self.gpu, via),
+            HostDirection::ToGpu => (via, self.gpu),
+            HostDirection::FromGpu => (self.gpu, via),
         }
     }
 
-    fn via(&self, hops: &Hops) -> GpuIndex {
+    fn via(&self, hops: &RouteHops) -> GpuIndex {
         match self.direction {
-            Direction::ToGpu => hops.first(),
-            Direction::FromGpu => hops.last(),
+            HostDirection::ToGpu => hops.first(),
+            HostDirection::FromGpu => hops.last(),
         }
     }
 
     /// Returns the best path among those with unused PCIe links: the shortest, then the fastest,
     /// then the path that leaves most to other flows.
-    fn next(&self, matrix: &Matrix, used: &[LinkId], selection: Selection) -> Option<(usize, Part)> {
+    fn next(&self, matrix: &RateMatrix, used: &[LinkId], selection: Selection) -> Option<(usize, PathShare)> {
         let apart = |via: &usize| !self.hosts[*via].links.iter().any(|link| used.contains(link));
         let ways = (0..self.hosts.len()).filter(apart).flat_map(|via| {
             let (from, to) = self.ends(via);
@@ -115,17 +120,17 @@ impl Ask<'_> {
             let rate = room.min(self.hosts[via].rate);
             let hops = matrix.path(path).hops.links().count();
             (hops <= FORWARDS_MAX.get() as usize && free(path) && rate > 0)
-                .then_some(((hops, Reverse(rate), Reverse(room), path), (via, Part { path, rate })))
+                .then_some(((hops, Reverse(rate), Reverse(room), path), (via, PathShare { path, rate })))
         };
         ways.filter_map(way).min_by_key(|(order, _)| *order).map(|(_, found)| found)
     }
 }
 
-impl Running {
+impl FlowTable {
     /// Adds the flow that neighbours forward for a GPU's host transfer.
-    pub(super) fn begin_host(&mut self, ask: &Ask<'_>, selection: Selection) {
+    pub(super) fn begin_host(&mut self, ask: &HostRouteRequest<'_>, selection: Selection) {
         let at = self.flows.len();
-        self.flows.push(Flow::new(ask.id, Role::Forward, ask.gpu, ask.gpu));
+        self.flows.push(PathFlow::new(ask.id, FlowKind::Forward, ask.gpu, ask.gpu));
         let mut used = ask.hosts[ask.gpu].links.clone();
         let mut fixed = Vec::new();
         while let Some((via, part)) =
@@ -137,14 +142,14 @@ impl Running {
                 self.lay(at, part.path, part.rate);
             }
         }
-        self.flows[at].fixed = fixed.into_iter().collect::<Parts>();
+        self.flows[at].fixed = fixed.into_iter().collect::<PathShares>();
     }
 
     /// Returns the ways of the host transfer that began last, by length.
-    pub(super) fn host_routes(&self, ask: &Ask<'_>) -> Vec<HostRoute> {
+    pub(super) fn host_routes(&self, ask: &HostRouteRequest<'_>) -> Vec<HostRoute> {
         let own = GpuIndex(ask.gpu as u32);
         let rate = BytesPerSec(ask.hosts[ask.gpu].rate);
-        let mut routes = vec![HostRoute { via: own, forward: Hops::of([own]), rate }];
+        let mut routes = vec![HostRoute { via: own, forward: RouteHops::of([own]), rate }];
         let parts = self.flows.last().map(|flow| flow.parts.as_slice()).unwrap_or_default();
         routes.extend(parts.iter().map(|part| {
             let route = self.route(part);

@@ -11,23 +11,23 @@ use std::ops::Range;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::search::Search;
-use super::{Error, GPUS_MAX, HOPS_MAX, Hops, LINKS_MAX};
+use super::search::PathSearch;
+use super::{Error, GPUS_MAX, HOPS_MAX, LINKS_MAX, RouteHops};
 
 /// A set of resources.
-pub(super) type Mask = u128;
+pub(super) type ResourceSet = u128;
 
 /// Returns the set of some resources.
-pub(super) fn set(resources: impl IntoIterator<Item = usize>) -> Mask {
+pub(super) fn set(resources: impl IntoIterator<Item = usize>) -> ResourceSet {
     resources.into_iter().fold(0, |mask, resource| mask | 1 << resource)
 }
 
 /// Returns the resources of a set.
-pub(super) fn bits(mut mask: Mask) -> impl Iterator<Item = usize> {
+pub(super) fn bits(mut mask: ResourceSet) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let lowest = mask.trailing_zeros();
         mask &= mask.wrapping_sub(1);
-        (lowest < Mask::BITS).then_some(lowest as usize)
+        (lowest < ResourceSet::BITS).then_some(lowest as usize)
     })
 }
 
@@ -45,18 +45,18 @@ struct Resource {
 
 /// A path from one GPU to another.
 #[derive(Debug)]
-pub(super) struct Path {
-    pub(super) hops: Hops,
+pub(super) struct CandidatePath {
+    pub(super) hops: RouteHops,
     /// The resources that the path crosses.
-    pub(super) mask: Mask,
+    pub(super) mask: ResourceSet,
     resources: [u8; HOPS_MAX],
     crosses: u8,
     /// The rate of the path if no other flow used it.
     pub(super) width: u64,
 }
 
-impl Path {
-    fn new(hops: Hops, crossed: &[usize], capacities: &[u64]) -> Self {
+impl CandidatePath {
+    fn new(hops: RouteHops, crossed: &[usize], capacities: &[u64]) -> Self {
         let mut resources = [0; HOPS_MAX];
         resources.iter_mut().zip(crossed).for_each(|(to, &resource)| *to = resource as u8);
         let width = crossed.iter().map(|&resource| capacities[resource]).min().unwrap_or(0);
@@ -69,20 +69,20 @@ impl Path {
 }
 
 #[derive(Debug)]
-pub(super) struct Matrix {
+pub(super) struct RateMatrix {
     gpus: usize,
     resources: Vec<Resource>,
     /// Resources with some rate left.
-    pub(super) open: Mask,
+    pub(super) open: ResourceSet,
     /// Resources with owners.
-    pub(super) owned: Mask,
-    paths: Vec<Path>,
+    pub(super) owned: ResourceSet,
+    paths: Vec<CandidatePath>,
     /// The range of each pair's paths in `paths`, by pair.
     of_pair: Vec<Range<usize>>,
     /// By GPU: the resources by which bytes leave the GPU.
-    pub(super) leaving: Vec<Mask>,
+    pub(super) leaving: Vec<ResourceSet>,
     /// By GPU: the resources by which bytes enter the GPU.
-    pub(super) entering: Vec<Mask>,
+    pub(super) entering: Vec<ResourceSet>,
     switched: bool,
     /// The least capacity of all resources.
     pub(super) narrowest: u64,
@@ -114,7 +114,7 @@ pub(super) fn rates(topology: &Topology) -> Result<Vec<u64>, Error> {
     Ok(rates)
 }
 
-impl Matrix {
+impl RateMatrix {
     pub(super) fn new(topology: &Topology, hops_max: usize) -> Result<Self, Error> {
         let gpus = topology.gpus.len();
         if gpus > GPUS_MAX {
@@ -139,7 +139,7 @@ impl Matrix {
                 joined.binary_search(&pair).into_iter().collect()
             }
         };
-        let search = Search { gpus, rates: &rates, hops_max: if switched { 1 } else { hops_max } };
+        let search = PathSearch { gpus, rates: &rates, hops_max: if switched { 1 } else { hops_max } };
         let mut paths = Vec::new();
         let mut of_pair = Vec::new();
         for pair in 0..gpus * gpus {
@@ -149,10 +149,10 @@ impl Matrix {
             of_pair.push(paths.len()..paths.len() + found.len());
             paths.extend(found.into_iter().map(|hops| {
                 let crossed: Vec<usize> = hops.links().flat_map(|(a, b)| number(a, b)).collect();
-                Path::new(hops, &crossed, &capacities)
+                CandidatePath::new(hops, &crossed, &capacities)
             }));
         }
-        let along = |side: usize, gpu: usize| -> Mask {
+        let along = |side: usize, gpu: usize| -> ResourceSet {
             let at = |resource: usize| {
                 if switched {
                     resource == side * gpus + gpu
@@ -174,7 +174,7 @@ impl Matrix {
         self.gpus
     }
 
-    pub(super) fn path(&self, path: usize) -> &Path {
+    pub(super) fn path(&self, path: usize) -> &CandidatePath {
         &self.paths[path]
     }
 
@@ -195,7 +195,7 @@ impl Matrix {
     }
 
     /// Returns the resources that flows other than owners may take.
-    pub(super) fn free(&self) -> Mask {
+    pub(super) fn free(&self) -> ResourceSet {
         self.open & !self.owned
     }
 
@@ -236,7 +236,7 @@ impl Matrix {
 
     fn reopen(&mut self, at: usize) {
         let Resource { capacity, left, .. } = self.resources[at];
-        let bit = Mask::from(left > capacity / CRUMB) << at;
+        let bit = ResourceSet::from(left > capacity / CRUMB) << at;
         self.open = self.open & !(1 << at) | bit;
     }
 

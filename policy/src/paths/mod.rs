@@ -47,16 +47,16 @@ use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
 pub use self::config::{Config, FORWARDS_MAX, HOPS_DEFAULT, HOST_LINKS, HostLinks, Selection, UCX_ROUTES};
-pub use self::direction::{Direction, Each};
-pub use self::hops::{HOPS_MAX, Hops};
+pub use self::direction::{HostDirection, PerDirection};
+pub use self::hops::{HOPS_MAX, RouteHops};
 pub use self::host::{HostPlan, HostRoute};
-pub use self::place::{Edge, place};
-pub use self::ways::{Way, ways};
+pub use self::place::{DataEdge, place};
+pub use self::ways::{PairRate, pair_rates};
 pub use crate::ids::FlowId;
 
-use self::host::{Ask, HostPath, forwards, host_paths};
-use self::matrix::Matrix;
-use self::running::{Flow, Role, Running};
+use self::host::{HostPath, HostRouteRequest, forwards, host_paths};
+use self::matrix::RateMatrix;
+use self::running::{FlowKind, FlowTable, PathFlow};
 
 /// GPUs of a node, at most.
 pub const GPUS_MAX: usize = 64;
@@ -103,29 +103,29 @@ pub enum Error {
 
 /// A route from one GPU to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Route {
+pub struct NvlinkRoute {
     /// The GPUs that the route crosses, both ends included.
-    pub hops: Hops,
+    pub hops: RouteHops,
     pub rate: BytesPerSec,
 }
 
 /// A change of a flow's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct RouteChange {
     pub flow: FlowId,
     /// All routes from now on, the shortest first. Empty: the flow takes the host.
-    pub routes: Vec<Route>,
+    pub routes: Vec<NvlinkRoute>,
 }
 
 /// The NVLinks of a node, and the flows that use them.
 #[derive(Debug)]
-pub struct Paths {
+pub struct PathPlanner {
     selection: Selection,
-    running: Running,
+    running: FlowTable,
     hosts: Vec<HostPath>,
 }
 
-impl Paths {
+impl PathPlanner {
     /// Returns the paths of a node with idle links.
     ///
     /// # Errors
@@ -133,8 +133,8 @@ impl Paths {
     /// unknown GPU.
     pub fn new(topology: &Topology, config: Config) -> Result<Self, Error> {
         let bound = config.hops_max.map_or(HOPS_MAX, |hops| (hops.get() as usize).min(HOPS_MAX));
-        let matrix = Matrix::new(topology, bound)?;
-        let running = Running { matrix, flows: Vec::new() };
+        let matrix = RateMatrix::new(topology, bound)?;
+        let running = FlowTable { matrix, flows: Vec::new() };
         Ok(Self { selection: config.selection, running, hosts: host_paths(topology) })
     }
 
@@ -144,7 +144,7 @@ impl Paths {
     /// # Errors
     /// [`Error::UnknownGpu`], [`Error::SameGpu`], [`Error::Runs`], [`Error::TooManyFlows`]. In
     /// these cases nothing has changed.
-    pub fn begin(&mut self, flow: FlowId, from: GpuIndex, to: GpuIndex) -> Result<Vec<Change>, Error> {
+    pub fn begin(&mut self, flow: FlowId, from: GpuIndex, to: GpuIndex) -> Result<Vec<RouteChange>, Error> {
         self.check_gpu(from)?;
         self.check_gpu(to)?;
         if from == to {
@@ -153,7 +153,7 @@ impl Paths {
         self.check_flow(flow)?;
         let from = from.0 as usize;
         let to = to.0 as usize;
-        let mut newcomer = Flow::new(flow, Role::Transfer, from, to);
+        let mut newcomer = PathFlow::new(flow, FlowKind::Transfer, from, to);
         match self.selection {
             Selection::FaasTube => {}
             Selection::Direct => newcomer.fixed = self.running.direct_parts(from, to),
@@ -170,7 +170,7 @@ impl Paths {
     /// Begins a transfer between the host and a GPU over as many PCIe links as there are ways to,
     /// with at most [`FORWARDS_MAX`] NVLinks on each. The GPU's own PCIe link is always one of
     /// them. [`Self::end`] ends the transfer. If an owner takes an NVLink back, the transfer loses
-    /// that way, and a [`Change`] reports this.
+    /// that way, and a [`RouteChange`] reports this.
     ///
     /// # Errors
     /// [`Error::UnknownGpu`], [`Error::Runs`], [`Error::TooManyFlows`].
@@ -178,11 +178,11 @@ impl Paths {
         &mut self,
         flow: FlowId,
         gpu: GpuIndex,
-        direction: Direction,
+        direction: HostDirection,
     ) -> Result<HostPlan, Error> {
         self.check_gpu(gpu)?;
         self.check_flow(flow)?;
-        let ask = Ask { hosts: &self.hosts, id: flow, gpu: gpu.0 as usize, direction };
+        let ask = HostRouteRequest { hosts: &self.hosts, id: flow, gpu: gpu.0 as usize, direction };
         self.running.begin_host(&ask, self.selection);
         if self.selection != Selection::FaasTube {
             self.running.share_out();
@@ -195,7 +195,7 @@ impl Paths {
 
     /// Ends a flow, and returns the routes that become faster. Returns nothing for a flow that does
     /// not run.
-    pub fn end(&mut self, flow: FlowId) -> Vec<Change> {
+    pub fn end(&mut self, flow: FlowId) -> Vec<RouteChange> {
         if !self.running.remove(flow) {
             return Vec::new();
         }
@@ -208,14 +208,14 @@ impl Paths {
 
     /// Returns a flow's routes; `None` if the flow does not run.
     #[must_use]
-    pub fn routes(&self, flow: FlowId) -> Option<Vec<Route>> {
+    pub fn routes(&self, flow: FlowId) -> Option<Vec<NvlinkRoute>> {
         let flow = self.running.flows.iter().find(|it| it.id == flow)?;
         Some(flow.parts.as_slice().iter().map(|part| self.running.route(part)).collect())
     }
 
     /// Whether NVLinks lead from one GPU to another, by routes within the allowed length.
     #[must_use]
-    pub fn lead(&self, from: GpuIndex, to: GpuIndex) -> bool {
+    pub fn is_reachable(&self, from: GpuIndex, to: GpuIndex) -> bool {
         let known = self.check_gpu(from).and_then(|()| self.check_gpu(to)).is_ok();
         known && !self.running.matrix.paths_of(from.0 as usize, to.0 as usize).is_empty()
     }
@@ -225,7 +225,7 @@ impl Paths {
     /// [`FORWARDS_MAX`] NVLinks. The PCIe links are none of the GPU's own. The shortest ways are
     /// first, then the fastest.
     #[must_use]
-    pub fn forwards(&self, direction: Direction, gpu: GpuIndex) -> Vec<Hops> {
+    pub fn forwards(&self, direction: HostDirection, gpu: GpuIndex) -> Vec<RouteHops> {
         if self.check_gpu(gpu).is_err() {
             return Vec::new();
         }
@@ -235,7 +235,7 @@ impl Paths {
     /// Returns the rate that is left between two GPUs over the link that joins them: the matrix of
     /// D21.
     #[must_use]
-    pub fn left(&self, from: GpuIndex, to: GpuIndex) -> BytesPerSec {
+    pub fn rate_left(&self, from: GpuIndex, to: GpuIndex) -> BytesPerSec {
         self.running.matrix.between(from, to).0
     }
 

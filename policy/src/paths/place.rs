@@ -14,7 +14,7 @@ const TRIES_MAX: u32 = 200_000;
 
 /// Two functions of which one passes data to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Edge {
+pub struct DataEdge {
     /// One function, counted from 0.
     pub a: usize,
     /// The other function.
@@ -33,7 +33,7 @@ pub struct Edge {
 pub fn place(
     topology: &Topology,
     functions: usize,
-    edges: &[Edge],
+    edges: &[DataEdge],
     free: &[GpuIndex],
 ) -> Result<Vec<GpuIndex>, Error> {
     if topology.gpus.len() > GPUS_MAX {
@@ -51,13 +51,13 @@ pub fn place(
     let rates = rates(topology)?;
     let rate = |a: GpuIndex, b: GpuIndex| rates[a.0 as usize * topology.gpus.len() + b.0 as usize];
     let fastest = free.iter().flat_map(|&a| free.iter().map(move |&b| rate(a, b))).max().unwrap_or(0);
-    let mut search = Search { edges, free, rate: &rate, fastest, tries: 0, best: None };
+    let mut search = PlacementSearch { edges, free, rate: &rate, fastest, tries: 0, best: None };
     search.on(&mut Vec::with_capacity(functions), functions, 0);
     Ok(search.best.map(|(_, gpus)| gpus).unwrap_or_default())
 }
 
-struct Search<'a> {
-    edges: &'a [Edge],
+struct PlacementSearch<'a> {
+    edges: &'a [DataEdge],
     free: &'a [GpuIndex],
     rate: &'a dyn Fn(GpuIndex, GpuIndex) -> u64,
     fastest: u64,
@@ -65,7 +65,7 @@ struct Search<'a> {
     best: Option<(u128, Vec<GpuIndex>)>,
 }
 
-impl Search<'_> {
+impl PlacementSearch<'_> {
     /// Places the next function on every GPU in turn. Skips a GPU if the assignment could not beat
     /// the best even if all remaining edges had the fastest rate.
     fn on(&mut self, placed: &mut Vec<GpuIndex>, functions: usize, score: u128) {
@@ -97,9 +97,10 @@ impl Search<'_> {
     /// Returns the score of the edges between the next function, on this GPU, and the functions
     /// placed before.
     fn gained(&self, placed: &[GpuIndex], gpu: GpuIndex) -> u128 {
-        let here = |edge: &&Edge| edge.a.max(edge.b) == placed.len() && edge.a != edge.b;
-        let add =
-            |edge: &Edge| u128::from(edge.weight) * u128::from((self.rate)(placed[edge.a.min(edge.b)], gpu));
+        let here = |edge: &&DataEdge| edge.a.max(edge.b) == placed.len() && edge.a != edge.b;
+        let add = |edge: &DataEdge| {
+            u128::from(edge.weight) * u128::from((self.rate)(placed[edge.a.min(edge.b)], gpu))
+        };
         self.edges.iter().filter(here).map(add).sum()
     }
 }

@@ -1,13 +1,13 @@
 //! The transfers that run, and their routes. All changes of the matrix by routes are made here, so
 //! that the routes and the matrix agree.
 
-use super::matrix::{Mask, Matrix};
-use super::{Change, FlowId, ROUTES_MAX, Route};
+use super::matrix::{RateMatrix, ResourceSet};
+use super::{FlowId, NvlinkRoute, ROUTES_MAX, RouteChange};
 use millrace_types::BytesPerSec;
 
 /// A path in use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct PathShare {
     /// Index of the path in the matrix.
     pub(super) path: usize,
     /// Rate in bytes per second.
@@ -17,13 +17,13 @@ pub(super) struct Part {
 /// A transfer's routes, without a heap allocation. Sorted by path, so that equal sets of routes
 /// compare equal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Parts {
-    parts: [Part; ROUTES_MAX],
+pub(super) struct PathShares {
+    parts: [PathShare; ROUTES_MAX],
     len: usize,
 }
 
-impl Parts {
-    pub(super) fn as_slice(&self) -> &[Part] {
+impl PathShares {
+    pub(super) fn as_slice(&self) -> &[PathShare] {
         &self.parts[..self.len]
     }
 
@@ -35,7 +35,7 @@ impl Parts {
         self.as_slice().iter().position(|part| part.path == path)
     }
 
-    fn insert(&mut self, part: Part) {
+    fn insert(&mut self, part: PathShare) {
         let at = self.as_slice().partition_point(|other| other.path < part.path);
         self.parts.copy_within(at..self.len, at + 1);
         self.parts[at] = part;
@@ -45,13 +45,13 @@ impl Parts {
     fn remove(&mut self, at: usize) {
         self.parts.copy_within(at + 1..self.len, at);
         self.len -= 1;
-        self.parts[self.len] = Part::default();
+        self.parts[self.len] = PathShare::default();
     }
 }
 
-impl FromIterator<Part> for Parts {
+impl FromIterator<PathShare> for PathShares {
     /// Collects the first [`ROUTES_MAX`] parts.
-    fn from_iter<I: IntoIterator<Item = Part>>(from: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = PathShare>>(from: I) -> Self {
         let mut parts = Self::default();
         from.into_iter().take(ROUTES_MAX).for_each(|part| parts.insert(part));
         parts
@@ -60,7 +60,7 @@ impl FromIterator<Part> for Parts {
 
 /// The kind of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum FlowKind {
     /// A transfer from one GPU to another, with all its routes.
     Transfer,
     /// The part of a host transfer that neighbours forward. The routes are chosen once. The flow
@@ -69,42 +69,42 @@ pub(super) enum Role {
 }
 
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(super) struct PathFlow {
     pub(super) id: FlowId,
-    pub(super) role: Role,
+    pub(super) role: FlowKind,
     pub(super) from: usize,
     pub(super) to: usize,
     /// The routes of the flow if no other flow ran; empty unless the selection fixes the routes at
     /// the start.
-    pub(super) fixed: Parts,
+    pub(super) fixed: PathShares,
     /// The link that the flow owns while it runs.
     pub(super) link: Option<usize>,
-    pub(super) parts: Parts,
+    pub(super) parts: PathShares,
     /// The sum of the rates of all routes.
     pub(super) total: u64,
     /// All resources that the routes cross.
-    pub(super) mask: Mask,
+    pub(super) mask: ResourceSet,
     /// The routes that the caller was last told of, once they may have changed. The inner `None`
     /// means that the caller was told of no routes yet.
-    told: Option<Option<Parts>>,
+    told: Option<Option<PathShares>>,
 }
 
-impl Flow {
-    pub(super) fn new(id: FlowId, role: Role, from: usize, to: usize) -> Self {
-        let fixed = Parts::default();
-        let parts = Parts::default();
+impl PathFlow {
+    pub(super) fn new(id: FlowId, role: FlowKind, from: usize, to: usize) -> Self {
+        let fixed = PathShares::default();
+        let parts = PathShares::default();
         Self { id, role, from, to, fixed, link: None, parts, total: 0, mask: 0, told: Some(None) }
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Running {
-    pub(super) matrix: Matrix,
+pub(super) struct FlowTable {
+    pub(super) matrix: RateMatrix,
     /// The flows in the order in which they began.
-    pub(super) flows: Vec<Flow>,
+    pub(super) flows: Vec<PathFlow>,
 }
 
-impl Running {
+impl FlowTable {
     fn touch(&mut self, at: usize) {
         let flow = &mut self.flows[at];
         flow.told.get_or_insert(Some(flow.parts));
@@ -121,7 +121,7 @@ impl Running {
         match parts.find(path) {
             Some(part) => parts.parts[part].rate += rate,
             None if parts.is_full() => return false,
-            None => parts.insert(Part { path, rate }),
+            None => parts.insert(PathShare { path, rate }),
         }
         self.flows[at].total += rate;
         self.flows[at].mask |= self.matrix.path(path).mask;
@@ -148,7 +148,7 @@ impl Running {
     }
 
     /// Takes all routes from a flow that cross any of these resources.
-    pub(super) fn strip(&mut self, at: usize, mask: Mask) {
+    pub(super) fn strip(&mut self, at: usize, mask: ResourceSet) {
         let parts = self.flows[at].parts;
         for part in parts.as_slice() {
             if self.matrix.path(part.path).mask & mask != 0 {
@@ -159,20 +159,20 @@ impl Running {
 
     /// Returns the rate that a flow has of a resource.
     pub(super) fn rate_on(&self, at: usize, resource: usize) -> u64 {
-        let over = |part: &&Part| self.matrix.path(part.path).mask >> resource & 1 == 1;
+        let over = |part: &&PathShare| self.matrix.path(part.path).mask >> resource & 1 == 1;
         self.flows[at].parts.as_slice().iter().filter(over).map(|part| part.rate).sum()
     }
 
     /// Returns the number of flows that cross a resource or own it.
     pub(super) fn users(&self, resource: usize) -> u64 {
-        let uses = |flow: &&Flow| flow.mask >> resource & 1 == 1 || flow.link == Some(resource);
+        let uses = |flow: &&PathFlow| flow.mask >> resource & 1 == 1 || flow.link == Some(resource);
         self.flows.iter().filter(uses).count() as u64
     }
 
     /// Ends a flow. Returns whether the flow existed.
     pub(super) fn remove(&mut self, id: FlowId) -> bool {
         let Some(at) = self.flows.iter().position(|flow| flow.id == id) else { return false };
-        self.strip(at, Mask::MAX);
+        self.strip(at, ResourceSet::MAX);
         if let Some(link) = self.flows.remove(at).link {
             self.matrix.disown(link);
         }
@@ -180,18 +180,21 @@ impl Running {
     }
 
     /// Returns a part as a public route.
-    pub(super) fn route(&self, part: &Part) -> Route {
-        Route { hops: self.matrix.path(part.path).hops, rate: BytesPerSec(part.rate) }
+    pub(super) fn route(&self, part: &PathShare) -> NvlinkRoute {
+        NvlinkRoute { hops: self.matrix.path(part.path).hops, rate: BytesPerSec(part.rate) }
     }
 
     /// Returns the changes since the last call.
-    pub(super) fn changes(&mut self) -> Vec<Change> {
+    pub(super) fn changes(&mut self) -> Vec<RouteChange> {
         let matrix = &self.matrix;
-        let route = |part: &Part| Route { hops: matrix.path(part.path).hops, rate: BytesPerSec(part.rate) };
+        let route = |part: &PathShare| NvlinkRoute {
+            hops: matrix.path(part.path).hops,
+            rate: BytesPerSec(part.rate),
+        };
         let changed = self.flows.iter_mut().filter_map(|flow| {
             let told = flow.told.take()?;
             let routes = || flow.parts.as_slice().iter().map(route).collect();
-            (told != Some(flow.parts)).then(|| Change { flow: flow.id, routes: routes() })
+            (told != Some(flow.parts)).then(|| RouteChange { flow: flow.id, routes: routes() })
         });
         changed.collect()
     }

@@ -4,7 +4,7 @@
 
 use millrace_types::GpuIndex;
 
-use super::{HOPS_MAX, Hops};
+use super::{HOPS_MAX, RouteHops};
 
 /// Paths kept for a pair. Eight GPUs that are all joined without a switch have 157 paths of at most
 /// four links for each pair. DGX-V100 has at most 82 paths of any length.
@@ -16,15 +16,15 @@ pub(super) const PATHS_MAX: usize = 256;
 const FOUND_MAX: usize = 4096;
 
 /// A search for paths over the links of a matrix of rates, `gpus` by `gpus`.
-pub(super) struct Search<'a> {
+pub(super) struct PathSearch<'a> {
     pub(super) gpus: usize,
     pub(super) rates: &'a [u64],
     pub(super) hops_max: usize,
 }
 
-impl Search<'_> {
+impl PathSearch<'_> {
     /// Returns the first [`PATHS_MAX`] paths of a pair.
-    pub(super) fn paths(&self, from: usize, to: usize) -> Vec<Hops> {
+    pub(super) fn paths(&self, from: usize, to: usize) -> Vec<RouteHops> {
         let distances = self.distances(to);
         let mut paths = Vec::new();
         let shortest = distances[from].unwrap_or(usize::MAX);
@@ -43,7 +43,7 @@ impl Search<'_> {
     }
 
     /// Returns the rate of a path's slowest link.
-    fn width(&self, path: &Hops) -> u64 {
+    fn width(&self, path: &RouteHops) -> u64 {
         path.links().map(|(a, b)| self.rate(a.0 as usize, b.0 as usize)).min().unwrap_or(0)
     }
 
@@ -71,10 +71,10 @@ impl Search<'_> {
 }
 
 struct Walk<'a, 'b> {
-    search: &'a Search<'a>,
+    search: &'a PathSearch<'a>,
     distances: &'a [Option<usize>],
     to: usize,
-    found: &'b mut Vec<Hops>,
+    found: &'b mut Vec<RouteHops>,
 }
 
 impl Walk<'_, '_> {
@@ -82,7 +82,7 @@ impl Walk<'_, '_> {
     fn on(&mut self, path: &mut Vec<usize>, seen: u64, hops: usize) {
         let last = path[path.len() - 1];
         if hops == 0 {
-            self.found.push(Hops::of(path.iter().map(|&gpu| GpuIndex(gpu as u32))));
+            self.found.push(RouteHops::of(path.iter().map(|&gpu| GpuIndex(gpu as u32))));
             return;
         }
         for next in 0..self.search.gpus {

@@ -5,11 +5,11 @@
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::{Config, Error, FlowId, Paths};
+use super::{Config, Error, FlowId, PathPlanner};
 
 /// The NVLinks that lead from one GPU to another, directly or over other GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Way {
+pub struct PairRate {
     /// The source GPU.
     pub from: GpuIndex,
     /// The destination GPU.
@@ -22,12 +22,12 @@ pub struct Way {
 /// then destination.
 ///
 /// # Errors
-/// The errors of [`Paths::new`].
-pub fn ways(topology: &Topology, config: Config) -> Result<Vec<Way>, Error> {
-    let mut paths = Paths::new(topology, config)?;
+/// The errors of [`PathPlanner::new`].
+pub fn pair_rates(topology: &Topology, config: Config) -> Result<Vec<PairRate>, Error> {
+    let mut paths = PathPlanner::new(topology, config)?;
     let gpus = || (0..topology.gpus.len() as u32).map(GpuIndex);
     let flow = FlowId(0);
-    let mut ways = Vec::new();
+    let mut rates = Vec::new();
     for (from, to) in gpus().flat_map(|from| gpus().map(move |to| (from, to))).filter(|(from, to)| from != to)
     {
         paths.begin(flow, from, to)?;
@@ -35,10 +35,10 @@ pub fn ways(topology: &Topology, config: Config) -> Result<Vec<Way>, Error> {
         let rate = routes.fold(0u64, |rate, route| rate.saturating_add(route.rate.0));
         paths.end(flow);
         if rate > 0 {
-            ways.push(Way { from, to, rate: BytesPerSec(rate) });
+            rates.push(PairRate { from, to, rate: BytesPerSec(rate) });
         }
     }
-    Ok(ways)
+    Ok(rates)
 }
 
 #[cfg(test)]
@@ -50,8 +50,8 @@ mod tests {
     use crate::paths::Selection;
 
     fn found(topology: &Topology, config: Config) -> Vec<(u32, u32, u64)> {
-        let ways = ways(topology, config).unwrap();
-        ways.into_iter().map(|it| (it.from.0, it.to.0, it.rate.0 / 1_000_000_000)).collect()
+        let rates = pair_rates(topology, config).unwrap();
+        rates.into_iter().map(|it| (it.from.0, it.to.0, it.rate.0 / 1_000_000_000)).collect()
     }
 
     #[test]

@@ -6,9 +6,9 @@
 use std::cmp::Reverse;
 
 use super::Draft;
-use super::leave::{self, Turn};
-use super::rows::{Fate, WHOLE};
-use super::table::Table;
+use super::leave::{self, RemovalRank};
+use super::rows::{CopyFate, WHOLE};
+use super::table::PlanningTable;
 
 /// Difference of fullness above which copies move, in shares of memory and GPUs. Greater than the
 /// tenant's weight in a placement, so that placement and balance do not undo each other.
@@ -18,7 +18,7 @@ const MOVES_MAX: usize = 8;
 
 /// Plans the first half of moves: the copy on the emptier node. The copy on the fuller node is
 /// removed as surplus once the new copy is ready.
-pub(super) fn level(table: &mut Table<'_>, draft: &mut Draft) {
+pub(super) fn plan_moves(table: &mut PlanningTable<'_>, draft: &mut Draft) {
     let mut roles = vec![None; table.nodes.len()];
     for _ in 0..MOVES_MAX {
         let Some((function, from, to)) = best_move(table, &roles) else { return };
@@ -46,7 +46,7 @@ enum Role {
 /// Returns a function, the node that gives its copy and the emptiest node that takes the copy. The
 /// giving node is the fullest node with a movable copy: a group that stays together on the very
 /// fullest node must not stop the other nodes.
-fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
+fn best_move(table: &PlanningTable<'_>, roles: &[Option<Role>]) -> Option<(usize, usize, usize)> {
     let open = |but: Role| {
         let is_open = move |&node: &usize| table.nodes[node].is_open() && roles[node] != Some(but);
         (0..table.nodes.len()).filter(is_open).collect::<Vec<_>>()
@@ -68,10 +68,10 @@ fn best_move(table: &Table<'_>, roles: &[Option<Role>]) -> Option<(usize, usize,
 }
 
 /// Returns, for each node, the functions with a copy there that may move.
-fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
+fn movable(table: &PlanningTable<'_>) -> Vec<Vec<usize>> {
     let mut on = vec![Vec::new(); table.nodes.len()];
     for (function, row) in table.functions.iter().enumerate() {
-        if !row.of.keeps_state && row.copies.iter().all(|copy| copy.fate != Fate::Gone) {
+        if !row.of.keeps_state && row.copies.iter().all(|copy| copy.fate != CopyFate::Gone) {
             row.staying_on().for_each(|node| on[node].push(function));
         }
     }
@@ -80,7 +80,7 @@ fn movable(table: &Table<'_>) -> Vec<Vec<usize>> {
 
 /// Returns the function to move between two nodes: the function that leaves least of its group
 /// behind, and of equals the largest that does not make the target fuller than the source.
-fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Option<usize> {
+fn largest(table: &PlanningTable<'_>, movable: &[usize], from: usize, to: usize) -> Option<usize> {
     let may_part = !table.nodes[from].has_time_for(0);
     let gains = movable.iter().filter_map(|&function| {
         let row = &table.functions[function];
@@ -101,10 +101,10 @@ fn largest(table: &Table<'_>, movable: &[usize], from: usize, to: usize) -> Opti
 }
 
 /// Returns whether this node's copy is removed once the other node has a copy.
-fn goes_from(table: &Table<'_>, function: usize, from: usize, to: usize) -> bool {
+fn goes_from(table: &PlanningTable<'_>, function: usize, from: usize, to: usize) -> bool {
     let row = &table.functions[function];
     let turn = |copy| leave::turn(table, function, copy);
-    let coming = Turn {
+    let coming = RemovalRank {
         near: Reverse(leave::near(table, function, to, row.load)),
         fullness: table.fullness_with(function, to),
         is_preparing: true,

@@ -12,21 +12,21 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::table::Table;
-use super::view::Flow;
+use super::table::PlanningTable;
+use super::view::DataFlow;
 
 /// The groups, and the traffic between functions. Empty without flows.
 #[derive(Debug, Default)]
-pub(super) struct Groups {
+pub(super) struct FunctionGroups {
     /// Each function's group; `None` for a function without a group.
     of: Vec<Option<usize>>,
     /// Partners that each function passes data to or from, with the bytes.
     near: Vec<Vec<(usize, u64)>>,
-    rows: Vec<Row>,
+    rows: Vec<GroupRow>,
 }
 
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct GroupRow {
     /// First function of the group.
     pub(super) first: usize,
     /// Host memory that all its models need.
@@ -37,9 +37,9 @@ pub(super) struct Row {
     copies: BTreeMap<usize, u32>,
 }
 
-impl Groups {
+impl FunctionGroups {
     /// Returns a function's group.
-    pub(super) fn row_of(&self, function: usize) -> Option<&Row> {
+    pub(super) fn row_of(&self, function: usize) -> Option<&GroupRow> {
         Some(&self.rows[self.number_of(function)?])
     }
 
@@ -72,21 +72,22 @@ impl Groups {
     }
 }
 
-impl Row {
+impl GroupRow {
     /// Returns the number of copies of its functions that stay on a node.
     pub(super) fn on(&self, node: usize) -> u32 {
         self.copies.get(&node).copied().unwrap_or(0)
     }
 }
 
-impl Table<'_> {
+impl PlanningTable<'_> {
     /// Derives the groups from the flows.
-    pub(super) fn group(&mut self, flows: &[Flow]) {
+    pub(super) fn group(&mut self, flows: &[DataFlow]) {
         let pairs = self.pairs(flows);
         if pairs.is_empty() {
             return;
         }
-        let mut groups = Groups { near: vec![Vec::new(); self.functions.len()], ..Groups::default() };
+        let mut groups =
+            FunctionGroups { near: vec![Vec::new(); self.functions.len()], ..FunctionGroups::default() };
         for (&(a, b), pair) in &pairs {
             groups.near[a].push((b, pair.bytes));
             groups.near[b].push((a, pair.bytes));
@@ -99,7 +100,7 @@ impl Table<'_> {
             }
             let first = group.members.iter().copied().min().unwrap_or(0);
             let Group { bytes, load, .. } = group;
-            groups.rows.push(Row { first, bytes, load, copies: BTreeMap::new() });
+            groups.rows.push(GroupRow { first, bytes, load, copies: BTreeMap::new() });
         }
         for (function, row) in self.functions.iter().enumerate() {
             row.staying_on().for_each(|node| groups.came(function, node));
@@ -108,8 +109,8 @@ impl Table<'_> {
     }
 
     /// Returns every two wanted functions that pass data, with their total traffic.
-    fn pairs(&self, flows: &[Flow]) -> BTreeMap<(usize, usize), Pair> {
-        let mut pairs: BTreeMap<(usize, usize), Pair> = BTreeMap::new();
+    fn pairs(&self, flows: &[DataFlow]) -> BTreeMap<(usize, usize), PairFlow> {
+        let mut pairs: BTreeMap<(usize, usize), PairFlow> = BTreeMap::new();
         let wanted = |key| {
             let found = self.functions.binary_search_by_key(&key, |row| &row.of.key).ok();
             found.filter(|&function| self.functions[function].wanted > 0)
@@ -128,7 +129,7 @@ impl Table<'_> {
 
 /// Traffic of two functions in all workflows.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pair {
+struct PairFlow {
     bytes: u64,
     is_critical: bool,
 }
@@ -145,18 +146,18 @@ struct Group {
 }
 
 /// Capacity of a node: host memory, GPU memory and load.
-type Shape = (u64, u64, u64);
+type NodeCapacity = (u64, u64, u64);
 
 struct Merge<'t, 'v> {
-    table: &'t Table<'v>,
+    table: &'t PlanningTable<'v>,
     /// Pairs in merge order.
     pairs: Vec<(usize, usize)>,
     /// Distinct capacities of the nodes that take functions.
-    shapes: BTreeSet<Shape>,
+    shapes: BTreeSet<NodeCapacity>,
 }
 
 impl<'t, 'v> Merge<'t, 'v> {
-    fn of(table: &'t Table<'v>, pairs: BTreeMap<(usize, usize), Pair>) -> Self {
+    fn of(table: &'t PlanningTable<'v>, pairs: BTreeMap<(usize, usize), PairFlow>) -> Self {
         let mut pairs: Vec<_> = pairs.into_iter().collect();
         // Small pairs come first, and leave room for others.
         let needed = |(a, b): (usize, usize)| table.needed(a).saturating_add(table.needed(b));
@@ -219,7 +220,7 @@ impl<'t, 'v> Merge<'t, 'v> {
         let bytes = a.bytes.saturating_add(self.added(a, b));
         let gpu = a.gpu.max(b.gpu);
         let load = a.load.saturating_add(b.load);
-        let holds = |&(host, memory, time): &Shape| bytes <= host && gpu <= memory && load <= time;
+        let holds = |&(host, memory, time): &NodeCapacity| bytes <= host && gpu <= memory && load <= time;
         self.shapes.iter().any(holds)
     }
 }

@@ -24,11 +24,11 @@ const APART: u64 = 4;
 const APART_MIN: u64 = 1024;
 
 /// Producer and consumer of data, both of the workflow's tenant.
-pub type Pair = (FunctionName, FunctionName);
+pub type FunctionPair = (FunctionName, FunctionName);
 
 /// Counts of a workflow by one controller, since that controller began to count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tally {
+pub struct TrafficCounts {
     pub workflow: FunctionKey,
     /// Version of the workflow.
     pub generation: Revision,
@@ -36,14 +36,14 @@ pub struct Tally {
     pub runs: u64,
     /// Bytes passed in all these runs. A missing pair passed nothing. `None` if the controller had
     /// no room for all pairs, or there are more than [`PAIRS_MAX`].
-    pub pairs: Option<BTreeMap<Pair, u64>>,
+    pub pairs: Option<BTreeMap<FunctionPair, u64>>,
 }
 
 /// Measurements of all workflows, bounded by the number of workflows.
 #[derive(Debug, Default)]
-pub struct Measured {
+pub struct MeasuredTraffic {
     /// Last counts of each controller, by its number.
-    counted: BTreeMap<u64, BTreeMap<FunctionKey, Tally>>,
+    counted: BTreeMap<u64, BTreeMap<FunctionKey, TrafficCounts>>,
     means: BTreeMap<FunctionKey, Mean>,
     version: u64,
 }
@@ -55,18 +55,18 @@ struct Mean {
     runs: u64,
     /// `None` once a controller could not count all pairs: the traffic of the remaining pairs is
     /// unknown.
-    pairs: Option<BTreeMap<Pair, Passed>>,
+    pairs: Option<BTreeMap<FunctionPair, PairTraffic>>,
 }
 
 #[derive(Debug, Default)]
-struct Passed {
+struct PairTraffic {
     /// Bytes in all runs of the mean.
     bytes: u64,
     /// Bytes in one run, as the planner reads them.
     told: Option<u64>,
 }
 
-impl Measured {
+impl MeasuredTraffic {
     /// Returns a number that changes whenever the planner's values change.
     #[must_use]
     pub fn version(&self) -> u64 {
@@ -76,7 +76,7 @@ impl Measured {
     /// Returns the bytes that two functions pass in one run of a version of a workflow. Returns
     /// `None` before enough runs, and if not all pairs could be counted.
     #[must_use]
-    pub fn passed(&self, workflow: &FunctionKey, generation: Revision, pair: &Pair) -> Option<Bytes> {
+    pub fn passed(&self, workflow: &FunctionKey, generation: Revision, pair: &FunctionPair) -> Option<Bytes> {
         let mean = self.means.get(workflow).filter(|it| it.generation == generation && it.is_known())?;
         let passed = mean.pairs.as_ref()?.get(pair);
         passed.map_or(Some(Bytes::ZERO), |passed| passed.told.map(Bytes))
@@ -84,7 +84,7 @@ impl Measured {
 
     /// Replaces a controller's counts. Workflows missing from `tallies` count as forgotten by the
     /// controller.
-    pub fn take(&mut self, controller: u64, tallies: Vec<Tally>) {
+    pub fn take(&mut self, controller: u64, tallies: Vec<TrafficCounts>) {
         let last = self.counted.remove(&controller).unwrap_or_default();
         let mut news = false;
         for tally in &tallies {
@@ -129,7 +129,7 @@ impl Mean {
     }
 
     /// Adds the counts since the last sample. Returns whether the planner's values changed.
-    fn add(&mut self, tally: &Tally, last: Option<&Tally>) -> bool {
+    fn add(&mut self, tally: &TrafficCounts, last: Option<&TrafficCounts>) -> bool {
         let was_known = self.is_known();
         let (Some(pairs), Some(counted)) = (&mut self.pairs, &tally.pairs) else {
             self.pairs = None;
@@ -167,7 +167,7 @@ impl Mean {
     }
 }
 
-impl Passed {
+impl PairTraffic {
     /// Updates the planner's value if the mean differs clearly. Returns whether the value changed.
     fn settle(&mut self, runs: u64) -> bool {
         let mean = self.bytes / runs;
@@ -197,13 +197,13 @@ mod tests {
     }
 
     /// Returns counts of `runs` runs, each of which passed `kib` KiB from `a` to `b`.
-    fn tally(generation: Revision, runs: u64, kib: u64) -> Tally {
+    fn tally(generation: Revision, runs: u64, kib: u64) -> TrafficCounts {
         let pairs = BTreeMap::from([((name("a"), name("b")), runs * kib * KIB)]);
-        Tally { workflow: key(), generation, runs, pairs: Some(pairs) }
+        TrafficCounts { workflow: key(), generation, runs, pairs: Some(pairs) }
     }
 
     /// Returns the KiB in one run.
-    fn passed(measured: &Measured, generation: Revision) -> Option<u64> {
+    fn passed(measured: &MeasuredTraffic, generation: Revision) -> Option<u64> {
         let bytes = measured.passed(&key(), generation, &(name("a"), name("b")))?;
         Some(bytes.0 / KIB)
     }
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn measurements_count_after_enough_runs_over_all_controllers() {
-        let mut measured = Measured::default();
+        let mut measured = MeasuredTraffic::default();
         measured.take(1, vec![tally(FIRST, RUNS_MIN - 2, 100)]);
         measured.take(2, vec![tally(FIRST, 1, 68)]);
         assert_eq!((passed(&measured, FIRST), measured.version()), (None, 0));
@@ -228,13 +228,13 @@ mod tests {
 
     #[test]
     fn the_planned_value_stays_until_the_mean_differs_clearly() {
-        let mut measured = Measured::default();
+        let mut measured = MeasuredTraffic::default();
         let mut runs = 0;
         let mut bytes = 0;
-        let mut run = |measured: &mut Measured, count: u64, kib: u64| {
+        let mut run = |measured: &mut MeasuredTraffic, count: u64, kib: u64| {
             (runs, bytes) = (runs + count, bytes + count * kib * KIB);
             let pairs = Some(BTreeMap::from([((name("a"), name("b")), bytes)]));
-            measured.take(1, vec![Tally { workflow: key(), generation: FIRST, runs, pairs }]);
+            measured.take(1, vec![TrafficCounts { workflow: key(), generation: FIRST, runs, pairs }]);
             (passed(measured, FIRST), measured.version())
         };
         assert_eq!(run(&mut measured, 1_000, 100), (Some(100), 1));
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn counts_of_a_restarted_controller_start_from_zero() {
-        let mut measured = Measured::default();
+        let mut measured = MeasuredTraffic::default();
         measured.take(1, vec![tally(FIRST, 100, 100)]);
         measured.take(1, vec![tally(FIRST, 50, 400)]);
         assert_eq!(passed(&measured, FIRST), Some(200));
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn a_new_version_starts_empty_and_removed_workflows_are_forgotten() {
-        let mut measured = Measured::default();
+        let mut measured = MeasuredTraffic::default();
         let next = FIRST.next();
         measured.take(1, vec![tally(FIRST, 100, 100)]);
         measured.take(2, vec![tally(next, RUNS_MIN, 10)]);
@@ -287,11 +287,12 @@ mod tests {
         let tally = |first: Option<usize>, runs: u64| {
             let pairs =
                 |first: usize| (first..).take(PAIRS_MAX).map(|at| (to(at), runs * 64 * KIB)).collect();
-            Tally { workflow: key(), generation: FIRST, runs, pairs: first.map(pairs) }
+            TrafficCounts { workflow: key(), generation: FIRST, runs, pairs: first.map(pairs) }
         };
-        let known = |measured: &Measured| [0, PAIRS_MAX].map(|at| measured.passed(&key(), FIRST, &to(at)));
+        let known =
+            |measured: &MeasuredTraffic| [0, PAIRS_MAX].map(|at| measured.passed(&key(), FIRST, &to(at)));
         for other in [Some(1), None] {
-            let mut measured = Measured::default();
+            let mut measured = MeasuredTraffic::default();
             measured.take(1, vec![tally(Some(0), RUNS_MIN)]);
             assert_eq!(known(&measured), [Some(Bytes(64 * KIB)), Some(Bytes::ZERO)]);
             measured.take(2, vec![tally(other, 1)]);

@@ -30,11 +30,11 @@
 //! node, as FaasFlow places them, so that their data need not leave it. A copy that has to be
 //! placed is placed beside most of its traffic, if that node has room and GPU time for it. A
 //! function that ran never moves for that reason alone. The caller provides the traffic: as
-//! declared, and after enough runs as [`Measured`].
+//! declared, and after enough runs as [`MeasuredTraffic`].
 //!
 //! Deliberately absent: copies do not move to make room for one large model that would fit the sum
 //! of the free memory, but no single node. The plan reports such a function instead
-//! ([`Why::HostMemory`]).
+//! ([`UnplacedReason::HostMemory`]).
 
 mod balance;
 mod groups;
@@ -50,36 +50,36 @@ mod view;
 
 pub use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 
-pub use measured::{Measured, PAIRS_MAX, Pair, RUNS_MIN, RUNS_WINDOW, Tally};
+pub use measured::{FunctionPair, MeasuredTraffic, PAIRS_MAX, RUNS_MIN, RUNS_WINDOW, TrafficCounts};
 pub use view::{
-    Flow, Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, STEPS_MAX, Step, Unplaced, View,
-    Why,
+    ClusterSnapshot, DataFlow, DesiredReplicas, FunctionPlacement, GpuLoad, PlacedModel, PlacementChange,
+    PlacementNode, PlacementPhase, PlacementPlan, PlanLimits, STEPS_MAX, Unplaced, UnplacedReason,
 };
 
-use table::Table;
+use table::PlanningTable;
 
 /// Plans the next steps. The order of the entries in `view` makes no difference.
 #[must_use]
-pub fn plan(view: &View, limits: &Limits) -> Plan {
+pub fn plan(view: &ClusterSnapshot, limits: &PlanLimits) -> PlacementPlan {
     let mut draft = Draft { steps: Vec::new(), steps_max: limits.steps_max, more: false };
-    let mut table = Table::new(view, &mut draft);
+    let mut table = PlanningTable::new(view, &mut draft);
     table.group(&view.flows);
     let short = place::missing(&mut table, &mut draft);
     room::make(&mut table, &short, &mut draft);
-    leave::let_go(&mut table, &short, &mut draft);
+    leave::remove_replaced_and_surplus(&mut table, &short, &mut draft);
     if draft.steps.is_empty() && table.is_settled() {
         together::join(&mut table, &mut draft);
         if draft.steps.is_empty() {
-            balance::level(&mut table, &mut draft);
+            balance::plan_moves(&mut table, &mut draft);
         }
     }
-    let unplaced = short.iter().map(|short| short.told(&table)).chain(table.failing()).collect();
-    Plan { steps: draft.steps, unplaced, more: draft.more }
+    let unplaced = short.iter().map(|short| short.to_unplaced(&table)).chain(table.failing()).collect();
+    PlacementPlan { steps: draft.steps, unplaced, more: draft.more }
 }
 
 /// A plan under construction, with a bound on its steps.
 struct Draft {
-    steps: Vec<Step>,
+    steps: Vec<PlacementChange>,
     steps_max: usize,
     /// Whether a step was left out for lack of room.
     more: bool,
@@ -95,7 +95,7 @@ impl Draft {
         self.steps_max.saturating_sub(self.steps.len())
     }
 
-    fn push(&mut self, step: Step) {
+    fn push(&mut self, step: PlacementChange) {
         if self.is_full() {
             self.more = true;
         } else {

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::rows::Fate;
-use super::table::Table;
+use super::rows::CopyFate;
+use super::table::PlanningTable;
 
 /// Nearness of a copy; greater is nearer. Equal on all nodes for a function without a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Nearness {
+pub(super) struct GroupNearness {
     /// Bytes passed to group members on the node.
     within: u64,
     /// Copies of group members on the node, with or without traffic to them.
@@ -19,12 +19,12 @@ pub(super) struct Nearness {
 }
 
 /// Bytes that a function passes to the copies that stay on each node: within its group, and beyond.
-pub(super) type Passed = BTreeMap<usize, (u64, u64)>;
+pub(super) type NodeTraffic = BTreeMap<usize, (u64, u64)>;
 
-impl Table<'_> {
+impl PlanningTable<'_> {
     /// Returns the bytes that a function passes to the copies that stay on each node.
-    pub(super) fn passed(&self, function: usize) -> Passed {
-        let mut passed = Passed::new();
+    pub(super) fn passed(&self, function: usize) -> NodeTraffic {
+        let mut passed = NodeTraffic::new();
         for &(other, bytes) in self.groups.near(function) {
             let is_one = self.groups.are_one(function, other);
             for node in self.functions[other].staying_on() {
@@ -41,22 +41,22 @@ impl Table<'_> {
         let near = self.groups.near(function).iter();
         let here = near.filter(|&&(other, _)| {
             self.groups.are_one(function, other)
-                && self.functions[other].copies.iter().any(|it| it.node == node && it.fate == Fate::Stay)
+                && self.functions[other].copies.iter().any(|it| it.node == node && it.fate == CopyFate::Stay)
         });
         here.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
     /// Returns the nearness of a copy on a node, which is zero if the node's GPUs have no time for
     /// the copy.
-    pub(super) fn nearness(&self, function: usize, node: usize, passed: &Passed) -> Nearness {
-        let Some(group) = self.groups.row_of(function) else { return Nearness::default() };
+    pub(super) fn nearness(&self, function: usize, node: usize, passed: &NodeTraffic) -> GroupNearness {
+        let Some(group) = self.groups.row_of(function) else { return GroupNearness::default() };
         let row = &self.nodes[node];
         if !row.has_time_for(self.functions[function].load) {
-            return Nearness::default();
+            return GroupNearness::default();
         }
         let (within, beyond) = passed.get(&node).copied().unwrap_or_default();
         let companions = group.on(node);
         let has_room = companions > 0 || row.fits(group.bytes) && row.has_time_for(group.load);
-        Nearness { within, companions, has_room, beyond }
+        GroupNearness { within, companions, has_room, beyond }
     }
 }

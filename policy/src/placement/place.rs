@@ -5,18 +5,18 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::Draft;
-use super::table::Table;
-use super::view::{Unplaced, Why};
+use super::table::PlanningTable;
+use super::view::{Unplaced, UnplacedReason};
 
 /// A function that found no node for a copy.
-pub(super) struct Short {
+pub(super) struct UnplaceableFunction {
     pub(super) function: usize,
-    pub(super) why: Why,
+    pub(super) why: UnplacedReason,
 }
 
-impl Short {
+impl UnplaceableFunction {
     /// Returns the report to the caller.
-    pub(super) fn told(&self, table: &Table<'_>) -> Unplaced {
+    pub(super) fn to_unplaced(&self, table: &PlanningTable<'_>) -> Unplaced {
         let row = &table.functions[self.function];
         Unplaced {
             function: row.of.key.clone(),
@@ -29,7 +29,7 @@ impl Short {
 
 /// Places missing copies on the nearest and cheapest nodes. Returns the functions that found no
 /// node.
-pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
+pub(super) fn missing(table: &mut PlanningTable<'_>, draft: &mut Draft) -> Vec<UnplaceableFunction> {
     let lacking = (0..table.functions.len()).filter(|&function| table.functions[function].missing() > 0);
     let mut urgent: BinaryHeap<_> = lacking.map(|function| urgency(table, function)).collect();
     let mut short = Vec::new();
@@ -39,7 +39,7 @@ pub(super) fn missing(table: &mut Table<'_>, draft: &mut Draft) -> Vec<Short> {
             break;
         }
         let Some(node) = cheapest(table, function) else {
-            short.push(Short { function, why: table.why(function) });
+            short.push(UnplaceableFunction { function, why: table.why(function) });
             continue;
         };
         let step = table.place(function, node);
@@ -59,7 +59,7 @@ type Urgency = (Reverse<u32>, Reverse<u32>, Size, Size);
 /// Bytes, load, and the number that breaks ties in favour of the first.
 type Size = (u64, u64, Reverse<usize>);
 
-fn urgency(table: &Table<'_>, function: usize) -> Urgency {
+fn urgency(table: &PlanningTable<'_>, function: usize) -> Urgency {
     let row = &table.functions[function];
     let own = (table.needed(function), table.load(function), Reverse(function));
     let group = table.groups.row_of(function);
@@ -68,7 +68,7 @@ fn urgency(table: &Table<'_>, function: usize) -> Urgency {
 }
 
 /// Returns the node nearest to the function's group, and of equally near nodes the cheapest.
-fn cheapest(table: &Table<'_>, function: usize) -> Option<usize> {
+fn cheapest(table: &PlanningTable<'_>, function: usize) -> Option<usize> {
     let row = &table.functions[function];
     let passed = table.passed(function);
     let mut best = None;

@@ -4,10 +4,10 @@
 use std::cmp::Reverse;
 
 use super::Draft;
-use super::place::Short;
-use super::rows::{Copy, Fate};
-use super::table::Table;
-use super::view::Why;
+use super::place::UnplaceableFunction;
+use super::rows::{CopyFate, PlacedCopy};
+use super::table::PlanningTable;
+use super::view::UnplacedReason;
 
 /// Memory that a node could free, and the part that is already promised.
 #[derive(Default)]
@@ -23,9 +23,10 @@ struct Offer {
 
 /// Unplaces spare copies if that makes room for a function without any copy. The next plan, which
 /// sees the room, places the function.
-pub(super) fn make(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
-    let homeless = |short: &&Short| {
-        matches!(short.why, Why::HostMemory { .. }) && table.functions[short.function].staying() == 0
+pub(super) fn make(table: &mut PlanningTable<'_>, short: &[UnplaceableFunction], draft: &mut Draft) {
+    let homeless = |short: &&UnplaceableFunction| {
+        matches!(short.why, UnplacedReason::HostMemory { .. })
+            && table.functions[short.function].staying() == 0
     };
     let homeless: Vec<_> = short.iter().filter(homeless).map(|short| short.function).collect();
     if homeless.is_empty() {
@@ -55,7 +56,7 @@ pub(super) fn make(table: &mut Table<'_>, short: &[Short], draft: &mut Draft) {
     }
 }
 
-fn offers(table: &Table<'_>) -> Vec<Offer> {
+fn offers(table: &PlanningTable<'_>) -> Vec<Offer> {
     let mut offers: Vec<Offer> = Vec::new();
     offers.resize_with(table.nodes.len(), Offer::default);
     for (function, row) in table.functions.iter().enumerate().filter(|(_, row)| row.ready() > 1) {
@@ -72,7 +73,7 @@ fn offers(table: &Table<'_>) -> Vec<Offer> {
 }
 
 /// Returns the node where the fewest copies have to be removed, and these copies.
-fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, Vec<usize>)> {
+fn best(table: &PlanningTable<'_>, offers: &[Offer], function: usize) -> Option<(usize, Vec<usize>)> {
     let row = &table.functions[function];
     let open = table.nodes.iter().enumerate().filter(|(number, node)| {
         node.is_open() && !node.is_full() && node.of.gpu >= row.of.gpu && !row.is_on(*number)
@@ -82,7 +83,7 @@ fn best(table: &Table<'_>, offers: &[Offer], function: usize) -> Option<(usize, 
 }
 
 /// Returns spare copies that make room on a node, or `None` if all of them would not suffice.
-fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Option<Vec<usize>> {
+fn victims(table: &PlanningTable<'_>, offer: &Offer, function: usize, node: usize) -> Option<Vec<usize>> {
     let added = table.added(function, node).saturating_add(offer.promised);
     let needs = table.nodes[node].lacks(added, offer.freed);
     let mut lacks = needs;
@@ -91,7 +92,7 @@ fn victims(table: &Table<'_>, offer: &Offer, function: usize, node: usize) -> Op
         if lacks == 0 {
             break;
         }
-        let stays = |it: &Copy| it.node == node && it.fate == Fate::Stay;
+        let stays = |it: &PlacedCopy| it.node == node && it.fate == CopyFate::Stay;
         let still_spare =
             table.functions[spare].ready() > 1 && table.functions[spare].copies.iter().any(stays);
         let freed = table.freed_for(function, spare, node);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use millrace_types::NodeState;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 
-use super::view::{Function, Node};
+use super::view::{DesiredReplicas, PlacementNode};
 
 /// The number 1 in the fixed-point fractions of costs.
 pub(super) const WHOLE: u64 = 1_000_000;
@@ -19,7 +19,7 @@ const LOAD_MAX: u64 = 750;
 
 /// Planned fate of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum CopyFate {
     /// The copy stays, or is removed as surplus.
     Stay,
     /// The copy serves, and is removed when others are ready.
@@ -36,25 +36,25 @@ pub(super) enum Fate {
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Copy {
+pub(super) struct PlacedCopy {
     pub(super) node: usize,
     pub(super) ready: bool,
-    pub(super) fate: Fate,
+    pub(super) fate: CopyFate,
 }
 
 pub(super) struct FunctionRow<'a> {
-    pub(super) of: &'a Function,
+    pub(super) of: &'a DesiredReplicas,
     pub(super) tenant: usize,
     pub(super) models: Vec<usize>,
     /// Number of copies that the function should have.
     pub(super) wanted: u32,
     /// Expected load of a copy.
     pub(super) load: u64,
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Vec<PlacedCopy>,
 }
 
 pub(super) struct NodeRow<'a> {
-    pub(super) of: &'a Node,
+    pub(super) of: &'a PlacementNode,
     /// Bytes of the models placed on the node.
     pub(super) used: u64,
     /// Expected load of the copies placed on the node.
@@ -77,18 +77,18 @@ pub(super) struct TenantRow {
 }
 
 impl FunctionRow<'_> {
-    fn count(&self, is: impl Fn(&Copy) -> bool) -> u32 {
+    fn count(&self, is: impl Fn(&PlacedCopy) -> bool) -> u32 {
         u32::try_from(self.copies.iter().filter(|copy| is(copy)).count()).unwrap_or(u32::MAX)
     }
 
     /// Returns the copies that stay.
-    pub(super) fn those_staying(&self) -> impl Iterator<Item = &Copy> {
-        self.copies.iter().filter(|copy| copy.fate == Fate::Stay)
+    pub(super) fn those_staying(&self) -> impl Iterator<Item = &PlacedCopy> {
+        self.copies.iter().filter(|copy| copy.fate == CopyFate::Stay)
     }
 
     /// Returns the number of copies that stay.
     pub(super) fn staying(&self) -> u32 {
-        self.count(|copy| copy.fate == Fate::Stay)
+        self.count(|copy| copy.fate == CopyFate::Stay)
     }
 
     /// Returns the nodes where copies stay.
@@ -98,15 +98,15 @@ impl FunctionRow<'_> {
 
     /// Returns the number of copies that stay and serve.
     pub(super) fn ready(&self) -> u32 {
-        self.count(|copy| copy.fate == Fate::Stay && copy.ready)
+        self.count(|copy| copy.fate == CopyFate::Stay && copy.ready)
     }
 
     pub(super) fn leaving(&self) -> u32 {
-        self.count(|copy| copy.fate == Fate::Leave)
+        self.count(|copy| copy.fate == CopyFate::Leave)
     }
 
     pub(super) fn failed(&self) -> u32 {
-        self.count(|copy| copy.fate == Fate::Failed)
+        self.count(|copy| copy.fate == CopyFate::Failed)
     }
 
     /// Returns the number of copies to place. Failures beyond [`FAILED_MAX`] count as copies: a

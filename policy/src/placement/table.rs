@@ -8,25 +8,27 @@ use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Bytes, Digest, NodeState, TenantName};
 
 use super::Draft;
-use super::groups::Groups;
-use super::rows::{Copy, Fate, FunctionRow, ModelRow, NodeRow, TenantRow, WHOLE};
-use super::view::{Function, Phase, Step, Unplaced, View, Why};
+use super::groups::FunctionGroups;
+use super::rows::{CopyFate, FunctionRow, ModelRow, NodeRow, PlacedCopy, TenantRow, WHOLE};
+use super::view::{
+    ClusterSnapshot, DesiredReplicas, PlacementChange, PlacementPhase, Unplaced, UnplacedReason,
+};
 
 /// Maximum cost of placing a tenant's copies together on a node, against 1 for filling its memory
 /// and 1 for filling its GPUs.
 const TENANT_WEIGHT: u64 = WHOLE / 4;
 
-pub(super) struct Table<'a> {
+pub(super) struct PlanningTable<'a> {
     pub(super) functions: Vec<FunctionRow<'a>>,
     pub(super) nodes: Vec<NodeRow<'a>>,
-    pub(super) groups: Groups,
+    pub(super) groups: FunctionGroups,
     models: Vec<ModelRow>,
     tenants: Vec<TenantRow>,
 }
 
-impl<'a> Table<'a> {
+impl<'a> PlanningTable<'a> {
     /// Builds the table from the view. Unwanted placements are unplaced at once.
-    pub(super) fn new(view: &'a View, draft: &mut Draft) -> Self {
+    pub(super) fn new(view: &'a ClusterSnapshot, draft: &mut Draft) -> Self {
         let mut functions: Vec<_> = view.functions.iter().collect();
         functions.sort_unstable_by_key(|function| &function.key);
         functions.dedup_by_key(|function| &function.key);
@@ -37,7 +39,7 @@ impl<'a> Table<'a> {
         let mut table = Self {
             functions: Vec::with_capacity(functions.len()),
             nodes: nodes.into_iter().map(empty).collect(),
-            groups: Groups::default(),
+            groups: FunctionGroups::default(),
             models: Vec::new(),
             tenants: Vec::new(),
         };
@@ -47,7 +49,7 @@ impl<'a> Table<'a> {
         table
     }
 
-    fn number(&mut self, functions: &[&'a Function]) {
+    fn number(&mut self, functions: &[&'a DesiredReplicas]) {
         let mut models: BTreeMap<Digest, usize> = BTreeMap::new();
         let mut tenants: BTreeMap<&TenantName, usize> = BTreeMap::new();
         for &of in functions {
@@ -80,7 +82,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    fn take_in(&mut self, view: &View, draft: &mut Draft) {
+    fn take_in(&mut self, view: &ClusterSnapshot, draft: &mut Draft) {
         let mut placements: Vec<_> = view.placements.iter().collect();
         placements.sort_unstable_by_key(|it| (&it.function, &it.node, it.phase));
         placements.dedup_by_key(|it| (&it.function, &it.node));
@@ -89,7 +91,7 @@ impl<'a> Table<'a> {
             let node = self.nodes.binary_search_by_key(&&placement.node, |row| &row.of.name).ok();
             let copy = function.zip(node).and_then(|(function, node)| {
                 let fate = self.fate(function, node, placement.phase)?;
-                Some((function, Copy { node, ready: placement.phase == Phase::Ready, fate }))
+                Some((function, PlacedCopy { node, ready: placement.phase == PlacementPhase::Ready, fate }))
             });
             if let (Some(function), Some(node)) = (function, node) {
                 // The copy's bytes are in use even if a step removes the copy: its room is free for
@@ -101,13 +103,13 @@ impl<'a> Table<'a> {
             } else {
                 let function = placement.function.clone();
                 let node = placement.node.clone();
-                draft.push(Step::Unplace { function, node });
+                draft.push(PlacementChange::Unplace { function, node });
             }
         }
     }
 
     /// Returns the fate of a copy, or `None` if the copy is removed at once.
-    fn fate(&self, function: usize, node: usize, phase: Phase) -> Option<Fate> {
+    fn fate(&self, function: usize, node: usize, phase: PlacementPhase) -> Option<CopyFate> {
         let function = &self.functions[function];
         let node = &self.nodes[node];
         if function.wanted == 0 {
@@ -115,9 +117,11 @@ impl<'a> Table<'a> {
         }
         let unfit = node.of.state == NodeState::Draining || node.of.gpu < function.of.gpu;
         match (node.of.state, phase) {
-            (NodeState::Lost, _) => Some(Fate::Lost),
-            (_, Phase::Failed) => (!unfit).then_some(Fate::Failed),
-            (_, Phase::Ready | Phase::Preparing) => Some(if unfit { Fate::Leave } else { Fate::Stay }),
+            (NodeState::Lost, _) => Some(CopyFate::Lost),
+            (_, PlacementPhase::Failed) => (!unfit).then_some(CopyFate::Failed),
+            (_, PlacementPhase::Ready | PlacementPhase::Preparing) => {
+                Some(if unfit { CopyFate::Leave } else { CopyFate::Stay })
+            }
         }
     }
 
@@ -145,8 +149,8 @@ impl<'a> Table<'a> {
     fn send_away(&mut self, node: usize, model: usize) {
         for function in self.functions.iter_mut().filter(|row| row.models.contains(&model)) {
             for copy in function.copies.iter_mut().filter(|copy| copy.node == node) {
-                if copy.fate == Fate::Stay {
-                    copy.fate = Fate::Leave;
+                if copy.fate == CopyFate::Stay {
+                    copy.fate = CopyFate::Leave;
                 }
             }
         }
@@ -249,24 +253,24 @@ impl<'a> Table<'a> {
     }
 
     /// Places a function's copy on a node.
-    pub(super) fn place(&mut self, function: usize, node: usize) -> Step {
+    pub(super) fn place(&mut self, function: usize, node: usize) -> PlacementChange {
         self.count_in(function, node);
         let row = &mut self.functions[function];
-        row.copies.push(Copy { node, ready: false, fate: Fate::Stay });
+        row.copies.push(PlacedCopy { node, ready: false, fate: CopyFate::Stay });
         self.groups.came(function, node);
-        Step::Place { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
+        PlacementChange::Place { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }
 
     /// Unplaces a function's copy. Its bytes count as used until the next plan, so that no
     /// placement depends on a removal; only [`Self::give_up`] subtracts them.
-    pub(super) fn unplace(&mut self, function: usize, node: usize) -> Step {
+    pub(super) fn unplace(&mut self, function: usize, node: usize) -> PlacementChange {
         let row = &mut self.functions[function];
         for copy in row.copies.iter_mut().filter(|copy| copy.node == node) {
-            if std::mem::replace(&mut copy.fate, Fate::Gone) == Fate::Stay {
+            if std::mem::replace(&mut copy.fate, CopyFate::Gone) == CopyFate::Stay {
                 self.groups.left(function, node);
             }
         }
-        Step::Unplace { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
+        PlacementChange::Unplace { function: row.of.key.clone(), node: self.nodes[node].of.name.clone() }
     }
 
     /// Subtracts a copy's bytes and load from a node, to compare how full nodes will be.
@@ -287,12 +291,12 @@ impl<'a> Table<'a> {
             function: row.of.key.clone(),
             copies: row.staying(),
             missing: row.wanted - row.staying(),
-            why: Why::Failing { nodes: row.failed() },
+            why: UnplacedReason::Failing { nodes: row.failed() },
         })
     }
 
     /// Returns the reason why no node takes a copy.
-    pub(super) fn why(&self, function: usize) -> Why {
+    pub(super) fn why(&self, function: usize) -> UnplacedReason {
         let row = &self.functions[function];
         let open = || self.nodes.iter().enumerate().filter(|(_, node)| node.is_open());
         let nodes = u32::try_from(open().count()).unwrap_or(u32::MAX);
@@ -301,14 +305,16 @@ impl<'a> Table<'a> {
         let others = || fitting().filter(|(number, _)| !row.is_on(*number)).map(|(_, node)| node);
         let free = others().filter(|node| !node.is_full()).map(NodeRow::free).max();
         match (largest, free) {
-            (None, _) => Why::NoNode,
-            (Some(largest), _) if largest < row.of.gpu => Why::GpuMemory { needs: row.of.gpu, largest },
-            (Some(_), None) if others().next().is_some() => {
-                Why::NodesFull { nodes, max: FUNCTIONS_PER_NODE_MAX }
+            (None, _) => UnplacedReason::NoNode,
+            (Some(largest), _) if largest < row.of.gpu => {
+                UnplacedReason::GpuMemory { needs: row.of.gpu, largest }
             }
-            (Some(_), None) => Why::TooFewNodes { nodes },
+            (Some(_), None) if others().next().is_some() => {
+                UnplacedReason::NodesFull { nodes, max: FUNCTIONS_PER_NODE_MAX }
+            }
+            (Some(_), None) => UnplacedReason::TooFewNodes { nodes },
             (Some(_), Some(free)) => {
-                Why::HostMemory { needs: Bytes(self.needed(function)), free: Bytes(free) }
+                UnplacedReason::HostMemory { needs: Bytes(self.needed(function)), free: Bytes(free) }
             }
         }
     }

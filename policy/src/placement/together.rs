@@ -3,8 +3,8 @@
 //! stays, and two copies of a function with state must not serve.
 
 use super::Draft;
-use super::rows::Fate;
-use super::table::Table;
+use super::rows::CopyFate;
+use super::table::PlanningTable;
 
 /// Moves of one plan. The next plan waits until these are done.
 const MOVES_MAX: usize = 8;
@@ -12,7 +12,7 @@ const MOVES_MAX: usize = 8;
 /// Plans the first half of moves: a copy beside more of its group. The old copy is removed as
 /// surplus once the new copy is ready. Each move brings more of the traffic onto one node, so the
 /// moves end.
-pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
+pub(super) fn join(table: &mut PlanningTable<'_>, draft: &mut Draft) {
     let mut moves = 0;
     for function in 0..table.functions.len() {
         let Some((from, to)) = best_move(table, function) else { continue };
@@ -33,10 +33,10 @@ pub(super) fn join(table: &mut Table<'_>, draft: &mut Draft) {
 
 /// Returns the copy of a function that never ran with least of its group beside it, and the node
 /// with most of its group, if that is more.
-fn best_move(table: &Table<'_>, function: usize) -> Option<(usize, usize)> {
+fn best_move(table: &PlanningTable<'_>, function: usize) -> Option<(usize, usize)> {
     let row = &table.functions[function];
     table.groups.row_of(function).filter(|_| !row.of.ran && !row.of.keeps_state)?;
-    if row.copies.iter().any(|copy| copy.fate == Fate::Gone) {
+    if row.copies.iter().any(|copy| copy.fate == CopyFate::Gone) {
         return None;
     }
     let passed = table.passed(function);

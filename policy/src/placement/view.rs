@@ -7,12 +7,12 @@ pub const STEPS_MAX: usize = 512;
 
 /// Bounds of a plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct PlanLimits {
     /// Maximum number of steps in a plan.
     pub steps_max: usize,
 }
 
-impl Default for Limits {
+impl Default for PlanLimits {
     fn default() -> Self {
         Self { steps_max: STEPS_MAX }
     }
@@ -24,7 +24,7 @@ pub struct GpuLoad(pub u64);
 
 /// A model that is needed in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Model {
+pub struct PlacedModel {
     /// Digest of the model file. Functions that share a model on a node share its bytes.
     pub digest: Digest,
     /// Host memory that the model needs.
@@ -33,7 +33,7 @@ pub struct Model {
 
 /// Desired state of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Function {
+pub struct DesiredReplicas {
     /// Tenant and name.
     pub key: FunctionKey,
     /// Whether requests are served. A disabled function is placed nowhere.
@@ -41,7 +41,7 @@ pub struct Function {
     /// Number of nodes that should have the function's models.
     pub replicas: u32,
     /// Models of the newest revision and, during a rollout, of the revision before.
-    pub models: Vec<Model>,
+    pub models: Vec<PlacedModel>,
     /// Memory of one GPU that a run needs.
     pub gpu: Bytes,
     /// Expected load of all its requests together. Its replicas share this load.
@@ -57,7 +57,7 @@ pub struct Function {
 
 /// Data that two functions pass to each other when a workflow runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Flow {
+pub struct DataFlow {
     /// Function that produces the data.
     pub from: FunctionKey,
     /// Function that consumes the data.
@@ -70,7 +70,7 @@ pub struct Flow {
 
 /// A worker machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct PlacementNode {
     pub name: NodeName,
     /// State, which determines whether the node takes new copies and keeps its copies.
     pub state: NodeState,
@@ -86,7 +86,7 @@ pub struct Node {
 
 /// Progress of a placement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum PlacementPhase {
     /// Every model of the function is in the node's host memory.
     Ready,
     /// The models are on their way, or the node has not reported yet.
@@ -97,26 +97,26 @@ pub enum Phase {
 
 /// A function that is placed on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
+pub struct FunctionPlacement {
     pub function: FunctionKey,
     pub node: NodeName,
-    pub phase: Phase,
+    pub phase: PlacementPhase,
 }
 
 /// Everything that a plan depends on. Keys and names are unique; if a placement is listed twice,
 /// the better phase counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct View {
-    pub functions: Vec<Function>,
-    pub nodes: Vec<Node>,
-    pub placements: Vec<Placement>,
+pub struct ClusterSnapshot {
+    pub functions: Vec<DesiredReplicas>,
+    pub nodes: Vec<PlacementNode>,
+    pub placements: Vec<FunctionPlacement>,
     /// Data passed in workflows. Several flows between the same two functions add up.
-    pub flows: Vec<Flow>,
+    pub flows: Vec<DataFlow>,
 }
 
 /// A change to one placement.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum PlacementChange {
     /// Place a copy: the node loads the function's models.
     Place { function: FunctionKey, node: NodeName },
     /// Unplace a copy: the node drops the function's models.
@@ -125,9 +125,9 @@ pub enum Step {
 
 /// Next steps of the reconciler.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct PlacementPlan {
     /// Steps, the most urgent first.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlacementChange>,
     /// Functions with fewer copies than wanted, for which no step helps.
     pub unplaced: Vec<Unplaced>,
     /// Whether steps were left out. Then `unplaced` may be incomplete, too.
@@ -143,12 +143,12 @@ pub struct Unplaced {
     /// Missing copies.
     pub missing: u32,
     /// Reason why the next copy cannot be placed.
-    pub why: Why,
+    pub why: UnplacedReason,
 }
 
 /// Reason why a copy cannot be placed. The text includes a remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Why {
+pub enum UnplacedReason {
     /// No node takes functions.
     #[error("no node takes functions: start a worker, or uncordon one")]
     NoNode,

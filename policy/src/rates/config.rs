@@ -7,7 +7,7 @@ use crate::names::{self, UnknownName};
 
 /// The rule that shares a link's bandwidth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum Sharing {
+pub enum TransferSharing {
     /// By objective: each flow gets the rate that it needs, and the tightest flow gets the idle
     /// rest (`FaaSTube` §6.1).
     #[default]
@@ -19,10 +19,13 @@ pub enum Sharing {
 }
 
 /// Every name with its sharing.
-pub const SHARINGS: [(&str, Sharing); 3] =
-    [("faastube", Sharing::FaasTube), ("fair", Sharing::Fair), ("fifo", Sharing::Fifo)];
+pub const SHARINGS: [(&str, TransferSharing); 3] = [
+    ("faastube", TransferSharing::FaasTube),
+    ("fair", TransferSharing::Fair),
+    ("fifo", TransferSharing::Fifo),
+];
 
-impl FromStr for Sharing {
+impl FromStr for TransferSharing {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
@@ -30,7 +33,7 @@ impl FromStr for Sharing {
     }
 }
 
-impl fmt::Display for Sharing {
+impl fmt::Display for TransferSharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(names::of(&SHARINGS, self))
     }
@@ -40,5 +43,5 @@ impl fmt::Display for Sharing {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Config {
     /// The rule that shares bandwidth.
-    pub sharing: Sharing,
+    pub sharing: TransferSharing,
 }

@@ -15,7 +15,7 @@ use super::Error;
 
 /// The rate of every link, and the next link on the way to the host.
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct HostLinkTree {
     rate: Vec<u64>,
     /// The next link. A PCIe link leads to its switch's uplink, if there is one.
     next: Vec<Option<usize>>,
@@ -23,7 +23,7 @@ pub(super) struct Links {
     meter: Vec<usize>,
 }
 
-impl Links {
+impl HostLinkTree {
     /// Returns the links of a machine. Host paths that share a link must share all links after it.
     pub(super) fn of(topology: &Topology) -> Result<Self, Error> {
         let rate: Vec<_> = topology.links.iter().map(|link| link.rate.0).collect();
@@ -73,7 +73,7 @@ impl Links {
 
 /// The rate of a flow by one link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct LinkRate {
     pub(super) link: usize,
     pub(super) rate: u64,
 }
@@ -87,25 +87,25 @@ enum Node {
 
 /// Flows laid over links, numbered from 0 in the order given.
 #[derive(Debug)]
-pub(super) struct Split<'a> {
-    links: &'a Links,
+pub(super) struct FlowLayout<'a> {
+    links: &'a HostLinkTree,
     used: Vec<u64>,
-    flows: Vec<Vec<Part>>,
+    flows: Vec<Vec<LinkRate>>,
     /// Nodes without a way to the host. Such a node stays dead, because rates are only added.
     dead: Vec<bool>,
 }
 
-impl<'a> Split<'a> {
+impl<'a> FlowLayout<'a> {
     /// Returns flows that may enter by these links and have no rate yet.
-    pub(super) fn new(links: &'a Links, flows: impl Iterator<Item = Vec<usize>>) -> Self {
-        let part = |link| Part { link, rate: 0 };
+    pub(super) fn new(links: &'a HostLinkTree, flows: impl Iterator<Item = Vec<usize>>) -> Self {
+        let part = |link| LinkRate { link, rate: 0 };
         let flows: Vec<Vec<_>> = flows.map(|flow| flow.into_iter().map(part).collect()).collect();
         let nodes = flows.len() + 2 * links.rate.len();
         Self { links, used: vec![0; links.rate.len()], flows, dead: vec![false; nodes] }
     }
 
     /// Returns the rates of each flow by link.
-    pub(super) fn into_flows(self) -> Vec<Vec<Part>> {
+    pub(super) fn into_flows(self) -> Vec<Vec<LinkRate>> {
         self.flows
     }
 

@@ -1,6 +1,6 @@
 //! Computes the rate of each flow between host memory and GPUs, so that every flow meets its
 //! objective (`FaaSTube` §6.1; D14 to D16, D18), and chooses the flow that sends the next batch
-//! over a link (D12, D13). A [`Rates`] covers a single direction of a node's links. Absent: time,
+//! over a link (D12, D13). A [`RateAllocator`] covers a single direction of a node's links. Absent: time,
 //! pinned memory (D17) and copying.
 //!
 //! A flow needs `Rate_least = bytes / (L_slo - L_infer)`. With `faastube`:
@@ -43,11 +43,13 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
-pub use self::config::{Config, SHARINGS, Sharing};
-pub use self::protocol::{Allocation, Batch, Change, Error, Flow, Infeasible, Objective, Standing};
+pub use self::config::{Config, SHARINGS, TransferSharing};
+pub use self::protocol::{
+    Error, Infeasible, RateAllocation, RateChange, RateGuarantee, RatedBatch, RatedFlow, TransferObjective,
+};
 pub use crate::ids::FlowId;
 
-use self::links::{Links, Part, Split};
+use self::links::{FlowLayout, HostLinkTree, LinkRate};
 use crate::fabric::BATCH_CHUNKS;
 use crate::memory::BLOCK;
 
@@ -65,7 +67,7 @@ const NANOS_PER_SEC: u128 = 1_000_000_000;
 
 /// The deadline of a flow, and the rate that meets it.
 #[derive(Debug, Clone, Copy)]
-struct Promise {
+struct FlowDeadline {
     deadline: Timestamp,
     least: NonZeroU64,
     /// Whether the deadline can no longer be met.
@@ -73,7 +75,7 @@ struct Promise {
 }
 
 #[derive(Debug)]
-struct State {
+struct FlowState {
     bytes: u64,
     /// Bytes reported as carried, and bytes given out in batches.
     carried: u64,
@@ -83,16 +85,16 @@ struct State {
     served: bool,
     /// Position in the order of arrival.
     arrival: u64,
-    promise: Option<Promise>,
-    standing: Standing,
+    promise: Option<FlowDeadline>,
+    standing: RateGuarantee,
     /// Rate that the flow's links carry together, in bytes per second.
     alone: u64,
-    parts: Vec<Part>,
+    parts: Vec<LinkRate>,
     /// Bytes that the flow was given to send beyond its share, by part.
     lead: Vec<i128>,
 }
 
-impl State {
+impl FlowState {
     /// Returns the sort key of the flow: the tightest flow is first, late flows are last.
     fn urgency(&self) -> (bool, Timestamp) {
         self.promise.map_or((true, Timestamp::MAX), |promise| (promise.late, promise.deadline))
@@ -123,23 +125,23 @@ fn rate_for(bytes: u64, time: Duration) -> Option<NonZeroU64> {
 
 /// All flows of a node's links in one direction.
 #[derive(Debug)]
-pub struct Rates {
+pub struct RateAllocator {
     config: Config,
-    links: Links,
-    flows: BTreeMap<FlowId, State>,
+    links: HostLinkTree,
+    flows: BTreeMap<FlowId, FlowState>,
     arrivals: u64,
     /// By meter link: the number of flows that had arrived when the crossing batch was given out.
     last_grants: Vec<Option<u64>>,
 }
 
-impl Rates {
+impl RateAllocator {
     /// Returns the rates of idle links.
     ///
     /// # Errors
     /// [`Error::UnknownLink`], [`Error::Apart`] and [`Error::Circle`]: the topology's host paths do
     /// not lead to the host.
     pub fn new(topology: &Topology, config: Config) -> Result<Self, Error> {
-        let links = Links::of(topology)?;
+        let links = HostLinkTree::of(topology)?;
         let last_grants = vec![None; topology.links.len()];
         Ok(Self { config, links, flows: BTreeMap::new(), arrivals: 0, last_grants })
     }
@@ -149,7 +151,7 @@ impl Rates {
     /// # Errors
     /// [`Error::Begun`], [`Error::Empty`], [`Error::NoLink`] and [`Error::Full`]. In these cases
     /// nothing has changed.
-    pub fn begin(&mut self, now: Timestamp, flow: &Flow) -> Result<Change, Error> {
+    pub fn begin(&mut self, now: Timestamp, flow: &RatedFlow) -> Result<RateChange, Error> {
         let id = flow.id;
         if self.flows.contains_key(&id) {
             return Err(Error::Begun(id));
@@ -179,7 +181,7 @@ impl Rates {
     ///
     /// # Errors
     /// [`Error::Unknown`].
-    pub fn end(&mut self, now: Timestamp, flow: FlowId) -> Result<Change, Error> {
+    pub fn end(&mut self, now: Timestamp, flow: FlowId) -> Result<RateChange, Error> {
         self.flows.remove(&flow).ok_or(Error::Unknown(flow))?;
         Ok(self.share(now))
     }
@@ -195,20 +197,20 @@ impl Rates {
         flow: FlowId,
         bytes: Bytes,
         window: Duration,
-    ) -> Result<Change, Error> {
+    ) -> Result<RateChange, Error> {
         let state = self.flows.get_mut(&flow).ok_or(Error::Unknown(flow))?;
         state.carried = state.carried.saturating_add(bytes.0).min(state.bytes);
-        let Some(promise) = state.promise else { return Ok(Change::default()) };
+        let Some(promise) = state.promise else { return Ok(RateChange::default()) };
         let at_least = |time: Duration| u128::from(promise.least.get()) * time.as_nanos() / NANOS_PER_SEC;
         let slow = u128::from(bytes.0) * 100 < at_least(window) * u128::from(100 - TOLERANCE_PERCENT);
         let expected = at_least(promise.deadline.since(now)) + u128::from(BATCH.0);
         let behind = slow && u128::from(state.bytes - state.carried) > expected;
-        Ok(if behind && state.renew(now) { self.share(now) } else { Change::default() })
+        Ok(if behind && state.renew(now) { self.share(now) } else { RateChange::default() })
     }
 
     /// Returns the rate guarantee of a flow; `None` if the flow is unknown.
     #[must_use]
-    pub fn standing(&self, flow: FlowId) -> Option<Standing> {
+    pub fn standing(&self, flow: FlowId) -> Option<RateGuarantee> {
         self.flows.get(&flow).map(|state| state.standing)
     }
 
@@ -219,20 +221,20 @@ impl Rates {
     }
 
     /// Returns the links that a flow may enter by, without duplicates.
-    fn parts(&self, flow: &Flow) -> Result<Vec<Part>, Error> {
-        let mut parts: Vec<Part> = Vec::with_capacity(flow.links.len());
+    fn parts(&self, flow: &RatedFlow) -> Result<Vec<LinkRate>, Error> {
+        let mut parts: Vec<LinkRate> = Vec::with_capacity(flow.links.len());
         for &link in &flow.links {
             let link = self.links.place(link).ok_or(Error::NoLink(flow.id))?;
             if parts.iter().all(|part| part.link != link) {
-                parts.push(Part { link, rate: 0 });
+                parts.push(LinkRate { link, rate: 0 });
             }
         }
         if parts.is_empty() { Err(Error::NoLink(flow.id)) } else { Ok(parts) }
     }
 
-    fn state(&self, now: Timestamp, flow: &Flow, parts: Vec<Part>) -> State {
+    fn state(&self, now: Timestamp, flow: &RatedFlow, parts: Vec<LinkRate>) -> FlowState {
         let links = parts.iter().map(|part| part.link).collect();
-        let alone = Split::new(&self.links, std::iter::once(links)).push(0, u64::MAX);
+        let alone = FlowLayout::new(&self.links, std::iter::once(links)).push(0, u64::MAX);
         let promise = flow.objective.map(|objective| {
             let slack = objective.slack().ok_or(Infeasible::NoSlack)?;
             let least = rate_for(flow.bytes.0, slack).ok_or(Infeasible::NoSlack)?;
@@ -241,17 +243,19 @@ impl Rates {
                 let links = BytesPerSec(alone);
                 return Err(Infeasible::BeyondLinks { least, links });
             }
-            Ok(Promise { deadline: now + slack, least, late: false })
+            Ok(FlowDeadline { deadline: now + slack, least, late: false })
         });
         let (promise, standing) = match promise {
-            None => (None, Standing::Unpromised),
-            Some(Err(why)) => (None, Standing::Infeasible(why)),
+            None => (None, RateGuarantee::Unpromised),
+            Some(Err(why)) => (None, RateGuarantee::Infeasible(why)),
             // Other sharings keep no promise.
-            Some(Ok(_)) if self.config.sharing != Sharing::FaasTube => (None, Standing::Unpromised),
-            Some(Ok(promise)) => (Some(promise), Standing::Unpromised),
+            Some(Ok(_)) if self.config.sharing != TransferSharing::FaasTube => {
+                (None, RateGuarantee::Unpromised)
+            }
+            Some(Ok(promise)) => (Some(promise), RateGuarantee::Unpromised),
         };
         let lead = vec![0; parts.len()];
-        State {
+        FlowState {
             bytes: flow.bytes.0,
             carried: 0,
             granted: 0,
@@ -266,34 +270,34 @@ impl Rates {
     }
 
     /// Computes the rates of all flows again, and returns the changes.
-    fn share(&mut self, now: Timestamp) -> Change {
+    fn share(&mut self, now: Timestamp) -> RateChange {
         for state in self.flows.values_mut() {
             // A crowded flow falls behind without being measured.
-            if matches!(state.standing, Standing::Crowded { .. }) {
+            if matches!(state.standing, RateGuarantee::Crowded { .. }) {
                 state.renew(now);
             }
         }
         let mut order: Vec<FlowId> = self.flows.keys().copied().collect();
         match self.config.sharing {
             // The sort is stable, so ties stay in the order of ids.
-            Sharing::FaasTube => order.sort_by_key(|id| self.flows[id].urgency()),
-            Sharing::Fifo => order.sort_by_key(|id| self.flows[id].arrival),
-            Sharing::Fair => {}
+            TransferSharing::FaasTube => order.sort_by_key(|id| self.flows[id].urgency()),
+            TransferSharing::Fifo => order.sort_by_key(|id| self.flows[id].arrival),
+            TransferSharing::Fair => {}
         }
         let links = |id: &FlowId| self.flows[id].parts.iter().map(|part| part.link).collect();
-        let mut split = Split::new(&self.links, order.iter().map(links));
+        let mut split = FlowLayout::new(&self.links, order.iter().map(links));
         let promises: Vec<_> = order.iter().map(|id| self.flows[id].promise).collect();
         let all: Vec<_> = (0..order.len()).collect();
         let mut admitted = vec![false; order.len()];
         match self.config.sharing {
-            Sharing::FaasTube => admitted = by_objective(&mut split, &promises),
-            Sharing::Fair => split.fill(&all),
-            Sharing::Fifo => all.iter().for_each(|&flow| {
+            TransferSharing::FaasTube => admitted = by_objective(&mut split, &promises),
+            TransferSharing::Fair => split.fill(&all),
+            TransferSharing::Fifo => all.iter().for_each(|&flow| {
                 split.push(flow, u64::MAX);
             }),
         }
         let parts = split.into_flows();
-        let mut change = Change::default();
+        let mut change = RateChange::default();
         for ((id, parts), admitted) in order.into_iter().zip(parts).zip(admitted) {
             if let Some(state) = self.flows.get_mut(&id) {
                 state.settle(id, parts, admitted, &mut change);
@@ -307,7 +311,7 @@ impl Rates {
 
 /// Carries out the steps of the module's description over flows in the order of their urgency.
 /// Returns whether each flow was admitted.
-fn by_objective(split: &mut Split<'_>, promises: &[Option<Promise>]) -> Vec<bool> {
+fn by_objective(split: &mut FlowLayout<'_>, promises: &[Option<FlowDeadline>]) -> Vec<bool> {
     let mut admitted = vec![false; promises.len()];
     let mut crowded = Vec::new();
     let mut late = Vec::new();
@@ -336,21 +340,21 @@ fn by_objective(split: &mut Split<'_>, promises: &[Option<Promise>]) -> Vec<bool
     admitted
 }
 
-impl State {
+impl FlowState {
     /// Sets the flow's new rates and guarantee, and records the changes.
-    fn settle(&mut self, id: FlowId, parts: Vec<Part>, admitted: bool, change: &mut Change) {
+    fn settle(&mut self, id: FlowId, parts: Vec<LinkRate>, admitted: bool, change: &mut RateChange) {
         if self.parts != parts {
             self.parts = parts;
             let given = self.parts.iter().filter(|part| part.rate > 0);
             let rates = given.map(|part| (LinkId(part.link as u32), BytesPerSec(part.rate))).collect();
-            change.allocations.push(Allocation { flow: id, rates });
+            change.allocations.push(RateAllocation { flow: id, rates });
         }
         let Some(promise) = self.promise else { return };
         let least = BytesPerSec(promise.least.get());
         let standing = match (promise.late, admitted) {
-            (true, _) => Standing::Late { least },
-            (false, true) => Standing::Admitted { least },
-            (false, false) => Standing::Crowded { least },
+            (true, _) => RateGuarantee::Late { least },
+            (false, true) => RateGuarantee::Admitted { least },
+            (false, false) => RateGuarantee::Crowded { least },
         };
         if self.standing != standing {
             self.standing = standing;

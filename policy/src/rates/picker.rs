@@ -21,16 +21,16 @@
 //! new flow only. Of several flows that arrive together a single flow can be next, and the others
 //! are served when they are due, as admission promised them.
 //!
-//! The fabric asks only for batches that are due by a rate ([`Rates::next_rated`]), link by link as
+//! The fabric asks only for batches that are due by a rate ([`RateAllocator::next_rated`]), link by link as
 //! each has room. Flows without a rate take turns in the fabric. `sim` uses the rates without
 //! batches.
 
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, Timestamp};
 
-use super::links::Part;
-use super::protocol::Due;
-use super::{BATCH, Batch, Error, FlowId, Rates, Sharing, State};
+use super::links::LinkRate;
+use super::protocol::LeadChange;
+use super::{BATCH, Error, FlowId, FlowState, RateAllocator, RatedBatch, TransferSharing};
 
 /// A flow that has something to send by a link.
 struct Sender {
@@ -45,7 +45,7 @@ struct Sender {
 
 /// Has a flow pay for a batch of its own and credits every other flow a share, so that the sum of
 /// all leads stays zero. Returns the changes of the leads.
-fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
+fn transfer(senders: &mut [Sender], payer: usize) -> Vec<LeadChange> {
     let total: u128 = senders.iter().map(|sender| u128::from(sender.rate)).sum();
     let bytes = u128::from(senders[payer].batch);
     let share = |sender: &Sender| i128::try_from(bytes * u128::from(sender.rate) / total).unwrap_or(0);
@@ -53,7 +53,7 @@ fn transfer(senders: &mut [Sender], payer: usize) -> Vec<Due> {
         .iter()
         .map(|sender| {
             let &Sender { id: flow, arrival, part, .. } = sender;
-            Due { flow, arrival, part, lead: -share(sender) }
+            LeadChange { flow, arrival, part, lead: -share(sender) }
         })
         .collect();
     dues[payer].lead = 0;
@@ -85,14 +85,14 @@ fn credit_the_wait(senders: &mut [Sender], last: u64) {
     }
 }
 
-impl State {
+impl FlowState {
     /// Returns the size of the flow's next batch; 0 if all of its bytes were given out.
     fn next_bytes(&self) -> u64 {
         (self.bytes - self.granted).min(BATCH.0)
     }
 }
 
-impl Rates {
+impl RateAllocator {
     /// Returns the next batch of a link, from the flows that have a rate there. `sized` returns the
     /// bytes of a flow that can enter by a link now: zero if the link has no room, so that no flow
     /// waits for a busy link.
@@ -101,7 +101,11 @@ impl Rates {
     /// [`Self::measured`]. Returns `None` if no flow with a rate has bytes left for the link, or
     /// while a flow by another link of the same uplink is due first. The caller asks again when
     /// rates change, and for all free links when a batch has ended.
-    pub fn next_rated(&mut self, link: LinkId, sized: impl Fn(FlowId, LinkId) -> Bytes) -> Option<Batch> {
+    pub fn next_rated(
+        &mut self,
+        link: LinkId,
+        sized: impl Fn(FlowId, LinkId) -> Bytes,
+    ) -> Option<RatedBatch> {
         let place = self.links.place(link)?;
         let meter = self.links.meter(place);
         let mut senders = self.senders(meter, &sized);
@@ -126,7 +130,7 @@ impl Rates {
 
     /// Records that a flow without a rate is given a batch that no flow pays for. Returns `None` if
     /// there is no such flow, or if all of its bytes were given out.
-    pub fn take_spare(&mut self, flow: FlowId, link: LinkId, bytes: Bytes) -> Option<Batch> {
+    pub fn take_spare(&mut self, flow: FlowId, link: LinkId, bytes: Bytes) -> Option<RatedBatch> {
         self.grant(flow, link, bytes, Vec::new()).filter(|batch| batch.bytes > Bytes::ZERO)
     }
 
@@ -146,7 +150,8 @@ impl Rates {
     /// Whether a flow has a rate, and bytes that were not given out.
     #[must_use]
     pub fn sends(&self, flow: FlowId) -> bool {
-        let sends = |state: &State| state.next_bytes() > 0 && state.parts.iter().any(|part| part.rate > 0);
+        let sends =
+            |state: &FlowState| state.next_bytes() > 0 && state.parts.iter().any(|part| part.rate > 0);
         self.flows.get(&flow).is_some_and(sends)
     }
 
@@ -157,22 +162,28 @@ impl Rates {
         self.links.place(link).map_or(link, |place| LinkId(self.links.meter(place) as u32))
     }
 
-    fn grant(&mut self, flow: FlowId, link: LinkId, bytes: Bytes, dues: Vec<Due>) -> Option<Batch> {
+    fn grant(
+        &mut self,
+        flow: FlowId,
+        link: LinkId,
+        bytes: Bytes,
+        dues: Vec<LeadChange>,
+    ) -> Option<RatedBatch> {
         let meter = self.links.meter(self.links.place(link)?);
         let state = self.flows.get_mut(&flow)?;
         let bytes = state.next_bytes().min(bytes.0);
         state.granted += bytes;
         state.served = true;
         let follows = self.last_grants[meter].replace(self.arrivals).is_some();
-        Some(Batch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, follows, dues })
+        Some(RatedBatch { flow, link, bytes: Bytes(bytes), arrival: state.arrival, follows, dues })
     }
 
     /// Takes back a batch that did not cross, with all payments and credits for it.
     ///
     /// # Errors
     /// [`Error::Unknown`] if its flow has ended.
-    pub fn give_back(&mut self, batch: Batch) -> Result<(), Error> {
-        let of = |state: &&mut State, arrival: u64| state.arrival == arrival;
+    pub fn give_back(&mut self, batch: RatedBatch) -> Result<(), Error> {
+        let of = |state: &&mut FlowState, arrival: u64| state.arrival == arrival;
         let state = self.flows.get_mut(&batch.flow).filter(|state| of(state, batch.arrival));
         let state = state.ok_or(Error::Unknown(batch.flow))?;
         state.granted -= batch.bytes.0;
@@ -194,7 +205,7 @@ impl Rates {
         let mut senders = Vec::new();
         for (&id, state) in &self.flows {
             let next = state.next_bytes();
-            for (part, &Part { link, rate }) in state.parts.iter().enumerate() {
+            for (part, &LinkRate { link, rate }) in state.parts.iter().enumerate() {
                 if rate == 0 || next == 0 || self.links.meter(link) != meter {
                     continue;
                 }
@@ -211,7 +222,7 @@ impl Rates {
 
     /// Returns the tightest flow of a link if none of its batches was given out yet.
     fn newcomer(&self, senders: &[Sender], link: usize) -> Option<usize> {
-        if self.config.sharing != Sharing::FaasTube {
+        if self.config.sharing != TransferSharing::FaasTube {
             return None;
         }
         let here = (0..senders.len()).filter(|&at| senders[at].link == link);

@@ -13,24 +13,24 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Step {
-    Begin(Flow),
+    Begin(RatedFlow),
     End(u64),
     Measured { flow: u64, bytes: u64, window_ms: u64 },
 }
 
-fn objective() -> impl Strategy<Value = Option<Objective>> {
+fn objective() -> impl Strategy<Value = Option<TransferObjective>> {
     let ms = Duration::from_millis;
-    let some =
-        (0..60u64, 0..20u64).prop_map(move |(slo, infer)| Objective { slo: ms(slo), infer: ms(infer) });
+    let some = (0..60u64, 0..20u64)
+        .prop_map(move |(slo, infer)| TransferObjective { slo: ms(slo), infer: ms(infer) });
     prop_oneof![1 => Just(None), 5 => some.prop_map(Some)]
 }
 
-fn flow(links: u32) -> impl Strategy<Value = Flow> {
+fn flow(links: u32) -> impl Strategy<Value = RatedFlow> {
     let some = prop::collection::vec((0..links).prop_map(LinkId), 1..5);
     (0..8u64, 1..200 * MB, some, objective()).prop_map(|(id, bytes, links, objective)| {
         let id = FlowId(id);
         let bytes = Bytes(bytes);
-        Flow { id, bytes, links, objective }
+        RatedFlow { id, bytes, links, objective }
     })
 }
 
@@ -72,10 +72,12 @@ fn fits(topology: &Topology, flows: &[(u64, BTreeSet<LinkId>)]) -> bool {
     })
 }
 
-fn least(standing: Standing) -> Option<BytesPerSec> {
+fn least(standing: RateGuarantee) -> Option<BytesPerSec> {
     match standing {
-        Standing::Admitted { least } | Standing::Crowded { least } | Standing::Late { least } => Some(least),
-        Standing::Unpromised | Standing::Infeasible(_) => None,
+        RateGuarantee::Admitted { least }
+        | RateGuarantee::Crowded { least }
+        | RateGuarantee::Late { least } => Some(least),
+        RateGuarantee::Unpromised | RateGuarantee::Infeasible(_) => None,
     }
 }
 
@@ -83,12 +85,12 @@ fn least(standing: Standing) -> Option<BytesPerSec> {
 #[derive(Default)]
 struct Told {
     rates: BTreeMap<FlowId, Vec<(LinkId, BytesPerSec)>>,
-    standings: BTreeMap<FlowId, Standing>,
-    flows: BTreeMap<FlowId, (Timestamp, Flow)>,
+    standings: BTreeMap<FlowId, RateGuarantee>,
+    flows: BTreeMap<FlowId, (Timestamp, RatedFlow)>,
 }
 
 impl Told {
-    fn take(&mut self, change: Change) {
+    fn take(&mut self, change: RateChange) {
         for allocation in change.allocations {
             let before = self.rates.insert(allocation.flow, allocation.rates.clone());
             assert_ne!(before, Some(allocation.rates), "reported without a change");
@@ -102,7 +104,7 @@ impl Told {
                 (Some(before), Some(now)) => assert!(before <= now, "{flow} from {before:?} to {now:?}"),
                 (before, _) => assert_eq!(before, None, "{flow}"),
             }
-            assert!(!matches!(before, Some(Standing::Late { .. })), "{flow} was late");
+            assert!(!matches!(before, Some(RateGuarantee::Late { .. })), "{flow} was late");
         }
     }
 
@@ -144,7 +146,7 @@ impl Told {
                 Some(_) => None,
             };
             let told = match self.standings[&id] {
-                Standing::Infeasible(why) => Some(why),
+                RateGuarantee::Infeasible(why) => Some(why),
                 _ => None,
             };
             assert_eq!(told, expected, "{id}");
@@ -160,8 +162,8 @@ impl Told {
                 let (began, flow) = &self.flows[&id];
                 let deadline = *began + flow.objective?.slack()?;
                 match standing {
-                    Standing::Admitted { least } => Some((deadline, id, least, true)),
-                    Standing::Crowded { least } => Some((deadline, id, least, false)),
+                    RateGuarantee::Admitted { least } => Some((deadline, id, least, true)),
+                    RateGuarantee::Crowded { least } => Some((deadline, id, least, false)),
                     _ => None,
                 }
             })
@@ -189,7 +191,7 @@ impl Told {
                 .any(|&link| topology.links[link.0 as usize].rate.0 - self.crossing(topology, link) < 100)
         };
         let admitted = |id: &FlowId| match self.standings[id] {
-            Standing::Admitted { least } => Some(least.0),
+            RateGuarantee::Admitted { least } => Some(least.0),
             _ => None,
         };
         let deadline = |id: &FlowId| self.flows[id].0 + self.flows[id].1.objective.unwrap().slack().unwrap();
@@ -209,15 +211,15 @@ impl Told {
 }
 
 /// Returns flows of one link that fit beside each other.
-fn feasible() -> impl Strategy<Value = Vec<Flow>> {
+fn feasible() -> impl Strategy<Value = Vec<RatedFlow>> {
     prop::collection::vec((5..300u64, 1..100u64), 1..8).prop_map(|wanted| {
         let weights: u64 = wanted.iter().map(|(_, weight)| weight).sum();
         let flow = |(id, (megabytes, weight)): (u64, (u64, u64))| {
             // The flow's part of 12 GB/s, rounded down.
             let rate = 12_000 * MB * weight / weights - 1;
             let slo = BytesPerSec(rate).time_for(Bytes(megabytes * MB));
-            let objective = Some(Objective { slo, infer: Duration::ZERO });
-            Flow { id: FlowId(id), bytes: Bytes(megabytes * MB), links: vec![LinkId(0)], objective }
+            let objective = Some(TransferObjective { slo, infer: Duration::ZERO });
+            RatedFlow { id: FlowId(id), bytes: Bytes(megabytes * MB), links: vec![LinkId(0)], objective }
         };
         (0..).zip(wanted).map(flow).collect()
     })
@@ -235,7 +237,7 @@ proptest! {
         topology in topology(),
         steps in prop::collection::vec(step(), 1..20),
     ) {
-        let mut rates = Rates::new(&topology, Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&topology, Config::default()).unwrap();
         let mut told = Told::default();
         for (at, step) in steps.into_iter().enumerate() {
             let now = Timestamp::ZERO + Duration::from_millis(at as u64);
@@ -270,11 +272,11 @@ proptest! {
     /// D15 to the letter, on a single link.
     #[test]
     fn the_tightest_flow_gets_the_whole_idle_rate(flows in feasible()) {
-        let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&one_link(), Config::default()).unwrap();
         for flow in &flows {
             rates.begin(Timestamp::ZERO, flow).unwrap();
         }
-        let least = |flow: &Flow| {
+        let least = |flow: &RatedFlow| {
             let slack = flow.objective.unwrap().slo.as_nanos();
             u64::try_from((u128::from(flow.bytes.0) * NANOS_PER_SEC).div_ceil(slack)).unwrap()
         };

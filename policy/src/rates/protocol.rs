@@ -9,14 +9,14 @@ use crate::ids::FlowId;
 
 /// The objective of a flow: the time of the whole request, including its inference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Objective {
+pub struct TransferObjective {
     /// The function's objective (`L_slo`), counted from the start of the flow.
     pub slo: Duration,
     /// The profiled time of the inference (`L_infer`).
     pub infer: Duration,
 }
 
-impl Objective {
+impl TransferObjective {
     /// Returns the time that is left for the flow; `None` if none is left.
     #[must_use]
     pub fn slack(&self) -> Option<Duration> {
@@ -26,7 +26,7 @@ impl Objective {
 
 /// Bytes that are to cross.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Flow {
+pub struct RatedFlow {
     /// A new name for the flow.
     pub id: FlowId,
     pub bytes: Bytes,
@@ -34,12 +34,12 @@ pub struct Flow {
     /// enters by a GPU's own link crosses all of that GPU's host path.
     pub links: Vec<LinkId>,
     /// The objective; `None` for best effort.
-    pub objective: Option<Objective>,
+    pub objective: Option<TransferObjective>,
 }
 
 /// The rate guarantee of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Standing {
+pub enum RateGuarantee {
     /// No guarantee: the flow has no objective, or the sharing ignores objectives.
     Unpromised,
     /// The flow has at least its least rate.
@@ -80,7 +80,7 @@ pub enum Infeasible {
 
 /// The rates of a flow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Allocation {
+pub struct RateAllocation {
     pub flow: FlowId,
     /// The flow's rate by each link that it enters by. Links without a rate are left out.
     pub rates: Vec<(LinkId, BytesPerSec)>,
@@ -88,17 +88,17 @@ pub struct Allocation {
 
 /// The changes of rates and guarantees.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Change {
+pub struct RateChange {
     /// Flows with changed rates, by id.
-    pub allocations: Vec<Allocation>,
+    pub allocations: Vec<RateAllocation>,
     /// Flows with a changed guarantee, by id.
-    pub standings: Vec<(FlowId, Standing)>,
+    pub standings: Vec<(FlowId, RateGuarantee)>,
 }
 
 /// The bytes that may cross a link next, without interruption (D13). A batch cannot be cloned,
 /// because it may be given back only once.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub struct Batch {
+pub struct RatedBatch {
     pub flow: FlowId,
     /// The link that the batch enters by.
     pub link: LinkId,
@@ -109,12 +109,12 @@ pub struct Batch {
     /// Whether a batch that was given out before may still be crossing.
     pub(super) follows: bool,
     /// The changes of leads that the batch caused.
-    pub(super) dues: Vec<Due>,
+    pub(super) dues: Vec<LeadChange>,
 }
 
 /// The bytes that a flow paid for a batch, or was credited for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Due {
+pub(super) struct LeadChange {
     pub(super) flow: FlowId,
     pub(super) arrival: u64,
     pub(super) part: usize,

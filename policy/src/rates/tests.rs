@@ -3,7 +3,7 @@
 mod batches;
 
 use millrace_types::GpuIndex;
-use millrace_types::topology::{Gpu, Link, LinkKind};
+use millrace_types::topology::{LinkKind, TopologyGpu, TopologyLink};
 
 use super::*;
 use crate::fixtures::dgx_v100;
@@ -14,11 +14,11 @@ pub(super) const GB: u64 = 1_000_000_000;
 /// Returns GPUs with a PCIe link each and, if any are given, uplinks of the pairs 0 and 1, 2 and 3,
 /// and so on; rates in bytes per second. The links come first, then the uplinks.
 pub(super) fn machine(links: &[u64], uplinks: &[u64]) -> Topology {
-    let link = |kind| move |&rate: &u64| Link { kind, rate: BytesPerSec(rate) };
+    let link = |kind| move |&rate: &u64| TopologyLink { kind, rate: BytesPerSec(rate) };
     let gpu = |index: usize| {
         let uplink = (!uplinks.is_empty()).then_some(links.len() + index / 2);
         let host_path = std::iter::once(index).chain(uplink).map(|link| LinkId(link as u32));
-        Gpu {
+        TopologyGpu {
             index: GpuIndex(index as u32),
             gpu_type: "test".to_owned(),
             memory: Bytes::gib(16),
@@ -40,33 +40,33 @@ fn one_link() -> Topology {
     machine(&[12 * GB], &[])
 }
 
-fn faastube(topology: &Topology) -> Rates {
-    Rates::new(topology, Config::default()).unwrap()
+fn faastube(topology: &Topology) -> RateAllocator {
+    RateAllocator::new(topology, Config::default()).unwrap()
 }
 
-impl Rates {
+impl RateAllocator {
     /// Returns the rate of a flow over all of its links.
     pub(super) fn rate(&self, flow: FlowId) -> Option<BytesPerSec> {
-        let parts = |state: &State| state.parts.iter().map(|part| part.rate).sum();
+        let parts = |state: &FlowState| state.parts.iter().map(|part| part.rate).sum();
         self.flows.get(&flow).map(|state| BytesPerSec(parts(state)))
     }
 }
 
 /// Returns the next batch of a link that has room for whole batches.
-pub(super) fn next_batch(rates: &mut Rates, link: LinkId) -> Option<Batch> {
+pub(super) fn next_batch(rates: &mut RateAllocator, link: LinkId) -> Option<RatedBatch> {
     rates.next_rated(link, |_, _| BATCH)
 }
 
 /// Returns a flow with an inference of 10 ms and `slack_ms` milliseconds besides.
-fn wanted_in(id: u64, megabytes: u64, links: &[u32], slack_ms: u64) -> Flow {
+fn wanted_in(id: u64, megabytes: u64, links: &[u32], slack_ms: u64) -> RatedFlow {
     let infer = Duration::from_millis(10);
-    let objective = Some(Objective { slo: infer + Duration::from_millis(slack_ms), infer });
-    Flow { objective, ..best_effort(id, megabytes, links) }
+    let objective = Some(TransferObjective { slo: infer + Duration::from_millis(slack_ms), infer });
+    RatedFlow { objective, ..best_effort(id, megabytes, links) }
 }
 
-pub(super) fn best_effort(id: u64, megabytes: u64, links: &[u32]) -> Flow {
+pub(super) fn best_effort(id: u64, megabytes: u64, links: &[u32]) -> RatedFlow {
     let links = links.iter().copied().map(LinkId).collect();
-    Flow { id: FlowId(id), bytes: Bytes(megabytes * MB), links, objective: None }
+    RatedFlow { id: FlowId(id), bytes: Bytes(megabytes * MB), links, objective: None }
 }
 
 pub(super) fn gb(tenths: u64) -> BytesPerSec {
@@ -79,11 +79,16 @@ fn at_ms(ms: u64) -> Timestamp {
 
 /// Begins flows at once, and compares each flow's guarantee and its rates in tenths of GB/s by
 /// link.
-fn check(topology: &Topology, sharing: Sharing, flows: &[Flow], expected: &[(&[(u32, u64)], Standing)]) {
-    let mut rates = Rates::new(topology, Config { sharing }).unwrap();
-    let mut told: BTreeMap<FlowId, (Vec<(LinkId, BytesPerSec)>, Standing)> = BTreeMap::new();
+fn check(
+    topology: &Topology,
+    sharing: TransferSharing,
+    flows: &[RatedFlow],
+    expected: &[(&[(u32, u64)], RateGuarantee)],
+) {
+    let mut rates = RateAllocator::new(topology, Config { sharing }).unwrap();
+    let mut told: BTreeMap<FlowId, (Vec<(LinkId, BytesPerSec)>, RateGuarantee)> = BTreeMap::new();
     for flow in flows {
-        told.insert(flow.id, (Vec::new(), Standing::Unpromised));
+        told.insert(flow.id, (Vec::new(), RateGuarantee::Unpromised));
         let change = rates.begin(Timestamp::ZERO, flow).unwrap();
         for allocation in change.allocations {
             told.get_mut(&allocation.flow).unwrap().0 = allocation.rates;
@@ -98,16 +103,16 @@ fn check(topology: &Topology, sharing: Sharing, flows: &[Flow], expected: &[(&[(
     assert_eq!(told, expected);
 }
 
-fn admitted(tenths: u64) -> Standing {
-    Standing::Admitted { least: gb(tenths) }
+fn admitted(tenths: u64) -> RateGuarantee {
+    RateGuarantee::Admitted { least: gb(tenths) }
 }
 
-fn crowded(tenths: u64) -> Standing {
-    Standing::Crowded { least: gb(tenths) }
+fn crowded(tenths: u64) -> RateGuarantee {
+    RateGuarantee::Crowded { least: gb(tenths) }
 }
 
-const FREE: Standing = Standing::Unpromised;
-const FAASTUBE: Sharing = Sharing::FaasTube;
+const FREE: RateGuarantee = RateGuarantee::Unpromised;
+const FAASTUBE: TransferSharing = TransferSharing::FaasTube;
 
 #[test]
 fn the_tightest_flow_gets_the_idle_rate_and_others_get_the_least_rate() {
@@ -185,23 +190,26 @@ fn best_effort_flows_share_links_that_no_objective_can_use() {
 #[test]
 fn infeasible_flows_are_reported_and_get_the_remaining_rate() {
     let beyond = Infeasible::BeyondLinks { least: BytesPerSec(12 * GB + 1000), links: gb(120) };
-    let too_much = Flow { bytes: Bytes(12 * MB + 1), ..wanted_in(1, 12, &[0], 1) };
+    let too_much = RatedFlow { bytes: Bytes(12 * MB + 1), ..wanted_in(1, 12, &[0], 1) };
     check(
         &one_link(),
         FAASTUBE,
         std::slice::from_ref(&too_much),
-        &[(&[(0, 120)], Standing::Infeasible(beyond))],
+        &[(&[(0, 120)], RateGuarantee::Infeasible(beyond))],
     );
     let just_fits = wanted_in(2, 12, &[0], 1);
-    let both: [(&[_], _); 2] = [(&[], Standing::Infeasible(beyond)), (&[(0, 120)], admitted(120))];
+    let both: [(&[_], _); 2] = [(&[], RateGuarantee::Infeasible(beyond)), (&[(0, 120)], admitted(120))];
     check(&one_link(), FAASTUBE, &[too_much, just_fits], &both);
-    let late = |slo| Flow {
-        objective: Some(Objective { slo: Duration::from_millis(slo), infer: Duration::from_millis(10) }),
+    let late = |slo| RatedFlow {
+        objective: Some(TransferObjective {
+            slo: Duration::from_millis(slo),
+            infer: Duration::from_millis(10),
+        }),
         ..best_effort(3, 1, &[0])
     };
     for slo in [0, 9, 10] {
-        for sharing in [FAASTUBE, Sharing::Fair, Sharing::Fifo] {
-            let standing = Standing::Infeasible(Infeasible::NoSlack);
+        for sharing in [FAASTUBE, TransferSharing::Fair, TransferSharing::Fifo] {
+            let standing = RateGuarantee::Infeasible(Infeasible::NoSlack);
             check(&one_link(), sharing, &[late(slo)], &[(&[(0, 120)], standing)]);
         }
     }
@@ -213,9 +221,9 @@ fn fair_and_fifo_ignore_objectives() {
     let flows = [wanted_in(1, 30, &[0, 2], 30), wanted_in(2, 30, &[0], 3), best_effort(3, 1, &[1])];
     // Three flows share the uplink of links 0 and 1.
     let fair: [(&[_], _); 3] = [(&[(0, 40), (2, 120)], FREE), (&[(0, 40)], FREE), (&[(1, 40)], FREE)];
-    check(&dgx_v100(), Sharing::Fair, &flows, &fair);
+    check(&dgx_v100(), TransferSharing::Fair, &flows, &fair);
     let fifo: [(&[_], _); 3] = [(&[(0, 120), (2, 120)], FREE), (&[], FREE), (&[], FREE)];
-    check(&dgx_v100(), Sharing::Fifo, &flows, &fifo);
+    check(&dgx_v100(), TransferSharing::Fifo, &flows, &fifo);
 }
 
 #[test]
@@ -226,20 +234,21 @@ fn a_flow_that_falls_behind_needs_the_remaining_bytes_in_the_remaining_time() {
     let window = Duration::from_millis(10);
     let mut measured = |ms, tenths| rates.measured(at_ms(ms), FlowId(1), Bytes(tenths * MB / 10), window);
     // 20 MB are due in each window. The flow is slow, but less than a batch of 10.5 MB short.
-    assert_eq!(measured(10, 100), Ok(Change::default()));
+    assert_eq!(measured(10, 100), Ok(RateChange::default()));
     // The flow is a batch short, but at 96% of its rate.
-    assert_eq!(measured(20, 192), Ok(Change::default()));
+    assert_eq!(measured(20, 192), Ok(RateChange::default()));
     let change = measured(30, 189).unwrap();
     let least = BytesPerSec(251_900_000 * 1000 / 120 + 1);
-    let rate = |flow, rate| Allocation { flow: FlowId(flow), rates: vec![(LinkId(0), BytesPerSec(rate))] };
-    let expected = Change {
+    let rate =
+        |flow, rate| RateAllocation { flow: FlowId(flow), rates: vec![(LinkId(0), BytesPerSec(rate))] };
+    let expected = RateChange {
         allocations: vec![rate(1, least.0), rate(2, 12 * GB - least.0)],
-        standings: vec![(FlowId(1), Standing::Admitted { least })],
+        standings: vec![(FlowId(1), RateGuarantee::Admitted { least })],
     };
     assert_eq!(change, expected);
     // A flow that is ahead keeps its rate.
     let ahead = measured(40, 2000);
-    assert_eq!((ahead, rates.rate(FlowId(1))), (Ok(Change::default()), Some(least)));
+    assert_eq!((ahead, rates.rate(FlowId(1))), (Ok(RateChange::default()), Some(least)));
 }
 
 #[test]
@@ -248,7 +257,7 @@ fn a_flow_that_cannot_catch_up_is_late_for_good_and_ranks_after_flows_in_time() 
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     let second = rates.begin(Timestamp::ZERO, &wanted_in(2, 200, &[0], 40)).unwrap();
     assert_eq!(second.standings, [(FlowId(2), admitted(50))]);
-    let late = Standing::Late { least: gb(60) };
+    let late = RateGuarantee::Late { least: gb(60) };
     let change = rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
     assert_eq!(change.standings, [(FlowId(1), late)]);
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(2))), (Some(gb(60)), Some(gb(60))));
@@ -256,7 +265,7 @@ fn a_flow_that_cannot_catch_up_is_late_for_good_and_ranks_after_flows_in_time() 
     rates.begin(at_ms(8), &wanted_in(3, 30, &[0], 10)).unwrap();
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(3))), (Some(gb(40)), Some(gb(30))));
     let again = rates.measured(at_ms(16), FlowId(1), Bytes::ZERO, Duration::from_millis(8));
-    assert_eq!((again, rates.standing(FlowId(1))), (Ok(Change::default()), Some(late)));
+    assert_eq!((again, rates.standing(FlowId(1))), (Ok(RateChange::default()), Some(late)));
 }
 
 #[test]
@@ -272,7 +281,7 @@ fn a_crowded_flow_is_admitted_at_the_rate_needed_when_room_appears() {
 #[test]
 fn invalid_flows_are_refused() {
     let mut rates = faastube(&one_link());
-    let mut begin = |flow: &Flow| rates.begin(Timestamp::ZERO, flow).map(|_| ());
+    let mut begin = |flow: &RatedFlow| rates.begin(Timestamp::ZERO, flow).map(|_| ());
     assert_eq!(begin(&best_effort(1, 1, &[0])), Ok(()));
     assert_eq!(begin(&best_effort(1, 1, &[0])), Err(Error::Begun(FlowId(1))));
     assert_eq!(begin(&best_effort(2, 0, &[0])), Err(Error::Empty(FlowId(2))));
@@ -285,7 +294,8 @@ fn invalid_flows_are_refused() {
 
 #[test]
 fn sharings_have_names() {
-    let names = [Sharing::FaasTube, Sharing::Fair, Sharing::Fifo].map(|sharing| sharing.to_string());
+    let names = [TransferSharing::FaasTube, TransferSharing::Fair, TransferSharing::Fifo]
+        .map(|sharing| sharing.to_string());
     assert_eq!(names, ["faastube", "fair", "fifo"]);
 }
 
@@ -294,7 +304,7 @@ fn late_flows_rank_after_flows_that_may_still_be_in_time() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
-    assert_eq!(rates.standing(FlowId(1)), Some(Standing::Late { least: gb(60) }));
+    assert_eq!(rates.standing(FlowId(1)), Some(RateGuarantee::Late { least: gb(60) }));
     rates.begin(at_ms(8), &wanted_in(2, 40, &[0], 10)).unwrap();
     rates.begin(at_ms(8), &wanted_in(3, 200, &[0], 20)).unwrap();
     // 4 and 10 GB/s do not fit: 8 GB/s are left for the second flow before the late flow gets any.
@@ -310,7 +320,7 @@ fn host_paths_with_unknown_links_forks_or_loops_are_refused() {
         for (gpu, path) in topology.gpus.iter_mut().zip(paths) {
             gpu.host_path = path.iter().copied().map(LinkId).collect();
         }
-        Rates::new(&topology, Config::default()).map(|_| ())
+        RateAllocator::new(&topology, Config::default()).map(|_| ())
     };
     assert_eq!(with([&[0, 2], &[1, 2]]), Ok(()));
     assert_eq!(with([&[0, 3], &[1, 2]]), Err(Error::UnknownLink(LinkId(3))));

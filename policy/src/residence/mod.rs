@@ -26,8 +26,8 @@ use crate::ids::{FunctionIndex, RequestKey};
 
 /// The idle clocks of a node.
 #[derive(Debug, Default)]
-pub struct Residence {
-    clocks: Vec<(FunctionKey, Clock)>,
+pub struct IdleResidenceMeter {
+    clocks: Vec<(FunctionKey, IdleClock)>,
     by_function: BTreeMap<FunctionKey, usize>,
     revisions: BTreeMap<FunctionIndex, Revision>,
     on_gpus: BTreeMap<(GpuIndex, RequestKey), usize>,
@@ -40,7 +40,7 @@ struct Revision {
 }
 
 #[derive(Debug, Default)]
-struct Clock {
+struct IdleClock {
     /// Number of revisions that take requests.
     ready: u32,
     /// Number of requests on GPUs.
@@ -51,7 +51,7 @@ struct Clock {
     before: Duration,
 }
 
-impl Clock {
+impl IdleClock {
     fn change(&mut self, now: Timestamp, change: impl FnOnce(&mut Self)) {
         change(self);
         match (self.since, self.ready > 0 && self.running == 0) {
@@ -69,7 +69,7 @@ impl Clock {
     }
 }
 
-impl Residence {
+impl IdleResidenceMeter {
     /// Records that a revision takes requests from now on.
     pub fn hosted(&mut self, now: Timestamp, revision: FunctionIndex, function: &FunctionKey) {
         if self.revisions.contains_key(&revision) {
@@ -78,7 +78,7 @@ impl Residence {
         let next = self.clocks.len();
         let clock = *self.by_function.entry(function.clone()).or_insert(next);
         if clock == next {
-            self.clocks.push((function.clone(), Clock::default()));
+            self.clocks.push((function.clone(), IdleClock::default()));
         }
         self.revisions.insert(revision, Revision { clock, takes_requests: true });
         self.clocks[clock].1.change(now, |clock| clock.ready += 1);

@@ -16,13 +16,13 @@ fn at(ms: u64) -> Timestamp {
     Timestamp(ms * MS)
 }
 
-fn idle_ms(residence: &Residence, ms: u64) -> Vec<u128> {
+fn idle_ms(residence: &IdleResidenceMeter, ms: u64) -> Vec<u128> {
     residence.idle(at(ms)).map(|(_, idle)| idle.as_millis()).collect()
 }
 
 #[test]
 fn a_function_is_idle_while_ready_with_no_request_on_a_gpu() {
-    let mut residence = Residence::default();
+    let mut residence = IdleResidenceMeter::default();
     let f = FunctionIndex(0);
     residence.hosted(at(5), f, &key("f"));
     assert_eq!(idle_ms(&residence, 15), [10]);
@@ -37,7 +37,7 @@ fn a_function_is_idle_while_ready_with_no_request_on_a_gpu() {
 
 #[test]
 fn two_revisions_of_a_function_have_one_clock() {
-    let mut residence = Residence::default();
+    let mut residence = IdleResidenceMeter::default();
     residence.hosted(at(0), FunctionIndex(0), &key("f"));
     residence.hosted(at(10), FunctionIndex(1), &key("f"));
     assert_eq!(idle_ms(&residence, 20), [20]);
@@ -50,7 +50,7 @@ fn two_revisions_of_a_function_have_one_clock() {
 
 #[test]
 fn a_function_that_returns_keeps_the_earlier_idle_time() {
-    let mut residence = Residence::default();
+    let mut residence = IdleResidenceMeter::default();
     residence.hosted(at(0), FunctionIndex(0), &key("f"));
     residence.removed(at(10), FunctionIndex(0));
     residence.hosted(at(50), FunctionIndex(1), &key("f"));
@@ -59,7 +59,7 @@ fn a_function_that_returns_keeps_the_earlier_idle_time() {
 
 #[test]
 fn a_lost_gpu_has_no_requests() {
-    let mut residence = Residence::default();
+    let mut residence = IdleResidenceMeter::default();
     residence.hosted(at(0), FunctionIndex(0), &key("f"));
     residence.began(at(0), FunctionIndex(0), GPU, RequestKey(1));
     residence.began(at(0), FunctionIndex(0), GPU, RequestKey(2));
@@ -150,7 +150,7 @@ proptest! {
     fn idle_time_equals_the_count_of_idle_milliseconds(
         steps in prop::collection::vec((step(), 0u64..5), 0..80),
     ) {
-        let mut residence = Residence::default();
+        let mut residence = IdleResidenceMeter::default();
         let mut model = Model::default();
         let mut now = 0;
         let mut last = BTreeMap::<FunctionKey, Duration>::new();

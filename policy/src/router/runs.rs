@@ -30,7 +30,7 @@ impl MachineType {
 
 /// Measurements on a type of machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Seen {
+struct MachineRunTime {
     machine: MachineType,
     run: Duration,
     /// Number of runs, up to [`TRUSTED`].
@@ -39,9 +39,9 @@ struct Seen {
 
 /// Estimates for a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Runs(Vec<Seen>);
+pub struct MachineRunTimes(Vec<MachineRunTime>);
 
-impl Runs {
+impl MachineRunTimes {
     /// Returns the expected run time on a machine type: measured there, else on other types;
     /// [`RUN_GUESS`] before the first measurement.
     #[must_use]
@@ -59,7 +59,7 @@ impl Runs {
     }
 
     /// Adds a measured run time.
-    pub fn took(&mut self, machine: &MachineType, run: Duration) {
+    pub fn record_run(&mut self, machine: &MachineType, run: Duration) {
         if let Some(here) = self.0.iter_mut().find(|it| it.machine == *machine) {
             if here.runs < TRUSTED {
                 here.run = here.run.min(run);
@@ -68,7 +68,7 @@ impl Runs {
                 here.run = here.run - here.run / WEIGHT + run / WEIGHT;
             }
         } else if self.0.len() < MACHINES_MAX {
-            self.0.push(Seen { machine: machine.clone(), run, runs: 1 });
+            self.0.push(MachineRunTime { machine: machine.clone(), run, runs: 1 });
         }
     }
 }
@@ -83,52 +83,52 @@ mod tests {
 
     #[test]
     fn estimate_starts_at_the_shortest_first_run_and_follows_later_runs() {
-        let mut runs = Runs::default();
+        let mut runs = MachineRunTimes::default();
         let here = MachineType::of(["V100"]);
         assert_eq!(runs.estimate(&here), RUN_GUESS);
-        runs.took(&here, ms(100));
+        runs.record_run(&here, ms(100));
         assert_eq!(runs.estimate(&here), ms(100));
-        [80, 160].into_iter().for_each(|took| runs.took(&here, ms(took)));
+        [80, 160].into_iter().for_each(|took| runs.record_run(&here, ms(took)));
         assert_eq!(runs.estimate(&here), ms(80));
-        runs.took(&here, ms(160));
+        runs.record_run(&here, ms(160));
         assert_eq!(runs.estimate(&here), ms(90));
         for _ in 0..100 {
-            runs.took(&here, ms(160));
+            runs.record_run(&here, ms(160));
         }
         assert!(runs.estimate(&here) > ms(159));
     }
 
     #[test]
     fn estimates_are_separate_for_each_machine_type() {
-        let mut runs = Runs::default();
+        let mut runs = MachineRunTimes::default();
         let [slow, fast, mixed] = [&["V100", "V100"][..], &["A100"], &["V100", "A100"]]
             .map(|types| MachineType::of(types.iter().copied()));
         assert_eq!(mixed, MachineType::of(["A100", "V100"]), "in either order");
-        runs.took(&slow, ms(30));
+        runs.record_run(&slow, ms(30));
         assert_eq!(runs.estimate(&fast), ms(30), "the best available estimate");
-        runs.took(&fast, ms(10));
+        runs.record_run(&fast, ms(10));
         assert_eq!([&fast, &mixed].map(|it| runs.estimate(it)), [ms(10), ms(20)]);
         assert_eq!(runs.estimate(&slow), ms(10), "a single run is not trusted");
-        (0..2).for_each(|_| runs.took(&slow, ms(30)));
+        (0..2).for_each(|_| runs.record_run(&slow, ms(30)));
         assert_eq!(runs.estimate(&slow), ms(30));
     }
 
     #[test]
     fn a_slow_first_run_does_not_raise_the_estimate() {
-        let mut runs = Runs::default();
+        let mut runs = MachineRunTimes::default();
         let [usual, cold] = ["A100", "V100"].map(|gpu_type| MachineType::of([gpu_type]));
-        (0..9).for_each(|_| runs.took(&usual, ms(10)));
-        runs.took(&cold, ms(5_000));
+        (0..9).for_each(|_| runs.record_run(&usual, ms(10)));
+        runs.record_run(&cold, ms(5_000));
         assert_eq!(runs.estimate(&cold), ms(10));
-        (0..2).for_each(|_| runs.took(&cold, ms(12)));
+        (0..2).for_each(|_| runs.record_run(&cold, ms(12)));
         assert_eq!(runs.estimate(&cold), ms(12), "the slow first run is forgotten");
     }
 
     #[test]
     fn machine_types_with_estimates_are_bounded() {
-        let mut runs = Runs::default();
+        let mut runs = MachineRunTimes::default();
         for number in 0..100 {
-            runs.took(&MachineType::of([number.to_string().as_str()]), ms(number));
+            runs.record_run(&MachineType::of([number.to_string().as_str()]), ms(number));
         }
         assert_eq!(runs.0.len(), MACHINES_MAX);
     }

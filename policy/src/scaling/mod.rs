@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, FunctionKey, SloCounts, Timestamp};
 
-use crate::placement::{GpuLoad, Plan, View};
+use crate::placement::{ClusterSnapshot, GpuLoad, PlacementPlan};
 
 /// Parameters of the signal. Shares are in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ScalingLimits {
     /// Time for which a lower need must last before the signal falls.
     pub stable: Duration,
     /// Usable share of a node's host memory. The rest covers fragmentation between copies.
@@ -46,7 +46,7 @@ pub struct Limits {
     pub slo_gpu_share: u64,
 }
 
-impl Default for Limits {
+impl Default for ScalingLimits {
     fn default() -> Self {
         Self {
             stable: Duration::from_mins(5),
@@ -61,7 +61,7 @@ impl Default for Limits {
 
 /// Result of a function against its objective, over all nodes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Score {
+pub struct ObjectiveScore {
     pub function: FunctionKey,
     /// Share of requests to serve in time, from 0 to 1.
     pub percentile: f64,
@@ -71,18 +71,18 @@ pub struct Score {
 
 /// Inputs of the signal.
 #[derive(Debug, Clone, Copy)]
-pub struct Observed<'a> {
+pub struct ScalingInputs<'a> {
     /// Desired and actual state of the cluster.
-    pub view: &'a View,
+    pub view: &'a ClusterSnapshot,
     /// Result of the planner for this view.
-    pub plan: &'a Plan,
+    pub plan: &'a PlacementPlan,
     /// Scores of the functions with an objective.
-    pub scores: &'a [Score],
+    pub scores: &'a [ObjectiveScore],
 }
 
 /// Reason for the number of nodes needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum NodeNeedReason {
     /// The models of all desired copies must fit into host memory.
     #[error("the models of all wanted copies take {wanted} of host memory, and a node has {node}")]
     HostMemory {
@@ -119,7 +119,7 @@ pub enum Reason {
     },
 }
 
-impl Reason {
+impl NodeNeedReason {
     /// Returns the name of the reason in CamelCase, for programs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
@@ -136,18 +136,18 @@ impl Reason {
 
 /// Signal for an autoscaler.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Signal {
+pub struct ScalingSignal {
     /// Number of nodes that the cluster should have.
     pub nodes_needed: u32,
     /// Number of nodes that accept functions.
     pub nodes_now: u32,
     /// Requirements that ask for this number. Empty if no node is needed.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<NodeNeedReason>,
 }
 
 /// Judgement of a function's objective, by periods.
 #[derive(Debug, Clone, Copy)]
-struct Window {
+struct ObjectiveWindow {
     since: Timestamp,
     base: SloCounts,
     missed: bool,
@@ -155,7 +155,7 @@ struct Window {
 
 /// A lower need that may rise again.
 #[derive(Debug, Clone, Copy)]
-struct Lower {
+struct LowerNeed {
     since: Timestamp,
     /// Largest need since then.
     nodes: u32,
@@ -164,28 +164,28 @@ struct Lower {
 /// Signal over time. A new instance does not ask for fewer nodes than exist until a lower need has
 /// lasted: a leader that was just elected knows no loads yet.
 #[derive(Debug)]
-pub struct Scaling {
-    limits: Limits,
+pub struct ScalingMonitor {
+    limits: ScalingLimits,
     held: Option<u32>,
-    lower: Option<Lower>,
-    windows: BTreeMap<FunctionKey, Window>,
+    lower: Option<LowerNeed>,
+    windows: BTreeMap<FunctionKey, ObjectiveWindow>,
 }
 
-impl Scaling {
+impl ScalingMonitor {
     /// Creates a signal without observations.
     #[must_use]
-    pub const fn new(limits: Limits) -> Self {
+    pub const fn new(limits: ScalingLimits) -> Self {
         Self { limits, held: None, lower: None, windows: BTreeMap::new() }
     }
 
     /// Updates the signal with the present observations. `now` must not go back.
-    pub fn observe(&mut self, now: Timestamp, observed: Observed<'_>) -> Signal {
+    pub fn observe(&mut self, now: Timestamp, observed: ScalingInputs<'_>) -> ScalingSignal {
         let missed = self.judge(now, observed.scores);
         let need = need::of(&observed, missed, &self.limits);
         let held = self.hold(now, need.nodes, need.nodes_now);
         let reasons =
-            if held > need.nodes { vec![Reason::Stable { nodes: need.nodes }] } else { need.reasons };
-        Signal { nodes_needed: held, nodes_now: need.nodes_now, reasons }
+            if held > need.nodes { vec![NodeNeedReason::Stable { nodes: need.nodes }] } else { need.reasons };
+        ScalingSignal { nodes_needed: held, nodes_now: need.nodes_now, reasons }
     }
 
     /// Returns the signal: raised at once, lowered only after the need was lower for long enough.
@@ -196,30 +196,30 @@ impl Scaling {
             self.held = Some(nodes);
             return nodes;
         }
-        let lower = self.lower.get_or_insert(Lower { since: now, nodes });
+        let lower = self.lower.get_or_insert(LowerNeed { since: now, nodes });
         lower.nodes = lower.nodes.max(nodes);
         if now.since(lower.since) < self.limits.stable {
             return held;
         }
         let enough = lower.nodes;
         self.held = Some(enough);
-        self.lower = (nodes < enough).then_some(Lower { since: now, nodes });
+        self.lower = (nodes < enough).then_some(LowerNeed { since: now, nodes });
         enough
     }
 
     /// Returns the number of functions that missed their objective in their last full period.
-    fn judge(&mut self, now: Timestamp, scores: &[Score]) -> u32 {
+    fn judge(&mut self, now: Timestamp, scores: &[ObjectiveScore]) -> u32 {
         // Windows of functions without a score are dropped.
         let mut before = std::mem::take(&mut self.windows);
         let mut missed = 0;
         for score in scores {
-            let new = Window { since: now, base: score.counts, missed: false };
+            let new = ObjectiveWindow { since: now, base: score.counts, missed: false };
             let last = before.remove(&score.function).unwrap_or(new);
             let window = self.windows.entry(score.function.clone()).or_insert(last);
             if now.since(window.since) >= self.limits.slo_window {
                 let SloCounts { m, n } = score.counts.since(window.base);
                 let late = (m as f64) < score.percentile * n as f64;
-                *window = Window { missed: n >= self.limits.slo_requests && late, ..new };
+                *window = ObjectiveWindow { missed: n >= self.limits.slo_requests && late, ..new };
             }
             missed += u32::from(window.missed);
         }

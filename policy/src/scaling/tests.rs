@@ -1,7 +1,10 @@
 use millrace_types::{Digest, FunctionName, NodeName, NodeState, TenantName};
 
 use super::*;
-use crate::placement::{self, Function, Model, Node, Phase, Placement, Unplaced, Why};
+use crate::placement::{
+    self, DesiredReplicas, FunctionPlacement, PlacedModel, PlacementNode, PlacementPhase, Unplaced,
+    UnplacedReason,
+};
 
 fn secs(secs: u64) -> Timestamp {
     Timestamp(secs * 1_000_000_000)
@@ -12,12 +15,12 @@ fn key(name: &str) -> FunctionKey {
 }
 
 /// Returns functions of 100 MiB with one copy each.
-fn functions(number: usize) -> Vec<Function> {
-    let function = |number: usize| Function {
+fn functions(number: usize) -> Vec<DesiredReplicas> {
+    let function = |number: usize| DesiredReplicas {
         key: key(&format!("f{number}")),
         enabled: true,
         replicas: 1,
-        models: vec![Model { digest: Digest::of(&number.to_be_bytes()), host: Bytes::mib(100) }],
+        models: vec![PlacedModel { digest: Digest::of(&number.to_be_bytes()), host: Bytes::mib(100) }],
         gpu: Bytes::mib(100),
         load: GpuLoad::default(),
         keeps_state: false,
@@ -27,8 +30,8 @@ fn functions(number: usize) -> Vec<Function> {
 }
 
 /// Returns nodes of 1,000 MiB and 2 GPUs.
-fn nodes(number: usize) -> Vec<Node> {
-    let node = |number: usize| Node {
+fn nodes(number: usize) -> Vec<PlacementNode> {
+    let node = |number: usize| PlacementNode {
         name: NodeName::new(&format!("n{number}")).unwrap(),
         state: NodeState::Schedulable,
         host: Bytes::mib(1000),
@@ -39,28 +42,34 @@ fn nodes(number: usize) -> Vec<Node> {
     (0..number).map(node).collect()
 }
 
-fn view(wanted: usize, nodes_now: usize) -> View {
-    View { functions: functions(wanted), nodes: nodes(nodes_now), placements: Vec::new(), flows: Vec::new() }
+fn view(wanted: usize, nodes_now: usize) -> ClusterSnapshot {
+    ClusterSnapshot {
+        functions: functions(wanted),
+        nodes: nodes(nodes_now),
+        placements: Vec::new(),
+        flows: Vec::new(),
+    }
 }
 
 /// Returns the first signal for this view, with an empty plan.
-fn signal(view: &View, unplaced: &[Unplaced]) -> Signal {
-    let plan = Plan { unplaced: unplaced.to_vec(), ..Plan::default() };
-    Scaling::new(Limits::default()).observe(secs(0), Observed { view, plan: &plan, scores: &[] })
+fn signal(view: &ClusterSnapshot, unplaced: &[Unplaced]) -> ScalingSignal {
+    let plan = PlacementPlan { unplaced: unplaced.to_vec(), ..PlacementPlan::default() };
+    ScalingMonitor::new(ScalingLimits::default())
+        .observe(secs(0), ScalingInputs { view, plan: &plan, scores: &[] })
 }
 
-fn needs(nodes_needed: u32, nodes_now: u32, reasons: &[Reason]) -> Signal {
-    Signal { nodes_needed, nodes_now, reasons: reasons.to_vec() }
+fn needs(nodes_needed: u32, nodes_now: u32, reasons: &[NodeNeedReason]) -> ScalingSignal {
+    ScalingSignal { nodes_needed, nodes_now, reasons: reasons.to_vec() }
 }
 
 #[test]
 fn a_cluster_without_functions_needs_no_node() {
-    assert_eq!(signal(&view(0, 0), &[]), Signal::default());
+    assert_eq!(signal(&view(0, 0), &[]), ScalingSignal::default());
 }
 
 #[test]
 fn host_memory_for_all_copies_determines_the_nodes_needed() {
-    let memory = |mib| Reason::HostMemory { wanted: Bytes::mib(mib), node: Bytes::mib(1000) };
+    let memory = |mib| NodeNeedReason::HostMemory { wanted: Bytes::mib(mib), node: Bytes::mib(1000) };
     assert_eq!(signal(&view(17, 1), &[]), needs(2, 1, &[memory(1700)]));
     assert_eq!(signal(&view(18, 1), &[]), needs(3, 1, &[memory(1800)]), "15% stays free");
     let mut shared = view(18, 1);
@@ -70,16 +79,20 @@ fn host_memory_for_all_copies_determines_the_nodes_needed() {
     assert_eq!(signal(&shared, &[]).nodes_needed, 1, "all functions share one copy");
     let mut disabled = view(18, 1);
     disabled.functions.iter_mut().for_each(|function| function.enabled = false);
-    assert_eq!(signal(&disabled, &[]), needs(1, 1, &[Reason::Stable { nodes: 0 }]));
+    assert_eq!(signal(&disabled, &[]), needs(1, 1, &[NodeNeedReason::Stable { nodes: 0 }]));
 }
 
 #[test]
 fn replicas_need_separate_nodes() {
     let mut three = view(1, 1);
     three.functions[0].replicas = 3;
-    assert_eq!(signal(&three, &[]), needs(3, 1, &[Reason::Replicas { replicas: 3 }]));
+    assert_eq!(signal(&three, &[]), needs(3, 1, &[NodeNeedReason::Replicas { replicas: 3 }]));
     three.nodes.clear();
-    assert_eq!(signal(&three, &[]), needs(3, 0, &[Reason::Replicas { replicas: 3 }]), "with no node known");
+    assert_eq!(
+        signal(&three, &[]),
+        needs(3, 0, &[NodeNeedReason::Replicas { replicas: 3 }]),
+        "with no node known"
+    );
 }
 
 #[test]
@@ -87,7 +100,7 @@ fn busy_gpus_need_nodes_and_lost_nodes_do_not_count() {
     let mut busy = view(1, 2);
     busy.nodes[0].busy = GpuLoad(1900);
     busy.nodes[1].busy = GpuLoad(1000);
-    let time = Reason::GpuTime { load: GpuLoad(2900), gpus: 2 };
+    let time = NodeNeedReason::GpuTime { load: GpuLoad(2900), gpus: 2 };
     assert_eq!(signal(&busy, &[]), needs(3, 2, &[time]));
     assert_eq!(time.to_string(), "requests need 2.900 GPUs, and a node has 2");
     busy.functions[0].load = GpuLoad(4000);
@@ -105,23 +118,23 @@ fn functions_without_a_node_ask_for_one_if_it_would_take_them() {
     };
     let free = Bytes::mib(10);
     let needs = Bytes::mib(500);
-    check(Why::NoNode, 2);
-    check(Why::TooFewNodes { nodes: 1 }, 2);
-    check(Why::NodesFull { nodes: 1, max: 32_000 }, 2);
-    check(Why::HostMemory { needs, free }, 2);
-    check(Why::HostMemory { needs: Bytes::gib(5), free }, 1);
-    check(Why::GpuMemory { needs, largest: free }, 1);
-    check(Why::Failing { nodes: 3 }, 1);
+    check(UnplacedReason::NoNode, 2);
+    check(UnplacedReason::TooFewNodes { nodes: 1 }, 2);
+    check(UnplacedReason::NodesFull { nodes: 1, max: 32_000 }, 2);
+    check(UnplacedReason::HostMemory { needs, free }, 2);
+    check(UnplacedReason::HostMemory { needs: Bytes::gib(5), free }, 1);
+    check(UnplacedReason::GpuMemory { needs, largest: free }, 1);
+    check(UnplacedReason::Failing { nodes: 3 }, 1);
 }
 
 #[test]
 fn unplaced_functions_ask_for_no_node_while_the_plan_has_steps() {
     let view = view(1, 1);
-    let step = placement::Step::Place { function: key("f0"), node: view.nodes[0].name.clone() };
-    let short = Unplaced { function: key("f1"), copies: 0, missing: 1, why: Why::NoNode };
-    let plan = Plan { steps: vec![step], unplaced: vec![short], more: false };
-    let signal =
-        Scaling::new(Limits::default()).observe(secs(0), Observed { view: &view, plan: &plan, scores: &[] });
+    let step = placement::PlacementChange::Place { function: key("f0"), node: view.nodes[0].name.clone() };
+    let short = Unplaced { function: key("f1"), copies: 0, missing: 1, why: UnplacedReason::NoNode };
+    let plan = PlacementPlan { steps: vec![step], unplaced: vec![short], more: false };
+    let signal = ScalingMonitor::new(ScalingLimits::default())
+        .observe(secs(0), ScalingInputs { view: &view, plan: &plan, scores: &[] });
     assert_eq!(signal.nodes_needed, 1);
 }
 
@@ -136,19 +149,19 @@ fn draining_and_cordoned_nodes_are_no_capacity() {
 
 /// Observes one view repeatedly.
 struct Watch {
-    scaling: Scaling,
-    limits: Limits,
+    scaling: ScalingMonitor,
+    limits: ScalingLimits,
 }
 
 impl Watch {
     fn new() -> Self {
-        let limits = Limits::default();
-        Self { scaling: Scaling::new(limits), limits }
+        let limits = ScalingLimits::default();
+        Self { scaling: ScalingMonitor::new(limits), limits }
     }
 
     fn at(&mut self, now: u64, wanted: usize) -> u32 {
         let view = view(wanted, 1);
-        let observed = Observed { view: &view, plan: &Plan::default(), scores: &[] };
+        let observed = ScalingInputs { view: &view, plan: &PlacementPlan::default(), scores: &[] };
         self.scaling.observe(secs(now), observed).nodes_needed
     }
 }
@@ -182,11 +195,11 @@ fn a_returning_need_restarts_the_wait() {
 
 #[test]
 fn a_new_leader_asks_at_first_for_no_fewer_nodes_than_exist() {
-    let mut scaling = Scaling::new(Limits::default());
+    let mut scaling = ScalingMonitor::new(ScalingLimits::default());
     let view = view(1, 3);
-    let plan = Plan::default();
-    let observed = Observed { view: &view, plan: &plan, scores: &[] };
-    assert_eq!(scaling.observe(secs(100), observed), needs(3, 3, &[Reason::Stable { nodes: 1 }]));
+    let plan = PlacementPlan::default();
+    let observed = ScalingInputs { view: &view, plan: &plan, scores: &[] };
+    assert_eq!(scaling.observe(secs(100), observed), needs(3, 3, &[NodeNeedReason::Stable { nodes: 1 }]));
     assert_eq!(scaling.observe(secs(400), observed).nodes_needed, 1);
 }
 
@@ -195,14 +208,18 @@ fn a_new_leader_asks_at_first_for_no_fewer_nodes_than_exist() {
 fn objective(busy: u64, in_time: [u64; 3]) -> Vec<u32> {
     let mut view = view(1, 1);
     view.nodes[0].busy = GpuLoad(busy);
-    view.placements =
-        vec![Placement { function: key("f0"), node: view.nodes[0].name.clone(), phase: Phase::Ready }];
-    let mut scaling = Scaling::new(Limits { stable: Duration::ZERO, ..Limits::default() });
+    view.placements = vec![FunctionPlacement {
+        function: key("f0"),
+        node: view.nodes[0].name.clone(),
+        phase: PlacementPhase::Ready,
+    }];
+    let mut scaling =
+        ScalingMonitor::new(ScalingLimits { stable: Duration::ZERO, ..ScalingLimits::default() });
     let mut counts = SloCounts::default();
     let windows = (1..).zip(in_time).map(|(window, m)| {
         counts = counts.plus(SloCounts { m, n: 100 });
-        let scores = [Score { function: key("f0"), percentile: 0.98, counts }];
-        let observed = Observed { view: &view, plan: &Plan::default(), scores: &scores };
+        let scores = [ObjectiveScore { function: key("f0"), percentile: 0.98, counts }];
+        let observed = ScalingInputs { view: &view, plan: &PlacementPlan::default(), scores: &scores };
         scaling.observe(secs(30 * window), observed).nodes_needed
     });
     windows.collect()
@@ -218,15 +235,15 @@ fn a_missed_objective_asks_for_a_node_while_gpus_are_busy() {
 #[test]
 fn few_requests_do_not_judge_an_objective() {
     let view = view(1, 1);
-    let plan = Plan::default();
-    let limits = Limits { slo_gpu_share: 0, ..Limits::default() };
-    let mut scaling = Scaling::new(limits);
+    let plan = PlacementPlan::default();
+    let limits = ScalingLimits { slo_gpu_share: 0, ..ScalingLimits::default() };
+    let mut scaling = ScalingMonitor::new(limits);
     let mut at = |now, n| {
-        let scores = [Score { function: key("f0"), percentile: 0.9, counts: SloCounts { m: 0, n } }];
-        scaling.observe(secs(now), Observed { view: &view, plan: &plan, scores: &scores }).reasons
+        let scores = [ObjectiveScore { function: key("f0"), percentile: 0.9, counts: SloCounts { m: 0, n } }];
+        scaling.observe(secs(now), ScalingInputs { view: &view, plan: &plan, scores: &scores }).reasons
     };
     at(0, 0);
-    assert!(!at(30, 19).contains(&Reason::Slo { functions: 1 }));
-    assert_eq!(at(60, 39), [Reason::Slo { functions: 1 }]);
-    assert_eq!(at(70, 39), [Reason::Slo { functions: 1 }], "until the next window is over");
+    assert!(!at(30, 19).contains(&NodeNeedReason::Slo { functions: 1 }));
+    assert_eq!(at(60, 39), [NodeNeedReason::Slo { functions: 1 }]);
+    assert_eq!(at(70, 39), [NodeNeedReason::Slo { functions: 1 }], "until the next window is over");
 }

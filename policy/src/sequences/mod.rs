@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use millrace_types::{InSequence, SequenceId, Timestamp};
 
-pub use self::protocol::{Action, Counts, Event, Refusal};
+pub use self::protocol::{Action, Event, SequenceRefusal, SequenceTotals};
 
 use crate::core::Core;
 use crate::ids::{RequestKey, StateId};
@@ -41,7 +41,7 @@ pub const WAITING_MAX: usize = 64;
 
 /// Sequences of a function revision.
 #[derive(Debug)]
-pub struct Sequences {
+pub struct SequenceTable {
     max: usize,
     idle: Duration,
     live: BTreeMap<SequenceId, Sequence>,
@@ -52,29 +52,29 @@ pub struct Sequences {
     /// Sequences with lost state, in order of the loss.
     lost: VecDeque<(Timestamp, SequenceId)>,
     next: u64,
-    counts: Counts,
+    counts: SequenceTotals,
 }
 
 #[derive(Debug, Default)]
 struct Sequence {
     /// Present state; `None` before the first request succeeded.
     state: Option<StateId>,
-    running: Option<Running>,
+    running: Option<RunningRequest>,
     /// Waiting requests; empty while no request runs.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingInSequence>,
     /// End of the last request.
     used: Timestamp,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningRequest {
     key: RequestKey,
     writes: StateId,
     end: bool,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingInSequence {
     key: RequestKey,
     start: bool,
     end: bool,
@@ -82,13 +82,13 @@ struct Waiting {
 
 /// Outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum RequestOutcome {
     Succeeded,
     Failed,
     Lost,
 }
 
-impl Sequences {
+impl SequenceTable {
     /// Creates an empty table of at most `max` sequences, each of which expires after `idle`
     /// without requests.
     #[must_use]
@@ -101,7 +101,7 @@ impl Sequences {
             quiet: BTreeSet::new(),
             lost: VecDeque::new(),
             next: 1,
-            counts: Counts::default(),
+            counts: SequenceTotals::default(),
         }
     }
 
@@ -113,7 +113,7 @@ impl Sequences {
 
     /// Returns the counters of ended sequences.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> SequenceTotals {
         self.counts
     }
 
@@ -134,10 +134,10 @@ impl Sequences {
     fn arrive(&mut self, now: Timestamp, key: RequestKey, place: InSequence, actions: &mut Vec<Action>) {
         let InSequence { id, start, end } = place;
         let refusal = match self.live.get(&id) {
-            None if !start && self.lost.iter().any(|(_, lost)| *lost == id) => Some(Refusal::Lost),
-            None if !start => Some(Refusal::Unknown),
-            None if self.live.len() >= self.max => Some(Refusal::TableFull),
-            Some(sequence) if sequence.waiting.len() >= WAITING_MAX => Some(Refusal::QueueFull),
+            None if !start && self.lost.iter().any(|(_, lost)| *lost == id) => Some(SequenceRefusal::Lost),
+            None if !start => Some(SequenceRefusal::Unknown),
+            None if self.live.len() >= self.max => Some(SequenceRefusal::TableFull),
+            Some(sequence) if sequence.waiting.len() >= WAITING_MAX => Some(SequenceRefusal::QueueFull),
             None | Some(_) => None,
         };
         if let Some(why) = refusal {
@@ -147,17 +147,17 @@ impl Sequences {
         self.lost.retain(|(_, lost)| *lost != id);
         self.requests.insert(key, id.clone());
         let sequence = self.live.entry(id.clone()).or_default();
-        sequence.waiting.push_back(Waiting { key, start, end });
+        sequence.waiting.push_back(WaitingInSequence { key, start, end });
         self.quiet.remove(&(sequence.used, id.clone()));
-        self.advance(now, id, Refusal::Unknown, actions);
+        self.advance(now, id, SequenceRefusal::Unknown, actions);
     }
 
     /// Starts the next request that can run, if none is running. Requests that cannot run are
     /// refused with `why`.
-    fn advance(&mut self, now: Timestamp, id: SequenceId, why: Refusal, actions: &mut Vec<Action>) {
+    fn advance(&mut self, now: Timestamp, id: SequenceId, why: SequenceRefusal, actions: &mut Vec<Action>) {
         let Some(sequence) = self.live.get_mut(&id) else { return };
         while sequence.running.is_none()
-            && let Some(Waiting { key, start, end }) = sequence.waiting.pop_front()
+            && let Some(WaitingInSequence { key, start, end }) = sequence.waiting.pop_front()
         {
             if start {
                 actions.extend(sequence.state.take().map(|state| Action::Release { state }));
@@ -168,7 +168,7 @@ impl Sequences {
             }
             let writes = StateId(self.next);
             self.next += 1;
-            sequence.running = Some(Running { key, writes, end });
+            sequence.running = Some(RunningRequest { key, writes, end });
             actions.push(Action::Run { key, reads: sequence.state, writes });
         }
         match (sequence.running.is_some(), sequence.state) {
@@ -179,7 +179,7 @@ impl Sequences {
             }
             (false, None) => {
                 self.live.remove(&id);
-                if why == Refusal::Lost {
+                if why == SequenceRefusal::Lost {
                     self.lost.push_back((now, id));
                     if self.lost.len() > self.max {
                         self.lost.pop_front();
@@ -189,7 +189,7 @@ impl Sequences {
         }
     }
 
-    fn ended(&mut self, now: Timestamp, key: RequestKey, end: End, actions: &mut Vec<Action>) {
+    fn ended(&mut self, now: Timestamp, key: RequestKey, end: RequestOutcome, actions: &mut Vec<Action>) {
         let Some(id) = self.requests.remove(&key) else { return };
         let Some(sequence) = self.live.get_mut(&id) else { return };
         let Some(running) = sequence.running.take_if(|running| running.key == key) else {
@@ -198,19 +198,19 @@ impl Sequences {
             return;
         };
         let release = |state: Option<StateId>| state.map(|state| Action::Release { state });
-        let mut why = Refusal::Unknown;
+        let mut why = SequenceRefusal::Unknown;
         match end {
-            End::Succeeded => {
+            RequestOutcome::Succeeded => {
                 actions.extend(release(sequence.state.replace(running.writes)));
                 if running.end {
                     actions.extend(release(sequence.state.take()));
                 }
             }
-            End::Failed => {}
-            End::Lost => {
+            RequestOutcome::Failed => {}
+            RequestOutcome::Lost => {
                 actions.extend(release(sequence.state.take()));
                 self.counts.lost += 1;
-                why = Refusal::Lost;
+                why = SequenceRefusal::Lost;
             }
         }
         self.advance(now, id, why, actions);
@@ -226,11 +226,11 @@ impl Sequences {
         self.quiet.remove(&(sequence.used, id.clone()));
         actions.push(Action::Release { state });
         self.counts.lost += 1;
-        self.advance(now, id, Refusal::Lost, actions);
+        self.advance(now, id, SequenceRefusal::Lost, actions);
     }
 }
 
-impl Core for Sequences {
+impl Core for SequenceTable {
     type Event = Event;
     type Action = Action;
 
@@ -238,9 +238,9 @@ impl Core for Sequences {
         self.expire(now, actions);
         match event {
             Event::Arrive { key, place } => self.arrive(now, key, place, actions),
-            Event::Succeeded { key } => self.ended(now, key, End::Succeeded, actions),
-            Event::Failed { key } => self.ended(now, key, End::Failed, actions),
-            Event::Lost { key } => self.ended(now, key, End::Lost, actions),
+            Event::Succeeded { key } => self.ended(now, key, RequestOutcome::Succeeded, actions),
+            Event::Failed { key } => self.ended(now, key, RequestOutcome::Failed, actions),
+            Event::Lost { key } => self.ended(now, key, RequestOutcome::Lost, actions),
             Event::StateLost { state } => self.state_lost(now, state, actions),
             Event::Tick => {}
         }

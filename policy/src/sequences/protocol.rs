@@ -39,14 +39,14 @@ pub enum Action {
         writes: StateId,
     },
     /// Refuse a request.
-    Refuse { key: RequestKey, why: Refusal },
+    Refuse { key: RequestKey, why: SequenceRefusal },
     /// Release a state that no request will read again.
     Release { state: StateId },
 }
 
 /// Reason for which a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum SequenceRefusal {
     /// The sequence does not exist, and the request does not begin a sequence.
     Unknown,
     /// The sequence's state was lost, and the request does not begin the sequence again.
@@ -59,7 +59,7 @@ pub enum Refusal {
 
 /// Counters of ended sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct SequenceTotals {
     /// Sequences that expired without requests.
     pub idle: u64,
     /// Sequences that ended because their state was lost.

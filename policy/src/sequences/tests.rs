@@ -17,13 +17,13 @@ fn place(sequence: u64, how: &str) -> InSequence {
 }
 
 struct World {
-    core: Sequences,
+    core: SequenceTable,
     now: Timestamp,
 }
 
 impl World {
     fn new(max: usize) -> Self {
-        Self { core: Sequences::new(max, IDLE), now: Timestamp(1) }
+        Self { core: SequenceTable::new(max, IDLE), now: Timestamp(1) }
     }
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
@@ -45,7 +45,7 @@ fn run(key: u64, reads: Option<u64>, writes: u64) -> Action {
     Action::Run { key: RequestKey(key), reads: reads.map(StateId), writes: StateId(writes) }
 }
 
-fn refuse(key: u64, why: Refusal) -> Action {
+fn refuse(key: u64, why: SequenceRefusal) -> Action {
     Action::Refuse { key: RequestKey(key), why }
 }
 
@@ -63,7 +63,7 @@ fn each_request_reads_the_state_that_the_previous_one_wrote() {
     assert_eq!(world.succeeded(4), [release(2)]);
     assert_eq!(world.succeeded(2), [release(1), run(3, Some(3), 4)]);
     assert_eq!(world.succeeded(3), [release(3), release(4)]);
-    assert_eq!((world.core.live(), world.arrive(5, 7, "-")), (0, vec![refuse(5, Refusal::Unknown)]));
+    assert_eq!((world.core.live(), world.arrive(5, 7, "-")), (0, vec![refuse(5, SequenceRefusal::Unknown)]));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_request_that_restarts_a_sequence_releases_the_old_state_first() {
     world.arrive(3, 7, "-");
     world.arrive(4, 7, "b");
     let failed = world.tell(Event::Failed { key: RequestKey(2) });
-    assert_eq!(failed, [refuse(3, Refusal::Unknown), run(4, None, 3)]);
+    assert_eq!(failed, [refuse(3, SequenceRefusal::Unknown), run(4, None, 3)]);
 }
 
 #[test]
@@ -99,15 +99,15 @@ fn requests_for_a_lost_sequence_are_refused_until_it_restarts() {
     world.arrive(2, 7, "-");
     world.arrive(3, 7, "-");
     let lost = world.tell(Event::Lost { key: RequestKey(2) });
-    assert_eq!(lost, [release(1), refuse(3, Refusal::Lost)]);
-    assert_eq!(world.arrive(4, 7, "-"), [refuse(4, Refusal::Lost)]);
+    assert_eq!(lost, [release(1), refuse(3, SequenceRefusal::Lost)]);
+    assert_eq!(world.arrive(4, 7, "-"), [refuse(4, SequenceRefusal::Lost)]);
     assert_eq!(world.arrive(5, 7, "b"), [run(5, None, 3)]);
     world.succeeded(5);
     assert_eq!(world.tell(Event::StateLost { state: StateId(3) }), [release(3)]);
-    assert_eq!(world.arrive(6, 7, "-"), [refuse(6, Refusal::Lost)]);
-    assert_eq!(world.core.counts(), Counts { idle: 0, lost: 2 });
+    assert_eq!(world.arrive(6, 7, "-"), [refuse(6, SequenceRefusal::Lost)]);
+    assert_eq!(world.core.counts(), SequenceTotals { idle: 0, lost: 2 });
     world.now = world.now + IDLE;
-    assert_eq!(world.arrive(7, 7, "-"), [refuse(7, Refusal::Unknown)]);
+    assert_eq!(world.arrive(7, 7, "-"), [refuse(7, SequenceRefusal::Unknown)]);
 }
 
 #[test]
@@ -119,21 +119,21 @@ fn an_idle_sequence_expires_and_a_running_one_does_not() {
     assert_eq!(world.core.next_wake(), Some(world.now + IDLE));
     world.now = world.now + IDLE;
     assert_eq!(world.tell(Event::Tick), [release(1)]);
-    assert_eq!((world.core.live(), world.core.counts()), (1, Counts { idle: 1, lost: 0 }));
+    assert_eq!((world.core.live(), world.core.counts()), (1, SequenceTotals { idle: 1, lost: 0 }));
     assert_eq!(world.succeeded(2), []);
     assert_eq!(world.core.next_wake(), Some(world.now + IDLE), "from the end of the last request");
-    assert_eq!(world.arrive(3, 7, "-"), [refuse(3, Refusal::Unknown)]);
+    assert_eq!(world.arrive(3, 7, "-"), [refuse(3, SequenceRefusal::Unknown)]);
 }
 
 #[test]
 fn requests_beyond_each_bound_are_refused() {
     let mut world = World::new(1);
     assert_eq!(world.arrive(1, 7, "b"), [run(1, None, 1)]);
-    assert_eq!(world.arrive(2, 8, "b"), [refuse(2, Refusal::TableFull)]);
+    assert_eq!(world.arrive(2, 8, "b"), [refuse(2, SequenceRefusal::TableFull)]);
     for key in 0..WAITING_MAX as u64 {
         assert_eq!(world.arrive(10 + key, 7, "-"), []);
     }
-    assert_eq!(world.arrive(3, 7, "-"), [refuse(3, Refusal::QueueFull)]);
+    assert_eq!(world.arrive(3, 7, "-"), [refuse(3, SequenceRefusal::QueueFull)]);
     world.succeeded(1);
     assert_eq!(world.arrive(4, 7, "-"), [], "one request has left the queue");
 }

@@ -4,31 +4,31 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::tenancy::{Quota, Share};
+use millrace_types::tenancy::{Quota, ResourceShare};
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
-use super::window::{Peak, WINDOW, Window};
-use crate::dispatch::{Inputs, Request};
+use super::window::{GpuTimeWindow, PeakWindow, WINDOW};
+use crate::dispatch::{InputLocations, QueuedRequest};
 use crate::ids::{FunctionIndex, RequestKey, TenantIndex};
 
 /// A request that is parked outside the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parked {
-    pub(super) request: Request,
+pub(super) struct ParkedRequest {
+    pub(super) request: QueuedRequest,
     /// Blocks of the request's model.
     pub(super) blocks: u32,
 }
 
 /// Capacity of the node, which the tenants share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Whole {
+pub(super) struct SharedCapacity {
     pub(super) gpus: u32,
     pub(super) blocks: u64,
 }
 
 /// A request that was admitted to the queue.
 #[derive(Debug, Clone, Copy)]
-struct Inside {
+struct AdmittedRequest {
     tenant: TenantIndex,
     model: ModelId,
     on: Option<GpuIndex>,
@@ -36,41 +36,41 @@ struct Inside {
 
 /// Requests and resource use of a tenant.
 #[derive(Debug, Default)]
-struct Account {
+struct TenantAccount {
     quota: Quota,
     /// Parked requests, oldest first.
-    parked: BTreeMap<RequestKey, Parked>,
+    parked: BTreeMap<RequestKey, ParkedRequest>,
     /// Number of admitted requests.
     inside: u32,
     /// Number of admitted requests that have no GPU.
     queued: u32,
     /// By model, the number of admitted requests and the blocks of a copy.
     models: BTreeMap<ModelId, (u32, u32)>,
-    window: Window,
+    window: GpuTimeWindow,
     /// GPUs that run the tenant's requests, with the start of the present turn.
     turns: BTreeMap<GpuIndex, Timestamp>,
     /// Peak number of GPUs that the tenant used at once within its share.
-    peak: Peak,
+    peak: PeakWindow,
 }
 
-impl Account {
-    fn blocks_max(&self, whole: Whole) -> u64 {
+impl TenantAccount {
+    fn blocks_max(&self, whole: SharedCapacity) -> u64 {
         self.quota.memory_share.map_or(u64::MAX, |share| share.of(whole.blocks))
     }
 
     /// Returns the blocks of the tenant's models, if each admitted request is on a GPU of its own.
-    fn blocks(&self, whole: Whole) -> u64 {
+    fn blocks(&self, whole: SharedCapacity) -> u64 {
         let taken =
             |&(requests, blocks): &(u32, u32)| u64::from(requests.min(whole.gpus)) * u64::from(blocks);
         self.models.values().map(taken).sum()
     }
 
-    fn never_fits(&self, blocks: u32, whole: Whole) -> bool {
+    fn never_fits(&self, blocks: u32, whole: SharedCapacity) -> bool {
         u64::from(blocks) > self.blocks_max(whole)
     }
 
     /// Returns whether a further request keeps the tenant within the caps that always apply.
-    fn takes(&self, parked: &Parked, whole: Whole) -> bool {
+    fn takes(&self, parked: &ParkedRequest, whole: SharedCapacity) -> bool {
         if self.quota.is_none() {
             return true;
         }
@@ -86,17 +86,17 @@ impl Account {
     }
 
     /// Returns whether the tenant used more than its share of the window.
-    fn over_time(&mut self, now: Timestamp, whole: Whole) -> bool {
+    fn over_time(&mut self, now: Timestamp, whole: SharedCapacity) -> bool {
         let Some(share) = self.quota.gpu_share else { return false };
         let window = WINDOW.as_nanos() as u64 * u64::from(whole.gpus);
         self.gpu_time(now).as_nanos() > u128::from(share.of(window))
     }
 
     /// Returns the number of GPUs that the tenant's share amounts to, rounded up.
-    fn seats(&self, whole: Whole) -> u32 {
-        let seats = |share: Share| {
+    fn seats(&self, whole: SharedCapacity) -> u32 {
+        let seats = |share: ResourceShare| {
             let exact = u64::from(share.ppm()) * u64::from(whole.gpus);
-            u32::try_from(exact.div_ceil(Share::ALL.ppm().into())).unwrap_or(u32::MAX)
+            u32::try_from(exact.div_ceil(ResourceShare::ALL.ppm().into())).unwrap_or(u32::MAX)
         };
         self.quota.gpu_share.map_or(u32::MAX, seats)
     }
@@ -104,45 +104,45 @@ impl Account {
     /// Returns the number of GPUs that other tenants leave to this tenant: the recent peak within
     /// its share, plus its use beyond the share. A tenant over its share of time keeps only its
     /// present use.
-    fn claim(&mut self, now: Timestamp, whole: Whole) -> u32 {
+    fn claim(&mut self, now: Timestamp, whole: SharedCapacity) -> u32 {
         if self.over_time(now, whole) {
             return self.inside;
         }
         self.peak.most(now) + self.inside.saturating_sub(self.seats(whole))
     }
 
-    fn counted(&mut self, now: Timestamp, whole: Whole) {
+    fn counted(&mut self, now: Timestamp, whole: SharedCapacity) {
         self.peak.set(now, self.inside.min(self.seats(whole)).min(whole.gpus));
     }
 
     /// Returns the oldest parked request, if the caps that always apply admit it.
-    fn first(&self, whole: Whole) -> Option<RequestKey> {
+    fn first(&self, whole: SharedCapacity) -> Option<RequestKey> {
         self.parked.values().next().filter(|first| self.takes(first, whole)).map(|first| first.request.key)
     }
 }
 
 /// Accounts of all tenants with caps.
 #[derive(Debug)]
-pub(super) struct Gate {
-    whole: Whole,
-    accounts: BTreeMap<TenantIndex, Account>,
+pub(super) struct TenantAccounts {
+    whole: SharedCapacity,
+    accounts: BTreeMap<TenantIndex, TenantAccount>,
     owners: BTreeMap<FunctionIndex, TenantIndex>,
-    inside: BTreeMap<RequestKey, Inside>,
+    inside: BTreeMap<RequestKey, AdmittedRequest>,
     /// Tenant of each parked request.
     parked: BTreeMap<RequestKey, TenantIndex>,
     /// Peak number of requests of tenants without caps.
-    others: Peak,
+    others: PeakWindow,
 }
 
-impl Gate {
-    pub(super) fn new(whole: Whole) -> Self {
+impl TenantAccounts {
+    pub(super) fn new(whole: SharedCapacity) -> Self {
         Self {
             whole,
             accounts: BTreeMap::new(),
             owners: BTreeMap::new(),
             inside: BTreeMap::new(),
             parked: BTreeMap::new(),
-            others: Peak::default(),
+            others: PeakWindow::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Gate {
         self.accounts.contains_key(&owner).then_some(owner)
     }
 
-    pub(super) fn park(&mut self, tenant: TenantIndex, parked: Parked) {
+    pub(super) fn park(&mut self, tenant: TenantIndex, parked: ParkedRequest) {
         let key = parked.request.key;
         self.parked.insert(key, tenant);
         self.accounts.entry(tenant).or_default().parked.insert(key, parked);
@@ -179,13 +179,13 @@ impl Gate {
     }
 
     /// Removes a parked request. Returns `None` if the request is not parked.
-    pub(super) fn unpark(&mut self, key: RequestKey) -> Option<Parked> {
+    pub(super) fn unpark(&mut self, key: RequestKey) -> Option<ParkedRequest> {
         let tenant = self.parked.remove(&key)?;
         self.accounts.get_mut(&tenant)?.parked.remove(&key)
     }
 
     /// Updates the location of a parked request's inputs. Returns whether the request is parked.
-    pub(super) fn reads(&mut self, key: RequestKey, inputs: Inputs) -> bool {
+    pub(super) fn reads(&mut self, key: RequestKey, inputs: InputLocations) -> bool {
         let Some(tenant) = self.parked.get(&key) else { return false };
         let parked = self.accounts.get_mut(tenant).and_then(|account| account.parked.get_mut(&key));
         parked.into_iter().for_each(|parked| parked.request.inputs = inputs);
@@ -195,7 +195,7 @@ impl Gate {
     /// Returns the newest request of the tenant with most parked requests; among several such
     /// tenants, the newest of all.
     pub(super) fn newest_of_most(&self) -> Option<RequestKey> {
-        let newest = |account: &Account| {
+        let newest = |account: &TenantAccount| {
             account.parked.last_key_value().map(|(&newest, _)| (account.parked.len(), newest))
         };
         self.accounts.values().filter_map(newest).max().map(|(_, newest)| newest)
@@ -207,9 +207,9 @@ impl Gate {
     }
 
     /// Returns a parked request that exceeds its tenant's memory share.
-    pub(super) fn hopeless(&self) -> Option<RequestKey> {
+    pub(super) fn oversized_request(&self) -> Option<RequestKey> {
         let whole = self.whole;
-        let first = |account: &Account| {
+        let first = |account: &TenantAccount| {
             account.parked.values().next().map(|it| (it.request.key, account.never_fits(it.blocks, whole)))
         };
         self.accounts.values().filter_map(first).find_map(|(key, never)| never.then_some(key))
@@ -268,7 +268,7 @@ impl Gate {
         &mut self,
         now: Timestamp,
         tenant: TenantIndex,
-        &Parked { request, blocks: needed }: &Parked,
+        &ParkedRequest { request, blocks: needed }: &ParkedRequest,
     ) {
         let account = self.accounts.entry(tenant).or_default();
         account.inside += 1;
@@ -276,7 +276,7 @@ impl Gate {
         account.counted(now, self.whole);
         let (requests, blocks) = account.models.entry(request.model).or_default();
         (*requests, *blocks) = (*requests + 1, needed);
-        self.inside.insert(request.key, Inside { tenant, model: request.model, on: None });
+        self.inside.insert(request.key, AdmittedRequest { tenant, model: request.model, on: None });
     }
 
     /// Returns the tenant of a parked request.
@@ -320,7 +320,7 @@ impl Gate {
 
     /// Removes an admitted request that left the node.
     pub(super) fn gone(&mut self, now: Timestamp, key: RequestKey) {
-        let Some(Inside { tenant, model, on }) = self.inside.remove(&key) else { return };
+        let Some(AdmittedRequest { tenant, model, on }) = self.inside.remove(&key) else { return };
         let Some(account) = self.accounts.get_mut(&tenant) else { return };
         account.inside -= 1;
         account.counted(now, self.whole);

@@ -58,10 +58,10 @@ use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 pub use self::protocol::Event;
 pub use self::window::WINDOW;
 
-use self::gate::{Gate, Parked, Whole};
+use self::gate::{ParkedRequest, SharedCapacity, TenantAccounts};
 use self::window::moves_on;
 use crate::core::Core;
-use crate::dispatch::{self, Action, Config, Dispatch};
+use crate::dispatch::{self, Action, Config, Dispatcher};
 use crate::ids::{FunctionIndex, RequestKey};
 use crate::memory::blocks_for;
 
@@ -74,9 +74,9 @@ struct OnGpu {
 
 /// The node's queue behind the gate.
 #[derive(Debug)]
-pub struct Tenancy {
-    dispatch: Dispatch,
-    gate: Gate,
+pub struct TenantGate {
+    dispatch: Dispatcher,
+    gate: TenantAccounts,
     gpus: Vec<OnGpu>,
     /// Number of GPUs that are up.
     up: u32,
@@ -88,16 +88,16 @@ pub struct Tenancy {
     parked_max: usize,
 }
 
-impl Tenancy {
+impl TenantGate {
     /// Creates an empty queue, with all GPUs down and no caps.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let gpus: Vec<_> = config.gpus.iter().map(|_| OnGpu::default()).collect();
         let blocks = config.gpus.iter().map(|gpu| u64::from(blocks_for(gpu.memory))).sum();
-        let whole = Whole { gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX), blocks };
+        let whole = SharedCapacity { gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX), blocks };
         Self {
-            dispatch: Dispatch::new(config),
-            gate: Gate::new(whole),
+            dispatch: Dispatcher::new(config),
+            gate: TenantAccounts::new(whole),
             gpus,
             up: 0,
             look_again: None,
@@ -109,7 +109,7 @@ impl Tenancy {
 
     /// Returns the queue behind the gate.
     #[must_use]
-    pub fn dispatch(&self) -> &Dispatch {
+    pub fn dispatch(&self) -> &Dispatcher {
         &self.dispatch
     }
 
@@ -127,7 +127,7 @@ impl Tenancy {
 
     /// Returns whether a function's tenant has caps.
     #[must_use]
-    pub fn owned(&self, function: FunctionIndex) -> bool {
+    pub fn has_capped_owner(&self, function: FunctionIndex) -> bool {
         self.gate.owner(function).is_some()
     }
 
@@ -147,7 +147,7 @@ impl Tenancy {
                 // The size of an uninstalled model is unknown, but dispatch refuses the request
                 // anyway.
                 let blocks = self.models.get(&request.model).copied().unwrap_or(0);
-                self.gate.park(tenant, Parked { request, blocks });
+                self.gate.park(tenant, ParkedRequest { request, blocks });
             }
             dispatch::Event::Withdraw { key } => {
                 if self.gate.unpark(key).is_none() {
@@ -155,17 +155,18 @@ impl Tenancy {
                     self.forget_unless_held(now, key);
                 }
             }
-            dispatch::Event::Moved { key, inputs } => {
+            dispatch::Event::InputsMoved { key, inputs } => {
                 if !self.gate.reads(key, inputs) {
                     self.forward(now, event, actions);
                 }
             }
             // Dispatch tracks the rows of a parked request too.
-            dispatch::Event::Rows { key, inputs, .. } => {
+            dispatch::Event::BatchChanged { key, inputs, .. } => {
                 self.gate.reads(key, inputs);
                 self.forward(now, event, actions);
             }
-            dispatch::Event::Ended { gpu, key, .. } | dispatch::Event::Returned { gpu, key, .. } => {
+            dispatch::Event::RequestEnded { gpu, key, .. }
+            | dispatch::Event::RequestReturned { gpu, key, .. } => {
                 self.left(now, gpu, key);
                 self.forward(now, event, actions);
                 self.forget_unless_held(now, key);
@@ -196,7 +197,7 @@ impl Tenancy {
     /// Forwards an event to dispatch, and accounts for the resulting actions.
     fn forward(&mut self, now: Timestamp, event: dispatch::Event, actions: &mut Vec<Action>) {
         let before = actions.len();
-        self.dispatch.wait_outside(self.gate.parked());
+        self.dispatch.set_parked_requests(self.gate.parked());
         self.dispatch.on_event(now, event, actions);
         for action in &actions[before..] {
             match *action {
@@ -234,9 +235,9 @@ impl Tenancy {
     }
 
     /// Admits all parked requests that may enter the queue now.
-    fn let_in(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+    fn admit_parked(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         while self.gate.parked() > 0
-            && let Some(key) = self.gate.hopeless()
+            && let Some(key) = self.gate.oversized_request()
         {
             self.gate.unpark(key);
             actions.push(Action::Fail { key, reason: Reason::NoGpuMemory, may_have_executed: false });
@@ -263,7 +264,7 @@ impl Tenancy {
     }
 
     /// Fails the parked requests beyond the bound.
-    fn turn_away(&mut self, actions: &mut Vec<Action>) {
+    fn fail_excess_parked(&mut self, actions: &mut Vec<Action>) {
         while self.gate.parked() > self.parked_max
             && let Some(key) = self.gate.newest_of_most()
         {
@@ -280,7 +281,7 @@ impl Tenancy {
     }
 }
 
-impl Core for Tenancy {
+impl Core for TenantGate {
     type Event = Event;
     type Action = Action;
 
@@ -291,8 +292,8 @@ impl Core for Tenancy {
             Event::Owner { function, tenant } => self.gate.own(function, tenant),
         }
         self.gate.count(now, self.dispatch.in_flight());
-        self.let_in(now, actions);
-        self.turn_away(actions);
+        self.admit_parked(now, actions);
+        self.fail_excess_parked(actions);
         self.look_again = (self.gate.parked() > 0).then(|| moves_on(now));
     }
 

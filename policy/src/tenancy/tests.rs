@@ -1,12 +1,12 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use millrace_types::tenancy::{Quota, Share};
+use millrace_types::tenancy::{Quota, ResourceShare};
 use millrace_types::{Bytes, BytesPerSec, Incarnation, Priority};
 
 use super::*;
-use crate::attempts::{Attempts, Idempotent, Progress};
-use crate::dispatch::{GpuConfig, PolicyConfig, Return};
+use crate::attempts::{AttemptProgress, AttemptRecord, Idempotence};
+use crate::dispatch::{GpuConfig, PolicyConfig, ReturnReason};
 use crate::ids::TenantIndex;
 
 mod isolation;
@@ -19,12 +19,12 @@ const A: TenantIndex = TenantIndex(0);
 const B: TenantIndex = TenantIndex(1);
 
 struct Node {
-    core: Tenancy,
+    core: TenantGate,
     now: Timestamp,
 }
 
 fn quota(gpus_max: u32, gpu_share: f64, memory_share: f64) -> Quota {
-    let share = |share: f64| Share::from_ppm((share * 1e6) as u32).ok();
+    let share = |share: f64| ResourceShare::from_ppm((share * 1e6) as u32).ok();
     Quota {
         gpus_max: NonZeroU32::new(gpus_max),
         gpu_share: share(gpu_share),
@@ -43,7 +43,7 @@ impl Node {
         let gpu = |&mib: &u64| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000));
         let gpus: Vec<_> = memories_mib.iter().map(gpu).collect();
         let config = Config::new(gpus, 1 << 14).with_policy(policy, 1);
-        let mut node = Self { core: Tenancy::new(&config), now: Timestamp(MS) };
+        let mut node = Self { core: TenantGate::new(&config), now: Timestamp(MS) };
         for (model, mib) in [(0, 8), (1, 16), (2, 32)] {
             let model = ModelId(model);
             let memory = Bytes::mib(mib);
@@ -68,23 +68,23 @@ impl Node {
 
     fn enqueue(&mut self, key: u64, function: u32, model: u32) -> Vec<Action> {
         let key = RequestKey(key);
-        let attempts = Attempts::new(3, Idempotent::Yes);
+        let attempts = AttemptRecord::new(3, Idempotence::Yes);
         let function = FunctionIndex(function);
         let model = ModelId(model);
         let priority = Priority::default();
-        self.tell(dispatch::Event::Enqueue(dispatch::Request {
+        self.tell(dispatch::Event::Enqueue(dispatch::QueuedRequest {
             key,
             function,
             model,
             attempts,
             priority,
-            inputs: dispatch::Inputs::NONE,
+            inputs: dispatch::InputLocations::NONE,
         }))
     }
 
     fn ended(&mut self, gpu: u32, key: u64) -> Vec<Action> {
         let ran = Some(Duration::from_millis(1));
-        self.tell(dispatch::Event::Ended { gpu: GpuIndex(gpu), key: RequestKey(key), ran })
+        self.tell(dispatch::Event::RequestEnded { gpu: GpuIndex(gpu), key: RequestKey(key), ran })
     }
 
     fn pass_ms(&mut self, ms: u64) {
@@ -121,13 +121,19 @@ fn a_parked_request_enters_with_the_present_location_of_its_inputs() {
     node.enqueue(1, 0, 0);
     node.enqueue(2, 0, 0);
     let known = |node: &Node| node.core.dispatch().inputs_of(RequestKey(2));
-    let inputs = dispatch::Inputs::of([(GpuIndex(0), Bytes::mib(1))]);
-    assert_eq!(node.tell(dispatch::Event::Moved { key: RequestKey(2), inputs }), []);
-    assert_eq!(known(&node), dispatch::Inputs::NONE);
+    let inputs = dispatch::InputLocations::of([(GpuIndex(0), Bytes::mib(1))]);
+    assert_eq!(node.tell(dispatch::Event::InputsMoved { key: RequestKey(2), inputs }), []);
+    assert_eq!(known(&node), dispatch::InputLocations::NONE);
     node.ended(0, 1);
     assert_eq!(known(&node), inputs);
-    assert_eq!(node.tell(dispatch::Event::Moved { key: RequestKey(2), inputs: dispatch::Inputs::NONE }), []);
-    assert_eq!(known(&node), dispatch::Inputs::NONE);
+    assert_eq!(
+        node.tell(dispatch::Event::InputsMoved {
+            key: RequestKey(2),
+            inputs: dispatch::InputLocations::NONE
+        }),
+        []
+    );
+    assert_eq!(known(&node), dispatch::InputLocations::NONE);
 }
 
 #[test]
@@ -136,9 +142,9 @@ fn a_parked_batch_enters_with_the_inputs_of_its_remaining_requests() {
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
     node.enqueue(2, 0, 0);
-    let on_gpu = |mib| dispatch::Inputs::of([(GpuIndex(0), Bytes::mib(mib))]);
+    let on_gpu = |mib| dispatch::InputLocations::of([(GpuIndex(0), Bytes::mib(mib))]);
     for (rows, mib) in [(2, 5), (1, 4)] {
-        let stands_for = dispatch::Event::Rows { key: RequestKey(2), rows, inputs: on_gpu(mib) };
+        let stands_for = dispatch::Event::BatchChanged { key: RequestKey(2), rows, inputs: on_gpu(mib) };
         assert_eq!(node.tell(stands_for), []);
     }
     node.ended(0, 1);
@@ -151,14 +157,14 @@ fn no_model_is_prewarmed_while_a_request_is_parked() {
     let mut node = Node::new(PolicyConfig::Fifo, 1);
     node.cap(A, quota(1, 0.0, 0.0));
     let likely =
-        |model, after| dispatch::Event::Likely { model: ModelId(model), after: Some(ModelId(after)) };
+        |model, after| dispatch::Event::PrewarmHint { model: ModelId(model), after: Some(ModelId(after)) };
     let busy = |node: &Node| node.core.dispatch().stats().prewarms.busy;
     let prewarm = Action::Prewarm { gpu: GpuIndex(0), model: ModelId(1) };
     node.enqueue(1, 0, 0);
     // The first hint waits for the GPU to have time; the second one comes after the parked request.
     assert_eq!(node.tell(likely(1, 0)), []);
     assert_eq!(node.enqueue(2, 0, 0), []);
-    let loaded = dispatch::Event::Loaded { gpu: GpuIndex(0), model: ModelId(0), from: None };
+    let loaded = dispatch::Event::ModelLoaded { gpu: GpuIndex(0), model: ModelId(0), from: None };
     assert_eq!((node.tell(loaded), busy(&node)), (vec![], 1));
     assert_eq!((node.tell(likely(1, 0)), busy(&node)), (vec![], 2));
     assert_eq!(node.tell(dispatch::Event::Withdraw { key: RequestKey(2) }), []);
@@ -297,9 +303,13 @@ fn a_request_of_a_lost_gpu_stays_admitted_and_moves_to_another_gpu() {
     node.cap(A, quota(1, 0.0, 0.0));
     node.enqueue(1, 0, 0);
     node.enqueue(2, 0, 0);
-    let lost = vec![(RequestKey(1), Progress::Preparing)];
+    let lost = vec![(RequestKey(1), AttemptProgress::Preparing)];
     assert_eq!(given(&node.tell(dispatch::Event::Down { gpu: GpuIndex(0), lost })), [(1, 1)]);
-    let returned = dispatch::Event::Returned { gpu: GpuIndex(1), key: RequestKey(1), why: Return::Recalled };
+    let returned = dispatch::Event::RequestReturned {
+        gpu: GpuIndex(1),
+        key: RequestKey(1),
+        why: ReturnReason::Recalled,
+    };
     assert_eq!(given(&node.tell(returned)), [(1, 1)]);
     assert_eq!(given(&node.ended(1, 1)), [(1, 2)]);
 }
@@ -308,7 +318,7 @@ fn a_request_of_a_lost_gpu_stays_admitted_and_moves_to_another_gpu() {
 fn short_queue(gpus: usize) -> Node {
     let gpu = GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000));
     let config = Config::new(vec![gpu; gpus], 4).with_policy(PolicyConfig::Lb, 1);
-    let mut node = Node { core: Tenancy::new(&config), now: Timestamp(MS) };
+    let mut node = Node { core: TenantGate::new(&config), now: Timestamp(MS) };
     let model = ModelId(0);
     let memory = Bytes::mib(8);
     node.tell(dispatch::Event::Install { model, memory, weights: memory });

@@ -12,14 +12,14 @@ const SLICE_NS: u64 = WINDOW.as_nanos() as u64 / SLICES as u64;
 
 /// GPU time by slice; the newest slice is still in progress.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Window {
+pub(super) struct GpuTimeWindow {
     slices: [u64; SLICES],
     /// Number of the newest slice since time 0.
     newest: u64,
     total: u64,
 }
 
-impl Window {
+impl GpuTimeWindow {
     fn advance(&mut self, now: Timestamp) {
         let newest = now.0 / SLICE_NS;
         let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
@@ -54,14 +54,14 @@ impl Window {
 
 /// Maximum of a count, by slice.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Peak {
+pub(super) struct PeakWindow {
     slices: [u32; SLICES],
     /// Number of the newest slice since time 0.
     newest: u64,
     count: u32,
 }
 
-impl Peak {
+impl PeakWindow {
     fn advance(&mut self, now: Timestamp) {
         let newest = now.0 / SLICE_NS;
         let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn gpu_time_counts_until_the_window_has_moved_past_it() {
-        let mut window = Window::default();
+        let mut window = GpuTimeWindow::default();
         window.add(at(1_000), at(3_000));
         assert_eq!(window.total(at(3_000)), Duration::from_secs(2));
         assert_eq!(window.total(at(10_900)), Duration::from_secs(2));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_peak_counts_until_the_window_has_moved_past_it() {
-        let mut peak = Peak::default();
+        let mut peak = PeakWindow::default();
         peak.set(at(1_000), 3);
         peak.set(at(1_100), 1);
         assert_eq!((peak.most(at(1_100)), peak.most(at(10_900))), (3, 3));
@@ -130,7 +130,7 @@ mod tests {
         fn total_matches_the_window_to_within_a_slice(
             turns in prop::collection::vec((0u64..3_000, 0u64..20_000), 1..40),
         ) {
-            let mut window = Window::default();
+            let mut window = GpuTimeWindow::default();
             let mut now = 0;
             let mut intervals = Vec::new();
             for (gap, length) in turns {

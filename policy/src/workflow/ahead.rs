@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_types::FunctionName;
-use millrace_types::workflow::Run;
+use millrace_types::workflow::StepTarget;
 
-use super::plan::{Plan, PlannedStep};
-use super::protocol::{Slot, StepIndex};
+use super::plan::{PlannedStep, WorkflowGraph};
+use super::protocol::{StepIndex, TensorIndex};
 
 /// Maximum number of hints for a step.
 pub const AHEAD_MAX: usize = 8;
@@ -23,7 +23,7 @@ pub(super) const LOOKED_INTO_MAX: usize = 8;
 
 /// Memory in which a model should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Nearness {
+pub enum PrewarmTarget {
     /// The model should be on a GPU.
     Gpu,
     /// The model should be in host memory.
@@ -32,59 +32,59 @@ pub enum Nearness {
 
 /// A prewarming hint: a function that is likely to be called after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ahead {
+pub struct PrewarmHint {
     pub function: FunctionName,
     /// Memory in which its model should be when the function is called.
-    pub nearness: Nearness,
+    pub nearness: PrewarmTarget,
 }
 
 /// A step that is likely to run after another step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Next {
+pub(super) struct FollowingStep {
     pub(super) step: StepIndex,
-    pub(super) nearness: Nearness,
+    pub(super) nearness: PrewarmTarget,
 }
 
-impl Plan {
+impl WorkflowGraph {
     /// Returns the functions that follow a step, each once, the nearest first, at most
     /// [`AHEAD_MAX`]. The step's own function is left out. `inner` returns the plan of a nested
     /// workflow, if known; `after` lists the functions that follow this workflow, if nested itself.
     #[must_use]
-    pub fn ahead(
+    pub fn prewarm_hints(
         &self,
         step: StepIndex,
-        after: &[Ahead],
-        inner: impl Fn(&FunctionName) -> Option<Arc<Plan>>,
-    ) -> Vec<Ahead> {
-        let mut look = Look { inner: &inner, looked_into: 0, ahead: Vec::new() };
-        look.through(self, self.next(step), Nearness::Gpu);
+        after: &[PrewarmHint],
+        inner: impl Fn(&FunctionName) -> Option<Arc<WorkflowGraph>>,
+    ) -> Vec<PrewarmHint> {
+        let mut look = HintSearch { inner: &inner, looked_into: 0, ahead: Vec::new() };
+        look.through(self, self.next(step), PrewarmTarget::Gpu);
         let gives = self.step(step).outputs.iter().any(|&slot| self.slot(slot).is_output);
-        let nearness = |it: &Ahead| if gives { it.nearness } else { Nearness::Host };
-        look.ahead.extend(after.iter().map(|it| Ahead { nearness: nearness(it), ..it.clone() }));
+        let nearness = |it: &PrewarmHint| if gives { it.nearness } else { PrewarmTarget::Host };
+        look.ahead.extend(after.iter().map(|it| PrewarmHint { nearness: nearness(it), ..it.clone() }));
         let mut ahead = look.ahead;
         let mut known = BTreeSet::new();
         // Of a function that is listed several times, the nearest entry counts.
         ahead.sort_by_key(|it| it.nearness);
         // The step's own model is present already.
-        ahead.retain(|it| self.step(step).run != Run::Function(it.function.clone()));
+        ahead.retain(|it| self.step(step).run != StepTarget::Function(it.function.clone()));
         ahead.retain(|it| known.insert(it.function.clone()));
         ahead.truncate(AHEAD_MAX);
         ahead
     }
 
     /// Returns the steps that follow a step, the nearest first, at most [`AHEAD_MAX`].
-    pub(super) fn next(&self, step: StepIndex) -> Vec<Next> {
+    pub(super) fn next(&self, step: StepIndex) -> Vec<FollowingStep> {
         self.behind(self.step(step).outputs.iter().copied().collect(), step.0 + 1)
     }
 
     /// Returns the first steps of the workflow and their followers, the nearest first, at most
     /// [`AHEAD_MAX`].
-    fn first(&self) -> Vec<Next> {
-        self.behind((0..self.inputs().len()).map(Slot).collect(), 0)
+    fn first(&self) -> Vec<FollowingStep> {
+        self.behind((0..self.inputs().len()).map(TensorIndex).collect(), 0)
     }
 
     /// Returns the steps from `first` on that depend on these tensors.
-    fn behind(&self, own: BTreeSet<Slot>, first: usize) -> Vec<Next> {
+    fn behind(&self, own: BTreeSet<TensorIndex>, first: usize) -> Vec<FollowingStep> {
         // Tensors made by the followers found so far.
         let mut made = BTreeSet::new();
         let mut next = Vec::new();
@@ -97,8 +97,8 @@ impl Plan {
             }
             made.extend(planned.outputs.iter().copied());
             let surely_next = !behind && planned.when.is_none();
-            let nearness = if surely_next { Nearness::Gpu } else { Nearness::Host };
-            next.push(Next { step: StepIndex(at), nearness });
+            let nearness = if surely_next { PrewarmTarget::Gpu } else { PrewarmTarget::Host };
+            next.push(FollowingStep { step: StepIndex(at), nearness });
         }
         next.sort_by_key(|it| (it.nearness, it.step));
         next.truncate(AHEAD_MAX);
@@ -107,21 +107,23 @@ impl Plan {
 }
 
 /// A search through nested workflows.
-struct Look<'a> {
-    inner: &'a dyn Fn(&FunctionName) -> Option<Arc<Plan>>,
+struct HintSearch<'a> {
+    inner: &'a dyn Fn(&FunctionName) -> Option<Arc<WorkflowGraph>>,
     looked_into: usize,
-    ahead: Vec<Ahead>,
+    ahead: Vec<PrewarmHint>,
 }
 
-impl Look<'_> {
+impl HintSearch<'_> {
     /// Adds the functions of these steps of a workflow, none of them nearer than `of_all`.
-    fn through(&mut self, plan: &Plan, steps: Vec<Next>, of_all: Nearness) {
-        for Next { step, nearness } in steps {
+    fn through(&mut self, plan: &WorkflowGraph, steps: Vec<FollowingStep>, of_all: PrewarmTarget) {
+        for FollowingStep { step, nearness } in steps {
             let nearness = nearness.max(of_all);
             match &plan.step(step).run {
-                Run::Function(name) => self.ahead.push(Ahead { function: name.clone(), nearness }),
-                Run::Workflow(_) if self.looked_into == LOOKED_INTO_MAX => {}
-                Run::Workflow(name) => {
+                StepTarget::Function(name) => {
+                    self.ahead.push(PrewarmHint { function: name.clone(), nearness })
+                }
+                StepTarget::Workflow(_) if self.looked_into == LOOKED_INTO_MAX => {}
+                StepTarget::Workflow(name) => {
                     self.looked_into += 1;
                     if let Some(inner) = (self.inner)(name) {
                         self.through(&inner, inner.first(), nearness);
@@ -132,6 +134,6 @@ impl Look<'_> {
     }
 }
 
-fn sources(step: &PlannedStep) -> impl Iterator<Item = Slot> {
+fn sources(step: &PlannedStep) -> impl Iterator<Item = TensorIndex> {
     step.inputs.iter().map(|(_, slot)| *slot).chain(step.when)
 }

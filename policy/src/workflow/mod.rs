@@ -45,11 +45,13 @@ use std::sync::Arc;
 
 use millrace_types::Timestamp;
 
-pub use self::ahead::{AHEAD_MAX, Ahead, Nearness};
-pub use self::objective::Shares;
-pub use self::plan::{Plan, PlanError, PlannedSlot, PlannedStep};
-pub use self::protocol::{Action, CallId, Cause, Event, Facts, Loss, Slot, StepIndex};
-use self::state::{Call, SlotState, StepState};
+pub use self::ahead::{AHEAD_MAX, PrewarmHint, PrewarmTarget};
+pub use self::objective::ObjectiveShares;
+pub use self::plan::{GraphError, GraphTensor, PlannedStep, WorkflowGraph};
+pub use self::protocol::{
+    Action, CallId, Event, RunFailureCause, StepIndex, TensorFacts, TensorIndex, TensorLoss,
+};
+use self::state::{RunningCall, SlotState, StepState};
 use crate::core::Core;
 
 /// Maximum number of running calls of a run.
@@ -60,11 +62,11 @@ pub const RUNS_MAX: u32 = 3;
 
 /// The run of one request.
 #[derive(Debug, Clone)]
-pub struct Engine {
-    plan: Arc<Plan>,
+pub struct WorkflowEngine {
+    plan: Arc<WorkflowGraph>,
     steps: Vec<StepState>,
     slots: Vec<SlotState>,
-    calls: BTreeMap<CallId, Call>,
+    calls: BTreeMap<CallId, RunningCall>,
     last_call: CallId,
     phase: Phase,
 }
@@ -82,13 +84,13 @@ enum Phase {
 struct Failure {
     step: usize,
     row: Option<usize>,
-    cause: Cause,
+    cause: RunFailureCause,
 }
 
-impl Engine {
+impl WorkflowEngine {
     /// Returns a run that waits for [`Event::Begin`].
     #[must_use]
-    pub fn new(plan: Arc<Plan>) -> Self {
+    pub fn new(plan: Arc<WorkflowGraph>) -> Self {
         let steps = vec![StepState::default(); plan.steps().len()];
         let slots = vec![SlotState::default(); plan.slots().len()];
         Self { plan, steps, slots, calls: BTreeMap::new(), last_call: CallId(0), phase: Phase::New }
@@ -96,7 +98,7 @@ impl Engine {
 
     /// Returns the plan of the run.
     #[must_use]
-    pub fn plan(&self) -> &Arc<Plan> {
+    pub fn plan(&self) -> &Arc<WorkflowGraph> {
         &self.plan
     }
 
@@ -116,7 +118,7 @@ impl Engine {
         Ok(())
     }
 
-    fn begin(&mut self, inputs: &[Facts]) {
+    fn begin(&mut self, inputs: &[TensorFacts]) {
         debug_assert!(self.phase == Phase::New, "Begin was sent twice");
         debug_assert!(
             self.plan.inputs().len() == inputs.len(),
@@ -129,7 +131,7 @@ impl Engine {
     }
 
     /// Removes a running call; `None` if the call was abandoned.
-    fn back(&mut self, id: CallId) -> Option<Call> {
+    fn back(&mut self, id: CallId) -> Option<RunningCall> {
         let call = self.calls.remove(&id)?;
         let step = &mut self.steps[call.step];
         step.calls_out -= 1;
@@ -137,7 +139,7 @@ impl Engine {
         Some(call)
     }
 
-    fn done(&mut self, id: CallId, outputs: &[Facts]) -> Result<(), Failure> {
+    fn done(&mut self, id: CallId, outputs: &[TensorFacts]) -> Result<(), Failure> {
         let Some(call) = self.back(id) else { return Ok(()) };
         debug_assert!(call.outputs.len() == outputs.len(), "{id} reported a different number of outputs");
         let step = &mut self.steps[call.step];
@@ -153,16 +155,16 @@ impl Engine {
         result.map_err(|cause| Failure { step: call.step, row: Some(call.row), cause })
     }
 
-    fn failed(&mut self, id: CallId, lost: &[Loss]) -> Result<(), Failure> {
+    fn failed(&mut self, id: CallId, lost: &[TensorLoss]) -> Result<(), Failure> {
         let Some(call) = self.back(id) else { return Ok(()) };
         if lost.is_empty() {
-            return Err(Failure { step: call.step, row: Some(call.row), cause: Cause::Failed });
+            return Err(Failure { step: call.step, row: Some(call.row), cause: RunFailureCause::Failed });
         }
         self.lose(lost, Some(id));
         Ok(())
     }
 
-    fn lose(&mut self, lost: &[Loss], seen_by: Option<CallId>) {
+    fn lose(&mut self, lost: &[TensorLoss], seen_by: Option<CallId>) {
         for loss in lost.iter().filter(|loss| !self.plan.is_input(loss.slot)) {
             if let Some(slot) = self.slots.get_mut(loss.slot.0) {
                 slot.lose(loss.row, seen_by);
@@ -194,20 +196,20 @@ impl Engine {
         self.phase = Phase::Over;
         let calls = std::mem::take(&mut self.calls);
         actions.extend(calls.into_keys().map(|call| Action::Abandon { call }));
-        for slot in (0..self.slots.len()).map(Slot) {
+        for slot in (0..self.slots.len()).map(TensorIndex) {
             self.free(slot, actions);
         }
     }
 
     /// Frees a tensor if any part exists.
-    fn free(&mut self, slot: Slot, actions: &mut Vec<Action>) {
+    fn free(&mut self, slot: TensorIndex, actions: &mut Vec<Action>) {
         if !self.plan.is_input(slot) && self.slots[slot.0].release() {
             actions.push(Action::Release { slot });
         }
     }
 }
 
-impl Core for Engine {
+impl Core for WorkflowEngine {
     type Event = Event;
     type Action = Action;
 

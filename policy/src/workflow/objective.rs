@@ -8,20 +8,20 @@
 
 use std::time::Duration;
 
-use super::{Plan, StepIndex};
+use super::{StepIndex, WorkflowGraph};
 
 /// Share of the time left until the end that each step may take.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shares(Vec<f64>);
+pub struct ObjectiveShares(Vec<f64>);
 
-impl Shares {
+impl ObjectiveShares {
     /// Returns shares by the recent duration of each step, in the plan's order; `None` for a step
     /// that has not run.
     ///
     /// # Panics
     /// If the number of durations differs from the number of steps.
     #[must_use]
-    pub fn of(plan: &Plan, took: &[Option<Duration>]) -> Self {
+    pub fn of(plan: &WorkflowGraph, took: &[Option<Duration>]) -> Self {
         assert!(took.len() == plan.steps().len(), "times of another plan");
         let known = || took.iter().flatten().map(Duration::as_secs_f64);
         let count = known().count();
@@ -47,7 +47,7 @@ impl Shares {
     /// # Panics
     /// If the step's index is not in the plan.
     #[must_use]
-    pub fn within(&self, plan: &Plan, step: StepIndex, left: Option<Duration>) -> Option<Duration> {
+    pub fn within(&self, plan: &WorkflowGraph, step: StepIndex, left: Option<Duration>) -> Option<Duration> {
         let share = left.map(|left| left.mul_f64(self.0[step.0].clamp(0.0, 1.0)));
         share.into_iter().chain(plan.step(step).deadline).min()
     }

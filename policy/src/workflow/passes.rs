@@ -2,9 +2,9 @@
 
 use millrace_types::workflow::EACH_ROWS_MAX;
 
-use super::protocol::{Action, CallId, Cause, Facts, Slot, StepIndex};
-use super::state::{Call, Row, Stage};
-use super::{CALLS_MAX, Engine, Failure, RUNS_MAX};
+use super::protocol::{Action, CallId, RunFailureCause, StepIndex, TensorFacts, TensorIndex};
+use super::state::{RowState, RunningCall, StepStage};
+use super::{CALLS_MAX, Failure, RUNS_MAX, WorkflowEngine};
 
 /// Consequence of the known tensors for a step.
 enum Verdict {
@@ -14,7 +14,7 @@ enum Verdict {
     Run(usize),
 }
 
-impl Engine {
+impl WorkflowEngine {
     /// Runs all passes except for starting calls, which only happens if the run continues.
     pub(super) fn advance(&mut self, actions: &mut Vec<Action>) -> Result<(), Failure> {
         self.decide()?;
@@ -27,20 +27,20 @@ impl Engine {
     fn decide(&mut self) -> Result<(), Failure> {
         let plan = self.plan.clone();
         for (at, step) in plan.steps().iter().enumerate() {
-            if self.steps[at].stage != Stage::Waiting {
+            if self.steps[at].stage != StepStage::Waiting {
                 continue;
             }
             match self.verdict(at)? {
                 Verdict::Wait => {}
                 Verdict::Skip => {
-                    self.steps[at].stage = Stage::Skipped;
+                    self.steps[at].stage = StepStage::Skipped;
                     for slot in &step.outputs {
                         self.slots[slot.0].skip(plan.slot(*slot).is_output);
                     }
                 }
                 Verdict::Run(rows) => {
-                    self.steps[at].stage = Stage::Runs;
-                    self.steps[at].rows = vec![Row::default(); rows];
+                    self.steps[at].stage = StepStage::Runs;
+                    self.steps[at].rows = vec![RowState::default(); rows];
                     for slot in &step.outputs {
                         self.slots[slot.0].lay(rows);
                     }
@@ -53,13 +53,13 @@ impl Engine {
     fn verdict(&self, at: usize) -> Result<Verdict, Failure> {
         let step = &self.plan.steps()[at];
         let failure = |cause| Failure { step: at, row: None, cause };
-        let facts = |slot: Slot| self.slots[slot.0].facts;
+        let facts = |slot: TensorIndex| self.slots[slot.0].facts;
         let mut is_known = true;
         if let Some(when) = step.when {
-            match facts(when).map(Facts::condition) {
+            match facts(when).map(TensorFacts::condition) {
                 Some(Some(false)) => return Ok(Verdict::Skip),
                 Some(Some(true)) => {}
-                Some(None) => return Err(failure(Cause::Unread)),
+                Some(None) => return Err(failure(RunFailureCause::Unread)),
                 None => is_known = false,
             }
         }
@@ -75,7 +75,7 @@ impl Engine {
         }
         let Some(each) = step.each_slot().and_then(facts) else { return Ok(Verdict::Run(1)) };
         let rows = usize::try_from(each.rows).ok().filter(|_| each.rows <= EACH_ROWS_MAX);
-        rows.map(Verdict::Run).ok_or_else(|| failure(Cause::TooManyRows { rows: each.rows }))
+        rows.map(Verdict::Run).ok_or_else(|| failure(RunFailureCause::TooManyRows { rows: each.rows }))
     }
 
     /// Determines wanted tensors and pending steps. Backwards, so that the consumers of a tensor
@@ -88,9 +88,9 @@ impl Engine {
             }
             let is_wanted = step.outputs.iter().any(|slot| self.slots[slot.0].is_wanted);
             self.steps[at].is_pending = match self.steps[at].stage {
-                Stage::Waiting => is_wanted,
-                Stage::Skipped => false,
-                Stage::Runs => {
+                StepStage::Waiting => is_wanted,
+                StepStage::Skipped => false,
+                StepStage::Runs => {
                     self.abandon_idle(at, actions);
                     self.weigh_rows(at)?
                 }
@@ -99,11 +99,12 @@ impl Engine {
         Ok(())
     }
 
-    fn weigh_slot(&mut self, slot: Slot) {
+    fn weigh_slot(&mut self, slot: TensorIndex) {
         let planned = self.plan.slot(slot);
         let steps = &self.steps;
         let is_undecided = self.slots[slot.0].facts.is_none();
-        let decides = |step: &StepIndex| steps[step.0].is_pending && steps[step.0].stage == Stage::Waiting;
+        let decides =
+            |step: &StepIndex| steps[step.0].is_pending && steps[step.0].stage == StepStage::Waiting;
         let is_wanted = planned.is_output
             || planned.takers.iter().any(|step| steps[step.0].is_pending)
             || (is_undecided && planned.conditions.iter().any(decides));
@@ -118,11 +119,11 @@ impl Engine {
         if self.steps[at].calls_out == 0 {
             return;
         }
-        let is_held = |call: &Call| call.outputs.iter().any(|slot| self.slots[slot.0].is_held);
+        let is_held = |call: &RunningCall| call.outputs.iter().any(|slot| self.slots[slot.0].is_held);
         let idle = self.calls.iter().filter(|(_, call)| call.step == at && !is_held(call));
         let idle: Vec<CallId> = idle.map(|(id, _)| *id).collect();
         for call in idle {
-            if let Some(Call { row, .. }) = self.back(call) {
+            if let Some(RunningCall { row, .. }) = self.back(call) {
                 // An abandoned call does not count. Otherwise losses elsewhere would use up the
                 // runs that are reserved for losses of this row.
                 self.steps[at].rows[row].runs -= 1;
@@ -148,7 +149,7 @@ impl Engine {
             }
             is_pending = true;
             if state.runs >= RUNS_MAX || (state.is_done && !step.is_idempotent) {
-                return Err(Failure { step: at, row: Some(row), cause: Cause::DataLost });
+                return Err(Failure { step: at, row: Some(row), cause: RunFailureCause::DataLost });
             }
         }
         Ok(is_pending)
@@ -163,13 +164,14 @@ impl Engine {
     /// Also requests the outputs that no call makes.
     fn release(&mut self, actions: &mut Vec<Action>) {
         let plan = self.plan.clone();
-        for slot in (0..plan.slots().len()).map(Slot) {
+        for slot in (0..plan.slots().len()).map(TensorIndex) {
             if !self.slots[slot.0].is_held {
                 self.free(slot, actions);
             }
         }
         for (at, step) in plan.steps().iter().enumerate() {
-            let outputs = if self.steps[at].stage == Stage::Skipped { step.outputs.as_slice() } else { &[] };
+            let outputs =
+                if self.steps[at].stage == StepStage::Skipped { step.outputs.as_slice() } else { &[] };
             for slot in outputs {
                 if self.slots[slot.0].is_missed() {
                     self.slots[slot.0].fill_empty();
@@ -184,7 +186,7 @@ impl Engine {
         let plan = self.plan.clone();
         for (at, step) in plan.steps().iter().enumerate() {
             let has_inputs = step.inputs.iter().all(|(_, slot)| self.slots[slot.0].is_whole());
-            if !self.steps[at].is_pending || self.steps[at].stage != Stage::Runs || !has_inputs {
+            if !self.steps[at].is_pending || self.steps[at].stage != StepStage::Runs || !has_inputs {
                 continue;
             }
             for row in 0..self.steps[at].rows.len() {
@@ -215,6 +217,6 @@ impl Engine {
         state.calls_out += 1;
         state.rows[row].runs += 1;
         state.rows[row].out = Some(call);
-        self.calls.insert(call, Call { step: at, row, outputs });
+        self.calls.insert(call, RunningCall { step: at, row, outputs });
     }
 }

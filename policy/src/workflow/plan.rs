@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use millrace_types::ids::FunctionName;
 use millrace_types::tensor::TensorSpec;
-use millrace_types::workflow::{Run, Signature, Source, Step, WorkflowSpec};
+use millrace_types::workflow::{Signature, Step, StepTarget, TensorSource, WorkflowSpec};
 
-use super::protocol::{Slot, StepIndex};
+use super::protocol::{StepIndex, TensorIndex};
 
 /// Reason why a workflow cannot run with the present functions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
+pub enum GraphError {
     /// A step runs a function or workflow that does not exist.
     #[error("step \"{step}\" runs {run}, which does not exist")]
     UnknownRun {
         step: FunctionName,
         /// Missing function or workflow.
-        run: Run,
+        run: StepTarget,
     },
     /// A step or output takes a tensor that no step makes.
     #[error("{of} takes {from}, which does not exist")]
@@ -26,7 +26,7 @@ pub enum PlanError {
         /// Step or output that takes the tensor.
         of: String,
         /// Missing tensor.
-        from: Source,
+        from: TensorSource,
     },
     /// `each` of a step names a tensor that is no input of the step.
     #[error("step \"{step}\" runs for each {each:?}, which is not an input of the step")]
@@ -42,12 +42,12 @@ pub enum PlanError {
 
 /// A workflow by indexes.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct WorkflowGraph {
     steps: Vec<PlannedStep>,
-    slots: Vec<PlannedSlot>,
+    slots: Vec<GraphTensor>,
     /// Number of inputs of the workflow, which are the first slots.
     inputs: usize,
-    outputs: Vec<Slot>,
+    outputs: Vec<TensorIndex>,
 }
 
 /// A step by indexes.
@@ -56,15 +56,15 @@ pub struct PlannedStep {
     /// Name within the workflow.
     pub name: FunctionName,
     /// Function or workflow that the step runs.
-    pub run: Run,
+    pub run: StepTarget,
     /// Name and slot of each input.
-    pub inputs: Vec<(String, Slot)>,
+    pub inputs: Vec<(String, TensorIndex)>,
     /// Index of the input that is read row by row.
     pub each: Option<usize>,
     /// Condition: the step runs only if an element of this tensor is not zero.
-    pub when: Option<Slot>,
+    pub when: Option<TensorIndex>,
     /// Slots of the outputs that have a consumer.
-    pub outputs: Vec<Slot>,
+    pub outputs: Vec<TensorIndex>,
     /// Whether the step may run again if its outputs are lost.
     pub is_idempotent: bool,
     /// Time within which a call of the step should be answered.
@@ -74,16 +74,16 @@ pub struct PlannedStep {
 impl PlannedStep {
     /// Returns the input that is read row by row, with a call for each row.
     #[must_use]
-    pub fn each_slot(&self) -> Option<Slot> {
+    pub fn each_slot(&self) -> Option<TensorIndex> {
         self.each.and_then(|each| self.inputs.get(each)).map(|(_, slot)| *slot)
     }
 }
 
 /// A tensor and its consumers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlannedSlot {
+pub struct GraphTensor {
     /// Workflow input or step output that the tensor is.
-    pub source: Source,
+    pub source: TensorSource,
     /// Declaration by the producing function; `None` for an input of the workflow.
     pub tensor: Option<TensorSpec>,
     /// Steps that take the tensor as an input.
@@ -94,25 +94,25 @@ pub struct PlannedSlot {
     pub is_output: bool,
 }
 
-impl Plan {
+impl WorkflowGraph {
     /// Builds the plan of a valid workflow. A step for which `idempotent` is false never runs
     /// twice.
     ///
     /// # Errors
-    /// [`PlanError`] if the workflow no longer fits the present functions.
+    /// [`GraphError`] if the workflow no longer fits the present functions.
     pub fn new<'a>(
         spec: &WorkflowSpec,
-        signature: impl Fn(&Run) -> Option<&'a Signature>,
-        idempotent: impl Fn(&Run) -> bool,
-    ) -> Result<Self, PlanError> {
+        signature: impl Fn(&StepTarget) -> Option<&'a Signature>,
+        idempotent: impl Fn(&StepTarget) -> bool,
+    ) -> Result<Self, GraphError> {
         let order = spec.in_order();
         if let Some(step) = spec.steps.iter().find(|step| !order.iter().any(|it| it.name == step.name)) {
-            return Err(PlanError::NeverRuns(step.name.clone()));
+            return Err(GraphError::NeverRuns(step.name.clone()));
         }
-        let mut layout = Layout::new(spec);
+        let mut layout = GraphBuilder::new(spec);
         let mut steps = Vec::with_capacity(order.len());
         for step in order {
-            let unknown = || PlanError::UnknownRun { step: step.name.clone(), run: step.run.clone() };
+            let unknown = || GraphError::UnknownRun { step: step.name.clone(), run: step.run.clone() };
             let made = signature(&step.run).ok_or_else(unknown)?;
             steps.push(layout.step(StepIndex(steps.len()), step, made, idempotent(&step.run))?);
         }
@@ -131,10 +131,10 @@ impl Plan {
         &self.steps
     }
 
-    /// Returns the tensors, the workflow's inputs first, in the workflow's order; [`Slot`] counts
+    /// Returns the tensors, the workflow's inputs first, in the workflow's order; [`TensorIndex`] counts
     /// from 0.
     #[must_use]
-    pub fn slots(&self) -> &[PlannedSlot] {
+    pub fn slots(&self) -> &[GraphTensor] {
         &self.slots
     }
 
@@ -152,61 +152,61 @@ impl Plan {
     /// # Panics
     /// If the slot is not in this plan.
     #[must_use]
-    pub fn slot(&self, slot: Slot) -> &PlannedSlot {
+    pub fn slot(&self, slot: TensorIndex) -> &GraphTensor {
         &self.slots[slot.0]
     }
 
     /// Returns the workflow's inputs, in the workflow's order: the first slots.
     #[must_use]
-    pub fn inputs(&self) -> &[PlannedSlot] {
+    pub fn inputs(&self) -> &[GraphTensor] {
         &self.slots[..self.inputs]
     }
 
     /// Returns the slot of each output of the workflow.
     #[must_use]
-    pub fn outputs(&self) -> &[Slot] {
+    pub fn outputs(&self) -> &[TensorIndex] {
         &self.outputs
     }
 
     /// Returns whether the tensor is an input of the workflow, which is kept to the end of the run.
     #[must_use]
-    pub fn is_input(&self, slot: Slot) -> bool {
+    pub fn is_input(&self, slot: TensorIndex) -> bool {
         slot.0 < self.inputs
     }
 
-    /// Returns whether a step's condition needs [`Facts::holds`](super::Facts::holds) of the
+    /// Returns whether a step's condition needs [`TensorFacts::holds`](super::TensorFacts::holds) of the
     /// tensor.
     ///
     /// # Panics
     /// If the slot is not in this plan.
     #[must_use]
-    pub fn is_condition(&self, slot: Slot) -> bool {
+    pub fn is_condition(&self, slot: TensorIndex) -> bool {
         !self.slot(slot).conditions.is_empty()
     }
 }
 
 /// A plan under construction.
-struct Layout<'a> {
-    taken: BTreeSet<&'a Source>,
-    slots: Vec<PlannedSlot>,
-    by_source: BTreeMap<Source, Slot>,
+struct GraphBuilder<'a> {
+    taken: BTreeSet<&'a TensorSource>,
+    slots: Vec<GraphTensor>,
+    by_source: BTreeMap<TensorSource, TensorIndex>,
 }
 
-impl<'a> Layout<'a> {
+impl<'a> GraphBuilder<'a> {
     fn new(spec: &'a WorkflowSpec) -> Self {
         let by_steps = spec.steps.iter().flat_map(Step::sources);
         let taken = by_steps.chain(spec.outputs.iter().map(|output| &output.from)).collect();
         let mut layout = Self { taken, slots: Vec::new(), by_source: BTreeMap::new() };
         for input in &spec.inputs {
-            layout.lay(Source::Input(input.clone()), None);
+            layout.lay(TensorSource::Input(input.clone()), None);
         }
         layout
     }
 
-    fn lay(&mut self, source: Source, tensor: Option<TensorSpec>) -> Slot {
-        let slot = Slot(self.slots.len());
+    fn lay(&mut self, source: TensorSource, tensor: Option<TensorSpec>) -> TensorIndex {
+        let slot = TensorIndex(self.slots.len());
         self.by_source.insert(source.clone(), slot);
-        self.slots.push(PlannedSlot {
+        self.slots.push(GraphTensor {
             source,
             tensor,
             takers: Vec::new(),
@@ -216,8 +216,8 @@ impl<'a> Layout<'a> {
         slot
     }
 
-    fn slot(&self, source: &Source, of: impl Fn() -> String) -> Result<Slot, PlanError> {
-        let unknown = || PlanError::UnknownSource { of: of(), from: source.clone() };
+    fn slot(&self, source: &TensorSource, of: impl Fn() -> String) -> Result<TensorIndex, GraphError> {
+        let unknown = || GraphError::UnknownSource { of: of(), from: source.clone() };
         self.by_source.get(source).copied().ok_or_else(unknown)
     }
 
@@ -227,7 +227,7 @@ impl<'a> Layout<'a> {
         step: &Step,
         made: &Signature,
         is_idempotent: bool,
-    ) -> Result<PlannedStep, PlanError> {
+    ) -> Result<PlannedStep, GraphError> {
         let of = || format!("step {:?}", step.name.as_str());
         let mut inputs = Vec::with_capacity(step.inputs.len());
         for (name, source) in &step.inputs {
@@ -241,7 +241,7 @@ impl<'a> Layout<'a> {
         let each = match &step.each {
             None => None,
             Some(each) => {
-                let unknown = || PlanError::UnknownEach { step: step.name.clone(), each: each.clone() };
+                let unknown = || GraphError::UnknownEach { step: step.name.clone(), each: each.clone() };
                 Some(inputs.iter().position(|(name, _)| name == each).ok_or_else(unknown)?)
             }
         };
@@ -251,7 +251,7 @@ impl<'a> Layout<'a> {
         }
         let mut outputs = Vec::new();
         for tensor in &made.outputs {
-            let source = Source::Step { step: step.name.clone(), output: tensor.name.clone() };
+            let source = TensorSource::Step { step: step.name.clone(), output: tensor.name.clone() };
             if self.taken.contains(&source) {
                 outputs.push(self.lay(source, Some(tensor.clone())));
             }

@@ -6,14 +6,14 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallId(pub u64);
 
-/// Index of a step in a [`Plan`](super::Plan). A step's index is greater than the index of every
+/// Index of a step in a [`WorkflowGraph`](super::WorkflowGraph). A step's index is greater than the index of every
 /// step it waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StepIndex(pub usize);
 
 /// Index of a tensor of a run: a workflow input, or an output of a step that has a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub usize);
+pub struct TensorIndex(pub usize);
 
 impl fmt::Display for CallId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -27,7 +27,7 @@ impl fmt::Display for StepIndex {
     }
 }
 
-impl fmt::Display for Slot {
+impl fmt::Display for TensorIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "slot{}", self.0)
     }
@@ -35,19 +35,19 @@ impl fmt::Display for Slot {
 
 /// Facts about a tensor that the core needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Facts {
+pub struct TensorFacts {
     /// First dimension; 1 for a scalar.
     pub rows: u64,
     /// Whether the tensor has no elements.
     pub is_empty: bool,
-    /// Whether an element is not zero. Required if [`Plan::is_condition`] holds for the tensor's
+    /// Whether an element is not zero. Required if [`WorkflowGraph::is_condition`] holds for the tensor's
     /// slot.
     ///
-    /// [`Plan::is_condition`]: super::Plan::is_condition
+    /// [`WorkflowGraph::is_condition`]: super::WorkflowGraph::is_condition
     pub holds: Option<bool>,
 }
 
-impl Facts {
+impl TensorFacts {
     /// Facts of a tensor without elements.
     pub const EMPTY: Self = Self { rows: 0, is_empty: true, holds: Some(false) };
 
@@ -71,8 +71,8 @@ impl Facts {
 
 /// A tensor, or a part of a tensor, that no longer exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Loss {
-    pub slot: Slot,
+pub struct TensorLoss {
+    pub slot: TensorIndex,
     /// Row of the call that made the lost part; `None` for the whole tensor.
     pub row: Option<u64>,
 }
@@ -83,13 +83,13 @@ pub enum Event {
     /// The request arrived. This event is sent once, as the first.
     Begin {
         /// Facts of each input of the workflow, in the workflow's order.
-        inputs: Vec<Facts>,
+        inputs: Vec<TensorFacts>,
     },
     /// A call was answered.
     Done {
         call: CallId,
         /// Facts of each output that the call was to make, in the order of [`Action::Call`].
-        outputs: Vec<Facts>,
+        outputs: Vec<TensorFacts>,
     },
     /// A call failed, after all retries at other workers.
     Failed {
@@ -97,11 +97,11 @@ pub enum Event {
         /// Lost inputs because of which the call *could not run*: the call is repeated with new
         /// inputs, even if the step is not idempotent. Empty if the call failed for another reason,
         /// or if the step may have run and must not run twice; then the run ends.
-        lost: Vec<Loss>,
+        lost: Vec<TensorLoss>,
     },
     /// Tensors were lost, whether or not a step needs them. Losses of tensors that are not held are
     /// ignored.
-    Lost { lost: Vec<Loss> },
+    Lost { lost: Vec<TensorLoss> },
 }
 
 /// Output of the core.
@@ -115,22 +115,22 @@ pub enum Action {
         /// Row to read from the input that the step runs `each` of; `None` if the step runs once.
         row: Option<u64>,
         /// Slots of the inputs, in the order of [`PlannedStep::inputs`](super::PlannedStep).
-        inputs: Vec<Slot>,
+        inputs: Vec<TensorIndex>,
         /// Slots of the outputs that are wanted and missing. With a row, the call makes only that
         /// row's part of each slot.
-        outputs: Vec<Slot>,
+        outputs: Vec<TensorIndex>,
     },
     /// Make an empty tensor for an output of the workflow.
-    Empty { slot: Slot },
+    Empty { slot: TensorIndex },
     /// Free all existing parts of a tensor (D28).
-    Release { slot: Slot },
+    Release { slot: TensorIndex },
     /// Stop a call, or ignore its end: drop the outputs without a report.
     Abandon { call: CallId },
     /// Answer the request and end the run.
     Answer {
         /// Slot of each output of the workflow, in the workflow's order. The driver frees these
         /// tensors.
-        outputs: Vec<Slot>,
+        outputs: Vec<TensorIndex>,
     },
     /// Refuse the request and end the run.
     Fail {
@@ -138,13 +138,13 @@ pub enum Action {
         step: StepIndex,
         /// Row for which the step could not run.
         row: Option<u64>,
-        cause: Cause,
+        cause: RunFailureCause,
     },
 }
 
 /// Reason why a run ended without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Cause {
+pub enum RunFailureCause {
     /// The step's call failed; the driver has the reason.
     #[error("the step's call failed")]
     Failed,

@@ -1,6 +1,6 @@
 //! State of the tensors and steps of one run.
 
-use super::protocol::{CallId, Cause, Facts, Slot};
+use super::protocol::{CallId, RunFailureCause, TensorFacts, TensorIndex};
 
 /// Stands for the maker of tensors that the driver provided: older than every call.
 const NO_CALL: CallId = CallId(0);
@@ -9,7 +9,7 @@ const NO_CALL: CallId = CallId(0);
 #[derive(Debug, Clone, Default)]
 pub(super) struct SlotState {
     /// Facts of the whole tensor, known once all parts were made and never forgotten.
-    pub(super) facts: Option<Facts>,
+    pub(super) facts: Option<TensorFacts>,
     parts: Vec<Part>,
     /// Number of parts that exist.
     here: usize,
@@ -24,7 +24,7 @@ pub(super) struct SlotState {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
-    facts: Option<Facts>,
+    facts: Option<TensorFacts>,
     /// The call that made the part, while the part exists.
     made: Option<CallId>,
 }
@@ -36,7 +36,7 @@ impl SlotState {
     }
 
     /// Records a tensor that arrived with the request.
-    pub(super) fn give(&mut self, facts: Facts) {
+    pub(super) fn give(&mut self, facts: TensorFacts) {
         self.parts = vec![Part { facts: Some(facts), made: Some(NO_CALL) }];
         (self.facts, self.here, self.known) = (Some(facts), 1, 1);
     }
@@ -44,7 +44,7 @@ impl SlotState {
     /// Makes the tensor empty. Only an output of the workflow has a part, which the driver has to
     /// make.
     pub(super) fn skip(&mut self, is_output: bool) {
-        self.facts = Some(Facts::EMPTY);
+        self.facts = Some(TensorFacts::EMPTY);
         if is_output {
             self.parts = vec![Part { facts: self.facts, made: None }];
             self.known = 1;
@@ -62,21 +62,26 @@ impl SlotState {
     /// Records that a call made a part.
     ///
     /// # Errors
-    /// [`Cause::Changed`] if the part's size has changed. The part counts as existing all the same.
-    pub(super) fn put(&mut self, row: usize, call: CallId, facts: Facts) -> Result<(), Cause> {
+    /// [`RunFailureCause::Changed`] if the part's size has changed. The part counts as existing all the same.
+    pub(super) fn put(
+        &mut self,
+        row: usize,
+        call: CallId,
+        facts: TensorFacts,
+    ) -> Result<(), RunFailureCause> {
         let part = &mut self.parts[row];
         debug_assert!(part.made.is_none(), "a call made a part that exists");
         part.made = Some(call);
         self.here += 1;
         if let Some(before) = part.facts {
             let is_same = before.rows == facts.rows && before.is_empty == facts.is_empty;
-            let changed = Cause::Changed { before: before.rows, now: facts.rows };
+            let changed = RunFailureCause::Changed { before: before.rows, now: facts.rows };
             return if is_same { Ok(()) } else { Err(changed) };
         }
         part.facts = Some(facts);
         self.known += 1;
         if self.known == self.parts.len() {
-            self.facts = self.parts.iter().filter_map(|part| part.facts).reduce(Facts::join);
+            self.facts = self.parts.iter().filter_map(|part| part.facts).reduce(TensorFacts::join);
         }
         Ok(())
     }
@@ -122,9 +127,9 @@ impl SlotState {
 /// A step of a run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepState {
-    pub(super) stage: Stage,
+    pub(super) stage: StepStage,
     /// An entry for each call of the step; empty until the number of calls is known.
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<RowState>,
     /// Number of rows that were done at least once.
     pub(super) done: usize,
     pub(super) calls_out: usize,
@@ -134,7 +139,7 @@ pub(super) struct StepState {
 
 /// Whether a step runs. Decided once, because facts of a tensor are never forgotten.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum StepStage {
     /// Facts that decide about the step are still missing.
     #[default]
     Waiting,
@@ -146,7 +151,7 @@ pub(super) enum Stage {
 
 /// A call of a step, which may have to be repeated.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Row {
+pub(super) struct RowState {
     /// Number of calls that were started for this row.
     pub(super) runs: u32,
     pub(super) is_done: bool,
@@ -155,8 +160,8 @@ pub(super) struct Row {
 
 /// A running call.
 #[derive(Debug, Clone)]
-pub(super) struct Call {
+pub(super) struct RunningCall {
     pub(super) step: usize,
     pub(super) row: usize,
-    pub(super) outputs: Vec<Slot>,
+    pub(super) outputs: Vec<TensorIndex>,
 }

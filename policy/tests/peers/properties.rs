@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use millrace_policy::fabric::BatchFailure;
-use millrace_policy::gpu::Isolation;
-use millrace_policy::memory::Placement;
+use millrace_policy::gpu::ExecutorIsolation;
+use millrace_policy::memory::BlockPlacement;
 use millrace_types::ModelId;
 use proptest::prelude::*;
 
@@ -62,8 +62,12 @@ fn drain(world: &mut World) {
 #[test]
 fn copies_read_only_their_own_model_and_every_request_ends() {
     let from_peers = Cell::new(0);
-    let placement = prop_oneof![Just(Placement::Scattered), Just(Placement::Contiguous)];
-    let isolation = prop_oneof![Just(Isolation::Gpu), Just(Isolation::Model), Just(Isolation::Resident)];
+    let placement = prop_oneof![Just(BlockPlacement::Scattered), Just(BlockPlacement::Contiguous)];
+    let isolation = prop_oneof![
+        Just(ExecutorIsolation::Gpu),
+        Just(ExecutorIsolation::Model),
+        Just(ExecutorIsolation::Resident)
+    ];
     proptest!(ProptestConfig::with_cases(768), |(
         isolation in isolation,
         placement in placement,
@@ -83,7 +87,7 @@ fn copies_read_only_their_own_model_and_every_request_ends() {
                 Step::Cancel(gpu) => world.cancel(gpu),
                 Step::Kill(gpu) => world.kill(gpu),
                 // Models that share a process have no program process to kill.
-                Step::KillProgram { .. } if isolation == Isolation::Gpu => {}
+                Step::KillProgram { .. } if isolation == ExecutorIsolation::Gpu => {}
                 Step::KillProgram { gpu, model } => world.kill_program(gpu, ModelId(model)),
             }
             world.check();

@@ -9,11 +9,11 @@ mod wiring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{self, BatchFailure, Cargo, Fabric, Grant, Weights};
-use millrace_policy::gpu::{self, Gpu, Isolation};
+use millrace_policy::fabric::{self, BatchFailure, BatchGrant, LinkScheduler, TransferCargo, WeightsCargo};
+use millrace_policy::gpu::{self, ExecutorIsolation, GpuCore};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
-use millrace_policy::memory::{BLOCK, MemoryMap, Placement};
-use millrace_types::topology::{Gpu as GpuOf, Link, LinkId, LinkKind, Topology};
+use millrace_policy::memory::{BLOCK, BlockPlacement, MemoryMap};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu as GpuOf, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
 
 use self::wiring::each;
@@ -45,27 +45,27 @@ type Who = usize;
 const FABRIC: Who = GPUS;
 
 struct Place {
-    core: Gpu,
+    core: GpuCore,
     incarnation: Incarnation,
     /// Models with a loaded program.
     programs: BTreeSet<ModelId>,
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
-    copies: VecDeque<Grant>,
+    copies: VecDeque<BatchGrant>,
     runs: VecDeque<(RunId, ModelId, Generation)>,
 }
 
 impl Place {
     /// Whether the target of a copy is still mapped. Otherwise the executor refuses the copy before
     /// reading any block.
-    fn takes(&self, grant: &Grant) -> bool {
-        let Weights { model, generation, .. } = weights(grant);
+    fn takes(&self, grant: &BatchGrant) -> bool {
+        let WeightsCargo { model, generation, .. } = weights(grant);
         self.mapped.get(&model).is_some_and(|mapped| mapped.0 == generation)
     }
 }
 
 pub(crate) struct World {
-    isolation: Isolation,
-    fabric: Fabric,
+    isolation: ExecutorIsolation,
+    fabric: LinkScheduler,
     places: Vec<Place>,
     /// Memory of every incarnation: a copy may still read the memory of a dead incarnation.
     memories: BTreeMap<(usize, Incarnation), Memory>,
@@ -79,8 +79,8 @@ pub(crate) struct World {
 }
 
 /// Returns the weights of a grant: no other cargo moves in this test.
-fn weights(grant: &Grant) -> Weights {
-    let Cargo::Weights(weights) = grant.cargo else { panic!("{grant:?}") };
+fn weights(grant: &BatchGrant) -> WeightsCargo {
+    let TransferCargo::Weights(weights) = grant.cargo else { panic!("{grant:?}") };
     weights
 }
 
@@ -91,7 +91,7 @@ fn topology() -> Topology {
         memory: Bytes(BLOCK.0 * GPU_BLOCKS),
         host_path: vec![LinkId(index)],
     };
-    let link = |kind, gb| Link { kind, rate: BytesPerSec::gb(gb) };
+    let link = |kind, gb| TopologyLink { kind, rate: BytesPerSec::gb(gb) };
     let mut links = vec![link(LinkKind::Pcie, 12); GPUS];
     for (a, b) in [(0, 1), (0, 2), (1, 2)] {
         links.push(link(LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) }, 48));
@@ -100,10 +100,10 @@ fn topology() -> Topology {
 }
 
 impl World {
-    pub(crate) fn new(isolation: Isolation, placement: Placement) -> Self {
+    pub(crate) fn new(isolation: ExecutorIsolation, placement: BlockPlacement) -> Self {
         let memory = Bytes(BLOCK.0 * GPU_BLOCKS);
         let place = |index: u32| Place {
-            core: Gpu::new(GpuIndex(index), MemoryMap::with(memory, placement)).with_isolation(isolation),
+            core: GpuCore::new(GpuIndex(index), MemoryMap::with(memory, placement)).with_isolation(isolation),
             incarnation: Incarnation(0),
             programs: BTreeSet::new(),
             mapped: BTreeMap::new(),
@@ -112,7 +112,7 @@ impl World {
         };
         let mut world = Self {
             isolation,
-            fabric: Fabric::new(&topology()),
+            fabric: LinkScheduler::new(&topology()),
             places: (0..GPUS as u32).map(place).collect(),
             memories: BTreeMap::new(),
             channels: BTreeMap::new(),
@@ -158,7 +158,7 @@ impl World {
         }
         place.mapped.remove(&model);
         place.runs.retain(|run| run.1 != model);
-        let (lost, left): (VecDeque<Grant>, _) =
+        let (lost, left): (VecDeque<BatchGrant>, _) =
             place.copies.drain(..).partition(|copy| weights(copy).model == model);
         place.copies = left;
         lost.iter().for_each(|copy| self.report(index, copy, Some(BatchFailure::NotBegun)));
@@ -231,7 +231,7 @@ impl World {
     }
 
     /// Returns the chunks that a copy reads.
-    fn read(&self, grant: &Grant) -> Vec<Option<Chunk>> {
+    fn read(&self, grant: &BatchGrant) -> Vec<Option<Chunk>> {
         let model = weights(grant).model;
         let Some(peer) = &grant.peer else {
             return grant.chunks.clone().map(|chunk| Some((model, chunk))).collect();
@@ -247,7 +247,7 @@ impl World {
         true
     }
 
-    fn report(&mut self, index: usize, grant: &Grant, failure: Option<BatchFailure>) {
+    fn report(&mut self, index: usize, grant: &BatchGrant, failure: Option<BatchFailure>) {
         let transfer = grant.transfer;
         let batch = grant.batch;
         let event = match failure {
@@ -290,7 +290,7 @@ impl World {
             assert_eq!(self.read(grant), expected, "{grant:?}");
         }
         for place in &self.places {
-            if self.isolation == Isolation::Resident {
+            if self.isolation == ExecutorIsolation::Resident {
                 assert!(
                     place.programs.iter().eq(place.mapped.keys()),
                     "the processes differ from the cached models"

@@ -1,17 +1,17 @@
 //! Placement of a workflow's functions on one node (D19): in tables, and compared with every
 //! possible assignment.
 
-use millrace_policy::placement::{Flow, Function, GpuLoad, Phase, Placement};
+use millrace_policy::placement::{DataFlow, DesiredReplicas, FunctionPlacement, GpuLoad, PlacementPhase};
 use millrace_types::{Bytes, NodeState};
 use proptest::prelude::*;
 
 use crate::world::{World, function, key, name, node, place, unplace};
 
-fn flow(from: &str, to: &str, bytes: u64) -> Flow {
-    Flow { from: key(from), to: key(to), bytes: Bytes(bytes), is_critical: true }
+fn flow(from: &str, to: &str, bytes: u64) -> DataFlow {
+    DataFlow { from: key(from), to: key(to), bytes: Bytes(bytes), is_critical: true }
 }
 
-fn chain(names: &[&str]) -> Vec<Flow> {
+fn chain(names: &[&str]) -> Vec<DataFlow> {
     names.windows(2).map(|ends| flow(ends[0], ends[1], 1 << 20)).collect()
 }
 
@@ -103,14 +103,14 @@ fn a_group_that_fits_no_node_is_split_where_traffic_is_least() {
 fn equal_flows_are_grouped_along_the_critical_path_first() {
     let functions = ["f", "g", "h"].map(|it| function(it, 1, 30));
     let mut world = World::new(functions.to_vec(), ["a", "b"].map(|it| node(it, 70)).to_vec());
-    world.view.flows = vec![Flow { is_critical: false, ..flow("f", "g", 5) }, flow("g", "h", 5)];
+    world.view.flows = vec![DataFlow { is_critical: false, ..flow("f", "g", 5) }, flow("g", "h", 5)];
     world.settle();
     assert_eq!(nodes(&world), [vec!["g", "h"], vec!["f"]]);
 }
 
 #[test]
 fn a_function_does_not_join_a_group_without_gpu_time_left() {
-    let busy = |it: &str, load| Function { load: GpuLoad(load), ..function(it, 1, 10) };
+    let busy = |it: &str, load| DesiredReplicas { load: GpuLoad(load), ..function(it, 1, 10) };
     // The limit of 2 GPUs is a load of 1,500 thousandths.
     let functions = vec![busy("f", 900), busy("g", 500), busy("h", 400)];
     let mut world = World::new(functions, ["a", "b"].map(|it| node(it, 100)).to_vec());
@@ -135,9 +135,9 @@ fn a_grouped_copy_moves_only_from_a_node_without_gpu_time() {
 fn a_group_on_the_fullest_node_does_not_stop_other_moves() {
     let group = ["f", "g", "h"].map(|it| function(it, 1, 30));
     let others = ["i0", "i1", "i2", "i3", "i4", "i5", "i6", "i7"].map(|it| function(it, 1, 10));
-    let on = |node: &'static str| move |it: &Function| (it.key.clone(), name(node));
+    let on = |node: &'static str| move |it: &DesiredReplicas| (it.key.clone(), name(node));
     let placed = group.iter().map(on("a")).chain(others.iter().map(on("b")));
-    let ready = |(function, node)| Placement { function, node, phase: Phase::Ready };
+    let ready = |(function, node)| FunctionPlacement { function, node, phase: PlacementPhase::Ready };
     let placements = placed.map(ready).collect();
     let nodes_of_100 = ["a", "b", "c"].map(|it| node(it, 100)).to_vec();
     let mut world = World::new([group.to_vec(), others.to_vec()].concat(), nodes_of_100);
@@ -223,7 +223,7 @@ fn planned(functions: &[(&str, u64)], edges: &[(usize, usize, u64)], count: usiz
     let placed = functions.iter().map(|(name, mib)| function(name, 1, *mib)).collect();
     let nodes = (0..count).map(|number| node(&format!("n{number}"), mib)).collect();
     let mut world = World::new(placed, nodes);
-    let flows = edges.iter().map(|&(from, to, kib)| Flow {
+    let flows = edges.iter().map(|&(from, to, kib)| DataFlow {
         is_critical: reached(from) + kib + longest(to) == whole,
         ..flow(functions[from].0, functions[to].0, kib << 10)
     });

@@ -1,6 +1,8 @@
 //! Random clusters with random events.
 
-use millrace_policy::placement::{Flow, Function, GpuLoad, Limits, Node, Unplaced, Why, plan};
+use millrace_policy::placement::{
+    DataFlow, DesiredReplicas, GpuLoad, PlacementNode, PlanLimits, Unplaced, UnplacedReason, plan,
+};
 use millrace_types::{Bytes, NodeName, NodeState};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -12,9 +14,9 @@ enum Event {
     /// A number of plans; the flag says whether nodes prepare placements in between.
     Rounds(usize, bool),
     State(Index, NodeState),
-    Join(Node),
+    Join(PlacementNode),
     Host(Index, u64),
-    Apply(Function),
+    Apply(DesiredReplicas),
     Delete(Index),
     Disable(Index),
     Replicas(Index, u32),
@@ -25,7 +27,7 @@ enum Event {
     Part(Index),
 }
 
-fn any_node() -> impl Strategy<Value = Node> {
+fn any_node() -> impl Strategy<Value = PlacementNode> {
     (0..8u8, 50..400u64, 1..4u32, prop::bool::weighted(0.2)).prop_map(|(number, mib, gpus, small)| {
         let mut any = node(&format!("n{number}"), mib);
         any.gpus = gpus;
@@ -34,7 +36,7 @@ fn any_node() -> impl Strategy<Value = Node> {
     })
 }
 
-fn any_function() -> impl Strategy<Value = Function> {
+fn any_function() -> impl Strategy<Value = DesiredReplicas> {
     // Few distinct models, so that functions share some.
     let models = prop::collection::btree_set(0..14u64, 1..3);
     let any = (0..3u8, 0..16u8, 0..4u32, models, 0..3000u64, any::<bool>(), prop::bool::weighted(0.2));
@@ -104,7 +106,7 @@ fn happen(world: &mut World, event: Event) {
         Event::Load(which, load) => which.get_mut(&mut view.functions).load = GpuLoad(load),
         Event::Pass(from, to, bytes, is_critical) => {
             let [from, to] = [from, to].map(|which| which.get(&view.functions).key.clone());
-            view.flows.push(Flow { from, to, bytes: Bytes(bytes), is_critical });
+            view.flows.push(DataFlow { from, to, bytes: Bytes(bytes), is_critical });
         }
         Event::Part(which) if !view.flows.is_empty() => {
             drop(view.flows.remove(which.index(view.flows.len())));
@@ -155,7 +157,7 @@ proptest! {
         failing in prop::collection::btree_set((0..3u8, 0..16u8, 0..8u8), 0..20),
         steps_max in prop_oneof![Just(512usize), 1..6usize],
     ) {
-        let mut world = World { limits: Limits { steps_max }, ..World::default() };
+        let mut world = World { limits: PlanLimits { steps_max }, ..World::default() };
         world.failing = failing
             .into_iter()
             .map(|(tenant, function, at)| (key(&format!("t{tenant}/f{function}")), node(&format!("n{at}"), 0).name))
@@ -204,7 +206,7 @@ proptest! {
                 let plan = world.plan();
                 let homeless = |key| !serving.contains_key(key);
                 let told = plan.unplaced.iter().filter(|it| homeless(&it.function));
-                let for_memory = |it: &Unplaced| matches!(it.why, Why::HostMemory { .. });
+                let for_memory = |it: &Unplaced| matches!(it.why, UnplacedReason::HostMemory { .. });
                 prop_assert!(told.clone().all(for_memory));
                 prop_assert_eq!(told.count(), world.view.functions.len() - serving.len());
             }

@@ -1,7 +1,8 @@
 //! Tests of a single rule each, in small clusters.
 
 use millrace_policy::placement::{
-    FUNCTIONS_PER_NODE_MAX, GpuLoad, Limits, Phase, Placement, Plan, Step, Unplaced, Why,
+    FUNCTIONS_PER_NODE_MAX, FunctionPlacement, GpuLoad, PlacementChange, PlacementPhase, PlacementPlan,
+    PlanLimits, Unplaced, UnplacedReason,
 };
 use millrace_types::{Bytes, NodeState};
 
@@ -26,7 +27,7 @@ fn a_cluster_with_nothing_to_do_has_no_steps() {
 fn copies_are_placed_on_distinct_nodes_only() {
     let mut world = World::new(vec![function("f", 3, 10)], vec![node("a", 100), node("b", 100)]);
     assert_eq!(world.settle(), [place("f", "a"), place("f", "b")]);
-    let why = Why::TooFewNodes { nodes: 2 };
+    let why = UnplacedReason::TooFewNodes { nodes: 2 };
     assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 2, missing: 1, why }]);
 }
 
@@ -42,19 +43,23 @@ fn each_shortage_is_reported_with_a_remedy() {
         cordoned.state = NodeState::Cordoned;
         cordoned
     };
-    let check = |wanted, nodes, why: Why| {
+    let check = |wanted, nodes, why: UnplacedReason| {
         let mut world = World::new(vec![wanted], nodes);
         assert_eq!(world.settle(), [], "{why}");
         assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 0, missing: 1, why }]);
     };
-    check(function("f", 1, 10), vec![], Why::NoNode);
-    check(function("f", 1, 10), vec![cordoned()], Why::NoNode);
+    check(function("f", 1, 10), vec![], UnplacedReason::NoNode);
+    check(function("f", 1, 10), vec![cordoned()], UnplacedReason::NoNode);
     let needs = Bytes::gib(20);
     let largest = Bytes::gib(16);
-    check(large(20), vec![node("a", 100)], Why::GpuMemory { needs, largest });
+    check(large(20), vec![node("a", 100)], UnplacedReason::GpuMemory { needs, largest });
     let needs = Bytes::mib(200);
     let free = Bytes::mib(100);
-    check(function("f", 1, 200), vec![node("a", 60), node("b", 100)], Why::HostMemory { needs, free });
+    check(
+        function("f", 1, 200),
+        vec![node("a", 60), node("b", 100)],
+        UnplacedReason::HostMemory { needs, free },
+    );
 }
 
 #[test]
@@ -67,18 +72,22 @@ fn a_node_with_the_most_functions_takes_none_more() {
         sharing
     };
     let mut world = World::new((0..=FUNCTIONS_PER_NODE_MAX).map(sharing).collect(), vec![node("a", 100)]);
-    let placed = |number| Placement { function: key(&named(number)), node: name("a"), phase: Phase::Ready };
+    let placed = |number| FunctionPlacement {
+        function: key(&named(number)),
+        node: name("a"),
+        phase: PlacementPhase::Ready,
+    };
     world.view.placements = (0..FUNCTIONS_PER_NODE_MAX).map(placed).collect();
     let last = key(&named(FUNCTIONS_PER_NODE_MAX));
-    let why = Why::NodesFull { nodes: 1, max: FUNCTIONS_PER_NODE_MAX };
+    let why = UnplacedReason::NodesFull { nodes: 1, max: FUNCTIONS_PER_NODE_MAX };
     let unplaced = Unplaced { function: last.clone(), copies: 0, missing: 1, why };
-    assert_eq!(world.plan(), Plan { steps: vec![], unplaced: vec![unplaced], more: false });
+    assert_eq!(world.plan(), PlacementPlan { steps: vec![], unplaced: vec![unplaced], more: false });
     world.view.nodes.push(node("b", 100));
-    assert_eq!(world.plan().steps, [Step::Place { function: last, node: name("b") }]);
+    assert_eq!(world.plan().steps, [PlacementChange::Place { function: last, node: name("b") }]);
     world.view.nodes.pop();
     world.view.placements.pop();
     let steps = world.plan().steps;
-    assert!(matches!(steps.as_slice(), [Step::Place { .. }]), "{steps:?}");
+    assert!(matches!(steps.as_slice(), [PlacementChange::Place { .. }]), "{steps:?}");
 }
 
 #[test]
@@ -161,7 +170,7 @@ fn a_drain_without_another_node_keeps_the_last_copy_and_reports_why() {
     world.node_mut("a").state = NodeState::Draining;
     assert_eq!(world.settle(), []);
     assert_eq!(world.on("a"), ["f"]);
-    let unplaced = Unplaced { function: key("f"), copies: 0, missing: 1, why: Why::NoNode };
+    let unplaced = Unplaced { function: key("f"), copies: 0, missing: 1, why: UnplacedReason::NoNode };
     assert_eq!(world.plan().unplaced, [unplaced]);
 }
 
@@ -208,7 +217,7 @@ fn a_function_that_nodes_cannot_prepare_is_tried_on_three_nodes_only() {
     world.failing = world.view.nodes.iter().map(|node| (key("f"), node.name.clone())).collect();
     let steps = world.settle();
     assert_eq!(steps, [place("f", "a"), place("f", "b"), place("f", "c")]);
-    let why = Why::Failing { nodes: 3 };
+    let why = UnplacedReason::Failing { nodes: 3 };
     assert_eq!(world.plan().unplaced, [Unplaced { function: key("f"), copies: 0, missing: 1, why }]);
 }
 
@@ -241,10 +250,10 @@ fn unwanted_placements_are_removed() {
     let mut world = one_of_two();
     world.view.functions[0].enabled = false;
     assert_eq!(world.settle(), [unplace("f", "a")]);
-    let unknown = |function: &str, node: &str| Placement {
+    let unknown = |function: &str, node: &str| FunctionPlacement {
         function: key(function),
         node: name(node),
-        phase: Phase::Ready,
+        phase: PlacementPhase::Ready,
     };
     world.view.placements = vec![unknown("gone", "a"), unknown("f", "never")];
     assert_eq!(world.settle(), [unplace("f", "never"), unplace("gone", "a")]);
@@ -294,7 +303,8 @@ fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
     assert_eq!([world.on("a").len(), world.on("b").len()], [10, 10]);
     world.view.nodes.push(node("c", 110));
     let steps = world.settle();
-    let elsewhere = |step: &Step| matches!(step, Step::Place { node, .. } if *node != name("c"));
+    let elsewhere =
+        |step: &PlacementChange| matches!(step, PlacementChange::Place { node, .. } if *node != name("c"));
     assert!(!steps.iter().any(elsewhere), "{steps:?}");
     let moved = world.on("c").len();
     assert!((4..=7).contains(&moved), "{moved} of 20 moved");
@@ -305,7 +315,7 @@ fn a_node_that_joins_takes_its_share_and_nothing_else_moves() {
 fn plans_are_bounded_and_report_that_steps_are_left() {
     let functions: Vec<_> = (0..5).map(|number| function(&format!("f{number}"), 1, 10)).collect();
     let mut world = World::new(functions, vec![node("a", 100)]);
-    world.limits = Limits { steps_max: 2 };
+    world.limits = PlanLimits { steps_max: 2 };
     let plan = world.round();
     assert_eq!((plan.steps.len(), plan.more), (2, true));
     assert_eq!(world.settle().len(), 3);

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_policy::placement::{
-    Function, GpuLoad, Limits, Model, Node, Phase, Placement, Plan, Step, View, plan,
+    ClusterSnapshot, DesiredReplicas, FunctionPlacement, GpuLoad, PlacedModel, PlacementChange,
+    PlacementNode, PlacementPhase, PlacementPlan, PlanLimits, plan,
 };
 use millrace_types::{Bytes, Digest, FunctionKey, FunctionName, NodeName, NodeState, TenantName};
 
@@ -23,12 +24,12 @@ pub(crate) fn name(node: &str) -> NodeName {
 }
 
 /// Returns a model of `mib` MiB whose digest is derived from a text.
-pub(crate) fn model(of: &str, mib: u64) -> Model {
-    Model { digest: Digest::of(of.as_bytes()), host: Bytes::mib(mib) }
+pub(crate) fn model(of: &str, mib: u64) -> PlacedModel {
+    PlacedModel { digest: Digest::of(of.as_bytes()), host: Bytes::mib(mib) }
 }
 
-pub(crate) fn function(text: &str, replicas: u32, mib: u64) -> Function {
-    Function {
+pub(crate) fn function(text: &str, replicas: u32, mib: u64) -> DesiredReplicas {
+    DesiredReplicas {
         key: key(text),
         enabled: true,
         replicas,
@@ -40,8 +41,8 @@ pub(crate) fn function(text: &str, replicas: u32, mib: u64) -> Function {
     }
 }
 
-pub(crate) fn node(text: &str, mib: u64) -> Node {
-    Node {
+pub(crate) fn node(text: &str, mib: u64) -> PlacementNode {
+    PlacementNode {
         name: name(text),
         state: NodeState::Schedulable,
         host: Bytes::mib(mib),
@@ -51,33 +52,33 @@ pub(crate) fn node(text: &str, mib: u64) -> Node {
     }
 }
 
-pub(crate) fn place(function: &str, node: &str) -> Step {
-    Step::Place { function: key(function), node: name(node) }
+pub(crate) fn place(function: &str, node: &str) -> PlacementChange {
+    PlacementChange::Place { function: key(function), node: name(node) }
 }
 
-pub(crate) fn unplace(function: &str, node: &str) -> Step {
-    Step::Unplace { function: key(function), node: name(node) }
+pub(crate) fn unplace(function: &str, node: &str) -> PlacementChange {
+    PlacementChange::Unplace { function: key(function), node: name(node) }
 }
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct World {
-    pub(crate) view: View,
-    pub(crate) limits: Limits,
+    pub(crate) view: ClusterSnapshot,
+    pub(crate) limits: PlanLimits,
     /// Functions that a node cannot prepare.
     pub(crate) failing: BTreeSet<(FunctionKey, NodeName)>,
 }
 
 impl World {
-    pub(crate) fn new(functions: Vec<Function>, nodes: Vec<Node>) -> Self {
-        Self { view: View { functions, nodes, ..View::default() }, ..Self::default() }
+    pub(crate) fn new(functions: Vec<DesiredReplicas>, nodes: Vec<PlacementNode>) -> Self {
+        Self { view: ClusterSnapshot { functions, nodes, ..ClusterSnapshot::default() }, ..Self::default() }
     }
 
-    pub(crate) fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> PlacementPlan {
         plan(&self.view, &self.limits)
     }
 
     /// Plans once and carries out the plan. New placements are not ready yet.
-    pub(crate) fn round(&mut self) -> Plan {
+    pub(crate) fn round(&mut self) -> PlacementPlan {
         let plan = self.plan();
         self.check(&plan);
         let serving = self.serving();
@@ -97,13 +98,14 @@ impl World {
         for placement in &mut self.view.placements {
             let pair = (placement.function.clone(), placement.node.clone());
             if alive.contains(&placement.node) {
-                placement.phase = if self.failing.contains(&pair) { Phase::Failed } else { Phase::Ready };
+                placement.phase =
+                    if self.failing.contains(&pair) { PlacementPhase::Failed } else { PlacementPhase::Ready };
             }
         }
     }
 
     /// Plans and prepares until no step is left. Returns all steps.
-    pub(crate) fn settle(&mut self) -> Vec<Step> {
+    pub(crate) fn settle(&mut self) -> Vec<PlacementChange> {
         let mut steps = Vec::new();
         for _ in 0..ROUNDS_MAX {
             self.prepare();
@@ -130,7 +132,7 @@ impl World {
         names
     }
 
-    pub(crate) fn node_mut(&mut self, text: &str) -> &mut Node {
+    pub(crate) fn node_mut(&mut self, text: &str) -> &mut PlacementNode {
         self.view.nodes.iter_mut().find(|node| node.name == name(text)).expect("a node of the cluster")
     }
 
@@ -148,7 +150,7 @@ impl World {
         let alive = self.alive();
         let mut serving = BTreeMap::new();
         for placement in &self.view.placements {
-            if placement.phase == Phase::Ready && alive.contains(&placement.node) {
+            if placement.phase == PlacementPhase::Ready && alive.contains(&placement.node) {
                 *serving.entry(placement.function.clone()).or_insert(0) += 1;
             }
         }
@@ -191,12 +193,12 @@ impl World {
     }
 
     /// Checks the rules that every plan keeps.
-    fn check(&self, plan: &Plan) {
+    fn check(&self, plan: &PlacementPlan) {
         assert!(plan.steps.len() <= self.limits.steps_max, "more steps than allowed");
         let mut after = self.clone();
         for step in &plan.steps {
-            let Step::Place { function, node } = step else { continue };
-            let has = |it: &Placement| it.function == *function && it.node == *node;
+            let PlacementChange::Place { function, node } = step else { continue };
+            let has = |it: &FunctionPlacement| it.function == *function && it.node == *node;
             assert!(!after.view.placements.iter().any(has), "two copies of {function} on {node}");
             after.apply(step);
             let of = self.view.nodes.iter().find(|it| it.name == *node).expect("a node of the cluster");
@@ -206,13 +208,13 @@ impl World {
         }
     }
 
-    fn apply(&mut self, step: &Step) {
+    fn apply(&mut self, step: &PlacementChange) {
         let placements = &mut self.view.placements;
         match step.clone() {
-            Step::Place { function, node } => {
-                placements.push(Placement { function, node, phase: Phase::Preparing });
+            PlacementChange::Place { function, node } => {
+                placements.push(FunctionPlacement { function, node, phase: PlacementPhase::Preparing });
             }
-            Step::Unplace { function, node } => {
+            PlacementChange::Unplace { function, node } => {
                 placements.retain(|it| (&it.function, &it.node) != (&function, &node));
             }
         }
@@ -220,9 +222,9 @@ impl World {
 }
 
 /// Describes a step in short form.
-fn said(step: &Step) -> String {
+fn said(step: &PlacementChange) -> String {
     match step {
-        Step::Place { function, node } => format!("{function} on {node}"),
-        Step::Unplace { function, node } => format!("{function} off {node}"),
+        PlacementChange::Place { function, node } => format!("{function} on {node}"),
+        PlacementChange::Unplace { function, node } => format!("{function} off {node}"),
     }
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use millrace_types::Failure;
 use millrace_types::sequences::{
-    IDLE_DEFAULT, InSequence, SEQUENCE_NAME_MAX, SEQUENCES_DEFAULT, SequenceId, Sequences, StatePair,
+    IDLE_DEFAULT, InSequence, SEQUENCE_NAME_MAX, SEQUENCES_DEFAULT, SequenceId, SequenceSpec, StatePair,
 };
 
 use super::{duration_wire, time};
@@ -12,9 +12,9 @@ use crate::worker::in_sequence::Id;
 use crate::{admin, worker};
 
 /// Parses the sequences of a spec. The spec's own validation checks the ranges.
-pub(super) fn of_spec(wire: admin::Sequences) -> Result<Sequences, Failure> {
+pub(super) fn of_spec(wire: admin::Sequences) -> Result<SequenceSpec, Failure> {
     let pair = |admin::SequenceState { input, output }| StatePair { input, output };
-    Ok(Sequences {
+    Ok(SequenceSpec {
         state: wire.state.into_iter().map(pair).collect(),
         idle: time("sequences.idle", wire.idle)?.unwrap_or(IDLE_DEFAULT),
         max: if wire.max == 0 { SEQUENCES_DEFAULT } else { wire.max },
@@ -22,7 +22,7 @@ pub(super) fn of_spec(wire: admin::Sequences) -> Result<Sequences, Failure> {
 }
 
 /// Encodes the sequences of a spec.
-pub(super) fn spec_wire(sequences: &Sequences) -> admin::Sequences {
+pub(super) fn spec_wire(sequences: &SequenceSpec) -> admin::Sequences {
     let pair =
         |pair: &StatePair| admin::SequenceState { input: pair.input.clone(), output: pair.output.clone() };
     admin::Sequences {
@@ -36,7 +36,7 @@ pub(super) fn spec_wire(sequences: &Sequences) -> admin::Sequences {
 ///
 /// # Errors
 /// [`millrace_types::Reason::InvalidSpec`] with the fault.
-pub fn placed_sequences(wire: worker::Sequences) -> Result<Sequences, Failure> {
+pub fn placed_sequences(wire: worker::Sequences) -> Result<SequenceSpec, Failure> {
     let pair = |worker::SequenceState { input, output }| admin::SequenceState { input, output };
     let worker::Sequences { state, idle, max } = wire;
     of_spec(admin::Sequences { state: state.into_iter().map(pair).collect(), idle, max })
@@ -44,7 +44,7 @@ pub fn placed_sequences(wire: worker::Sequences) -> Result<Sequences, Failure> {
 
 /// Encodes the sequences of a placed function.
 #[must_use]
-pub fn placed_sequences_wire(sequences: &Sequences) -> worker::Sequences {
+pub fn placed_sequences_wire(sequences: &SequenceSpec) -> worker::Sequences {
     let pair = |admin::SequenceState { input, output }| worker::SequenceState { input, output };
     let admin::Sequences { state, idle, max } = spec_wire(sequences);
     worker::Sequences { state: state.into_iter().map(pair).collect(), idle, max }
@@ -90,9 +90,9 @@ mod tests {
     use super::*;
     use crate::convert::{function_key, function_spec, function_spec_wire};
 
-    fn sequences() -> Sequences {
+    fn sequences() -> SequenceSpec {
         let state = vec![StatePair { input: "h_in".into(), output: "h_out".into() }];
-        Sequences { state, idle: Duration::from_secs(5), max: 3 }
+        SequenceSpec { state, idle: Duration::from_secs(5), max: 3 }
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn no_message_type_contains_itself() {
         assert!(!above.contains(&kind), "a type within itself: its struct is boxed, and nesting unbounded");
         above.push(kind);
         let children = kind.shape().fields.iter().filter_map(|(_, field)| match field {
-            Field::Message { kind, .. } => Some(*kind),
+            FieldShape::Message { kind, .. } => Some(*kind),
             _ => None,
         });
         let deepest = children.map(|child| depth(child, above)).max().unwrap_or(0);

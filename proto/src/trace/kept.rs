@@ -28,13 +28,13 @@ pub const FOUND_BYTES_MAX: usize = 3 << 20;
 
 /// The stored spans of a process. Cheap to clone: all clones share the spans.
 #[derive(Debug, Clone)]
-pub struct Kept {
+pub struct SpanRing {
     process: Arc<str>,
     spans: Arc<Mutex<VecDeque<wire::Span>>>,
     max: NonZeroU32,
 }
 
-impl Kept {
+impl SpanRing {
     /// Creates an empty ring. `process` is the name for people, such as `worker-2`.
     #[must_use]
     pub fn new(process: &str, max: NonZeroU32) -> Self {
@@ -51,7 +51,7 @@ impl Kept {
         };
         let Some(last) = spans.iter().rev().find(is_of) else { return Vec::new() };
         let of_trace = spans.iter().rev().filter(|span| span.trace_id == last.trace_id);
-        let mut found: Vec<_> = last_that_fit(of_trace).cloned().collect();
+        let mut found: Vec<_> = newest_within_limits(of_trace).cloned().collect();
         found.reverse();
         found
     }
@@ -72,7 +72,7 @@ impl Kept {
 }
 
 /// Returns the leading spans up to [`FOUND_MAX`] and [`FOUND_BYTES_MAX`].
-pub fn last_that_fit<'a>(
+pub fn newest_within_limits<'a>(
     newest_first: impl Iterator<Item = &'a wire::Span>,
 ) -> impl Iterator<Item = &'a wire::Span> {
     let mut bytes = 0;
@@ -82,7 +82,7 @@ pub fn last_that_fit<'a>(
     })
 }
 
-impl SpanProcessor for Kept {
+impl SpanProcessor for SpanRing {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    fn kept(max: u32) -> (Kept, SdkTracerProvider) {
-        let kept = Kept::new("worker-2", NonZeroU32::new(max).unwrap());
+    fn kept(max: u32) -> (SpanRing, SdkTracerProvider) {
+        let kept = SpanRing::new("worker-2", NonZeroU32::new(max).unwrap());
         let provider = SdkTracerProvider::builder().with_span_processor(kept.clone()).build();
         (kept, provider)
     }
@@ -198,10 +198,10 @@ mod tests {
             ..wire::Span::default()
         };
         let spans: Vec<_> = (0..9).map(|start| span(start, FOUND_BYTES_MAX / 4)).collect();
-        let found: Vec<_> = last_that_fit(spans.iter().rev()).map(|it| it.start_unix_ns).collect();
+        let found: Vec<_> = newest_within_limits(spans.iter().rev()).map(|it| it.start_unix_ns).collect();
         assert_eq!(found, [8, 7, 6]);
         let many: Vec<_> = (0..=FOUND_MAX).map(|start| span(start as u64, 1)).collect();
-        assert_eq!(last_that_fit(many.iter().rev()).count(), FOUND_MAX);
+        assert_eq!(newest_within_limits(many.iter().rev()).count(), FOUND_MAX);
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn unsampled_spans_are_not_stored() {
-        let kept = Kept::new("up", NonZeroU32::MIN);
+        let kept = SpanRing::new("up", NonZeroU32::MIN);
         let provider = SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOff);
         trace(&provider.with_span_processor(kept.clone()).build(), "a");
         assert_eq!(kept.find("a"), []);

@@ -1,5 +1,5 @@
 //! W3C trace context in gRPC metadata and HTTP headers, spans recorded after the fact, and the
-//! spans that a process [stores](Kept).
+//! spans that a process [stores](SpanRing).
 //!
 //! Without an OpenTelemetry layer the current span has no context: injecting writes nothing, and no
 //! span is recorded.
@@ -19,7 +19,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 pub use opentelemetry::KeyValue;
 
-pub use self::kept::{FOUND_BYTES_MAX, FOUND_MAX, Kept, last_that_fit};
+pub use self::kept::{FOUND_BYTES_MAX, FOUND_MAX, SpanRing, newest_within_limits};
 
 /// Generated messages for spans shown to people.
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
@@ -112,7 +112,7 @@ pub fn recorded_id() -> Option<String> {
 
 /// The time of an event that has ended, relative to now, by a monotonic clock.
 #[derive(Debug, Clone, Copy)]
-pub struct Past {
+pub struct FinishedSpan {
     /// The time since the end.
     pub ago: Duration,
     /// The duration of the event.
@@ -121,7 +121,12 @@ pub struct Past {
 
 /// Adds a finished child span to `parent`, for work that another process or a device did and
 /// reported afterwards. Costs nothing if the parent is not recorded.
-pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOnce() -> Vec<KeyValue>) {
+pub fn record_finished(
+    parent: &Span,
+    name: &'static str,
+    past: FinishedSpan,
+    attributes: impl FnOnce() -> Vec<KeyValue>,
+) {
     if parent.is_disabled() {
         return;
     }
@@ -138,14 +143,14 @@ pub fn tell(parent: &Span, name: &'static str, past: Past, attributes: impl FnOn
 }
 
 /// Adds an event to a span. Costs nothing if the span is not recorded.
-pub fn note(span: &Span, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
+pub fn add_event(span: &Span, name: &'static str, attributes: impl FnOnce() -> Vec<KeyValue>) {
     if !span.is_disabled() {
         span.add_event(name, attributes());
     }
 }
 
 /// Adds attributes to a span. Costs nothing if the span is not recorded.
-pub fn add(span: &Span, attributes: impl FnOnce() -> Vec<KeyValue>) {
+pub fn add_attributes(span: &Span, attributes: impl FnOnce() -> Vec<KeyValue>) {
     if !span.is_disabled() {
         attributes().into_iter().for_each(|it| span.set_attribute(it.key, it.value));
     }

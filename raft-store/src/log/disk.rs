@@ -41,7 +41,7 @@ pub struct DiskHealth {
 
 /// An injected stall: for a while, every sync takes longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stall {
+pub struct DiskStall {
     /// The additional duration of each sync.
     pub each_sync: Duration,
     /// The rest of the stall's duration. A sync that is delayed at the stall's end continues at once.
@@ -58,10 +58,10 @@ struct Shared {
     /// job, and from time to time by a task that checks whether space is free again.
     space: Mutex<Option<Box<dyn LogSpace>>>,
     /// Locked by the writer twice for each sync, which costs nothing compared with a sync.
-    syncs: Mutex<Syncs>,
+    syncs: Mutex<SyncTimes>,
     /// Whether a stall is set. Without one, a sync reads only this flag.
     stalls: AtomicBool,
-    stall: Mutex<Option<Planned>>,
+    stall: Mutex<Option<PlannedStall>>,
     /// Notified when the stall changes, so that delayed syncs react at once.
     changed: Condvar,
     full: AtomicBool,
@@ -72,14 +72,14 @@ struct Shared {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Planned {
+struct PlannedStall {
     each_sync: Duration,
     until: Instant,
 }
 
 /// The syncs so far. Pure: callers pass `now`.
 #[derive(Debug, Clone, Copy, Default)]
-struct Syncs {
+struct SyncTimes {
     began: Option<Instant>,
     /// The start of the first and the end of the last sync in the present run of slow syncs.
     slow: Option<(Instant, Instant)>,
@@ -89,28 +89,30 @@ struct Syncs {
 
 /// A change between slow and fast syncs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Turn {
+enum SpeedChange {
     /// The first slow sync, with its duration.
     Slow(Duration),
     /// The first fast sync, with the number of slow syncs before it.
     FastAgain(u32),
 }
 
-impl Syncs {
+impl SyncTimes {
     fn begin(&mut self, now: Instant) {
         self.began.get_or_insert(now);
     }
 
-    fn end(&mut self, now: Instant) -> Option<Turn> {
+    fn end(&mut self, now: Instant) -> Option<SpeedChange> {
         let began = self.began.take()?;
         self.last = now - began;
         if self.last < SYNC_SLOW {
             self.slow = None;
-            return Some(std::mem::take(&mut self.slow_syncs)).filter(|&slow| slow > 0).map(Turn::FastAgain);
+            return Some(std::mem::take(&mut self.slow_syncs))
+                .filter(|&slow| slow > 0)
+                .map(SpeedChange::FastAgain);
         }
         self.slow = Some((self.slow.map_or(began, |(since, _)| since), now));
         self.slow_syncs = self.slow_syncs.saturating_add(1);
-        (self.slow_syncs == 1).then_some(Turn::Slow(self.last))
+        (self.slow_syncs == 1).then_some(SpeedChange::Slow(self.last))
     }
 
     fn health(&self, now: Instant) -> DiskHealth {
@@ -193,8 +195,8 @@ impl LogDisk {
 
     /// Delays every sync for a while, in place of an earlier stall. A sync that is pending is not
     /// delayed.
-    pub fn stall(&self, stall: Stall) {
-        let planned = Planned { each_sync: stall.each_sync, until: Instant::now() + stall.left };
+    pub fn stall(&self, stall: DiskStall) {
+        let planned = PlannedStall { each_sync: stall.each_sync, until: Instant::now() + stall.left };
         self.plan(Some(planned));
     }
 
@@ -205,13 +207,13 @@ impl LogDisk {
 
     /// Returns the present stall.
     #[must_use]
-    pub fn stalled(&self) -> Option<Stall> {
-        let left = |it: Planned| it.until.saturating_duration_since(Instant::now());
+    pub fn stalled(&self) -> Option<DiskStall> {
+        let left = |it: PlannedStall| it.until.saturating_duration_since(Instant::now());
         let planned = (*self.planned())?;
-        Some(Stall { each_sync: planned.each_sync, left: left(planned) }).filter(|it| !it.left.is_zero())
+        Some(DiskStall { each_sync: planned.each_sync, left: left(planned) }).filter(|it| !it.left.is_zero())
     }
 
-    fn plan(&self, planned: Option<Planned>) {
+    fn plan(&self, planned: Option<PlannedStall>) {
         let mut stall = self.planned();
         *stall = planned;
         self.0.stalls.store(planned.is_some(), Ordering::Relaxed);
@@ -219,11 +221,11 @@ impl LogDisk {
         self.0.changed.notify_all();
     }
 
-    fn planned(&self) -> MutexGuard<'_, Option<Planned>> {
+    fn planned(&self) -> MutexGuard<'_, Option<PlannedStall>> {
         self.0.stall.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn syncs(&self) -> MutexGuard<'_, Syncs> {
+    fn syncs(&self) -> MutexGuard<'_, SyncTimes> {
         self.0.syncs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -244,10 +246,10 @@ impl LogDisk {
     pub(super) fn end(&self) {
         let turn = self.syncs().end(Instant::now());
         match turn {
-            Some(Turn::Slow(took)) => {
+            Some(SpeedChange::Slow(took)) => {
                 tracing::warn!(?took, "the log's disk is slow: every write waits");
             }
-            Some(Turn::FastAgain(slow)) => tracing::info!(slow, "the log's disk is as fast as before"),
+            Some(SpeedChange::FastAgain(slow)) => tracing::info!(slow, "the log's disk is as fast as before"),
             None => {}
         }
     }
@@ -261,7 +263,7 @@ impl LogDisk {
     fn wait_out(&self) {
         let began = Instant::now();
         let mut stall = self.planned();
-        while let Some(Planned { each_sync, until }) = *stall {
+        while let Some(PlannedStall { each_sync, until }) = *stall {
             let now = Instant::now();
             if now >= until {
                 *stall = None;
@@ -286,8 +288,8 @@ mod tests {
 
     /// Runs syncs of these durations back to back, and returns the counts, the time after them and
     /// the changes.
-    fn after(start: Instant, took_ms: &[u64]) -> (Syncs, Instant, Vec<Option<Turn>>) {
-        let mut syncs = Syncs::default();
+    fn after(start: Instant, took_ms: &[u64]) -> (SyncTimes, Instant, Vec<Option<SpeedChange>>) {
+        let mut syncs = SyncTimes::default();
         let mut now = start;
         let mut turns = Vec::new();
         for &took in took_ms {
@@ -312,8 +314,8 @@ mod tests {
         assert_eq!(slow_for(&[SLOW, 5, SLOW, 400]), (700, 2));
         assert_eq!(slow_for(&[SLOW, SLOW, 5]), (0, 0));
         let (.., turns) = after(start, &[5, SLOW, SLOW, 5, 5]);
-        let slow = Turn::Slow(Duration::from_millis(SLOW));
-        assert_eq!(turns, vec![None, Some(slow), None, Some(Turn::FastAgain(2)), None]);
+        let slow = SpeedChange::Slow(Duration::from_millis(SLOW));
+        assert_eq!(turns, vec![None, Some(slow), None, Some(SpeedChange::FastAgain(2)), None]);
     }
 
     #[test]
@@ -332,7 +334,7 @@ mod tests {
     fn a_delayed_sync_continues_when_the_stall_is_cleared_or_over() {
         let disk = LogDisk::default();
         let long = Duration::from_secs(3600);
-        disk.stall(Stall { each_sync: long, left: long });
+        disk.stall(DiskStall { each_sync: long, left: long });
         assert_eq!(disk.stalled().map(|it| it.each_sync), Some(long));
         std::thread::scope(|scope| {
             let held = scope.spawn(|| {
@@ -350,7 +352,7 @@ mod tests {
         // The stall ends by itself: a sync would be delayed by an hour, but the stall lasts a
         // moment.
         let moment = Duration::from_millis(20);
-        disk.stall(Stall { each_sync: long, left: moment });
+        disk.stall(DiskStall { each_sync: long, left: moment });
         let before = Instant::now();
         disk.begin();
         disk.end();
@@ -362,7 +364,7 @@ mod tests {
     fn a_stall_delays_each_sync_by_its_duration() {
         let disk = LogDisk::default();
         let each_sync = Duration::from_millis(10);
-        disk.stall(Stall { each_sync, left: Duration::from_secs(3600) });
+        disk.stall(DiskStall { each_sync, left: Duration::from_secs(3600) });
         for _ in 0..3 {
             disk.begin();
             disk.end();

@@ -29,14 +29,14 @@ use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::disk::LogDisk;
-use self::space::{HeldBlocks, LogSpace};
-use self::tables::{Bounds, Meta, MetaRecord, Tables};
-use self::witness::Witness;
-use self::writer::{DbFile, Durable, JOBS_MAX, Job, SyncPoint, Syncing, Writer};
+use self::space::{LogSpace, ReservedBlocks};
+use self::tables::{LogBounds, LogTables, MetaKey, MetaRecord};
+use self::witness::SyncMarker;
+use self::writer::{DbFile, DurableCallback, JOBS_MAX, LogJob, LogWriter, SyncPoint, SyncState};
 use crate::config::{Entry, LogId, StorageError, TypeConfig, Vote};
 use crate::data_dir::DataDir;
-use crate::error::{Error, Subject};
-use crate::machine::Machine;
+use crate::error::{Error, RaftOperation};
+use crate::machine::StateMachine;
 
 /// Maximum size of a read for replication, in bytes, passed by at most its last entry. With the
 /// largest entry, the read stays below gRPC's default limit of 4 MiB.
@@ -46,7 +46,7 @@ const LOG_DIR: &str = "log";
 
 /// Whether the data directory is new or must have a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expect {
+pub(crate) enum ExpectedLog {
     /// The directory is new: nothing was acknowledged in it.
     Nothing,
     /// The directory must have a log.
@@ -58,7 +58,7 @@ pub struct LogStore<M> {
     reader: LogReader<M>,
     /// The last log index that a durable snapshot covers; `None` if there is no snapshot.
     covered: watch::Receiver<Option<u64>>,
-    writer: Writing,
+    writer: WriterHandle,
     disk: LogDisk,
     /// Dropped last, so that the directory is unlocked only after the writer has ended.
     _dir: Option<Arc<DataDir>>,
@@ -66,9 +66,9 @@ pub struct LogStore<M> {
 
 /// Reads the log, while the [`LogStore`] writes it.
 pub struct LogReader<M> {
-    tables: Tables,
+    tables: LogTables,
     /// Read by replication tasks while the writer thread changes a few words at a time.
-    bounds: Arc<RwLock<Bounds>>,
+    bounds: Arc<RwLock<LogBounds>>,
     /// A reader keeps sled open, and therefore the directory locked.
     dir: Option<Arc<DataDir>>,
     _machine: PhantomData<fn() -> M>,
@@ -86,29 +86,29 @@ impl<M> Clone for LogReader<M> {
 }
 
 /// The file and the space that the log is written to.
-pub(crate) struct Backing {
+pub(crate) struct LogBacking {
     pub(crate) sync_point: Box<dyn SyncPoint>,
     /// `None` if the space is not checked.
     pub(crate) space: Option<Box<dyn LogSpace>>,
 }
 
 /// The way in which jobs are carried out.
-enum Writing {
+enum WriterHandle {
     Thread(WriterThread),
     /// In simulated time, on the task that submits the job.
     #[cfg(any(test, feature = "sim"))]
-    InTurn(Box<crate::sim::InTurn>),
+    InTurn(Box<crate::sim::InlineWriter>),
 }
 
 /// The writer thread. Dropping this value waits until all submitted jobs are written.
 struct WriterThread {
-    jobs: Option<mpsc::Sender<Job>>,
+    jobs: Option<mpsc::Sender<LogJob>>,
     thread: Option<JoinHandle<()>>,
     disk: LogDisk,
 }
 
 impl WriterThread {
-    fn start(mut writer: Writer, log_dir: &Path) -> Result<Self, Error> {
+    fn start(mut writer: LogWriter, log_dir: &Path) -> Result<Self, Error> {
         writer.begin()?;
         let (jobs, queue) = mpsc::channel(JOBS_MAX);
         let disk = writer.disk();
@@ -119,7 +119,7 @@ impl WriterThread {
         Ok(Self { jobs: Some(jobs), thread: Some(thread), disk })
     }
 
-    async fn give(&self, job: Job) -> Result<(), Error> {
+    async fn give(&self, job: LogJob) -> Result<(), Error> {
         let jobs = self.jobs.as_ref().ok_or_else(writer_gone)?;
         jobs.send(job).await.map_err(|_| writer_gone())
     }
@@ -138,28 +138,28 @@ impl Drop for WriterThread {
     }
 }
 
-impl<M: Machine> LogStore<M> {
+impl<M: StateMachine> LogStore<M> {
     /// Opens and checks the log of a data directory. Blocks.
     pub(crate) fn open(
         dir: &Path,
-        expect: Expect,
+        expect: ExpectedLog,
         covered: watch::Receiver<Option<u64>>,
     ) -> Result<Self, Error> {
         Self::open_with(dir, expect, covered, |log_dir| {
-            let space = HeldBlocks::open(log_dir).map_err(Error::io("reserving space for", log_dir))?;
-            Ok(Backing { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(space)) })
+            let space = ReservedBlocks::open(log_dir).map_err(Error::io("reserving space for", log_dir))?;
+            Ok(LogBacking { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(space)) })
         })
     }
 
     /// Like [`Self::open`], with the caller's sync and space.
     pub(crate) fn open_with(
         dir: &Path,
-        expect: Expect,
+        expect: ExpectedLog,
         covered: watch::Receiver<Option<u64>>,
-        backing: impl FnOnce(&Path) -> Result<Backing, Error>,
+        backing: impl FnOnce(&Path) -> Result<LogBacking, Error>,
     ) -> Result<Self, Error> {
         Self::open_writing(dir, expect, covered, backing, |writer, log_dir| {
-            WriterThread::start(writer, log_dir).map(Writing::Thread)
+            WriterThread::start(writer, log_dir).map(WriterHandle::Thread)
         })
     }
 
@@ -167,50 +167,52 @@ impl<M: Machine> LogStore<M> {
     #[cfg(any(test, feature = "sim"))]
     pub(crate) fn open_simulated(
         dir: &Path,
-        expect: Expect,
+        expect: ExpectedLog,
         covered: watch::Receiver<Option<u64>>,
         disk: Box<dyn crate::sim::SimDisk>,
     ) -> Result<Self, Error> {
         let disk = crate::sim::SharedDisk::new(disk);
-        let backing = |log_dir: &Path| Ok(Backing { sync_point: disk.sync_point(log_dir), space: None });
+        let backing = |log_dir: &Path| Ok(LogBacking { sync_point: disk.sync_point(log_dir), space: None });
         Self::open_writing(dir, expect, covered, backing, |writer, _| {
-            crate::sim::InTurn::start(writer, disk.clone()).map(|it| Writing::InTurn(Box::new(it)))
+            crate::sim::InlineWriter::start(writer, disk.clone()).map(|it| WriterHandle::InTurn(Box::new(it)))
         })
     }
 
     fn open_writing(
         dir: &Path,
-        expect: Expect,
+        expect: ExpectedLog,
         covered: watch::Receiver<Option<u64>>,
-        backing: impl FnOnce(&Path) -> Result<Backing, Error>,
-        start: impl FnOnce(Writer, &Path) -> Result<Writing, Error>,
+        backing: impl FnOnce(&Path) -> Result<LogBacking, Error>,
+        start: impl FnOnce(LogWriter, &Path) -> Result<WriterHandle, Error>,
     ) -> Result<Self, Error> {
         let log_dir = dir.join(LOG_DIR);
-        if expect == Expect::Log && !log_dir.join("db").exists() {
+        if expect == ExpectedLog::Log && !log_dir.join("db").exists() {
             return Err(missing_log());
         }
-        let tables = Tables::open(&log_dir)?;
-        let synced = tables.read_meta(Meta::Sync)?.unwrap_or(0);
-        let (witness, remembered) = Witness::open(&dir.join("log.witness"))?;
+        let tables = LogTables::open(&log_dir)?;
+        let synced = tables.read_meta(MetaKey::Sync)?.unwrap_or(0);
+        let (witness, remembered) = SyncMarker::open(&dir.join("log.witness"))?;
         if synced < remembered {
             let flaw = format!("it ends with sync {synced}, but sync {remembered} was durable");
             return Err(Error::Damaged { what: "the log".to_owned(), flaw });
         }
         let bounds = tables.check()?;
         match expect {
-            Expect::Log if synced == 0 => return Err(missing_log()),
+            ExpectedLog::Log if synced == 0 => return Err(missing_log()),
             // A crash between the first sync and the identity leaves a log in which nothing was
             // written.
-            Expect::Nothing if bounds.last.is_some() || tables.read_meta::<Vote>(Meta::Vote)?.is_some() => {
+            ExpectedLog::Nothing
+                if bounds.last.is_some() || tables.read_meta::<Vote>(MetaKey::Vote)?.is_some() =>
+            {
                 return Err(missing_identity("there is a log"));
             }
             _ => {}
         }
         let bounds = Arc::new(RwLock::new(bounds));
-        let Backing { sync_point, space } = backing(&log_dir)?;
+        let LogBacking { sync_point, space } = backing(&log_dir)?;
         let disk = LogDisk::new(space);
-        let syncing = Syncing { synced, witness, point: sync_point, disk: disk.clone() };
-        let writer = Writer::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing)?;
+        let syncing = SyncState { synced, witness, point: sync_point, disk: disk.clone() };
+        let writer = LogWriter::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing)?;
         let writer = start(writer, &log_dir)?;
         Ok(Self {
             reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },
@@ -245,7 +247,7 @@ impl<M: Machine> LogStore<M> {
 
     #[cfg(test)]
     pub(crate) fn vote(&self) -> Result<Option<Vote>, Error> {
-        self.reader.tables.read_meta(Meta::Vote)
+        self.reader.tables.read_meta(MetaKey::Vote)
     }
 
     #[cfg(test)]
@@ -253,11 +255,11 @@ impl<M: Machine> LogStore<M> {
         self.reader.read(0, u64::MAX, usize::MAX)
     }
 
-    async fn give(&self, job: Job) -> Result<(), Error> {
+    async fn give(&self, job: LogJob) -> Result<(), Error> {
         match &self.writer {
-            Writing::Thread(writer) => writer.give(job).await,
+            WriterHandle::Thread(writer) => writer.give(job).await,
             #[cfg(any(test, feature = "sim"))]
-            Writing::InTurn(writer) => {
+            WriterHandle::InTurn(writer) => {
                 writer.carry_out(job).await;
                 Ok(())
             }
@@ -265,7 +267,7 @@ impl<M: Machine> LogStore<M> {
     }
 
     /// Submits a job and waits until it is carried out.
-    async fn carry_out(&self, job: impl FnOnce(Durable) -> Job) -> Result<(), Error> {
+    async fn carry_out(&self, job: impl FnOnce(DurableCallback) -> LogJob) -> Result<(), Error> {
         let (answer, answered) = answer();
         self.give(job(answer)).await?;
         answered.await.unwrap_or_else(|_| Err(writer_gone()))
@@ -296,9 +298,9 @@ impl<M: Machine> LogStore<M> {
             encoded.push(record::encode(index, &body)?);
             before = before.max(Some(index));
         }
-        let durable: Durable =
+        let durable: DurableCallback =
             Box::new(|result| flushed.log_io_completed(result.map_err(std::io::Error::other)));
-        self.carry_out(|readable| Job::Append { entries: encoded, last, readable, durable }).await
+        self.carry_out(|readable| LogJob::Append { entries: encoded, last, readable, durable }).await
     }
 
     async fn truncate_from(&self, from: u64) -> Result<(), Error> {
@@ -307,7 +309,7 @@ impl<M: Machine> LogStore<M> {
             Some(before) if before >= bounds.first_index() => self.reader.tables.position(before)?,
             _ => bounds.purged,
         };
-        self.carry_out(|durable| Job::Truncate { from, last, durable }).await
+        self.carry_out(|durable| LogJob::Truncate { from, last, durable }).await
     }
 
     /// Waits until a durable snapshot covers `upto`, then purges the entries.
@@ -322,15 +324,15 @@ impl<M: Machine> LogStore<M> {
                 "the snapshot store was closed before a snapshot covered the purge".into(),
             ));
         }
-        let record = MetaRecord::encode(Meta::Purged, &upto)?;
-        self.carry_out(|durable| Job::Purge { upto, record, durable }).await
+        let record = MetaRecord::encode(MetaKey::Purged, &upto)?;
+        self.carry_out(|durable| LogJob::Purge { upto, record, durable }).await
     }
 
     async fn write_committed(&self, committed: Option<LogId>) -> Result<(), Error> {
         let Some(committed) = committed else { return Ok(()) };
-        let record = MetaRecord::encode(Meta::Committed, &committed)?;
+        let record = MetaRecord::encode(MetaKey::Committed, &committed)?;
         self.reader.bounds.write().unwrap_or_else(PoisonError::into_inner).committed = Some(committed);
-        self.give(Job::Committed { record }).await
+        self.give(LogJob::Committed { record }).await
     }
 }
 
@@ -346,7 +348,7 @@ fn writer_gone() -> Error {
     Error::Halted("the log's writer thread is gone".into())
 }
 
-fn answer() -> (Durable, oneshot::Receiver<Result<(), Error>>) {
+fn answer() -> (DurableCallback, oneshot::Receiver<Result<(), Error>>) {
     let (sender, receiver) = oneshot::channel();
     let answer = move |result| {
         if let Err(unheard) = sender.send(result) {
@@ -356,8 +358,8 @@ fn answer() -> (Durable, oneshot::Receiver<Result<(), Error>>) {
     (Box::new(answer), receiver)
 }
 
-impl<M: Machine> LogReader<M> {
-    fn bounds(&self) -> Bounds {
+impl<M: StateMachine> LogReader<M> {
+    fn bounds(&self) -> LogBounds {
         self.bounds.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -398,7 +400,7 @@ impl<M: Machine> LogReader<M> {
     }
 }
 
-impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogReader<M> {
+impl<M: StateMachine> RaftLogReader<TypeConfig<M>> for LogReader<M> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -413,15 +415,15 @@ impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogReader<M> {
             Bound::Excluded(&to) => to,
             Bound::Unbounded => u64::MAX,
         };
-        self.read(from, to, usize::MAX).map_err(|error| error.into_storage(Subject::ReadLog))
+        self.read(from, to, usize::MAX).map_err(|error| error.into_storage(RaftOperation::ReadLog))
     }
 
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry<M>>, StorageError> {
-        self.read(start, end, READ_BYTES_MAX).map_err(|error| error.into_storage(Subject::ReadLog))
+        self.read(start, end, READ_BYTES_MAX).map_err(|error| error.into_storage(RaftOperation::ReadLog))
     }
 }
 
-impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogStore<M> {
+impl<M: StateMachine> RaftLogReader<TypeConfig<M>> for LogStore<M> {
     async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
         &mut self,
         range: RB,
@@ -434,11 +436,11 @@ impl<M: Machine> RaftLogReader<TypeConfig<M>> for LogStore<M> {
     }
 }
 
-impl<M: Machine> RaftLogStorage<TypeConfig<M>> for LogStore<M> {
+impl<M: StateMachine> RaftLogStorage<TypeConfig<M>> for LogStore<M> {
     type LogReader = LogReader<M>;
 
     async fn get_log_state(&mut self) -> Result<LogState<TypeConfig<M>>, StorageError> {
-        let Bounds { purged, last, .. } = self.reader.bounds();
+        let LogBounds { purged, last, .. } = self.reader.bounds();
         Ok(LogState { last_purged_log_id: purged, last_log_id: last })
     }
 
@@ -447,19 +449,22 @@ impl<M: Machine> RaftLogStorage<TypeConfig<M>> for LogStore<M> {
     }
 
     async fn save_vote(&mut self, vote: &Vote) -> Result<(), StorageError> {
-        let saved = match MetaRecord::encode(Meta::Vote, vote) {
-            Ok(record) => self.carry_out(|durable| Job::Vote { record, durable }).await,
+        let saved = match MetaRecord::encode(MetaKey::Vote, vote) {
+            Ok(record) => self.carry_out(|durable| LogJob::Vote { record, durable }).await,
             Err(error) => Err(error),
         };
-        saved.map_err(|error| error.into_storage(Subject::WriteVote))
+        saved.map_err(|error| error.into_storage(RaftOperation::WriteVote))
     }
 
     async fn read_vote(&mut self) -> Result<Option<Vote>, StorageError> {
-        self.reader.tables.read_meta(Meta::Vote).map_err(|error| error.into_storage(Subject::ReadVote))
+        self.reader
+            .tables
+            .read_meta(MetaKey::Vote)
+            .map_err(|error| error.into_storage(RaftOperation::ReadVote))
     }
 
     async fn save_committed(&mut self, committed: Option<LogId>) -> Result<(), StorageError> {
-        self.write_committed(committed).await.map_err(|error| error.into_storage(Subject::WriteLog))
+        self.write_committed(committed).await.map_err(|error| error.into_storage(RaftOperation::WriteLog))
     }
 
     async fn read_committed(&mut self) -> Result<Option<LogId>, StorageError> {
@@ -472,14 +477,16 @@ impl<M: Machine> RaftLogStorage<TypeConfig<M>> for LogStore<M> {
         I::IntoIter: OptionalSend,
     {
         let entries = entries.into_iter().collect();
-        self.append_entries(entries, callback).await.map_err(|error| error.into_storage(Subject::WriteLog))
+        self.append_entries(entries, callback)
+            .await
+            .map_err(|error| error.into_storage(RaftOperation::WriteLog))
     }
 
     async fn truncate(&mut self, log_id: LogId) -> Result<(), StorageError> {
-        self.truncate_from(log_id.index).await.map_err(|error| error.into_storage(Subject::WriteLog))
+        self.truncate_from(log_id.index).await.map_err(|error| error.into_storage(RaftOperation::WriteLog))
     }
 
     async fn purge(&mut self, log_id: LogId) -> Result<(), StorageError> {
-        self.purge_upto(log_id).await.map_err(|error| error.into_storage(Subject::WriteLog))
+        self.purge_upto(log_id).await.map_err(|error| error.into_storage(RaftOperation::WriteLog))
     }
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::frame::{self, Flaw};
+use crate::frame::{self, RecordFault};
 
 /// The format of log entries.
 ///
@@ -36,7 +36,7 @@ const _: () = assert!(ENTRY_BYTES_MAX / PART_BYTES < u16::MAX as usize, "a part'
 const LENGTH_BYTES: usize = size_of::<u32>();
 
 /// A key and a value in sled.
-pub(crate) type Pair = (Vec<u8>, Vec<u8>);
+pub(crate) type SledPair = (Vec<u8>, Vec<u8>);
 
 /// Returns the key of an entry's head: the first key of the entry, above all keys of the previous
 /// entry.
@@ -60,7 +60,7 @@ fn index_of(key: &[u8]) -> Result<u64, Error> {
 }
 
 /// Splits an entry into pairs for sled.
-pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<Pair>, Error> {
+pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<SledPair>, Error> {
     let sealed = frame::seal(FORMAT, &key(index), body);
     let length = u32::try_from(sealed.len()).ok().filter(|_| body.len() <= ENTRY_BYTES_MAX);
     let Some(length) = length else {
@@ -79,13 +79,13 @@ pub(crate) fn encode(index: u64, body: &[u8]) -> Result<Vec<Pair>, Error> {
 }
 
 /// Assembles entries from sled's pairs in key order. Ends after the first error.
-pub(crate) struct Records<I: Iterator> {
+pub(crate) struct EntryRecords<I: Iterator> {
     pairs: Peekable<I>,
     /// The path of the store, for messages.
     store: Arc<Path>,
 }
 
-impl<I> Records<I>
+impl<I> EntryRecords<I>
 where
     I: Iterator<Item = Result<(sled::IVec, sled::IVec), sled::Error>>,
 {
@@ -119,12 +119,13 @@ where
         if sealed.len() != length {
             return Err(damaged(format!("it has {} of {length} bytes", sealed.len())));
         }
-        let body = frame::unseal(FORMAT, key, &sealed).map_err(|flaw: Flaw| Error::flaw(what(), flaw))?;
+        let body =
+            frame::unseal(FORMAT, key, &sealed).map_err(|flaw: RecordFault| Error::flaw(what(), flaw))?;
         Ok((index, body.to_vec()))
     }
 }
 
-impl<I> Iterator for Records<I>
+impl<I> Iterator for EntryRecords<I>
 where
     I: Iterator<Item = Result<(sled::IVec, sled::IVec), sled::Error>>,
 {
@@ -144,9 +145,9 @@ mod tests {
 
     use super::*;
 
-    fn decode(pairs: &[Pair]) -> Vec<Result<(u64, Vec<u8>), String>> {
+    fn decode(pairs: &[SledPair]) -> Vec<Result<(u64, Vec<u8>), String>> {
         let stored = pairs.iter().map(|(k, v)| Ok((sled::IVec::from(&k[..]), sled::IVec::from(&v[..]))));
-        Records::new(stored, Path::new("store").into())
+        EntryRecords::new(stored, Path::new("store").into())
             .map(|record| record.map_err(|error| error.to_string()))
             .collect()
     }
@@ -156,7 +157,7 @@ mod tests {
         fn entries_of_any_size_are_read_back_in_order(sizes in prop::collection::vec(0usize..20_000, 1..6), first in 0u64..u64::MAX - 10) {
             let entries: Vec<(u64, Vec<u8>)> =
                 (first..).zip(&sizes).map(|(index, &size)| (index, vec![index as u8; size])).collect();
-            let mut pairs: Vec<Pair> = entries.iter().flat_map(|(index, body)| encode(*index, body).unwrap()).collect();
+            let mut pairs: Vec<SledPair> = entries.iter().flat_map(|(index, body)| encode(*index, body).unwrap()).collect();
             prop_assert!(pairs.iter().all(|(_, value)| value.len() <= PART_BYTES + LENGTH_BYTES));
             pairs.sort();
             prop_assert_eq!(decode(&pairs), entries.into_iter().map(Ok).collect::<Vec<_>>());

@@ -56,22 +56,22 @@ pub(crate) trait LogSpace: Debug + Send {
 
 /// Reserved blocks of sled's file behind its end.
 #[derive(Debug)]
-pub(crate) struct HeldBlocks {
+pub(crate) struct ReservedBlocks {
     file: File,
     /// Bytes to reserve.
     wanted: u64,
-    refused: Option<Refused>,
+    refused: Option<RefusedBlocks>,
 }
 
 /// A request for blocks that the file system refused.
 #[derive(Debug, Clone, Copy)]
-struct Refused {
+struct RefusedBlocks {
     at: Instant,
     /// Whether every later request will be refused too.
     for_good: bool,
 }
 
-impl HeldBlocks {
+impl ReservedBlocks {
     /// Reserves blocks for the log in `log_dir`, as many as the file system grants.
     pub(crate) fn open(log_dir: &Path) -> io::Result<Self> {
         let path = log_dir.join("db");
@@ -116,7 +116,7 @@ impl HeldBlocks {
             0 => Ok(()),
             length => rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, 0, length),
         };
-        let refused = |for_good| Some(Refused { at: Instant::now(), for_good });
+        let refused = |for_good| Some(RefusedBlocks { at: Instant::now(), for_good });
         self.refused = match taken {
             Ok(()) if held + more >= self.low() => None,
             Ok(()) | Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::INTR) => refused(false),
@@ -130,7 +130,7 @@ impl HeldBlocks {
     }
 }
 
-impl LogSpace for HeldBlocks {
+impl LogSpace for ReservedBlocks {
     fn left(&mut self, needed: u64) -> io::Result<u64> {
         let held = self.held()?;
         if held >= self.low().max(needed) {
@@ -172,7 +172,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("db");
         std::fs::write(&path, vec![1; 100_000]).unwrap();
-        let mut blocks = HeldBlocks::open(dir.path()).unwrap();
+        let mut blocks = ReservedBlocks::open(dir.path()).unwrap();
         if blocks.refused.is_some() {
             eprintln!("skipped: this file system cannot reserve space, or has none");
             return;

@@ -18,7 +18,7 @@ use millrace_cluster_state::packed;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::record::{self, Records};
+use super::record::{self, EntryRecords};
 use crate::config::LogId;
 use crate::error::Error;
 use crate::frame;
@@ -49,14 +49,14 @@ const META_FORMAT: u8 = 2;
 
 /// A key of the `meta` tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meta {
+pub(crate) enum MetaKey {
     Vote,
     Committed,
     Purged,
     Sync,
 }
 
-impl Meta {
+impl MetaKey {
     const ALL: [Self; 4] = [Self::Vote, Self::Committed, Self::Purged, Self::Sync];
 
     fn key(self) -> &'static [u8] {
@@ -80,7 +80,7 @@ impl Meta {
 
 /// The beginning and end of the log. `purged <= last` always.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Bounds {
+pub(crate) struct LogBounds {
     /// The last purged position. Entries up to it may still be on disk, invisible.
     pub(crate) purged: Option<LogId>,
     /// The last entry, or `purged` if there is no later entry.
@@ -90,7 +90,7 @@ pub(crate) struct Bounds {
     pub(crate) removals: u64,
 }
 
-impl Bounds {
+impl LogBounds {
     /// Returns the first visible index.
     pub(crate) fn first_index(&self) -> u64 {
         self.purged.map_or(0, |purged| purged.index + 1)
@@ -103,7 +103,7 @@ impl Bounds {
 }
 
 #[derive(Clone)]
-pub(crate) struct Tables {
+pub(crate) struct LogTables {
     pub(crate) db: sled::Db,
     pub(crate) logs: sled::Tree,
     meta: sled::Tree,
@@ -111,12 +111,12 @@ pub(crate) struct Tables {
     path: Arc<Path>,
 }
 
-impl Tables {
+impl LogTables {
     /// Opens or creates the log's store. Checks nothing yet.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let opening = |source| Error::sled("opening the log", path, source);
         // sled's own flusher is off: every write and sync is done by the writer thread, in order.
-        wait_until_let_go(&path.join("db"))?;
+        wait_until_unlocked(&path.join("db"))?;
         remove_half_written(path)?;
         let config = sled::Config::new()
             .path(path)
@@ -154,21 +154,21 @@ impl Tables {
     /// # Errors
     /// [`Error::Damaged`] for a damaged record, a position that contradicts its key, or a hole;
     /// [`Error::UnknownFormat`].
-    pub(crate) fn check(&self) -> Result<Bounds, Error> {
+    pub(crate) fn check(&self) -> Result<LogBounds, Error> {
         panics_are_damage(|| self.read_through())
     }
 
-    fn read_through(&self) -> Result<Bounds, Error> {
+    fn read_through(&self) -> Result<LogBounds, Error> {
         let damaged = |flaw: String| Error::Damaged { what: "the log".to_owned(), flaw };
         for key in self.meta.iter().keys() {
             let key = key.map_err(self.failed("reading the log"))?;
-            if Meta::ALL.iter().all(|meta| meta.key() != &key[..]) {
+            if MetaKey::ALL.iter().all(|meta| meta.key() != &key[..]) {
                 return Err(damaged(format!("it has a record {:?}", String::from_utf8_lossy(&key))));
             }
         }
-        let purged: Option<LogId> = self.read_meta(Meta::Purged)?;
-        let committed: Option<LogId> = self.read_meta(Meta::Committed)?;
-        let mut bounds = Bounds { purged, last: purged, committed, removals: 0 };
+        let purged: Option<LogId> = self.read_meta(MetaKey::Purged)?;
+        let committed: Option<LogId> = self.read_meta(MetaKey::Committed)?;
+        let mut bounds = LogBounds { purged, last: purged, committed, removals: 0 };
         // Purged entries may be half deleted, so the check begins behind them.
         let first = bounds.first_index();
         for (next, record) in (first..).zip(self.records(first, u64::MAX)) {
@@ -188,7 +188,10 @@ impl Tables {
         to: u64,
     ) -> impl Iterator<Item = Result<(u64, Vec<u8>), Error>> + use<> {
         // sled panics on a range that ends before its beginning.
-        Records::new(self.logs.range(record::key(from)..record::key(to.max(from))), Arc::clone(&self.path))
+        EntryRecords::new(
+            self.logs.range(record::key(from)..record::key(to.max(from))),
+            Arc::clone(&self.path),
+        )
     }
 
     /// Returns the position of the entry at `index`, if there is one.
@@ -199,7 +202,7 @@ impl Tables {
         }
     }
 
-    pub(crate) fn read_meta<T: DeserializeOwned>(&self, meta: Meta) -> Result<Option<T>, Error> {
+    pub(crate) fn read_meta<T: DeserializeOwned>(&self, meta: MetaKey) -> Result<Option<T>, Error> {
         let stored = self.meta.get(meta.key()).map_err(self.failed("reading the log"))?;
         let Some(stored) = stored else { return Ok(None) };
         let body =
@@ -210,7 +213,7 @@ impl Tables {
     }
 
     /// Writes a value, which is not durable yet.
-    pub(crate) fn write_meta(&self, meta: Meta, record: &MetaRecord) -> Result<(), Error> {
+    pub(crate) fn write_meta(&self, meta: MetaKey, record: &MetaRecord) -> Result<(), Error> {
         self.meta.insert(meta.key(), record.0.as_slice()).map_err(self.failed("writing the log"))?;
         Ok(())
     }
@@ -219,7 +222,7 @@ impl Tables {
 /// Waits until sled's threads release sled's file, which they may hold locked for a moment after
 /// the last handle is dropped. The caller has the data directory's lock, so only threads of this
 /// process can hold the file.
-fn wait_until_let_go(db: &Path) -> Result<(), Error> {
+fn wait_until_unlocked(db: &Path) -> Result<(), Error> {
     let file = match File::open(db) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -273,7 +276,7 @@ fn panics_are_damage<T>(work: impl FnOnce() -> Result<T, Error>) -> Result<T, Er
 pub(crate) struct MetaRecord(Vec<u8>);
 
 impl MetaRecord {
-    pub(crate) fn encode<T: Serialize>(meta: Meta, value: &T) -> Result<Self, Error> {
+    pub(crate) fn encode<T: Serialize>(meta: MetaKey, value: &T) -> Result<Self, Error> {
         let body = rmp_serde::to_vec_named(value)
             .map_err(|error| Error::Encode { what: meta.what().to_owned(), reason: error.to_string() })?;
         Ok(Self(frame::seal(META_FORMAT, meta.key(), &body)))
@@ -282,12 +285,12 @@ impl MetaRecord {
 
 /// The part of an entry that does not depend on the machine.
 #[derive(Deserialize)]
-struct Position {
+struct EntryHeader {
     log_id: LogId,
 }
 
 fn position(index: u64, body: &[u8]) -> Result<LogId, Error> {
-    let Position { log_id } = packed::from_slice(body)
+    let EntryHeader { log_id } = packed::from_slice(body)
         .map_err(|error| Error::UnknownCommand { index, reason: error.to_string() })?;
     if log_id.index == index {
         Ok(log_id)

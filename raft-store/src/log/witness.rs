@@ -22,12 +22,12 @@ const KEY: &[u8] = b"millrace sync witness";
 const SLOT_BYTES: usize = frame::ENVELOPE_BYTES + size_of::<u64>();
 const SLOTS: u64 = 2;
 
-pub(crate) struct Witness {
+pub(crate) struct SyncMarker {
     path: PathBuf,
     file: File,
 }
 
-impl Witness {
+impl SyncMarker {
     /// Opens or creates the marker. Returns it with the stored number, 0 if there is none.
     pub(crate) fn open(path: &Path) -> Result<(Self, u64), Error> {
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
@@ -41,7 +41,7 @@ impl Witness {
     }
 
     /// Stores the number of a completed sync.
-    pub(crate) fn remember(&self, number: u64) -> Result<(), Error> {
+    pub(crate) fn store(&self, number: u64) -> Result<(), Error> {
         let offset = number % SLOTS * SLOT_BYTES as u64;
         let slot = frame::seal(FORMAT, KEY, &number.to_be_bytes());
         self.file.write_all_at(&slot, offset).map_err(Error::io("writing", &self.path))
@@ -69,14 +69,14 @@ mod tests {
     fn the_highest_number_survives_a_torn_write() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("witness");
-        let (witness, fresh) = Witness::open(&path).unwrap();
+        let (witness, fresh) = SyncMarker::open(&path).unwrap();
         assert_eq!(fresh, 0);
         for number in 1..=5 {
-            witness.remember(number).unwrap();
-            assert_eq!(Witness::open(&path).unwrap().1, number);
+            witness.store(number).unwrap();
+            assert_eq!(SyncMarker::open(&path).unwrap().1, number);
         }
         // 6 overwrites 4 and is torn: 5 is still stored.
         witness.file.write_all_at(&[0xff; 4], 0).unwrap();
-        assert_eq!(Witness::open(&path).unwrap().1, 5);
+        assert_eq!(SyncMarker::open(&path).unwrap().1, 5);
     }
 }

@@ -28,10 +28,10 @@ use rustix::fs::{RawDir, SeekFrom};
 use tokio::sync::mpsc::{self, error::TryRecvError};
 
 use super::disk::LogDisk;
-use super::record::{self, Pair};
+use super::record::{self, SledPair};
 use super::space;
-use super::tables::{Bounds, Meta, MetaRecord, Tables, WINDOW_BYTES};
-use super::witness::Witness;
+use super::tables::{LogBounds, LogTables, MetaKey, MetaRecord, WINDOW_BYTES};
+use super::witness::SyncMarker;
 use crate::config::LogId;
 use crate::error::Error;
 
@@ -47,20 +47,20 @@ const DELETES_AT_A_TIME: usize = record::ENTRY_BYTES_MAX / record::PART_BYTES;
 const SPACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Called once, when the write is durable or has failed for good.
-pub(crate) type Durable = Box<dyn FnOnce(Result<(), Error>) + Send>;
+pub(crate) type DurableCallback = Box<dyn FnOnce(Result<(), Error>) + Send>;
 
 /// A write to the log.
-pub(crate) enum Job {
+pub(crate) enum LogJob {
     /// Appends entries. `readable` is called before the entries are durable.
-    Append { entries: Vec<Vec<Pair>>, last: LogId, readable: Durable, durable: Durable },
+    Append { entries: Vec<Vec<SledPair>>, last: LogId, readable: DurableCallback, durable: DurableCallback },
     /// Writes the vote to the `meta` tree.
-    Vote { record: MetaRecord, durable: Durable },
+    Vote { record: MetaRecord, durable: DurableCallback },
     /// Writes the commit position, which becomes durable with the next sync of another job.
     Committed { record: MetaRecord },
     /// Removes the entries from an index on. Afterwards `last` is the last position.
-    Truncate { from: u64, last: Option<LogId>, durable: Durable },
+    Truncate { from: u64, last: Option<LogId>, durable: DurableCallback },
     /// Purges the entries up to a position. They are deleted later.
-    Purge { upto: LogId, record: MetaRecord, durable: Durable },
+    Purge { upto: LogId, record: MetaRecord, durable: DurableCallback },
 }
 
 /// Makes sled's writes durable. Tests implement the trait to record the states that a power cut
@@ -88,19 +88,19 @@ impl SyncPoint for DbFile {
 }
 
 /// The parts that make writes durable.
-pub(crate) struct Syncing {
+pub(crate) struct SyncState {
     /// The number of the last sync.
     pub(crate) synced: u64,
-    pub(crate) witness: Witness,
+    pub(crate) witness: SyncMarker,
     pub(crate) point: Box<dyn SyncPoint>,
     pub(crate) disk: LogDisk,
 }
 
-pub(crate) struct Writer {
-    tables: Tables,
+pub(crate) struct LogWriter {
+    tables: LogTables,
     /// Shared with the readers; changes when a write becomes visible.
-    bounds: Arc<RwLock<Bounds>>,
-    syncing: Syncing,
+    bounds: Arc<RwLock<LogBounds>>,
+    syncing: SyncState,
     log_dir: PathBuf,
     blobs: BlobDir,
     halted: Option<Arc<str>>,
@@ -112,12 +112,12 @@ pub(crate) struct Writer {
     unsynced: usize,
 }
 
-impl Writer {
+impl LogWriter {
     pub(crate) fn new(
-        tables: Tables,
-        bounds: Arc<RwLock<Bounds>>,
+        tables: LogTables,
+        bounds: Arc<RwLock<LogBounds>>,
         log_dir: &Path,
-        syncing: Syncing,
+        syncing: SyncState,
     ) -> Result<Self, Error> {
         let doomed_below = bounds.read().unwrap_or_else(PoisonError::into_inner).first_index();
         let blobs = BlobDir::open(log_dir)?;
@@ -146,7 +146,7 @@ impl Writer {
     }
 
     /// Carries out jobs until every sender is dropped, then makes the rest durable.
-    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+    pub(crate) fn run(mut self, mut jobs: mpsc::Receiver<LogJob>) {
         while let Some(first) = self.next_job(&mut jobs) {
             let mut waiting = Vec::new();
             self.carry_out(first, &mut waiting);
@@ -170,7 +170,7 @@ impl Writer {
 
     /// Carries out a single job to completion, like [`Self::run`] for waiting jobs.
     #[cfg(any(test, feature = "sim"))]
-    pub(crate) fn run_one(&mut self, job: Job) {
+    pub(crate) fn run_one(&mut self, job: LogJob) {
         let mut waiting = Vec::new();
         self.carry_out(job, &mut waiting);
         if !waiting.is_empty() {
@@ -185,7 +185,7 @@ impl Writer {
     }
 
     /// Returns the next job. Deletes purged entries while there is none.
-    fn next_job(&mut self, jobs: &mut mpsc::Receiver<Job>) -> Option<Job> {
+    fn next_job(&mut self, jobs: &mut mpsc::Receiver<LogJob>) -> Option<LogJob> {
         loop {
             // A delete needs space too, so a full disk defers deletes; the next job waits for
             // space.
@@ -200,31 +200,31 @@ impl Writer {
         }
     }
 
-    fn carry_out(&mut self, job: Job, waiting: &mut Vec<Durable>) {
+    fn carry_out(&mut self, job: LogJob, waiting: &mut Vec<DurableCallback>) {
         match job {
-            Job::Append { entries, last, readable, durable } => {
+            LogJob::Append { entries, last, readable, durable } => {
                 let bytes = entries.iter().flatten().map(|(_, value)| value.len()).sum();
                 self.write(|writer| writer.wait_for_space(bytes));
                 self.write(|writer| writer.append(entries, last));
                 readable(self.health());
                 waiting.push(durable);
             }
-            Job::Vote { record, durable } => {
+            LogJob::Vote { record, durable } => {
                 self.write(|writer| writer.wait_for_space(0));
-                self.write(|writer| writer.tables.write_meta(Meta::Vote, &record));
+                self.write(|writer| writer.tables.write_meta(MetaKey::Vote, &record));
                 waiting.push(durable);
             }
-            Job::Committed { record } => {
-                self.write(|writer| writer.tables.write_meta(Meta::Committed, &record))
+            LogJob::Committed { record } => {
+                self.write(|writer| writer.tables.write_meta(MetaKey::Committed, &record))
             }
-            Job::Truncate { from, last, durable } => {
+            LogJob::Truncate { from, last, durable } => {
                 self.write(|writer| writer.wait_for_space(0));
                 self.write(|writer| writer.truncate(from, last));
                 waiting.push(durable);
             }
-            Job::Purge { upto, record, durable } => {
+            LogJob::Purge { upto, record, durable } => {
                 self.write(|writer| writer.wait_for_space(0));
-                self.write(|writer| writer.tables.write_meta(Meta::Purged, &record));
+                self.write(|writer| writer.tables.write_meta(MetaKey::Purged, &record));
                 // The marker is durable before any entry is deleted.
                 self.sync();
                 self.write(|writer| {
@@ -291,7 +291,7 @@ impl Writer {
 
     /// Appends entries in order. After a crash each entry is complete or missing, and none is
     /// present without the entries before it.
-    fn append(&mut self, entries: Vec<Vec<Pair>>, last: LogId) -> Result<(), Error> {
+    fn append(&mut self, entries: Vec<Vec<SledPair>>, last: LogId) -> Result<(), Error> {
         let mut batch = Vec::new();
         let mut bytes = 0;
         self.undeleted += entries.iter().map(Vec::len).sum::<usize>();
@@ -310,9 +310,9 @@ impl Writer {
         Ok(())
     }
 
-    fn insert(&mut self, pairs: Vec<Pair>) -> Result<(), Error> {
+    fn insert(&mut self, pairs: Vec<SledPair>) -> Result<(), Error> {
         let writing = || self.tables.failed("writing the log");
-        match <[Pair; 1]>::try_from(pairs) {
+        match <[SledPair; 1]>::try_from(pairs) {
             // A single value is atomic by itself; a batch costs sled two more writes.
             Ok([(key, value)]) => self.tables.logs.insert(key, value).map(drop).map_err(writing()),
             Err(pairs) => {
@@ -371,7 +371,7 @@ impl Writer {
         self.doomed_below = upto.index + 1;
     }
 
-    fn change_bounds(&self, change: impl FnOnce(&mut Bounds)) {
+    fn change_bounds(&self, change: impl FnOnce(&mut LogBounds)) {
         // Plain assignments cannot panic half-way, so a poisoned lock holds a consistent value.
         change(&mut self.bounds.write().unwrap_or_else(PoisonError::into_inner));
     }
@@ -405,13 +405,13 @@ impl Writer {
 
     fn sync_next(&mut self) -> Result<(), Error> {
         let number = self.syncing.synced + 1;
-        self.tables.write_meta(Meta::Sync, &MetaRecord::encode(Meta::Sync, &number)?)?;
+        self.tables.write_meta(MetaKey::Sync, &MetaRecord::encode(MetaKey::Sync, &number)?)?;
         self.tables.db.flush().map_err(self.tables.failed("flushing the log"))?;
         self.syncing.point.sync().map_err(Error::io("syncing", &self.log_dir.join("db")))?;
         self.refuse_blobs()?;
         self.unsynced = 0;
         self.syncing.synced = number;
-        self.syncing.witness.remember(number)
+        self.syncing.witness.store(number)
     }
 
     /// Fails if sled moved a value to a file of its own, because sled never syncs such files.

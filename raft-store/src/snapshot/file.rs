@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::format::{self, Checked};
+use super::format::{self, SnapshotLayout};
 use crate::error::Error;
 use crate::fs::{Fs, FsFile};
 
@@ -64,13 +64,13 @@ impl SnapshotFile {
     }
 
     /// Checks the whole file, and returns its metadata and the position of the state.
-    pub(crate) fn check(&self) -> Result<Checked, Error> {
+    pub(crate) fn check(&self) -> Result<SnapshotLayout, Error> {
         let checked = format::check(&*self.file).map_err(Error::io("reading", &self.path))?;
         checked.map_err(|flaw| Error::flaw(self.what(), flaw))
     }
 
     /// Returns a reader of the machine's state, which reads in pieces.
-    pub(crate) fn state(&self, checked: &Checked) -> impl Read {
+    pub(crate) fn state(&self, checked: &SnapshotLayout) -> impl Read {
         checked.state(&*self.file)
     }
 

@@ -18,7 +18,7 @@ use openraft::SnapshotMeta as OpenraftMeta;
 
 use crate::config::SnapshotMeta;
 use crate::error::Error;
-use crate::frame::Flaw;
+use crate::frame::RecordFault;
 use crate::fs::FsFile;
 
 const MAGIC: [u8; 8] = *b"MRSNAP\r\n";
@@ -44,12 +44,12 @@ pub(crate) const BUFFER_BYTES: usize = 1 << 20;
 pub(crate) type WriteState<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 
 /// A snapshot to be written. Its state is encoded during the write, and never in memory as a whole.
-pub(crate) struct Encoding<'a> {
+pub(crate) struct SnapshotEncoder<'a> {
     head: Vec<u8>,
     state: &'a WriteState<'a>,
 }
 
-impl<'a> Encoding<'a> {
+impl<'a> SnapshotEncoder<'a> {
     /// Encodes the state once to find its length, which precedes the state in the file.
     ///
     /// # Errors
@@ -76,7 +76,7 @@ impl<'a> Encoding<'a> {
     /// # Errors
     /// The error of the file system.
     pub(crate) fn write_to(&self, file: &mut dyn FsFile) -> io::Result<()> {
-        let mut out = Checksummed::new(file);
+        let mut out = ChecksumWriter::new(file);
         let written = out.write_all(&self.head).and_then(|()| (self.state)(&mut out));
         // The encoder wraps the file's error, but callers detect a full disk by the system's own
         // error.
@@ -99,14 +99,14 @@ impl Write for Counted {
 }
 
 /// Buffers small pieces for a file, and computes their checksum.
-struct Checksummed<'a> {
+struct ChecksumWriter<'a> {
     file: &'a mut dyn FsFile,
     waiting: Vec<u8>,
     checksum: crc32fast::Hasher,
     failed: Option<io::Error>,
 }
 
-impl<'a> Checksummed<'a> {
+impl<'a> ChecksumWriter<'a> {
     fn new(file: &'a mut dyn FsFile) -> Self {
         let waiting = Vec::with_capacity(BUFFER_BYTES);
         Self { file, waiting, checksum: crc32fast::Hasher::new(), failed: None }
@@ -125,7 +125,7 @@ impl<'a> Checksummed<'a> {
     }
 }
 
-impl Write for Checksummed<'_> {
+impl Write for ChecksumWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.waiting.len() == BUFFER_BYTES
             && let Err(error) = self.write_waiting()
@@ -146,25 +146,25 @@ impl Write for Checksummed<'_> {
 
 /// The result of checking a snapshot's file: its metadata, and the position of the machine's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Checked {
+pub(crate) struct SnapshotLayout {
     pub(crate) meta: SnapshotMeta,
     state: Range<u64>,
 }
 
-impl Checked {
+impl SnapshotLayout {
     /// Returns a reader of the machine's state, which reads in pieces.
     pub(crate) fn state<'a>(&self, file: &'a dyn FsFile) -> impl Read + use<'a> {
-        BufReader::with_capacity(BUFFER_BYTES, Part { file, rest: self.state.clone() })
+        BufReader::with_capacity(BUFFER_BYTES, FileRange { file, rest: self.state.clone() })
     }
 }
 
 /// A range of a file.
-struct Part<'a> {
+struct FileRange<'a> {
     file: &'a dyn FsFile,
     rest: Range<u64>,
 }
 
-impl Read for Part<'_> {
+impl Read for FileRange<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.rest.end - self.rest.start).unwrap_or(usize::MAX);
         let len = into.len().min(left).min(BUFFER_BYTES);
@@ -178,8 +178,8 @@ impl Read for Part<'_> {
 ///
 /// # Errors
 /// The outer error is that of the file system; the inner error is the fault of the file.
-pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
-    let damaged = |flaw: &str| Ok(Err(Flaw::Damaged(flaw.to_owned())));
+pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<SnapshotLayout, RecordFault>> {
+    let damaged = |flaw: &str| Ok(Err(RecordFault::Damaged(flaw.to_owned())));
     let size = file.size()?;
     let mut header = [0; HEADER_BYTES];
     let header_read = read_up_to(file, 0, &mut header)?;
@@ -203,7 +203,7 @@ pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
     };
     let found = u32::try_from(number(0, 4)).unwrap_or(u32::MAX);
     if found != FORMAT {
-        return Ok(Err(Flaw::UnknownFormat { found, known: FORMAT }));
+        return Ok(Err(RecordFault::UnknownFormat { found, known: FORMAT }));
     }
     let meta_len = number(4, 4);
     let state_len = number(8, 8);
@@ -214,15 +214,15 @@ pub(crate) fn check(file: &dyn FsFile) -> io::Result<Result<Checked, Flaw>> {
     if meta_len > META_BYTES_MAX {
         return damaged("its meta is too long");
     }
-    let meta = Part { file, rest: HEADER_BYTES as u64..state_from };
+    let meta = FileRange { file, rest: HEADER_BYTES as u64..state_from };
     match packed::from_read::<OpenraftMeta<_, _>>(BufReader::new(meta)) {
-        Ok(meta) => Ok(Ok(Checked { meta, state: state_from..contents })),
-        Err(error) => Ok(Err(Flaw::Damaged(format!("its meta does not decode: {error}")))),
+        Ok(meta) => Ok(Ok(SnapshotLayout { meta, state: state_from..contents })),
+        Err(error) => Ok(Err(RecordFault::Damaged(format!("its meta does not decode: {error}")))),
     }
 }
 
 fn checksum(file: &dyn FsFile, len: u64) -> io::Result<u32> {
-    let mut rest = Part { file, rest: 0..len };
+    let mut rest = FileRange { file, rest: 0..len };
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut checksum = crc32fast::Hasher::new();
     loop {
@@ -251,7 +251,7 @@ fn read_up_to(file: &dyn FsFile, from: u64, into: &mut [u8]) -> io::Result<usize
 /// # Errors
 /// The error of the file system.
 pub(crate) fn copy(from: &dyn FsFile, to: &mut dyn FsFile) -> io::Result<()> {
-    let mut rest = Part { file: from, rest: 0..from.size()? };
+    let mut rest = FileRange { file: from, rest: 0..from.size()? };
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {
         match rest.read(&mut buffer)? {
@@ -279,7 +279,7 @@ mod tests {
 
     fn written(state: &WriteState<'_>) -> Memory {
         let mut file = Memory::default();
-        Encoding::of(&meta(), state).unwrap().write_to(&mut file).unwrap();
+        SnapshotEncoder::of(&meta(), state).unwrap().write_to(&mut file).unwrap();
         file
     }
 
@@ -287,7 +287,7 @@ mod tests {
         written(&|out| out.write_all(b"the state")).bytes
     }
 
-    fn checked(bytes: &[u8]) -> Result<Checked, Flaw> {
+    fn checked(bytes: &[u8]) -> Result<SnapshotLayout, RecordFault> {
         check(&Memory::from(bytes.to_vec())).unwrap()
     }
 
@@ -340,7 +340,7 @@ mod tests {
         let large = |out: &mut dyn Write| out.write_all(&[0; 3 * BUFFER_BYTES]).map_err(wrap);
         let small = |out: &mut dyn Write| out.write_all(b"state").map_err(wrap);
         for state in [&large as &WriteState<'_>, &small] {
-            let error = Encoding::of(&meta(), state).unwrap().write_to(&mut Full).unwrap_err();
+            let error = SnapshotEncoder::of(&meta(), state).unwrap().write_to(&mut Full).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(28), "{error}");
         }
     }
@@ -351,10 +351,10 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(matches!(checked(&flipped), Err(Flaw::Damaged(_))), "bit {bit}");
+            assert!(matches!(checked(&flipped), Err(RecordFault::Damaged(_))), "bit {bit}");
         }
         for len in 0..bytes.len() {
-            assert!(matches!(checked(&bytes[..len]), Err(Flaw::Damaged(_))), "{len} bytes");
+            assert!(matches!(checked(&bytes[..len]), Err(RecordFault::Damaged(_))), "{len} bytes");
         }
     }
 
@@ -365,6 +365,6 @@ mod tests {
         let end = bytes.len() - CHECKSUM_BYTES;
         let checksum = crc32fast::hash(&bytes[..end]).to_le_bytes();
         bytes[end..].copy_from_slice(&checksum);
-        assert_eq!(checked(&bytes), Err(Flaw::UnknownFormat { found: 7, known: 2 }));
+        assert_eq!(checked(&bytes), Err(RecordFault::UnknownFormat { found: 7, known: 2 }));
     }
 }

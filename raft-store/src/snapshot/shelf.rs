@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::file::SnapshotFile;
-use super::format::{Checked, Encoding, WriteState};
+use super::format::{SnapshotEncoder, SnapshotLayout, WriteState};
 use crate::config::{LogId, SnapshotMeta};
 use crate::error::Error;
 use crate::fs::{self, Fs, FsFile, TEMPORARY};
@@ -15,7 +15,7 @@ use crate::log::space::reserve_bytes;
 const ENDING: &str = ".snapshot";
 
 /// The snapshot directory.
-pub(crate) struct Shelf {
+pub(crate) struct SnapshotDir {
     fs: Arc<dyn Fs>,
     dir: PathBuf,
     /// The newest snapshot in the directory. Locked while a snapshot is stored, so that a built and
@@ -26,19 +26,19 @@ pub(crate) struct Shelf {
 
 /// The newest snapshot at start, checked.
 #[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) checked: Checked,
+pub(crate) struct StoredSnapshot {
+    pub(crate) checked: SnapshotLayout,
     pub(crate) file: SnapshotFile,
 }
 
-impl Shelf {
+impl SnapshotDir {
     /// Opens or creates the folder and reads the newest snapshot. Removes incomplete files of a
     /// crash.
     ///
     /// # Errors
     /// [`Error::Damaged`] or [`Error::UnknownFormat`] for the newest snapshot. An older snapshot
     /// that a crash left cannot replace it, because the log no longer has the entries in between.
-    pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<(Self, Option<Found>), Error> {
+    pub(crate) fn open(fs: Arc<dyn Fs>, dir: PathBuf) -> Result<(Self, Option<StoredSnapshot>), Error> {
         let found = prepare(&*fs, &dir).map_err(Error::io("opening the snapshots in", &dir))?;
         let found = match found {
             Some(name) => Some(read(&*fs, dir.join(name))?),
@@ -56,7 +56,7 @@ impl Shelf {
     /// newer than the stored one is dropped, because the log may already begin behind the stored
     /// one. After a failure the same snapshot may be stored again.
     pub(crate) fn put(&self, meta: &SnapshotMeta, state: &WriteState<'_>) -> Result<(), Error> {
-        let encoding = Encoding::of(meta, state)?;
+        let encoding = SnapshotEncoder::of(meta, state)?;
         self.place(meta, |file| encoding.write_to(file))
     }
 
@@ -113,10 +113,10 @@ impl Shelf {
 /// Creates the files for received snapshots. openraft's own way halts the node if no file can be
 /// created. This way refuses a single snapshot, and the sender retries.
 #[derive(Clone)]
-pub struct SnapshotReceiver(Arc<Shelf>);
+pub struct SnapshotReceiver(Arc<SnapshotDir>);
 
 impl SnapshotReceiver {
-    pub(crate) fn new(shelf: Arc<Shelf>) -> Self {
+    pub(crate) fn new(shelf: Arc<SnapshotDir>) -> Self {
         Self(shelf)
     }
 
@@ -171,7 +171,7 @@ fn prepare(fs: &dyn Fs, dir: &Path) -> io::Result<Option<String>> {
     Ok(newest)
 }
 
-fn read(fs: &dyn Fs, path: PathBuf) -> Result<Found, Error> {
+fn read(fs: &dyn Fs, path: PathBuf) -> Result<StoredSnapshot, Error> {
     let file = fs.open(&path).map_err(Error::io("opening", &path))?;
     let file = SnapshotFile::kept(path.clone(), file);
     let checked = file.check()?;
@@ -179,7 +179,7 @@ fn read(fs: &dyn Fs, path: PathBuf) -> Result<Found, Error> {
     if path.file_name().and_then(|name| name.to_str()) != Some(&holds) {
         return Err(Error::Damaged { what: file.what(), flaw: format!("its contents are those of {holds}") });
     }
-    Ok(Found { checked, file })
+    Ok(StoredSnapshot { checked, file })
 }
 
 fn name(meta: &SnapshotMeta) -> String {

@@ -10,15 +10,17 @@ use openraft::storage::{RaftLogStorage, RaftStateMachine};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::tally::{Tally, all, append, entries, identity, last_index, open_at, position, seed, tally};
+use super::tally::{
+    RecordingMachine, all, append, entries, identity, last_index, open_at, position, seed, tally,
+};
 use crate::frame;
 use crate::log::record;
-use crate::{DataDir, Entry, Error, Identity, Store, Vote, open};
+use crate::{DataDir, DirectoryOwner, Entry, Error, RaftStore, Vote, open};
 
 /// Creates a store with a vote, a snapshot up to entry 19, and entries 10 to 29.
 async fn filled() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let Store { mut log, mut machine } = open_at(dir.path()).unwrap();
+    let RaftStore { mut log, mut machine } = open_at(dir.path()).unwrap();
     log.save_vote(&Vote::new_committed(1, 1)).await.unwrap();
     append(&mut log, entries(0, 30)).await;
     machine.apply(entries(0, 20)).await.unwrap();
@@ -46,7 +48,7 @@ fn flip(path: &Path, at: usize) {
 
 /// Changes the log in sled while the store is closed.
 fn tamper(dir: &Path, change: impl FnOnce(&sled::Tree)) {
-    let tables = crate::log::tables::Tables::open(&dir.join("log")).unwrap();
+    let tables = crate::log::tables::LogTables::open(&dir.join("log")).unwrap();
     change(&tables.logs);
     tables.db.flush().unwrap();
 }
@@ -137,7 +139,7 @@ async fn a_directory_of_the_first_format_opens_without_an_id() {
     let text = fs::read_to_string(&path).unwrap();
     let contents = text[..text.find("directory d1").unwrap()].replace("format 2", "format 1");
     fs::write(&path, format!("{contents}checksum {:08x}\n", crc32fast::hash(contents.as_bytes()))).unwrap();
-    let unnamed = Identity { directory: String::new(), ..identity() };
+    let unnamed = DirectoryOwner { directory: String::new(), ..identity() };
     assert_eq!(DataDir::open(dir.path()).unwrap().identity(), Some(&unnamed));
 }
 
@@ -155,8 +157,8 @@ async fn a_directory_in_use_is_refused_with_the_process() {
 #[tokio::test]
 async fn another_members_directory_is_refused() {
     let dir = filled().await;
-    let other = Identity { controller: ControllerId(2), ..identity() };
-    let error = open::<Tally>(DataDir::open(dir.path()).unwrap(), &other).map(drop).unwrap_err();
+    let other = DirectoryOwner { controller: ControllerId(2), ..identity() };
+    let error = open::<RecordingMachine>(DataDir::open(dir.path()).unwrap(), &other).map(drop).unwrap_err();
     let expected = "belongs to controller 1 of cluster test-cluster, not to controller 2";
     assert!(error.to_string().contains(expected), "{error}");
     assert_eq!(DataDir::open(dir.path()).unwrap().identity(), Some(&identity()));
@@ -248,7 +250,7 @@ async fn an_unknown_command_is_refused_with_the_next_step() {
     let dir = filled().await;
     tamper(dir.path(), |logs| {
         // The same entry with an unknown command.
-        let entry: Entry<Tally> = entries(15, 16).remove(0);
+        let entry: Entry<RecordingMachine> = entries(15, 16).remove(0);
         let mut entry: serde_json::Value = serde_json::to_value(&entry).unwrap();
         entry["payload"] = serde_json::json!({ "Normal": [LaterCommand::Multiply(3)] });
         let body = rmp_serde::to_vec_named(&entry).unwrap();
@@ -258,7 +260,7 @@ async fn an_unknown_command_is_refused_with_the_next_step() {
     });
     // The fault appears at the read: openraft reads every entry behind the snapshot before it
     // starts, or when it replicates or applies the entry.
-    let Store { mut log, .. } = open_at(dir.path()).unwrap();
+    let RaftStore { mut log, .. } = open_at(dir.path()).unwrap();
     let error = openraft::RaftLogReader::try_get_log_entries(&mut log, 10..30).await.unwrap_err().to_string();
     assert!(error.contains("log entry 15 holds a command that this build does not know"), "{error}");
     assert!(error.contains("Multiply") && error.contains("newer"), "{error}");
@@ -303,7 +305,7 @@ async fn flip_and_open(dir: &Path, times: u32, rng: &mut StdRng) {
                 assert!(matches!(error, Error::Damaged { .. } | Error::Missing { .. }), "{error}");
                 refused += 1;
             }
-            Ok(Store { mut log, .. }) => {
+            Ok(RaftStore { mut log, .. }) => {
                 unharmed += 1;
                 assert_eq!(last_index(&mut log).await, Some(29));
                 assert_eq!(all(&mut log).await, entries(10, 30));

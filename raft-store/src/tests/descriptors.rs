@@ -11,10 +11,10 @@ use openraft::storage::{RaftLogStorage, RaftStateMachine};
 use openraft::{RaftSnapshotBuilder, Snapshot};
 use rustix::io::Errno;
 
-use super::tally::{Tally, all, append, entries, open_at, tally};
+use super::tally::{RecordingMachine, all, append, entries, open_at, tally};
 use super::{AGAIN_DIR, again_under};
-use crate::fs::{Disk, Fs, FsFile};
-use crate::{MachineStore, Store, Vote};
+use crate::fs::{DiskFs, Fs, FsFile};
+use crate::{RaftStore, StateMachineStore, Vote};
 
 #[tokio::test]
 async fn without_descriptors_the_log_goes_on_and_a_snapshot_is_written() {
@@ -24,13 +24,13 @@ async fn without_descriptors_the_log_goes_on_and_a_snapshot_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let name = "tests::descriptors::without_descriptors_the_log_goes_on_and_a_snapshot_is_written";
     again_under("ulimit -n 128", name, dir.path());
-    let Store { mut log, machine } = open_at(dir.path()).unwrap();
+    let RaftStore { mut log, machine } = open_at(dir.path()).unwrap();
     assert_eq!(all(&mut log).await, entries(10, 40));
     assert_eq!(machine.last().unwrap().index, 19);
 }
 
 async fn take_every_descriptor(dir: &Path) {
-    let Store { mut log, mut machine } = open_at(dir).unwrap();
+    let RaftStore { mut log, mut machine } = open_at(dir).unwrap();
     append(&mut log, entries(0, 10)).await;
     // Starts every thread that the test needs before the descriptors are gone.
     tokio::task::spawn_blocking(|| ()).await.unwrap();
@@ -56,12 +56,12 @@ async fn take_every_descriptor(dir: &Path) {
 }
 
 /// The machine's file system, which first refuses operations with these errors, in order.
-struct Scarce {
-    disk: Disk,
+struct RefusingFs {
+    disk: DiskFs,
     refusals: Mutex<VecDeque<Errno>>,
 }
 
-impl Scarce {
+impl RefusingFs {
     fn refuses(&self) -> io::Result<()> {
         match self.refusals.lock().unwrap().pop_front() {
             Some(errno) => Err(errno.into()),
@@ -70,7 +70,7 @@ impl Scarce {
     }
 }
 
-impl Fs for Scarce {
+impl Fs for RefusingFs {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         self.disk.create_dir(path)
     }
@@ -105,9 +105,9 @@ impl Fs for Scarce {
 }
 
 /// Returns a machine whose file system refuses operations from now on.
-fn on_scarce(dir: &Path, refusals: &[Errno]) -> (MachineStore<Tally>, Arc<Scarce>) {
-    let fs = Arc::new(Scarce { disk: Disk::default(), refusals: Mutex::default() });
-    let machine = MachineStore::open(fs.clone(), dir.join("snapshots")).unwrap();
+fn on_scarce(dir: &Path, refusals: &[Errno]) -> (StateMachineStore<RecordingMachine>, Arc<RefusingFs>) {
+    let fs = Arc::new(RefusingFs { disk: DiskFs::default(), refusals: Mutex::default() });
+    let machine = StateMachineStore::open(fs.clone(), dir.join("snapshots")).unwrap();
     fs.refusals.lock().unwrap().extend(refusals);
     (machine, fs)
 }

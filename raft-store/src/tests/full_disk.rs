@@ -16,10 +16,10 @@ use super::tally::{Command, all, append, entries, entry, everything_covered, ope
 use super::{AGAIN_DIR, again_under};
 use crate::log::space::LogSpace;
 use crate::log::writer::{DbFile, SyncPoint};
-use crate::log::{Backing, Expect, LogStore};
-use crate::{Store, Vote};
+use crate::log::{ExpectedLog, LogBacking, LogStore};
+use crate::{RaftStore, Vote};
 
-fn large(index: u64) -> crate::Entry<super::tally::Tally> {
+fn large(index: u64) -> crate::Entry<super::tally::RecordingMachine> {
     entry(1, index, vec![Command::pad(10_000, index)])
 }
 
@@ -37,7 +37,7 @@ async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
         said.lines().find_map(|line| line.split_once("acknowledged ")).unwrap().1.parse().unwrap();
     assert!(acknowledged > 10, "{acknowledged}");
 
-    let Store { mut log, .. } = open_at(dir.path()).unwrap();
+    let RaftStore { mut log, .. } = open_at(dir.path()).unwrap();
     let found = all(&mut log).await;
     assert!(found.len() as u64 >= acknowledged, "{} of {acknowledged}", found.len());
     assert_eq!(found, (0..found.len() as u64).map(large).collect::<Vec<_>>());
@@ -47,7 +47,7 @@ async fn a_write_that_fails_halts_the_log_and_loses_nothing_acknowledged() {
 }
 
 async fn fill_the_disk(dir: &str) {
-    let Store { mut log, .. } = open_at(Path::new(dir)).unwrap();
+    let RaftStore { mut log, .. } = open_at(Path::new(dir)).unwrap();
     for index in 0.. {
         let Err(error) = log.blocking_append(vec![large(index)]).await else { continue };
         let message = error.to_string();
@@ -82,9 +82,10 @@ async fn a_failed_sync_is_not_retried() {
     // The first sync is that of the opening.
     let backing = |log_dir: &Path| {
         let sync_point = Box::new(FailsOnce { inner: DbFile::open(log_dir)?, until: 3 });
-        Ok(Backing { sync_point, space: None })
+        Ok(LogBacking { sync_point, space: None })
     };
-    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), backing).unwrap();
+    let mut log =
+        LogStore::open_with(dir.path(), ExpectedLog::Nothing, everything_covered(), backing).unwrap();
     append(&mut log, entries(0, 1)).await;
     let failed = log.blocking_append(entries(1, 2)).await.unwrap_err();
     assert!(failed.to_string().contains("the disk lost a write"), "{failed}");
@@ -96,17 +97,17 @@ async fn a_failed_sync_is_not_retried() {
 
 /// A disk with this many bytes left, of which fewer than `LOW` count as full.
 #[derive(Debug, Clone, Default)]
-struct Left(Arc<AtomicU64>);
+struct SimSpace(Arc<AtomicU64>);
 
 const LOW: u64 = 10 << 20;
 
-impl Left {
+impl SimSpace {
     fn set(&self, bytes: u64) {
         self.0.store(bytes, Ordering::SeqCst);
     }
 }
 
-impl LogSpace for Left {
+impl LogSpace for SimSpace {
     fn left(&mut self, _needed: u64) -> io::Result<u64> {
         Ok(self.0.load(Ordering::SeqCst))
     }
@@ -116,9 +117,9 @@ impl LogSpace for Left {
     }
 }
 
-fn log_on(left: &Left, dir: &Path, expect: Expect) -> LogStore<super::tally::Tally> {
+fn log_on(left: &SimSpace, dir: &Path, expect: ExpectedLog) -> LogStore<super::tally::RecordingMachine> {
     let backing = |log_dir: &Path| {
-        Ok(Backing { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(left.clone())) })
+        Ok(LogBacking { sync_point: Box::new(DbFile::open(log_dir)?), space: Some(Box::new(left.clone())) })
     };
     LogStore::open_with(dir, expect, everything_covered(), backing).unwrap()
 }
@@ -126,9 +127,9 @@ fn log_on(left: &Left, dir: &Path, expect: Expect) -> LogStore<super::tally::Tal
 #[tokio::test]
 async fn a_log_without_space_waits_and_continues_once_space_is_free() {
     let dir = tempfile::tempdir().unwrap();
-    let left = Left::default();
+    let left = SimSpace::default();
     left.set(u64::MAX);
-    let mut log = log_on(&left, dir.path(), Expect::Nothing);
+    let mut log = log_on(&left, dir.path(), ExpectedLog::Nothing);
     let disk = log.disk();
     append(&mut log, entries(0, 1)).await;
     assert!(!disk.health().full);
@@ -155,16 +156,16 @@ async fn a_log_without_space_waits_and_continues_once_space_is_free() {
     log.save_vote(&Vote::new(1, 1)).await.unwrap();
     assert!(!disk.health().full);
     drop(log);
-    let mut log = log_on(&left, dir.path(), Expect::Log);
+    let mut log = log_on(&left, dir.path(), ExpectedLog::Log);
     assert_eq!(all(&mut log).await, [entries(0, 2), vec![large(2)]].concat());
 }
 
 #[tokio::test]
 async fn a_log_that_has_to_end_stops_waiting_for_space() {
     let dir = tempfile::tempdir().unwrap();
-    let left = Left::default();
+    let left = SimSpace::default();
     left.set(u64::MAX);
-    let mut log = log_on(&left, dir.path(), Expect::Nothing);
+    let mut log = log_on(&left, dir.path(), ExpectedLog::Nothing);
     append(&mut log, entries(0, 1)).await;
     left.set(0);
     let disk = log.disk();

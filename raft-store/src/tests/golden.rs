@@ -12,17 +12,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_cluster_state::operations::{End, Kind};
+use millrace_cluster_state::operations::{OperationKind, OperationResult};
 use millrace_cluster_state::{
-    CLUSTER_VERSION, Caller, Command, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason,
-    Proposal, RulesVersion, Scheduling, State, UnixMillis,
+    CLUSTER_VERSION, CallerName, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason,
+    Proposal, RulesVersion, SchedulingState, State, StateCommand, UnixMillis,
 };
 use millrace_types::policy::DispatchName;
-use millrace_types::workflow::{Output, Run, Step};
+use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
     Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
-    GpuIndex, ModelCopy, NodeDelta, NodeName, PolicySpec, Portion, Quota, SloCounts, SyncBatch, SyncPart,
-    TenantName, TensorSpec, Tier, Usage, WorkflowSpec,
+    GpuIndex, MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Quota, SloCounts, SyncBatch, SyncPart,
+    SyncPortion, TenantName, TensorSpec, Usage, WorkflowSpec,
 };
 use openraft::EntryPayload;
 use openraft::RaftLogReader as _;
@@ -31,10 +31,10 @@ use openraft::storage::RaftStateMachine as _;
 use super::memory::Memory;
 use super::tally::{identity, position};
 use crate::log::record;
-use crate::log::tables::Tables;
-use crate::snapshot::format::{self, Encoding};
+use crate::log::tables::LogTables;
+use crate::snapshot::format::{self, SnapshotEncoder};
 use crate::snapshot::shelf;
-use crate::{DataDir, Entry, SnapshotMeta, Store, open};
+use crate::{DataDir, Entry, RaftStore, SnapshotMeta, open};
 
 /// The versions with files.
 const VERSIONS: [u64; 2] = [9, 10];
@@ -65,13 +65,13 @@ fn digest(model: &str) -> Digest {
     Digest::of(model.as_bytes())
 }
 
-fn upload(model: &str, holder: u64) -> Command {
+fn upload(model: &str, holder: u64) -> StateCommand {
     let tensor = |name: &str| TensorSpec {
         name: name.into(),
         datatype: DataType::Fp32,
         shape: vec![Dim::Symbol("batch".into()), Dim::Fixed(64)],
     };
-    Command::AddArtifact {
+    StateCommand::AddArtifact {
         digest: digest(model),
         bytes: Bytes(4_096),
         model: ModelSummary {
@@ -85,14 +85,14 @@ fn upload(model: &str, holder: u64) -> Command {
     }
 }
 
-fn apply_function(function: &str, model: &str, timeout_s: u64) -> Command {
+fn apply_function(function: &str, model: &str, timeout_s: u64) -> StateCommand {
     let mut spec = FunctionSpec::new(key(function));
     spec.timeout = Duration::from_secs(timeout_s);
-    Command::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
+    StateCommand::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
 }
 
-fn register(name: &str) -> Command {
-    Command::RegisterNode {
+fn register(name: &str) -> StateCommand {
+    StateCommand::RegisterNode {
         name: node(name),
         instance: "i".into(),
         address: "127.0.0.1:7080".into(),
@@ -103,12 +103,12 @@ fn register(name: &str) -> Command {
     }
 }
 
-fn place(function: &str, on: &str) -> Command {
-    Command::Place { function: key(function), node: node(on), reason: PlacementReason::MissingReplica }
+fn place(function: &str, on: &str) -> StateCommand {
+    StateCommand::Place { function: key(function), node: node(on), reason: PlacementReason::MissingReplica }
 }
 
-fn sync(seq: u64, part: SyncPart) -> Command {
-    let copy = ModelCopy { digest: digest("m1"), tier: Tier::Host };
+fn sync(seq: u64, part: SyncPart) -> StateCommand {
+    let copy = ModelCopy { digest: digest("m1"), tier: MemoryTier::Host };
     let data = DataId { home: node("n1"), epoch: Epoch(1), counter: seq };
     let delta = NodeDelta {
         models: vec![(copy, Bytes::mib(100))],
@@ -117,26 +117,26 @@ fn sync(seq: u64, part: SyncPart) -> Command {
         entries: vec![(data, Bytes(9))],
         ..NodeDelta::default()
     };
-    Command::SyncNode { node: node("n1"), batch: SyncBatch { epoch: Epoch(1), seq, part, delta } }
+    StateCommand::SyncNode { node: node("n1"), batch: SyncBatch { epoch: Epoch(1), seq, part, delta } }
 }
 
-fn workflow(of: &str) -> Command {
+fn workflow(of: &str) -> StateCommand {
     let step = Step {
         name: name("s"),
-        run: Run::Function(name("f")),
+        run: StepTarget::Function(name("f")),
         inputs: [("x".to_owned(), "input.x".parse().unwrap())].into(),
         each: None,
         when: None,
         deadline: Some(Duration::from_millis(2_500)),
     };
-    let outputs = vec![Output { name: "y".into(), from: "s.y".parse().unwrap() }];
+    let outputs = vec![WorkflowOutput { name: "y".into(), from: "s.y".parse().unwrap() }];
     let spec = WorkflowSpec::new(key(of), vec!["x".into()], vec![step], outputs);
-    Command::ApplyWorkflow { spec, expected: None }
+    StateCommand::ApplyWorkflow { spec, expected: None }
 }
 
 /// Returns every command at least once, each for an entry of its own behind the first three; some
 /// are refused.
-fn commands() -> Vec<Command> {
+fn commands() -> Vec<StateCommand> {
     let quota = Quota { gpus_max: std::num::NonZeroU32::new(2), ..Quota::NONE };
     let policy = PolicySpec { dispatch: Some(DispatchName::Torpor), ..PolicySpec::NONE };
     vec![
@@ -149,39 +149,39 @@ fn commands() -> Vec<Command> {
         apply_function("none", "absent", 10),
         register("n1"),
         register("n2"),
-        sync(1, SyncPart::Full(Portion::Only)),
+        sync(1, SyncPart::Full(SyncPortion::Only)),
         place("f", "n1"),
         place("f", "n2"),
-        Command::SetQuota { tenant: TenantName::default(), quota },
+        StateCommand::SetQuota { tenant: TenantName::default(), quota },
         workflow("w"),
         workflow("old"),
-        Command::SetPolicy { spec: policy, settings: Vec::new(), expected: None },
+        StateCommand::SetPolicy { spec: policy, settings: Vec::new(), expected: None },
         sync(2, SyncPart::Delta),
-        Command::DeleteWorkflow { key: key("old"), expected: None },
-        Command::DeleteFunction { key: key("f"), expected: None },
-        Command::DeleteFunction { key: key("gone"), expected: None },
-        Command::SetFunctionEnabled { key: key("f"), enabled: false },
-        Command::Unplace { function: key("f"), node: node("n2") },
-        Command::SetNodeScheduling { name: node("n1"), scheduling: Scheduling::Draining },
-        Command::BeginOperation { kind: Kind::RemoveController { id: ControllerId(2) } },
-        Command::EndOperation { id: 21, end: End::Succeeded },
-        Command::NodeLost { name: node("n2"), epoch: Epoch(2) },
-        Command::RemoveNode { name: node("n2") },
-        Command::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(2) },
-        Command::RemoveArtifact { digest: digest("m1"), unused_since: UnixMillis(9_000_000) },
+        StateCommand::DeleteWorkflow { key: key("old"), expected: None },
+        StateCommand::DeleteFunction { key: key("f"), expected: None },
+        StateCommand::DeleteFunction { key: key("gone"), expected: None },
+        StateCommand::SetFunctionEnabled { key: key("f"), enabled: false },
+        StateCommand::Unplace { function: key("f"), node: node("n2") },
+        StateCommand::SetNodeScheduling { name: node("n1"), scheduling: SchedulingState::Draining },
+        StateCommand::BeginOperation { kind: OperationKind::RemoveController { id: ControllerId(2) } },
+        StateCommand::EndOperation { id: 21, end: OperationResult::Succeeded },
+        StateCommand::NodeLost { name: node("n2"), epoch: Epoch(2) },
+        StateCommand::RemoveNode { name: node("n2") },
+        StateCommand::RemoveArtifactHolder { digest: digest("m1"), holder: ControllerId(2) },
+        StateCommand::RemoveArtifact { digest: digest("m1"), unused_since: UnixMillis(9_000_000) },
         upload("m3", 1),
-        Command::RemoveArtifact { digest: digest("m3"), unused_since: UnixMillis(9_000_000) },
+        StateCommand::RemoveArtifact { digest: digest("m3"), unused_since: UnixMillis(9_000_000) },
     ]
 }
 
 /// Returns the log of a group with a single member whose clients write [`commands`], every third of
 /// them with an idempotency key.
 fn story() -> Vec<Entry<State>> {
-    let begin = Command::InitCluster { cluster_id: ClusterId("golden".into()) };
-    let switch = Command::SetClusterVersion { version: RulesVersion::NEWEST };
+    let begin = StateCommand::InitCluster { cluster_id: ClusterId("golden".into()) };
+    let switch = StateCommand::SetClusterVersion { version: RulesVersion::NEWEST };
     let propose = |index: u64, command| Proposal {
         stamp: UnixMillis(1_000_000 + index * 1_000),
-        caller: Caller("alice".into()),
+        caller: CallerName("alice".into()),
         idempotency: index
             .is_multiple_of(3)
             .then(|| IdempotencyKey { client: format!("c{}", index % 2).into(), seq: index }),
@@ -217,7 +217,7 @@ fn render(entries: &[Entry<State>]) -> Vec<u8> {
 }
 
 /// Parses the pairs of a log's file.
-fn parse(mut file: &[u8]) -> Vec<record::Pair> {
+fn parse(mut file: &[u8]) -> Vec<record::SledPair> {
     let mut next = || {
         let (len, rest) = file.split_first_chunk::<4>()?;
         let (bytes, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
@@ -227,7 +227,7 @@ fn parse(mut file: &[u8]) -> Vec<record::Pair> {
     std::iter::from_fn(|| Some((next()?, next().expect("a value for each key")))).collect()
 }
 
-fn open_state(dir: &Path) -> Store<State> {
+fn open_state(dir: &Path) -> RaftStore<State> {
     open(DataDir::open(dir).unwrap(), &identity()).unwrap()
 }
 
@@ -236,7 +236,7 @@ fn open_state(dir: &Path) -> Store<State> {
 async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
     let dir = tempfile::tempdir().unwrap();
     drop(open_state(dir.path()));
-    let tables = Tables::open(&dir.path().join("log")).unwrap();
+    let tables = LogTables::open(&dir.path().join("log")).unwrap();
     for (key, value) in parse(log) {
         tables.logs.insert(key, value).unwrap();
     }
@@ -247,7 +247,7 @@ async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
         let name = format!("{}.snapshot", shelf::id(checked.meta.last_log_id));
         fs::write(dir.path().join("snapshots").join(name), snapshot).unwrap();
     }
-    let Store { mut log, mut machine } = open_state(dir.path());
+    let RaftStore { mut log, mut machine } = open_state(dir.path());
     let from = machine.last().map_or(0, |last| last.index + 1);
     assert_eq!(from, if snapshot.is_some() { SNAPSHOT_AT + 1 } else { 0 });
     machine.apply(log.try_get_log_entries(from..).await.unwrap()).await.unwrap();
@@ -273,7 +273,7 @@ async fn logs_and_snapshots_of_each_version_of_the_rules_lead_to_their_state() {
 async fn this_build_writes_the_files_of_the_newest_rules() {
     let entries = story();
     let dir = tempfile::tempdir().unwrap();
-    let Store { mut machine, .. } = open_state(dir.path());
+    let RaftStore { mut machine, .. } = open_state(dir.path());
     let (before, after) = entries.split_at(SNAPSHOT_AT as usize + 1);
     let mut outcomes = machine.apply(before.to_vec()).await.unwrap();
     let applied = machine.reader().latest();
@@ -284,7 +284,7 @@ async fn this_build_writes_the_files_of_the_newest_rules() {
     };
     let mut snapshot = Memory::default();
     let write = |out: &mut dyn Write| applied.state.write_to(out);
-    Encoding::of(&meta, &write).unwrap().write_to(&mut snapshot).unwrap();
+    SnapshotEncoder::of(&meta, &write).unwrap().write_to(&mut snapshot).unwrap();
     outcomes.extend(machine.apply(after.to_vec()).await.unwrap());
     let state = machine.reader().latest().state.encode();
     let digest = format!("{}\n", Digest::of(&state));

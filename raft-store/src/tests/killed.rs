@@ -16,7 +16,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::tally::{all, append, entries, last_index, open_at, position, seed, tally};
-use crate::{Store, Vote};
+use crate::{RaftStore, Vote};
 
 /// The variables by which the child process learns its directory and its seed.
 const DIR: &str = "MILLRACE_TEST_DIR";
@@ -88,7 +88,7 @@ fn listen(child: &mut Child, kill_after: usize, mut acknowledged: Acknowledged) 
 }
 
 async fn check(dir: &Path, acknowledged: Acknowledged) {
-    let Store { mut log, machine } = open_at(dir).unwrap();
+    let RaftStore { mut log, machine } = open_at(dir).unwrap();
     let state = machine.reader().latest();
     let snapshot_end = state.last.map_or(0, |last| last.index + 1);
     assert_eq!(state.state, tally(snapshot_end));
@@ -105,7 +105,7 @@ fn work_until_killed(dir: &Path) {
     let mut rng = StdRng::seed_from_u64(std::env::var(CHILD_SEED).unwrap().parse().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
     runtime.block_on(async {
-        let Store { mut log, mut machine } = open_at(dir).unwrap();
+        let RaftStore { mut log, mut machine } = open_at(dir).unwrap();
         let mut end = last_index(&mut log).await.map_or(0, |last| last + 1);
         let mut applied = machine.reader().latest().last.map_or(0, |last| last.index + 1);
         let mut term = log.read_vote().await.unwrap().map_or(0, |vote| vote.leader_id().term);

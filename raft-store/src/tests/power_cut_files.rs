@@ -10,17 +10,17 @@ use openraft::RaftSnapshotBuilder;
 use openraft::storage::RaftStateMachine;
 
 use super::sim_fs::{Loss, SimFs};
-use super::tally::{Tally, entries, identity, tally};
-use crate::data_dir::{Identity, read_identity, write_identity};
+use super::tally::{RecordingMachine, entries, identity, tally};
+use crate::data_dir::{DirectoryOwner, read_identity, write_identity};
 use crate::fs::Fs;
-use crate::{Error, MachineStore};
+use crate::{Error, StateMachineStore};
 
 fn shared(fs: &SimFs) -> Arc<dyn Fs> {
     Arc::new(fs.clone())
 }
 
-fn open(fs: &SimFs) -> Result<MachineStore<Tally>, Error> {
-    MachineStore::open(shared(fs), PathBuf::from("/data/snapshots"))
+fn open(fs: &SimFs) -> Result<StateMachineStore<RecordingMachine>, Error> {
+    StateMachineStore::open(shared(fs), PathBuf::from("/data/snapshots"))
 }
 
 /// Returns the number of entries in the newest snapshot.
@@ -112,7 +112,7 @@ fn a_power_cut_leaves_no_identity_or_a_complete_one() {
         fs.cut_after(operations);
         let written = write_identity(&fs, dir, &identity()).is_ok();
         for loss in Loss::ALL {
-            let found: Option<Identity> = read_identity(&fs.after_power_cut(loss), dir).unwrap();
+            let found: Option<DirectoryOwner> = read_identity(&fs.after_power_cut(loss), dir).unwrap();
             assert!(
                 found == Some(identity()) || found.is_none() && !written,
                 "{operations} operations, {loss:?}"

@@ -18,9 +18,9 @@ use openraft::storage::RaftLogStorage;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::tally::{Command, Tally, append, entry, everything_covered, position, seed};
+use super::tally::{Command, RecordingMachine, append, entry, everything_covered, position, seed};
 use crate::log::writer::{DbFile, SyncPoint};
-use crate::log::{Backing, Expect, LogStore};
+use crate::log::{ExpectedLog, LogBacking, LogStore};
 use crate::sim::torn;
 use crate::{Entry, Error, LogId, Vote};
 
@@ -33,7 +33,7 @@ const ONE_IN: u32 = 12;
 /// The contents of a log, as its user sees them.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Contents {
-    entries: Vec<Entry<Tally>>,
+    entries: Vec<Entry<RecordingMachine>>,
     vote: Option<Vote>,
     purged: Option<LogId>,
 }
@@ -89,7 +89,7 @@ impl Cuts {
         copy(self.log_dir.parent().unwrap(), dir.path());
         fs::write(dir.path().join("log/db"), image).unwrap();
         // The first sync precedes the identity file.
-        let found = read(dir.path(), if first { Expect::Nothing } else { Expect::Log });
+        let found = read(dir.path(), if first { ExpectedLog::Nothing } else { ExpectedLog::Log });
         let Acknowledged { before, after } = &*self.acknowledged.lock().unwrap();
         match found {
             Ok(found) if found == *before || found == *after || found.is_between(before, after) => {}
@@ -120,12 +120,12 @@ pub(super) fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn read(dir: &Path, expect: Expect) -> Result<Contents, Error> {
-    let log = LogStore::<Tally>::open(dir, expect, everything_covered())?;
+fn read(dir: &Path, expect: ExpectedLog) -> Result<Contents, Error> {
+    let log = LogStore::<RecordingMachine>::open(dir, expect, everything_covered())?;
     Ok(Contents { entries: log.read_all()?, vote: log.vote()?, purged: log.purged() })
 }
 
-async fn work(log: &mut LogStore<Tally>, acknowledged: &Mutex<Acknowledged>, rng: &mut StdRng) {
+async fn work(log: &mut LogStore<RecordingMachine>, acknowledged: &Mutex<Acknowledged>, rng: &mut StdRng) {
     let mut contents = Contents::default();
     let mut term = 1;
     for _ in 0..STEPS {
@@ -164,7 +164,7 @@ async fn work(log: &mut LogStore<Tally>, acknowledged: &Mutex<Acknowledged>, rng
     }
 }
 
-fn random_entry(term: u64, index: u64, rng: &mut StdRng) -> Entry<Tally> {
+fn random_entry(term: u64, index: u64, rng: &mut StdRng) -> Entry<RecordingMachine> {
     let size =
         if rng.random_ratio(1, 50) { rng.random_range(0..150_000) } else { rng.random_range(0..6_000) };
     entry(term, index, vec![Command::Add(index), Command::pad(size, rng.random())])
@@ -185,14 +185,15 @@ fn acknowledged_writes_survive_a_power_cut() {
             let log_dir = log_dir.to_owned();
             let rng = StdRng::seed_from_u64(!seed);
             let sync_point = Box::new(Cuts { inner, log_dir, synced, acknowledged, rng, made });
-            Ok(Backing { sync_point, space: None })
+            Ok(LogBacking { sync_point, space: None })
         }
     };
-    let mut log = LogStore::open_with(dir.path(), Expect::Nothing, everything_covered(), backing).unwrap();
+    let mut log =
+        LogStore::open_with(dir.path(), ExpectedLog::Nothing, everything_covered(), backing).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(work(&mut log, &acknowledged, &mut StdRng::seed_from_u64(seed)));
     drop(log);
-    assert_eq!(read(dir.path(), Expect::Log).unwrap(), acknowledged.lock().unwrap().before);
+    assert_eq!(read(dir.path(), ExpectedLog::Log).unwrap(), acknowledged.lock().unwrap().before);
     let made = made.load(Ordering::Relaxed);
     eprintln!("{made} power cuts, {} bytes", fs::metadata(dir.path().join("log/db")).unwrap().len());
     assert!(made > 1);

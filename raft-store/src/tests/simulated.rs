@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::tally::{Tally, all, append, entries, identity};
+use super::tally::{RecordingMachine, all, append, entries, identity};
 use crate::sim::{self, SimDisk};
-use crate::{DataDir, Store};
+use crate::{DataDir, RaftStore};
 
 /// The unit that [`sim::torn`] keeps or loses as a whole, in bytes.
 const SECTOR: usize = 512;
@@ -28,7 +28,7 @@ impl SimDisk for Slow {
 #[tokio::test(start_paused = true)]
 async fn a_write_takes_simulated_time_and_survives_a_restart() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || -> Store<Tally> {
+    let open = || -> RaftStore<RecordingMachine> {
         let disk = Box::new(Slow(Duration::from_millis(7)));
         sim::open(DataDir::open(dir.path()).unwrap(), &identity(), disk).unwrap()
     };

@@ -3,20 +3,31 @@
 use openraft::testing::{StoreBuilder, Suite};
 use tempfile::TempDir;
 
-use super::tally::{Tally, everything_covered};
-use crate::fs::Disk;
-use crate::log::{Expect, LogStore};
-use crate::{MachineStore, StorageError, TypeConfig};
+use super::tally::{RecordingMachine, everything_covered};
+use crate::fs::DiskFs;
+use crate::log::{ExpectedLog, LogStore};
+use crate::{StateMachineStore, StorageError, TypeConfig};
 
 struct Fresh;
 
-impl StoreBuilder<TypeConfig<Tally>, LogStore<Tally>, MachineStore<Tally>, TempDir> for Fresh {
-    async fn build(&self) -> Result<(TempDir, LogStore<Tally>, MachineStore<Tally>), StorageError> {
+impl
+    StoreBuilder<
+        TypeConfig<RecordingMachine>,
+        LogStore<RecordingMachine>,
+        StateMachineStore<RecordingMachine>,
+        TempDir,
+    > for Fresh
+{
+    async fn build(
+        &self,
+    ) -> Result<(TempDir, LogStore<RecordingMachine>, StateMachineStore<RecordingMachine>), StorageError>
+    {
         let dir = tempfile::tempdir().unwrap();
         let machine =
-            MachineStore::open(std::sync::Arc::new(Disk::default()), dir.path().join("snapshots")).unwrap();
+            StateMachineStore::open(std::sync::Arc::new(DiskFs::default()), dir.path().join("snapshots"))
+                .unwrap();
         // The suite purges entries that no snapshot covers, which openraft never does.
-        let log = LogStore::open(dir.path(), Expect::Nothing, everything_covered()).unwrap();
+        let log = LogStore::open(dir.path(), ExpectedLog::Nothing, everything_covered()).unwrap();
         Ok((dir, log, machine))
     }
 }

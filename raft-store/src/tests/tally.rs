@@ -11,12 +11,12 @@ use openraft::storage::{RaftLogStorage, RaftLogStorageExt};
 use openraft::{CommittedLeaderId, EntryPayload, RaftLogReader};
 use serde::{Deserialize, Serialize};
 
-use crate::log::{Expect, LogStore};
-use crate::{DataDir, Entry, Error, Identity, LogId, Machine, Store, open};
+use crate::log::{ExpectedLog, LogStore};
+use crate::{DataDir, DirectoryOwner, Entry, Error, LogId, RaftStore, StateMachine, open};
 
 /// A machine that stores every command's value with the index of its entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tally(pub(super) Vec<(u64, u64)>);
+pub(super) struct RecordingMachine(pub(super) Vec<(u64, u64)>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Command {
@@ -25,7 +25,7 @@ pub(super) enum Command {
     Pad(String),
 }
 
-impl Machine for Tally {
+impl StateMachine for RecordingMachine {
     type Command = Command;
     type Outcome = usize;
     type DecodeError = rmp_serde::decode::Error;
@@ -67,34 +67,34 @@ pub(super) fn position(term: u64, index: u64) -> LogId {
     LogId::new(CommittedLeaderId::new(term, 1), index)
 }
 
-pub(super) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<Tally> {
-    Entry::<Tally> { log_id: position(term, index), payload: EntryPayload::Normal(commands) }
+pub(super) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<RecordingMachine> {
+    Entry::<RecordingMachine> { log_id: position(term, index), payload: EntryPayload::Normal(commands) }
 }
 
 /// Returns the entries `from..to` of term 1, each of which adds its own index.
-pub(super) fn entries(from: u64, to: u64) -> Vec<Entry<Tally>> {
+pub(super) fn entries(from: u64, to: u64) -> Vec<Entry<RecordingMachine>> {
     (from..to).map(|index| entry(1, index, vec![Command::Add(index)])).collect()
 }
 
 /// Returns the machine after the [`entries`] `0..to`.
-pub(super) fn tally(to: u64) -> Tally {
-    Tally((0..to).map(|index| (index, index)).collect())
+pub(super) fn tally(to: u64) -> RecordingMachine {
+    RecordingMachine((0..to).map(|index| (index, index)).collect())
 }
 
-pub(super) fn identity() -> Identity {
-    Identity {
+pub(super) fn identity() -> DirectoryOwner {
+    DirectoryOwner {
         cluster: ClusterId(Arc::from("test-cluster")),
         controller: ControllerId(1),
         directory: "d1".to_owned(),
     }
 }
 
-pub(super) fn open_at(path: &Path) -> Result<Store<Tally>, Error> {
+pub(super) fn open_at(path: &Path) -> Result<RaftStore<RecordingMachine>, Error> {
     open(DataDir::open(path)?, &identity())
 }
 
 /// Opens only the log, which a test may purge without a snapshot.
-pub(super) fn open_log(path: &Path, expect: Expect) -> Result<LogStore<Tally>, Error> {
+pub(super) fn open_log(path: &Path, expect: ExpectedLog) -> Result<LogStore<RecordingMachine>, Error> {
     LogStore::open(path, expect, everything_covered())
 }
 
@@ -103,15 +103,15 @@ pub(super) fn everything_covered() -> tokio::sync::watch::Receiver<Option<u64>> 
 }
 
 /// Returns all entries in the log.
-pub(super) async fn all(log: &mut LogStore<Tally>) -> Vec<Entry<Tally>> {
+pub(super) async fn all(log: &mut LogStore<RecordingMachine>) -> Vec<Entry<RecordingMachine>> {
     log.try_get_log_entries(0..).await.unwrap()
 }
 
-pub(super) async fn append(log: &mut LogStore<Tally>, entries: Vec<Entry<Tally>>) {
+pub(super) async fn append(log: &mut LogStore<RecordingMachine>, entries: Vec<Entry<RecordingMachine>>) {
     log.blocking_append(entries).await.unwrap();
 }
 
-pub(super) async fn last_index(log: &mut LogStore<Tally>) -> Option<u64> {
+pub(super) async fn last_index(log: &mut LogStore<RecordingMachine>) -> Option<u64> {
     log.get_log_state().await.unwrap().last_log_id.map(|last| last.index)
 }
 

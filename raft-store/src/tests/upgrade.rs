@@ -6,15 +6,15 @@ use std::num::NonZeroU32;
 use std::path::Path;
 
 use millrace_cluster_state::{
-    Caller, Command, DecodeError, KnownRules, Outcome, Proposal, RulesVersion, State, UnixMillis,
-    UnknownRules,
+    CallerName, CommandOutcome, DecodeError, KnownRules, Proposal, RulesVersion, State, StateCommand,
+    UnixMillis, UnknownRules,
 };
 use millrace_types::{ClusterId, Digest, Quota, TenantName};
 use openraft::storage::{RaftLogStorageExt as _, RaftStateMachine as _};
 use openraft::{EntryPayload, RaftLogReader as _, RaftSnapshotBuilder as _};
 
 use super::tally::{identity, position};
-use crate::{DataDir, Entry, Error, Machine, Store, open};
+use crate::{DataDir, Entry, Error, RaftStore, StateMachine, open};
 
 /// The version after that of this build.
 const NEXT: RulesVersion = RulesVersion::NEWEST.next();
@@ -24,18 +24,18 @@ const NEXT: RulesVersion = RulesVersion::NEWEST.next();
 #[derive(Debug, Clone, Default, PartialEq)]
 struct NextBuild<const GATED: bool>(State);
 
-impl<const GATED: bool> Machine for NextBuild<GATED> {
+impl<const GATED: bool> StateMachine for NextBuild<GATED> {
     type Command = Proposal;
-    type Outcome = Outcome;
+    type Outcome = CommandOutcome;
     type DecodeError = DecodeError;
 
     fn check_rules(&self, command: &Proposal) -> Result<(), UnknownRules> {
         self.0.check_rules(KnownRules::up_to(NEXT), command)
     }
 
-    fn apply(&mut self, index: u64, command: &Proposal) -> Outcome {
+    fn apply(&mut self, index: u64, command: &Proposal) -> CommandOutcome {
         let mut command = command.clone();
-        if let Command::SetQuota { quota, .. } = &mut command.command
+        if let StateCommand::SetQuota { quota, .. } = &mut command.command
             && (!GATED || self.0.rules() >= NEXT)
         {
             quota.gpus_max = quota.gpus_max.and_then(|gpus| gpus.checked_mul(NonZeroU32::new(2)?));
@@ -56,33 +56,35 @@ impl<const GATED: bool> Machine for NextBuild<GATED> {
     }
 }
 
-fn proposal(command: Command) -> Proposal {
-    Proposal { stamp: UnixMillis(1_000), caller: Caller("test".into()), idempotency: None, command }
+fn proposal(command: StateCommand) -> Proposal {
+    Proposal { stamp: UnixMillis(1_000), caller: CallerName("test".into()), idempotency: None, command }
 }
 
-fn cap(index: u64) -> Command {
+fn cap(index: u64) -> StateCommand {
     let tenant = TenantName::new(&format!("t{index}")).unwrap();
-    Command::SetQuota { tenant, quota: Quota { gpus_max: NonZeroU32::new(index as u32), ..Quota::NONE } }
+    StateCommand::SetQuota { tenant, quota: Quota { gpus_max: NonZeroU32::new(index as u32), ..Quota::NONE } }
 }
 
-fn entry<M: Machine<Command = Proposal>>(index: u64, commands: Vec<Command>) -> Entry<M> {
+fn entry<M: StateMachine<Command = Proposal>>(index: u64, commands: Vec<StateCommand>) -> Entry<M> {
     let commands = commands.into_iter().map(proposal).collect();
     Entry::<M> { log_id: position(1, index), payload: EntryPayload::Normal(commands) }
 }
 
-fn switch(version: RulesVersion) -> Command {
-    Command::SetClusterVersion { version }
+fn switch(version: RulesVersion) -> StateCommand {
+    StateCommand::SetClusterVersion { version }
 }
 
 /// Returns a log under this build's rules: a cluster begins, then one tenant after the other gets a
 /// cap.
-fn entries<M: Machine<Command = Proposal>>(to: u64) -> Vec<Entry<M>> {
-    let begin =
-        vec![switch(RulesVersion::NEWEST), Command::InitCluster { cluster_id: ClusterId("test".into()) }];
+fn entries<M: StateMachine<Command = Proposal>>(to: u64) -> Vec<Entry<M>> {
+    let begin = vec![
+        switch(RulesVersion::NEWEST),
+        StateCommand::InitCluster { cluster_id: ClusterId("test".into()) },
+    ];
     std::iter::once(entry(0, begin)).chain((1..to).map(|index| entry(index, vec![cap(index)]))).collect()
 }
 
-fn open_as<M: Machine>(dir: &Path) -> Result<Store<M>, Error> {
+fn open_as<M: StateMachine>(dir: &Path) -> Result<RaftStore<M>, Error> {
     open(DataDir::open(dir)?, &identity())
 }
 
@@ -90,7 +92,7 @@ fn open_as<M: Machine>(dir: &Path) -> Result<Store<M>, Error> {
 /// some.
 async fn member(snapshot_at: u64) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let Store { mut log, mut machine } = open_as::<State>(dir.path()).unwrap();
+    let RaftStore { mut log, mut machine } = open_as::<State>(dir.path()).unwrap();
     log.blocking_append(entries::<State>(12)).await.unwrap();
     machine.apply(entries(snapshot_at + 1)).await.unwrap();
     machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
@@ -99,8 +101,8 @@ async fn member(snapshot_at: u64) -> tempfile::TempDir {
 }
 
 /// Opens a member's directory, applies the rest of its log again, and then further entries.
-async fn upgraded<M: Machine<Command = Proposal>>(dir: &Path) -> M {
-    let Store { mut log, mut machine } = open_as::<M>(dir).unwrap();
+async fn upgraded<M: StateMachine<Command = Proposal>>(dir: &Path) -> M {
+    let RaftStore { mut log, mut machine } = open_as::<M>(dir).unwrap();
     let after = vec![cap(12), switch(NEXT), cap(13)];
     let more = vec![entry(12, after), entry(13, vec![cap(14)])];
     log.blocking_append(more).await.unwrap();
@@ -137,14 +139,14 @@ async fn a_downgrade_is_refused_after_the_switch_and_not_before() {
     drop(open_as::<State>(dir.path()).expect("nothing was switched"));
 
     upgraded::<NextBuild<true>>(dir.path()).await;
-    let Store { mut log, mut machine } = open_as::<State>(dir.path()).unwrap();
+    let RaftStore { mut log, mut machine } = open_as::<State>(dir.path()).unwrap();
     let refused = machine.apply(log.try_get_log_entries(4..).await.unwrap()).await.unwrap_err().to_string();
     let expected = format!("log entry 12 cannot be applied: cluster version {NEXT} is not one of");
     assert!(refused.contains(&expected), "{refused}");
     assert!(refused.contains(&format!("start a build that knows version {NEXT}")), "{refused}");
     drop((log, machine));
 
-    let Store { mut log, mut machine } = open_as::<NextBuild<true>>(dir.path()).unwrap();
+    let RaftStore { mut log, mut machine } = open_as::<NextBuild<true>>(dir.path()).unwrap();
     machine.apply(log.try_get_log_entries(4..).await.unwrap()).await.unwrap();
     machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
     drop((log, machine));
@@ -156,12 +158,12 @@ async fn a_downgrade_is_refused_after_the_switch_and_not_before() {
 #[tokio::test]
 async fn a_directory_without_a_version_opens_as_version_9_and_is_switched_after() {
     let dir = tempfile::tempdir().unwrap();
-    let Store { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
-    let begin = vec![Command::InitCluster { cluster_id: ClusterId("test".into()) }];
+    let RaftStore { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
+    let begin = vec![StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }];
     machine.apply([entry(0, begin)]).await.unwrap();
     machine.get_snapshot_builder().await.build_snapshot().await.unwrap();
     drop(machine);
-    let Store { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
+    let RaftStore { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
     assert_eq!(machine.reader().latest().state.rules(), RulesVersion(9));
     machine.apply([entry(1, vec![switch(RulesVersion(10))])]).await.unwrap();
     assert_eq!(machine.reader().latest().state.rules(), RulesVersion(10));
@@ -170,7 +172,7 @@ async fn a_directory_without_a_version_opens_as_version_9_and_is_switched_after(
 #[tokio::test]
 async fn digests_are_taken_at_the_set_interval_of_entries() {
     let dir = tempfile::tempdir().unwrap();
-    let Store { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
+    let RaftStore { mut machine, .. } = open_as::<State>(dir.path()).unwrap();
     machine.set_digest_every(std::num::NonZeroU64::new(4).unwrap());
     let mut digests = machine.reader().digests();
     for expected in [4, 8, 12] {

@@ -2,29 +2,29 @@
 
 use std::fmt;
 
-use millrace_policy::memory::{MemoryMap, Placement, Run, Shortage};
+use millrace_policy::memory::{BlockPlacement, BlockRun, MemoryMap, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::{BaselineMemory, Fragmentation, Move, NativeCalls, Sizes};
+use super::{BaselineMemory, BlockMove, Fragmentation, NativeCalls, TierSizes};
 
 /// A kind of allocator of GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MemoryKind {
+pub enum AllocatorKind {
     /// Best fit, which production uses.
-    BestFit(Placement),
-    /// Partitions of common sizes and of buddies (T13), with the default [`Sizes`].
-    TwoTiers(Placement),
+    BestFit(BlockPlacement),
+    /// Partitions of common sizes and of buddies (T13), with the default [`TierSizes`].
+    TwoTiers(BlockPlacement),
     /// A pool of released pieces over a native allocator: the baseline Torpor-Block (§7.3).
     Pool,
 }
 
-impl fmt::Display for MemoryKind {
+impl fmt::Display for AllocatorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::BestFit(Placement::Scattered) => "best fit, scattered",
-            Self::BestFit(Placement::Contiguous) => "best fit, contiguous",
-            Self::TwoTiers(Placement::Scattered) => "two tiers, scattered",
-            Self::TwoTiers(Placement::Contiguous) => "two tiers, contiguous",
+            Self::BestFit(BlockPlacement::Scattered) => "best fit, scattered",
+            Self::BestFit(BlockPlacement::Contiguous) => "best fit, contiguous",
+            Self::TwoTiers(BlockPlacement::Scattered) => "two tiers, scattered",
+            Self::TwoTiers(BlockPlacement::Contiguous) => "two tiers, contiguous",
             Self::Pool => "pool (Torpor-Block)",
         })
     }
@@ -32,22 +32,22 @@ impl fmt::Display for MemoryKind {
 
 /// The memory of a GPU under one of the compared allocators.
 #[derive(Debug)]
-pub enum ComparedMemory {
+pub enum AllocatorUnderTest {
     BestFit(MemoryMap),
     /// Memory under one of the paper's allocators.
     Baseline(BaselineMemory),
 }
 
-impl ComparedMemory {
+impl AllocatorUnderTest {
     /// Returns an empty GPU with `memory` bytes.
     #[must_use]
-    pub fn new(memory: Bytes, kind: MemoryKind) -> Self {
+    pub fn new(memory: Bytes, kind: AllocatorKind) -> Self {
         match kind {
-            MemoryKind::BestFit(placement) => Self::BestFit(MemoryMap::with(memory, placement)),
-            MemoryKind::TwoTiers(placement) => {
-                Self::Baseline(BaselineMemory::two_tiers(memory, Sizes::default(), placement))
+            AllocatorKind::BestFit(placement) => Self::BestFit(MemoryMap::with(memory, placement)),
+            AllocatorKind::TwoTiers(placement) => {
+                Self::Baseline(BaselineMemory::two_tiers(memory, TierSizes::default(), placement))
             }
-            MemoryKind::Pool => Self::Baseline(BaselineMemory::pool(memory)),
+            AllocatorKind::Pool => Self::Baseline(BaselineMemory::pool(memory)),
         }
     }
 
@@ -63,9 +63,9 @@ impl ComparedMemory {
     /// Returns the memory of a model as runs, in the order of the model's bytes. Returns `None` for a model
     /// without memory.
     #[must_use]
-    pub fn runs(&self, model: ModelId) -> Option<&[Run]> {
+    pub fn runs(&self, model: ModelId) -> Option<&[BlockRun]> {
         match self {
-            Self::BestFit(memory) => memory.region(model).map(millrace_policy::memory::Region::runs),
+            Self::BestFit(memory) => memory.region(model).map(millrace_policy::memory::ModelRegion::runs),
             Self::Baseline(memory) => memory.pieces(model),
         }
     }
@@ -83,14 +83,14 @@ impl ComparedMemory {
     /// `pinned` until the pieces fit, and returns the evicted models.
     ///
     /// # Errors
-    /// Returns [`Shortage`], and evicts nothing, if the pieces do not fit.
+    /// Returns [`MemoryShortage`], and evicts nothing, if the pieces do not fit.
     pub fn map(
         &mut self,
         now: Timestamp,
         model: ModelId,
         pieces: &[u32],
         pinned: &[ModelId],
-    ) -> Result<Vec<ModelId>, Shortage> {
+    ) -> Result<Vec<ModelId>, MemoryShortage> {
         match self {
             Self::BestFit(memory) => {
                 let evicted = memory.map_pieces(now, model, pieces, 0, pinned)?;
@@ -131,20 +131,21 @@ impl ComparedMemory {
         }
     }
 
-    /// Returns the fragmentation of the free memory, by partitions of the default [`Sizes`].
+    /// Returns the fragmentation of the free memory, by partitions of the default [`TierSizes`].
     #[must_use]
     pub fn fragmentation(&self) -> Fragmentation {
         match self {
             Self::BestFit(memory) => {
-                let mut used: Vec<Run> =
+                let mut used: Vec<BlockRun> =
                     memory.regions().flat_map(|(_, region)| region.runs().iter().copied()).collect();
                 used.sort_unstable();
                 let total = memory.total_blocks();
                 let ends = [0].into_iter().chain(used.iter().map(|run| run.end()));
                 let starts = used.iter().map(|run| run.start).chain([total]);
                 let gaps = ends.zip(starts).filter(|(end, start)| end < start);
-                let free: Vec<_> = gaps.map(|(end, start)| Run { start: end, len: start - end }).collect();
-                Fragmentation::of(&free, total, Sizes::default().partition)
+                let free: Vec<_> =
+                    gaps.map(|(end, start)| BlockRun { start: end, len: start - end }).collect();
+                Fragmentation::of(&free, total, TierSizes::default().partition)
             }
             Self::Baseline(memory) => memory.fragmentation(),
         }
@@ -152,7 +153,7 @@ impl ComparedMemory {
 
     /// Carries out one step of consolidation, and returns its moves in order. Best fit and a pool never move
     /// blocks.
-    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
+    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<BlockMove> {
         match self {
             Self::BestFit(_) => Vec::new(),
             Self::Baseline(memory) => memory.consolidate(pinned),

@@ -13,52 +13,53 @@
 
 use std::cmp::Reverse;
 
-use millrace_policy::memory::Run;
+use millrace_policy::memory::BlockRun;
 use millrace_types::ModelId;
 
 use super::bits;
-use super::partitions::{Partitions, Tier};
+use super::partitions::{PartitionTier, Partitions};
 
 /// A move of a model's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Move {
+pub struct BlockMove {
     pub model: ModelId,
     /// The present place of the blocks.
-    pub from: Run,
+    pub from: BlockRun,
     /// The new place, of the same length. The new place is free once all earlier moves of the plan are done.
-    pub to: Run,
+    pub to: BlockRun,
 }
 
 /// A model's blocks within one partition, and whether they may move.
 #[derive(Debug, Clone, Copy)]
-struct Item {
+struct PlacedBlocks {
     model: ModelId,
-    run: Run,
+    run: BlockRun,
     fixed: bool,
 }
 
 struct Planner {
     partitions: Partitions,
-    items: Vec<Vec<Item>>,
+    items: Vec<Vec<PlacedBlocks>>,
     left: u32,
-    moves: Vec<Move>,
+    moves: Vec<BlockMove>,
 }
 
 /// Plans one step of at most `step` blocks. Returns the moves, and the partitions after the moves. `held`
 /// lists every model with its pieces, and whether the model must not move.
 pub(super) fn plan<'a>(
     partitions: &Partitions,
-    held: impl Iterator<Item = (ModelId, &'a [Run], bool)>,
+    held: impl Iterator<Item = (ModelId, &'a [BlockRun], bool)>,
     step: u32,
-) -> (Vec<Move>, Partitions) {
+) -> (Vec<BlockMove>, Partitions) {
     let mut items = vec![Vec::new(); partitions.parts().len()];
     for (model, runs, pinned) in held {
         for &run in runs {
             let places = partitions.part_of(run.start)..=partitions.part_of(run.end().max(1) - 1);
             // An irregular piece longer than a partition must stay one run, so its parts cannot move apart.
-            let long = partitions.parts()[*places.start()].tier == Tier::Buddies && places.count() > 1;
+            let long =
+                partitions.parts()[*places.start()].tier == PartitionTier::Buddies && places.count() > 1;
             for run in partitions.split(run) {
-                items[partitions.part_of(run.start)].push(Item { model, run, fixed: pinned || long });
+                items[partitions.part_of(run.start)].push(PlacedBlocks { model, run, fixed: pinned || long });
             }
         }
     }
@@ -76,7 +77,7 @@ pub(super) fn plan<'a>(
 impl Planner {
     fn slot_lengths(&self) -> Vec<u32> {
         let lent = |part: &super::partitions::Partition| match part.tier {
-            Tier::Slots(slot) => Some(slot),
+            PartitionTier::Slots(slot) => Some(slot),
             _ => None,
         };
         let mut lengths: Vec<_> = self.partitions.parts().iter().filter_map(lent).collect();
@@ -86,7 +87,7 @@ impl Planner {
     }
 
     /// Returns the partly used partitions of a tier.
-    fn partly_used(&self, tier: Tier) -> Vec<usize> {
+    fn partly_used(&self, tier: PartitionTier) -> Vec<usize> {
         let parts = self.partitions.parts();
         let of_tier = |&place: &usize| parts[place].tier == tier && self.partitions.is_partly_used(place);
         (0..parts.len()).filter(of_tier).collect()
@@ -99,7 +100,7 @@ impl Planner {
     /// Moves the slots of the emptiest movable partition into the other partitions of its size. Returns
     /// whether the partition was emptied.
     fn empty_a_partition(&mut self, slot: u32) -> bool {
-        let places = self.partly_used(Tier::Slots(slot));
+        let places = self.partly_used(PartitionTier::Slots(slot));
         let movable = |&&place: &&usize| self.items[place].iter().all(|item| !item.fixed);
         let Some(&victim) = places.iter().filter(movable).min_by_key(|&&place| self.used(place)) else {
             return false;
@@ -115,7 +116,7 @@ impl Planner {
         }
         let mut targets = targets.into_iter();
         let mut target = targets.next();
-        for Item { model, run, .. } in std::mem::take(&mut self.items[victim]) {
+        for PlacedBlocks { model, run, .. } in std::mem::take(&mut self.items[victim]) {
             let mut from = run;
             while from.len > 0 {
                 let place = target.expect("the other partitions have room for all slots");
@@ -127,9 +128,13 @@ impl Planner {
                 let mut taken = Vec::new();
                 self.partitions.fill(place, slot, free.min(from.len / slot), &mut taken);
                 for to in taken {
-                    self.items[place].push(Item { model, run: to, fixed: false });
-                    self.moves.push(Move { model, from: Run { start: from.start, len: to.len }, to });
-                    from = Run { start: from.start + to.len, len: from.len - to.len };
+                    self.items[place].push(PlacedBlocks { model, run: to, fixed: false });
+                    self.moves.push(BlockMove {
+                        model,
+                        from: BlockRun { start: from.start, len: to.len },
+                        to,
+                    });
+                    from = BlockRun { start: from.start + to.len, len: from.len - to.len };
                 }
             }
             self.partitions.give_back(&[run]);
@@ -140,7 +145,7 @@ impl Planner {
 
     fn free_among_buddies(&self) -> u32 {
         let free = |place: usize| self.partitions.parts()[place].free.count_ones();
-        self.partly_used(Tier::Buddies).into_iter().map(free).sum()
+        self.partly_used(PartitionTier::Buddies).into_iter().map(free).sum()
     }
 
     /// Returns the free buddies of this length whose parents are not free, each as partition and first block.
@@ -148,7 +153,7 @@ impl Planner {
         let holes = |place: usize| {
             bits::each(bits::holes(self.partitions.parts()[place].free, len)).map(move |bit| (place, bit))
         };
-        self.partly_used(Tier::Buddies).into_iter().flat_map(holes).collect()
+        self.partly_used(PartitionTier::Buddies).into_iter().flat_map(holes).collect()
     }
 
     /// Returns the number of used blocks in the buddy beside a hole, and the indexes of its items. Returns
@@ -197,12 +202,12 @@ impl Planner {
         let source = self.partitions.base(grown.0) + (grown.1 ^ len);
         let goal = self.partitions.base(filled.0) + filled.1;
         for at in inside.into_iter().rev() {
-            let Item { model, run: from, .. } = self.items[grown.0].remove(at);
-            let to = Run { start: goal + (from.start - source), len: from.len };
+            let PlacedBlocks { model, run: from, .. } = self.items[grown.0].remove(at);
+            let to = BlockRun { start: goal + (from.start - source), len: from.len };
             self.partitions.mark(to);
             self.partitions.give_back(&[from]);
-            self.items[filled.0].push(Item { model, run: to, fixed: false });
-            self.moves.push(Move { model, from, to });
+            self.items[filled.0].push(PlacedBlocks { model, run: to, fixed: false });
+            self.moves.push(BlockMove { model, from, to });
         }
         self.left -= blocks;
         true

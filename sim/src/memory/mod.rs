@@ -27,18 +27,18 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_policy::memory::{BLOCK, Placement, Run, Shortage};
+use millrace_policy::memory::{BLOCK, BlockPlacement, BlockRun, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-pub use self::compared::{ComparedMemory, MemoryKind};
-pub use self::consolidate::Move;
+pub use self::compared::{AllocatorKind, AllocatorUnderTest};
+pub use self::consolidate::BlockMove;
 use self::partitions::Partitions;
+use self::pool::BlockPool;
 pub use self::pool::NativeCalls;
-use self::pool::Pool;
 
 /// The sizes of the two tiers, in blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sizes {
+pub struct TierSizes {
     /// The length of a partition: a power of two, at most 128.
     pub partition: u32,
     /// The common sizes, ascending, at most a partition. Pieces of a common size share partitions.
@@ -49,7 +49,7 @@ pub struct Sizes {
     pub step: u32,
 }
 
-impl Default for Sizes {
+impl Default for TierSizes {
     /// Returns the sizes of the paper and its artifact: partitions of 128 MiB, common sizes of 2 MiB and
     /// 20 MiB, buddies of at least 16 MiB. The step of 512 MiB is Millrace's choice.
     fn default() -> Self {
@@ -73,7 +73,7 @@ pub struct Fragmentation {
 impl Fragmentation {
     /// Describes free runs of a GPU of `total` blocks in partitions of `partition` blocks.
     #[must_use]
-    pub fn of(free: &[Run], total: u32, partition: u32) -> Self {
+    pub fn of(free: &[BlockRun], total: u32, partition: u32) -> Self {
         let mut found = Self::default();
         for run in join(free) {
             found.free += run.len;
@@ -90,8 +90,8 @@ impl Fragmentation {
     }
 }
 
-fn join(pieces: &[Run]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn join(pieces: &[BlockRun]) -> Vec<BlockRun> {
+    let mut runs: Vec<BlockRun> = Vec::new();
     for &piece in pieces {
         match runs.last_mut() {
             Some(last) if last.end() == piece.start => last.len += piece.len,
@@ -104,19 +104,19 @@ fn join(pieces: &[Run]) -> Vec<Run> {
 /// The free memory of a GPU, by one of the allocators.
 #[derive(Debug, Clone)]
 enum Allocator {
-    TwoTier(Partitions, Placement),
-    Pool(Pool),
+    TwoTier(Partitions, BlockPlacement),
+    Pool(BlockPool),
 }
 
 impl Allocator {
-    fn take(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
+    fn take(&mut self, pieces: &[u32]) -> Option<Vec<BlockRun>> {
         match self {
             Self::TwoTier(partitions, placement) => partitions.take(pieces, *placement),
             Self::Pool(pool) => pool.take(pieces),
         }
     }
 
-    fn give_back(&mut self, pieces: &[Run]) {
+    fn give_back(&mut self, pieces: &[BlockRun]) {
         match self {
             Self::TwoTier(partitions, _) => partitions.give_back(pieces),
             Self::Pool(pool) => pool.give_back(pieces),
@@ -138,19 +138,19 @@ impl Allocator {
 
 /// The memory of one model.
 #[derive(Debug, Clone)]
-struct Region {
+struct ModelPieces {
     /// The pieces, in the order of the model's bytes.
-    pieces: Vec<Run>,
+    pieces: Vec<BlockRun>,
     last_used: Timestamp,
 }
 
-impl Region {
-    fn move_blocks(&mut self, Move { from, to, .. }: Move) {
-        let holds = |piece: &Run| piece.start <= from.start && from.end() <= piece.end();
+impl ModelPieces {
+    fn move_blocks(&mut self, BlockMove { from, to, .. }: BlockMove) {
+        let holds = |piece: &BlockRun| piece.start <= from.start && from.end() <= piece.end();
         let place = self.pieces.iter().position(holds).expect("the model owns the moved blocks");
         let piece = self.pieces[place];
-        let before = Run { start: piece.start, len: from.start - piece.start };
-        let after = Run { start: from.end(), len: piece.end() - from.end() };
+        let before = BlockRun { start: piece.start, len: from.start - piece.start };
+        let after = BlockRun { start: from.end(), len: piece.end() - from.end() };
         let parts = [before, to, after].into_iter().filter(|run| run.len > 0);
         self.pieces.splice(place..=place, parts);
     }
@@ -161,9 +161,9 @@ impl Region {
 pub struct BaselineMemory {
     empty: Allocator,
     allocator: Allocator,
-    sizes: Sizes,
+    sizes: TierSizes,
     total: u32,
-    regions: BTreeMap<ModelId, Region>,
+    regions: BTreeMap<ModelId, ModelPieces>,
     /// The models, least recently used first.
     order: BTreeSet<(Timestamp, ModelId)>,
 }
@@ -171,7 +171,7 @@ pub struct BaselineMemory {
 impl BaselineMemory {
     /// Returns an empty GPU with memory in two tiers (T13).
     #[must_use]
-    pub fn two_tiers(memory: Bytes, sizes: Sizes, placement: Placement) -> Self {
+    pub fn two_tiers(memory: Bytes, sizes: TierSizes, placement: BlockPlacement) -> Self {
         let total = blocks_in(memory);
         Self::new(total, Allocator::TwoTier(Partitions::new(total, &sizes), placement), sizes)
     }
@@ -180,10 +180,10 @@ impl BaselineMemory {
     #[must_use]
     pub fn pool(memory: Bytes) -> Self {
         let total = blocks_in(memory);
-        Self::new(total, Allocator::Pool(Pool::new(total)), Sizes::default())
+        Self::new(total, Allocator::Pool(BlockPool::new(total)), TierSizes::default())
     }
 
-    fn new(total: u32, allocator: Allocator, sizes: Sizes) -> Self {
+    fn new(total: u32, allocator: Allocator, sizes: TierSizes) -> Self {
         let empty = allocator.clone();
         Self { empty, allocator, sizes, total, regions: BTreeMap::new(), order: BTreeSet::new() }
     }
@@ -203,7 +203,7 @@ impl BaselineMemory {
     /// Returns the pieces of a model, in the order of the model's bytes. Returns `None` for a model without
     /// memory.
     #[must_use]
-    pub fn pieces(&self, model: ModelId) -> Option<&[Run]> {
+    pub fn pieces(&self, model: ModelId) -> Option<&[BlockRun]> {
         self.regions.get(&model).map(|region| &region.pieces[..])
     }
 
@@ -221,7 +221,7 @@ impl BaselineMemory {
         }
     }
 
-    /// Returns the fragmentation of the free memory, by partitions of [`Sizes::partition`] blocks.
+    /// Returns the fragmentation of the free memory, by partitions of [`TierSizes::partition`] blocks.
     #[must_use]
     pub fn fragmentation(&self) -> Fragmentation {
         let free = match &self.allocator {
@@ -235,7 +235,7 @@ impl BaselineMemory {
     /// `pinned` until the pieces fit, and returns the evicted models.
     ///
     /// # Errors
-    /// Returns [`Shortage`], and evicts nothing, if the pieces do not fit.
+    /// Returns [`MemoryShortage`], and evicts nothing, if the pieces do not fit.
     ///
     /// # Panics
     /// Panics if the model has memory already, which is a bug of the caller.
@@ -245,7 +245,7 @@ impl BaselineMemory {
         model: ModelId,
         pieces: &[u32],
         pinned: &[ModelId],
-    ) -> Result<Vec<ModelId>, Shortage> {
+    ) -> Result<Vec<ModelId>, MemoryShortage> {
         assert!(!self.regions.contains_key(&model), "model {model} has memory already");
         let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
         let mut evicted = Vec::new();
@@ -257,14 +257,14 @@ impl BaselineMemory {
                 self.allocator.take(&pieces).expect("the pieces fit after the evictions")
             }
         };
-        self.regions.insert(model, Region { pieces: taken, last_used: now });
+        self.regions.insert(model, ModelPieces { pieces: taken, last_used: now });
         self.order.insert((now, model));
         Ok(evicted)
     }
 
     /// Returns the models to evict for these pieces, least recently used first. A model is left out again
     /// if the evictions of the other models suffice.
-    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, Shortage> {
+    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, MemoryShortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
         let mut candidates =
@@ -272,7 +272,7 @@ impl BaselineMemory {
         while !trial.suffices(pieces) {
             let Some(model) = candidates.next() else {
                 let fits = self.empty.suffices(pieces);
-                return Err(if fits { Shortage::Pinned } else { Shortage::TooLarge });
+                return Err(if fits { MemoryShortage::Pinned } else { MemoryShortage::TooLarge });
             };
             trial.give_back(&self.regions[&model].pieces);
             victims.push(model);
@@ -307,7 +307,7 @@ impl BaselineMemory {
 
     /// Carries out one step of consolidation, and returns its moves in order. Returns no moves if no step
     /// is due, or for a pool. Pinned models do not move.
-    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<Move> {
+    pub fn consolidate(&mut self, pinned: &[ModelId]) -> Vec<BlockMove> {
         let Allocator::TwoTier(partitions, placement) = &self.allocator else { return Vec::new() };
         let held =
             self.regions.iter().map(|(model, region)| (*model, &region.pieces[..], pinned.contains(model)));

@@ -18,14 +18,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use millrace_policy::memory::{Placement, Run};
+use millrace_policy::memory::{BlockPlacement, BlockRun};
 
-use super::Sizes;
+use super::TierSizes;
 use super::bits::{self, Word};
 
 /// The kind of pieces that a partition holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tier {
+pub(super) enum PartitionTier {
     /// The partition is wholly free.
     Unset,
     /// The partition holds pieces of this number of blocks.
@@ -37,7 +37,7 @@ pub(super) enum Tier {
 #[derive(Debug, Clone)]
 pub(super) struct Partition {
     pub(super) free: Word,
-    pub(super) tier: Tier,
+    pub(super) tier: PartitionTier,
 }
 
 #[derive(Debug, Clone)]
@@ -53,9 +53,10 @@ pub(super) struct Partitions {
 }
 
 impl Partitions {
-    pub(super) fn new(total: u32, sizes: &Sizes) -> Self {
+    pub(super) fn new(total: u32, sizes: &TierSizes) -> Self {
         let len = sizes.partition;
-        let part = |start| Partition { free: bits::first(len.min(total - start)), tier: Tier::Unset };
+        let part =
+            |start| Partition { free: bits::first(len.min(total - start)), tier: PartitionTier::Unset };
         Self {
             parts: (0..total).step_by(len as usize).map(part).collect(),
             len,
@@ -70,10 +71,10 @@ impl Partitions {
         self.free_blocks
     }
 
-    pub(super) fn free(&self) -> Vec<Run> {
+    pub(super) fn free(&self) -> Vec<BlockRun> {
         let runs = |(place, part): (usize, &Partition)| {
             let base = self.base(place);
-            bits::runs(part.free).map(move |(start, len)| Run { start: base + start, len })
+            bits::runs(part.free).map(move |(start, len)| BlockRun { start: base + start, len })
         };
         self.parts.iter().enumerate().flat_map(runs).collect()
     }
@@ -124,9 +125,9 @@ impl Partitions {
     pub(super) fn slots(&self, place: usize, slot: u32) -> Word {
         let part = &self.parts[place];
         let lends = match part.tier {
-            Tier::Slots(lent) => lent == slot,
-            Tier::Unset => !self.is_fresh(place),
-            Tier::Buddies => false,
+            PartitionTier::Slots(lent) => lent == slot,
+            PartitionTier::Unset => !self.is_fresh(place),
+            PartitionTier::Buddies => false,
         };
         if lends { bits::fits(part.free, slot) & bits::multiples(slot, self.len) } else { 0 }
     }
@@ -134,9 +135,9 @@ impl Partitions {
     /// Takes memory for pieces of these lengths in blocks, none of which is 0. Returns a run for each
     /// piece, in order, with contiguous placement, and any runs of the total length with scattered
     /// placement. Returns `None`, and takes nothing, if the pieces do not fit.
-    pub(super) fn take(&mut self, pieces: &[u32], placement: Placement) -> Option<Vec<Run>> {
+    pub(super) fn take(&mut self, pieces: &[u32], placement: BlockPlacement) -> Option<Vec<BlockRun>> {
         match placement {
-            Placement::Scattered => {
+            BlockPlacement::Scattered => {
                 let blocks = pieces.iter().sum();
                 if blocks > self.free_blocks {
                     return None;
@@ -146,17 +147,17 @@ impl Partitions {
                 taken.sort_unstable();
                 Some(taken)
             }
-            Placement::Contiguous => self.take_each(pieces),
+            BlockPlacement::Contiguous => self.take_each(pieces),
         }
     }
 
-    fn take_each(&mut self, pieces: &[u32]) -> Option<Vec<Run>> {
+    fn take_each(&mut self, pieces: &[u32]) -> Option<Vec<BlockRun>> {
         // The longest pieces are placed first: short pieces would cut up the runs that long pieces need.
         let mut sizes = BTreeMap::<u32, u32>::new();
         for &len in pieces {
             *sizes.entry(len).or_default() += 1;
         }
-        let mut taken = BTreeMap::<u32, Vec<Run>>::new();
+        let mut taken = BTreeMap::<u32, Vec<BlockRun>>::new();
         let mut used = Vec::new();
         let irregular = sizes.iter().filter(|(len, _)| !self.regular.contains(len));
         let mut irregular_blocks: u32 = irregular.map(|(&len, count)| self.buddy(len) * count).sum();
@@ -167,7 +168,7 @@ impl Partitions {
                 // A place among the buddies is tried before any model is evicted.
                 (0..left).all(|_| {
                     let start = self.tightest(0..self.parts.len(), len, len.next_power_of_two());
-                    runs.extend(start.map(|start| self.lend(Run { start, len }, &mut used)));
+                    runs.extend(start.map(|start| self.lend(BlockRun { start, len }, &mut used)));
                     start.is_some()
                 })
             } else {
@@ -175,7 +176,7 @@ impl Partitions {
                     let own = irregular_blocks * 2 >= self.len;
                     irregular_blocks -= self.buddy(len);
                     let start = self.find_irregular(len, own, &used);
-                    runs.extend(start.map(|start| self.lend(Run { start, len }, &mut used)));
+                    runs.extend(start.map(|start| self.lend(BlockRun { start, len }, &mut used)));
                     start.is_some()
                 })
             };
@@ -186,8 +187,9 @@ impl Partitions {
         }
         // From here on each list holds the runs that are not handed out yet, in descending order.
         for (&len, runs) in &mut taken {
-            let split =
-                |run: Run| (run.start..run.end()).step_by(len as usize).map(move |start| Run { start, len });
+            let split = |run: BlockRun| {
+                (run.start..run.end()).step_by(len as usize).map(move |start| BlockRun { start, len })
+            };
             *runs = std::mem::take(runs).into_iter().flat_map(split).collect();
             runs.sort_unstable_by(|one, other| other.cmp(one));
         }
@@ -197,7 +199,7 @@ impl Partitions {
 
     /// Takes up to `count` slots, and appends the slots to `taken` as runs. Returns the number of missing
     /// slots.
-    fn take_slots(&mut self, slot: u32, count: u32, taken: &mut Vec<Run>) -> u32 {
+    fn take_slots(&mut self, slot: u32, count: u32, taken: &mut Vec<BlockRun>) -> u32 {
         let capacity = self.len / slot;
         let mut left = count;
         let own = u32::from(count % capacity * 2 >= capacity);
@@ -232,8 +234,8 @@ impl Partitions {
 
     /// Takes `count` slots of one partition, which must have as many free slots: from the shortest hole
     /// that has all of them, else from the longest holes.
-    pub(super) fn fill(&mut self, place: usize, slot: u32, count: u32, taken: &mut Vec<Run>) {
-        self.parts[place].tier = Tier::Slots(slot);
+    pub(super) fn fill(&mut self, place: usize, slot: u32, count: u32, taken: &mut Vec<BlockRun>) {
+        self.parts[place].tier = PartitionTier::Slots(slot);
         let mut left = count;
         while left > 0 {
             // The set of all blocks of free slots: adjacent slots form one run of bits.
@@ -243,7 +245,7 @@ impl Partitions {
             let tight = holes().filter(|&(_, len)| len >= left).min_by_key(|&(_, len)| len);
             let longest = || holes().max_by_key(|&(start, len)| (len, std::cmp::Reverse(start)));
             let (start, len) = tight.or_else(longest).expect("the partition has enough slots");
-            let run = Run { start: self.base(place) + start, len: slot * len.min(left) };
+            let run = BlockRun { start: self.base(place) + start, len: slot * len.min(left) };
             self.mark(run);
             left -= run.len / slot;
             taken.push(run);
@@ -277,10 +279,10 @@ impl Partitions {
     }
 
     /// Takes a run among the buddies, and adds its partitions to `used`.
-    fn lend(&mut self, run: Run, used: &mut Vec<usize>) -> Run {
+    fn lend(&mut self, run: BlockRun, used: &mut Vec<usize>) -> BlockRun {
         self.mark(run);
         for place in self.part_of(run.start)..=self.part_of(run.end() - 1) {
-            self.parts[place].tier = Tier::Buddies;
+            self.parts[place].tier = PartitionTier::Buddies;
             if !used.contains(&place) {
                 used.push(place);
             }
@@ -293,7 +295,8 @@ impl Partitions {
     fn tightest(&self, places: impl Iterator<Item = usize>, len: u32, align: u32) -> Option<u32> {
         let find = |place: usize| {
             let part = &self.parts[place];
-            let lends = part.tier == Tier::Buddies || part.tier == Tier::Unset && !self.is_fresh(place);
+            let lends = part.tier == PartitionTier::Buddies
+                || part.tier == PartitionTier::Unset && !self.is_fresh(place);
             let starts = bits::fits(part.free, len) & bits::multiples(align, Word::BITS);
             if !lends || starts == 0 {
                 return None;
@@ -339,7 +342,7 @@ impl Partitions {
     ///
     /// # Panics
     /// Panics if a block of the run is used already, which is a bug of the caller.
-    pub(super) fn mark(&mut self, run: Run) {
+    pub(super) fn mark(&mut self, run: BlockRun) {
         self.free_blocks -= run.len;
         for (place, word) in self.words(run) {
             let part = &mut self.parts[place];
@@ -349,7 +352,7 @@ impl Partitions {
     }
 
     /// Frees runs. A partition that becomes wholly free loses its tier.
-    pub(super) fn give_back(&mut self, runs: &[Run]) {
+    pub(super) fn give_back(&mut self, runs: &[BlockRun]) {
         for &run in runs {
             self.free_blocks += run.len;
             for (place, word) in self.words(run) {
@@ -358,27 +361,27 @@ impl Partitions {
                 assert!(part.free & word == 0, "blocks of {run:?} are freed twice");
                 part.free |= word;
                 if part.free == all {
-                    part.tier = Tier::Unset;
+                    part.tier = PartitionTier::Unset;
                 }
             }
         }
     }
 
     /// Returns the blocks of a run as a set for each partition.
-    fn words(&self, run: Run) -> impl Iterator<Item = (usize, Word)> + use<> {
+    fn words(&self, run: BlockRun) -> impl Iterator<Item = (usize, Word)> + use<> {
         let len = self.len;
         self.split(run)
             .map(move |part| ((part.start / len) as usize, bits::stretch(part.start % len, part.len)))
     }
 
     /// Cuts a run at the borders of partitions.
-    pub(super) fn split(&self, run: Run) -> impl Iterator<Item = Run> + use<> {
+    pub(super) fn split(&self, run: BlockRun) -> impl Iterator<Item = BlockRun> + use<> {
         let len = self.len;
         let mut start = run.start;
         std::iter::from_fn(move || {
             (start < run.end()).then(|| {
                 let end = ((start / len + 1) * len).min(run.end());
-                let part = Run { start, len: end - start };
+                let part = BlockRun { start, len: end - start };
                 start = end;
                 part
             })

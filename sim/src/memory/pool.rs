@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_policy::memory::{BestFit, Placement, Run};
+use millrace_policy::memory::{BestFit, BlockPlacement, BlockRun};
 
 /// The number of calls of the native allocator so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,10 +17,10 @@ pub struct NativeCalls {
 }
 
 /// A native allocation.
-type Piece = Vec<Run>;
+type Piece = Vec<BlockRun>;
 
 #[derive(Debug, Clone)]
-pub(super) struct Pool {
+pub(super) struct BlockPool {
     native: BestFit,
     /// Freed pieces that are not released to the native allocator, oldest first.
     cached: VecDeque<Piece>,
@@ -30,14 +30,14 @@ pub(super) struct Pool {
     calls: NativeCalls,
 }
 
-fn len(piece: &[Run]) -> u32 {
+fn len(piece: &[BlockRun]) -> u32 {
     piece.iter().map(|run| run.len).sum()
 }
 
-impl Pool {
+impl BlockPool {
     pub(super) fn new(total: u32) -> Self {
         Self {
-            native: BestFit::new(total, Placement::Scattered),
+            native: BestFit::new(total, BlockPlacement::Scattered),
             cached: VecDeque::new(),
             cached_blocks: 0,
             lent: BTreeMap::new(),
@@ -53,13 +53,13 @@ impl Pool {
         self.calls
     }
 
-    pub(super) fn free(&self) -> Vec<Run> {
+    pub(super) fn free(&self) -> Vec<BlockRun> {
         let mut free: Vec<_> = self.native.free_runs().chain(self.cached.iter().flatten().copied()).collect();
         free.sort_unstable();
         free
     }
 
-    pub(super) fn take(&mut self, lengths: &[u32]) -> Option<Vec<Run>> {
+    pub(super) fn take(&mut self, lengths: &[u32]) -> Option<Vec<BlockRun>> {
         let mut taken = Vec::new();
         for &wanted in lengths {
             let Some(piece) = self.take_one(wanted) else {
@@ -70,7 +70,7 @@ impl Pool {
             taken.extend(piece.iter().map_while(|run| {
                 let len = run.len.min(left);
                 left -= len;
-                (len > 0).then_some(Run { start: run.start, len })
+                (len > 0).then_some(BlockRun { start: run.start, len })
             }));
             self.lent.insert(piece[0].start, piece);
         }
@@ -93,7 +93,7 @@ impl Pool {
         self.native.take(&[wanted])
     }
 
-    pub(super) fn give_back(&mut self, runs: &[Run]) {
+    pub(super) fn give_back(&mut self, runs: &[BlockRun]) {
         // A run that is not the first run of a piece is a later run of a piece that is freed here too.
         for piece in runs.iter().filter_map(|run| self.lent.remove(&run.start)) {
             self.cached_blocks += len(&piece);
@@ -108,19 +108,19 @@ mod tests {
 
     #[test]
     fn a_cached_piece_is_lent_and_freed_as_a_whole() {
-        let mut pool = Pool::new(30);
+        let mut pool = BlockPool::new(30);
         let first = pool.take(&[20]).unwrap();
         pool.give_back(&first);
-        assert_eq!(pool.take(&[5]), Some(vec![Run { start: 0, len: 5 }]));
+        assert_eq!(pool.take(&[5]), Some(vec![BlockRun { start: 0, len: 5 }]));
         assert_eq!(pool.free_blocks(), 10, "the cached piece of 20 blocks was not lent for 5");
-        pool.give_back(&[Run { start: 0, len: 5 }]);
+        pool.give_back(&[BlockRun { start: 0, len: 5 }]);
         assert_eq!(pool.free_blocks(), 30);
         assert_eq!(pool.calls(), NativeCalls { allocations: 1, releases: 0 });
     }
 
     #[test]
     fn cached_pieces_that_are_too_short_are_released_to_the_native_allocator() {
-        let mut pool = Pool::new(30);
+        let mut pool = BlockPool::new(30);
         let short = pool.take(&[10, 10, 10]).unwrap();
         pool.give_back(&short);
         assert_eq!(pool.take(&[15]).map(|runs| len(&runs)), Some(15));

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 
-use super::partitions::Tier;
+use super::partitions::PartitionTier;
 use super::*;
 
 const A: ModelId = ModelId(1);
@@ -12,8 +12,8 @@ const B: ModelId = ModelId(2);
 const C: ModelId = ModelId(3);
 const D: ModelId = ModelId(4);
 
-fn two_tiers(mib: u64, placement: Placement) -> BaselineMemory {
-    BaselineMemory::two_tiers(Bytes::mib(mib), Sizes::default(), placement)
+fn two_tiers(mib: u64, placement: BlockPlacement) -> BaselineMemory {
+    BaselineMemory::two_tiers(Bytes::mib(mib), TierSizes::default(), placement)
 }
 
 fn map(memory: &mut BaselineMemory, at: u64, model: ModelId, pieces: &[u32]) -> Vec<ModelId> {
@@ -26,7 +26,7 @@ fn starts(memory: &BaselineMemory, model: ModelId) -> Vec<u32> {
 
 #[test]
 fn pieces_of_a_common_size_share_a_partition_apart_from_irregular_pieces() {
-    let mut memory = two_tiers(512, Placement::Contiguous);
+    let mut memory = two_tiers(512, BlockPlacement::Contiguous);
     assert_eq!(map(&mut memory, 1, A, &[10, 33, 1, 10, 7]), []);
     let partitions = starts(&memory, A).into_iter().map(|start| start / 64).collect::<Vec<_>>();
     assert_eq!(partitions[0], partitions[3], "pieces of 20 MiB are in different partitions");
@@ -36,28 +36,28 @@ fn pieces_of_a_common_size_share_a_partition_apart_from_irregular_pieces() {
 
 #[test]
 fn a_piece_longer_than_a_partition_is_one_run() {
-    let mut memory = two_tiers(512, Placement::Contiguous);
+    let mut memory = two_tiers(512, BlockPlacement::Contiguous);
     map(&mut memory, 1, A, &[150]);
-    assert_eq!(memory.pieces(A).unwrap(), [Run { start: 0, len: 150 }]);
-    assert_eq!(memory.map(Timestamp(2), B, &[100], &[A]), Err(Shortage::Pinned));
+    assert_eq!(memory.pieces(A).unwrap(), [BlockRun { start: 0, len: 150 }]);
+    assert_eq!(memory.map(Timestamp(2), B, &[100], &[A]), Err(MemoryShortage::Pinned));
     map(&mut memory, 2, B, &[12]);
     assert_eq!(starts(&memory, B), [160], "the rest of the last partition is not lent");
-    assert_eq!(memory.map(Timestamp(3), C, &[300], &[]), Err(Shortage::TooLarge));
+    assert_eq!(memory.map(Timestamp(3), C, &[300], &[]), Err(MemoryShortage::TooLarge));
 }
 
 #[test]
 fn only_models_that_make_room_for_the_pieces_are_evicted() {
-    let mut memory = two_tiers(256, Placement::Contiguous);
+    let mut memory = two_tiers(256, BlockPlacement::Contiguous);
     map(&mut memory, 1, A, &[40]);
     map(&mut memory, 2, B, &[10; 4]);
     assert_eq!(memory.fragmentation(), Fragmentation { free: 48, stranded: 48, whole: 0, longest: 24 });
     assert_eq!(map(&mut memory, 3, C, &[30]), [A]);
-    assert_eq!(memory.map(Timestamp(4), D, &[60], &[B, C]), Err(Shortage::Pinned));
+    assert_eq!(memory.map(Timestamp(4), D, &[60], &[B, C]), Err(MemoryShortage::Pinned));
 }
 
 #[test]
 fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
-    let mut memory = two_tiers(384, Placement::Scattered);
+    let mut memory = two_tiers(384, BlockPlacement::Scattered);
     map(&mut memory, 1, A, &[40]);
     map(&mut memory, 2, B, &[50]);
     map(&mut memory, 3, C, &[64]);
@@ -67,10 +67,10 @@ fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
     map(&mut memory, 5, D, &[32]);
     memory.unmap(A);
     // 44 of 64 blocks are free beside C, 14 beside B, 32 beside D.
-    let step = |from: (u32, u32), to: u32| Move {
+    let step = |from: (u32, u32), to: u32| BlockMove {
         model: C,
-        from: Run { start: from.0, len: from.1 },
-        to: Run { start: to, len: from.1 },
+        from: BlockRun { start: from.0, len: from.1 },
+        to: BlockRun { start: to, len: from.1 },
     };
     assert_eq!(memory.consolidate(&[]), [step((40, 14), 114), step((54, 6), 160)]);
     assert_eq!(memory.fragmentation().whole, 1);
@@ -79,7 +79,7 @@ fn consolidation_empties_the_emptiest_partition_into_the_fullest() {
 
 #[test]
 fn two_free_buddies_become_one() {
-    let mut memory = two_tiers(256, Placement::Contiguous);
+    let mut memory = two_tiers(256, BlockPlacement::Contiguous);
     for model in [A, B, C, D] {
         map(&mut memory, 1, model, &[32]);
     }
@@ -88,8 +88,8 @@ fn two_free_buddies_become_one() {
     assert_eq!(starts(&memory, C), [32]);
     assert_eq!(starts(&memory, D), [96]);
     assert_eq!(memory.consolidate(&[C, D]), [], "pinned models were moved");
-    let to = Run { start: 0, len: 32 };
-    assert_eq!(memory.consolidate(&[C]), [Move { model: D, from: Run { start: 96, len: 32 }, to }]);
+    let to = BlockRun { start: 0, len: 32 };
+    assert_eq!(memory.consolidate(&[C]), [BlockMove { model: D, from: BlockRun { start: 96, len: 32 }, to }]);
     assert_eq!(memory.fragmentation().whole, 1);
 }
 
@@ -122,11 +122,11 @@ fn step() -> impl Strategy<Value = Step> {
 /// Generates a GPU of `blocks` blocks under either allocator. The last partition may be short, and the
 /// common size of 5 blocks does not divide a partition.
 fn memory(blocks: u64) -> impl Strategy<Value = BaselineMemory> {
-    let placement = prop_oneof![1 => Just(Placement::Scattered), 2 => Just(Placement::Contiguous)];
+    let placement = prop_oneof![1 => Just(BlockPlacement::Scattered), 2 => Just(BlockPlacement::Contiguous)];
     let sizes = (prop_oneof![Just(16u32), Just(128)], prop_oneof![Just(1u32), Just(4)]);
     let size = Bytes::mib(2 * blocks);
     let tiers = (placement, sizes).prop_map(move |(placement, (partition, irregular_min))| {
-        let sizes = Sizes { partition, regular: vec![1, 5], irregular_min, step: partition };
+        let sizes = TierSizes { partition, regular: vec![1, 5], irregular_min, step: partition };
         BaselineMemory::two_tiers(size, sizes, placement)
     });
     prop_oneof![4 => tiers, 1 => Just(BaselineMemory::pool(size))]
@@ -177,7 +177,7 @@ impl Device {
             }
             assert!(round < 1000, "consolidation did not end within 1000 rounds");
             assert!(moves.iter().map(|step| step.from.len).sum::<u32>() <= self.memory.sizes.step);
-            for Move { model, from, to } in moves {
+            for BlockMove { model, from, to } in moves {
                 assert!(!pinned.contains(&model), "the pinned {model} was moved");
                 assert_eq!(from.len, to.len);
                 for (from, to) in (from.start..from.end()).zip(to.start..to.end()) {
@@ -203,7 +203,7 @@ impl Device {
             }
             let asked = self.asked[&model].iter().copied().filter(|&len| len > 0);
             assert_eq!(places.len(), asked.clone().sum::<u32>() as usize);
-            if let Allocator::TwoTier(_, Placement::Contiguous) = memory.allocator {
+            if let Allocator::TwoTier(_, BlockPlacement::Contiguous) = memory.allocator {
                 let lengths = memory.pieces(model).unwrap().iter().map(|piece| piece.len);
                 assert!(lengths.eq(asked), "a piece is not one run");
             }
@@ -233,7 +233,7 @@ fn check_bound(memory: &BaselineMemory, pinned: &[ModelId]) {
     for (&model, region) in &memory.regions {
         for piece in &region.pieces {
             let places = partitions.part_of(piece.start)..=partitions.part_of(piece.end() - 1);
-            let irregular = parts[*places.start()].tier == Tier::Buddies;
+            let irregular = parts[*places.start()].tier == PartitionTier::Buddies;
             if irregular {
                 rests += if piece.len > len { 0 } else { piece.len.next_power_of_two() - piece.len };
             }
@@ -242,21 +242,23 @@ fn check_bound(memory: &BaselineMemory, pinned: &[ModelId]) {
             }
         }
     }
-    let partly_used = |tier: Tier| {
+    let partly_used = |tier: PartitionTier| {
         (0..parts.len()).filter(move |&place| parts[place].tier == tier && partitions.is_partly_used(place))
     };
     slots.extend(
-        parts.iter().filter_map(|part| if let Tier::Slots(slot) = part.tier { Some(slot) } else { None }),
+        parts
+            .iter()
+            .filter_map(|part| if let PartitionTier::Slots(slot) = part.tier { Some(slot) } else { None }),
     );
     for slot in slots {
-        let places = partly_used(Tier::Slots(slot)).collect::<Vec<_>>();
+        let places = partly_used(PartitionTier::Slots(slot)).collect::<Vec<_>>();
         let free: u32 = places.iter().map(|&place| partitions.slots(place, slot).count_ones()).sum();
         assert!(free < len / slot || places.iter().all(|&place| fixed[place]), "{free} slots of {slot}");
     }
     let is_short = |place: usize| partitions.base(place) + len > partitions.total();
-    let short = if partly_used(Tier::Buddies).any(is_short) { len - 1 } else { 0 };
-    let stuck = partly_used(Tier::Buddies).filter(|&place| fixed[place]).count() as u32 * (len - 1);
-    let free: u32 = partly_used(Tier::Buddies).map(|place| parts[place].free.count_ones()).sum();
+    let short = if partly_used(PartitionTier::Buddies).any(is_short) { len - 1 } else { 0 };
+    let stuck = partly_used(PartitionTier::Buddies).filter(|&place| fixed[place]).count() as u32 * (len - 1);
+    let free: u32 = partly_used(PartitionTier::Buddies).map(|place| parts[place].free.count_ones()).sum();
     assert!(free <= len - 1 + rests + short + stuck, "{free} free among buddies, {rests} of them rests");
 }
 

@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use millrace_policy::elastic::Event;
-use millrace_policy::paths::{Direction, HostLinks};
-use millrace_policy::rates::Objective;
+use millrace_policy::paths::{HostDirection, HostLinks};
+use millrace_policy::rates::TransferObjective;
 use millrace_types::{Bytes, BytesPerSec};
 
 use super::Error;
-use super::fabric::{Site, Step};
-use super::instances::Tag;
-use super::requests::{Key, Object};
-use super::run::Sim;
-use super::stores::Wanted;
+use super::fabric::{GpuSite, TransferStep};
+use super::instances::CourseEnd;
+use super::requests::{SimulatedObject, SimulatedObjectKey};
+use super::run::DataflowRun;
+use super::stores::RequestedCopy;
 use super::system::{Oriented, Pinning};
 
-impl Sim<'_> {
+impl DataflowRun<'_> {
     fn call_cost(&self) -> Duration {
         let costs = &self.setup.costs;
         if self.setup.system.piped { costs.piped_call } else { costs.remote_call }
@@ -37,34 +37,41 @@ impl Sim<'_> {
 
     /// Returns the objective of a copy for a function: 1.5 times the time that copy and computation take
     /// alone (D18).
-    fn objective(&self, bytes: Bytes, rate: BytesPerSec, compute: Duration) -> Option<Objective> {
+    fn objective(&self, bytes: Bytes, rate: BytesPerSec, compute: Duration) -> Option<TransferObjective> {
         let alone = rate.time_for(bytes) + compute;
-        Some(Objective { slo: alone + alone / 2, infer: compute })
+        Some(TransferObjective { slo: alone + alone / 2, infer: compute })
     }
 
     /// Returns the steps of a copy between a GPU and its host, for a function of this computing time. Also
     /// returns the time that the copy pays first.
     pub(super) fn host_steps(
         &self,
-        site: Site,
-        direction: Direction,
+        site: GpuSite,
+        direction: HostDirection,
         bytes: Bytes,
         compute: Duration,
-    ) -> (Duration, [Step; 2]) {
+    ) -> (Duration, [TransferStep; 2]) {
         let node = &self.fabric.nodes[site.node];
         let links = self.setup.system.host_links;
         let reach = node.reach(site.gpu, links);
         let first = self.call_cost() + self.pinning(bytes, reach);
         let rate = BytesPerSec(node.rate_of(node.pcie(site.gpu)).0 * u64::from(reach));
         let objective = self.objective(bytes, rate, compute);
-        (first, [Step::Wait(first), Step::Host { site, direction, bytes, links, objective }])
+        (first, [TransferStep::Wait(first), TransferStep::Host { site, direction, bytes, links, objective }])
     }
 
     /// Returns the steps that copy an input to a GPU (D04).
-    pub(super) fn fetch_steps(&self, to: Site, key: Key, compute: Duration) -> Vec<Step> {
-        let Some(&Object { site: from, size: bytes, .. }) = self.objects.get(&key) else { return Vec::new() };
-        let (_, load) = self.host_steps(to, Direction::ToGpu, bytes, compute);
-        let network = Step::Network { from: from.node, to: to.node, bytes };
+    pub(super) fn fetch_steps(
+        &self,
+        to: GpuSite,
+        key: SimulatedObjectKey,
+        compute: Duration,
+    ) -> Vec<TransferStep> {
+        let Some(&SimulatedObject { site: from, size: bytes, .. }) = self.objects.get(&key) else {
+            return Vec::new();
+        };
+        let (_, load) = self.host_steps(to, HostDirection::ToGpu, bytes, compute);
+        let network = TransferStep::Network { from: from.node, to: to.node, bytes };
         let on_host = self.is_host_oriented() || self.stores.is_on_host(from, key);
         if on_host {
             return if from.node == to.node { load.to_vec() } else { vec![network, load[0], load[1]] };
@@ -77,35 +84,43 @@ impl Sim<'_> {
         }
         let pcie = &self.fabric.nodes[to.node];
         let objective = self.objective(bytes, pcie.rate_of(pcie.pcie(to.gpu)), compute);
-        vec![Step::Wait(first), Step::Gpus { from, to, bytes, objective }]
+        vec![TransferStep::Wait(first), TransferStep::Gpus { from, to, bytes, objective }]
     }
 
     /// Sends an event to a store, and begins the copies that the store requests.
-    pub(super) fn tell(&mut self, site: Site, event: Event) -> Result<(), Error> {
-        let told = self.stores.tell(self.now(), site, event)?;
+    pub(super) fn tell(&mut self, site: GpuSite, event: Event) -> Result<(), Error> {
+        let told = self.stores.handle_event(self.now(), site, event)?;
         self.want(site, &told.wanted, told.wait);
         Ok(())
     }
 
-    pub(super) fn want(&mut self, site: Site, wanted: &[Wanted], wait: Duration) {
+    pub(super) fn want(&mut self, site: GpuSite, wanted: &[RequestedCopy], wait: Duration) {
         for &it in wanted {
-            let (Wanted::Place(key) | Wanted::Migrate(key) | Wanted::Reload(key) | Wanted::Refuse(key)) = it;
+            let (RequestedCopy::Place(key)
+            | RequestedCopy::Migrate(key)
+            | RequestedCopy::Reload(key)
+            | RequestedCopy::Refuse(key)) = it;
             let Some(bytes) = self.objects.get(&key).map(|object| object.size) else {
                 debug_assert!(false, "a store moved an object that all consumers have read");
                 continue;
             };
-            let copy =
-                |direction| [Step::Host { site, direction, bytes, links: HostLinks::Own, objective: None }];
+            let copy = |direction| {
+                [TransferStep::Host { site, direction, bytes, links: HostLinks::Own, objective: None }]
+            };
             match it {
-                Wanted::Place(_) => {
+                RequestedCopy::Place(_) => {
                     let first = self.call_cost() + wait + self.setup.costs.within_gpu.time_for(bytes);
-                    self.fabric.begin(Tag::Stored(key), [Step::Wait(first)]);
+                    self.fabric.begin(CourseEnd::Stored(key), [TransferStep::Wait(first)]);
                 }
-                Wanted::Migrate(_) => {
-                    self.fabric.begin(Tag::Migrated(site, key), copy(Direction::FromGpu));
+                RequestedCopy::Migrate(_) => {
+                    self.fabric.begin(CourseEnd::Migrated(site, key), copy(HostDirection::FromGpu));
                 }
-                Wanted::Reload(_) => self.fabric.begin(Tag::Reloaded(site, key), copy(Direction::ToGpu)),
-                Wanted::Refuse(_) => self.fabric.begin(Tag::Refused(site, key), copy(Direction::FromGpu)),
+                RequestedCopy::Reload(_) => {
+                    self.fabric.begin(CourseEnd::Reloaded(site, key), copy(HostDirection::ToGpu))
+                }
+                RequestedCopy::Refuse(_) => {
+                    self.fabric.begin(CourseEnd::Refused(site, key), copy(HostDirection::FromGpu))
+                }
             }
         }
     }

@@ -10,41 +10,41 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millrace_policy::memory::BLOCK;
-use millrace_policy::paths::{Direction, HostLinks};
-use millrace_policy::rates::{BATCH, Objective};
+use millrace_policy::paths::{HostDirection, HostLinks};
+use millrace_policy::rates::{BATCH, TransferObjective};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use super::links::{HostCopy, LegId, Links, pipelines_through_host};
+use super::links::{HostCopy, LegId, NodeLinks, pipelines_through_host};
 use super::system::{Costs, System};
-use super::{Error, Methods};
+use super::{CopyCounts, Error};
 
 /// A GPU of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Site {
+pub(super) struct GpuSite {
     pub(super) node: usize,
     pub(super) gpu: GpuIndex,
 }
 
 /// A step of a course.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Step {
+pub(super) enum TransferStep {
     Wait(Duration),
     /// A copy between a GPU and its host.
     Host {
-        site: Site,
-        direction: Direction,
+        site: GpuSite,
+        direction: HostDirection,
         bytes: Bytes,
         links: HostLinks,
-        objective: Option<Objective>,
+        objective: Option<TransferObjective>,
     },
     /// A copy between GPUs: within a GPU, within a node, or in pipeline over both hosts and the network
     /// (D08).
     Gpus {
-        from: Site,
-        to: Site,
+        from: GpuSite,
+        to: GpuSite,
         bytes: Bytes,
-        objective: Option<Objective>,
+        objective: Option<TransferObjective>,
     },
     /// A copy from the host of a node to the host of another node.
     Network {
@@ -55,7 +55,7 @@ pub(super) enum Step {
 }
 
 #[derive(Debug)]
-enum Now {
+enum CourseState {
     Waits(Timestamp),
     Moves {
         left: f64,
@@ -67,28 +67,28 @@ enum Now {
 }
 
 #[derive(Debug)]
-struct Course<T> {
+struct StepSequence<T> {
     tag: T,
-    steps: VecDeque<Step>,
-    now: Now,
+    steps: VecDeque<TransferStep>,
+    now: CourseState,
 }
 
 #[derive(Debug)]
-pub(super) struct Fabric<T> {
+pub(super) struct FluidFabric<T> {
     system: System,
     costs: Costs,
-    pub(super) nodes: Vec<Links>,
-    courses: BTreeMap<u64, Course<T>>,
+    pub(super) nodes: Vec<NodeLinks>,
+    courses: BTreeMap<u64, StepSequence<T>>,
     last: u64,
     clock: Timestamp,
     /// The bytes of all transfers that began.
     pub(super) sent: u64,
     /// The bytes that transfers have moved.
     pub(super) delivered: f64,
-    pub(super) methods: Methods,
+    pub(super) methods: CopyCounts,
 }
 
-impl<T: Copy> Fabric<T> {
+impl<T: Copy> FluidFabric<T> {
     pub(super) fn new(
         topology: &Topology,
         nodes: usize,
@@ -98,21 +98,21 @@ impl<T: Copy> Fabric<T> {
         Ok(Self {
             system,
             costs,
-            nodes: (0..nodes).map(|_| Links::new(topology, &system)).collect::<Result<_, _>>()?,
+            nodes: (0..nodes).map(|_| NodeLinks::new(topology, &system)).collect::<Result<_, _>>()?,
             courses: BTreeMap::new(),
             last: 0,
             clock: Timestamp::ZERO,
             sent: 0,
             delivered: 0.0,
-            methods: Methods::default(),
+            methods: CopyCounts::default(),
         })
     }
 
     /// Begins a course.
-    pub(super) fn begin(&mut self, tag: T, steps: impl IntoIterator<Item = Step>) {
+    pub(super) fn begin(&mut self, tag: T, steps: impl IntoIterator<Item = TransferStep>) {
         self.last += 1;
-        let now = Now::Waits(self.clock);
-        self.courses.insert(self.last, Course { tag, steps: steps.into_iter().collect(), now });
+        let now = CourseState::Waits(self.clock);
+        self.courses.insert(self.last, StepSequence { tag, steps: steps.into_iter().collect(), now });
     }
 
     /// Returns the time at which the next step ends. Returns `None` if no course is under way.
@@ -121,9 +121,9 @@ impl<T: Copy> Fabric<T> {
     /// Returns [`Error::Stuck`] if no transfer under way has a rate, and no wait is under way.
     pub(super) fn next(&self) -> Result<Option<Timestamp>, Error> {
         let crowd = self.crowd();
-        let end = |course: &Course<T>| match &course.now {
-            Now::Waits(until) => Some(*until),
-            Now::Moves { left, .. } => {
+        let end = |course: &StepSequence<T>| match &course.now {
+            CourseState::Waits(until) => Some(*until),
+            CourseState::Moves { left, .. } => {
                 let rate = self.rate(&course.now, &crowd);
                 (rate > 0.0).then(|| self.clock + Duration::from_nanos((left / rate * 1e9).ceil() as u64))
             }
@@ -140,7 +140,7 @@ impl<T: Copy> Fabric<T> {
             let rates: Vec<f64> =
                 self.courses.values().map(|course| self.rate(&course.now, &crowd)).collect();
             for (course, rate) in self.courses.values_mut().zip(rates) {
-                let Now::Moves { left, legs, .. } = &mut course.now else { continue };
+                let CourseState::Moves { left, legs, .. } = &mut course.now else { continue };
                 let moved = (rate * span).min(*left);
                 *left -= moved;
                 self.delivered += moved;
@@ -158,14 +158,14 @@ impl<T: Copy> Fabric<T> {
         for id in ids {
             while let Some(course) = self.courses.get_mut(&id) {
                 match &mut course.now {
-                    Now::Waits(until) if *until > self.clock => break,
-                    Now::Waits(_) => {}
+                    CourseState::Waits(until) if *until > self.clock => break,
+                    CourseState::Waits(_) => {}
                     // Less than a byte is left only because of rounding.
-                    Now::Moves { left, .. } if *left >= 1.0 => break,
-                    Now::Moves { left, legs, fill, .. } => {
+                    CourseState::Moves { left, .. } if *left >= 1.0 => break,
+                    CourseState::Moves { left, legs, fill, .. } => {
                         self.delivered += *left;
                         let legs = std::mem::take(legs);
-                        course.now = Now::Waits(self.clock + *fill);
+                        course.now = CourseState::Waits(self.clock + *fill);
                         for (node, leg) in legs {
                             self.nodes[node].end(self.clock, leg)?;
                         }
@@ -193,7 +193,7 @@ impl<T: Copy> Fabric<T> {
     fn crowd(&self) -> Vec<(u32, u32)> {
         let mut crowd = vec![(0, 0); self.nodes.len()];
         for course in self.courses.values() {
-            if let Now::Moves { network: Some((from, to)), .. } = course.now {
+            if let CourseState::Moves { network: Some((from, to)), .. } = course.now {
                 crowd[from].0 += 1;
                 crowd[to].1 += 1;
             }
@@ -201,8 +201,8 @@ impl<T: Copy> Fabric<T> {
         crowd
     }
 
-    fn rate(&self, now: &Now, crowd: &[(u32, u32)]) -> f64 {
-        let Now::Moves { legs, network, ceiling, .. } = now else { return 0.0 };
+    fn rate(&self, now: &CourseState, crowd: &[(u32, u32)]) -> f64 {
+        let CourseState::Moves { legs, network, ceiling, .. } = now else { return 0.0 };
         let legs = legs.iter().map(|&(node, leg)| self.nodes[node].rate(leg));
         let share = |(from, to): (usize, usize)| {
             self.costs.network.0 as f64 / f64::from(crowd[from].0.max(crowd[to].1))
@@ -210,10 +210,10 @@ impl<T: Copy> Fabric<T> {
         legs.chain(network.map(share)).fold(*ceiling, f64::min)
     }
 
-    fn step(&mut self, step: Step) -> Result<Now, Error> {
+    fn step(&mut self, step: TransferStep) -> Result<CourseState, Error> {
         Ok(match step {
-            Step::Wait(span) => Now::Waits(self.clock + span),
-            Step::Host { site, direction, bytes, links, objective } => {
+            TransferStep::Wait(span) => CourseState::Waits(self.clock + span),
+            TransferStep::Host { site, direction, bytes, links, objective } => {
                 self.methods.host_gpu += 1;
                 let copy = HostCopy { gpu: site.gpu, direction, bytes, links, objective };
                 let (leg, mut fill) = self.host_leg(site.node, copy)?;
@@ -222,21 +222,21 @@ impl<T: Copy> Fabric<T> {
                 }
                 self.moves(bytes, vec![leg], None, f64::MAX, fill)
             }
-            Step::Gpus { from, to, bytes, .. } if from == to => {
+            TransferStep::Gpus { from, to, bytes, .. } if from == to => {
                 self.methods.intra += 1;
-                Now::Waits(self.clock + self.costs.within_gpu.time_for(bytes))
+                CourseState::Waits(self.clock + self.costs.within_gpu.time_for(bytes))
             }
-            Step::Gpus { from, to, bytes, objective } if from.node == to.node => {
+            TransferStep::Gpus { from, to, bytes, objective } if from.node == to.node => {
                 self.methods.inter += 1;
                 self.within_node(from, to, bytes, objective)?
             }
-            Step::Gpus { from, to, bytes, objective } => {
+            TransferStep::Gpus { from, to, bytes, objective } => {
                 self.methods.inter_node += 1;
                 let (legs, fill) = self.through_host(from, to, bytes, self.system.host_links, objective)?;
                 let network = self.costs.network.time_for(BLOCK);
                 self.moves(bytes, legs, Some((from.node, to.node)), f64::MAX, fill + network)
             }
-            Step::Network { from, to, bytes } => {
+            TransferStep::Network { from, to, bytes } => {
                 self.methods.inter_node += 1;
                 self.moves(bytes, Vec::new(), Some((from, to)), f64::MAX, Duration::ZERO)
             }
@@ -245,11 +245,11 @@ impl<T: Copy> Fabric<T> {
 
     fn within_node(
         &mut self,
-        from: Site,
-        to: Site,
+        from: GpuSite,
+        to: GpuSite,
         bytes: Bytes,
-        objective: Option<Objective>,
-    ) -> Result<Now, Error> {
+        objective: Option<TransferObjective>,
+    ) -> Result<CourseState, Error> {
         let leg = self.leg();
         let node = from.node;
         if let Some(hops) = self.nodes[node].begin_nvlink(leg, from.gpu, to.gpu)? {
@@ -271,15 +271,15 @@ impl<T: Copy> Fabric<T> {
     /// Begins a copy from a GPU to host memory and at once on to another GPU, at the rate of the slower leg.
     fn through_host(
         &mut self,
-        from: Site,
-        to: Site,
+        from: GpuSite,
+        to: GpuSite,
         bytes: Bytes,
         links: HostLinks,
-        objective: Option<Objective>,
+        objective: Option<TransferObjective>,
     ) -> Result<(Vec<(usize, LegId)>, Duration), Error> {
-        let copy = |site: Site, direction| HostCopy { gpu: site.gpu, direction, bytes, links, objective };
-        let (up, waits_up) = self.host_leg(from.node, copy(from, Direction::FromGpu))?;
-        let (down, waits_down) = self.host_leg(to.node, copy(to, Direction::ToGpu))?;
+        let copy = |site: GpuSite, direction| HostCopy { gpu: site.gpu, direction, bytes, links, objective };
+        let (up, waits_up) = self.host_leg(from.node, copy(from, HostDirection::FromGpu))?;
+        let (down, waits_down) = self.host_leg(to.node, copy(to, HostDirection::ToGpu))?;
         Ok((vec![up, down], waits_up.max(waits_down) + self.chunk(to)))
     }
 
@@ -294,7 +294,7 @@ impl<T: Copy> Fabric<T> {
     }
 
     /// Returns the time of a chunk over the PCIe link of a GPU.
-    fn chunk(&self, site: Site) -> Duration {
+    fn chunk(&self, site: GpuSite) -> Duration {
         let links = &self.nodes[site.node];
         links.rate_of(links.pcie(site.gpu)).time_for(BLOCK)
     }
@@ -311,9 +311,9 @@ impl<T: Copy> Fabric<T> {
         network: Option<(usize, usize)>,
         ceiling: f64,
         fill: Duration,
-    ) -> Now {
+    ) -> CourseState {
         self.sent += bytes.0;
-        Now::Moves { left: bytes.0 as f64, legs, network, ceiling, fill }
+        CourseState::Moves { left: bytes.0 as f64, legs, network, ceiling, fill }
     }
 
     pub(super) fn clock(&self) -> Timestamp {
@@ -321,11 +321,11 @@ impl<T: Copy> Fabric<T> {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.courses.is_empty() && self.nodes.iter().all(Links::is_idle)
+        self.courses.is_empty() && self.nodes.iter().all(NodeLinks::is_idle)
     }
 
-    /// Returns the use of the fullest link of any node (see [`Links::fullest`]). The network is not included.
+    /// Returns the use of the fullest link of any node (see [`NodeLinks::fullest`]). The network is not included.
     pub(super) fn fullest(&self) -> f64 {
-        self.nodes.iter().map(Links::fullest).fold(0.0, f64::max)
+        self.nodes.iter().map(NodeLinks::fullest).fold(0.0, f64::max)
     }
 }

@@ -7,20 +7,20 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_policy::elastic::{Event, ObjectKey, Standing};
+use millrace_policy::elastic::{ConsumerDistance, Event, ObjectKey};
 use millrace_policy::ids::FunctionIndex;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::HostDirection;
 use millrace_types::Bytes;
 
 use super::Error;
-use super::fabric::{Site, Step};
-use super::outcome::{Record, Split};
-use super::requests::{Key, Object, Request};
-use super::run::Sim;
+use super::fabric::{GpuSite, TransferStep};
+use super::outcome::{PathBreakdown, SimulatedWorkflow};
+use super::requests::{Request, SimulatedObject, SimulatedObjectKey};
+use super::run::DataflowRun;
 
 /// The event that the end of a course causes.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Tag {
+pub(super) enum CourseEnd {
     /// The CPU function of a request has ended.
     Decoded(usize),
     /// The instance has the request's own input from the host. The copy paid this time for call and pinning
@@ -33,15 +33,15 @@ pub(super) enum Tag {
     /// The instance has computed.
     Computed(usize),
     /// An output is where other functions can read it.
-    Stored(Key),
+    Stored(SimulatedObjectKey),
     /// A response is in host memory.
     Responded {
         request: usize,
         function: usize,
     },
-    Migrated(Site, Key),
-    Reloaded(Site, Key),
-    Refused(Site, Key),
+    Migrated(GpuSite, SimulatedObjectKey),
+    Reloaded(GpuSite, SimulatedObjectKey),
+    Refused(GpuSite, SimulatedObjectKey),
 }
 
 /// The request that an instance serves.
@@ -62,14 +62,14 @@ struct Job {
 pub(super) struct Instance {
     pub(super) app: usize,
     pub(super) function: usize,
-    pub(super) site: Site,
+    pub(super) site: GpuSite,
     /// The waiting requests, ordered by their arrival.
     queue: BTreeSet<usize>,
     job: Option<Job>,
 }
 
 impl Instance {
-    pub(super) fn new(app: usize, function: usize, site: Site) -> Self {
+    pub(super) fn new(app: usize, function: usize, site: GpuSite) -> Self {
         Self { app, function, site, queue: BTreeSet::new(), job: None }
     }
 
@@ -78,7 +78,7 @@ impl Instance {
     }
 }
 
-impl Sim<'_> {
+impl DataflowRun<'_> {
     fn seconds(&self) -> f64 {
         self.now().as_nanos() as f64 / 1e9
     }
@@ -98,7 +98,7 @@ impl Sim<'_> {
         self.turns[app] += 1;
         self.requests.push(Request::new(self.setup, number, app, replica, self.now()));
         let decode = self.decode(app);
-        self.fabric.begin(Tag::Decoded(number), [Step::Wait(decode)]);
+        self.fabric.begin(CourseEnd::Decoded(number), [TransferStep::Wait(decode)]);
     }
 
     fn instance_of(&self, request: usize, function: usize) -> usize {
@@ -106,11 +106,12 @@ impl Sim<'_> {
         self.by_place[it.app][it.replica][function]
     }
 
-    pub(super) fn ended(&mut self, tag: Tag) -> Result<(), Error> {
+    pub(super) fn ended(&mut self, tag: CourseEnd) -> Result<(), Error> {
         match tag {
-            Tag::Decoded(request) => {
+            CourseEnd::Decoded(request) => {
                 let app = self.requests[request].app;
-                let decode = Split { compute: self.decode(app).as_secs_f64(), ..Split::default() };
+                let decode =
+                    PathBreakdown { compute: self.decode(app).as_secs_f64(), ..PathBreakdown::default() };
                 for function in 0..self.requests[request].calls.len() {
                     if self.setup.apps[app].workflow.functions[function].loads > Bytes::ZERO {
                         self.there(request, function, None, decode)?;
@@ -118,7 +119,7 @@ impl Sim<'_> {
                 }
                 Ok(())
             }
-            Tag::Loaded(instance, first) => {
+            CourseEnd::Loaded(instance, first) => {
                 let took = self.took(instance);
                 if let Some(job) = &mut self.instances[instance].job {
                     job.loads = job.loads.max(took);
@@ -126,23 +127,23 @@ impl Sim<'_> {
                 }
                 self.arrived(instance)
             }
-            Tag::Fetched(instance) => {
+            CourseEnd::Fetched(instance) => {
                 let took = self.took(instance);
                 if let Some(job) = &mut self.instances[instance].job {
                     job.fetches = job.fetches.max(took);
                 }
                 self.arrived(instance)
             }
-            Tag::Released(instance) => {
+            CourseEnd::Released(instance) => {
                 self.begin_compute(instance);
                 Ok(())
             }
-            Tag::Computed(instance) => self.computed(instance),
-            Tag::Stored(key) => self.stored(key),
-            Tag::Responded { request, function } => self.responded(request, function),
-            Tag::Migrated(site, key) => self.tell(site, Event::Migrated { object: ObjectKey(key) }),
-            Tag::Reloaded(site, key) => self.tell(site, Event::Reloaded { object: ObjectKey(key) }),
-            Tag::Refused(site, key) => {
+            CourseEnd::Computed(instance) => self.computed(instance),
+            CourseEnd::Stored(key) => self.stored(key),
+            CourseEnd::Responded { request, function } => self.responded(request, function),
+            CourseEnd::Migrated(site, key) => self.tell(site, Event::Migrated { object: ObjectKey(key) }),
+            CourseEnd::Reloaded(site, key) => self.tell(site, Event::Reloaded { object: ObjectKey(key) }),
+            CourseEnd::Refused(site, key) => {
                 self.tell(site, Event::Migrated { object: ObjectKey(key) })?;
                 self.announce(key)
             }
@@ -155,7 +156,13 @@ impl Sim<'_> {
 
     /// Records that an input of a call is ready. Once all inputs are ready, the call enters its instance's
     /// queue.
-    fn there(&mut self, request: usize, function: usize, key: Option<Key>, way: Split) -> Result<(), Error> {
+    fn there(
+        &mut self,
+        request: usize,
+        function: usize,
+        key: Option<SimulatedObjectKey>,
+        way: PathBreakdown,
+    ) -> Result<(), Error> {
         let call = &mut self.requests[request].calls[function];
         call.missing -= 1;
         call.inputs.extend(key);
@@ -171,17 +178,17 @@ impl Sim<'_> {
         self.instances[instance].queue.insert(request);
         if !self.is_host_oriented() {
             self.tell(site, Event::Requested { function: index })?;
-            self.stands(request, function, Standing::Queued(request as u64))?;
+            self.stands(request, function, ConsumerDistance::Queued(request as u64))?;
         }
         self.start(instance)
     }
 
     /// Reports the state of a call to the stores of its inputs.
-    fn stands(&mut self, request: usize, function: usize, standing: Standing) -> Result<(), Error> {
+    fn stands(&mut self, request: usize, function: usize, standing: ConsumerDistance) -> Result<(), Error> {
         for key in self.requests[request].calls[function].inputs.clone() {
             let Some(object) = self.objects.get(&key) else { continue };
             let Some(consumer) = object.takers.iter().position(|&taker| taker == function) else { continue };
-            let event = Event::Stands { object: ObjectKey(key), consumer, standing };
+            let event = Event::ConsumerMoved { object: ObjectKey(key), consumer, standing };
             self.tell(object.site, event)?;
         }
         Ok(())
@@ -195,7 +202,7 @@ impl Sim<'_> {
         let Some(request) = self.instances[instance].queue.pop_first() else { return Ok(()) };
         let Instance { app, function, site, .. } = self.instances[instance];
         if !self.is_host_oriented() {
-            self.stands(request, function, Standing::Claimed)?;
+            self.stands(request, function, ConsumerDistance::Claimed)?;
         }
         let compute = self.compute(app, function);
         let loads = self.requests[request].scaled(self.setup.apps[app].workflow.functions[function].loads);
@@ -204,12 +211,12 @@ impl Sim<'_> {
         let began = self.seconds();
         self.instances[instance].job = Some(Job { request, pending, began, ..Job::default() });
         if loads > Bytes::ZERO {
-            let (first, steps) = self.host_steps(site, Direction::ToGpu, loads, compute);
-            self.fabric.begin(Tag::Loaded(instance, first), steps);
+            let (first, steps) = self.host_steps(site, HostDirection::ToGpu, loads, compute);
+            self.fabric.begin(CourseEnd::Loaded(instance, first), steps);
         }
         for key in inputs {
             let steps = self.fetch_steps(site, key, compute);
-            self.fabric.begin(Tag::Fetched(instance), steps);
+            self.fabric.begin(CourseEnd::Fetched(instance), steps);
         }
         Ok(())
     }
@@ -236,13 +243,13 @@ impl Sim<'_> {
             way.functions += job.fetches;
         }
         way.functions += wait.as_secs_f64();
-        self.fabric.begin(Tag::Released(instance), [Step::Wait(wait)]);
+        self.fabric.begin(CourseEnd::Released(instance), [TransferStep::Wait(wait)]);
         Ok(())
     }
 
     /// Records that a function has read an object. The last reader frees the object (D28). Returns the time
     /// of native calls that the function waits for.
-    fn read(&mut self, key: Key, function: usize) -> Result<Duration, Error> {
+    fn read(&mut self, key: SimulatedObjectKey, function: usize) -> Result<Duration, Error> {
         let Some(object) = self.objects.get_mut(&key) else { return Ok(Duration::ZERO) };
         object.unread -= 1;
         let site = object.site;
@@ -254,15 +261,18 @@ impl Sim<'_> {
         if self.is_host_oriented() {
             return Ok(Duration::ZERO);
         }
-        let told =
-            self.stores.tell(self.now(), site, Event::Consumed { object: ObjectKey(key), consumer })?;
+        let told = self.stores.handle_event(
+            self.now(),
+            site,
+            Event::Consumed { object: ObjectKey(key), consumer },
+        )?;
         self.want(site, &told.wanted, Duration::ZERO);
         Ok(told.wait)
     }
 
     fn begin_compute(&mut self, instance: usize) {
         let compute = self.compute(self.instances[instance].app, self.instances[instance].function);
-        self.fabric.begin(Tag::Computed(instance), [Step::Wait(compute)]);
+        self.fabric.begin(CourseEnd::Computed(instance), [TransferStep::Wait(compute)]);
     }
 
     fn computed(&mut self, instance: usize) -> Result<(), Error> {
@@ -288,15 +298,15 @@ impl Sim<'_> {
             self.last_key += 1;
             let size = self.requests[request].scaled(output.size);
             let unread = takers.len();
-            let object = Object { request, maker: function, size, site, takers, unread };
+            let object = SimulatedObject { request, maker: function, size, site, takers, unread };
             self.objects.insert(self.last_key, object);
             keys.push(self.last_key);
             pending += 1;
         }
         if spec.response > Bytes::ZERO {
             let bytes = self.requests[request].scaled(spec.response);
-            let (_, steps) = self.host_steps(site, Direction::FromGpu, bytes, Duration::ZERO);
-            self.fabric.begin(Tag::Responded { request, function }, steps);
+            let (_, steps) = self.host_steps(site, HostDirection::FromGpu, bytes, Duration::ZERO);
+            self.fabric.begin(CourseEnd::Responded { request, function }, steps);
             // With a store on the GPU, the store's daemon copies the response, so the instance does not wait.
             pending += usize::from(is_host_oriented);
         }
@@ -315,20 +325,20 @@ impl Sim<'_> {
     }
 
     /// Stores an output where other functions can read it.
-    fn publish(&mut self, site: Site, key: Key, instance: usize) -> Result<(), Error> {
+    fn publish(&mut self, site: GpuSite, key: SimulatedObjectKey, instance: usize) -> Result<(), Error> {
         let Some(object) = self.objects.get(&key) else { return Ok(()) };
         let size = object.size;
         if self.is_host_oriented() {
-            let (_, steps) = self.host_steps(site, Direction::FromGpu, size, Duration::ZERO);
-            self.fabric.begin(Tag::Stored(key), steps);
+            let (_, steps) = self.host_steps(site, HostDirection::FromGpu, size, Duration::ZERO);
+            self.fabric.begin(CourseEnd::Stored(key), steps);
             return Ok(());
         }
-        let consumers = vec![Standing::Unqueued; object.takers.len()];
+        let consumers = vec![ConsumerDistance::Unqueued; object.takers.len()];
         let function = self.instances[instance].index();
         self.tell(site, Event::Store { object: ObjectKey(key), function, size, consumers })
     }
 
-    fn stored(&mut self, key: Key) -> Result<(), Error> {
+    fn stored(&mut self, key: SimulatedObjectKey) -> Result<(), Error> {
         if !self.is_host_oriented()
             && let Some(object) = self.objects.get(&key)
         {
@@ -338,9 +348,9 @@ impl Sim<'_> {
     }
 
     /// Marks an object as ready for all functions that read it, and ends the maker's wait for the object.
-    fn announce(&mut self, key: Key) -> Result<(), Error> {
+    fn announce(&mut self, key: SimulatedObjectKey) -> Result<(), Error> {
         let Some(object) = self.objects.get(&key) else { return Ok(()) };
-        let &Object { request, maker, .. } = object;
+        let &SimulatedObject { request, maker, .. } = object;
         let takers = object.takers.clone();
         let call = &self.requests[request].calls[maker];
         let mut way = call.way;
@@ -380,7 +390,7 @@ impl Sim<'_> {
         }
         it.open -= 1;
         if it.open == 0 {
-            self.records.push(Record {
+            self.records.push(SimulatedWorkflow {
                 app: it.app,
                 arrived: it.arrived,
                 finished: now,

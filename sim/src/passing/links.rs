@@ -4,8 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::paths::{self, Direction, Each, FlowId, HostLinks, Paths, Route, Selection};
-use millrace_policy::rates::{self, Objective, Rates, Sharing};
+use millrace_policy::paths::{
+    self, FlowId, HostDirection, HostLinks, NvlinkRoute, PathPlanner, PerDirection, Selection,
+};
+use millrace_policy::rates::{self, RateAllocator, TransferObjective, TransferSharing};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
@@ -19,15 +21,15 @@ pub(super) type LegId = u64;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HostCopy {
     pub(super) gpu: GpuIndex,
-    pub(super) direction: Direction,
+    pub(super) direction: HostDirection,
     pub(super) bytes: Bytes,
     pub(super) links: HostLinks,
-    pub(super) objective: Option<Objective>,
+    pub(super) objective: Option<TransferObjective>,
 }
 
 #[derive(Debug)]
 struct HostLeg {
-    direction: Direction,
+    direction: HostDirection,
     /// The rate over each PCIe link, in bytes a second.
     parts: Vec<(LinkId, u64)>,
     /// The rate at which NVLinks forward from each PCIe link of another GPU, in bytes a second. The GPU's
@@ -43,31 +45,32 @@ struct HostLeg {
 }
 
 #[derive(Debug)]
-enum Leg {
+enum TransferLeg {
     Host(HostLeg),
-    NvLink(Vec<Route>),
+    NvLink(Vec<NvlinkRoute>),
 }
 
 #[derive(Debug)]
-pub(super) struct Links {
+pub(super) struct NodeLinks {
     topology: Topology,
-    sharing: Sharing,
-    paths: Paths,
-    rates: Each<Rates>,
-    legs: BTreeMap<LegId, Leg>,
+    sharing: TransferSharing,
+    paths: PathPlanner,
+    rates: PerDirection<RateAllocator>,
+    legs: BTreeMap<LegId, TransferLeg>,
     /// The number of PCIe links over which each GPU reaches the host when no other transfer runs.
     reach: Vec<u32>,
 }
 
-impl Links {
+impl NodeLinks {
     pub(super) fn new(topology: &Topology, system: &System) -> Result<Self, Error> {
-        let paths =
-            || Paths::new(topology, paths::Config { selection: system.selection, ..Default::default() });
-        let rates = || Rates::new(topology, rates::Config { sharing: system.sharing });
+        let paths = || {
+            PathPlanner::new(topology, paths::Config { selection: system.selection, ..Default::default() })
+        };
+        let rates = || RateAllocator::new(topology, rates::Config { sharing: system.sharing });
         let mut idle = paths()?;
         let mut reach = Vec::new();
         for gpu in &topology.gpus {
-            let plan = idle.begin_host(FlowId(0), gpu.index, Direction::ToGpu)?;
+            let plan = idle.begin_host(FlowId(0), gpu.index, HostDirection::ToGpu)?;
             idle.end(FlowId(0));
             reach.push(plan.routes.len() as u32);
         }
@@ -75,7 +78,7 @@ impl Links {
             topology: topology.clone(),
             sharing: system.sharing,
             paths: paths()?,
-            rates: Each { to_gpu: rates()?, from_gpu: rates()? },
+            rates: PerDirection { to_gpu: rates()?, from_gpu: rates()? },
             legs: BTreeMap::new(),
             reach,
         })
@@ -100,10 +103,10 @@ impl Links {
 
     /// Reports the bytes that each copy of a direction carried to the core of the PCIe links (D16). The
     /// core divides links by the bytes that are left, so the report precedes each change.
-    fn measure(&mut self, now: Timestamp, direction: Direction) -> Result<(), Error> {
+    fn measure(&mut self, now: Timestamp, direction: HostDirection) -> Result<(), Error> {
         let mut measured = Vec::new();
         for (&id, leg) in &mut self.legs {
-            let Leg::Host(leg) = leg else { continue };
+            let TransferLeg::Host(leg) = leg else { continue };
             if leg.direction == direction && now > leg.measured {
                 measured.push((id, Bytes(leg.carried as u64), now.since(leg.measured)));
                 leg.carried -= leg.carried.floor();
@@ -117,26 +120,27 @@ impl Links {
         Ok(())
     }
 
-    fn take_rates(&mut self, change: &rates::Change) {
+    fn take_rates(&mut self, change: &rates::RateChange) {
         for allocation in &change.allocations {
-            if let Some(Leg::Host(leg)) = self.legs.get_mut(&allocation.flow.0) {
+            if let Some(TransferLeg::Host(leg)) = self.legs.get_mut(&allocation.flow.0) {
                 leg.parts = allocation.rates.iter().map(|&(link, rate)| (link, rate.0)).collect();
             }
         }
     }
 
-    fn take_routes(&mut self, changes: Vec<paths::Change>) {
+    fn take_routes(&mut self, changes: Vec<paths::RouteChange>) {
         for change in changes {
             let topology = &self.topology;
             match self.legs.get_mut(&change.flow.0) {
-                Some(Leg::NvLink(routes)) => *routes = change.routes,
-                Some(Leg::Host(leg)) => {
-                    let via = |route: &Route| match leg.direction {
-                        Direction::ToGpu => route.hops.first(),
-                        Direction::FromGpu => route.hops.last(),
+                Some(TransferLeg::NvLink(routes)) => *routes = change.routes,
+                Some(TransferLeg::Host(leg)) => {
+                    let via = |route: &NvlinkRoute| match leg.direction {
+                        HostDirection::ToGpu => route.hops.first(),
+                        HostDirection::FromGpu => route.hops.last(),
                     };
-                    let forward =
-                        |route: &Route| (topology.gpus[via(route).0 as usize].host_path[0], route.rate.0);
+                    let forward = |route: &NvlinkRoute| {
+                        (topology.gpus[via(route).0 as usize].host_path[0], route.rate.0)
+                    };
                     leg.forwards = change.routes.iter().map(forward).collect();
                 }
                 None => {}
@@ -160,8 +164,8 @@ impl Links {
             }
             self.take_routes(plan.changes);
         }
-        let crossing = |leg: &Leg| matches!(leg, Leg::Host(leg) if leg.direction == copy.direction && leg.parts.iter().any(|(link, _)| *link == own));
-        let waits = self.sharing == Sharing::FaasTube && self.legs.values().any(crossing);
+        let crossing = |leg: &TransferLeg| matches!(leg, TransferLeg::Host(leg) if leg.direction == copy.direction && leg.parts.iter().any(|(link, _)| *link == own));
+        let waits = self.sharing == TransferSharing::FaasTube && self.legs.values().any(crossing);
         let leg = HostLeg {
             direction: copy.direction,
             parts: Vec::new(),
@@ -171,8 +175,9 @@ impl Links {
             carried: 0.0,
             measured: now,
         };
-        self.legs.insert(id, Leg::Host(leg));
-        let flow = rates::Flow { id: rates::FlowId(id), bytes: copy.bytes, links, objective: copy.objective };
+        self.legs.insert(id, TransferLeg::Host(leg));
+        let flow =
+            rates::RatedFlow { id: rates::FlowId(id), bytes: copy.bytes, links, objective: copy.objective };
         let change = self.rates[copy.direction].begin(now, &flow)?;
         self.take_rates(&change);
         Ok(waits)
@@ -186,11 +191,11 @@ impl Links {
         from: GpuIndex,
         to: GpuIndex,
     ) -> Result<Option<usize>, Error> {
-        self.legs.insert(id, Leg::NvLink(Vec::new()));
+        self.legs.insert(id, TransferLeg::NvLink(Vec::new()));
         let changes = self.paths.begin(FlowId(id), from, to)?;
         self.take_routes(changes);
         let longest = match self.legs.get(&id) {
-            Some(Leg::NvLink(routes)) => routes.iter().map(|route| route.hops.links().count()).max(),
+            Some(TransferLeg::NvLink(routes)) => routes.iter().map(|route| route.hops.links().count()).max(),
             _ => None,
         };
         if longest.is_none() {
@@ -203,7 +208,7 @@ impl Links {
 
     pub(super) fn end(&mut self, now: Timestamp, id: LegId) -> Result<(), Error> {
         match self.legs.get(&id) {
-            Some(Leg::Host(leg)) => {
+            Some(TransferLeg::Host(leg)) => {
                 let direction = leg.direction;
                 let forwarded = leg.forwarded;
                 self.measure(now, direction)?;
@@ -215,7 +220,7 @@ impl Links {
                     self.take_routes(changes);
                 }
             }
-            Some(Leg::NvLink(_)) => {
+            Some(TransferLeg::NvLink(_)) => {
                 self.legs.remove(&id);
                 let changes = self.paths.end(FlowId(id));
                 self.take_routes(changes);
@@ -227,7 +232,7 @@ impl Links {
 
     /// Records the bytes that a leg carried.
     pub(super) fn carried(&mut self, id: LegId, bytes: f64) {
-        if let Some(Leg::Host(leg)) = self.legs.get_mut(&id) {
+        if let Some(TransferLeg::Host(leg)) = self.legs.get_mut(&id) {
             leg.carried += bytes;
         }
     }
@@ -235,8 +240,8 @@ impl Links {
     /// Returns the rate of a leg, in bytes a second.
     pub(super) fn rate(&self, id: LegId) -> f64 {
         let rate: u64 = match self.legs.get(&id) {
-            Some(Leg::Host(leg)) => leg.parts.iter().map(|part| leg.over(part)).sum(),
-            Some(Leg::NvLink(routes)) => routes.iter().map(|route| route.rate.0).sum(),
+            Some(TransferLeg::Host(leg)) => leg.parts.iter().map(|part| leg.over(part)).sum(),
+            Some(TransferLeg::NvLink(routes)) => routes.iter().map(|route| route.rate.0).sum(),
             None => 0,
         };
         rate as f64
@@ -250,7 +255,7 @@ impl Links {
             .iter()
             .flat_map(|a| self.topology.gpus.iter().map(move |b| (a.index, b.index)));
         let whole =
-            |(a, b): (GpuIndex, GpuIndex)| a == b || self.paths.left(a, b) == self.paths.capacity(a, b);
+            |(a, b): (GpuIndex, GpuIndex)| a == b || self.paths.rate_left(a, b) == self.paths.capacity(a, b);
         self.legs.is_empty() && pairs.into_iter().all(whole)
     }
 
@@ -260,11 +265,11 @@ impl Links {
         let mut pcie: BTreeMap<(bool, LinkId), u64> = BTreeMap::new();
         let mut nvlink: BTreeMap<(GpuIndex, GpuIndex), u64> = BTreeMap::new();
         for (&id, leg) in &self.legs {
-            if let Leg::Host(leg) = leg {
+            if let TransferLeg::Host(leg) = leg {
                 for &(link, rate) in &leg.parts {
                     let chain = self.topology.gpus.iter().find(|gpu| gpu.host_path[0] == link);
                     for &link in chain.into_iter().flat_map(|gpu| &gpu.host_path) {
-                        *pcie.entry((leg.direction == Direction::ToGpu, link)).or_default() += rate;
+                        *pcie.entry((leg.direction == HostDirection::ToGpu, link)).or_default() += rate;
                     }
                 }
             }

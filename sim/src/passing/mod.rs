@@ -37,11 +37,11 @@ pub mod workflow;
 #[cfg(test)]
 mod tests;
 
-pub use outcome::{Memory, Methods, Outcome, Record, Split};
+pub use outcome::{CopyCounts, DataflowOutcome, PathBreakdown, SimulatedWorkflow, StoreMemory};
 pub use run::run;
-pub use setup::{App, Arrivals, Setup};
+pub use setup::{ArrivalProcess, DataflowSetup, ServedWorkflow};
 pub use system::{Costs, System};
-pub use workflow::Workflow;
+pub use workflow::ModelledWorkflow;
 
 /// A reason that a simulation could not be run.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::elastic::{Counts, NativeCalls};
+use millrace_policy::elastic::{NativeCalls, ObjectCounts};
 use millrace_types::Timestamp;
 
 use crate::outcome::percentile;
@@ -10,7 +10,7 @@ use crate::outcome::percentile;
 /// The latency of a request on its longest path through the workflow, without queues, split into its parts
 /// (§9.1). In seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Split {
+pub struct PathBreakdown {
     /// The time of passing data between the host and functions.
     pub host: f64,
     /// The time of passing data between functions.
@@ -19,7 +19,7 @@ pub struct Split {
     pub compute: f64,
 }
 
-impl Split {
+impl PathBreakdown {
     /// Returns the time of passing data.
     #[must_use]
     pub fn passing(&self) -> f64 {
@@ -35,19 +35,19 @@ impl Split {
 
 /// The record of an answered request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Record {
+pub struct SimulatedWorkflow {
     /// The index of the app.
     pub app: usize,
     /// The time of the request's arrival.
     pub arrived: Timestamp,
     /// The time at which all functions and responses had ended.
     pub finished: Timestamp,
-    pub split: Split,
+    pub split: PathBreakdown,
     /// The sum of the times of all copies from the host, in seconds, without calls and pinning.
     pub loading: f64,
 }
 
-impl Record {
+impl SimulatedWorkflow {
     /// Returns the time from the arrival to the end.
     #[must_use]
     pub fn latency(&self) -> Duration {
@@ -57,7 +57,7 @@ impl Record {
 
 /// The number of copies by method of passing data (D04).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Methods {
+pub struct CopyCounts {
     /// Copies between a GPU and its host.
     pub host_gpu: u64,
     /// Copies within a GPU.
@@ -70,7 +70,7 @@ pub struct Methods {
 
 /// The memory of all stores, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Memory {
+pub struct StoreMemory {
     /// The allocated memory, on average over time.
     pub allocated: f64,
     /// The memory that objects used, on average over time.
@@ -81,15 +81,15 @@ pub struct Memory {
 
 /// The result of a simulation.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Outcome {
+pub struct DataflowOutcome {
     /// The records of the requests, in the order of their ends.
-    pub records: Vec<Record>,
-    pub methods: Methods,
-    pub memory: Memory,
+    pub records: Vec<SimulatedWorkflow>,
+    pub methods: CopyCounts,
+    pub memory: StoreMemory,
     /// The native calls of the stores.
     pub calls: NativeCalls,
     /// The numbers of migrated, reloaded and refused objects, and of reads from the host.
-    pub counts: Counts,
+    pub counts: ObjectCounts,
     /// The bytes of all transfers.
     pub sent: u64,
     /// The bytes that transfers delivered.
@@ -100,10 +100,10 @@ pub struct Outcome {
     pub is_clean: bool,
 }
 
-impl Outcome {
+impl DataflowOutcome {
     /// Returns the 99th percentile of a value, in seconds, over the requests of an app.
     #[must_use]
-    pub fn p99(&self, app: usize, of: impl Fn(&Record) -> f64) -> f64 {
+    pub fn p99(&self, app: usize, of: impl Fn(&SimulatedWorkflow) -> f64) -> f64 {
         let mut values: Vec<Duration> =
             self.of(app).map(|record| Duration::from_secs_f64(of(record))).collect();
         values.sort_unstable();
@@ -112,7 +112,7 @@ impl Outcome {
 
     /// Returns the mean of a value over the requests of an app.
     #[must_use]
-    pub fn mean(&self, app: usize, of: impl Fn(&Record) -> f64) -> f64 {
+    pub fn mean(&self, app: usize, of: impl Fn(&SimulatedWorkflow) -> f64) -> f64 {
         let (sum, count) = self.of(app).fold((0.0, 0u32), |(sum, count), it| (sum + of(it), count + 1));
         sum / f64::from(count.max(1))
     }
@@ -130,7 +130,7 @@ impl Outcome {
         between / last.finished.since(first.finished).as_secs_f64().max(1e-9)
     }
 
-    fn of(&self, app: usize) -> impl Iterator<Item = &Record> {
+    fn of(&self, app: usize) -> impl Iterator<Item = &SimulatedWorkflow> {
         self.records.iter().filter(move |record| record.app == app)
     }
 }

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use millrace_types::{Bytes, Timestamp};
 use rand::Rng as _;
 
-use super::fabric::Site;
-use super::outcome::Split;
-use super::setup::Setup;
+use super::fabric::GpuSite;
+use super::outcome::PathBreakdown;
+use super::setup::DataflowSetup;
 use crate::workload::random;
 
 /// The key of an object in the stores.
-pub(super) type Key = u64;
+pub(super) type SimulatedObjectKey = u64;
 
 /// A request's run of one function.
 #[derive(Debug, Clone, Default)]
@@ -21,9 +21,9 @@ pub(super) struct Call {
     /// The number of inputs that are not ready yet. The request's own input counts as one.
     pub(super) missing: usize,
     /// The objects among the inputs that are ready.
-    pub(super) inputs: Vec<Key>,
+    pub(super) inputs: Vec<SimulatedObjectKey>,
     /// The longest path through the workflow up to now.
-    pub(super) way: Split,
+    pub(super) way: PathBreakdown,
     /// The time of the end of the computation.
     pub(super) computed: Timestamp,
 }
@@ -39,7 +39,7 @@ pub(super) struct Request {
     /// The number of calls and responses that have not ended.
     pub(super) open: usize,
     /// The longest path through the workflow.
-    pub(super) longest: Split,
+    pub(super) longest: PathBreakdown,
     /// The time of all copies from the host, in seconds.
     pub(super) loading: f64,
 }
@@ -47,7 +47,13 @@ pub(super) struct Request {
 impl Request {
     /// Creates a request. Its random choices depend only on the seed and its number, so they are the same for
     /// every system.
-    pub(super) fn new(setup: &Setup, number: usize, app: usize, replica: usize, arrived: Timestamp) -> Self {
+    pub(super) fn new(
+        setup: &DataflowSetup,
+        number: usize,
+        app: usize,
+        replica: usize,
+        arrived: Timestamp,
+    ) -> Self {
         let mut rng = random(setup.seed, 1000 + number as u64);
         let factor = rng.random_range(setup.sizes.0..=setup.sizes.1);
         let workflow = &setup.apps[app].workflow;
@@ -60,7 +66,7 @@ impl Request {
         let responds = |place: usize| calls[place].runs && workflow.functions[place].response > Bytes::ZERO;
         let responses = (0..calls.len()).filter(|&place| responds(place)).count();
         let open = calls.iter().filter(|call| call.runs).count() + responses;
-        let longest = Split { compute: workflow.decode.as_secs_f64(), ..Split::default() };
+        let longest = PathBreakdown { compute: workflow.decode.as_secs_f64(), ..PathBreakdown::default() };
         Self { app, replica, arrived, factor, calls, open, longest, loading: 0.0 }
     }
 
@@ -72,16 +78,16 @@ impl Request {
 
 /// An object: data that a function makes for other functions.
 #[derive(Debug)]
-pub(super) struct Object {
+pub(super) struct SimulatedObject {
     pub(super) request: usize,
     pub(super) maker: usize,
     pub(super) size: Bytes,
     /// The GPU that made the object.
-    pub(super) site: Site,
+    pub(super) site: GpuSite,
     /// The functions that read the object. The position of a function is its consumer index in the store.
     pub(super) takers: Vec<usize>,
     /// The number of functions that have not read the object yet.
     pub(super) unread: usize,
 }
 
-pub(super) type Objects = BTreeMap<Key, Object>;
+pub(super) type SimulatedObjects = BTreeMap<SimulatedObjectKey, SimulatedObject>;

@@ -4,39 +4,39 @@ use millrace_policy::elastic::Event;
 use millrace_types::Timestamp;
 
 use super::Error;
-use super::fabric::{Fabric, Site};
-use super::instances::{Instance, Tag};
-use super::outcome::{Outcome, Record};
-use super::requests::{Key, Objects, Request};
-use super::setup::{Arrivals, Setup};
-use super::stores::Stores;
+use super::fabric::{FluidFabric, GpuSite};
+use super::instances::{CourseEnd, Instance};
+use super::outcome::{DataflowOutcome, SimulatedWorkflow};
+use super::requests::{Request, SimulatedObjectKey, SimulatedObjects};
+use super::setup::{ArrivalProcess, DataflowSetup};
+use super::stores::GpuStores;
 
 /// The state of a run.
-pub(super) struct Sim<'a> {
-    pub(super) setup: &'a Setup,
-    pub(super) fabric: Fabric<Tag>,
-    pub(super) stores: Stores,
+pub(super) struct DataflowRun<'a> {
+    pub(super) setup: &'a DataflowSetup,
+    pub(super) fabric: FluidFabric<CourseEnd>,
+    pub(super) stores: GpuStores,
     pub(super) instances: Vec<Instance>,
     /// The indexes of the instances, by app, replica and function.
     pub(super) by_place: Vec<Vec<Vec<usize>>>,
     pub(super) requests: Vec<Request>,
     /// The number of requests that arrived, by app.
     pub(super) turns: Vec<usize>,
-    pub(super) objects: Objects,
-    pub(super) last_key: Key,
-    pub(super) records: Vec<Record>,
+    pub(super) objects: SimulatedObjects,
+    pub(super) last_key: SimulatedObjectKey,
+    pub(super) records: Vec<SimulatedWorkflow>,
 }
 
 /// Runs a simulation until every request was answered and no transfer is left.
 ///
 /// # Errors
 /// Returns [`Error`] if the setup is invalid, a core refuses an event, or the simulation is stuck.
-pub fn run(setup: &Setup) -> Result<Outcome, Error> {
-    let mut sim = Sim::new(setup)?;
+pub fn run(setup: &DataflowSetup) -> Result<DataflowOutcome, Error> {
+    let mut sim = DataflowRun::new(setup)?;
     let mut arrivals = setup.open().into_iter().peekable();
     let total = match setup.arrivals {
-        Arrivals::Open(_) => arrivals.len(),
-        Arrivals::Closed { total, .. } => total,
+        ArrivalProcess::Open(_) => arrivals.len(),
+        ArrivalProcess::Closed { total, .. } => total,
     };
     let mut fullest: f64 = 0.0;
     while sim.records.len() < total || !sim.fabric.is_idle() {
@@ -64,7 +64,7 @@ pub fn run(setup: &Setup) -> Result<Outcome, Error> {
         if setup.is_audited {
             fullest = fullest.max(sim.fabric.fullest());
         }
-        if matches!(setup.arrivals, Arrivals::Closed { .. }) {
+        if matches!(setup.arrivals, ArrivalProcess::Closed { .. }) {
             for _ in before..sim.records.len() {
                 if sim.requests.len() < total {
                     sim.arrive(0);
@@ -75,8 +75,8 @@ pub fn run(setup: &Setup) -> Result<Outcome, Error> {
     sim.outcome(fullest)
 }
 
-impl<'a> Sim<'a> {
-    fn new(setup: &'a Setup) -> Result<Self, Error> {
+impl<'a> DataflowRun<'a> {
+    fn new(setup: &'a DataflowSetup) -> Result<Self, Error> {
         let sites = setup.sites()?;
         let mut instances = Vec::new();
         let mut by_place = Vec::new();
@@ -92,16 +92,16 @@ impl<'a> Sim<'a> {
             }
             by_place.push(of_app);
         }
-        let all: Vec<Site> = instances.iter().map(|instance: &Instance| instance.site).collect();
+        let all: Vec<GpuSite> = instances.iter().map(|instance: &Instance| instance.site).collect();
         Ok(Self {
             setup,
-            fabric: Fabric::new(&setup.topology, setup.nodes, setup.system, setup.costs)?,
-            stores: Stores::new(setup, all.into_iter())?,
+            fabric: FluidFabric::new(&setup.topology, setup.nodes, setup.system, setup.costs)?,
+            stores: GpuStores::new(setup, all.into_iter())?,
             instances,
             by_place,
             requests: Vec::new(),
             turns: vec![0; setup.apps.len()],
-            objects: Objects::new(),
+            objects: SimulatedObjects::new(),
             last_key: 0,
             records: Vec::new(),
         })
@@ -111,12 +111,12 @@ impl<'a> Sim<'a> {
         self.fabric.clock()
     }
 
-    fn outcome(mut self, fullest: f64) -> Result<Outcome, Error> {
+    fn outcome(mut self, fullest: f64) -> Result<DataflowOutcome, Error> {
         let memory = self.stores.memory(self.fabric.clock());
         let calls = self.stores.calls();
         let counts = self.stores.counts();
         let is_clean = self.fabric.is_idle() && self.objects.is_empty() && self.stores.settle()?;
-        Ok(Outcome {
+        Ok(DataflowOutcome {
             records: self.records,
             methods: self.fabric.methods,
             memory,

@@ -1,20 +1,20 @@
 //! The input of a simulation, and the placement of functions on GPUs.
 
-use millrace_policy::paths::{Edge, place};
+use millrace_policy::paths::{DataEdge, place};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 use rand::seq::SliceRandom as _;
 
 use super::Error;
-use super::fabric::Site;
+use super::fabric::GpuSite;
 use super::system::{Costs, Placing, System};
-use super::workflow::Workflow;
-use crate::workload::{Arrival, random};
+use super::workflow::ModelledWorkflow;
+use crate::workload::{RequestArrival, random};
 
 /// A workflow that the simulated cluster serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct App {
-    pub workflow: Workflow,
+pub struct ServedWorkflow {
+    pub workflow: ModelledWorkflow,
     /// The number of instances of each function. Each instance has a GPU of its own.
     pub replicas: usize,
     /// Whether each replica is cut into two nodes, where the least data passes (§9.3).
@@ -23,9 +23,9 @@ pub struct App {
 
 /// The arrivals of requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Arrivals {
-    /// Requests arrive at given times. [`Arrival::function`] is the index of the app.
-    Open(Vec<Arrival>),
+pub enum ArrivalProcess {
+    /// Requests arrive at given times. [`RequestArrival::function`] is the index of the app.
+    Open(Vec<RequestArrival>),
     /// A constant number of requests of the first app is under way, until all requests were made.
     Closed {
         /// The number of requests under way.
@@ -37,12 +37,12 @@ pub enum Arrivals {
 
 /// The input of a simulation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Setup {
+pub struct DataflowSetup {
     /// The GPUs and links of one node. All nodes are alike.
     pub topology: Topology,
     /// The number of nodes.
     pub nodes: usize,
-    pub apps: Vec<App>,
+    pub apps: Vec<ServedWorkflow>,
     /// The system that is simulated.
     pub system: System,
     pub costs: Costs,
@@ -52,17 +52,23 @@ pub struct Setup {
     pub store_cap: Bytes,
     /// The least and the greatest factor by which a request's sizes are multiplied (§3.2, challenge 3).
     pub sizes: (f64, f64),
-    pub arrivals: Arrivals,
+    pub arrivals: ArrivalProcess,
     /// The seed of all random choices.
     pub seed: u64,
     /// Whether the use of every link is measured at every event, for tests.
     pub is_audited: bool,
 }
 
-impl Setup {
+impl DataflowSetup {
     /// Returns a setup of one node with one app, and defaults for the rest.
     #[must_use]
-    pub fn new(topology: Topology, app: App, system: System, arrivals: Arrivals, seed: u64) -> Self {
+    pub fn new(
+        topology: Topology,
+        app: ServedWorkflow,
+        system: System,
+        arrivals: ArrivalProcess,
+        seed: u64,
+    ) -> Self {
         Self {
             topology,
             nodes: 1,
@@ -80,17 +86,17 @@ impl Setup {
 
     /// Returns the arrivals that depend on no earlier request: all requests of an open loop, and the first
     /// requests of a closed loop.
-    pub(super) fn open(&self) -> Vec<Arrival> {
+    pub(super) fn open(&self) -> Vec<RequestArrival> {
         match &self.arrivals {
-            Arrivals::Open(arrivals) => arrivals.clone(),
-            Arrivals::Closed { outstanding, total } => {
-                vec![Arrival { at: Timestamp::ZERO, function: 0 }; (*outstanding).min(*total)]
+            ArrivalProcess::Open(arrivals) => arrivals.clone(),
+            ArrivalProcess::Closed { outstanding, total } => {
+                vec![RequestArrival { at: Timestamp::ZERO, function: 0 }; (*outstanding).min(*total)]
             }
         }
     }
 
     /// Returns the GPU of each function, by app and replica.
-    pub(super) fn sites(&self) -> Result<Vec<Vec<Vec<Site>>>, Error> {
+    pub(super) fn sites(&self) -> Result<Vec<Vec<Vec<GpuSite>>>, Error> {
         let gpus = || self.topology.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>();
         let mut free: Vec<Vec<GpuIndex>> = (0..self.nodes).map(|_| gpus()).collect();
         if self.system.placing == Placing::Blind {
@@ -119,11 +125,11 @@ impl Setup {
     /// Places a range of a workflow's functions on the free GPUs of a node.
     fn part(
         &self,
-        workflow: &Workflow,
+        workflow: &ModelledWorkflow,
         functions: std::ops::Range<usize>,
         node: usize,
         free: &mut Vec<GpuIndex>,
-    ) -> Result<Vec<Site>, Error> {
+    ) -> Result<Vec<GpuSite>, Error> {
         let count = functions.len();
         if count > free.len() {
             return Err(Error::NoRoom { functions: count, free: free.len() });
@@ -135,19 +141,19 @@ impl Setup {
                     |(a, b, _): &(usize, usize, Bytes)| functions.contains(a) && functions.contains(b);
                 let edge = |(a, b, size): (usize, usize, Bytes)| {
                     let weight = u32::try_from(size.0 / 1_000_000).unwrap_or(u32::MAX);
-                    Edge { a: a - functions.start, b: b - functions.start, weight }
+                    DataEdge { a: a - functions.start, b: b - functions.start, weight }
                 };
                 let edges: Vec<_> = workflow.edges().filter(inside).map(edge).collect();
                 place(&self.topology, count, &edges, free)?
             }
         };
         free.retain(|gpu| !gpus.contains(gpu));
-        Ok(gpus.into_iter().map(|gpu| Site { node, gpu }).collect())
+        Ok(gpus.into_iter().map(|gpu| GpuSite { node, gpu }).collect())
     }
 }
 
 /// Returns the function at which a workflow is cut in two: where the least data passes, the first of equals.
-fn cut(workflow: &Workflow) -> usize {
+fn cut(workflow: &ModelledWorkflow) -> usize {
     let across = |at: &usize| -> u64 {
         workflow.edges().filter(|(from, to, _)| from < at && to >= at).map(|(_, _, size)| size.0).sum()
     };

@@ -6,41 +6,41 @@ use std::time::Duration;
 
 use millrace_policy::core::Core as _;
 use millrace_policy::elastic::{
-    Action, Config, Counts, Event, NativeCalls, ObjectKey, Place, PoolPolicy, Store,
+    Action, Config, ElasticStore, Event, NativeCalls, ObjectCounts, ObjectKey, ObjectLocation, PoolPolicy,
 };
 use millrace_types::Timestamp;
 
 use super::Error;
-use super::fabric::Site;
-use super::outcome::Memory;
-use super::requests::Key;
-use super::setup::Setup;
+use super::fabric::GpuSite;
+use super::outcome::StoreMemory;
+use super::requests::SimulatedObjectKey;
+use super::setup::DataflowSetup;
 use super::system::Costs;
 
 /// A copy that a store requests for an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum RequestedCopy {
     /// The object is written into the store.
-    Place(Key),
+    Place(SimulatedObjectKey),
     /// The object is copied to the host. The store frees its memory only after the copy.
-    Migrate(Key),
+    Migrate(SimulatedObjectKey),
     /// The object is copied back from the host.
-    Reload(Key),
+    Reload(SimulatedObjectKey),
     /// The store has no memory for the object, so its maker copies the object to the host.
-    Refuse(Key),
+    Refuse(SimulatedObjectKey),
 }
 
 /// The reaction of a store to an event.
 #[derive(Debug, Default)]
-pub(super) struct Told {
-    pub(super) wanted: Vec<Wanted>,
+pub(super) struct StoreReaction {
+    pub(super) wanted: Vec<RequestedCopy>,
     /// The time of native calls that delays the writer or the reader of the object.
     pub(super) wait: Duration,
 }
 
 #[derive(Debug)]
-pub(super) struct Stores {
-    stores: BTreeMap<Site, Store>,
+pub(super) struct GpuStores {
+    stores: BTreeMap<GpuSite, ElasticStore>,
     pool: PoolPolicy,
     costs: Costs,
     /// The bytes that all stores have allocated now.
@@ -53,13 +53,13 @@ pub(super) struct Stores {
     peak: u64,
 }
 
-impl Stores {
-    pub(super) fn new(setup: &Setup, sites: impl Iterator<Item = Site>) -> Result<Self, Error> {
+impl GpuStores {
+    pub(super) fn new(setup: &DataflowSetup, sites: impl Iterator<Item = GpuSite>) -> Result<Self, Error> {
         let floor = Config::default().floor.min(setup.store_cap);
         let pool = setup.system.pool;
         let config = Config { cap: setup.store_cap, floor, pool, migration: setup.system.migration };
         let mut stores = Self {
-            stores: sites.map(|site| Ok((site, Store::new(config)?))).collect::<Result<_, Error>>()?,
+            stores: sites.map(|site| Ok((site, ElasticStore::new(config)?))).collect::<Result<_, Error>>()?,
             pool,
             costs: setup.costs,
             allocated: 0,
@@ -69,15 +69,20 @@ impl Stores {
             peak: 0,
         };
         for site in stores.stores.keys().copied().collect::<Vec<_>>() {
-            stores.tell(Timestamp::ZERO, site, Event::Tick)?;
+            stores.handle_event(Timestamp::ZERO, site, Event::Tick)?;
         }
         Ok(stores)
     }
 
-    pub(super) fn tell(&mut self, now: Timestamp, site: Site, event: Event) -> Result<Told, Error> {
+    pub(super) fn handle_event(
+        &mut self,
+        now: Timestamp,
+        site: GpuSite,
+        event: Event,
+    ) -> Result<StoreReaction, Error> {
         self.pass(now);
-        let Some(store) = self.stores.get_mut(&site) else { return Ok(Told::default()) };
-        let has = |store: &Store| (store.pool().size().0, store.pool().used().0, store.pool().calls());
+        let Some(store) = self.stores.get_mut(&site) else { return Ok(StoreReaction::default()) };
+        let has = |store: &ElasticStore| (store.pool().size().0, store.pool().used().0, store.pool().calls());
         let before = has(store);
         let mut actions = Vec::new();
         store.on_event(now, event, &mut actions);
@@ -85,19 +90,19 @@ impl Stores {
         self.allocated = self.allocated - before.0 + after.0;
         self.used = self.used - before.1 + after.1;
         self.peak = self.peak.max(self.allocated);
-        let mut told = Told { wait: self.price(before.2, after.2), ..Told::default() };
+        let mut told = StoreReaction { wait: self.price(before.2, after.2), ..StoreReaction::default() };
         for action in actions {
             told.wanted.push(match action {
-                Action::Place { object, .. } => Wanted::Place(object.0),
-                Action::Migrate { object } => Wanted::Migrate(object.0),
-                Action::Reload { object, .. } => Wanted::Reload(object.0),
-                Action::Refuse { object } => Wanted::Refuse(object.0),
+                Action::Place { object, .. } => RequestedCopy::Place(object.0),
+                Action::Migrate { object } => RequestedCopy::Migrate(object.0),
+                Action::Reload { object, .. } => RequestedCopy::Reload(object.0),
+                Action::Refuse { object } => RequestedCopy::Refuse(object.0),
                 Action::Lost { .. } | Action::Decline { .. } => return Err(Error::GaveUp),
                 // `price` charges for allocations and releases, by the counts of native calls.
                 Action::Allocate { .. }
                 | Action::Release { .. }
-                | Action::Keep { .. }
-                | Action::Left { .. }
+                | Action::CancelMigration { .. }
+                | Action::MigrationCompleted { .. }
                 | Action::Free { .. } => {
                     continue;
                 }
@@ -119,13 +124,13 @@ impl Stores {
     }
 
     /// Returns whether an object must be read from the host.
-    pub(super) fn is_on_host(&self, site: Site, key: Key) -> bool {
+    pub(super) fn is_on_host(&self, site: GpuSite, key: SimulatedObjectKey) -> bool {
         let place = self.stores.get(&site).and_then(|store| store.place(ObjectKey(key)));
-        matches!(place, Some(Place::Host | Place::Reloading))
+        matches!(place, Some(ObjectLocation::Host | ObjectLocation::Reloading))
     }
 
     /// Returns the earliest time at which a store needs a tick, and the GPU of the store.
-    pub(super) fn next_wake(&self) -> Option<(Timestamp, Site)> {
+    pub(super) fn next_wake(&self) -> Option<(Timestamp, GpuSite)> {
         self.stores.iter().filter_map(|(&site, store)| Some((store.next_wake()?, site))).min()
     }
 
@@ -136,10 +141,10 @@ impl Stores {
         self.since = now;
     }
 
-    pub(super) fn memory(&mut self, now: Timestamp) -> Memory {
+    pub(super) fn memory(&mut self, now: Timestamp) -> StoreMemory {
         self.pass(now);
         let span = now.since(Timestamp::ZERO).as_secs_f64().max(1e-9);
-        Memory { allocated: self.sum.0 / span, used: self.sum.1 / span, peak: self.peak as f64 }
+        StoreMemory { allocated: self.sum.0 / span, used: self.sum.1 / span, peak: self.peak as f64 }
     }
 
     pub(super) fn calls(&self) -> NativeCalls {
@@ -153,8 +158,8 @@ impl Stores {
         })
     }
 
-    pub(super) fn counts(&self) -> Counts {
-        self.stores.values().map(Store::counts).fold(Counts::default(), |sum, it| Counts {
+    pub(super) fn counts(&self) -> ObjectCounts {
+        self.stores.values().map(ElasticStore::counts).fold(ObjectCounts::default(), |sum, it| ObjectCounts {
             migrated: sum.migrated + it.migrated,
             reloaded: sum.reloaded + it.reloaded,
             refused: sum.refused + it.refused,
@@ -167,7 +172,7 @@ impl Stores {
     pub(super) fn settle(&mut self) -> Result<bool, Error> {
         if self.pool == PoolPolicy::Elastic {
             while let Some((at, site)) = self.next_wake() {
-                self.tell(at.max(self.since), site, Event::Tick)?;
+                self.handle_event(at.max(self.since), site, Event::Tick)?;
             }
         }
         let floor = Config::default().floor;

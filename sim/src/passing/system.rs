@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_policy::elastic::{MigrationPolicy, PoolPolicy};
 use millrace_policy::paths::{HostLinks, Selection};
-use millrace_policy::rates::Sharing;
+use millrace_policy::rates::TransferSharing;
 use millrace_types::BytesPerSec;
 
 /// The memory that holds the data between two GPU functions.
@@ -38,7 +38,7 @@ pub enum Placing {
 
 /// The parts of `FaaSTube` that can be switched on and off (§9.2.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Switches {
+pub struct FaasTubeParts {
     /// Whether the unified interface is on: a pipe to the daemon instead of a remote call (D10).
     pub interface: bool,
     /// Whether PCIe scheduling is on: by objectives and in batches, over the pinned ring (D12 to D17).
@@ -49,7 +49,7 @@ pub struct Switches {
     pub store: bool,
 }
 
-impl Switches {
+impl FaasTubeParts {
     pub const NONE: Self = Self { interface: false, pcie: false, nvlink: false, store: false };
     pub const ALL: Self = Self { interface: true, pcie: true, nvlink: true, store: true };
 }
@@ -65,7 +65,7 @@ pub struct System {
     /// The pinning that a copy from or to the host pays for.
     pub pinning: Pinning,
     /// The division of PCIe links among copies.
-    pub sharing: Sharing,
+    pub sharing: TransferSharing,
     /// The choice of NVLink paths.
     pub selection: Selection,
     /// The placement of functions.
@@ -81,13 +81,13 @@ pub struct System {
 impl System {
     /// Returns `FaaSTube` with the given parts on. A part that is off is as in `FaaSTube*`.
     #[must_use]
-    pub const fn with(name: &'static str, on: Switches) -> Self {
+    pub const fn with(name: &'static str, on: FaasTubeParts) -> Self {
         Self {
             name,
             oriented: Oriented::Gpu,
             host_links: HostLinks::All,
             pinning: if on.pcie { Pinning::Ring } else { Pinning::ByLink },
-            sharing: if on.pcie { Sharing::FaasTube } else { Sharing::Fair },
+            sharing: if on.pcie { TransferSharing::FaasTube } else { TransferSharing::Fair },
             selection: if on.nvlink { Selection::FaasTube } else { Selection::Direct },
             placing: if on.nvlink { Placing::Mapa } else { Placing::Blind },
             pool: if on.store { PoolPolicy::Elastic } else { PoolPolicy::Unpooled },
@@ -97,9 +97,9 @@ impl System {
     }
 
     /// `FaaSTube` with all its parts.
-    pub const FAASTUBE: Self = Self::with("faastube", Switches::ALL);
+    pub const FAASTUBE: Self = Self::with("faastube", FaasTubeParts::ALL);
     /// `FaaSTube*`: data passes over all links, without the optimisations.
-    pub const STAR: Self = Self::with("faastube*", Switches::NONE);
+    pub const STAR: Self = Self::with("faastube*", FaasTubeParts::NONE);
     /// `DeepPlan+`: data passes through host memory, over all PCIe links.
     pub const DEEPPLAN: Self = Self { name: "deepplan+", oriented: Oriented::Host, ..Self::STAR };
     /// `INFless+`: data passes through shared host memory, over one PCIe link.
@@ -110,7 +110,7 @@ impl System {
     pub const UCX: Self =
         Self { name: "ucx", selection: Selection::Ucx, placing: Placing::Blind, ..Self::FAASTUBE };
     /// `FaaSTube-PS` (§9.2.2): copies share PCIe links evenly.
-    pub const PS_OFF: Self = Self { name: "faastube-ps", sharing: Sharing::Fair, ..Self::FAASTUBE };
+    pub const PS_OFF: Self = Self { name: "faastube-ps", sharing: TransferSharing::Fair, ..Self::FAASTUBE };
 }
 
 /// The times and rates of operations.

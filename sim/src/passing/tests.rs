@@ -3,26 +3,29 @@
 use std::time::Duration;
 
 use millrace_policy::elastic::PoolPolicy;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use proptest::prelude::*;
 
 use super::system::{Pinning, System};
-use super::{App, Arrivals, Methods, Outcome, Setup, Workflow, run, workflow};
-use crate::workload::Arrival;
+use super::{
+    ArrivalProcess, CopyCounts, DataflowOutcome, DataflowSetup, ModelledWorkflow, ServedWorkflow, run,
+    workflow,
+};
+use crate::workload::RequestArrival;
 
 /// Returns the topology of `device/topology/dgx-v100.yaml`.
 fn v100() -> Topology {
     const DOUBLE: [(u32, u32); 8] = [(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)];
     const SINGLE: [(u32, u32); 8] = [(0, 1), (0, 2), (1, 3), (2, 6), (3, 7), (4, 5), (4, 6), (5, 7)];
-    let pcie = |kind| Link { kind, rate: BytesPerSec::gb(12) };
+    let pcie = |kind| TopologyLink { kind, rate: BytesPerSec::gb(12) };
     let mut links = vec![pcie(LinkKind::Pcie); 8];
     links.extend(vec![pcie(LinkKind::PcieUplink); 4]);
     for (pairs, gb) in [(DOUBLE, 48), (SINGLE, 24)] {
         let link = |(a, b)| LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) };
-        links.extend(pairs.map(|pair| Link { kind: link(pair), rate: BytesPerSec::gb(gb) }));
+        links.extend(pairs.map(|pair| TopologyLink { kind: link(pair), rate: BytesPerSec::gb(gb) }));
     }
-    let gpu = |index: u32| Gpu {
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "V100".to_owned(),
         memory: Bytes::gib(16),
@@ -42,13 +45,13 @@ const SYSTEMS: [System; 7] = [
 ];
 
 /// Runs a single request, at the sizes that its workflow states.
-fn alone(workflow: Workflow, system: System) -> Outcome {
-    let app = App { workflow, replicas: 1, is_cut: false };
-    let arrivals = Arrivals::Open(vec![Arrival { at: Timestamp::ZERO, function: 0 }]);
-    run(&Setup { sizes: (1.0, 1.0), ..Setup::new(v100(), app, system, arrivals, 1) }).unwrap()
+fn alone(workflow: ModelledWorkflow, system: System) -> DataflowOutcome {
+    let app = ServedWorkflow { workflow, replicas: 1, is_cut: false };
+    let arrivals = ArrivalProcess::Open(vec![RequestArrival { at: Timestamp::ZERO, function: 0 }]);
+    run(&DataflowSetup { sizes: (1.0, 1.0), ..DataflowSetup::new(v100(), app, system, arrivals, 1) }).unwrap()
 }
 
-fn holds(setup: &Setup, outcome: &Outcome, requests: usize) {
+fn holds(setup: &DataflowSetup, outcome: &DataflowOutcome, requests: usize) {
     let name = setup.system.name;
     assert_eq!(outcome.records.len(), requests, "{name}: a request did not end");
     assert!((outcome.delivered - outcome.sent as f64).abs() < 1.0, "{name}: bytes were lost: {outcome:?}");
@@ -78,18 +81,18 @@ proptest! {
         let count = apps.len() as u32;
         let arrivals: Vec<_> = gaps.iter().zip(0u32..).map(|(&gap, number)| {
             at = at + Duration::from_millis(gap);
-            Arrival { at, function: number % count }
+            RequestArrival { at, function: number % count }
         }).collect();
         let requests = arrivals.len();
-        let app = |workflow| App { workflow, replicas: 1, is_cut: nodes > 1 };
-        let apps: Vec<App> = apps.into_iter().map(app).collect();
+        let app = |workflow| ServedWorkflow { workflow, replicas: 1, is_cut: nodes > 1 };
+        let apps: Vec<ServedWorkflow> = apps.into_iter().map(app).collect();
         let first = apps[0].clone();
-        let setup = Setup {
+        let setup = DataflowSetup {
             nodes,
             apps,
             store_cap: Bytes::mib(cap_mib),
             is_audited: true,
-            ..Setup::new(v100(), first, System { pool, ..system }, Arrivals::Open(arrivals), seed)
+            ..DataflowSetup::new(v100(), first, System { pool, ..system }, ArrivalProcess::Open(arrivals), seed)
         };
         let outcome = run(&setup).unwrap();
         holds(&setup, &outcome, requests);
@@ -100,9 +103,10 @@ proptest! {
 #[test]
 fn a_closed_loop_ends_after_all_its_requests() {
     for system in SYSTEMS {
-        let app = App { workflow: workflow::video(), replicas: 2, is_cut: false };
-        let arrivals = Arrivals::Closed { outstanding: 12, total: 100 };
-        let setup = Setup { is_audited: true, ..Setup::new(v100(), app, system, arrivals, 3) };
+        let app = ServedWorkflow { workflow: workflow::video(), replicas: 2, is_cut: false };
+        let arrivals = ArrivalProcess::Closed { outstanding: 12, total: 100 };
+        let setup =
+            DataflowSetup { is_audited: true, ..DataflowSetup::new(v100(), app, system, arrivals, 3) };
         let outcome = run(&setup).unwrap();
         holds(&setup, &outcome, 100);
         assert!(outcome.fullest > 0.9, "{}: no link was ever full", system.name);
@@ -113,9 +117,9 @@ fn a_closed_loop_ends_after_all_its_requests() {
 fn driving_takes_four_copies_with_faastube_and_six_with_infless() {
     let ways = |system| alone(workflow::driving(), system).methods;
     // One load, one response, and a copy for each of the two edges.
-    assert_eq!(ways(System::FAASTUBE), Methods { host_gpu: 2, inter: 2, ..Methods::default() });
+    assert_eq!(ways(System::FAASTUBE), CopyCounts { host_gpu: 2, inter: 2, ..CopyCounts::default() });
     // Each edge takes two copies, through the host.
-    assert_eq!(ways(System::INFLESS), Methods { host_gpu: 6, ..Methods::default() });
+    assert_eq!(ways(System::INFLESS), CopyCounts { host_gpu: 6, ..CopyCounts::default() });
 }
 
 #[test]
@@ -123,16 +127,19 @@ fn every_system_serves_all_requests_without_nvlink() {
     let mut topology = v100();
     topology.links.retain(|link| !matches!(link.kind, LinkKind::NvLink { .. }));
     for system in SYSTEMS {
-        let app = App { workflow: workflow::traffic(), replicas: 2, is_cut: false };
-        let arrivals = Arrivals::Closed { outstanding: 12, total: 60 };
-        let setup = Setup { is_audited: true, ..Setup::new(topology.clone(), app, system, arrivals, 5) };
+        let app = ServedWorkflow { workflow: workflow::traffic(), replicas: 2, is_cut: false };
+        let arrivals = ArrivalProcess::Closed { outstanding: 12, total: 60 };
+        let setup = DataflowSetup {
+            is_audited: true,
+            ..DataflowSetup::new(topology.clone(), app, system, arrivals, 5)
+        };
         holds(&setup, &run(&setup).unwrap(), 60);
     }
 }
 
 /// Returns a workflow of two functions that hardly compute. The first loads 100 MB from the host, and
 /// passes 100 MB to the second.
-fn pair() -> Workflow {
+fn pair() -> ModelledWorkflow {
     let mut workflow = workflow::yelp();
     workflow.functions[0].loads = Bytes(100_000_000);
     workflow.functions[0].outputs[0].size = Bytes(100_000_000);
@@ -169,11 +176,14 @@ fn a_pool_with_a_floor_saves_native_allocations() {
 
 #[test]
 fn a_workflow_on_two_nodes_crosses_the_network_once() {
-    let app = App { workflow: workflow::driving(), replicas: 1, is_cut: true };
-    let arrivals = Arrivals::Open(vec![Arrival { at: Timestamp::ZERO, function: 0 }]);
+    let app = ServedWorkflow { workflow: workflow::driving(), replicas: 1, is_cut: true };
+    let arrivals = ArrivalProcess::Open(vec![RequestArrival { at: Timestamp::ZERO, function: 0 }]);
     let on_two = |system| {
-        let setup = Setup { nodes: 2, ..Setup::new(v100(), app.clone(), system, arrivals.clone(), 1) };
-        run(&Setup { sizes: (1.0, 1.0), ..setup }).unwrap()
+        let setup = DataflowSetup {
+            nodes: 2,
+            ..DataflowSetup::new(v100(), app.clone(), system, arrivals.clone(), 1)
+        };
+        run(&DataflowSetup { sizes: (1.0, 1.0), ..setup }).unwrap()
     };
     for system in [System::INFLESS, System::FAASTUBE] {
         assert_eq!(on_two(system).methods.inter_node, 1, "{}", system.name);

@@ -12,24 +12,24 @@ use millrace_types::Bytes;
 
 /// An output of a function that other functions of the workflow read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
+pub struct FunctionOutput {
     /// The size, before the request's factor.
     pub size: Bytes,
-    /// The indexes in [`Workflow::functions`] of the functions that read the output. Each comes after the
+    /// The indexes in [`ModelledWorkflow::functions`] of the functions that read the output. Each comes after the
     /// function that makes the output.
     pub takers: Vec<usize>,
 }
 
 /// A function on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Function {
+pub struct WorkflowFunction {
     pub name: &'static str,
     /// The computing time on a V100.
     pub compute: Duration,
     /// The size of the input that the function loads from the host.
     pub loads: Bytes,
     /// The outputs for other functions.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<FunctionOutput>,
     /// The size of the response that the function copies to the host.
     pub response: Bytes,
     /// The percentage of requests in which the function runs. Only a function that no other function reads
@@ -39,15 +39,15 @@ pub struct Function {
 
 /// A workflow: a graph of functions, in which each function comes before the functions that read its outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workflow {
+pub struct ModelledWorkflow {
     pub name: &'static str,
     /// The time of the workflow's CPU function, which ends before any data is on a GPU.
     pub decode: Duration,
     /// The functions on GPUs.
-    pub functions: Vec<Function>,
+    pub functions: Vec<WorkflowFunction>,
 }
 
-impl Workflow {
+impl ModelledWorkflow {
     /// Returns the data that passes between functions, each as the index of the maker, the index of the
     /// reader, and the size.
     pub fn edges(&self) -> impl Iterator<Item = (usize, usize, Bytes)> {
@@ -76,14 +76,21 @@ const fn mb(megabytes: u64) -> Bytes {
 
 const SMALL: Bytes = Bytes(100_000);
 
-fn function(name: &'static str, compute_ms: f64, loads: u64) -> Function {
+fn function(name: &'static str, compute_ms: f64, loads: u64) -> WorkflowFunction {
     let compute = Duration::from_secs_f64(compute_ms / 1e3);
-    Function { name, compute, loads: mb(loads), outputs: Vec::new(), response: Bytes::ZERO, runs: 100 }
+    WorkflowFunction {
+        name,
+        compute,
+        loads: mb(loads),
+        outputs: Vec::new(),
+        response: Bytes::ZERO,
+        runs: 100,
+    }
 }
 
-impl Function {
+impl WorkflowFunction {
     fn gives(mut self, megabytes: u64, takers: &[usize]) -> Self {
-        self.outputs.push(Output { size: mb(megabytes), takers: takers.to_vec() });
+        self.outputs.push(FunctionOutput { size: mb(megabytes), takers: takers.to_vec() });
         self
     }
 
@@ -96,13 +103,13 @@ impl Function {
     }
 }
 
-fn workflow(name: &'static str, decode_ms: u64, functions: Vec<Function>) -> Workflow {
-    Workflow { name, decode: Duration::from_millis(decode_ms), functions }
+fn workflow(name: &'static str, decode_ms: u64, functions: Vec<WorkflowFunction>) -> ModelledWorkflow {
+    ModelledWorkflow { name, decode: Duration::from_millis(decode_ms), functions }
 }
 
 /// Returns traffic monitoring: a detector passes its findings, if any, to two recognisers.
 #[must_use]
-pub fn traffic() -> Workflow {
+pub fn traffic() -> ModelledWorkflow {
     let functions = vec![
         function("preprocess", 3.0, 50).gives(60, &[1]),
         function("yolo-det", 9.0, 0).gives(25, &[2]).gives(30, &[3]),
@@ -114,7 +121,7 @@ pub fn traffic() -> Workflow {
 
 /// Returns auto-driving: a sequence of functions, whose frames are copied back to the host.
 #[must_use]
-pub fn driving() -> Workflow {
+pub fn driving() -> ModelledWorkflow {
     let functions = vec![
         function("denoise", 5.0, 50).gives(55, &[1]),
         function("yolo-seg", 10.0, 0).gives(55, &[2]),
@@ -126,7 +133,7 @@ pub fn driving() -> Workflow {
 /// Returns video editing: three functions work on chunks in parallel, and one function reads all their
 /// outputs.
 #[must_use]
-pub fn video() -> Workflow {
+pub fn video() -> ModelledWorkflow {
     let face = || function("yolo-face", 10.0, 60).gives(60, &[3]);
     let functions = vec![face(), face(), face(), function("resnet", 5.0, 0).answers(mb(40))];
     workflow("video", 2, functions)
@@ -134,7 +141,7 @@ pub fn video() -> Workflow {
 
 /// Returns image editing: two models read the same output.
 #[must_use]
-pub fn image() -> Workflow {
+pub fn image() -> ModelledWorkflow {
     let functions = vec![
         function("denoise", 4.0, 40).gives(45, &[1, 2]),
         function("resnet", 6.0, 0).answers(SMALL),
@@ -145,7 +152,7 @@ pub fn image() -> Workflow {
 
 /// Returns social media: a language model reads the text that is found in a picture, if any.
 #[must_use]
-pub fn social() -> Workflow {
+pub fn social() -> ModelledWorkflow {
     let functions = vec![
         function("preprocess", 2.0, 30).gives(35, &[1]),
         function("ocr", 7.0, 0).gives(10, &[2]).answers(SMALL),
@@ -156,7 +163,7 @@ pub fn social() -> Workflow {
 
 /// Returns Yelp: two models in sequence, with embeddings between them.
 #[must_use]
-pub fn yelp() -> Workflow {
+pub fn yelp() -> ModelledWorkflow {
     let functions =
         vec![function("bert-filter", 4.5, 16).gives(32, &[1]), function("bert-reply", 4.5, 0).answers(SMALL)];
     workflow("yelp", 0, functions)
@@ -164,6 +171,6 @@ pub fn yelp() -> Workflow {
 
 /// Returns all six workflows, in the order of the table.
 #[must_use]
-pub fn all() -> Vec<Workflow> {
+pub fn all() -> Vec<ModelledWorkflow> {
     vec![traffic(), driving(), video(), image(), social(), yelp()]
 }

@@ -5,13 +5,13 @@ mod plot;
 use std::io::{self, Write};
 use std::time::Duration;
 
-pub use plot::{Line, PlotError, lines};
+pub use plot::{PlotCurve, PlotError, draw_curves};
 
-use crate::outcome::{Ending, Outcome, Summary};
+use crate::outcome::{RequestEnding, RunSummary, SimulationOutcome};
 
 /// Returns a duration as text with three significant digits: in seconds from 1 s, else in milliseconds.
 #[must_use]
-pub fn span(of: Duration) -> String {
+pub fn format_duration(of: Duration) -> String {
     let seconds = of.as_secs_f64();
     match () {
         () if seconds >= 100.0 => format!("{seconds:.0} s"),
@@ -24,7 +24,7 @@ pub fn span(of: Duration) -> String {
 
 /// Returns a share as text in percent, with one decimal.
 #[must_use]
-pub fn percent(share: f64) -> String {
+pub fn format_percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
@@ -32,7 +32,7 @@ pub fn percent(share: f64) -> String {
 ///
 /// # Errors
 /// Returns the errors of the writer.
-pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
+pub fn requests_csv(outcome: &SimulationOutcome, to: impl Write) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(to);
     csv.write_record([
         "request",
@@ -56,11 +56,11 @@ pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
             us(record.latency()),
         ];
         match record.ending {
-            Ending::Answered { node, gpu, attempts, split } => {
+            RequestEnding::Answered { node, gpu, attempts, split } => {
                 row.extend([us(split.queue), us(split.swap), us(split.run)]);
                 row.extend([node.to_string(), gpu.0.to_string(), attempts.to_string(), String::new()]);
             }
-            Ending::Failed { reason } => {
+            RequestEnding::Failed { reason } => {
                 row.extend(std::iter::repeat_n(String::new(), 6));
                 row.push(reason.as_str().to_owned());
             }
@@ -75,7 +75,7 @@ pub fn requests_csv(outcome: &Outcome, to: impl Write) -> io::Result<()> {
 /// # Errors
 /// Returns the errors of the writer.
 pub fn summary_csv<'a>(
-    runs: impl IntoIterator<Item = (&'a str, &'a Summary, Option<f64>)>,
+    runs: impl IntoIterator<Item = (&'a str, &'a RunSummary, Option<f64>)>,
     to: impl Write,
 ) -> io::Result<()> {
     let mut csv = csv::Writer::from_writer(to);
@@ -126,7 +126,7 @@ mod tests {
         let cases =
             [(0.0123, "12.3 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (12.34, "12.3 s"), (123.4, "123 s")];
         for (seconds, text) in cases {
-            assert_eq!(span(Duration::from_secs_f64(seconds)), text);
+            assert_eq!(format_duration(Duration::from_secs_f64(seconds)), text);
         }
     }
 }

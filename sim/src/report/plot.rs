@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 /// One curve.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Line {
+pub struct PlotCurve {
     /// The curve's name in the legend.
     pub name: String,
     pub points: Vec<(f64, f64)>,
@@ -27,7 +27,12 @@ const SIZE: (u32, u32) = (860, 520);
 ///
 /// # Errors
 /// Returns [`PlotError`] if the file cannot be written.
-pub fn lines(path: &Path, title: &str, axes: (&str, &str), lines: &[Line]) -> Result<(), PlotError> {
+pub fn draw_curves(
+    path: &Path,
+    title: &str,
+    axes: (&str, &str),
+    lines: &[PlotCurve],
+) -> Result<(), PlotError> {
     draw(path, title, axes.0, axes.1, lines)
         .map_err(|error| PlotError { path: path.to_owned(), why: error.to_string() })
 }
@@ -37,7 +42,7 @@ fn draw(
     title: &str,
     across: &str,
     up: &str,
-    lines: &[Line],
+    lines: &[PlotCurve],
 ) -> Result<(), Box<dyn std::error::Error>> {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied());
     let least_x = points().map(|(x, _)| x).fold(f64::MAX, f64::min).min(f64::MAX);

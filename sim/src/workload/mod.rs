@@ -22,7 +22,7 @@ use rand_chacha::ChaCha12Rng;
 
 /// A request of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Arrival {
+pub struct RequestArrival {
     /// The time since the first moment of the scenario.
     pub at: Timestamp,
     /// The index of the function.

@@ -9,11 +9,11 @@ use std::env;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use millrace_policy::gpu::isolation::Isolation;
+use millrace_policy::gpu::isolation::ExecutorIsolation;
 use millrace_policy::paths::HostLinks;
-use millrace_policy::rates::Sharing;
+use millrace_policy::rates::TransferSharing;
 use millrace_sim::run;
-use millrace_sim::scenario::Scenario;
+use millrace_sim::scenario::ClusterScenario;
 
 use crate::scenario_of;
 
@@ -27,7 +27,7 @@ const PRESETS: [(&str, &str); 6] = [
     ("fifo", "lru"),
 ];
 /// A change of the common scenario.
-type Change = fn(&mut Scenario);
+type Change = fn(&mut ClusterScenario);
 
 const SCENARIOS: [(&str, Change); 4] = [
     ("swapping", |scenario| scenario.faults.clear()),
@@ -35,14 +35,14 @@ const SCENARIOS: [(&str, Change); 4] = [
     ("shared links", |scenario| {
         scenario.faults.clear();
         for node in &mut scenario.nodes {
-            node.sharing = Sharing::FaasTube;
+            node.sharing = TransferSharing::FaasTube;
             node.host_links = HostLinks::All;
         }
     }),
     ("processes of models", |scenario| {
         scenario.faults.clear();
         for node in &mut scenario.nodes {
-            node.isolation = Isolation::Model;
+            node.isolation = ExecutorIsolation::Model;
         }
     }),
 ];

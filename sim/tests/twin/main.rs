@@ -11,24 +11,24 @@ use std::process::Command;
 use std::time::Duration;
 
 use millrace_policy::dispatch::{POLICIES, PolicyConfig};
-use millrace_policy::gpu::isolation::Isolation;
+use millrace_policy::gpu::isolation::ExecutorIsolation;
 use millrace_policy::paths::HostLinks;
 use millrace_sim::models::{self, TORPOR_PCIE};
-use millrace_sim::scenario::{Fault, Function, NodeSpec, Scenario};
-use millrace_sim::workload::{Arrival, minutes, rates};
-use millrace_sim::{Ending, Outcome, Record, run};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_sim::scenario::{ClusterScenario, ExecutorFault, SimulatedFunction, SimulatedNode};
+use millrace_sim::workload::{RequestArrival, minutes, rates};
+use millrace_sim::{RequestEnding, SimulatedRequest, SimulationOutcome, run};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Quota, Reason, Slo, TenantName, Timestamp};
 
 /// Returns two GPUs under one switch, and a third GPU with its own link.
 fn topology() -> Topology {
-    let gpu = |index: u32, path: &[u32]| Gpu {
+    let gpu = |index: u32, path: &[u32]| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "modelled".to_owned(),
         memory: Bytes::gib(2),
         host_path: path.iter().copied().map(LinkId).collect(),
     };
-    let link = |kind| Link { kind, rate: TORPOR_PCIE };
+    let link = |kind| TopologyLink { kind, rate: TORPOR_PCIE };
     Topology {
         name: "test".to_owned(),
         gpus: vec![gpu(0, &[0, 3]), gpu(1, &[1, 3]), gpu(2, &[2])],
@@ -37,49 +37,52 @@ fn topology() -> Topology {
 }
 
 /// Returns two nodes under a minute of load of 40 functions, with executors that die.
-fn scenario(dispatch: PolicyConfig, seed: u64) -> Scenario {
+fn scenario(dispatch: PolicyConfig, seed: u64) -> ClusterScenario {
     scenario_of(40, dispatch, seed)
 }
 
 /// Returns two nodes under a minute of load of `count` functions, with executors that die.
-fn scenario_of(count: usize, dispatch: PolicyConfig, seed: u64) -> Scenario {
+fn scenario_of(count: usize, dispatch: PolicyConfig, seed: u64) -> ClusterScenario {
     let table = models::torpor();
     let slo = Slo { deadline: Duration::from_millis(200), percentile: 0.98 };
     let function = |place: usize| {
         let replicas = 1 + (place % 2) as u32;
-        Function { replicas, ..Function::new(table[place % table.len()].clone(), Some(slo)) }
+        SimulatedFunction {
+            replicas,
+            ..SimulatedFunction::new(table[place % table.len()].clone(), Some(slo))
+        }
     };
     let functions = (0..count).map(function).collect();
     let counts = rates::by_minute(&rates::torpor(), count, 1, seed as usize);
-    let nodes = vec![NodeSpec::new(topology(), dispatch); 2];
-    let fault = |second: u64| Fault {
+    let nodes = vec![SimulatedNode::new(topology(), dispatch); 2];
+    let fault = |second: u64| ExecutorFault {
         at: Timestamp(second * 1_000_000_000),
         node: (second % 2) as usize,
         gpu: GpuIndex((second % 3) as u32),
     };
-    Scenario {
+    ClusterScenario {
         faults: (5..55).step_by(10).map(fault).collect(),
         traced: true,
         timeout: Duration::from_secs(60),
-        ..Scenario::new(nodes, functions, minutes::arrivals(&counts, seed), seed)
+        ..ClusterScenario::new(nodes, functions, minutes::arrivals(&counts, seed), seed)
     }
 }
 
 /// Checks the properties that every run has.
-fn check(scenario: &Scenario, outcome: &Outcome, what: &str) {
+fn check(scenario: &ClusterScenario, outcome: &SimulationOutcome, what: &str) {
     assert_eq!(outcome.records.len(), scenario.arrivals.len(), "{what}: a request was lost");
     let early = scenario.nodes[0].dispatch.binds_early();
     let mut per_gpu: BTreeMap<(usize, GpuIndex), Vec<(Timestamp, Duration)>> = BTreeMap::new();
     for (place, record) in outcome.records.iter().enumerate() {
         assert_eq!(record.request, place, "{what}: a request was answered twice");
         match record.ending {
-            Ending::Answered { node, gpu, split, .. } => {
+            RequestEnding::Answered { node, gpu, split, .. } => {
                 assert!(split.total <= record.latency() + Duration::from_millis(1), "{what}: {record:?}");
                 per_gpu.entry((node, gpu)).or_default().push((record.finished, split.run));
             }
             // A request may fail because two executors died while they ran the request. A policy that binds
             // functions to GPUs early may also fail a request whose GPU has no memory for the function.
-            Ending::Failed { reason } => assert!(
+            RequestEnding::Failed { reason } => assert!(
                 matches!(reason, Reason::Quarantined | Reason::AttemptsExhausted)
                     || early && matches!(reason, Reason::NoGpuMemory | Reason::TimedOut),
                 "{what}: {record:?}"
@@ -109,7 +112,7 @@ fn fingerprint(dispatch: PolicyConfig, seed: u64) -> String {
     fingerprint_of(&scenario(dispatch, seed))
 }
 
-fn fingerprint_of(scenario: &Scenario) -> String {
+fn fingerprint_of(scenario: &ClusterScenario) -> String {
     let outcome = run(scenario).unwrap();
     let (events, hash) = outcome.events();
     format!("{events} events, {hash:016x}")
@@ -138,7 +141,7 @@ fn every_policy_answers_every_request_in_any_order_of_simultaneous_events() {
     for (name, dispatch) in POLICIES {
         let mut latencies = Vec::new();
         for ties in [0, 5, 0xdead_beef] {
-            let scenario = Scenario { ties, ..scenario(dispatch, 3) };
+            let scenario = ClusterScenario { ties, ..scenario(dispatch, 3) };
             let outcome = run(&scenario).unwrap();
             check(&scenario, &outcome, &format!("{name}, ties {ties}"));
             latencies.push(outcome.summary(&scenario.functions).p50.as_secs_f64());
@@ -161,15 +164,15 @@ fn runs_take_three_times_as_long_on_a_gpu_type_of_pace_300() {
     let outcome = run(&scenario).unwrap();
     check(&scenario, &outcome, "two types");
     for record in &outcome.records {
-        let Ending::Answered { node, split, .. } = record.ending else { continue };
+        let RequestEnding::Answered { node, split, .. } = record.ending else { continue };
         let takes = scenario.functions[record.function as usize].model.run;
         let expected = if node == 1 { takes * 3 } else { takes };
         assert!(split.run.abs_diff(expected) <= Duration::from_millis(1), "{record:?} of {expected:?}");
     }
     // The router learns both run times, and prefers the faster node for functions that both nodes serve.
     let asked = |node: usize| {
-        let either = |record: &&Record| scenario.functions[record.function as usize].replicas == 2;
-        let there = |it: &&Record| matches!(it.ending, Ending::Answered { node: on, .. } if on == node);
+        let either = |record: &&SimulatedRequest| scenario.functions[record.function as usize].replicas == 2;
+        let there = |it: &&SimulatedRequest| matches!(it.ending, RequestEnding::Answered { node: on, .. } if on == node);
         outcome.records.iter().filter(either).filter(there).count()
     };
     assert!(asked(0) > 3 * asked(1), "{} on the fast node, {} on the slow one", asked(0), asked(1));
@@ -198,7 +201,7 @@ fn slower_links_raise_the_mean_latency() {
 /// Returns the GPUs of [`topology`], with an NVLink from the third GPU to each of the others.
 fn joined() -> Topology {
     let mut topology = topology();
-    let nvlink = |a: u32, b: u32| Link {
+    let nvlink = |a: u32, b: u32| TopologyLink {
         kind: LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) },
         rate: BytesPerSec::gb(24),
     };
@@ -211,14 +214,15 @@ fn joined() -> Topology {
 fn models_are_copied_over_neighbours_links_and_no_request_is_lost() {
     let over = |host_links: HostLinks, ties: u64| {
         // Fifo copies no model from another GPU, so NVLinks carry only forwarded host transfers.
-        let mut scenario = Scenario { ties, ..scenario(PolicyConfig::Fifo, 4) };
+        let mut scenario = ClusterScenario { ties, ..scenario(PolicyConfig::Fifo, 4) };
         for node in &mut scenario.nodes {
             node.topology = joined();
             node.host_links = host_links;
         }
         scenario
     };
-    let nvlinks = |outcome: &Outcome| outcome.link_loads().iter().map(|it| it[4] + it[5]).sum::<f64>();
+    let nvlinks =
+        |outcome: &SimulationOutcome| outcome.link_loads().iter().map(|it| it[4] + it[5]).sum::<f64>();
     assert_eq!(nvlinks(&run(&over(HostLinks::Own, 0)).unwrap()), 0.0);
     for ties in [0, 5, 0xdead_beef] {
         let scenario = over(HostLinks::All, ties);
@@ -238,10 +242,12 @@ fn models_are_copied_over_neighbours_links_and_no_request_is_lost() {
 
 #[test]
 fn the_warm_up_is_not_counted() {
-    let arrivals = (0..3u64).map(|second| Arrival { at: Timestamp(second * 1_000_000_000), function: 0 });
-    let functions = vec![Function::new(models::torpor()[0].clone(), None)];
-    let nodes = vec![NodeSpec::new(topology(), PolicyConfig::default())];
-    let scenario = Scenario { warmed: true, ..Scenario::new(nodes, functions, arrivals.collect(), 1) };
+    let arrivals =
+        (0..3u64).map(|second| RequestArrival { at: Timestamp(second * 1_000_000_000), function: 0 });
+    let functions = vec![SimulatedFunction::new(models::torpor()[0].clone(), None)];
+    let nodes = vec![SimulatedNode::new(topology(), PolicyConfig::default())];
+    let scenario =
+        ClusterScenario { warmed: true, ..ClusterScenario::new(nodes, functions, arrivals.collect(), 1) };
     let outcome = run(&scenario).unwrap();
     let summary = outcome.summary(&scenario.functions);
     assert_eq!((summary.requests, summary.miss_ratio), (3, 0.0), "the only miss was in the warm-up");
@@ -252,28 +258,28 @@ fn the_warm_up_is_not_counted() {
 
 /// Returns a scenario with four functions of each of two tenants. Each function gets ten requests a second
 /// for five seconds, more than one GPU can compute.
-fn two_tenants(quotas: BTreeMap<TenantName, Quota>) -> Scenario {
+fn two_tenants(quotas: BTreeMap<TenantName, Quota>) -> ClusterScenario {
     let [quiet, noisy] = ["quiet", "noisy"].map(|name| TenantName::new(name).unwrap());
     let model = models::torpor().swap_remove(7);
     let function = |place: u32| {
         let tenant = if place < 4 { quiet.clone() } else { noisy.clone() };
-        Function { tenant, ..Function::new(model.clone(), None) }
+        SimulatedFunction { tenant, ..SimulatedFunction::new(model.clone(), None) }
     };
     let arrivals = (0..50u64).flat_map(|tenth| {
-        (0..8).map(move |function| Arrival { at: Timestamp(tenth * 100_000_000), function })
+        (0..8).map(move |function| RequestArrival { at: Timestamp(tenth * 100_000_000), function })
     });
     let mut topology = topology();
     topology.gpus.iter_mut().for_each(|gpu| gpu.memory = Bytes::gib(16));
-    let nodes = vec![NodeSpec::new(topology, PolicyConfig::default())];
-    let scenario = Scenario::new(nodes, (0..8).map(function).collect(), arrivals.collect(), 1);
-    Scenario { quotas, ..scenario }
+    let nodes = vec![SimulatedNode::new(topology, PolicyConfig::default())];
+    let scenario = ClusterScenario::new(nodes, (0..8).map(function).collect(), arrivals.collect(), 1);
+    ClusterScenario { quotas, ..scenario }
 }
 
 /// Returns the most runs of the noisy tenant that overlap by more than a millisecond.
-fn noisy_at_once(outcome: &Outcome) -> i32 {
+fn noisy_at_once(outcome: &SimulationOutcome) -> i32 {
     let mut changes = Vec::new();
     for record in outcome.records.iter().filter(|record| record.function >= 4) {
-        let Ending::Answered { split, .. } = record.ending else { panic!("{record:?}") };
+        let RequestEnding::Answered { split, .. } = record.ending else { panic!("{record:?}") };
         let ran = Timestamp(record.finished.0 - split.run.as_nanos() as u64);
         changes.extend([(ran, 1), (Timestamp(record.finished.0 - 1_000_000), -1)]);
     }
@@ -295,7 +301,7 @@ fn a_cap_of_one_gpu_limits_the_noisy_tenant_and_speeds_up_the_quiet_one() {
     let with = run(&capped).unwrap();
     assert!(noisy_at_once(&without) > 1, "without a cap the noisy tenant uses one GPU only");
     assert_eq!(noisy_at_once(&with), 1);
-    let mean = |outcome: &Outcome, tenant: &str| {
+    let mean = |outcome: &SimulationOutcome, tenant: &str| {
         let tenants = outcome.by_tenant(&free.functions);
         tenants.iter().find(|it| it.tenant.to_string() == tenant).unwrap().mean
     };
@@ -310,7 +316,7 @@ fn functions_are_billed_for_runs_requests_and_idle_time() {
     let outcome = run(&scenario).unwrap();
     let mut busy = vec![(0, 0); scenario.functions.len()];
     for record in outcome.records.iter() {
-        let Ending::Answered { split, .. } = record.ending else { panic!("{record:?}") };
+        let RequestEnding::Answered { split, .. } = record.ending else { panic!("{record:?}") };
         let (gpu_ns, requests) = &mut busy[record.function as usize];
         *gpu_ns += split.run.as_nanos().div_ceil(1_000_000) * 1_000_000;
         *requests += 1;
@@ -328,24 +334,26 @@ fn functions_are_billed_for_runs_requests_and_idle_time() {
 /// One GPU has memory for one of two models, which are requested in turn, so that each request is a miss.
 #[test]
 fn a_process_per_model_costs_its_start_only_when_the_process_starts() {
-    let mean_of = |isolation: Isolation| {
+    let mean_of = |isolation: ExecutorIsolation| {
         let model = models::torpor().swap_remove(7);
         let arrivals = (0..20u64).map(|second| {
             let function = (second % 2) as u32;
-            Arrival { at: Timestamp(second * 2_000_000_000), function }
+            RequestArrival { at: Timestamp(second * 2_000_000_000), function }
         });
         let mut topology = topology();
         topology.gpus.truncate(1);
-        let nodes = vec![NodeSpec { isolation, ..NodeSpec::new(topology, PolicyConfig::default()) }];
-        let functions = vec![Function::new(model, None); 2];
+        let nodes =
+            vec![SimulatedNode { isolation, ..SimulatedNode::new(topology, PolicyConfig::default()) }];
+        let functions = vec![SimulatedFunction::new(model, None); 2];
         let process_start = Duration::from_secs(1);
-        let scenario = Scenario::new(nodes, functions, arrivals.collect(), 1);
-        let scenario = Scenario { process_start, warmed: true, ..scenario };
+        let scenario = ClusterScenario::new(nodes, functions, arrivals.collect(), 1);
+        let scenario = ClusterScenario { process_start, warmed: true, ..scenario };
         let outcome = run(&scenario).unwrap();
         assert_eq!(outcome.summary(&scenario.functions).miss_ratio, 1.0, "{isolation}");
         outcome.summary(&scenario.functions).mean
     };
-    let [shared, kept, resident] = [Isolation::Gpu, Isolation::Model, Isolation::Resident].map(mean_of);
+    let [shared, kept, resident] =
+        [ExecutorIsolation::Gpu, ExecutorIsolation::Model, ExecutorIsolation::Resident].map(mean_of);
     let same = shared.abs_diff(kept) < Duration::from_millis(1);
     assert!(same, "a process that the warm-up started was started again: {shared:?}, {kept:?}");
     assert!(

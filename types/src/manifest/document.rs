@@ -5,18 +5,20 @@ use std::fmt;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{API_VERSION, Kind, LIST, Manifest, ManifestError, Metadata, function, policy, tenant, workflow};
+use super::{
+    API_VERSION, LIST, Manifest, ManifestError, ManifestKind, Metadata, function, policy, tenant, workflow,
+};
 
 /// The position of a document or item in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct SourcePosition {
     /// The number of the document, from 1.
     pub document: usize,
     /// The number of the item, from 1, if the document is a list.
     pub item: Option<usize>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourcePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "document {}", self.document)?;
         self.item.map_or(Ok(()), |item| write!(f, ", item {item}"))
@@ -26,33 +28,33 @@ impl fmt::Display for Place {
 pub(super) struct Document {
     api_version: String,
     kind: String,
-    content: Content,
+    content: DocumentContent,
 }
 
-enum Content {
-    One(Box<(Metadata, Body)>),
+enum DocumentContent {
+    One(Box<(Metadata, DocumentSpec)>),
     List(Vec<Document>),
 }
 
 /// The parsed `spec` of a document, by kind.
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-enum Body {
-    Function(function::Spec),
-    Workflow(workflow::Spec),
-    Tenant(tenant::Spec),
-    Policy(policy::Spec),
+enum DocumentSpec {
+    Function(function::FunctionText),
+    Workflow(workflow::WorkflowText),
+    Tenant(tenant::TenantText),
+    Policy(policy::PolicyText),
     /// The spec of an unknown kind, which was skipped.
     Unknown,
 }
 
-impl Body {
+impl DocumentSpec {
     /// Parses the value of `spec` for a kind.
-    fn read<'de, A: MapAccess<'de>>(kind: Option<Kind>, map: &mut A) -> Result<Self, A::Error> {
+    fn read<'de, A: MapAccess<'de>>(kind: Option<ManifestKind>, map: &mut A) -> Result<Self, A::Error> {
         Ok(match kind {
-            Some(Kind::Function) => Self::Function(map.next_value()?),
-            Some(Kind::Workflow) => Self::Workflow(map.next_value()?),
-            Some(Kind::Tenant) => Self::Tenant(map.next_value()?),
-            Some(Kind::Policy) => Self::Policy(map.next_value()?),
+            Some(ManifestKind::Function) => Self::Function(map.next_value()?),
+            Some(ManifestKind::Workflow) => Self::Workflow(map.next_value()?),
+            Some(ManifestKind::Tenant) => Self::Tenant(map.next_value()?),
+            Some(ManifestKind::Policy) => Self::Policy(map.next_value()?),
             None => {
                 map.next_value::<IgnoredAny>()?;
                 Self::Unknown
@@ -63,36 +65,36 @@ impl Body {
 
 impl Document {
     /// Returns the document itself or, for a list, the list's items.
-    pub(super) fn items(self, at: Place) -> Result<Vec<(Place, Self)>, ManifestError> {
+    pub(super) fn items(self, at: SourcePosition) -> Result<Vec<(SourcePosition, Self)>, ManifestError> {
         self.check_version(at)?;
         match self.content {
-            Content::One(_) => Ok(vec![(at, self)]),
-            Content::List(items) => {
-                let item = |(number, item)| (Place { item: Some(number), ..at }, item);
+            DocumentContent::One(_) => Ok(vec![(at, self)]),
+            DocumentContent::List(items) => {
+                let item = |(number, item)| (SourcePosition { item: Some(number), ..at }, item);
                 Ok((1..).zip(items).map(item).collect())
             }
         }
     }
 
-    pub(super) fn check(self, at: Place) -> Result<Manifest, ManifestError> {
+    pub(super) fn check(self, at: SourcePosition) -> Result<Manifest, ManifestError> {
         self.check_version(at)?;
-        let kind = Kind::named(&self.kind);
-        let Content::One(one) = self.content else {
+        let kind = ManifestKind::named(&self.kind);
+        let DocumentContent::One(one) = self.content else {
             let problem = "is a list in a list: write its items here".to_owned();
             return Err(ManifestError::Field { at, kind, field: "items", problem });
         };
         let (metadata, body) = *one;
         let checked = match body {
-            Body::Function(spec) => spec.check(metadata).map(Manifest::Function),
-            Body::Workflow(spec) => spec.check(metadata).map(Manifest::Workflow),
-            Body::Tenant(spec) => spec.check(&metadata).map(Manifest::Tenant),
-            Body::Policy(spec) => spec.check(&metadata).map(Manifest::Policy),
-            Body::Unknown => return Err(ManifestError::Kind { at, found: self.kind }),
+            DocumentSpec::Function(spec) => spec.check(metadata).map(Manifest::Function),
+            DocumentSpec::Workflow(spec) => spec.check(metadata).map(Manifest::Workflow),
+            DocumentSpec::Tenant(spec) => spec.check(&metadata).map(Manifest::Tenant),
+            DocumentSpec::Policy(spec) => spec.check(&metadata).map(Manifest::Policy),
+            DocumentSpec::Unknown => return Err(ManifestError::Kind { at, found: self.kind }),
         };
         checked.map_err(|(field, problem)| ManifestError::Field { at, kind, field, problem })
     }
 
-    fn check_version(&self, at: Place) -> Result<(), ManifestError> {
+    fn check_version(&self, at: SourcePosition) -> Result<(), ManifestError> {
         if self.api_version == API_VERSION {
             return Ok(());
         }
@@ -102,7 +104,7 @@ impl Document {
 
 /// Guesses the kind of the document or item around a line (counted from 1) of a file that could not
 /// be parsed. The guess relies on `kind` standing before the fields that depend on the kind.
-pub(super) fn kind_at(text: &str, line: u64) -> Option<Kind> {
+pub(super) fn kind_at(text: &str, line: u64) -> Option<ManifestKind> {
     let until = usize::try_from(line).unwrap_or(usize::MAX);
     let lines: Vec<&str> = text.lines().take(until).collect();
     let ends = |line: &&str| line.starts_with("---");
@@ -110,7 +112,7 @@ pub(super) fn kind_at(text: &str, line: u64) -> Option<Kind> {
     let kind_of = |line: &str| {
         let (_, rest) = line.split_once("kind: ")?;
         let end = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
-        Kind::named(&rest[..end])
+        ManifestKind::named(&rest[..end])
     };
     document.find_map(kind_of)
 }
@@ -149,7 +151,9 @@ impl<'de> Visitor<'de> for DocumentVisitor {
                 }
                 ("items", Some(LIST)) => items = Some(map.next_value()?),
                 ("metadata", _) => metadata = Some(map.next_value()?),
-                ("spec", Some(word)) if word != LIST => body = Some(Body::read(Kind::named(word), &mut map)?),
+                ("spec", Some(word)) if word != LIST => {
+                    body = Some(DocumentSpec::read(ManifestKind::named(word), &mut map)?)
+                }
                 // The server adds `status`, and printed documents may be applied again.
                 ("status", _) => {
                     map.next_value::<IgnoredAny>()?;
@@ -159,9 +163,9 @@ impl<'de> Visitor<'de> for DocumentVisitor {
         }
         let kind = kind.ok_or_else(|| A::Error::missing_field("kind"))?;
         let content = match items {
-            Some(items) => Content::List(items),
+            Some(items) => DocumentContent::List(items),
             None if kind == LIST => return Err(A::Error::missing_field("items")),
-            None => Content::One(Box::new((
+            None => DocumentContent::One(Box::new((
                 metadata.ok_or_else(|| A::Error::missing_field("metadata"))?,
                 body.ok_or_else(|| A::Error::missing_field("spec"))?,
             ))),

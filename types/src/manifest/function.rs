@@ -5,11 +5,13 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::program::ProgramText;
-use super::{Metadata, Problem, SloText, duration, timeout};
+use super::{FieldFault, Metadata, SloText, duration, timeout};
 use crate::digest::Digest;
-use crate::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, Resources, Runtime, SpecError};
-use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
-use crate::serving::{Batching, Priority, Residency, Serving};
+use crate::function::{
+    DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, ResourceRequest, Runtime, SpecError,
+};
+use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
+use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
 use crate::units::{Bytes, ParseBytesError};
 use crate::workflow::Signature;
 
@@ -38,7 +40,7 @@ pub enum ModelSource {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Spec {
+pub(super) struct FunctionText {
     runtime: Option<String>,
     model: Option<Model>,
     program: Option<ProgramText>,
@@ -100,8 +102,8 @@ struct StateText {
     output: String,
 }
 
-impl Spec {
-    pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, Problem> {
+impl FunctionText {
+    pub(super) fn check(self, metadata: Metadata) -> Result<FunctionManifest, FieldFault> {
         let runtime = runtime(self.runtime.as_deref())?;
         let (model, processes) = source(runtime, self.model, self.program)?;
         let spec = FunctionSpec {
@@ -113,7 +115,7 @@ impl Spec {
             resources: self.resources.check()?,
             idempotent: self.idempotent.unwrap_or(true),
             replicas: self.replicas.unwrap_or(DEFAULT_REPLICAS),
-            serving: Serving {
+            serving: SchedulingOptions {
                 priority: self.priority.map_or(Ok(Priority::default()), priority)?,
                 residency: self.residency.check()?,
                 batching: self.batching.map(BatchingText::check).transpose()?,
@@ -131,7 +133,7 @@ fn source(
     runtime: Runtime,
     model: Option<Model>,
     program: Option<ProgramText>,
-) -> Result<(ModelSource, Option<u32>), Problem> {
+) -> Result<(ModelSource, Option<u32>), FieldFault> {
     match (runtime, model, program) {
         (Runtime::Onnx, Some(model), None) => Ok((model.check()?, None)),
         (Runtime::Process, None, Some(program)) => program.check(),
@@ -147,7 +149,7 @@ fn source(
 }
 
 impl Model {
-    fn check(self) -> Result<ModelSource, Problem> {
+    fn check(self) -> Result<ModelSource, FieldFault> {
         match (self.file, self.digest) {
             (Some(path), None) if path.is_empty() => {
                 Err(("spec.model.file", "is empty: name the model's file, relative to this one".into()))
@@ -164,39 +166,39 @@ impl Model {
 }
 
 /// Returns the artifact of the cluster with this digest as the source.
-pub(super) fn in_cluster(field: &'static str, digest: &str) -> Result<ModelSource, Problem> {
+pub(super) fn in_cluster(field: &'static str, digest: &str) -> Result<ModelSource, FieldFault> {
     let digest = digest.parse::<Digest>().map_err(|error| (field, error.to_string()))?;
     Ok(ModelSource::Cluster(digest))
 }
 
 impl ResourcesText {
-    fn check(self) -> Result<Resources, Problem> {
+    fn check(self) -> Result<ResourceRequest, FieldFault> {
         let parse = |text: String| {
             text.parse::<Bytes>().map_err(|e: ParseBytesError| ("spec.resources.gpuMemory", e.to_string()))
         };
-        Ok(Resources { gpu_memory: self.gpu_memory.map(parse).transpose()? })
+        Ok(ResourceRequest { gpu_memory: self.gpu_memory.map(parse).transpose()? })
     }
 }
 
 impl ResidencyText {
-    fn check(self) -> Result<Residency, Problem> {
+    fn check(self) -> Result<ResidencyOptions, FieldFault> {
         let after = self.evict_after.map(|text| duration("spec.residency.evictAfter", &text));
-        Ok(Residency { pin: self.pin, min_warm: self.min_warm, evict_after: after.transpose()? })
+        Ok(ResidencyOptions { pin: self.pin, min_warm: self.min_warm, evict_after: after.transpose()? })
     }
 }
 
 impl BatchingText {
-    fn check(self) -> Result<Batching, Problem> {
+    fn check(self) -> Result<BatchingOptions, FieldFault> {
         let wait = self.max_wait.map(|text| duration("spec.batching.maxWait", &text));
-        Ok(Batching { max_size: self.max_size, max_wait: wait.unwrap_or(Ok(Duration::ZERO))? })
+        Ok(BatchingOptions { max_size: self.max_size, max_wait: wait.unwrap_or(Ok(Duration::ZERO))? })
     }
 }
 
 impl SequencesText {
-    fn check(self) -> Result<Sequences, Problem> {
+    fn check(self) -> Result<SequenceSpec, FieldFault> {
         let idle = self.idle.map(|text| duration("spec.sequences.idle", &text));
         let pair = |StateText { input, output }| StatePair { input, output };
-        Ok(Sequences {
+        Ok(SequenceSpec {
             state: self.state.into_iter().map(pair).collect(),
             idle: idle.unwrap_or(Ok(IDLE_DEFAULT))?,
             max: self.max.unwrap_or(SEQUENCES_DEFAULT),
@@ -204,14 +206,14 @@ impl SequencesText {
     }
 }
 
-fn priority(level: u64) -> Result<Priority, Problem> {
+fn priority(level: u64) -> Result<Priority, FieldFault> {
     let first = Priority::FIRST;
     let last = Priority::LAST;
     let problem = || format!("{level} is not a priority: write a number from {first} (goes first) to {last}");
     Priority::new(level).ok_or_else(|| ("spec.priority", problem()))
 }
 
-fn runtime(text: Option<&str>) -> Result<Runtime, Problem> {
+fn runtime(text: Option<&str>) -> Result<Runtime, FieldFault> {
     let named = text.map(str::parse::<Runtime>).transpose();
     named.map(Option::unwrap_or_default).map_err(|error| ("spec.runtime", error.to_string()))
 }

@@ -2,7 +2,7 @@
 
 /// A document's `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ManifestKind {
     /// The declaration of a function.
     Function,
     /// The declaration of a workflow.
@@ -13,7 +13,7 @@ pub enum Kind {
     Policy,
 }
 
-impl Kind {
+impl ManifestKind {
     /// All kinds that this build reads.
     pub const ALL: [Self; 4] = [Self::Function, Self::Workflow, Self::Tenant, Self::Policy];
 

@@ -92,9 +92,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-pub use document::Place;
+pub use document::SourcePosition;
 pub use function::{FunctionManifest, ModelSource};
-pub use kind::Kind;
+pub use kind::ManifestKind;
 pub use policy::POLICY;
 pub use tenant::TenantManifest;
 
@@ -125,7 +125,7 @@ pub enum Manifest {
 
 /// The resource that a document declares; unique within a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum ManifestSubject {
     /// A function or a workflow, which share a namespace.
     Model(FunctionKey),
     /// The caps on a tenant.
@@ -134,7 +134,7 @@ pub enum Subject {
     Policy,
 }
 
-impl fmt::Display for Subject {
+impl fmt::Display for ManifestSubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Model(key) => write!(f, "{key}"),
@@ -154,18 +154,18 @@ impl Manifest {
         }
     }
 
-    fn subject(&self) -> Subject {
+    fn subject(&self) -> ManifestSubject {
         match self {
-            Self::Function(function) => Subject::Model(function.spec.key.clone()),
-            Self::Workflow(workflow) => Subject::Model(workflow.key.clone()),
-            Self::Tenant(tenant) => Subject::Tenant(tenant.name.clone()),
-            Self::Policy(_) => Subject::Policy,
+            Self::Function(function) => ManifestSubject::Model(function.spec.key.clone()),
+            Self::Workflow(workflow) => ManifestSubject::Model(workflow.key.clone()),
+            Self::Tenant(tenant) => ManifestSubject::Tenant(tenant.name.clone()),
+            Self::Policy(_) => ManifestSubject::Policy,
         }
     }
 }
 
 /// The path of a field, and the fault of its value.
-type Problem = (&'static str, String);
+type FieldFault = (&'static str, String);
 
 /// The fault of a refused manifest.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -177,7 +177,7 @@ pub enum ManifestError {
     #[error("{message}")]
     Yaml {
         /// The kind of the document, if it can be guessed.
-        kind: Option<Kind>,
+        kind: Option<ManifestKind>,
         /// The fault and its line.
         message: String,
     },
@@ -185,15 +185,15 @@ pub enum ManifestError {
     #[error("{at}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
     ApiVersion {
         /// The position in the file.
-        at: Place,
+        at: SourcePosition,
         /// The `apiVersion` in the file.
         found: String,
     },
     /// The `kind` is unknown.
-    #[error("{at}: kind {found:?} is not known: this version has {}, and {}", Kind::ALL.map(Kind::as_str).join(", "), LIST)]
+    #[error("{at}: kind {found:?} is not known: this version has {}, and {}", ManifestKind::ALL.map(ManifestKind::as_str).join(", "), LIST)]
     Kind {
         /// The position in the file.
-        at: Place,
+        at: SourcePosition,
         /// The `kind` in the file.
         found: String,
     },
@@ -201,9 +201,9 @@ pub enum ManifestError {
     #[error("{at}, {field}: {problem}")]
     Field {
         /// The position in the file.
-        at: Place,
+        at: SourcePosition,
         /// The kind of the document, if it can be applied.
-        kind: Option<Kind>,
+        kind: Option<ManifestKind>,
         /// The field's path.
         field: &'static str,
         /// The fault and its correction.
@@ -213,16 +213,16 @@ pub enum ManifestError {
     #[error("{at}: {subject} is in this file already: rename or remove one of the two")]
     Duplicate {
         /// The position of the second document.
-        at: Place,
+        at: SourcePosition,
         /// The resource that both documents declare.
-        subject: Subject,
+        subject: ManifestSubject,
     },
 }
 
 impl ManifestError {
     /// Returns the kind of the refused document, if known.
     #[must_use]
-    pub fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<ManifestKind> {
         match self {
             Self::Yaml { kind, .. } | Self::Field { kind, .. } => *kind,
             Self::Empty | Self::ApiVersion { .. } | Self::Kind { .. } | Self::Duplicate { .. } => None,
@@ -274,7 +274,7 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     let mut seen = BTreeSet::new();
     let mut manifests = Vec::with_capacity(documents.len());
     for (document, read) in (1..).zip(documents) {
-        for (at, item) in read.items(Place { document, item: None })? {
+        for (at, item) in read.items(SourcePosition { document, item: None })? {
             let manifest = item.check(at)?;
             let subject = manifest.subject();
             if seen.contains(&subject) {
@@ -299,7 +299,7 @@ fn options(text: &str) -> serde_saphyr::Options {
 }
 
 impl Metadata {
-    fn key(&self) -> Result<FunctionKey, Problem> {
+    fn key(&self) -> Result<FunctionKey, FieldFault> {
         let problem = |e: NameError| ("metadata", e.to_string());
         let tenant = self.tenant.as_deref().map_or(Ok(TenantName::default()), TenantName::new);
         Ok(FunctionKey {
@@ -309,7 +309,7 @@ impl Metadata {
     }
 
     /// Refuses the fields that only functions and workflows have.
-    fn check_bare(&self) -> Result<(), Problem> {
+    fn check_bare(&self) -> Result<(), FieldFault> {
         let problem = "only functions and workflows have this field: leave it out".to_owned();
         match (&self.tenant, self.labels.is_empty()) {
             (None, true) => Ok(()),
@@ -320,7 +320,7 @@ impl Metadata {
 }
 
 impl SloText {
-    fn check(self) -> Result<Slo, Problem> {
+    fn check(self) -> Result<Slo, FieldFault> {
         Ok(Slo {
             deadline: duration("spec.slo.deadline", &self.deadline)?,
             percentile: self.percentile.unwrap_or(DEFAULT_PERCENTILE),
@@ -328,11 +328,11 @@ impl SloText {
     }
 }
 
-fn timeout(text: Option<String>) -> Result<Duration, Problem> {
+fn timeout(text: Option<String>) -> Result<Duration, FieldFault> {
     text.map_or(Ok(DEFAULT_TIMEOUT), |text| duration("spec.timeout", &text))
 }
 
-fn duration(field: &'static str, text: &str) -> Result<Duration, Problem> {
+fn duration(field: &'static str, text: &str) -> Result<Duration, FieldFault> {
     humantime::parse_duration(text)
         .map_err(|e| (field, format!("{text:?} is not a duration ({e}): write one such as 50ms or 2s")))
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::{Metadata, Problem};
+use super::{FieldFault, Metadata};
 use crate::policy::{PolicyError, PolicySpec, UnknownName};
 
 /// The name of the only policy of a cluster.
@@ -13,7 +13,7 @@ pub const POLICY: &str = "cluster";
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Spec {
+pub(super) struct PolicyText {
     preset: Option<String>,
     dispatch: Option<String>,
     eviction: Option<String>,
@@ -25,8 +25,8 @@ pub(super) struct Spec {
     host_links: Option<String>,
 }
 
-impl Spec {
-    pub(super) fn check(self, metadata: &Metadata) -> Result<PolicySpec, Problem> {
+impl PolicyText {
+    pub(super) fn check(self, metadata: &Metadata) -> Result<PolicySpec, FieldFault> {
         metadata.check_bare()?;
         if metadata.name != POLICY {
             let problem =
@@ -52,7 +52,7 @@ impl Spec {
 fn named<T: FromStr<Err = UnknownName>>(
     field: &'static str,
     name: Option<String>,
-) -> Result<Option<T>, Problem> {
+) -> Result<Option<T>, FieldFault> {
     let read = name.map(|name| name.parse::<T>()).transpose();
     read.map_err(|error| (field, error.to_string()))
 }

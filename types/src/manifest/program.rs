@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-use super::Problem;
+use super::FieldFault;
 use super::function::{ModelSource, in_cluster};
 use crate::tensor::{DataType, Dim, TensorSpec, UnknownDataType};
 use crate::workflow::Signature;
@@ -30,7 +30,7 @@ struct TensorText {
 
 impl ProgramText {
     /// Returns the source of the program and the number of its processes.
-    pub(super) fn check(self) -> Result<(ModelSource, Option<u32>), Problem> {
+    pub(super) fn check(self) -> Result<(ModelSource, Option<u32>), FieldFault> {
         let Self { file, digest, processes, inputs, outputs } = self;
         let source = match (file, digest, inputs, outputs) {
             (Some(path), None, ..) if path.is_empty() => {
@@ -56,12 +56,12 @@ impl ProgramText {
     }
 }
 
-fn tensors(field: &'static str, texts: Vec<TensorText>) -> Result<Vec<TensorSpec>, Problem> {
+fn tensors(field: &'static str, texts: Vec<TensorText>) -> Result<Vec<TensorSpec>, FieldFault> {
     texts.into_iter().map(|text| text.check(field)).collect()
 }
 
 impl TensorText {
-    fn check(self, field: &'static str) -> Result<TensorSpec, Problem> {
+    fn check(self, field: &'static str) -> Result<TensorSpec, FieldFault> {
         let Self { name, datatype, shape } = self;
         let datatype: DataType = datatype.parse().map_err(|error: UnknownDataType| {
             (field, format!("{name:?}: {error}: write one such as FP32 or UINT8"))

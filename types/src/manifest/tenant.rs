@@ -5,9 +5,9 @@ use std::num::NonZeroU32;
 
 use serde::Deserialize;
 
-use super::{Metadata, Problem};
+use super::{FieldFault, Metadata};
 use crate::ids::TenantName;
-use crate::tenancy::{Quota, Share};
+use crate::tenancy::{Quota, ResourceShare};
 
 /// The declared caps on a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,14 +20,14 @@ pub struct TenantManifest {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(super) struct Spec {
+pub(super) struct TenantText {
     gpus_max: Option<u32>,
     gpu_share: Option<f64>,
     memory_share: Option<f64>,
 }
 
-impl Spec {
-    pub(super) fn check(self, metadata: &Metadata) -> Result<TenantManifest, Problem> {
+impl TenantText {
+    pub(super) fn check(self, metadata: &Metadata) -> Result<TenantManifest, FieldFault> {
         metadata.check_bare()?;
         let name = TenantName::new(&metadata.name).map_err(|error| ("metadata.name", error.to_string()))?;
         let quota = Quota {
@@ -39,14 +39,15 @@ impl Spec {
     }
 }
 
-fn gpus(max: u32) -> Result<NonZeroU32, Problem> {
+fn gpus(max: u32) -> Result<NonZeroU32, FieldFault> {
     let problem = "0 is no cap: write a number from 1, or leave gpusMax out; to stop a tenant, delete or unload its functions";
     NonZeroU32::new(max).ok_or_else(|| ("spec.gpusMax", problem.to_owned()))
 }
 
-fn share(field: &'static str, fraction: Option<f64>) -> Result<Option<Share>, Problem> {
+fn share(field: &'static str, fraction: Option<f64>) -> Result<Option<ResourceShare>, FieldFault> {
     let share = |fraction: f64| {
-        Share::from_fraction(fraction).map_err(|error| (field, format!("{fraction} is not a share: {error}")))
+        ResourceShare::from_fraction(fraction)
+            .map_err(|error| (field, format!("{fraction} is not a share: {error}")))
     };
     fraction.map(share).transpose()
 }

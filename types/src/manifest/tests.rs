@@ -4,12 +4,12 @@ use super::*;
 use crate::digest::Digest;
 use crate::function::{FunctionSpec, Runtime};
 use crate::policy::DispatchName;
-use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, Sequences, StatePair};
-use crate::serving::{Batching, Priority, Residency, Serving};
+use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
+use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
 use crate::tenancy::Quota;
 use crate::tensor::{DataType, Dim, TensorSpec};
 use crate::units::Bytes;
-use crate::workflow::{Output, Run, Signature, Source, Step};
+use crate::workflow::{Signature, Step, StepTarget, TensorSource, WorkflowOutput};
 
 const GOOD: &str = "\
 apiVersion: millrace/v1
@@ -62,10 +62,10 @@ fn every_field_of_a_function_is_parsed() {
     expected.replicas = 2;
     let evict_after = Some(Duration::from_secs(600));
     let max_wait = Duration::from_millis(2);
-    expected.serving = Serving {
+    expected.serving = SchedulingOptions {
         priority: Priority::new(2).unwrap(),
-        residency: Residency { pin: false, min_warm: 1, evict_after },
-        batching: Some(Batching { max_size: 8, max_wait }),
+        residency: ResidencyOptions { pin: false, min_warm: 1, evict_after },
+        batching: Some(BatchingOptions { max_size: 8, max_wait }),
     };
     let model = ModelSource::File { path: "digits.onnx".into(), declared: None };
     assert_eq!(manifest, Manifest::Function(FunctionManifest { spec: expected.clone(), model }));
@@ -125,10 +125,10 @@ spec:
 fn declared_sequences_are_parsed_with_defaults() {
     let read = |text: &str| parse(text).unwrap().remove(0).function().unwrap().spec.sequences;
     let state = vec![StatePair { input: "h_in".into(), output: "h_out".into() }];
-    let declared = Sequences { state, idle: Duration::from_secs(5), max: 3 };
+    let declared = SequenceSpec { state, idle: Duration::from_secs(5), max: 3 };
     assert_eq!(read(COUNTER), Some(declared.clone()));
     let short = COUNTER.replace("    idle: 5s\n    max: 3\n", "");
-    assert_eq!(read(&short), Some(Sequences { idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT, ..declared }));
+    assert_eq!(read(&short), Some(SequenceSpec { idle: IDLE_DEFAULT, max: SEQUENCES_DEFAULT, ..declared }));
     assert_eq!(read(GOOD), None);
 }
 
@@ -212,8 +212,8 @@ fn each_refusal_of_a_program_names_the_correction() {
 #[test]
 fn a_repeated_name_and_an_empty_file_are_refused() {
     let twice = format!("{GOOD}---\n{GOOD}");
-    let at = Place { document: 2, item: None };
-    let subject = Subject::Model(FunctionKey {
+    let at = SourcePosition { document: 2, item: None };
+    let subject = ManifestSubject::Model(FunctionKey {
         tenant: TenantName::default(),
         name: FunctionName::new("digits").unwrap(),
     });
@@ -251,7 +251,7 @@ spec:
 #[test]
 fn every_field_of_a_workflow_is_parsed() {
     let name = |name: &str| FunctionName::new(name).unwrap();
-    let source = |text: &str| text.parse::<Source>().unwrap();
+    let source = |text: &str| text.parse::<TensorSource>().unwrap();
     let step = |step, run, input: &str, from| Step {
         name: name(step),
         run,
@@ -264,7 +264,7 @@ fn every_field_of_a_workflow_is_parsed() {
         each: Some("crop".into()),
         when: Some(source("detect.found")),
         deadline: Some(Duration::from_millis(40)),
-        ..step("people", Run::Workflow(name("person")), "crop", "detect.crops")
+        ..step("people", StepTarget::Workflow(name("person")), "crop", "detect.crops")
     };
     let expected = WorkflowSpec {
         slo: Some(Slo { deadline: Duration::from_millis(500), percentile: DEFAULT_PERCENTILE }),
@@ -272,8 +272,8 @@ fn every_field_of_a_workflow_is_parsed() {
         ..WorkflowSpec::new(
             FunctionKey { tenant: TenantName::default(), name: name("traffic") },
             vec!["frame".into()],
-            vec![step("detect", Run::Function(name("detector")), "image", "input.frame"), people],
-            vec![Output { name: "people".into(), from: source("people.scores") }],
+            vec![step("detect", StepTarget::Function(name("detector")), "image", "input.frame"), people],
+            vec![WorkflowOutput { name: "people".into(), from: source("people.scores") }],
         )
     };
     let both = parse(&format!("{GOOD}---\n{WORKFLOW}")).unwrap();

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{Metadata, Problem, SloText, duration, timeout};
+use super::{FieldFault, Metadata, SloText, duration, timeout};
 use crate::ids::{FunctionName, NAME_LEN_MAX};
-use crate::workflow::{Output, Run, Source, SourceError, Step, WorkflowSpec};
+use crate::workflow::{Step, StepTarget, TensorSource, TensorSourceError, WorkflowOutput, WorkflowSpec};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Spec {
+pub(super) struct WorkflowText {
     slo: Option<SloText>,
     timeout: Option<String>,
     inputs: Vec<String>,
@@ -30,11 +30,11 @@ struct StepText {
     deadline: Option<String>,
 }
 
-impl Spec {
-    pub(super) fn check(self, metadata: Metadata) -> Result<WorkflowSpec, Problem> {
+impl WorkflowText {
+    pub(super) fn check(self, metadata: Metadata) -> Result<WorkflowSpec, FieldFault> {
         let output = |(name, from): (String, String)| {
             let from = source("spec.outputs", &from)?;
-            Ok(Output { name, from })
+            Ok(WorkflowOutput { name, from })
         };
         let spec = WorkflowSpec {
             key: metadata.key()?,
@@ -42,8 +42,8 @@ impl Spec {
             slo: self.slo.map(SloText::check).transpose()?,
             timeout: timeout(self.timeout)?,
             inputs: self.inputs,
-            steps: self.steps.into_iter().map(StepText::check).collect::<Result<_, Problem>>()?,
-            outputs: self.outputs.into_iter().map(output).collect::<Result<_, Problem>>()?,
+            steps: self.steps.into_iter().map(StepText::check).collect::<Result<_, FieldFault>>()?,
+            outputs: self.outputs.into_iter().map(output).collect::<Result<_, FieldFault>>()?,
         };
         spec.validate().map_err(|error| ("spec", error.to_string()))?;
         Ok(spec)
@@ -51,10 +51,10 @@ impl Spec {
 }
 
 impl StepText {
-    fn check(self) -> Result<Step, Problem> {
+    fn check(self) -> Result<Step, FieldFault> {
         let run = match (&self.function, &self.workflow) {
-            (Some(function), None) => Run::Function(name("function", function)?),
-            (None, Some(workflow)) => Run::Workflow(name("workflow", workflow)?),
+            (Some(function), None) => StepTarget::Function(name("function", function)?),
+            (None, Some(workflow)) => StepTarget::Workflow(name("workflow", workflow)?),
             (None, None) => {
                 let problem = "runs nothing: write function: NAME or workflow: NAME";
                 return Err(("spec.steps", format!("step {:?} {problem}", self.name)));
@@ -68,7 +68,7 @@ impl StepText {
         Ok(Step {
             name: name("step", &self.name)?,
             run,
-            inputs: self.inputs.into_iter().map(input).collect::<Result<_, Problem>>()?,
+            inputs: self.inputs.into_iter().map(input).collect::<Result<_, FieldFault>>()?,
             each: self.each,
             when: self.when.map(|from| source("spec.steps", &from)).transpose()?,
             deadline: self.deadline.map(|text| duration("spec.steps", &text)).transpose()?,
@@ -76,11 +76,11 @@ impl StepText {
     }
 }
 
-fn source(field: &'static str, text: &str) -> Result<Source, Problem> {
-    text.parse().map_err(|error: SourceError| (field, error.to_string()))
+fn source(field: &'static str, text: &str) -> Result<TensorSource, FieldFault> {
+    text.parse().map_err(|error: TensorSourceError| (field, error.to_string()))
 }
 
-fn name(what: &str, name: &str) -> Result<FunctionName, Problem> {
+fn name(what: &str, name: &str) -> Result<FunctionName, FieldFault> {
     FunctionName::new(name).map_err(|_| {
         let problem = format!(
             "{what} name {name:?} is not valid: use 1 to {NAME_LEN_MAX} lower-case letters, digits, '-', '_' or '.', starting and ending with a letter or digit"

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{INPUT, Ports, Run, Signature, Source, Step, WorkflowSpec};
+use super::{INPUT, Signature, SignatureRef, Step, StepTarget, TensorSource, WorkflowSpec};
 use crate::ids::FunctionName;
 use crate::tensor::{DataType, Dim, TensorSpec, shape_text};
 
@@ -26,7 +26,7 @@ pub enum CheckError {
         /// The name of the step.
         step: FunctionName,
         /// The function or workflow that the step runs.
-        run: Run,
+        run: StepTarget,
     },
     /// The function or workflow has no such input or output.
     #[error("step \"{step}\": {run} has no {what} {name:?}: it has {known}")]
@@ -34,7 +34,7 @@ pub enum CheckError {
         /// The name of the step.
         step: FunctionName,
         /// The function or workflow that the step runs.
-        run: Run,
+        run: StepTarget,
         /// The kind of the tensor: "input" or "output".
         what: &'static str,
         /// The name that the spec uses.
@@ -48,7 +48,7 @@ pub enum CheckError {
         /// The name of the step.
         step: FunctionName,
         /// The function or workflow that the step runs.
-        run: Run,
+        run: StepTarget,
         /// The declaration of the input.
         input: TensorSpec,
     },
@@ -56,7 +56,7 @@ pub enum CheckError {
     #[error("{from} is {found}, but input {input:?} of step \"{step}\" takes {expected}")]
     DataType {
         /// The source of the edge.
-        from: Source,
+        from: TensorSource,
         /// The element type of the source.
         found: DataType,
         /// The step that reads the source.
@@ -70,7 +70,7 @@ pub enum CheckError {
     #[error("{from} has shape {found}{}, but input {input:?} of step \"{step}\" takes {expected}", if *.by_rows { " and is passed row by row" } else { "" })]
     Shape {
         /// The source of the edge.
-        from: Source,
+        from: TensorSource,
         /// The shape of the source.
         found: Box<str>,
         /// Whether the step reads the source row by row.
@@ -96,14 +96,14 @@ pub enum CheckError {
 
 /// A tensor on an edge of a workflow.
 #[derive(Debug, Clone)]
-struct Flow {
+struct TensorFlow {
     datatype: DataType,
     shape: Vec<Dim>,
     may_be_empty: bool,
 }
 
 /// The dimensions that a function's symbols stand for, given the actual inputs.
-type Bound = BTreeMap<String, Dim>;
+type SymbolBindings = BTreeMap<String, Dim>;
 
 impl WorkflowSpec {
     /// Checks every edge against the functions at its ends, and returns the workflow's inputs and
@@ -111,12 +111,16 @@ impl WorkflowSpec {
     ///
     /// # Errors
     /// The first [`CheckError`] found.
-    pub fn check<'a, P: Into<Ports<'a>>>(
+    pub fn check<'a, P: Into<SignatureRef<'a>>>(
         &self,
-        ports: impl Fn(&Run) -> Option<P>,
+        ports: impl Fn(&StepTarget) -> Option<P>,
     ) -> Result<Signature, CheckError> {
-        let mut check =
-            Check { spec: self, inputs: BTreeMap::new(), made: BTreeMap::new(), fixed: BTreeMap::new() };
+        let mut check = SignatureCheck {
+            spec: self,
+            inputs: BTreeMap::new(),
+            made: BTreeMap::new(),
+            fixed: BTreeMap::new(),
+        };
         for step in self.in_order() {
             let unknown = || CheckError::UnknownRun { step: step.name.clone(), run: step.run.clone() };
             check.step(step, ports(&step.run).ok_or_else(unknown)?.into())?;
@@ -125,21 +129,21 @@ impl WorkflowSpec {
     }
 }
 
-struct Check<'a> {
+struct SignatureCheck<'a> {
     spec: &'a WorkflowSpec,
     /// The type and shape of each workflow input, inferred from the steps that read it.
-    inputs: BTreeMap<String, Flow>,
-    made: BTreeMap<(FunctionName, String), Flow>,
+    inputs: BTreeMap<String, TensorFlow>,
+    made: BTreeMap<(FunctionName, String), TensorFlow>,
     /// Symbols that a step fixes to a number by reading a workflow input with that size.
     fixed: BTreeMap<String, Dim>,
 }
 
-impl Check<'_> {
-    fn step(&mut self, step: &Step, of: Ports<'_>) -> Result<(), CheckError> {
+impl SignatureCheck<'_> {
+    fn step(&mut self, step: &Step, of: SignatureRef<'_>) -> Result<(), CheckError> {
         for name in step.inputs.keys() {
             find(step, "input", name, of.inputs)?;
         }
-        let mut bound = Bound::new();
+        let mut bound = SymbolBindings::new();
         for input in of.inputs {
             let missing = || CheckError::MissingInput {
                 step: step.name.clone(),
@@ -149,7 +153,7 @@ impl Check<'_> {
             let source = step.inputs.get(&input.name).ok_or_else(missing)?;
             self.edge(step, source, input, &mut bound)?;
         }
-        if let Some(Source::Step { step: of, output }) = &step.when
+        if let Some(TensorSource::Step { step: of, output }) = &step.when
             && !self.made.contains_key(&(of.clone(), output.clone()))
         {
             return Err(self.no_such_output(of, output));
@@ -164,10 +168,10 @@ impl Check<'_> {
 
     fn is_uncertain(&self, step: &Step) -> bool {
         let may_be_empty = step.inputs.values().any(|source| match source {
-            Source::Step { step, output } => {
+            TensorSource::Step { step, output } => {
                 self.made.get(&(step.clone(), output.clone())).is_some_and(|flow| flow.may_be_empty)
             }
-            Source::Input(_) => false,
+            TensorSource::Input(_) => false,
         });
         step.each.is_some() || step.when.is_some() || may_be_empty
     }
@@ -177,7 +181,7 @@ impl Check<'_> {
         let run = self.spec.step(step).map(|step| step.run.clone());
         CheckError::UnknownTensor {
             step: step.clone(),
-            run: run.unwrap_or_else(|| Run::Function(step.clone())),
+            run: run.unwrap_or_else(|| StepTarget::Function(step.clone())),
             what: "output",
             name: output.to_owned(),
             known: known.collect::<Vec<_>>().join(", "),
@@ -187,22 +191,23 @@ impl Check<'_> {
     fn edge(
         &mut self,
         step: &Step,
-        source: &Source,
+        source: &TensorSource,
         input: &TensorSpec,
-        bound: &mut Bound,
+        bound: &mut SymbolBindings,
     ) -> Result<(), CheckError> {
         let by_rows = step.each.as_deref() == Some(input.name.as_str());
         let flow = match source {
-            Source::Input(name) => {
+            TensorSource::Input(name) => {
                 let mut shape = own(step, &input.shape);
                 if by_rows && let Some(rows) = shape.first_mut() {
                     // No step can be called `input`, so this is not a symbol of a function.
                     *rows = Dim::Symbol(format!("{INPUT}.{name}"));
                 }
-                let first = Flow { datatype: input.datatype, shape, may_be_empty: false };
+                let first = TensorFlow { datatype: input.datatype, shape, may_be_empty: false };
                 self.inputs.entry(name.clone()).or_insert(first)
             }
-            Source::Step { step: of, output } => match self.made.get_mut(&(of.clone(), output.clone())) {
+            TensorSource::Step { step: of, output } => match self.made.get_mut(&(of.clone(), output.clone()))
+            {
                 Some(flow) => flow,
                 None => return Err(self.no_such_output(of, output)),
             },
@@ -228,7 +233,7 @@ impl Check<'_> {
         }
         // A workflow input has to satisfy all steps that read it, so a fixed size replaces a free
         // one.
-        if matches!(source, Source::Input(_)) {
+        if matches!(source, TensorSource::Input(_)) {
             for (had, dim) in flow.shape.iter_mut().zip(&input.shape).skip(usize::from(by_rows)) {
                 if let (Dim::Symbol(symbol), Dim::Fixed(_)) = (&*had, dim) {
                     self.fixed.insert(symbol.clone(), dim.clone());
@@ -248,7 +253,7 @@ impl Check<'_> {
     }
 
     fn signature(self) -> Result<Signature, CheckError> {
-        let spec = |name: &str, flow: &Flow| TensorSpec {
+        let spec = |name: &str, flow: &TensorFlow| TensorSpec {
             name: name.to_owned(),
             datatype: flow.datatype,
             shape: flow.shape.iter().map(|dim| self.settled(dim)).collect(),
@@ -258,7 +263,7 @@ impl Check<'_> {
         let mut outputs = Vec::with_capacity(self.spec.outputs.len());
         for output in &self.spec.outputs {
             // Skipped: `validate` allows only steps as the source of an output.
-            let Source::Step { step, output: made } = &output.from else { continue };
+            let TensorSource::Step { step, output: made } = &output.from else { continue };
             let flow = self.made.get(&(step.clone(), made.clone()));
             outputs.push(spec(&output.name, flow.ok_or_else(|| self.no_such_output(step, made))?));
         }
@@ -275,7 +280,7 @@ impl Check<'_> {
 }
 
 /// Returns an output of a step that always runs.
-fn certain(step: &Step, output: &TensorSpec, bound: &Bound) -> Flow {
+fn certain(step: &Step, output: &TensorSpec, bound: &SymbolBindings) -> TensorFlow {
     let given = |dim: &Dim| match dim {
         Dim::Symbol(symbol) => bound.get(symbol),
         Dim::Fixed(_) => None,
@@ -286,13 +291,13 @@ fn certain(step: &Step, output: &TensorSpec, bound: &Bound) -> Flow {
     };
     let own = own(step, &output.shape);
     let shape = output.shape.iter().zip(own).map(|(dim, own)| given(dim).cloned().unwrap_or(own)).collect();
-    Flow { datatype: output.datatype, shape, may_be_empty: output.shape.iter().any(unknown) }
+    TensorFlow { datatype: output.datatype, shape, may_be_empty: output.shape.iter().any(unknown) }
 }
 
 /// Returns an output of an uncertain step, which has any number of rows. With no rows, every free
 /// dimension of a row is zero too ([`empty_shape`](super::empty_shape)), so the shape shares no
 /// symbol with the function's inputs.
-fn any_rows(step: &Step, output: &TensorSpec) -> Result<Flow, CheckError> {
+fn any_rows(step: &Step, output: &TensorSpec) -> Result<TensorFlow, CheckError> {
     // The name of a step has no colon, so these are not symbols of a function.
     let unlike = |dim: &Dim| match dim {
         Dim::Symbol(name) => Dim::Symbol(format!("{}:{name}", step.name)),
@@ -301,7 +306,7 @@ fn any_rows(step: &Step, output: &TensorSpec) -> Result<Flow, CheckError> {
     let mut shape: Vec<_> = output.shape.iter().map(unlike).collect();
     let scalar = || CheckError::Scalar { step: step.name.clone(), output: output.name.clone() };
     *shape.first_mut().ok_or_else(scalar)? = Dim::Symbol(format!("{}:rows", step.name));
-    Ok(Flow { datatype: output.datatype, shape, may_be_empty: true })
+    Ok(TensorFlow { datatype: output.datatype, shape, may_be_empty: true })
 }
 
 /// Returns a shape with the function's symbols qualified by the step, because equal names mean

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{NESTING_MAX, Ports, Run, Source, Step, WorkflowSpec};
+use super::{NESTING_MAX, SignatureRef, Step, StepTarget, TensorSource, WorkflowSpec};
 use crate::ids::FunctionName;
 use crate::tensor::{Dim, TensorSpec};
 use crate::units::Bytes;
@@ -20,7 +20,7 @@ pub const EDGE_STEPS_MAX: usize = 1024;
 
 /// Data that one function produces and another function consumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Edge<'a> {
+pub struct FunctionEdge<'a> {
     /// The function that produces the data.
     pub from: &'a FunctionName,
     /// The function that consumes the data.
@@ -41,12 +41,17 @@ impl WorkflowSpec {
     #[must_use]
     pub fn edges<'a>(
         &'a self,
-        ports: impl Fn(&FunctionName) -> Option<Ports<'a>>,
+        ports: impl Fn(&FunctionName) -> Option<SignatureRef<'a>>,
         inner: impl Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
         passed: impl Fn(&FunctionName, &FunctionName) -> Option<Bytes>,
-    ) -> Vec<Edge<'a>> {
-        let mut flat =
-            Flat { ports: &ports, inner: &inner, looked_at: 0, functions: Vec::new(), edges: Vec::new() };
+    ) -> Vec<FunctionEdge<'a>> {
+        let mut flat = EdgeExpansion {
+            ports: &ports,
+            inner: &inner,
+            looked_at: 0,
+            functions: Vec::new(),
+            edges: Vec::new(),
+        };
         flat.expand(self, &BTreeMap::new(), 0);
         flat.measure(passed);
         flat.marked()
@@ -55,24 +60,28 @@ impl WorkflowSpec {
 
 /// A tensor, with the index of the function that produced the tensor.
 #[derive(Debug, Clone, Copy)]
-struct Made {
+struct ProducedTensor {
     by: usize,
     bytes: u64,
 }
 
 /// The tensors that the steps of a workflow produced.
-type Outputs<'a> = BTreeMap<(&'a FunctionName, &'a str), Made>;
+type Outputs<'a> = BTreeMap<(&'a FunctionName, &'a str), ProducedTensor>;
 
-fn made_as<'a>(source: &'a Source, given: &BTreeMap<&'a str, Made>, made: &Outputs<'a>) -> Option<Made> {
+fn made_as<'a>(
+    source: &'a TensorSource,
+    given: &BTreeMap<&'a str, ProducedTensor>,
+    made: &Outputs<'a>,
+) -> Option<ProducedTensor> {
     match source {
-        Source::Input(name) => given.get(name.as_str()).copied(),
-        Source::Step { step, output } => made.get(&(step, output.as_str())).copied(),
+        TensorSource::Input(name) => given.get(name.as_str()).copied(),
+        TensorSource::Step { step, output } => made.get(&(step, output.as_str())).copied(),
     }
 }
 
 /// The steps of a workflow and of its nested workflows, in a single order.
-struct Flat<'a, 'f> {
-    ports: &'f dyn Fn(&FunctionName) -> Option<Ports<'a>>,
+struct EdgeExpansion<'a, 'f> {
+    ports: &'f dyn Fn(&FunctionName) -> Option<SignatureRef<'a>>,
     inner: &'f dyn Fn(&FunctionName) -> Option<&'a WorkflowSpec>,
     /// The number of steps examined so far. Nested workflows multiply, so a few of them can mean
     /// millions of steps.
@@ -83,14 +92,14 @@ struct Flat<'a, 'f> {
     edges: Vec<(usize, usize, u64)>,
 }
 
-impl<'a> Flat<'a, '_> {
+impl<'a> EdgeExpansion<'a, '_> {
     /// Adds a workflow with these inputs, and returns the workflow's outputs.
     fn expand(
         &mut self,
         spec: &'a WorkflowSpec,
-        given: &BTreeMap<&'a str, Made>,
+        given: &BTreeMap<&'a str, ProducedTensor>,
         depth: usize,
-    ) -> BTreeMap<&'a str, Made> {
+    ) -> BTreeMap<&'a str, ProducedTensor> {
         let mut made = Outputs::new();
         for step in spec.in_order() {
             if self.looked_at == EDGE_STEPS_MAX {
@@ -98,12 +107,12 @@ impl<'a> Flat<'a, '_> {
             }
             self.looked_at += 1;
             let inputs = step.inputs.iter();
-            let taken: BTreeMap<&str, Made> = inputs
+            let taken: BTreeMap<&str, ProducedTensor> = inputs
                 .filter_map(|(input, from)| Some((input.as_str(), made_as(from, given, &made)?)))
                 .collect();
             let outputs = match &step.run {
-                Run::Function(name) => self.step(name, &taken),
-                Run::Workflow(name) => match (self.inner)(name).filter(|_| depth < NESTING_MAX) {
+                StepTarget::Function(name) => self.step(name, &taken),
+                StepTarget::Workflow(name) => match (self.inner)(name).filter(|_| depth < NESTING_MAX) {
                     Some(inner) => self.expand(inner, &taken, depth + 1),
                     None => BTreeMap::new(),
                 },
@@ -115,7 +124,11 @@ impl<'a> Flat<'a, '_> {
         outputs.filter_map(|it| Some((it.name.as_str(), made_as(&it.from, given, &made)?))).collect()
     }
 
-    fn step(&mut self, function: &'a FunctionName, taken: &BTreeMap<&str, Made>) -> BTreeMap<&'a str, Made> {
+    fn step(
+        &mut self,
+        function: &'a FunctionName,
+        taken: &BTreeMap<&str, ProducedTensor>,
+    ) -> BTreeMap<&'a str, ProducedTensor> {
         let by = self.functions.len();
         let Some(ports) = (self.ports)(function) else { return BTreeMap::new() };
         self.functions.push(function);
@@ -124,7 +137,7 @@ impl<'a> Flat<'a, '_> {
                 self.edges.push((made.by, by, made.bytes.max(bytes(input))));
             }
         }
-        ports.outputs.iter().map(|it| (it.name.as_str(), Made { by, bytes: bytes(it) })).collect()
+        ports.outputs.iter().map(|it| (it.name.as_str(), ProducedTensor { by, bytes: bytes(it) })).collect()
     }
 
     /// Replaces declared sizes by measured sizes.
@@ -144,7 +157,7 @@ impl<'a> Flat<'a, '_> {
     }
 
     /// Returns the edges, with those on the critical path marked.
-    fn marked(self) -> Vec<Edge<'a>> {
+    fn marked(self) -> Vec<FunctionEdge<'a>> {
         let mut before = vec![0u64; self.functions.len()];
         let mut after = vec![0u64; self.functions.len()];
         for &(from, to, bytes) in &self.edges {
@@ -154,7 +167,7 @@ impl<'a> Flat<'a, '_> {
             after[from] = after[from].max(after[to].saturating_add(bytes));
         }
         let longest = before.iter().copied().max().unwrap_or(0);
-        let edge = |&(from, to, bytes): &(usize, usize, u64)| Edge {
+        let edge = |&(from, to, bytes): &(usize, usize, u64)| FunctionEdge {
             from: self.functions[from],
             to: self.functions[to],
             bytes: Bytes(bytes),
@@ -179,7 +192,7 @@ fn bytes(tensor: &TensorSpec) -> u64 {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::{Output, Signature};
+    use super::super::{Signature, WorkflowOutput};
     use super::*;
     use crate::ids::{FunctionKey, TenantName};
     use crate::limits::STEPS_MAX;
@@ -195,19 +208,20 @@ mod tests {
         TensorSpec { name: name.into(), datatype: DataType::Fp32, shape: dims.iter().map(dim).collect() }
     }
 
-    fn step(step: &str, run: Run, inputs: &[(&str, &str)]) -> Step {
+    fn step(step: &str, run: StepTarget, inputs: &[(&str, &str)]) -> Step {
         let inputs = inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap()));
         Step { name: name(step), run, inputs: inputs.collect(), each: None, when: None, deadline: None }
     }
 
     fn workflow(of: &str, steps: Vec<Step>, from: &str) -> WorkflowSpec {
         let key = FunctionKey { tenant: TenantName::default(), name: name(of) };
-        let outputs = vec![Output { name: "y".into(), from: from.parse().unwrap() }];
+        let outputs = vec![WorkflowOutput { name: "y".into(), from: from.parse().unwrap() }];
         WorkflowSpec::new(key, vec!["x".into()], steps, outputs)
     }
 
-    fn displayed(edges: &[Edge<'_>]) -> Vec<(String, u64, bool)> {
-        let displayed = |it: &Edge<'_>| (format!("{}>{}", it.from, it.to), it.bytes.0, it.is_critical);
+    fn displayed(edges: &[FunctionEdge<'_>]) -> Vec<(String, u64, bool)> {
+        let displayed =
+            |it: &FunctionEdge<'_>| (format!("{}>{}", it.from, it.to), it.bytes.0, it.is_critical);
         edges.iter().map(displayed).collect()
     }
 
@@ -225,12 +239,12 @@ mod tests {
         let signatures: BTreeMap<_, _> =
             ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it))).into();
         let inner = |of: &FunctionName| inner.filter(|it| it.key.name == *of);
-        displayed(&spec.edges(|of| signatures.get(of).map(Ports::from), inner, |_, _| None))
+        displayed(&spec.edges(|of| signatures.get(of).map(SignatureRef::from), inner, |_, _| None))
     }
 
     #[test]
     fn an_edge_has_its_declared_size_and_the_heaviest_path_is_critical() {
-        let function = |of: &str| Run::Function(name(of));
+        let function = |of: &str| StepTarget::Function(name(of));
         let steps = vec![
             step("a", function("light"), &[("x", "input.x")]),
             step("b", function("heavy"), &[("x", "a.y")]),
@@ -246,7 +260,7 @@ mod tests {
 
     #[test]
     fn measured_bytes_are_divided_among_the_edges_of_two_functions() {
-        let function = |of: &str| Run::Function(name(of));
+        let function = |of: &str| StepTarget::Function(name(of));
         let steps = vec![
             step("a", function("light"), &[("x", "input.x")]),
             step("b", function("heavy"), &[("x", "a.y")]),
@@ -262,7 +276,7 @@ mod tests {
         };
         let signatures = ["light", "heavy", "wide", "last"].map(|it| (name(it), signature(it)));
         let signatures: BTreeMap<_, _> = signatures.into();
-        let edges = spec.edges(|of| signatures.get(of).map(Ports::from), |_| None, passed);
+        let edges = spec.edges(|of| signatures.get(of).map(SignatureRef::from), |_| None, passed);
         let expected = [
             ("light>heavy", 4_500, true),
             ("light>heavy", 4_500, false),
@@ -274,7 +288,7 @@ mod tests {
 
     #[test]
     fn nested_workflows_are_expanded() {
-        let function = |of: &str| Run::Function(name(of));
+        let function = |of: &str| StepTarget::Function(name(of));
         let inside = vec![
             step("a", function("light"), &[("x", "input.x")]),
             step("b", function("heavy"), &[("x", "a.y")]),
@@ -282,7 +296,7 @@ mod tests {
         let inner = workflow("inner", inside, "b.y");
         let steps = vec![
             step("s", function("wide"), &[("x", "input.x")]),
-            step("t", Run::Workflow(name("inner")), &[("x", "s.y")]),
+            step("t", StepTarget::Workflow(name("inner")), &[("x", "s.y")]),
             step("u", function("last"), &[("x", "t.y")]),
         ];
         let outer = workflow("outer", steps, "u.y");
@@ -295,8 +309,8 @@ mod tests {
     fn expansion_of_nested_workflows_stops_at_the_bound() {
         let level = |level: usize| {
             let run = match level {
-                NESTING_MAX => Run::Function(name("unknown")),
-                _ => Run::Workflow(name(&format!("w{}", level + 1))),
+                NESTING_MAX => StepTarget::Function(name("unknown")),
+                _ => StepTarget::Workflow(name(&format!("w{}", level + 1))),
             };
             let steps = (0..STEPS_MAX).map(|at| step(&format!("s{at}"), run.clone(), &[("x", "input.x")]));
             workflow(&format!("w{level}"), steps.collect(), "s0.y")

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use super::{CheckError, NESTING_MAX, Ports, Run, Signature, WorkflowSpec};
+use super::{CheckError, NESTING_MAX, Signature, SignatureRef, StepTarget, WorkflowSpec};
 
 /// The reason why a workflow cannot run one of its functions or workflows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FitError {
+pub enum CompositionError {
     /// An edge does not fit.
     #[error(transparent)]
     Check(#[from] Box<CheckError>),
@@ -17,7 +17,7 @@ pub enum FitError {
     )]
     TooDeep {
         /// The workflow that is too deep.
-        run: Run,
+        run: StepTarget,
         /// The nesting depth of that workflow.
         nesting: u32,
     },
@@ -27,13 +27,13 @@ pub enum FitError {
     )]
     KeepsState {
         /// The function that keeps state.
-        run: Run,
+        run: StepTarget,
     },
 }
 
 /// The properties of a function or workflow that matter to a workflow that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fit {
+pub struct RunnableSignature {
     /// The inputs and outputs.
     pub signature: Signature,
     /// The depth of the nested workflows; 0 for a function.
@@ -42,18 +42,18 @@ pub struct Fit {
     pub keeps_state: bool,
 }
 
-/// A borrowed [`Fit`], wherever the signature is stored.
+/// A borrowed [`RunnableSignature`], wherever the signature is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FitRef<'a> {
+pub struct RunnableSignatureRef<'a> {
     /// The inputs and outputs.
-    pub ports: Ports<'a>,
+    pub ports: SignatureRef<'a>,
     /// The depth of the nested workflows; 0 for a function.
     pub nesting: u32,
     /// Whether this is a function that keeps state between requests.
     pub keeps_state: bool,
 }
 
-impl Fit {
+impl RunnableSignature {
     /// Creates the properties of a function without state.
     #[must_use]
     pub fn of_function(signature: Signature) -> Self {
@@ -62,8 +62,12 @@ impl Fit {
 
     /// Borrows the properties.
     #[must_use]
-    pub fn by_ref(&self) -> FitRef<'_> {
-        FitRef { ports: (&self.signature).into(), nesting: self.nesting, keeps_state: self.keeps_state }
+    pub fn by_ref(&self) -> RunnableSignatureRef<'_> {
+        RunnableSignatureRef {
+            ports: (&self.signature).into(),
+            nesting: self.nesting,
+            keeps_state: self.keeps_state,
+        }
     }
 }
 
@@ -73,25 +77,28 @@ impl WorkflowSpec {
     /// because this function trusts the graph.
     ///
     /// # Errors
-    /// The first [`FitError`] found.
-    pub fn fit<'a>(&self, of: impl Fn(&Run) -> Option<FitRef<'a>>) -> Result<Fit, FitError> {
-        let mut known: BTreeMap<&Run, Ports<'_>> = BTreeMap::new();
+    /// The first [`CompositionError`] found.
+    pub fn fit<'a>(
+        &self,
+        of: impl Fn(&StepTarget) -> Option<RunnableSignatureRef<'a>>,
+    ) -> Result<RunnableSignature, CompositionError> {
+        let mut known: BTreeMap<&StepTarget, SignatureRef<'_>> = BTreeMap::new();
         let mut nesting = 0;
         for run in self.runs() {
             // Skipped here: `check` reports an unknown function or workflow together with its step.
             let Some(fit) = of(run) else { continue };
             if fit.keeps_state {
-                return Err(FitError::KeepsState { run: run.clone() });
+                return Err(CompositionError::KeepsState { run: run.clone() });
             }
-            if matches!(run, Run::Workflow(_)) {
+            if matches!(run, StepTarget::Workflow(_)) {
                 if u64::from(fit.nesting) >= NESTING_MAX as u64 {
-                    return Err(FitError::TooDeep { run: run.clone(), nesting: fit.nesting });
+                    return Err(CompositionError::TooDeep { run: run.clone(), nesting: fit.nesting });
                 }
                 nesting = nesting.max(fit.nesting + 1);
             }
             known.insert(run, fit.ports);
         }
         let signature = self.check(|run| known.get(run).copied()).map_err(Box::new)?;
-        Ok(Fit { signature, nesting, keeps_state: false })
+        Ok(RunnableSignature { signature, nesting, keeps_state: false })
     }
 }

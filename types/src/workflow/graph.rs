@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{INPUT, PORT_LEN_MAX, Run, Source, Step, WorkflowSpec};
-use crate::function::{SpecError, TIMEOUT_MAX, beginning, validate_terms};
+use super::{INPUT, PORT_LEN_MAX, Step, StepTarget, TensorSource, WorkflowSpec};
+use crate::function::{SpecError, TIMEOUT_MAX, name_prefix, validate_terms};
 use crate::ids::FunctionName;
 use crate::limits::{PORTS_MAX, STEPS_MAX};
 
@@ -76,7 +76,7 @@ pub enum WorkflowError {
         /// The name of the output.
         output: String,
         /// The source of the output.
-        from: Source,
+        from: TensorSource,
     },
     /// `each` names a tensor that is not an input of the step.
     #[error("step \"{step}\" runs for each {each:?}, which is not one of its inputs: name one of {known}")]
@@ -148,7 +148,7 @@ impl WorkflowSpec {
         for (what, name) in inputs.chain(outputs).chain(each) {
             let found = name.chars().count();
             if !(1..=PORT_LEN_MAX).contains(&found) {
-                return Err(WorkflowError::NameLen { what, name: beginning(name), found });
+                return Err(WorkflowError::NameLen { what, name: name_prefix(name), found });
             }
         }
         no_repeats("input", self.inputs.iter().map(String::as_str))?;
@@ -158,7 +158,7 @@ impl WorkflowSpec {
             if step.name.as_str().contains('.') || step.name.as_str() == INPUT {
                 return Err(WorkflowError::StepName(step.name.clone()));
             }
-            if matches!(&step.run, Run::Workflow(name) if *name == self.key.name) {
+            if matches!(&step.run, StepTarget::Workflow(name) if *name == self.key.name) {
                 return Err(WorkflowError::RunsItself(step.name.clone()));
             }
             if let Some(each) = step.each.as_ref().filter(|each| !step.inputs.contains_key(*each)) {
@@ -177,7 +177,7 @@ impl WorkflowSpec {
         }
         for output in &self.outputs {
             self.known(&output.from, || format!("output {:?}", output.name))?;
-            if matches!(output.from, Source::Input(_)) {
+            if matches!(output.from, TensorSource::Input(_)) {
                 return Err(WorkflowError::PassedThrough {
                     output: output.name.clone(),
                     from: output.from.clone(),
@@ -187,11 +187,13 @@ impl WorkflowSpec {
         Ok(())
     }
 
-    fn known(&self, source: &Source, of: impl Fn() -> String) -> Result<(), WorkflowError> {
+    fn known(&self, source: &TensorSource, of: impl Fn() -> String) -> Result<(), WorkflowError> {
         let missing = match source {
-            Source::Input(name) if !self.inputs.contains(name) => format!("input {name:?}"),
-            Source::Step { step, .. } if self.step(step).is_none() => format!("step {:?}", step.as_str()),
-            Source::Input(_) | Source::Step { .. } => return Ok(()),
+            TensorSource::Input(name) if !self.inputs.contains(name) => format!("input {name:?}"),
+            TensorSource::Step { step, .. } if self.step(step).is_none() => {
+                format!("step {:?}", step.as_str())
+            }
+            TensorSource::Input(_) | TensorSource::Step { .. } => return Ok(()),
         };
         Err(WorkflowError::UnknownSource { of: of(), source_text: source.to_string(), missing })
     }
@@ -246,9 +248,9 @@ impl WorkflowSpec {
 
     fn validate_uses(&self) -> Result<(), WorkflowError> {
         let mut used: BTreeSet<&FunctionName> = BTreeSet::new();
-        let mut rest: Vec<&Source> = self.outputs.iter().map(|output| &output.from).collect();
+        let mut rest: Vec<&TensorSource> = self.outputs.iter().map(|output| &output.from).collect();
         while let Some(source) = rest.pop() {
-            if let Source::Step { step, .. } = source
+            if let TensorSource::Step { step, .. } = source
                 && used.insert(step)
             {
                 rest.extend(self.step(step).into_iter().flat_map(Step::sources));
@@ -257,7 +259,8 @@ impl WorkflowSpec {
         if let Some(step) = self.steps.iter().find(|step| !used.contains(&step.name)) {
             return Err(WorkflowError::LeadsNowhere(step.name.clone()));
         }
-        let takes = |input: &str, source: &Source| matches!(source, Source::Input(name) if name == input);
+        let takes =
+            |input: &str, source: &TensorSource| matches!(source, TensorSource::Input(name) if name == input);
         let taken = |input: &&String| {
             self.steps.iter().flat_map(|step| step.inputs.values()).any(|source| takes(input, source))
         };
@@ -271,8 +274,8 @@ impl WorkflowSpec {
 /// Returns the steps that a step waits for.
 fn before(step: &Step) -> impl Iterator<Item = &FunctionName> {
     step.sources().filter_map(|source| match source {
-        Source::Step { step, .. } => Some(step),
-        Source::Input(_) => None,
+        TensorSource::Step { step, .. } => Some(step),
+        TensorSource::Input(_) => None,
     })
 }
 
@@ -292,7 +295,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Duration;
 
-    use super::super::Output;
+    use super::super::WorkflowOutput;
     use super::*;
     use crate::ids::{FunctionKey, TenantName};
 
@@ -307,7 +310,7 @@ mod tests {
             inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
         Step {
             name: name(step),
-            run: Run::Function(name("f")),
+            run: StepTarget::Function(name("f")),
             inputs,
             each: None,
             when: None,
@@ -324,7 +327,7 @@ mod tests {
             step("c", &[("x", "a.y")]),
             step("d", &[("l", "b.y"), ("r", "c.y")]),
         ];
-        let outputs = vec![Output { name: "y".into(), from: "d.y".parse().unwrap() }];
+        let outputs = vec![WorkflowOutput { name: "y".into(), from: "d.y".parse().unwrap() }];
         WorkflowSpec::new(key, vec!["x".into()], steps, outputs)
     }
 
@@ -342,17 +345,17 @@ mod tests {
     #[test]
     fn displayed_sources_parse_to_the_same_values() {
         for text in ["input.x", "detect.boxes", "a.output/Conv:0", "a.b.c"] {
-            assert_eq!(text.parse::<Source>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<TensorSource>().unwrap().to_string(), text);
         }
-        assert_eq!("input.b.c".parse::<Source>(), Ok(Source::Input("b.c".into())));
+        assert_eq!("input.b.c".parse::<TensorSource>(), Ok(TensorSource::Input("b.c".into())));
         for bad in ["", "x", "x.", ".x", "A.x"] {
-            assert!(bad.parse::<Source>().is_err(), "{bad}");
+            assert!(bad.parse::<TensorSource>().is_err(), "{bad}");
         }
     }
 
     #[test]
     fn each_refusal_names_the_fault() {
-        let source = |text: &str| text.parse::<Source>().unwrap();
+        let source = |text: &str| text.parse::<TensorSource>().unwrap();
         let checks: &[(&str, Change<'_>)] = &[
             ("steps wait for each other: a -> d -> b -> a", &|it| {
                 it.steps[0].when = Some(source("d.y"));
@@ -381,7 +384,7 @@ mod tests {
             }),
             ("step \"a.b\" has a dot", &|it| it.steps[0].name = name("a.b")),
             ("step \"b\" runs the workflow that contains it", &|it| {
-                it.steps[1].run = Run::Workflow(name("w"))
+                it.steps[1].run = StepTarget::Workflow(name("w"))
             }),
         ];
         for (says, change) in checks {

@@ -38,8 +38,8 @@ use crate::ids::{FunctionKey, FunctionName};
 use crate::tensor::{Dim, TensorSpec};
 
 pub use check::CheckError;
-pub use edges::{EDGE_STEPS_MAX, Edge};
-pub use fit::{Fit, FitError, FitRef};
+pub use edges::{EDGE_STEPS_MAX, FunctionEdge};
+pub use fit::{CompositionError, RunnableSignature, RunnableSignatureRef};
 pub use graph::WorkflowError;
 
 /// Maximum length of the name of a workflow's input or output, in characters.
@@ -48,7 +48,7 @@ pub const PORT_LEN_MAX: usize = 256;
 pub const NESTING_MAX: usize = 4;
 /// Maximum number of rows of an input that a step runs `each` of.
 pub const EACH_ROWS_MAX: u64 = 1024;
-/// The word that stands for the workflow's own inputs in a [`Source`].
+/// The word that stands for the workflow's own inputs in a [`TensorSource`].
 const INPUT: &str = "input";
 
 /// The declaration of a workflow by its owner.
@@ -69,7 +69,7 @@ pub struct WorkflowSpec {
     /// The steps of the graph, in any order.
     pub steps: Vec<Step>,
     /// The outputs, in the order that the protocol shows.
-    pub outputs: Vec<Output>,
+    pub outputs: Vec<WorkflowOutput>,
 }
 
 /// A node of a workflow's graph, which runs a function or a workflow.
@@ -78,13 +78,13 @@ pub struct Step {
     /// The name, unique within the workflow.
     pub name: FunctionName,
     /// The function or workflow that the step runs.
-    pub run: Run,
+    pub run: StepTarget,
     /// The source of each input, by the input's name.
-    pub inputs: BTreeMap<String, Source>,
+    pub inputs: BTreeMap<String, TensorSource>,
     /// The input whose rows each get a run of their own.
     pub each: Option<String>,
     /// The condition: the step runs only if an element of this tensor is not zero.
-    pub when: Option<Source>,
+    pub when: Option<TensorSource>,
     /// The time within which the step should finish, counted from when all inputs and the condition
     /// are ready. For a step with `each`, the time applies to each row. The transfer of the inputs
     /// to the step is part of that time, so the deadline is the objective of the step's incoming
@@ -95,14 +95,14 @@ pub struct Step {
 
 /// The function or workflow, of the workflow's tenant, that a step runs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Run {
+pub enum StepTarget {
     /// The newest ready revision of a function.
     Function(FunctionName),
     /// A nested workflow.
     Workflow(FunctionName),
 }
 
-impl Run {
+impl StepTarget {
     /// Returns the name of the function or workflow.
     #[must_use]
     pub fn name(&self) -> &FunctionName {
@@ -112,7 +112,7 @@ impl Run {
     }
 }
 
-impl fmt::Display for Run {
+impl fmt::Display for StepTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Function(name) => write!(f, "function {:?}", name.as_str()),
@@ -123,17 +123,17 @@ impl fmt::Display for Run {
 
 /// An output of a workflow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Output {
+pub struct WorkflowOutput {
     /// The name of the output.
     pub name: String,
     /// The source of the output's tensor.
-    pub from: Source,
+    pub from: TensorSource,
 }
 
 /// The source of a tensor, written `input.NAME` or `STEP.OUTPUT`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Source {
+pub enum TensorSource {
     /// An input of the workflow.
     Input(String),
     /// An output of a step.
@@ -150,13 +150,13 @@ pub enum Source {
 #[error(
     "{0:?} names no tensor: write input.NAME for an input of the workflow, or STEP.OUTPUT for an output of a step"
 )]
-pub struct SourceError(String);
+pub struct TensorSourceError(String);
 
-impl FromStr for Source {
-    type Err = SourceError;
+impl FromStr for TensorSource {
+    type Err = TensorSourceError;
 
-    fn from_str(text: &str) -> Result<Self, SourceError> {
-        let bad = || SourceError(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, TensorSourceError> {
+        let bad = || TensorSourceError(text.to_owned());
         // Split at the first dot: the name of a step has no dot, but the name of a tensor may.
         let (step, tensor) = text.split_once('.').filter(|(_, tensor)| !tensor.is_empty()).ok_or_else(bad)?;
         if step == INPUT {
@@ -167,7 +167,7 @@ impl FromStr for Source {
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for TensorSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Input(name) => write!(f, "{INPUT}.{name}"),
@@ -176,15 +176,15 @@ impl fmt::Display for Source {
     }
 }
 
-impl TryFrom<String> for Source {
-    type Error = SourceError;
-    fn try_from(text: String) -> Result<Self, SourceError> {
+impl TryFrom<String> for TensorSource {
+    type Error = TensorSourceError;
+    fn try_from(text: String) -> Result<Self, TensorSourceError> {
         text.parse()
     }
 }
 
-impl From<Source> for String {
-    fn from(source: Source) -> Self {
+impl From<TensorSource> for String {
+    fn from(source: TensorSource) -> Self {
         source.to_string()
     }
 }
@@ -201,14 +201,14 @@ pub struct Signature {
 /// A borrowed [`Signature`], wherever the tensors are stored. Checks read many signatures without a
 /// copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ports<'a> {
+pub struct SignatureRef<'a> {
     /// The declared inputs.
     pub inputs: &'a [TensorSpec],
     /// The declared outputs.
     pub outputs: &'a [TensorSpec],
 }
 
-impl<'a> From<&'a Signature> for Ports<'a> {
+impl<'a> From<&'a Signature> for SignatureRef<'a> {
     fn from(signature: &'a Signature) -> Self {
         Self { inputs: &signature.inputs, outputs: &signature.outputs }
     }
@@ -228,7 +228,12 @@ pub fn empty_shape(spec: &TensorSpec) -> Vec<i64> {
 impl WorkflowSpec {
     /// Creates a workflow with the default of every other field.
     #[must_use]
-    pub fn new(key: FunctionKey, inputs: Vec<String>, steps: Vec<Step>, outputs: Vec<Output>) -> Self {
+    pub fn new(
+        key: FunctionKey,
+        inputs: Vec<String>,
+        steps: Vec<Step>,
+        outputs: Vec<WorkflowOutput>,
+    ) -> Self {
         Self { key, labels: BTreeMap::new(), slo: None, timeout: DEFAULT_TIMEOUT, inputs, steps, outputs }
     }
 
@@ -240,7 +245,7 @@ impl WorkflowSpec {
 
     /// Returns the functions and workflows that the steps run, each once.
     #[must_use]
-    pub fn runs(&self) -> Vec<&Run> {
+    pub fn runs(&self) -> Vec<&StepTarget> {
         let mut runs: Vec<_> = self.steps.iter().map(|step| &step.run).collect();
         runs.sort_unstable();
         runs.dedup();
@@ -250,7 +255,7 @@ impl WorkflowSpec {
 
 impl Step {
     /// Returns all sources that the step waits for: those of the inputs and of the condition.
-    pub fn sources(&self) -> impl Iterator<Item = &Source> {
+    pub fn sources(&self) -> impl Iterator<Item = &TensorSource> {
         self.inputs.values().chain(&self.when)
     }
 }

@@ -3,16 +3,16 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use millrace_policy::batching::Item;
+use millrace_policy::batching::BatchItem;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 
 use crate::actors::work::SharedWork;
 use crate::port::Descriptor;
-use crate::request::{Invocation, Share};
+use crate::request::{Attempt, BatchShare};
 
 /// Returns the class and size by which a request is batched. Returns `None` if the request must run alone:
 /// its inputs have no rows, different numbers of rows, or contents that only an executor can hold.
-pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
+pub(crate) fn item(invocation: &Attempt) -> Option<BatchItem> {
     let rows = rows(invocation)?;
     let mut class = DefaultHasher::new();
     let mut inline = 0;
@@ -27,11 +27,11 @@ pub(crate) fn item(invocation: &Invocation) -> Option<Item> {
         }
     }
     invocation.outputs.hash(&mut class);
-    Some(Item { rows, class: class.finish(), inline, descriptors })
+    Some(BatchItem { rows, class: class.finish(), inline, descriptors })
 }
 
 /// Returns the size of the first dimension of a request's inputs, if all inputs have the same.
-fn rows(invocation: &Invocation) -> Option<u32> {
+fn rows(invocation: &Attempt) -> Option<u32> {
     let mut all = invocation.inputs.iter().map(|input| input.shape.first().copied());
     let first = all.next()??;
     all.all(|rows| rows == Some(first)).then_some(())?;
@@ -58,7 +58,7 @@ pub(crate) fn inputs(works: &[SharedWork]) -> (Vec<Tensor>, Vec<Descriptor>) {
 
 /// Returns each request's share of the rows of a run's outputs, in the order of the requests. The share of
 /// a single request is `None`: all rows belong to it.
-pub(crate) fn shares(works: &[SharedWork]) -> Vec<Option<Share>> {
+pub(crate) fn shares(works: &[SharedWork]) -> Vec<Option<BatchShare>> {
     if works.len() < 2 {
         return vec![None; works.len()];
     }
@@ -66,7 +66,7 @@ pub(crate) fn shares(works: &[SharedWork]) -> Vec<Option<Share>> {
     let of = rows.iter().sum();
     let mut first = 0;
     let share = |rows: u32| {
-        let share = Share { first, rows, of };
+        let share = BatchShare { first, rows, of };
         first += rows;
         Some(share)
     };

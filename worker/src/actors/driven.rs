@@ -4,21 +4,21 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millrace_policy::core::Core;
-use millrace_policy::trace::{CoreId, Trace};
+use millrace_policy::trace::{CoreId, CoreTrace};
 use millrace_types::Timestamp;
 
 /// The trace that all cores of a node fold their steps into. Tests compare the traces of two runs.
-pub type SharedTrace = Arc<Mutex<Trace>>;
+pub type SharedTrace = Arc<Mutex<CoreTrace>>;
 
 /// A core and the actions of its last event.
-pub(crate) struct Driven<C: Core> {
+pub(crate) struct TracedCore<C: Core> {
     pub(crate) core: C,
     id: CoreId,
     trace: Option<SharedTrace>,
     actions: Vec<C::Action>,
 }
 
-impl<C: Core> Driven<C> {
+impl<C: Core> TracedCore<C> {
     pub(crate) fn new(core: C, id: CoreId, trace: Option<SharedTrace>) -> Self {
         Self { core, id, trace, actions: Vec::new() }
     }

@@ -11,11 +11,11 @@
 mod said;
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{Cargo, Grant, Leaving, Weights};
+use millrace_policy::fabric::{BatchGrant, OutgoingCopy, TransferCargo, WeightsCargo};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{BatchId, TransferId};
 use millrace_policy::lifecycle::{Action, Event, Lifecycle};
-use millrace_policy::paths::{Direction, Hops};
+use millrace_policy::paths::{HostDirection, RouteHops};
 use millrace_proto::executor::{
     AddPeer, ByteRange, Copy, ForgetPeer, Ready, Revoke, command::Command, event,
 };
@@ -25,12 +25,12 @@ use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::actors::driven::Driven;
+use crate::actors::driven::TracedCore;
 use crate::actors::{extents, gpu, link, node};
 use crate::groups;
-use crate::handle::Directory;
-use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind};
-use crate::seams::{Behaviour, Slot};
+use crate::handle::ActorDirectory;
+use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, SharedDeviceMemory};
+use crate::seams::{ActorBehaviour, AddressSlot};
 
 use self::said::model_of;
 
@@ -41,7 +41,7 @@ pub(crate) enum Message {
     /// A command for the process. The actor drops it if the process is no longer of this incarnation.
     Send { incarnation: Incarnation, command: Command, descriptors: Vec<Descriptor> },
     /// A grant to copy a batch.
-    Copy(Grant),
+    Copy(BatchGrant),
     /// The revocation of a grant.
     Revoke { transfer: TransferId, batch: BatchId },
     /// The actor kills the process that a model has to itself. Ignored if the incarnation is outdated.
@@ -51,9 +51,9 @@ pub(crate) enum Message {
     /// An event of the port.
     Port(PortEvent),
     /// The memory of a neighbour's executor, which copies may read.
-    Peer { gpu: GpuIndex, incarnation: Incarnation, memory: Lent },
+    Peer { gpu: GpuIndex, incarnation: Incarnation, memory: SharedDeviceMemory },
     /// A neighbour asks for this executor's memory.
-    PeerWanted(GpuIndex),
+    PeerRequested(GpuIndex),
     /// A neighbour's executor is gone, and its memory with it.
     PeerLost(GpuIndex),
     /// The actor stops the process and starts no other.
@@ -61,9 +61,9 @@ pub(crate) enum Message {
 }
 
 /// The Executor actor.
-pub(crate) struct Executor {
+pub(crate) struct ExecutorActor {
     gpu: GpuIndex,
-    life: Driven<Lifecycle>,
+    life: TracedCore<Lifecycle>,
     up: bool,
     /// Whether the actor was told to stop. An exit of the process is expected then, and logged as such.
     stopping: bool,
@@ -71,35 +71,45 @@ pub(crate) struct Executor {
     port: Box<dyn ExecutorPort>,
     /// Called with each incarnation before the port starts it.
     started: Box<dyn Fn(Incarnation)>,
-    peers: Peers,
+    peers: ExecutorPeers,
     /// The link that issued each outstanding batch, and the batch's forwarders if other GPUs forward it.
-    out: BTreeMap<(TransferId, BatchId), (LinkId, Option<Forwarded>)>,
+    outstanding: BTreeMap<(TransferId, BatchId), (LinkId, Option<Forwarded>)>,
 }
 
 /// The direction of a batch that other GPUs forward, and those GPUs.
-type Forwarded = (Direction, Hops);
+type Forwarded = (HostDirection, RouteHops);
 
 /// The actors that an Executor actor sends messages to.
-pub(crate) struct Peers {
-    pub(crate) gpu: Slot<gpu::Message>,
+pub(crate) struct ExecutorPeers {
+    pub(crate) gpu: AddressSlot<gpu::Message>,
     /// The links that issue grants for the GPU: the first link of its path to the host, and its NVLinks.
-    pub(crate) links: BTreeMap<LinkId, Slot<link::Message>>,
+    pub(crate) links: BTreeMap<LinkId, AddressSlot<link::Message>>,
     /// The GPUs that NVLinks join with this GPU, directly or through other GPUs: the executor of the
     /// destination reads the memory of the source also when a route has GPUs in between.
-    pub(crate) neighbours: BTreeMap<GpuIndex, Slot<Message>>,
-    pub(crate) node: Slot<node::Message>,
-    pub(crate) directory: Arc<Directory>,
+    pub(crate) neighbours: BTreeMap<GpuIndex, AddressSlot<Message>>,
+    pub(crate) node: AddressSlot<node::Message>,
+    pub(crate) directory: Arc<ActorDirectory>,
 }
 
-impl Executor {
+impl ExecutorActor {
     pub(crate) fn new(
         gpu: GpuIndex,
-        life: Driven<Lifecycle>,
+        life: TracedCore<Lifecycle>,
         port: Box<dyn ExecutorPort>,
         started: Box<dyn Fn(Incarnation)>,
-        peers: Peers,
+        peers: ExecutorPeers,
     ) -> Self {
-        Self { gpu, life, up: false, stopping: false, pid: 0, port, started, peers, out: BTreeMap::new() }
+        Self {
+            gpu,
+            life,
+            up: false,
+            stopping: false,
+            pid: 0,
+            port,
+            started,
+            peers,
+            outstanding: BTreeMap::new(),
+        }
     }
 
     fn step(&mut self, now: Timestamp, event: Event) {
@@ -112,7 +122,7 @@ impl Executor {
                     self.port.start(incarnation);
                 }
                 Action::Kill => {
-                    self.gone();
+                    self.forget_process();
                     self.port.kill();
                 }
                 Action::Up { incarnation } => {
@@ -123,10 +133,10 @@ impl Executor {
                     }
                     self.up = true;
                     self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
-                    self.meet_neighbours(incarnation);
+                    self.exchange_memory(incarnation);
                 }
                 Action::Down { .. } => {
-                    self.gone();
+                    self.forget_process();
                     self.peers.gpu.post(gpu::Message::Event(GpuEvent::Down));
                 }
                 Action::Stopped => self.peers.node.post(node::Message::ExecutorStopped(self.gpu)),
@@ -137,22 +147,22 @@ impl Executor {
 
     /// Forgets the outstanding batches and tells the neighbours that this executor's memory is gone. The
     /// process has ended, or is being killed and its events no longer count.
-    fn gone(&mut self) {
-        self.out.clear();
+    fn forget_process(&mut self) {
+        self.outstanding.clear();
         if std::mem::take(&mut self.up) {
             self.peers.neighbours.values().for_each(|peer| peer.post(Message::PeerLost(self.gpu)));
         }
     }
 
     /// Sends this process's memory to the neighbours, and asks for the neighbours' memory.
-    fn meet_neighbours(&self, incarnation: Incarnation) {
+    fn exchange_memory(&self, incarnation: Incarnation) {
         for (&neighbour, slot) in &self.peers.neighbours {
-            self.show_memory(neighbour, incarnation);
-            slot.post(Message::PeerWanted(self.gpu));
+            self.send_memory(neighbour, incarnation);
+            slot.post(Message::PeerRequested(self.gpu));
         }
     }
 
-    fn show_memory(&self, neighbour: GpuIndex, incarnation: Incarnation) {
+    fn send_memory(&self, neighbour: GpuIndex, incarnation: Incarnation) {
         if let (Some(slot), Some(memory)) = (self.peers.neighbours.get(&neighbour), self.port.memory()) {
             slot.post(Message::Peer { gpu: self.gpu, incarnation, memory });
         }
@@ -164,19 +174,19 @@ impl Executor {
         }
     }
 
-    fn copy(&mut self, grant: &Grant) {
+    fn copy(&mut self, grant: &BatchGrant) {
         if !self.up {
             return;
         }
         let via = grant.via.map(|hops| (grant.cargo.direction(), hops));
-        self.out.insert((grant.transfer, grant.batch), (grant.link, via));
+        self.outstanding.insert((grant.transfer, grant.batch), (grant.link, via));
         let (offset, size) = grant.cargo.span(&grant.chunks);
         let of = match grant.cargo {
-            Cargo::Weights(Weights { model, generation, .. }) => {
+            TransferCargo::Weights(WeightsCargo { model, generation, .. }) => {
                 Copy { program: model.0.into(), generation: generation.0, ..Copy::default() }
             }
-            Cargo::Object(piece) => Copy { object: piece.object.0, ..Copy::default() },
-            Cargo::ToHost(Leaving { copy, .. }) => Copy { copy_out: copy, ..Copy::default() },
+            TransferCargo::Object(piece) => Copy { object: piece.object.0, ..Copy::default() },
+            TransferCargo::ToHost(OutgoingCopy { copy, .. }) => Copy { copy_out: copy, ..Copy::default() },
         };
         let copy = Copy {
             transfer: grant.transfer.0,
@@ -191,7 +201,7 @@ impl Executor {
         self.send(Command::Copy(copy), Vec::new());
     }
 
-    fn heard(&mut self, now: Timestamp, PortEvent { incarnation, kind }: PortEvent) {
+    fn handle_port_event(&mut self, now: Timestamp, PortEvent { incarnation, kind }: PortEvent) {
         match kind {
             PortEventKind::Exited { status } => {
                 if self.stopping {
@@ -208,7 +218,7 @@ impl Executor {
             PortEventKind::Event(event::Event::Ready(ready), _) => self.ready(now, incarnation, &ready),
             // The event is from an earlier process, or from a process that is being replaced.
             _ if !self.up || incarnation != self.life.core.incarnation() => {}
-            PortEventKind::Event(event, descriptors) => self.said(event, descriptors),
+            PortEventKind::Event(event, descriptors) => self.handle_executor_event(event, descriptors),
             PortEventKind::ProgramUp { program, pid } => {
                 tracing::info!(gpu = self.gpu.0, program, pid, "executor of one model up");
                 if let Some(model) = model_of(program) {
@@ -229,7 +239,7 @@ impl Executor {
             self.pid = ready.pid;
             if let Some(group) = groups::measured(&ready.copy_rates) {
                 tracing::info!(gpu = self.gpu.0, %group, "size of a group measured");
-                self.peers.directory.measured(group);
+                self.peers.directory.record_weight_group(group);
             }
             self.step(now, Event::Ready { incarnation });
         } else {
@@ -243,7 +253,7 @@ impl Executor {
     }
 }
 
-impl Behaviour for Executor {
+impl ActorBehaviour for ExecutorActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {
@@ -266,12 +276,12 @@ impl Behaviour for Executor {
             }
             Message::Replace => self.step(now, Event::Kill),
             Message::Port(event) => {
-                if let Some(event) = self.port.heard(event) {
-                    self.heard(now, event);
+                if let Some(event) = self.port.filter_event(event) {
+                    self.handle_port_event(now, event);
                 }
             }
             Message::Peer { gpu, incarnation, memory } => {
-                let Lent { descriptor, bytes } = memory;
+                let SharedDeviceMemory { descriptor, bytes } = memory;
                 let peer = AddPeer {
                     gpu: gpu.0,
                     incarnation: incarnation.0,
@@ -280,9 +290,9 @@ impl Behaviour for Executor {
                 };
                 self.send(Command::AddPeer(peer), vec![descriptor]);
             }
-            Message::PeerWanted(gpu) if self.up => self.show_memory(gpu, self.life.core.incarnation()),
+            Message::PeerRequested(gpu) if self.up => self.send_memory(gpu, self.life.core.incarnation()),
             // The neighbour gets this executor's memory once this executor is up.
-            Message::PeerWanted(_) => {}
+            Message::PeerRequested(_) => {}
             Message::PeerLost(gpu) => {
                 self.send(Command::ForgetPeer(ForgetPeer { gpu: gpu.0 }), Vec::new());
             }

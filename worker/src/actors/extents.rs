@@ -1,7 +1,7 @@
 //! Blocks of device memory as extents in the executor protocol.
 
 use millrace_policy::fabric::PeerBlocks;
-use millrace_policy::memory::{BLOCK, Run as BlockRun};
+use millrace_policy::memory::{BLOCK, BlockRun};
 use millrace_proto::executor::{Extent, PeerSource};
 use millrace_types::Bytes;
 

@@ -11,54 +11,54 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::admission::{Action, Admission, Event, Score};
-use millrace_policy::gpu::Spent;
+use millrace_policy::admission::{Action, Admission, Event, FunctionTotals};
+use millrace_policy::gpu::GpuTimes;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Tensor;
 use millrace_proto::trace::{self, KeyValue};
 use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use crate::actors::driven::Driven;
+use crate::actors::driven::TracedCore;
 use crate::actors::node;
 use crate::actors::work::SharedWork;
-use crate::handle::Parts;
-use crate::objects::Kept;
+use crate::handle::SnapshotSender;
+use crate::objects::ObjectHandle;
 use crate::port::Descriptor;
 use crate::programs::crew;
-use crate::request::{Brought, Completion, Mark, Share, Split};
-use crate::seams::{Behaviour, Slot};
+use crate::request::{AttemptOutcome, AttemptTimes, BatchShare, InputTransfer, OutputRemark};
+use crate::seams::{ActorBehaviour, AddressSlot};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
 /// A request that waits for admission.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct NewRequest {
     pub(crate) work: SharedWork,
-    pub(crate) answer: oneshot::Sender<Result<Completion, Failure>>,
+    pub(crate) answer: oneshot::Sender<Result<AttemptOutcome, Failure>>,
     /// The request's permit among all requests of the worker, released with the answer.
     pub(crate) permit: OwnedSemaphorePermit,
 }
 
 /// The outputs of a run on a GPU.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Outputs {
+pub(crate) struct RunOutputs {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) descriptors: Vec<Descriptor>,
     /// Handles of the objects that the tensors name.
-    pub(crate) kept: Vec<Arc<Kept>>,
+    pub(crate) objects: Vec<Arc<ObjectHandle>>,
     /// The transfers of those inputs that were objects.
-    pub(crate) brought: Vec<Brought>,
+    pub(crate) fetches: Vec<InputTransfer>,
     /// The request's share of the rows, if several requests ran as one.
-    pub(crate) share: Option<Share>,
+    pub(crate) share: Option<BatchShare>,
 }
 
 /// The outputs of a program's process.
 #[derive(Debug)]
-pub(crate) struct Computed {
+pub(crate) struct ProgramOutputs {
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) descriptors: Vec<Descriptor>,
-    pub(crate) kept: Vec<Arc<Kept>>,
-    pub(crate) marks: BTreeMap<String, Mark>,
+    pub(crate) kept: Vec<Arc<ObjectHandle>>,
+    pub(crate) marks: BTreeMap<String, OutputRemark>,
     /// The time at which the process received the request.
     pub(crate) began: Timestamp,
     pub(crate) ran: Duration,
@@ -66,25 +66,25 @@ pub(crate) struct Computed {
 }
 
 /// The backend that runs a function's requests.
-pub(crate) enum Below {
+pub(crate) enum RunBackend {
     /// The GPUs, through the node's queue.
     Gpus,
     /// The function's own processes: the function is a program.
-    Crew(Slot<crew::Message>),
+    Crew(AddressSlot<crew::Message>),
 }
 
 /// A message to a Function actor.
 pub(crate) enum Message {
     /// A request arrived.
-    Invoke(Arrival),
+    Invoke(NewRequest),
     /// The client of a request went away.
     Cancel(RequestKey),
     /// The Node assigned a request to a GPU, or the process pool to a process.
     Dispatched(RequestKey),
     /// A request ran on a GPU and has outputs.
-    Completed { key: RequestKey, outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
+    Completed { key: RequestKey, outputs: RunOutputs, spent: GpuTimes, gpu: GpuIndex, attempts: u32 },
     /// A request ran in a program's process and has outputs.
-    Computed { key: RequestKey, computed: Computed },
+    Computed { key: RequestKey, computed: ProgramOutputs },
     /// A request ended without outputs.
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
     /// The Node actor, or the process pool, was lost with all its requests.
@@ -92,27 +92,27 @@ pub(crate) enum Message {
     /// The function stops accepting requests.
     Retire,
     /// A request for the function's part of a snapshot.
-    Report { parts: Parts },
+    Report { parts: SnapshotSender },
 }
 
 /// The caller that waits for a request's answer.
-struct Caller {
+struct WaitingCaller {
     work: SharedWork,
-    answer: oneshot::Sender<Result<Completion, Failure>>,
+    answer: oneshot::Sender<Result<AttemptOutcome, Failure>>,
     _permit: OwnedSemaphorePermit,
 }
 
 /// The data that came with the message being handled, and that an action consumes.
-enum Carried {
+enum FunctionPayload {
     Nothing,
-    Outputs { outputs: Outputs, spent: Spent, gpu: GpuIndex, attempts: u32 },
-    Computed(Computed),
+    Outputs { outputs: RunOutputs, spent: GpuTimes, gpu: GpuIndex, attempts: u32 },
+    Computed(ProgramOutputs),
     Detail(Option<String>),
 }
 
 /// Whether the Function actor reports its SLO counts to the Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScoresTold {
+pub(crate) enum SloCountReports {
     /// The counts are reported after each request that changes them, because the order of the node's queue
     /// depends on the counts.
     Yes,
@@ -121,41 +121,51 @@ pub(crate) enum ScoresTold {
 }
 
 /// Returns the part of a score that the function's objective is compared with (T17).
-pub(crate) fn counts(score: &Score) -> SloCounts {
+pub(crate) fn slo_counts(score: &FunctionTotals) -> SloCounts {
     SloCounts { m: score.in_time, n: score.scored }
 }
 
 /// The Function actor.
-pub(crate) struct Function {
+pub(crate) struct FunctionActor {
     index: FunctionIndex,
     key: RevisionKey,
-    admission: Driven<Admission>,
-    callers: BTreeMap<RequestKey, Caller>,
+    admission: TracedCore<Admission>,
+    callers: BTreeMap<RequestKey, WaitingCaller>,
     /// The score that earlier actors of this function had reached.
-    before: Score,
+    earlier_score: FunctionTotals,
     /// The score of this actor and earlier actors together, kept outside the actor so that a panic loses
     /// nothing.
-    score: Rc<Cell<Score>>,
-    told: Rc<Cell<ScoresTold>>,
-    node: Slot<node::Message>,
-    below: Below,
+    score: Rc<Cell<FunctionTotals>>,
+    slo_reports: Rc<Cell<SloCountReports>>,
+    node: AddressSlot<node::Message>,
+    below: RunBackend,
 }
 
-impl Function {
+impl FunctionActor {
     pub(crate) fn new(
         index: FunctionIndex,
         key: RevisionKey,
-        admission: Driven<Admission>,
-        score: Rc<Cell<Score>>,
-        told: Rc<Cell<ScoresTold>>,
-        node: Slot<node::Message>,
-        below: Below,
+        admission: TracedCore<Admission>,
+        score: Rc<Cell<FunctionTotals>>,
+        told: Rc<Cell<SloCountReports>>,
+        node: AddressSlot<node::Message>,
+        below: RunBackend,
     ) -> Self {
         let before = score.get();
-        Self { index, key, admission, callers: BTreeMap::new(), before, score, told, node, below }
+        Self {
+            index,
+            key,
+            admission,
+            callers: BTreeMap::new(),
+            earlier_score: before,
+            score,
+            slo_reports: told,
+            node,
+            below,
+        }
     }
 
-    fn invoke(&mut self, now: Timestamp, Arrival { work, answer, permit }: Arrival) {
+    fn invoke(&mut self, now: Timestamp, NewRequest { work, answer, permit }: NewRequest) {
         let event = Event::Arrive {
             key: work.key,
             accepted: work.accepted,
@@ -163,16 +173,17 @@ impl Function {
             attempts_left: work.invocation.attempts_left,
             counted: work.invocation.counted,
         };
-        self.callers.insert(work.key, Caller { work, answer, _permit: permit });
-        self.step(now, event, Carried::Nothing);
+        self.callers.insert(work.key, WaitingCaller { work, answer, _permit: permit });
+        self.step(now, event, FunctionPayload::Nothing);
     }
 
-    fn step(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
+    fn step(&mut self, now: Timestamp, event: Event, mut carried: FunctionPayload) {
         let actions = self.admission.step(now, event);
-        let score = self.before.plus(self.admission.core.score());
+        let score = self.earlier_score.plus(self.admission.core.score());
         let before = self.score.replace(score);
-        if self.told.get() == ScoresTold::Yes && counts(&before) != counts(&score) {
-            self.node.post(node::Message::Scored { function: self.index, counts: counts(&score) });
+        if self.slo_reports.get() == SloCountReports::Yes && slo_counts(&before) != slo_counts(&score) {
+            self.node
+                .post(node::Message::SloCountsChanged { function: self.index, counts: slo_counts(&score) });
         }
         for &action in &actions {
             match action {
@@ -180,27 +191,27 @@ impl Function {
                     if let Some(caller) = self.callers.get(&key) {
                         let work = SharedWork::clone(&caller.work);
                         match &self.below {
-                            Below::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
-                            Below::Crew(crew) => crew.post(crew::Message::Enqueue { work, attempts }),
+                            RunBackend::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
+                            RunBackend::Crew(crew) => crew.post(crew::Message::Enqueue { work, attempts }),
                         }
                         if !caller.work.invocation.next.is_empty() {
-                            self.node.post(node::Message::Next(SharedWork::clone(&caller.work)));
+                            self.node.post(node::Message::PrewarmHints(SharedWork::clone(&caller.work)));
                         }
                     }
                 }
                 Action::Answer { key } => {
-                    self.answer(now, key, std::mem::replace(&mut carried, Carried::Nothing))
+                    self.answer(now, key, std::mem::replace(&mut carried, FunctionPayload::Nothing))
                 }
                 Action::Fail { key, reason, may_have_executed } => {
                     let detail =
-                        if let Carried::Detail(detail) = &mut carried { detail.take() } else { None };
+                        if let FunctionPayload::Detail(detail) = &mut carried { detail.take() } else { None };
                     self.fail(key, reason, may_have_executed, detail);
                 }
                 Action::Withdraw { key } => {
                     self.callers.remove(&key);
                     match &self.below {
-                        Below::Gpus => self.node.post(node::Message::Withdraw(key)),
-                        Below::Crew(crew) => crew.post(crew::Message::Withdraw(key)),
+                        RunBackend::Gpus => self.node.post(node::Message::Withdraw(key)),
+                        RunBackend::Crew(crew) => crew.post(crew::Message::Withdraw(key)),
                     }
                 }
                 Action::Retired => self.node.post(node::Message::Retired(self.index)),
@@ -209,16 +220,17 @@ impl Function {
         self.admission.done(actions);
     }
 
-    fn answer(&mut self, now: Timestamp, key: RequestKey, carried: Carried) {
+    fn answer(&mut self, now: Timestamp, key: RequestKey, carried: FunctionPayload) {
         let Some(caller) = self.callers.remove(&key) else { return };
         let accepted = caller.work.accepted;
         let cold = caller.work.invocation.cold;
         let total = now.since(accepted);
         let queue = |turn: Timestamp| turn.since(accepted).saturating_sub(cold);
         let completion = match carried {
-            Carried::Outputs { outputs, spent, gpu, attempts } => {
-                let Outputs { tensors: outputs, descriptors, kept, brought, share } = outputs;
-                let split = Split {
+            FunctionPayload::Outputs { outputs, spent, gpu, attempts } => {
+                let RunOutputs { tensors: outputs, descriptors, objects: kept, fetches: brought, share } =
+                    outputs;
+                let split = AttemptTimes {
                     cold,
                     queue: queue(spent.turn),
                     swap: spent.swap,
@@ -226,7 +238,7 @@ impl Function {
                     total,
                     swapped: spent.swapped,
                 };
-                Completion {
+                AttemptOutcome {
                     outputs,
                     descriptors,
                     kept,
@@ -238,7 +250,7 @@ impl Function {
                     attempts,
                 }
             }
-            Carried::Computed(Computed {
+            FunctionPayload::Computed(ProgramOutputs {
                 tensors: outputs,
                 descriptors,
                 kept,
@@ -247,8 +259,9 @@ impl Function {
                 ran,
                 attempts,
             }) => {
-                let split = Split { cold, queue: queue(began), run: ran, total, ..Split::default() };
-                Completion {
+                let split =
+                    AttemptTimes { cold, queue: queue(began), run: ran, total, ..AttemptTimes::default() };
+                AttemptOutcome {
                     outputs,
                     descriptors,
                     kept,
@@ -260,10 +273,10 @@ impl Function {
                     attempts,
                 }
             }
-            Carried::Nothing | Carried::Detail(_) => return,
+            FunctionPayload::Nothing | FunctionPayload::Detail(_) => return,
         };
-        let Completion { split, gpu, attempts, .. } = &completion;
-        trace::add(&caller.work.span, || {
+        let AttemptOutcome { split, gpu, attempts, .. } = &completion;
+        trace::add_attributes(&caller.work.span, || {
             let ms = |name, span: Duration| KeyValue::new(name, span.as_secs_f64() * 1e3);
             vec![
                 ms("millrace.queue_ms", split.queue),
@@ -282,7 +295,7 @@ impl Function {
         send(caller.answer, Err(Failure { may_have_executed, ..Failure::new(reason, message) }));
     }
 
-    fn report(&self, parts: &Parts) {
+    fn report(&self, parts: &SnapshotSender) {
         let part = SnapshotPart::Function(FunctionSnapshot {
             key: self.key.clone(),
             in_flight: u32::try_from(self.admission.core.in_flight()).unwrap_or(u32::MAX),
@@ -294,7 +307,7 @@ impl Function {
 }
 
 /// Sends the answer to the caller. The answer is dropped if the caller has just gone away.
-fn send(answer: oneshot::Sender<Result<Completion, Failure>>, result: Result<Completion, Failure>) {
+fn send(answer: oneshot::Sender<Result<AttemptOutcome, Failure>>, result: Result<AttemptOutcome, Failure>) {
     drop(answer.send(result));
 }
 
@@ -326,37 +339,37 @@ fn explain(reason: Reason, work: &SharedWork) -> String {
     }
 }
 
-impl Behaviour for Function {
+impl ActorBehaviour for FunctionActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {
         match message {
             Message::Invoke(arrival) => self.invoke(now, arrival),
-            Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
-            Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, Carried::Nothing),
+            Message::Cancel(key) => self.step(now, Event::Cancel { key }, FunctionPayload::Nothing),
+            Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, FunctionPayload::Nothing),
             Message::Completed { key, outputs, spent, gpu, attempts } => {
                 // Each request of a batch is billed for its share of the rows.
                 let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
-                let carried = Carried::Outputs { outputs, spent, gpu, attempts };
+                let carried = FunctionPayload::Outputs { outputs, spent, gpu, attempts };
                 self.step(now, Event::Completed { key, ran }, carried);
             }
             Message::Computed { key, computed } => {
                 // A program used no GPU, so no GPU time is billed.
                 let event = Event::Completed { key, ran: Duration::ZERO };
-                self.step(now, event, Carried::Computed(computed));
+                self.step(now, event, FunctionPayload::Computed(computed));
             }
             Message::Failed { key, reason, may_have_executed, detail } => {
                 let event = Event::Failed { key, reason, may_have_executed };
-                self.step(now, event, Carried::Detail(detail));
+                self.step(now, event, FunctionPayload::Detail(detail));
             }
-            Message::NodeLost(reason) => self.step(now, Event::NodeLost { reason }, Carried::Nothing),
-            Message::Retire => self.step(now, Event::Retire, Carried::Nothing),
+            Message::NodeLost(reason) => self.step(now, Event::NodeLost { reason }, FunctionPayload::Nothing),
+            Message::Retire => self.step(now, Event::Retire, FunctionPayload::Nothing),
             Message::Report { parts } => self.report(&parts),
         }
     }
 
     fn tick(&mut self, now: Timestamp) {
-        self.step(now, Event::Tick, Carried::Nothing);
+        self.step(now, Event::Tick, FunctionPayload::Nothing);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

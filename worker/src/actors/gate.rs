@@ -1,14 +1,14 @@
 //! The messages for requests that failed at the tenancy gate: the gate in front of the node's queue that
 //! keeps each tenant within its caps.
 
-use millrace_policy::tenancy::Tenancy;
+use millrace_policy::tenancy::TenantGate;
 use millrace_types::Reason;
 
-use crate::actors::work::Work;
+use crate::actors::work::RequestWork;
 
 /// Returns the error message if the gate caused the failure: the cause, and the caller's next step.
-pub(super) fn explain(gate: &Tenancy, reason: Reason, work: &Work) -> Option<String> {
-    if !gate.owned(work.function) {
+pub(super) fn explain(gate: &TenantGate, reason: Reason, work: &RequestWork) -> Option<String> {
+    if !gate.has_capped_owner(work.function) {
         return None;
     }
     let name = &work.invocation.revision;

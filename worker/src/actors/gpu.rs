@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_policy::fabric;
-use millrace_policy::gpu::{Action, Event, Gpu as Core};
+use millrace_policy::gpu::{Action, Event, GpuCore as Core};
 use millrace_policy::ids::{RequestKey, RunId};
 use millrace_proto::executor::InjectFault;
 use millrace_proto::executor::command::Command;
@@ -29,19 +29,19 @@ use millrace_proto::executor::tensor::Contents as TensorContents;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
-use crate::actors::driven::Driven;
-use crate::actors::function::Outputs;
-use crate::actors::spans::Spans;
+use crate::actors::driven::TracedCore;
+use crate::actors::function::RunOutputs;
+use crate::actors::spans::GpuSpans;
 use crate::actors::{executor, node};
-use crate::handle::Directory;
+use crate::handle::ActorDirectory;
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
-use crate::seams::{Behaviour, Slot};
+use crate::seams::{ActorBehaviour, AddressSlot};
 
-use self::books::Data;
-pub(crate) use self::data::DataSaid;
+use self::books::GpuObjects;
+pub(crate) use self::data::ObjectReport;
 pub(crate) use self::message::Message;
-use self::requests::Entry;
+use self::requests::GpuRequest;
 
 /// The program of a fault that concerns no particular program.
 const NO_PROGRAM: u64 = u64::MAX;
@@ -50,44 +50,44 @@ const NO_PROGRAM: u64 = u64::MAX;
 pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
 
 /// The data that came with the message being handled, and that an action consumes.
-enum Carried {
+enum GpuPayload {
     Nothing,
-    Outputs(RunId, Outputs),
+    Outputs(RunId, RunOutputs),
     Detail(String),
 }
 
 /// The actors that a Gpu actor sends messages to, and the parts of the node that the actor shares.
-pub(crate) struct Peers {
-    pub(crate) node: Slot<node::Message>,
-    pub(crate) executor: Slot<executor::Message>,
+pub(crate) struct GpuPeers {
+    pub(crate) node: AddressSlot<node::Message>,
+    pub(crate) executor: AddressSlot<executor::Message>,
     /// The Gpu actor's own address, passed along for replies.
-    pub(crate) own: Slot<Message>,
-    pub(crate) directory: Arc<Directory>,
+    pub(crate) own: AddressSlot<Message>,
+    pub(crate) directory: Arc<ActorDirectory>,
     /// The GPUs with NVLinks to this GPU.
     pub(crate) joined: Vec<GpuIndex>,
 }
 
 /// The Gpu actor.
-pub(crate) struct Gpu {
-    hardware: topology::Gpu,
-    core: Driven<Core>,
+pub(crate) struct GpuActor {
+    hardware: topology::TopologyGpu,
+    core: TracedCore<Core>,
     models: BTreeMap<ModelId, Arc<PreparedModel>>,
-    entries: BTreeMap<RequestKey, Entry>,
+    entries: BTreeMap<RequestKey, GpuRequest>,
     incarnation: Incarnation,
     /// The process of the executor that all models share; `None` without one, also in isolation.
     pid: Option<u32>,
     /// The loaded models, each with the process of its own executor in isolation.
     loaded: BTreeMap<ModelId, Option<u32>>,
     /// The spans of requests that ended before the transfer of their model, kept until the transfer ends.
-    leaving: Vec<Spans>,
+    unfinished_swaps: Vec<GpuSpans>,
     /// The number of models that the current step evicts.
     evicted: usize,
-    data: Data,
-    peers: Peers,
+    data: GpuObjects,
+    peers: GpuPeers,
 }
 
-impl Gpu {
-    pub(crate) fn new(hardware: topology::Gpu, core: Driven<Core>, peers: Peers) -> Self {
+impl GpuActor {
+    pub(crate) fn new(hardware: topology::TopologyGpu, core: TracedCore<Core>, peers: GpuPeers) -> Self {
         Self {
             hardware,
             core,
@@ -96,9 +96,9 @@ impl Gpu {
             incarnation: Incarnation(0),
             pid: None,
             loaded: BTreeMap::new(),
-            leaving: Vec::new(),
+            unfinished_swaps: Vec::new(),
             evicted: 0,
-            data: Data::default(),
+            data: GpuObjects::default(),
             peers,
         }
     }
@@ -108,19 +108,19 @@ impl Gpu {
     }
 
     /// Lets the core handle an event, and then the events about data that the event caused.
-    fn step(&mut self, now: Timestamp, event: Event, carried: Carried) {
+    fn step(&mut self, now: Timestamp, event: Event, carried: GpuPayload) {
         self.step_once(now, event, carried);
-        self.follow(now);
+        self.handle_data_events(now);
     }
 
     /// Lets the core handle the pending events about data.
-    fn follow(&mut self, now: Timestamp) {
+    fn handle_data_events(&mut self, now: Timestamp) {
         while let Some(event) = self.data.next_event() {
-            self.step_once(now, event, Carried::Nothing);
+            self.step_once(now, event, GpuPayload::Nothing);
         }
     }
 
-    fn step_once(&mut self, now: Timestamp, event: Event, mut carried: Carried) {
+    fn step_once(&mut self, now: Timestamp, event: Event, mut carried: GpuPayload) {
         let mut actions = self.core.step(now, event);
         let evicted =
             |action: &Action| if let Action::Evicted { models } = action { models.len() } else { 0 };
@@ -148,7 +148,7 @@ impl Gpu {
     }
 }
 
-impl Behaviour for Gpu {
+impl ActorBehaviour for GpuActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {
@@ -156,30 +156,30 @@ impl Behaviour for Gpu {
             Message::Install { model, memory, prepared } => {
                 let weights = prepared.weights_bytes;
                 self.models.insert(model, prepared);
-                self.step(now, Event::Install { model, memory, weights }, Carried::Nothing);
+                self.step(now, Event::Install { model, memory, weights }, GpuPayload::Nothing);
             }
-            Message::Remove(model) => self.step(now, Event::Remove { model }, Carried::Nothing),
+            Message::Remove(model) => self.step(now, Event::Remove { model }, GpuPayload::Nothing),
             Message::Assign { key, works, incarnation, attempt, from } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
-                let entry = Entry {
+                let entry = GpuRequest {
                     key,
                     works,
                     attempt,
-                    spans: Spans::new(parent, self.index()),
-                    claimed: Vec::new(),
+                    spans: GpuSpans::new(parent, self.index()),
+                    reserved: Vec::new(),
                     copies: Vec::new(),
-                    brought: Vec::new(),
+                    fetches: Vec::new(),
                 };
                 self.assign(now, entry, incarnation, from);
             }
-            Message::Recall(key) => self.step(now, Event::Recall { key }, Carried::Nothing),
-            Message::Cancel(key) => self.step(now, Event::Cancel { key }, Carried::Nothing),
+            Message::Recall(key) => self.step(now, Event::Recall { key }, GpuPayload::Nothing),
+            Message::Cancel(key) => self.step(now, Event::Cancel { key }, GpuPayload::Nothing),
             Message::Up { incarnation, pid } => {
-                self.data.begin(incarnation);
+                self.data.start_keys(incarnation);
                 self.incarnation = incarnation;
                 // In isolation each model has its own process, and the shared executor's number is 0.
                 self.pid = Some(pid).filter(|&pid| pid != 0);
-                self.step(now, Event::Up { incarnation }, Carried::Nothing);
+                self.step(now, Event::Up { incarnation }, GpuPayload::Nothing);
             }
             Message::ProgramUp { model, pid } => {
                 if let Some(loaded) = self.loaded.get_mut(&model) {
@@ -187,25 +187,27 @@ impl Behaviour for Gpu {
                     self.peers.directory.changed();
                 }
             }
-            Message::Event(Event::Unlock { transfer }) if self.unlend_object(transfer) => self.follow(now),
+            Message::Event(Event::Unlock { transfer }) if self.unlock_object(transfer) => {
+                self.handle_data_events(now)
+            }
             Message::Event(event) => {
                 if let Event::ProgramLost { model } | Event::ProgramFailed { model } = event {
                     self.loaded.remove(&model);
                     self.peers.directory.changed();
                 }
                 if let Event::TransferEnded { transfer, .. } = event {
-                    self.leaving.retain(|spans| !spans.swaps_by(transfer));
+                    self.unfinished_swaps.retain(|spans| !spans.swaps_by(transfer));
                     let waiting = self.entries.values_mut().filter(|entry| entry.spans.swaps_by(transfer));
                     waiting.for_each(|entry| entry.spans.swap_ends());
                 }
                 let arrived = matches!(event, Event::Arrived { .. });
-                self.step(now, event, Carried::Nothing);
+                self.step(now, event, GpuPayload::Nothing);
                 if arrived {
                     self.end_swaps();
                 }
             }
             Message::Copied(copied) => {
-                let spans = self.entries.values().map(|entry| &entry.spans).chain(&self.leaving);
+                let spans = self.entries.values().map(|entry| &entry.spans).chain(&self.unfinished_swaps);
                 spans.for_each(|spans| spans.copied(now, &copied));
                 self.batch_crossed(now, &copied);
             }
@@ -215,45 +217,45 @@ impl Behaviour for Gpu {
                     .tensors
                     .iter()
                     .any(|it| matches!(it.contents, Some(TensorContents::KeptBytes(_))));
-                self.step(now, event, Carried::Outputs(run, outputs));
+                self.step(now, event, GpuPayload::Outputs(run, outputs));
                 if kept {
                     self.drop_unwanted(run);
                 }
             }
             Message::Data(said) => {
-                self.data_said(said);
-                self.follow(now);
+                self.handle_object_report(said);
+                self.handle_data_events(now);
             }
-            Message::Queued { object, place, waits } => {
+            Message::ReaderQueued { object, place, waits } => {
                 self.data.queued(object, place, waits);
-                self.follow(now);
+                self.handle_data_events(now);
             }
             Message::Fetch { part, reader, reply } => {
                 self.fetch(part, reader, reply);
-                self.follow(now);
+                self.handle_data_events(now);
             }
-            Message::Brought { run, place, found } => {
-                self.input_brought(now, run, place, found);
-                self.follow(now);
+            Message::InputFetched { run, place, found } => {
+                self.input_fetched(now, run, place, found);
+                self.handle_data_events(now);
             }
             Message::LockObject { transfer, piece } => {
-                self.lend_object(transfer, piece);
-                self.follow(now);
+                self.lock_object(transfer, piece);
+                self.handle_data_events(now);
             }
-            Message::Came { transfer, outcome, routes } => {
-                self.came(now, transfer, outcome, &routes);
-                self.follow(now);
+            Message::ObjectTransferEnded { transfer, outcome, routes } => {
+                self.object_transfer_ended(now, transfer, outcome, &routes);
+                self.handle_data_events(now);
             }
-            Message::Left { transfer, outcome } => {
-                self.went_out(transfer, outcome);
-                self.follow(now);
+            Message::HostTransferEnded { transfer, outcome } => {
+                self.host_transfer_ended(transfer, outcome);
+                self.handle_data_events(now);
             }
-            Message::Replaced => self.lose_data(),
+            Message::ActorReplaced => self.mark_data_lost(),
             Message::Discard(object) => {
                 self.data.discard(object);
-                self.follow(now);
+                self.handle_data_events(now);
             }
-            Message::RunFailed { event, detail } => self.step(now, event, Carried::Detail(detail)),
+            Message::RunFailed { event, detail } => self.step(now, event, GpuPayload::Detail(detail)),
             Message::Inject { fault, model } => {
                 let program = model.map_or(NO_PROGRAM, |model| model.0.into());
                 self.send(Command::InjectFault(InjectFault { fault: fault.into(), program }), Vec::new());
@@ -263,7 +265,7 @@ impl Behaviour for Gpu {
     }
 
     fn tick(&mut self, now: Timestamp) {
-        self.step(now, Event::Tick, Carried::Nothing);
+        self.step(now, Event::Tick, GpuPayload::Nothing);
     }
 
     fn next_wake(&self) -> Option<Timestamp> {

@@ -9,15 +9,15 @@
 use std::rc::Rc;
 
 use millrace_policy::fabric;
-use millrace_policy::fabric::link::{Action, Event, Link as Core};
-use millrace_policy::paths::Direction;
+use millrace_policy::fabric::link::{Action, Event, LinkLedger as Core};
+use millrace_policy::paths::HostDirection;
 use millrace_types::Timestamp;
-use millrace_types::topology::{Link as Wire, LinkId};
+use millrace_types::topology::{LinkId, TopologyLink as Wire};
 
-use crate::actors::driven::Driven;
+use crate::actors::driven::TracedCore;
 use crate::actors::{executor, node};
-use crate::handle::Parts;
-use crate::seams::{Behaviour, Slot};
+use crate::handle::SnapshotSender;
+use crate::seams::{ActorBehaviour, AddressSlot};
 use crate::snapshot::{LinkSnapshot, SnapshotPart};
 
 /// A message to a Link actor.
@@ -25,25 +25,25 @@ pub(crate) enum Message {
     /// An event for the link's core.
     Event(Event),
     /// A request for the link's part of a snapshot.
-    Report { parts: Parts },
+    Report { parts: SnapshotSender },
 }
 
 /// The Link actor.
-pub(crate) struct Link {
+pub(crate) struct LinkActor {
     id: LinkId,
     wire: Wire,
-    core: Driven<Core>,
-    node: Slot<node::Message>,
-    executors: Rc<[Slot<executor::Message>]>,
+    core: TracedCore<Core>,
+    node: AddressSlot<node::Message>,
+    executors: Rc<[AddressSlot<executor::Message>]>,
 }
 
-impl Link {
+impl LinkActor {
     pub(crate) fn new(
         id: LinkId,
         wire: Wire,
-        core: Driven<Core>,
-        node: Slot<node::Message>,
-        executors: Rc<[Slot<executor::Message>]>,
+        core: TracedCore<Core>,
+        node: AddressSlot<node::Message>,
+        executors: Rc<[AddressSlot<executor::Message>]>,
     ) -> Self {
         Self { id, wire, core, node, executors }
     }
@@ -69,15 +69,15 @@ impl Link {
         self.core.done(actions);
     }
 
-    fn report(&self, parts: &Parts) {
+    fn report(&self, parts: &SnapshotSender) {
         let core = &self.core.core;
         let part = SnapshotPart::Link(LinkSnapshot {
             link: self.id,
             rate: self.wire.rate,
-            measured: core.measured(Direction::ToGpu),
-            carried: core.carried(Direction::ToGpu),
-            measured_to_host: core.measured(Direction::FromGpu),
-            carried_to_host: core.carried(Direction::FromGpu),
+            measured: core.measured(HostDirection::ToGpu),
+            carried: core.carried(HostDirection::ToGpu),
+            measured_to_host: core.measured(HostDirection::FromGpu),
+            carried_to_host: core.carried(HostDirection::FromGpu),
             outstanding: u32::try_from(core.outstanding()).unwrap_or(u32::MAX),
         });
         // The reader of the snapshot may have given up.
@@ -85,7 +85,7 @@ impl Link {
     }
 }
 
-impl Behaviour for Link {
+impl ActorBehaviour for LinkActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {

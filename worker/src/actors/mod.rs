@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A request has one owner at a time: Function → Node → Gpu. Its inputs and its answer's address
-//! ([`work::Work`]) travel along, so that the Node can assign the request to another GPU when one is lost.
+//! ([`work::RequestWork`]) travel along, so that the Node can assign the request to another GPU when one is lost.
 
 pub(crate) mod batch;
 pub(crate) mod driven;

@@ -16,63 +16,67 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::Attempts;
+use millrace_policy::attempts::AttemptRecord;
 use millrace_policy::batching::{self, Batcher};
 use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, Cargo, Fabric, Weights, link as link_core};
+use millrace_policy::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo, link as link_core};
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
-use millrace_proto::trace::{self, Past};
+use millrace_proto::trace::{self, FinishedSpan};
 use millrace_types::{GpuIndex, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 
-pub(crate) use self::message::{Message, Reader};
+pub(crate) use self::message::{Message, TransferReader};
 
-use self::waiting::{Entry, log_lost};
+use self::waiting::{WaitingEntry, log_lost};
 use crate::actors::batch;
-use crate::actors::driven::Driven;
+use crate::actors::driven::TracedCore;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gate, gpu, link};
-use crate::handle::{FaultError, Parts};
-use crate::seams::Behaviour;
-use crate::snapshot::{Look, SnapshotPart};
+use crate::handle::{FaultError, SnapshotSender};
+use crate::seams::ActorBehaviour;
+use crate::snapshot::{SnapshotPart, SnapshotScope};
 use crate::supervisor::Supervisor;
 
 /// The Node actor.
-pub(crate) struct Node {
-    dispatch: Driven<Batcher>,
-    fabric: Driven<Fabric>,
-    entries: BTreeMap<RequestKey, Entry>,
+pub(crate) struct NodeActor {
+    dispatch: TracedCore<Batcher>,
+    fabric: TracedCore<LinkScheduler>,
+    entries: BTreeMap<RequestKey, WaitingEntry>,
     /// The SLO counts that functions reached on other nodes and in earlier registrations of this node.
     /// Filled only under policies that depend on SLO counts.
-    bases: BTreeMap<FunctionIndex, SloCounts>,
+    remote_slo_counts: BTreeMap<FunctionIndex, SloCounts>,
     /// The cargo of each transfer under way, and the GPU that the transfer goes to or leaves.
-    moving: BTreeMap<TransferId, (GpuIndex, Cargo)>,
+    transfers: BTreeMap<TransferId, (GpuIndex, TransferCargo)>,
     supervisor: Rc<Supervisor>,
     stopping: Vec<oneshot::Sender<()>>,
     /// GPUs whose executors have not stopped for good.
-    alive: Vec<GpuIndex>,
+    running_executors: Vec<GpuIndex>,
 }
 
-impl Node {
-    pub(crate) fn new(dispatch: Driven<Batcher>, fabric: Driven<Fabric>, supervisor: Rc<Supervisor>) -> Self {
+impl NodeActor {
+    pub(crate) fn new(
+        dispatch: TracedCore<Batcher>,
+        fabric: TracedCore<LinkScheduler>,
+        supervisor: Rc<Supervisor>,
+    ) -> Self {
         let alive = supervisor.gpu_indices().collect();
         Self {
             dispatch,
             fabric,
             entries: BTreeMap::new(),
-            bases: BTreeMap::new(),
-            moving: BTreeMap::new(),
+            remote_slo_counts: BTreeMap::new(),
+            transfers: BTreeMap::new(),
             supervisor,
             stopping: Vec::new(),
-            alive,
+            running_executors: alive,
         }
     }
 
-    fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: Attempts) {
+    fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: AttemptRecord) {
         let key = work.key;
-        let request = dispatch::Request {
+        let request = dispatch::QueuedRequest {
             key,
             function: work.function,
             model: work.model,
@@ -84,8 +88,8 @@ impl Node {
         let item = batched.then(|| batch::item(&work.invocation)).flatten();
         let waited = work.invocation.cold + work.invocation.behind;
         let took = now.since(work.accepted).saturating_sub(waited);
-        trace::tell(&work.span, "admission", Past { ago: Duration::ZERO, took }, Vec::new);
-        let entry = Entry::new(work, &self.dispatch.core, self.supervisor.directory());
+        trace::record_finished(&work.span, "admission", FinishedSpan { ago: Duration::ZERO, took }, Vec::new);
+        let entry = WaitingEntry::new(work, &self.dispatch.core, self.supervisor.directory());
         self.entries.insert(key, entry);
         match item {
             Some(item) => self.dispatch(now, batching::Event::Enqueue { request, item }),
@@ -98,7 +102,7 @@ impl Node {
         for &action in &actions {
             match action {
                 dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
-                    let works = self.begin(key, gpu);
+                    let works = self.mark_assigned(key, gpu);
                     let Some(function) = works.first().map(|work| work.function) else { continue };
                     self.supervisor.residence().began(now, function, gpu, key);
                     let assign = gpu::Message::Assign { key, works, incarnation, attempt, from };
@@ -106,8 +110,8 @@ impl Node {
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
                 dispatch::Action::Prewarm { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prewarm { model }),
-                dispatch::Action::Standing { gpu, model, standing } => {
-                    self.tell_gpu(gpu, GpuEvent::Standing { model, standing });
+                dispatch::Action::SetEvictionRank { gpu, model, standing } => {
+                    self.tell_gpu(gpu, GpuEvent::CandidateChanged { model, standing });
                 }
                 dispatch::Action::Pin { gpu, model } => {
                     self.tell_gpu(gpu, GpuEvent::Pin { model });
@@ -115,7 +119,7 @@ impl Node {
                 dispatch::Action::Unpin { gpu, model } => {
                     self.tell_gpu(gpu, GpuEvent::Unpin { model });
                 }
-                dispatch::Action::Keep { gpu, model, kept } => {
+                dispatch::Action::SetWarmCopy { gpu, model, kept } => {
                     self.tell_gpu(gpu, GpuEvent::Keep { model, kept });
                 }
                 dispatch::Action::Recall { gpu, key } => {
@@ -137,11 +141,11 @@ impl Node {
 
     /// Marks the requests that the queue knows by this key as assigned to a GPU, and returns the
     /// requests. A batch has several requests.
-    fn begin(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
+    fn mark_assigned(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
         let mut works = Vec::new();
         for key in self.dispatch.core.members(key) {
             let Some(entry) = self.entries.get_mut(&key) else { continue };
-            entry.goes_to(gpu);
+            entry.set_assigned(gpu);
             entry.work.home.post(function::Message::Dispatched(key));
             works.push(Arc::clone(&entry.work));
         }
@@ -149,13 +153,16 @@ impl Node {
     }
 
     /// Tells dispatch that the request or batch of this key has left a GPU.
-    fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
+    fn record_departure(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
         let members = self.dispatch.core.members(key);
         self.supervisor.residence().ended(now, gpu, key);
-        if matches!(event, dispatch::Event::Returned { .. }) {
+        if matches!(event, dispatch::Event::RequestReturned { .. }) {
             // The requests wait again. If dispatch fails them instead, their entries are removed below.
             for key in &members {
-                self.entries.get_mut(key).into_iter().for_each(|entry| entry.waits(&self.dispatch.core));
+                self.entries
+                    .get_mut(key)
+                    .into_iter()
+                    .for_each(|entry| entry.set_waiting(&self.dispatch.core));
             }
         }
         self.dispatch(now, event);
@@ -174,7 +181,7 @@ impl Node {
     fn moved(&mut self, now: Timestamp, key: RequestKey) {
         if let Some(entry) = self.entries.get(&key) {
             let inputs = entry.work.invocation.inputs_on_gpus();
-            self.dispatch(now, dispatch::Event::Moved { key, inputs });
+            self.dispatch(now, dispatch::Event::InputsMoved { key, inputs });
         }
     }
 
@@ -195,9 +202,9 @@ impl Node {
         let mut lost: Vec<_> = self.entries.values_mut().filter(|entry| entry.is_on(gpu)).collect();
         log_lost(gpu, lost.iter().map(|entry| &entry.work.invocation.request_id));
         // The requests wait again, except those that dispatch fails when it handles the event.
-        lost.iter_mut().for_each(|entry| entry.waits(&self.dispatch.core));
+        lost.iter_mut().for_each(|entry| entry.set_waiting(&self.dispatch.core));
         // The fabric reports no end for the transfers of a GPU that is down.
-        self.moving.retain(|_, (its, _)| *its != gpu);
+        self.transfers.retain(|_, (its, _)| *its != gpu);
         self.dispatch(now, event);
         self.forget_dropped();
     }
@@ -220,42 +227,51 @@ impl Node {
                 fabric::Action::Carried { link, direction, size } => {
                     (link, link_core::Event::Carried(direction, size))
                 }
-                fabric::Action::Arrived { gpu, cargo: Cargo::Weights(weights), chunks } => {
-                    let Weights { model, generation, .. } = weights;
+                fabric::Action::Arrived { gpu, cargo: TransferCargo::Weights(weights), chunks } => {
+                    let WeightsCargo { model, generation, .. } = weights;
                     self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
                     continue;
                 }
                 // A run reads an object only after the whole object has arrived, so parts are not reported.
-                fabric::Action::Arrived { cargo: Cargo::Object(_) | Cargo::ToHost(_), .. } => continue,
-                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
+                fabric::Action::Arrived {
+                    cargo: TransferCargo::Object(_) | TransferCargo::ToHost(_),
+                    ..
+                } => continue,
+                fabric::Action::Lock {
+                    gpu,
+                    transfer,
+                    cargo: TransferCargo::Weights(WeightsCargo { model, .. }),
+                } => {
                     self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
                     continue;
                 }
-                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Object(piece) } => {
+                fabric::Action::Lock { gpu, transfer, cargo: TransferCargo::Object(piece) } => {
                     self.supervisor.gpu(gpu).post(gpu::Message::LockObject { transfer, piece });
                     continue;
                 }
                 // A copy to the host reads this GPU's own memory, so no other GPU has to lock anything.
-                fabric::Action::Lock { cargo: Cargo::ToHost(_), .. } => continue,
+                fabric::Action::Lock { cargo: TransferCargo::ToHost(_), .. } => continue,
                 fabric::Action::Unlock { gpu, transfer } => {
                     self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
                     continue;
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from, routes } => {
-                    let moved = match self.moving.remove(&transfer) {
-                        Some((_, Cargo::Object(_))) => {
-                            let came = gpu::Message::Came { transfer, outcome, routes };
+                    let moved = match self.transfers.remove(&transfer) {
+                        Some((_, TransferCargo::Object(_))) => {
+                            let came = gpu::Message::ObjectTransferEnded { transfer, outcome, routes };
                             self.supervisor.gpu(gpu).post(came);
                             continue;
                         }
-                        Some((_, Cargo::ToHost(_))) => {
-                            self.supervisor.gpu(gpu).post(gpu::Message::Left { transfer, outcome });
+                        Some((_, TransferCargo::ToHost(_))) => {
+                            self.supervisor
+                                .gpu(gpu)
+                                .post(gpu::Message::HostTransferEnded { transfer, outcome });
                             continue;
                         }
-                        Some((_, Cargo::Weights(weights))) => Some((gpu, weights.model, from)),
+                        Some((_, TransferCargo::Weights(weights))) => Some((gpu, weights.model, from)),
                         None => None,
                     };
-                    arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
+                    arrived.extend(moved.filter(|_| outcome == fabric::TransferOutcome::Complete));
                     self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
                     continue;
                 }
@@ -264,11 +280,11 @@ impl Node {
         }
         self.fabric.done(actions);
         for (gpu, model, from) in arrived {
-            self.dispatch(now, dispatch::Event::Loaded { gpu, model, from });
+            self.dispatch(now, dispatch::Event::ModelLoaded { gpu, model, from });
         }
     }
 
-    fn report(&self, look: Look, parts: &Parts) {
+    fn report(&self, look: SnapshotScope, parts: &SnapshotSender) {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
         let stats = self.dispatch.core.dispatch().stats();
         let part = SnapshotPart::Queue {
@@ -297,14 +313,14 @@ impl Node {
 
     fn shutdown(&mut self, reply: oneshot::Sender<()>) {
         self.stopping.push(reply);
-        for gpu in &self.alive {
+        for gpu in &self.running_executors {
             self.supervisor.executor(*gpu).post(executor::Message::Stop);
         }
         self.end_if_stopped();
     }
 
     fn end_if_stopped(&mut self) {
-        if self.alive.is_empty() && !self.stopping.is_empty() {
+        if self.running_executors.is_empty() && !self.stopping.is_empty() {
             self.supervisor.end();
             // The callers of the shutdown may have given up.
             self.stopping.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
@@ -312,41 +328,43 @@ impl Node {
     }
 }
 
-impl Behaviour for Node {
+impl ActorBehaviour for NodeActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {
         match message {
             Message::Enqueue { work, attempts } => self.enqueue(now, work, attempts),
-            Message::Next(work) => self.next(now, &work),
-            Message::Moved(key) => self.moved(now, key),
+            Message::PrewarmHints(work) => self.next(now, &work),
+            Message::InputMoved(key) => self.moved(now, key),
             Message::Withdraw(key) => self.withdraw(now, key),
             Message::Up { gpu, incarnation } => self.dispatch(now, dispatch::Event::Up { gpu, incarnation }),
             Message::Down { gpu, lost } => self.down(now, gpu, dispatch::Event::Down { gpu, lost }),
             Message::GpuReset(gpu) => self.down(now, gpu, dispatch::Event::Reset { gpu }),
-            Message::Ended { gpu, key, ran } => {
-                self.left(now, gpu, key, dispatch::Event::Ended { gpu, key, ran });
+            Message::RunEnded { gpu, key, ran } => {
+                self.record_departure(now, gpu, key, dispatch::Event::RequestEnded { gpu, key, ran });
             }
-            Message::Returned { gpu, key, why } => {
-                self.left(now, gpu, key, dispatch::Event::Returned { gpu, key, why });
+            Message::RequestReturned { gpu, key, why } => {
+                self.record_departure(now, gpu, key, dispatch::Event::RequestReturned { gpu, key, why });
             }
             Message::Split(key) => self.dispatch(now, batching::Event::Split { key }),
-            Message::Scored { function, counts } => self.scored(now, function, counts),
-            Message::Scores(scores) => self.scores(now, &scores),
+            Message::SloCountsChanged { function, counts } => self.scored(now, function, counts),
+            Message::ClusterSloCounts(scores) => self.scores(now, &scores),
             Message::Quotas(quotas) => {
-                self.supervisor.cap(quotas).into_iter().for_each(|event| self.dispatch(now, event));
+                self.supervisor.set_caps(quotas).into_iter().for_each(|event| self.dispatch(now, event));
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
-            Message::Evicted { gpu, models } => self.dispatch(now, dispatch::Event::Evicted { gpu, models }),
+            Message::Evicted { gpu, models } => {
+                self.dispatch(now, dispatch::Event::ModelsEvicted { gpu, models })
+            }
             Message::Transfer { gpu, transfer, cargo, chunks, from, reader } => {
-                self.moving.insert(transfer, (gpu, cargo));
+                self.transfers.insert(transfer, (gpu, cargo));
                 let objective = match reader {
-                    Reader::Nobody => None,
-                    Reader::Run(key) => self.objective(now, key),
-                    Reader::Answer(work) => self.answer_objective(now, &work),
-                    Reader::Inputs(asker) => self.inputs_objective(now, &asker),
-                    Reader::Outside(asker) => self.outside_objective(now, &asker),
-                    Reader::Elsewhere(by) => Some(objectives::of_elsewhere(now, by)),
+                    TransferReader::None => None,
+                    TransferReader::Run(key) => self.objective(now, key),
+                    TransferReader::Answer(work) => self.answer_objective(now, &work),
+                    TransferReader::Inputs(asker) => self.inputs_objective(now, &asker),
+                    TransferReader::Outside(asker) => self.outside_objective(now, &asker),
+                    TransferReader::Elsewhere(by) => Some(objectives::of_elsewhere(now, by)),
                 };
                 self.fabric(now, fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }
@@ -357,7 +375,7 @@ impl Behaviour for Node {
             }
             Message::CancelTransfer(transfer) => self.fabric(now, fabric::Event::Cancel { transfer }),
             Message::Fabric(event) => self.fabric(now, event),
-            Message::Learned { reply } => drop(reply.send(self.learned())),
+            Message::Profiles { reply } => drop(reply.send(self.learned())),
             Message::Install { function, model, reply } => {
                 let installed = self.install(now, function, model);
                 drop(reply.send(installed));
@@ -378,7 +396,7 @@ impl Behaviour for Node {
             }
             Message::Shutdown { reply } => self.shutdown(reply),
             Message::ExecutorStopped(gpu) => {
-                self.alive.retain(|&alive| alive != gpu);
+                self.running_executors.retain(|&alive| alive != gpu);
                 self.end_if_stopped();
             }
         }

@@ -4,11 +4,11 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use millrace_policy::fabric::Weights;
+use millrace_policy::fabric::WeightsCargo;
 use millrace_policy::ids::{RunId, TransferId};
-use millrace_policy::paths::{Direction, Hops};
+use millrace_policy::paths::{HostDirection, RouteHops};
 use millrace_proto::executor::LaunchTimes;
-use millrace_proto::trace::{self, KeyValue, Past};
+use millrace_proto::trace::{self, FinishedSpan, KeyValue};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
@@ -17,7 +17,7 @@ use tracing::Span;
 use crate::objects::method_name;
 
 /// The spans of a request while the request is on a GPU.
-pub(crate) struct Spans {
+pub(crate) struct GpuSpans {
     parent: Span,
     gpu: GpuIndex,
     swap: Option<(TransferId, Span)>,
@@ -25,18 +25,18 @@ pub(crate) struct Spans {
 }
 
 /// A batch of a transfer that crossed a link.
-pub(crate) struct Copied {
+pub(crate) struct CopiedBatch {
     pub(crate) transfer: TransferId,
     pub(crate) link: LinkId,
     /// The direction and the hops, if other GPUs forwarded the batch between the host and its GPU. The
     /// hops include that GPU.
-    pub(crate) via: Option<(Direction, Hops)>,
+    pub(crate) via: Option<(HostDirection, RouteHops)>,
     pub(crate) started: Timestamp,
     pub(crate) finished: Timestamp,
     pub(crate) bytes: Bytes,
 }
 
-impl Spans {
+impl GpuSpans {
     /// Returns a request's spans on a GPU, as children of `parent`.
     pub(crate) fn new(parent: Span, gpu: GpuIndex) -> Self {
         Self { parent, gpu, swap: None, run: None }
@@ -46,7 +46,7 @@ impl Spans {
     pub(crate) fn swap_begins(
         &mut self,
         transfer: TransferId,
-        weights: Weights,
+        weights: WeightsCargo,
         from: Option<GpuIndex>,
         evicted: usize,
     ) {
@@ -60,7 +60,7 @@ impl Spans {
         );
         if evicted > 0 {
             let evicted = i64::try_from(evicted).unwrap_or(i64::MAX);
-            trace::note(&span, "made room", || vec![KeyValue::new("millrace.evicted.models", evicted)]);
+            trace::add_event(&span, "made room", || vec![KeyValue::new("millrace.evicted.models", evicted)]);
         }
         self.swap = Some((transfer, span));
     }
@@ -77,7 +77,7 @@ impl Spans {
 
     /// Returns the spans that outlive the request: an open swap span. An executor may report the end of a
     /// run before the end of the copy that the run waited for.
-    pub(crate) fn leave(self) -> Option<Self> {
+    pub(crate) fn into_unfinished(self) -> Option<Self> {
         self.swap.is_some().then_some(Self { run: None, ..self })
     }
 
@@ -87,7 +87,7 @@ impl Spans {
     }
 
     /// Records a copied batch in the swap span, if the batch belongs to the request's model.
-    pub(crate) fn copied(&self, now: Timestamp, copied: &Copied) {
+    pub(crate) fn copied(&self, now: Timestamp, copied: &CopiedBatch) {
         if let Some((_, span)) = self.swap.as_ref().filter(|_| self.swaps_by(copied.transfer)) {
             self::copied(span, now, copied);
         }
@@ -112,15 +112,15 @@ impl Spans {
     pub(crate) fn fetched(
         &self,
         method: FetchMethod,
-        routes: &[Hops],
+        routes: &[RouteHops],
         input: &str,
         bytes: u64,
         took: Duration,
     ) {
-        trace::tell(&self.parent, "fetch", Past { ago: Duration::ZERO, took }, || {
+        trace::record_finished(&self.parent, "fetch", FinishedSpan { ago: Duration::ZERO, took }, || {
             let mut attributes = fetch_attributes(method, input, bytes);
             if !routes.is_empty() {
-                let routes: Vec<_> = routes.iter().map(Hops::to_string).collect();
+                let routes: Vec<_> = routes.iter().map(RouteHops::to_string).collect();
                 attributes.push(KeyValue::new("millrace.fetch.routes", routes.join(", ")));
             }
             attributes
@@ -132,7 +132,7 @@ impl Spans {
         let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
         for launch in times {
             let past = past(now, Timestamp(launch.started_ns), Timestamp(launch.finished_ns));
-            trace::tell(span, "launch", past, || {
+            trace::record_finished(span, "launch", past, || {
                 let number = KeyValue::new("millrace.launch", i64::from(launch.launch));
                 vec![number, KeyValue::new("millrace.waited_ms", launch.waited_ns as f64 / 1e6)]
             });
@@ -142,7 +142,7 @@ impl Spans {
     /// Notes in the run span that the Node recalled the request for another GPU.
     pub(crate) fn recalled(&self) {
         if let Some((_, span)) = &self.run {
-            trace::note(span, "recalled for another GPU", Vec::new);
+            trace::add_event(span, "recalled for another GPU", Vec::new);
         }
     }
 
@@ -154,19 +154,19 @@ impl Spans {
 }
 
 /// Starts the span of the copy of a request's output from its GPU to the host.
-pub(crate) fn leaves(parent: &Span, gpu: GpuIndex, bytes: u64) -> Span {
+pub(crate) fn host_copy_span(parent: &Span, gpu: GpuIndex, bytes: u64) -> Span {
     tracing::info_span!(parent: parent, "keep", millrace.gpu = gpu.0, millrace.bytes = bytes)
 }
 
 /// Records a copied batch as a child of the span of its transfer.
-pub(crate) fn copied(span: &Span, now: Timestamp, copied: &Copied) {
-    trace::tell(span, "copy", past(now, copied.started, copied.finished), || {
+pub(crate) fn copied(span: &Span, now: Timestamp, copied: &CopiedBatch) {
+    trace::record_finished(span, "copy", past(now, copied.started, copied.finished), || {
         let bytes = i64::try_from(copied.bytes.get()).unwrap_or(i64::MAX);
         let link = KeyValue::new("millrace.link", i64::from(copied.link.0));
         let mut attributes = vec![link, KeyValue::new("millrace.bytes", bytes)];
         let route = copied.via.map(|via| match via {
-            (Direction::ToGpu, hops) => format!("host-{hops}"),
-            (Direction::FromGpu, hops) => format!("{hops}-host"),
+            (HostDirection::ToGpu, hops) => format!("host-{hops}"),
+            (HostDirection::FromGpu, hops) => format!("{hops}-host"),
         });
         attributes.extend(route.map(|route| KeyValue::new("millrace.route", route)));
         attributes
@@ -184,6 +184,6 @@ pub(crate) fn fetch_attributes(method: FetchMethod, input: &str, bytes: u64) -> 
 
 /// Returns the end and the duration of an interval that an executor measured. The worker and its executors
 /// share CLOCK_MONOTONIC, so the difference from `now` is meaningful.
-fn past(now: Timestamp, started: Timestamp, finished: Timestamp) -> Past {
-    Past { ago: now.since(finished), took: finished.since(started) }
+fn past(now: Timestamp, started: Timestamp, finished: Timestamp) -> FinishedSpan {
+    FinishedSpan { ago: now.since(finished), took: finished.since(started) }
 }

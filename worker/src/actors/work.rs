@@ -6,23 +6,23 @@ use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_types::{ModelId, Priority, Timestamp};
 
 use crate::actors::function;
-use crate::request::Invocation;
+use crate::request::Attempt;
 use crate::seams::Mailbox;
 
 /// A request and the address of its answer. The request's present owner and the Node share it, because the
 /// Node assigns the request to another GPU when one is lost.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct RequestWork {
     pub(crate) key: RequestKey,
     pub(crate) function: FunctionIndex,
     pub(crate) model: ModelId,
     pub(crate) priority: Priority,
     pub(crate) accepted: Timestamp,
-    pub(crate) invocation: Invocation,
+    pub(crate) invocation: Attempt,
     /// The Function actor that admitted the request, and the only actor that answers it.
     pub(crate) home: Mailbox<function::Message>,
     /// The caller's span.
     pub(crate) span: tracing::Span,
 }
 
-pub(crate) type SharedWork = Arc<Work>;
+pub(crate) type SharedWork = Arc<RequestWork>;

@@ -9,16 +9,16 @@ use std::time::Duration;
 use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Digest, Failure, Quota, Reason, Revision, RevisionKey, Sequences, Serving, Share, Slo, SloBase,
-    TenantName,
+    Bytes, Digest, Failure, Quota, Reason, ResourceShare, Revision, RevisionKey, SchedulingOptions,
+    SequenceSpec, Slo, SloBase, TenantName,
 };
 use tokio::sync::watch;
 
-use crate::policy::Wanted;
+use crate::policy::DesiredPolicy;
 
 /// The position in the leader's log at which a desired state was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stamp {
+pub struct LogPosition {
     pub term: u64,
     /// Index of the last command that the state reflects.
     pub index: u64,
@@ -26,7 +26,7 @@ pub struct Stamp {
 
 /// A function to serve.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Function {
+pub struct PlacedFunction {
     pub key: RevisionKey,
     /// Digest of the function's model or program file.
     pub digest: Digest,
@@ -41,20 +41,20 @@ pub struct Function {
     /// SLO counts from other nodes and earlier placements.
     pub slo_base: SloBase,
     /// Priority, batching and residency settings.
-    pub serving: Serving,
+    pub serving: SchedulingOptions,
     /// Creation time, in Unix milliseconds. A later function of the same name has another creation
     /// time.
     pub created_at_ms: u64,
     /// Number of processes of a program; 0 for a model.
     pub processes: u32,
     /// Outputs of the model that are state; `None`: the function keeps no state.
-    pub sequences: Option<Sequences>,
+    pub sequences: Option<SequenceSpec>,
 }
 
 /// The operator's setting for this node. The node itself does not act on the setting: the leader
 /// moves functions away through the next desired states.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Scheduling {
+pub enum NodeScheduling {
     /// The node gets functions.
     #[default]
     Schedulable,
@@ -64,7 +64,7 @@ pub enum Scheduling {
     Draining,
 }
 
-impl From<wire::NodeScheduling> for Scheduling {
+impl From<wire::NodeScheduling> for NodeScheduling {
     fn from(wire: wire::NodeScheduling) -> Self {
         match wire {
             wire::NodeScheduling::Unspecified | wire::NodeScheduling::Schedulable => Self::Schedulable,
@@ -74,30 +74,30 @@ impl From<wire::NodeScheduling> for Scheduling {
     }
 }
 
-impl From<Scheduling> for wire::NodeScheduling {
-    fn from(scheduling: Scheduling) -> Self {
+impl From<NodeScheduling> for wire::NodeScheduling {
+    fn from(scheduling: NodeScheduling) -> Self {
         match scheduling {
-            Scheduling::Schedulable => Self::Schedulable,
-            Scheduling::Cordoned => Self::Cordoned,
-            Scheduling::Draining => Self::Draining,
+            NodeScheduling::Schedulable => Self::Schedulable,
+            NodeScheduling::Cordoned => Self::Cordoned,
+            NodeScheduling::Draining => Self::Draining,
         }
     }
 }
 
 /// The desired state of the node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Desired {
+pub struct DesiredState {
     /// Stamp of the state; `None` before the first state.
-    pub stamp: Option<Stamp>,
-    pub functions: Vec<Function>,
-    pub scheduling: Scheduling,
+    pub stamp: Option<LogPosition>,
+    pub functions: Vec<PlacedFunction>,
+    pub scheduling: NodeScheduling,
     /// Tenants' caps on this node; tenants that are not named have no caps.
-    pub quotas: Arc<Quotas>,
+    pub quotas: Arc<TenantQuotas>,
     /// Scheduling policy.
-    pub policy: Wanted,
+    pub policy: DesiredPolicy,
 }
 
-pub type Quotas = BTreeMap<TenantName, Quota>;
+pub type TenantQuotas = BTreeMap<TenantName, Quota>;
 
 /// Obeys `state` unless the last state is newer. Returns whether anything changed. Sessions with
 /// several controllers share `obeyed`, and the channel compares and replaces in one step.
@@ -105,15 +105,18 @@ pub type Quotas = BTreeMap<TenantName, Quota>;
 /// # Errors
 /// [`Reason::InvalidSpec`] if a function of the state cannot be read. Nothing of the state is
 /// obeyed then: a half-read state would retire functions that the state names.
-pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>) -> Result<bool, Failure> {
+pub fn obey(
+    obeyed: &watch::Sender<DesiredState>,
+    state: &ItemSet<wire::DesiredState>,
+) -> Result<bool, Failure> {
     let head = state.head();
-    let stamp = Some(Stamp { term: head.term, index: head.index });
+    let stamp = Some(LogPosition { term: head.term, index: head.index });
     if stamp <= obeyed.borrow().stamp {
         return Ok(false);
     }
     let scheduling = head.scheduling.into();
     let mut functions = Vec::with_capacity(state.items().len());
-    let mut quotas = Quotas::new();
+    let mut quotas = TenantQuotas::new();
     for item in state.items() {
         match item {
             DesiredItem::Function(wire) => functions.push(function(wire)?),
@@ -122,7 +125,7 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>
     }
     let quotas = Arc::new(quotas);
     let policy = policy(head.policy.clone().unwrap_or_default())?;
-    let mut new = Some(Desired { stamp, functions, scheduling, quotas, policy });
+    let mut new = Some(DesiredState { stamp, functions, scheduling, quotas, policy });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -132,14 +135,14 @@ pub fn obey(obeyed: &watch::Sender<Desired>, state: &ItemSet<wire::DesiredState>
     }))
 }
 
-fn policy(wire: wire::Policy) -> Result<Wanted, Failure> {
+fn policy(wire: wire::Policy) -> Result<DesiredPolicy, Failure> {
     let spec = millrace_proto::convert::policy_spec(&wire.spec.unwrap_or_default())?;
-    Ok(Wanted { generation: wire.generation, spec })
+    Ok(DesiredPolicy { generation: wire.generation, spec })
 }
 
 fn quota(wire: &wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
     let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("tenant {}: {what}", wire.tenant));
-    let share = |ppm: u32| (ppm > 0).then(|| Share::from_ppm(ppm)).transpose();
+    let share = |ppm: u32| (ppm > 0).then(|| ResourceShare::from_ppm(ppm)).transpose();
     let quota = Quota {
         gpus_max: NonZeroU32::new(wire.gpus_max),
         gpu_share: share(wire.gpu_share_ppm).map_err(|error| invalid(error.to_string()))?,
@@ -149,7 +152,7 @@ fn quota(wire: &wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {
     Ok((tenant, quota))
 }
 
-fn function(wire: &wire::DesiredFunction) -> Result<Function, Failure> {
+fn function(wire: &wire::DesiredFunction) -> Result<PlacedFunction, Failure> {
     let name = format!("{}/{}", wire.tenant, wire.name);
     let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("function {name}: {what}"));
     let function = millrace_proto::convert::function_key(&wire.tenant, &wire.name)?;
@@ -160,7 +163,7 @@ fn function(wire: &wire::DesiredFunction) -> Result<Function, Failure> {
     });
     let serving = millrace_proto::convert::placed_serving(wire)?;
     let sequences = wire.sequences.clone().map(millrace_proto::convert::placed_sequences).transpose()?;
-    Ok(Function {
+    Ok(PlacedFunction {
         key: RevisionKey { function, revision },
         serving,
         digest: wire.digest.parse().map_err(|error| invalid(format!("{error}")))?,
@@ -182,7 +185,7 @@ mod tests {
     use super::*;
 
     /// Obeys a state that arrived in one message.
-    fn obey(obeyed: &watch::Sender<Desired>, state: wire::DesiredState) -> Result<bool, Failure> {
+    fn obey(obeyed: &watch::Sender<DesiredState>, state: wire::DesiredState) -> Result<bool, Failure> {
         let mut set = ItemSet::default();
         set.apply(PartAssembler::default().take(state).unwrap().unwrap()).unwrap();
         super::obey(obeyed, &set)
@@ -199,13 +202,13 @@ mod tests {
         wire::DesiredState { term, index, functions, ..Default::default() }
     }
 
-    fn names(obeyed: &watch::Sender<Desired>) -> Vec<String> {
+    fn names(obeyed: &watch::Sender<DesiredState>) -> Vec<String> {
         obeyed.borrow().functions.iter().map(|function| function.key.function.name.to_string()).collect()
     }
 
     #[test]
     fn states_are_obeyed_in_log_order_if_they_arrive_in_another() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         for (term, index, name, changes) in [
             (1, 5, "a", true),
             (1, 4, "b", false),
@@ -222,30 +225,30 @@ mod tests {
 
     #[test]
     fn an_empty_state_at_zero_is_obeyed_too() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         assert_eq!(obey(&obeyed, state(0, 0, &[])), Ok(true));
     }
 
     #[test]
     fn scheduling_and_inherited_scores_are_read_from_the_state() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         let mut moved = state(1, 1, &["a"]);
         moved.set_scheduling(wire::NodeScheduling::Draining);
         moved.functions[0].slo_base_m = -2;
         moved.functions[0].slo_base_n = 5;
         obey(&obeyed, moved).unwrap();
-        assert_eq!(obeyed.borrow().scheduling, Scheduling::Draining);
+        assert_eq!(obeyed.borrow().scheduling, NodeScheduling::Draining);
         assert_eq!(obeyed.borrow().functions[0].slo_base, SloBase { m: -2, n: 5 });
     }
 
     #[test]
     fn caps_are_read_from_the_state() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         let mut capped = state(1, 1, &["a"]);
         let quota = wire::TenantQuota { tenant: "acme".into(), gpus_max: 2, ..Default::default() };
         capped.quotas = vec![wire::TenantQuota { memory_share_ppm: 500_000, ..quota.clone() }];
         obey(&obeyed, capped.clone()).unwrap();
-        let half = Share::from_ppm(500_000).ok();
+        let half = ResourceShare::from_ppm(500_000).ok();
         let expected = Quota { gpus_max: NonZeroU32::new(2), gpu_share: None, memory_share: half };
         assert_eq!(obeyed.borrow().quotas.get(&TenantName::new("acme").unwrap()), Some(&expected));
         capped.index = 2;
@@ -255,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_state_with_an_unknown_policy_is_not_obeyed() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         let spec = |dispatch: &str| millrace_proto::policy::PolicySpec {
             dispatch: dispatch.to_owned(),
             ..Default::default()
@@ -273,7 +276,7 @@ mod tests {
 
     #[test]
     fn an_unreadable_state_changes_nothing() {
-        let obeyed = watch::Sender::new(Desired::default());
+        let obeyed = watch::Sender::new(DesiredState::default());
         obey(&obeyed, state(1, 1, &["a"])).unwrap();
         let mut bad = state(1, 2, &["b", "c"]);
         bad.functions[1].digest = "md5:0".into();

@@ -5,7 +5,7 @@ use millrace_policy::checkpoint::Event;
 use millrace_types::{Bytes, DataId, NodeName};
 use tokio::sync::{mpsc, watch};
 
-use super::registration::Registration;
+use super::registration::NodeEpochs;
 
 /// Maximum number of unread changes. Further reporters wait.
 pub(super) const CHANGES_MAX: usize = 1024;
@@ -14,7 +14,7 @@ pub(super) const CHANGES_MAX: usize = 1024;
 #[derive(Debug, Clone)]
 pub struct IndexFeed {
     pub(super) changes: mpsc::Sender<Event>,
-    pub(crate) registration: watch::Receiver<Registration>,
+    pub(crate) registration: watch::Receiver<NodeEpochs>,
     pub(crate) node: NodeName,
 }
 
@@ -36,7 +36,7 @@ impl IndexPermit<'_> {
 
 impl IndexFeed {
     /// Waits for a permit to report one change. `None` once the worker ends.
-    pub async fn place(&self) -> Option<IndexPermit<'_>> {
+    pub async fn reserve(&self) -> Option<IndexPermit<'_>> {
         self.changes.reserve().await.ok().map(IndexPermit)
     }
 }
@@ -45,14 +45,14 @@ impl IndexFeed {
 impl IndexFeed {
     /// Returns a feed without a receiver, of a worker that no controller has registered.
     pub(crate) fn unheard() -> Self {
-        let registration = watch::Sender::new(Registration::default()).subscribe();
+        let registration = watch::Sender::new(NodeEpochs::default()).subscribe();
         let node = NodeName::new("node").unwrap();
         Self { changes: mpsc::channel(1).0, registration, node }
     }
 
     /// Returns a feed of a worker that is registered under this epoch, and its receiver.
     pub(crate) fn heard(epoch: millrace_types::Epoch) -> (Self, mpsc::Receiver<Event>) {
-        let known = Registration { current: Some(epoch), seen: epoch };
+        let known = NodeEpochs { current: Some(epoch), seen: epoch };
         let registration = watch::Sender::new(known).subscribe();
         let (changes, changed) = mpsc::channel(CHANGES_MAX);
         (Self { changes, registration, node: NodeName::new("node").unwrap() }, changed)

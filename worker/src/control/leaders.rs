@@ -9,9 +9,9 @@ pub(super) struct StreamId(pub(super) u64);
 
 /// The terms of the controllers that claim to lead, by stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Leaders(BTreeMap<StreamId, u64>);
+pub(super) struct LeaderClaims(BTreeMap<StreamId, u64>);
 
-impl Leaders {
+impl LeaderClaims {
     /// Records that a controller leads, or no longer leads. Returns whether the leader changed.
     pub(super) fn heard(&mut self, stream: StreamId, term: u64, leads: bool) -> bool {
         let before = self.leader();
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn the_leader_of_the_highest_term_is_believed() {
-        let mut leaders = Leaders::default();
+        let mut leaders = LeaderClaims::default();
         assert!(!leaders.heard(A, 7, false));
         assert_eq!(leaders.leader(), None);
         assert!(leaders.heard(A, 7, true));

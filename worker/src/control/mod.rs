@@ -17,12 +17,12 @@ use tonic::transport::{Channel, Endpoint};
 use crate::clock::Clock;
 use crate::data_dir::DataDir;
 use crate::handle::NodeHandle;
-use checkpoint::{Checkpoints, Scores};
-use desired::Desired;
+use checkpoint::{CheckpointTaskConfig, SloScores};
+use desired::DesiredState;
 use index::IndexFeed;
-use outgoing::Feeds;
-use registration::Registrations;
-use session::{Peer, Shared};
+use outgoing::StreamSources;
+use registration::NodeEpochStore;
+use session::{ControllerEndpoint, SessionContext};
 
 pub mod checkpoint;
 pub mod desired;
@@ -44,7 +44,7 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 const GOODBYE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// The identity of this worker and the destinations of its streams.
-pub struct Config {
+pub struct ControlConfig {
     pub name: NodeName,
     /// The greeting. The session fills in cluster id, protocol, build and epoch.
     pub hello: wire::WorkerHello,
@@ -63,9 +63,9 @@ pub struct Config {
 
 /// The inputs and outputs of the streams.
 #[derive(Debug)]
-pub struct Channels {
+pub struct ControlChannels {
     /// The leader's desired state.
-    pub desired: watch::Sender<Desired>,
+    pub desired: watch::Sender<DesiredState>,
     /// The state of each function.
     pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     /// The models in host memory.
@@ -78,7 +78,7 @@ pub struct Channels {
 /// this controller does not accept the worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("controller {controller} refused this worker: {message}")]
-pub struct Refused {
+pub struct WorkerRefusal {
     pub controller: String,
     /// The reason, and the next step.
     pub message: String,
@@ -86,23 +86,23 @@ pub struct Refused {
 
 /// The running streams. Dropping this value ends the streams.
 #[derive(Debug)]
-pub struct Control {
-    sessions: JoinSet<Option<Refused>>,
+pub struct ControlPlaneClient {
+    sessions: JoinSet<Option<WorkerRefusal>>,
     checkpoints: JoinSet<()>,
-    scores: watch::Receiver<Scores>,
+    scores: watch::Receiver<SloScores>,
     index: IndexFeed,
     flushes: mpsc::Sender<oneshot::Sender<()>>,
     leaving: watch::Sender<bool>,
     attached: watch::Receiver<BTreeSet<usize>>,
 }
 
-impl Control {
+impl ControlPlaneClient {
     /// Opens a stream to every controller and reopens lost streams.
     #[must_use]
-    pub fn start(config: Config, channels: Channels) -> Self {
-        let Config { name, hello, controllers, attached, data_dir, node, clock, seed } = config;
-        let Channels { desired, statuses, models, telemetry } = channels;
-        let registrations = Registrations::default();
+    pub fn start(config: ControlConfig, channels: ControlChannels) -> Self {
+        let ControlConfig { name, hello, controllers, attached, data_dir, node, clock, seed } = config;
+        let ControlChannels { desired, statuses, models, telemetry } = channels;
+        let registrations = NodeEpochStore::default();
         let leaders = watch::Sender::default();
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
         let (changes, changed) = mpsc::channel(index::CHANGES_MAX);
@@ -119,7 +119,7 @@ impl Control {
             leaving: leaving.clone(),
             attached: attached.subscribe(),
         };
-        let feeds = Feeds {
+        let feeds = StreamSources {
             hello,
             data_dir,
             registrations: registrations.clone(),
@@ -128,7 +128,7 @@ impl Control {
             outbox: outbox.subscribe(),
             leaving: leaving.subscribe(),
         };
-        let checkpoints = Checkpoints {
+        let checkpoints = CheckpointTaskConfig {
             node,
             clock: clock.clone(),
             models,
@@ -142,20 +142,20 @@ impl Control {
             scores,
         };
         let streams = Arc::new(AtomicU64::new(0));
-        let shared = Shared { feeds, desired, leaders, answers, attached, streams, clock };
+        let shared = SessionContext { feeds, desired, leaders, answers, attached, streams, clock };
         control.run(checkpoints, &shared, controllers, seed)
     }
 
     fn run(
         mut self,
-        checkpoints: Checkpoints,
-        shared: &Shared,
+        checkpoints: CheckpointTaskConfig,
+        shared: &SessionContext,
         controllers: Vec<(String, Channel)>,
         seed: u64,
     ) -> Self {
         self.checkpoints.spawn(checkpoints.run());
         for (place, (address, channel)) in controllers.into_iter().enumerate() {
-            let peer = Peer { place, address, channel };
+            let peer = ControllerEndpoint { place, address, channel };
             self.sessions.spawn(session::run(shared.clone(), peer, seed ^ place as u64));
         }
         self
@@ -163,7 +163,7 @@ impl Control {
 
     /// Returns the SLO counts of the functions that are placed on this node.
     #[must_use]
-    pub fn scores(&self) -> watch::Receiver<Scores> {
+    pub fn scores(&self) -> watch::Receiver<SloScores> {
         self.scores.clone()
     }
 
@@ -211,7 +211,7 @@ impl Control {
 
     /// Waits for a refusal after which this worker cannot continue: the controller is of another
     /// cluster or speaks another protocol.
-    pub async fn failed(&mut self) -> Refused {
+    pub async fn failed(&mut self) -> WorkerRefusal {
         loop {
             match self.sessions.join_next().await {
                 Some(Ok(Some(refused))) => return refused,

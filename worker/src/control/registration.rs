@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 /// The epochs that are known of this node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Registration {
+pub struct NodeEpochs {
     /// The newest registration; `None` before a controller registered this worker.
     pub current: Option<Epoch>,
     /// The highest epoch met, those in names of data included. The greeting reports this epoch, so
@@ -17,34 +17,34 @@ pub struct Registration {
 
 /// The registrations, updated by all streams. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Registrations(watch::Sender<Registration>);
+pub(super) struct NodeEpochStore(watch::Sender<NodeEpochs>);
 
-impl Registrations {
+impl NodeEpochStore {
     /// Records the epoch under which a controller registered this node. Returns whether the epoch
     /// is newer.
     pub(super) fn registered(&self, epoch: Epoch) -> bool {
         self.0.send_if_modified(|known| {
             let newer = known.current < Some(epoch);
             if newer {
-                *known = Registration { current: Some(epoch), seen: known.seen.max(epoch) };
+                *known = NodeEpochs { current: Some(epoch), seen: known.seen.max(epoch) };
             }
             newer
         })
     }
 
     /// Records an epoch met in the name of data.
-    pub(super) fn met(&self, epoch: Epoch) {
+    pub(super) fn observe(&self, epoch: Epoch) {
         self.0.send_if_modified(|known| {
             known.seen = known.seen.max(epoch);
             false
         });
     }
 
-    pub(super) fn get(&self) -> Registration {
+    pub(super) fn get(&self) -> NodeEpochs {
         *self.0.borrow()
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Registration> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<NodeEpochs> {
         self.0.subscribe()
     }
 }
@@ -55,20 +55,20 @@ mod tests {
 
     #[test]
     fn the_newest_registration_holds_in_any_order_of_arrival() {
-        let known = Registrations::default();
+        let known = NodeEpochStore::default();
         for (epoch, newer) in [(3, true), (2, false), (3, false), (5, true), (4, false)] {
             assert_eq!(known.registered(Epoch(epoch)), newer, "{epoch}");
         }
-        assert_eq!(known.get(), Registration { current: Some(Epoch(5)), seen: Epoch(5) });
+        assert_eq!(known.get(), NodeEpochs { current: Some(Epoch(5)), seen: Epoch(5) });
     }
 
     #[test]
     fn an_epoch_in_a_data_name_is_remembered_without_a_registration() {
-        let known = Registrations::default();
-        known.met(Epoch(9));
-        known.met(Epoch(4));
-        assert_eq!(known.get(), Registration { current: None, seen: Epoch(9) });
+        let known = NodeEpochStore::default();
+        known.observe(Epoch(9));
+        known.observe(Epoch(4));
+        assert_eq!(known.get(), NodeEpochs { current: None, seen: Epoch(9) });
         known.registered(Epoch(2));
-        assert_eq!(known.get(), Registration { current: Some(Epoch(2)), seen: Epoch(9) });
+        assert_eq!(known.get(), NodeEpochs { current: Some(Epoch(2)), seen: Epoch(9) });
     }
 }

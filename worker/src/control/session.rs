@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::backoff::Waits;
+use millrace_policy::backoff::BackoffDelays;
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::parts::{DesiredHead, ItemSet, PartAssembler, PartError, control_client, cut_text};
 use millrace_proto::worker as wire;
@@ -17,10 +17,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::Refused;
-use super::desired::{self, Desired};
-use super::leaders::{Leaders, StreamId};
-use super::outgoing::{Feeds, outgoing};
+use super::WorkerRefusal;
+use super::desired::{self, DesiredState};
+use super::leaders::{LeaderClaims, StreamId};
+use super::outgoing::{StreamSources, outgoing};
 use crate::clock::Clock;
 use crate::data_dir;
 
@@ -37,10 +37,10 @@ const STABLE: Duration = Duration::from_secs(10);
 
 /// The state that all sessions of a worker share.
 #[derive(Clone)]
-pub(super) struct Shared {
-    pub(super) feeds: Feeds,
-    pub(super) desired: watch::Sender<Desired>,
-    pub(super) leaders: watch::Sender<Leaders>,
+pub(super) struct SessionContext {
+    pub(super) feeds: StreamSources,
+    pub(super) desired: watch::Sender<DesiredState>,
+    pub(super) leaders: watch::Sender<LeaderClaims>,
     pub(super) answers: mpsc::Sender<wire::CheckpointAck>,
     /// Positions of the controllers that have greeted back and are still connected.
     pub(super) attached: watch::Sender<BTreeSet<usize>>,
@@ -50,7 +50,7 @@ pub(super) struct Shared {
 
 /// A controller.
 #[derive(Debug)]
-pub(super) struct Peer {
+pub(super) struct ControllerEndpoint {
     /// Position in the list of controllers.
     pub(super) place: usize,
     pub(super) address: String,
@@ -59,7 +59,7 @@ pub(super) struct Peer {
 
 /// The reason why a stream ended.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum StreamEnd {
     #[error("{}", said(.0))]
     Status(#[from] tonic::Status),
     #[error("the controller closed the stream")]
@@ -85,14 +85,18 @@ fn said(status: &tonic::Status) -> &str {
 
 /// Keeps a stream to one controller open. Returns when this worker has left in order, or with a
 /// refusal after which the worker cannot continue.
-pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused> {
-    let mut waits = Waits::new(RECONNECT_BASE, RECONNECT_CEILING, seed);
+pub(super) async fn run(
+    shared: SessionContext,
+    peer: ControllerEndpoint,
+    seed: u64,
+) -> Option<WorkerRefusal> {
+    let mut waits = BackoffDelays::new(RECONNECT_BASE, RECONNECT_CEILING, seed);
     let mut failures = 0;
     let mut breaks = None;
     let mut leaving = shared.feeds.leaving.clone();
     while !*leaving.borrow() {
         let began = shared.clock.now();
-        let Attached { greeted, ended } = attach(&shared, &peer, breaks.clone()).await;
+        let StreamOutcome { greeted, ended } = attach(&shared, &peer, breaks.clone()).await;
         if let Some(refused) = fatal(&shared, &peer.address, &ended) {
             return Some(refused);
         }
@@ -120,14 +124,14 @@ pub(super) async fn run(shared: Shared, peer: Peer, seed: u64) -> Option<Refused
 /// Returns the refusal after which the worker must end, if `ended` is fatal. A worker that another
 /// controller has registered does not end: the controller group is being changed then, and serving
 /// continues.
-fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
+fn fatal(shared: &SessionContext, address: &str, ended: &StreamEnd) -> Option<WorkerRefusal> {
     if shared.feeds.registrations.get().current.is_some() {
         return None;
     }
     let message = match ended {
-        Ended::DataDir(error @ data_dir::Error::OtherCluster { .. }) => error.to_string(),
-        Ended::Protocol { .. } => ended.to_string(),
-        Ended::Status(status) => {
+        StreamEnd::DataDir(error @ data_dir::Error::OtherCluster { .. }) => error.to_string(),
+        StreamEnd::Protocol { .. } => ended.to_string(),
+        StreamEnd::Status(status) => {
             let failure = millrace_proto::status::from_status(status);
             if failure.reason != Reason::PeerMismatch {
                 return None;
@@ -136,47 +140,51 @@ fn fatal(shared: &Shared, address: &str, ended: &Ended) -> Option<Refused> {
         }
         _ => return None,
     };
-    Some(Refused { controller: address.to_owned(), message })
+    Some(WorkerRefusal { controller: address.to_owned(), message })
 }
 
 /// The outcome of a stream.
-struct Attached {
+struct StreamOutcome {
     /// Whether the controller greeted back.
     greeted: bool,
-    ended: Ended,
+    ended: StreamEnd,
 }
 
 /// Counts a stream that broke soon after its greeting. The greeting of the next stream reports the
 /// count.
-fn stream_break(before: Option<&wire::StreamBreak>, ended: &Ended) -> wire::StreamBreak {
+fn stream_break(before: Option<&wire::StreamBreak>, ended: &StreamEnd) -> wire::StreamBreak {
     let mut why = ended.to_string();
     cut_text(&mut why);
     wire::StreamBreak { times: before.map_or(0, |before| before.times).saturating_add(1), why }
 }
 
-async fn attach(shared: &Shared, peer: &Peer, breaks: Option<wire::StreamBreak>) -> Attached {
+async fn attach(
+    shared: &SessionContext,
+    peer: &ControllerEndpoint,
+    breaks: Option<wire::StreamBreak>,
+) -> StreamOutcome {
     let stream = StreamId(shared.streams.fetch_add(1, Ordering::Relaxed));
     let ended = converse(shared, peer, stream, breaks).await;
     let greeted = shared.attached.send_if_modified(|attached| attached.remove(&peer.place));
     shared.leaders.send_if_modified(|leaders| leaders.gone(stream));
-    Attached { greeted, ended: ended.err().unwrap_or(Ended::Closed) }
+    StreamOutcome { greeted, ended: ended.err().unwrap_or(StreamEnd::Closed) }
 }
 
 async fn converse(
-    shared: &Shared,
-    peer: &Peer,
+    shared: &SessionContext,
+    peer: &ControllerEndpoint,
     stream: StreamId,
     breaks: Option<wire::StreamBreak>,
-) -> Result<(), Ended> {
+) -> Result<(), StreamEnd> {
     let (welcome, welcomed) = oneshot::channel();
     let mut client = control_client(peer.channel.clone());
     let greeting = async {
         let outgoing = outgoing(shared.feeds.clone(), stream, breaks, welcomed);
         let mut incoming = client.attach(outgoing).await?.into_inner();
-        Ok::<_, Ended>((first(&mut incoming).await?, incoming))
+        Ok::<_, StreamEnd>((first(&mut incoming).await?, incoming))
     };
     let (hello, mut incoming) =
-        tokio::time::timeout(HELLO_TIMEOUT, greeting).await.map_err(|_| Ended::NoHello)??;
+        tokio::time::timeout(HELLO_TIMEOUT, greeting).await.map_err(|_| StreamEnd::NoHello)??;
     accept(shared, &hello)?;
     shared.attached.send_if_modified(|attached| attached.insert(peer.place));
     // The receiver is gone only if the call has ended, which the loop below notices.
@@ -198,7 +206,7 @@ struct DesiredStream {
 }
 
 fn hear(
-    shared: &Shared,
+    shared: &SessionContext,
     stream: StreamId,
     told: &mut DesiredStream,
     message: Message,
@@ -234,7 +242,7 @@ fn hear(
     Ok(())
 }
 
-fn obey(shared: &Shared, state: &ItemSet<wire::DesiredState>) {
+fn obey(shared: &SessionContext, state: &ItemSet<wire::DesiredState>) {
     let DesiredHead { term, index, .. } = *state.head();
     match desired::obey(&shared.desired, state) {
         Ok(changed) => tracing::debug!(term, index, changed, "desired state"),
@@ -249,16 +257,18 @@ fn obey(shared: &Shared, state: &ItemSet<wire::DesiredState>) {
     }
 }
 
-async fn first(incoming: &mut Streaming<wire::ControllerMessage>) -> Result<wire::ControllerHello, Ended> {
-    match incoming.message().await?.ok_or(Ended::Closed)?.message {
+async fn first(
+    incoming: &mut Streaming<wire::ControllerMessage>,
+) -> Result<wire::ControllerHello, StreamEnd> {
+    match incoming.message().await?.ok_or(StreamEnd::Closed)?.message {
         Some(Message::Hello(hello)) => Ok(hello),
-        _ => Err(Ended::NotHello),
+        _ => Err(StreamEnd::NotHello),
     }
 }
 
-fn accept(shared: &Shared, hello: &wire::ControllerHello) -> Result<(), Ended> {
+fn accept(shared: &SessionContext, hello: &wire::ControllerHello) -> Result<(), StreamEnd> {
     if hello.protocol_version != PROTOCOL_VERSION {
-        return Err(Ended::Protocol { theirs: hello.protocol_version, build: hello.build.clone() });
+        return Err(StreamEnd::Protocol { theirs: hello.protocol_version, build: hello.build.clone() });
     }
     shared.feeds.data_dir.adopt_cluster(&ClusterId(hello.cluster_id.as_str().into()))?;
     shared.feeds.registrations.registered(Epoch(hello.epoch));

@@ -18,10 +18,10 @@ use millrace_types::{Bytes, RevisionKey};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::desired::{Desired, Scheduling};
+use super::desired::{DesiredState, NodeScheduling};
 use crate::handle::NodeHandle;
-use crate::host_tier::Counts;
-use crate::snapshot::{GpuHealth, GpuSnapshot, Look, NodeSnapshot, ResidentModel};
+use crate::host_tier::HostTierCounts;
+use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel, SnapshotScope};
 
 /// Interval between messages without changes.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -39,20 +39,20 @@ const HOST_MODELS_MAX: usize = 1_024;
 
 /// The host tier's contribution to telemetry.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct HostTierTelemetry {
     /// Maximum host memory of models.
     pub budget: Bytes,
     /// Models in host memory.
     pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
     /// Counts of cold starts and evictions.
-    pub counts: watch::Receiver<Arc<Counts>>,
+    pub counts: watch::Receiver<Arc<HostTierCounts>>,
 }
 
 /// Publishes telemetry while the channel has receivers. Each session fills in the epoch.
 pub async fn publish(
     node: NodeHandle,
-    host: Host,
-    desired: watch::Receiver<Desired>,
+    host: HostTierTelemetry,
+    desired: watch::Receiver<DesiredState>,
     telemetry: watch::Sender<Arc<wire::Telemetry>>,
 ) {
     let mut changes = node.changes();
@@ -66,19 +66,24 @@ pub async fn publish(
             () = telemetry.closed() => return,
         }
         changes.mark_unchanged();
-        let snapshot = node.look(Look::Machine).await;
+        let snapshot = node.partial_snapshot(SnapshotScope::Machine).await;
         let scheduling = desired.borrow().scheduling;
-        let group_bytes = node.group().map_or(0, Bytes::get);
+        let group_bytes = node.weight_group_bytes().map_or(0, Bytes::get);
         let now = wire::Telemetry { group_bytes, ..wire_telemetry(seq, &snapshot, &host, scheduling) };
         telemetry.send_replace(Arc::new(now));
         tokio::time::sleep(MIN_GAP).await;
     }
 }
 
-fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Scheduling) -> wire::Telemetry {
+fn wire_telemetry(
+    seq: u64,
+    snapshot: &NodeSnapshot,
+    host: &HostTierTelemetry,
+    scheduling: NodeScheduling,
+) -> wire::Telemetry {
     let models = host.models.borrow();
     let counts = **host.counts.borrow();
-    let mut names = Names::new(snapshot);
+    let mut names = NameBudget::new(snapshot);
     wire::Telemetry {
         epoch: 0,
         seq,
@@ -97,7 +102,7 @@ fn wire_telemetry(seq: u64, snapshot: &NodeSnapshot, host: &Host, scheduling: Sc
 }
 
 /// The remaining capacity for names in a telemetry message.
-struct Names {
+struct NameBudget {
     /// Idle time of the most recently used model that is omitted; `None`: all models are named.
     idle_limit: Option<Duration>,
     /// Number of models with exactly that idle time that may still be named.
@@ -106,7 +111,7 @@ struct Names {
     bytes_left: usize,
 }
 
-impl Names {
+impl NameBudget {
     fn new(snapshot: &NodeSnapshot) -> Self {
         let models = snapshot.gpus.iter().flat_map(|gpu| &gpu.models);
         let mut idle: Vec<_> = models.map(|model| model.idle).collect();
@@ -139,7 +144,7 @@ fn left_out(all: usize, named: usize) -> u32 {
     u32::try_from(all.saturating_sub(named)).unwrap_or(u32::MAX)
 }
 
-fn gpu(gpu: &GpuSnapshot, names: &mut Names) -> wire::GpuTelemetry {
+fn gpu(gpu: &GpuSnapshot, names: &mut NameBudget) -> wire::GpuTelemetry {
     let health = match gpu.health {
         GpuHealth::Starting => wire::GpuHealth::Starting,
         GpuHealth::Up => wire::GpuHealth::Up,
@@ -173,7 +178,11 @@ fn gpu(gpu: &GpuSnapshot, names: &mut Names) -> wire::GpuTelemetry {
     }
 }
 
-fn model(model: &ResidentModel, running: Option<&RevisionKey>, names: &mut Names) -> wire::ResidentModel {
+fn model(
+    model: &ResidentModel,
+    running: Option<&RevisionKey>,
+    names: &mut NameBudget,
+) -> wire::ResidentModel {
     let running = running.filter(|running| model.functions.binary_search(running).is_ok());
     let others = model.functions.iter().filter(|&it| Some(it) != running);
     let mut functions = Vec::new();
@@ -228,8 +237,8 @@ mod tests {
             ..NodeSnapshot::default()
         };
         let models = vec![wire::HostModel { digest: digest.to_string(), bytes: 10 }];
-        let counts = Counts { cold_starts: 4, evictions: 5 };
-        let host = Host {
+        let counts = HostTierCounts { cold_starts: 4, evictions: 5 };
+        let host = HostTierTelemetry {
             budget: Bytes(20),
             models: watch::channel(Arc::new(models.clone())).1,
             counts: watch::channel(Arc::new(counts)).1,
@@ -275,7 +284,7 @@ mod tests {
             policy: None,
             host_models_left_out: 0,
         };
-        assert_eq!(wire_telemetry(9, &snapshot, &host, Scheduling::Cordoned), expected);
+        assert_eq!(wire_telemetry(9, &snapshot, &host, NodeScheduling::Cordoned), expected);
     }
 
     fn key(number: usize) -> RevisionKey {
@@ -321,12 +330,17 @@ mod tests {
             digest: Digest::of(&number.to_le_bytes()).to_string(),
             bytes: 1 << 48,
         };
-        let host = Host {
+        let host = HostTierTelemetry {
             budget: Bytes(20),
             models: watch::channel(Arc::new((0..host_models).map(host_model).collect())).1,
-            counts: watch::channel(Arc::new(Counts::default())).1,
+            counts: watch::channel(Arc::new(HostTierCounts::default())).1,
         };
-        wire_telemetry(1, &NodeSnapshot { gpus, ..NodeSnapshot::default() }, &host, Scheduling::Schedulable)
+        wire_telemetry(
+            1,
+            &NodeSnapshot { gpus, ..NodeSnapshot::default() },
+            &host,
+            NodeScheduling::Schedulable,
+        )
     }
 
     #[test]

@@ -3,76 +3,82 @@
 
 use std::sync::Arc;
 
-use millrace_device::{HostRegion, HostRegionBuilder, Pinned};
-use millrace_model::{Compiled, Grouping, Source, program};
+use millrace_device::{HostRegion, HostRegionBuilder, PinState};
+use millrace_model::{CompiledModel, Grouping, WeightSource, program};
 use millrace_proto::executor as wire;
 use millrace_types::{Bytes, Digest, TensorSpec};
 
-use super::plan::Failure;
-use super::state::State;
+use super::plan::PrepareFailure;
+use super::state::FunctionState;
 use crate::install::PreparedModel;
-use crate::programs::{Program, Programs};
+use crate::programs::{HostedProgram, ProgramStore};
 
 /// A model in host memory, or a program on the disk, with its signature.
 #[derive(Debug, Clone)]
 pub(super) struct HostModel {
-    pub artifact: Ready,
-    pub signature: Arc<Signature>,
+    pub artifact: PreparedArtifact,
+    pub signature: Arc<FunctionSignature>,
     /// The used host memory; zero for a program.
     pub bytes: Bytes,
 }
 
 /// A prepared artifact, ready to be installed on the node.
 #[derive(Debug, Clone)]
-pub(super) enum Ready {
+pub(super) enum PreparedArtifact {
     Model {
         prepared: Arc<PreparedModel>,
         // The weights' pages stay locked only while this region maps them (T07).
         weights: Arc<HostRegion>,
     },
-    Program(Arc<Program>),
+    Program(Arc<HostedProgram>),
 }
 
 impl HostModel {
     /// Returns whether the pages of a model's weights are locked; `None` for a program.
-    pub(super) fn pinned(&self) -> Option<&Pinned> {
+    pub(super) fn pinned(&self) -> Option<&PinState> {
         match &self.artifact {
-            Ready::Model { weights, .. } => Some(weights.pinned()),
-            Ready::Program(_) => None,
+            PreparedArtifact::Model { weights, .. } => Some(weights.pinned()),
+            PreparedArtifact::Program(_) => None,
         }
     }
 
     pub(super) fn is_program(&self) -> bool {
-        matches!(self.artifact, Ready::Program(_))
+        matches!(self.artifact, PreparedArtifact::Program(_))
     }
 }
 
 /// Prepares an artifact, which is a model or a program.
 ///
 /// # Errors
-/// The errors of [`compile`]; [`Failure::Permanent`] for a program on a worker that runs no programs;
-/// [`Failure::Transient`] if the program's file cannot be written.
+/// The errors of [`compile`]; [`PrepareFailure::Permanent`] for a program on a worker that runs no programs;
+/// [`PrepareFailure::Transient`] if the program's file cannot be written.
 pub(super) fn make_ready(
     digest: Digest,
     artifact: Vec<u8>,
     grouping: Grouping,
-    programs: Option<&Programs>,
-) -> Result<HostModel, Failure> {
+    programs: Option<&ProgramStore>,
+) -> Result<HostModel, PrepareFailure> {
     if !program::is_program(&artifact) {
         return compile(digest, artifact, grouping);
     }
     let refused = "this worker runs no programs: start the worker with --allow-processes";
-    let programs = programs.ok_or_else(|| Failure::Permanent(refused.into()))?;
-    let unpacked = program::Program::unpack(&artifact.into());
-    let program::Program { declared, file } =
-        unpacked.map_err(|error| Failure::Permanent(error.to_string()))?;
+    let programs = programs.ok_or_else(|| PrepareFailure::Permanent(refused.into()))?;
+    let unpacked = program::PackedProgram::unpack(&artifact.into());
+    let program::PackedProgram { signature: declared, file } =
+        unpacked.map_err(|error| PrepareFailure::Permanent(error.to_string()))?;
     let millrace_types::workflow::Signature { inputs, outputs } = declared.clone();
     let program = programs
         .put(digest, declared, &file)
-        .map_err(|error| Failure::Transient(format!("cannot write the program's file: {error}")))?;
+        .map_err(|error| PrepareFailure::Transient(format!("cannot write the program's file: {error}")))?;
     Ok(HostModel {
-        artifact: Ready::Program(Arc::new(program)),
-        signature: Arc::new(Signature { digest, inputs, outputs, reader: Reader::Process, state: None }),
+        artifact: PreparedArtifact::Program(Arc::new(program)),
+        signature: Arc::new(FunctionSignature {
+            digest,
+            inputs,
+            outputs,
+            reader: InputReader::Process,
+            state: None,
+        }),
         bytes: Bytes::ZERO,
     })
 }
@@ -80,20 +86,20 @@ pub(super) fn make_ready(
 /// The inputs and outputs of a model, or of a function of the model. Requests are checked against this
 /// signature.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Signature {
+pub struct FunctionSignature {
     /// The digest of the model.
     pub digest: Digest,
     pub inputs: Vec<TensorSpec>,
     pub outputs: Vec<TensorSpec>,
     /// The reader of the inputs.
-    pub reader: Reader,
+    pub reader: InputReader,
     /// The state that the function keeps. Its tensors are not among the inputs and outputs.
-    pub state: Option<State>,
+    pub state: Option<FunctionState>,
 }
 
 /// The reader of a function's inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
+pub enum InputReader {
     /// A run on a GPU reads the inputs.
     Gpu,
     /// A program's process reads the inputs, without access to a GPU's memory.
@@ -103,16 +109,20 @@ pub enum Reader {
 /// Compiles a model into host memory, cut into groups of this size.
 ///
 /// # Errors
-/// [`Failure::Permanent`] if the file is not a model that Millrace can serve, [`Failure::Transient`] if
+/// [`PrepareFailure::Permanent`] if the file is not a model that Millrace can serve, [`PrepareFailure::Transient`] if
 /// memory cannot be allocated.
-pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Result<HostModel, Failure> {
+pub(super) fn compile(
+    digest: Digest,
+    onnx: Vec<u8>,
+    grouping: Grouping,
+) -> Result<HostModel, PrepareFailure> {
     let onnx = bytes::Bytes::from(onnx);
     let compiled = millrace_model::compile_grouped(&onnx, grouping);
-    let compiled = compiled.map_err(|error| Failure::Permanent(error.to_string()))?;
+    let compiled = compiled.map_err(|error| PrepareFailure::Permanent(error.to_string()))?;
     let weights = weights(&compiled, &onnx)?;
     let graph_bytes = Bytes(compiled.graph.len() as u64);
     let graph = HostRegion::from_bytes("millrace-graph", &compiled.graph).map_err(no_memory)?;
-    let Compiled { summary, launches, .. } = compiled;
+    let CompiledModel { summary, launches, .. } = compiled;
     let weights_bytes = Bytes(summary.weights_bytes);
     let prepared = PreparedModel {
         digest,
@@ -126,35 +136,35 @@ pub(super) fn compile(digest: Digest, onnx: Vec<u8>, grouping: Grouping) -> Resu
         inputs: summary.inputs.iter().map(spec).collect(),
         outputs: summary.outputs.iter().map(spec).collect(),
     };
-    let signature = Signature {
+    let signature = FunctionSignature {
         digest,
         inputs: summary.inputs,
         outputs: summary.outputs,
-        reader: Reader::Gpu,
+        reader: InputReader::Gpu,
         state: None,
     };
     Ok(HostModel {
-        artifact: Ready::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
+        artifact: PreparedArtifact::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
         signature: Arc::new(signature),
         bytes: graph_bytes + weights_bytes,
     })
 }
 
-fn weights(compiled: &Compiled, onnx: &[u8]) -> Result<HostRegion, Failure> {
+fn weights(compiled: &CompiledModel, onnx: &[u8]) -> Result<HostRegion, PrepareFailure> {
     let mut region = HostRegionBuilder::new("millrace-weights", Bytes(compiled.summary.weights_bytes))
         .map_err(no_memory)?;
     for weight in &compiled.weights {
         let bytes = match &weight.source {
-            Source::File(range) => &onnx[range.clone()],
-            Source::Owned(bytes) => bytes,
+            WeightSource::File(range) => &onnx[range.clone()],
+            WeightSource::Owned(bytes) => bytes,
         };
         region.write_at(weight.offset, bytes).map_err(no_memory)?;
     }
     region.finish().map_err(no_memory)
 }
 
-fn no_memory(error: millrace_device::Error) -> Failure {
-    Failure::Transient(format!("cannot allocate host memory for the model: {error}"))
+fn no_memory(error: millrace_device::Error) -> PrepareFailure {
+    PrepareFailure::Transient(format!("cannot allocate host memory for the model: {error}"))
 }
 
 fn launch(launch: millrace_model::Launch) -> wire::Launch {

@@ -29,17 +29,17 @@ use tonic::transport::Channel;
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// An artifact's bytes as a stream of consecutive chunks.
-pub type Chunks = BoxStream<'static, Result<Bytes, Failure>>;
+pub type ArtifactChunks = BoxStream<'static, Result<Bytes, Failure>>;
 
 /// A source of artifacts by digest. The bytes are not trusted: the store checks them.
 pub trait ArtifactSource: Send + Sync + 'static {
     /// Starts to fetch an artifact.
-    fn fetch(&self, digest: Digest) -> BoxFuture<'static, Result<Chunks, Failure>>;
+    fn fetch(&self, digest: Digest) -> BoxFuture<'static, Result<ArtifactChunks, Failure>>;
 }
 
 /// The controllers as a source of artifacts. A fetch asks each controller at most once.
 #[derive(Debug, Clone)]
-pub struct Controllers(Arc<Inner>);
+pub struct ControllerSource(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -49,7 +49,7 @@ struct Inner {
     fetches: AtomicU64,
 }
 
-impl Controllers {
+impl ControllerSource {
     /// Returns a source over these controllers. `attached` holds the positions of the controllers that are
     /// asked first. Channels connect when they are first used, and again after a loss.
     #[must_use]
@@ -61,12 +61,13 @@ impl Controllers {
         Self(Arc::new(Inner { controllers, attached, seed, fetches: AtomicU64::new(0) }))
     }
 
-    async fn begin(self, digest: Digest) -> Result<Chunks, Failure> {
+    async fn begin(self, digest: Digest) -> Result<ArtifactChunks, Failure> {
         let fetch = self.0.fetches.fetch_add(1, Ordering::Relaxed);
         let mut random = SmallRng::seed_from_u64(self.0.seed.wrapping_add(fetch));
         let order =
             order(self.0.controllers.len(), &self.0.attached.borrow(), |below| random.random_range(0..below));
-        let mut pull = Pull { from: self, digest, order, current: None, received: 0, refusals: Vec::new() };
+        let mut pull =
+            ArtifactFetch { from: self, digest, order, current: None, received: 0, refusals: Vec::new() };
         // The first chunk is fetched here, so that a fetch that no controller can serve fails at once.
         let first = pull.next().await?;
         let rest = stream::try_unfold(pull, |mut pull| async move {
@@ -77,8 +78,8 @@ impl Controllers {
     }
 }
 
-impl ArtifactSource for Controllers {
-    fn fetch(&self, digest: Digest) -> BoxFuture<'static, Result<Chunks, Failure>> {
+impl ArtifactSource for ControllerSource {
+    fn fetch(&self, digest: Digest) -> BoxFuture<'static, Result<ArtifactChunks, Failure>> {
         Box::pin(self.clone().begin(digest))
     }
 }
@@ -102,12 +103,12 @@ fn order(
 }
 
 /// The fetch of an artifact.
-struct Pull {
-    from: Controllers,
+struct ArtifactFetch {
+    from: ControllerSource,
     digest: Digest,
     /// The controllers that were not asked yet.
     order: VecDeque<usize>,
-    current: Option<Holder>,
+    current: Option<ArtifactHolder>,
     /// The number of bytes that were passed on so far.
     received: u64,
     /// The failures of the controllers that were asked.
@@ -115,14 +116,14 @@ struct Pull {
 }
 
 /// The controller that sends the artifact now.
-struct Holder {
+struct ArtifactHolder {
     place: usize,
     chunks: Streaming<wire::ArtifactChunk>,
     /// The number of leading bytes to skip, because an earlier controller sent them.
     skip: u64,
 }
 
-impl Pull {
+impl ArtifactFetch {
     /// Returns the next chunk, or `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
@@ -131,7 +132,7 @@ impl Pull {
                 self.ask(place).await;
                 continue;
             };
-            match within_patience(holder.chunks.message()).await {
+            match with_timeout(holder.chunks.message()).await {
                 Ok(Some(wire::ArtifactChunk { mut data })) => {
                     let skipped = data.len().min(usize::try_from(holder.skip).unwrap_or(usize::MAX));
                     data.advance(skipped);
@@ -154,10 +155,10 @@ impl Pull {
     async fn ask(&mut self, place: usize) {
         let mut client = control_client(self.from.0.controllers[place].1.clone());
         let request = wire::FetchArtifactRequest { digest: self.digest.to_string() };
-        match within_patience(client.fetch_artifact(request)).await {
+        match with_timeout(client.fetch_artifact(request)).await {
             Ok(response) => {
                 let chunks = response.into_inner();
-                self.current = Some(Holder { place, chunks, skip: self.received });
+                self.current = Some(ArtifactHolder { place, chunks, skip: self.received });
             }
             Err(failure) => self.refused(place, failure),
         }
@@ -191,7 +192,7 @@ impl Pull {
     }
 }
 
-async fn within_patience<T>(answer: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, Failure> {
+async fn with_timeout<T>(answer: impl Future<Output = Result<T, tonic::Status>>) -> Result<T, Failure> {
     match tokio::time::timeout(SILENCE_MAX, answer).await {
         Ok(answer) => answer.map_err(|status| from_status(&status)),
         Err(_elapsed) => {
@@ -217,6 +218,6 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_controller_is_given_up() {
         let silent = std::future::pending::<Result<(), tonic::Status>>();
-        assert_eq!(within_patience(silent).await.unwrap_err().reason, Reason::TimedOut);
+        assert_eq!(with_timeout(silent).await.unwrap_err().reason, Reason::TimedOut);
     }
 }

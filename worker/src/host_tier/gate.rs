@@ -24,7 +24,7 @@ pub const WAITING_MAX: usize = 1024;
 
 /// The gate of host memory. Clones share the gate.
 #[derive(Clone)]
-pub struct Gate(Arc<Inner>);
+pub struct HostMemoryGate(Arc<Inner>);
 
 struct Inner {
     clock: Arc<dyn Clock>,
@@ -37,7 +37,7 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    models: BTreeMap<Digest, Entry>,
+    models: BTreeMap<Digest, ModelUse>,
     waiting: usize,
     /// The model to prewarm, until the host tier has taken the hint.
     hinted: Option<Digest>,
@@ -46,15 +46,15 @@ struct State {
     closed: bool,
 }
 
-struct Entry {
+struct ModelUse {
     /// The number of requests that use or await the model.
     users: u32,
     last_used: Timestamp,
-    place: Place,
+    place: ModelPresence,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum ModelPresence {
     /// The model is in host memory.
     Here,
     /// The model is only on the disk.
@@ -67,7 +67,7 @@ enum Place {
 
 /// The outcome of a prewarming hint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hinted {
+pub enum HintOutcome {
     /// The model is in host memory.
     Here,
     /// The host tier was asked to load the model, unless it has other models to load.
@@ -78,13 +78,13 @@ pub enum Hinted {
 }
 
 /// A request's reservation of a model in host memory, released when dropped.
-pub struct Held {
-    gate: Gate,
+pub struct HostPermit {
+    gate: HostMemoryGate,
     digest: Digest,
     waited: Duration,
 }
 
-impl Gate {
+impl HostMemoryGate {
     /// Returns a gate without models.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
@@ -98,9 +98,9 @@ impl Gate {
     /// [`Reason::FunctionNotReady`] for a model that this worker does not serve or cannot load;
     /// [`Reason::QueueFull`] if [`WAITING_MAX`] requests wait already; [`Reason::TimedOut`] after
     /// `timeout`; [`Reason::ShuttingDown`] once the gate is closed.
-    pub async fn enter(&self, digest: Digest, timeout: Duration) -> Result<Held, Failure> {
+    pub async fn enter(&self, digest: Digest, timeout: Duration) -> Result<HostPermit, Failure> {
         let Some(waits) = self.begin(digest)? else {
-            return Ok(Held { gate: self.clone(), digest, waited: Duration::ZERO });
+            return Ok(HostPermit { gate: self.clone(), digest, waited: Duration::ZERO });
         };
         let began = self.0.clock.now();
         match tokio::time::timeout(self.0.clock.sleep_for(timeout), waits.until_here()).await {
@@ -118,7 +118,7 @@ impl Gate {
     }
 
     /// Counts a request as a user of a model. Returns the wait, or `None` if the model is in host memory.
-    fn begin(&self, digest: Digest) -> Result<Option<Waiting>, Failure> {
+    fn begin(&self, digest: Digest) -> Result<Option<ModelWait>, Failure> {
         let mut state = self.state();
         if state.closed {
             return Err(shutting_down());
@@ -126,41 +126,41 @@ impl Gate {
         let waiting = state.waiting;
         let entry = state.models.get_mut(&digest).ok_or_else(gone)?;
         match &entry.place {
-            Place::Refused(why) => return Err(Failure::new(Reason::FunctionNotReady, why.clone())),
-            Place::Gone => return Err(gone()),
-            Place::Here => {
+            ModelPresence::Refused(why) => return Err(Failure::new(Reason::FunctionNotReady, why.clone())),
+            ModelPresence::Gone => return Err(gone()),
+            ModelPresence::Here => {
                 entry.users += 1;
                 return Ok(None);
             }
-            Place::Away if waiting >= WAITING_MAX => {
+            ModelPresence::Away if waiting >= WAITING_MAX => {
                 let message =
                     format!("{WAITING_MAX} requests wait for models from this worker's disk: try again soon");
                 return Err(Failure::new(Reason::QueueFull, message));
             }
-            Place::Away => entry.users += 1,
+            ModelPresence::Away => entry.users += 1,
         }
         state.waiting += 1;
         drop(state);
         self.0.wanted.notify_one();
-        let held = Held { gate: self.clone(), digest, waited: Duration::ZERO };
-        Ok(Some(Waiting { changes: self.0.changes.subscribe(), held: Some(held), gate: self.clone() }))
+        let held = HostPermit { gate: self.clone(), digest, waited: Duration::ZERO };
+        Ok(Some(ModelWait { changes: self.0.changes.subscribe(), held: Some(held), gate: self.clone() }))
     }
 
     /// Asks the host tier to prewarm a model, for which no request waits.
-    pub fn hint(&self, digest: Digest) -> Hinted {
+    pub fn hint(&self, digest: Digest) -> HintOutcome {
         let mut state = self.state();
         let busy = state.closed || state.waiting > 0 || state.hinted.is_some();
         let is_away = match state.models.get(&digest).map(|entry| &entry.place) {
-            Some(Place::Here) => return Hinted::Here,
-            place => place == Some(&Place::Away),
+            Some(ModelPresence::Here) => return HintOutcome::Here,
+            place => place == Some(&ModelPresence::Away),
         };
         if busy || !is_away {
-            return Hinted::Busy;
+            return HintOutcome::Busy;
         }
         state.hinted = Some(digest);
         drop(state);
         self.0.wanted.notify_one();
-        Hinted::Asked
+        HintOutcome::Asked
     }
 
     /// Removes and returns the prewarming hint.
@@ -181,30 +181,30 @@ impl Gate {
     }
 
     /// Returns the models on the disk that requests wait for.
-    pub(super) fn asked(&self) -> Vec<Digest> {
-        let asked = |entry: &Entry| entry.place == Place::Away && entry.users > 0;
+    pub(super) fn awaited_models(&self) -> Vec<Digest> {
+        let asked = |entry: &ModelUse| entry.place == ModelPresence::Away && entry.users > 0;
         self.state().models.iter().filter(|(_, entry)| asked(entry)).map(|(&digest, _)| digest).collect()
     }
 
     /// Returns the idle models in host memory, with the time of their last use. From now on
     /// [`Self::wanted`] also reports the next model that becomes idle, because the caller looks for room.
-    pub(super) fn unused(&self) -> Vec<(Timestamp, Digest)> {
+    pub(super) fn idle_models(&self) -> Vec<(Timestamp, Digest)> {
         let mut state = self.state();
         state.room_wanted = true;
-        let unused = |entry: &Entry| entry.place == Place::Here && entry.users == 0;
+        let unused = |entry: &ModelUse| entry.place == ModelPresence::Here && entry.users == 0;
         let unused = state.models.iter().filter(|(_, entry)| unused(entry));
         unused.map(|(&digest, entry)| (entry.last_used, digest)).collect()
     }
 
     /// Records that a model is in host memory. Returns whether this is a cold start: the model had been
     /// evicted, and a request waits for it.
-    pub(crate) fn arrived(&self, digest: Digest) -> bool {
+    pub(crate) fn record_loaded(&self, digest: Digest) -> bool {
         let now = self.0.clock.now();
         let mut state = self.state();
-        let new = || Entry { users: 0, last_used: now, place: Place::Here };
+        let new = || ModelUse { users: 0, last_used: now, place: ModelPresence::Here };
         let entry = state.models.entry(digest).or_insert_with(new);
-        let cold = entry.place == Place::Away && entry.users > 0;
-        entry.place = Place::Here;
+        let cold = entry.place == ModelPresence::Away && entry.users > 0;
+        entry.place = ModelPresence::Here;
         entry.last_used = now;
         drop(state);
         self.changed();
@@ -213,12 +213,12 @@ impl Gate {
 
     /// Evicts a model, unless a request uses it. Returns whether the model was evicted. Later requests for
     /// the model wait.
-    pub(super) fn try_leave(&self, digest: Digest) -> bool {
+    pub(super) fn try_evict(&self, digest: Digest) -> bool {
         let mut state = self.state();
         let Some(entry) = state.models.get_mut(&digest) else { return false };
-        let leaves = entry.users == 0 && entry.place == Place::Here;
+        let leaves = entry.users == 0 && entry.place == ModelPresence::Here;
         if leaves {
-            entry.place = Place::Away;
+            entry.place = ModelPresence::Away;
         }
         leaves
     }
@@ -226,7 +226,7 @@ impl Gate {
     /// Records that a model cannot be loaded, and fails the waiting requests with this reason.
     pub(super) fn refuse(&self, digest: Digest, why: String) {
         if let Some(entry) = self.state().models.get_mut(&digest) {
-            entry.place = Place::Refused(why);
+            entry.place = ModelPresence::Refused(why);
         }
         self.changed();
     }
@@ -235,7 +235,7 @@ impl Gate {
     pub(super) fn forget(&self, digest: Digest) {
         let mut state = self.state();
         match state.models.get_mut(&digest) {
-            Some(entry) if entry.users > 0 => entry.place = Place::Gone,
+            Some(entry) if entry.users > 0 => entry.place = ModelPresence::Gone,
             _ => {
                 state.models.remove(&digest);
             }
@@ -257,7 +257,7 @@ impl Gate {
         if entry.users > 0 {
             return;
         }
-        if entry.place == Place::Gone {
+        if entry.place == ModelPresence::Gone {
             state.models.remove(&digest);
         }
         if std::mem::take(&mut state.room_wanted) {
@@ -272,13 +272,13 @@ impl Gate {
     }
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for HostMemoryGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Gate").field("models", &self.state().models.len()).finish_non_exhaustive()
     }
 }
 
-impl Held {
+impl HostPermit {
     /// Returns the time that the request waited for the model; zero if the model was in host memory.
     #[must_use]
     pub fn waited(&self) -> Duration {
@@ -286,21 +286,21 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HostPermit {
     fn drop(&mut self) {
         self.gate.leave(self.digest);
     }
 }
 
 /// A request that waits for a model. Dropping the value ends the wait.
-struct Waiting {
+struct ModelWait {
     changes: watch::Receiver<()>,
-    held: Option<Held>,
-    gate: Gate,
+    held: Option<HostPermit>,
+    gate: HostMemoryGate,
 }
 
-impl Waiting {
-    async fn until_here(mut self) -> Result<Held, Failure> {
+impl ModelWait {
+    async fn until_here(mut self) -> Result<HostPermit, Failure> {
         loop {
             self.changes.mark_unchanged();
             if let Some(outcome) = self.look() {
@@ -313,25 +313,27 @@ impl Waiting {
         }
     }
 
-    fn look(&mut self) -> Option<Result<Held, Failure>> {
+    fn look(&mut self) -> Option<Result<HostPermit, Failure>> {
         let state = self.gate.state();
         if state.closed {
             return Some(Err(shutting_down()));
         }
         let digest = self.held.as_ref()?.digest;
         match state.models.get(&digest).map(|entry| &entry.place) {
-            Some(Place::Away) => None,
-            Some(Place::Here) => {
+            Some(ModelPresence::Away) => None,
+            Some(ModelPresence::Here) => {
                 drop(state);
                 self.held.take().map(Ok)
             }
-            Some(Place::Refused(why)) => Some(Err(Failure::new(Reason::FunctionNotReady, why.clone()))),
-            Some(Place::Gone) | None => Some(Err(gone())),
+            Some(ModelPresence::Refused(why)) => {
+                Some(Err(Failure::new(Reason::FunctionNotReady, why.clone())))
+            }
+            Some(ModelPresence::Gone) | None => Some(Err(gone())),
         }
     }
 }
 
-impl Drop for Waiting {
+impl Drop for ModelWait {
     fn drop(&mut self) {
         self.gate.state().waiting -= 1;
     }

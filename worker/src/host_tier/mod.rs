@@ -14,25 +14,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use millrace_device::Pinned;
+use millrace_device::PinState;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::clock::Clock;
-use crate::control::desired::{self, Desired};
+use crate::control::desired::{self, DesiredState};
 use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
-use crate::learned::Learned;
-use crate::programs::Programs;
-use compile::{HostModel, Ready};
+use crate::learned::ProfileStore;
+use crate::programs::ProgramStore;
+use compile::{HostModel, PreparedArtifact};
 use fetch::ArtifactSource;
-use gate::Gate;
-use plan::{Action, Asker, Event, Plan, Wanted};
-use room::Unused;
-use store::Store;
+use gate::HostMemoryGate;
+use plan::{Action, DesiredFunction, Event, HostTierPlan, RoomPurpose};
+use room::IdleModel;
+use store::ModelFileStore;
 
 mod compile;
 pub mod fetch;
@@ -45,40 +45,44 @@ mod showing;
 mod state;
 pub mod store;
 
-pub use compile::{Reader, Signature};
-pub use showing::{Counts, Showing, View};
-pub use state::State;
+pub use compile::{FunctionSignature, InputReader};
+pub use showing::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
+pub use state::FunctionState;
 
 /// The inputs and outputs of the functions that are ready on this worker.
-pub type Signatures = BTreeMap<RevisionKey, Arc<Signature>>;
+pub type Signatures = BTreeMap<RevisionKey, Arc<FunctionSignature>>;
 
 /// The configuration of the host tier.
 pub struct Config {
     /// Maximum host memory of all models together.
     pub budget: Bytes,
     /// The artifacts on this worker's disk.
-    pub store: Store,
+    pub store: ModelFileStore,
     /// The remote source of artifacts.
     pub source: Arc<dyn ArtifactSource>,
     /// The profiles of models from earlier runs of this worker.
-    pub(crate) learned: Learned,
+    pub(crate) learned: ProfileStore,
     /// The node that functions are installed on.
     pub node: NodeHandle,
     pub clock: Arc<dyn Clock>,
     /// The gate through which requests reserve models in host memory.
-    pub gate: Gate,
+    pub gate: HostMemoryGate,
     /// The seed of the jitter of retries.
     pub seed: u64,
     /// The storage and start of programs; `None` if this worker runs no programs.
-    pub(crate) programs: Option<Programs>,
+    pub(crate) programs: Option<ProgramStore>,
 }
 
 /// Starts the host tier. The host tier follows `desired` until that channel closes or the returned task is
 /// dropped.
 #[must_use]
-pub fn start(config: Config, showing: Showing, desired: watch::Receiver<Desired>) -> JoinSet<()> {
-    let Showing { statuses, models, signatures, counts } = showing;
-    let plan = Plan::new(config.budget, config.seed);
+pub fn start(
+    config: Config,
+    showing: HostTierPublisher,
+    desired: watch::Receiver<DesiredState>,
+) -> JoinSet<()> {
+    let HostTierPublisher { statuses, models, signatures, counts } = showing;
+    let plan = HostTierPlan::new(config.budget, config.seed);
     let tier = HostTier {
         config,
         plan,
@@ -88,7 +92,7 @@ pub fn start(config: Config, showing: Showing, desired: watch::Receiver<Desired>
         jobs: JoinSet::new(),
         swept: false,
         pageable_told: false,
-        counts: Counts::default(),
+        counts: HostTierCounts::default(),
         statuses_now: statuses,
         models_now: models,
         signatures_now: signatures,
@@ -101,29 +105,29 @@ pub fn start(config: Config, showing: Showing, desired: watch::Receiver<Desired>
 
 struct HostTier {
     config: Config,
-    plan: Plan,
-    functions: BTreeMap<RevisionKey, desired::Function>,
+    plan: HostTierPlan,
+    functions: BTreeMap<RevisionKey, desired::PlacedFunction>,
     models: BTreeMap<Digest, HostModel>,
     /// The signatures of all models that were ever prepared. Functions stay ready while their models are on
     /// the disk only.
-    known: BTreeMap<Digest, Arc<Signature>>,
+    known: BTreeMap<Digest, Arc<FunctionSignature>>,
     /// The preparations under way, at most [`plan::PREPARATIONS_MAX`].
-    jobs: JoinSet<(Digest, Result<HostModel, plan::Failure>)>,
+    jobs: JoinSet<(Digest, Result<HostModel, plan::PrepareFailure>)>,
     /// Whether unused artifacts were deleted. That has to wait for the first desired state.
     swept: bool,
     /// Whether the warning about memory that cannot be locked was logged.
     pageable_told: bool,
-    counts: Counts,
+    counts: HostTierCounts,
     statuses_now: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
     models_now: watch::Sender<Arc<Vec<wire::HostModel>>>,
     signatures_now: watch::Sender<Arc<Signatures>>,
-    counts_now: watch::Sender<Arc<Counts>>,
+    counts_now: watch::Sender<Arc<HostTierCounts>>,
 }
 
 impl HostTier {
-    async fn run(mut self, mut desired: watch::Receiver<Desired>) {
+    async fn run(mut self, mut desired: watch::Receiver<DesiredState>) {
         desired.mark_changed();
-        let mut healths = self.config.programs.as_ref().map(Programs::healths);
+        let mut healths = self.config.programs.as_ref().map(ProgramStore::healths);
         loop {
             let wake = self.until_wake();
             let event = tokio::select! {
@@ -148,7 +152,7 @@ impl HostTier {
                     self.publish();
                     continue;
                 }
-                () = self.config.gate.wanted() => Event::Asked(self.config.gate.asked()),
+                () = self.config.gate.wanted() => Event::ModelsAwaited(self.config.gate.awaited_models()),
                 () = wake => Event::Tick,
             };
             self.take(event).await;
@@ -172,9 +176,9 @@ impl HostTier {
 
     /// Stores the desired functions and returns the event for the plan. Returns `None` before the first
     /// message of a leader.
-    async fn desire(&mut self, state: Desired) -> Option<Event> {
+    async fn desire(&mut self, state: DesiredState) -> Option<Event> {
         state.stamp?;
-        let wanted = |function: &desired::Function| Wanted {
+        let wanted = |function: &desired::PlacedFunction| DesiredFunction {
             key: function.key.clone(),
             digest: function.digest,
             artifact_bytes: function.artifact_bytes,
@@ -198,7 +202,7 @@ impl HostTier {
         }
     }
 
-    fn finished(&mut self, digest: Digest, outcome: Result<HostModel, plan::Failure>) -> Event {
+    fn finished(&mut self, digest: Digest, outcome: Result<HostModel, plan::PrepareFailure>) -> Event {
         match outcome {
             Ok(model) => {
                 let bytes = model.bytes;
@@ -252,7 +256,7 @@ impl HostTier {
                 None
             }
             Action::Arrived { digest } => {
-                self.counts.cold_starts += u64::from(self.config.gate.arrived(digest));
+                self.counts.cold_starts += u64::from(self.config.gate.record_loaded(digest));
                 None
             }
             Action::MakeRoom { bytes, asker } => Some(Event::RoomMade(self.make_room(bytes, asker).await)),
@@ -272,18 +276,18 @@ impl HostTier {
 
     /// Evicts idle models until `bytes` of host memory are freed, and returns the evicted models. Evicts no
     /// model if the evictable models together are not enough.
-    async fn make_room(&mut self, bytes: Bytes, asker: Asker) -> Vec<Digest> {
+    async fn make_room(&mut self, bytes: Bytes, asker: RoomPurpose) -> Vec<Digest> {
         let is_model = |(_, digest): &(Timestamp, Digest)| {
             self.models.get(digest).is_none_or(|model| !model.is_program())
         };
         // A program uses no host memory.
-        let unused: Vec<_> = self.config.gate.unused().into_iter().filter(is_model).collect();
+        let unused: Vec<_> = self.config.gate.idle_models().into_iter().filter(is_model).collect();
         if unused.is_empty() {
             return Vec::new();
         }
         let on_gpus = self.config.node.snapshot().await.gpus.into_iter().flat_map(|gpu| gpu.models);
         let on_gpus: BTreeSet<_> = on_gpus.map(|model| model.digest).collect();
-        let stays = |function: &&desired::Function| {
+        let stays = |function: &&desired::PlacedFunction| {
             function.serving.residency.pin || function.serving.residency.min_warm > 0
         };
         let staying: BTreeSet<_> =
@@ -292,12 +296,12 @@ impl HostTier {
             let stays = staying.contains(&digest);
             let on_gpu = on_gpus.contains(&digest);
             let bytes = self.models.get(&digest).map_or(Bytes::ZERO, |model| model.bytes);
-            Unused { stays, on_gpu, last_used, digest, bytes }
+            IdleModel { stays, on_gpu, last_used, digest, bytes }
         });
-        let chosen = room::leaving(unused.collect(), asker, bytes);
+        let chosen = room::models_to_evict(unused.collect(), asker, bytes);
         // A model that a request has reserved meanwhile stays. The plan then asks for the missing room
         // again.
-        let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_leave(digest)).collect();
+        let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_evict(digest)).collect();
         self.counts.evictions += gone.len() as u64;
         for digest in &gone {
             tracing::info!(%digest, "model evicted from host memory to make room for another");
@@ -307,7 +311,7 @@ impl HostTier {
 
     /// Logs once that the memory of models is not locked. The reason says what to change.
     fn tell_pageable(&mut self, model: &HostModel) {
-        if let Some(Pinned::Pageable { reason }) = model.pinned()
+        if let Some(PinState::Pageable { reason }) = model.pinned()
             && !std::mem::replace(&mut self.pageable_told, true)
         {
             tracing::warn!(reason, "the host memory of models is not locked and may be paged out");
@@ -331,8 +335,12 @@ impl HostTier {
             profiles: self.config.learned.profiles(digest).await,
         };
         let outcome = match &model.artifact {
-            Ready::Model { prepared, .. } => self.config.node.install(function, prepared.clone()).await,
-            Ready::Program(program) => self.config.node.host(function, program.clone(), processes).await,
+            PreparedArtifact::Model { prepared, .. } => {
+                self.config.node.install(function, prepared.clone()).await
+            }
+            PreparedArtifact::Program(program) => {
+                self.config.node.install_program(function, program.clone(), processes).await
+            }
         };
         Event::Installed { key, outcome: outcome.map_err(|error| error.to_string()) }
     }
@@ -348,15 +356,15 @@ impl HostTier {
 }
 
 async fn prepare_artifact(
-    store: &Store,
+    store: &ModelFileStore,
     source: &Arc<dyn ArtifactSource>,
     node: &NodeHandle,
-    programs: Option<Programs>,
+    programs: Option<ProgramStore>,
     digest: Digest,
     bytes: Bytes,
-) -> Result<HostModel, plan::Failure> {
+) -> Result<HostModel, plan::PrepareFailure> {
     let artifact = prepare::artifact(store, source, digest, bytes).await?;
-    let grouping = groups::grouping(node.group());
+    let grouping = groups::grouping(node.weight_group_bytes());
     let make = move || compile::make_ready(digest, artifact, grouping, programs.as_ref());
     spawn_blocking(make).await.map_err(prepare::panicked)?
 }

@@ -21,10 +21,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::backoff::Waits;
+use millrace_policy::backoff::BackoffDelays;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
 
-pub use self::protocol::{Action, Asker, Event, Failure, Phase, Wanted};
+pub use self::protocol::{Action, DesiredFunction, Event, PrepareFailure, RoomPurpose, ServingPhase};
 
 mod protocol;
 
@@ -37,11 +37,11 @@ const RETRY_CEILING: Duration = Duration::from_secs(15);
 
 /// The host tier's plan.
 #[derive(Debug)]
-pub struct Plan {
+pub struct HostTierPlan {
     budget: Bytes,
-    functions: BTreeMap<RevisionKey, Function>,
-    models: BTreeMap<Digest, Model>,
-    waits: Waits,
+    functions: BTreeMap<RevisionKey, PlannedFunction>,
+    models: BTreeMap<Digest, PlannedModel>,
+    waits: BackoffDelays,
     arrivals: u64,
     /// The model for which room is being made, until [`Event::RoomMade`].
     making_room: Option<Digest>,
@@ -52,13 +52,13 @@ pub struct Plan {
 }
 
 #[derive(Debug)]
-struct Function {
+struct PlannedFunction {
     digest: Digest,
-    install: Install,
+    install: InstallState,
 }
 
 #[derive(Debug, PartialEq)]
-enum Install {
+enum InstallState {
     Waiting,
     Asked,
     Done,
@@ -68,34 +68,34 @@ enum Install {
 }
 
 #[derive(Debug)]
-struct Model {
+struct PlannedModel {
     /// The rank in the order in which models were asked for, which is the order of preparation.
     arrival: u64,
     artifact_bytes: Bytes,
     /// The host memory to reserve: the size of the file, until the prepared size is known.
     needs: Bytes,
     failures: u32,
-    state: State,
+    state: ModelState,
 }
 
 #[derive(Debug, PartialEq)]
-enum State {
+enum ModelState {
     Queued,
     NoMemory(String),
     Preparing,
     Waiting {
         until: Timestamp,
-        why: Phase,
+        why: ServingPhase,
     },
     Ready {
         bytes: Bytes,
     },
     /// The model was evicted, and is loaded again when a request needs it.
-    Asleep,
+    Evicted,
     Broken(String),
 }
 
-impl Plan {
+impl HostTierPlan {
     /// Returns the plan of an empty host tier of at most `budget` bytes. The seed is for the jitter of
     /// retries.
     #[must_use]
@@ -104,7 +104,7 @@ impl Plan {
             budget,
             functions: BTreeMap::new(),
             models: BTreeMap::new(),
-            waits: Waits::new(RETRY_BASE, RETRY_CEILING, seed),
+            waits: BackoffDelays::new(RETRY_BASE, RETRY_CEILING, seed),
             arrivals: 0,
             making_room: None,
             stuck: BTreeSet::new(),
@@ -123,7 +123,7 @@ impl Plan {
             Event::Prepared { digest, bytes } => self.prepared(digest, bytes, &mut actions),
             Event::Failed { digest, failure } => self.failed(digest, failure, now, &mut actions),
             Event::Installed { key, outcome } => self.installed(&key, outcome),
-            Event::Asked(models) => models.into_iter().for_each(|digest| self.asked(digest)),
+            Event::ModelsAwaited(models) => models.into_iter().for_each(|digest| self.asked(digest)),
             Event::Hinted(digest) => self.hinted(digest),
             Event::RoomMade(gone) => {
                 let asked_for = self.making_room.take();
@@ -141,8 +141,8 @@ impl Plan {
     /// Returns the time of the next [`Event::Tick`].
     #[must_use]
     pub fn wake_at(&self) -> Option<Timestamp> {
-        let waiting = |model: &Model| match model.state {
-            State::Waiting { until, .. } => Some(until),
+        let waiting = |model: &PlannedModel| match model.state {
+            ModelState::Waiting { until, .. } => Some(until),
             _ => None,
         };
         self.models.values().filter_map(waiting).min()
@@ -150,69 +150,71 @@ impl Plan {
 
     /// Returns the phase of every function, in key order.
     #[must_use]
-    pub fn phases(&self) -> Vec<(RevisionKey, Phase)> {
+    pub fn phases(&self) -> Vec<(RevisionKey, ServingPhase)> {
         self.functions.iter().map(|(key, function)| (key.clone(), self.phase(function))).collect()
     }
 
     /// Returns the models in host memory and their sizes.
     #[must_use]
     pub fn resident(&self) -> Vec<(Digest, Bytes)> {
-        let ready = |(digest, model): (&Digest, &Model)| match model.state {
-            State::Ready { bytes } => Some((*digest, bytes)),
+        let ready = |(digest, model): (&Digest, &PlannedModel)| match model.state {
+            ModelState::Ready { bytes } => Some((*digest, bytes)),
             _ => None,
         };
         self.models.iter().filter_map(ready).collect()
     }
 
-    fn phase(&self, function: &Function) -> Phase {
-        if let Install::Refused(why) = &function.install {
-            return Phase::Failed(why.clone());
+    fn phase(&self, function: &PlannedFunction) -> ServingPhase {
+        if let InstallState::Refused(why) = &function.install {
+            return ServingPhase::Failed(why.clone());
         }
         match self.models.get(&function.digest).map(|model| &model.state) {
-            Some(State::Ready { .. }) if function.install == Install::Done => Phase::Ready,
-            Some(State::Broken(why)) => Phase::Failed(why.clone()),
+            Some(ModelState::Ready { .. }) if function.install == InstallState::Done => ServingPhase::Ready,
+            Some(ModelState::Broken(why)) => ServingPhase::Failed(why.clone()),
             // Once evicted, the function stays ready while its model waits for memory or a retry: its
             // requests wait at the gate. Only a model that is broken or never fits fails the function.
-            Some(State::NoMemory(why)) if self.never_fits(function.digest) => Phase::Failed(why.clone()),
-            _ if function.install == Install::Asleep => Phase::Ready,
-            Some(State::NoMemory(why)) => Phase::Preparing(why.clone()),
-            Some(State::Waiting { why, .. }) => why.clone(),
-            _ => Phase::Preparing(String::new()),
+            Some(ModelState::NoMemory(why)) if self.never_fits(function.digest) => {
+                ServingPhase::Failed(why.clone())
+            }
+            _ if function.install == InstallState::Asleep => ServingPhase::Ready,
+            Some(ModelState::NoMemory(why)) => ServingPhase::Preparing(why.clone()),
+            Some(ModelState::Waiting { why, .. }) => why.clone(),
+            _ => ServingPhase::Preparing(String::new()),
         }
     }
 
-    fn desire(&mut self, wanted: Vec<Wanted>, actions: &mut Vec<Action>) {
-        let wanted: BTreeMap<RevisionKey, Wanted> =
+    fn desire(&mut self, wanted: Vec<DesiredFunction>, actions: &mut Vec<Action>) {
+        let wanted: BTreeMap<RevisionKey, DesiredFunction> =
             wanted.into_iter().map(|wanted| (wanted.key.clone(), wanted)).collect();
         self.functions.retain(|key, function| {
             let stays = wanted.get(key).is_some_and(|wanted| wanted.digest == function.digest);
-            if !stays && matches!(function.install, Install::Asked | Install::Done) {
+            if !stays && matches!(function.install, InstallState::Asked | InstallState::Done) {
                 actions.push(Action::Retire { key: key.clone() });
             }
             stays
         });
-        for (key, Wanted { digest, artifact_bytes, .. }) in wanted {
+        for (key, DesiredFunction { digest, artifact_bytes, .. }) in wanted {
             let arrivals = &mut self.arrivals;
             let model = self.models.entry(digest).or_insert_with(|| {
                 *arrivals += 1;
-                Model {
+                PlannedModel {
                     arrival: *arrivals,
                     artifact_bytes,
                     needs: artifact_bytes,
                     failures: 0,
-                    state: State::Queued,
+                    state: ModelState::Queued,
                 }
             });
             let install = match model.state {
-                State::Ready { .. } => Install::Asked,
-                State::Asleep => Install::Asleep,
-                _ => Install::Waiting,
+                ModelState::Ready { .. } => InstallState::Asked,
+                ModelState::Evicted => InstallState::Asleep,
+                _ => InstallState::Waiting,
             };
             self.functions.entry(key.clone()).or_insert_with(|| {
-                if install == Install::Asked {
+                if install == InstallState::Asked {
                     actions.push(Action::Install { key, digest });
                 }
-                Function { digest, install }
+                PlannedFunction { digest, install }
             });
         }
     }
@@ -224,14 +226,14 @@ impl Plan {
         if others + bytes > self.budget {
             // The prepared size is larger than the reservation. The model is queued again with its real
             // size.
-            model.state = State::Queued;
+            model.state = ModelState::Queued;
             actions.push(Action::Release { digest });
             return;
         }
-        model.state = State::Ready { bytes };
+        model.state = ModelState::Ready { bytes };
         model.failures = 0;
         for (key, function) in self.functions.iter_mut().filter(|(_, function)| function.digest == digest) {
-            function.install = Install::Asked;
+            function.install = InstallState::Asked;
             actions.push(Action::Install { key: key.clone(), digest });
         }
         if self.functions.values().any(|function| function.digest == digest) {
@@ -241,9 +243,10 @@ impl Plan {
 
     /// Queues an evicted model for prewarming, if no other model is to be loaded.
     fn hinted(&mut self, digest: Digest) {
-        let is_to_come =
-            |model: &Model| matches!(model.state, State::Queued | State::NoMemory(_) | State::Preparing);
-        let has_left = self.models.get(&digest).is_some_and(|model| model.state == State::Asleep);
+        let is_to_come = |model: &PlannedModel| {
+            matches!(model.state, ModelState::Queued | ModelState::NoMemory(_) | ModelState::Preparing)
+        };
+        let has_left = self.models.get(&digest).is_some_and(|model| model.state == ModelState::Evicted);
         if has_left && !self.models.values().any(is_to_come) {
             self.asked(digest);
             self.hinted = Some(digest);
@@ -253,49 +256,49 @@ impl Plan {
     /// Queues an evicted model that requests wait for. Models are loaded in the order of these calls.
     fn asked(&mut self, digest: Digest) {
         self.hinted = self.hinted.filter(|&hinted| hinted != digest);
-        if let Some(model) = self.models.get_mut(&digest).filter(|model| model.state == State::Asleep) {
+        if let Some(model) = self.models.get_mut(&digest).filter(|model| model.state == ModelState::Evicted) {
             self.arrivals += 1;
             model.arrival = self.arrivals;
-            model.state = State::Queued;
+            model.state = ModelState::Queued;
         }
     }
 
     /// Marks a model as evicted, removes its functions from the node and releases its memory.
     fn left(&mut self, digest: Digest, actions: &mut Vec<Action>) {
-        let ready = |model: &&mut Model| matches!(model.state, State::Ready { .. });
+        let ready = |model: &&mut PlannedModel| matches!(model.state, ModelState::Ready { .. });
         let Some(model) = self.models.get_mut(&digest).filter(ready) else { return };
-        model.state = State::Asleep;
+        model.state = ModelState::Evicted;
         for (key, function) in self.functions.iter_mut().filter(|(_, function)| function.digest == digest) {
-            if matches!(function.install, Install::Asked | Install::Done) {
-                function.install = Install::Asleep;
+            if matches!(function.install, InstallState::Asked | InstallState::Done) {
+                function.install = InstallState::Asleep;
                 actions.push(Action::Retire { key: key.clone() });
             }
         }
         actions.push(Action::Release { digest });
     }
 
-    fn failed(&mut self, digest: Digest, failure: Failure, now: Timestamp, actions: &mut Vec<Action>) {
+    fn failed(&mut self, digest: Digest, failure: PrepareFailure, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(model) = self.models.get_mut(&digest) else { return };
         let why = match failure {
-            Failure::Permanent(why) => {
+            PrepareFailure::Permanent(why) => {
                 actions.push(Action::Refuse { digest, why: why.clone() });
-                model.state = State::Broken(why);
+                model.state = ModelState::Broken(why);
                 return;
             }
-            Failure::Unavailable(why) => Phase::Preparing(why),
-            Failure::Transient(why) => Phase::Failed(why),
+            PrepareFailure::Unavailable(why) => ServingPhase::Preparing(why),
+            PrepareFailure::Transient(why) => ServingPhase::Failed(why),
         };
         let until = now + self.waits.after(model.failures);
         model.failures = model.failures.saturating_add(1);
-        model.state = State::Waiting { until, why };
+        model.state = ModelState::Waiting { until, why };
     }
 
     fn installed(&mut self, key: &RevisionKey, outcome: Result<(), String>) {
         // The outcome is ignored if the function was retired or evicted meanwhile.
         if let Some(function) =
-            self.functions.get_mut(key).filter(|function| function.install == Install::Asked)
+            self.functions.get_mut(key).filter(|function| function.install == InstallState::Asked)
         {
-            function.install = outcome.map_or_else(Install::Refused, |()| Install::Done);
+            function.install = outcome.map_or_else(InstallState::Refused, |()| InstallState::Done);
         }
     }
 
@@ -305,7 +308,7 @@ impl Plan {
         let functions = &self.functions;
         self.models.retain(|digest, model| {
             let wanted = functions.values().any(|function| function.digest == *digest);
-            let stays = wanted || model.state == State::Preparing;
+            let stays = wanted || model.state == ModelState::Preparing;
             if !stays {
                 actions.push(Action::Drop { digest: *digest });
             }
@@ -316,15 +319,15 @@ impl Plan {
     fn start_preparations(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let mut candidates: Vec<(u64, Digest)> = Vec::new();
         for (digest, model) in &mut self.models {
-            if matches!(model.state, State::Waiting { until, .. } if until <= now) {
-                model.state = State::Queued;
+            if matches!(model.state, ModelState::Waiting { until, .. } if until <= now) {
+                model.state = ModelState::Queued;
             }
-            if matches!(model.state, State::Queued | State::NoMemory(_)) {
+            if matches!(model.state, ModelState::Queued | ModelState::NoMemory(_)) {
                 candidates.push((model.arrival, *digest));
             }
         }
         candidates.sort_unstable();
-        let mut running = self.models.values().filter(|model| model.state == State::Preparing).count();
+        let mut running = self.models.values().filter(|model| model.state == ModelState::Preparing).count();
         let budget = self.budget;
         let ready: Bytes = self.resident().iter().map(|(_, bytes)| *bytes).sum();
         for (_, digest) in candidates {
@@ -333,19 +336,20 @@ impl Plan {
             let Some(model) = self.models.get_mut(&digest) else { continue };
             if never_fits {
                 let why = too_large(model.needs, budget);
-                if model.state != State::NoMemory(why.clone()) {
+                if model.state != ModelState::NoMemory(why.clone()) {
                     actions.push(Action::Refuse { digest, why: why.clone() });
                 }
-                model.state = State::NoMemory(why);
+                model.state = ModelState::NoMemory(why);
             } else if used + model.needs > budget {
                 let lacking = used + model.needs - budget;
-                let asker = if self.hinted == Some(digest) { Asker::Hint } else { Asker::Request };
-                if asker == Asker::Hint && (lacking > ready || self.stuck.contains(&digest)) {
-                    model.state = State::Asleep;
+                let asker =
+                    if self.hinted == Some(digest) { RoomPurpose::Hint } else { RoomPurpose::Request };
+                if asker == RoomPurpose::Hint && (lacking > ready || self.stuck.contains(&digest)) {
+                    model.state = ModelState::Evicted;
                     self.hinted = None;
                     continue;
                 }
-                model.state = State::NoMemory(no_memory(model.needs, used, budget));
+                model.state = ModelState::NoMemory(no_memory(model.needs, used, budget));
                 // Only models in host memory can be evicted. If these are not enough, the model waits for
                 // the preparations under way.
                 if lacking <= ready && !self.stuck.contains(&digest) {
@@ -358,11 +362,11 @@ impl Plan {
                 }
             } else if running < PREPARATIONS_MAX {
                 running += 1;
-                model.state = State::Preparing;
+                model.state = ModelState::Preparing;
                 self.hinted = self.hinted.filter(|&hinted| hinted != digest);
                 actions.push(Action::Prepare { digest, artifact_bytes: model.artifact_bytes });
             } else {
-                model.state = State::Queued;
+                model.state = ModelState::Queued;
             }
         }
     }
@@ -377,8 +381,8 @@ impl Plan {
 
     fn reserved(&self, digest: Digest) -> Bytes {
         match self.models.get(&digest) {
-            Some(Model { state: State::Ready { bytes }, .. }) => *bytes,
-            Some(Model { state: State::Preparing, needs, .. }) => *needs,
+            Some(PlannedModel { state: ModelState::Ready { bytes }, .. }) => *bytes,
+            Some(PlannedModel { state: ModelState::Preparing, needs, .. }) => *needs,
             _ => Bytes::ZERO,
         }
     }

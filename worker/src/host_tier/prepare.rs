@@ -10,9 +10,9 @@ use millrace_types::{Bytes, Digest, Reason};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::fetch::{ArtifactSource, Chunks};
-use super::plan::Failure;
-use super::store::{self, Store};
+use super::fetch::{ArtifactChunks, ArtifactSource};
+use super::plan::PrepareFailure;
+use super::store::{self, ModelFileStore};
 
 /// Maximum number of chunks that are received and not yet written, of 1 MiB each.
 const CHUNKS_MAX: usize = 4;
@@ -20,13 +20,13 @@ const CHUNKS_MAX: usize = 4;
 /// Returns the artifact's bytes. A missing artifact is fetched to the disk first.
 ///
 /// # Errors
-/// [`Failure`], with a message for people. Its variant says whether to try again.
+/// [`PrepareFailure`], with a message for people. Its variant says whether to try again.
 pub(super) async fn artifact(
-    store: &Store,
+    store: &ModelFileStore,
     source: &Arc<dyn ArtifactSource>,
     digest: Digest,
     announced: Bytes,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>, PrepareFailure> {
     if let Some(bytes) = read(store, digest, announced).await? {
         return Ok(bytes);
     }
@@ -36,21 +36,25 @@ pub(super) async fn artifact(
     // The bytes are read back from the disk before they are compiled, so that a bad write shows now and not
     // at the next start.
     let damaged =
-        || Failure::Transient("the artifact was damaged when it was written: check the disk".into());
+        || PrepareFailure::Transient("the artifact was damaged when it was written: check the disk".into());
     read(store, digest, announced).await?.ok_or_else(damaged)
 }
 
-async fn read(store: &Store, digest: Digest, announced: Bytes) -> Result<Option<Vec<u8>>, Failure> {
+async fn read(
+    store: &ModelFileStore,
+    digest: Digest,
+    announced: Bytes,
+) -> Result<Option<Vec<u8>>, PrepareFailure> {
     let store = store.clone();
     spawn_blocking(move || store.read(digest, announced)).await.map_err(panicked)?.map_err(store_failure)
 }
 
 async fn download(
-    store: &Store,
-    mut chunks: Chunks,
+    store: &ModelFileStore,
+    mut chunks: ArtifactChunks,
     digest: Digest,
     announced: Bytes,
-) -> Result<(), Failure> {
+) -> Result<(), PrepareFailure> {
     let (sender, mut receiver) = mpsc::channel::<Chunk>(CHUNKS_MAX);
     let store = store.clone();
     let writer = spawn_blocking(move || {
@@ -76,21 +80,21 @@ async fn download(
     spawn_blocking(move || writer.commit()).await.map_err(panicked)?.map_err(store_failure)
 }
 
-fn fetch_failure(failure: millrace_types::Failure) -> Failure {
+fn fetch_failure(failure: millrace_types::Failure) -> PrepareFailure {
     let message = format!("cannot fetch the artifact: {}", failure.message);
     match failure.reason {
-        Reason::ArtifactNotFound => Failure::Transient(message),
-        _ => Failure::Unavailable(message),
+        Reason::ArtifactNotFound => PrepareFailure::Transient(message),
+        _ => PrepareFailure::Unavailable(message),
     }
 }
 
-fn store_failure(error: store::Error) -> Failure {
-    Failure::Transient(format!("cannot store the artifact: {error}"))
+fn store_failure(error: store::Error) -> PrepareFailure {
+    PrepareFailure::Transient(format!("cannot store the artifact: {error}"))
 }
 
 /// Returns the failure for a panic of a blocking task, which is a bug of the worker.
-pub(super) fn panicked(error: JoinError) -> Failure {
-    Failure::Permanent(format!("the worker failed while it prepared the model: {error}"))
+pub(super) fn panicked(error: JoinError) -> PrepareFailure {
+    PrepareFailure::Permanent(format!("the worker failed while it prepared the model: {error}"))
 }
 
 #[cfg(test)]
@@ -103,7 +107,7 @@ mod tests {
     struct Given(Vec<Result<Chunk, millrace_types::Failure>>);
 
     impl ArtifactSource for Given {
-        fn fetch(&self, _: Digest) -> BoxFuture<'static, Result<Chunks, millrace_types::Failure>> {
+        fn fetch(&self, _: Digest) -> BoxFuture<'static, Result<ArtifactChunks, millrace_types::Failure>> {
             let chunks = stream::iter(self.0.clone()).boxed();
             Box::pin(async { Ok(chunks) })
         }
@@ -112,7 +116,7 @@ mod tests {
     struct Unreachable;
 
     impl ArtifactSource for Unreachable {
-        fn fetch(&self, _: Digest) -> BoxFuture<'static, Result<Chunks, millrace_types::Failure>> {
+        fn fetch(&self, _: Digest) -> BoxFuture<'static, Result<ArtifactChunks, millrace_types::Failure>> {
             Box::pin(async { Err(millrace_types::Failure::new(Reason::NoLeader, "unreachable")) })
         }
     }
@@ -128,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn an_artifact_is_fetched_once_and_then_read_from_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ModelFileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         let bytes = artifact(&store, &given(&[b"a mo", b"del"]), digest, Bytes(7)).await.unwrap();
         assert_eq!(bytes, b"a model");
@@ -139,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_file_is_fetched_again() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ModelFileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         std::fs::write(dir.path().join(digest.hex()), b"a mode!").unwrap();
         let bytes = artifact(&store, &given(&[b"a model"]), digest, Bytes(7)).await.unwrap();
@@ -149,11 +153,11 @@ mod tests {
     #[tokio::test]
     async fn wrong_short_or_long_bytes_fail_and_leave_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ModelFileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         for chunks in [&[&b"a modem"[..]][..], &[&b"a mo"[..]], &[&b"a model"[..], &b"s"[..]]] {
             let outcome = artifact(&store, &given(chunks), digest, Bytes(7)).await;
-            assert!(matches!(outcome, Err(Failure::Transient(_))), "{outcome:?}");
+            assert!(matches!(outcome, Err(PrepareFailure::Transient(_))), "{outcome:?}");
             assert_eq!(residue(&dir), 0, "{chunks:?}");
         }
     }
@@ -161,12 +165,12 @@ mod tests {
     #[tokio::test]
     async fn a_transfer_that_breaks_is_unavailable_and_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ModelFileStore::open(dir.path()).unwrap();
         let broken = millrace_types::Failure::new(Reason::NoWorker, "connection reset");
         let source: Arc<dyn ArtifactSource> =
             Arc::new(Given(vec![Ok(Chunk::from_static(b"a m")), Err(broken)]));
         let outcome = artifact(&store, &source, Digest::of(b"a model"), Bytes(7)).await;
-        assert!(matches!(outcome, Err(Failure::Unavailable(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(PrepareFailure::Unavailable(_))), "{outcome:?}");
         assert_eq!(residue(&dir), 0);
     }
 }

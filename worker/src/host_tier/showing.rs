@@ -9,12 +9,12 @@ use millrace_types::{Bytes, Digest, RevisionKey};
 use tokio::sync::watch;
 
 use super::compile::HostModel;
-use super::plan::Phase;
+use super::plan::ServingPhase;
 use super::{HostTier, Signatures, programs, state};
 
 /// Cumulative counts of the host tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct HostTierCounts {
     /// Loads of evicted models into host memory because requests waited for them.
     pub cold_starts: u64,
     /// Models that were evicted from host memory to make room for others.
@@ -23,7 +23,7 @@ pub struct Counts {
 
 /// The receivers of the host tier's snapshots. A receiver is notified only when its value changes.
 #[derive(Debug, Clone)]
-pub struct View {
+pub struct HostTierSnapshot {
     /// The state of each function, in key order.
     pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
     /// The models in host memory.
@@ -31,23 +31,23 @@ pub struct View {
     /// The signatures of the functions that are ready.
     pub signatures: watch::Receiver<Arc<Signatures>>,
     /// The cumulative counts.
-    pub counts: watch::Receiver<Arc<Counts>>,
+    pub counts: watch::Receiver<Arc<HostTierCounts>>,
 }
 
 /// The senders of the host tier's snapshots.
 #[derive(Debug, Default)]
-pub struct Showing {
+pub struct HostTierPublisher {
     pub(super) statuses: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
     pub(super) models: watch::Sender<Arc<Vec<wire::HostModel>>>,
     pub(super) signatures: watch::Sender<Arc<Signatures>>,
-    pub(super) counts: watch::Sender<Arc<Counts>>,
+    pub(super) counts: watch::Sender<Arc<HostTierCounts>>,
 }
 
-impl Showing {
+impl HostTierPublisher {
     /// Returns the receivers.
     #[must_use]
-    pub fn view(&self) -> View {
-        View {
+    pub fn view(&self) -> HostTierSnapshot {
+        HostTierSnapshot {
             statuses: self.statuses.subscribe(),
             models: self.models.subscribe(),
             signatures: self.signatures.subscribe(),
@@ -93,11 +93,11 @@ fn set<T: PartialEq>(channel: &watch::Sender<Arc<T>>, value: T) {
     });
 }
 
-fn status(key: &RevisionKey, phase: Phase) -> wire::FunctionStatus {
+fn status(key: &RevisionKey, phase: ServingPhase) -> wire::FunctionStatus {
     let (phase, mut message) = match phase {
-        Phase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
-        Phase::Ready => (wire::FunctionPhase::Ready, String::new()),
-        Phase::Failed(message) => (wire::FunctionPhase::Failed, message),
+        ServingPhase::Preparing(message) => (wire::FunctionPhase::Preparing, message),
+        ServingPhase::Ready => (wire::FunctionPhase::Ready, String::new()),
+        ServingPhase::Failed(message) => (wire::FunctionPhase::Failed, message),
     };
     cut_text(&mut message);
     wire::FunctionStatus {

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::sequences::StateTensor;
-use millrace_types::workflow::{Ports, Signature as Shown};
+use millrace_types::workflow::{Signature as Shown, SignatureRef};
 use millrace_types::{Digest, RevisionKey};
 
-use super::plan::Phase;
-use super::{Signature, Signatures, desired};
+use super::plan::ServingPhase;
+use super::{FunctionSignature, Signatures, desired};
 
 /// The state that a function keeps from one request of a sequence to the next.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State {
+pub struct FunctionState {
     pub tensors: Arc<[StateTensor]>,
     /// The time without requests after which a sequence ends.
     pub idle: Duration,
@@ -25,29 +25,32 @@ pub struct State {
 /// Returns the signatures of the functions that are ready. A function with a model that cannot keep the
 /// declared state becomes failed; the controller should have refused such a function.
 pub(super) fn signatures(
-    phases: &mut [(RevisionKey, Phase)],
-    functions: &BTreeMap<RevisionKey, desired::Function>,
-    known: &BTreeMap<Digest, Arc<Signature>>,
+    phases: &mut [(RevisionKey, ServingPhase)],
+    functions: &BTreeMap<RevisionKey, desired::PlacedFunction>,
+    known: &BTreeMap<Digest, Arc<FunctionSignature>>,
 ) -> Signatures {
     let mut ready = Signatures::new();
-    for (key, phase) in phases.iter_mut().filter(|(_, phase)| *phase == Phase::Ready) {
+    for (key, phase) in phases.iter_mut().filter(|(_, phase)| *phase == ServingPhase::Ready) {
         let Some(function) = functions.get(key) else { continue };
         let Some(model) = known.get(&function.digest) else { continue };
         match of_function(model, function) {
             Ok(signature) => drop(ready.insert(key.clone(), signature)),
-            Err(why) => *phase = Phase::Failed(why),
+            Err(why) => *phase = ServingPhase::Failed(why),
         }
     }
     ready
 }
 
-fn of_function(model: &Arc<Signature>, function: &desired::Function) -> Result<Arc<Signature>, String> {
+fn of_function(
+    model: &Arc<FunctionSignature>,
+    function: &desired::PlacedFunction,
+) -> Result<Arc<FunctionSignature>, String> {
     let Some(sequences) = &function.sequences else { return Ok(Arc::clone(model)) };
-    let ports = Ports { inputs: &model.inputs, outputs: &model.outputs };
+    let ports = SignatureRef { inputs: &model.inputs, outputs: &model.outputs };
     let tensors = sequences.states(ports).map_err(|error| error.to_string())?;
-    let state = State { tensors: tensors.into(), idle: sequences.idle, max: sequences.max };
+    let state = FunctionState { tensors: tensors.into(), idle: sequences.idle, max: sequences.max };
     let Shown { inputs, outputs } = sequences.shown(ports);
-    Ok(Arc::new(Signature {
+    Ok(Arc::new(FunctionSignature {
         digest: model.digest,
         inputs,
         outputs,

@@ -38,7 +38,7 @@ pub enum Error {
 
 /// The folder of artifacts. Clones share the folder.
 #[derive(Debug, Clone)]
-pub struct Store(Arc<Inner>);
+pub struct ModelFileStore(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -46,7 +46,7 @@ struct Inner {
     next_tmp: AtomicU64,
 }
 
-impl Store {
+impl ModelFileStore {
     /// Opens the folder or creates a missing folder, and removes half-written files of a crash.
     ///
     /// # Errors
@@ -102,11 +102,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn create(&self, digest: Digest, announced: Bytes) -> Result<Writer, Error> {
+    pub fn create(&self, digest: Digest, announced: Bytes) -> Result<ModelFileWriter, Error> {
         let number = self.0.next_tmp.fetch_add(1, Ordering::Relaxed);
         let tmp = self.0.dir.join(format!("{}.tmp-{number}", digest.hex()));
         let file = File::create_new(&tmp).map_err(at(&tmp))?;
-        Ok(Writer {
+        Ok(ModelFileWriter {
             file,
             tmp,
             path: self.path(digest),
@@ -157,9 +157,9 @@ impl Store {
     }
 }
 
-/// An artifact that is being written. A writer that is dropped before [`Writer::commit`] deletes its file.
+/// An artifact that is being written. A writer that is dropped before [`ModelFileWriter::commit`] deletes its file.
 #[derive(Debug)]
-pub struct Writer {
+pub struct ModelFileWriter {
     file: File,
     tmp: PathBuf,
     path: PathBuf,
@@ -170,7 +170,7 @@ pub struct Writer {
     left: u64,
 }
 
-impl Writer {
+impl ModelFileWriter {
     /// Appends bytes.
     ///
     /// # Errors
@@ -197,7 +197,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for ModelFileWriter {
     fn drop(&mut self) {
         // After a commit the temporary file no longer exists, and `remove` does nothing.
         if let Err(error) = remove(&self.tmp) {
@@ -222,13 +222,13 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
 mod tests {
     use super::*;
 
-    fn store() -> (tempfile::TempDir, Store) {
+    fn store() -> (tempfile::TempDir, ModelFileStore) {
         let dir = tempfile::tempdir().unwrap();
-        let store = Store::open(dir.path()).unwrap();
+        let store = ModelFileStore::open(dir.path()).unwrap();
         (dir, store)
     }
 
-    fn put(store: &Store, bytes: &[u8]) -> Digest {
+    fn put(store: &ModelFileStore, bytes: &[u8]) -> Digest {
         let digest = Digest::of(bytes);
         let mut writer = store.create(digest, Bytes(bytes.len() as u64)).unwrap();
         bytes.chunks(3).for_each(|chunk| writer.write(chunk).unwrap());
@@ -241,7 +241,7 @@ mod tests {
         let (dir, store) = store();
         let digest = put(&store, b"a model");
         assert_eq!(store.names().unwrap(), [digest.hex()]);
-        let again = Store::open(dir.path()).unwrap();
+        let again = ModelFileStore::open(dir.path()).unwrap();
         assert_eq!(again.read(digest, Bytes(7)).unwrap().as_deref(), Some(&b"a model"[..]));
     }
 
@@ -289,7 +289,7 @@ mod tests {
         let (dir, store) = store();
         let digest = put(&store, b"a model");
         std::fs::write(dir.path().join("abc.tmp-7"), b"half").unwrap();
-        assert_eq!(Store::open(dir.path()).unwrap().names().unwrap(), [digest.hex()]);
+        assert_eq!(ModelFileStore::open(dir.path()).unwrap().names().unwrap(), [digest.hex()]);
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! The counters of one function, summed over its revisions.
 
-use millrace_policy::admission::Score;
+use millrace_policy::admission::FunctionTotals;
 use millrace_types::Slo;
 
-use crate::sequences::Tally;
+use crate::sequences::SequenceTally;
 
 /// The metrics of a function.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Counted {
-    pub(super) score: Score,
+    pub(super) score: FunctionTotals,
     pub(super) in_flight: u32,
     /// Restarts of the function's processes; `None` unless the function is a program.
     pub(super) restarts: Option<u64>,
     /// Counts of sequences; `None` unless the function keeps state.
-    pub(super) sequences: Option<Tally>,
+    pub(super) sequences: Option<SequenceTally>,
     pub(super) required: Option<f64>,
 }
 
@@ -22,7 +22,7 @@ impl Counted {
         self.score = self.score.plus(score);
         self.in_flight += in_flight;
         self.restarts = self.restarts.into_iter().chain(restarts).reduce(|a, b| a + b);
-        self.sequences = self.sequences.into_iter().chain(sequences).reduce(Tally::plus);
+        self.sequences = self.sequences.into_iter().chain(sequences).reduce(SequenceTally::plus);
     }
 
     /// Returns the required request count (T17), `(pn - m) / (1 - p)`, of the requests counted on

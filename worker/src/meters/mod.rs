@@ -17,10 +17,10 @@ use std::fmt;
 use axum::body::Body;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, Response, StatusCode};
-use millrace_policy::admission::Score;
+use millrace_policy::admission::FunctionTotals;
 use millrace_policy::dispatch::PredictionError;
 use millrace_policy::fabric;
-use millrace_policy::paths::Direction;
+use millrace_policy::paths::HostDirection;
 use millrace_proto::metrics::MetricsPage;
 use millrace_proto::worker::HostModel;
 use millrace_transport::SharedResult;
@@ -33,15 +33,15 @@ use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
 use self::counted::Counted;
-use self::writer::{Labels, Writer};
-use crate::control::desired::{Desired, Function};
+use self::writer::{MetricLabels, MetricsWriter};
+use crate::control::desired::{DesiredState, PlacedFunction};
 use crate::control::telemetry;
 use crate::handle::NodeHandle;
-use crate::hints::{Followed, Hints};
-use crate::host_tier::Counts;
-use crate::objects::{Objects, Tally};
-use crate::programs::Programs;
-use crate::sequences::{self, Sequences};
+use crate::hints::{HintFollower, HintOutcomes};
+use crate::host_tier::HostTierCounts;
+use crate::objects::{ObjectStore, ObjectTally};
+use crate::programs::ProgramStore;
+use crate::sequences::{self, SequenceManager};
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Maximum number of functions with separate labels.
@@ -51,18 +51,18 @@ const OTHER: &str = "_other";
 
 /// Answers scrapes.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct MetricsHandler {
     pub(crate) node: NodeHandle,
-    pub(crate) host: telemetry::Host,
-    pub(crate) objects: Objects,
-    pub(crate) sequences: Sequences,
-    pub(crate) desired: watch::Receiver<Desired>,
-    pub(crate) hints: Hints,
-    pub(crate) programs: Option<Programs>,
+    pub(crate) host: telemetry::HostTierTelemetry,
+    pub(crate) objects: ObjectStore,
+    pub(crate) sequences: SequenceManager,
+    pub(crate) desired: watch::Receiver<DesiredState>,
+    pub(crate) hints: HintFollower,
+    pub(crate) programs: Option<ProgramStore>,
     pub(crate) page: SharedResult<Result<MetricsPage, fmt::Error>>,
 }
 
-impl Shown {
+impl MetricsHandler {
     /// Returns the response to a scrape.
     pub(crate) async fn answer(&self, headers: &HeaderMap) -> Response<Body> {
         match self.page.get(|| self.page_now()).await {
@@ -83,7 +83,7 @@ impl Shown {
     async fn page_now(&self) -> Result<MetricsPage, fmt::Error> {
         let objectives = {
             let desired = self.desired.borrow();
-            let objective = |it: &Function| Some((it.key.function.clone(), it.slo?));
+            let objective = |it: &PlacedFunction| Some((it.key.function.clone(), it.slo?));
             desired.functions.iter().filter_map(objective).collect()
         };
         let host_models = self.host.models.borrow().to_vec();
@@ -91,36 +91,44 @@ impl Shown {
         let snapshot = self.node.snapshot().await;
         let objects = self.objects.tally();
         let followed = self.hints.followed();
-        let restarts = self.programs.as_ref().map(Programs::restarts).unwrap_or_default();
+        let restarts = self.programs.as_ref().map(ProgramStore::restarts).unwrap_or_default();
         let sequences = self.sequences.tallies();
-        let seen =
-            Seen { snapshot, host_models, host_counts, objects, objectives, followed, restarts, sequences };
+        let seen = MetricsSnapshot {
+            snapshot,
+            host_models,
+            host_counts,
+            objects,
+            objectives,
+            followed,
+            restarts,
+            sequences,
+        };
         text(seen).map(MetricsPage::new)
     }
 }
 
 /// The values of one scrape.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct MetricsSnapshot {
     pub(crate) snapshot: NodeSnapshot,
     pub(crate) host_models: Vec<HostModel>,
-    pub(crate) host_counts: Counts,
-    pub(crate) objects: Tally,
+    pub(crate) host_counts: HostTierCounts,
+    pub(crate) objects: ObjectTally,
     /// Objectives of the functions that have one.
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
     /// Outcomes of the hints that were not passed on to the node.
-    pub(crate) followed: Followed,
+    pub(crate) followed: HintOutcomes,
     /// Restarts of the processes of functions that are programs.
     pub(crate) restarts: BTreeMap<FunctionKey, u64>,
     /// Sequences of the functions that keep state.
-    pub(crate) sequences: BTreeMap<FunctionKey, sequences::Tally>,
+    pub(crate) sequences: BTreeMap<FunctionKey, sequences::SequenceTally>,
 }
 
 /// Returns the metrics as OpenMetrics text.
 ///
 /// # Errors
 /// Only if the text cannot grow.
-pub(crate) fn text(seen: Seen) -> Result<String, fmt::Error> {
+pub(crate) fn text(seen: MetricsSnapshot) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(seen));
     let mut text = String::new();
@@ -128,9 +136,9 @@ pub(crate) fn text(seen: Seen) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-impl Collector for Seen {
+impl Collector for MetricsSnapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut writer = Writer(&mut encoder);
+        let mut writer = MetricsWriter(&mut encoder);
         self.gpus(&mut writer)?;
         self.links(&mut writer)?;
         self.dispatch(&mut writer)?;
@@ -139,8 +147,8 @@ impl Collector for Seen {
     }
 }
 
-impl Seen {
-    fn gpus(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+impl MetricsSnapshot {
+    fn gpus(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let gpus = || self.snapshot.gpus.iter().map(|gpu| (vec![("gpu", gpu.index.0.to_string())], gpu));
         writer.gauges(
             ("millrace_gpu_up", "1 while the GPU serves", None),
@@ -217,20 +225,20 @@ impl Seen {
         )
     }
 
-    fn links(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    fn links(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let links = || self.snapshot.links.iter().map(|it| (vec![("link", it.link.0.to_string())], it));
-        let one_way = |link: &LinkId, direction: Direction| {
+        let one_way = |link: &LinkId, direction: HostDirection| {
             let direction = match direction {
-                Direction::ToGpu => "to_gpu",
-                Direction::FromGpu => "to_host",
+                HostDirection::ToGpu => "to_gpu",
+                HostDirection::FromGpu => "to_host",
             };
             vec![("link", link.0.to_string()), ("direction", direction.to_owned())]
         };
         let traffic = || {
             self.snapshot.links.iter().flat_map(|it| {
-                let to_gpu = (one_way(&it.link, Direction::ToGpu), it.carried, it.measured);
+                let to_gpu = (one_way(&it.link, HostDirection::ToGpu), it.carried, it.measured);
                 let to_host =
-                    (one_way(&it.link, Direction::FromGpu), it.carried_to_host, it.measured_to_host);
+                    (one_way(&it.link, HostDirection::FromGpu), it.carried_to_host, it.measured_to_host);
                 [to_gpu, to_host]
             })
         };
@@ -258,7 +266,7 @@ impl Seen {
             ("millrace_link_outstanding", "Batches granted on the link and not finished", None),
             links().map(|(labels, link)| (labels, f64::from(link.outstanding))),
         )?;
-        let fabric::Tally { ended, waits } = &self.snapshot.transfers;
+        let fabric::TransferCounts { ended, waits } = &self.snapshot.transfers;
         let waits = || waits.iter().map(|((link, way), wait)| (one_way(link, *way), wait));
         writer.counters(
             ("millrace_link_waits", "Transfers that got their first batch on the link", None),
@@ -272,7 +280,7 @@ impl Seen {
             ),
             waits().map(|(labels, wait)| (labels, wait.waited.as_secs_f64())),
         )?;
-        let standings = |direction: &'static str, counts: &fabric::Counts| {
+        let standings = |direction: &'static str, counts: &fabric::GuaranteeCounts| {
             counts.named().map(|(standing, count)| {
                 let labels = vec![("direction", direction.to_owned()), ("standing", standing.to_owned())];
                 (labels, count as f64)
@@ -288,7 +296,7 @@ impl Seen {
         )
     }
 
-    fn dispatch(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    fn dispatch(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let stats = &self.snapshot.dispatch;
         let batches = self.snapshot.batches;
         for (name, help, count) in [
@@ -300,7 +308,7 @@ impl Seen {
                 stats.false_misses,
             ),
             ("millrace_dispatch_reserved", "Requests reserved for a busy GPU", stats.reserved),
-            ("millrace_dispatch_passed", "Requests that left the queue before older ones", stats.passed),
+            ("millrace_dispatch_passed", "Requests that left the queue before older ones", stats.overtakings),
             ("millrace_host_cold_starts", "Models loaded from the disk again", self.host_counts.cold_starts),
             ("millrace_host_evictions", "Models evicted from host memory", self.host_counts.evictions),
             ("millrace_batches", "Runs of several requests together", batches.batches),
@@ -346,7 +354,7 @@ impl Seen {
         stats.alpha.map_or(Ok(()), |alpha| writer.gauge(("millrace_dispatch_alpha", help, None), alpha))
     }
 
-    fn prewarms(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    fn prewarms(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let here = self.followed;
         let node = self.snapshot.dispatch.prewarms;
         let outcomes = [
@@ -361,7 +369,7 @@ impl Seen {
     }
 
     /// Writes the prediction errors of the cost model (L15).
-    fn predictions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    fn predictions(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let labelled = |(gpu_type, it): (&str, PredictionError)| {
             (vec![("gpu_type", gpu_type.to_owned()), ("turn", it.turn.name().to_owned())], it)
         };
@@ -382,7 +390,7 @@ impl Seen {
         held_out.map_or(Ok(()), |percent| writer.gauge(about, percent / 100.0))
     }
 
-    fn functions(&self, writer: &mut Writer<'_, '_>) -> fmt::Result {
+    fn functions(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
         let shown = self.shown();
         let functions = || shown.iter().map(|(labels, it)| (labels.clone(), it));
         writer.counters(
@@ -391,7 +399,7 @@ impl Seen {
                 let ended = |outcome: &str, count: u64| {
                     ([labels.clone(), vec![("outcome", outcome.to_owned())]].concat(), count as f64)
                 };
-                let Score { completed, expired, failed, cancelled, .. } = it.score;
+                let FunctionTotals { completed, expired, failed, cancelled, .. } = it.score;
                 [
                     ended("completed", completed),
                     ended("expired", expired),
@@ -420,7 +428,7 @@ impl Seen {
             ),
             functions().map(|(labels, it)| (labels, it.score.in_time as f64)),
         )?;
-        let restarts = |(labels, it): (Labels, &Counted)| Some((labels, it.restarts? as f64));
+        let restarts = |(labels, it): (MetricLabels, &Counted)| Some((labels, it.restarts? as f64));
         let help = "Restarts of a program's processes";
         writer
             .counters(("millrace_function_process_restarts", help, None), functions().filter_map(restarts))?;
@@ -438,14 +446,14 @@ impl Seen {
                 [ended("idle", it.ended.idle), ended("lost", it.ended.lost)]
             }),
         )?;
-        let required = |(labels, it): (Labels, &Counted)| Some((labels, it.required?));
+        let required = |(labels, it): (MetricLabels, &Counted)| Some((labels, it.required?));
         let help = "Requests to answer in time until the objective is met; negative: spare";
         writer.gauges(("millrace_function_required_requests", help, None), functions().filter_map(required))
     }
 
     /// Returns the metrics of each function, summed over its revisions. Beyond the bound, the last
     /// functions by name are summed, so that successive scrapes show the same functions.
-    fn shown(&self) -> Vec<(Labels, Counted)> {
+    fn shown(&self) -> Vec<(MetricLabels, Counted)> {
         let all = self.snapshot.scores().into_iter();
         let mut all: Vec<_> = all
             .map(|(key, (score, in_flight))| {

@@ -4,11 +4,11 @@ use std::fmt;
 
 use prometheus_client::registry::Unit;
 
-use super::writer::Writer;
-use crate::objects::{Fetched, METHODS, Tally, method_name};
+use super::writer::MetricsWriter;
+use crate::objects::{FetchCounts, METHODS, ObjectTally, method_name};
 
-pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
-    let Tally { usage, fetched, asked, addresses } = tally;
+pub(super) fn write(tally: &ObjectTally, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+    let ObjectTally { usage, fetched, asked, addresses } = tally;
     writer.gauge(("millrace_objects", "Objects on this worker", None), usage.objects as f64)?;
     writer.gauge(
         ("millrace_objects_memory", "Memory of objects, on GPUs and the host", Some(Unit::Bytes)),
@@ -44,7 +44,7 @@ pub(super) fn write(tally: &Tally, writer: &mut Writer<'_, '_>) -> fmt::Result {
         ("millrace_objects_lookups", "Calls to find data that a process named, by destination", None),
         calls.into_iter(),
     )?;
-    let by_method = |read: fn(&Fetched) -> u64| {
+    let by_method = |read: fn(&FetchCounts) -> u64| {
         let rows = METHODS.iter().zip(fetched);
         rows.map(move |(&method, fetched)| {
             (vec![("method", method_name(method).to_owned())], read(fetched) as f64)

@@ -1,13 +1,13 @@
 use std::time::Duration;
 
-use millrace_policy::dispatch::{Predicted, PredictionError, Stats};
-use millrace_policy::fabric::{Counts, Wait};
-use millrace_policy::index::{Calls, Usage};
-use millrace_policy::paths::Each;
+use millrace_policy::dispatch::{DispatchStats, PredictionError, TurnKind};
+use millrace_policy::fabric::{FirstBatchWait, GuaranteeCounts};
+use millrace_policy::index::{IndexUsage, LookupCounts};
+use millrace_policy::paths::PerDirection;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
-use crate::objects::{Fetched, Tally};
+use crate::objects::{FetchCounts, ObjectTally};
 use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot, LinkSnapshot};
 
 fn function(name: &str) -> FunctionKey {
@@ -21,11 +21,17 @@ fn scored(name: &str, completed: u64, in_time: u64) -> FunctionSnapshot {
     FunctionSnapshot {
         key: RevisionKey { function: function(name), revision: Revision::new(2).unwrap() },
         in_flight: 1,
-        score: Score { completed, in_time, scored: completed, billed_ms: 1500, ..Score::default() },
+        score: FunctionTotals {
+            completed,
+            in_time,
+            scored: completed,
+            billed_ms: 1500,
+            ..FunctionTotals::default()
+        },
     }
 }
 
-fn lines(seen: Seen, about: &str) -> Vec<String> {
+fn lines(seen: MetricsSnapshot, about: &str) -> Vec<String> {
     let text = text(seen).unwrap();
     assert!(text.ends_with("# EOF\n"), "{text}");
     text.lines().filter(|line| line.starts_with(about)).map(str::to_owned).collect()
@@ -70,7 +76,7 @@ fn gpu_metrics_show_memory_swaps_and_evictions() {
         r#"millrace_gpu_evictions_total{gpu="1"} 1.0"#,
         r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
     ];
-    assert_eq!(lines(Seen { snapshot, ..Seen::default() }, "millrace_gpu"), expected);
+    assert_eq!(lines(MetricsSnapshot { snapshot, ..MetricsSnapshot::default() }, "millrace_gpu"), expected);
 }
 
 #[test]
@@ -79,11 +85,11 @@ fn prediction_errors_are_shown_by_gpu_type_and_kind_of_turn() {
         |index, gpu_type: &str| GpuSnapshot { index: GpuIndex(index), gpu_type: gpu_type.into(), ..gpu() };
     let error =
         |kind, turn, predictions, thousandths| PredictionError { kind, turn, predictions, thousandths };
-    let errors = vec![error(0, Predicted::Run, 4, 1000), error(1, Predicted::Load, 1, 1)];
-    let dispatch = Stats { errors, held_out: Some(2.5), ..Stats::default() };
+    let errors = vec![error(0, TurnKind::Run, 4, 1000), error(1, TurnKind::Load, 1, 1)];
+    let dispatch = DispatchStats { errors, held_out: Some(2.5), ..DispatchStats::default() };
     let gpus = vec![gpu(0, "V100"), gpu(1, "A100")];
     let snapshot = NodeSnapshot { gpus, dispatch, ..NodeSnapshot::default() };
-    let seen = || Seen { snapshot: snapshot.clone(), ..Seen::default() };
+    let seen = || MetricsSnapshot { snapshot: snapshot.clone(), ..MetricsSnapshot::default() };
     let expected = [
         r#"millrace_dispatch_predictions_total{gpu_type="A100",turn="run"} 4.0"#,
         r#"millrace_dispatch_predictions_total{gpu_type="V100",turn="load"} 1.0"#,
@@ -96,12 +102,13 @@ fn prediction_errors_are_shown_by_gpu_type_and_kind_of_turn() {
 
 #[test]
 fn transfers_are_shown_by_rate_guarantee_and_waits_by_link() {
-    let from_host = Counts { admitted: 7, late: 1, infeasible: 2, ..Counts::default() };
-    let to_host = Counts { unpromised: 3, ..Counts::default() };
-    let wait = Wait { transfers: 10, waited: Duration::from_millis(1500) };
-    let waits = [((LinkId(3), Direction::FromGpu), wait)].into();
-    let transfers = fabric::Tally { ended: Each { to_gpu: from_host, from_gpu: to_host }, waits };
-    let seen = || Seen {
+    let from_host = GuaranteeCounts { admitted: 7, late: 1, infeasible: 2, ..GuaranteeCounts::default() };
+    let to_host = GuaranteeCounts { unpromised: 3, ..GuaranteeCounts::default() };
+    let wait = FirstBatchWait { transfers: 10, waited: Duration::from_millis(1500) };
+    let waits = [((LinkId(3), HostDirection::FromGpu), wait)].into();
+    let transfers =
+        fabric::TransferCounts { ended: PerDirection { to_gpu: from_host, from_gpu: to_host }, waits };
+    let seen = || MetricsSnapshot {
         snapshot: NodeSnapshot { transfers: transfers.clone(), ..<_>::default() },
         ..<_>::default()
     };
@@ -136,8 +143,10 @@ fn carried_bytes_of_a_link_are_shown_by_direction() {
         carried_to_host: Bytes(5),
         outstanding: 1,
     };
-    let seen =
-        || Seen { snapshot: NodeSnapshot { links: vec![link.clone()], ..<_>::default() }, ..<_>::default() };
+    let seen = || MetricsSnapshot {
+        snapshot: NodeSnapshot { links: vec![link.clone()], ..<_>::default() },
+        ..<_>::default()
+    };
     let carried = [
         r#"millrace_link_carried_bytes_total{link="2",direction="to_gpu"} 7.0"#,
         r#"millrace_link_carried_bytes_total{link="2",direction="to_host"} 5.0"#,
@@ -149,14 +158,15 @@ fn carried_bytes_of_a_link_are_shown_by_direction() {
 
 #[test]
 fn function_metrics_show_the_score_and_the_required_requests() {
-    let past = Score { completed: 10, in_time: 5, scored: 10, ..Score::default() };
+    let past = FunctionTotals { completed: 10, in_time: 5, scored: 10, ..FunctionTotals::default() };
     let snapshot = NodeSnapshot {
         functions: vec![scored("a", 90, 84)],
         past: [(function("a"), past)].into(),
         ..NodeSnapshot::default()
     };
     let slo = Slo { deadline: Duration::from_millis(50), percentile: 0.9 };
-    let seen = Seen { snapshot, objectives: [(function("a"), slo)].into(), ..Seen::default() };
+    let seen =
+        MetricsSnapshot { snapshot, objectives: [(function("a"), slo)].into(), ..MetricsSnapshot::default() };
     let lines = lines(seen, "millrace_function_");
     let has = |line: &str| assert!(lines.iter().any(|it| it == line), "{line} in {lines:#?}");
     has(r#"millrace_function_requests_total{tenant="default",function="a",outcome="completed"} 100.0"#);
@@ -171,7 +181,10 @@ fn function_metrics_show_the_score_and_the_required_requests() {
 fn functions_beyond_the_bound_are_shown_as_one() {
     let functions = (0..FUNCTIONS_MAX as u64 + 3).map(|i| scored(&format!("f{i:04}"), i, 0)).collect();
     let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
-    let lines = lines(Seen { snapshot, ..Seen::default() }, "millrace_function_slo_requests_total{");
+    let lines = lines(
+        MetricsSnapshot { snapshot, ..MetricsSnapshot::default() },
+        "millrace_function_slo_requests_total{",
+    );
     assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
     let other = r#"millrace_function_slo_requests_total{tenant="_other",function="_other"} 3003.0"#;
     assert_eq!(lines.last().unwrap(), other, "the sum of the last three by name: 1000, 1001 and 1002");
@@ -181,7 +194,7 @@ fn functions_beyond_the_bound_are_shown_as_one() {
 fn restarts_of_processes_are_shown_only_for_programs() {
     let snapshot = NodeSnapshot {
         functions: vec![scored("model", 1, 0), scored("steady", 1, 0)],
-        past: [(function("gone"), Score::default())].into(),
+        past: [(function("gone"), FunctionTotals::default())].into(),
         ..NodeSnapshot::default()
     };
     let restarts = [(function("steady"), 0), (function("gone"), 3)].into();
@@ -189,7 +202,7 @@ fn restarts_of_processes_are_shown_only_for_programs() {
         r#"millrace_function_process_restarts_total{tenant="default",function="gone"} 3.0"#,
         r#"millrace_function_process_restarts_total{tenant="default",function="steady"} 0.0"#,
     ];
-    let seen = Seen { snapshot, restarts, ..Seen::default() };
+    let seen = MetricsSnapshot { snapshot, restarts, ..MetricsSnapshot::default() };
     assert_eq!(lines(seen, "millrace_function_process_restarts"), expected);
 }
 
@@ -200,8 +213,10 @@ fn restarts_of_functions_beyond_the_bound_are_shown_as_one() {
     let snapshot = NodeSnapshot { functions, ..NodeSnapshot::default() };
     // The last function by name is a model.
     let restarts = names[..names.len() - 1].iter().map(|name| (function(name), 2)).collect();
-    let lines =
-        lines(Seen { snapshot, restarts, ..Seen::default() }, "millrace_function_process_restarts_total{");
+    let lines = lines(
+        MetricsSnapshot { snapshot, restarts, ..MetricsSnapshot::default() },
+        "millrace_function_process_restarts_total{",
+    );
     assert_eq!(lines.len(), FUNCTIONS_MAX + 1);
     let other = r#"millrace_function_process_restarts_total{tenant="_other",function="_other"} 4.0"#;
     assert_eq!(lines.last().unwrap(), other);
@@ -213,15 +228,18 @@ fn sequences_are_shown_only_for_functions_that_keep_state() {
         functions: vec![scored("model", 1, 0), scored("counter", 1, 0)],
         ..NodeSnapshot::default()
     };
-    let ended = millrace_policy::sequences::Counts { idle: 2, lost: 1 };
-    let sequences = [(function("counter"), crate::sequences::Tally { live: 3, ended })].into();
+    let ended = millrace_policy::sequences::SequenceTotals { idle: 2, lost: 1 };
+    let sequences = [(function("counter"), crate::sequences::SequenceTally { live: 3, ended })].into();
     let expected = [
         r#"millrace_function_sequences{tenant="default",function="counter"} 3.0"#,
         r#"millrace_function_sequences_ended_total{tenant="default",function="counter",reason="idle"} 2.0"#,
         r#"millrace_function_sequences_ended_total{tenant="default",function="counter",reason="lost"} 1.0"#,
     ];
     assert_eq!(
-        lines(Seen { snapshot, sequences, ..Seen::default() }, "millrace_function_sequences"),
+        lines(
+            MetricsSnapshot { snapshot, sequences, ..MetricsSnapshot::default() },
+            "millrace_function_sequences"
+        ),
         expected
     );
 }
@@ -229,8 +247,11 @@ fn sequences_are_shown_only_for_functions_that_keep_state() {
 #[test]
 fn alpha_is_shown_if_the_policy_has_one() {
     let with = |alpha| {
-        let dispatch = Stats { alpha, ..Stats::default() };
-        Seen { snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() }, ..Seen::default() }
+        let dispatch = DispatchStats { alpha, ..DispatchStats::default() };
+        MetricsSnapshot {
+            snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() },
+            ..MetricsSnapshot::default()
+        }
     };
     assert_eq!(lines(with(Some(0.25)), "millrace_dispatch_alpha"), ["millrace_dispatch_alpha 0.25"]);
     assert_eq!(lines(with(None), "millrace_dispatch_alpha"), [""; 0]);
@@ -238,8 +259,8 @@ fn alpha_is_shown_if_the_policy_has_one() {
 
 #[test]
 fn object_metrics_show_stored_objects_lookups_and_fetches() {
-    let objects = Tally {
-        usage: Usage {
+    let objects = ObjectTally {
+        usage: IndexUsage {
             objects: 2,
             bytes: Bytes(4096),
             kept: 9,
@@ -248,8 +269,8 @@ fn object_metrics_show_stored_objects_lookups_and_fetches() {
             copies: 4,
             copied: Bytes(512),
         },
-        fetched: [(7, 700), (0, 0), (5, 640), (1, 64)].map(|(fetches, bytes)| Fetched { fetches, bytes }),
-        asked: Calls { home: 3, tier2: 2, holders: 1 },
+        fetched: [(7, 700), (0, 0), (5, 640), (1, 64)].map(|(fetches, bytes)| FetchCounts { fetches, bytes }),
+        asked: LookupCounts { home: 3, tier2: 2, holders: 1 },
         addresses: 1,
     };
     let expected = [
@@ -273,20 +294,26 @@ fn object_metrics_show_stored_objects_lookups_and_fetches() {
         r#"millrace_objects_fetched_bytes_total{method="host"} 640.0"#,
         r#"millrace_objects_fetched_bytes_total{method="inter-node"} 64.0"#,
     ];
-    assert_eq!(lines(Seen { objects, ..Seen::default() }, "millrace_objects"), expected);
+    assert_eq!(
+        lines(MetricsSnapshot { objects, ..MetricsSnapshot::default() }, "millrace_objects"),
+        expected
+    );
 }
 
 #[test]
 fn prewarming_hints_are_counted_by_outcome() {
-    let prewarms = millrace_policy::dispatch::Prewarms { brought: 3, there: 2, busy: 1 };
-    let dispatch = Stats { prewarms, ..Stats::default() };
+    let prewarms = millrace_policy::dispatch::PrewarmCounts { brought: 3, there: 2, busy: 1 };
+    let dispatch = DispatchStats { prewarms, ..DispatchStats::default() };
     let snapshot = NodeSnapshot { dispatch, ..NodeSnapshot::default() };
-    let followed = Followed { host: 4, there: 10, busy: 20 };
+    let followed = HintOutcomes { host: 4, there: 10, busy: 20 };
     let expected = [
         r#"millrace_prewarms_total{outcome="gpu"} 3.0"#,
         r#"millrace_prewarms_total{outcome="host"} 4.0"#,
         r#"millrace_prewarms_total{outcome="there"} 12.0"#,
         r#"millrace_prewarms_total{outcome="busy"} 21.0"#,
     ];
-    assert_eq!(lines(Seen { snapshot, followed, ..Seen::default() }, "millrace_prewarms"), expected);
+    assert_eq!(
+        lines(MetricsSnapshot { snapshot, followed, ..MetricsSnapshot::default() }, "millrace_prewarms"),
+        expected
+    );
 }

@@ -9,35 +9,39 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
 /// Labels of one value of a metric.
-pub(super) type Labels = Vec<(&'static str, String)>;
+pub(super) type MetricLabels = Vec<(&'static str, String)>;
 
 /// Name, help text and unit of a metric.
-pub(super) type About = (&'static str, &'static str, Option<Unit>);
+pub(super) type MetricDescription = (&'static str, &'static str, Option<Unit>);
 
 /// Writes metrics, each with all of its values.
-pub(super) struct Writer<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
+pub(super) struct MetricsWriter<'a, 'b>(pub(super) &'a mut DescriptorEncoder<'b>);
 
-impl Writer<'_, '_> {
+impl MetricsWriter<'_, '_> {
     pub(super) fn counters(
         &mut self,
-        about: About,
-        rows: impl Iterator<Item = (Labels, f64)>,
+        about: MetricDescription,
+        rows: impl Iterator<Item = (MetricLabels, f64)>,
     ) -> fmt::Result {
         self.write(MetricType::Counter, about, rows, |value, encoder| {
             ConstCounter::new(value).encode(encoder)
         })
     }
 
-    pub(super) fn gauges(&mut self, about: About, rows: impl Iterator<Item = (Labels, f64)>) -> fmt::Result {
+    pub(super) fn gauges(
+        &mut self,
+        about: MetricDescription,
+        rows: impl Iterator<Item = (MetricLabels, f64)>,
+    ) -> fmt::Result {
         self.write(MetricType::Gauge, about, rows, |value, encoder| ConstGauge::new(value).encode(encoder))
     }
 
-    pub(super) fn counter(&mut self, (name, help, unit): About, value: u64) -> fmt::Result {
+    pub(super) fn counter(&mut self, (name, help, unit): MetricDescription, value: u64) -> fmt::Result {
         let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)
     }
 
-    pub(super) fn gauge(&mut self, (name, help, unit): About, value: f64) -> fmt::Result {
+    pub(super) fn gauge(&mut self, (name, help, unit): MetricDescription, value: f64) -> fmt::Result {
         let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
         ConstGauge::new(value).encode(metric)
     }
@@ -45,8 +49,8 @@ impl Writer<'_, '_> {
     fn write(
         &mut self,
         kind: MetricType,
-        (name, help, unit): About,
-        rows: impl Iterator<Item = (Labels, f64)>,
+        (name, help, unit): MetricDescription,
+        rows: impl Iterator<Item = (MetricLabels, f64)>,
         write: impl Fn(f64, MetricEncoder<'_>) -> fmt::Result,
     ) -> fmt::Result {
         let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), kind)?;

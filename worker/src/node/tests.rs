@@ -15,11 +15,11 @@ use millrace_policy::prewarm::Prewarm;
 use millrace_proto::executor::command::Command;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker as _;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::workflow::Signature;
 use millrace_types::{
     Bytes, BytesPerSec, DataType, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, NodeName, Reason,
-    RequestId, Revision, RevisionKey, Serving, TenantName, TensorSpec,
+    RequestId, Revision, RevisionKey, SchedulingOptions, TenantName, TensorSpec,
 };
 use tokio::sync::watch;
 use tracing::span;
@@ -28,19 +28,19 @@ use crate::activity;
 use crate::clock::{Clock, VirtualClock};
 use crate::control::index::IndexFeed;
 use crate::handle::NodeHandle;
-use crate::hints::{Followed, Hints};
-use crate::host_tier::gate::Gate;
-use crate::host_tier::{self, Reader};
+use crate::hints::{HintFollower, HintOutcomes};
+use crate::host_tier::gate::HostMemoryGate;
+use crate::host_tier::{self, InputReader};
 use crate::install::{FunctionConfig, PreparedModel};
 use crate::node::{NodeConfig, NodeContext, REQUESTS_MAX, start_here};
-use crate::objects::{Objects, Whereabouts, memory};
-use crate::port::model::{Behaviour, RunModel};
+use crate::objects::{DirectoryClient, ObjectStore, memory};
+use crate::port::model::{ExecutorBehaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
-use crate::port::{Descriptor, ExecutorPort, PortSink, Spawner};
-use crate::programs::{Launcher, Program, Programs};
-use crate::request::{Invocation, OnGpus};
+use crate::port::{Descriptor, ExecutorPort, PortFactory, PortSink};
+use crate::programs::{HostedProgram, ProgramLauncher, ProgramStore};
+use crate::request::{Attempt, OnGpus};
 use crate::seams::LETTERS_PER_REQUEST;
-use crate::service::{Faults, Limits, WorkerService};
+use crate::service::{InjectedFaults, ServiceLimits, WorkerService};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -65,7 +65,7 @@ struct DyingPort {
     dies: Arc<AtomicBool>,
 }
 
-impl Spawner for Dying {
+impl PortFactory for Dying {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
         Box::new(DyingPort { inner: self.machine.port(gpu, sink), dies: Arc::clone(&self.dies) })
     }
@@ -88,13 +88,13 @@ impl ExecutorPort for DyingPort {
 
 /// Returns a machine with one GPU of 64 MiB.
 fn topology() -> Topology {
-    let gpu = Gpu {
+    let gpu = TopologyGpu {
         index: GpuIndex(0),
         gpu_type: "modelled".to_owned(),
         memory: Bytes::mib(64),
         host_path: vec![LinkId(0)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(10) };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(10) };
     Topology { name: "test".to_owned(), gpus: vec![gpu], links: vec![link] }
 }
 
@@ -105,7 +105,7 @@ fn node() -> NodeHandle {
 /// Starts a node with an executor that dies at its next copy to the host if `dies` is set.
 fn node_that(dies: Arc<AtomicBool>) -> NodeHandle {
     let run = RunModel { keeps: OUTPUT, ..RunModel::new(Duration::from_millis(5)) };
-    let behaviour = Behaviour {
+    let behaviour = ExecutorBehaviour {
         start: Duration::from_millis(8),
         process_start: Duration::ZERO,
         copy_rate: BytesPerSec::gb(10),
@@ -152,12 +152,12 @@ fn revision_of(name: &str) -> RevisionKey {
 }
 
 /// Returns a directory client without controllers.
-fn nowhere() -> Whereabouts {
-    Whereabouts::new(Vec::new(), watch::Sender::new(BTreeSet::new()).subscribe())
+fn nowhere() -> DirectoryClient {
+    DirectoryClient::new(Vec::new(), watch::Sender::new(BTreeSet::new()).subscribe())
 }
 
-fn place() -> activity::Place {
-    activity::Place {
+fn place() -> activity::WorkerIdentity {
+    activity::WorkerIdentity {
         node: NodeName::new("node").unwrap(),
         instance: String::new(),
         topology: Arc::new(topology()),
@@ -170,13 +170,13 @@ fn function() -> FunctionConfig {
         slo: None,
         idempotent: false,
         gpu_memory: None,
-        serving: Serving::default(),
+        serving: SchedulingOptions::default(),
         profiles: Vec::new(),
     }
 }
 
-fn request(timeout: Duration) -> Invocation {
-    Invocation {
+fn request(timeout: Duration) -> Attempt {
+    Attempt {
         request_id: RequestId::new("request").unwrap(),
         attempts_left: 3,
         revision: revision(),
@@ -201,7 +201,7 @@ fn a_request_is_refused_while_the_node_has_too_many_unread_messages() {
         node.install(function(), prepared()).await.unwrap();
         // Nothing is awaited here, so that no actor reads a message.
         for _ in 0..=LETTERS_PER_REQUEST * REQUESTS_MAX as usize {
-            node.cap(Arc::default());
+            node.set_quotas(Arc::default());
         }
         let refused = node.invoke(request(MINUTE)).now_or_never().expect("the node should answer at once");
         assert_eq!(refused.unwrap_err().reason, Reason::QueueFull);
@@ -219,14 +219,28 @@ fn a_request_with_lost_outputs_runs_again_if_its_function_is_idempotent() {
             let node = node_that(Arc::new(AtomicBool::new(true)));
             node.install(FunctionConfig { idempotent, ..function() }, prepared()).await.unwrap();
             let signatures = watch::Sender::new(Arc::default()).subscribe();
-            let objects =
-                Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
-            let gate = Gate::new(clock());
-            let limits = Limits::default();
-            let service =
-                WorkerService::new(node, place(), signatures, gate, objects.clone(), limits, Faults::Refuse);
-            let gathered =
-                objects.gather(Vec::new(), Reader::Gpu, objects.asker(revision(), None, None)).await.unwrap();
+            let objects = ObjectStore::new(
+                Bytes::ZERO,
+                IndexFeed::unheard(),
+                nowhere(),
+                LookupOrder::default(),
+                clock(),
+            );
+            let gate = HostMemoryGate::new(clock());
+            let limits = ServiceLimits::default();
+            let service = WorkerService::new(
+                node,
+                place(),
+                signatures,
+                gate,
+                objects.clone(),
+                limits,
+                InjectedFaults::Refuse,
+            );
+            let gathered = objects
+                .gather(Vec::new(), InputReader::Gpu, objects.asker(revision(), None, None))
+                .await
+                .unwrap();
             let hold = Some(wire::Hold::default());
             let answer = service.answered(request(MINUTE), gathered, hold, None).await;
             if idempotent {
@@ -249,25 +263,32 @@ fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
         node.install(function(), prepared()).await.unwrap();
         let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
         let signature = |digest| {
-            Arc::new(host_tier::Signature {
+            Arc::new(host_tier::FunctionSignature {
                 digest,
                 inputs: Vec::new(),
                 outputs: vec![output.clone()],
-                reader: Reader::Gpu,
+                reader: InputReader::Gpu,
                 state: None,
             })
         };
         let [own, next] = [b"model", b"other"].map(|model| Digest::of(model));
         let known = [(revision(), signature(own)), (revision_of("next"), signature(next))];
         let signatures = watch::Sender::new(Arc::new(host_tier::Signatures::from(known))).subscribe();
-        let gate = Gate::new(clock());
-        gate.arrived(next);
-        let hints = Hints::new(Prewarm::On, signatures.clone(), gate.clone(), clock());
+        let gate = HostMemoryGate::new(clock());
+        gate.record_loaded(next);
+        let hints = HintFollower::new(Prewarm::On, signatures.clone(), gate.clone(), clock());
         let objects =
-            Objects::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
-        let limits = Limits::default();
-        let service =
-            WorkerService::new(node, place(), signatures, gate.clone(), objects, limits, Faults::Refuse);
+            ObjectStore::new(Bytes::ZERO, IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
+        let limits = ServiceLimits::default();
+        let service = WorkerService::new(
+            node,
+            place(),
+            signatures,
+            gate.clone(),
+            objects,
+            limits,
+            InjectedFaults::Refuse,
+        );
         let service = service.following(hints.clone());
         let ask = async || {
             let to = wire::WarmTo::Host.into();
@@ -283,10 +304,10 @@ fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
             service.invoke(tonic::Request::new(asked)).await
         };
         ask().await.unwrap_err();
-        assert_eq!(hints.followed(), Followed::default());
-        gate.arrived(own);
+        assert_eq!(hints.followed(), HintOutcomes::default());
+        gate.record_loaded(own);
         ask().await.unwrap();
-        assert_eq!(hints.followed(), Followed { there: 1, ..Followed::default() });
+        assert_eq!(hints.followed(), HintOutcomes { there: 1, ..HintOutcomes::default() });
     });
 }
 
@@ -333,11 +354,11 @@ impl tracing::Subscriber for Bug {
 }
 
 /// Returns a program that cannot be started.
-fn program(dir: &Path) -> Arc<Program> {
-    let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
+fn program(dir: &Path) -> Arc<HostedProgram> {
+    let launcher = ProgramLauncher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
     let objects =
-        Objects::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
-    let programs = Programs::open(dir, launcher, objects, Bytes::mib(1)).unwrap();
+        ObjectStore::new(Bytes::mib(1), IndexFeed::unheard(), nowhere(), LookupOrder::default(), clock());
+    let programs = ProgramStore::open(dir, launcher, objects, Bytes::mib(1)).unwrap();
     let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
     Arc::new(programs.put(Digest::of(b"program"), declared, b"program").unwrap())
 }
@@ -349,7 +370,7 @@ fn the_processes_of_a_program_end_with_its_function() {
             let node = node();
             let dir = tempfile::tempdir().unwrap();
             let program = program(dir.path());
-            node.host(function(), Arc::clone(&program), processes).await.unwrap();
+            node.install_program(function(), Arc::clone(&program), processes).await.unwrap();
             tokio::time::sleep(MOMENT).await;
             assert!(Arc::strong_count(&program) > 1);
             node.retire(revision()).await;
@@ -369,10 +390,10 @@ fn requests_for_a_program_are_not_run_after_its_function_actor_panicked() {
         let node = node();
         let dir = tempfile::tempdir().unwrap();
         // Without processes, requests wait.
-        node.host(function(), program(dir.path()), 0).await.unwrap();
+        node.install_program(function(), program(dir.path()), 0).await.unwrap();
         let carried = memfd();
         let ask = |timeout| {
-            let invocation = Invocation { descriptors: vec![Arc::clone(&carried)], ..request(timeout) };
+            let invocation = Attempt { descriptors: vec![Arc::clone(&carried)], ..request(timeout) };
             let node = node.clone();
             actix_rt::spawn(async move { node.invoke(invocation).await })
         };

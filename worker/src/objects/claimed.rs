@@ -1,28 +1,28 @@
 //! Reservations of object memory for the state of functions. State is stored among the objects, but
 //! has no object names.
 
-use millrace_policy::index::Limit;
+use millrace_policy::index::IndexCapacity;
 use millrace_types::Bytes;
 
-use super::Objects;
+use super::ObjectStore;
 
 /// A reservation of object memory. Dropping it releases the memory.
 #[derive(Debug)]
-pub(crate) struct Claim {
-    objects: Objects,
-    room: Limit,
+pub(crate) struct ObjectReservation {
+    objects: ObjectStore,
+    room: IndexCapacity,
 }
 
-impl Objects {
+impl ObjectStore {
     /// Reserves memory for `tensors` tensors with `bytes` bytes in total. Returns `None` if the
     /// memory does not suffice.
-    pub(crate) fn claim(&self, bytes: Bytes, tensors: u64) -> Option<Claim> {
-        let room = Limit { bytes, files: tensors, objects: tensors };
-        self.index().claim(room).then(|| Claim { objects: self.clone(), room })
+    pub(crate) fn claim(&self, bytes: Bytes, tensors: u64) -> Option<ObjectReservation> {
+        let room = IndexCapacity { bytes, files: tensors, objects: tensors };
+        self.index().reserve_room(room).then(|| ObjectReservation { objects: self.clone(), room })
     }
 }
 
-impl Drop for Claim {
+impl Drop for ObjectReservation {
     fn drop(&mut self) {
         self.objects.index().unclaim(self.room);
     }

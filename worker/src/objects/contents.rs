@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_policy::index::Held;
+use millrace_policy::index::IndexedObject;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{Lost, Part};
-use crate::actors::node::Reader;
+use super::{ObjectLost, ObjectRange};
+use crate::actors::node::TransferReader;
 use crate::port::Descriptor;
 
 /// The bytes of a tensor on this worker.
@@ -22,13 +22,13 @@ pub(crate) enum Contents {
     /// Bytes in memory that executors can map.
     Memory { fd: Descriptor, bytes: u64 },
     /// Bytes in a GPU's memory, or in host memory after a move.
-    Kept(Part),
+    Kept(ObjectRange),
 }
 
 /// A worker may have a million tensors, and the index's bench counts on this size.
 const _: () = assert!(std::mem::size_of::<Contents>() <= 40);
 
-impl Held for Contents {
+impl IndexedObject for Contents {
     fn bytes(&self) -> millrace_types::Bytes {
         millrace_types::Bytes(self.len())
     }
@@ -59,11 +59,16 @@ impl Contents {
 
     /// Returns host memory with a range of the bytes, and the offset of the range there. Copies the
     /// range from a GPU if necessary.
-    pub(crate) async fn on_host(&self, offset: u64, bytes: u64, reader: Reader) -> Result<(Self, u64), Lost> {
+    pub(crate) async fn on_host(
+        &self,
+        offset: u64,
+        bytes: u64,
+        reader: TransferReader,
+    ) -> Result<(Self, u64), ObjectLost> {
         let Self::Kept(part) = self else { return Ok((self.clone(), offset)) };
-        let part = Part { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
+        let part = ObjectRange { object: Arc::clone(&part.object), offset: part.offset + offset, bytes };
         let (fd, offset) = part.on_host(reader).await?;
-        let bytes = size_of_memory(&fd).map_err(|_unreadable| Lost)? as u64;
+        let bytes = size_of_memory(&fd).map_err(|_unreadable| ObjectLost)? as u64;
         Ok((Self::Memory { fd, bytes }, offset))
     }
 

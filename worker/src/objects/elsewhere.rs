@@ -9,15 +9,15 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use millrace_policy::index::{Limit, Lookup, Step};
+use millrace_policy::index::{IndexCapacity, Lookup, LookupAction};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName, Timestamp};
 use tokio::task::JoinSet;
 
 use super::given::seal;
 use super::peers::PeerError;
-use super::whereabouts::{Holders, NoAnswer};
-use super::{Contents, Objects, memory};
+use super::whereabouts::{DataHolders, DirectoryUnavailable};
+use super::{Contents, ObjectStore, memory};
 use crate::service::tensors::INLINE_BYTES_MAX;
 
 /// Lifetime of a copy.
@@ -35,7 +35,7 @@ pub(crate) enum FetchError {
 }
 
 /// The reason why the fetch from one worker failed.
-enum Refused {
+enum PullError {
     /// The worker does not have the object.
     Gone,
     /// The worker cannot be reached.
@@ -44,7 +44,7 @@ enum Refused {
     NoRoom(String),
 }
 
-impl Objects {
+impl ObjectStore {
     /// Returns an object by its name, from this worker or another, within `patience`. `by` is the
     /// deadline of the request that needs the object. An object on a GPU stays there.
     pub(crate) async fn fetch(
@@ -83,27 +83,29 @@ impl Objects {
 
     async fn ask_around(&self, id: &DataId, by: Option<Timestamp>) -> Result<Contents, FetchError> {
         let (mut lookup, mut step) = Lookup::begin(self.0.order, self.node(), &id.home);
-        let mut findings = Findings::default();
+        let mut findings = LookupResults::default();
         loop {
             // Count before the step: the caller may give up during it.
             self.0.asked.lock().unwrap_or_else(PoisonError::into_inner).count(&step);
             step = match &step {
-                Step::AskHome(node) | Step::Fetch(node) => match self.pull_whole(id, node, by).await {
-                    Ok(contents) => return Ok(contents),
-                    Err(Refused::NoRoom(why)) => {
-                        return Err(FetchError::Unavailable { id: id.clone(), why });
+                LookupAction::AskHome(node) | LookupAction::Fetch(node) => {
+                    match self.pull_whole(id, node, by).await {
+                        Ok(contents) => return Ok(contents),
+                        Err(PullError::NoRoom(why)) => {
+                            return Err(FetchError::Unavailable { id: id.clone(), why });
+                        }
+                        Err(PullError::Gone) => lookup.not_held(),
+                        Err(PullError::Unreachable(why)) => {
+                            findings.unreached = Some(unreached(id, node, &why));
+                            lookup.not_held()
+                        }
                     }
-                    Err(Refused::Gone) => lookup.not_held(),
-                    Err(Refused::Unreachable(why)) => {
-                        findings.unreached = Some(unreached(id, node, &why));
-                        lookup.not_held()
-                    }
-                },
-                Step::AskTier2 => {
+                }
+                LookupAction::AskTier2 => {
                     let answer = self.0.whereabouts.holders(id).await;
                     lookup.held_by(&findings.take(answer))
                 }
-                Step::Nowhere => return Err(findings.error(id)),
+                LookupAction::Nowhere => return Err(findings.error(id)),
             };
         }
     }
@@ -116,12 +118,12 @@ impl Objects {
         id: &DataId,
         node: &NodeName,
         by: Option<Timestamp>,
-    ) -> Result<Contents, Refused> {
+    ) -> Result<Contents, PullError> {
         let known = self.0.whereabouts.known(node);
         let mut refused = None;
         if let Some(address) = &known {
             match self.pull_from(id, address, by).await {
-                Err(why @ (Refused::Gone | Refused::Unreachable(_))) => refused = Some(why),
+                Err(why @ (PullError::Gone | PullError::Unreachable(_))) => refused = Some(why),
                 done => return done,
             }
         }
@@ -129,12 +131,12 @@ impl Objects {
             Ok(Some(address)) if known.as_ref() != Some(&address) => {
                 return self.pull_from(id, &address, by).await;
             }
-            Ok(None) => return Err(Refused::Unreachable("no controller has that worker now".to_owned())),
+            Ok(None) => return Err(PullError::Unreachable("no controller has that worker now".to_owned())),
             // The address has not changed.
             Ok(Some(_)) => String::new(),
             Err(error) => error.to_string(),
         };
-        Err(refused.unwrap_or(Refused::Unreachable(why)))
+        Err(refused.unwrap_or(PullError::Unreachable(why)))
     }
 
     async fn pull_from(
@@ -142,16 +144,16 @@ impl Objects {
         id: &DataId,
         address: &str,
         by: Option<Timestamp>,
-    ) -> Result<Contents, Refused> {
+    ) -> Result<Contents, PullError> {
         let wanted = (by, &*self.0.clock);
-        let mut landing = Landing::new(self.clone());
+        let mut landing = CopySink::new(self.clone());
         let mut sink = |chunk: &[u8]| landing.take(chunk);
         self.0.peers.fetch(id, address, 0, None, wanted, &mut sink).await.map_err(|error| match error {
-            PeerError::Gone => Refused::Gone,
-            PeerError::Unreachable(why) | PeerError::Refused(why) => Refused::Unreachable(why),
-            PeerError::Sink(error) => Refused::NoRoom(error.to_string()),
+            PeerError::Gone => PullError::Gone,
+            PeerError::Unreachable(why) | PeerError::Refused(why) => PullError::Unreachable(why),
+            PeerError::Sink(error) => PullError::NoRoom(error.to_string()),
         })?;
-        let contents = landing.done().map_err(|error| Refused::NoRoom(error.to_string()))?;
+        let contents = landing.done().map_err(|error| PullError::NoRoom(error.to_string()))?;
         self.count(FetchMethod::InterNode, contents.len());
         self.keep_copy(id, &contents).await;
         Ok(contents)
@@ -159,7 +161,7 @@ impl Objects {
 
     /// Stores a fetched object as a copy, and reports the copy to the cluster.
     async fn keep_copy(&self, id: &DataId, contents: &Contents) {
-        let Some(place) = self.0.feed.place().await else { return };
+        let Some(place) = self.0.feed.reserve().await else { return };
         let until = self.0.clock.now() + COPY_FOR;
         // Report while the index is locked: otherwise the drop of the copy could be reported first.
         let mut index = self.index();
@@ -171,22 +173,22 @@ impl Objects {
 
 /// The results of a lookup that has not found the object.
 #[derive(Debug, Default)]
-struct Findings {
+struct LookupResults {
     /// Whether tier 2 knows that no node holds the object.
     lost: bool,
     /// The error of the last query to tier 2.
-    no_answer: Option<NoAnswer>,
+    no_answer: Option<DirectoryUnavailable>,
     /// The last worker that could not be reached and may have the object.
     unreached: Option<String>,
 }
 
-impl Findings {
+impl LookupResults {
     /// Returns the nodes that hold the object according to tier 2. The owner node may have an
     /// object that tier 2 calls lost: a node that the controllers believe dead may still be
     /// reachable from others.
-    fn take(&mut self, answer: Result<Holders, NoAnswer>) -> Vec<NodeName> {
+    fn take(&mut self, answer: Result<DataHolders, DirectoryUnavailable>) -> Vec<NodeName> {
         match answer {
-            Ok(Holders { nodes, lost }) => {
+            Ok(DataHolders { nodes, lost }) => {
                 self.lost |= lost;
                 self.no_answer = None;
                 nodes
@@ -221,23 +223,26 @@ fn unreached(id: &DataId, node: &NodeName, why: &str) -> String {
 
 /// The destination of an arriving object. Capacity is reserved piece by piece. The capacity is
 /// released at the end, when the object is a copy in the index or has failed.
-struct Landing {
-    objects: Objects,
+struct CopySink {
+    objects: ObjectStore,
     small: BytesMut,
     file: Option<File>,
-    room: Limit,
+    room: IndexCapacity,
 }
 
-impl Landing {
-    fn new(objects: Objects) -> Self {
-        Self { objects, small: BytesMut::new(), file: None, room: Limit::default() }
+impl CopySink {
+    fn new(objects: ObjectStore) -> Self {
+        Self { objects, small: BytesMut::new(), file: None, room: IndexCapacity::default() }
     }
 
     fn take(&mut self, chunk: &[u8]) -> io::Result<()> {
-        let first = self.room == Limit::default();
+        let first = self.room == IndexCapacity::default();
         let opens = self.file.is_none() && self.small.len() + chunk.len() > INLINE_BYTES_MAX;
-        let more =
-            Limit { bytes: Size(chunk.len() as u64), files: u64::from(opens), objects: u64::from(first) };
+        let more = IndexCapacity {
+            bytes: Size(chunk.len() as u64),
+            files: u64::from(opens),
+            objects: u64::from(first),
+        };
         if !self.objects.index().set_aside(more) {
             return Err(io::Error::other("this worker's object memory is full: raise --object-memory"));
         }
@@ -266,7 +271,7 @@ impl Landing {
     }
 }
 
-impl Drop for Landing {
+impl Drop for CopySink {
     fn drop(&mut self) {
         self.objects.index().give_back(self.room);
     }

@@ -15,21 +15,21 @@ use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, Tensor
 use millrace_types::{DataId, Failure, Reason, RevisionKey, Timestamp};
 
 use super::peers::PeerError;
-use super::{Contents, Kept, Objects, PIECE, Part as KeptPart, memory};
+use super::{Contents, ObjectHandle, ObjectRange as KeptPart, ObjectStore, PIECE, memory};
 use crate::actors::node;
-use crate::host_tier::Reader;
-use crate::request::Asker;
-use crate::service::tensors::{INLINE_BYTES_MAX, Input};
+use crate::host_tier::InputReader;
+use crate::request::TransferRequester;
+use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor};
 
 /// The inputs of a request, with the fetches of inputs that were objects.
 #[derive(Debug)]
-pub(crate) struct Gathered {
-    pub(crate) inputs: Vec<Input>,
+pub(crate) struct GatheredInputs {
+    pub(crate) inputs: Vec<InputTensor>,
     pub(crate) fetched: Vec<Fetched>,
     /// Objects that are still on GPUs, with their names.
-    pub(crate) kept: Vec<(DataId, Arc<Kept>)>,
+    pub(crate) kept: Vec<(DataId, Arc<ObjectHandle>)>,
     /// The request that needs the inputs.
-    pub(crate) asker: Arc<Asker>,
+    pub(crate) asker: Arc<TransferRequester>,
     /// Duration of the collection.
     pub(crate) took: Duration,
 }
@@ -50,7 +50,7 @@ impl From<Failure> for GatherError {
 }
 
 /// The objects of a request that could not be found.
-struct Losses {
+struct MissingObjects {
     ids: Vec<DataId>,
     /// Addresses of workers that do not answer.
     unreachable: BTreeSet<String>,
@@ -68,12 +68,12 @@ pub(crate) fn size_of(tensor: &InferTensor) -> usize {
 }
 
 /// A part of a tensor, found here or to be fetched.
-enum Piece {
+enum TensorPiece {
     Here { id: Option<DataId>, contents: Contents, offset: u64, bytes: u64 },
     There { id: DataId, address: String, offset: u64, bytes: u64 },
 }
 
-impl Objects {
+impl ObjectStore {
     /// Returns the context of a request for transfers. `objective` counts from `came`, the
     /// request's arrival; `None`: now.
     pub(crate) fn asker(
@@ -81,9 +81,9 @@ impl Objects {
         revision: RevisionKey,
         objective: Option<Duration>,
         came: Option<Timestamp>,
-    ) -> Arc<Asker> {
+    ) -> Arc<TransferRequester> {
         let came = came.unwrap_or_else(|| self.0.clock.now());
-        Arc::new(Asker { revision, came, objective })
+        Arc::new(TransferRequester { revision, came, objective })
     }
 
     /// Finds or fetches all inputs of a request, which has passed the check of its declared sizes.
@@ -91,15 +91,15 @@ impl Objects {
     pub(crate) async fn gather(
         &self,
         tensors: Vec<InferTensor>,
-        reader: Reader,
-        asker: Arc<Asker>,
-    ) -> Result<Gathered, GatherError> {
+        reader: InputReader,
+        asker: Arc<TransferRequester>,
+    ) -> Result<GatheredInputs, GatherError> {
         let clock = &self.0.clock;
         let started = clock.now();
         let mut inputs = Vec::with_capacity(tensors.len());
         let mut fetches = Vec::new();
         let mut kept = Vec::new();
-        let mut losses = Losses { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
+        let mut losses = MissingObjects { ids: self.missing(&tensors)?, unreachable: BTreeSet::new() };
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
         }
@@ -119,20 +119,20 @@ impl Objects {
                 contents
             };
             let contents = match reader {
-                Reader::Gpu => contents,
+                InputReader::Gpu => contents,
                 // The memory that a process maps may be shared with others, so the memory is
                 // sealed.
-                Reader::Process => {
+                InputReader::Process => {
                     let bytes = contents.len();
                     contents.given(0, bytes).map_err(no_memory)?.contents(bytes)
                 }
             };
-            inputs.push(Input { name, datatype, shape, contents });
+            inputs.push(InputTensor { name, datatype, shape, contents });
         }
         if !losses.ids.is_empty() {
             return Err(GatherError::Lost(losses.ids));
         }
-        Ok(Gathered { inputs, fetched: fetches, kept, asker, took: clock.now().since(started) })
+        Ok(GatheredInputs { inputs, fetched: fetches, kept, asker, took: clock.now().since(started) })
     }
 
     /// Returns the objects that should be on this worker and are not: no other worker can have such
@@ -177,10 +177,10 @@ impl Objects {
         &self,
         parts: Vec<TensorPart>,
         total: usize,
-        reader: Reader,
-        asker: &Arc<Asker>,
-        losses: &mut Losses,
-        kept: &mut Vec<(DataId, Arc<Kept>)>,
+        reader: InputReader,
+        asker: &Arc<TransferRequester>,
+        losses: &mut MissingObjects,
+        kept: &mut Vec<(DataId, Arc<ObjectHandle>)>,
     ) -> Result<(Contents, Option<FetchMethod>), GatherError> {
         let mut pieces = Vec::with_capacity(parts.len());
         let mut method = None;
@@ -189,22 +189,22 @@ impl Objects {
                 None => continue,
                 Some(Part::Data(data)) => {
                     let bytes = data.len() as u64;
-                    Piece::Here { id: None, contents: Contents::Inline(data), offset: 0, bytes }
+                    TensorPiece::Here { id: None, contents: Contents::Inline(data), offset: 0, bytes }
                 }
                 Some(Part::Held(part)) => {
                     let piece = self.find_part(part)?;
                     method = method.max(Some(match &piece {
-                        Piece::Here { .. } => FetchMethod::Host,
-                        Piece::There { .. } => FetchMethod::InterNode,
+                        TensorPiece::Here { .. } => FetchMethod::Host,
+                        TensorPiece::There { .. } => FetchMethod::InterNode,
                     }));
                     piece
                 }
             };
             pieces.push(piece);
         }
-        if let [Piece::Here { id, contents, offset, bytes }] = pieces.as_slice() {
+        if let [TensorPiece::Here { id, contents, offset, bytes }] = pieces.as_slice() {
             match (contents, id) {
-                (Contents::Kept(part), Some(id)) if reader == Reader::Gpu => {
+                (Contents::Kept(part), Some(id)) if reader == InputReader::Gpu => {
                     let object = Arc::clone(&part.object);
                     kept.push((id.clone(), Arc::clone(&object)));
                     let part = KeptPart { object, offset: part.offset + offset, bytes: *bytes };
@@ -212,7 +212,7 @@ impl Objects {
                 }
                 // A process reads the object in host memory.
                 (Contents::Kept(_), _) => {
-                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
                     let Ok((here, at)) = contents.on_host(*offset, *bytes, waits).await else {
                         losses.ids.extend(id.clone());
                         return Ok((Contents::Inline(Bytes::new()), None));
@@ -221,7 +221,7 @@ impl Objects {
                         return Ok((here, method));
                     }
                     let id = id.clone();
-                    pieces = vec![Piece::Here { id, contents: here, offset: at, bytes: *bytes }];
+                    pieces = vec![TensorPiece::Here { id, contents: here, offset: at, bytes: *bytes }];
                 }
                 (contents, _) if *offset == 0 && *bytes == contents.len() => {
                     return Ok((contents.clone(), method));
@@ -237,7 +237,7 @@ impl Objects {
         Ok((contents?, method))
     }
 
-    fn find_part(&self, HeldPart { object, offset, bytes }: HeldPart) -> Result<Piece, GatherError> {
+    fn find_part(&self, HeldPart { object, offset, bytes }: HeldPart) -> Result<TensorPiece, GatherError> {
         let object = object.ok_or_else(|| Failure::malformed("a tensor part names no object"))?;
         let id = object.id.ok_or_else(|| Failure::malformed("an object has no id"))?;
         let id = convert::data_id(&id)?;
@@ -249,32 +249,32 @@ impl Objects {
                 );
                 Err(Failure::malformed(message).into())
             }
-            Some(contents) => Ok(Piece::Here { id: Some(id), contents, offset, bytes }),
+            Some(contents) => Ok(TensorPiece::Here { id: Some(id), contents, offset, bytes }),
             None if self.is_own(&id, &object.address) => Err(GatherError::Lost(vec![id])),
-            None => Ok(Piece::There { id, address: object.address, offset, bytes }),
+            None => Ok(TensorPiece::There { id, address: object.address, offset, bytes }),
         }
     }
 
     async fn small(
         &self,
-        pieces: Vec<Piece>,
+        pieces: Vec<TensorPiece>,
         total: usize,
-        losses: &mut Losses,
-        asker: &Arc<Asker>,
+        losses: &mut MissingObjects,
+        asker: &Arc<TransferRequester>,
     ) -> Result<Contents, GatherError> {
         let mut data = BytesMut::with_capacity(total);
         for piece in pieces {
             match piece {
                 // A small tensor has at most [`INLINE_BYTES_MAX`] bytes.
-                Piece::Here { id, contents, offset, bytes } => {
-                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                TensorPiece::Here { id, contents, offset, bytes } => {
+                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
                     let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;
                     };
                     data.extend_from_slice(&contents.read(offset, bytes as usize).map_err(no_memory)?);
                 }
-                Piece::There { id, address, offset, bytes } => {
+                TensorPiece::There { id, address, offset, bytes } => {
                     let mut sink = |chunk: &[u8]| {
                         data.extend_from_slice(chunk);
                         Ok(())
@@ -288,22 +288,22 @@ impl Objects {
 
     async fn large(
         &self,
-        pieces: Vec<Piece>,
-        losses: &mut Losses,
-        asker: &Arc<Asker>,
+        pieces: Vec<TensorPiece>,
+        losses: &mut MissingObjects,
+        asker: &Arc<TransferRequester>,
     ) -> Result<Contents, GatherError> {
         let mut file = memory("millrace-input").map_err(no_memory)?;
         for piece in pieces {
             match piece {
-                Piece::Here { id, contents, offset, bytes } => {
-                    let waits = node::Reader::Inputs(Arc::clone(asker));
+                TensorPiece::Here { id, contents, offset, bytes } => {
+                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
                     let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;
                     };
                     copy(&contents, offset, bytes, &mut file).await.map_err(no_memory)?;
                 }
-                Piece::There { id, address, offset, bytes } => {
+                TensorPiece::There { id, address, offset, bytes } => {
                     let mut sink = |chunk: &[u8]| file.write_all(chunk);
                     self.pull((id, &address), (offset, bytes), asker, &mut sink, losses).await?;
                 }
@@ -317,9 +317,9 @@ impl Objects {
         &self,
         (id, address): (DataId, &str),
         (offset, bytes): (u64, u64),
-        asker: &Asker,
+        asker: &TransferRequester,
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
-        losses: &mut Losses,
+        losses: &mut MissingObjects,
     ) -> Result<(), GatherError> {
         if losses.unreachable.contains(address) {
             losses.ids.push(id);

@@ -20,7 +20,7 @@ const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags
 
 /// An input or fetched object as a program gets it.
 #[derive(Debug)]
-pub(crate) enum Given {
+pub(crate) enum ProgramInput {
     Inline(Bytes),
     /// Sealed memory of exactly the data's size.
     Memory(Descriptor),
@@ -41,17 +41,19 @@ impl Contents {
     ///
     /// # Errors
     /// Memory or descriptors are short for a copy.
-    pub(crate) fn given(&self, offset: u64, bytes: u64) -> io::Result<Given> {
+    pub(crate) fn given(&self, offset: u64, bytes: u64) -> io::Result<ProgramInput> {
         match self {
-            Self::Memory { fd, bytes: all } if (offset, bytes) == (0, *all) => Ok(Given::Memory(sealed(fd)?)),
+            Self::Memory { fd, bytes: all } if (offset, bytes) == (0, *all) => {
+                Ok(ProgramInput::Memory(sealed(fd)?))
+            }
             // The length is below that of a slice.
-            part if bytes <= AT_ONCE_MAX => Ok(Given::Inline(part.read(offset, bytes as usize)?)),
-            part => Ok(Given::Memory(copy(part, offset, bytes)?)),
+            part if bytes <= AT_ONCE_MAX => Ok(ProgramInput::Inline(part.read(offset, bytes as usize)?)),
+            part => Ok(ProgramInput::Memory(copy(part, offset, bytes)?)),
         }
     }
 }
 
-impl Given {
+impl ProgramInput {
     pub(crate) fn contents(self, bytes: u64) -> Contents {
         match self {
             Self::Inline(data) => Contents::Inline(data),
@@ -148,8 +150,8 @@ mod tests {
             [(&whole, 0, large), (&whole, 5, 2 * PIECE as u64 + 5), (&inline, 5, large), (&inline, 0, 3)]
         {
             match contents.given(offset, bytes).unwrap() {
-                Given::Inline(data) => assert_eq!(data, vec![7u8; bytes as usize]),
-                Given::Memory(fd) => {
+                ProgramInput::Inline(data) => assert_eq!(data, vec![7u8; bytes as usize]),
+                ProgramInput::Memory(fd) => {
                     assert!(is_fixed(&fd) && bytes >= large);
                     assert_eq!(bytes_of(&fd), vec![7u8; bytes as usize]);
                 }

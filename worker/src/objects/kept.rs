@@ -14,15 +14,15 @@ use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
-use crate::actors::node::Reader;
+use crate::actors::node::TransferReader;
 use crate::actors::{gpu, node};
-use crate::handle::Directory;
+use crate::handle::ActorDirectory;
 use crate::port::Descriptor;
 use crate::seams::Mailbox;
 
 /// The location of an object.
 #[derive(Debug, Clone)]
-pub(crate) enum Place {
+pub(crate) enum HandleLocation {
     /// The object is being written, in this executor's GPU or to the host.
     Coming,
     /// The object is in the GPU's memory, as this executor mapped it.
@@ -34,7 +34,7 @@ pub(crate) enum Place {
 }
 
 /// An object that was made on a GPU.
-pub(crate) struct Kept {
+pub(crate) struct ObjectHandle {
     pub(crate) gpu: GpuIndex,
     /// Key of the object, unique on the node.
     pub(crate) key: ObjectKey,
@@ -44,16 +44,16 @@ pub(crate) struct Kept {
 }
 
 struct State {
-    place: Place,
+    place: HandleLocation,
     /// Requests of the node that read the object, with the directory by which their queue is
     /// notified. Bounded by the node's requests.
-    readers: BTreeMap<RequestKey, Arc<Directory>>,
+    readers: BTreeMap<RequestKey, Arc<ActorDirectory>>,
 }
 
 /// A range of an object's bytes, as a tensor's contents.
 #[derive(Debug, Clone)]
-pub(crate) struct Part {
-    pub(crate) object: Arc<Kept>,
+pub(crate) struct ObjectRange {
+    pub(crate) object: Arc<ObjectHandle>,
     pub(crate) offset: u64,
     pub(crate) bytes: u64,
 }
@@ -61,27 +61,27 @@ pub(crate) struct Part {
 /// The error of an access to a lost object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the object was lost with its GPU's executor")]
-pub(crate) struct Lost;
+pub(crate) struct ObjectLost;
 
 /// Host memory with bytes of an object, and the offset of the first byte.
-pub(crate) type OnHost = Result<(Descriptor, u64), Lost>;
+pub(crate) type HostBytes = Result<(Descriptor, u64), ObjectLost>;
 
-/// The destination of requested bytes. A destination that is dropped unused receives [`Lost`].
+/// The destination of requested bytes. A destination that is dropped unused receives [`ObjectLost`].
 pub(crate) struct Reply(Option<To>);
 
 enum To {
     /// A callback, which is called in any case.
-    Told(Box<dyn FnOnce(OnHost) + Send>),
+    Told(Box<dyn FnOnce(HostBytes) + Send>),
     /// A task that waits, and may give up.
-    Awaited(oneshot::Sender<OnHost>),
+    Awaited(oneshot::Sender<HostBytes>),
 }
 
 impl Reply {
-    pub(crate) fn new(reply: impl FnOnce(OnHost) + Send + 'static) -> Self {
+    pub(crate) fn new(reply: impl FnOnce(HostBytes) + Send + 'static) -> Self {
         Self(Some(To::Told(Box::new(reply))))
     }
 
-    fn awaited(answer: oneshot::Sender<OnHost>) -> Self {
+    fn awaited(answer: oneshot::Sender<HostBytes>) -> Self {
         Self(Some(To::Awaited(answer)))
     }
 
@@ -90,11 +90,11 @@ impl Reply {
         matches!(&self.0, Some(To::Awaited(answer)) if answer.is_closed())
     }
 
-    pub(crate) fn send(mut self, found: OnHost) {
+    pub(crate) fn send(mut self, found: HostBytes) {
         self.tell(found);
     }
 
-    fn tell(&mut self, found: OnHost) {
+    fn tell(&mut self, found: HostBytes) {
         match self.0.take() {
             Some(To::Told(reply)) => reply(found),
             // The waiting task may have given up.
@@ -106,7 +106,7 @@ impl Reply {
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        self.tell(Err(Lost));
+        self.tell(Err(ObjectLost));
     }
 }
 
@@ -116,10 +116,10 @@ impl fmt::Debug for Reply {
     }
 }
 
-impl Kept {
+impl ObjectHandle {
     /// Returns the handle of an object that is being written.
     pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<gpu::Message>) -> Self {
-        let state = Mutex::new(State { place: Place::Coming, readers: BTreeMap::new() });
+        let state = Mutex::new(State { place: HandleLocation::Coming, readers: BTreeMap::new() });
         Self { gpu, key, bytes, state, home }
     }
 
@@ -127,29 +127,29 @@ impl Kept {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> HandleLocation {
         self.lock().place.clone()
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(self.lock().place, Place::Lost)
+        matches!(self.lock().place, HandleLocation::Lost)
     }
 
     /// Sets the object's location. If the object entered or left a GPU's memory, the queue is
     /// notified for each request that reads it, because another GPU may serve the request better
     /// now.
-    pub(crate) fn moves_to(&self, place: Place) {
-        let on_gpu = |place: &Place| matches!(place, Place::Gpu(_));
+    pub(crate) fn moves_to(&self, place: HandleLocation) {
+        let on_gpu = |place: &HandleLocation| matches!(place, HandleLocation::Gpu(_));
         let mut state = self.lock();
         let moved = on_gpu(&state.place) != on_gpu(&place);
         state.place = place;
         for (reader, directory) in state.readers.iter().filter(|_| moved) {
-            directory.post(node::Message::Moved(*reader));
+            directory.post(node::Message::InputMoved(*reader));
         }
     }
 
     /// Adds a request that reads the object. Its node is notified when the object moves.
-    pub(crate) fn read_by(&self, reader: RequestKey, node: &Arc<Directory>) {
+    pub(crate) fn read_by(&self, reader: RequestKey, node: &Arc<ActorDirectory>) {
         self.lock().readers.insert(reader, Arc::clone(node));
     }
 
@@ -161,15 +161,15 @@ impl Kept {
     /// Tells the Gpu actor whether a request that reads the object waits at this position of the
     /// queue.
     pub(crate) fn queued(&self, place: u64, waits: bool) {
-        self.home.post(gpu::Message::Queued { object: self.key, place, waits });
+        self.home.post(gpu::Message::ReaderQueued { object: self.key, place, waits });
     }
 
     /// Requests bytes of the object in host memory, with a copy from the GPU if necessary.
-    pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: Reader, reply: Reply) {
+    pub(crate) fn ask(&self, offset: u64, bytes: u64, reader: TransferReader, reply: Reply) {
         match self.place() {
-            Place::Host(fd) => reply.send(Ok((fd, offset))),
-            Place::Lost => reply.send(Err(Lost)),
-            Place::Coming | Place::Gpu(_) => {
+            HandleLocation::Host(fd) => reply.send(Ok((fd, offset))),
+            HandleLocation::Lost => reply.send(Err(ObjectLost)),
+            HandleLocation::Coming | HandleLocation::Gpu(_) => {
                 let part = ObjectPart { object: self.key.0, offset, bytes };
                 self.home.post(gpu::Message::Fetch { part, reader, reply });
             }
@@ -177,16 +177,16 @@ impl Kept {
     }
 }
 
-impl Part {
+impl ObjectRange {
     /// Waits for these bytes in host memory. Returns the memory and the offset of the first byte.
-    pub(crate) async fn on_host(&self, reader: Reader) -> OnHost {
+    pub(crate) async fn on_host(&self, reader: TransferReader) -> HostBytes {
         let (answer, answered) = oneshot::channel();
         self.object.ask(self.offset, self.bytes, reader, Reply::awaited(answer));
-        answered.await.unwrap_or(Err(Lost))
+        answered.await.unwrap_or(Err(ObjectLost))
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for ObjectHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, key, bytes, .. } = self;
         f.debug_struct("Kept")
@@ -197,7 +197,7 @@ impl fmt::Debug for Kept {
     }
 }
 
-impl Drop for Kept {
+impl Drop for ObjectHandle {
     fn drop(&mut self) {
         self.home.post(gpu::Message::Discard(self.key));
     }
@@ -206,25 +206,25 @@ impl Drop for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seams::heard;
+    use crate::seams::spawn_forwarder;
 
     #[test]
     fn the_queue_is_notified_for_each_reader_when_an_object_enters_or_leaves_a_gpu() {
         actix::System::new().block_on(async {
-            let (queue, mut told) = heard::<node::Message>();
-            let (home, _) = heard();
-            let directory = Directory::new();
+            let (queue, mut told) = spawn_forwarder::<node::Message>();
+            let (home, _) = spawn_forwarder();
+            let directory = ActorDirectory::new();
             directory.publish_node(Some(queue));
-            let kept = Kept::new(GpuIndex(0), ObjectKey(7), 9, home);
+            let kept = ObjectHandle::new(GpuIndex(0), ObjectKey(7), 9, home);
             kept.read_by(RequestKey(1), &directory);
-            kept.moves_to(Place::Gpu(Incarnation(1)));
-            kept.moves_to(Place::Gpu(Incarnation(1)));
+            kept.moves_to(HandleLocation::Gpu(Incarnation(1)));
+            kept.moves_to(HandleLocation::Gpu(Incarnation(1)));
             kept.read_by(RequestKey(2), &directory);
             kept.read_no_more(RequestKey(1));
-            kept.moves_to(Place::Lost);
+            kept.moves_to(HandleLocation::Lost);
             directory.post(node::Message::Withdraw(RequestKey(3)));
             let mut moved = Vec::new();
-            while let Some(node::Message::Moved(key)) = told.recv().await {
+            while let Some(node::Message::InputMoved(key)) = told.recv().await {
                 moved.push(key);
             }
             assert_eq!(moved, [RequestKey(1), RequestKey(2)]);

@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_policy::index::{Calls, Index, Limit, LookupOrder, OBJECTS_MAX, Usage};
+use millrace_policy::index::{DataIndex, IndexCapacity, IndexUsage, LookupCounts, LookupOrder, OBJECTS_MAX};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{DataId, Epoch};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -50,16 +50,16 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 
-pub(crate) use claimed::Claim;
+pub(crate) use claimed::ObjectReservation;
 pub(crate) use contents::{Contents, memory, size_of_memory};
 pub(crate) use elsewhere::FetchError;
-pub(crate) use gather::{GatherError, Gathered, fetched, size_of};
-pub(crate) use given::{Given, seal, sealed};
-pub(crate) use kept::{Kept, Lost, OnHost, Part, Place, Reply};
-pub(crate) use named::NotKept;
-pub(crate) use peers::Peers;
-pub(crate) use serve::Chunks;
-pub(crate) use whereabouts::Whereabouts;
+pub(crate) use gather::{GatherError, GatheredInputs, fetched, size_of};
+pub(crate) use given::{ProgramInput, seal, sealed};
+pub(crate) use kept::{HandleLocation, HostBytes, ObjectHandle, ObjectLost, ObjectRange, Reply};
+pub(crate) use named::StoreError;
+pub(crate) use peers::PeerConnections;
+pub(crate) use serve::ChunkStream;
+pub(crate) use whereabouts::DirectoryClient;
 
 /// Default maximum memory of a worker's objects.
 pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);
@@ -104,12 +104,12 @@ pub(crate) const fn method_name(method: FetchMethod) -> &'static str {
 
 /// The counts of stored and fetched objects.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Tally {
-    pub(crate) usage: Usage,
+pub(crate) struct ObjectTally {
+    pub(crate) usage: IndexUsage,
     /// Fetches by method, in the order of [`METHODS`].
-    pub(crate) fetched: [Fetched; METHODS.len()],
+    pub(crate) fetched: [FetchCounts; METHODS.len()],
     /// Calls of fetches by name, by destination; a fetch of a local object makes none (D09).
-    pub(crate) asked: Calls,
+    pub(crate) asked: LookupCounts,
     /// Number of address queries to controllers: one for each worker, and another whenever an
     /// object was not found at the known address.
     pub(crate) addresses: u64,
@@ -117,68 +117,68 @@ pub(crate) struct Tally {
 
 /// The fetches by one method.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Fetched {
+pub(crate) struct FetchCounts {
     pub(crate) fetches: u64,
     pub(crate) bytes: u64,
 }
 
 /// Counters of the fetches by one method, updated from any thread.
 #[derive(Debug, Default)]
-struct Counted {
+struct FetchCounters {
     fetches: AtomicU64,
     bytes: AtomicU64,
 }
 
 /// The objects of a worker. Clones share the objects.
 #[derive(Clone)]
-pub(crate) struct Objects(Arc<Inner>);
+pub(crate) struct ObjectStore(Arc<Inner>);
 
 struct Inner {
     /// Accessed from any thread that serves a request, for the duration of a map lookup. A message
     /// to an actor would add a wake-up to each request.
-    index: Mutex<Index<Contents>>,
+    index: Mutex<DataIndex<Contents>>,
     /// The first place to ask for an object that is not here.
     order: LookupOrder,
     feed: IndexFeed,
     clock: Arc<dyn Clock>,
-    peers: Peers,
+    peers: PeerConnections,
     /// Counters in the order of [`METHODS`].
-    fetched: [Counted; METHODS.len()],
+    fetched: [FetchCounters; METHODS.len()],
     /// Calls of fetches by name, by destination.
-    asked: Mutex<Calls>,
+    asked: Mutex<LookupCounts>,
     /// Notified when an object is dropped.
     dropped: Notify,
     /// Notified when an object ended before its expiry.
     over: Notify,
-    whereabouts: Whereabouts,
+    whereabouts: DirectoryClient,
     /// The service's runtime: checksums and copies of large data would delay actors.
     threads: tokio::runtime::Handle,
 }
 
-impl std::fmt::Debug for Objects {
+impl std::fmt::Debug for ObjectStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Objects").field("tally", &self.tally()).finish_non_exhaustive()
     }
 }
 
-impl Objects {
+impl ObjectStore {
     /// Returns an empty store with capacity for `bytes`. Object names belong to the registration
     /// that `feed` knows, and long-lived objects are reported to `feed`. Remote fetches run on the
     /// caller's runtime and search in this order.
     pub(crate) fn new(
         bytes: millrace_types::Bytes,
         feed: IndexFeed,
-        whereabouts: Whereabouts,
+        whereabouts: DirectoryClient,
         order: LookupOrder,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let limit = Limit { bytes, files: descriptors() / DESCRIPTOR_SHARE, objects: OBJECTS_MAX };
+        let limit = IndexCapacity { bytes, files: descriptors() / DESCRIPTOR_SHARE, objects: OBJECTS_MAX };
         Self(Arc::new(Inner {
-            index: Mutex::new(Index::new(feed.node.clone(), limit)),
+            index: Mutex::new(DataIndex::new(feed.node.clone(), limit)),
             order,
             feed,
             clock,
-            peers: Peers::default(),
+            peers: PeerConnections::default(),
             fetched: Default::default(),
             asked: Mutex::default(),
             dropped: Notify::new(),
@@ -193,7 +193,7 @@ impl Objects {
         self.0.feed.registration.borrow().current
     }
 
-    fn index(&self) -> MutexGuard<'_, Index<Contents>> {
+    fn index(&self) -> MutexGuard<'_, DataIndex<Contents>> {
         self.0.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -202,7 +202,7 @@ impl Objects {
     pub(crate) async fn keep(&self, contents: Contents, time: Duration) -> Result<DataId, Contents> {
         let Some(epoch) = self.registration() else { return Err(contents) };
         // The permit comes first, so that storing and reporting are not separated by a wait.
-        let Some(place) = self.0.feed.place().await else { return Err(contents) };
+        let Some(place) = self.0.feed.reserve().await else { return Err(contents) };
         let bytes = millrace_types::Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
         let id = self.index().put(epoch, contents, until)?;
@@ -218,7 +218,7 @@ impl Objects {
     /// Drops objects.
     pub(crate) async fn release(&self, ids: &[DataId]) {
         for id in ids {
-            let Some(place) = self.0.feed.place().await else { return };
+            let Some(place) = self.0.feed.reserve().await else { return };
             let mut index = self.index();
             let was_here = index.remove(id);
             if was_here {
@@ -234,7 +234,7 @@ impl Objects {
     }
 
     /// Waits until no object is stored. The wait is bounded, because objects expire.
-    pub(crate) async fn emptied(&self) {
+    pub(crate) async fn wait_until_empty(&self) {
         loop {
             // Subscribe before the check, so that a drop in between is noticed.
             let dropped = self.0.dropped.notified();
@@ -246,15 +246,15 @@ impl Objects {
     }
 
     /// Returns the counts of stored and fetched objects.
-    pub(crate) fn tally(&self) -> Tally {
-        let read = |counted: &Counted| Fetched {
+    pub(crate) fn tally(&self) -> ObjectTally {
+        let read = |counted: &FetchCounters| FetchCounts {
             fetches: counted.fetches.load(Ordering::Relaxed),
             bytes: counted.bytes.load(Ordering::Relaxed),
         };
         let asked = *self.0.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let usage = self.index().usage();
         let fetched = self.0.fetched.each_ref().map(read);
-        Tally { usage, fetched, asked, addresses: self.0.whereabouts.asked_for() }
+        ObjectTally { usage, fetched, asked, addresses: self.0.whereabouts.asked_for() }
     }
 
     /// Counts an input that was transferred by a method.
@@ -280,7 +280,7 @@ impl Objects {
             }
             for id in expired.into_iter().chain(gone) {
                 self.0.dropped.notify_waiters();
-                let place = self.0.feed.place().await;
+                let place = self.0.feed.reserve().await;
                 let index = self.index();
                 // The object may have been stored again, which was already reported.
                 if let Some(place) = place.filter(|_| index.get(&id).is_none()) {
@@ -292,7 +292,7 @@ impl Objects {
 }
 
 #[cfg(test)]
-impl Objects {
+impl ObjectStore {
     /// Returns an empty store of a worker that is registered under epoch 1, and the receiver of its
     /// reports.
     pub(crate) fn registered(
@@ -300,7 +300,7 @@ impl Objects {
     ) -> (Self, tokio::sync::mpsc::Receiver<millrace_policy::checkpoint::Event>) {
         let (feed, told) = IndexFeed::heard(millrace_types::Epoch(1));
         let attached = tokio::sync::watch::Sender::default().subscribe();
-        let whereabouts = Whereabouts::new(Vec::new(), attached);
+        let whereabouts = DirectoryClient::new(Vec::new(), attached);
         let clock = Arc::new(crate::clock::MonotonicClock);
         (Self::new(limit, feed, whereabouts, LookupOrder::default(), clock), told)
     }
@@ -315,13 +315,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_expired_object_stored_again_as_a_copy_is_not_reported_as_dropped() {
-        let (objects, mut told) = Objects::registered(millrace_types::Bytes::mib(1));
+        let (objects, mut told) = ObjectStore::registered(millrace_types::Bytes::mib(1));
         let contents = || Contents::Inline(vec![7u8; 4].into());
         let id = objects.keep(contents(), Duration::ZERO).await.unwrap();
         let stored = told.recv().await;
         assert_eq!(stored, Some(Event::DataStored { id: id.clone(), bytes: millrace_types::Bytes(4) }));
         let mut places = Vec::new();
-        while let Some(place) = objects.0.feed.place().now_or_never() {
+        while let Some(place) = objects.0.feed.reserve().now_or_never() {
             places.push(place);
             // tokio would make a task wait that took so many permits without yielding, although
             // permits are left.

@@ -4,15 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::index::Refused;
+use millrace_policy::index::InsertError;
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
-use super::{Contents, KEEP_MAX, Objects};
+use super::{Contents, KEEP_MAX, ObjectStore};
 use crate::clock::Clock;
 
 /// The reason why an object was not stored under the name that its process chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotKept {
+pub(crate) enum StoreError {
     /// The object does not fit.
     NoRoom,
     /// The name is in use.
@@ -21,7 +21,7 @@ pub(crate) enum NotKept {
     Over,
 }
 
-impl Objects {
+impl ObjectStore {
     /// Returns the node that owns these objects.
     pub(crate) fn node(&self) -> &NodeName {
         &self.0.feed.node
@@ -44,17 +44,17 @@ impl Objects {
         id: DataId,
         contents: Contents,
         time: Duration,
-    ) -> Result<(), NotKept> {
+    ) -> Result<(), StoreError> {
         if self.0.feed.registration.borrow().current != Some(id.epoch) {
-            return Err(NotKept::Over);
+            return Err(StoreError::Over);
         }
-        let Some(place) = self.0.feed.place().await else { return Err(NotKept::Over) };
+        let Some(place) = self.0.feed.reserve().await else { return Err(StoreError::Over) };
         let bytes = Bytes(contents.len());
         let until = self.0.clock.now() + time.min(KEEP_MAX);
         let put = self.index().put_as(id.epoch, id.counter, contents, until);
         let id = put.map_err(|(refused, _)| match refused {
-            Refused::NoRoom => NotKept::NoRoom,
-            Refused::Taken => NotKept::Taken,
+            InsertError::NoRoom => StoreError::NoRoom,
+            InsertError::Taken => StoreError::Taken,
         })?;
         place.stored(id, bytes);
         Ok(())
@@ -69,7 +69,7 @@ impl Objects {
     /// Drops objects that have no consumers. The cluster is told at the next sweep.
     pub(crate) fn let_go<'a>(&self, ids: impl IntoIterator<Item = &'a DataId>) {
         let mut index = self.index();
-        ids.into_iter().for_each(|id| index.let_go(id));
+        ids.into_iter().for_each(|id| index.drop_own(id));
         drop(index);
         self.0.over.notify_one();
     }

@@ -34,7 +34,7 @@ const FRAME: u32 = 1 << 20;
 
 /// Connections to other workers, opened on demand.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Peers(Arc<Mutex<HashMap<String, Channel>>>);
+pub(crate) struct PeerConnections(Arc<Mutex<HashMap<String, Channel>>>);
 
 /// The reason why an object could not be fetched from a worker.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub(crate) enum PeerError {
     Sink(io::Error),
 }
 
-impl Peers {
+impl PeerConnections {
     fn channel(&self, address: &str) -> Result<Channel, PeerError> {
         let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = open.get(address) {
@@ -86,10 +86,10 @@ impl Peers {
         sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
     ) -> Result<(), PeerError> {
         let channel = self.channel(address)?;
-        let mut progress = Progress { wanted: bytes, had: 0 };
+        let mut progress = FetchProgress { wanted: bytes, had: 0 };
         let mut last = PeerError::Unreachable("it was not asked".to_owned());
         for _ in 0..TRIES_MAX {
-            let Progress { wanted, had } = progress;
+            let FetchProgress { wanted, had } = progress;
             let rest = FetchObjectRequest {
                 id: Some(data_id_wire(id)),
                 offset: offset + had,
@@ -111,7 +111,7 @@ impl Peers {
 
 /// The progress of a fetch.
 #[derive(Debug, Clone, Copy)]
-struct Progress {
+struct FetchProgress {
     /// Number of bytes to fetch; `None` until the worker reports the object's size.
     wanted: Option<u64>,
     had: u64,
@@ -121,7 +121,7 @@ struct Progress {
 async fn stream(
     channel: Channel,
     request: FetchObjectRequest,
-    progress: &mut Progress,
+    progress: &mut FetchProgress,
     sink: &mut (dyn FnMut(&[u8]) -> io::Result<()> + Send),
 ) -> Result<(), PeerError> {
     let silent = |_| PeerError::Unreachable(format!("no data for {SILENCE_MAX:?}"));

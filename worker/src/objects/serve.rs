@@ -13,19 +13,19 @@ use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
 use millrace_types::{DataId, Failure, Reason, Timestamp};
 use tonic::Status;
 
-use super::{Contents, Objects, PIECE};
-use crate::actors::node::Reader;
+use super::{Contents, ObjectStore, PIECE};
+use crate::actors::node::TransferReader;
 use crate::clock::Clock;
 
 /// Maximum bytes of a GPU's object that are copied to the host at a time for one receiver.
 const WINDOW: u64 = 16 << 20;
 
 /// A stream of chunks.
-pub(crate) type Chunks = BoxStream<'static, Result<ObjectChunk, Status>>;
+pub(crate) type ChunkStream = BoxStream<'static, Result<ObjectChunk, Status>>;
 
-impl Objects {
+impl ObjectStore {
     /// Returns the requested bytes, in order.
-    pub(crate) fn serve(&self, request: FetchObjectRequest) -> Result<Chunks, Failure> {
+    pub(crate) fn serve(&self, request: FetchObjectRequest) -> Result<ChunkStream, Failure> {
         let FetchObjectRequest { id, offset, bytes, whole, wanted_within_micros } = request;
         let id = convert::data_id(&id.ok_or_else(|| Failure::malformed("the request names no object"))?)?;
         let contents = self
@@ -104,7 +104,7 @@ impl Serving {
             let left = self.end - self.at;
             let bytes = left.min(WINDOW);
             let by = self.by.map(|by| window_by(self.clock.now(), by, bytes, left));
-            let reader = by.map_or(Reader::Nobody, Reader::Elsewhere);
+            let reader = by.map_or(TransferReader::None, TransferReader::Elsewhere);
             let found = self.contents.on_host(self.at, bytes, reader).await;
             let (here, at) = found.map_err(|_lost| Stop::Lost)?;
             self.window = Some((here, at, self.at + bytes));

@@ -26,11 +26,11 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
 const ADDRESSES_MAX: usize = 8192;
 
 /// A pending response of a controller.
-type Asked<T> = BoxFuture<'static, Result<Response<T>, Status>>;
+type PendingResponse<T> = BoxFuture<'static, Result<Response<T>, Status>>;
 
 /// The controllers, and the cached addresses of nodes. Clones share both.
 #[derive(Debug, Clone)]
-pub(crate) struct Whereabouts(Arc<Inner>);
+pub(crate) struct DirectoryClient(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -43,17 +43,17 @@ struct Inner {
 /// No controller has answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no controller answers ({0})")]
-pub(super) struct NoAnswer(String);
+pub(super) struct DirectoryUnavailable(String);
 
 /// The nodes that hold an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Holders {
+pub(super) struct DataHolders {
     pub(super) nodes: Vec<NodeName>,
     /// Whether the object is known to be on no node.
     pub(super) lost: bool,
 }
 
-impl Whereabouts {
+impl DirectoryClient {
     /// Returns a client of these controllers. The controllers at the positions in `attached` are
     /// asked first.
     pub(crate) fn new(
@@ -83,10 +83,10 @@ impl Whereabouts {
     }
 
     /// Requests the present address of a worker. Returns `None` if no controller knows the worker.
-    pub(super) async fn ask_for(&self, node: &NodeName) -> Result<Option<String>, NoAnswer> {
+    pub(super) async fn ask_for(&self, node: &NodeName) -> Result<Option<String>, DirectoryUnavailable> {
         self.0.asked_for.fetch_add(1, Ordering::Relaxed);
         let request = FindNodeRequest { node: node.to_string() };
-        let ask = |mut client: WorkerControlClient<Channel>| -> Asked<_> {
+        let ask = |mut client: WorkerControlClient<Channel>| -> PendingResponse<_> {
             let request = request.clone();
             Box::pin(async move { client.find_node(request).await })
         };
@@ -107,26 +107,26 @@ impl Whereabouts {
     }
 
     /// Requests the nodes that hold an object, from tier 2.
-    pub(super) async fn holders(&self, id: &DataId) -> Result<Holders, NoAnswer> {
+    pub(super) async fn holders(&self, id: &DataId) -> Result<DataHolders, DirectoryUnavailable> {
         let request = LocateDataRequest { id: Some(data_id_wire(id)) };
-        let ask = |mut client: WorkerControlClient<Channel>| -> Asked<_> {
+        let ask = |mut client: WorkerControlClient<Channel>| -> PendingResponse<_> {
             let request = request.clone();
             Box::pin(async move { client.locate_data(request).await })
         };
         let found = self.ask(ask, |_| true).await?;
         // Invalid node names are skipped.
         let nodes = found.holders.iter().filter_map(|name| NodeName::new(name).ok()).collect();
-        Ok(Holders { nodes, lost: found.lost })
+        Ok(DataHolders { nodes, lost: found.lost })
     }
 
     /// Asks the controllers in order. Returns the first acceptable answer, otherwise the last
     /// answer.
     async fn ask<T>(
         &self,
-        ask: impl Fn(WorkerControlClient<Channel>) -> Asked<T>,
+        ask: impl Fn(WorkerControlClient<Channel>) -> PendingResponse<T>,
         will_do: impl Fn(&T) -> bool,
-    ) -> Result<T, NoAnswer> {
-        let mut last = Err(NoAnswer("none is configured".to_owned()));
+    ) -> Result<T, DirectoryUnavailable> {
+        let mut last = Err(DirectoryUnavailable("none is configured".to_owned()));
         for (address, channel) in self.in_order() {
             match within(ask(control_client(channel))).await {
                 Ok(answer) => {
@@ -136,7 +136,7 @@ impl Whereabouts {
                         break;
                     }
                 }
-                Err(why) if last.is_err() => last = Err(NoAnswer(format!("{address}: {why}"))),
+                Err(why) if last.is_err() => last = Err(DirectoryUnavailable(format!("{address}: {why}"))),
                 Err(_) => {}
             }
         }
@@ -151,7 +151,7 @@ impl Whereabouts {
     }
 }
 
-async fn within<T>(answer: Asked<T>) -> Result<T, String> {
+async fn within<T>(answer: PendingResponse<T>) -> Result<T, String> {
     match tokio::time::timeout(ANSWER_MAX, answer).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(status.message().to_owned()),

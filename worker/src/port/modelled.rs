@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
-use millrace_policy::paths::{Direction, Hops};
+use millrace_policy::paths::{HostDirection, RouteHops};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -16,9 +16,12 @@ use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 
-use super::links::Links;
-use super::model::{Behaviour, CopyOrder, CopyRefusal, Model, Of, Order, Way, Word};
-use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, Spawner};
+use super::links::SharedLinks;
+use super::model::{
+    CopiedObject, CopyCommand, CopyPath, CopyRefusal, ExecutorBehaviour, ModelledCommand, ModelledEvent,
+    ModelledExecutor,
+};
+use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortFactory, PortSink};
 use crate::clock::Clock;
 
 /// A machine whose executors are modelled. Clones share the machine: the node owns a clone, and a test
@@ -26,18 +29,18 @@ use crate::clock::Clock;
 #[derive(Clone)]
 pub struct ModelledMachine {
     clock: Arc<dyn Clock>,
-    inside: Arc<Mutex<Inside>>,
+    inside: Arc<Mutex<MachineState>>,
 }
 
-struct Inside {
-    places: Vec<Place>,
-    links: Option<Links>,
+struct MachineState {
+    places: Vec<ExecutorSlot>,
+    links: Option<SharedLinks>,
 }
 
 /// The slot of a GPU's executor.
-struct Place {
-    behaviour: Behaviour,
-    model: Model,
+struct ExecutorSlot {
+    behaviour: ExecutorBehaviour,
+    model: ModelledExecutor,
     incarnation: Incarnation,
     sink: Option<PortSink>,
     armed: Option<Timestamp>,
@@ -47,19 +50,19 @@ impl ModelledMachine {
     /// Returns a machine with an executor for each behaviour, in the order of the GPUs. The executors'
     /// copies do not share links.
     #[must_use]
-    pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<Behaviour>) -> Self {
-        let place = |(gpu, behaviour): (GpuIndex, Behaviour)| {
-            let model = Model::new(gpu, behaviour.clone());
-            Place { behaviour, model, incarnation: Incarnation(0), sink: None, armed: None }
+    pub fn new(clock: Arc<dyn Clock>, behaviours: Vec<ExecutorBehaviour>) -> Self {
+        let place = |(gpu, behaviour): (GpuIndex, ExecutorBehaviour)| {
+            let model = ModelledExecutor::new(gpu, behaviour.clone());
+            ExecutorSlot { behaviour, model, incarnation: Incarnation(0), sink: None, armed: None }
         };
         let places = (0..).map(GpuIndex).zip(behaviours).map(place).collect();
-        Self { clock, inside: Arc::new(Mutex::new(Inside { places, links: None })) }
+        Self { clock, inside: Arc::new(Mutex::new(MachineState { places, links: None })) }
     }
 
     /// Returns the machine with links that the copies under way share.
     #[must_use]
     pub fn with_links(self, topology: &Topology) -> Self {
-        self.inside().links = Some(Links::new(topology));
+        self.inside().links = Some(SharedLinks::new(topology));
         self
     }
 
@@ -70,18 +73,18 @@ impl ModelledMachine {
 
     /// Returns the time that a forwarded copy needs beyond the time on the slowest link; zero on a machine
     /// without links.
-    fn fill(&self, copy: &CopyOrder) -> Duration {
+    fn fill(&self, copy: &CopyCommand) -> Duration {
         let inside = self.inside();
         inside.links.as_ref().map_or(Duration::ZERO, |links| links.fill(copy.way(), copy.size))
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
+    fn inside(&self) -> MutexGuard<'_, MachineState> {
         // The state is consistent whenever the lock is released, so a poisoned lock is still usable.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the slot of a GPU, and arms the timers of all executors whose next event may have moved.
-    fn with<T>(&self, gpu: GpuIndex, change: impl FnOnce(&mut Place, Timestamp) -> T) -> T {
+    fn with<T>(&self, gpu: GpuIndex, change: impl FnOnce(&mut ExecutorSlot, Timestamp) -> T) -> T {
         let now = self.clock.now();
         let inside = &mut *self.inside();
         inside.advance(now);
@@ -98,7 +101,7 @@ impl ModelledMachine {
         result
     }
 
-    fn arm(&self, place: &mut Place, gpu: GpuIndex, now: Timestamp) {
+    fn arm(&self, place: &mut ExecutorSlot, gpu: GpuIndex, now: Timestamp) {
         let Some(at) = place.model.next_wake().filter(|&at| place.armed.is_none_or(|armed| at < armed))
         else {
             return;
@@ -129,7 +132,7 @@ impl ModelledMachine {
     }
 }
 
-impl Inside {
+impl MachineState {
     /// Advances all copies that share links to the present, event by event, each at its own exact time:
     /// when one copy ends, the others get the freed share from that time on.
     fn advance(&mut self, now: Timestamp) {
@@ -154,7 +157,7 @@ impl Inside {
         let mut news = false;
         // The links may still count forwarded copies that were under way when the process ended.
         let before = links.forwarding(gpu);
-        let own = Direction::BOTH.into_iter().map(Way::Own);
+        let own = HostDirection::BOTH.into_iter().map(CopyPath::Own);
         for way in own.chain(before).chain(place.model.forwarded()) {
             let copying = place.model.copying(way).map(|copy| copy.from);
             news |= links.set((gpu, way), copying);
@@ -165,10 +168,10 @@ impl Inside {
     }
 }
 
-impl Spawner for ModelledMachine {
+impl PortFactory for ModelledMachine {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
         self.with(gpu, |place, _| {
-            place.model = Model::new(gpu, place.behaviour.clone());
+            place.model = ModelledExecutor::new(gpu, place.behaviour.clone());
             place.sink = Some(sink);
         });
         Box::new(ModelledPort { machine: self.clone(), gpu })
@@ -193,7 +196,7 @@ impl ExecutorPort for ModelledPort {
             make_room(copy, to);
         }
         if let Some(mut order) = order(command) {
-            if let Order::Copy(copy) = &mut order {
+            if let ModelledCommand::Copy(copy) = &mut order {
                 copy.fill = self.machine.fill(copy);
             }
             self.machine.with(self.gpu, |place, now| place.model.order(now, order));
@@ -210,7 +213,7 @@ impl Drop for ModelledPort {
         let gpu = self.gpu;
         self.machine.with(gpu, |place, _| {
             place.sink = None;
-            place.model = Model::new(gpu, place.behaviour.clone());
+            place.model = ModelledExecutor::new(gpu, place.behaviour.clone());
         });
     }
 }
@@ -236,44 +239,54 @@ pub fn row() -> Tensor {
 
 /// Translates a command for the model. Returns `None` for commands without a meaning in the model: for
 /// example faults, and shutdown, which a kill follows.
-fn order(command: Command) -> Option<Order> {
+fn order(command: Command) -> Option<ModelledCommand> {
     Some(match command {
-        Command::LoadProgram(load) => {
-            Order::Load { program: load.program, name: load.name, weights: Bytes(load.weights_bytes) }
+        Command::LoadProgram(load) => ModelledCommand::Load {
+            program: load.program,
+            name: load.name,
+            weights: Bytes(load.weights_bytes),
+        },
+        Command::UnloadProgram(unload) => ModelledCommand::Unload { program: unload.program },
+        Command::Map(map) => ModelledCommand::Map { program: map.program, generation: map.generation },
+        Command::Unmap(unmap) => {
+            ModelledCommand::Unmap { program: unmap.program, generation: unmap.generation }
         }
-        Command::UnloadProgram(unload) => Order::Unload { program: unload.program },
-        Command::Map(map) => Order::Map { program: map.program, generation: map.generation },
-        Command::Unmap(unmap) => Order::Unmap { program: unmap.program, generation: unmap.generation },
-        Command::Copy(copy) => Order::Copy(copy_order(&copy)),
-        Command::Revoke(revoke) => Order::Revoke { transfer: revoke.transfer, batch: revoke.batch },
+        Command::Copy(copy) => ModelledCommand::Copy(copy_order(&copy)),
+        Command::Revoke(revoke) => ModelledCommand::Revoke { transfer: revoke.transfer, batch: revoke.batch },
         Command::Run(run) => {
             let Run { run, program, generation, members, kept, .. } = run;
-            Order::Run { run, program, generation, members: members.max(1), keeps: !kept.is_empty() }
+            ModelledCommand::Run {
+                run,
+                program,
+                generation,
+                members: members.max(1),
+                keeps: !kept.is_empty(),
+            }
         }
-        Command::Cancel(cancel) => Order::Cancel { run: cancel.run },
+        Command::Cancel(cancel) => ModelledCommand::Cancel { run: cancel.run },
         // A copy takes the same time whatever memory it reads, so the model needs no memory of peers.
         Command::AddPeer(_) | Command::ForgetPeer(_) => return None,
-        Command::PlaceObject(place) => Order::Place { object: place.object },
-        Command::FreeObject(free) => Order::Free { object: free.object },
-        Command::CopyOut(CopyOut { copy, granted, .. }) => Order::CopyOut { copy, granted },
-        Command::EndCopyOut(end) => Order::EndCopyOut { copy: end.copy },
+        Command::PlaceObject(place) => ModelledCommand::Place { object: place.object },
+        Command::FreeObject(free) => ModelledCommand::Free { object: free.object },
+        Command::CopyOut(CopyOut { copy, granted, .. }) => ModelledCommand::CopyOut { copy, granted },
+        Command::EndCopyOut(end) => ModelledCommand::EndCopyOut { copy: end.copy },
         // Kept outputs need no memory in the model.
         Command::DropOutputs(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
 }
 
-fn copy_order(copy: &Copy) -> CopyOrder {
-    CopyOrder {
+fn copy_order(copy: &Copy) -> CopyCommand {
+    CopyCommand {
         transfer: copy.transfer,
         batch: copy.batch,
         of: match (copy.copy_out, copy.object) {
-            (0, 0) => Of::Program { program: copy.program, generation: copy.generation },
-            (0, object) => Of::Object(object),
-            (copy, _) => Of::CopyOut(copy),
+            (0, 0) => CopiedObject::Program { program: copy.program, generation: copy.generation },
+            (0, object) => CopiedObject::Object(object),
+            (copy, _) => CopiedObject::CopyOut(copy),
         },
         from: copy.peer.as_ref().map(|peer| GpuIndex(peer.gpu)),
-        via: (!copy.via.is_empty()).then(|| Hops::of(copy.via.iter().copied().map(GpuIndex))),
+        via: (!copy.via.is_empty()).then(|| RouteHops::of(copy.via.iter().copied().map(GpuIndex))),
         // `ModelledPort::send` sets the value, because it depends on the machine's links.
         fill: Duration::ZERO,
         size: copy.ranges.iter().map(|range| Bytes(range.bytes)).sum(),
@@ -282,10 +295,10 @@ fn copy_order(copy: &Copy) -> CopyOrder {
     }
 }
 
-fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
+fn translate(word: ModelledEvent, incarnation: Incarnation) -> PortEventKind {
     let event = match word {
-        Word::Exited => return PortEventKind::Exited { status: "killed".to_owned() },
-        Word::Ready => Event::Ready(Ready {
+        ModelledEvent::Exited => return PortEventKind::Exited { status: "killed".to_owned() },
+        ModelledEvent::Ready => Event::Ready(Ready {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.to_owned(),
             // The incarnation stands in for a pid, so that each start has another one.
@@ -293,15 +306,15 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             incarnation: incarnation.0,
             copy_rates: Vec::new(),
         }),
-        Word::Loaded { program } => Event::ProgramLoaded(ProgramLoaded { program, took_ns: 0 }),
-        Word::CopyDone { transfer, batch, started, finished, size } => Event::CopyDone(CopyDone {
+        ModelledEvent::Loaded { program } => Event::ProgramLoaded(ProgramLoaded { program, took_ns: 0 }),
+        ModelledEvent::CopyDone { transfer, batch, started, finished, size } => Event::CopyDone(CopyDone {
             transfer,
             batch,
             started_ns: started.0,
             finished_ns: finished.0,
             bytes: size.0,
         }),
-        Word::CopyFailed { transfer, batch, why } => {
+        ModelledEvent::CopyFailed { transfer, batch, why } => {
             let failure = match why {
                 CopyRefusal::NotBegun => CopyFailure::Expired,
                 CopyRefusal::NotMapped => CopyFailure::NotMapped,
@@ -314,9 +327,9 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
                 message: format!("{why:?}"),
             })
         }
-        Word::Placed { object } => Event::ObjectPlaced(ObjectPlaced { object }),
-        Word::CopiedOut { copy } => Event::CopiedOut(CopiedOut { copy }),
-        Word::RunDone { run, started, finished, waited, kept } => Event::RunDone(RunDone {
+        ModelledEvent::Placed { object } => Event::ObjectPlaced(ObjectPlaced { object }),
+        ModelledEvent::CopiedOut { copy } => Event::CopiedOut(CopiedOut { copy }),
+        ModelledEvent::RunDone { run, started, finished, waited, kept } => Event::RunDone(RunDone {
             run,
             outputs: vec![answer(run, kept)],
             started_ns: started.0,
@@ -325,9 +338,9 @@ fn translate(word: Word, incarnation: Incarnation) -> PortEventKind {
             launches: 1,
             launch_times: Vec::new(),
         }),
-        Word::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
-        Word::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
-        Word::RunCancelled { run } => Event::RunCancelled(RunCancelled { run }),
+        ModelledEvent::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
+        ModelledEvent::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
+        ModelledEvent::RunCancelled { run } => Event::RunCancelled(RunCancelled { run }),
     };
     PortEventKind::Event(event, Vec::new())
 }

@@ -11,7 +11,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use millrace_proto::executor as wire;
-use millrace_proto::frames::{self, Frame, FrameDecoder, Outbox, Received};
+use millrace_proto::frames::{self, FrameDecoder, FrameQueue, ReceivedFrame, SocketFrame};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -19,41 +19,41 @@ use tokio::sync::Notify;
 
 /// An event of an executor, with descriptors.
 #[derive(Debug)]
-pub(super) struct Arrived {
+pub(super) struct ReceivedEvent {
     pub event: wire::event::Event,
     pub descriptors: Vec<OwnedFd>,
 }
 
 /// The reason why no part of a frame was sent.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unsent {
+pub(crate) enum OfferError {
     /// This machine lacks descriptors or memory. The other end has received no part of the frame.
     #[error(
         "this machine lacks descriptors or memory ({0}): raise the limit of open files (ulimit -n), or add memory"
     )]
-    Lacking(io::Error),
+    OutOfResources(io::Error),
     /// The frame is invalid, or the outbox is full.
     #[error(transparent)]
-    Frame(#[from] frames::Error),
+    Frame(#[from] frames::FrameError),
 }
 
 /// Returns whether an operation failed because this machine lacks descriptors or memory. The process at the
 /// other end is not at fault then.
-pub(crate) fn is_lacking(error: &io::Error) -> bool {
+pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::TOOMANYREFS))
 }
 
 /// The worker's end of the socket, and the frames that wait to be written.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ProcessConnection {
     socket: UnixStream,
-    outbox: RefCell<Outbox>,
+    outbox: RefCell<FrameQueue>,
     /// Notifies the writer task that a send left frames in the outbox.
     blocked: Notify,
 }
 
-impl Connection {
+impl ProcessConnection {
     /// Returns a connection and the executor's end of its socket, which is blocking. Both ends are
     /// close-on-exec.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
@@ -69,7 +69,7 @@ impl Connection {
     /// # Errors
     /// The frame is invalid, or the outbox is full. Errors of the socket itself are not returned: the
     /// reader finds the end of the stream when the executor is gone.
-    pub(crate) fn send(&self, frame: Frame) -> Result<(), frames::Error> {
+    pub(crate) fn send(&self, frame: SocketFrame) -> Result<(), frames::FrameError> {
         let mut outbox = self.outbox.borrow_mut();
         // If other frames wait already, the writer task is active and writes this frame too.
         let first = outbox.is_empty();
@@ -84,14 +84,14 @@ impl Connection {
     /// removed from the outbox again, provided that no part of it was written.
     ///
     /// # Errors
-    /// [`Unsent`]: no part of the command was sent.
-    pub(crate) fn offer(&self, frame: Frame) -> Result<(), Unsent> {
+    /// [`OfferError`]: no part of the command was sent.
+    pub(crate) fn offer(&self, frame: SocketFrame) -> Result<(), OfferError> {
         let mut outbox = self.outbox.borrow_mut();
         let first = outbox.is_empty();
         outbox.push(frame)?;
         if first && let Err(error) = self.write_some(&mut outbox) {
-            if is_lacking(&error) && outbox.take_back() {
-                return Err(Unsent::Lacking(error));
+            if is_out_of_resources(&error) && outbox.take_back() {
+                return Err(OfferError::OutOfResources(error));
             }
             self.blocked.notify_one();
         }
@@ -104,7 +104,7 @@ impl Connection {
     }
 
     /// Writes until the socket is full (`WouldBlock`) or the outbox empty.
-    fn write_some(&self, outbox: &mut Outbox) -> io::Result<()> {
+    fn write_some(&self, outbox: &mut FrameQueue) -> io::Result<()> {
         while !outbox.is_empty() {
             outbox.send_some(&self.socket)?;
         }
@@ -136,7 +136,7 @@ impl Connection {
     ///
     /// # Errors
     /// The received bytes are not a frame.
-    pub(crate) async fn receive(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
+    pub(crate) async fn receive(&self, decoder: &mut FrameDecoder) -> io::Result<Option<ReceivedFrame>> {
         loop {
             if let Some(frame) = decoder.next_frame() {
                 return Ok(Some(frame));
@@ -156,7 +156,7 @@ impl Connection {
     ///
     /// # Errors
     /// The errors of [`Self::receive`].
-    pub(crate) fn receive_now(&self, decoder: &mut FrameDecoder) -> io::Result<Option<Received>> {
+    pub(crate) fn receive_now(&self, decoder: &mut FrameDecoder) -> io::Result<Option<ReceivedFrame>> {
         loop {
             if let Some(frame) = decoder.next_frame() {
                 return Ok(Some(frame));
@@ -178,7 +178,7 @@ impl Connection {
     pub(super) async fn read(
         &self,
         decoder: &mut FrameDecoder,
-        mut on: impl FnMut(Arrived) -> io::Result<()>,
+        mut on: impl FnMut(ReceivedEvent) -> io::Result<()>,
     ) -> io::Result<()> {
         while let Some(frame) = self.receive(decoder).await? {
             on(arrived(frame)?)?;
@@ -193,7 +193,7 @@ impl Connection {
     pub(super) fn read_rest(
         &self,
         decoder: &mut FrameDecoder,
-        mut on: impl FnMut(Arrived) -> io::Result<()>,
+        mut on: impl FnMut(ReceivedEvent) -> io::Result<()>,
     ) -> io::Result<()> {
         while let Some(frame) = self.receive_now(decoder)? {
             on(arrived(frame)?)?;
@@ -208,14 +208,14 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
 }
 
-fn arrived(frame: Received) -> io::Result<Arrived> {
+fn arrived(frame: ReceivedFrame) -> io::Result<ReceivedEvent> {
     let message: wire::Event = frame.decode()?;
     // An unknown variant of the oneof decodes as absent. The handshake has compared the protocol
     // versions, so an absent event means that the message is damaged.
     let event = message
         .event
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "an event without content"))?;
-    Ok(Arrived { event, descriptors: frame.descriptors })
+    Ok(ReceivedEvent { event, descriptors: frame.descriptors })
 }
 
 #[cfg(test)]
@@ -238,7 +238,7 @@ mod tests {
         wire::event::Event::RunCancelled(wire::RunCancelled { run })
     }
 
-    fn collect(seen: &mut Vec<wire::event::Event>) -> impl FnMut(Arrived) -> io::Result<()> {
+    fn collect(seen: &mut Vec<wire::event::Event>) -> impl FnMut(ReceivedEvent) -> io::Result<()> {
         |arrived| {
             seen.push(arrived.event);
             Ok(())
@@ -246,14 +246,16 @@ mod tests {
     }
 
     fn send_event(socket: impl AsFd, run: u64) {
-        let mut outbox = Outbox::default();
-        outbox.push(Frame::new(&wire::Event { event: Some(cancelled(run)) }, Vec::new()).unwrap()).unwrap();
+        let mut outbox = FrameQueue::default();
+        outbox
+            .push(SocketFrame::new(&wire::Event { event: Some(cancelled(run)) }, Vec::new()).unwrap())
+            .unwrap();
         outbox.flush(socket).unwrap();
     }
 
     #[tokio::test]
     async fn commands_beyond_the_sockets_buffer_arrive_in_order() {
-        let (connection, theirs) = Connection::pair().unwrap();
+        let (connection, theirs) = ProcessConnection::pair().unwrap();
         let connection = Rc::new(connection);
         LocalSet::new()
             .run_until(async {
@@ -262,7 +264,7 @@ mod tests {
                     async move { connection.write_rest().await }
                 });
                 for run in 0..64 {
-                    connection.send(Frame::new(&command(run, 100_000), Vec::new()).unwrap()).unwrap();
+                    connection.send(SocketFrame::new(&command(run, 100_000), Vec::new()).unwrap()).unwrap();
                 }
                 assert!(!connection.outbox.borrow().is_empty());
                 let received = tokio::task::spawn_blocking(move || {
@@ -279,29 +281,30 @@ mod tests {
     #[test]
     fn lacking_resources_differ_from_errors_of_the_other_end() {
         for errno in [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::TOOMANYREFS] {
-            assert!(is_lacking(&errno.into()), "{errno}");
+            assert!(is_out_of_resources(&errno.into()), "{errno}");
         }
         for errno in [Errno::PIPE, Errno::CONNRESET, Errno::AGAIN, Errno::INVAL] {
-            assert!(!is_lacking(&errno.into()), "{errno}");
+            assert!(!is_out_of_resources(&errno.into()), "{errno}");
         }
-        assert!(!is_lacking(&io::Error::other("the process sent a message before it was ready")));
+        assert!(!is_out_of_resources(&io::Error::other("the process sent a message before it was ready")));
     }
 
     #[tokio::test]
     async fn an_executor_that_does_not_read_fills_the_outbox() {
-        let (connection, _theirs) = Connection::pair().unwrap();
-        let error = (0..100)
-            .find_map(|run| connection.send(Frame::new(&command(run, 4 << 20), Vec::new()).unwrap()).err());
-        assert_eq!(error, Some(frames::Error::OutboxFull));
+        let (connection, _theirs) = ProcessConnection::pair().unwrap();
+        let error = (0..100).find_map(|run| {
+            connection.send(SocketFrame::new(&command(run, 4 << 20), Vec::new()).unwrap()).err()
+        });
+        assert_eq!(error, Some(frames::FrameError::OutboxFull));
     }
 
     #[tokio::test]
     async fn events_are_delivered_until_the_executor_closes_its_socket() {
-        let (connection, theirs) = Connection::pair().unwrap();
+        let (connection, theirs) = ProcessConnection::pair().unwrap();
         (1..=3).for_each(|run| send_event(&theirs, run));
         // The executor is killed in the middle of a frame, with a command unread.
         rustix::io::write(&theirs, &[9, 0, 0]).unwrap();
-        connection.send(Frame::new(&command(1, 1), Vec::new()).unwrap()).unwrap();
+        connection.send(SocketFrame::new(&command(1, 1), Vec::new()).unwrap()).unwrap();
         drop(theirs);
         let mut seen = Vec::new();
         connection.read(&mut FrameDecoder::default(), collect(&mut seen)).await.unwrap();
@@ -310,7 +313,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_last_events_of_a_dead_executor_are_delivered() {
-        let (connection, theirs) = Connection::pair().unwrap();
+        let (connection, theirs) = ProcessConnection::pair().unwrap();
         send_event(&theirs, 1);
         let mut seen = Vec::new();
         connection.read_rest(&mut FrameDecoder::default(), collect(&mut seen)).unwrap();
@@ -320,7 +323,7 @@ mod tests {
     #[tokio::test]
     async fn malformed_events_end_the_stream() {
         for bytes in [&[1, 0, 0, 0, 0xff][..], &[0, 0, 0, 0], &[0xff, 0xff, 0xff, 0xff]] {
-            let (connection, theirs) = Connection::pair().unwrap();
+            let (connection, theirs) = ProcessConnection::pair().unwrap();
             rustix::io::write(&theirs, bytes).unwrap();
             let outcome = connection.read(&mut FrameDecoder::default(), |_| Ok(())).await;
             assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::InvalidData, "{bytes:?}");

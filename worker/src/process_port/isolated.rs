@@ -4,29 +4,29 @@ use std::sync::Arc;
 
 use millrace_types::GpuIndex;
 
-use super::{ProcessPort, Settings};
-use crate::port::isolating::Parts;
-use crate::port::{ExecutorPort, Lent, PortSink};
+use super::{ProcessPort, SpawnSettings};
+use crate::port::isolating::IsolatedProcessFactory;
+use crate::port::{ExecutorPort, PortSink, SharedDeviceMemory};
 
 /// The factory of a GPU's memory and of the ports of its processes.
 #[derive(Debug)]
-pub(super) struct Processes {
-    settings: Arc<Settings>,
+pub(super) struct IsolatedProcesses {
+    settings: Arc<SpawnSettings>,
     gpu: GpuIndex,
 }
 
-impl Processes {
-    pub(super) fn new(settings: Arc<Settings>, gpu: GpuIndex) -> Self {
+impl IsolatedProcesses {
+    pub(super) fn new(settings: Arc<SpawnSettings>, gpu: GpuIndex) -> Self {
         Self { settings, gpu }
     }
 }
 
-impl Parts for Processes {
-    fn memory(&mut self) -> Result<Lent, String> {
+impl IsolatedProcessFactory for IsolatedProcesses {
+    fn memory(&mut self) -> Result<SharedDeviceMemory, String> {
         self.settings.device_memory(self.gpu).map_err(|error| error.to_string())
     }
 
-    fn part(&mut self, memory: &Lent, program: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
+    fn part(&mut self, memory: &SharedDeviceMemory, program: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
         tracing::debug!(gpu = %self.gpu, program, "starting an executor for one model");
         Box::new(ProcessPort {
             settings: Arc::clone(&self.settings),

@@ -19,17 +19,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use millrace_device::DeviceMemory;
-use millrace_policy::gpu::Isolation;
+use millrace_policy::gpu::ExecutorIsolation;
 use millrace_proto::executor::{Command, Hello, command};
-use millrace_proto::frames::Frame;
+use millrace_proto::frames::SocketFrame;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::port::isolating::IsolatingPort;
-use crate::port::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink, Spawner};
-use connection::Connection;
+use crate::port::{
+    Descriptor, ExecutorPort, PortEvent, PortEventKind, PortFactory, PortSink, SharedDeviceMemory,
+};
+use connection::ProcessConnection;
 
 pub(crate) mod connection;
 mod isolated;
@@ -69,15 +71,15 @@ impl ExecutorCommand {
 
 /// The factory of the ports of a worker's executor processes.
 #[derive(Debug)]
-pub struct ProcessSpawner(Arc<Settings>);
+pub struct ProcessSpawner(Arc<SpawnSettings>);
 
 #[derive(Debug)]
-struct Settings {
+struct SpawnSettings {
     command: ExecutorCommand,
     memory: Vec<Bytes>,
     threads: u32,
     allow_faults: bool,
-    isolation: Isolation,
+    isolation: ExecutorIsolation,
 }
 
 impl ProcessSpawner {
@@ -86,15 +88,15 @@ impl ProcessSpawner {
     #[must_use]
     pub fn new(command: ExecutorCommand, topology: &Topology, threads: u32, allow_faults: bool) -> Self {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
-        let isolation = Isolation::default();
-        Self(Arc::new(Settings { command, memory, threads, allow_faults, isolation }))
+        let isolation = ExecutorIsolation::default();
+        Self(Arc::new(SpawnSettings { command, memory, threads, allow_faults, isolation }))
     }
 
     /// Returns the spawner with this isolation: whether the models of a GPU share an executor process.
     #[must_use]
-    pub fn with_isolation(self, isolation: Isolation) -> Self {
-        let Settings { command, memory, threads, allow_faults, .. } = &*self.0;
-        Self(Arc::new(Settings {
+    pub fn with_isolation(self, isolation: ExecutorIsolation) -> Self {
+        let SpawnSettings { command, memory, threads, allow_faults, .. } = &*self.0;
+        Self(Arc::new(SpawnSettings {
             command: command.clone(),
             memory: memory.clone(),
             threads: *threads,
@@ -104,11 +106,11 @@ impl ProcessSpawner {
     }
 }
 
-impl Spawner for ProcessSpawner {
+impl PortFactory for ProcessSpawner {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
         let settings = self.0.clone();
         if settings.isolation.per_model() {
-            return Box::new(IsolatingPort::new(isolated::Processes::new(settings, gpu), sink));
+            return Box::new(IsolatingPort::new(isolated::IsolatedProcesses::new(settings, gpu), sink));
         }
         Box::new(ProcessPort { settings, gpu, lent: None, sink, process: None, probed: false })
     }
@@ -117,24 +119,24 @@ impl Spawner for ProcessSpawner {
 /// The port of an executor process.
 #[derive(Debug)]
 struct ProcessPort {
-    settings: Arc<Settings>,
+    settings: Arc<SpawnSettings>,
     gpu: GpuIndex,
     /// The memory that the process shares with the GPU's other processes in isolation. `None` for fresh
     /// memory at each start.
-    lent: Option<Lent>,
+    lent: Option<SharedDeviceMemory>,
     sink: PortSink,
-    process: Option<Process>,
+    process: Option<ExecutorProcess>,
     /// Whether the rate of the GPU's copies was measured, or cannot be measured.
     probed: bool,
 }
 
 #[derive(Debug)]
-struct Process {
+struct ExecutorProcess {
     incarnation: Incarnation,
     /// The device memory. Without isolation the memory is dropped with the process, and its contents are
     /// never used again.
-    memory: Lent,
-    connection: Rc<Connection>,
+    memory: SharedDeviceMemory,
+    connection: Rc<ProcessConnection>,
     // A pidfd refers to this process only, even after the process was reaped and its pid reused.
     pidfd: OwnedFd,
 }
@@ -153,21 +155,21 @@ enum StartError {
     #[error("cannot start {}: {error}", program.display())]
     Spawn { program: PathBuf, error: std::io::Error },
     #[error("cannot send the greeting to the executor: {0}")]
-    Hello(#[from] millrace_proto::frames::Error),
+    Hello(#[from] millrace_proto::frames::FrameError),
 }
 
-impl Settings {
+impl SpawnSettings {
     /// Allocates the memory of a GPU, filled with zeros.
-    fn device_memory(&self, gpu: GpuIndex) -> Result<Lent, StartError> {
+    fn device_memory(&self, gpu: GpuIndex) -> Result<SharedDeviceMemory, StartError> {
         let bytes = self.memory.get(gpu.0 as usize).copied().ok_or(StartError::NoSuchGpu(gpu))?;
         let memory = DeviceMemory::create(&format!("millrace-gpu{gpu}"), bytes)?;
-        Ok(Lent { descriptor: Arc::new(memory.share()?), bytes })
+        Ok(SharedDeviceMemory { descriptor: Arc::new(memory.share()?), bytes })
     }
 }
 
 impl ProcessPort {
     fn try_start(&mut self, incarnation: Incarnation) -> Result<(), StartError> {
-        let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
+        let (connection, theirs) = ProcessConnection::pair().map_err(StartError::Socket)?;
         let memory = match &self.lent {
             Some(lent) => lent.clone(),
             None => self.settings.device_memory(self.gpu)?,
@@ -200,15 +202,19 @@ impl ProcessPort {
         }
         self.probed = true;
         let connection = Rc::new(connection);
-        let watch = watch::Watch::new(self.gpu, incarnation, connection.clone(), self.sink.clone());
+        let watch = watch::ExecutorWatch::new(self.gpu, incarnation, connection.clone(), self.sink.clone());
         actix_rt::spawn(watch.run(child));
-        self.process = Some(Process { incarnation, memory, connection, pidfd });
+        self.process = Some(ExecutorProcess { incarnation, memory, connection, pidfd });
         Ok(())
     }
 
     /// Returns the first frame of a connection.
-    fn hello(&self, incarnation: Incarnation, memory: &Lent) -> Result<Frame, StartError> {
-        let Settings { threads, allow_faults, .. } = &*self.settings;
+    fn hello(
+        &self,
+        incarnation: Incarnation,
+        memory: &SharedDeviceMemory,
+    ) -> Result<SocketFrame, StartError> {
+        let SpawnSettings { threads, allow_faults, .. } = &*self.settings;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.into(),
@@ -223,13 +229,13 @@ impl ProcessPort {
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
         let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;
-        Ok(Frame::new(&command, vec![memory])?)
+        Ok(SocketFrame::new(&command, vec![memory])?)
     }
 
     fn try_send(&self, command: command::Command, descriptors: &[Descriptor]) -> Result<(), SendError> {
         let Some(process) = &self.process else { return Ok(()) };
         let descriptors = descriptors.iter().map(|fd| fd.try_clone()).collect::<Result<_, _>>()?;
-        let frame = Frame::new(&Command { command: Some(command) }, descriptors)?;
+        let frame = SocketFrame::new(&Command { command: Some(command) }, descriptors)?;
         Ok(process.connection.send(frame)?)
     }
 }
@@ -239,7 +245,7 @@ enum SendError {
     #[error("a descriptor cannot be sent ({0}): raise the limit of open files (ulimit -n)")]
     Descriptor(#[from] std::io::Error),
     #[error(transparent)]
-    Frame(#[from] millrace_proto::frames::Error),
+    Frame(#[from] millrace_proto::frames::FrameError),
 }
 
 impl ExecutorPort for ProcessPort {
@@ -264,7 +270,7 @@ impl ExecutorPort for ProcessPort {
         }
     }
 
-    fn memory(&self) -> Option<Lent> {
+    fn memory(&self) -> Option<SharedDeviceMemory> {
         Some(self.process.as_ref()?.memory.clone())
     }
 

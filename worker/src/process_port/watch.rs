@@ -14,7 +14,7 @@ use millrace_proto::frames::FrameDecoder;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::process::Child;
 
-use super::connection::{Arrived, Connection};
+use super::connection::{ProcessConnection, ReceivedEvent};
 use crate::port::{PortEvent, PortEventKind, PortSink};
 
 /// Maximum time from the start of a process to `Ready`.
@@ -22,10 +22,10 @@ const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The watch of an executor process.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ExecutorWatch {
     gpu: GpuIndex,
     incarnation: Incarnation,
-    connection: Rc<Connection>,
+    connection: Rc<ProcessConnection>,
     sink: PortSink,
     ready: Cell<bool>,
 }
@@ -35,18 +35,18 @@ const EXIT_GRACE: Duration = Duration::from_millis(50);
 
 /// The reason why the watch stops to follow the process.
 #[derive(Debug)]
-enum End {
+enum WatchEnd {
     /// The process ended, or closed its socket, which only an ending process does.
     Ended,
     /// The process has to be killed because of this error.
     Kill(io::Error),
 }
 
-impl Watch {
+impl ExecutorWatch {
     pub(super) fn new(
         gpu: GpuIndex,
         incarnation: Incarnation,
-        connection: Rc<Connection>,
+        connection: Rc<ProcessConnection>,
         sink: PortSink,
     ) -> Self {
         Self { gpu, incarnation, connection, sink, ready: Cell::new(false) }
@@ -58,25 +58,25 @@ impl Watch {
         let incarnation = self.incarnation;
         let mut decoder = FrameDecoder::default();
         let end = self.follow(&mut child, &mut decoder).await;
-        if let End::Kill(error) = &end {
+        if let WatchEnd::Kill(error) = &end {
             tracing::error!(%gpu, %incarnation, %error, "an executor is killed");
         }
         let status = end_of(&mut child, &end).await;
         // The remaining events of a process that was killed for its behaviour are not trusted.
-        if let End::Ended = end
+        if let WatchEnd::Ended = end
             && let Err(error) = self.connection.read_rest(&mut decoder, |arrived| self.deliver(arrived))
         {
             tracing::warn!(%gpu, %incarnation, %error, "cannot read the last events of an executor");
         }
         let status = match (status, end) {
-            (_, End::Kill(error)) => format!("killed: {error}"),
-            (Ok(status), End::Ended) => status.to_string(),
-            (Err(error), End::Ended) => format!("unknown: {error}"),
+            (_, WatchEnd::Kill(error)) => format!("killed: {error}"),
+            (Ok(status), WatchEnd::Ended) => status.to_string(),
+            (Err(error), WatchEnd::Ended) => format!("unknown: {error}"),
         };
         self.sink.deliver(PortEvent { incarnation, kind: PortEventKind::Exited { status } });
     }
 
-    async fn follow(&self, child: &mut Child, decoder: &mut FrameDecoder) -> End {
+    async fn follow(&self, child: &mut Child, decoder: &mut FrameDecoder) -> WatchEnd {
         let not_ready = async {
             tokio::time::sleep(READY_TIMEOUT).await;
             if self.ready.get() {
@@ -86,19 +86,19 @@ impl Watch {
         tokio::select! {
             biased;
             read = self.connection.read(decoder, |arrived| self.deliver(arrived)) => {
-                read.map_or_else(End::Kill, |()| End::Ended)
+                read.map_or_else(WatchEnd::Kill, |()| WatchEnd::Ended)
             }
-            _status = child.wait() => End::Ended,
+            _status = child.wait() => WatchEnd::Ended,
             // `read_rest` reads the last events, and finds the same end of the stream as the writer.
-            _error = self.connection.write_rest() => End::Ended,
+            _error = self.connection.write_rest() => WatchEnd::Ended,
             () = not_ready => {
                 let message = format!("the executor was not ready within {READY_TIMEOUT:?}");
-                End::Kill(io::Error::new(io::ErrorKind::TimedOut, message))
+                WatchEnd::Kill(io::Error::new(io::ErrorKind::TimedOut, message))
             }
         }
     }
 
-    fn deliver(&self, Arrived { event, descriptors }: Arrived) -> io::Result<()> {
+    fn deliver(&self, ReceivedEvent { event, descriptors }: ReceivedEvent) -> io::Result<()> {
         if let event::Event::Ready(ready) = &event {
             self.check(ready)?;
             self.ready.set(true);
@@ -130,8 +130,8 @@ impl Watch {
 }
 
 /// Waits for the process's exit status. A process that does not end by itself is killed.
-async fn end_of(child: &mut Child, end: &End) -> io::Result<ExitStatus> {
-    if let End::Ended = end
+async fn end_of(child: &mut Child, end: &WatchEnd) -> io::Result<ExitStatus> {
+    if let WatchEnd::Ended = end
         && let Ok(status) = tokio::time::timeout(EXIT_GRACE, child.wait()).await
     {
         return status;
@@ -150,12 +150,12 @@ mod tests {
     // Paused time advances by itself while all tasks wait.
     #[tokio::test(start_paused = true)]
     async fn an_executor_that_does_not_greet_in_time_is_killed() {
-        let (connection, theirs) = Connection::pair().unwrap();
+        let (connection, theirs) = ProcessConnection::pair().unwrap();
         let child =
             tokio::process::Command::new("sleep").arg("1000").stdin(Stdio::from(theirs)).spawn().unwrap();
         let (told, events) = mpsc::channel();
         let sink = PortSink::new(move |event| told.send(event).unwrap());
-        Watch::new(GpuIndex(0), Incarnation(1), Rc::new(connection), sink).run(child).await;
+        ExecutorWatch::new(GpuIndex(0), Incarnation(1), Rc::new(connection), sink).run(child).await;
         let PortEventKind::Exited { status } = events.recv().unwrap().kind else {
             panic!("expected the end of the process")
         };

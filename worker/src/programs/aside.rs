@@ -15,15 +15,15 @@ pub(super) const COPIES_MAX: usize = 4;
 
 /// The permits of copies, which clones share.
 #[derive(Debug, Clone)]
-pub(super) struct Aside(Arc<Semaphore>);
+pub(super) struct CopyPermits(Arc<Semaphore>);
 
-impl Default for Aside {
+impl Default for CopyPermits {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(COPIES_MAX)))
     }
 }
 
-impl Aside {
+impl CopyPermits {
     /// Runs a copy on a blocking thread. A copy that has begun runs to its end, even if the caller gives
     /// up.
     ///
@@ -44,7 +44,7 @@ impl Aside {
 }
 
 #[cfg(test)]
-impl Aside {
+impl CopyPermits {
     /// Takes all permits: no copy begins until the returned permit is dropped.
     pub(super) async fn take_all(&self) -> tokio::sync::OwnedSemaphorePermit {
         Arc::clone(&self.0).acquire_many_owned(COPIES_MAX as u32).await.unwrap()
@@ -62,7 +62,7 @@ mod tests {
 
     #[tokio::test]
     async fn at_most_copies_max_copies_run_at_a_time_and_none_on_the_callers_thread() {
-        let aside = Aside::default();
+        let aside = CopyPermits::default();
         let (begin, begun) = mpsc::channel();
         let (end, ended) = mpsc::channel::<()>();
         let ended = Arc::new(Mutex::new(ended));

@@ -12,32 +12,32 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::Attempts;
+use millrace_policy::attempts::AttemptRecord;
 use millrace_policy::core::Core as _;
-use millrace_policy::crew::{self, Action, Event, Place, Why};
+use millrace_policy::crew::{self, Action, Event, KillReason, ProcessSlot};
 use millrace_policy::ids::RequestKey;
 use millrace_policy::lifecycle::START_TIMEOUT;
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
-use millrace_proto::trace::{self, KeyValue, Past};
+use millrace_proto::trace::{self, FinishedSpan, KeyValue};
 use millrace_types::{DataId, Incarnation, Reason, Timestamp};
 
-use super::health::{Health, Reporter};
-use super::process::{Name, Process};
-use super::{Program, outputs};
-use crate::actors::function::{self, Computed};
+use super::health::{HealthReporter, ProcessHealth};
+use super::process::{Process, ProcessName};
+use super::{HostedProgram, outputs};
+use crate::actors::function::{self, ProgramOutputs};
 use crate::actors::work::SharedWork;
 use crate::install::FunctionConfig;
 use crate::objects::sealed;
 use crate::port::Descriptor;
-use crate::process_port::connection::Unsent;
-use crate::request::Asker;
-use crate::seams::{Behaviour, Slot};
-use crate::service::tensors::Packed;
+use crate::process_port::connection::OfferError;
+use crate::request::TransferRequester;
+use crate::seams::{ActorBehaviour, AddressSlot};
+use crate::service::tensors::PackedTensors;
 
 /// A process's answer to a call.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum ProcessReply {
     Outputs {
         outputs: Vec<wire::Tensor>,
         descriptors: Vec<Descriptor>,
@@ -49,11 +49,11 @@ pub(crate) enum Answer {
 
 /// An event of a process.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum ProcessEvent {
     Ready,
     Returned {
         call: u64,
-        answer: Answer,
+        answer: ProcessReply,
     },
     /// A call could not be sent, because this machine lacks descriptors or memory. The process is
     /// unaffected.
@@ -75,51 +75,51 @@ pub(crate) enum Message {
     /// The pool starts the processes and keeps them alive from now on.
     Start,
     /// A Function actor admitted a request, which waits for a process from now on.
-    Enqueue { work: SharedWork, attempts: Attempts },
+    Enqueue { work: SharedWork, attempts: AttemptRecord },
     /// No caller waits for a request's answer any longer.
     Withdraw(RequestKey),
     /// The Function actor was restarted and has no requests.
     FunctionReset,
     /// An event of a process.
-    Process { place: Place, incarnation: Incarnation, heard: Heard },
+    Process { place: ProcessSlot, incarnation: Incarnation, heard: ProcessEvent },
     /// The pool stops all processes and starts no others.
     Stop,
 }
 
 /// A request that waits or runs.
-struct Entry {
+struct PooledRequest {
     work: SharedWork,
     began: Timestamp,
     attempt: u32,
 }
 
 /// The Crew actor.
-pub(crate) struct Crew {
+pub(crate) struct ProcessPoolActor {
     name: Rc<str>,
-    program: Arc<Program>,
+    program: Arc<HostedProgram>,
     core: crew::Crew,
-    processes: BTreeMap<Place, Process>,
-    entries: BTreeMap<RequestKey, Entry>,
+    processes: BTreeMap<ProcessSlot, Process>,
+    entries: BTreeMap<RequestKey, PooledRequest>,
     /// The exit status of the process that ended last, as text for people.
     last_end: String,
     /// The reason of each kill, until the end of the killed process is reported.
-    killed: BTreeMap<Place, String>,
+    killed: BTreeMap<ProcessSlot, String>,
     /// The reason why the call that is being handled could not be sent.
     unsent: Option<String>,
-    reporter: Reporter,
+    reporter: HealthReporter,
     /// The function's deadline, for requests without an objective of their own.
     deadline: Option<Duration>,
     /// The actor's own address, to which the processes report.
-    own: Slot<Message>,
+    own: AddressSlot<Message>,
 }
 
-impl Crew {
+impl ProcessPoolActor {
     pub(crate) fn new(
         config: &FunctionConfig,
-        program: Arc<Program>,
+        program: Arc<HostedProgram>,
         processes: u32,
         seed: u64,
-        own: Slot<Message>,
+        own: AddressSlot<Message>,
     ) -> Self {
         let core = crew::Crew::new(processes, own.epoch(), seed);
         let key = &config.key;
@@ -164,15 +164,15 @@ impl Crew {
     }
 
     /// Kills a process. The end of the process is reported as an event.
-    fn kill(&mut self, place: Place, why: Why) {
+    fn kill(&mut self, place: ProcessSlot, why: KillReason) {
         let Some(process) = self.processes.get(&place) else { return };
         process.kill();
         let why = match why {
-            Why::Silent => format!("killed: the process sent no greeting within {START_TIMEOUT:?}"),
-            Why::Abandoned => {
+            KillReason::Silent => format!("killed: the process sent no greeting within {START_TIMEOUT:?}"),
+            KillReason::Abandoned => {
                 format!("killed: the process still ran {:?} after its request was abandoned", crew::GRACE)
             }
-            Why::Stop => return,
+            KillReason::Stop => return,
         };
         self.last_end.clone_from(&why);
         self.killed.insert(place, why);
@@ -182,12 +182,12 @@ impl Crew {
     fn report(&mut self) {
         self.reporter.count(self.core.restarts());
         let health = match self.core.health() {
-            crew::Health::Starting => Health::Starting,
-            crew::Health::Up => Health::Up,
-            crew::Health::Failing => Health::Failing(self.broken()),
+            crew::ProgramHealth::Starting => ProcessHealth::Starting,
+            crew::ProgramHealth::Up => ProcessHealth::Up,
+            crew::ProgramHealth::Failing => ProcessHealth::Failing(self.broken()),
         };
-        if let Health::Failing(why) = &health
-            && !matches!(self.reporter.last(), Health::Failing(_))
+        if let ProcessHealth::Failing(why) = &health
+            && !matches!(self.reporter.last(), ProcessHealth::Failing(_))
         {
             tracing::warn!(function = %self.name, why, "a program is not ready");
         }
@@ -219,14 +219,14 @@ impl Crew {
         }
     }
 
-    fn spawn(&mut self, place: Place, incarnation: Incarnation) {
-        let name = Name { function: Rc::clone(&self.name), place, incarnation };
+    fn spawn(&mut self, place: ProcessSlot, incarnation: Incarnation) {
+        let name = ProcessName { function: Rc::clone(&self.name), place, incarnation };
         match self.own.mailbox().map(|own| (Process::start(&self.program, name, own.clone()), own)) {
             Some((Ok(process), _)) => {
                 self.processes.insert(place, process);
             }
             Some((Err(error), own)) => {
-                let heard = Heard::Exited { status: error.to_string() };
+                let heard = ProcessEvent::Exited { status: error.to_string() };
                 own.post(Message::Process { place, incarnation, heard });
             }
             // The actor's address is published before the actor runs, so this does not happen.
@@ -234,7 +234,7 @@ impl Crew {
         }
     }
 
-    fn run(&mut self, now: Timestamp, place: Place, key: RequestKey, attempt: u32) {
+    fn run(&mut self, now: Timestamp, place: ProcessSlot, key: RequestKey, attempt: u32) {
         let (Some(entry), Some(process)) = (self.entries.get_mut(&key), self.processes.get(&place)) else {
             return;
         };
@@ -242,13 +242,13 @@ impl Crew {
         entry.attempt = attempt;
         entry.work.home.post(function::Message::Dispatched(key));
         let left = deadline(&entry.work).since(now);
-        let sent = call(&entry.work, left).map_err(Unsent::Lacking);
+        let sent = call(&entry.work, left).map_err(OfferError::OutOfResources);
         match sent.and_then(|(call, descriptors)| {
             process.call(call, descriptors, asker(&entry.work, self.deadline))
         }) {
             Ok(()) => {}
-            Err(error @ Unsent::Lacking(_)) => {
-                let heard = Heard::Unsent { call: key.0, why: error.to_string() };
+            Err(error @ OfferError::OutOfResources(_)) => {
+                let heard = ProcessEvent::Unsent { call: key.0, why: error.to_string() };
                 // The event is posted, not handled here, because the core is in the middle of a step.
                 self.own.post(Message::Process { place, incarnation: process.incarnation, heard });
             }
@@ -266,29 +266,32 @@ impl Crew {
     fn returned(
         &mut self,
         now: Timestamp,
-        place: Place,
+        place: ProcessSlot,
         incarnation: Incarnation,
         call: u64,
-        answer: Answer,
+        answer: ProcessReply,
     ) {
         let key = RequestKey(call);
         // The stored objects that no output of the answer uses. Used objects are removed below.
         let mut unwanted = match &answer {
-            Answer::Outputs { stored, .. } => stored.clone(),
-            Answer::Failed(_) => BTreeSet::new(),
+            ProcessReply::Outputs { stored, .. } => stored.clone(),
+            ProcessReply::Failed(_) => BTreeSet::new(),
         };
         if self.core.running(place, incarnation) != Some(key) {
             self.program.programs.0.objects.let_go(&unwanted);
             return;
         }
-        if let Some(Entry { work, began, attempt }) = self.entries.remove(&key) {
+        if let Some(PooledRequest { work, began, attempt }) = self.entries.remove(&key) {
             let ran = now.since(began);
-            trace::tell(&work.span, "process", Past { ago: Duration::ZERO, took: ran }, || {
-                vec![KeyValue::new("millrace.process", i64::from(place.0))]
-            });
+            trace::record_finished(
+                &work.span,
+                "process",
+                FinishedSpan { ago: Duration::ZERO, took: ran },
+                || vec![KeyValue::new("millrace.process", i64::from(place.0))],
+            );
             let outputs = match answer {
-                Answer::Failed(message) => Err(message),
-                Answer::Outputs { outputs, descriptors, stored } => {
+                ProcessReply::Failed(message) => Err(message),
+                ProcessReply::Outputs { outputs, descriptors, stored } => {
                     let inner = &self.program.programs.0;
                     outputs::read(
                         outputs,
@@ -306,10 +309,10 @@ impl Crew {
                 unwanted.remove(object);
             }
             work.home.post(match outputs {
-                Ok(outputs::Answered { packed, marks }) => {
-                    let Packed { tensors, descriptors, objects: kept } = packed;
+                Ok(outputs::CheckedOutputs { packed, marks }) => {
+                    let PackedTensors { tensors, descriptors, objects: kept } = packed;
                     let computed =
-                        Computed { tensors, descriptors, kept, marks, began, ran, attempts: attempt };
+                        ProgramOutputs { tensors, descriptors, kept, marks, began, ran, attempts: attempt };
                     function::Message::Computed { key, computed }
                 }
                 Err(message) => function::Message::Failed {
@@ -326,11 +329,11 @@ impl Crew {
         self.step(now, Event::Returned { place, incarnation, key });
     }
 
-    fn process(&mut self, now: Timestamp, place: Place, incarnation: Incarnation, heard: Heard) {
+    fn process(&mut self, now: Timestamp, place: ProcessSlot, incarnation: Incarnation, heard: ProcessEvent) {
         match heard {
-            Heard::Ready => self.step(now, Event::Ready { place, incarnation }),
-            Heard::Returned { call, answer } => self.returned(now, place, incarnation, call, answer),
-            Heard::Unsent { call, why } => {
+            ProcessEvent::Ready => self.step(now, Event::Ready { place, incarnation }),
+            ProcessEvent::Returned { call, answer } => self.returned(now, place, incarnation, call, answer),
+            ProcessEvent::Unsent { call, why } => {
                 tracing::warn!(
                     function = %self.name,
                     process = place.0,
@@ -341,18 +344,18 @@ impl Crew {
                 self.step(now, Event::Unsent { place, incarnation, key: RequestKey(call) });
                 self.unsent = None;
             }
-            Heard::Exited { status } => {
+            ProcessEvent::Exited { status } => {
                 self.ended(place, incarnation, status);
                 self.step(now, Event::Exited { place, incarnation });
             }
-            Heard::GivenUp { status } => {
+            ProcessEvent::GivenUp { status } => {
                 self.ended(place, incarnation, status);
-                self.step(now, Event::GivenUp { place, incarnation });
+                self.step(now, Event::ResourceExhausted { place, incarnation });
             }
         }
     }
 
-    fn ended(&mut self, place: Place, incarnation: Incarnation, status: String) {
+    fn ended(&mut self, place: ProcessSlot, incarnation: Incarnation, status: String) {
         let status = self.killed.remove(&place).unwrap_or(status);
         tracing::info!(function = %self.name, process = place.0, %incarnation, status, "a function's process ended");
         self.last_end = status;
@@ -365,8 +368,8 @@ fn deadline(work: &SharedWork) -> Timestamp {
 }
 
 /// Returns the reader of the request's data, with the objective of the transfers.
-fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<Asker> {
-    Arc::new(Asker {
+fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<TransferRequester> {
+    Arc::new(TransferRequester {
         revision: work.invocation.revision.clone(),
         came: work.accepted,
         objective: work.invocation.objective.or(deadline),
@@ -415,7 +418,7 @@ fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedF
     Ok((call, descriptors))
 }
 
-impl Behaviour for Crew {
+impl ActorBehaviour for ProcessPoolActor {
     type Message = Message;
 
     fn handle(&mut self, now: Timestamp, message: Message) {
@@ -424,7 +427,7 @@ impl Behaviour for Crew {
             Message::Enqueue { work, attempts } => {
                 let key = work.key;
                 let deadline = deadline(&work);
-                self.entries.insert(key, Entry { work, began: now, attempt: 0 });
+                self.entries.insert(key, PooledRequest { work, began: now, attempt: 0 });
                 self.step(now, Event::Enqueue { key, attempts, deadline });
             }
             Message::Withdraw(key) => self.step(now, Event::Withdraw { key }),

@@ -12,12 +12,12 @@ use millrace_proto::function as wire;
 use millrace_proto::function::{NotFetched, NotStored, fetched, store, tensor};
 use millrace_types::{DataId, Timestamp};
 
-use super::aside::Aside;
-use super::names::{IDS_PER_BLOCK, Name, Names};
+use super::aside::CopyPermits;
+use super::names::{AssignedNames, IDS_PER_BLOCK, NameState};
 use super::outputs::{data_id, memory};
-use crate::actors::node::Reader;
-use crate::objects::{Contents, FetchError, Given, NotKept, Objects};
-use crate::request::Asker;
+use crate::actors::node::TransferReader;
+use crate::objects::{Contents, FetchError, ObjectStore, ProgramInput, StoreError};
+use crate::request::TransferRequester;
 
 /// The time to live of stored data, unless the receiver of the output holds the data longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
@@ -27,27 +27,27 @@ const FETCH_QUARTERS: u32 = 3;
 
 /// A call that was sent to a process.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct ProcessCall {
     /// The time at which the call's timeout ends.
     pub(super) until: Timestamp,
     /// The request of the call.
-    pub(super) asker: Arc<Asker>,
+    pub(super) asker: Arc<TransferRequester>,
 }
 
 /// The last call that was sent to a process, shared by the sender of calls and the process's watch.
-pub(super) type LastCall = Rc<RefCell<Option<Call>>>;
+pub(super) type LastCall = Rc<RefCell<Option<ProcessCall>>>;
 
 /// The data access of a process.
 #[derive(Debug)]
-pub(super) struct Data {
-    objects: Objects,
-    aside: Aside,
-    names: RefCell<Names>,
+pub(super) struct ProcessData {
+    objects: ObjectStore,
+    aside: CopyPermits,
+    names: RefCell<AssignedNames>,
     call: LastCall,
 }
 
-impl Data {
-    pub(super) fn new(objects: Objects, aside: Aside, call: LastCall) -> Self {
+impl ProcessData {
+    pub(super) fn new(objects: ObjectStore, aside: CopyPermits, call: LastCall) -> Self {
         Self { objects, aside, names: RefCell::default(), call }
     }
 
@@ -69,7 +69,7 @@ impl Data {
             Some(tensor::Contents::Object(id)) => data_id(id),
             _ => None,
         };
-        let own = |id: &DataId| id.home == *self.objects.node() && names.of(id) == Name::Used;
+        let own = |id: &DataId| id.home == *self.objects.node() && names.of(id) == NameState::Used;
         let named: BTreeSet<_> = outputs.iter().filter_map(object).filter(own).collect();
         named.iter().for_each(|id| names.answers(id));
         named
@@ -89,13 +89,13 @@ impl Data {
         let id = store.id.as_ref().and_then(data_id).filter(own);
         let name = id.map(|id| (self.names.borrow().of(&id), id));
         let id = match name {
-            None | Some((Name::NotGiven, _)) => {
+            None | Some((NameState::NotGiven, _)) => {
                 return Err(invalid("the process stored data under a name that was not assigned to it"));
             }
-            Some((Name::Used | Name::Answered, _)) => {
+            Some((NameState::Used | NameState::Answered, _)) => {
                 return Ok(wire::Stored { refused: NotStored::Taken.into() });
             }
-            Some((Name::Free, id)) => id,
+            Some((NameState::Free, id)) => id,
         };
         let contents = match (store.contents, descriptor) {
             (Some(store::Contents::Inline(data)), None) => Contents::Inline(data),
@@ -112,9 +112,9 @@ impl Data {
                 self.names.borrow_mut().uses(&id);
                 NotStored::Unspecified
             }
-            Err(NotKept::NoRoom) => NotStored::NoRoom,
-            Err(NotKept::Taken) => NotStored::Taken,
-            Err(NotKept::Over) => NotStored::Over,
+            Err(StoreError::NoRoom) => NotStored::NoRoom,
+            Err(StoreError::Taken) => NotStored::Taken,
+            Err(StoreError::Over) => NotStored::Over,
         };
         Ok(wire::Stored { refused: refused.into() })
     }
@@ -129,10 +129,10 @@ impl Data {
         let id = id.ok_or_else(|| invalid("the process asked for data with an invalid name"))?;
         let now = self.objects.clock().now();
         let (left, by, reader) = match &*self.call.borrow() {
-            Some(Call { until, asker }) => {
-                (until.since(now), asker.wanted_by(), Reader::Outside(Arc::clone(asker)))
+            Some(ProcessCall { until, asker }) => {
+                (until.since(now), asker.wanted_by(), TransferReader::Outside(Arc::clone(asker)))
             }
-            None => (Duration::ZERO, None, Reader::Nobody),
+            None => (Duration::ZERO, None, TransferReader::None),
         };
         let found = match self.objects.fetch(&id, left * FETCH_QUARTERS / 4, by).await {
             Ok(contents) => contents,
@@ -167,8 +167,8 @@ impl Data {
             self.aside.run(move || contents.given(offset, bytes)).await?
         };
         let (contents, descriptors) = match given {
-            Given::Inline(data) => (fetched::Contents::Inline(data), Vec::new()),
-            Given::Memory(fd) => (fetched::Contents::ContentsFd(0), vec![fd.try_clone()?]),
+            ProgramInput::Inline(data) => (fetched::Contents::Inline(data), Vec::new()),
+            ProgramInput::Memory(fd) => (fetched::Contents::ContentsFd(0), vec![fd.try_clone()?]),
         };
         Ok((wire::Fetched { bytes, contents: Some(contents), ..wire::Fetched::default() }, descriptors))
     }
@@ -195,8 +195,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_belongs_to_the_first_answer_that_names_it() {
-        let (objects, _told) = Objects::registered(Bytes::mib(1));
-        let data = Data::new(objects, Aside::default(), LastCall::default());
+        let (objects, _told) = ObjectStore::registered(Bytes::mib(1));
+        let data = ProcessData::new(objects, CopyPermits::default(), LastCall::default());
         let wire::IdBlock { home, epoch, first: counter, .. } = data.ids();
         let id = wire::DataId { home, epoch, counter };
         let contents = Some(store::Contents::Inline(bytes::Bytes::from_static(b"abcd")));
@@ -212,10 +212,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_large_copy_waits_for_its_turn_but_small_and_sealed_data_does_not() {
-        let (objects, _told) = Objects::registered(Bytes::mib(4));
-        let aside = Aside::default();
+        let (objects, _told) = ObjectStore::registered(Bytes::mib(4));
+        let aside = CopyPermits::default();
         let minute = Duration::from_secs(60);
-        let data = Data::new(objects.clone(), aside.clone(), LastCall::default());
+        let data = ProcessData::new(objects.clone(), aside.clone(), LastCall::default());
         let fetch = |id: DataId| wire::Fetch {
             id: Some(wire::DataId { home: id.home.to_string(), epoch: id.epoch.0, counter: id.counter }),
         };

@@ -7,11 +7,11 @@ use std::sync::{Mutex, PoisonError};
 use millrace_types::{FunctionKey, RevisionKey};
 use tokio::sync::watch;
 
-use super::Programs;
+use super::ProgramStore;
 
 /// The health of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum ProcessHealth {
     /// No process of the program has sent a greeting yet.
     Starting,
     /// A process of the program has sent a greeting.
@@ -21,24 +21,24 @@ pub(crate) enum Health {
 }
 
 /// The health of every program. A program without an entry is starting.
-pub(crate) type Healths = BTreeMap<RevisionKey, Said>;
+pub(crate) type ProgramHealths = BTreeMap<RevisionKey, HealthReport>;
 
 /// The report of a process pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct HealthReport {
     /// The number of the pool among the pools of its revision. A pool that ends must not withdraw the
     /// report of its successor.
     life: u64,
-    pub(crate) health: Health,
+    pub(crate) health: ProcessHealth,
 }
 
 /// The number of process restarts of each function that is or was a program on this worker, over all its
 /// revisions. The counts are kept here because a process pool counts only its own restarts, and ends with
 /// its revision.
 #[derive(Debug, Default)]
-pub(super) struct Restarts(Mutex<BTreeMap<FunctionKey, u64>>);
+pub(super) struct ProcessRestarts(Mutex<BTreeMap<FunctionKey, u64>>);
 
-impl Restarts {
+impl ProcessRestarts {
     fn add(&self, function: &FunctionKey, restarts: u64) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(function.clone()).or_default() += restarts;
@@ -47,17 +47,17 @@ impl Restarts {
 
 /// The reporter of a process pool. Dropping the reporter withdraws the pool's report.
 #[derive(Debug)]
-pub(super) struct Reporter {
-    programs: Programs,
+pub(super) struct HealthReporter {
+    programs: ProgramStore,
     key: RevisionKey,
-    said: Said,
+    said: HealthReport,
     /// The number of the pool's restarts that are counted already.
     restarts: u64,
 }
 
-impl Programs {
+impl ProgramStore {
     /// Returns a receiver of the health of all programs.
-    pub(crate) fn healths(&self) -> watch::Receiver<Healths> {
+    pub(crate) fn healths(&self) -> watch::Receiver<ProgramHealths> {
         self.0.healths.subscribe()
     }
 
@@ -67,25 +67,25 @@ impl Programs {
     }
 
     /// Returns a reporter for a process pool of this function, and reports the program as starting.
-    pub(super) fn reporter(&self, key: &RevisionKey) -> Reporter {
+    pub(super) fn reporter(&self, key: &RevisionKey) -> HealthReporter {
         let mut life = 0;
         self.0.healths.send_modify(|healths| {
             life = healths.get(key).map_or(0, |said| said.life) + 1;
-            healths.insert(key.clone(), Said { life, health: Health::Starting });
+            healths.insert(key.clone(), HealthReport { life, health: ProcessHealth::Starting });
         });
         self.0.restarts.add(&key.function, 0);
-        let said = Said { life, health: Health::Starting };
-        Reporter { programs: self.clone(), key: key.clone(), said, restarts: 0 }
+        let said = HealthReport { life, health: ProcessHealth::Starting };
+        HealthReporter { programs: self.clone(), key: key.clone(), said, restarts: 0 }
     }
 }
 
-impl Reporter {
+impl HealthReporter {
     /// Returns the health that was reported last.
-    pub(super) fn last(&self) -> &Health {
+    pub(super) fn last(&self) -> &ProcessHealth {
         &self.said.health
     }
 
-    pub(super) fn tell(&mut self, health: Health) {
+    pub(super) fn tell(&mut self, health: ProcessHealth) {
         if self.said.health == health {
             return;
         }
@@ -100,7 +100,7 @@ impl Reporter {
     }
 }
 
-impl Reporter {
+impl HealthReporter {
     /// Adds the new restarts of the pool. `restarts` is the pool's total.
     pub(super) fn count(&mut self, restarts: u64) {
         let new = restarts - self.restarts;
@@ -122,7 +122,7 @@ impl Reporter {
     }
 }
 
-impl Drop for Reporter {
+impl Drop for HealthReporter {
     fn drop(&mut self) {
         self.withdraw();
     }

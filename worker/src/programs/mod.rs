@@ -48,14 +48,14 @@ use millrace_types::{Bytes, Digest};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::objects::Objects;
+use crate::objects::ObjectStore;
 
 pub use launch::launch;
 
 /// The command that starts a function's program by a call of [`launch`], which runs the program named in
 /// `MILLRACE_FUNCTION_PROGRAM`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Launcher {
+pub struct ProgramLauncher {
     /// The executable of the launcher.
     pub program: PathBuf,
     pub args: Vec<OsString>,
@@ -63,7 +63,7 @@ pub struct Launcher {
     pub envs: Vec<(OsString, OsString)>,
 }
 
-impl Launcher {
+impl ProgramLauncher {
     /// Returns the present executable with the argument `program`, which the `millrace` binary understands.
     ///
     /// # Errors
@@ -75,35 +75,35 @@ impl Launcher {
 
 /// The folder of a worker's programs, and the state that the processes share. Clones share both.
 #[derive(Debug, Clone)]
-pub(crate) struct Programs(Arc<Inner>);
+pub(crate) struct ProgramStore(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     dir: PathBuf,
     /// The number of files that were written so far.
     files: AtomicU64,
-    launcher: Launcher,
-    objects: Objects,
-    aside: aside::Aside,
+    launcher: ProgramLauncher,
+    objects: ObjectStore,
+    aside: aside::CopyPermits,
     /// Maximum size of an output in a process's own memory, which is answered in one message.
     output_max: Bytes,
     /// Whether every process has to end. The watch of each process holds a receiver until the process has
     /// ended.
     closing: watch::Sender<bool>,
-    healths: watch::Sender<health::Healths>,
-    restarts: health::Restarts,
+    healths: watch::Sender<health::ProgramHealths>,
+    restarts: health::ProcessRestarts,
 }
 
 /// A program that is ready to be started. Its file exists as long as this value, which all owners share: a
 /// retiring revision still starts processes for its remaining requests.
 #[derive(Debug)]
-pub(crate) struct Program {
+pub(crate) struct HostedProgram {
     pub(crate) declared: Signature,
     path: PathBuf,
-    programs: Programs,
+    programs: ProgramStore,
 }
 
-impl Drop for Program {
+impl Drop for HostedProgram {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
         let remove = move || match std::fs::remove_file(&path) {
@@ -124,15 +124,15 @@ impl Drop for Program {
     }
 }
 
-impl Programs {
+impl ProgramStore {
     /// Opens the folder, and removes the files of an earlier worker process.
     ///
     /// # Errors
     /// Errors of the file system.
     pub(crate) fn open(
         dir: &Path,
-        launcher: Launcher,
-        objects: Objects,
+        launcher: ProgramLauncher,
+        objects: ObjectStore,
         output_max: Bytes,
     ) -> io::Result<Self> {
         match std::fs::remove_dir_all(dir) {
@@ -144,11 +144,11 @@ impl Programs {
             files: AtomicU64::new(0),
             launcher,
             objects,
-            aside: aside::Aside::default(),
+            aside: aside::CopyPermits::default(),
             output_max,
             closing: watch::Sender::new(false),
             healths: watch::Sender::default(),
-            restarts: health::Restarts::default(),
+            restarts: health::ProcessRestarts::default(),
         })))
     }
 
@@ -157,10 +157,10 @@ impl Programs {
     ///
     /// # Errors
     /// Errors of the file system. No file is left behind.
-    pub(crate) fn put(&self, digest: Digest, declared: Signature, file: &[u8]) -> io::Result<Program> {
+    pub(crate) fn put(&self, digest: Digest, declared: Signature, file: &[u8]) -> io::Result<HostedProgram> {
         let number = self.0.files.fetch_add(1, Ordering::Relaxed);
         let path = self.0.dir.join(format!("{}-{number}", digest.hex()));
-        let program = Program { declared, path, programs: self.clone() };
+        let program = HostedProgram { declared, path, programs: self.clone() };
         let mut options = std::fs::OpenOptions::new();
         let mut open = options.write(true).create_new(true).mode(0o700).open(&program.path)?;
         io::Write::write_all(&mut open, file)?;
@@ -181,10 +181,10 @@ mod tests {
     #[test]
     fn a_programs_file_exists_as_long_as_the_program_has_an_owner() {
         let dir = tempfile::tempdir().unwrap();
-        let launcher = Launcher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
+        let launcher = ProgramLauncher { program: "/nowhere".into(), args: Vec::new(), envs: Vec::new() };
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let (objects, _told) = runtime.block_on(async { Objects::registered(Bytes::ZERO) });
-        let programs = Programs::open(dir.path(), launcher, objects, Bytes::ZERO).unwrap();
+        let (objects, _told) = runtime.block_on(async { ObjectStore::registered(Bytes::ZERO) });
+        let programs = ProgramStore::open(dir.path(), launcher, objects, Bytes::ZERO).unwrap();
         let put = || {
             let declared = Signature { inputs: Vec::new(), outputs: Vec::new() };
             Arc::new(programs.put(Digest::of(b"program"), declared, b"program").unwrap())

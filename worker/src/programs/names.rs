@@ -18,7 +18,7 @@ const WORDS: usize = (PAGE / 64) as usize;
 
 /// The state of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum NameState {
     /// The name was never assigned to the process.
     NotGiven,
     /// No data was stored under the name.
@@ -31,21 +31,21 @@ pub(super) enum Name {
 
 /// The names of a process.
 #[derive(Debug, Default)]
-pub(super) struct Names(VecDeque<Block>);
+pub(super) struct AssignedNames(VecDeque<NameBlock>);
 
 #[derive(Debug)]
-struct Block {
+struct NameBlock {
     epoch: Epoch,
     first: u64,
-    used: Marked,
-    answered: Marked,
+    used: NameBitmap,
+    answered: NameBitmap,
 }
 
 /// The marked names of a block, with a bit for each name. Pages without marks are absent.
 #[derive(Debug, Default)]
-struct Marked(BTreeMap<u64, Box<[u64; WORDS]>>);
+struct NameBitmap(BTreeMap<u64, Box<[u64; WORDS]>>);
 
-impl Marked {
+impl NameBitmap {
     fn has(&self, place: u64) -> bool {
         let (page, word, bit) = bit(place);
         self.0.get(&page).is_some_and(|page| page[word] & bit != 0)
@@ -57,7 +57,7 @@ impl Marked {
     }
 }
 
-impl Block {
+impl NameBlock {
     fn place(&self, id: &DataId) -> Option<u64> {
         let place = id.counter.checked_sub(self.first)?;
         (id.epoch == self.epoch && place < IDS_PER_BLOCK).then_some(place)
@@ -70,22 +70,27 @@ fn bit(place: u64) -> (u64, usize, u64) {
     (place / PAGE, (place % PAGE / 64) as usize, 1 << (place % 64))
 }
 
-impl Names {
+impl AssignedNames {
     /// Assigns a block of names to the process, from this counter on.
     pub(super) fn give(&mut self, epoch: Epoch, first: u64) {
         if self.0.len() == BLOCKS_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(Block { epoch, first, used: Marked::default(), answered: Marked::default() });
+        self.0.push_back(NameBlock {
+            epoch,
+            first,
+            used: NameBitmap::default(),
+            answered: NameBitmap::default(),
+        });
     }
 
-    pub(super) fn of(&self, id: &DataId) -> Name {
+    pub(super) fn of(&self, id: &DataId) -> NameState {
         let found = self.0.iter().find_map(|block| Some((block, block.place(id)?)));
-        let Some((block, place)) = found else { return Name::NotGiven };
+        let Some((block, place)) = found else { return NameState::NotGiven };
         match () {
-            () if block.answered.has(place) => Name::Answered,
-            () if block.used.has(place) => Name::Used,
-            () => Name::Free,
+            () if block.answered.has(place) => NameState::Answered,
+            () if block.used.has(place) => NameState::Used,
+            () => NameState::Free,
         }
     }
 
@@ -120,30 +125,30 @@ mod tests {
 
     #[test]
     fn only_assigned_names_become_used_and_answered() {
-        let mut names = Names::default();
-        assert_eq!(names.of(&id(1, 7)), Name::NotGiven);
+        let mut names = AssignedNames::default();
+        assert_eq!(names.of(&id(1, 7)), NameState::NotGiven);
         names.give(Epoch(1), 7);
         let last = 7 + IDS_PER_BLOCK - 1;
         for counter in [7, 7 + 63, 7 + 64, 7 + PAGE - 1, 7 + PAGE, last] {
-            assert_eq!(names.of(&id(1, counter)), Name::Free, "{counter}");
+            assert_eq!(names.of(&id(1, counter)), NameState::Free, "{counter}");
             names.uses(&id(1, counter));
-            assert_eq!(names.of(&id(1, counter)), Name::Used, "{counter}");
+            assert_eq!(names.of(&id(1, counter)), NameState::Used, "{counter}");
             names.answers(&id(1, counter));
-            assert_eq!(names.of(&id(1, counter)), Name::Answered, "{counter}");
+            assert_eq!(names.of(&id(1, counter)), NameState::Answered, "{counter}");
         }
-        assert_eq!(names.of(&id(1, 8)), Name::Free);
+        assert_eq!(names.of(&id(1, 8)), NameState::Free);
         for (epoch, counter) in [(2, 7), (1, 6), (1, last + 1)] {
-            assert_eq!(names.of(&id(epoch, counter)), Name::NotGiven, "{epoch} {counter}");
+            assert_eq!(names.of(&id(epoch, counter)), NameState::NotGiven, "{epoch} {counter}");
         }
     }
 
     #[test]
     fn the_oldest_blocks_are_forgotten() {
-        let mut names = Names::default();
+        let mut names = AssignedNames::default();
         for block in 0..=BLOCKS_MAX as u64 {
             names.give(Epoch(1), block * IDS_PER_BLOCK);
         }
-        assert_eq!(names.of(&id(1, 0)), Name::NotGiven);
-        assert_eq!(names.of(&id(1, IDS_PER_BLOCK)), Name::Free);
+        assert_eq!(names.of(&id(1, 0)), NameState::NotGiven);
+        assert_eq!(names.of(&id(1, IDS_PER_BLOCK)), NameState::Free);
     }
 }

@@ -12,16 +12,16 @@ use millrace_types::tensor::{element_count, shape_text};
 use millrace_types::{Bytes, DataId, Dim, Epoch, NodeName, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-use crate::objects::{Contents, Objects, seal};
+use crate::objects::{Contents, ObjectStore, seal};
 use crate::port::Descriptor;
-use crate::request::Mark;
-use crate::service::tensors::{self, Input, Packed};
+use crate::request::OutputRemark;
+use crate::service::tensors::{self, InputTensor, PackedTensors};
 
 /// The checked outputs of a process, packed for the service.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) packed: Packed,
-    pub(super) marks: BTreeMap<String, Mark>,
+pub(super) struct CheckedOutputs {
+    pub(super) packed: PackedTensors,
+    pub(super) marks: BTreeMap<String, OutputRemark>,
 }
 
 /// Checks the requested outputs of an answer. `stored` holds the objects among the outputs that the process
@@ -35,9 +35,9 @@ pub(super) fn read(
     declared: &[TensorSpec],
     wanted: &[String],
     stored: &BTreeSet<DataId>,
-    objects: &Objects,
+    objects: &ObjectStore,
     output_max: Bytes,
-) -> Result<Answered, String> {
+) -> Result<CheckedOutputs, String> {
     let mut came: BTreeMap<String, wire::Tensor> =
         outputs.into_iter().map(|output| (output.name.clone(), output)).collect();
     let mut inputs = Vec::new();
@@ -55,7 +55,7 @@ pub(super) fn read(
                 "output {name:?} is {datatype} of shape {shape:?}, but the function declares {expected} of shape {sizes}"
             ));
         }
-        let mut mark = Mark { object: None, response };
+        let mut mark = OutputRemark { object: None, response };
         let contents = match contents {
             None => return Err(format!("output {name:?} has no contents")),
             Some(tensor::Contents::Inline(data)) => Contents::Inline(data),
@@ -92,9 +92,9 @@ pub(super) fn read(
             ));
         }
         marks.insert(name.clone(), mark);
-        inputs.push(Input { name: name.clone(), datatype, shape, contents });
+        inputs.push(InputTensor { name: name.clone(), datatype, shape, contents });
     }
-    Ok(Answered { packed: tensors::given(inputs), marks })
+    Ok(CheckedOutputs { packed: tensors::given(inputs), marks })
 }
 
 /// Checks and seals memory from a process, so that the process can no longer write, shrink or grow it.
@@ -177,7 +177,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_in_several_outputs_belongs_to_the_first() {
-        let (objects, _told) = Objects::registered(Bytes::mib(1));
+        let (objects, _told) = ObjectStore::registered(Bytes::mib(1));
         let contents = Contents::Inline(vec![7u8; 4].into());
         let id = objects.keep(contents, Duration::from_secs(60)).await.unwrap();
         let outputs = ["c", "b", "a"].map(|name| named(name, &id)).into();

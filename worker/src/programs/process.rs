@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::crew::Place;
-use millrace_proto::frames::{self, Frame, FrameDecoder, Received};
+use millrace_policy::crew::ProcessSlot;
+use millrace_proto::frames::{self, FrameDecoder, ReceivedFrame, SocketFrame};
 use millrace_proto::function as wire;
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::function::to_process::Message as Told;
@@ -25,13 +25,13 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::crew::{Answer, Heard, Message};
-use super::data::{Call, Data, LastCall, invalid};
+use super::crew::{Message, ProcessEvent, ProcessReply};
+use super::data::{LastCall, ProcessCall, ProcessData, invalid};
 use super::launch::PROGRAM_VARIABLE;
-use super::{Program, log};
+use super::{HostedProgram, log};
 use crate::clock::Clock;
-use crate::process_port::connection::{Connection, Unsent, is_lacking};
-use crate::request::Asker;
+use crate::process_port::connection::{OfferError, ProcessConnection, is_out_of_resources};
+use crate::request::TransferRequester;
 use crate::seams::Mailbox;
 
 /// Maximum time from the close of a process's socket to the exit.
@@ -52,7 +52,7 @@ const FUNCTION_VARIABLES: &str = "FUNCTION_";
 /// the processes that the process started.
 pub(super) struct Process {
     pub(super) incarnation: Incarnation,
-    connection: Rc<Connection>,
+    connection: Rc<ProcessConnection>,
     last_call: LastCall,
     clock: Arc<dyn Clock>,
     // A pidfd refers to this process only, even after the process was reaped and its pid reused.
@@ -67,32 +67,32 @@ pub(super) enum StartError {
     #[error("cannot start the process: {0}")]
     Spawn(io::Error),
     #[error("cannot send the greeting to the process: {0}")]
-    Hello(#[from] frames::Error),
+    Hello(#[from] frames::FrameError),
 }
 
 /// The identity of a process.
 #[derive(Debug, Clone)]
-pub(super) struct Name {
+pub(super) struct ProcessName {
     pub(super) function: Rc<str>,
-    pub(super) place: Place,
+    pub(super) place: ProcessSlot,
     pub(super) incarnation: Incarnation,
 }
 
 impl Process {
     /// Starts a process. Its events are posted to `crew`. The end of the process is the last event.
     pub(super) fn start(
-        program: &Arc<Program>,
-        name: Name,
+        program: &Arc<HostedProgram>,
+        name: ProcessName,
         crew: Mailbox<Message>,
     ) -> Result<Self, StartError> {
         let inner = &program.programs.0;
-        let (connection, theirs) = Connection::pair().map_err(StartError::Socket)?;
+        let (connection, theirs) = ProcessConnection::pair().map_err(StartError::Socket)?;
         let connection = Rc::new(connection);
         let last_call = LastCall::default();
-        let watch = Watch {
+        let watch = ProcessWatch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            data: Data::new(inner.objects.clone(), inner.aside.clone(), LastCall::clone(&last_call)),
+            data: ProcessData::new(inner.objects.clone(), inner.aside.clone(), LastCall::clone(&last_call)),
             ready: Cell::new(false),
             last_line: Rc::default(),
             crew,
@@ -146,17 +146,17 @@ impl Process {
     /// Sends a request to the process.
     ///
     /// # Errors
-    /// [`Unsent::Frame`] if the request does not fit into a frame, or if the process does not read;
-    /// [`Unsent::Lacking`] if this machine lacks descriptors or memory: the process has received no part of
+    /// [`OfferError::Frame`] if the request does not fit into a frame, or if the process does not read;
+    /// [`OfferError::OutOfResources`] if this machine lacks descriptors or memory: the process has received no part of
     /// the request.
     pub(super) fn call(
         &self,
         call: wire::Call,
         descriptors: Vec<OwnedFd>,
-        asker: Arc<Asker>,
-    ) -> Result<(), Unsent> {
+        asker: Arc<TransferRequester>,
+    ) -> Result<(), OfferError> {
         let until = self.clock.now() + Duration::from_nanos(call.timeout_ns);
-        *self.last_call.borrow_mut() = Some(Call { until, asker });
+        *self.last_call.borrow_mut() = Some(ProcessCall { until, asker });
         self.connection.offer(frame(Told::Call(call), descriptors)?)
     }
 
@@ -175,22 +175,22 @@ impl Drop for Process {
     }
 }
 
-fn frame(message: Told, descriptors: Vec<OwnedFd>) -> Result<Frame, frames::Error> {
-    Frame::new(&wire::ToProcess { message: Some(message) }, descriptors)
+fn frame(message: Told, descriptors: Vec<OwnedFd>) -> Result<SocketFrame, frames::FrameError> {
+    SocketFrame::new(&wire::ToProcess { message: Some(message) }, descriptors)
 }
 
 /// The task that follows a process from start to end.
-struct Watch {
-    name: Name,
-    connection: Rc<Connection>,
-    data: Data,
+struct ProcessWatch {
+    name: ProcessName,
+    connection: Rc<ProcessConnection>,
+    data: ProcessData,
     ready: Cell<bool>,
     /// The last line that the process wrote.
     last_line: log::LastLine,
     crew: Mailbox<Message>,
 }
 
-impl Watch {
+impl ProcessWatch {
     /// Follows the process, and reports its end as the last event.
     async fn run(self, mut leader: Leader, log: Option<JoinHandle<()>>, mut closing: watch::Receiver<bool>) {
         let mut decoder = FrameDecoder::default();
@@ -205,11 +205,12 @@ impl Watch {
             }
         };
         let end = match end {
-            Ok(()) => self.last_words(&mut decoder),
+            Ok(()) => self.read_last_answers(&mut decoder),
             Err(error) => Err(error),
         };
-        let lacking = end.as_ref().is_err_and(is_lacking);
-        let ended = |status| if lacking { Heard::GivenUp { status } } else { Heard::Exited { status } };
+        let lacking = end.as_ref().is_err_and(is_out_of_resources);
+        let ended =
+            |status| if lacking { ProcessEvent::GivenUp { status } } else { ProcessEvent::Exited { status } };
         let status = match (leader.end(end.is_ok()).await, end) {
             (_, Err(error)) => format!("killed: {error}"),
             (Ok(status), Ok(())) => status.to_string(),
@@ -230,21 +231,21 @@ impl Watch {
         }
     }
 
-    fn post(&self, heard: Heard) {
-        let Name { place, incarnation, .. } = self.name;
+    fn post(&self, heard: ProcessEvent) {
+        let ProcessName { place, incarnation, .. } = self.name;
         self.crew.post(Message::Process { place, incarnation, heard });
     }
 
     async fn follow(&self, decoder: &mut FrameDecoder) -> io::Result<()> {
         while let Some(frame) = self.connection.receive(decoder).await? {
-            self.obey(frame).await?;
+            self.handle_frame(frame).await?;
         }
         Ok(())
     }
 
     /// Handles the answers that had arrived when the process ended. Its requests for data no longer need a
     /// response.
-    fn last_words(&self, decoder: &mut FrameDecoder) -> io::Result<()> {
+    fn read_last_answers(&self, decoder: &mut FrameDecoder) -> io::Result<()> {
         while let Some(frame) = self.connection.receive_now(decoder)? {
             let (said, descriptors) = read(frame)?;
             self.answered(said, descriptors);
@@ -252,10 +253,10 @@ impl Watch {
         Ok(())
     }
 
-    async fn obey(&self, frame: Received) -> io::Result<()> {
+    async fn handle_frame(&self, frame: ReceivedFrame) -> io::Result<()> {
         let (said, mut descriptors) = read(frame)?;
         match said {
-            Said::Ready(ready) => return self.greeted(&ready),
+            Said::Ready(ready) => return self.handle_greeting(&ready),
             _ if !self.ready.get() => {
                 return Err(invalid("the process sent a message before it was ready"));
             }
@@ -273,7 +274,7 @@ impl Watch {
         Ok(())
     }
 
-    fn greeted(&self, ready: &wire::Ready) -> io::Result<()> {
+    fn handle_greeting(&self, ready: &wire::Ready) -> io::Result<()> {
         if ready.protocol_version != FUNCTION_PROTOCOL_VERSION {
             let theirs = ready.protocol_version;
             let build = &ready.build;
@@ -283,7 +284,7 @@ impl Watch {
             return Err(invalid(message));
         }
         self.ready.set(true);
-        self.post(Heard::Ready);
+        self.post(ProcessEvent::Ready);
         Ok(())
     }
 
@@ -292,12 +293,12 @@ impl Watch {
             Said::Return(answer) => {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let stored = self.data.answered(&answer.outputs);
-                (answer.call, Answer::Outputs { outputs: answer.outputs, descriptors, stored })
+                (answer.call, ProcessReply::Outputs { outputs: answer.outputs, descriptors, stored })
             }
-            Said::Fail(fail) => (fail.call, Answer::Failed(fail.message)),
+            Said::Fail(fail) => (fail.call, ProcessReply::Failed(fail.message)),
             _ => return,
         };
-        self.post(Heard::Returned { call, answer });
+        self.post(ProcessEvent::Returned { call, answer });
     }
 
     fn tell(&self, message: Told, descriptors: Vec<OwnedFd>) -> io::Result<()> {
@@ -311,7 +312,7 @@ impl Watch {
 /// Returns the writer's error if this machine lacks descriptors or memory. Other errors count as the end of
 /// the process.
 fn of_the_writer(error: io::Error) -> io::Result<()> {
-    if is_lacking(&error) { Err(error) } else { Ok(()) }
+    if is_out_of_resources(&error) { Err(error) } else { Ok(()) }
 }
 
 /// Waits for the rest of the output, at most [`LOG_GRACE`]: a process that left the group may hold the
@@ -324,7 +325,7 @@ async fn finish(log: Option<JoinHandle<()>>) {
     }
 }
 
-fn read(frame: Received) -> io::Result<(Said, Vec<OwnedFd>)> {
+fn read(frame: ReceivedFrame) -> io::Result<(Said, Vec<OwnedFd>)> {
     let message: wire::FromProcess = frame.decode()?;
     let said = message.message.ok_or_else(|| invalid("a message without content"))?;
     Ok((said, frame.descriptors))

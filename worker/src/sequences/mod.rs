@@ -34,21 +34,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
-use millrace_policy::sequences::{Counts, Refusal};
-use millrace_proto::trace::{self, Past};
+use millrace_policy::sequences::{SequenceRefusal, SequenceTotals};
+use millrace_proto::trace::{self, FinishedSpan};
 use millrace_types::{
     Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId, Timestamp,
 };
 use tokio::sync::{oneshot, watch};
 use tracing::Span;
 
-pub(crate) use self::turn::Turn;
+pub(crate) use self::turn::SequenceTurn;
 
-use self::table::{Given, Released, Table};
-use self::turn::Place;
+use self::table::{Released, Table, TurnGrant};
+use self::turn::SequenceTicket;
 use crate::clock::Clock;
-use crate::host_tier::{Signatures, State};
-use crate::objects::{Claim, Objects};
+use crate::host_tier::{FunctionState, Signatures};
+use crate::objects::{ObjectReservation, ObjectStore};
 
 /// Interval between sweeps for idle sequences and lost state. A request notices at once that its
 /// own sequence is idle or lost.
@@ -60,11 +60,11 @@ const BEFORE_MAX: usize = 4096;
 
 /// The sequences of a worker's functions. Clones share the sequences.
 #[derive(Clone)]
-pub(crate) struct Sequences(Arc<Inner>);
+pub(crate) struct SequenceManager(Arc<Inner>);
 
 struct Inner {
     signatures: watch::Receiver<Arc<Signatures>>,
-    objects: Objects,
+    objects: ObjectStore,
     clock: Arc<dyn Clock>,
     tables: Mutex<Tables>,
 }
@@ -82,7 +82,7 @@ struct Tables {
 /// The counts of a function's removed revisions.
 #[derive(Default)]
 struct Before {
-    tally: Tally,
+    tally: SequenceTally,
     /// Number of requests at the removal of the last revision.
     went: u64,
 }
@@ -129,10 +129,10 @@ impl Tables {
     /// Adds the counts of ended tables to their functions. Their live sequences count as lost.
     fn end(&mut self, over: Over) -> Over {
         for (revision, table) in &over {
-            let Counts { idle, lost } = table.counts();
-            let ended = Counts { idle, lost: lost + table.live() as u64 };
+            let SequenceTotals { idle, lost } = table.counts();
+            let ended = SequenceTotals { idle, lost: lost + table.live() as u64 };
             let before = self.before.entry(revision.function.clone()).or_default();
-            before.tally = before.tally.plus(Tally { live: 0, ended });
+            before.tally = before.tally.plus(SequenceTally { live: 0, ended });
             before.went = self.requests;
         }
         over
@@ -140,12 +140,12 @@ impl Tables {
 
     /// Returns a request's table if it still exists. A later table of the same revision is not
     /// returned.
-    fn of(&mut self, place: &Place) -> Option<&mut Table> {
+    fn of(&mut self, place: &SequenceTicket) -> Option<&mut Table> {
         self.revisions.get_mut(&place.revision).filter(|table| table.first == place.first)
     }
 }
 
-impl fmt::Debug for Sequences {
+impl fmt::Debug for SequenceManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sequences").field("tallies", &self.tallies()).finish_non_exhaustive()
     }
@@ -153,25 +153,27 @@ impl fmt::Debug for Sequences {
 
 /// The counts of a function's sequences.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct SequenceTally {
     /// Number of live sequences.
     pub(crate) live: u64,
     /// Number of ended sequences, by reason.
-    pub(crate) ended: Counts,
+    pub(crate) ended: SequenceTotals,
 }
 
-impl Tally {
+impl SequenceTally {
     pub(crate) fn plus(self, other: Self) -> Self {
-        let ended =
-            Counts { idle: self.ended.idle + other.ended.idle, lost: self.ended.lost + other.ended.lost };
+        let ended = SequenceTotals {
+            idle: self.ended.idle + other.ended.idle,
+            lost: self.ended.lost + other.ended.lost,
+        };
         Self { live: self.live + other.live, ended }
     }
 }
 
-impl Sequences {
+impl SequenceManager {
     /// Returns an empty set of sequences, for the functions that keep state according to
     /// `signatures`. State is stored among `objects`.
-    pub(crate) fn new(signatures: watch::Receiver<Arc<Signatures>>, objects: Objects) -> Self {
+    pub(crate) fn new(signatures: watch::Receiver<Arc<Signatures>>, objects: ObjectStore) -> Self {
         let clock = Arc::clone(objects.clock());
         Self(Arc::new(Inner { signatures, objects, clock, tables: Mutex::default() }))
     }
@@ -189,17 +191,22 @@ impl Sequences {
     pub(crate) async fn turn(
         &self,
         revision: &RevisionKey,
-        state: &State,
+        state: &FunctionState,
         asked: InSequence,
         timeout: Duration,
-    ) -> Result<Turn, Failure> {
+    ) -> Result<SequenceTurn, Failure> {
         let id = asked.id.clone();
         let ends = asked.end;
         let came = self.0.clock.now();
         let (place, turn) = self.arrive(revision, state, asked);
         let given = tokio::time::timeout(self.0.clock.sleep_for(timeout), turn).await;
         let waited = self.0.clock.now().since(came);
-        trace::tell(&Span::current(), "turn", Past { ago: Duration::ZERO, took: waited }, Vec::new);
+        trace::record_finished(
+            &Span::current(),
+            "turn",
+            FinishedSpan { ago: Duration::ZERO, took: waited },
+            Vec::new,
+        );
         let given = match given {
             Ok(Ok(Ok(given))) => given,
             Ok(Ok(Err(why))) => return Err(refused(why, revision, &id, state)),
@@ -218,11 +225,11 @@ impl Sequences {
         // A request that ends its sequence leaves no state, so the request runs even if memory is
         // full, and frees memory.
         let claim = if ends { None } else { Some(self.claim(revision, state)?) };
-        Turn::new(place, id, came, waited, given, Arc::clone(&state.tensors), claim)
+        SequenceTurn::new(place, id, came, waited, given, Arc::clone(&state.tensors), claim)
     }
 
     /// Reserves memory for another state.
-    fn claim(&self, revision: &RevisionKey, state: &State) -> Result<Claim, Failure> {
+    fn claim(&self, revision: &RevisionKey, state: &FunctionState) -> Result<ObjectReservation, Failure> {
         let bytes = Bytes(state.tensors.iter().map(|tensor| tensor.bytes as u64).sum());
         self.0.objects.claim(bytes, state.tensors.len() as u64).ok_or_else(|| {
             let message = format!(
@@ -236,9 +243,9 @@ impl Sequences {
     fn arrive(
         &self,
         revision: &RevisionKey,
-        state: &State,
+        state: &FunctionState,
         asked: InSequence,
-    ) -> (Place, oneshot::Receiver<Result<Given, Refusal>>) {
+    ) -> (SequenceTicket, oneshot::Receiver<Result<TurnGrant, SequenceRefusal>>) {
         let (told, turn) = oneshot::channel();
         let now = self.0.clock.now();
         let mut tables = self.tables();
@@ -250,11 +257,11 @@ impl Sequences {
         let released = table.arrive(now, key, asked, told);
         drop(tables);
         drop((over, released));
-        (Place { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
+        (SequenceTicket { sequences: self.clone(), revision: revision.clone(), first, key }, turn)
     }
 
     /// Changes a request's table, if the table still exists.
-    fn change(&self, place: &Place, change: impl FnOnce(&mut Table, Timestamp) -> Released) {
+    fn change(&self, place: &SequenceTicket, change: impl FnOnce(&mut Table, Timestamp) -> Released) {
         let now = self.0.clock.now();
         let mut tables = self.tables();
         let released = tables.of(place).map(|table| change(table, now));
@@ -291,15 +298,15 @@ impl Sequences {
     }
 
     /// Returns the counts of each function that keeps or kept state.
-    pub(crate) fn tallies(&self) -> BTreeMap<FunctionKey, Tally> {
+    pub(crate) fn tallies(&self) -> BTreeMap<FunctionKey, SequenceTally> {
         let served = Arc::clone(&self.0.signatures.borrow());
         let keeping = served.iter().filter(|(_, signature)| signature.state.is_some());
-        let mut tallies: BTreeMap<_, Tally> =
-            keeping.map(|(revision, _)| (revision.function.clone(), Tally::default())).collect();
+        let mut tallies: BTreeMap<_, SequenceTally> =
+            keeping.map(|(revision, _)| (revision.function.clone(), SequenceTally::default())).collect();
         let tables = self.tables();
         let before = tables.before.iter().map(|(function, before)| (function, before.tally));
         let now = tables.revisions.iter().map(|(revision, table)| {
-            let tally = Tally { live: table.live() as u64, ended: table.counts() };
+            let tally = SequenceTally { live: table.live() as u64, ended: table.counts() };
             (&revision.function, tally)
         });
         for (function, tally) in before.chain(now) {
@@ -318,10 +325,10 @@ fn lost(id: &SequenceId) -> Failure {
     Failure::new(Reason::SequenceNotFound, message)
 }
 
-fn refused(why: Refusal, revision: &RevisionKey, id: &SequenceId, state: &State) -> Failure {
+fn refused(why: SequenceRefusal, revision: &RevisionKey, id: &SequenceId, state: &FunctionState) -> Failure {
     match why {
-        Refusal::Lost => lost(id),
-        Refusal::Unknown => {
+        SequenceRefusal::Lost => lost(id),
+        SequenceRefusal::Unknown => {
             let message = format!(
                 "{revision} has no sequence {id} on this worker: it never began, ended, was idle for {:?}, or \
                  lost its state when the function moved to another worker or revision; start it again with \
@@ -330,7 +337,7 @@ fn refused(why: Refusal, revision: &RevisionKey, id: &SequenceId, state: &State)
             );
             Failure::new(Reason::SequenceNotFound, message)
         }
-        Refusal::TableFull => {
+        SequenceRefusal::TableFull => {
             let message = format!(
                 "{revision} has reached its limit of {} sequences (sequences.max): end some with \
                  sequence_end, or wait until one was idle for {:?}",
@@ -338,7 +345,7 @@ fn refused(why: Refusal, revision: &RevisionKey, id: &SequenceId, state: &State)
             );
             Failure::new(Reason::QueueFull, message)
         }
-        Refusal::QueueFull => {
+        SequenceRefusal::QueueFull => {
             let message = format!(
                 "{} requests of sequence {id} of {revision} wait already: send the next when one is answered",
                 millrace_policy::sequences::WAITING_MAX

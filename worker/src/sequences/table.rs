@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use millrace_policy::core::Core as _;
 use millrace_policy::ids::{RequestKey, StateId};
-use millrace_policy::sequences::{Action, Counts, Event, Refusal, Sequences};
+use millrace_policy::sequences::{Action, Event, SequenceRefusal, SequenceTable, SequenceTotals};
 use millrace_types::{InSequence, Timestamp};
 use tokio::sync::oneshot;
 
-use crate::host_tier::State;
-use crate::objects::{Claim, Contents};
+use crate::host_tier::FunctionState;
+use crate::objects::{Contents, ObjectReservation};
 
 /// Stored state: its tensors in order, and their reservation.
-pub(super) struct Held {
+pub(super) struct SequenceState {
     pub(super) tensors: Vec<Contents>,
-    pub(super) claim: Claim,
+    pub(super) claim: ObjectReservation,
 }
 
 /// Tensors of state that no request reads again. The drop happens without a lock, because the last
@@ -24,7 +24,7 @@ pub(super) type Released = Vec<Contents>;
 
 /// The state that a request reads and writes in its turn.
 #[derive(Debug)]
-pub(super) struct Given {
+pub(super) struct TurnGrant {
     /// State to read; `None`: zeros.
     pub(super) reads: Option<Vec<Contents>>,
     /// Id under which the new state is stored.
@@ -32,20 +32,20 @@ pub(super) struct Given {
 }
 
 /// Sender that ends a request's wait for its turn.
-type Told = oneshot::Sender<Result<Given, Refusal>>;
+type TurnSender = oneshot::Sender<Result<TurnGrant, SequenceRefusal>>;
 
 pub(super) struct Table {
     /// The request for which the table was made. No other table has this request, so the request
     /// identifies the table.
     pub(super) first: RequestKey,
-    core: Sequences,
-    held: BTreeMap<StateId, Held>,
-    waiting: BTreeMap<RequestKey, Told>,
+    core: SequenceTable,
+    held: BTreeMap<StateId, SequenceState>,
+    waiting: BTreeMap<RequestKey, TurnSender>,
 }
 
 impl Table {
-    pub(super) fn new(state: &State, first: RequestKey) -> Self {
-        let core = Sequences::new(state.max as usize, state.idle);
+    pub(super) fn new(state: &FunctionState, first: RequestKey) -> Self {
+        let core = SequenceTable::new(state.max as usize, state.idle);
         Self { first, core, held: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
@@ -56,7 +56,7 @@ impl Table {
         now: Timestamp,
         key: RequestKey,
         place: InSequence,
-        told: Told,
+        told: TurnSender,
     ) -> Released {
         self.waiting.insert(key, told);
         self.tell(now, Event::Arrive { key, place })
@@ -67,7 +67,7 @@ impl Table {
         &mut self,
         now: Timestamp,
         key: RequestKey,
-        wrote: Option<(StateId, Held)>,
+        wrote: Option<(StateId, SequenceState)>,
     ) -> Released {
         self.held.extend(wrote);
         self.tell(now, Event::Succeeded { key })
@@ -86,11 +86,11 @@ impl Table {
                 Action::Run { key, reads, writes } => {
                     // The core releases no state that is still to be read.
                     let reads = reads.map(|id| self.held[&id].tensors.clone());
-                    self.answer(key, Ok(Given { reads, writes }));
+                    self.answer(key, Ok(TurnGrant { reads, writes }));
                 }
                 Action::Refuse { key, why } => self.answer(key, Err(why)),
                 Action::Release { state } => {
-                    let Some(Held { tensors, claim }) = self.held.remove(&state) else { continue };
+                    let Some(SequenceState { tensors, claim }) = self.held.remove(&state) else { continue };
                     // Release the reservation at once: the next request reserves memory when its
                     // turn begins.
                     drop(claim);
@@ -102,7 +102,7 @@ impl Table {
     }
 
     /// Answers a waiting request. A request that has given up needs no answer.
-    fn answer(&mut self, key: RequestKey, answer: Result<Given, Refusal>) {
+    fn answer(&mut self, key: RequestKey, answer: Result<TurnGrant, SequenceRefusal>) {
         if let Some(told) = self.waiting.remove(&key) {
             drop(told.send(answer));
         }
@@ -111,8 +111,9 @@ impl Table {
     /// Ends idle sequences, and sequences that lost their state.
     pub(super) fn sweep(&mut self, now: Timestamp) -> Released {
         let mut released = self.tell(now, Event::Tick);
-        let is_lost =
-            |(id, held): (&StateId, &Held)| held.tensors.iter().any(Contents::is_lost).then_some(*id);
+        let is_lost = |(id, held): (&StateId, &SequenceState)| {
+            held.tensors.iter().any(Contents::is_lost).then_some(*id)
+        };
         let lost: Vec<_> = self.held.iter().filter_map(is_lost).collect();
         for state in lost {
             released.extend(self.tell(now, Event::StateLost { state }));
@@ -124,7 +125,7 @@ impl Table {
         self.core.live()
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> SequenceTotals {
         self.core.counts()
     }
 }

@@ -8,10 +8,10 @@ use millrace_types::{
 };
 
 use super::*;
-use crate::host_tier::{Reader, Signature};
-use crate::objects::{Contents, Kept, Part, Place};
-use crate::seams::heard;
-use crate::service::tensors::Input;
+use crate::host_tier::{FunctionSignature, InputReader};
+use crate::objects::{Contents, HandleLocation, ObjectHandle, ObjectRange};
+use crate::seams::spawn_forwarder;
+use crate::service::tensors::InputTensor;
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Size of one state.
@@ -23,30 +23,30 @@ fn revision() -> RevisionKey {
     RevisionKey { function, revision: Revision::FIRST }
 }
 
-fn state(idle: Duration) -> State {
+fn state(idle: Duration) -> FunctionState {
     let shape = vec![Dim::Fixed(4)];
     let input = TensorSpec { name: "h_in".into(), datatype: DataType::Fp32, shape };
     let tensor = StateTensor { input, output: "h_out".into(), bytes: BYTES as usize };
-    State { tensors: [tensor].into(), idle, max: 4 }
+    FunctionState { tensors: [tensor].into(), idle, max: 4 }
 }
 
-fn signatures(state: State) -> Signatures {
-    let signature = Signature {
+fn signatures(state: FunctionState) -> Signatures {
+    let signature = FunctionSignature {
         digest: Digest::of(b"counter"),
         inputs: Vec::new(),
         outputs: Vec::new(),
-        reader: Reader::Gpu,
+        reader: InputReader::Gpu,
         state: Some(state),
     };
     [(revision(), Arc::new(signature))].into()
 }
 
 /// Returns the sequences of one function, with memory for `states` states.
-fn sequences(idle: Duration, states: u64) -> (Sequences, State) {
+fn sequences(idle: Duration, states: u64) -> (SequenceManager, FunctionState) {
     let state = state(idle);
     let told = watch::Sender::new(Arc::new(signatures(state.clone()))).subscribe();
-    let (objects, _told) = Objects::registered(Bytes(states * BYTES));
-    (Sequences::new(told, objects), state)
+    let (objects, _told) = ObjectStore::registered(Bytes(states * BYTES));
+    (SequenceManager::new(told, objects), state)
 }
 
 fn asked(sequence: u64, start: bool) -> InSequence {
@@ -55,39 +55,39 @@ fn asked(sequence: u64, start: bool) -> InSequence {
 }
 
 /// Returns an output of a run.
-fn output(name: &str, byte: u8) -> Input {
+fn output(name: &str, byte: u8) -> InputTensor {
     let contents = Contents::Inline(vec![byte; BYTES as usize].into());
-    Input { name: name.into(), datatype: "FP32".into(), shape: vec![4], contents }
+    InputTensor { name: name.into(), datatype: "FP32".into(), shape: vec![4], contents }
 }
 
 /// Returns the state that a turn reads.
-fn reads(turn: &Turn) -> Vec<u8> {
+fn reads(turn: &SequenceTurn) -> Vec<u8> {
     let inputs = turn.inputs();
-    let [Input { name, shape, contents: Contents::Inline(data), .. }] = &inputs[..] else {
+    let [InputTensor { name, shape, contents: Contents::Inline(data), .. }] = &inputs[..] else {
         panic!("{inputs:?}")
     };
     assert_eq!((name.as_str(), shape.as_slice()), ("h_in", &[4_i64][..]));
     data.to_vec()
 }
 
-impl Sequences {
-    async fn next(&self, state: &State, sequence: u64, start: bool) -> Turn {
+impl SequenceManager {
+    async fn next(&self, state: &FunctionState, sequence: u64, start: bool) -> SequenceTurn {
         let turn = self.turn(&revision(), state, asked(sequence, start), MINUTE).await;
         turn.unwrap_or_else(|failure| panic!("{failure:?}"))
     }
 
-    async fn refused(&self, state: &State, sequence: u64, start: bool, timeout: Duration) -> Failure {
+    async fn refused(&self, state: &FunctionState, sequence: u64, start: bool, timeout: Duration) -> Failure {
         let turn = self.turn(&revision(), state, asked(sequence, start), timeout).await;
         turn.err().expect("a refusal")
     }
 
-    fn tally(&self) -> Tally {
+    fn tally(&self) -> SequenceTally {
         self.tallies()[&revision().function]
     }
 }
 
 /// Ends a turn as a run that wrote `byte` as its state.
-fn write(mut turn: Turn, byte: u8) {
+fn write(mut turn: SequenceTurn, byte: u8) {
     assert!(turn.take(output("h_out", byte)).unwrap().is_none());
     assert!(turn.take(output("y", 0)).unwrap().is_some(), "an output that is not state is the client's");
     turn.succeed().unwrap();
@@ -157,7 +157,7 @@ async fn a_sequence_can_be_ended_without_memory_for_another_state() {
 
 /// A waker that records whether a state could be reserved at each wake.
 struct Room {
-    objects: Objects,
+    objects: ObjectStore,
     found: Mutex<Vec<bool>>,
 }
 
@@ -170,7 +170,7 @@ impl Wake for Room {
 
 #[tokio::test]
 async fn a_woken_turn_finds_the_memory_of_the_ended_turn_released() {
-    let ends: [(fn(Turn), bool); 3] =
+    let ends: [(fn(SequenceTurn), bool); 3] =
         [(|turn| write(turn, 2), false), (drop, false), (|turn| drop(turn.lost()), true)];
     for (end, start) in ends {
         let (sequences, state) = sequences(MINUTE, 2);
@@ -191,16 +191,16 @@ async fn idle_sequences_end_and_lost_sequences_are_refused() {
     let (sequences, state) = sequences(Duration::from_nanos(1), 8);
     write(sequences.next(&state, 7, true).await, 1);
     sequences.sweep_once(&signatures(state.clone()));
-    let idle = Counts { idle: 1, lost: 0 };
-    assert_eq!(sequences.tally(), Tally { live: 0, ended: idle });
+    let idle = SequenceTotals { idle: 1, lost: 0 };
+    assert_eq!(sequences.tally(), SequenceTally { live: 0, ended: idle });
 
     let (sequences, state) = self::sequences(MINUTE, 8);
     write(sequences.next(&state, 7, true).await, 1);
     let failure = sequences.next(&state, 7, false).await.lost();
     assert_eq!((failure.reason, failure.retryable), (Reason::SequenceNotFound, false));
     assert_eq!(sequences.refused(&state, 7, false, MINUTE).await, failure);
-    let lost = Counts { idle: 0, lost: 1 };
-    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    let lost = SequenceTotals { idle: 0, lost: 1 };
+    assert_eq!(sequences.tally(), SequenceTally { live: 0, ended: lost });
     assert_eq!(reads(&sequences.next(&state, 7, true).await), [0; 16]);
 }
 
@@ -209,23 +209,23 @@ async fn idle_sequences_end_and_lost_sequences_are_refused() {
 fn a_sequence_ends_if_its_state_is_lost_and_continues_if_a_copy_failed() {
     actix::System::new().block_on(async {
         let (sequences, state) = sequences(MINUTE, 8);
-        let (home, _told) = heard();
-        let object = Arc::new(Kept::new(GpuIndex(0), ObjectKey(1), BYTES, home));
-        object.moves_to(Place::Gpu(Incarnation(1)));
-        let part = Part { object: Arc::clone(&object), offset: 0, bytes: BYTES };
+        let (home, _told) = spawn_forwarder();
+        let object = Arc::new(ObjectHandle::new(GpuIndex(0), ObjectKey(1), BYTES, home));
+        object.moves_to(HandleLocation::Gpu(Incarnation(1)));
+        let part = ObjectRange { object: Arc::clone(&object), offset: 0, bytes: BYTES };
         let contents = Contents::Kept(part);
         let mut first = sequences.next(&state, 7, true).await;
-        assert!(first.take(Input { contents, ..output("h_out", 0) }).unwrap().is_none());
+        assert!(first.take(InputTensor { contents, ..output("h_out", 0) }).unwrap().is_none());
         first.succeed().unwrap();
 
         let failure = sequences.next(&state, 7, false).await.unread();
         assert_eq!((failure.reason, failure.retryable), (Reason::AttemptsExhausted, true), "{failure:?}");
-        assert_eq!(sequences.tally(), Tally { live: 1, ended: Counts::default() });
+        assert_eq!(sequences.tally(), SequenceTally { live: 1, ended: SequenceTotals::default() });
 
         let turn = sequences.next(&state, 7, false).await;
-        object.moves_to(Place::Lost);
+        object.moves_to(HandleLocation::Lost);
         assert_eq!(turn.unread().reason, Reason::SequenceNotFound);
-        assert_eq!(sequences.tally(), Tally { live: 0, ended: Counts { idle: 0, lost: 1 } });
+        assert_eq!(sequences.tally(), SequenceTally { live: 0, ended: SequenceTotals { idle: 0, lost: 1 } });
     });
 }
 
@@ -241,8 +241,8 @@ async fn sequences_end_with_their_function_and_their_counts_stay() {
     assert_eq!(waiting.await.reason, Reason::FunctionNotReady);
     // The running request is still answered, and its sequence has ended.
     write(running, 2);
-    let lost = Counts { idle: 0, lost: 2 };
-    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    let lost = SequenceTotals { idle: 0, lost: 2 };
+    assert_eq!(sequences.tally(), SequenceTally { live: 0, ended: lost });
 }
 
 /// The functions may have been served elsewhere meanwhile, and other sequences may have used the
@@ -254,8 +254,8 @@ async fn a_worker_that_registers_again_has_no_sequences() {
     let running = sequences.next(&state, 8, true).await;
     let over = sequences.tables().registered(Some(Epoch(2)));
     drop(over);
-    let lost = Counts { idle: 0, lost: 2 };
-    assert_eq!(sequences.tally(), Tally { live: 0, ended: lost });
+    let lost = SequenceTotals { idle: 0, lost: 2 };
+    assert_eq!(sequences.tally(), SequenceTally { live: 0, ended: lost });
     let other = sequences.next(&state, 9, true).await;
     write(running, 5);
     write(other, 2);

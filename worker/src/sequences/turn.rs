@@ -11,40 +11,40 @@ use millrace_policy::sequences::Event;
 use millrace_types::sequences::StateTensor;
 use millrace_types::{Failure, Reason, RevisionKey, SequenceId, Timestamp};
 
-use super::table::{Given, Held};
-use super::{Sequences, lost};
-use crate::objects::{Claim, Contents, memory};
-use crate::service::tensors::{INLINE_BYTES_MAX, Input, UnpackError};
+use super::table::{SequenceState, TurnGrant};
+use super::{SequenceManager, lost};
+use crate::objects::{Contents, ObjectReservation, memory};
+use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor, UnpackError};
 
 /// A request's ticket in its sequence. Dropping the ticket cancels the request. State that it wrote
 /// is discarded unless the request succeeded before.
-pub(super) struct Place {
-    pub(super) sequences: Sequences,
+pub(super) struct SequenceTicket {
+    pub(super) sequences: SequenceManager,
     pub(super) revision: RevisionKey,
     /// The first request of the ticket's table.
     pub(super) first: RequestKey,
     pub(super) key: RequestKey,
 }
 
-impl Place {
+impl SequenceTicket {
     fn tell(&self, event: Event) {
         self.sequences.change(self, |table, now| table.tell(now, event));
     }
 }
 
-impl Drop for Place {
+impl Drop for SequenceTicket {
     fn drop(&mut self) {
         self.tell(Event::Failed { key: self.key });
     }
 }
 
 /// A request that may run. Dropping the turn leaves the state unchanged.
-pub(crate) struct Turn {
+pub(crate) struct SequenceTurn {
     /// Reservation for the written state; `None` if the request ends its sequence and writes none.
     /// Declared, and thus dropped, before the place, because that lets the next request reserve
     /// memory.
-    claim: Option<Claim>,
-    place: Place,
+    claim: Option<ObjectReservation>,
+    place: SequenceTicket,
     id: SequenceId,
     came: Timestamp,
     waited: Duration,
@@ -55,15 +55,15 @@ pub(crate) struct Turn {
     writes: StateId,
 }
 
-impl Turn {
+impl SequenceTurn {
     pub(super) fn new(
-        place: Place,
+        place: SequenceTicket,
         id: SequenceId,
         came: Timestamp,
         waited: Duration,
-        Given { reads, writes }: Given,
+        TurnGrant { reads, writes }: TurnGrant,
         tensors: Arc<[StateTensor]>,
-        claim: Option<Claim>,
+        claim: Option<ObjectReservation>,
     ) -> Result<Self, Failure> {
         let reads = match reads {
             Some(reads) => reads,
@@ -79,8 +79,8 @@ impl Turn {
     }
 
     /// Returns the state as inputs of the run.
-    pub(crate) fn inputs(&self) -> Vec<Input> {
-        let input = |(StateTensor { input, .. }, contents): (&StateTensor, &Contents)| Input {
+    pub(crate) fn inputs(&self) -> Vec<InputTensor> {
+        let input = |(StateTensor { input, .. }, contents): (&StateTensor, &Contents)| InputTensor {
             name: input.name.clone(),
             datatype: input.datatype.to_string(),
             shape: input.wire_shape(),
@@ -116,7 +116,7 @@ impl Turn {
     ///
     /// # Errors
     /// [`UnpackError::Lost`] if the output was lost with its GPU's executor.
-    pub(crate) fn take(&mut self, output: Input) -> Result<Option<Input>, UnpackError> {
+    pub(crate) fn take(&mut self, output: InputTensor) -> Result<Option<InputTensor>, UnpackError> {
         let Some(place) = self.tensors.iter().position(|tensor| tensor.output == output.name) else {
             return Ok(Some(output));
         };
@@ -145,7 +145,7 @@ impl Turn {
             })
         });
         let wrote = match claim {
-            Some(claim) => Some((writes, Held { tensors: given.collect::<Result<_, _>>()?, claim })),
+            Some(claim) => Some((writes, SequenceState { tensors: given.collect::<Result<_, _>>()?, claim })),
             None => None,
         };
         place.sequences.change(&place, |table, now| table.succeeded(now, place.key, wrote));

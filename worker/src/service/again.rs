@@ -7,26 +7,26 @@
 use std::time::Duration;
 
 use crate::handle::NodeHandle;
-use crate::request::Invocation;
+use crate::request::Attempt;
 
 /// A copy of a running request, from which the request can be run again.
-pub(super) struct Again(Invocation);
+pub(super) struct RerunCopy(Attempt);
 
-impl Again {
+impl RerunCopy {
     /// Copies a request if its outputs may stay on a GPU and the request may run twice.
-    pub(super) fn of(invocation: &Invocation, node: &NodeHandle) -> Option<Self> {
-        let may = !invocation.on_gpus.keep.is_empty() && node.may_run_twice(&invocation.revision);
+    pub(super) fn of(invocation: &Attempt, node: &NodeHandle) -> Option<Self> {
+        let may = !invocation.on_gpus.keep.is_empty() && node.is_idempotent(&invocation.revision);
         may.then(|| Self(invocation.clone()))
     }
 
     /// Returns the request for its next run, after `attempts` starts and the time `took`. Returns
     /// `None` if no attempt or no time is left.
-    pub(super) fn after(self, attempts: u32, took: Duration) -> Option<Invocation> {
+    pub(super) fn after(self, attempts: u32, took: Duration) -> Option<Attempt> {
         let attempts_left = self.0.attempts_left.saturating_sub(attempts);
         let timeout = self.0.timeout.saturating_sub(took);
         let left = attempts_left > 0 && !timeout.is_zero();
         let objective = self.0.objective.map(|objective| objective.saturating_sub(took));
-        left.then_some(Invocation {
+        left.then_some(Attempt {
             attempts_left,
             timeout,
             objective,
@@ -49,7 +49,7 @@ mod tests {
     fn a_repeated_request_has_the_remaining_attempts_and_time() {
         let millis = Duration::from_millis;
         let name = FunctionName::new("f").unwrap();
-        let invocation = Invocation {
+        let invocation = Attempt {
             request_id: RequestId::new("request-1").unwrap(),
             attempts_left: 3,
             revision: RevisionKey {
@@ -68,7 +68,7 @@ mod tests {
             behind: millis(8),
             counted: false,
         };
-        let again = |attempts, took| Again(invocation.clone()).after(attempts, millis(took));
+        let again = |attempts, took| RerunCopy(invocation.clone()).after(attempts, millis(took));
         let next = again(1, 30).unwrap();
         assert_eq!((next.attempts_left, next.timeout, next.objective), (2, millis(70), Some(millis(20))));
         assert!(next.counted && (next.cold + next.behind).is_zero());

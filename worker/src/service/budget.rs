@@ -6,12 +6,12 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// A budget of bytes, counted in whole KiB.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ServiceByteBudget {
     kib: Semaphore,
     size: Bytes,
 }
 
-impl Budget {
+impl ServiceByteBudget {
     pub(super) fn new(size: Bytes) -> Self {
         let kib = usize::try_from(size.get() >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self { kib: Semaphore::new(kib), size }
@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn a_dropped_request_returns_its_bytes_to_the_budget() {
-        let budget = Budget::new(Bytes(4096));
+        let budget = ServiceByteBudget::new(Bytes(4096));
         let first = budget.take(3000).unwrap();
         assert_eq!(budget.take(1500).unwrap_err().reason, Reason::ByteBudgetExceeded);
         drop(first);

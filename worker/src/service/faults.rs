@@ -10,7 +10,7 @@ use super::WorkerService;
 
 /// Whether faults may be injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Faults {
+pub enum InjectedFaults {
     /// Fault requests are refused.
     Refuse,
     /// Fault requests are passed on to the executors, for tests.
@@ -19,7 +19,7 @@ pub enum Faults {
 
 impl WorkerService {
     pub(super) async fn inject(&self, request: wire::InjectFaultRequest) -> Result<(), Failure> {
-        if self.faults == Faults::Refuse {
+        if self.faults == InjectedFaults::Refuse {
             let message = "faults are not allowed here: start the worker with --allow-faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }

@@ -5,38 +5,38 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::trace::{self, Past};
+use millrace_proto::trace::{self, FinishedSpan};
 use millrace_proto::{convert, worker as wire};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
 
 use crate::actors::fetch_attributes;
-use crate::host_tier::Reader;
-use crate::objects::{self, GatherError, Gathered};
-use crate::request::{Asker, Brought, Completion, Invocation, OnGpus, Split};
-use crate::sequences::Turn;
+use crate::host_tier::InputReader;
+use crate::objects::{self, GatherError, GatheredInputs};
+use crate::request::{Attempt, AttemptOutcome, AttemptTimes, InputTransfer, OnGpus, TransferRequester};
+use crate::sequences::SequenceTurn;
 
-use super::again::Again;
+use super::again::RerunCopy;
 use super::{WorkerService, tensors};
 
 impl WorkerService {
     /// Runs a request and builds its response. Repeats both if the outputs are lost in between
-    /// ([`Again`]).
+    /// ([`RerunCopy`]).
     pub(crate) async fn answered(
         &self,
-        mut invocation: Invocation,
-        gathered: Gathered,
+        mut invocation: Attempt,
+        gathered: GatheredInputs,
         hold: Option<wire::Hold>,
-        mut turn: Option<&mut Turn>,
+        mut turn: Option<&mut SequenceTurn>,
     ) -> Result<wire::InvokeResponse, Failure> {
         let mut before = 0;
         loop {
-            let again = Again::of(&invocation, &self.node);
+            let again = RerunCopy::of(&invocation, &self.node);
             let completion = match self.node.invoke(invocation).await {
                 // Without a sequence, the lost data are inputs, which the response names. In a
                 // sequence, the lost data are the state.
                 Err(failure) if failure.reason == Reason::DataLost && turn.is_none() => {
-                    let ids = |gone: &dyn Fn(&Arc<objects::Kept>) -> bool| {
+                    let ids = |gone: &dyn Fn(&Arc<objects::ObjectHandle>) -> bool| {
                         let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
                         gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
                     };
@@ -49,7 +49,7 @@ impl WorkerService {
                 completion => completion?,
             };
             let mut fetched = gathered.fetched.clone();
-            for Brought { input, method, bytes, took } in &completion.brought {
+            for InputTransfer { input, method, bytes, took } in &completion.brought {
                 self.objects.count(*method, *bytes);
                 fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
@@ -78,9 +78,9 @@ impl WorkerService {
         request: wire::InvokeRequest,
         came: Option<Timestamp>,
         revision: RevisionKey,
-        reader: Reader,
-        state: Vec<tensors::Input>,
-    ) -> Result<(Invocation, Gathered), GatherError> {
+        reader: InputReader,
+        state: Vec<tensors::InputTensor>,
+    ) -> Result<(Attempt, GatheredInputs), GatherError> {
         let request_id = RequestId::new(&request.request_id)
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
         let timeout = timeout_of(&request)?;
@@ -95,7 +95,7 @@ impl WorkerService {
         tell_fetches(&gathered.fetched);
         gathered.inputs.extend(state);
         let packed = tensors::pack(std::mem::take(&mut gathered.inputs))?;
-        let invocation = Invocation {
+        let invocation = Attempt {
             request_id,
             attempts_left: request.attempts_left,
             revision,
@@ -118,12 +118,12 @@ impl WorkerService {
     /// outputs are answered with their bytes.
     async fn response(
         &self,
-        completion: Completion,
+        completion: AttemptOutcome,
         hold: Option<wire::Hold>,
-        asker: &Arc<Asker>,
-        mut turn: Option<&mut Turn>,
+        asker: &Arc<TransferRequester>,
+        mut turn: Option<&mut SequenceTurn>,
     ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
-        let Completion { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
+        let AttemptOutcome { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
             completion;
         let taken = tensors::take(outputs, &descriptors, &kept, share)?;
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
@@ -177,16 +177,16 @@ impl WorkerService {
     /// small enough to travel inline, or does not fit.
     async fn hold(
         &self,
-        output: tensors::Input,
+        output: tensors::InputTensor,
         hold: &wire::Hold,
         object: Option<&DataId>,
-    ) -> Result<wire::InferTensor, tensors::Input> {
+    ) -> Result<wire::InferTensor, tensors::InputTensor> {
         let bytes = output.contents.len();
         if bytes <= tensors::INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
             return Err(output);
         }
         let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
-        let tensors::Input { name, datatype, shape, contents } = output;
+        let tensors::InputTensor { name, datatype, shape, contents } = output;
         let kept = match object {
             // A process stored the output itself: the object keeps its name.
             Some(id) if self.objects.keep_on(id, time) => Ok(id.clone()),
@@ -200,7 +200,7 @@ impl WorkerService {
                 let parts = vec![wire::TensorPart { part: Some(wire::tensor_part::Part::Held(part)) }];
                 Ok(wire::InferTensor { name, datatype, shape, parts, ..wire::InferTensor::default() })
             }
-            Err(contents) => Err(tensors::Input { name, datatype, shape, contents }),
+            Err(contents) => Err(tensors::InputTensor { name, datatype, shape, contents }),
         }
     }
 }
@@ -220,7 +220,7 @@ fn tell_fetches(fetched: &[wire::Fetched]) {
         let took = Duration::from_nanos(fetch.took_ns);
         ago += took;
         let attributes = || fetch_attributes(fetch.method(), &fetch.input, fetch.bytes);
-        trace::tell(&tracing::Span::current(), "fetch", Past { ago, took }, attributes);
+        trace::record_finished(&tracing::Span::current(), "fetch", FinishedSpan { ago, took }, attributes);
     }
 }
 
@@ -250,7 +250,7 @@ pub(super) fn lost(ids: &[DataId]) -> wire::InvokeResponse {
     wire::InvokeResponse { lost, ..wire::InvokeResponse::default() }
 }
 
-fn split_wire(split: Split) -> wire::Split {
+fn split_wire(split: AttemptTimes) -> wire::Split {
     let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
     wire::Split {
         queue_ns: nanos(split.queue),

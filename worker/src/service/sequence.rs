@@ -7,7 +7,7 @@ use millrace_types::{Failure, Reason, RevisionKey};
 
 use super::WorkerService;
 use super::running::timeout_of;
-use crate::host_tier::{Signature, State};
+use crate::host_tier::{FunctionSignature, FunctionState};
 
 impl WorkerService {
     /// Runs a request in its turn. The request takes effect on its sequence if and only if it is
@@ -16,8 +16,8 @@ impl WorkerService {
         &self,
         mut request: wire::InvokeRequest,
         revision: RevisionKey,
-        signature: &Signature,
-        state: &State,
+        signature: &FunctionSignature,
+        state: &FunctionState,
     ) -> Result<wire::InvokeResponse, Failure> {
         // Objects as inputs are refused too: a lost object is reported in a response, and a
         // response takes effect on the sequence.

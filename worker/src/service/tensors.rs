@@ -12,13 +12,13 @@ use millrace_proto::executor::{ObjectPart, Tensor, tensor::Contents};
 use millrace_proto::frames::DESCRIPTORS_MAX;
 use millrace_proto::worker::InferTensor;
 use millrace_types::tensor::element_count;
-use millrace_types::{DataType, Failure, Given, Reason, check_inputs};
+use millrace_types::{DataType, Failure, Reason, RequestInput, check_inputs};
 
-use crate::actors::node::Reader;
-use crate::host_tier::Signature;
-use crate::objects::{Contents as Held, Kept, Part, memory, size_of, size_of_memory};
+use crate::actors::node::TransferReader;
+use crate::host_tier::FunctionSignature;
+use crate::objects::{Contents as Held, ObjectHandle, ObjectRange, memory, size_of, size_of_memory};
 use crate::port::Descriptor;
-use crate::request::{Asker, Share};
+use crate::request::{BatchShare, TransferRequester};
 
 /// Largest tensor that travels inline, in bytes.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -27,7 +27,7 @@ pub const INLINE_TOTAL_BYTES_MAX: usize = 1 << 20;
 
 /// An input tensor, with its bytes in a message, in memory or in an object.
 #[derive(Debug)]
-pub(crate) struct Input {
+pub(crate) struct InputTensor {
     pub(crate) name: String,
     pub(crate) datatype: String,
     pub(crate) shape: Vec<i64>,
@@ -38,7 +38,11 @@ pub(crate) struct Input {
 ///
 /// # Errors
 /// [`Reason::InvalidInput`], [`Reason::InvalidOutput`], with the model's declaration in the message.
-pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) -> Result<(), Failure> {
+pub fn check(
+    inputs: &[InferTensor],
+    outputs: &[String],
+    signature: &FunctionSignature,
+) -> Result<(), Failure> {
     let invalid = |message: String| Failure::new(Reason::InvalidInput, message);
     let mut given = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -60,7 +64,7 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
                 "input {name:?}: {found} bytes do not make {datatype} of shape {shape:?}"
             )));
         }
-        given.push(Given { name, datatype, shape });
+        given.push(RequestInput { name, datatype, shape });
     }
     check_inputs(&signature.inputs, &given).map_err(|error| invalid(error.to_string()))?;
     match outputs.iter().find(|name| signature.outputs.iter().all(|output| output.name != **name)) {
@@ -75,15 +79,15 @@ pub fn check(inputs: &[InferTensor], outputs: &[String], signature: &Signature) 
 
 /// A request's inputs in the executor's format, or a process's outputs in that format.
 #[derive(Debug, Default)]
-pub(crate) struct Packed {
+pub(crate) struct PackedTensors {
     pub(crate) tensors: Vec<Tensor>,
     /// Descriptors that the tensors' `contents_fd` index.
     pub(crate) descriptors: Vec<Descriptor>,
     /// The objects that the tensors name, each once.
-    pub(crate) objects: Vec<Arc<Kept>>,
+    pub(crate) objects: Vec<Arc<ObjectHandle>>,
 }
 
-impl Packed {
+impl PackedTensors {
     /// Returns contents that are outside the message, and adds their descriptor or object.
     fn add(&mut self, contents: Held) -> Result<Contents, Failure> {
         Ok(match contents {
@@ -99,7 +103,7 @@ impl Packed {
         Contents::ContentsFd(self.descriptors.len() as u32 - 1)
     }
 
-    fn object(&mut self, Part { object, offset, bytes }: Part) -> Contents {
+    fn object(&mut self, ObjectRange { object, offset, bytes }: ObjectRange) -> Contents {
         let key = object.key;
         if self.objects.iter().all(|known| known.key != key) {
             self.objects.push(object);
@@ -113,11 +117,11 @@ impl Packed {
 /// # Errors
 /// [`Reason::InvalidInput`] if there are more large tensors than a frame can carry,
 /// [`Reason::QueueFull`] if memory is short.
-pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
-    let mut packed = Packed::default();
+pub(crate) fn pack(inputs: Vec<InputTensor>) -> Result<PackedTensors, Failure> {
+    let mut packed = PackedTensors::default();
     let mut inline_left = INLINE_TOTAL_BYTES_MAX;
     let mut large = 0;
-    for Input { name, datatype, shape, contents } in inputs {
+    for InputTensor { name, datatype, shape, contents } in inputs {
         let contents = match contents {
             Held::Inline(data) if data.len() <= INLINE_BYTES_MAX.min(inline_left) => {
                 inline_left -= data.len();
@@ -141,9 +145,9 @@ pub(crate) fn pack(inputs: Vec<Input>) -> Result<Packed, Failure> {
 
 /// Converts a process's outputs to the tensors of an answer. The tensors stay within this worker,
 /// so no bytes are copied, however large.
-pub(crate) fn given(outputs: Vec<Input>) -> Packed {
-    let mut packed = Packed::default();
-    for Input { name, datatype, shape, contents } in outputs {
+pub(crate) fn given(outputs: Vec<InputTensor>) -> PackedTensors {
+    let mut packed = PackedTensors::default();
+    for InputTensor { name, datatype, shape, contents } in outputs {
         let contents = match contents {
             Held::Inline(data) => Contents::Inline(data),
             Held::Memory { fd, .. } => packed.memory(fd),
@@ -166,14 +170,14 @@ fn memfd(data: &[u8]) -> Result<OwnedFd, Failure> {
 }
 
 /// Returns the byte range of a request's rows in an output of `bytes` bytes.
-pub(crate) fn part(bytes: u64, share: Option<Share>) -> Range<u64> {
-    let Some(Share { first, rows, of }) = share else { return 0..bytes };
+pub(crate) fn part(bytes: u64, share: Option<BatchShare>) -> Range<u64> {
+    let Some(BatchShare { first, rows, of }) = share else { return 0..bytes };
     let row = bytes / u64::from(of).max(1);
     let end = |rows: u32| (u64::from(rows) * row).min(bytes);
     end(first)..end(first.saturating_add(rows))
 }
 
-fn read_part(fd: &Descriptor, share: Option<Share>) -> io::Result<Bytes> {
+fn read_part(fd: &Descriptor, share: Option<BatchShare>) -> io::Result<Bytes> {
     let bytes = size_of_memory(fd)? as u64;
     let part = part(bytes, share);
     let whole = Held::Memory { fd: Arc::clone(fd), bytes };
@@ -223,9 +227,9 @@ pub enum UnpackError {
 pub(crate) fn take(
     outputs: Vec<Tensor>,
     descriptors: &[Descriptor],
-    kept: &[Arc<Kept>],
-    share: Option<Share>,
-) -> Result<Vec<Input>, UnpackError> {
+    kept: &[Arc<ObjectHandle>],
+    share: Option<BatchShare>,
+) -> Result<Vec<InputTensor>, UnpackError> {
     let one = |Tensor { name, datatype, mut shape, contents }| {
         if let Some(share) = share {
             if shape.first() != Some(&i64::from(share.of)) {
@@ -240,7 +244,7 @@ pub(crate) fn take(
                 Some(object) => {
                     let object = Arc::clone(object);
                     let ObjectPart { offset, bytes, .. } = part;
-                    Held::Kept(Part { object, offset, bytes })
+                    Held::Kept(ObjectRange { object, offset, bytes })
                 }
             },
             Some(Contents::Inline(data)) => {
@@ -255,12 +259,12 @@ pub(crate) fn take(
                 },
             },
         };
-        Ok(Input { name, datatype, shape, contents })
+        Ok(InputTensor { name, datatype, shape, contents })
     };
     outputs.into_iter().map(one).collect()
 }
 
-fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
+fn memory_of(fd: &Descriptor, share: Option<BatchShare>) -> io::Result<Held> {
     Ok(match share {
         None => Held::Memory { fd: fd.clone(), bytes: size_of_memory(fd)? as u64 },
         Some(_) => Held::Inline(read_part(fd, share)?),
@@ -271,10 +275,13 @@ fn memory_of(fd: &Descriptor, share: Option<Share>) -> io::Result<Held> {
 ///
 /// # Errors
 /// [`UnpackError::Read`], [`UnpackError::Lost`].
-pub(crate) async fn answer(output: Input, asker: &Arc<Asker>) -> Result<InferTensor, UnpackError> {
-    let Input { name, datatype, shape, contents } = output;
+pub(crate) async fn answer(
+    output: InputTensor,
+    asker: &Arc<TransferRequester>,
+) -> Result<InferTensor, UnpackError> {
+    let InputTensor { name, datatype, shape, contents } = output;
     let bytes = contents.len();
-    let reader = Reader::Outside(Arc::clone(asker));
+    let reader = TransferReader::Outside(Arc::clone(asker));
     let Ok((contents, offset)) = contents.on_host(0, bytes, reader).await else {
         return Err(UnpackError::Lost(name));
     };
@@ -292,7 +299,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::host_tier::Reader;
+    use crate::host_tier::InputReader;
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
@@ -300,8 +307,8 @@ mod tests {
         InferTensor { name: name.into(), datatype: "UINT8".into(), shape, data, parts: Vec::new() }
     }
 
-    fn inputs(tensors: &[InferTensor]) -> Vec<Input> {
-        let input = |tensor: &InferTensor| Input {
+    fn inputs(tensors: &[InferTensor]) -> Vec<InputTensor> {
+        let input = |tensor: &InferTensor| InputTensor {
             name: tensor.name.clone(),
             datatype: tensor.datatype.clone(),
             shape: tensor.shape.clone(),
@@ -313,24 +320,24 @@ mod tests {
     fn unpack(
         outputs: Vec<Tensor>,
         descriptors: &[Descriptor],
-        share: Option<Share>,
+        share: Option<BatchShare>,
     ) -> Result<Vec<InferTensor>, UnpackError> {
         let function = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() };
         let revision = RevisionKey { function, revision: Revision::FIRST };
-        let asker = Arc::new(Asker { revision, came: Timestamp::ZERO, objective: None });
+        let asker = Arc::new(TransferRequester { revision, came: Timestamp::ZERO, objective: None });
         let answers = take(outputs, descriptors, &[], share)?.into_iter().map(|it| answer(it, &asker));
         futures::executor::block_on(futures::future::try_join_all(answers))
     }
 
-    fn signature() -> Signature {
+    fn signature() -> FunctionSignature {
         let shape = vec![Dim::Symbol("N".into())];
         let spec =
             |name: &str| TensorSpec { name: name.into(), datatype: DataType::Uint8, shape: shape.clone() };
-        Signature {
+        FunctionSignature {
             digest: Digest::of(b""),
             inputs: vec![spec("x")],
             outputs: vec![spec("y")],
-            reader: Reader::Gpu,
+            reader: InputReader::Gpu,
             state: None,
         }
     }
@@ -338,7 +345,7 @@ mod tests {
     #[test]
     fn packed_tensors_unpack_to_themselves_inline_and_from_memory() {
         let sent = vec![tensor("a", 10), tensor("b", INLINE_BYTES_MAX + 1), tensor("c", 0)];
-        let Packed { tensors, descriptors, .. } = pack(inputs(&sent)).unwrap();
+        let PackedTensors { tensors, descriptors, .. } = pack(inputs(&sent)).unwrap();
         assert_eq!(descriptors.len(), 1);
         assert_eq!(unpack(tensors, &descriptors, None).unwrap(), sent);
     }
@@ -346,7 +353,7 @@ mod tests {
     #[test]
     fn outputs_of_a_process_are_not_copied() {
         let sent = [tensor("a", 10), tensor("b", INLINE_TOTAL_BYTES_MAX + 1)];
-        let Packed { tensors, descriptors, .. } = given(inputs(&sent));
+        let PackedTensors { tensors, descriptors, .. } = given(inputs(&sent));
         assert!(descriptors.is_empty());
         let taken = take(tensors.clone(), &[], &[], None).unwrap();
         for (taken, sent) in taken.iter().zip(&sent) {
@@ -359,16 +366,16 @@ mod tests {
     #[test]
     fn each_request_of_a_batched_run_gets_its_rows() {
         let large = INLINE_BYTES_MAX + 2;
-        let Packed { tensors, descriptors, .. } =
+        let PackedTensors { tensors, descriptors, .. } =
             pack(inputs(&[tensor("a", 6), tensor("b", large)])).unwrap();
         assert_eq!(descriptors.len(), 1);
         let cut = |first, rows, of: usize| {
-            let share = Some(Share { first, rows, of: of as u32 });
+            let share = Some(BatchShare { first, rows, of: of as u32 });
             unpack(tensors[..1].to_vec(), &descriptors, share).map(|outputs| outputs[0].data.to_vec())
         };
         assert_eq!((cut(0, 1, 6).unwrap(), cut(1, 5, 6).unwrap()), (vec![0], vec![1, 2, 3, 4, 5]));
         assert!(matches!(cut(0, 1, 3), Err(UnpackError::Rows(..))));
-        let share = Some(Share { first: 3, rows: 2, of: large as u32 });
+        let share = Some(BatchShare { first: 3, rows: 2, of: large as u32 });
         let cut = unpack(tensors[1..].to_vec(), &descriptors, share).unwrap().remove(0);
         assert_eq!((cut.shape, cut.data.to_vec()), (vec![2], vec![3, 4]));
     }
@@ -377,7 +384,7 @@ mod tests {
     fn many_small_tensors_do_not_outgrow_a_frame() {
         let many =
             |count: usize| (0..count).map(|n| tensor(&n.to_string(), INLINE_BYTES_MAX)).collect::<Vec<_>>();
-        let Packed { tensors, descriptors, .. } = pack(inputs(&many(40))).unwrap();
+        let PackedTensors { tensors, descriptors, .. } = pack(inputs(&many(40))).unwrap();
         let inline: usize = tensors
             .iter()
             .map(|tensor| if let Some(Contents::Inline(data)) = &tensor.contents { data.len() } else { 0 })

@@ -8,7 +8,7 @@ use super::WorkerConfig;
 use crate::clock::{Clock as _, MonotonicClock};
 
 pub(super) fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {
-    let gpu = |gpu: &millrace_types::topology::Gpu| wire::GpuCapacity {
+    let gpu = |gpu: &millrace_types::topology::TopologyGpu| wire::GpuCapacity {
         index: gpu.index.0,
         gpu_type: gpu.gpu_type.clone(),
         memory_bytes: gpu.memory.get(),

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::control::checkpoint::Scores;
-use crate::control::desired::Desired;
+use crate::control::checkpoint::SloScores;
+use crate::control::desired::DesiredState;
 use crate::handle::NodeHandle;
 
 pub(super) fn start(
-    scores: watch::Receiver<Scores>,
-    desired: watch::Receiver<Desired>,
+    scores: watch::Receiver<SloScores>,
+    desired: watch::Receiver<DesiredState>,
     node: &NodeHandle,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
@@ -20,14 +20,14 @@ pub(super) fn start(
     let scheduler = node.clone();
     let queue = node.clone();
     tasks.spawn(tell(desired.clone(), |it| it.policy, move |wanted| scheduler.set_policy(wanted)));
-    tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.cap(quotas)));
+    tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.set_quotas(quotas)));
     tasks
 }
 
 /// Passes on a part of the desired state whenever the part changes.
 async fn tell<T: Clone + Default + PartialEq>(
-    mut desired: watch::Receiver<Desired>,
-    part: impl Fn(&Desired) -> T,
+    mut desired: watch::Receiver<DesiredState>,
+    part: impl Fn(&DesiredState) -> T,
     pass_on: impl Fn(T),
 ) {
     let mut told = T::default();
@@ -44,8 +44,8 @@ async fn tell<T: Clone + Default + PartialEq>(
 }
 
 /// Passes on the functions' SLO counts, about once a second.
-async fn tell_scores(mut scores: watch::Receiver<Scores>, node: NodeHandle) {
+async fn tell_scores(mut scores: watch::Receiver<SloScores>, node: NodeHandle) {
     while scores.changed().await.is_ok() {
-        node.tell_scores(Arc::clone(&scores.borrow_and_update()));
+        node.set_slo_scores(Arc::clone(&scores.borrow_and_update()));
     }
 }

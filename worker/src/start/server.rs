@@ -7,14 +7,14 @@ use http::HeaderMap;
 use millrace_proto::parts::objects_server;
 use millrace_proto::status::of_code;
 use millrace_proto::worker::worker_server::WorkerServer;
-use millrace_transport::{ServerConfig, Serving, serve_service};
+use millrace_transport::{ServedPort, ServerConfig, serve_service};
 use tokio::net::TcpListener;
 use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::meters::Shown;
-use crate::service::{Limits, WorkerService};
+use crate::meters::MetricsHandler;
+use crate::service::{ServiceLimits, WorkerService};
 
 /// Flow-control window of one request, in bytes. With a smaller window, large inputs would wait for
 /// round trips to the gateway.
@@ -31,13 +31,13 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const SERVER_GRACE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
-pub(super) struct Server(Serving);
+pub(super) struct Server(ServedPort);
 
-/// The health status of `grpc.health.v1`: serving, until [`Health::refuse`].
+/// The health status of `grpc.health.v1`: serving, until [`HealthStatus::refuse`].
 #[derive(Debug)]
-pub(super) struct Health(HealthReporter);
+pub(super) struct HealthStatus(HealthReporter);
 
-impl Health {
+impl HealthStatus {
     /// Reports from now on that the worker does not serve.
     pub(super) async fn refuse(&self) {
         self.0.set_service_status("", ServingStatus::NotServing).await;
@@ -53,10 +53,10 @@ impl Server {
 /// Serves until the server is stopped or dropped.
 pub(super) fn serve(
     service: &WorkerService,
-    limits: Limits,
-    shown: Shown,
+    limits: ServiceLimits,
+    shown: MetricsHandler,
     listener: TcpListener,
-) -> (Server, Health) {
+) -> (Server, HealthStatus) {
     let bytes = usize::try_from(limits.message.get()).unwrap_or(usize::MAX);
     let worker =
         WorkerServer::new(service.clone()).max_decoding_message_size(bytes).max_encoding_message_size(bytes);
@@ -82,5 +82,5 @@ pub(super) fn serve(
         arriving_max: limits.in_flight.get(),
         ..ServerConfig::default()
     };
-    (Server(serve_service(listener, config, Routes::from(routes).prepare(), of_code)), Health(reporter))
+    (Server(serve_service(listener, config, Routes::from(routes).prepare(), of_code)), HealthStatus(reporter))
 }

@@ -8,7 +8,7 @@ use super::{StartError, WorkerConfig};
 use crate::handle::NodeHandle;
 use crate::node::{self, NodeConfig, NodeContext};
 use crate::process_port::ProcessSpawner;
-use crate::service::Faults;
+use crate::service::InjectedFaults;
 
 /// The thread of the actors. This thread is also the parent of every executor process.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl ActorThread {
         let data = config.gpu_data;
         let base = NodeConfig::new(config.topology.clone()).with_policy(config.policy);
         let node_config = NodeConfig { isolation, data, ..base };
-        let allow_faults = config.faults == Faults::Obey;
+        let allow_faults = config.faults == InjectedFaults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),
             &config.topology,

@@ -5,26 +5,26 @@ use std::cell::RefMut;
 use std::sync::Arc;
 
 use millrace_policy::ids::{FunctionIndex, TenantIndex};
-use millrace_policy::residence::Residence;
+use millrace_policy::residence::IdleResidenceMeter;
 use millrace_policy::tenancy;
 use millrace_types::{FunctionKey, RevisionKey, SloCounts};
 
 use super::Supervisor;
-use crate::actors::function::{self, counts};
+use crate::actors::function::{self, slo_counts};
 use crate::actors::{gpu, link};
-use crate::control::desired::Quotas;
-use crate::handle::Parts;
-use crate::snapshot::{Look, SnapshotPart};
+use crate::control::desired::TenantQuotas;
+use crate::handle::SnapshotSender;
+use crate::snapshot::{SnapshotPart, SnapshotScope};
 
 impl Supervisor {
     /// Borrows the idle residence of functions. The borrow must end before any other call into this node,
     /// which may need the same borrow.
-    pub(crate) fn residence(&self) -> RefMut<'_, Residence> {
+    pub(crate) fn residence(&self) -> RefMut<'_, IdleResidenceMeter> {
         self.residence.borrow_mut()
     }
 
     /// Sets the caps of tenants, and returns the changes for the Node's tenancy gate.
-    pub(crate) fn cap(&self, quotas: Arc<Quotas>) -> Vec<tenancy::Event> {
+    pub(crate) fn set_caps(&self, quotas: Arc<TenantQuotas>) -> Vec<tenancy::Event> {
         self.tenants.borrow_mut().change(quotas, self.registry.borrow().owners())
     }
 
@@ -37,15 +37,15 @@ impl Supervisor {
     /// Returns the SLO counts of each function since its installation on this node.
     pub(crate) fn scored(&self) -> Vec<(FunctionIndex, FunctionKey, SloCounts)> {
         let registry = self.registry.borrow();
-        let scored = registry
-            .indexed()
-            .map(|(index, hosted)| (index, hosted.config.key.function.clone(), counts(&hosted.score.get())));
+        let scored = registry.indexed().map(|(index, hosted)| {
+            (index, hosted.config.key.function.clone(), slo_counts(&hosted.score.get()))
+        });
         scored.collect()
     }
 
-    /// Asks the actors below the Node for parts of a snapshot. `Look::Machine` leaves out the
+    /// Asks the actors below the Node for parts of a snapshot. `SnapshotScope::Machine` leaves out the
     /// functions.
-    pub(crate) fn report(&self, look: Look, parts: &Parts) {
+    pub(crate) fn report(&self, look: SnapshotScope, parts: &SnapshotSender) {
         let registry = self.registry.borrow();
         let users = Arc::new(registry.users());
         for gpu in &self.gpus {
@@ -54,7 +54,7 @@ impl Supervisor {
         for link in self.links.values() {
             link.post(link::Message::Report { parts: parts.clone() });
         }
-        if look == Look::Machine {
+        if look == SnapshotScope::Machine {
             return;
         }
         // The counts of removed functions are sent in the same step as the requests to the present

@@ -6,23 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotent;
+use millrace_policy::attempts::Idempotence;
 use millrace_policy::batching;
-use millrace_policy::dispatch::Objective;
+use millrace_policy::dispatch::LatencyObjective;
 use millrace_policy::elastic;
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::trace::CoreId;
-use millrace_types::{Bytes, ModelId, Residency, RevisionKey};
+use millrace_types::{Bytes, ModelId, ResidencyOptions, RevisionKey};
 
-use super::{Removed, Supervisor, Who};
-use crate::actors::function::{self, Below, Function, ScoresTold};
+use super::{ActorId, Removed, Supervisor};
+use crate::actors::function::{self, FunctionActor, RunBackend, SloCountReports};
 use crate::actors::gpu;
 use crate::clock::Sleeper;
 use crate::handle::FunctionEntry;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
-use crate::programs::Program;
-use crate::programs::crew::{self, Crew};
+use crate::programs::HostedProgram;
+use crate::programs::crew::{self, ProcessPoolActor};
 
 impl Supervisor {
     /// Registers a function and starts its actor. Returns the function's model and its memory if the
@@ -50,7 +50,7 @@ impl Supervisor {
 
     /// Registers a function that is a program, and starts its actors. Does nothing for a revision that is
     /// registered already.
-    pub(crate) fn host(self: &Rc<Self>, config: FunctionConfig, program: Arc<Program>, processes: u32) {
+    pub(crate) fn host(self: &Rc<Self>, config: FunctionConfig, program: Arc<HostedProgram>, processes: u32) {
         let added = self.registry.borrow_mut().add_program(config, program, processes);
         if let Some(function) = added {
             self.start_crew(function);
@@ -60,7 +60,7 @@ impl Supervisor {
 
     /// Returns a model's residency if the functions that use the model changed the residency, and passes
     /// the residency to the GPUs.
-    pub(crate) fn new_residency(&self, model: ModelId) -> Option<Residency> {
+    pub(crate) fn new_residency(&self, model: ModelId) -> Option<ResidencyOptions> {
         let residency = self.registry.borrow_mut().new_residency(model)?;
         for gpu in &self.gpus {
             gpu.post(gpu::Message::Event(GpuEvent::Residency { model, residency }));
@@ -103,18 +103,20 @@ impl Supervisor {
         let config = admission::Config {
             in_flight_max: self.config.in_flight_max,
             deadline: slo.map(|slo| slo.deadline),
-            idempotent: if idempotent { Idempotent::Yes } else { Idempotent::No },
+            idempotent: if idempotent { Idempotence::Yes } else { Idempotence::No },
         };
         let core = self.drive(Admission::new(config), CoreId::Admission(index));
         // The queue of a process pool does not depend on SLO counts, so programs never report SLO counts.
         let (told, below) = match &hosted.program {
-            None => (Rc::clone(&self.told), Below::Gpus),
-            Some(hosting) => (Rc::new(Cell::new(ScoresTold::No)), Below::Crew(hosting.crew.clone())),
+            None => (Rc::clone(&self.told), RunBackend::Gpus),
+            Some(hosting) => {
+                (Rc::new(Cell::new(SloCountReports::No)), RunBackend::Crew(hosting.crew.clone()))
+            }
         };
         let score = Rc::clone(&hosted.score);
-        let actor = Function::new(index, key.clone(), core, score, told, self.node.clone(), below);
+        let actor = FunctionActor::new(index, key.clone(), core, score, told, self.node.clone(), below);
         let sleeper = Sleeper::core(CoreId::Admission(index));
-        let mailbox = self.spawn(actor, Who::Function(index), sleeper);
+        let mailbox = self.spawn(actor, ActorId::Function(index), sleeper);
         hosted.slot.publish(mailbox.clone());
         if registry.index_of(&key) == Some(index) {
             let entry = FunctionEntry {
@@ -142,14 +144,14 @@ impl Supervisor {
         let program = Arc::clone(&hosting.program);
         let crew = &hosting.crew;
         let seed = self.seed ^ u64::from(index.0);
-        let actor = Crew::new(&hosted.config, program, hosting.processes, seed, crew.clone());
-        crew.publish(self.spawn(actor, Who::Crew(index), Sleeper::NODE));
+        let actor = ProcessPoolActor::new(&hosted.config, program, hosting.processes, seed, crew.clone());
+        crew.publish(self.spawn(actor, ActorId::Crew(index), Sleeper::NODE));
         crew.post(crew::Message::Start);
     }
 
     /// Whether dispatch depends on the SLO counts of functions.
     pub(crate) fn wants_scores(&self) -> bool {
-        self.policy().dispatch.scores()
+        self.policy().dispatch.uses_scores()
     }
 
     /// Returns the batching limits of a function with batched requests.
@@ -160,7 +162,10 @@ impl Supervisor {
     }
 
     /// Returns a function's index and objective.
-    pub(crate) fn objective_of(&self, key: &RevisionKey) -> Option<(FunctionIndex, Option<Objective>)> {
+    pub(crate) fn objective_of(
+        &self,
+        key: &RevisionKey,
+    ) -> Option<(FunctionIndex, Option<LatencyObjective>)> {
         let registry = self.registry.borrow();
         let index = registry.index_of(key)?;
         Some((index, self.objective(&registry.function(index)?.config)))

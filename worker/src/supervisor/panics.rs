@@ -5,31 +5,31 @@ use std::rc::Rc;
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_types::Reason;
 
-use super::{Supervisor, Who};
+use super::{ActorId, Supervisor};
 use crate::actors::{executor, function, gpu, node};
 use crate::programs::crew;
 
 impl Supervisor {
     /// Restarts an actor, and tells the other actors about the state that was lost.
-    pub(super) fn panicked(self: &Rc<Self>, who: Who, message: &str) {
+    pub(super) fn panicked(self: &Rc<Self>, who: ActorId, message: &str) {
         let epoch = match who {
-            Who::Node => self.node.epoch(),
-            Who::Function(index) => {
+            ActorId::Node => self.node.epoch(),
+            ActorId::Function(index) => {
                 self.registry.borrow().function(index).map_or(0, |hosted| hosted.slot.epoch())
             }
-            Who::Crew(index) => {
+            ActorId::Crew(index) => {
                 let registry = self.registry.borrow();
                 let hosting = registry.function(index).and_then(|hosted| hosted.program.as_ref());
                 hosting.map_or(0, |hosting| hosting.crew.epoch())
             }
-            Who::Gpu(gpu) => self.gpu(gpu).epoch(),
-            Who::Executor(gpu) => self.executor(gpu).epoch(),
-            Who::Link(link) => self.link(link).epoch(),
+            ActorId::Gpu(gpu) => self.gpu(gpu).epoch(),
+            ActorId::Executor(gpu) => self.executor(gpu).epoch(),
+            ActorId::Link(link) => self.link(link).epoch(),
         };
         tracing::error!(?who, epoch, message, "an actor panicked and is restarted");
         match who {
-            Who::Node => self.node_panicked(),
-            Who::Function(index) => {
+            ActorId::Node => self.node_panicked(),
+            ActorId::Function(index) => {
                 self.start_function(index);
                 let registry = self.registry.borrow();
                 match registry.function(index).and_then(|hosted| hosted.program.as_ref()) {
@@ -37,22 +37,22 @@ impl Supervisor {
                     None => self.node.post(node::Message::FunctionReset(index)),
                 }
             }
-            Who::Crew(index) => {
+            ActorId::Crew(index) => {
                 self.start_crew(index);
                 if let Some(hosted) = self.registry.borrow().function(index) {
                     hosted.slot.post(function::Message::NodeLost(Reason::Internal));
                 }
             }
-            Who::Gpu(gpu) => {
+            ActorId::Gpu(gpu) => {
                 self.start_gpu(gpu);
                 self.executor(gpu).post(executor::Message::Replace);
                 self.node.post(node::Message::GpuReset(gpu));
             }
-            Who::Executor(gpu) => {
+            ActorId::Executor(gpu) => {
                 self.start_executor(gpu);
                 self.gpu(gpu).post(gpu::Message::Event(GpuEvent::Down));
             }
-            Who::Link(link) => self.start_link(link),
+            ActorId::Link(link) => self.start_link(link),
         }
     }
 
@@ -66,7 +66,7 @@ impl Supervisor {
             self.residence().lost(self.clock.now(), gpu);
             // Handles of the old actor's objects keep the old actor alive, so the old actor has to mark
             // its data as lost.
-            self.gpu(gpu).post(gpu::Message::Replaced);
+            self.gpu(gpu).post(gpu::Message::ActorReplaced);
             self.start_gpu(gpu);
             self.executor(gpu).post(executor::Message::Replace);
         }

@@ -1,7 +1,7 @@
 //! The scheduling policy in force, and the resulting settings of functions.
 
 use millrace_policy::batching;
-use millrace_policy::dispatch::Objective;
+use millrace_policy::dispatch::LatencyObjective;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::preset::SchedulingPolicy;
 use millrace_types::SloCounts;
@@ -9,18 +9,18 @@ use millrace_types::policy::Batches;
 
 use super::Supervisor;
 use super::functions::limits;
-use crate::actors::function::{ScoresTold, counts};
+use crate::actors::function::{SloCountReports, slo_counts};
 use crate::install::FunctionConfig;
-use crate::policy::{InForce, Wanted};
+use crate::policy::{DesiredPolicy, EffectivePolicy};
 
 /// Whether Function actors report SLO counts under a policy.
-pub(super) fn told(in_force: &InForce) -> ScoresTold {
-    if in_force.policy.dispatch.scores() { ScoresTold::Yes } else { ScoresTold::No }
+pub(super) fn slo_reports(in_force: &EffectivePolicy) -> SloCountReports {
+    if in_force.policy.dispatch.uses_scores() { SloCountReports::Yes } else { SloCountReports::No }
 }
 
 impl Supervisor {
     /// Returns the policy in force, with the number of the last change.
-    pub(crate) fn in_force(&self) -> InForce {
+    pub(crate) fn in_force(&self) -> EffectivePolicy {
         self.in_force.get()
     }
 
@@ -30,9 +30,9 @@ impl Supervisor {
     }
 
     /// Sets the policy that an operator chose. Returns the previous policy and the new policy.
-    pub(crate) fn set_policy(&self, wanted: &Wanted) -> (InForce, InForce) {
-        let after = InForce::of(&self.config, wanted);
-        self.told.set(told(&after));
+    pub(crate) fn set_policy(&self, wanted: &DesiredPolicy) -> (EffectivePolicy, EffectivePolicy) {
+        let after = EffectivePolicy::of(&self.config, wanted);
+        self.told.set(slo_reports(&after));
         (self.in_force.replace(after), after)
     }
 
@@ -42,9 +42,9 @@ impl Supervisor {
     }
 
     /// Returns the objective of a function with an SLO.
-    pub(super) fn objective(&self, config: &FunctionConfig) -> Option<Objective> {
+    pub(super) fn objective(&self, config: &FunctionConfig) -> Option<LatencyObjective> {
         let together = config.serving.batching.is_some() && self.policy().batching == Batches::On;
-        config.slo.as_ref().map(|slo| Objective::of(slo).together(together))
+        config.slo.as_ref().map(|slo| LatencyObjective::of(slo).together(together))
     }
 
     /// Returns the batching limits of every function that asks for batching. After a policy has turned
@@ -60,11 +60,11 @@ impl Supervisor {
     }
 
     /// Returns the objective of every function, and its SLO counts since the installation on this node.
-    pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
+    pub(crate) fn objectives(&self) -> Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)> {
         let registry = self.registry.borrow();
         let objectives = registry.indexed().map(|(function, hosted)| {
             let objective = self.objective(&hosted.config);
-            (function, objective, counts(&hosted.score.get()))
+            (function, objective, slo_counts(&hosted.score.get()))
         });
         objectives.collect()
     }

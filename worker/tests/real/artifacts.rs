@@ -2,7 +2,7 @@
 
 use millrace_proto::worker::FunctionPhase;
 use millrace_types::Digest;
-use millrace_worker::start::{Worker, start};
+use millrace_worker::start::{RunningWorker, start};
 
 use crate::controller::Controller;
 use crate::support::{client, config, invoke, row, serving_mlp, values, worker};
@@ -45,7 +45,7 @@ async fn a_restart_from_the_same_data_directory_needs_no_fetch() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
     let before = values(&invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap());
-    let predicted = async |worker: &Worker| {
+    let predicted = async |worker: &RunningWorker| {
         let errors = worker.node().snapshot().await.dispatch.errors;
         errors.iter().map(|error| error.predictions).sum::<u64>()
     };

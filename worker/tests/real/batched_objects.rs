@@ -7,7 +7,7 @@ use bytes::Bytes as Buffer;
 use futures::future::join_all;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
-use millrace_worker::start::Worker;
+use millrace_worker::start::RunningWorker;
 
 use crate::objects::{ask, close, methods, object};
 use crate::support::{Client, client, request, within, worker};
@@ -38,7 +38,11 @@ fn asking(function: &str, id: u64, input: wire::InferTensor, keep: bool) -> wire
 
 /// Runs two requests as a batch and returns their answers. The first request stores its output, and
 /// the second too if `both`.
-async fn pair(worker: &Worker, ids: &mut impl Iterator<Item = u64>, both: bool) -> Vec<wire::InvokeResponse> {
+async fn pair(
+    worker: &RunningWorker,
+    ids: &mut impl Iterator<Item = u64>,
+    both: bool,
+) -> Vec<wire::InvokeResponse> {
     loop {
         let before = worker.node().snapshot().await.batches;
         // The first request has as many rows as a batch may have, so the request runs alone.

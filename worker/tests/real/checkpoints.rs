@@ -2,9 +2,10 @@
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Digest, FunctionKey, FunctionName, GpuIndex, ModelCopy, Portion, SloCounts, SyncPart, TenantName, Tier,
+    Digest, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy, SloCounts, SyncPart, SyncPortion,
+    TenantName,
 };
-use millrace_worker::start::{Worker, start};
+use millrace_worker::start::{RunningWorker, start};
 use tokio::sync::watch;
 
 use crate::controller::Controller;
@@ -17,7 +18,7 @@ fn mlp() -> FunctionKey {
 
 fn copies() -> [ModelCopy; 2] {
     let digest = Digest::of(&millrace_model::synth::mlp());
-    [ModelCopy { digest, tier: Tier::Host }, ModelCopy { digest, tier: Tier::Gpu(GpuIndex(0)) }]
+    [ModelCopy { digest, tier: MemoryTier::Host }, ModelCopy { digest, tier: MemoryTier::Gpu(GpuIndex(0)) }]
 }
 
 fn requests(ledger: &Ledger) -> u64 {
@@ -96,7 +97,7 @@ async fn a_function_that_is_deleted_and_created_again_starts_with_new_scores() {
     controller.committed("its scores", |ledger| requests(ledger) == 3).await;
     let mut scores = worker.control().scores();
     desire(2_000);
-    let none = |scores: &millrace_worker::control::checkpoint::Scores| {
+    let none = |scores: &millrace_worker::control::checkpoint::SloScores| {
         scores.get(&mlp()) == Some(&SloCounts::default())
     };
     within("no score", scores.wait_for(none)).await.unwrap();
@@ -119,12 +120,12 @@ async fn a_controller_group_that_lost_its_state_gets_a_full_checkpoint() {
     let after = controller.committed("everything again", again).await;
     assert_eq!(after.kept.entries, before.kept.entries);
     let fresh = &after.applied[before.applied.len()..];
-    assert!(matches!(fresh[0].2, SyncPart::Full(Portion::First)), "{fresh:?}");
+    assert!(matches!(fresh[0].2, SyncPart::Full(SyncPortion::First)), "{fresh:?}");
     worker.shutdown().await;
 }
 
 /// Starts a worker with two controllers of one group, the first of which leads in term 1.
-async fn with_two(dir: &std::path::Path) -> (Worker, Controller, Controller) {
+async fn with_two(dir: &std::path::Path) -> (RunningWorker, Controller, Controller) {
     let ledger = watch::Sender::new(Ledger::default());
     let first = Controller::start_in("test-cluster", 1, ledger.clone()).await;
     let second = Controller::start_in("test-cluster", 1, ledger).await;
@@ -215,7 +216,7 @@ async fn the_leader_learns_of_a_hundred_thousand_stored_and_dropped_objects() {
     let ledger = controller.committed("the index", |ledger| ledger.kept.entries.len() == ENTRIES).await;
     let index = worker.control().index();
     for id in ledger.kept.entries {
-        index.place().await.unwrap().dropped(id);
+        index.reserve().await.unwrap().dropped(id);
     }
     controller.committed("an empty index", |ledger| ledger.kept.entries.is_empty()).await;
     worker.shutdown().await;

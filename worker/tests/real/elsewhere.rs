@@ -5,7 +5,7 @@ use std::path::Path;
 
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{DataId, Epoch, Failure, NodeName, Reason};
-use millrace_worker::start::{LookupOrder, Worker, WorkerConfig, start};
+use millrace_worker::start::{LookupOrder, RunningWorker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
@@ -14,7 +14,7 @@ use crate::support::{client, config, launcher, script, within};
 
 /// A worker that serves the script, with its controller.
 struct Node {
-    worker: Worker,
+    worker: RunningWorker,
     controller: Controller,
 }
 

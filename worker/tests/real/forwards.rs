@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_types::topology::{Link, LinkKind};
+use millrace_types::topology::{LinkKind, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::start::{HostLinks, start};
 
@@ -25,7 +25,7 @@ async fn a_model_forwarded_by_a_neighbour_answers_as_one_from_the_host() {
         let topology = &mut config.topology;
         topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(100_000_000));
         let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
-        topology.links.push(Link { kind, rate: BytesPerSec(200_000_000) });
+        topology.links.push(TopologyLink { kind, rate: BytesPerSec(200_000_000) });
         let worker = start(config).await.unwrap();
         all_up(&controller).await;
         let digest = controller.publish(&model());

@@ -10,7 +10,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Bytes;
 use millrace_worker::start::{
-    DataConfig, Isolation, PolicyConfig, SchedulingPolicy, Worker, WorkerConfig, start,
+    DataConfig, ExecutorIsolation, PolicyConfig, RunningWorker, SchedulingPolicy, WorkerConfig, start,
 };
 use rustix::process::{Signal, kill_process};
 
@@ -25,7 +25,11 @@ const LONG: Duration = Duration::from_secs(60);
 const WHOLE: u64 = ROWS * ROW_BYTES;
 
 /// Starts a worker with one GPU that serves the MLP, with this configuration of objects.
-async fn serving(dir: &Path, gpu_data: DataConfig, isolation: Isolation) -> (Worker, Controller) {
+async fn serving(
+    dir: &Path,
+    gpu_data: DataConfig,
+    isolation: ExecutorIsolation,
+) -> (RunningWorker, Controller) {
     serving_as(dir, 1, |config| WorkerConfig { gpu_data, isolation, ..config }).await
 }
 
@@ -33,7 +37,7 @@ async fn serving_as(
     dir: &Path,
     gpus: u32,
     changed: impl FnOnce(WorkerConfig) -> WorkerConfig,
-) -> (Worker, Controller) {
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = start(changed(config(dir, &[controller.addr], gpus))).await.unwrap();
     all_up(&controller).await;
@@ -166,7 +170,7 @@ async fn objects_that_do_not_fit_on_the_gpu_are_stored_on_the_host() {
     let dir = tempfile::tempdir().unwrap();
     // The GPU has one block for objects.
     let gpu_data = DataConfig { memory: Bytes::mib(2), ..DataConfig::default() };
-    let (worker, _controller) = serving(dir.path(), gpu_data, Isolation::Gpu).await;
+    let (worker, _controller) = serving(dir.path(), gpu_data, ExecutorIsolation::Gpu).await;
     let mut client = client(&worker);
     let expected = twice(&mut client, ROWS).await;
     let mut objects = Vec::new();
@@ -247,7 +251,9 @@ async fn a_program_reads_an_object_of_a_gpu_on_the_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn objects_are_stored_on_the_host_without_gpu_memory_for_them_or_in_isolation() {
     let none = DataConfig { memory: Bytes::ZERO, ..DataConfig::default() };
-    for (gpu_data, isolation) in [(none, Isolation::Gpu), (DataConfig::default(), Isolation::Model)] {
+    for (gpu_data, isolation) in
+        [(none, ExecutorIsolation::Gpu), (DataConfig::default(), ExecutorIsolation::Model)]
+    {
         let dir = tempfile::tempdir().unwrap();
         let (worker, _controller) = serving(dir.path(), gpu_data, isolation).await;
         let mut client = client(&worker);

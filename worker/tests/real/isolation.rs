@@ -10,7 +10,7 @@ use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Digest, Reason};
-use millrace_worker::start::{Eviction, ISOLATIONS, Isolation, Worker, WorkerConfig, start};
+use millrace_worker::start::{Eviction, ExecutorIsolation, ISOLATIONS, RunningWorker, WorkerConfig, start};
 use tokio::task::JoinHandle;
 
 use crate::controller::Controller;
@@ -23,10 +23,10 @@ use crate::support::{
 /// Starts a worker with a process per model. The worker serves MLPs that differ in weights.
 async fn serving(
     dir: &Path,
-    isolation: Isolation,
+    isolation: ExecutorIsolation,
     names: &[&str],
     change: impl FnOnce(&mut WorkerConfig),
-) -> (Worker, Controller) {
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 1);
     config.isolation = isolation;
@@ -93,8 +93,8 @@ fn ask_slow(client: &Client, id: u64) -> JoinHandle<wire::InvokeResponse> {
 
 /// Serves a slow model, and a quick model that is on the GPU. Also returns the quick model's
 /// answer.
-async fn slow_and_quick(dir: &Path) -> (Worker, Controller, Vec<f32>) {
-    let (worker, controller) = serving(dir, Isolation::Model, &[], |_| {}).await;
+async fn slow_and_quick(dir: &Path) -> (RunningWorker, Controller, Vec<f32>) {
+    let (worker, controller) = serving(dir, ExecutorIsolation::Model, &[], |_| {}).await;
     let functions = [("slow", controller.publish(&slow())), ("quick", controller.publish(&synth::mlp()))];
     controller.desire(&functions);
     controller.ready("slow").await;
@@ -162,7 +162,7 @@ async fn a_model_is_copied_again_over_the_memory_of_a_dead_process() {
     // The GPU has one block, so each model uses the memory of the model before.
     let one_block = |config: &mut WorkerConfig| config.topology.gpus[0].memory = Bytes::mib(2);
     let names = ["a", "b"];
-    let (worker, controller) = serving(dir.path(), Isolation::Model, &names, one_block).await;
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Model, &names, one_block).await;
     let client = client(&worker);
     let expected = [answer(&client, "a", 1).await, answer(&client, "b", 2).await];
     assert_ne!(expected[0], expected[1]);
@@ -189,7 +189,7 @@ async fn an_evicted_model_loses_its_process_if_only_resident_models_have_one() {
         config.policy.eviction = Eviction::Lru;
     };
     let names = ["a", "b", "c"];
-    let (worker, controller) = serving(dir.path(), Isolation::Resident, &names, two_blocks).await;
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Resident, &names, two_blocks).await;
     let client = client(&worker);
     let mut expected = Vec::new();
     for (id, name) in (0..).zip(names.iter().cycle().take(9)) {
@@ -218,7 +218,7 @@ async fn an_evicted_model_loses_its_process_if_only_resident_models_have_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_kills_its_models_processes_is_quarantined_after_two() {
     let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = serving(dir.path(), Isolation::Model, &["mlp", "other"], |config| {
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Model, &["mlp", "other"], |config| {
         config.topology = crate::support::topology(2);
     })
     .await;
@@ -240,7 +240,7 @@ async fn a_request_that_kills_its_models_processes_is_quarantined_after_two() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_non_idempotent_request_is_not_repeated_after_its_process_died_in_its_run() {
     let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = serving(dir.path(), Isolation::Resident, &[], |_| {}).await;
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Resident, &[], |_| {}).await;
     desire(&controller, &["once"], false).await;
     let mut client = client(&worker);
     let expected = answer(&client, "once", 1).await;
@@ -254,7 +254,7 @@ async fn a_non_idempotent_request_is_not_repeated_after_its_process_died_in_its_
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_fail_and_the_gpu_stays_up_if_no_process_can_be_started() {
     let dir = tempfile::tempdir().unwrap();
-    let (worker, controller) = serving(dir.path(), Isolation::Model, &["mlp"], |config| {
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Model, &["mlp"], |config| {
         config.executor.program = "/nonexistent/executor".into();
     })
     .await;
@@ -274,7 +274,7 @@ async fn requests_fail_and_the_gpu_stays_up_if_no_process_can_be_started() {
 async fn no_process_of_a_model_outlives_its_worker() {
     let dir = tempfile::tempdir().unwrap();
     let names = ["a", "b", "c"];
-    let (worker, controller) = serving(dir.path(), Isolation::Model, &names, |_| {}).await;
+    let (worker, controller) = serving(dir.path(), ExecutorIsolation::Model, &names, |_| {}).await;
     let mut ends = Vec::new();
     for (id, name) in (0..).zip(names) {
         answer(&client(&worker), name, id).await;
@@ -287,7 +287,7 @@ async fn no_process_of_a_model_outlives_its_worker() {
 
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Model);
+    let mut worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Model);
     all_up(&controller).await;
     desire(&controller, &names, true).await;
     let remote = controller.hello().await.address;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, Portion, SloCounts, SyncBatch, SyncPart, Usage,
+    Bytes, DataId, FunctionKey, ModelCopy, NodeDelta, SloCounts, SyncBatch, SyncPart, SyncPortion, Usage,
 };
 
 /// The committed state of one controller, or of a group that shares it.
@@ -57,8 +57,8 @@ impl Ledger {
         }
         let next = batch.seq == self.seq + 1;
         let follows = match batch.part {
-            SyncPart::Full(Portion::Only | Portion::First) => true,
-            SyncPart::Full(Portion::Middle | Portion::Last) => next && self.incoming.is_some(),
+            SyncPart::Full(SyncPortion::Only | SyncPortion::First) => true,
+            SyncPart::Full(SyncPortion::Middle | SyncPortion::Last) => next && self.incoming.is_some(),
             SyncPart::Delta => next && self.seq > 0 && self.incoming.is_none(),
         };
         if !follows {
@@ -66,11 +66,11 @@ impl Ledger {
         }
         self.seq = batch.seq;
         self.applied.push((epoch, batch.seq, batch.part));
-        if let SyncPart::Full(Portion::Only | Portion::First) = batch.part {
+        if let SyncPart::Full(SyncPortion::Only | SyncPortion::First) = batch.part {
             self.incoming = Some(Kept::default());
         }
         self.incoming.as_mut().unwrap_or(&mut self.kept).take(batch.delta);
-        if let SyncPart::Full(Portion::Only | Portion::Last) = batch.part
+        if let SyncPart::Full(SyncPortion::Only | SyncPortion::Last) = batch.part
             && let Some(kept) = self.incoming.take()
         {
             self.kept = kept;

@@ -9,10 +9,10 @@ use bytes::Bytes as Buffer;
 use futures::future::join_all;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
-use millrace_types::topology::{Link, LinkKind};
+use millrace_types::topology::{LinkKind, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::snapshot::NodeSnapshot;
-use millrace_worker::start::{DataConfig, PolicyConfig, Worker, start};
+use millrace_worker::start::{DataConfig, PolicyConfig, RunningWorker, start};
 
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ROWS, ask, close, keeping, methods, object, part, tensor};
@@ -32,10 +32,10 @@ async fn serving(
     joined: &[(u32, u32)],
     rate: u64,
     memory: Bytes,
-) -> (Worker, Controller) {
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], gpus);
-    let nvlink = |&(a, b): &(u32, u32)| Link {
+    let nvlink = |&(a, b): &(u32, u32)| TopologyLink {
         kind: LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) },
         rate: BytesPerSec(rate),
     };
@@ -65,7 +65,7 @@ fn rows_from(first: u64, rows: u64) -> wire::InferTensor {
     tensor(rows, data.into(), Vec::new())
 }
 
-async fn make(worker: &Worker, first: u64, rows: u64) -> Made {
+async fn make(worker: &RunningWorker, first: u64, rows: u64) -> Made {
     let mut client = client(worker);
     let plain = |id, input| wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) };
     let once = ask(&mut client, plain(90 + first, rows_from(first, rows))).await;
@@ -76,14 +76,14 @@ async fn make(worker: &Worker, first: u64, rows: u64) -> Made {
 }
 
 /// Runs the MLP on rows of an object.
-async fn take(worker: &Worker, id: u64, made: &Made, first: u64, rows: u64) -> wire::InvokeResponse {
+async fn take(worker: &RunningWorker, id: u64, made: &Made, first: u64, rows: u64) -> wire::InvokeResponse {
     let input = tensor(rows, Buffer::new(), vec![part(&made.object, first, rows)]);
     ask(&mut client(worker), wire::InvokeRequest { inputs: vec![input], ..request("mlp", id, &[]) }).await
 }
 
 /// Runs many requests concurrently, each on half of an object at its own offset. Returns the GPU of
 /// each run, and the method of the object's transfer.
-async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
+async fn take_often(worker: &RunningWorker, made: &Made) -> Vec<(u32, FetchMethod)> {
     let takers = (0..TAKERS).map(async |id| {
         let first = id;
         let rows = ROWS / 2;
@@ -99,7 +99,7 @@ async fn take_often(worker: &Worker, made: &Made) -> Vec<(u32, FetchMethod)> {
 }
 
 /// Waits until the worker's snapshot satisfies the condition.
-async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
+async fn until(worker: &RunningWorker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
     let seen = async {
         while !wanted(&worker.node().snapshot().await) {
             tokio::time::sleep(LOOK_EVERY).await;

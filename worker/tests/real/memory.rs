@@ -4,7 +4,7 @@ use std::path::Path;
 
 use millrace_proto::worker::{FunctionPhase, InvokeRequest, Likely, Telemetry, WarmTo};
 use millrace_types::{Bytes, Digest, Reason};
-use millrace_worker::start::{Worker, start};
+use millrace_worker::start::{RunningWorker, start};
 
 use crate::controller::Controller;
 use crate::support::{all_up, client, config, invoke, request, row, values};
@@ -21,13 +21,13 @@ fn published<'a>(controller: &Controller, names: &[&'a str]) -> Vec<(&'a str, Di
     names.iter().map(publish).collect()
 }
 
-async fn answer(worker: &Worker, function: &str) -> Vec<f32> {
+async fn answer(worker: &RunningWorker, function: &str) -> Vec<f32> {
     values(&invoke(&mut client(worker), function, 1, &row(1)).await.unwrap())
 }
 
 /// Starts a worker that had "a" in host memory and has "b" there now. Also returns the answer of
 /// "a".
-async fn a_left_for_b(dir: &Path) -> (Worker, Controller, Vec<f32>) {
+async fn a_left_for_b(dir: &Path) -> (RunningWorker, Controller, Vec<f32>) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 1);
     // Every announced size is 64 MiB, so one model fits at a time while it is prepared.
@@ -107,7 +107,7 @@ async fn the_size_of_a_weight_group_is_measured_on_the_device() {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = start(config(dir.path(), &[controller.addr], 1)).await.unwrap();
     all_up(&controller).await;
-    let group = worker.node().group().unwrap();
+    let group = worker.node().weight_group_bytes().unwrap();
     assert!((GROUP_MIN..=GROUP_MAX).contains(&group), "{group}");
     let told = |telemetry: &Telemetry| telemetry.group_bytes == group.get();
     controller.telemetry("the group size in telemetry", told).await;

@@ -7,7 +7,7 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_types::{Bytes, NodeName, Reason};
-use millrace_worker::start::{Worker, start};
+use millrace_worker::start::{RunningWorker, start};
 
 use crate::controller::Controller;
 use crate::support::{Client, all_up, client, config, invoke, request, row, serving_mlp, within};
@@ -37,7 +37,7 @@ pub(crate) async fn ask(client: &mut Client, request: wire::InvokeRequest) -> wi
 }
 
 /// Returns the object of a stored output, with the address that other workers need.
-pub(crate) fn object(response: &wire::InvokeResponse, home: &Worker) -> wire::Object {
+pub(crate) fn object(response: &wire::InvokeResponse, home: &RunningWorker) -> wire::Object {
     let [output] = &response.outputs[..] else { panic!("{response:?}") };
     assert!(output.data.is_empty());
     let [wire::TensorPart { part: Some(Part::Held(held)) }] = &output.parts[..] else { panic!("{output:?}") };
@@ -121,7 +121,7 @@ pub(crate) fn close(a: &[u8], b: &[u8]) -> bool {
 }
 
 /// Starts two workers that serve the MLP.
-async fn pair(dir: &std::path::Path) -> (Worker, Worker, [Controller; 2]) {
+async fn pair(dir: &std::path::Path) -> (RunningWorker, RunningWorker, [Controller; 2]) {
     let (first, controller) = serving_mlp(&dir.join("w1"), 1, &["mlp"]).await;
     let other = Controller::start("test-cluster", 1).await;
     let second = config(&dir.join("w2"), &[other.addr], 1);

@@ -7,9 +7,9 @@ use millrace_model::synth;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
-use millrace_types::topology::{Link, LinkKind};
+use millrace_types::topology::{LinkKind, TopologyLink};
 use millrace_types::{BytesPerSec, Failure, GpuIndex};
-use millrace_worker::start::{Isolation, Worker, start};
+use millrace_worker::start::{ExecutorIsolation, RunningWorker, start};
 use tokio::task::JoinHandle;
 
 use crate::controller::Controller;
@@ -37,17 +37,17 @@ pub(crate) fn model() -> Vec<u8> {
 
 /// A worker with two GPUs joined by an NVLink, and the whole model on GPU 0.
 struct Joined {
-    worker: Worker,
+    worker: RunningWorker,
     controller: Controller,
     /// Answer of the model when it was copied from the host.
     answer: Vec<f32>,
 }
 
 async fn joined(dir: &Path) -> Joined {
-    joined_with(dir, Isolation::Gpu).await
+    joined_with(dir, ExecutorIsolation::Gpu).await
 }
 
-async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
+async fn joined_with(dir: &Path, isolation: ExecutorIsolation) -> Joined {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 2);
     config.policy.dispatch = "torpor".parse().unwrap();
@@ -55,7 +55,7 @@ async fn joined_with(dir: &Path, isolation: Isolation) -> Joined {
     let topology = &mut config.topology;
     topology.links.iter_mut().for_each(|link| link.rate = BytesPerSec(30_000_000));
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
-    topology.links.push(Link { kind, rate: BytesPerSec(40_000_000) });
+    topology.links.push(TopologyLink { kind, rate: BytesPerSec(40_000_000) });
     let worker = start(config).await.unwrap();
     all_up(&controller).await;
     let digest = controller.publish(&model());
@@ -153,7 +153,7 @@ async fn a_model_from_a_peer_answers_as_one_from_the_host() {
 /// checks `then`. On a busy machine the copy may end before it is broken: the test then tries
 /// again.
 async fn broken(
-    isolation: Isolation,
+    isolation: ExecutorIsolation,
     breaks: impl AsyncFn(&Joined, &wire::Telemetry),
     then: impl AsyncFn(&Joined),
 ) {
@@ -177,7 +177,7 @@ async fn broken(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     let kill = async |_: &Joined, now: &wire::Telemetry| kill_9(now.gpus[0].executor_pid);
-    broken(Isolation::Gpu, kill, async |_| {}).await;
+    broken(ExecutorIsolation::Gpu, kill, async |_| {}).await;
 }
 
 /// With a process per model, the GPU's memory outlives the process. The model that is being copied
@@ -185,7 +185,7 @@ async fn a_source_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_host() {
     let kill = async |_: &Joined, now: &wire::Telemetry| kill_9(now.gpus[0].models[0].executor_pid);
-    broken(Isolation::Model, kill, async |joined| {
+    broken(ExecutorIsolation::Model, kill, async |joined| {
         let gpus = joined.worker.node().snapshot().await.gpus;
         assert!(gpus.iter().all(|gpu| gpu.restarts == 0), "{gpus:?}");
     })
@@ -195,7 +195,7 @@ async fn a_models_process_killed_in_the_middle_of_a_copy_leaves_the_rest_to_the_
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_process_per_model_a_model_from_a_peer_answers_as_one_from_the_host() {
     let dir = tempfile::tempdir().unwrap();
-    let joined = joined_with(dir.path(), Isolation::Resident).await;
+    let joined = joined_with(dir.path(), ExecutorIsolation::Resident).await;
     joined.check(joined.second().await).await;
     joined.one_swap_from_each_source().await;
     joined.worker.shutdown().await;
@@ -206,7 +206,7 @@ async fn a_link_that_goes_down_in_the_middle_of_a_copy_costs_time_only() {
     let cut = async |joined: &Joined, _: &wire::Telemetry| {
         inject(&mut client(&joined.worker), 1, Fault::LosePeers, "").await;
     };
-    broken(Isolation::Gpu, cut, async |_| {}).await;
+    broken(ExecutorIsolation::Gpu, cut, async |_| {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,5 +219,5 @@ async fn a_source_that_falls_off_the_bus_is_replaced_and_costs_time_only() {
         };
         joined.controller.telemetry("a GPU that is unhealthy", unhealthy).await;
     };
-    broken(Isolation::Gpu, fall, async |joined| drop(all_up(&joined.controller).await)).await;
+    broken(ExecutorIsolation::Gpu, fall, async |joined| drop(all_up(&joined.controller).await)).await;
 }

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use millrace_device::monotonic_now;
 use millrace_proto::executor::event::Event;
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
-use millrace_worker::port::{PortEvent, PortEventKind, PortSink, Spawner as _};
+use millrace_worker::port::{PortEvent, PortEventKind, PortFactory as _, PortSink};
 use millrace_worker::process_port::{ExecutorCommand, ProcessSpawner};
 use tokio::sync::mpsc as async_mpsc;
 

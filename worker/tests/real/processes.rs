@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use millrace_proto::{OOM_SCORE_ADJ, worker as wire};
-use millrace_worker::start::Isolation;
+use millrace_worker::start::ExecutorIsolation;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, prlimit};
 
@@ -36,7 +36,7 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    pub(crate) fn start(dir: &Path, controller: &Controller, isolation: Isolation) -> Self {
+    pub(crate) fn start(dir: &Path, controller: &Controller, isolation: ExecutorIsolation) -> Self {
         let (program, args) = this_program_as("worker_child");
         let child = tokio::process::Command::new(program)
             .args(args)
@@ -99,7 +99,7 @@ fn executor_pids(telemetry: &wire::Telemetry) -> Vec<u32> {
 async fn a_worker_killed_with_9_leaves_no_executor() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let mut worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     let telemetry = all_up(&controller).await;
     let ends: Vec<End> = executor_pids(&telemetry).into_iter().map(End::of).collect();
     assert_eq!(ends.len(), 2);
@@ -120,7 +120,7 @@ pub(crate) fn proc_file(pid: u32, name: &str) -> String {
 async fn executors_have_none_of_the_workers_variables() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     let executors = executor_pids(&all_up(&controller).await);
     // The variable stands for an operator's secret.
     let canary = format!("{WORKER_VARIABLE}=");
@@ -135,7 +135,7 @@ async fn executors_have_none_of_the_workers_variables() {
 async fn the_kernel_kills_executors_before_their_worker_when_memory_is_short() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let _worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let _worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     for executor in executor_pids(&all_up(&controller).await) {
         assert_eq!(proc_file(executor, "oom_score_adj"), OOM_SCORE_ADJ.to_string());
     }
@@ -145,7 +145,7 @@ async fn the_kernel_kills_executors_before_their_worker_when_memory_is_short() {
 async fn the_memory_of_executors_is_limited() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let _worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let _worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     let telemetry = all_up(&controller).await;
     let limit = millrace_executor::MEMORY_BESIDE_GPU + topology(1).gpus[0].memory;
     for executor in executor_pids(&telemetry) {
@@ -159,7 +159,7 @@ async fn the_memory_of_executors_is_limited() {
 async fn twenty_killed_executors_leave_no_process_no_descriptor_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     let digest = controller.publish(&millrace_model::synth::tiny_cnn());
     controller.desire(&[("cnn", digest)]);
     controller.ready("cnn").await;

@@ -4,8 +4,8 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use millrace_function::{Buffer, Call, DataId, DataType, Error};
-use millrace_proto::frames::{Frame, Outbox};
+use millrace_function::{Buffer, DataId, DataType, Error, FunctionCall};
+use millrace_proto::frames::{FrameQueue, SocketFrame};
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::{FUNCTION_PROTOCOL_VERSION, function};
 use millrace_types::{Epoch, NodeName};
@@ -26,17 +26,17 @@ pub(crate) fn be_a_function() {
 /// Greets, requests names, and never reads.
 fn flood() {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let mut outbox = Outbox::default();
+    let mut outbox = FrameQueue::default();
     let ready = function::Ready { protocol_version: FUNCTION_PROTOCOL_VERSION, ..Default::default() };
     let said = [Said::Ready(ready)].into_iter().chain(std::iter::repeat(Said::TakeIds(function::TakeIds {})));
     for message in said {
         let message = function::FromProcess { message: Some(message) };
-        outbox.push(Frame::new(&message, Vec::new()).unwrap()).unwrap();
+        outbox.push(SocketFrame::new(&message, Vec::new()).unwrap()).unwrap();
         outbox.flush(&socket).unwrap();
     }
 }
 
-fn obey(call: &Call) -> Result<(), Error> {
+fn obey(call: &FunctionCall) -> Result<(), Error> {
     let what = call.fetch(&call.input("what")?.id)?;
     let what = String::from_utf8_lossy(what.bytes()?).into_owned();
     let x = call.fetch(&call.input("x")?.id)?;
@@ -138,7 +138,7 @@ fn obey(call: &Call) -> Result<(), Error> {
     call.output("y", &id, DataType::Uint8, &shape)
 }
 
-fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
+fn answer(call: &FunctionCall, data: &[u8]) -> Result<(), Error> {
     let id = call.unique_id()?;
     let mut room = call.create(data.len())?;
     room.copy_from_slice(data);

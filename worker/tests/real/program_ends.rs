@@ -4,7 +4,7 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_types::Reason;
-use millrace_worker::start::Isolation;
+use millrace_worker::start::ExecutorIsolation;
 
 use crate::controller::Controller;
 use crate::processes::{End, WorkerProcess};
@@ -95,7 +95,7 @@ async fn a_process_that_hangs_is_killed_at_the_deadline_of_its_request() {
 async fn a_worker_killed_with_9_leaves_no_program() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let mut worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let mut worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     all_up(&controller).await;
     // A program that never greets: only the kernel ends it.
     let said = dir.path().join("pid");
@@ -111,7 +111,7 @@ async fn a_worker_killed_with_9_leaves_no_program() {
 async fn a_call_without_descriptors_for_it_is_refused_and_its_process_serves_on() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
-    let worker = WorkerProcess::start(dir.path(), &controller, Isolation::Gpu);
+    let worker = WorkerProcess::start(dir.path(), &controller, ExecutorIsolation::Gpu);
     all_up(&controller).await;
     desire(&controller, "f", &script(), 1, false);
     controller.ready("f").await;

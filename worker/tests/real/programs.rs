@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use millrace_device::monotonic_now;
 use millrace_function::DataType;
-use millrace_model::program::Program;
+use millrace_model::program::PackedProgram;
 use millrace_proto::status::from_status;
 use millrace_proto::worker::tensor_part::Part;
 use millrace_proto::{OOM_SCORE_ADJ, worker as wire};
 use millrace_types::workflow::Signature;
 use millrace_types::{Dim, Failure, Reason, TensorSpec};
 use millrace_worker::service::tensors::INLINE_BYTES_MAX;
-use millrace_worker::start::{Launcher, Worker, WorkerConfig, start};
+use millrace_worker::start::{ProgramLauncher, RunningWorker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
@@ -36,11 +36,14 @@ pub(crate) fn packed(file: &[u8]) -> Vec<u8> {
 
 /// Packs a program that declares these outputs.
 fn packed_with(outputs: &[&str], file: &[u8]) -> Vec<u8> {
-    let program = Program { declared: declared(outputs), file: bytes::Bytes::copy_from_slice(file) };
+    let program = PackedProgram { signature: declared(outputs), file: bytes::Bytes::copy_from_slice(file) };
     program.pack().unwrap().to_vec()
 }
 
-pub(crate) async fn worker_with(dir: &Path, programs: Option<Launcher>) -> (Worker, Controller) {
+pub(crate) async fn worker_with(
+    dir: &Path,
+    programs: Option<ProgramLauncher>,
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let config = WorkerConfig { programs, ..config(dir, &[controller.addr], 1) };
     let worker = start(config).await.unwrap();
@@ -59,7 +62,7 @@ pub(crate) fn desire(controller: &Controller, name: &str, file: &[u8], processes
 }
 
 /// Starts a worker that serves the script of `program_child`.
-pub(crate) async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (Worker, Controller) {
+pub(crate) async fn serving(dir: &Path, processes: u32, idempotent: bool) -> (RunningWorker, Controller) {
     let (worker, controller) = worker_with(dir, Some(launcher())).await;
     desire(&controller, "f", &script(), processes, idempotent);
     controller.ready("f").await;

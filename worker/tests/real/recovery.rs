@@ -2,7 +2,7 @@
 
 use millrace_model::synth;
 use millrace_proto::worker as wire;
-use millrace_types::{Digest, GpuIndex, ModelCopy, Tier};
+use millrace_types::{Digest, GpuIndex, MemoryTier, ModelCopy};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::start::start;
 
@@ -67,7 +67,7 @@ async fn moves_what_is_asked_for(dispatch: &str) {
 
     std::fs::write(&hold, "").unwrap();
     kill_9(before.gpus[0].executor_pid);
-    let copy = |digest: &Digest, gpu| ModelCopy { digest: *digest, tier: Tier::Gpu(GpuIndex(gpu)) };
+    let copy = |digest: &Digest, gpu| ModelCopy { digest: *digest, tier: MemoryTier::Gpu(GpuIndex(gpu)) };
     let moved = |ledger: &Ledger| {
         let models = &ledger.kept.models;
         let has = |gpu| digests.iter().filter(|digest| models.contains_key(&copy(digest, gpu))).count();

@@ -10,7 +10,7 @@ use millrace_proto::worker as wire;
 use millrace_proto::worker::FetchMethod;
 use millrace_proto::worker::in_sequence::Id;
 use millrace_types::{Bytes, Reason};
-use millrace_worker::start::{DataConfig, MigrationPolicy, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, MigrationPolicy, RunningWorker, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::metrics::scraped;
@@ -31,7 +31,7 @@ async fn serving(
     width: usize,
     changed: impl FnOnce(WorkerConfig) -> WorkerConfig,
     desired: impl Fn(&mut wire::DesiredFunction),
-) -> (Worker, Controller) {
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = start(changed(config(dir, &[controller.addr], gpus))).await.unwrap();
     all_up(&controller).await;

@@ -5,7 +5,7 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_types::Reason;
-use millrace_worker::service::Faults;
+use millrace_worker::service::InjectedFaults;
 use millrace_worker::start::start;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -158,7 +158,7 @@ async fn faults_are_refused_without_the_flag() {
     let dir = tempfile::tempdir().unwrap();
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir.path(), &[controller.addr], 1);
-    config.faults = Faults::Refuse;
+    config.faults = InjectedFaults::Refuse;
     let worker = start(config).await.unwrap();
     let request = wire::InjectFaultRequest { gpu: 0, fault: Fault::Xid as u32, function: String::new() };
     let status = client(&worker).inject_fault(request).await.unwrap_err();

@@ -11,12 +11,13 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_client::WorkerClient;
 use millrace_proto::worker::worker_server::WorkerServer;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, Failure, GpuIndex, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
-use millrace_worker::service::{Faults, Limits, WorkerService};
+use millrace_worker::service::{InjectedFaults, ServiceLimits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, Isolation, Launcher, LookupOrder, SchedulingPolicy, Worker, WorkerConfig, start,
+    DataConfig, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker, SchedulingPolicy,
+    WorkerConfig, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -63,9 +64,9 @@ pub(crate) fn this_program_as(test: &str) -> (std::path::PathBuf, Vec<OsString>)
 }
 
 /// Returns a launcher of programs: this program, as one of its tests.
-pub(crate) fn launcher() -> Launcher {
+pub(crate) fn launcher() -> ProgramLauncher {
     let (program, args) = this_program_as("launcher_child");
-    Launcher { program, args, envs: vec![(LAUNCHER_VARIABLE.into(), "1".into())] }
+    ProgramLauncher { program, args, envs: vec![(LAUNCHER_VARIABLE.into(), "1".into())] }
 }
 
 /// Returns a script that runs this program as a function.
@@ -76,13 +77,13 @@ pub(crate) fn script() -> Vec<u8> {
 }
 
 pub(crate) fn topology(gpus: u32) -> Topology {
-    let gpu = |index| Gpu {
+    let gpu = |index| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "test".into(),
         memory: Bytes::mib(64),
         host_path: vec![LinkId(index)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(1) };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(1) };
     Topology { name: "test".into(), gpus: (0..gpus).map(gpu).collect(), links: vec![link; gpus as usize] }
 }
 
@@ -110,18 +111,18 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         executor: ExecutorCommand { program, args, envs: vec![(EXECUTOR_VARIABLE.into(), "1".into())] },
         programs: None,
         policy: SchedulingPolicy::default(),
-        isolation: Isolation::default(),
+        isolation: ExecutorIsolation::default(),
         lookup: LookupOrder::default(),
         executor_threads: 1,
-        faults: Faults::Obey,
+        faults: InjectedFaults::Obey,
         seed: 1,
-        limits: Limits::default(),
+        limits: ServiceLimits::default(),
         kept: None,
     }
 }
 
 /// Starts a worker with its executors up, and its controller.
-pub(crate) async fn worker(dir: &Path, gpus: u32) -> (Worker, Controller) {
+pub(crate) async fn worker(dir: &Path, gpus: u32) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let worker = start(config(dir, &[controller.addr], gpus)).await.unwrap();
     all_up(&controller).await;
@@ -136,7 +137,7 @@ pub(crate) async fn all_up(controller: &Controller) -> wire::Telemetry {
 }
 
 /// Starts a worker that serves the MLP under these names.
-pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (Worker, Controller) {
+pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (RunningWorker, Controller) {
     let (worker, controller) = worker(dir, gpus).await;
     let digest = controller.publish(&millrace_model::synth::mlp());
     controller.desire(&names.iter().map(|name| (*name, digest)).collect::<Vec<_>>());
@@ -147,18 +148,18 @@ pub(crate) async fn serving_mlp(dir: &Path, gpus: u32, names: &[&str]) -> (Worke
 }
 
 /// Reports data to a registered worker's index that the worker does not hold.
-pub(crate) async fn index_data(worker: &Worker, entries: u64) {
+pub(crate) async fn index_data(worker: &RunningWorker, entries: u64) {
     let index = worker.control().index();
     for counter in 1..=entries {
         let id = DataId { home: NodeName::new("w1").unwrap(), epoch: Epoch(1), counter };
-        index.place().await.unwrap().stored(id, Bytes(4096));
+        index.reserve().await.unwrap().stored(id, Bytes(4096));
     }
 }
 
 pub(crate) type Client = WorkerClient<WorkerServer<WorkerService>>;
 
 /// Returns a client of the worker's service without a socket.
-pub(crate) fn client(worker: &Worker) -> Client {
+pub(crate) fn client(worker: &RunningWorker) -> Client {
     let server = WorkerServer::new(worker.service()).max_decoding_message_size(256 << 20);
     WorkerClient::new(server).max_decoding_message_size(256 << 20)
 }

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use millrace_policy::fabric::Counts;
-use millrace_policy::rates::Sharing;
+use millrace_policy::fabric::GuaranteeCounts;
+use millrace_policy::rates::TransferSharing;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
 use millrace_types::{Bytes, BytesPerSec, Failure, NodeName, Reason};
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
-use millrace_worker::start::{DataConfig, SchedulingPolicy, Worker, WorkerConfig, start};
+use millrace_worker::start::{DataConfig, RunningWorker, SchedulingPolicy, WorkerConfig, start};
 
 use crate::controller::Controller;
 use crate::objects::{ROW_BYTES, ask, keeping, methods, object, part, rows, tensor};
@@ -29,7 +29,7 @@ const SLOW: BytesPerSec = BytesPerSec(5_000_000);
 
 /// Starts a worker that serves the MLP on a GPU behind a link of this rate, with this memory for
 /// objects.
-async fn serving(dir: &Path, rate: BytesPerSec, room: Bytes) -> (Worker, Controller) {
+async fn serving(dir: &Path, rate: BytesPerSec, room: Bytes) -> (RunningWorker, Controller) {
     let gpu_data = DataConfig { memory: room, ..DataConfig::default() };
     serving_as(dir, rate, |config| WorkerConfig { gpu_data, ..config }).await
 }
@@ -39,7 +39,7 @@ async fn serving_as(
     dir: &Path,
     rate: BytesPerSec,
     changed: impl FnOnce(WorkerConfig) -> WorkerConfig,
-) -> (Worker, Controller) {
+) -> (RunningWorker, Controller) {
     let controller = Controller::start("test-cluster", 1).await;
     let mut config = config(dir, &[controller.addr], 1);
     config.topology.links[0].rate = rate;
@@ -52,18 +52,18 @@ async fn serving_as(
 }
 
 /// Stores the MLP's output as an object.
-async fn make(worker: &Worker, id: u64) -> wire::Object {
+async fn make(worker: &RunningWorker, id: u64) -> wire::Object {
     object(&ask(&mut client(worker), keeping(id, rows(MANY), LONG)).await, worker)
 }
 
 /// Returns the MLP's output.
-async fn answer(worker: &Worker) -> bytes::Bytes {
+async fn answer(worker: &RunningWorker) -> bytes::Bytes {
     let plain = wire::InvokeRequest { inputs: vec![rows(MANY)], ..request("mlp", 90, &[]) };
     ask(&mut client(worker), plain).await.outputs[0].data.clone()
 }
 
 /// Fetches a whole object as another worker does.
-async fn fetch(worker: &Worker, object: &wire::Object) -> Result<Vec<u8>, Failure> {
+async fn fetch(worker: &RunningWorker, object: &wire::Object) -> Result<Vec<u8>, Failure> {
     let request = wire::FetchObjectRequest { id: object.id.clone(), whole: true, ..<_>::default() };
     let all = async {
         let address = format!("http://{}", worker.addr());
@@ -80,7 +80,7 @@ async fn fetch(worker: &Worker, object: &wire::Object) -> Result<Vec<u8>, Failur
     within("an object", all).await.map_err(|status| from_status(&status))
 }
 
-async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
+async fn until(worker: &RunningWorker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bool) {
     let seen = async {
         while !wanted(&worker.node().snapshot().await) {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -89,7 +89,7 @@ async fn until(worker: &Worker, what: &str, wanted: impl Fn(&NodeSnapshot) -> bo
     within(what, seen).await;
 }
 
-async fn link(worker: &Worker) -> LinkSnapshot {
+async fn link(worker: &RunningWorker) -> LinkSnapshot {
     worker.node().snapshot().await.links.remove(0)
 }
 
@@ -119,7 +119,7 @@ async fn an_object_fetched_by_another_worker_crosses_its_gpus_link_under_grants(
 async fn a_fetch_of_another_worker_has_the_deadline_of_its_request() {
     let dir = tempfile::tempdir().unwrap();
     let sharing = |config: WorkerConfig| {
-        let policy = SchedulingPolicy { sharing: Sharing::FaasTube, ..config.policy };
+        let policy = SchedulingPolicy { sharing: TransferSharing::FaasTube, ..config.policy };
         WorkerConfig { policy, ..config }
     };
     let (home, _controller) = serving_as(&dir.path().join("w1"), FAST, sharing).await;
@@ -135,9 +135,9 @@ async fn a_fetch_of_another_worker_has_the_deadline_of_its_request() {
         assert_eq!(methods(&taken), [(wire::FetchMethod::InterNode, WHOLE)]);
     };
     take(2, None).await;
-    assert_eq!(ended().await, Counts { unpromised: 1, ..Counts::default() });
+    assert_eq!(ended().await, GuaranteeCounts { unpromised: 1, ..GuaranteeCounts::default() });
     take(3, Some(Duration::from_secs(600))).await;
-    assert_eq!(ended().await, Counts { unpromised: 1, admitted: 1, ..Counts::default() });
+    assert_eq!(ended().await, GuaranteeCounts { unpromised: 1, admitted: 1, ..GuaranteeCounts::default() });
     home.shutdown().await;
     other.shutdown().await;
 }

@@ -8,7 +8,7 @@ use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
 use millrace_worker::snapshot::NodeSnapshot;
 
-use crate::scenario::{Ending, Happening, Scenario};
+use crate::scenario::{Ending, Scenario, ScenarioEvent};
 use crate::two_times::Outcome;
 use crate::world::{Answer, World, function, in_virtual_time, prepare, request};
 
@@ -33,16 +33,16 @@ async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
     for &(at, happening) in &scenario.happenings {
         world.until(at).await;
         match happening {
-            Happening::Arrive { request: number, function, timeout } => {
+            ScenarioEvent::Arrive { request: number, function, timeout } => {
                 clients.insert(number, ask(&world, function, timeout));
             }
-            Happening::Leave { request } => {
+            ScenarioEvent::Leave { request } => {
                 if let Some(client) = clients.get(&request).filter(|client| !client.is_finished()) {
                     client.abort();
                     endings.insert(request, Ending::Cancelled);
                 }
             }
-            Happening::Kill(gpu) => world.machine.kill(gpu),
+            ScenarioEvent::Kill(gpu) => world.machine.kill(gpu),
         }
     }
     world.until(scenario.end).await;

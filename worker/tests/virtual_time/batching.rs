@@ -4,26 +4,29 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_proto::executor::{Tensor, tensor::Contents};
-use millrace_types::{Batching, Bytes, Priority, Reason, Residency, Serving};
+use millrace_types::{BatchingOptions, Bytes, Priority, Reason, ResidencyOptions, SchedulingOptions};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
-use millrace_worker::request::{Invocation, Share};
+use millrace_worker::request::{Attempt, BatchShare};
 
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, reason, request};
 
-fn batched(max_size: u32, max_wait: Duration) -> Serving {
-    Serving { batching: Some(Batching { max_size, max_wait }), ..Serving::default() }
+fn batched(max_size: u32, max_wait: Duration) -> SchedulingOptions {
+    SchedulingOptions {
+        batching: Some(BatchingOptions { max_size, max_wait }),
+        ..SchedulingOptions::default()
+    }
 }
 
 /// Returns a request with `rows` rows of four numbers.
-pub(crate) fn rows(function: usize, rows: i64) -> Invocation {
+pub(crate) fn rows(function: usize, rows: i64) -> Attempt {
     let contents = Some(Contents::Inline(vec![0; rows as usize * 16].into()));
     let input = Tensor { name: "x".into(), datatype: "FP32".into(), shape: vec![rows, 4], contents };
-    Invocation { inputs: vec![input], ..request(function) }
+    Attempt { inputs: vec![input], ..request(function) }
 }
 
-async fn install(world: &World, number: usize, serving: Serving) {
+async fn install(world: &World, number: usize, serving: SchedulingOptions) {
     let config = FunctionConfig { serving, ..function(number) };
     world.node.install(config, prepare(number, Bytes::mib(2))).await.unwrap();
 }
@@ -46,7 +49,7 @@ fn waiting_requests_run_as_a_batch_and_each_is_charged_for_its_rows() {
         for other in others {
             shares.push(other.await.unwrap().unwrap().share);
         }
-        let share = |first, rows| Some(Share { first, rows, of: 4 });
+        let share = |first, rows| Some(BatchShare { first, rows, of: 4 });
         assert_eq!(shares, [share(0, 1), share(1, 2), share(3, 1), None]);
         let snapshot = world.node.snapshot().await;
         assert_eq!((snapshot.batches.batches, snapshot.batches.requests), (1, 3));
@@ -89,7 +92,8 @@ fn requests_of_a_higher_priority_run_first_and_a_request_may_lower_its_own() {
     in_virtual_time(async {
         let world = World::start(gpus(1), &behaviour(&[5, 5, 5]));
         for (number, level) in [(0, 4), (1, 8), (2, 1)] {
-            let serving = Serving { priority: Priority::new(level).unwrap(), ..Serving::default() };
+            let serving =
+                SchedulingOptions { priority: Priority::new(level).unwrap(), ..SchedulingOptions::default() };
             install(&world, number, serving).await;
         }
         for number in 0..3 {
@@ -100,7 +104,7 @@ fn requests_of_a_higher_priority_run_first_and_a_request_may_lower_its_own() {
         let ahead = world.ask(request(0));
         world.pass_ms(1).await;
         let last = world.ask(request(1));
-        let stepped_back = world.ask(Invocation { priority: 8, ..request(2) });
+        let stepped_back = world.ask(Attempt { priority: 8, ..request(2) });
         let first = world.ask(request(2));
         for before in [running, ahead] {
             before.await.unwrap().unwrap();
@@ -116,8 +120,8 @@ fn requests_of_a_higher_priority_run_first_and_a_request_may_lower_its_own() {
 fn a_model_is_kept_warm_and_dropped_by_its_functions_residency() {
     in_virtual_time(async {
         let world = World::start(gpus(2), &behaviour(&[5, 5]));
-        let warm = Residency { min_warm: 2, ..Residency::default() };
-        install(&world, 0, Serving { residency: warm, ..Serving::default() }).await;
+        let warm = ResidencyOptions { min_warm: 2, ..ResidencyOptions::default() };
+        install(&world, 0, SchedulingOptions { residency: warm, ..SchedulingOptions::default() }).await;
         world.pass_ms(50).await;
         let loaded = |snapshot: &millrace_worker::snapshot::NodeSnapshot| {
             let of = |gpu: &millrace_worker::snapshot::GpuSnapshot| gpu.models.len();
@@ -126,8 +130,9 @@ fn a_model_is_kept_warm_and_dropped_by_its_functions_residency() {
         assert_eq!(loaded(&world.node.snapshot().await), [1, 1]);
         let hit = world.ask(request(0)).await.unwrap().unwrap();
         assert_eq!(hit.split.swapped, Bytes::ZERO);
-        let short = Residency { evict_after: Some(Duration::from_millis(100)), ..Residency::default() };
-        install(&world, 1, Serving { residency: short, ..Serving::default() }).await;
+        let short =
+            ResidencyOptions { evict_after: Some(Duration::from_millis(100)), ..ResidencyOptions::default() };
+        install(&world, 1, SchedulingOptions { residency: short, ..SchedulingOptions::default() }).await;
         world.ask(request(1)).await.unwrap().unwrap();
         assert_eq!(loaded(&world.node.snapshot().await).iter().sum::<usize>(), 3);
         world.pass_ms(150).await;

@@ -7,7 +7,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, Reason};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
-use millrace_worker::request::Invocation;
+use millrace_worker::request::Attempt;
 use millrace_worker::snapshot::GpuHealth;
 
 use crate::world::{START, World, behaviour, function, gpus, in_virtual_time, prepare, request};
@@ -166,7 +166,7 @@ fn a_request_without_attempts_left_fails_when_its_executor_dies() {
         let world = World::start(gpus(2), &behaviour(&[20]));
         world.install(0, Bytes::mib(2)).await;
         world.pass_ms(20).await;
-        let last = world.ask(Invocation { attempts_left: 1, ..request(0) });
+        let last = world.ask(Attempt { attempts_left: 1, ..request(0) });
         world.pass_ms(5).await;
         world.machine.kill(GpuIndex(0));
         let failure = last.await.unwrap().unwrap_err();

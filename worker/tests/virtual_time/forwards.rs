@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use millrace_policy::paths::HostLinks;
-use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::node::NodeConfig;
-use millrace_worker::port::model::Behaviour;
+use millrace_worker::port::model::ExecutorBehaviour;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request};
 
@@ -24,14 +24,14 @@ fn joined() -> Topology {
     let mut topology = gpus(2);
     topology.gpus.iter_mut().for_each(|gpu| gpu.memory = Bytes::gib(1));
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
-    topology.links.push(Link { kind, rate: BytesPerSec::gb(20) });
+    topology.links.push(TopologyLink { kind, rate: BytesPerSec::gb(20) });
     topology
 }
 
 async fn start(host_links: HostLinks) -> World {
     let config = NodeConfig { host_links, ..NodeConfig::new(joined()) };
     // The copy rate does not limit the links.
-    let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour(&[1, 1]) };
+    let behaviour = ExecutorBehaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour(&[1, 1]) };
     let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
     world.install(0, LARGE).await;
     world.install(1, SMALL).await;

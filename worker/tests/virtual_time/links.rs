@@ -6,12 +6,12 @@ use std::time::Duration;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ByteRange, Copy, CopyDone, LoadProgram, Map};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation};
 use millrace_worker::clock::{Clock, VirtualClock};
-use millrace_worker::port::model::{Behaviour, RunModel};
+use millrace_worker::port::model::{ExecutorBehaviour, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
-use millrace_worker::port::{PortEventKind, PortSink, Spawner as _};
+use millrace_worker::port::{PortEventKind, PortFactory as _, PortSink};
 
 const BATCH: Bytes = Bytes::mib(10);
 /// Duration of a batch: 10 MiB at 12 GB/s.
@@ -20,13 +20,13 @@ const BATCHES: u64 = 40;
 
 /// Returns a topology of GPUs that share one link of 12 GB/s to the host.
 fn shared_link(gpus: u32) -> Topology {
-    let gpu = |index| Gpu {
+    let gpu = |index| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "modelled".to_owned(),
         memory: Bytes::gib(1),
         host_path: vec![LinkId(0)],
     };
-    let link = Link { kind: LinkKind::PcieUplink, rate: BytesPerSec::gb(12) };
+    let link = TopologyLink { kind: LinkKind::PcieUplink, rate: BytesPerSec::gb(12) };
     Topology { name: "test".to_owned(), gpus: (0..gpus).map(gpu).collect(), links: vec![link] }
 }
 
@@ -37,7 +37,7 @@ fn joined(gpus: u32) -> Topology {
     topology.gpus.iter_mut().for_each(|gpu| gpu.host_path = vec![LinkId(gpu.index.0)]);
     let own = topology.links.remove(0);
     topology.links.resize(gpus as usize, own);
-    let nvlink = |gpu| Link {
+    let nvlink = |gpu| TopologyLink {
         kind: LinkKind::NvLink { a: GpuIndex(gpu - 1), b: GpuIndex(gpu) },
         rate: BytesPerSec::gb(48),
     };
@@ -56,7 +56,7 @@ fn copy_by(topology: &Topology, via: &[&[u32]]) -> Vec<Vec<CopyDone>> {
     let runtime =
         || tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     actix_rt::System::with_tokio_rt(runtime).block_on(async move {
-        let behaviour = Behaviour {
+        let behaviour = ExecutorBehaviour {
             start: Duration::ZERO,
             process_start: Duration::ZERO,
             // The links alone limit the rate.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use millrace_proto::executor::command::Command;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Reason};
 use millrace_worker::node::NodeConfig;
-use millrace_worker::port::{Descriptor, ExecutorPort, PortSink, Spawner};
+use millrace_worker::port::{Descriptor, ExecutorPort, PortFactory, PortSink};
 use tracing::span;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request};
@@ -117,7 +117,7 @@ fn a_node_that_panics_answers_every_request_with_an_error_and_serves_again() {
 
 /// Ports that panic at their first command after `armed`.
 struct Faulty {
-    inner: Box<dyn Spawner>,
+    inner: Box<dyn PortFactory>,
     armed: Arc<AtomicBool>,
 }
 
@@ -126,7 +126,7 @@ struct FaultyPort {
     armed: Arc<AtomicBool>,
 }
 
-impl Spawner for Faulty {
+impl PortFactory for Faulty {
     fn port(&mut self, gpu: GpuIndex, sink: PortSink) -> Box<dyn ExecutorPort> {
         Box::new(FaultyPort { inner: self.inner.port(gpu, sink), armed: Arc::clone(&self.armed) })
     }
@@ -151,7 +151,7 @@ fn an_executor_actor_that_panics_costs_latency_only() {
         let armed = Arc::new(AtomicBool::new(false));
         let spawner = {
             let armed = Arc::clone(&armed);
-            move |machine| -> Box<dyn Spawner> { Box::new(Faulty { inner: Box::new(machine), armed }) }
+            move |machine| -> Box<dyn PortFactory> { Box::new(Faulty { inner: Box::new(machine), armed }) }
         };
         let world = World::start_with(NodeConfig::new(gpus(2)), &behaviour(&[5]), 1, spawner);
         world.install(0, Bytes::mib(2)).await;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use millrace_policy::gpu::Eviction;
-use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::node::NodeConfig;
-use millrace_worker::port::model::Behaviour;
+use millrace_worker::port::model::ExecutorBehaviour;
 use millrace_worker::snapshot::NodeSnapshot;
 
 use crate::world::{START, World, behaviour, gpus, in_virtual_time, request, revision};
@@ -17,7 +17,7 @@ const NVLINK: LinkId = LinkId(2);
 fn joined() -> Topology {
     let mut topology = gpus(2);
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(1) };
-    topology.links.push(Link { kind, rate: BytesPerSec::gb(20) });
+    topology.links.push(TopologyLink { kind, rate: BytesPerSec::gb(20) });
     topology
 }
 
@@ -25,9 +25,9 @@ fn config() -> NodeConfig {
     NodeConfig { dispatch: "torpor".parse().unwrap(), ..NodeConfig::new(joined()) }
 }
 
-fn start(behaviour: &Behaviour) -> World {
+fn start(behaviour: &ExecutorBehaviour) -> World {
     // The copy rate does not limit the links.
-    let behaviour = Behaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour.clone() };
+    let behaviour = ExecutorBehaviour { copy_rate: BytesPerSec::gb(1000), ..behaviour.clone() };
     World::start_with(config(), &behaviour, 1, |machine| Box::new(machine))
 }
 

@@ -5,24 +5,27 @@ use std::time::Duration;
 use millrace_policy::dispatch::PolicyConfig;
 use millrace_policy::gpu::Eviction;
 use millrace_policy::preset::SchedulingPolicy;
-use millrace_policy::rates::Sharing;
+use millrace_policy::rates::TransferSharing;
 use millrace_types::policy::{
     AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
 };
-use millrace_types::{Batching, Bytes, PolicySpec, Serving};
+use millrace_types::{BatchingOptions, Bytes, PolicySpec, SchedulingOptions};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
-use millrace_worker::policy::{InForce, Wanted};
+use millrace_worker::policy::{DesiredPolicy, EffectivePolicy};
 
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
 
-fn wanted(generation: u64, dispatch: DispatchName) -> Wanted {
+fn wanted(generation: u64, dispatch: DispatchName) -> DesiredPolicy {
     let alpha = (dispatch == DispatchName::Torpor).then_some(AlphaReading::Artifact);
     let eviction = Some(EvictionName::Torpor);
-    Wanted { generation, spec: PolicySpec { dispatch: Some(dispatch), eviction, alpha, ..PolicySpec::NONE } }
+    DesiredPolicy {
+        generation,
+        spec: PolicySpec { dispatch: Some(dispatch), eviction, alpha, ..PolicySpec::NONE },
+    }
 }
 
-async fn in_force(world: &World) -> InForce {
+async fn in_force(world: &World) -> EffectivePolicy {
     world.node.snapshot().await.policy.unwrap()
 }
 
@@ -83,9 +86,9 @@ fn a_policy_that_uses_scores_gets_them_once_it_is_in_force() {
         for answer in [running, behind, kept] {
             answer.await.unwrap().unwrap();
         }
-        world.node.set_policy(Wanted { generation: 2, spec: PolicySpec::NONE });
+        world.node.set_policy(DesiredPolicy { generation: 2, spec: PolicySpec::NONE });
         world.pass_ms(1).await;
-        let back = InForce { generation: 2, policy: SchedulingPolicy::preset(PresetName::Fifo) };
+        let back = EffectivePolicy { generation: 2, policy: SchedulingPolicy::preset(PresetName::Fifo) };
         assert_eq!(in_force(&world).await, back, "the policy at the start");
     });
 }
@@ -95,15 +98,15 @@ fn requests_run_alone_while_batching_is_off() {
     in_virtual_time(async {
         let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[10]), 1, |machine| Box::new(machine));
-        let batching = Some(Batching { max_size: 8, max_wait: Duration::from_millis(2) });
-        let serving = Serving { batching, ..Serving::default() };
+        let batching = Some(BatchingOptions { max_size: 8, max_wait: Duration::from_millis(2) });
+        let serving = SchedulingOptions { batching, ..SchedulingOptions::default() };
         let config = FunctionConfig { serving, ..function(0) };
         world.node.install(config, prepare(0, Bytes::mib(2))).await.unwrap();
         let off = PolicySpec { batching: Some(Batches::Off), ..PolicySpec::NONE };
         world.pass_ms(20).await;
         let rows = |rows: i64| crate::batching::rows(0, rows);
         for (spec, runs) in [(off, 0), (PolicySpec::NONE, 1), (off, 1)] {
-            world.node.set_policy(Wanted { generation: 1, spec });
+            world.node.set_policy(DesiredPolicy { generation: 1, spec });
             world.pass_ms(1).await;
             let asked: Vec<_> = (0..4).map(|_| world.ask(rows(1))).collect();
             for answer in asked {
@@ -128,10 +131,10 @@ fn transfers_continue_when_an_operator_changes_the_transfer_sharing() {
         for (generation, sharing) in (1..).zip([TransferSharingName::Faastube, TransferSharingName::Fifo]) {
             let host_links = Some(HostLinksName::All);
             let spec = PolicySpec { transfer_sharing: Some(sharing), host_links, ..PolicySpec::NONE };
-            world.node.set_policy(Wanted { generation, spec });
+            world.node.set_policy(DesiredPolicy { generation, spec });
             world.pass_ms(1).await;
         }
-        assert_eq!(in_force(&world).await.policy.sharing, Sharing::Fifo);
+        assert_eq!(in_force(&world).await.policy.sharing, TransferSharing::Fifo);
         for answer in asked {
             answer.await.unwrap().unwrap();
         }

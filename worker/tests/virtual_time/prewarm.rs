@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millrace_policy::dispatch::Prewarms;
+use millrace_policy::dispatch::PrewarmCounts;
 use millrace_policy::prewarm::Prewarm;
 use millrace_types::{Bytes, GpuIndex};
 use millrace_worker::node::NodeConfig;
-use millrace_worker::request::Invocation;
+use millrace_worker::request::Attempt;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request, revision};
 
@@ -22,8 +22,8 @@ async fn two_steps(prewarm: Prewarm) -> World {
 }
 
 /// Returns a request for the first step of a workflow. The second step runs function 1.
-fn first() -> Invocation {
-    Invocation { next: vec![revision(1)], ..request(0) }
+fn first() -> Attempt {
+    Attempt { next: vec![revision(1)], ..request(0) }
 }
 
 async fn on_gpu(world: &World, function: usize) -> bool {
@@ -42,7 +42,7 @@ fn the_second_steps_model_is_loaded_while_the_first_step_runs() {
         let second = world.node.invoke(request(1)).await.unwrap();
         assert_eq!((second.split.swap, second.split.swapped), (Duration::ZERO, Bytes::ZERO));
         let snapshot = world.node.snapshot().await;
-        assert_eq!(snapshot.dispatch.prewarms, Prewarms { brought: 1, there: 0, busy: 0 });
+        assert_eq!(snapshot.dispatch.prewarms, PrewarmCounts { brought: 1, there: 0, busy: 0 });
         assert_eq!(snapshot.gpus[0].swaps, 2, "each model was loaded once");
     });
 }
@@ -57,7 +57,7 @@ fn with_prewarming_off_the_second_steps_model_is_loaded_with_the_second_step() {
         step.await.unwrap().unwrap();
         let second = world.node.invoke(request(1)).await.unwrap();
         assert_eq!(second.split.swapped, Bytes::mib(20));
-        assert_eq!(world.node.snapshot().await.dispatch.prewarms, Prewarms::default());
+        assert_eq!(world.node.snapshot().await.dispatch.prewarms, PrewarmCounts::default());
     });
 }
 
@@ -65,9 +65,9 @@ fn with_prewarming_off_the_second_steps_model_is_loaded_with_the_second_step() {
 fn a_hint_of_a_function_that_is_not_served_here_is_ignored() {
     in_virtual_time(async {
         let world = two_steps(Prewarm::On).await;
-        let step = Invocation { next: vec![revision(7)], ..request(0) };
+        let step = Attempt { next: vec![revision(7)], ..request(0) };
         assert_eq!(world.node.invoke(step).await.unwrap().gpu, Some(GpuIndex(0)));
-        assert_eq!(world.node.snapshot().await.dispatch.prewarms, Prewarms::default());
+        assert_eq!(world.node.snapshot().await.dispatch.prewarms, PrewarmCounts::default());
     });
 }
 

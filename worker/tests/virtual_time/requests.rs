@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::{POLICIES, PolicyConfig};
 use millrace_policy::trace::CoreId;
-use millrace_types::tenancy::Share;
+use millrace_types::tenancy::ResourceShare;
 use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};
 use millrace_worker::node::NodeConfig;
 use millrace_worker::port::model::RunEnd;
-use millrace_worker::request::{Invocation, Split};
+use millrace_worker::request::{Attempt, AttemptTimes};
 use tokio::task::JoinHandle;
 
 use crate::world::{
@@ -56,10 +56,10 @@ fn the_wait_behind_a_sequence_counts_towards_timeout_and_objective() {
         let world = World::start(gpus(1), &behaviour(&[5]));
         world.install(0, Bytes::mib(20)).await;
         world.pass_ms(100).await;
-        let behind = |ms| Invocation { behind: Duration::from_millis(ms), ..request(0) };
+        let behind = |ms| Attempt { behind: Duration::from_millis(ms), ..request(0) };
         // On the node alone, each request meets its objective of 25 ms.
         for ms in [0, 10, 30] {
-            let Split { queue, total, .. } = world.node.invoke(behind(ms)).await.unwrap().split;
+            let AttemptTimes { queue, total, .. } = world.node.invoke(behind(ms)).await.unwrap().split;
             let waited = Duration::from_millis(ms);
             assert!(
                 queue >= waited && total >= waited + Duration::from_millis(5),
@@ -119,7 +119,7 @@ fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
         };
         let (a, b) = both().await;
         assert_ne!(a.gpu, b.gpu, "without caps each has a GPU");
-        world.node.cap(Arc::new([(tenant.clone(), quota)].into()));
+        world.node.set_quotas(Arc::new([(tenant.clone(), quota)].into()));
         let (a, b) = both().await;
         let queued = a.split.queue.max(b.split.queue);
         assert!(queued >= Duration::from_millis(5), "one waits for the other: {queued:?}");
@@ -128,7 +128,7 @@ fn a_tenants_requests_beyond_its_caps_wait_until_the_caps_are_gone() {
         let (a, b) = tokio::join!(world.node.invoke(request(0)), world.node.invoke(request(1)));
         let queued = a.unwrap().split.queue.max(b.unwrap().split.queue);
         assert!(queued >= Duration::from_millis(5), "{queued:?}");
-        world.node.cap(Arc::default());
+        world.node.set_quotas(Arc::default());
         let (a, b) = both().await;
         assert_ne!(a.gpu, b.gpu);
     });
@@ -140,8 +140,8 @@ fn a_failure_by_a_tenants_caps_names_the_caps() {
         let config = NodeConfig { requests_max: 4, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[5]), 1, |machine| Box::new(machine));
         world.install(0, Bytes::mib(20)).await;
-        let cap = |quota| world.node.cap(Arc::new([(revision(0).function.tenant, quota)].into()));
-        cap(Quota { memory_share: Share::from_ppm(1_000).ok(), ..Quota::NONE });
+        let cap = |quota| world.node.set_quotas(Arc::new([(revision(0).function.tenant, quota)].into()));
+        cap(Quota { memory_share: ResourceShare::from_ppm(1_000).ok(), ..Quota::NONE });
         let refused = world.node.invoke(request(0)).await.unwrap_err();
         assert_eq!(refused.reason, Reason::NoGpuMemory);
         assert!(refused.message.contains("millrace get tenants"), "{refused:?}");
@@ -419,7 +419,7 @@ fn changes_that_routing_reads_are_announced() {
         world.node.invoke(request(0)).await.unwrap();
         assert!(changes.has_changed().unwrap(), "a model was loaded");
         changes.mark_unchanged();
-        let again: Invocation = request(0);
+        let again: Attempt = request(0);
         world.node.invoke(again).await.unwrap();
         assert!(!changes.has_changed().unwrap(), "no change");
         world.machine.kill(GpuIndex(0));

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
 use millrace_policy::gpu::Eviction;
-use millrace_policy::rates::Sharing;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_policy::rates::TransferSharing;
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
-use millrace_worker::port::model::{Behaviour, RunEnd, RunModel};
+use millrace_worker::port::model::{ExecutorBehaviour, RunEnd, RunModel};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -27,7 +27,7 @@ pub(crate) enum Ending {
 
 /// An event from outside. Requests are numbered in order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Happening {
+pub(crate) enum ScenarioEvent {
     Arrive { request: usize, function: usize, timeout: Duration },
     Leave { request: usize },
     Kill(GpuIndex),
@@ -46,11 +46,11 @@ pub(crate) struct Scenario {
     pub(crate) topology: Topology,
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
-    pub(crate) sharing: Sharing,
+    pub(crate) sharing: TransferSharing,
     /// The functions, each with a separate model that has the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
-    pub(crate) happenings: Vec<(Timestamp, Happening)>,
+    pub(crate) happenings: Vec<(Timestamp, ScenarioEvent)>,
     pub(crate) end: Timestamp,
 }
 
@@ -79,15 +79,15 @@ impl Scenario {
             };
             let timeout_ms =
                 if rng.random_bool(0.15) { rng.random_range(1..25) } else { rng.random_range(200..900) };
-            put(at, Happening::Arrive { request, function, timeout: Duration::from_millis(timeout_ms) });
+            put(at, ScenarioEvent::Arrive { request, function, timeout: Duration::from_millis(timeout_ms) });
             if rng.random_bool(0.1) {
                 let later = at + Duration::from_micros(rng.random_range(300..30_000));
-                put(later, Happening::Leave { request });
+                put(later, ScenarioEvent::Leave { request });
             }
         }
         for _ in 0..24 {
             let gpu = GpuIndex(rng.random_range(0..GPUS));
-            put(Timestamp(rng.random_range(0..at.0)), Happening::Kill(gpu));
+            put(Timestamp(rng.random_range(0..at.0)), ScenarioEvent::Kill(gpu));
         }
         // Requests are numbered in order of arrival, although timestamps were shifted.
         let mut happenings: Vec<_> = happenings.into_iter().collect();
@@ -98,7 +98,7 @@ impl Scenario {
             topology: topology(),
             dispatch: PolicyConfig::default(),
             eviction: Eviction::default(),
-            sharing: Sharing::Fair,
+            sharing: TransferSharing::Fair,
             functions,
             copy_fails_every: Some(23),
             happenings,
@@ -112,15 +112,15 @@ impl Scenario {
         let mut topology = self.topology;
         for (a, b) in [(0, 2), (1, 2)] {
             let kind = LinkKind::NvLink { a: GpuIndex(a), b: GpuIndex(b) };
-            topology.links.push(Link { kind, rate: BytesPerSec::gb(40) });
+            topology.links.push(TopologyLink { kind, rate: BytesPerSec::gb(40) });
         }
         let dispatch = PolicyConfig::Torpor(TorporConfig::default());
         Self { topology, dispatch, eviction: Eviction::Torpor, ..self }
     }
 
-    pub(crate) fn behaviour(&self) -> Behaviour {
+    pub(crate) fn behaviour(&self) -> ExecutorBehaviour {
         let runs = (0..).zip(&self.functions).map(|(model, function)| (model_name(model), function.run));
-        Behaviour {
+        ExecutorBehaviour {
             start: Duration::from_millis(8),
             process_start: Duration::ZERO,
             copy_rate: BytesPerSec::gb(12),
@@ -131,7 +131,7 @@ impl Scenario {
     }
 
     pub(crate) fn requests(&self) -> usize {
-        self.happenings.iter().filter(|(_, what)| matches!(what, Happening::Arrive { .. })).count()
+        self.happenings.iter().filter(|(_, what)| matches!(what, ScenarioEvent::Arrive { .. })).count()
     }
 }
 
@@ -140,17 +140,17 @@ pub(crate) fn model_name(number: u32) -> String {
     format!("model {number}")
 }
 
-fn number(happenings: &mut [(Timestamp, Happening)]) {
+fn number(happenings: &mut [(Timestamp, ScenarioEvent)]) {
     let mut names = BTreeMap::new();
     for (_, happening) in happenings {
         match happening {
-            Happening::Arrive { request, .. } => {
+            ScenarioEvent::Arrive { request, .. } => {
                 let number = names.len();
                 names.insert(*request, number);
                 *request = number;
             }
-            Happening::Leave { request } => *request = names[request],
-            Happening::Kill(_) => {}
+            ScenarioEvent::Leave { request } => *request = names[request],
+            ScenarioEvent::Kill(_) => {}
         }
     }
 }
@@ -170,8 +170,8 @@ fn function(rng: &mut SmallRng, place: usize) -> FunctionModel {
 }
 
 fn topology() -> Topology {
-    let link = |kind| Link { kind, rate: BytesPerSec::gb(12) };
-    let gpu = |index: u32, path: &[u32]| Gpu {
+    let link = |kind| TopologyLink { kind, rate: BytesPerSec::gb(12) };
+    let gpu = |index: u32, path: &[u32]| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "modelled".to_owned(),
         memory: GPU_MEMORY,

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::fabric::Counts;
-use millrace_policy::rates::Sharing;
-use millrace_types::topology::{Link, LinkId, LinkKind, Topology};
-use millrace_types::{Batching, Bytes, BytesPerSec, Serving, Slo};
+use millrace_policy::fabric::GuaranteeCounts;
+use millrace_policy::rates::TransferSharing;
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyLink};
+use millrace_types::{BatchingOptions, Bytes, BytesPerSec, SchedulingOptions, Slo};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
-use millrace_worker::request::Invocation;
+use millrace_worker::request::Attempt;
 
 use crate::batching::rows;
 use crate::world::{World, behaviour, function, gpus, in_virtual_time, prepare, request};
@@ -23,7 +23,7 @@ const LOOSE: Duration = Duration::from_secs(5);
 fn one_link() -> Topology {
     let mut topology = gpus(2);
     topology.gpus.iter_mut().for_each(|gpu| gpu.host_path = vec![LinkId(0)]);
-    topology.links = vec![Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(1) }];
+    topology.links = vec![TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(1) }];
     topology
 }
 
@@ -31,10 +31,10 @@ fn one_link() -> Topology {
 /// MiB, on the other. Returns the time until the second answer, whether the second answer was
 /// first, and the counts of transfers by rate guarantee.
 fn tight_beside_loose(
-    sharing: Sharing,
+    sharing: TransferSharing,
     slos: [Option<Duration>; 2],
     asked: [Option<Duration>; 2],
-) -> (Duration, bool, Counts) {
+) -> (Duration, bool, GuaranteeCounts) {
     in_virtual_time(async move {
         let config = NodeConfig { sharing, ..NodeConfig::new(one_link()) };
         let world = World::start_with(config, &behaviour(&[1, 1]), 1, |machine| Box::new(machine));
@@ -44,7 +44,7 @@ fn tight_beside_loose(
             world.node.install(config, prepare(number, weights)).await.unwrap();
         }
         world.pass_ms(50).await;
-        let ask = |number: usize| world.ask(Invocation { objective: asked[number], ..request(number) });
+        let ask = |number: usize| world.ask(Attempt { objective: asked[number], ..request(number) });
         let loose = ask(0);
         world.pass_ms(3).await;
         let tight = ask(1);
@@ -58,12 +58,12 @@ fn tight_beside_loose(
 #[test]
 fn a_swap_with_a_short_deadline_overtakes_one_with_a_long_deadline() {
     let slos = [Some(LOOSE), Some(TIGHT)];
-    let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
+    let (took, first, counts) = tight_beside_loose(TransferSharing::FaasTube, slos, [None; 2]);
     assert!(first && took < TIGHT, "{took:?}");
-    assert_eq!(counts, Counts { admitted: 2, ..Counts::default() });
-    let (took, first, counts) = tight_beside_loose(Sharing::Fifo, slos, [None; 2]);
+    assert_eq!(counts, GuaranteeCounts { admitted: 2, ..GuaranteeCounts::default() });
+    let (took, first, counts) = tight_beside_loose(TransferSharing::Fifo, slos, [None; 2]);
     assert!(!first && took > TIGHT, "{took:?}");
-    assert_eq!(counts, Counts { unpromised: 2, ..Counts::default() });
+    assert_eq!(counts, GuaranteeCounts { unpromised: 2, ..GuaranteeCounts::default() });
 }
 
 /// Workflow steps carry such an objective, because the workflow has one for all steps.
@@ -71,40 +71,40 @@ fn a_swap_with_a_short_deadline_overtakes_one_with_a_long_deadline() {
 fn a_requests_objective_overrides_its_functions_objective() {
     for slos in [[None; 2], [Some(TIGHT), Some(LOOSE)]] {
         let asked = [Some(LOOSE), Some(TIGHT)];
-        let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, asked);
+        let (took, first, counts) = tight_beside_loose(TransferSharing::FaasTube, slos, asked);
         assert!(first && took < TIGHT, "{took:?}");
-        assert_eq!(counts, Counts { admitted: 2, ..Counts::default() });
+        assert_eq!(counts, GuaranteeCounts { admitted: 2, ..GuaranteeCounts::default() });
     }
 }
 
 #[test]
 fn a_swap_without_a_deadline_yields_to_one_with_a_deadline() {
-    let (took, first, counts) = tight_beside_loose(Sharing::FaasTube, [None, Some(TIGHT)], [None; 2]);
+    let (took, first, counts) = tight_beside_loose(TransferSharing::FaasTube, [None, Some(TIGHT)], [None; 2]);
     assert!(first && took < TIGHT, "{took:?}");
-    assert_eq!(counts, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
+    assert_eq!(counts, GuaranteeCounts { admitted: 1, unpromised: 1, ..GuaranteeCounts::default() });
 }
 
 #[test]
 fn a_swap_that_cannot_meet_its_deadline_is_made_and_counted() {
     let slos = [Some(LOOSE), Some(Duration::from_millis(5))];
-    let (_, first, counts) = tight_beside_loose(Sharing::FaasTube, slos, [None; 2]);
+    let (_, first, counts) = tight_beside_loose(TransferSharing::FaasTube, slos, [None; 2]);
     assert!(!first);
-    assert_eq!(counts, Counts { admitted: 1, infeasible: 1, ..Counts::default() });
+    assert_eq!(counts, GuaranteeCounts { admitted: 1, infeasible: 1, ..GuaranteeCounts::default() });
 }
 
 /// The duration of a run depends on its rows, also if they are of one request.
 #[test]
 fn the_deadline_of_a_swap_depends_on_the_rows_of_its_run() {
     in_virtual_time(async {
-        let sharing = Sharing::FaasTube;
+        let sharing = TransferSharing::FaasTube;
         let config = NodeConfig { sharing, dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let mut behaviour = behaviour(&[10, 1]);
         // A run of eight rows takes 80 ms.
         behaviour.runs.get_mut("model 0").unwrap().by_member = Duration::from_millis(10);
         let world = World::start_with(config, &behaviour, 1, |machine| Box::new(machine));
-        let batching = Some(Batching { max_size: 8, max_wait: Duration::ZERO });
+        let batching = Some(BatchingOptions { max_size: 8, max_wait: Duration::ZERO });
         for number in 0..2 {
-            let serving = Serving { batching, ..Serving::default() };
+            let serving = SchedulingOptions { batching, ..SchedulingOptions::default() };
             let config = FunctionConfig { slo: None, serving, ..function(number) };
             // The GPU has room for one of the models.
             world.node.install(config, prepare(number, Bytes::mib(40))).await.unwrap();
@@ -119,9 +119,9 @@ fn the_deadline_of_a_swap_depends_on_the_rows_of_its_run() {
             assert_eq!(share.map(|share| share.of), Some(8));
         }
         world.ask(request(1)).await.unwrap().unwrap();
-        let soon = Invocation { objective: Some(TIGHT), ..rows(0, 8) };
+        let soon = Attempt { objective: Some(TIGHT), ..rows(0, 8) };
         world.ask(soon).await.unwrap().unwrap();
         let counts = world.node.snapshot().await.transfers.ended.to_gpu;
-        assert_eq!(counts, Counts { unpromised: 2, infeasible: 1, ..Counts::default() });
+        assert_eq!(counts, GuaranteeCounts { unpromised: 2, infeasible: 1, ..GuaranteeCounts::default() });
     });
 }

@@ -9,8 +9,8 @@
 use std::collections::BTreeMap;
 
 use millrace_policy::dispatch::POLICIES;
-use millrace_policy::rates::{SHARINGS, Sharing};
-use millrace_policy::trace::{CoreId, Fold};
+use millrace_policy::rates::{SHARINGS, TransferSharing};
+use millrace_policy::trace::{CoreDigest, CoreId};
 use millrace_types::Reason;
 
 use crate::scenario::{Ending, Scenario};
@@ -19,7 +19,7 @@ use crate::{actors, bare};
 /// The outcome of a scenario's run.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Outcome {
-    pub(crate) folds: BTreeMap<CoreId, Fold>,
+    pub(crate) folds: BTreeMap<CoreId, CoreDigest>,
     pub(crate) endings: BTreeMap<usize, Ending>,
 }
 
@@ -71,7 +71,7 @@ fn every_transfer_sharing_takes_the_same_actions_in_both() {
             assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
             println!("{name}: {:?}", snapshot.transfers.ended.to_gpu);
             let promised = snapshot.transfers.ended.to_gpu.admitted > 0;
-            assert_eq!(promised, sharing == Sharing::FaasTube, "{name}");
+            assert_eq!(promised, sharing == TransferSharing::FaasTube, "{name}");
         }
     }
 }

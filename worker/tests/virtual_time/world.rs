@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::scenario::model_name;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{
     Bytes, BytesPerSec, Digest, Failure, FunctionKey, FunctionName, GpuIndex, Reason, RequestId, Revision,
-    RevisionKey, Serving, Slo, TenantName, Timestamp,
+    RevisionKey, SchedulingOptions, Slo, TenantName, Timestamp,
 };
 use millrace_worker::clock::{Clock, VirtualClock};
 use millrace_worker::handle::NodeHandle;
 use millrace_worker::install::{FunctionConfig, PreparedModel};
 use millrace_worker::node::{NodeConfig, NodeContext, SharedTrace, start_here};
-use millrace_worker::port::model::{Behaviour, RunModel};
+use millrace_worker::port::model::{ExecutorBehaviour, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
-use millrace_worker::port::{Descriptor, Spawner};
-use millrace_worker::request::{Completion, Invocation, OnGpus};
+use millrace_worker::port::{Descriptor, PortFactory};
+use millrace_worker::request::{Attempt, AttemptOutcome, OnGpus};
 use tokio::task::JoinHandle;
 
 /// Latency objective of the functions.
@@ -25,7 +25,7 @@ pub(crate) const OBJECTIVE: Duration = Duration::from_millis(25);
 /// Time from an executor's start until it is ready.
 pub(crate) const START: Duration = Duration::from_millis(8);
 
-pub(crate) type Answer = Result<Completion, Failure>;
+pub(crate) type Answer = Result<AttemptOutcome, Failure>;
 
 /// Runs a test in paused time, which advances whenever every task waits.
 pub(crate) fn in_virtual_time<F: Future>(test: F) -> F::Output {
@@ -36,13 +36,13 @@ pub(crate) fn in_virtual_time<F: Future>(test: F) -> F::Output {
 
 /// Returns a topology of GPUs with 64 MiB, each behind a separate link.
 pub(crate) fn gpus(count: u32) -> Topology {
-    let gpu = |index: u32| Gpu {
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "modelled".to_owned(),
         memory: Bytes::mib(64),
         host_path: vec![LinkId(index)],
     };
-    let link = Link { kind: LinkKind::Pcie, rate: BytesPerSec::gb(10) };
+    let link = TopologyLink { kind: LinkKind::Pcie, rate: BytesPerSec::gb(10) };
     Topology {
         name: "test".to_owned(),
         gpus: (0..count).map(gpu).collect(),
@@ -51,9 +51,9 @@ pub(crate) fn gpus(count: u32) -> Topology {
 }
 
 /// Returns executors that run each model for the given milliseconds, by the model's number.
-pub(crate) fn behaviour(takes_ms: &[u64]) -> Behaviour {
+pub(crate) fn behaviour(takes_ms: &[u64]) -> ExecutorBehaviour {
     let run = |&ms: &u64| RunModel::new(Duration::from_millis(ms));
-    Behaviour {
+    ExecutorBehaviour {
         start: START,
         process_start: Duration::ZERO,
         copy_rate: BytesPerSec::gb(10),
@@ -71,15 +71,15 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn start(topology: Topology, behaviour: &Behaviour) -> Self {
+    pub(crate) fn start(topology: Topology, behaviour: &ExecutorBehaviour) -> Self {
         Self::start_with(NodeConfig::new(topology), behaviour, 1, |machine| Box::new(machine))
     }
 
     pub(crate) fn start_with(
         config: NodeConfig,
-        behaviour: &Behaviour,
+        behaviour: &ExecutorBehaviour,
         seed: u64,
-        spawner: impl FnOnce(ModelledMachine) -> Box<dyn Spawner>,
+        spawner: impl FnOnce(ModelledMachine) -> Box<dyn PortFactory>,
     ) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(VirtualClock::starting_at(tokio::time::Instant::now()));
         let behaviours = vec![behaviour.clone(); config.topology.gpus.len()];
@@ -111,7 +111,7 @@ impl World {
     }
 
     /// Sends a request without waiting. The handle returns its answer.
-    pub(crate) fn ask(&self, invocation: Invocation) -> JoinHandle<Answer> {
+    pub(crate) fn ask(&self, invocation: Attempt) -> JoinHandle<Answer> {
         let node = self.node.clone();
         actix_rt::spawn(async move { node.invoke(invocation).await })
     }
@@ -128,7 +128,7 @@ pub(crate) fn function(number: usize) -> FunctionConfig {
         slo: Some(Slo { deadline: OBJECTIVE, percentile: 0.98 }),
         idempotent: true,
         gpu_memory: None,
-        serving: Serving::default(),
+        serving: SchedulingOptions::default(),
         profiles: Vec::new(),
     }
 }
@@ -152,8 +152,8 @@ pub(crate) fn prepare(number: usize, weights: Bytes) -> Arc<PreparedModel> {
 }
 
 /// Returns a request of a function with a timeout of a minute.
-pub(crate) fn request(function: usize) -> Invocation {
-    Invocation {
+pub(crate) fn request(function: usize) -> Attempt {
+    Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
@@ -172,8 +172,8 @@ pub(crate) fn request(function: usize) -> Invocation {
 }
 
 /// Returns the request with this timeout.
-pub(crate) fn within(timeout_ms: u64, invocation: Invocation) -> Invocation {
-    Invocation { timeout: Duration::from_millis(timeout_ms), ..invocation }
+pub(crate) fn within(timeout_ms: u64, invocation: Attempt) -> Attempt {
+    Attempt { timeout: Duration::from_millis(timeout_ms), ..invocation }
 }
 
 pub(crate) async fn reason(answer: JoinHandle<Answer>) -> (Reason, bool) {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use millrace_policy::elastic::{MigrationPolicy, POOLS, PoolPolicy};
-use millrace_sim::passing::{Arrivals, Outcome, Setup, System, workflow};
-use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_sim::passing::{ArrivalProcess, DataflowOutcome, DataflowSetup, System, workflow};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::{Bytes, Timestamp};
 
 use super::{
@@ -13,14 +13,14 @@ use super::{
     p99_passing, range, spread,
 };
 use crate::Effort;
-use crate::figures::{Spread, Unit};
-use crate::report::Report;
+use crate::figures::{SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// The burst that fills stores: the number of requests, and the time between two requests.
 const FLOOD: (u32, Duration) = (100, Duration::from_millis(1));
 
-pub(super) fn store(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+pub(super) fn store(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(format!(
         "*Pool*: bursty arrivals as in the other experiments. *Migration*: bursts of {} requests {} ms apart, at 40% of FaaSTube's capacity, so that functions make data faster than others read the data, and the 1 GiB of a store does not suffice.",
         FLOOD.0,
@@ -31,7 +31,7 @@ pub(super) fn store(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-fn pool(report: &mut Report, effort: Effort) -> Result<()> {
+fn pool(report: &mut ExperimentReport, effort: Effort) -> Result<()> {
     let server = Server::v100()?;
     let mut rows = Vec::new();
     let mut saved = Vec::new();
@@ -57,7 +57,7 @@ fn pool(report: &mut Report, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-fn migration(report: &mut Report, effort: Effort) -> Result<()> {
+fn migration(report: &mut ExperimentReport, effort: Effort) -> Result<()> {
     let server = Server::v100()?;
     let mut rows = Vec::new();
     let mut saved = Vec::new();
@@ -72,7 +72,8 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
                 server.setup(&workflow, system, arrivals, seed)
             })?;
             let tail = spread(&runs, |it| it.p99(0, |record| record.latency().as_secs_f64()));
-            let count = |of: fn(&Outcome) -> u64| format!("{:.0}", spread(&runs, |it| of(it) as f64).mean());
+            let count =
+                |of: fn(&DataflowOutcome) -> u64| format!("{:.0}", spread(&runs, |it| of(it) as f64).mean());
             rows.push(vec![
                 workflow.name.to_owned(),
                 if system == System::FAASTUBE { "queue-aware" } else { "lru" }.to_owned(),
@@ -87,7 +88,7 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
         }
         saved.push(tails[1].reduction_from(&tails[0]));
         let what = format!("{}: p99 of queue-aware at most that of lru", workflow.name);
-        report.orders.push(order(what, tails[0].less(&tails[1]), None));
+        report.orders.push(order(what, tails[0].differences(&tails[1]), None));
     }
     let ours = (range(&saved).1, Unit::Percent);
     let what = "queue-aware migration, most of the p99 saved".to_owned();
@@ -108,10 +109,10 @@ fn migration(report: &mut Report, effort: Effort) -> Result<()> {
 
 /// Returns an hour of arrivals: bursts for 20 s of every ten minutes. `strays` is the mean time between
 /// single requests throughout the hour, if any.
-fn phases(rate: f64, strays: Option<Duration>, seed: u64, effort: Effort) -> Arrivals {
+fn phases(rate: f64, strays: Option<Duration>, seed: u64, effort: Effort) -> ArrivalProcess {
     let cycles = if effort.short { 1 } else { 6 };
     let cycle = Duration::from_secs(600);
-    let strays: Vec<_> = strays.into_iter().map(|mean_gap| Pattern::Sporadic { mean_gap }).collect();
+    let strays: Vec<_> = strays.into_iter().map(|mean_gap| WorkloadPattern::Sporadic { mean_gap }).collect();
     let mut all = patterns::arrivals(&strays, cycle * cycles, seed);
     for number in 0..cycles {
         let busy = patterns::arrivals(
@@ -126,18 +127,18 @@ fn phases(rate: f64, strays: Option<Duration>, seed: u64, effort: Effort) -> Arr
         }));
     }
     all.sort_unstable();
-    Arrivals::Open(all)
+    ArrivalProcess::Open(all)
 }
 
 /// The results of a pool.
-struct Measured {
+struct PoolResult {
     pool: &'static str,
-    held: Spread,
-    tail: Spread,
+    held: SeedValues,
+    tail: SeedValues,
 }
 
-pub(super) fn pools(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+pub(super) fn pools(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "The workflow *traffic* for an hour: bursts of 32 requests at 60% of FaaSTube's capacity, for 20 s of every ten minutes. *With strays*: also one request in 20 s, on average, throughout the hour. Sizes are 0.2 to 1.8 times the usual. Stores may have 8 GiB, so that the size of a pool is the pool's own choice. All else is as in FaaSTube.".to_owned(),
     );
@@ -150,11 +151,11 @@ pub(super) fn pools(effort: Effort) -> Result<Report> {
 }
 
 fn measure_pools(
-    report: &mut Report,
+    report: &mut ExperimentReport,
     name: &str,
     strays: Option<Duration>,
     effort: Effort,
-) -> Result<Vec<Measured>> {
+) -> Result<Vec<PoolResult>> {
     let server = Server::v100()?;
     let workflow = workflow::traffic();
     let rate = most(&server, &workflow, System::FAASTUBE)? * 0.6;
@@ -164,9 +165,9 @@ fn measure_pools(
         let system = System { name: pool, pool: policy, ..System::FAASTUBE };
         let runs = outcomes(effort, |seed| {
             let setup = server.setup(&workflow, system, phases(rate, strays, seed, effort), seed);
-            Setup { store_cap: Bytes::gib(8), sizes: (0.2, 1.8), ..setup }
+            DataflowSetup { store_cap: Bytes::gib(8), sizes: (0.2, 1.8), ..setup }
         })?;
-        let held = spread(&runs, |it: &Outcome| it.memory.allocated);
+        let held = spread(&runs, |it: &DataflowOutcome| it.memory.allocated);
         let tail = spread(&runs, p99_passing);
         let mib = |bytes: f64| format!("{:.0} MiB", bytes / f64::from(1 << 20));
         rows.push(vec![
@@ -178,7 +179,7 @@ fn measure_pools(
             ms(&spread(&runs, |it| it.mean(0, |record| record.split.passing()))),
             format!("{:.0}", spread(&runs, |it| it.calls.allocations as f64).mean()),
         ]);
-        found.push(Measured { pool, held, tail });
+        found.push(PoolResult { pool, held, tail });
     }
     let columns = header([
         "pool",
@@ -198,14 +199,20 @@ const RESERVED: &str = "each stray request opens the window again, and the pool 
 /// The cause of reclaiming at a lower cost than in the paper.
 const RECLAIMED: &str = "after a reclaim only the first objects of a burst allocate, 600 of 39,000, for 1.3 ms each, and the tail is 5.6 ms; 4× would take native calls of 17 ms";
 
-fn judge_pools(report: &mut Report, name: &str, found: &[Measured], reserved: Option<&'static str>) {
+fn judge_pools(
+    report: &mut ExperimentReport,
+    name: &str,
+    found: &[PoolResult],
+    reserved: Option<&'static str>,
+) {
     let of = |name: &str| found.iter().find(|it| it.pool == name);
     let (Some(elastic), Some(never), Some(minute), Some(gmlake)) =
         (of("elastic"), of("caching"), of("caching-1min"), of("gmlake"))
     else {
         return;
     };
-    let ratio = |a: &Spread, b: &Spread| Spread(a.0.iter().zip(&b.0).map(|(a, b)| a / b).collect());
+    let ratio =
+        |a: &SeedValues, b: &SeedValues| SeedValues(a.0.iter().zip(&b.0).map(|(a, b)| a / b).collect());
     let times = |what: &str, ours, band, cause| {
         figure(format!("{name}: {what}"), "up to 4×", (ours, Unit::Times), band, cause)
     };
@@ -220,10 +227,13 @@ fn judge_pools(report: &mut Report, name: &str, found: &[Measured], reserved: Op
     let what = "p99 of passing, reclaimed each minute relative to never";
     report.figures.push(times(what, tail, (1.5, 5.0), Some(RECLAIMED)));
     for (what, by) in [
-        ("memory: elastic below PyTorch's", never.held.less(&elastic.held)),
-        ("memory: elastic below GMLake's", gmlake.held.less(&elastic.held)),
-        ("p99 of passing: elastic at most that of reclaiming each minute", minute.tail.less(&elastic.tail)),
-        ("p99 of passing: elastic below GMLake's", gmlake.tail.less(&elastic.tail)),
+        ("memory: elastic below PyTorch's", never.held.differences(&elastic.held)),
+        ("memory: elastic below GMLake's", gmlake.held.differences(&elastic.held)),
+        (
+            "p99 of passing: elastic at most that of reclaiming each minute",
+            minute.tail.differences(&elastic.tail),
+        ),
+        ("p99 of passing: elastic below GMLake's", gmlake.tail.differences(&elastic.tail)),
     ] {
         report.orders.push(order(format!("{name}: {what}"), by, None));
     }

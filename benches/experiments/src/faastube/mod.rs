@@ -20,12 +20,14 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use millrace_device::topology::Description;
-use millrace_sim::passing::{App, Arrivals, Outcome, Setup, System, Workflow, run};
-use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_device::topology::TopologyDescription;
+use millrace_sim::passing::{
+    ArrivalProcess, DataflowOutcome, DataflowSetup, ModelledWorkflow, ServedWorkflow, System, run,
+};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::topology::Topology;
 
-use crate::figures::{Figure, Order, Spread, Unit};
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 11] = [
@@ -66,7 +68,7 @@ struct Server {
 
 impl Server {
     fn named(name: &'static str, preset: &str, compute: f64) -> Result<Self> {
-        Ok(Self { name, topology: Description::preset(preset)?.build(), compute })
+        Ok(Self { name, topology: TopologyDescription::preset(preset)?.build(), compute })
     }
 
     fn v100() -> Result<Self> {
@@ -82,14 +84,20 @@ impl Server {
     }
 
     /// Returns a workflow with as many replicas as the server has GPUs for.
-    fn app(&self, workflow: &Workflow) -> App {
+    fn app(&self, workflow: &ModelledWorkflow) -> ServedWorkflow {
         let replicas = (self.topology.gpus.len() / workflow.functions.len()).max(1);
-        App { workflow: workflow.clone(), replicas, is_cut: false }
+        ServedWorkflow { workflow: workflow.clone(), replicas, is_cut: false }
     }
 
-    fn setup(&self, workflow: &Workflow, system: System, arrivals: Arrivals, seed: u64) -> Setup {
-        let setup = Setup::new(self.topology.clone(), self.app(workflow), system, arrivals, seed);
-        Setup { compute: self.compute, ..setup }
+    fn setup(
+        &self,
+        workflow: &ModelledWorkflow,
+        system: System,
+        arrivals: ArrivalProcess,
+        seed: u64,
+    ) -> DataflowSetup {
+        let setup = DataflowSetup::new(self.topology.clone(), self.app(workflow), system, arrivals, seed);
+        DataflowSetup { compute: self.compute, ..setup }
     }
 }
 
@@ -113,19 +121,19 @@ impl Shape {
     }
 
     /// Returns the pattern of arrivals at a rate in requests a second.
-    fn pattern(self, rate: f64) -> Pattern {
+    fn pattern(self, rate: f64) -> WorkloadPattern {
         let gap = Duration::from_secs_f64(1.0 / rate);
         match self {
-            Self::Sporadic => Pattern::Sporadic { mean_gap: gap },
-            Self::Periodic => Pattern::Periodic { period: gap, jitter: 0.1 },
+            Self::Sporadic => WorkloadPattern::Sporadic { mean_gap: gap },
+            Self::Periodic => WorkloadPattern::Periodic { period: gap, jitter: 0.1 },
             Self::Bursty => bursts(BURST.0, BURST.1, rate),
         }
     }
 }
 
 /// Returns bursts of `size` requests, `apart` from each other, at a rate in requests a second.
-fn bursts(size: u32, apart: Duration, rate: f64) -> Pattern {
-    Pattern::Bursty { mean_gap: Duration::from_secs_f64(f64::from(size) / rate), size, apart }
+fn bursts(size: u32, apart: Duration, rate: f64) -> WorkloadPattern {
+    WorkloadPattern::Bursty { mean_gap: Duration::from_secs_f64(f64::from(size) / rate), size, apart }
 }
 
 fn requests(effort: Effort) -> usize {
@@ -133,27 +141,27 @@ fn requests(effort: Effort) -> usize {
 }
 
 /// Returns the arrivals of several apps, each at its rate.
-fn open(shape: Shape, rates: &[f64], seed: u64, effort: Effort) -> Arrivals {
+fn open(shape: Shape, rates: &[f64], seed: u64, effort: Effort) -> ArrivalProcess {
     let patterns: Vec<_> = rates.iter().map(|&rate| shape.pattern(rate)).collect();
     open_as(&patterns, rates, seed, effort)
 }
 
 /// Returns the arrivals of several apps, each with its pattern. The rates set the span for the number of
 /// requests.
-fn open_as(patterns: &[Pattern], rates: &[f64], seed: u64, effort: Effort) -> Arrivals {
+fn open_as(patterns: &[WorkloadPattern], rates: &[f64], seed: u64, effort: Effort) -> ArrivalProcess {
     let span = requests(effort) as f64 / rates.iter().sum::<f64>();
     let arrivals = patterns::arrivals(patterns, Duration::from_secs_f64(span), seed);
-    Arrivals::Open(arrivals)
+    ArrivalProcess::Open(arrivals)
 }
 
 /// Returns a closed loop with enough requests under way to keep every function of every replica busy.
-fn closed(app: &App, effort: Effort) -> Arrivals {
+fn closed(app: &ServedWorkflow, effort: Effort) -> ArrivalProcess {
     let functions = app.replicas * app.workflow.functions.len();
-    Arrivals::Closed { outstanding: 3 * functions, total: requests(effort) }
+    ArrivalProcess::Closed { outstanding: 3 * functions, total: requests(effort) }
 }
 
 /// Runs a setup with each seed from 1, in parallel.
-fn outcomes(effort: Effort, setup: impl Fn(u64) -> Setup + Sync) -> Result<Vec<Outcome>> {
+fn outcomes(effort: Effort, setup: impl Fn(u64) -> DataflowSetup + Sync) -> Result<Vec<DataflowOutcome>> {
     let next = AtomicUsize::new(0);
     let seeds = usize::try_from(effort.seeds)?;
     let results = Mutex::new(BTreeMap::new());
@@ -177,72 +185,77 @@ fn outcomes(effort: Effort, setup: impl Fn(u64) -> Setup + Sync) -> Result<Vec<O
     results.into_values().map(|result| result.context("a simulation failed")).collect()
 }
 
-fn spread(outcomes: &[Outcome], of: impl Fn(&Outcome) -> f64) -> Spread {
-    Spread(outcomes.iter().map(of).collect())
+fn spread(outcomes: &[DataflowOutcome], of: impl Fn(&DataflowOutcome) -> f64) -> SeedValues {
+    SeedValues(outcomes.iter().map(of).collect())
 }
 
 /// Returns the capacity of a system for a workflow, in requests a second.
-fn throughput(server: &Server, workflow: &Workflow, system: System, effort: Effort) -> Result<Spread> {
+fn throughput(
+    server: &Server,
+    workflow: &ModelledWorkflow,
+    system: System,
+    effort: Effort,
+) -> Result<SeedValues> {
     let arrivals = closed(&server.app(workflow), effort);
     let runs = outcomes(effort, |seed| server.setup(workflow, system, arrivals.clone(), seed))?;
-    Ok(spread(&runs, Outcome::throughput))
+    Ok(spread(&runs, DataflowOutcome::throughput))
 }
 
 /// Returns the capacity of a system for a workflow with the first seed, in requests a second.
-fn most(server: &Server, workflow: &Workflow, system: System) -> Result<f64> {
+fn most(server: &Server, workflow: &ModelledWorkflow, system: System) -> Result<f64> {
     Ok(throughput(server, workflow, system, Effort { seeds: 1, short: false })?.mean())
 }
 
 /// Returns the rate of requests for a workflow on a server, the same for every system.
-fn load(server: &Server, workflow: &Workflow) -> Result<f64> {
+fn load(server: &Server, workflow: &ModelledWorkflow) -> Result<f64> {
     Ok(most(server, workflow, System::INFLESS)? * LOAD)
 }
 
-fn p99_latency(outcome: &Outcome) -> f64 {
+fn p99_latency(outcome: &DataflowOutcome) -> f64 {
     outcome.p99(0, |record| record.latency().as_secs_f64())
 }
 
-fn p99_passing(outcome: &Outcome) -> f64 {
+fn p99_passing(outcome: &DataflowOutcome) -> f64 {
     outcome.p99(0, |record| record.split.passing())
 }
 
-fn p99_split(outcome: &Outcome) -> f64 {
+fn p99_split(outcome: &DataflowOutcome) -> f64 {
     outcome.p99(0, |record| record.split.total())
 }
 
 /// Returns the least and the greatest value of several spreads, seed by seed.
-fn range(spreads: &[Spread]) -> (Spread, Spread) {
+fn range(spreads: &[SeedValues]) -> (SeedValues, SeedValues) {
     let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
     let of = |seed: usize, pick: fn(f64, f64) -> f64, from: f64| {
         spreads.iter().map(|spread| spread.0[seed]).fold(from, pick)
     };
     let lowest = (0..seeds).map(|seed| of(seed, f64::min, f64::MAX)).collect();
     let highest = (0..seeds).map(|seed| of(seed, f64::max, f64::MIN)).collect();
-    (Spread(lowest), Spread(highest))
+    (SeedValues(lowest), SeedValues(highest))
 }
 
 /// Returns the mean of several spreads, seed by seed.
-fn average(spreads: &[Spread]) -> Spread {
+fn average(spreads: &[SeedValues]) -> SeedValues {
     let seeds = spreads.iter().map(|spread| spread.0.len()).min().unwrap_or(0);
     let mean = |seed: usize| spreads.iter().map(|spread| spread.0[seed]).sum::<f64>() / spreads.len() as f64;
-    Spread((0..seeds).map(mean).collect())
+    SeedValues((0..seeds).map(mean).collect())
 }
 
 fn figure(
     what: String,
     paper: &str,
-    (ours, unit): (Spread, Unit),
+    (ours, unit): (SeedValues, Unit),
     band: (f64, f64),
     cause: Option<&'static str>,
-) -> Figure {
-    Figure { what, paper: paper.to_owned(), ours, unit, band: band.0..=band.1, cause }
+) -> PaperFigure {
+    PaperFigure { what, paper: paper.to_owned(), ours, unit, band: band.0..=band.1, cause }
 }
 
-fn order(what: String, by: Spread, cause: Option<&'static str>) -> Order {
-    Order { what, by, cause }
+fn order(what: String, by: SeedValues, cause: Option<&'static str>) -> PolicyOrder {
+    PolicyOrder { what, by, cause }
 }
 
-fn ms(seconds: &Spread) -> String {
+fn ms(seconds: &SeedValues) -> String {
     Unit::Millis.show(seconds.mean() * 1e3)
 }
 

@@ -3,21 +3,21 @@
 
 use anyhow::Result;
 use millrace_sim::passing::system::Pinning;
-use millrace_sim::passing::{Outcome, System, workflow};
-use millrace_sim::report::percent;
+use millrace_sim::passing::{DataflowOutcome, System, workflow};
+use millrace_sim::report::format_percent;
 
 use super::{
     LOAD, SLACK, Server, Shape, as_h18, assumed, figure, header, load, ms, open, order, outcomes,
     p99_latency, p99_passing, p99_split, range, requests, spread, throughput,
 };
 use crate::Effort;
-use crate::figures::{Spread, Unit};
-use crate::report::Report;
+use crate::figures::{SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// Measures the share of data passing in each workflow's latency without queues.
-pub(super) fn shares(effort: Effort) -> Result<Report> {
+pub(super) fn shares(effort: Effort) -> Result<ExperimentReport> {
     let server = Server::v100()?;
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "Sizes and times were calibrated on these shares, so this experiment shows only that the calibration succeeded. The paper's text states the highest share. The shares of the other workflows are in a figure that is not available to us: we assumed 86% and more, because otherwise no workflow could save the 86% of H18. So the savings of H18 against INFless+ follow from this assumption, apart from queues.".to_owned(),
     );
@@ -29,16 +29,16 @@ pub(super) fn shares(effort: Effort) -> Result<Report> {
             let arrivals = open(Shape::Periodic, &[rate], seed, effort);
             server.setup(&workflow, System::INFLESS, arrivals, seed)
         })?;
-        let total = |outcome: &Outcome| outcome.mean(0, |record| record.split.total());
+        let total = |outcome: &DataflowOutcome| outcome.mean(0, |record| record.split.total());
         let host = spread(&runs, |it| it.mean(0, |record| record.split.host) / total(it));
         let functions = spread(&runs, |it| it.mean(0, |record| record.split.functions) / total(it));
         let passing = spread(&runs, |it| it.mean(0, |record| record.split.passing()) / total(it));
         rows.push(vec![
             workflow.name.to_owned(),
             ms(&spread(&runs, total)),
-            percent(host.mean()),
-            percent(functions.mean()),
-            percent(passing.mean()),
+            format_percent(host.mean()),
+            format_percent(functions.mean()),
+            format_percent(passing.mean()),
         ]);
         if workflow.name == "driving" {
             let of = |what: &str| format!("driving, {what}");
@@ -72,9 +72,9 @@ fn systems() -> [System; 6] {
 struct Cell {
     workflow: &'static str,
     system: &'static str,
-    latency: Vec<Spread>,
-    passing: Spread,
-    throughput: Spread,
+    latency: Vec<SeedValues>,
+    passing: SeedValues,
+    throughput: SeedValues,
 }
 
 /// The least and the greatest value.
@@ -87,8 +87,8 @@ const PAPER: [(&str, Range, Range, Range); 3] = [
     ("faastube*", (0.43, 0.63), (0.70, 0.88), (1.3, 2.7)),
 ];
 
-pub(super) fn overall(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn overall(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "A figure is the least or the greatest value over the six workflows, for the latency also over the three shapes of arrivals. Bands are the paper's range, extended by 5 points on either side, or by 20% for throughput. Throughput is that of a closed loop with three requests under way for each function.".to_owned(),
     );
@@ -101,7 +101,7 @@ pub(super) fn overall(effort: Effort) -> Result<Report> {
             let mut of_workflow = Vec::new();
             for system in systems() {
                 let mut latency = Vec::new();
-                let mut passing = Spread::default();
+                let mut passing = SeedValues::default();
                 let mut row = vec![workflow.name.to_owned(), system.name.to_owned()];
                 for &shape in shapes {
                     let runs = outcomes(effort, |seed| {
@@ -142,7 +142,7 @@ fn of<'a>(cells: &'a [Cell], name: &str) -> Option<&'a Cell> {
     cells.iter().find(|cell| cell.system == name)
 }
 
-fn judge(report: &mut Report, server: &Server, cells: &[Vec<Cell>]) {
+fn judge(report: &mut ExperimentReport, server: &Server, cells: &[Vec<Cell>]) {
     for (name, latency, passing, throughput) in PAPER {
         let mut latencies = Vec::new();
         let mut passings = Vec::new();
@@ -153,9 +153,9 @@ fn judge(report: &mut Report, server: &Server, cells: &[Vec<Cell>]) {
             latencies.extend(reductions.map(|(ours, theirs)| ours.reduction_from(theirs)));
             passings.push(ours.passing.reduction_from(&theirs.passing));
             let by = ours.throughput.0.iter().zip(&theirs.throughput.0);
-            throughputs.push(Spread(by.map(|(ours, theirs)| ours / theirs).collect()));
+            throughputs.push(SeedValues(by.map(|(ours, theirs)| ours / theirs).collect()));
         }
-        let mut add = |what: &str, spreads: &[Spread], unit: Unit, paper: Range, band: Range| {
+        let mut add = |what: &str, spreads: &[SeedValues], unit: Unit, paper: Range, band: Range| {
             let (least, most) = range(spreads);
             for (which, ours, paper) in [("least", least, paper.0), ("most", most, paper.1)] {
                 let cause = cause(server.name, what);
@@ -172,7 +172,8 @@ fn judge(report: &mut Report, server: &Server, cells: &[Vec<Cell>]) {
     for pair in ["faastube", "faastube*", "deepplan+", "infless+"].windows(2) {
         for cells in cells {
             let (Some(first), Some(then)) = (of(cells, pair[0]), of(cells, pair[1])) else { continue };
-            let less: Vec<_> = first.latency.iter().zip(&then.latency).map(|(a, b)| b.less(a)).collect();
+            let less: Vec<_> =
+                first.latency.iter().zip(&then.latency).map(|(a, b)| b.differences(a)).collect();
             let by = range(&less).0;
             let what = format!("{}, {}: p99 of {} below {}", server.name, first.workflow, pair[0], pair[1]);
             report.orders.push(order(what, by, None));

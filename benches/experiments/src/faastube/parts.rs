@@ -2,28 +2,30 @@
 //! interference (Fig 5a).
 
 use anyhow::Result;
-use millrace_sim::passing::system::{Pinning, Switches};
-use millrace_sim::passing::{App, Arrivals, Outcome, Record, Setup, System, workflow};
+use millrace_sim::passing::system::{FaasTubeParts, Pinning};
+use millrace_sim::passing::{
+    ArrivalProcess, DataflowOutcome, DataflowSetup, ServedWorkflow, SimulatedWorkflow, System, workflow,
+};
 
 use super::{
     SLACK, Server, Shape, as_h18, figure, header, load, most, ms, open, order, outcomes, p99_split, range,
     spread, throughput,
 };
 use crate::Effort;
-use crate::figures::{Spread, Unit};
-use crate::report::Report;
+use crate::figures::{SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// The parts, in the order in which the paper turns the parts on.
-const STEPS: [(&str, Switches); 5] = [
-    ("faastube*", Switches::NONE),
-    ("+ UI", Switches { interface: true, ..Switches::NONE }),
-    ("+ PS", Switches { interface: true, pcie: true, ..Switches::NONE }),
-    ("+ NS", Switches { interface: true, pcie: true, nvlink: true, store: false }),
-    ("+ ES", Switches::ALL),
+const STEPS: [(&str, FaasTubeParts); 5] = [
+    ("faastube*", FaasTubeParts::NONE),
+    ("+ UI", FaasTubeParts { interface: true, ..FaasTubeParts::NONE }),
+    ("+ PS", FaasTubeParts { interface: true, pcie: true, ..FaasTubeParts::NONE }),
+    ("+ NS", FaasTubeParts { interface: true, pcie: true, nvlink: true, store: false }),
+    ("+ ES", FaasTubeParts::ALL),
 ];
 
-pub(super) fn ablation(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+pub(super) fn ablation(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "The saving of a part is the reduction of the p99 without queues when the part is turned on, as a share of the p99 of FaaSTube*. Arrivals are bursty. The paper's ranges for all parts are over the workflows; the figure of a part is the most over the workflows.".to_owned(),
     );
@@ -55,8 +57,8 @@ pub(super) fn ablation(effort: Effort) -> Result<Report> {
             rows.push(row);
             totals.push(steps[4].reduction_from(&steps[0]));
             for (part, pair) in steps.windows(2).enumerate() {
-                let saved = pair[0].less(&pair[1]);
-                by_part[part].push(Spread(saved.0.iter().zip(&steps[0].0).map(|(a, b)| a / b).collect()));
+                let saved = pair[0].differences(&pair[1]);
+                by_part[part].push(SeedValues(saved.0.iter().zip(&steps[0].0).map(|(a, b)| a / b).collect()));
             }
         }
         let mut columns = header(["workflow"]);
@@ -106,18 +108,18 @@ fn ablation_cause(server: &str, part: &str) -> Option<&'static str> {
 /// Returns a setup of driving and another workflow on one server, with a replica of each.
 fn beside(
     server: &Server,
-    other: &millrace_sim::passing::Workflow,
+    other: &millrace_sim::passing::ModelledWorkflow,
     system: System,
-    arrivals: Arrivals,
+    arrivals: ArrivalProcess,
     seed: u64,
-) -> Setup {
-    let app = |workflow: &millrace_sim::passing::Workflow| App {
+) -> DataflowSetup {
+    let app = |workflow: &millrace_sim::passing::ModelledWorkflow| ServedWorkflow {
         workflow: workflow.clone(),
         replicas: 1,
         is_cut: false,
     };
     let setup = server.setup(other, system, arrivals, seed);
-    Setup { apps: vec![app(&workflow::driving()), app(other)], ..setup }
+    DataflowSetup { apps: vec![app(&workflow::driving()), app(other)], ..setup }
 }
 
 /// The cause of equal throughput with more NVLinks.
@@ -126,13 +128,13 @@ const COMPUTES: &str = "the limiting functions compute most of their time: the f
 /// The cause of workflows in which UCX is not behind.
 const PATHS: &str = "one transfer at a time ends at each instance, so the fixed paths of UCX seldom meet, and three paths carry more than the single NVLink of mapa";
 
-fn latency(record: &Record) -> f64 {
+fn latency(record: &SimulatedWorkflow) -> f64 {
     record.latency().as_secs_f64()
 }
 
-pub(super) fn isolation(effort: Effort) -> Result<Report> {
+pub(super) fn isolation(effort: Effort) -> Result<ExperimentReport> {
     let server = Server::v100()?;
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "One replica of each workflow, with bursty arrivals of both: driving at 40% and the other workflow at 80% of FaaSTube's capacity. At the load of the other experiments, which INFless+ can still serve, their copies rarely meet. *In time* means within 1.5 times the shortest run of driving, without queues (§9.2.2). FaaSTube-PS shares PCIe evenly and keeps the pinned ring.".to_owned(),
     );
@@ -181,7 +183,7 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
         report.figures.push(figure(what, paper, (saved, Unit::Percent), band, cause));
         if other.name == "video" {
             let what = "driving beside video: p99 below FaaSTube-PS's".to_owned();
-            report.orders.push(order(what, p99[0].less(&p99[1]), None));
+            report.orders.push(order(what, p99[0].differences(&p99[1]), None));
         }
     }
     let columns = header([
@@ -200,9 +202,9 @@ pub(super) fn isolation(effort: Effort) -> Result<Report> {
 /// The cause of a lower saving by sharing PCIe by objectives than in the paper.
 const LITTLE: &str = "from the pinned ring and over four links, the copies of driving from and to the host take 2.4 of its 27 ms (H18), so there is little to lose: beside video its p99 is 29 ms with even shares";
 
-pub(super) fn interference(effort: Effort) -> Result<Report> {
+pub(super) fn interference(effort: Effort) -> Result<ExperimentReport> {
     let server = Server::v100()?;
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "The time of driving's loads from the host on DeepPlan+ without pinning (Fig 5b includes pinning), alone and with video at 90% of the system's capacity. The figure is the p99, because the paper does not state the statistic, and the mean at a lower load, which was measured first, shows less.".to_owned(),
     );
@@ -224,12 +226,12 @@ pub(super) fn interference(effort: Effort) -> Result<Report> {
             rows.push(vec![
                 name.to_owned(),
                 what.to_owned(),
-                ms(&spread(&runs, |it: &Outcome| it.mean(0, |record| record.loading))),
+                ms(&spread(&runs, |it: &DataflowOutcome| it.mean(0, |record| record.loading))),
                 ms(&tail),
             ]);
             loads.push(tail);
         }
-        let by = Spread(loads[1].0.iter().zip(&loads[0].0).map(|(with, alone)| with / alone).collect());
+        let by = SeedValues(loads[1].0.iter().zip(&loads[0].0).map(|(with, alone)| with / alone).collect());
         if system == System::DEEPPLAN {
             let what = "driving's loads, with video relative to alone".to_owned();
             report.figures.push(figure(what, "5×", (by, Unit::Times), (3.0, 7.0), Some(APART)));
@@ -243,9 +245,9 @@ pub(super) fn interference(effort: Effort) -> Result<Report> {
 /// The cause of less interference between loads than in the paper.
 const APART: &str = "each function of video pins for 10 ms and copies for 4 ms, so their copies rarely meet; if memory is pinned before (table) the ratio is 3.4×";
 
-pub(super) fn nvlink(effort: Effort) -> Result<Report> {
+pub(super) fn nvlink(effort: Effort) -> Result<ExperimentReport> {
     let server = Server::v100()?;
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     let mut rows = Vec::new();
     for (workflow, paper) in
         [(workflow::video(), 0.18), (workflow::image(), 0.13), (workflow::traffic(), 0.17)]
@@ -261,7 +263,7 @@ pub(super) fn nvlink(effort: Effort) -> Result<Report> {
             by_system.push(served);
         }
         let [ours, mapa, ucx] = &by_system[..] else { continue };
-        let more = Spread(ours.0.iter().zip(&mapa.0).map(|(ours, mapa)| ours / mapa - 1.0).collect());
+        let more = SeedValues(ours.0.iter().zip(&mapa.0).map(|(ours, mapa)| ours / mapa - 1.0).collect());
         let what = format!("{}: throughput above mapa's", workflow.name);
         report.figures.push(figure(
             what,
@@ -270,8 +272,16 @@ pub(super) fn nvlink(effort: Effort) -> Result<Report> {
             (paper - 0.08, paper + 0.08),
             Some(COMPUTES),
         ));
-        report.orders.push(order(format!("{}: faastube above mapa", workflow.name), ours.less(mapa), None));
-        report.orders.push(order(format!("{}: mapa above ucx", workflow.name), mapa.less(ucx), Some(PATHS)));
+        report.orders.push(order(
+            format!("{}: faastube above mapa", workflow.name),
+            ours.differences(mapa),
+            None,
+        ));
+        report.orders.push(order(
+            format!("{}: mapa above ucx", workflow.name),
+            mapa.differences(ucx),
+            Some(PATHS),
+        ));
     }
     report.tables.push((
         "8xV100, closed loop:".to_owned(),

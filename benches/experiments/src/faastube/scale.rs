@@ -2,16 +2,16 @@
 //! Fig 6a).
 
 use anyhow::Result;
-use millrace_policy::paths::{Config, Paths};
-use millrace_sim::passing::{App, Costs, Setup, System, workflow};
+use millrace_policy::paths::{Config, PathPlanner};
+use millrace_sim::passing::{Costs, DataflowSetup, ServedWorkflow, System, workflow};
 use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::{
     Server, Shape, as_h18, average, figure, header, load, ms, open, order, outcomes, p99_split, range, spread,
 };
 use crate::Effort;
-use crate::figures::{Spread, Unit};
-use crate::report::Report;
+use crate::figures::{SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 const SYSTEMS: [System; 4] = [System::INFLESS, System::DEEPPLAN, System::STAR, System::FAASTUBE];
 
@@ -21,7 +21,7 @@ const NETWORK: &str = "data takes as long to cross the network in every system, 
 /// Measures the p99 without queues of every workflow and system. `network` is the rate in Gbit/s. A figure
 /// is the most that is saved on one node, and the mean saving on several nodes.
 fn compare(
-    report: &mut Report,
+    report: &mut ExperimentReport,
     server: &Server,
     nodes: usize,
     network: u64,
@@ -38,9 +38,13 @@ fn compare(
                 let arrivals = open(Shape::Bursty, &[rate * nodes as f64], seed, effort);
                 let setup = server.setup(&workflow, system, arrivals, seed);
                 let is_cut = nodes > 1;
-                let app = App { is_cut, replicas: setup.apps[0].replicas * nodes, ..setup.apps[0].clone() };
+                let app = ServedWorkflow {
+                    is_cut,
+                    replicas: setup.apps[0].replicas * nodes,
+                    ..setup.apps[0].clone()
+                };
                 let costs = Costs { network: BytesPerSec(network * 125_000_000), ..setup.costs };
-                Setup { nodes, costs, apps: vec![app], ..setup }
+                DataflowSetup { nodes, costs, apps: vec![app], ..setup }
             })?;
             p99.push(spread(&runs, p99_split));
         }
@@ -53,7 +57,7 @@ fn compare(
         for (pair, systems) in p99.windows(2).zip(SYSTEMS.windows(2)) {
             let on = if nodes > 1 { format!("{network} Gbit/s, ") } else { String::new() };
             let what = format!("{on}{}: {} below {}", workflow.name, systems[1].name, systems[0].name);
-            report.orders.push(order(what, pair[0].less(&pair[1]), None));
+            report.orders.push(order(what, pair[0].differences(&pair[1]), None));
         }
     }
     for (place, paper) in paper.into_iter().flatten().enumerate() {
@@ -82,8 +86,8 @@ fn compare(
     Ok(())
 }
 
-pub(super) fn nodes(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+pub(super) fn nodes(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     report.assumed.push(
         "Figures are for a network of 25 Gbit/s, as of p3.16xlarge. Each replica is cut between two nodes where the least data passes. The paper states one number for each baseline and does not call the number the most, so ours is the mean over the workflows (in the first run it was the most)."
             .to_owned(),
@@ -93,21 +97,21 @@ pub(super) fn nodes(effort: Effort) -> Result<Report> {
     Ok(report)
 }
 
-pub(super) fn without_nvlink(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: as_h18(), ..Report::default() };
+pub(super) fn without_nvlink(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: as_h18(), ..ExperimentReport::default() };
     compare(&mut report, &Server::a10()?, 1, 25, Some([0.90, 0.90, 0.75]), effort)?;
     Ok(report)
 }
 
 /// Counts the pairs of GPUs by the rate that joins the pair, as the planner reads the topology.
-pub(super) fn topology(_effort: Effort) -> Result<Report> {
+pub(super) fn topology(_effort: Effort) -> Result<ExperimentReport> {
     let topology = Server::v100()?.topology;
-    let paths = Paths::new(&topology, Config::default())?;
+    let paths = PathPlanner::new(&topology, Config::default())?;
     let gpus = || (0..topology.gpus.len() as u32).map(GpuIndex);
     let pairs: Vec<_> = gpus().flat_map(|a| gpus().filter(move |&b| b > a).map(move |b| (a, b))).collect();
     let of =
         |rate: u64| pairs.iter().filter(|&&(a, b)| paths.capacity(a, b) == BytesPerSec::gb(rate)).count();
-    let mut report = Report::default();
+    let mut report = ExperimentReport::default();
     report.assumed.push(
         "The pairs are counted in `device/topology/dgx-v100.yaml` as the planner reads the file; nothing is simulated."
             .to_owned(),
@@ -121,7 +125,7 @@ pub(super) fn topology(_effort: Effort) -> Result<Report> {
         let share = of(rate) as f64 / pairs.len() as f64;
         rows.push(vec![what.to_owned(), of(rate).to_string()]);
         let exact = f64::from(count) / 28.0;
-        let ours = (Spread(vec![share]), Unit::Percent);
+        let ours = (SeedValues(vec![share]), Unit::Percent);
         report.figures.push(figure(format!("pairs with {what}"), paper, ours, (exact, exact), None));
     }
     report.tables.push((format!("{} pairs:", pairs.len()), header(["joined by", "pairs"]), rows));

@@ -4,18 +4,18 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::memory::Placement;
-use millrace_sim::memory::{ComparedMemory, MemoryKind};
+use millrace_policy::memory::BlockPlacement;
+use millrace_sim::memory::{AllocatorKind, AllocatorUnderTest};
 use millrace_sim::models::{self, ModelFigures};
-use millrace_sim::report::percent;
+use millrace_sim::report::format_percent;
 use millrace_sim::workload::random;
 use millrace_types::{Bytes, ModelId, Timestamp};
 use rand::Rng;
 
 use super::GPU_MEMORY;
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// The time of an allocation or a release by CUDA: "millisecond-level" (FaaSTube §7).
 const NATIVE_CALL: Duration = Duration::from_millis(1);
@@ -46,11 +46,11 @@ fn pieces(model: &ModelFigures, rng: &mut impl Rng) -> Vec<u32> {
 
 /// Returns the swaps in order, each as the index of the model, and the number of native calls of its
 /// allocation.
-fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
+fn swaps(kind: AllocatorKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
     let table = models::torpor();
     let mut rng = random(seed, 13);
     let shapes: Vec<_> = table.iter().map(|model| pieces(model, &mut rng)).collect();
-    let mut memory = ComparedMemory::new(GPU_MEMORY, kind);
+    let mut memory = AllocatorUnderTest::new(GPU_MEMORY, kind);
     let mut swaps = Vec::new();
     let mut last = ModelId(0);
     for at in 0..WARM_UP + requests {
@@ -75,7 +75,7 @@ fn swaps(kind: MemoryKind, requests: u64, seed: u64) -> Vec<(usize, u64)> {
 /// [`models::torpor`].
 pub(super) fn of_pool(seed: u64) -> Vec<Duration> {
     let mut sums = vec![(0, 0); models::torpor().len()];
-    for (kind, calls) in swaps(MemoryKind::Pool, 20_000, seed) {
+    for (kind, calls) in swaps(AllocatorKind::Pool, 20_000, seed) {
         sums[kind] = (sums[kind].0 + calls, sums[kind].1 + 1);
     }
     let mean = |(calls, swaps): (u64, u32)| NATIVE_CALL.mul_f64(calls as f64 / f64::from(swaps.max(1)));
@@ -83,7 +83,7 @@ pub(super) fn of_pool(seed: u64) -> Vec<Duration> {
 }
 
 /// Returns the time of allocation relative to a run for each swap, in ascending order.
-fn by_run(kind: MemoryKind, requests: u64, seed: u64) -> Vec<f64> {
+fn by_run(kind: AllocatorKind, requests: u64, seed: u64) -> Vec<f64> {
     let table = models::torpor();
     let part = |(kind, calls): (usize, u64)| {
         NATIVE_CALL.as_secs_f64() * calls as f64 / table[kind].run.as_secs_f64()
@@ -97,38 +97,38 @@ fn by_run(kind: MemoryKind, requests: u64, seed: u64) -> Vec<f64> {
 const REUSED: &str = "the 120 functions have the pieces of eight models, so most swaps find pieces of the pool that are long enough; the paper states neither the number of its models' blocks nor the time of a call: four runs of Bert-qa would be 172 calls of a millisecond, more than twice its pieces here";
 
 /// Measures the time of allocation relative to a run.
-pub(super) fn allocation(effort: Effort) -> Result<Report> {
+pub(super) fn allocation(effort: Effort) -> Result<ExperimentReport> {
     let requests = if effort.short { 2_000 } else { 50_000 };
     let at = |parts: &[f64], share: f64| parts[((parts.len() as f64 * share) as usize).min(parts.len() - 1)];
     let mut rows = Vec::new();
     let mut tails = Vec::new();
     for (name, kind) in [
-        ("torpor (best fit)", MemoryKind::BestFit(Placement::Scattered)),
-        ("torpor (two tiers)", MemoryKind::TwoTiers(Placement::Scattered)),
-        ("torpor-block", MemoryKind::Pool),
+        ("torpor (best fit)", AllocatorKind::BestFit(BlockPlacement::Scattered)),
+        ("torpor (two tiers)", AllocatorKind::TwoTiers(BlockPlacement::Scattered)),
+        ("torpor-block", AllocatorKind::Pool),
     ] {
         let seeds: Vec<_> = (1..=effort.seeds).map(|seed| by_run(kind, requests, seed)).collect();
-        let spread = |of: &dyn Fn(&[f64]) -> f64| Spread(seeds.iter().map(|parts| of(parts)).collect());
+        let spread = |of: &dyn Fn(&[f64]) -> f64| SeedValues(seeds.iter().map(|parts| of(parts)).collect());
         let some = spread(&|parts| {
             parts.iter().filter(|part| **part > 0.0).count() as f64 / parts.len().max(1) as f64
         });
         let [p50, p98, most] = [0.5, 0.98, 1.0].map(|share| spread(&|parts| at(parts, share)));
         rows.push(vec![
             name.to_owned(),
-            percent(some.mean()),
+            format_percent(some.mean()),
             Unit::Times.show(p50.mean()),
             Unit::Times.show(p98.mean()),
             Unit::Times.show(most.mean()),
         ]);
         tails.push(p98);
     }
-    let mut report = Report {
+    let mut report = ExperimentReport {
         assumed: [
             format!("One V100 of {GPU_MEMORY} and {FUNCTIONS} functions over the eight models, which are requested at random. The least recently used models are evicted. {requests} requests are measured after {WARM_UP}. Half of a model is in irregular pieces of 22 to 150 MiB, and half in pieces of 20 MiB and 2 MiB."),
             format!("A call to CUDA's allocator takes {NATIVE_CALL:?}. Torpor's blocks are in memory that was reserved at the start (T12), so they need no such call. The time of finding blocks is measured separately (`cargo bench -p millrace-sim --bench memory`: microseconds)."),
         ]
         .to_vec(),
-        ..Report::default()
+        ..ExperimentReport::default()
     };
     let [best_fit, two_tiers, pool] = &tails[..] else { return Ok(report) };
     for (what, paper, ours, band, cause) in [
@@ -136,7 +136,7 @@ pub(super) fn allocation(effort: Effort) -> Result<Report> {
         ("allocation relative to a run, p98, torpor (best fit)", "negligible", best_fit, 0.0..=0.05, None),
         ("allocation relative to a run, p98, torpor (two tiers)", "negligible", two_tiers, 0.0..=0.05, None),
     ] {
-        report.figures.push(Figure {
+        report.figures.push(PaperFigure {
             what: what.to_owned(),
             paper: paper.to_owned(),
             ours: ours.clone(),
@@ -146,7 +146,7 @@ pub(super) fn allocation(effort: Effort) -> Result<Report> {
         });
     }
     let what = "allocation relative to a run: torpor below torpor-block".to_owned();
-    report.orders.push(Order { what, by: pool.less(best_fit), cause: None });
+    report.orders.push(PolicyOrder { what, by: pool.differences(best_fit), cause: None });
     let header = ["memory", "swaps that call CUDA", "relative to a run, p50", "p98", "most"]
         .map(String::from)
         .to_vec();

@@ -5,43 +5,48 @@ use std::time::Duration;
 
 use anyhow::Result;
 use millrace_sim::models;
-use millrace_sim::report::percent;
-use millrace_sim::scenario::Function;
+use millrace_sim::report::format_percent;
+use millrace_sim::scenario::SimulatedFunction;
 use millrace_types::Slo;
 
-use super::{PERCENTILE, System, allocation, assumed, at_counts, counts, minutes_of, mixed, systems};
+use super::{ComparedSystem, PERCENTILE, allocation, assumed, at_counts, counts, minutes_of, mixed, systems};
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 
-pub(super) fn compliance(effort: Effort) -> Result<Report> {
+pub(super) fn compliance(effort: Effort) -> Result<ExperimentReport> {
     let counts: &[usize] = if effort.short { &[80] } else { &[320, 480, 520, 560] };
     let mut rows = Vec::new();
-    let mut report = Report { assumed: assumed(), ..Report::default() };
-    let mut at_560: Vec<(&str, Spread)> = Vec::new();
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
+    let mut at_560: Vec<(&str, SeedValues)> = Vec::new();
     report.assumed.push(
         "torpor-block is torpor with the mean time of allocation of each model under Torpor-Block (Fig 13) added to the copy."
             .to_owned(),
     );
     let mut systems = systems()?;
-    let block = System { name: "torpor-block", allocation: allocation::of_pool(1), ..systems[0].clone() };
+    let block =
+        ComparedSystem { name: "torpor-block", allocation: allocation::of_pool(1), ..systems[0].clone() };
     systems.insert(4, block);
     for system in systems {
         for &functions in counts {
             let summaries = Summaries::of(effort.seeds, |seed| mixed(&system, 4, functions, seed, effort))?;
             report.versus.add_summaries(&format!("{functions} functions"), system.name, &summaries);
-            let compliant = summaries.spread(millrace_sim::Summary::compliance);
+            let compliant = summaries.spread(millrace_sim::RunSummary::compliance);
             rows.push(vec![
                 system.name.to_owned(),
                 functions.to_string(),
-                format!("{} ± {}", percent(compliant.mean()), percent(compliant.half())),
+                format!(
+                    "{} ± {}",
+                    format_percent(compliant.mean()),
+                    format_percent(compliant.half_interval())
+                ),
                 Unit::Millis.show(summaries.mean_ms().mean()),
                 Unit::Millis.show(summaries.spread(|it| it.p98.as_secs_f64() * 1e3).mean()),
-                percent(summaries.spread(|it| it.miss_ratio).mean()),
-                percent(summaries.spread(|it| it.gpu_load).mean()),
+                format_percent(summaries.spread(|it| it.miss_ratio).mean()),
+                format_percent(summaries.spread(|it| it.gpu_load).mean()),
             ]);
-            let figure = |what: String, paper: &str, ours, band| Figure {
+            let figure = |what: String, paper: &str, ours, band| PaperFigure {
                 what,
                 paper: paper.to_owned(),
                 ours,
@@ -75,7 +80,7 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
     ] {
         if let (Some(a), Some(b)) = (of(first), of(then)) {
             let what = format!("compliant of 560: {first} at least {then}");
-            report.orders.push(Order { what, by: a.less(&b), cause: None });
+            report.orders.push(PolicyOrder { what, by: a.differences(&b), cause: None });
         }
     }
     let header = ["system", "functions", "compliant", "mean latency", "p98", "misses", "GPUs computing"];
@@ -84,12 +89,12 @@ pub(super) fn compliance(effort: Effort) -> Result<Report> {
 }
 
 /// Runs 560 functions of ResNet-152 at several deadlines and loads.
-pub(super) fn deadlines(effort: Effort) -> Result<Report> {
+pub(super) fn deadlines(effort: Effort) -> Result<ExperimentReport> {
     let systems: Vec<_> =
         systems()?.into_iter().filter(|it| !matches!(it.name, "torpor-random" | "torpor-lru")).collect();
     let count = if effort.short { 40 } else { 560 };
     let mut rows = Vec::new();
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "The paper does not state the rates. At the artifact's rates four GPUs compute 45% of the time and nearly all functions comply, so rates are also raised by half."
             .to_owned(),
@@ -102,7 +107,7 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
             for system in &systems {
                 let setup = |seed: u64| {
                     let slo = Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE };
-                    let functions = vec![Function::new(model.clone(), Some(slo)); count];
+                    let functions = vec![SimulatedFunction::new(model.clone(), Some(slo)); count];
                     let mut counts = counts(count, minutes_of(effort).min(5), seed);
                     counts.iter_mut().flatten().for_each(|count| *count = (*count * load).div_ceil(100));
                     at_counts(vec![system.node(4)], functions, &counts, seed)
@@ -110,14 +115,14 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
                 let summaries = Summaries::of(effort.seeds, setup)?;
                 let setup = format!("rates at {load}%, {deadline} ms");
                 report.versus.add_summaries(&setup, system.name, &summaries);
-                let share = summaries.spread(millrace_sim::Summary::compliance);
+                let share = summaries.spread(millrace_sim::RunSummary::compliance);
                 rows.push(vec![
                     format!("{load}%"),
                     format!("{deadline} ms"),
                     system.name.to_owned(),
-                    format!("{} ± {}", percent(share.mean()), percent(share.half())),
+                    format!("{} ± {}", format_percent(share.mean()), format_percent(share.half_interval())),
                     Unit::Millis.show(summaries.spread(|it| it.p98.as_secs_f64() * 1e3).mean()),
-                    percent(summaries.spread(|it| it.gpu_load).mean()),
+                    format_percent(summaries.spread(|it| it.gpu_load).mean()),
                 ]);
                 compliant.push((system.name, share));
             }
@@ -125,7 +130,7 @@ pub(super) fn deadlines(effort: Effort) -> Result<Report> {
             for ours in ["torpor", "unified"] {
                 if let (Some(ours_at), Some(fifo)) = (of(ours), of("torpor-fifo")) {
                     let what = format!("{ours} at least torpor-fifo, {deadline} ms, rates at {load}%");
-                    report.orders.push(Order { what, by: ours_at.less(&fifo), cause: None });
+                    report.orders.push(PolicyOrder { what, by: ours_at.differences(&fifo), cause: None });
                 }
             }
         }

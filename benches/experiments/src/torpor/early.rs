@@ -5,24 +5,24 @@ use std::time::Duration;
 use anyhow::Result;
 use millrace_policy::gpu::Eviction;
 use millrace_sim::models;
-use millrace_sim::report::percent;
-use millrace_sim::scenario::{Function, Scenario};
+use millrace_sim::report::format_percent;
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};
 use millrace_sim::workload::MINUTE;
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::{Record, run_each};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::{SimulatedRequest, run_each};
 use millrace_types::Slo;
 
-use super::{PERCENTILE, System, assumed, at_counts, counts, minutes_of, mixed, named, slo};
+use super::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, named, slo};
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::versus::Quantity;
 
 /// Runs 160 functions on one node (Fig 10).
-pub(super) fn early(effort: Effort) -> Result<Report> {
+pub(super) fn early(effort: Effort) -> Result<ExperimentReport> {
     const FUNCTIONS: usize = 160;
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "A function that is bound to a GPU holds a runtime of 1.5 GB besides its model (72 functions run natively on the paper's node). A cold start takes 8 s, the shortest of table 1. native refuses functions that do not fit, infless-ka keeps a function alive as its policy decides, and clients wait for 60 s."
             .to_owned(),
@@ -46,17 +46,17 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
             (ran as f64, outcome.compliance(&scenario.functions).0 as f64)
         })?;
         let (ran, compliant): (Vec<_>, Vec<_>) = counts.into_iter().unzip();
-        let ran = Spread(ran);
-        let compliant = Spread(compliant);
-        let text = |spread: &Spread| format!("{:.1} ± {:.1}", spread.mean(), spread.half());
-        let share = |of: &Spread| Spread(of.0.iter().map(|count| count / FUNCTIONS as f64).collect());
+        let ran = SeedValues(ran);
+        let compliant = SeedValues(compliant);
+        let text = |spread: &SeedValues| format!("{:.1} ± {:.1}", spread.mean(), spread.half_interval());
+        let share = |of: &SeedValues| SeedValues(of.0.iter().map(|count| count / FUNCTIONS as f64).collect());
         report.versus.add("160 functions", system.name, Quantity::RUN, share(&ran));
         report.versus.add("160 functions", system.name, Quantity::COMPLIANT, share(&compliant));
         rows.push(vec![system.name.to_owned(), text(&ran), text(&compliant)]);
         by_name.push((system.name, ran, compliant));
     }
     for (name, ran, compliant) in &by_name {
-        let figure = |what: &str, paper: &str, ours: &Spread, band| Figure {
+        let figure = |what: &str, paper: &str, ours: &SeedValues, band| PaperFigure {
             what: format!("{what}, {name}"),
             paper: paper.to_owned(),
             ours: ours.clone(),
@@ -65,13 +65,13 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
             cause: None,
         };
         match *name {
-            "native" => report.figures.push(Figure {
+            "native" => report.figures.push(PaperFigure {
                 cause: Some("native has the 25 GB of T12 here, and all 32 GB of a GPU in the paper"),
                 ..figure("functions that run", "72", ran, 65.0..=80.0)
             }),
             "infless-ka" => {
                 let cause = "with a cold start of 8 s and clients that wait for 60 s, nearly every function gets an answer at some time; the paper does not state when a request counts as failed";
-                report.figures.push(Figure {
+                report.figures.push(PaperFigure {
                     cause: Some(cause),
                     ..figure("functions that run", "112", ran, 95.0..=130.0)
                 });
@@ -87,7 +87,7 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
     for (first, then) in [("torpor", "native"), ("native", "infless-ka"), ("unified", "torpor")] {
         if let (Some(a), Some(b)) = (compliant(first), compliant(then)) {
             let what = format!("functions that comply: {first} at least {then}");
-            report.orders.push(Order { what, by: a.less(&b), cause: None });
+            report.orders.push(PolicyOrder { what, by: a.differences(&b), cause: None });
         }
     }
     let header = ["system", "run", "comply"].map(String::from).to_vec();
@@ -96,15 +96,15 @@ pub(super) fn early(effort: Effort) -> Result<Report> {
 }
 
 /// Runs 40 functions of ResNet-152 at 200 requests a minute each, in bursts, on four GPUs (Fig 9).
-pub(super) fn balance(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn balance(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "The paper mentions \"bursts\" without their shape. *Long*: a function gets 120 requests 100 ms apart, every 36 s on average, chosen so that native has a tail of seconds as in the paper. *Sharp*: 40 requests 10 ms apart, every 12 s."
             .to_owned(),
     );
     let model = models::torpor().swap_remove(6);
     let span_of = if effort.short { MINUTE / 6 } else { MINUTE * 5 };
-    let bursts = |size, apart_ms, gap_s| Pattern::Bursty {
+    let bursts = |size, apart_ms, gap_s| WorkloadPattern::Bursty {
         mean_gap: Duration::from_secs(gap_s),
         size,
         apart: Duration::from_millis(apart_ms),
@@ -119,9 +119,12 @@ pub(super) fn balance(effort: Effort) -> Result<Report> {
         let mut by_name = Vec::new();
         for system in &systems {
             let setup = |seed: u64| {
-                let functions = vec![Function::new(model.clone(), None); 40];
+                let functions = vec![SimulatedFunction::new(model.clone(), None); 40];
                 let arrivals = patterns::arrivals(&[pattern; 40], span_of, seed);
-                Scenario { warmed: true, ..Scenario::new(vec![system.node(4)], functions, arrivals, seed) }
+                ClusterScenario {
+                    warmed: true,
+                    ..ClusterScenario::new(vec![system.node(4)], functions, arrivals, seed)
+                }
             };
             let summaries = Summaries::of(effort.seeds, setup)?;
             report.versus.add_summaries(&format!("{kind} bursts"), system.name, &summaries);
@@ -131,9 +134,9 @@ pub(super) fn balance(effort: Effort) -> Result<Report> {
                 kind.to_owned(),
                 system.name.to_owned(),
                 Unit::Millis.show(summaries.mean_ms().mean()),
-                format!("{} ± {}", Unit::Millis.show(tail.mean()), Unit::Millis.show(tail.half())),
+                format!("{} ± {}", Unit::Millis.show(tail.mean()), Unit::Millis.show(tail.half_interval())),
                 format!("{:.4}", variance.mean()),
-                percent(summaries.spread(|it| it.gpu_load).mean()),
+                format_percent(summaries.spread(|it| it.gpu_load).mean()),
             ]);
             by_name.push((system.name, tail, variance));
         }
@@ -145,14 +148,14 @@ pub(super) fn balance(effort: Effort) -> Result<Report> {
 }
 
 /// Compares each system's tail and variance in bursts with Fig 9.
-fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)]) {
+fn balanced(report: &mut ExperimentReport, kind: &str, by_name: &[(&str, SeedValues, SeedValues)]) {
     const EVENS_OUT: &str = "over five minutes the load of the ten equal functions bound to each GPU evens out, whereas torpor sends a hit to the first idle holder by index; in windows of a second torpor's variance of sharp bursts is 0.066 and native's 0.129. The paper does not state the window of its loads";
     const SHARP: &str = "three bursts at once exceed the capacity of four GPUs under any assignment";
     let [native, torpor, unified] = by_name else { return };
     for (system, paper, band) in
         [(native, "multi-seconds", 1000.0..=20_000.0), (torpor, "around 35 ms", 20.0..=60.0)]
     {
-        report.figures.push(Figure {
+        report.figures.push(PaperFigure {
             what: format!("p98, {}, {kind} bursts", system.0),
             paper: paper.to_owned(),
             ours: system.1.clone(),
@@ -162,11 +165,11 @@ fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)])
         });
     }
     for (what, by, cause) in [
-        ("p98: torpor below native", native.1.less(&torpor.1), None),
-        ("p98: unified at most torpor", torpor.1.less(&unified.1), None),
-        ("variance of the GPUs' load: torpor below native", native.2.less(&torpor.2), Some(EVENS_OUT)),
+        ("p98: torpor below native", native.1.differences(&torpor.1), None),
+        ("p98: unified at most torpor", torpor.1.differences(&unified.1), None),
+        ("variance of the GPUs' load: torpor below native", native.2.differences(&torpor.2), Some(EVENS_OUT)),
     ] {
-        report.orders.push(Order { what: format!("{what}, {kind} bursts"), by, cause });
+        report.orders.push(PolicyOrder { what: format!("{what}, {kind} bursts"), by, cause });
     }
 }
 
@@ -174,16 +177,16 @@ fn balanced(report: &mut Report, kind: &str, by_name: &[(&str, Spread, Spread)])
 struct OnSixNodes {
     system: &'static str,
     functions: usize,
-    compliant: Spread,
-    answered: Spread,
+    compliant: SeedValues,
+    answered: SeedValues,
     /// The latency relative to the deadline that 127 of 128 answers do not exceed.
-    tail: Spread,
-    variance: Spread,
+    tail: SeedValues,
+    variance: SeedValues,
 }
 
 /// Runs six nodes (Fig 14) with deadlines of 150 and 250 ms.
-pub(super) fn cluster(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn cluster(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "Deadlines are 150 ms, and 250 ms for Bert-qa. Each function is on one node, as the planner places functions. native and nonswap refuse functions that do not fit their node. 1000 functions take 43 of each node's 100 GB here, so no model is swapped after its first copy; 2880 functions, 480 on each node as in H08, take 123 GB. The tail is the latency relative to the deadline that 127 of 128 answers do not exceed, the last quantile but one of figure 14."
             .to_owned(),
@@ -206,9 +209,13 @@ pub(super) fn cluster(effort: Effort) -> Result<Report> {
         vec![
             it.system.to_owned(),
             it.functions.to_string(),
-            format!("{} ± {}", percent(it.compliant.mean()), percent(it.compliant.half())),
+            format!(
+                "{} ± {}",
+                format_percent(it.compliant.mean()),
+                format_percent(it.compliant.half_interval())
+            ),
             Unit::Times.show(it.tail.mean()),
-            percent(1.0 - it.answered.mean()),
+            format_percent(1.0 - it.answered.mean()),
             format!("{:.4}", it.variance.mean()),
         ]
     };
@@ -227,10 +234,10 @@ pub(super) fn cluster(effort: Effort) -> Result<Report> {
 }
 
 fn on_six_nodes(
-    system: &System,
+    system: &ComparedSystem,
     functions: usize,
     effort: Effort,
-    report: &mut Report,
+    report: &mut ExperimentReport,
 ) -> Result<OnSixNodes> {
     let table = models::torpor();
     let setup = |seed: u64| {
@@ -238,14 +245,14 @@ fn on_six_nodes(
             let model = table[place % table.len()].clone();
             let deadline =
                 slo(&model).deadline + Duration::from_millis(if model.name == "bert-qa" { 50 } else { 70 });
-            Function::new(model, Some(Slo { deadline, percentile: PERCENTILE }))
+            SimulatedFunction::new(model, Some(Slo { deadline, percentile: PERCENTILE }))
         });
         let counts = counts(functions, minutes_of(effort).min(5), seed);
         at_counts(vec![system.node(4); 6], published.collect(), &counts, seed)
     };
     let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
     let each = run_each(&scenarios, |scenario, outcome| {
-        let by_deadline = |record: &Record| {
+        let by_deadline = |record: &SimulatedRequest| {
             let slo = scenario.functions[record.function as usize].slo;
             slo.map_or(0.0, |slo| record.latency().as_secs_f64() / slo.deadline.as_secs_f64())
         };
@@ -261,14 +268,14 @@ fn on_six_nodes(
     Ok(OnSixNodes {
         system: system.name,
         functions,
-        compliant: summaries.spread(millrace_sim::Summary::compliance),
+        compliant: summaries.spread(millrace_sim::RunSummary::compliance),
         answered: summaries.spread(|it| 1.0 - it.failed as f64 / it.requests.max(1) as f64),
-        tail: Spread(tails),
+        tail: SeedValues(tails),
         variance: summaries.spread(|it| it.gpu_load_variance),
     })
 }
 
-fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
+fn judge_six_nodes(report: &mut ExperimentReport, found: &[OnSixNodes]) {
     const FITS: &str =
         "1000 functions all fit at the models' published sizes, so no model is swapped: see 2880";
     const EVEN: &str = "the artifact's rates are even, and GPUs compute a tenth to a third of the time, so the functions bound to a GPU do not overload the GPU. Functions that do not fit are refused";
@@ -276,9 +283,9 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
     const FIRST: &str = "at so low a load hits run on the first idle holder by index, whereas bound functions are spread evenly by number";
     let of =
         |system: &str, functions| found.iter().find(|it| (it.system, it.functions) == (system, functions));
-    let mut figure = |what: String, paper: &str, ours: &Spread, (unit, band, cause)| {
+    let mut figure = |what: String, paper: &str, ours: &SeedValues, (unit, band, cause)| {
         let paper = paper.to_owned();
-        report.figures.push(Figure { what, paper, ours: ours.clone(), unit, band, cause });
+        report.figures.push(PaperFigure { what, paper, ours: ours.clone(), unit, band, cause });
     };
     for name in ["torpor", "unified"] {
         for functions in [1000, 2880] {
@@ -300,7 +307,7 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
         }
     }
     if let Some(it) = of("native", 1000) {
-        let served = Spread(it.answered.0.iter().map(|share| share * 1000.0).collect());
+        let served = SeedValues(it.answered.0.iter().map(|share| share * 1000.0).collect());
         figure(
             "functions that native serves of 1000".to_owned(),
             "500",
@@ -308,9 +315,9 @@ fn judge_six_nodes(report: &mut Report, found: &[OnSixNodes]) {
             (Unit::Count, 300.0..=550.0, None),
         );
     }
-    let mut order = |what: String, ours: Option<&Spread>, theirs: Option<&Spread>, cause| {
+    let mut order = |what: String, ours: Option<&SeedValues>, theirs: Option<&SeedValues>, cause| {
         if let (Some(ours), Some(theirs)) = (ours, theirs) {
-            report.orders.push(Order { what, by: ours.less(theirs), cause });
+            report.orders.push(PolicyOrder { what, by: ours.differences(theirs), cause });
         }
     };
     for functions in [1000, 2880] {

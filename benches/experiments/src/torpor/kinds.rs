@@ -5,28 +5,28 @@ use anyhow::Result;
 use millrace_policy::gpu::Eviction;
 use millrace_sim::models;
 use millrace_sim::outcome::percentile;
-use millrace_sim::report::percent;
+use millrace_sim::report::format_percent;
 use millrace_sim::run_each;
-use millrace_sim::scenario::{Function, Scenario};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};
 use millrace_sim::workload::MINUTE;
-use millrace_sim::workload::patterns::{self, Pattern};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
 
 use super::{assumed, at_counts, counts, minutes_of, named, slo, systems};
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 use crate::versus::Quantity;
 
 /// Measures the throughput of one GPU for ResNet-152 at several rates per function, against functions that
 /// stay on the GPU.
-pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
+pub(super) fn one_gpu(effort: Effort) -> Result<ExperimentReport> {
     /// The number of functions that stay on a GPU for good: 72 on four (§7.3).
     const NATIVE: f64 = 18.0;
     /// The offered requests a second: about half of the GPU's capacity.
     const OFFERED: f64 = 31.0;
     let model = models::torpor().swap_remove(6);
     let mut rows = Vec::new();
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(
         "Requests of a function arrive periodically, and the phases of the functions are evenly apart: with requests at random times no system has a short tail at such a load. native hosts 18 functions on a GPU (72 on four, §7.3) and serves all their requests."
             .to_owned(),
@@ -40,15 +40,18 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
         let setup = |seed: u64| {
             let period = MINUTE / rate;
             let span = MINUTE * if effort.short { 1 } else { 5 };
-            let pattern = Pattern::Periodic { period, jitter: 0.0 };
+            let pattern = WorkloadPattern::Periodic { period, jitter: 0.0 };
             // All requests are evenly apart: the phases of the functions divide the period.
             let mut arrivals = patterns::arrivals(&vec![pattern; functions as usize], span, seed);
             let count = arrivals.len() as u64;
             for (place, arrival) in (0..count).zip(&mut arrivals) {
                 arrival.at.0 = span.as_nanos() as u64 / count * place;
             }
-            let published = vec![Function::new(model.clone(), None); functions as usize];
-            Scenario { warmed: true, ..Scenario::new(vec![system.node(1)], published, arrivals, seed) }
+            let published = vec![SimulatedFunction::new(model.clone(), None); functions as usize];
+            ClusterScenario {
+                warmed: true,
+                ..ClusterScenario::new(vec![system.node(1)], published, arrivals, seed)
+            }
         };
         let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
         let measured = run_each(&scenarios, |_, outcome| {
@@ -56,8 +59,9 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             let throughput = latencies.len() as f64 / outcome.span.as_secs_f64();
             (throughput, percentile(&latencies, 98.0).as_secs_f64() * 1e3)
         })?;
-        let throughput = Spread(measured.iter().map(|it| it.0 / (NATIVE * f64::from(rate) / 60.0)).collect());
-        let tail = Spread(measured.iter().map(|it| it.1).collect());
+        let throughput =
+            SeedValues(measured.iter().map(|it| it.0 / (NATIVE * f64::from(rate) / 60.0)).collect());
+        let tail = SeedValues(measured.iter().map(|it| it.1).collect());
         report.versus.add(&format!("{rate} requests a minute"), system.name, Quantity::P98, tail.clone());
         rows.push(vec![
             system.name.to_owned(),
@@ -67,7 +71,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
             Unit::Millis.show(tail.mean()),
         ]);
         if rate == 10 {
-            report.figures.push(Figure {
+            report.figures.push(PaperFigure {
                 what: format!("throughput relative to native, 10 requests a minute, {}", system.name),
                 paper: "over 10×".to_owned(),
                 ours: throughput,
@@ -76,7 +80,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
                 cause: None,
             });
         }
-        report.figures.push(Figure {
+        report.figures.push(PaperFigure {
             what: format!("p98, {rate} requests a minute, {}", system.name),
             paper: "below 50 ms".to_owned(),
             ours: tail,
@@ -91,7 +95,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<Report> {
 }
 
 /// Runs DenseNet-201 and Bert-qa together, with Bert-qa at 60% of all weights (Fig 12).
-pub(super) fn heaviness(effort: Effort) -> Result<Report> {
+pub(super) fn heaviness(effort: Effort) -> Result<ExperimentReport> {
     let light = models::torpor().swap_remove(1);
     let heavy = models::torpor().swap_remove(7);
     let heavies = if effort.short { 4 } else { 80 };
@@ -99,7 +103,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
         (heavies as f64 * heavy.memory.0 as f64 / 0.6 * 0.4 / light.memory.0 as f64).round() as usize;
     let mut by_name = Vec::new();
     let mut rows = Vec::new();
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     report.assumed.push(format!(
         "{heavies} functions of Bert-qa and {lights} of DenseNet-201 (Bert-qa has 60% of the weights), each at a third of the artifact's rates."
     ));
@@ -108,7 +112,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
             let published = (0..lights).map(|_| light.clone()).chain((0..heavies).map(|_| heavy.clone()));
             let published = published.map(|model| {
                 let slo = slo(&model);
-                Function::new(model, Some(slo))
+                SimulatedFunction::new(model, Some(slo))
             });
             let mut counts = counts(lights + heavies, minutes_of(effort).min(10), seed);
             counts.iter_mut().flatten().for_each(|count| *count = count.div_ceil(3));
@@ -127,11 +131,11 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
             [light_p90, light_p98, heavy_p90, heavy_p98, misses]
         })?;
         let [light_p90, light_p98, heavy_p90, heavy_p98, misses] =
-            [0, 1, 2, 3, 4].map(|place| Spread(each.iter().map(|it: &[f64; 5]| it[place]).collect()));
+            [0, 1, 2, 3, 4].map(|place| SeedValues(each.iter().map(|it: &[f64; 5]| it[place]).collect()));
         let tails = [&light_p90, &light_p98, &heavy_p90, &heavy_p98];
         let mut row = vec![system.name.to_owned()];
         row.extend(tails.map(|it| Unit::Millis.show(it.mean())));
-        row.push(percent(misses.mean()));
+        row.push(format_percent(misses.mean()));
         rows.push(row);
         for (model, p98) in [("DenseNet-201", &light_p98), ("Bert-qa", &heavy_p98)] {
             report.versus.add(model, system.name, Quantity::P98, p98.clone());
@@ -147,10 +151,10 @@ pub(super) fn heaviness(effort: Effort) -> Result<Report> {
 }
 
 /// Compares the 98th percentiles of the light and the heavy model by system with Fig 12.
-fn judge_heaviness(report: &mut Report, by_name: &[(&'static str, Spread, Spread)]) {
+fn judge_heaviness(report: &mut ExperimentReport, by_name: &[(&'static str, SeedValues, SeedValues)]) {
     let of = |name: &str| by_name.iter().find(|it| it.0 == name).map(|(_, light, heavy)| (light, heavy));
-    let mut figure = |what: &str, paper: &str, ours: &Spread, band| {
-        report.figures.push(Figure {
+    let mut figure = |what: &str, paper: &str, ours: &SeedValues, band| {
+        report.figures.push(PaperFigure {
             what: what.to_owned(),
             paper: paper.to_owned(),
             ours: ours.clone(),
@@ -166,10 +170,10 @@ fn judge_heaviness(report: &mut Report, by_name: &[(&'static str, Spread, Spread
         figure("p98 of Bert-qa, unified", "within 200 ms", unified.1, 0.0..=200.0);
         figure("p98 of DenseNet-201, unified", "within 80 ms", unified.0, 0.0..=80.0);
         for (what, by) in [
-            ("p98 of Bert-qa: torpor below torpor-lru", lru.1.less(torpor.1)),
-            ("p98 of DenseNet-201: torpor at most torpor-lru", lru.0.less(torpor.0)),
+            ("p98 of Bert-qa: torpor below torpor-lru", lru.1.differences(torpor.1)),
+            ("p98 of DenseNet-201: torpor at most torpor-lru", lru.0.differences(torpor.0)),
         ] {
-            report.orders.push(Order { what: what.to_owned(), by, cause: None });
+            report.orders.push(PolicyOrder { what: what.to_owned(), by, cause: None });
         }
     }
 }

@@ -22,12 +22,12 @@ mod remoting;
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::dispatch::{Choice, Order as QueueOrder, PolicyConfig, TorporConfig};
+use millrace_policy::dispatch::{PolicyConfig, TorporConfig, TorporGpuChoice, TorporOrder as QueueOrder};
 use millrace_policy::gpu::Eviction;
 use millrace_sim::models::{self, ModelFigures, TORPOR_PCIE};
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{MINUTE, minutes, rates};
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
 
 use crate::{Effort, Experiment};
@@ -75,13 +75,13 @@ const PERCENTILE: f64 = 0.98;
 
 /// Returns the first `gpus` of the four GPUs of table 4's machine.
 pub(crate) fn v100(gpus: u32) -> Topology {
-    let gpu = |index: u32| Gpu {
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "V100".to_owned(),
         memory: GPU_MEMORY,
         host_path: vec![LinkId(index), LinkId(gpus + index / 2)],
     };
-    let link = |kind, rate| Link { kind, rate };
+    let link = |kind, rate| TopologyLink { kind, rate };
     let own = (0..gpus).map(|_| link(LinkKind::Pcie, TORPOR_PCIE));
     let uplinks = (0..gpus.div_ceil(2)).map(|_| link(LinkKind::PcieUplink, UPLINK));
     // The pairs are those of the artifact (T22).
@@ -99,7 +99,7 @@ pub(crate) fn v100(gpus: u32) -> Topology {
 
 /// A compared system.
 #[derive(Debug, Clone)]
-pub struct System {
+pub struct ComparedSystem {
     name: &'static str,
     dispatch: PolicyConfig,
     eviction: Eviction,
@@ -108,19 +108,19 @@ pub struct System {
     allocation: Vec<Duration>,
 }
 
-impl System {
-    fn node(&self, gpus: u32) -> NodeSpec {
-        NodeSpec { eviction: self.eviction, ..NodeSpec::new(v100(gpus), self.dispatch) }
+impl ComparedSystem {
+    fn node(&self, gpus: u32) -> SimulatedNode {
+        SimulatedNode { eviction: self.eviction, ..SimulatedNode::new(v100(gpus), self.dispatch) }
     }
 }
 
-fn systems() -> Result<Vec<System>> {
+fn systems() -> Result<Vec<ComparedSystem>> {
     let torpor = TorporConfig::default();
     let by_age = TorporConfig { order: QueueOrder::Arrival, ..torpor };
-    let at_random = TorporConfig { choice: Choice::Random, ..torpor };
+    let at_random = TorporConfig { choice: TorporGpuChoice::Random, ..torpor };
     let system = |name, config, eviction| {
         let dispatch = PolicyConfig::Torpor(config);
-        System { name, dispatch, eviction, allocation: Vec::new() }
+        ComparedSystem { name, dispatch, eviction, allocation: Vec::new() }
     };
     Ok(vec![
         system("torpor", torpor, Eviction::Torpor),
@@ -144,7 +144,13 @@ fn minutes_of(effort: Effort) -> usize {
 /// Returns a node of `gpus` GPUs, and `functions` functions over the eight models in turn, at the rates of
 /// the paper's artifact.
 #[must_use]
-pub fn mixed(system: &System, gpus: u32, functions: usize, seed: u64, effort: Effort) -> Scenario {
+pub fn mixed(
+    system: &ComparedSystem,
+    gpus: u32,
+    functions: usize,
+    seed: u64,
+    effort: Effort,
+) -> ClusterScenario {
     let table = models::torpor();
     let model = |place: usize| {
         let kind = place % table.len();
@@ -153,7 +159,7 @@ pub fn mixed(system: &System, gpus: u32, functions: usize, seed: u64, effort: Ef
     };
     let published = (0..functions).map(model).map(|model| {
         let slo = slo(&model);
-        Function::new(model, Some(slo))
+        SimulatedFunction::new(model, Some(slo))
     });
     let counts = counts(functions, minutes_of(effort), seed);
     at_counts(vec![system.node(gpus)], published.collect(), &counts, seed)
@@ -168,9 +174,18 @@ fn counts(functions: usize, minutes: usize, seed: u64) -> Vec<Vec<u32>> {
 
 /// Returns a scenario with these numbers of requests by minute. Every function is warmed up, and clients
 /// wait for one minute.
-fn at_counts(nodes: Vec<NodeSpec>, published: Vec<Function>, counts: &[Vec<u32>], seed: u64) -> Scenario {
+fn at_counts(
+    nodes: Vec<SimulatedNode>,
+    published: Vec<SimulatedFunction>,
+    counts: &[Vec<u32>],
+    seed: u64,
+) -> ClusterScenario {
     let arrivals = minutes::arrivals(counts, seed);
-    Scenario { timeout: MINUTE, warmed: true, ..Scenario::new(nodes, published, arrivals, seed) }
+    ClusterScenario {
+        timeout: MINUTE,
+        warmed: true,
+        ..ClusterScenario::new(nodes, published, arrivals, seed)
+    }
 }
 
 fn assumed() -> Vec<String> {
@@ -187,6 +202,6 @@ fn assumed() -> Vec<String> {
 ///
 /// # Errors
 /// Returns an error if no policy has the name.
-pub fn named(name: &'static str, eviction: Eviction) -> Result<System> {
-    Ok(System { name, dispatch: crate::lalb::policy(name)?, eviction, allocation: Vec::new() })
+pub fn named(name: &'static str, eviction: Eviction) -> Result<ComparedSystem> {
+    Ok(ComparedSystem { name, dispatch: crate::lalb::policy(name)?, eviction, allocation: Vec::new() })
 }

@@ -8,16 +8,16 @@ use anyhow::Result;
 use millrace_policy::gpu::Eviction;
 use millrace_sim::models::{ModelFigures, TORPOR_PCIE};
 use millrace_sim::run_each;
-use millrace_sim::scenario::{Function, Scenario};
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::workload::{Arrival, random, zipf};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::workload::{RequestArrival, random, zipf};
 use millrace_types::{Bytes, Timestamp};
 use rand::Rng as _;
 
-use super::{System, named};
+use super::{ComparedSystem, named};
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// Table 1: the memory of a model (MB), and the time in which its runtime resumes (ms).
 const MODELS: [(&str, u64, u64); 6] = [
@@ -48,13 +48,13 @@ const RUNS: [f64; 2] = [10.0, 40.0];
 
 /// A function with its rate and its user.
 #[derive(Debug, Clone)]
-struct Published {
+struct PilotFunction {
     model: ModelFigures,
     mean_gap: Duration,
     user: usize,
 }
 
-impl Published {
+impl PilotFunction {
     /// Returns the share of a GPU's time that the function's requests compute.
     fn load(&self) -> f64 {
         self.model.run.as_secs_f64() / self.mean_gap.as_secs_f64()
@@ -70,7 +70,7 @@ fn model(place: usize, run: Duration) -> ModelFigures {
 }
 
 /// Returns the simulated functions. `mean_run` is the mean time of a run in seconds.
-fn fleet(functions: usize, mean_run: f64, seed: u64) -> Vec<Published> {
+fn fleet(functions: usize, mean_run: f64, seed: u64) -> Vec<PilotFunction> {
     let mut rng = random(seed, 16);
     // Popularity is log-uniform over a factor of ten. This is the mean of 10^x for x from 0 to 1.
     let mean_of_factor = 9.0 / 10f64.ln();
@@ -88,15 +88,16 @@ fn fleet(functions: usize, mean_run: f64, seed: u64) -> Vec<Published> {
         });
         let user = if place < users { place } else { drawn.unwrap_or(0) };
         let kind = rng.random_range(0..MODELS.len());
-        Published { model: model(kind, run), mean_gap: DAY.div_f64(per_day), user }
+        PilotFunction { model: model(kind, run), mean_gap: DAY.div_f64(per_day), user }
     };
     (0..functions).map(published).collect()
 }
 
 /// Returns arrivals at random times, with 1.5 times the mean rate at noon and half the mean rate at midnight.
-fn arrivals(functions: &[Published], span: Duration, seed: u64) -> Vec<Arrival> {
+fn arrivals(functions: &[PilotFunction], span: Duration, seed: u64) -> Vec<RequestArrival> {
     const SWING: f64 = 0.5;
-    let densest = |it: &Published| Pattern::Sporadic { mean_gap: it.mean_gap.div_f64(1.0 + SWING) };
+    let densest =
+        |it: &PilotFunction| WorkloadPattern::Sporadic { mean_gap: it.mean_gap.div_f64(1.0 + SWING) };
     let patterns: Vec<_> = functions.iter().map(densest).collect();
     let mut rng = random(seed, 17);
     let mut arrivals = patterns::arrivals(&patterns, span, seed);
@@ -132,7 +133,7 @@ fn span_of(effort: Effort) -> Duration {
 
 /// Returns the functions of each node, at most `density` on a node. The busiest functions are placed first,
 /// each on the node with the least load, as the paper's cluster manager balances load (§4.1).
-fn balanced(fleet: &[Published], density: usize) -> Vec<Vec<usize>> {
+fn balanced(fleet: &[PilotFunction], density: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..fleet.len()).collect();
     order.sort_by(|&a, &b| fleet[b].load().total_cmp(&fleet[a].load()));
     let mut nodes = vec![(0.0_f64, Vec::new()); fleet.len().div_ceil(density)];
@@ -146,14 +147,20 @@ fn balanced(fleet: &[Published], density: usize) -> Vec<Vec<usize>> {
 }
 
 /// Runs the functions on nodes of four GPUs, with at most `density` functions on a node.
-fn pool(system: &System, fleet: &[Published], density: usize, seed: u64, effort: Effort) -> Result<Pool> {
+fn pool(
+    system: &ComparedSystem,
+    fleet: &[PilotFunction],
+    density: usize,
+    seed: u64,
+    effort: Effort,
+) -> Result<Pool> {
     let nodes = balanced(fleet, density);
     let node = |(place, its): (usize, &Vec<usize>)| {
         let functions: Vec<_> = its.iter().map(|&function| fleet[function].clone()).collect();
-        let published = functions.iter().map(|it| Function::new(it.model.clone(), None)).collect();
+        let published = functions.iter().map(|it| SimulatedFunction::new(it.model.clone(), None)).collect();
         let seed = seed * 1000 + place as u64;
         let arrivals = arrivals(&functions, span_of(effort), seed);
-        Scenario::new(vec![system.node(GPUS)], published, arrivals, seed)
+        ClusterScenario::new(vec![system.node(GPUS)], published, arrivals, seed)
     };
     let scenarios: Vec<_> = nodes.iter().enumerate().map(node).collect();
     let outcomes = run_each(&scenarios, |scenario, outcome| {
@@ -177,7 +184,7 @@ fn pool(system: &System, fleet: &[Published], density: usize, seed: u64, effort:
 }
 
 /// Returns the mean saving of the users, relative to GPUs of their own.
-fn saving(fleet: &[Published], pool: &Pool) -> f64 {
+fn saving(fleet: &[PilotFunction], pool: &Pool) -> f64 {
     let users = fleet.iter().map(|it| it.user + 1).max().unwrap_or(0);
     let mut bills = vec![(0.0, 0.0); users];
     for (function, charged) in fleet.iter().zip(&pool.charged) {
@@ -190,19 +197,19 @@ fn saving(fleet: &[Published], pool: &Pool) -> f64 {
 
 /// The results of one reading, by seed.
 #[derive(Debug, Default)]
-struct Found {
-    users: Spread,
-    gpus: Spread,
-    density: Spread,
-    waiting: Spread,
-    busy: Spread,
+struct PilotResult {
+    users: SeedValues,
+    gpus: SeedValues,
+    density: SeedValues,
+    waiting: SeedValues,
+    busy: SeedValues,
 }
 
 /// Finds the densest pool in which requests do not wait too long, for each seed.
-fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
+fn densest(system: &ComparedSystem, mean_run: f64, effort: Effort) -> Result<PilotResult> {
     let (functions, densities): (usize, &[usize]) =
         if effort.short { (12, &DENSITIES[..1]) } else { (PART, &DENSITIES) };
-    let mut found = Found::default();
+    let mut found = PilotResult::default();
     for seed in 1..=effort.seeds {
         let fleet = fleet(functions, mean_run, seed);
         let mut best: Option<(usize, Pool)> = None;
@@ -219,7 +226,7 @@ fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
         found.gpus.0.push(1.0 - f64::from(pool.gpus) / functions as f64);
         found.density.0.push(density as f64);
         found.waiting.0.push(pool.waiting());
-        let computes: f64 = fleet.iter().map(Published::load).sum();
+        let computes: f64 = fleet.iter().map(PilotFunction::load).sum();
         found.busy.0.push(computes / functions as f64);
     }
     Ok(found)
@@ -227,9 +234,9 @@ fn densest(system: &System, mean_run: f64, effort: Effort) -> Result<Found> {
 
 /// Returns the saving of the pilot's own function: several thousand requests a day, with 30% of their time in
 /// loading.
-fn case(system: &System, effort: Effort) -> Result<Spread> {
+fn case(system: &ComparedSystem, effort: Effort) -> Result<SeedValues> {
     const OTHERS: usize = 9;
-    let mut savings = Spread::default();
+    let mut savings = SeedValues::default();
     for seed in 1..=effort.seeds {
         let mut rng = random(seed, 18);
         let per_day = rng.random_range(2_000.0..5_000.0);
@@ -238,7 +245,7 @@ fn case(system: &System, effort: Effort) -> Result<Spread> {
         let run = loading.mul_f64((1.0 - LOADING) / LOADING);
         let image_to_text = ModelFigures { start: loading, ..model(1, run) };
         let mut functions = fleet(OTHERS, RUNS[0], seed);
-        functions.insert(0, Published { model: image_to_text, mean_gap: DAY.div_f64(per_day), user: 0 });
+        functions.insert(0, PilotFunction { model: image_to_text, mean_gap: DAY.div_f64(per_day), user: 0 });
         let pool = pool(system, &functions, OTHERS + 1, seed, effort)?;
         savings.0.push(1.0 - pool.charged[0]);
     }
@@ -259,14 +266,15 @@ fn assumed() -> Vec<String> {
 }
 
 /// Measures the users' costs and the number of GPUs.
-pub(super) fn bills(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn bills(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     let system = named("torpor", Eviction::Torpor)?;
     let mut rows = Vec::new();
     for mean_run in RUNS {
         let found = densest(&system, mean_run, effort)?;
-        let percent =
-            |it: &Spread| format!("{} ± {}", Unit::Percent.show(it.mean()), Unit::Percent.show(it.half()));
+        let percent = |it: &SeedValues| {
+            format!("{} ± {}", Unit::Percent.show(it.mean()), Unit::Percent.show(it.half_interval()))
+        };
         rows.push(vec![
             format!("{mean_run} s"),
             percent(&found.busy),
@@ -275,7 +283,7 @@ pub(super) fn bills(effort: Effort) -> Result<Report> {
             percent(&found.gpus),
             percent(&found.waiting),
         ]);
-        let figure = |what: &str, paper: &str, ours: Spread, band| Figure {
+        let figure = |what: &str, paper: &str, ours: SeedValues, band| PaperFigure {
             what: format!("{what}, {mean_run} s"),
             paper: paper.to_owned(),
             ours,
@@ -285,7 +293,7 @@ pub(super) fn bills(effort: Effort) -> Result<Report> {
         };
         for (what, ours) in [("users' costs", &found.users), ("GPUs", &found.gpus)] {
             let what = format!("{what}: fewer than without, {mean_run} s");
-            report.orders.push(Order { what, by: ours.clone(), cause: None });
+            report.orders.push(PolicyOrder { what, by: ours.clone(), cause: None });
         }
         if mean_run > RUNS[0] {
             report.figures.push(figure(
@@ -298,7 +306,7 @@ pub(super) fn bills(effort: Effort) -> Result<Report> {
         }
     }
     let savings = case(&system, effort)?;
-    report.figures.push(Figure {
+    report.figures.push(PaperFigure {
         what: "the case's cost below a GPU of its own".to_owned(),
         paper: "-84%".to_owned(),
         ours: savings,

@@ -9,25 +9,25 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::synth::{self, Encoder};
-use millrace_model::{Compiled, Grouping};
+use millrace_model::{CompiledModel, Grouping};
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{Action, Cargo, Event, Fabric, Grant, Weights};
+use millrace_policy::fabric::{Action, BatchGrant, Event, LinkScheduler, TransferCargo, WeightsCargo};
 use millrace_policy::ids::{Generation, TransferId};
 use millrace_policy::memory::blocks_for;
 use millrace_sim::models;
 use millrace_sim::workload::random;
-use millrace_types::topology::{Gpu, Link, LinkId, LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Timestamp};
 use rand::Rng as _;
 
 use super::GPU_MEMORY;
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// The assumed machine, drawn by the seed.
 #[derive(Debug, Clone, Copy)]
-struct Machine {
+struct DrawnMachine {
     /// The rate of a copy out of pinned memory.
     pinned: BytesPerSec,
     /// The rate of a copy out of pageable memory.
@@ -36,7 +36,7 @@ struct Machine {
     each: Duration,
 }
 
-impl Machine {
+impl DrawnMachine {
     fn of(seed: u64) -> Self {
         let mut rng = random(seed, 14);
         let pinned = rng.random_range(10e9..12e9);
@@ -62,24 +62,24 @@ impl Machine {
 }
 
 /// A network of a model's shape.
-struct Net {
+struct SwappedNetwork {
     name: &'static str,
     onnx: bytes::Bytes,
     /// The time of a run without a copy, by table 4.
     run: Duration,
     /// The compiled network, by the size of a group. Size 0 stands for a worker's cut.
-    cuts: BTreeMap<u64, Compiled>,
+    cuts: BTreeMap<u64, CompiledModel>,
 }
 
 /// The arrived bytes of the weights, counted from the first byte, and the times of their arrival.
 type Arrivals = Vec<(u64, Duration)>;
 
-impl Net {
+impl SwappedNetwork {
     fn new(name: &'static str, onnx: Vec<u8>, run: Duration) -> Self {
         Self { name, onnx: onnx.into(), run, cuts: BTreeMap::new() }
     }
 
-    fn cut(&mut self, bytes: u64, grouping: Grouping) -> Result<&Compiled> {
+    fn cut(&mut self, bytes: u64, grouping: Grouping) -> Result<&CompiledModel> {
         if !self.cuts.contains_key(&bytes) {
             let compiled = millrace_model::compile_grouped(&self.onnx, grouping)
                 .with_context(|| format!("cannot compile the network like {}", self.name))?;
@@ -89,7 +89,7 @@ impl Net {
     }
 
     /// Returns the times of the five [`WAYS`] on this machine.
-    fn swaps(&mut self, machine: Machine) -> Result<[Duration; 5]> {
+    fn swaps(&mut self, machine: DrawnMachine) -> Result<[Duration; 5]> {
         let run = self.run;
         let whole = self.cut(0, Grouping::default())?;
         let weights = Bytes(whole.summary.weights_bytes);
@@ -113,7 +113,7 @@ fn needs(launch: &millrace_model::Launch) -> u64 {
 }
 
 /// Returns the arrivals of copies that end at these bytes, one after the other.
-fn one_by_one(ends: impl Iterator<Item = u64>, machine: Machine) -> Arrivals {
+fn one_by_one(ends: impl Iterator<Item = u64>, machine: DrawnMachine) -> Arrivals {
     let mut at = 0;
     let mut now = Duration::ZERO;
     let mut arrivals = Vec::new();
@@ -129,18 +129,23 @@ fn one_by_one(ends: impl Iterator<Item = u64>, machine: Machine) -> Arrivals {
 
 /// Returns the arrivals of copies that the fabric grants: paced batches of chunks, one running and one
 /// queued.
-fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
+fn granted(weights: Bytes, machine: DrawnMachine) -> Result<Arrivals> {
     let gpu = GpuIndex(0);
     let transfer = TransferId(1);
     let start = Timestamp(1);
-    let gpu_memory =
-        Gpu { index: gpu, gpu_type: "V100".to_owned(), memory: GPU_MEMORY, host_path: vec![LinkId(0)] };
-    let links = vec![Link { kind: LinkKind::Pcie, rate: machine.pinned }];
-    let mut fabric = Fabric::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
-    let cargo = Cargo::Weights(Weights { model: ModelId(0), generation: Generation(1), bytes: weights });
+    let gpu_memory = TopologyGpu {
+        index: gpu,
+        gpu_type: "V100".to_owned(),
+        memory: GPU_MEMORY,
+        host_path: vec![LinkId(0)],
+    };
+    let links = vec![TopologyLink { kind: LinkKind::Pcie, rate: machine.pinned }];
+    let mut fabric = LinkScheduler::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
+    let cargo =
+        TransferCargo::Weights(WeightsCargo { model: ModelId(0), generation: Generation(1), bytes: weights });
     let chunks = std::iter::once(0..blocks_for(weights)).collect();
     let mut actions = Vec::new();
-    let mut grants = VecDeque::<Grant>::new();
+    let mut grants = VecDeque::<BatchGrant>::new();
     let mut arrivals = Vec::new();
     let mut free = start;
     let alone = Event::Start { transfer, gpu, cargo, chunks, from: None, objective: None };
@@ -164,7 +169,7 @@ fn granted(weights: Bytes, machine: Machine) -> Result<Arrivals> {
 /// Returns the end of a run in which each launch waits for the bytes that the launch reads. The run time is
 /// spread evenly over the parameters: a launch takes the time of the parameters that it is the first to
 /// read.
-fn ends(compiled: &Compiled, run: Duration, arrivals: &[(u64, Duration)]) -> Duration {
+fn ends(compiled: &CompiledModel, run: Duration, arrivals: &[(u64, Duration)]) -> Duration {
     let share = run.div_f64(compiled.weights.len().max(1) as f64);
     let mut now = Duration::ZERO;
     let mut read = 0;
@@ -187,17 +192,17 @@ const WAYS: [&str; 5] = [
     "a worker's cut and grants",
 ];
 
-fn nets(effort: Effort) -> Vec<Net> {
+fn nets(effort: Effort) -> Vec<SwappedNetwork> {
     let table = models::torpor();
     let resnet = table[6].run;
     let bert = table[7].run;
     if effort.short {
-        let small = Net::new("ResNet-152", synth::tiny_cnn(), resnet);
-        return vec![small, Net::new("Bert-qa", synth::bert_like(Encoder::TINY), bert)];
+        let small = SwappedNetwork::new("ResNet-152", synth::tiny_cnn(), resnet);
+        return vec![small, SwappedNetwork::new("Bert-qa", synth::bert_like(Encoder::TINY), bert)];
     }
     vec![
-        Net::new("ResNet-152", synth::resnet152_like(), resnet),
-        Net::new("Bert-qa", synth::bert_like(Encoder::LARGE), bert),
+        SwappedNetwork::new("ResNet-152", synth::resnet152_like(), resnet),
+        SwappedNetwork::new("Bert-qa", synth::bert_like(Encoder::LARGE), bert),
     ]
 }
 
@@ -213,24 +218,25 @@ fn assumed() -> Vec<String> {
 }
 
 /// Measures the reduction of each of the [`WAYS`] from the way before.
-pub(super) fn swap(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn swap(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     let mut rows = Vec::new();
     let mut grouping = Vec::new();
     for mut net in nets(effort) {
-        let mut ways: [Spread; 5] = Default::default();
+        let mut ways: [SeedValues; 5] = Default::default();
         for seed in 1..=effort.seeds {
-            let swaps = net.swaps(Machine::of(seed))?;
+            let swaps = net.swaps(DrawnMachine::of(seed))?;
             ways.iter_mut().zip(swaps).for_each(|(way, swap)| way.0.push(swap.as_secs_f64() * 1e3));
         }
         for (place, (name, way)) in WAYS.iter().zip(&ways).enumerate() {
             let before = &ways[place.saturating_sub(1)];
             let below = if place == 0 { String::new() } else { percent_below(way, before) };
-            let ms = format!("{} ± {}", Unit::Millis.show(way.mean()), Unit::Millis.show(way.half()));
+            let ms =
+                format!("{} ± {}", Unit::Millis.show(way.mean()), Unit::Millis.show(way.half_interval()));
             rows.push(vec![net.name.to_owned(), (*name).to_owned(), ms, below]);
         }
         let by = |place: usize| ways[place].reduction_from(&ways[place - 1]);
-        let figure = |what: &str, paper: &str, place: usize, band| Figure {
+        let figure = |what: &str, paper: &str, place: usize, band| PaperFigure {
             what: format!("{}, {what}", net.name),
             paper: paper.to_owned(),
             ours: by(place),
@@ -245,29 +251,29 @@ pub(super) fn swap(effort: Effort) -> Result<Report> {
         }
         for place in 1..=3 {
             let what = format!("{}: {} below {}", net.name, WAYS[place], WAYS[place - 1]);
-            report.orders.push(Order { what, by: by(place), cause: None });
+            report.orders.push(PolicyOrder { what, by: by(place), cause: None });
         }
         grouping.push(by(3));
     }
     if let [resnet, bert] = &grouping[..] {
         let what = "grouping is worth more to ResNet-152 than to Bert-qa".to_owned();
-        report.orders.push(Order { what, by: resnet.less(bert), cause: None });
+        report.orders.push(PolicyOrder { what, by: resnet.differences(bert), cause: None });
     }
     let header = ["model", "way", "first byte to answer", "below the way before"].map(String::from);
     report.tables.push(("A swap and its run:".to_owned(), header.to_vec(), rows));
     Ok(report)
 }
 
-fn percent_below(way: &Spread, before: &Spread) -> String {
+fn percent_below(way: &SeedValues, before: &SeedValues) -> String {
     let below = way.reduction_from(before);
-    format!("{} ± {}", Unit::Percent.show(below.mean()), Unit::Percent.show(below.half()))
+    format!("{} ± {}", Unit::Percent.show(below.mean()), Unit::Percent.show(below.half_interval()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MACHINE: Machine = Machine {
+    const MACHINE: DrawnMachine = DrawnMachine {
         pinned: BytesPerSec::gb(10),
         pageable: BytesPerSec::gb(5),
         each: Duration::from_micros(10),

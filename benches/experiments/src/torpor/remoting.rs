@@ -10,8 +10,8 @@ use millrace_sim::workload::random;
 use rand::Rng as _;
 
 use crate::Effort;
-use crate::figures::{Figure, Order, Spread, Unit};
-use crate::report::Report;
+use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::report::ExperimentReport;
 
 /// The layers of one kind in a network.
 struct Layers {
@@ -26,7 +26,7 @@ const fn layers(what: &'static str, count: u32, calls: u32) -> Layers {
 }
 
 /// The calls of one inference of a model.
-struct Net {
+struct RemotedModel {
     name: &'static str,
     run: Duration,
     layers: Vec<Layers>,
@@ -35,13 +35,13 @@ struct Net {
     waits: u32,
 }
 
-impl Net {
+impl RemotedModel {
     fn calls(&self) -> u32 {
         self.layers.iter().map(|it| it.count * it.calls).sum()
     }
 }
 
-fn nets() -> [Net; 2] {
+fn nets() -> [RemotedModel; 2] {
     let table = models::torpor();
     let resnet = vec![
         layers("convolution", 155, 14),
@@ -61,8 +61,8 @@ fn nets() -> [Net; 2] {
         layers("copy of an input", 3, 1),
     ];
     [
-        Net { name: "ResNet-152", run: table[6].run, layers: resnet, waits: 2 },
-        Net { name: "Bert-qa", run: table[7].run, layers: bert, waits: 3 },
+        RemotedModel { name: "ResNet-152", run: table[6].run, layers: resnet, waits: 2 },
+        RemotedModel { name: "Bert-qa", run: table[7].run, layers: bert, waits: 3 },
     ]
 }
 
@@ -93,7 +93,7 @@ impl Prices {
 
 /// A reading of the overlap of computation and synchronous calls.
 #[derive(Debug, Clone, Copy)]
-enum Reading {
+enum OverlapReading {
     /// A call returns when the GPU has executed the call.
     InTurn,
     /// A call returns when the GPU has received the call, so that the next call overlaps with the execution.
@@ -101,28 +101,28 @@ enum Reading {
 }
 
 /// Returns the time of an inference under GVirtuS, where each call is a round trip.
-fn gvirtus(net: &Net, prices: Prices, reading: Reading) -> Duration {
+fn gvirtus(net: &RemotedModel, prices: Prices, reading: OverlapReading) -> Duration {
     let calls = prices.round_trip * net.calls();
     let waits = prices.round_trip * net.waits;
     match reading {
-        Reading::InTurn => calls + net.run + waits,
-        Reading::Overlapped => calls.max(net.run) + waits,
+        OverlapReading::InTurn => calls + net.run + waits,
+        OverlapReading::Overlapped => calls.max(net.run) + waits,
     }
 }
 
 /// Returns the time of an inference under Torpor with a message for each call.
-fn unbatched(net: &Net, prices: Prices) -> Duration {
+fn unbatched(net: &RemotedModel, prices: Prices) -> Duration {
     (prices.message * net.calls()).max(net.run) + prices.round_trip * net.waits
 }
 
 /// Returns the time of an inference under Torpor with batches of calls.
-fn batched(net: &Net, prices: Prices) -> Duration {
+fn batched(net: &RemotedModel, prices: Prices) -> Duration {
     let sending = prices.message * net.calls().div_ceil(prices.batch) + prices.call * net.calls();
     sending.max(net.run) + prices.round_trip * net.waits
 }
 
 /// Returns the time of an inference under Millrace: the run and its answer are two messages for every model.
-fn whole(net: &Net, prices: Prices) -> Duration {
+fn whole(net: &RemotedModel, prices: Prices) -> Duration {
     net.run + prices.round_trip
 }
 
@@ -139,17 +139,17 @@ fn assumed() -> Vec<String> {
 }
 
 /// Compares GVirtuS, Torpor without batches, and Torpor.
-pub(super) fn calls(effort: Effort) -> Result<Report> {
-    let mut report = Report { assumed: assumed(), ..Report::default() };
+pub(super) fn calls(effort: Effort) -> Result<ExperimentReport> {
+    let mut report = ExperimentReport { assumed: assumed(), ..ExperimentReport::default() };
     let mut counts = Vec::new();
     let mut rows = Vec::new();
     let mut gains = Vec::new();
     for net in nets() {
         let spread = |of: &dyn Fn(Prices) -> Duration| {
-            Spread((1..=effort.seeds).map(|seed| of(Prices::of(seed)).as_secs_f64() * 1e3).collect())
+            SeedValues((1..=effort.seeds).map(|seed| of(Prices::of(seed)).as_secs_f64() * 1e3).collect())
         };
-        let in_turn = spread(&|prices| gvirtus(&net, prices, Reading::InTurn));
-        let overlapped = spread(&|prices| gvirtus(&net, prices, Reading::Overlapped));
+        let in_turn = spread(&|prices| gvirtus(&net, prices, OverlapReading::InTurn));
+        let overlapped = spread(&|prices| gvirtus(&net, prices, OverlapReading::Overlapped));
         let unbatched = spread(&|prices| unbatched(&net, prices));
         let batched = spread(&|prices| batched(&net, prices));
         let whole = spread(&|prices| whole(&net, prices));
@@ -165,11 +165,12 @@ pub(super) fn calls(effort: Effort) -> Result<Report> {
             ("Millrace", 2, &whole),
         ];
         for (way, messages, ms) in ways {
-            let time = format!("{} ± {}", Unit::Millis.show(ms.mean()), Unit::Millis.show(ms.half()));
+            let time =
+                format!("{} ± {}", Unit::Millis.show(ms.mean()), Unit::Millis.show(ms.half_interval()));
             rows.push(vec![net.name.to_owned(), way.to_owned(), messages.to_string(), time]);
         }
         let below = batched.reduction_from(&in_turn);
-        let figure = |what: &str, paper: &str, ours: Spread, band| Figure {
+        let figure = |what: &str, paper: &str, ours: SeedValues, band| PaperFigure {
             what: format!("{}, {what}", net.name),
             paper: paper.to_owned(),
             ours,
@@ -186,7 +187,7 @@ pub(super) fn calls(effort: Effort) -> Result<Report> {
         } else {
             report.figures.push(figure("Torpor below GVirtuS (in turn)", "-37%", below.clone(), 0.25..=0.55));
             let overlap = batched.reduction_from(&overlapped);
-            report.figures.push(Figure {
+            report.figures.push(PaperFigure {
                 cause: Some(
                     "if calls overlap with the computation, Bert-qa's run hides its calls: the paper's figure lies between the two readings",
                 ),
@@ -195,11 +196,11 @@ pub(super) fn calls(effort: Effort) -> Result<Report> {
         }
         gains.push(below);
         let what = format!("{}: Torpor at most Torpor without batches", net.name);
-        report.orders.push(Order { what, by: unbatched.less(&batched), cause: None });
+        report.orders.push(PolicyOrder { what, by: unbatched.differences(&batched), cause: None });
     }
     if let [resnet, bert] = &gains[..] {
         let what = "ResNet-152 gains more than Bert-qa".to_owned();
-        report.orders.push(Order { what, by: resnet.less(bert), cause: None });
+        report.orders.push(PolicyOrder { what, by: resnet.differences(bert), cause: None });
     }
     let header = ["model", "layer", "of these", "calls each", "calls"].map(String::from).to_vec();
     report.tables.push(("Calls in one inference, as counted:".to_owned(), header, counts));
@@ -218,8 +219,8 @@ mod tests {
             for seed in 1..=20 {
                 let prices = Prices::of(seed);
                 let times = [
-                    gvirtus(&net, prices, Reading::InTurn),
-                    gvirtus(&net, prices, Reading::Overlapped),
+                    gvirtus(&net, prices, OverlapReading::InTurn),
+                    gvirtus(&net, prices, OverlapReading::Overlapped),
                     unbatched(&net, prices),
                     batched(&net, prices),
                     whole(&net, prices),

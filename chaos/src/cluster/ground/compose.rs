@@ -13,9 +13,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use super::owner;
-use super::tools::{said, succeeded};
+use super::tools::{check_success, run_for_output};
 use crate::clock;
-use crate::cluster::Machine;
+use crate::cluster::WorkerMachine;
 
 /// The base image, as named in `deploy/compose/base-image.sh`.
 const BASE: &str = "millrace-base";
@@ -83,14 +83,15 @@ impl Compose {
         let dockerfile = self.deploy.join("Dockerfile");
         let mut build = docker(&["build", "--quiet", "--target", "prebuilt", "--build-arg"]);
         build.arg(format!("BASE_IMAGE={BASE}")).arg("--file").arg(dockerfile);
-        said(build.arg("--tag").arg(image(&self.project)).arg(&folder)).context("cannot build the image")?;
+        run_for_output(build.arg("--tag").arg(image(&self.project)).arg(&folder))
+            .context("cannot build the image")?;
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
     }
 
     /// Creates and starts the three controllers and `workers` workers, each worker with the
     /// resources of `machine`. The number of controllers is fixed, because they bootstrap a cluster
     /// together.
-    pub(in crate::cluster) fn up(&self, workers: u32, machine: Machine) -> anyhow::Result<()> {
+    pub(in crate::cluster) fn up(&self, workers: u32, machine: WorkerMachine) -> anyhow::Result<()> {
         let mut command = bounded(self.tool);
         command.args(["--project-name", &self.project, "--file"]).arg(self.deploy.join("compose.yaml"));
         command.arg("--env-file").arg(&self.settings);
@@ -106,11 +107,11 @@ impl Compose {
         for (number, client) in (1..).zip(self.clients) {
             command.env(format!("CLUSTER_PORT_{number}"), client.port().to_string());
         }
-        let Machine { gpus, gpu_memory, host_memory } = machine;
+        let WorkerMachine { gpus, gpu_memory, host_memory } = machine;
         command.env("CLUSTER_GPUS", gpus.to_string());
         command.env("CLUSTER_GPU_MEMORY", gpu_memory.to_string());
         command.env("CLUSTER_HOST_MEMORY", host_memory.to_string());
-        said(&mut command).context("the compose project does not start").map(drop)
+        run_for_output(&mut command).context("the compose project does not start").map(drop)
     }
 
     /// Returns every controller's address for clients, in the order of their numbers.
@@ -122,7 +123,7 @@ impl Compose {
     pub(in crate::cluster) fn container(&self, service: &str) -> anyhow::Result<Container> {
         let filters = [format!("label={PROJECT}={}", self.project), format!("label={SERVICE}={service}")];
         let mut list = docker(&["container", "ls", "--all", "--quiet"]);
-        let id = said(list.args(filters.iter().flat_map(|it| ["--filter", it])))?.trim().to_owned();
+        let id = run_for_output(list.args(filters.iter().flat_map(|it| ["--filter", it])))?.trim().to_owned();
         ensure!(!id.is_empty(), "{service} has no container");
         Ok(Container { id })
     }
@@ -185,7 +186,7 @@ impl Container {
         let mut command = tokio::process::Command::from(docker(words));
         command.arg(&self.id).stdin(Stdio::null()).kill_on_drop(true);
         let output = command.output().await.context("cannot run docker")?;
-        succeeded(command.as_std(), output)
+        check_success(command.as_std(), output)
     }
 }
 
@@ -208,11 +209,11 @@ pub(super) fn check(deploy: Option<&Path>) -> anyhow::Result<(&Path, &'static [&
 /// Returns the installed compose tool, if every other requirement is met.
 fn tool() -> anyhow::Result<&'static [&'static str]> {
     ensure!(rustix::process::geteuid().is_root(), "killing the processes of containers requires root");
-    said(&mut docker(&["info"])).context("no Docker Engine answers here")?;
+    run_for_output(&mut docker(&["info"])).context("no Docker Engine answers here")?;
     let tools: [&'static [&'static str]; 2] = [&["docker", "compose"], &["docker-compose"]];
-    let works = |tool: &&[&str]| said(bounded(tool).arg("version")).is_ok();
+    let works = |tool: &&[&str]| run_for_output(bounded(tool).arg("version")).is_ok();
     let found = tools.into_iter().find(works);
-    said(&mut docker(&["image", "inspect", BASE]))
+    run_for_output(&mut docker(&["image", "inspect", BASE]))
         .with_context(|| format!("there is no image {BASE}: build it with deploy/compose/base-image.sh"))?;
     found.context("there is neither 'docker compose' nor 'docker-compose'")
 }
@@ -224,7 +225,7 @@ fn projects() -> anyhow::Result<BTreeSet<String>> {
         let format = format!("{{{{.Label {PROJECT:?}}}}}");
         let mut list = docker(&[kind, "ls", "--filter", &format!("label={PROJECT}"), "--format", &format]);
         list.args((kind == "container").then_some("--all"));
-        projects.extend(said(&mut list)?.lines().map(str::to_owned));
+        projects.extend(run_for_output(&mut list)?.lines().map(str::to_owned));
     }
     Ok(projects)
 }
@@ -234,16 +235,16 @@ fn remove(project: &str) -> anyhow::Result<()> {
     for kind in KINDS {
         let mut list = docker(&[kind, "ls", "--quiet", "--filter", &format!("label={PROJECT}={project}")]);
         list.args((kind == "container").then_some("--all"));
-        let ids = said(&mut list)?;
+        let ids = run_for_output(&mut list)?;
         if !ids.trim().is_empty() {
             let mut gone = docker(&[kind, "rm"]);
             gone.args((kind != "network").then_some("--force"));
-            said(gone.args(ids.split_whitespace()))?;
+            run_for_output(gone.args(ids.split_whitespace()))?;
         }
     }
     let image = image(project);
-    if !said(&mut docker(&["image", "ls", "--quiet", &image]))?.trim().is_empty() {
-        said(&mut docker(&["image", "rm", "--force", &image]))?;
+    if !run_for_output(&mut docker(&["image", "ls", "--quiet", &image]))?.trim().is_empty() {
+        run_for_output(&mut docker(&["image", "rm", "--force", &image]))?;
     }
     Ok(())
 }

@@ -20,16 +20,16 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 pub(super) use self::compose::{Compose, Container};
+pub use self::namespaces::HarnessNamespace;
 pub(super) use self::namespaces::Namespaces;
-pub use self::namespaces::Switch;
-use super::ports::Ports;
+use super::ports::PortAllocator;
 
 /// The prefix of the name of every resource that a harness makes on a machine.
 const PREFIX: &str = "millrace-chaos-";
 
 /// The place where the processes of a cluster run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Ground {
+pub enum TestEnvironment {
     /// Processes run on loopback.
     #[default]
     Processes,
@@ -39,7 +39,7 @@ pub enum Ground {
     Compose,
 }
 
-impl Ground {
+impl TestEnvironment {
     /// All grounds.
     pub const ALL: [Self; 3] = [Self::Processes, Self::Namespaces, Self::Compose];
 
@@ -64,36 +64,36 @@ impl Ground {
 
 /// A ground with its parameters.
 #[derive(Debug, Clone)]
-pub struct Terrain {
-    pub ground: Ground,
+pub struct EnvironmentConfig {
+    pub ground: TestEnvironment,
     /// The folder of `compose.yaml`; `None` if the folder was not found.
     pub deploy: Option<PathBuf>,
 }
 
-impl Terrain {
+impl EnvironmentConfig {
     /// Checks the requirements of the ground on this machine. The requirements of namespaces are
-    /// checked by [`Switch::enter`] alone.
+    /// checked by [`HarnessNamespace::enter`] alone.
     ///
     /// # Errors
     /// The missing requirement, with the next step.
     pub fn check(&self) -> anyhow::Result<()> {
         match self.ground {
-            Ground::Compose => compose::check(self.deploy.as_deref()).map(drop),
-            Ground::Processes | Ground::Namespaces => Ok(()),
+            TestEnvironment::Compose => compose::check(self.deploy.as_deref()).map(drop),
+            TestEnvironment::Processes | TestEnvironment::Namespaces => Ok(()),
         }
     }
 }
 
 /// The ground of a cluster. Its resources are removed when the value is dropped.
-pub(super) enum Site {
-    Loopback(Ports),
+pub(super) enum ClusterEnvironment {
+    Loopback(PortAllocator),
     Namespaces(Namespaces),
     Compose(Compose),
 }
 
 /// The place of a process on its ground.
 #[derive(Debug, Clone)]
-pub(super) struct House {
+pub(super) struct ProcessPlacement {
     /// The words before a program that is to run in this place.
     pub(super) prefix: Vec<String>,
     /// Further arguments of a process that listens in this place.
@@ -104,23 +104,25 @@ pub(super) struct House {
     pub(super) internal: SocketAddr,
 }
 
-impl Site {
+impl ClusterEnvironment {
     /// Prepares a ground without processes.
-    pub(super) fn begin(terrain: &Terrain, program: &Path, root: &Path) -> anyhow::Result<Self> {
+    pub(super) fn begin(terrain: &EnvironmentConfig, program: &Path, root: &Path) -> anyhow::Result<Self> {
         Ok(match terrain.ground {
-            Ground::Processes => Self::Loopback(Ports::new()),
-            Ground::Namespaces => Self::Namespaces(Namespaces::new()),
-            Ground::Compose => Self::Compose(Compose::begin(terrain.deploy.as_deref(), program, root)?),
+            TestEnvironment::Processes => Self::Loopback(PortAllocator::new()),
+            TestEnvironment::Namespaces => Self::Namespaces(Namespaces::new()),
+            TestEnvironment::Compose => {
+                Self::Compose(Compose::begin(terrain.deploy.as_deref(), program, root)?)
+            }
         })
     }
 
     /// Returns the place of a further process, on a ground without containers.
-    pub(super) fn house(&mut self, name: &str) -> anyhow::Result<House> {
+    pub(super) fn house(&mut self, name: &str) -> anyhow::Result<ProcessPlacement> {
         match self {
             Self::Loopback(ports) => {
                 let client = ports.free()?;
                 let internal = ports.free()?;
-                Ok(House { prefix: Vec::new(), words: Vec::new(), client, internal })
+                Ok(ProcessPlacement { prefix: Vec::new(), words: Vec::new(), client, internal })
             }
             Self::Namespaces(namespaces) => namespaces.house(name),
             Self::Compose(_) => anyhow::bail!("{name} is a container, and already has a place"),

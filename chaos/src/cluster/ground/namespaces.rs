@@ -8,7 +8,7 @@
 //!   ───────┴────── bridge "chaos" 10.213.0.1 ─────┴───────  millrace-chaos-PID: the harness
 //!                      nft: rules for the cuts
 //! ```
-//! The bridge is in the harness's own namespace ([`Switch`]), so that the network of this machine
+//! The bridge is in the harness's own namespace ([`HarnessNamespace`]), so that the network of this machine
 //! is not touched. A cut drops the packets from an address to another on the bridge. An
 //! unplugged process has its link down. TCP sends the lost packets again later.
 
@@ -23,8 +23,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::tools::{said, succeeded};
-use super::{House, owner};
+use super::tools::{check_success, run_for_output};
+use super::{ProcessPlacement, owner};
 
 /// The folder in which `ip netns` keeps names.
 const NAMES: &str = "/run/netns";
@@ -40,11 +40,11 @@ const INTERNAL_PORT: u16 = 7070;
 /// The harness's own namespace, with the bridge. The name is removed when the value is dropped; the
 /// namespace itself ends with the harness.
 #[derive(Debug)]
-pub struct Switch {
+pub struct HarnessNamespace {
     name: String,
 }
 
-impl Switch {
+impl HarnessNamespace {
     /// Removes the namespaces that killed harnesses left behind, makes the harness's namespace, and
     /// moves this thread into it. Threads that this thread starts later are in the namespace too.
     ///
@@ -74,7 +74,7 @@ impl Switch {
     }
 }
 
-impl Drop for Switch {
+impl Drop for HarnessNamespace {
     fn drop(&mut self) {
         // The next harness removes a namespace that this command leaves.
         let _removed = run(ip().args(["netns", "delete", &self.name]));
@@ -93,7 +93,7 @@ impl Namespaces {
         Self { numbers: BTreeMap::new() }
     }
 
-    pub(super) fn house(&mut self, name: &str) -> anyhow::Result<House> {
+    pub(super) fn house(&mut self, name: &str) -> anyhow::Result<ProcessPlacement> {
         let number = FIRST + u8::try_from(self.numbers.len()).context("too many processes")?;
         let namespace = namespace(name);
         let link = link(number);
@@ -112,7 +112,7 @@ impl Namespaces {
         ] {
             run(self::ip().args(["-netns", &namespace]).args(words.split(' ')))?;
         }
-        Ok(House {
+        Ok(ProcessPlacement {
             prefix: vec!["nsenter".to_owned(), format!("--net={NAMES}/{namespace}")],
             words: vec!["--insecure".to_owned()],
             client: SocketAddr::from((ip, CLIENT_PORT)),
@@ -122,7 +122,7 @@ impl Namespaces {
 
     /// Drops the packets from the first to the second process of each pair, and lets all others
     /// pass.
-    pub(in crate::cluster) fn obey(&self, cuts: &[(String, String)]) -> anyhow::Result<()> {
+    pub(in crate::cluster) fn apply_cuts(&self, cuts: &[(String, String)]) -> anyhow::Result<()> {
         let number = |name: &String| {
             self.numbers.get(name).copied().map(address).with_context(|| format!("there is no {name}"))
         };
@@ -174,7 +174,7 @@ fn names() -> Vec<String> {
 fn filter(cuts: &[(Ipv4Addr, Ipv4Addr)]) -> anyhow::Result<()> {
     let mut command = Command::new("nft");
     command.args(["-f", "-"]);
-    fed(&mut command, &rules(cuts))
+    run_with_input(&mut command, &rules(cuts))
         .context("cannot set rules for the bridge (they require nftables for bridges)")
 }
 
@@ -196,18 +196,18 @@ fn ip() -> Command {
 
 /// Runs several commands of `ip` at once.
 fn batch(commands: &str) -> anyhow::Result<()> {
-    fed(ip().args(["-batch", "-"]), commands)
+    run_with_input(ip().args(["-batch", "-"]), commands)
 }
 
-fn fed(command: &mut Command, text: &str) -> anyhow::Result<()> {
+fn run_with_input(command: &mut Command, text: &str) -> anyhow::Result<()> {
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("cannot run {command:?}"))?;
     child.stdin.take().context("stdin is piped")?.write_all(text.as_bytes())?;
-    succeeded(command, child.wait_with_output()?).map(drop)
+    check_success(command, child.wait_with_output()?).map(drop)
 }
 
 fn run(command: &mut Command) -> anyhow::Result<()> {
-    said(command).map(drop)
+    run_for_output(command).map(drop)
 }
 
 #[cfg(test)]

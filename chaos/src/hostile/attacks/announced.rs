@@ -37,35 +37,43 @@ pub(super) async fn run(mut attacker: Attacker) {
     };
     match kind {
         PortKind::Client => {
-            spawn(Over::Rest, MESSAGES, MESSAGE_MAX);
-            spawn(Over::Grpc("/inference.GRPCInferenceService/ModelInfer"), MESSAGES / 2, MESSAGE_MAX);
+            spawn(AnnouncedProtocol::Rest, MESSAGES, MESSAGE_MAX);
+            spawn(
+                AnnouncedProtocol::Grpc("/inference.GRPCInferenceService/ModelInfer"),
+                MESSAGES / 2,
+                MESSAGE_MAX,
+            );
             let stream = "/inference.GRPCInferenceService/ModelStreamInfer";
-            spawn(Over::Grpc(stream), MESSAGES / 2, MESSAGE_MAX);
-            spawn(Over::Grpc("/millrace.admin.v1.Admin/ApplyFunction"), ADMIN_MESSAGES, ADMIN_MESSAGE_MAX);
+            spawn(AnnouncedProtocol::Grpc(stream), MESSAGES / 2, MESSAGE_MAX);
+            spawn(
+                AnnouncedProtocol::Grpc("/millrace.admin.v1.Admin/ApplyFunction"),
+                ADMIN_MESSAGES,
+                ADMIN_MESSAGE_MAX,
+            );
         }
         PortKind::Worker => {
-            spawn(Over::Grpc("/millrace.worker.v1.Worker/Invoke"), MESSAGES, MESSAGE_MAX);
+            spawn(AnnouncedProtocol::Grpc("/millrace.worker.v1.Worker/Invoke"), MESSAGES, MESSAGE_MAX);
         }
         PortKind::Internal => {
             let append = "/millrace.raft.v1.Raft/AppendEntries";
-            spawn(Over::Grpc(append), INTERNAL_MESSAGES, INTERNAL_MESSAGE_MAX);
+            spawn(AnnouncedProtocol::Grpc(append), INTERNAL_MESSAGES, INTERNAL_MESSAGE_MAX);
         }
     }
     announcers.join_all().await;
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Over {
+enum AnnouncedProtocol {
     Rest,
     /// A gRPC method.
     Grpc(&'static str),
 }
 
-async fn announce(over: Over, length: usize, mut attacker: Attacker) {
+async fn announce(over: AnnouncedProtocol, length: usize, mut attacker: Attacker) {
     let begun = match over {
         // The model need not exist.
-        Over::Rest => wire::post(&wire::infer("nobody"), &[], length, b"{"),
-        Over::Grpc(method) => {
+        AnnouncedProtocol::Rest => wire::post(&wire::infer("nobody"), &[], length, b"{"),
+        AnnouncedProtocol::Grpc(method) => {
             let headers = wire::headers(&wire::grpc(method));
             let headers = wire::frame(kind::HEADERS, flag::END_HEADERS, 1, &headers);
             let prefix = wire::frame(kind::DATA, flag::NONE, 1, &wire::prefixed(false, length, &[]));
@@ -73,8 +81,8 @@ async fn announce(over: Over, length: usize, mut attacker: Attacker) {
         }
     };
     let byte = match over {
-        Over::Rest => vec![b' '],
-        Over::Grpc(_) => wire::frame(kind::DATA, flag::NONE, 1, &[0]),
+        AnnouncedProtocol::Rest => vec![b' '],
+        AnnouncedProtocol::Grpc(_) => wire::frame(kind::DATA, flag::NONE, 1, &[0]),
     };
     for _ in 0..CONNECTIONS_MAX {
         if let Some(stream) = attacker.connect().await {

@@ -19,7 +19,7 @@ const MESSAGE: usize = 2 << 20;
 
 /// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Kind {
+enum MessageKind {
     /// An empty field, repeated.
     Repeated(u32),
     /// A field nested in itself.
@@ -33,10 +33,13 @@ enum Kind {
 /// The field numbers of the repeated messages.
 const FIELDS: std::ops::Range<u32> = 1..16;
 
-static MESSAGES: LazyLock<HashMap<Kind, Bytes>> = LazyLock::new(|| {
+static MESSAGES: LazyLock<HashMap<MessageKind, Bytes>> = LazyLock::new(|| {
     let ports = [PortKind::Client, PortKind::Internal, PortKind::Worker];
-    let nested = ports.map(|port| Kind::Nested(tensors(port)));
-    let all = FIELDS.map(Kind::Repeated).chain(nested).chain([Kind::EndlessGroup, Kind::Overlong]);
+    let nested = ports.map(|port| MessageKind::Nested(tensors(port)));
+    let all = FIELDS
+        .map(MessageKind::Repeated)
+        .chain(nested)
+        .chain([MessageKind::EndlessGroup, MessageKind::Overlong]);
     all.map(|kind| (kind, wire::message(false, &kind.bytes()))).collect()
 });
 
@@ -50,18 +53,18 @@ pub(super) async fn run(mut attacker: Attacker) {
     for number in 0..REQUESTS_MAX {
         let method = methods[attacker.rng.random_range(0..methods.len())];
         let kind = match number % 5 {
-            0 => Kind::Repeated(tensors(attacker.port.kind)),
-            1 => Kind::Repeated(attacker.rng.random_range(FIELDS)),
-            2 => Kind::Nested(tensors(attacker.port.kind)),
-            3 => Kind::EndlessGroup,
-            _ => Kind::Overlong,
+            0 => MessageKind::Repeated(tensors(attacker.port.kind)),
+            1 => MessageKind::Repeated(attacker.rng.random_range(FIELDS)),
+            2 => MessageKind::Nested(tensors(attacker.port.kind)),
+            3 => MessageKind::EndlessGroup,
+            _ => MessageKind::Overlong,
         };
         attacker.call(method, None, MESSAGES[&kind].clone()).await;
         tokio::time::sleep(EVERY).await;
     }
 }
 
-impl Kind {
+impl MessageKind {
     fn bytes(self) -> Vec<u8> {
         match self {
             Self::Repeated(field) => repeat(&wire::field(field, &[])),

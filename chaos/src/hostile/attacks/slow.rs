@@ -21,14 +21,15 @@ const CONNECTIONS_MAX: usize = 1_000;
 const BODY: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy)]
-enum Sender {
+enum SlowSender {
     Headers,
     Body,
     Http2Headers,
     Http2Body,
 }
 
-const SENDERS_OF_EACH: [Sender; 4] = [Sender::Headers, Sender::Body, Sender::Http2Headers, Sender::Http2Body];
+const SENDERS_OF_EACH: [SlowSender; 4] =
+    [SlowSender::Headers, SlowSender::Body, SlowSender::Http2Headers, SlowSender::Http2Body];
 
 pub(super) async fn run(mut attacker: Attacker) {
     let mut senders = JoinSet::new();
@@ -38,7 +39,7 @@ pub(super) async fn run(mut attacker: Attacker) {
     senders.join_all().await;
 }
 
-async fn send(sender: Sender, mut attacker: Attacker) {
+async fn send(sender: SlowSender, mut attacker: Attacker) {
     for _ in 0..CONNECTIONS_MAX {
         if let Some(stream) = attacker.connect().await {
             let kind = attacker.port.kind;
@@ -51,12 +52,12 @@ async fn send(sender: Sender, mut attacker: Attacker) {
 }
 
 /// Returns the bytes that are sent at once.
-fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
+fn beginning(sender: SlowSender, port: PortKind, function: &str) -> Vec<u8> {
     match sender {
-        Sender::Headers => Vec::new(),
-        Sender::Body => wire::post(&wire::infer(function), &[], BODY, b"{"),
-        Sender::Http2Headers => wire::opening(),
-        Sender::Http2Body => {
+        SlowSender::Headers => Vec::new(),
+        SlowSender::Body => wire::post(&wire::infer(function), &[], BODY, b"{"),
+        SlowSender::Http2Headers => wire::opening(),
+        SlowSender::Http2Body => {
             let headers = wire::headers(&wire::grpc(wire::methods(port)[0]));
             let headers = wire::frame(kind::HEADERS, flag::END_HEADERS, 1, &headers);
             let begun = wire::frame(kind::DATA, flag::NONE, 1, &wire::prefixed(false, BODY, &[]));
@@ -66,16 +67,16 @@ fn beginning(sender: Sender, port: PortKind, function: &str) -> Vec<u8> {
 }
 
 /// Returns the byte at a position, in a frame for the body of an HTTP/2 request.
-fn piece(sender: Sender, port: PortKind, at: usize) -> Vec<u8> {
+fn piece(sender: SlowSender, port: PortKind, at: usize) -> Vec<u8> {
     const HEADERS: &[u8] = b"GET /v2/health/live HTTP/1.1\r\nhost: 127.0.0.1\r\nx-slow: ";
     match sender {
-        Sender::Headers => vec![HEADERS.get(at).copied().unwrap_or(b'x')],
-        Sender::Body => vec![b' '],
-        Sender::Http2Headers => {
+        SlowSender::Headers => vec![HEADERS.get(at).copied().unwrap_or(b'x')],
+        SlowSender::Body => vec![b' '],
+        SlowSender::Http2Headers => {
             let list = wire::headers(&wire::grpc(wire::methods(port)[0]));
             let frame = wire::frame_of_length(wire::FRAME_MAX, kind::HEADERS, flag::END_HEADERS, 1, &list);
             vec![frame.get(at).copied().unwrap_or(0)]
         }
-        Sender::Http2Body => wire::frame(kind::DATA, flag::NONE, 1, &[0]),
+        SlowSender::Http2Body => wire::frame(kind::DATA, flag::NONE, 1, &[0]),
     }
 }

@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{Await, Code, Cut, Fault, Invariant, Jump, Model, Spec, Stall, Step, Stream, Who};
-use crate::load::{Mix, RESERVED};
+use super::{
+    AwaitCondition, ClockJumpSpec, CodedScenario, CutSpec, DiskStallSpec, FaultSpec, FaultStream,
+    FaultTarget, Invariant, RoundStep, ScenarioSpec, SynthKind,
+};
+use crate::load::{LoadMix, RESERVED};
 
 /// Maximum number of workers that this machine runs.
 const WORKERS_MAX: u32 = 8;
@@ -21,7 +24,7 @@ const WIDTH_MAX: u32 = 262_144;
 /// Minimum interval between two faults of a stream.
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
-impl Spec {
+impl ScenarioSpec {
     pub(super) fn check(&self) -> anyhow::Result<()> {
         is_a_name(&self.name)?;
         self.check_cluster()?;
@@ -116,93 +119,102 @@ impl Spec {
             false => ensure!(rounds && !lasts, "a round or a plays takes rounds and no lasts"),
             true => ensure!(lasts && !rounds, "a storm or hostile clients takes lasts and no rounds"),
         }
-        if self.plays == Some(Code::HostileClients) {
+        if self.plays == Some(CodedScenario::HostileClients) {
             let attacked = self.functions.first().map(|it| it.model);
-            ensure!(attacked == Some(Model::Mlp), "hostile clients require a first function of model mlp");
+            ensure!(
+                attacked == Some(SynthKind::Mlp),
+                "hostile clients require a first function of model mlp"
+            );
         }
         if matches!(
             self.plays,
-            Some(Code::Partition | Code::FullDisk | Code::ClockJump | Code::TornStore | Code::HostileClients)
+            Some(
+                CodedScenario::Partition
+                    | CodedScenario::FullDisk
+                    | CodedScenario::ClockJump
+                    | CodedScenario::TornStore
+                    | CodedScenario::HostileClients
+            )
         ) {
             ensure!(self.cluster.controllers >= 3, "this scenario in code requires 3 controllers");
-            ensure!(self.load == Mix::Everything, "this scenario in code requires load: everything");
+            ensure!(self.load == LoadMix::Everything, "this scenario in code requires load: everything");
         }
         Ok(())
     }
 
-    fn check_step(&self, step: &Step) -> anyhow::Result<()> {
+    fn check_step(&self, step: &RoundStep) -> anyhow::Result<()> {
         match step {
-            Step::Fault(fault) => self.check_fault(fault),
-            Step::Await(awaited) => self.check_await(*awaited),
-            Step::Promise(promise) => {
+            RoundStep::Fault(fault) => self.check_fault(fault),
+            RoundStep::Await(awaited) => self.check_await(*awaited),
+            RoundStep::Promise(promise) => {
                 ensure!(promise.within.is_exact(), "the within of a promise is a single time");
                 self.check_await(promise.r#await)
             }
-            Step::Pause(_) | Step::Repair => Ok(()),
+            RoundStep::Pause(_) | RoundStep::Repair => Ok(()),
         }
     }
 
-    fn check_await(&self, awaited: Await) -> anyhow::Result<()> {
+    fn check_await(&self, awaited: AwaitCondition) -> anyhow::Result<()> {
         match awaited {
-            Await::AnotherLeader => {
+            AwaitCondition::AnotherLeader => {
                 ensure!(self.cluster.controllers >= 3, "another leader requires 3 controllers");
             }
-            Await::Lost => ensure!(
+            AwaitCondition::Lost => ensure!(
                 self.faults().any(
-                    |fault| matches!(fault, Fault::Kill(who) | Fault::Unplug(who) | Fault::Cut(Cut { who, .. }) if who.is_worker())
+                    |fault| matches!(fault, FaultSpec::Kill(who) | FaultSpec::Unplug(who) | FaultSpec::Cut(CutSpec { who, .. }) if who.is_worker())
                 ),
                 "lost requires a worker that was killed or cut off before"
             ),
-            Await::Executors => ensure!(
-                self.faults().any(|fault| matches!(fault, Fault::Kill(Who::Executor))),
+            AwaitCondition::Executors => ensure!(
+                self.faults().any(|fault| matches!(fault, FaultSpec::Kill(FaultTarget::Executor))),
                 "executors requires an executor that was killed before"
             ),
-            Await::Service | Await::Served | Await::Whole => {}
+            AwaitCondition::Service | AwaitCondition::Served | AwaitCondition::Whole => {}
         }
         Ok(())
     }
 
-    fn check_fault(&self, fault: &Fault) -> anyhow::Result<()> {
-        let (Fault::Kill(who)
-        | Fault::Stop(who)
-        | Fault::Restart(who)
-        | Fault::Starve(who)
-        | Fault::Unplug(who)
-        | Fault::Cut(Cut { who, .. })
-        | Fault::StallDisk(Stall { who, .. })
-        | Fault::MoveClock(Jump { who, .. })) = fault
+    fn check_fault(&self, fault: &FaultSpec) -> anyhow::Result<()> {
+        let (FaultSpec::Kill(who)
+        | FaultSpec::Stop(who)
+        | FaultSpec::Restart(who)
+        | FaultSpec::Starve(who)
+        | FaultSpec::Unplug(who)
+        | FaultSpec::Cut(CutSpec { who, .. })
+        | FaultSpec::StallDisk(DiskStallSpec { who, .. })
+        | FaultSpec::MoveClock(ClockJumpSpec { who, .. })) = fault
         else {
             return Ok(());
         };
         self.check_who(*who)?;
-        let one_controller = who.is_controller() && *who != Who::EveryController;
+        let one_controller = who.is_controller() && *who != FaultTarget::EveryController;
         match fault {
-            Fault::Restart(_) => ensure!(
+            FaultSpec::Restart(_) => ensure!(
                 one_controller || who.is_worker(),
                 "restart is for a controller or a worker: an executor ends with its worker"
             ),
-            Fault::Stop(_) => ensure!(*who != Who::EveryController, "stop is for one process"),
-            Fault::Starve(_) => ensure!(who.is_worker(), "starve is for a worker"),
-            Fault::Cut(_) | Fault::Unplug(_) => {
+            FaultSpec::Stop(_) => ensure!(*who != FaultTarget::EveryController, "stop is for one process"),
+            FaultSpec::Starve(_) => ensure!(who.is_worker(), "starve is for a worker"),
+            FaultSpec::Cut(_) | FaultSpec::Unplug(_) => {
                 ensure!(one_controller || who.is_worker(), "cut and unplug are for a controller or a worker");
             }
-            Fault::StallDisk(_) | Fault::MoveClock(_) => {
+            FaultSpec::StallDisk(_) | FaultSpec::MoveClock(_) => {
                 ensure!(one_controller, "only controllers have disks and clocks that can be broken");
             }
-            Fault::Kill(_) | Fault::Slow(_) | Fault::Device(_) => {}
+            FaultSpec::Kill(_) | FaultSpec::Slow(_) | FaultSpec::Device(_) => {}
         }
         Ok(())
     }
 
-    fn check_who(&self, who: Who) -> anyhow::Result<()> {
+    fn check_who(&self, who: FaultTarget) -> anyhow::Result<()> {
         let controllers = self.cluster.controllers;
         let workers = self.cluster.workers;
         match who {
-            Who::Follower => ensure!(controllers > 1, "a follower requires more than one controller"),
-            Who::Controller(id) => {
+            FaultTarget::Follower => ensure!(controllers > 1, "a follower requires more than one controller"),
+            FaultTarget::Controller(id) => {
                 ensure!((1..=controllers).contains(&id), "there is no controller {id} of {controllers}");
             }
-            Who::Worker(number) => {
+            FaultTarget::Worker(number) => {
                 ensure!((1..=workers).contains(&number), "there is no worker {number} of {workers}");
             }
             _ => {}
@@ -210,7 +222,7 @@ impl Spec {
         Ok(())
     }
 
-    fn check_stream(&self, stream: &Stream) -> anyhow::Result<()> {
+    fn check_stream(&self, stream: &FaultStream) -> anyhow::Result<()> {
         self.check_fault(&stream.fault)?;
         ensure!(stream.every.least >= EVERY_MIN, "every is at least {EVERY_MIN:?}");
         match (stream.fault.is_repaired(), stream.r#for) {
@@ -231,26 +243,29 @@ impl Spec {
             ensure!(has(invariant), "invariants: {name} has to hold in every scenario");
         }
         if has(Invariant::Acknowledged) || has(Invariant::Linearizable) {
-            ensure!(self.load == Mix::Everything, "invariants: no client writes without load: everything");
+            ensure!(
+                self.load == LoadMix::Everything,
+                "invariants: no client writes without load: everything"
+            );
         }
         if has(Invariant::Flat) || has(Invariant::Returned) {
             ensure!(self.cluster.workers == 1, "invariants: flat and returned require a single worker");
-            let ends_it = |fault: &Fault| matches!(fault, Fault::Kill(who) | Fault::Restart(who) | Fault::Starve(who) if who.is_worker());
+            let ends_it = |fault: &FaultSpec| matches!(fault, FaultSpec::Kill(who) | FaultSpec::Restart(who) | FaultSpec::Starve(who) if who.is_worker());
             ensure!(
                 !self.faults().any(ends_it),
                 "invariants: flat and returned require a worker that keeps running"
             );
             ensure!(!self.storm.is_empty(), "invariants: flat and returned require a storm");
-            ensure!(self.load == Mix::Requests, "invariants: flat and returned require load: requests");
+            ensure!(self.load == LoadMix::Requests, "invariants: flat and returned require load: requests");
         }
         Ok(())
     }
 }
 
-impl Fault {
+impl FaultSpec {
     /// Whether the fault lasts until its repair.
     fn is_repaired(&self) -> bool {
-        !matches!(self, Self::Kill(Who::Executor) | Self::Restart(_) | Self::Device(_))
+        !matches!(self, Self::Kill(FaultTarget::Executor) | Self::Restart(_) | Self::Device(_))
     }
 }
 

@@ -2,34 +2,34 @@
 
 use serde::Deserialize;
 
-use super::{Size, Span};
-use crate::proxy::Way;
+use super::{DurationRange, MemorySize};
+use crate::proxy::CutDirection;
 
 /// A fault of a process, a link or a machine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Fault {
+pub(crate) enum FaultSpec {
     /// kill -9 of a process. The process stays down until its repair; an executor is replaced
     /// by its worker.
-    Kill(Who),
+    Kill(FaultTarget),
     /// SIGSTOP to a process: the process hangs until its repair.
-    Stop(Who),
+    Stop(FaultTarget),
     /// SIGTERM to a process, as when a service manager restarts a service: the process ends by
     /// itself and is restarted.
-    Restart(Who),
+    Restart(FaultTarget),
     /// A limit on a worker's memory at its present amount. If the limit ends the worker, the repair
     /// restarts it.
-    Starve(Who),
+    Starve(FaultTarget),
     /// Links carry nothing.
-    Cut(Cut),
+    Cut(CutSpec),
     /// The link of a process is down: neither clients nor other processes reach it.
-    Unplug(Who),
+    Unplug(FaultTarget),
     /// Every link between processes is slow.
-    Slow(Slow),
+    Slow(SlowLinksSpec),
     /// Each sync of a controller's log takes longer.
-    StallDisk(Stall),
+    StallDisk(DiskStallSpec),
     /// A controller's wall clock jumps.
-    MoveClock(Jump),
+    MoveClock(ClockJumpSpec),
     /// A GPU, chosen by the seed, fails.
     Device(DeviceFault),
 }
@@ -37,7 +37,7 @@ pub(crate) enum Fault {
 /// The target of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) enum Who {
+pub(crate) enum FaultTarget {
     Leader,
     /// A controller that does not lead, chosen by the seed.
     Follower,
@@ -52,7 +52,7 @@ pub(crate) enum Who {
     Executor,
 }
 
-impl Who {
+impl FaultTarget {
     pub(crate) fn is_controller(self) -> bool {
         !self.is_worker() && self != Self::Executor
     }
@@ -62,7 +62,7 @@ impl Who {
     }
 }
 
-impl TryFrom<String> for Who {
+impl TryFrom<String> for FaultTarget {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         let numbered = |prefix: &str| text.strip_prefix(prefix)?.parse::<u32>().ok();
@@ -89,17 +89,17 @@ impl TryFrom<String> for Who {
 /// A cut of the links from one process to others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Cut {
-    pub(crate) who: Who,
-    pub(crate) from: Side,
+pub(crate) struct CutSpec {
+    pub(crate) who: FaultTarget,
+    pub(crate) from: CutSide,
     #[serde(default)]
-    pub(crate) way: Way,
+    pub(crate) way: CutDirection,
 }
 
 /// The processes at the other end of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Side {
+pub(crate) enum CutSide {
     Controllers,
     Workers,
     Everybody,
@@ -108,41 +108,41 @@ pub(crate) enum Side {
 /// The delay, loss and bandwidth of slow links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Slow {
+pub(crate) struct SlowLinksSpec {
     /// Delay of a packet, each way.
     #[serde(default = "no_time")]
-    pub(crate) delay: Span,
+    pub(crate) delay: DurationRange,
     /// Number of packets in a thousand that are lost at first.
     #[serde(default)]
     pub(crate) loss_permille: u32,
     /// Bytes per second.
-    pub(crate) bandwidth: Option<Size>,
+    pub(crate) bandwidth: Option<MemorySize>,
 }
 
-fn no_time() -> Span {
-    Span::exactly(std::time::Duration::ZERO)
+fn no_time() -> DurationRange {
+    DurationRange::exactly(std::time::Duration::ZERO)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Stall {
-    pub(crate) who: Who,
-    pub(crate) each_sync: Span,
+pub(crate) struct DiskStallSpec {
+    pub(crate) who: FaultTarget,
+    pub(crate) each_sync: DurationRange,
 }
 
 /// A jump of a controller's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Jump {
-    pub(crate) who: Who,
-    pub(crate) by: Span,
-    pub(crate) direction: Direction,
+pub(crate) struct ClockJumpSpec {
+    pub(crate) who: FaultTarget,
+    pub(crate) by: DurationRange,
+    pub(crate) direction: JumpDirection,
 }
 
 /// The direction of a clock's jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Direction {
+pub(crate) enum JumpDirection {
     Ahead,
     Back,
     /// Ahead or back, chosen by the seed.

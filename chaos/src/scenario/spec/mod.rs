@@ -1,5 +1,5 @@
 //! A scenario as its file defines it: the cluster, the functions, the load, the faults and the
-//! invariants. Pure: text in; a [`Spec`] out, or the fault and its position. An invalid file is
+//! invariants. Pure: text in; a [`ScenarioSpec`] out, or the fault and its position. An invalid file is
 //! refused before anything is started.
 //!
 //! A file has any of three bodies. A `round` of steps is repeated `rounds` times. A `storm` of
@@ -16,57 +16,60 @@ use std::num::NonZeroU32;
 use anyhow::{Context as _, anyhow};
 use serde::Deserialize;
 
-pub(crate) use self::fault::{Cut, DeviceFault, Direction, Fault, Jump, Side, Slow, Stall, Who};
-pub(crate) use self::values::{Size, Span};
-use crate::load::Mix;
+pub(crate) use self::fault::{
+    ClockJumpSpec, CutSide, CutSpec, DeviceFault, DiskStallSpec, FaultSpec, FaultTarget, JumpDirection,
+    SlowLinksSpec,
+};
+pub(crate) use self::values::{DurationRange, MemorySize};
+use crate::load::LoadMix;
 
 /// A whole scenario file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Spec {
+pub(crate) struct ScenarioSpec {
     pub(crate) name: String,
     pub(crate) about: String,
     #[serde(default)]
-    pub(crate) cluster: Shape,
-    pub(crate) functions: Vec<Functions>,
+    pub(crate) cluster: ClusterShape,
+    pub(crate) functions: Vec<FunctionGroup>,
     #[serde(default)]
-    pub(crate) workflows: Vec<Workflow>,
+    pub(crate) workflows: Vec<WorkflowChain>,
     #[serde(default)]
-    pub(crate) sequences: Vec<Counter>,
+    pub(crate) sequences: Vec<CounterSpec>,
     #[serde(default)]
-    pub(crate) load: Mix,
+    pub(crate) load: LoadMix,
     /// Number of repetitions of the round, or of the scenario in code.
     pub(crate) rounds: Option<NonZeroU32>,
     #[serde(default)]
-    pub(crate) round: Vec<Step>,
-    pub(crate) lasts: Option<Span>,
+    pub(crate) round: Vec<RoundStep>,
+    pub(crate) lasts: Option<DurationRange>,
     #[serde(default)]
-    pub(crate) storm: Vec<Stream>,
-    pub(crate) plays: Option<Code>,
+    pub(crate) storm: Vec<FaultStream>,
+    pub(crate) plays: Option<CodedScenario>,
     pub(crate) invariants: BTreeSet<Invariant>,
     /// Maximum time in which the cluster settles after the end of faults and load.
     #[serde(default = "healthy_within")]
-    pub(crate) healthy_within: Span,
+    pub(crate) healthy_within: DurationRange,
 }
 
 /// The cluster. By default, there are three controllers and two workers with one small GPU each, so
 /// that the cluster starts in seconds.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-pub(crate) struct Shape {
+pub(crate) struct ClusterShape {
     pub(crate) controllers: u64,
     pub(crate) workers: u32,
     /// Number of GPUs of each worker.
     pub(crate) gpus: u32,
-    pub(crate) gpu_memory: Size,
-    pub(crate) host_memory: Size,
-    pub(crate) isolation: Option<Isolation>,
+    pub(crate) gpu_memory: MemorySize,
+    pub(crate) host_memory: MemorySize,
+    pub(crate) isolation: Option<IsolationName>,
 }
 
-impl Default for Shape {
+impl Default for ClusterShape {
     fn default() -> Self {
-        let gpu_memory = Size(256 << 20);
-        let host_memory = Size(512 << 20);
+        let gpu_memory = MemorySize(256 << 20);
+        let host_memory = MemorySize(512 << 20);
         Self { controllers: 3, workers: 2, gpus: 1, gpu_memory, host_memory, isolation: None }
     }
 }
@@ -74,13 +77,13 @@ impl Default for Shape {
 /// The models that share an executor process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Isolation {
+pub(crate) enum IsolationName {
     Gpu,
     Model,
     Resident,
 }
 
-impl Isolation {
+impl IsolationName {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Gpu => "gpu",
@@ -94,9 +97,9 @@ impl Isolation {
 /// numbered, and each has its own weights.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Functions {
+pub(crate) struct FunctionGroup {
     pub(crate) name: String,
-    pub(crate) model: Model,
+    pub(crate) model: SynthKind,
     #[serde(default = "one")]
     pub(crate) replicas: NonZeroU32,
     #[serde(default = "one")]
@@ -106,7 +109,7 @@ pub(crate) struct Functions {
 /// A chain of functions, each with the output of the one before as its input, invoked as one model.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Workflow {
+pub(crate) struct WorkflowChain {
     pub(crate) name: String,
     /// The names of the functions. Each output, except for the last, has to fit the next function's
     /// input.
@@ -120,7 +123,7 @@ pub(crate) struct Workflow {
 /// A function that keeps state, and counts the requests of each of its sequences.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Counter {
+pub(crate) struct CounterSpec {
     pub(crate) name: String,
     /// Number of values in the state: above 16,384, the state stays on the GPU that made it.
     pub(crate) width: NonZeroU32,
@@ -129,13 +132,13 @@ pub(crate) struct Counter {
 /// Networks of `millrace synth` with one FP32 input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Model {
+pub(crate) enum SynthKind {
     Mlp,
     TinyCnn,
     Transformer,
 }
 
-impl Model {
+impl SynthKind {
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Mlp => "mlp",
@@ -148,15 +151,15 @@ impl Model {
 /// A step of a round.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Step {
+pub(crate) enum RoundStep {
     /// Injects a fault, from which the times of later steps are measured.
-    Fault(Fault),
+    Fault(FaultSpec),
     /// Waits for a condition.
-    Await(Await),
+    Await(AwaitCondition),
     /// Waits for a condition, within a promised time.
-    Promise(Promise),
+    Promise(PromiseSpec),
     /// Lets the load run for a while.
-    Pause(Span),
+    Pause(DurationRange),
     /// Undoes every open fault that does not end by itself.
     Repair,
 }
@@ -164,7 +167,7 @@ pub(crate) enum Step {
 /// The condition for which a step waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Await {
+pub(crate) enum AwaitCondition {
     /// A controller other than the leader at the latest fault leads.
     AnotherLeader,
     /// A write and a request succeed that were made after the latest fault.
@@ -182,9 +185,9 @@ pub(crate) enum Await {
 /// A promised time.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Promise {
-    pub(crate) r#await: Await,
-    pub(crate) within: Span,
+pub(crate) struct PromiseSpec {
+    pub(crate) r#await: AwaitCondition,
+    pub(crate) within: DurationRange,
     /// The document that contains the promise.
     pub(crate) source: String,
 }
@@ -192,18 +195,18 @@ pub(crate) struct Promise {
 /// A fault of a storm, repeated at a rate.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Stream {
+pub(crate) struct FaultStream {
     /// Interval between two faults.
-    pub(crate) every: Span,
-    pub(crate) fault: Fault,
+    pub(crate) every: DurationRange,
+    pub(crate) fault: FaultSpec,
     /// Time from a fault to its repair, if the fault needs one.
-    pub(crate) r#for: Option<Span>,
+    pub(crate) r#for: Option<DurationRange>,
 }
 
 /// A scenario in code, which makes observations that no file could describe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Code {
+pub(crate) enum CodedScenario {
     ClockJump,
     FullDisk,
     HostileClients,
@@ -243,11 +246,11 @@ fn one() -> NonZeroU32 {
     NonZeroU32::MIN
 }
 
-fn healthy_within() -> Span {
-    Span::exactly(std::time::Duration::from_secs(10))
+fn healthy_within() -> DurationRange {
+    DurationRange::exactly(std::time::Duration::from_secs(10))
 }
 
-impl Spec {
+impl ScenarioSpec {
     /// Parses a file. `origin` names the file in errors.
     ///
     /// # Errors
@@ -260,9 +263,9 @@ impl Spec {
     }
 
     /// Returns every fault in the body.
-    pub(crate) fn faults(&self) -> impl Iterator<Item = &Fault> {
+    pub(crate) fn faults(&self) -> impl Iterator<Item = &FaultSpec> {
         let steps = self.round.iter().filter_map(|step| match step {
-            Step::Fault(fault) => Some(fault),
+            RoundStep::Fault(fault) => Some(fault),
             _ => None,
         });
         steps.chain(self.storm.iter().map(|stream| &stream.fault))
@@ -270,28 +273,29 @@ impl Spec {
 
     /// Whether the scenario cuts links.
     pub(crate) fn cuts(&self) -> bool {
-        self.plays == Some(Code::Partition) || self.faults().any(|fault| matches!(fault, Fault::Cut(_)))
+        self.plays == Some(CodedScenario::Partition)
+            || self.faults().any(|fault| matches!(fault, FaultSpec::Cut(_)))
     }
 
     /// Whether the scenario slows links, which only proxies can do.
     pub(crate) fn slows(&self) -> bool {
-        self.faults().any(|fault| matches!(fault, Fault::Slow(_)))
+        self.faults().any(|fault| matches!(fault, FaultSpec::Slow(_)))
     }
 
     /// Whether the scenario lasts for a time rather than a number of rounds.
     pub(crate) fn is_timed(&self) -> bool {
-        !self.storm.is_empty() || self.plays == Some(Code::HostileClients)
+        !self.storm.is_empty() || self.plays == Some(CodedScenario::HostileClients)
     }
 
     /// Whether controllers have to run the fault service.
     pub(crate) fn is_injected(&self) -> bool {
-        self.plays == Some(Code::ClockJump)
-            || self.faults().any(|fault| matches!(fault, Fault::StallDisk(_) | Fault::MoveClock(_)))
+        self.plays == Some(CodedScenario::ClockJump)
+            || self.faults().any(|fault| matches!(fault, FaultSpec::StallDisk(_) | FaultSpec::MoveClock(_)))
     }
 
     /// Whether workers have to accept faults of their devices.
     pub(crate) fn fails_devices(&self) -> bool {
-        self.faults().any(|fault| matches!(fault, Fault::Device(_)))
+        self.faults().any(|fault| matches!(fault, FaultSpec::Device(_)))
     }
 }
 

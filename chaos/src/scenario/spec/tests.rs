@@ -31,15 +31,15 @@ invariants: [answered, right, healthy, gone, flat, returned]
 ";
 
 fn refusal(text: &str) -> String {
-    format!("{:#}", Spec::parse("mine.yaml", text).unwrap_err())
+    format!("{:#}", ScenarioSpec::parse("mine.yaml", text).unwrap_err())
 }
 
 #[test]
 fn a_file_with_a_round_or_a_storm_is_parsed() {
-    let spec = Spec::parse("mine.yaml", WHOLE).unwrap();
+    let spec = ScenarioSpec::parse("mine.yaml", WHOLE).unwrap();
     assert_eq!((spec.rounds.map(NonZeroU32::get), spec.round.len()), (Some(2), 6));
     assert!(!spec.cuts() && !spec.slows() && !spec.is_injected() && !spec.fails_devices());
-    let storm = Spec::parse("mine.yaml", STORM).unwrap();
+    let storm = ScenarioSpec::parse("mine.yaml", STORM).unwrap();
     assert_eq!((storm.cluster.gpus, storm.functions[0].count.get()), (4, 200));
     assert!(storm.slows() && !storm.cuts());
 }
@@ -101,7 +101,7 @@ fn an_inconsistent_scenario_is_refused_with_the_reason() {
 #[test]
 fn hostile_clients_need_a_duration_controllers_and_a_function_to_attack() {
     let text = crate::scenario::library::text("hostile-clients");
-    let spec = Spec::parse("hostile-clients", text).unwrap();
+    let spec = ScenarioSpec::parse("hostile-clients", text).unwrap();
     assert!(spec.is_timed() && spec.lasts.is_some());
     for (from, to, expected) in [
         ("lasts: 3m", "rounds: 3", "takes lasts"),
@@ -124,7 +124,7 @@ fn the_invariant_counted_and_sequences_require_each_other() {
             &format!("{sequences}{counter}\n"),
         )
     };
-    let spec = Spec::parse("mine.yaml", &with("- {name: small, width: 4}")).unwrap();
+    let spec = ScenarioSpec::parse("mine.yaml", &with("- {name: small, width: 4}")).unwrap();
     assert_eq!((spec.sequences[0].name.as_str(), spec.sequences[0].width.get()), ("small", 4));
     for (counter, why) in [
         ("- {name: everywhere, width: 4}", "is defined twice"),

@@ -10,12 +10,12 @@ use serde::Deserialize;
 /// A duration: `1500ms`, or `2s..10s` for a duration between the two, drawn from the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Span {
+pub(crate) struct DurationRange {
     pub(crate) least: Duration,
     pub(crate) most: Duration,
 }
 
-impl Span {
+impl DurationRange {
     pub(crate) const fn exactly(span: Duration) -> Self {
         Self { least: span, most: span }
     }
@@ -30,7 +30,7 @@ impl Span {
     }
 }
 
-impl TryFrom<String> for Span {
+impl TryFrom<String> for DurationRange {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         let read = |text: &str| {
@@ -51,9 +51,9 @@ impl TryFrom<String> for Span {
 /// An amount of memory, such as `256MiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Size(pub(crate) u64);
+pub(crate) struct MemorySize(pub(crate) u64);
 
-impl TryFrom<String> for Size {
+impl TryFrom<String> for MemorySize {
     type Error = String;
     fn try_from(text: String) -> Result<Self, String> {
         text.parse::<Bytes>().map(|size| Self(size.get())).map_err(|error| error.to_string())
@@ -66,15 +66,15 @@ mod tests {
 
     use super::*;
 
-    fn span(text: &str) -> Result<Span, String> {
-        Span::try_from(text.to_owned())
+    fn span(text: &str) -> Result<DurationRange, String> {
+        DurationRange::try_from(text.to_owned())
     }
 
     #[test]
     fn a_span_is_a_single_time_or_a_range() {
         let ms = Duration::from_millis;
-        assert_eq!(span("1500ms"), Ok(Span::exactly(ms(1500))));
-        assert_eq!(span("2s .. 10s"), Ok(Span { least: ms(2_000), most: ms(10_000) }));
+        assert_eq!(span("1500ms"), Ok(DurationRange::exactly(ms(1500))));
+        assert_eq!(span("2s .. 10s"), Ok(DurationRange { least: ms(2_000), most: ms(10_000) }));
         assert!(span("10s..2s").unwrap_err().contains("before"));
         assert!(span("soon").unwrap_err().contains("2s..10s"));
         let mut rng = StdRng::seed_from_u64(1);

@@ -4,14 +4,14 @@
 
 use std::collections::BTreeMap;
 
-use millrace_client::{ApplyItem, BrokenWorkflow, DryRun, Error, ItemRefusal, Outcome, PendingModel};
+use millrace_client::{ApplyItem, ApplyOutcome, BrokenWorkflow, DryRun, Error, ItemRefusal, PendingModel};
 use millrace_types::{Digest, Reason};
 
 use super::LoadedItems;
-use super::manifests::{Item, ModelAt, WorkflowItem};
+use super::manifests::{FunctionItem, ModelLocation, WorkflowItem};
 use super::models::{self, LocalModel};
-use crate::failure::Failure;
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::session::ClusterSession;
 
 /// A function or workflow, by its position in its list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) enum ItemPosition {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ApplyStep {
     pub(super) item: ItemPosition,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: ApplyOutcome,
 }
 
 /// Returns all items in the order in which the server accepts them. `missing` holds the models that
@@ -32,8 +32,8 @@ pub(super) struct ApplyStep {
 pub(super) async fn run(
     items: &LoadedItems,
     missing: &BTreeMap<Digest, LocalModel>,
-    session: &Session,
-) -> Result<Vec<ApplyStep>, Failure> {
+    session: &ClusterSession,
+) -> Result<Vec<ApplyStep>, CommandFailure> {
     let functions = items.functions.iter().map(|function| ApplyItem::Function {
         spec: function.item.spec.clone(),
         artifact: function.model.digest(),
@@ -57,7 +57,7 @@ pub(super) async fn run(
 
 /// Returns the failure of the call. The refusal of an item is not a failure of the call, so a
 /// malformed request means a request that is too large.
-fn failed(error: Error) -> Failure {
+fn failed(error: Error) -> CommandFailure {
     let hint = match error.reason() {
         Some(Reason::Unimplemented) => {
             "the controller is of an older build without a dry run of several items: update it, or apply with the millrace of its own build"
@@ -67,7 +67,7 @@ fn failed(error: Error) -> Failure {
         }
         _ => return error.into(),
     };
-    Failure::from(error).hint(hint)
+    CommandFailure::from(error).hint(hint)
 }
 
 impl LoadedItems {
@@ -80,40 +80,41 @@ impl LoadedItems {
     }
 }
 
-fn refused(items: &LoadedItems, refusal: ItemRefusal) -> Failure {
+fn refused(items: &LoadedItems, refusal: ItemRefusal) -> CommandFailure {
     match items.position(refusal.item) {
         ItemPosition::Function(at) => refused_function(&items.functions[at].item, refusal),
         ItemPosition::Workflow(at) => refused_workflow(&items.workflows[at], refusal),
     }
 }
 
-fn refused_function(item: &Item, refusal: ItemRefusal) -> Failure {
+fn refused_function(item: &FunctionItem, refusal: ItemRefusal) -> CommandFailure {
     let ItemRefusal { failure, broken, .. } = refusal;
     match (broken, &item.model) {
         (Some(broken), _) => breaks(broken).about(models::subject(item)),
-        (None, ModelAt::Cluster(digest)) if failure.reason == Reason::ArtifactNotFound => {
+        (None, ModelLocation::Cluster(digest)) if failure.reason == Reason::ArtifactNotFound => {
             models::unknown(item, *digest)
         }
-        (None, _) => {
-            Failure::from(Error::Refused(failure)).about(format_args!("function/{}", item.spec.key.name))
-        }
+        (None, _) => CommandFailure::from(Error::Refused(failure))
+            .about(format_args!("function/{}", item.spec.key.name)),
     }
 }
 
-fn refused_workflow(item: &WorkflowItem, refusal: ItemRefusal) -> Failure {
+fn refused_workflow(item: &WorkflowItem, refusal: ItemRefusal) -> CommandFailure {
     let ItemRefusal { failure, broken, .. } = refusal;
     let name = &item.spec.key.name;
     let subject = format!("{}: workflow {name}", item.source.display());
     match broken {
         Some(broken) => breaks(broken).about(subject),
         // The user must correct the manifest, as after any other refusal with this exit code.
-        None if failure.reason == Reason::InvalidSpec => Failure::usage(failure.message).about(subject),
-        None => Failure::from(Error::Refused(failure)).about(format_args!("workflow/{name}")),
+        None if failure.reason == Reason::InvalidSpec => {
+            CommandFailure::usage(failure.message).about(subject)
+        }
+        None => CommandFailure::from(Error::Refused(failure)).about(format_args!("workflow/{name}")),
     }
 }
 
-fn breaks(BrokenWorkflow { workflow, problem }: BrokenWorkflow) -> Failure {
-    Failure::usage(format!(
+fn breaks(BrokenWorkflow { workflow, problem }: BrokenWorkflow) -> CommandFailure {
+    CommandFailure::usage(format!(
         "the stored workflow {workflow} runs this item and could no longer run it: {problem}"
     ))
     .hint(format!(
@@ -128,14 +129,17 @@ mod tests {
 
     use super::super::{Function, FunctionModel};
     use super::*;
-    use crate::failure::Exit;
+    use crate::failure::ExitStatus;
 
     /// Returns a function `f`, with a model of the cluster, and a workflow `w`.
     fn items() -> LoadedItems {
         let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("f").unwrap() };
         let digest = Digest::of(b"model");
-        let item =
-            Item { spec: FunctionSpec::new(key), model: ModelAt::Cluster(digest), source: "f.yaml".into() };
+        let item = FunctionItem {
+            spec: FunctionSpec::new(key),
+            model: ModelLocation::Cluster(digest),
+            source: "f.yaml".into(),
+        };
         let text = "apiVersion: millrace/v1\nkind: Workflow\nmetadata: {name: w}\nspec:\n  inputs: [x]\n  steps: [{name: s, function: f, inputs: {x: input.x}}]\n  outputs: {y: s.y}\n";
         let Manifest::Workflow(spec) = manifest::parse(text).unwrap().remove(0) else {
             panic!("not a workflow")
@@ -146,7 +150,7 @@ mod tests {
         }
     }
 
-    fn refusal(item: usize, reason: Reason, broken: Option<&str>) -> Failure {
+    fn refusal(item: usize, reason: Reason, broken: Option<&str>) -> CommandFailure {
         let broken =
             broken.map(|workflow| BrokenWorkflow { workflow: workflow.into(), problem: "why".into() });
         refused(&items(), ItemRefusal { item, failure: Refusal::new(reason, "a problem"), broken })
@@ -163,14 +167,14 @@ mod tests {
     fn a_refusal_names_its_manifest_or_its_resource() {
         let digest = Digest::of(b"model");
         for (item, reason, message, exit) in [
-            (0, Reason::InvalidSpec, "function/f: a problem (INVALID_SPEC)".to_owned(), Exit::Failed),
-            (1, Reason::InvalidSpec, "w.yaml: workflow w: a problem".to_owned(), Exit::Usage),
-            (1, Reason::NameTaken, "workflow/w: a problem (NAME_TAKEN)".to_owned(), Exit::Failed),
+            (0, Reason::InvalidSpec, "function/f: a problem (INVALID_SPEC)".to_owned(), ExitStatus::Failed),
+            (1, Reason::InvalidSpec, "w.yaml: workflow w: a problem".to_owned(), ExitStatus::Usage),
+            (1, Reason::NameTaken, "workflow/w: a problem (NAME_TAKEN)".to_owned(), ExitStatus::Failed),
             (
                 0,
                 Reason::ArtifactNotFound,
                 format!("f.yaml: function f: the cluster does not have {digest}"),
-                Exit::NotFound,
+                ExitStatus::NotFound,
             ),
         ] {
             let failure = refusal(item, reason, None);
@@ -185,7 +189,7 @@ mod tests {
             let says = "the stored workflow user runs this item and could no longer run it: why";
             assert_eq!(failure.message, Some(format!("{subject}: {says}")));
             assert!(failure.hint.unwrap().ends_with("millrace delete workflow user"));
-            assert_eq!(failure.exit, Exit::Usage);
+            assert_eq!(failure.exit, ExitStatus::Usage);
         }
     }
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use millrace_types::manifest::{self, FunctionManifest, Kind, Manifest, ModelSource};
+use millrace_types::manifest::{self, FunctionManifest, Manifest, ManifestKind, ModelSource};
 use millrace_types::workflow::Signature;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
 
 use super::order::in_order;
 use super::rules::Rule;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Examples of manifests, for the hint of a refusal.
 const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function, metadata: {name: NAME}, spec: {model: {file: FILE.onnx}}}";
@@ -22,7 +22,7 @@ const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, met
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Items {
     /// The functions, in the order of the files.
-    pub(crate) functions: Vec<Item>,
+    pub(crate) functions: Vec<FunctionItem>,
     /// The workflows, each after the workflows of the list that it runs.
     pub(crate) workflows: Vec<WorkflowItem>,
     /// The rules, tenants before the policy.
@@ -39,16 +39,16 @@ pub(crate) struct RuleItem {
 
 /// A function, and the location of the model.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Item {
+pub(crate) struct FunctionItem {
     pub(crate) spec: FunctionSpec,
-    pub(crate) model: ModelAt,
+    pub(crate) model: ModelLocation,
     /// The file with the manifest, for messages.
     pub(crate) source: PathBuf,
 }
 
 /// The location of a function's model or program.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum ModelAt {
+pub(crate) enum ModelLocation {
     File {
         path: PathBuf,
         /// The inputs and outputs of a program. `None` for a model, because its file declares them.
@@ -68,12 +68,12 @@ pub(crate) struct WorkflowItem {
 
 /// Reads every manifest of these paths. A path is a file, a folder (its .yaml and .yml files, in
 /// the order of their names), or `-`. `tenant` applies to manifests that name no tenant.
-pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Failure> {
+pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, CommandFailure> {
     let mut items = Items::default();
     for path in paths {
         for (source, text) in texts(path)? {
             let manifests = manifest::parse(&text).map_err(|error| {
-                Failure::usage(error.to_string()).about(source.display()).hint(shape(error.kind()))
+                CommandFailure::usage(error.to_string()).about(source.display()).hint(shape(error.kind()))
             })?;
             for manifest in manifests {
                 items.add(manifest, &source, tenant)?;
@@ -87,7 +87,7 @@ pub(crate) fn read(paths: &[PathBuf], tenant: &TenantName) -> Result<Items, Fail
 }
 
 impl Items {
-    fn add(&mut self, manifest: Manifest, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
+    fn add(&mut self, manifest: Manifest, source: &Path, tenant: &TenantName) -> Result<(), CommandFailure> {
         match manifest {
             Manifest::Function(FunctionManifest { mut spec, model }) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
@@ -96,11 +96,11 @@ impl Items {
                     // directory.
                     ModelSource::File { path, declared } => {
                         let path = source.parent().unwrap_or(Path::new("")).join(path);
-                        ModelAt::File { path, declared }
+                        ModelLocation::File { path, declared }
                     }
-                    ModelSource::Cluster(digest) => ModelAt::Cluster(digest),
+                    ModelSource::Cluster(digest) => ModelLocation::Cluster(digest),
                 };
-                self.functions.push(Item { spec, model, source: source.to_owned() });
+                self.functions.push(FunctionItem { spec, model, source: source.to_owned() });
             }
             Manifest::Workflow(mut spec) => {
                 settle_tenant(&mut spec.key, source, tenant)?;
@@ -117,13 +117,13 @@ impl Items {
         self.rules.push(RuleItem { rule, source: source.to_owned() });
     }
 
-    fn refuse_repeats(&self) -> Result<(), Failure> {
+    fn refuse_repeats(&self) -> Result<(), CommandFailure> {
         self.refuse_repeated_models()?;
         let mut seen: BTreeMap<String, &Path> = BTreeMap::new();
         for RuleItem { rule, source } in &self.rules {
             if let Some(first) = seen.insert(rule.title(), source) {
                 let message = format!("{} is also in {}", rule.title(), first.display());
-                let failure = Failure::usage(message).about(source.display());
+                let failure = CommandFailure::usage(message).about(source.display());
                 return Err(failure.hint("remove one of the two"));
             }
         }
@@ -131,7 +131,7 @@ impl Items {
     }
 
     /// Refuses a name that occurs twice. Functions and workflows share a name space.
-    fn refuse_repeated_models(&self) -> Result<(), Failure> {
+    fn refuse_repeated_models(&self) -> Result<(), CommandFailure> {
         let functions = self.functions.iter().map(|item| (&item.spec.key, "function", item.source.as_path()));
         let workflows = self.workflows.iter().map(|item| (&item.spec.key, "workflow", item.source.as_path()));
         let mut seen: BTreeMap<&FunctionKey, (&str, &Path)> = BTreeMap::new();
@@ -141,24 +141,24 @@ impl Items {
                 true => format!("{kind} {key} is also in {}", first.display()),
                 false => format!("{kind} {key} has the name of a {other} in {}", first.display()),
             };
-            return Err(Failure::usage(message).about(source.display()).hint("rename one of the two"));
+            return Err(CommandFailure::usage(message).about(source.display()).hint("rename one of the two"));
         }
         Ok(())
     }
 }
 
 /// Returns an example manifest of a kind, or of a function if the kind is unknown.
-fn shape(kind: Option<Kind>) -> &'static str {
+fn shape(kind: Option<ManifestKind>) -> &'static str {
     match kind {
-        Some(Kind::Workflow) => WORKFLOW,
-        Some(Kind::Tenant) => TENANT,
-        Some(Kind::Policy) => POLICY,
-        Some(Kind::Function) | None => FUNCTION,
+        Some(ManifestKind::Workflow) => WORKFLOW,
+        Some(ManifestKind::Tenant) => TENANT,
+        Some(ManifestKind::Policy) => POLICY,
+        Some(ManifestKind::Function) | None => FUNCTION,
     }
 }
 
 /// Returns a path's manifests as text, each with its file.
-fn texts(path: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
+fn texts(path: &Path) -> Result<Vec<(PathBuf, String)>, CommandFailure> {
     if path == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| unreadable(path, &error))?;
@@ -172,7 +172,7 @@ fn texts(path: &Path) -> Result<Vec<(PathBuf, String)>, Failure> {
     files.into_iter().map(read).collect()
 }
 
-fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, CommandFailure> {
     let entries = std::fs::read_dir(folder).map_err(|error| unreadable(folder, &error))?;
     let mut files = Vec::new();
     for entry in entries {
@@ -182,7 +182,7 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         }
     }
     if files.is_empty() {
-        return Err(Failure::usage(format!("{} has no .yaml files", folder.display()))
+        return Err(CommandFailure::usage(format!("{} has no .yaml files", folder.display()))
             .hint("name the folder that holds the manifests, or a file"));
     }
     files.sort();
@@ -190,19 +190,22 @@ fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Sets the tenant of an item whose manifest names none.
-fn settle_tenant(key: &mut FunctionKey, source: &Path, tenant: &TenantName) -> Result<(), Failure> {
+fn settle_tenant(key: &mut FunctionKey, source: &Path, tenant: &TenantName) -> Result<(), CommandFailure> {
     if key.tenant == TenantName::default() {
         key.tenant = tenant.clone();
     } else if key.tenant != *tenant && *tenant != TenantName::default() {
-        return Err(Failure::usage(format!("{} belongs to tenant {}, not {tenant}", key.name, key.tenant))
-            .about(source.display())
-            .hint("omit --tenant, or the tenant in the manifest"));
+        return Err(CommandFailure::usage(format!(
+            "{} belongs to tenant {}, not {tenant}",
+            key.name, key.tenant
+        ))
+        .about(source.display())
+        .hint("omit --tenant, or the tenant in the manifest"));
     }
     Ok(())
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::usage(format!("cannot read {}: {error}", path.display()))
+fn unreadable(path: &Path, error: &std::io::Error) -> CommandFailure {
+    CommandFailure::usage(format!("cannot read {}: {error}", path.display()))
         .hint("name a manifest, a folder of them, or - for standard input")
 }
 
@@ -241,7 +244,7 @@ mod tests {
         folder
     }
 
-    fn read_all(folder: &tempfile::TempDir, tenant: &str) -> Result<Items, Failure> {
+    fn read_all(folder: &tempfile::TempDir, tenant: &str) -> Result<Items, CommandFailure> {
         read(&[folder.path().to_owned()], &TenantName::new(tenant).unwrap())
     }
 
@@ -256,7 +259,7 @@ mod tests {
         let names: Vec<_> = items.iter().map(|item| item.spec.key.to_string()).collect();
         assert_eq!(names, ["team/first", "team/also", "team/second"]);
         let path = folder.path().join("m.onnx");
-        assert_eq!(items[0].model, ModelAt::File { path, declared: None });
+        assert_eq!(items[0].model, ModelLocation::File { path, declared: None });
     }
 
     #[test]

@@ -25,16 +25,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millrace_client::{Applied, AppliedWorkflow, ApplyOptions, Outcome};
+use millrace_client::{AppliedFunction, AppliedWorkflow, ApplyOptions, ApplyOutcome};
 
 use self::dry_run::{ApplyStep, ItemPosition};
-use self::manifests::{Item, WorkflowItem};
+use self::manifests::{FunctionItem, WorkflowItem};
 use self::models::FunctionModel;
-use self::resource::Resource;
-use self::rules::{Change, Rule};
-use crate::failure::Failure;
-use crate::output::{Format, Output, print};
-use crate::session::Session;
+use self::resource::AppliedResource;
+use self::rules::{Rule, RuleChange};
+use crate::failure::CommandFailure;
+use crate::output::{ListFormat, ListOutput, print};
+use crate::session::ClusterSession;
 
 /// Create or change functions and workflows from manifests; set tenants' caps and the policy.
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "wait")]
     no_wait: bool,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
 /// The functions and workflows of the manifests, with every model read.
@@ -71,11 +71,11 @@ struct LoadedItems {
 }
 
 struct Function {
-    item: Item,
+    item: FunctionItem,
     model: FunctionModel,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let items = manifests::read(&args.file, &session.config.tenant)?;
     let rules: Vec<Rule> = items.rules.into_iter().map(|item| item.rule).collect();
     let items = LoadedItems { functions: models::read(items.functions)?, workflows: items.workflows };
@@ -104,15 +104,19 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 /// Prints a line, unless the output is documents.
-fn say(line: &str, format: Format) -> Result<(), Failure> {
+fn say(line: &str, format: ListFormat) -> Result<(), CommandFailure> {
     match format {
-        Format::Table | Format::Wide => print(line),
-        Format::Json | Format::Yaml => Ok(()),
+        ListFormat::Table | ListFormat::Wide => print(line),
+        ListFormat::Json | ListFormat::Yaml => Ok(()),
     }
 }
 
 /// Stores the rules.
-async fn set(changes: &[Change], session: &Session, format: Format) -> Result<Vec<Resource>, Failure> {
+async fn set(
+    changes: &[RuleChange],
+    session: &ClusterSession,
+    format: ListFormat,
+) -> Result<Vec<AppliedResource>, CommandFailure> {
     let mut resources = Vec::with_capacity(changes.len());
     for change in changes {
         resources.push(change.store(&session.admin).await?);
@@ -125,19 +129,19 @@ async fn set(changes: &[Change], session: &Session, format: Format) -> Result<Ve
 async fn store(
     items: &LoadedItems,
     steps: &[ApplyStep],
-    session: &Session,
-    format: Format,
-) -> Result<Vec<Resource>, Failure> {
+    session: &ClusterSession,
+    format: ListFormat,
+) -> Result<Vec<AppliedResource>, CommandFailure> {
     let mut resources = Vec::with_capacity(steps.len());
     for step in steps {
         let (resource, outcome) = match step.item {
             ItemPosition::Function(at) => {
                 let applied = apply(&items.functions[at], session).await?;
-                (Resource::Function(applied.function), applied.outcome)
+                (AppliedResource::Function(applied.function), applied.outcome)
             }
             ItemPosition::Workflow(at) => {
                 let applied = apply_workflow(&items.workflows[at], session).await?;
-                (Resource::Workflow(applied.workflow), applied.outcome)
+                (AppliedResource::Workflow(applied.workflow), applied.outcome)
             }
         };
         say(&outcome_line(&resource.title(), outcome, ""), format)?;
@@ -146,19 +150,23 @@ async fn store(
     Ok(resources)
 }
 
-async fn apply(function: &Function, session: &Session) -> Result<Applied, Failure> {
+async fn apply(function: &Function, session: &ClusterSession) -> Result<AppliedFunction, CommandFailure> {
     let spec = &function.item.spec;
     let applied = session.admin.apply(spec, function.model.digest(), ApplyOptions::default()).await;
-    applied.map_err(|error| Failure::from(error).about(format_args!("function/{}", spec.key.name)))
+    applied.map_err(|error| CommandFailure::from(error).about(format_args!("function/{}", spec.key.name)))
 }
 
-async fn apply_workflow(item: &WorkflowItem, session: &Session) -> Result<AppliedWorkflow, Failure> {
+async fn apply_workflow(
+    item: &WorkflowItem,
+    session: &ClusterSession,
+) -> Result<AppliedWorkflow, CommandFailure> {
     let applied = session.admin.apply_workflow(&item.spec, ApplyOptions::default()).await;
-    applied.map_err(|error| Failure::from(error).about(format_args!("workflow/{}", item.spec.key.name)))
+    applied
+        .map_err(|error| CommandFailure::from(error).about(format_args!("workflow/{}", item.spec.key.name)))
 }
 
 /// Prints the outcomes of a dry run.
-fn tell(changes: &[Change], items: &LoadedItems, steps: &[ApplyStep]) -> Result<(), Failure> {
+fn tell(changes: &[RuleChange], items: &LoadedItems, steps: &[ApplyStep]) -> Result<(), CommandFailure> {
     for change in changes {
         print(&change_line(change, " (dry run)"))?;
     }
@@ -172,21 +180,21 @@ fn tell(changes: &[Change], items: &LoadedItems, steps: &[ApplyStep]) -> Result<
     Ok(())
 }
 
-fn change_line(change: &Change, suffix: &str) -> String {
+fn change_line(change: &RuleChange, suffix: &str) -> String {
     outcome_line(&change.rule.title(), change.outcome, &format!("{}{suffix}", change.told()))
 }
 
-fn outcome_line(title: &str, outcome: Outcome, suffix: &str) -> String {
+fn outcome_line(title: &str, outcome: ApplyOutcome, suffix: &str) -> String {
     let word = match outcome {
-        Outcome::Created => "created",
-        Outcome::Configured => "configured",
-        Outcome::Unchanged => "unchanged",
+        ApplyOutcome::Created => "created",
+        ApplyOutcome::Configured => "configured",
+        ApplyOutcome::Unchanged => "unchanged",
     };
     format!("{title} {word}{suffix}")
 }
 
-fn show(resources: Vec<Resource>, format: Format) -> Result<(), Failure> {
-    let documents: Vec<_> = resources.into_iter().map(Resource::document).collect();
+fn show(resources: Vec<AppliedResource>, format: ListFormat) -> Result<(), CommandFailure> {
+    let documents: Vec<_> = resources.into_iter().map(AppliedResource::document).collect();
     let whole = match documents.as_slice() {
         [one] => crate::output::document(format, one)?,
         several => crate::output::document(format, &several)?,

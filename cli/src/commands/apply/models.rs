@@ -5,16 +5,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use millrace_client::{Admin, Error, ModelFile, messages as wire};
-use millrace_model::program::Program;
+use millrace_model::program::PackedProgram;
 use millrace_proto::convert::tensor_spec_wire;
 use millrace_types::Digest;
 use millrace_types::workflow::Signature;
 
 use super::Function;
-use super::manifests::{Item, ModelAt};
-use crate::failure::Failure;
+use super::manifests::{FunctionItem, ModelLocation};
+use crate::failure::CommandFailure;
 use crate::progress;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The model or program of a function, and the place of its file.
 #[derive(Debug, Clone)]
@@ -37,13 +37,13 @@ pub(super) struct LocalModel {
 }
 
 /// Reads the model of every function.
-pub(super) fn read(items: Vec<Item>) -> Result<Vec<Function>, Failure> {
+pub(super) fn read(items: Vec<FunctionItem>) -> Result<Vec<Function>, CommandFailure> {
     let mut opened: BTreeMap<PathBuf, LocalModel> = BTreeMap::new();
     let mut functions = Vec::with_capacity(items.len());
     for item in items {
         let model = match &item.model {
-            ModelAt::Cluster(digest) => FunctionModel::Cluster(*digest),
-            ModelAt::File { path, declared } => {
+            ModelLocation::Cluster(digest) => FunctionModel::Cluster(*digest),
+            ModelLocation::File { path, declared } => {
                 let model = match (declared, opened.get(path)) {
                     (Some(declared), _) => pack(&item, path, declared)?,
                     (None, Some(model)) => model.clone(),
@@ -66,7 +66,7 @@ pub(super) fn read(items: Vec<Item>) -> Result<Vec<Function>, Failure> {
 pub(super) async fn missing(
     functions: &[Function],
     admin: &Admin,
-) -> Result<BTreeMap<Digest, LocalModel>, Failure> {
+) -> Result<BTreeMap<Digest, LocalModel>, CommandFailure> {
     let local = functions.iter().filter_map(|function| match &function.model {
         FunctionModel::Local(model) => Some((model.file.digest(), model.clone())),
         FunctionModel::Cluster(_) => None,
@@ -82,12 +82,12 @@ pub(super) async fn missing(
     Ok(models)
 }
 
-pub(super) async fn upload(model: &ModelFile, session: &Session) -> Result<(), Failure> {
+pub(super) async fn upload(model: &ModelFile, session: &ClusterSession) -> Result<(), CommandFailure> {
     let bar = progress::bytes(model.bytes(), format!("uploading {}", name_of(model.path())));
     let shown = bar.clone();
     let sent = session.admin.upload(model, move |bytes| shown.set_position(bytes)).await;
     bar.finish_and_clear();
-    sent.map_err(|error| Failure::from(error).about(model.path().display()))?;
+    sent.map_err(|error| CommandFailure::from(error).about(model.path().display()))?;
     Ok(())
 }
 
@@ -118,29 +118,32 @@ impl LocalModel {
 }
 
 /// Returns the failure for a digest that the cluster does not have.
-pub(super) fn unknown(item: &Item, digest: Digest) -> Failure {
-    Failure::not_found(format!("the cluster does not have {digest}"))
+pub(super) fn unknown(item: &FunctionItem, digest: Digest) -> CommandFailure {
+    CommandFailure::not_found(format!("the cluster does not have {digest}"))
         .about(subject(item))
         .hint("name the file in place of its digest: spec.model.file, or spec.program.file")
 }
 
 /// Checks, as the server will, that the model can keep the state that its function declares.
-fn check_state(item: &Item, signature: &Signature) -> Result<(), Failure> {
+fn check_state(item: &FunctionItem, signature: &Signature) -> Result<(), CommandFailure> {
     let Some(sequences) = &item.spec.sequences else { return Ok(()) };
     let states = sequences.states(signature.into());
-    states.map(drop).map_err(|error| Failure::usage(error.to_string()).about(subject(item)))
+    states.map(drop).map_err(|error| CommandFailure::usage(error.to_string()).about(subject(item)))
 }
 
 /// Digests a model file and checks, as the server will, that the cluster can serve it.
-fn open(item: &Item, path: &Path) -> Result<LocalModel, Failure> {
+fn open(item: &FunctionItem, path: &Path) -> Result<LocalModel, CommandFailure> {
     let unreadable = |error: Error| {
-        Failure::from(error).about(subject(item)).hint("spec.model.file is relative to the manifest's folder")
+        CommandFailure::from(error)
+            .about(subject(item))
+            .hint("spec.model.file is relative to the manifest's folder")
     };
     let file = ModelFile::open(path).map_err(unreadable)?;
     let bytes =
         std::fs::read(path).map_err(|cause| unreadable(Error::File { path: path.to_owned(), cause }))?;
-    let compiled = millrace_model::compile(&bytes.into())
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).about(subject(item)))?;
+    let compiled = millrace_model::compile(&bytes.into()).map_err(|error| {
+        CommandFailure::usage(format!("{}: {error}", path.display())).about(subject(item))
+    })?;
     Ok(LocalModel {
         file,
         signature: Signature { inputs: compiled.summary.inputs, outputs: compiled.summary.outputs },
@@ -151,19 +154,19 @@ fn open(item: &Item, path: &Path) -> Result<LocalModel, Failure> {
 }
 
 /// Packs a program with its declared inputs and outputs, checked as the server will.
-fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<LocalModel, Failure> {
+fn pack(item: &FunctionItem, path: &Path, declared: &Signature) -> Result<LocalModel, CommandFailure> {
     let file = std::fs::read(path).map_err(|cause| {
-        Failure::from(Error::File { path: path.to_owned(), cause })
+        CommandFailure::from(Error::File { path: path.to_owned(), cause })
             .about(subject(item))
             .hint("spec.program.file is relative to the manifest's folder")
     })?;
-    let program = Program { declared: declared.clone(), file: file.into() };
-    let packed = program
-        .pack()
-        .map_err(|error| Failure::usage(format!("{}: {error}", path.display())).about(subject(item)))?;
+    let program = PackedProgram { signature: declared.clone(), file: file.into() };
+    let packed = program.pack().map_err(|error| {
+        CommandFailure::usage(format!("{}: {error}", path.display())).about(subject(item))
+    })?;
     Ok(LocalModel {
         file: ModelFile::packed(path, packed),
-        signature: program.declared,
+        signature: program.signature,
         weights_bytes: 0,
         parameters: 0,
         launches: 0,
@@ -171,6 +174,6 @@ fn pack(item: &Item, path: &Path, declared: &Signature) -> Result<LocalModel, Fa
 }
 
 /// Returns the file and name of a function, for messages.
-pub(super) fn subject(item: &Item) -> String {
+pub(super) fn subject(item: &FunctionItem) -> String {
     format!("{}: function {}", item.source.display(), item.spec.key.name)
 }

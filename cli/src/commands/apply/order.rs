@@ -1,14 +1,14 @@
 //! The order in which workflows are applied: each after the workflows of the list that it runs.
 
 use millrace_types::FunctionKey;
-use millrace_types::workflow::Run;
+use millrace_types::workflow::StepTarget;
 
 use super::manifests::WorkflowItem;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// Returns the workflows in that order, and otherwise in their given order. Workflows that run each
 /// other are refused by name.
-pub(super) fn in_order(mut waiting: Vec<WorkflowItem>) -> Result<Vec<WorkflowItem>, Failure> {
+pub(super) fn in_order(mut waiting: Vec<WorkflowItem>) -> Result<Vec<WorkflowItem>, CommandFailure> {
     let mut ordered = Vec::with_capacity(waiting.len());
     while !waiting.is_empty() {
         let next = waiting.iter().position(|item| first_it_runs(item, &waiting).is_none());
@@ -23,8 +23,8 @@ pub(super) fn in_order(mut waiting: Vec<WorkflowItem>) -> Result<Vec<WorkflowIte
 /// Returns the first workflow of `among` that a workflow runs.
 fn first_it_runs<'a>(item: &WorkflowItem, among: &'a [WorkflowItem]) -> Option<&'a WorkflowItem> {
     item.spec.steps.iter().find_map(|step| match &step.run {
-        Run::Function(_) => None,
-        Run::Workflow(name) => {
+        StepTarget::Function(_) => None,
+        StepTarget::Workflow(name) => {
             let key = FunctionKey { tenant: item.spec.key.tenant.clone(), name: name.clone() };
             among.iter().find(|other| other.spec.key == key)
         }
@@ -33,7 +33,7 @@ fn first_it_runs<'a>(item: &WorkflowItem, among: &'a [WorkflowItem]) -> Option<&
 
 /// Returns the failure for workflows that run each other. Each of `stuck` runs another one of them,
 /// so following the steps leads back to an earlier workflow.
-fn cycle(stuck: &[WorkflowItem]) -> Failure {
+fn cycle(stuck: &[WorkflowItem]) -> CommandFailure {
     let mut way: Vec<&WorkflowItem> = stuck.iter().take(1).collect();
     while let Some(next) = way.last().and_then(|last| first_it_runs(last, stuck)) {
         let before = way.iter().position(|item| item.spec.key == next.spec.key);
@@ -44,7 +44,7 @@ fn cycle(stuck: &[WorkflowItem]) -> Failure {
         }
     }
     let names: Vec<_> = way.iter().map(|item| item.spec.key.name.as_str()).collect();
-    let failure = Failure::usage(format!("workflows run each other: {}", names.join(" -> ")));
+    let failure = CommandFailure::usage(format!("workflows run each other: {}", names.join(" -> ")));
     let failure = match way.first() {
         Some(first) => failure.about(first.source.display()),
         None => failure,
@@ -57,7 +57,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use millrace_types::workflow::{Output, Step};
+    use millrace_types::workflow::{Step, WorkflowOutput};
     use millrace_types::{FunctionName, TenantName, WorkflowSpec};
 
     fn name(name: &str) -> FunctionName {
@@ -67,14 +67,15 @@ mod tests {
     fn item(tenant: &str, of: &str, runs: &[&str]) -> WorkflowItem {
         let step = |run: &&str| Step {
             name: name(run),
-            run: Run::Workflow(name(run)),
+            run: StepTarget::Workflow(name(run)),
             inputs: BTreeMap::new(),
             each: None,
             when: None,
             deadline: None,
         };
         let key = FunctionKey { tenant: TenantName::new(tenant).unwrap(), name: name(of) };
-        let spec = WorkflowSpec::new(key, vec![], runs.iter().map(step).collect(), Vec::<Output>::new());
+        let spec =
+            WorkflowSpec::new(key, vec![], runs.iter().map(step).collect(), Vec::<WorkflowOutput>::new());
         WorkflowItem { spec, source: format!("{of}.yaml").into() }
     }
 

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use millrace_client::messages as wire;
 
-use super::resource::Resource;
+use super::resource::AppliedResource;
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::documents::status_word;
 use crate::progress;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The first pause between two looks. Each later pause is twice as long, up to `LONGEST_PAUSE`.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -27,10 +27,10 @@ enum Readiness {
 
 /// Waits until everything is ready, and returns the current resources.
 pub(super) async fn wait(
-    resources: Vec<Resource>,
-    session: &Session,
+    resources: Vec<AppliedResource>,
+    session: &ClusterSession,
     timeout: Duration,
-) -> Result<Vec<Resource>, Failure> {
+) -> Result<Vec<AppliedResource>, CommandFailure> {
     let deadline = clock::now() + timeout;
     let mut ready = Vec::with_capacity(resources.len());
     for mut resource in resources {
@@ -41,18 +41,22 @@ pub(super) async fn wait(
             let waits_for = match Readiness::of(&resource) {
                 Readiness::Ready => break,
                 Readiness::Hopeless(why) => {
-                    return Err(Failure::failed(format!("{name} was applied but cannot serve: {why}")));
+                    return Err(CommandFailure::failed(format!(
+                        "{name} was applied but cannot serve: {why}"
+                    )));
                 }
                 Readiness::NotYet(what) => what,
             };
             line.set_message(format!("waiting for {name}: {waits_for}"));
             if clock::now() >= deadline {
                 let waited = humantime::format_duration(timeout);
-                return Err(Failure::timed_out(format!("{name} is not ready after {waited}: {waits_for}"))
-                    .hint(format!(
-                        "the preparation continues: see '{}', or allow more time with --wait=TIME",
-                        resource.look()
-                    )));
+                return Err(CommandFailure::timed_out(format!(
+                    "{name} is not ready after {waited}: {waits_for}"
+                ))
+                .hint(format!(
+                    "the preparation continues: see '{}', or allow more time with --wait=TIME",
+                    resource.look()
+                )));
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
@@ -65,19 +69,19 @@ pub(super) async fn wait(
 }
 
 impl Readiness {
-    fn of(resource: &Resource) -> Self {
+    fn of(resource: &AppliedResource) -> Self {
         match resource {
-            Resource::Function(it) => readiness(&it.conditions),
-            Resource::Workflow(it) => readiness(&it.conditions),
+            AppliedResource::Function(it) => readiness(&it.conditions),
+            AppliedResource::Workflow(it) => readiness(&it.conditions),
             // Nodes receive caps together with their placements, and do not acknowledge caps.
-            Resource::Tenant(_) => Self::Ready,
-            Resource::Policy(policy) => heard(policy),
+            AppliedResource::Tenant(_) => Self::Ready,
+            AppliedResource::Policy(policy) => policy_received(policy),
         }
     }
 }
 
 /// Returns whether every node has received the policy.
-fn heard(policy: &wire::Policy) -> Readiness {
+fn policy_received(policy: &wire::Policy) -> Readiness {
     let waits = policy.nodes.iter().find(|node| node.generation < policy.generation);
     waits.map_or(Readiness::Ready, |node| {
         Readiness::NotYet(format!("node {} has not received the policy", node.node))
@@ -128,10 +132,11 @@ mod tests {
     fn a_policy_is_ready_when_every_node_has_received_it() {
         let node =
             |node: &str, generation| wire::NodePolicy { node: node.into(), generation, ..Default::default() };
-        let policy = |nodes| Resource::Policy(wire::Policy { generation: 3, nodes, ..Default::default() });
+        let policy =
+            |nodes| AppliedResource::Policy(wire::Policy { generation: 3, nodes, ..Default::default() });
         assert_eq!(Readiness::of(&policy(vec![node("a", 3), node("b", 4)])), Readiness::Ready);
         let deaf = Readiness::of(&policy(vec![node("a", 3), node("b", 2)]));
         assert_eq!(deaf, Readiness::NotYet("node b has not received the policy".into()));
-        assert_eq!(Readiness::of(&Resource::Tenant(wire::Tenant::default())), Readiness::Ready);
+        assert_eq!(Readiness::of(&AppliedResource::Tenant(wire::Tenant::default())), Readiness::Ready);
     }
 }

@@ -6,13 +6,13 @@ use millrace_types::FunctionKey;
 use millrace_types::manifest::POLICY;
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::{documents, policies, tenants};
 
 /// A function, a workflow or a rule, as the server has it.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-pub(crate) enum Resource {
+pub(crate) enum AppliedResource {
     Function(wire::Function),
     Workflow(wire::Workflow),
     Tenant(wire::Tenant),
@@ -23,14 +23,14 @@ pub(crate) enum Resource {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-pub(super) enum Document {
-    Function(documents::Function),
-    Workflow(documents::Workflow),
-    Tenant(tenants::Tenant),
-    Policy(policies::Policy),
+pub(super) enum ResourceDocument {
+    Function(documents::FunctionDocument),
+    Workflow(documents::WorkflowDocument),
+    Tenant(tenants::TenantDocument),
+    Policy(policies::PolicyDocument),
 }
 
-impl Resource {
+impl AppliedResource {
     /// Returns the name for people, such as `function/digits`.
     pub(super) fn title(&self) -> String {
         let (kind, name) = match self {
@@ -52,7 +52,7 @@ impl Resource {
     }
 
     /// Reads the resource again.
-    pub(super) async fn again(self, admin: &Admin) -> Result<Self, Failure> {
+    pub(super) async fn again(self, admin: &Admin) -> Result<Self, CommandFailure> {
         Ok(match self {
             Self::Function(it) => {
                 let spec = it.spec.unwrap_or_default();
@@ -68,18 +68,18 @@ impl Resource {
         })
     }
 
-    pub(super) fn document(self) -> Document {
+    pub(super) fn document(self) -> ResourceDocument {
         match self {
-            Self::Function(it) => Document::Function(it.into()),
-            Self::Workflow(it) => Document::Workflow(it.into()),
-            Self::Tenant(it) => Document::Tenant(it.into()),
-            Self::Policy(it) => Document::Policy(it.into()),
+            Self::Function(it) => ResourceDocument::Function(it.into()),
+            Self::Workflow(it) => ResourceDocument::Workflow(it.into()),
+            Self::Tenant(it) => ResourceDocument::Tenant(it.into()),
+            Self::Policy(it) => ResourceDocument::Policy(it.into()),
         }
     }
 }
 
-fn key(tenant: &str, name: &str) -> Result<FunctionKey, Failure> {
+fn key(tenant: &str, name: &str) -> Result<FunctionKey, CommandFailure> {
     function_key(tenant, name).map_err(|failure| {
-        Failure::failed(format!("the server's response is malformed: {}", failure.message))
+        CommandFailure::failed(format!("the server's response is malformed: {}", failure.message))
     })
 }

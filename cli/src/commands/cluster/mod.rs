@@ -6,8 +6,8 @@ mod wait;
 
 use std::num::NonZeroU64;
 
-use crate::failure::Failure;
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::session::ClusterSession;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +56,7 @@ struct Successor {
     id: Option<NonZeroU64>,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     match args.verb {
         Verb::Status(args) => status::run(args, session).await,
         Verb::Wait(args) => wait::run(args, session).await,

@@ -3,27 +3,27 @@
 
 use millrace_client::messages as wire;
 
-use crate::failure::Failure;
-use crate::output::table::{Table, col, wide};
-use crate::output::{Format, Output, document, documents, print};
-use crate::session::Session;
+use crate::failure::CommandFailure;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::{ListFormat, ListOutput, document, documents, print};
+use crate::session::ClusterSession;
 
 /// Show the group of controllers: the leader, unreachable controllers and replication lag.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(super) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let status = session.admin.cluster_status().await?;
     let format = args.output.output;
-    if let Some(text) = document(format, &documents::ClusterStatus::from(status.clone()))? {
+    if let Some(text) = document(format, &documents::ClusterStatusDocument::from(status.clone()))? {
         return print(&text);
     }
     print(&format!("{}\n\n{}", summary(&status), table(&status).render(format)))?;
     // The wide table has these reasons in a column.
-    let away = unreachable(&status).filter(|_| format != Format::Wide);
+    let away = unreachable(&status).filter(|_| format != ListFormat::Wide);
     for warning in away.chain(status.warnings.iter().cloned()) {
         eprintln!("warning: {warning}");
     }
@@ -55,8 +55,8 @@ fn summary(status: &wire::ClusterStatus) -> String {
     format!("cluster {id}: {led}; {up} of {} voters are up{changing}", voters().count())
 }
 
-fn table(status: &wire::ClusterStatus) -> Table {
-    let mut table = Table::new([
+fn table(status: &wire::ClusterStatus) -> TextTable {
+    let mut table = TextTable::new([
         col("ID"),
         col("ROLE"),
         col("VOTER"),
@@ -146,14 +146,14 @@ ID   ROLE       VOTER   STATUS        CLIENTS   INTERNAL   LAG
 2    Follower   Yes     Up            -         h2:7070    1
 3    -          Yes     Unreachable   -         h3:7070    2
 ";
-        assert_eq!(table(&status()).render(Format::Table), expected);
+        assert_eq!(table(&status()).render(ListFormat::Table), expected);
     }
 
     #[test]
     fn reasons_are_in_the_wide_table_and_below_the_narrow_one() {
         let mut status = status();
         status.controllers[2].unreachable_reason = "connection refused".into();
-        let wide = table(&status).render(Format::Wide);
+        let wide = table(&status).render(ListFormat::Wide);
         assert!(wide.lines().next().unwrap().ends_with("   REASON"), "{wide}");
         let ends: Vec<_> = wide.lines().skip(1).map(|line| line.rsplit_once("   ").unwrap().1).collect();
         assert_eq!(ends, ["-", "-", "connection refused"]);

@@ -3,11 +3,11 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::print;
 use crate::progress;
-use crate::readiness::{self, Wanted};
-use crate::session::Session;
+use crate::readiness::{self, ExpectedCluster};
+use crate::session::ClusterSession;
 
 /// Wait until the cluster has the expected size; exit with 5 and name the missing part after the
 /// timeout.
@@ -25,8 +25,8 @@ pub(super) struct Args {
     timeout: Duration,
 }
 
-pub(super) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
-    let wanted = Wanted { voters: args.voters.or(Some(NonZeroU32::MIN)), nodes: args.nodes };
+pub(super) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
+    let wanted = ExpectedCluster { voters: args.voters.or(Some(NonZeroU32::MIN)), nodes: args.nodes };
     let line = progress::waiting("waiting for the cluster");
     let reached = readiness::reached(std::slice::from_ref(&session.admin), wanted, args.timeout).await;
     line.finish_and_clear();

@@ -6,25 +6,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_client::{InferRequest, Inference, Tensor};
+use millrace_client::{InferRequest, InferenceClient, Tensor};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
 use crate::clock;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::text;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The longest wait for a killed executor's replacement, and for responses.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A request, and its response while no executor was killed.
-pub(super) type Known = (InferRequest, Vec<Tensor>);
+pub(super) type ExpectedResponse = (InferRequest, Vec<Tensor>);
 
 /// The load and the kills.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Storm {
+pub(super) struct ChaosPlan {
     /// The noun for the requests, in the plural.
     pub(super) what: &'static str,
     /// The number of requests in flight at any time.
@@ -48,7 +48,7 @@ pub(super) enum Evidence {
 
 /// The state that the clients share.
 #[derive(Default)]
-struct Load {
+struct ChaosLoad {
     done: AtomicBool,
     answered: AtomicUsize,
     /// The ids of the unanswered requests. Every client writes the set, so it is behind a lock,
@@ -56,7 +56,7 @@ struct Load {
     under_way: Mutex<BTreeSet<String>>,
 }
 
-impl Load {
+impl ChaosLoad {
     fn under_way(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,7 +64,7 @@ impl Load {
 
 /// The results of a client.
 #[derive(Default)]
-struct Tally {
+struct ClientResults {
     latencies: Vec<Duration>,
     problems: Vec<String>,
 }
@@ -76,11 +76,15 @@ struct Executor {
     pid: u32,
 }
 
-pub(super) async fn run(session: &Session, known: Vec<Known>, storm: Storm) -> Result<(), Failure> {
-    let Storm { what, clients, kills, .. } = storm;
+pub(super) async fn run(
+    session: &ClusterSession,
+    known: Vec<ExpectedResponse>,
+    storm: ChaosPlan,
+) -> Result<(), CommandFailure> {
+    let ChaosPlan { what, clients, kills, .. } = storm;
     println!("Chaos: {clients} clients send without a pause, and {kills} executors are killed (kill -9).");
-    let known: Arc<[Known]> = known.into();
-    let load = Arc::new(Load::default());
+    let known: Arc<[ExpectedResponse]> = known.into();
+    let load = Arc::new(ChaosLoad::default());
     let mut senders = JoinSet::new();
     for number in 0..clients {
         senders.spawn(send(session.inference(), known.clone(), load.clone(), number));
@@ -100,7 +104,10 @@ pub(super) async fn run(session: &Session, known: Vec<Known>, storm: Storm) -> R
 }
 
 /// Sends each request once, before any kill.
-pub(super) async fn learn(inference: &Inference, requests: Vec<InferRequest>) -> Result<Vec<Known>, Failure> {
+pub(super) async fn record_expected_responses(
+    inference: &InferenceClient,
+    requests: Vec<InferRequest>,
+) -> Result<Vec<ExpectedResponse>, CommandFailure> {
     let mut known = Vec::with_capacity(requests.len());
     for request in requests {
         let answer = inference.infer(request.clone()).await?;
@@ -109,8 +116,13 @@ pub(super) async fn learn(inference: &Inference, requests: Vec<InferRequest>) ->
     Ok(known)
 }
 
-async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number: usize) -> Tally {
-    let mut tally = Tally::default();
+async fn send(
+    inference: InferenceClient,
+    known: Arc<[ExpectedResponse]>,
+    load: Arc<ChaosLoad>,
+    number: usize,
+) -> ClientResults {
+    let mut tally = ClientResults::default();
     let mut turn = number;
     while !load.done.load(Ordering::Relaxed) {
         let (request, expected) = &known[turn % known.len()];
@@ -132,7 +144,11 @@ async fn send(inference: Inference, known: Arc<[Known]>, load: Arc<Load>, number
 
 /// Kills executors in turn. Returns the number of requests that lost an executor and ran
 /// again, if traces are kept.
-async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<usize, Failure> {
+async fn kill_executors(
+    session: &ClusterSession,
+    load: &ChaosLoad,
+    storm: ChaosPlan,
+) -> Result<usize, CommandFailure> {
     let mut hit = 0;
     steady(load, storm.steady).await?;
     for turn in 0..storm.kills {
@@ -157,7 +173,7 @@ async fn kill_executors(session: &Session, load: &Load, storm: Storm) -> Result<
 
 /// Returns the number of these requests whose trace has a failed run. A request without a trace is
 /// not counted.
-async fn ran_again(session: &Session, ids: &BTreeSet<String>) -> usize {
+async fn ran_again(session: &ClusterSession, ids: &BTreeSet<String>) -> usize {
     let mut count = 0;
     for id in ids {
         let Ok(trace) = session.admin.trace(id).await else { continue };
@@ -168,12 +184,12 @@ async fn ran_again(session: &Session, ids: &BTreeSet<String>) -> usize {
 }
 
 /// Waits for a number of further responses.
-async fn steady(load: &Load, answers: usize) -> Result<(), Failure> {
+async fn steady(load: &ChaosLoad, answers: usize) -> Result<(), CommandFailure> {
     let goal = load.answered.load(Ordering::Relaxed) + answers;
     let deadline = clock::now() + PATIENCE;
     while load.answered.load(Ordering::Relaxed) < goal {
         if clock::now() >= deadline {
-            return Err(Failure::timed_out(format!(
+            return Err(CommandFailure::timed_out(format!(
                 "fewer than {answers} answers in {}",
                 text::latency(PATIENCE)
             )));
@@ -184,7 +200,7 @@ async fn steady(load: &Load, answers: usize) -> Result<(), Failure> {
 }
 
 /// Returns every executor that is up, at least one.
-async fn executors(session: &Session) -> Result<Vec<Executor>, Failure> {
+async fn executors(session: &ClusterSession) -> Result<Vec<Executor>, CommandFailure> {
     let nodes = session.admin.nodes().await?;
     let up: Vec<_> = nodes
         .iter()
@@ -192,18 +208,18 @@ async fn executors(session: &Session) -> Result<Vec<Executor>, Failure> {
         .filter(|gpu| gpu.health == "Up" && gpu.executor_pid > 0)
         .map(|gpu| Executor { gpu: gpu.index, pid: gpu.executor_pid })
         .collect();
-    if up.is_empty() { Err(Failure::failed("no executor is up")) } else { Ok(up) }
+    if up.is_empty() { Err(CommandFailure::failed("no executor is up")) } else { Ok(up) }
 }
 
-fn kill(executor: Executor) -> Result<(), Failure> {
+fn kill(executor: Executor) -> Result<(), CommandFailure> {
     let pid = i32::try_from(executor.pid).ok().and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| Failure::failed(format!("{} is not a process id", executor.pid)))?;
+    let pid = pid.ok_or_else(|| CommandFailure::failed(format!("{} is not a process id", executor.pid)))?;
     kill_process(pid, Signal::KILL)
-        .map_err(|error| Failure::failed(format!("cannot kill executor {}: {error}", executor.pid)))
+        .map_err(|error| CommandFailure::failed(format!("cannot kill executor {}: {error}", executor.pid)))
 }
 
 /// Waits for another executor in place of a killed one.
-async fn returned(session: &Session, killed: Executor) -> Result<Executor, Failure> {
+async fn returned(session: &ClusterSession, killed: Executor) -> Result<Executor, CommandFailure> {
     let deadline = clock::now() + PATIENCE;
     loop {
         let now = executors(session).await.unwrap_or_default();
@@ -211,13 +227,16 @@ async fn returned(session: &Session, killed: Executor) -> Result<Executor, Failu
             return Ok(back);
         }
         if clock::now() >= deadline {
-            return Err(Failure::timed_out(format!("the executor of GPU {} did not come back", killed.gpu)));
+            return Err(CommandFailure::timed_out(format!(
+                "the executor of GPU {} did not come back",
+                killed.gpu
+            )));
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-fn report(tallies: Vec<Tally>, noun: &str) -> Result<(), Failure> {
+fn report(tallies: Vec<ClientResults>, noun: &str) -> Result<(), CommandFailure> {
     let mut latencies: Vec<_> = tallies.iter().flat_map(|tally| tally.latencies.iter().copied()).collect();
     latencies.sort_unstable();
     let problems: Vec<_> = tallies.into_iter().flat_map(|tally| tally.problems).collect();
@@ -236,9 +255,9 @@ fn report(tallies: Vec<Tally>, noun: &str) -> Result<(), Failure> {
     );
     match problems.first() {
         None => Ok(()),
-        Some(first) => {
-            Err(Failure::failed(format!("{lost} {noun} were not answered correctly; the first: {first}")))
-        }
+        Some(first) => Err(CommandFailure::failed(format!(
+            "{lost} {noun} were not answered correctly; the first: {first}"
+        ))),
     }
 }
 
@@ -248,8 +267,8 @@ mod tests {
 
     #[test]
     fn one_lost_request_fails_the_demo() {
-        let good = || Tally { latencies: vec![Duration::from_millis(1)], problems: vec![] };
-        let bad = Tally { latencies: vec![], problems: vec!["lost".into()] };
+        let good = || ClientResults { latencies: vec![Duration::from_millis(1)], problems: vec![] };
+        let bad = ClientResults { latencies: vec![], problems: vec!["lost".into()] };
         assert_eq!(report(vec![good(), good()], "requests"), Ok(()));
         let failure = report(vec![good(), bad], "requests").unwrap_err();
         assert_eq!(failure.message.unwrap(), "1 requests were not answered correctly; the first: lost");

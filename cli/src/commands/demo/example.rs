@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The function's name in the manifest.
 pub(super) const NAME: &str = "digits";
@@ -33,7 +33,7 @@ const IMAGES: [(&str, &[u8]); 10] = images![
 
 /// A test image.
 #[derive(Debug, Clone)]
-pub(super) struct Picture {
+pub(super) struct TestImage {
     pub(super) name: &'static str,
     /// The digit in the image.
     pub(super) digit: char,
@@ -41,21 +41,22 @@ pub(super) struct Picture {
 }
 
 /// Returns the test images: one of each digit, none from the training set.
-pub(super) fn pictures() -> Result<Vec<Picture>, Failure> {
+pub(super) fn pictures() -> Result<Vec<TestImage>, CommandFailure> {
     let picture = |(name, png): (&'static str, &'static [u8])| {
         let digit = name.chars().find(char::is_ascii_digit);
-        let digit = digit.ok_or_else(|| Failure::failed(format!("the file name {name} has no digit")))?;
-        Ok(Picture { name, digit, png: Bytes::from_static(png) })
+        let digit =
+            digit.ok_or_else(|| CommandFailure::failed(format!("the file name {name} has no digit")))?;
+        Ok(TestImage { name, digit, png: Bytes::from_static(png) })
     };
     IMAGES.into_iter().map(picture).collect()
 }
 
 /// Writes the manifest and the model into a folder. Returns the manifest's path.
-pub(super) fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn unpack(folder: &Path) -> Result<PathBuf, CommandFailure> {
     let manifest = folder.join("function.yaml");
     for (path, bytes) in [(folder.join("digits.onnx"), MODEL), (manifest.clone(), MANIFEST.as_bytes())] {
         std::fs::write(&path, bytes)
-            .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+            .map_err(|error| CommandFailure::failed(format!("cannot write {}: {error}", path.display())))?;
     }
     Ok(manifest)
 }

@@ -10,23 +10,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use millrace_client::{InferRequest, Inference, TensorMetadata};
-use millrace_proto::trace::Kept;
+use millrace_client::{InferRequest, InferenceClient, TensorMetadata};
+use millrace_proto::trace::SpanRing;
 use millrace_types::Bytes;
-use millrace_worker::service::Faults;
-use millrace_worker::start::{DataConfig, Isolation, OBJECT_MEMORY};
+use millrace_worker::service::InjectedFaults;
+use millrace_worker::start::{DataConfig, ExecutorIsolation, OBJECT_MEMORY};
 
 use crate::clock;
-use crate::cluster::{Cluster, Plan};
-use crate::commands::demo::chaos::{Evidence, Storm};
-use crate::commands::demo::example::Picture;
+use crate::cluster::{InProcessCluster, LocalClusterPlan};
+use crate::commands::demo::chaos::{ChaosPlan, Evidence};
+use crate::commands::demo::example::TestImage;
 use crate::commands::options::{AllConnections, topology};
 use crate::commands::{apply, ps};
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::answers;
-use crate::process::{Stop, ephemeral_dir, loopback};
-use crate::session::Session;
+use crate::process::{StopSignals, ephemeral_dir, loopback};
+use crate::session::ClusterSession;
 use crate::tensors::{image, only_input};
 
 const GPU_MEMORY: Bytes = Bytes::mib(256);
@@ -40,7 +40,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const KEPT_SPANS: NonZeroU32 = NonZeroU32::new(50_000).expect("it is not zero");
 
 /// The chaos of the example classifier.
-const STORM: Storm = Storm { what: "requests", clients: 8, kills: 4, steady: 500, evidence: Evidence::None };
+const STORM: ChaosPlan =
+    ChaosPlan { what: "requests", clients: 8, kills: 4, steady: 500, evidence: Evidence::None };
 
 /// Start a cluster, publish the example classifier and run it on its test images.
 #[derive(Debug, clap::Args)]
@@ -80,23 +81,23 @@ impl Args {
     }
 }
 
-pub(crate) async fn run(args: Args, config: Config, kept: Option<Kept>) -> Result<(), Failure> {
-    let mut stop = Stop::new()?;
+pub(crate) async fn run(args: Args, config: Config, kept: Option<SpanRing>) -> Result<(), CommandFailure> {
+    let mut stop = StopSignals::new()?;
     tokio::select! {
         shown = show(&args, config, kept) => shown,
         // Dropping the cluster ends all parts, executors included.
-        () = stop.asked() => Err(Failure::failed("stopped")),
+        () = stop.asked() => Err(CommandFailure::failed("stopped")),
     }
 }
 
-async fn show(args: &Args, config: Config, kept: Option<Kept>) -> Result<(), Failure> {
+async fn show(args: &Args, config: Config, kept: Option<SpanRing>) -> Result<(), CommandFailure> {
     let folder = ephemeral_dir()?;
     println!(
         "Starting a cluster here: a controller, a worker, and {} emulated GPUs of {GPU_MEMORY},",
         args.gpus
     );
     println!("each behind an executor process of its own.");
-    let cluster = Cluster::start(Plan { kept, ..plan(args, folder.path())? }).await?;
+    let cluster = InProcessCluster::start(LocalClusterPlan { kept, ..plan(args, folder.path())? }).await?;
     println!("It is up: clients connect to {}.\n", cluster.client_addr());
 
     let session = session(&cluster, config)?;
@@ -118,7 +119,7 @@ async fn show(args: &Args, config: Config, kept: Option<Kept>) -> Result<(), Fai
     Ok(())
 }
 
-async fn show_classifier(args: &Args, session: &Session, folder: &Path) -> Result<(), Failure> {
+async fn show_classifier(args: &Args, session: &ClusterSession, folder: &Path) -> Result<(), CommandFailure> {
     publish(session, folder).await?;
     classify(session).await?;
     if args.chaos {
@@ -126,14 +127,14 @@ async fn show_classifier(args: &Args, session: &Session, folder: &Path) -> Resul
         let input = input(&inference).await?;
         let pictures = example::pictures()?;
         let requests = pictures.iter().map(|picture| request(picture, &input)).collect::<Result<_, _>>()?;
-        let known = chaos::learn(&inference, requests).await?;
+        let known = chaos::record_expected_responses(&inference, requests).await?;
         chaos::run(session, known, STORM).await?;
     }
     Ok(())
 }
 
-fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
-    Ok(Plan {
+fn plan(args: &Args, folder: &Path) -> Result<LocalClusterPlan, CommandFailure> {
+    Ok(LocalClusterPlan {
         ports: AllConnections::default().ports(NonZeroU32::MIN)?,
         data_dir: folder.join("data"),
         client: loopback(0),
@@ -146,9 +147,9 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
         gpu_data: DataConfig::default(),
         model_storage: HOST_MEMORY,
         preset: None,
-        isolation: Isolation::default(),
+        isolation: ExecutorIsolation::default(),
         programs: None,
-        faults: Faults::Refuse,
+        faults: InjectedFaults::Refuse,
         insecure: false,
         host_names: Vec::new(),
         artifacts: None,
@@ -156,13 +157,13 @@ fn plan(args: &Args, folder: &Path) -> Result<Plan, Failure> {
     })
 }
 
-fn session(cluster: &Cluster, config: Config) -> Result<Session, Failure> {
+fn session(cluster: &InProcessCluster, config: Config) -> Result<ClusterSession, CommandFailure> {
     let address = cluster.client_addr().to_string().parse();
-    let endpoint = address.map_err(|error| Failure::failed(format!("{error}")))?;
-    Session::new(Config { endpoints: vec![endpoint], ..config })
+    let endpoint = address.map_err(|error| CommandFailure::failed(format!("{error}")))?;
+    ClusterSession::new(Config { endpoints: vec![endpoint], ..config })
 }
 
-async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
+async fn publish(session: &ClusterSession, folder: &Path) -> Result<(), CommandFailure> {
     let manifest = example::unpack(folder)?;
     println!("$ millrace apply -f examples/digits/function.yaml");
     apply::run(verb(&["-f", &manifest.display().to_string()])?, session).await?;
@@ -170,7 +171,7 @@ async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn classify(session: &Session) -> Result<(), Failure> {
+async fn classify(session: &ClusterSession) -> Result<(), CommandFailure> {
     let inference = session.inference();
     let input = input(&inference).await?;
     println!("The test images, with the latency of each request (the first swaps the model in):");
@@ -180,7 +181,8 @@ async fn classify(session: &Session) -> Result<(), Failure> {
         let answer = inference.infer(request(picture, &input)?).await?;
         let names = [picture.name.to_owned()];
         let best = answer.outputs.iter().find_map(|output| answers::best_classes(output, &names, 1, &[]));
-        let best = best.ok_or_else(|| Failure::failed("the example's answer has no scores"))?.join(" ");
+        let best =
+            best.ok_or_else(|| CommandFailure::failed("the example's answer has no scores"))?.join(" ");
         let split = answer.split.as_ref().map(answers::split_line).unwrap_or_default();
         println!("  {best:<24} {split}");
         right += usize::from(best.starts_with(&format!("{}: {} ", picture.name, picture.digit)));
@@ -190,13 +192,13 @@ async fn classify(session: &Session) -> Result<(), Failure> {
     ps::run(verb(&[])?, session).await?;
     println!();
     if right < pictures.len() {
-        return Err(Failure::failed("the classifier no longer reads its test images"));
+        return Err(CommandFailure::failed("the classifier no longer reads its test images"));
     }
     Ok(())
 }
 
 /// Waits until the nodes have reported the last request. Nodes report ten times per second.
-async fn settled(session: &Session) -> Result<(), Failure> {
+async fn settled(session: &ClusterSession) -> Result<(), CommandFailure> {
     let deadline = clock::now() + TELEMETRY;
     while clock::now() < deadline {
         let nodes = session.admin.nodes().await?;
@@ -210,11 +212,11 @@ async fn settled(session: &Session) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn input(inference: &Inference) -> Result<TensorMetadata, Failure> {
+async fn input(inference: &InferenceClient) -> Result<TensorMetadata, CommandFailure> {
     Ok(only_input(&inference.model_metadata(example::NAME, "").await?)?.clone())
 }
 
-fn request(picture: &Picture, input: &TensorMetadata) -> Result<InferRequest, Failure> {
+fn request(picture: &TestImage, input: &TensorMetadata) -> Result<InferRequest, CommandFailure> {
     let scale = image::Scale { mean: vec![0.0], std: vec![1.0] };
     let decoded = image::decode(picture.name, &picture.png)?;
     let tensor = image::tensor(&[decoded], input, &scale)?;
@@ -225,11 +227,11 @@ fn request(picture: &Picture, input: &TensorMetadata) -> Result<InferRequest, Fa
 }
 
 /// Parses a verb's arguments, as if a user had typed them.
-fn verb<A: clap::Args>(words: &[&str]) -> Result<A, Failure> {
+fn verb<A: clap::Args>(words: &[&str]) -> Result<A, CommandFailure> {
     let command = A::augment_args(clap::Command::new("verb").no_binary_name(true));
     let matches = command.try_get_matches_from(words);
     matches.and_then(|matches| A::from_arg_matches(&matches)).map_err(|error| {
-        Failure::failed(format!("the demo passed an argument that the verb does not accept: {error}"))
+        CommandFailure::failed(format!("the demo passed an argument that the verb does not accept: {error}"))
     })
 }
 

@@ -9,48 +9,54 @@ use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
 use crate::commands::get::{labels, objective, readiness, short};
-use crate::commands::target::{Kind, Target};
-use crate::failure::Failure;
+use crate::commands::target::{ResourceKind, ResourceTarget};
+use crate::failure::CommandFailure;
 use crate::output::residents::residents;
-use crate::output::{Output, document, documents, print, text};
-use crate::session::Session;
+use crate::output::{ListOutput, document, documents, print, text};
+use crate::session::ClusterSession;
 
 /// Show all details of one function or workflow.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The item to describe, such as function/digits or workflow/traffic.
     #[arg(value_name = "TYPE[/NAME]")]
-    target: Target,
+    target: ResourceTarget,
     /// The name, if the type stands alone.
     name: Option<String>,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let kind = args.target.kind;
     let word = match kind {
-        Kind::Function => "function",
-        Kind::Workflow => "workflow",
-        Kind::Node | Kind::Gpu | Kind::Tenant | Kind::Policy | Kind::Operation | Kind::Scaling => {
-            return Err(Failure::usage("only functions and workflows can be described")
+        ResourceKind::Function => "function",
+        ResourceKind::Workflow => "workflow",
+        ResourceKind::Node
+        | ResourceKind::Gpu
+        | ResourceKind::Tenant
+        | ResourceKind::Policy
+        | ResourceKind::Operation
+        | ResourceKind::Scaling => {
+            return Err(CommandFailure::usage("only functions and workflows can be described")
                 .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
         }
     };
     let name = args.target.name(args.name)?.ok_or_else(|| {
-        Failure::usage(format!("no {word} is named")).hint(format!("name it: millrace describe {word} NAME"))
+        CommandFailure::usage(format!("no {word} is named"))
+            .hint(format!("name it: millrace describe {word} NAME"))
     })?;
-    let name = FunctionName::new(&name).map_err(|error| Failure::usage(error.to_string()))?;
+    let name = FunctionName::new(&name).map_err(|error| CommandFailure::usage(error.to_string()))?;
     let key = session.key(&name);
     let format = args.output.output;
-    if kind == Kind::Workflow {
-        let workflow = session.admin.workflow_and_passed(&key).await?;
+    if kind == ResourceKind::Workflow {
+        let workflow = session.admin.workflow_with_traffic(&key).await?;
         let text = workflow::report(&workflow, clock::wall());
-        return print(&document(format, &documents::Workflow::from(workflow))?.unwrap_or(text));
+        return print(&document(format, &documents::WorkflowDocument::from(workflow))?.unwrap_or(text));
     }
     let (function, nodes) = futures::try_join!(session.admin.function(&key), session.admin.nodes())?;
     let text = report(&function, &nodes, clock::wall());
-    print(&document(format, &documents::Function::from(function))?.unwrap_or(text))
+    print(&document(format, &documents::FunctionDocument::from(function))?.unwrap_or(text))
 }
 
 fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> String {

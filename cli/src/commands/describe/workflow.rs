@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use millrace_client::messages as wire;
 use millrace_proto::convert::workflow_spec;
-use millrace_types::workflow::{Run, Step};
+use millrace_types::workflow::{Step, StepTarget};
 use millrace_types::{Bytes, WorkflowSpec};
 
 use super::{condition_line, field, moment, tensor_line};
@@ -98,10 +98,10 @@ fn width<'a>(texts: impl Iterator<Item = &'a str>, limit: usize) -> usize {
     texts.map(str::len).max().unwrap_or(0).min(limit)
 }
 
-fn title(run: &Run) -> String {
+fn title(run: &StepTarget) -> String {
     match run {
-        Run::Function(name) => format!("function/{name}"),
-        Run::Workflow(name) => format!("workflow/{name}"),
+        StepTarget::Function(name) => format!("function/{name}"),
+        StepTarget::Workflow(name) => format!("workflow/{name}"),
     }
 }
 

@@ -13,12 +13,12 @@ use millrace_types::{Digest, FunctionKey, FunctionName, TenantName};
 use serde::Serialize;
 
 use crate::clock;
-use crate::commands::target::{Kind, Target};
-use crate::failure::Failure;
+use crate::commands::target::{ResourceKind, ResourceTarget};
+use crate::failure::CommandFailure;
 use crate::output;
-use crate::output::table::{Table, col, wide};
-use crate::output::{Format, Output, document, documents, list, print, text};
-use crate::session::Session;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::{ListFormat, ListOutput, document, documents, list, print, text};
+use crate::session::ClusterSession;
 
 /// List functions, workflows, nodes, GPUs, tenants or operations, or show one of them; show the
 /// scheduling policy, or the number of nodes that the cluster needs.
@@ -27,7 +27,7 @@ pub(crate) struct Args {
     /// functions, workflows, nodes, gpus, tenants or operations; a single item, such as
     /// function/digits; policies; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
-    target: Target,
+    target: ResourceTarget,
     /// The name of a single item; for GPUs, the name of a node.
     name: Option<String>,
     /// List the functions or workflows of every tenant.
@@ -38,27 +38,29 @@ pub(crate) struct Args {
     #[arg(long)]
     stale: bool,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     let kind = args.target.kind;
     let name = args.target.name(args.name)?;
     let format = args.output.output;
-    let admin = if args.stale { session.admin.clone().stale() } else { session.admin.clone() };
-    let shown = Shown { session, admin: &admin, all_tenants: args.all_tenants, format };
+    let admin = if args.stale { session.admin.clone().with_stale_reads() } else { session.admin.clone() };
+    let shown = ModelListing { session, admin: &admin, all_tenants: args.all_tenants, format };
     match kind {
-        Kind::Function => shown.functions(name).await,
-        Kind::Workflow => shown.workflows(name).await,
-        Kind::Node => nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format),
-        Kind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
-        Kind::Tenant => tenants(&admin, name.as_deref(), format).await,
-        Kind::Operation => operations(&admin, name.as_deref(), format).await,
-        Kind::Policy => {
+        ResourceKind::Function => shown.functions(name).await,
+        ResourceKind::Workflow => shown.workflows(name).await,
+        ResourceKind::Node => {
+            nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format)
+        }
+        ResourceKind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
+        ResourceKind::Tenant => tenants(&admin, name.as_deref(), format).await,
+        ResourceKind::Operation => operations(&admin, name.as_deref(), format).await,
+        ResourceKind::Policy => {
             nameless("policies", name.filter(|name| name != "cluster"))?;
             policy(admin.policy().await?, format)
         }
-        Kind::Scaling => {
+        ResourceKind::Scaling => {
             nameless("scaling", name)?;
             scaling(admin.scaling_signal().await?, format)
         }
@@ -66,42 +68,42 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 }
 
 /// Prints one function or workflow, or all of a tenant, or all.
-struct Shown<'a> {
-    session: &'a Session,
+struct ModelListing<'a> {
+    session: &'a ClusterSession,
     admin: &'a Admin,
     all_tenants: bool,
-    format: Format,
+    format: ListFormat,
 }
 
-impl Shown<'_> {
-    async fn functions(&self, name: Option<String>) -> Result<(), Failure> {
+impl ModelListing<'_> {
+    async fn functions(&self, name: Option<String>) -> Result<(), CommandFailure> {
         match name {
             Some(name) => {
                 let function = self.admin.function(&self.key(&name)?).await?;
-                one::<_, documents::Function>(function, function_table, self.format)
+                one::<_, documents::FunctionDocument>(function, function_table, self.format)
             }
             None => {
                 let functions = self.admin.functions(self.tenant()).try_collect().await?;
-                self.all::<_, documents::Function>("functions", functions, function_table)
+                self.all::<_, documents::FunctionDocument>("functions", functions, function_table)
             }
         }
     }
 
-    async fn workflows(&self, name: Option<String>) -> Result<(), Failure> {
+    async fn workflows(&self, name: Option<String>) -> Result<(), CommandFailure> {
         match name {
             Some(name) => {
                 let workflow = self.admin.workflow(&self.key(&name)?).await?;
-                one::<_, documents::Workflow>(workflow, workflows::table, self.format)
+                one::<_, documents::WorkflowDocument>(workflow, workflows::table, self.format)
             }
             None => {
                 let workflows = self.admin.workflows(self.tenant()).try_collect().await?;
-                self.all::<_, documents::Workflow>("workflows", workflows, workflows::table)
+                self.all::<_, documents::WorkflowDocument>("workflows", workflows, workflows::table)
             }
         }
     }
 
-    fn key(&self, name: &str) -> Result<FunctionKey, Failure> {
-        let name = FunctionName::new(name).map_err(|error| Failure::usage(error.to_string()))?;
+    fn key(&self, name: &str) -> Result<FunctionKey, CommandFailure> {
+        let name = FunctionName::new(name).map_err(|error| CommandFailure::usage(error.to_string()))?;
         Ok(self.session.key(&name))
     }
 
@@ -113,8 +115,8 @@ impl Shown<'_> {
         &self,
         kinds: &str,
         items: Vec<W>,
-        table: impl Fn(&[W], SystemTime) -> Table,
-    ) -> Result<(), Failure> {
+        table: impl Fn(&[W], SystemTime) -> TextTable,
+    ) -> Result<(), CommandFailure> {
         let table = table(&items, clock::wall());
         let documents: Vec<_> = items.into_iter().map(D::from).collect();
         let none = match self.tenant() {
@@ -127,9 +129,9 @@ impl Shown<'_> {
 
 fn one<W, D: From<W> + Serialize>(
     item: W,
-    table: impl Fn(&[W], SystemTime) -> Table,
-    format: Format,
-) -> Result<(), Failure> {
+    table: impl Fn(&[W], SystemTime) -> TextTable,
+    format: ListFormat,
+) -> Result<(), CommandFailure> {
     let table = table(std::slice::from_ref(&item), clock::wall());
     match document(format, &D::from(item))? {
         Some(text) => print(&text),
@@ -137,58 +139,58 @@ fn one<W, D: From<W> + Serialize>(
     }
 }
 
-async fn tenants(admin: &Admin, name: Option<&str>, format: Format) -> Result<(), Failure> {
+async fn tenants(admin: &Admin, name: Option<&str>, format: ListFormat) -> Result<(), CommandFailure> {
     let mut tenants: Vec<_> = admin.tenants().try_collect().await?;
     if let Some(name) = name {
         tenants.retain(|tenant| tenant.name == name);
         if tenants.is_empty() {
-            return Err(Failure::not_found(format!("tenant {name:?} has neither caps nor functions"))
+            return Err(CommandFailure::not_found(format!("tenant {name:?} has neither caps nor functions"))
                 .hint("list the tenants: millrace get tenants"));
         }
     }
     let table = output::tenants::table(&tenants);
-    let documents: Vec<_> = tenants.into_iter().map(output::tenants::Tenant::from).collect();
+    let documents: Vec<_> = tenants.into_iter().map(output::tenants::TenantDocument::from).collect();
     list(format, &documents, &table, "no tenant has functions or caps")
 }
 
 /// Refuses a name for a resource that exists only once.
-fn nameless(what: &str, name: Option<String>) -> Result<(), Failure> {
+fn nameless(what: &str, name: Option<String>) -> Result<(), CommandFailure> {
     match name {
         None => Ok(()),
-        Some(name) => Err(Failure::usage(format!("{what} has no names, such as {name:?}"))
+        Some(name) => Err(CommandFailure::usage(format!("{what} has no names, such as {name:?}"))
             .hint(format!("write: millrace get {what}"))),
     }
 }
 
-async fn operations(admin: &Admin, id: Option<&str>, format: Format) -> Result<(), Failure> {
+async fn operations(admin: &Admin, id: Option<&str>, format: ListFormat) -> Result<(), CommandFailure> {
     let operations = match id {
         Some(id) => vec![admin.operation(id).await?],
         None => admin.operations().await?,
     };
     let table = output::operations::table(&operations);
-    let documents: Vec<_> = operations.into_iter().map(output::operations::Operation::from).collect();
+    let documents: Vec<_> = operations.into_iter().map(output::operations::OperationDocument::from).collect();
     list(format, &documents, &table, "no operation is running, and none ended in the last day")
 }
 
-fn policy(policy: wire::Policy, format: Format) -> Result<(), Failure> {
+fn policy(policy: wire::Policy, format: ListFormat) -> Result<(), CommandFailure> {
     let table = output::policies::table(&policy);
-    match document(format, &output::policies::Policy::from(policy))? {
+    match document(format, &output::policies::PolicyDocument::from(policy))? {
         Some(text) => print(&text),
         None => print(&table.render(format)),
     }
 }
 
-fn scaling(signal: wire::ScalingSignal, format: Format) -> Result<(), Failure> {
+fn scaling(signal: wire::ScalingSignal, format: ListFormat) -> Result<(), CommandFailure> {
     let table = scaling_table(&signal);
-    match document(format, &documents::Scaling::from(signal))? {
+    match document(format, &documents::ScalingDocument::from(signal))? {
         Some(text) => print(&text),
         None => print(&table.render(format)),
     }
 }
 
 /// Returns a table with a row for each reason.
-fn scaling_table(signal: &wire::ScalingSignal) -> Table {
-    let mut table = Table::new([col("NEEDED"), col("NODES"), col("REASON"), col("WHY")]);
+fn scaling_table(signal: &wire::ScalingSignal) -> TextTable {
+    let mut table = TextTable::new([col("NEEDED"), col("NODES"), col("REASON"), col("WHY")]);
     let needed = signal.nodes_needed.to_string();
     let now = signal.nodes_now.to_string();
     for it in &signal.reasons {
@@ -206,8 +208,8 @@ pub(crate) fn readiness(conditions: &[wire::Condition]) -> &'static str {
     ready.map_or("Unknown", documents::status_word)
 }
 
-fn function_table(functions: &[wire::Function], now: SystemTime) -> Table {
-    let mut table = Table::new([
+fn function_table(functions: &[wire::Function], now: SystemTime) -> TextTable {
+    let mut table = TextTable::new([
         wide("TENANT"),
         col("NAME"),
         col("READY"),
@@ -282,7 +284,7 @@ mod tests {
         };
         let table = function_table(&[function], SystemTime::UNIX_EPOCH);
         let expected = "NAME     READY     REVISION   MODEL   SLO   AGE\ndigits   Unknown   1          -       -     -\n";
-        assert_eq!(table.render(Format::Table), expected);
+        assert_eq!(table.render(ListFormat::Table), expected);
     }
 
     #[test]
@@ -293,11 +295,11 @@ mod tests {
 NEEDED   NODES   REASON     WHY
 3        2       Replicas   a reason
 ";
-        assert_eq!(scaling_table(&signal).render(Format::Table), expected);
+        assert_eq!(scaling_table(&signal).render(ListFormat::Table), expected);
         let idle = "\
 NEEDED   NODES   REASON   WHY
 0        0       -        no function needs a node
 ";
-        assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(Format::Table), idle);
+        assert_eq!(scaling_table(&wire::ScalingSignal::default()).render(ListFormat::Table), idle);
     }
 }

@@ -2,25 +2,25 @@
 
 use millrace_client::{Admin, messages as wire};
 
-use crate::failure::Failure;
-use crate::output::table::{Table, col, wide};
-use crate::output::{Format, document, documents, list, print, text};
+use crate::failure::CommandFailure;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::{ListFormat, document, documents, list, print, text};
 
-pub(super) async fn named(admin: &Admin, name: Option<&str>) -> Result<Vec<wire::Node>, Failure> {
+pub(super) async fn named(admin: &Admin, name: Option<&str>) -> Result<Vec<wire::Node>, CommandFailure> {
     let mut nodes = admin.nodes().await?;
     if let Some(name) = name {
         nodes.retain(|node| node.name == name);
         if nodes.is_empty() {
-            return Err(Failure::not_found(format!("there is no node {name:?}"))
+            return Err(CommandFailure::not_found(format!("there is no node {name:?}"))
                 .hint("list the nodes: millrace get nodes"));
         }
     }
     Ok(nodes)
 }
 
-pub(super) fn nodes(nodes: Vec<wire::Node>, one: bool, format: Format) -> Result<(), Failure> {
+pub(super) fn nodes(nodes: Vec<wire::Node>, one: bool, format: ListFormat) -> Result<(), CommandFailure> {
     let table = node_table(&nodes);
-    let documents: Vec<_> = nodes.into_iter().map(documents::Node::from).collect();
+    let documents: Vec<_> = nodes.into_iter().map(documents::NodeDocument::from).collect();
     if let [node] = documents.as_slice()
         && one
         && let Some(text) = document(format, node)?
@@ -30,14 +30,14 @@ pub(super) fn nodes(nodes: Vec<wire::Node>, one: bool, format: Format) -> Result
     list(format, &documents, &table, "no node has joined: start one with 'millrace up'")
 }
 
-pub(super) fn gpus(nodes: &[wire::Node], format: Format) -> Result<(), Failure> {
+pub(super) fn gpus(nodes: &[wire::Node], format: ListFormat) -> Result<(), CommandFailure> {
     let all = || nodes.iter().flat_map(|node| node.gpus.iter().map(|gpu| (node.name.as_str(), gpu)));
-    let documents: Vec<_> = all().map(|(node, gpu)| documents::Gpu::new(node, gpu.clone())).collect();
+    let documents: Vec<_> = all().map(|(node, gpu)| documents::GpuDocument::new(node, gpu.clone())).collect();
     list(format, &documents, &gpu_table(all()), "there are no GPUs: see 'millrace get nodes'")
 }
 
-fn node_table(nodes: &[wire::Node]) -> Table {
-    let mut table = Table::new([
+fn node_table(nodes: &[wire::Node]) -> TextTable {
+    let mut table = TextTable::new([
         col("NAME"),
         col("STATUS"),
         col("GPUS"),
@@ -101,8 +101,8 @@ fn node_status(node: &wire::Node) -> String {
     }
 }
 
-fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> Table {
-    let mut table = Table::new([
+fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> TextTable {
+    let mut table = TextTable::new([
         col("NODE"),
         col("GPU"),
         col("TYPE"),
@@ -207,6 +207,6 @@ mod tests {
 NODE   GPU   TYPE       HEALTH   USED       MEMORY    MODELS   RUNNING
 n0     1     emulated   Up       64.0 MiB   4.0 GiB   1        -
 ";
-        assert_eq!(gpu_table([("n0", &gpu)].into_iter()).render(Format::Table), expected);
+        assert_eq!(gpu_table([("n0", &gpu)].into_iter()).render(ListFormat::Table), expected);
     }
 }

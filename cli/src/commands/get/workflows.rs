@@ -5,11 +5,11 @@ use std::time::SystemTime;
 use millrace_client::messages as wire;
 
 use super::{labels, objective, readiness};
-use crate::output::table::{Table, col, wide};
+use crate::output::table::{TextTable, col, wide};
 use crate::output::{documents, text};
 
-pub(super) fn table(workflows: &[wire::Workflow], now: SystemTime) -> Table {
-    let mut table = Table::new([
+pub(super) fn table(workflows: &[wire::Workflow], now: SystemTime) -> TextTable {
+    let mut table = TextTable::new([
         wide("TENANT"),
         col("NAME"),
         col("READY"),
@@ -64,7 +64,7 @@ fn runs(steps: &[wire::WorkflowStep]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::Format;
+    use crate::output::ListFormat;
     use wire::workflow_step::Run;
 
     fn step(run: Run) -> wire::WorkflowStep {
@@ -105,11 +105,11 @@ mod tests {
 NAME      READY   STEPS   SLO         AGE
 traffic   True    3       p98 500ms   40s
 ";
-        assert_eq!(table.render(Format::Table), narrow);
+        assert_eq!(table.render(ListFormat::Table), narrow);
         let wide = "\
 TENANT   NAME      READY   STEPS   SLO         TIMEOUT   INPUTS       OUTPUTS   FUNCTIONS                  LABELS   GENERATION   AGE
 team     traffic   True    3       p98 500ms   -         frame,mask   people    classify,workflow/person   -        3            40s
 ";
-        assert_eq!(table.render(Format::Wide), wide);
+        assert_eq!(table.render(ListFormat::Wide), wide);
     }
 }

@@ -9,20 +9,20 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millrace_device::topology::names;
+use millrace_device::topology::preset_names;
 use millrace_sim::outcome::TenantSummary;
-use millrace_sim::scenario::{Function, NodeSpec, Scenario};
-use millrace_sim::{Outcome, Summary};
+use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
+use millrace_sim::{RunSummary, SimulationOutcome};
 use millrace_types::{Bytes, Slo};
 use millrace_worker::start::{
-    EVICTIONS, Eviction, HOST_LINKS, HostLinks, ISOLATIONS, Isolation, POLICIES, PolicyConfig,
+    EVICTIONS, Eviction, ExecutorIsolation, HOST_LINKS, HostLinks, ISOLATIONS, POLICIES, PolicyConfig,
 };
 
-use self::tenants::Tenant;
+use self::tenants::SimulatedTenant;
 use self::workload::Workload;
 use crate::commands::options::{one_of, topology};
-use crate::failure::Failure;
-use crate::output::Output;
+use crate::failure::CommandFailure;
+use crate::output::ListOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -40,7 +40,7 @@ and functions use its models in turn.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The GPUs and links of each node.
-    #[arg(long, value_name = "NAME", default_value = "v100x4-pcie-switch", value_parser = names())]
+    #[arg(long, value_name = "NAME", default_value = "v100x4-pcie-switch", value_parser = preset_names())]
     topology: String,
     /// The number of GPUs of each node [default: the topology's].
     #[arg(long, value_name = "N")]
@@ -64,7 +64,7 @@ pub(crate) struct Args {
     /// process for each model from its first request on (model) or while it is on the GPU
     /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
-    isolation: Isolation,
+    isolation: ExecutorIsolation,
     /// The start time of a model's own process, during which its weights are copied.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "260ms")]
     process_start: Duration,
@@ -83,7 +83,7 @@ pub(crate) struct Args {
     /// on each node. Repeated for each tenant; the remaining functions belong to the default
     /// tenant.
     #[arg(long, value_name = "NAME=FUNCTIONS[,times=N][,gpus-max=N][,gpu-share=SHARE][,memory-share=SHARE]")]
-    tenants: Vec<Tenant>,
+    tenants: Vec<SimulatedTenant>,
     #[command(flatten)]
     workload: Workload,
     /// The deadline of each request, for scores of functions [default: none].
@@ -102,18 +102,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
-    output: Output,
+    output: ListOutput,
 }
 
 /// The run of a policy.
-struct Run {
+struct PolicyRun {
     policy: PolicyConfig,
-    summary: Summary,
-    outcome: Outcome,
+    summary: RunSummary,
+    outcome: SimulationOutcome,
     tenants: Vec<TenantSummary>,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let base = args.scenario()?;
     let mut policies = args.policy.clone();
     let mut seen = Vec::new();
@@ -124,8 +124,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     });
     let scenarios = policies.iter().map(|&dispatch| {
-        let nodes = base.nodes.iter().map(|node| NodeSpec { dispatch, ..node.clone() }).collect();
-        Scenario { nodes, ..base.clone() }
+        let nodes = base.nodes.iter().map(|node| SimulatedNode { dispatch, ..node.clone() }).collect();
+        ClusterScenario { nodes, ..base.clone() }
     });
     let scenarios: Vec<_> = scenarios.collect();
     eprintln!(
@@ -142,11 +142,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if args.tenants.is_empty() { Vec::new() } else { outcome.by_tenant(&scenario.functions) };
         (outcome.summary(&scenario.functions), tenants, outcome)
     });
-    let runs = runs.map_err(|error| Failure::failed(error.to_string()))?;
-    let runs: Vec<Run> = policies
+    let runs = runs.map_err(|error| CommandFailure::failed(error.to_string()))?;
+    let runs: Vec<PolicyRun> = policies
         .into_iter()
         .zip(runs)
-        .map(|(policy, (summary, tenants, outcome))| Run { policy, summary, outcome, tenants })
+        .map(|(policy, (summary, tenants, outcome))| PolicyRun { policy, summary, outcome, tenants })
         .collect();
     results::print(&runs, args.output.output)?;
     match &args.out {
@@ -160,7 +160,7 @@ fn plural(count: u32, noun: &str) -> String {
 }
 
 impl Args {
-    fn scenario(&self) -> Result<Scenario, Failure> {
+    fn scenario(&self) -> Result<ClusterScenario, CommandFailure> {
         let models = models::read(&self.models)?;
         let slo = match self.deadline {
             None => None,
@@ -168,7 +168,7 @@ impl Args {
                 Some(Slo { deadline, percentile: self.percentile })
             }
             Some(_) => {
-                return Err(Failure::usage(
+                return Err(CommandFailure::usage(
                     "--percentile is out of range: write a number between 0 and 1, both excluded",
                 ));
             }
@@ -179,20 +179,20 @@ impl Args {
         let (counts, arrivals) = self.workload.arrivals(&times, self.seed)?;
         let function = |place: usize| {
             let model = models[place % models.len()].clone();
-            Function { replicas: self.replicas.get(), ..Function::new(model, slo) }
+            SimulatedFunction { replicas: self.replicas.get(), ..SimulatedFunction::new(model, slo) }
         };
         // A trace may have fewer functions than requested.
         let mut functions: Vec<_> = (0..counts).map(function).collect();
         tenants::assign(&self.tenants, &mut functions)?;
         let quotas = self.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.quota)).collect();
-        let node = NodeSpec {
+        let node = SimulatedNode {
             eviction: self.eviction,
             isolation: self.isolation,
             host_links: self.host_links,
-            ..NodeSpec::new(topology, self.policy[0])
+            ..SimulatedNode::new(topology, self.policy[0])
         };
         let nodes = vec![node; self.nodes.get() as usize];
-        let scenario = Scenario::new(nodes, functions, arrivals, self.seed);
-        Ok(Scenario { quotas, timeout: self.timeout, process_start: self.process_start, ..scenario })
+        let scenario = ClusterScenario::new(nodes, functions, arrivals, self.seed);
+        Ok(ClusterScenario { quotas, timeout: self.timeout, process_start: self.process_start, ..scenario })
     }
 }

@@ -6,7 +6,7 @@ use millrace_sim::models::{ModelFigures, lalb, torpor};
 use millrace_types::Bytes;
 use serde::Deserialize;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The largest number of models in a file.
 const MODELS_MAX: usize = 10_000;
@@ -14,7 +14,7 @@ const MODELS_MAX: usize = 10_000;
 /// A model as a file declares it.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct ModelEntry {
     name: String,
     /// The size of the weights that are copied to a GPU, such as 440MB.
     weights: String,
@@ -29,12 +29,12 @@ struct Entry {
 }
 
 /// Returns the models of a paper or a file.
-pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, Failure> {
+pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, CommandFailure> {
     match name {
         "torpor" => Ok(torpor()),
         "lalb" => Ok(lalb()),
         path => {
-            let wrong = |problem: String| Failure::usage(format!("--models {path}: {problem}"));
+            let wrong = |problem: String| CommandFailure::usage(format!("--models {path}: {problem}"));
             let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
             parse(&text).map_err(wrong)
         }
@@ -42,15 +42,15 @@ pub(super) fn read(name: &str) -> Result<Vec<ModelFigures>, Failure> {
 }
 
 fn parse(text: &str) -> Result<Vec<ModelFigures>, String> {
-    let entries: Vec<Entry> = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    let entries: Vec<ModelEntry> = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
     if entries.is_empty() || entries.len() > MODELS_MAX {
         return Err(format!("the file has {} models: write 1 to {MODELS_MAX}", entries.len()));
     }
     entries.into_iter().map(figures).collect()
 }
 
-fn figures(entry: Entry) -> Result<ModelFigures, String> {
-    let Entry { name, weights, memory, run, tail, start } = entry;
+fn figures(entry: ModelEntry) -> Result<ModelFigures, String> {
+    let ModelEntry { name, weights, memory, run, tail, start } = entry;
     let span = |field: &str, text: &str| {
         let parsed = humantime::parse_duration(text);
         parsed

@@ -4,15 +4,15 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_sim::Record;
+use millrace_sim::SimulatedRequest;
 use millrace_sim::outcome::TenantSummary;
-use millrace_sim::report::{Line, lines, requests_csv, summary_csv};
+use millrace_sim::report::{PlotCurve, draw_curves, requests_csv, summary_csv};
 use serde::Serialize;
 
-use super::Run;
-use crate::failure::Failure;
-use crate::output::table::{Table, col, wide};
-use crate::output::{self, Format, text};
+use super::PolicyRun;
+use crate::failure::CommandFailure;
+use crate::output::table::{TextTable, col, wide};
+use crate::output::{self, ListFormat, text};
 
 /// The row of a policy in `-o json`.
 #[derive(Debug, Serialize)]
@@ -66,7 +66,7 @@ fn millis(span: Duration) -> f64 {
     (span.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn row(run: &Run) -> Row {
+fn row(run: &PolicyRun) -> Row {
     let summary = &run.summary;
     Row {
         policy: run.policy.to_string(),
@@ -87,7 +87,7 @@ fn row(run: &Run) -> Row {
     }
 }
 
-fn predictions(run: &Run) -> Vec<PredictionRow> {
+fn predictions(run: &PolicyRun) -> Vec<PredictionRow> {
     let row = |((gpu_type, turn), (count, error_ratio))| PredictionRow { gpu_type, turn, count, error_ratio };
     run.outcome.predictions().into_iter().map(row).collect()
 }
@@ -106,12 +106,12 @@ fn tenant_row(tenant: &TenantSummary) -> TenantRow {
 }
 
 /// Prints the comparison.
-pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
+pub(super) fn print(runs: &[PolicyRun], format: ListFormat) -> Result<(), CommandFailure> {
     let rows: Vec<Row> = runs.iter().map(row).collect();
     if let Some(document) = output::document(format, &rows)? {
         return output::print(&document);
     }
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         col("POLICY"),
         col("REQUESTS"),
         col("FAILED"),
@@ -141,7 +141,7 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
             text::latency(summary.p99),
             percent(summary.miss_ratio),
             percent(summary.false_miss_ratio),
-            run.outcome.estimates_off().map(percent).unwrap_or_default(),
+            run.outcome.mean_prediction_error().map(percent).unwrap_or_default(),
             percent(summary.gpu_load),
             compliant,
         ]);
@@ -152,8 +152,8 @@ pub(super) fn print(runs: &[Run], format: Format) -> Result<(), Failure> {
 }
 
 /// Returns a table of each tenant's share of each run, if tenants are named.
-fn tenants(runs: &[Run]) -> Table {
-    let mut table = Table::new([
+fn tenants(runs: &[PolicyRun]) -> TextTable {
+    let mut table = TextTable::new([
         col("POLICY"),
         col("TENANT"),
         col("REQUESTS"),
@@ -186,10 +186,10 @@ fn percent(share: f64) -> String {
 
 /// Writes the requests of every run, the comparison, the distribution of latencies, and the load of
 /// the GPUs.
-pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
+pub(super) fn write(runs: &[PolicyRun], dir: &Path) -> Result<(), CommandFailure> {
     let wrong = |path: &Path| {
         let path = path.display().to_string();
-        move |error: std::io::Error| Failure::failed(format!("cannot write {path}: {error}"))
+        move |error: std::io::Error| CommandFailure::failed(format!("cannot write {path}: {error}"))
     };
     fs::create_dir_all(dir).map_err(wrong(dir))?;
     let mut written = Vec::new();
@@ -203,12 +203,13 @@ pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
     let file = File::create(&path).map_err(wrong(&path))?;
     let names: Vec<String> = runs.iter().map(|run| run.policy.to_string()).collect();
     let told = names.iter().zip(runs);
-    let told = told.map(|(name, run)| (name.as_str(), &run.summary, run.outcome.estimates_off()));
+    let told = told.map(|(name, run)| (name.as_str(), &run.summary, run.outcome.mean_prediction_error()));
     summary_csv(told, file).map_err(wrong(&path))?;
     written.push(path);
     let path = dir.join("summary.json");
     let rows: Vec<Row> = runs.iter().map(row).collect();
-    let text = serde_json::to_string_pretty(&rows).map_err(|error| Failure::failed(error.to_string()))?;
+    let text =
+        serde_json::to_string_pretty(&rows).map_err(|error| CommandFailure::failed(error.to_string()))?;
     fs::write(&path, text + "\n").map_err(wrong(&path))?;
     written.push(path);
     for (name, title, axes, line) in [
@@ -216,13 +217,13 @@ pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
             "latency.svg",
             "Latency of answers",
             ("share of answers, in percent", "latency, in ms"),
-            curve as fn(&Run) -> Line,
+            curve as fn(&PolicyRun) -> PlotCurve,
         ),
         ("gpus.svg", "GPUs by load", ("GPU, the most loaded first", "time it computed, in percent"), loads),
     ] {
         let path = dir.join(name);
-        let drawn: Vec<Line> = runs.iter().map(line).collect();
-        lines(&path, title, axes, &drawn).map_err(|error| Failure::failed(error.to_string()))?;
+        let drawn: Vec<PlotCurve> = runs.iter().map(line).collect();
+        draw_curves(&path, title, axes, &drawn).map_err(|error| CommandFailure::failed(error.to_string()))?;
         written.push(path);
     }
     for path in written {
@@ -232,21 +233,21 @@ pub(super) fn write(runs: &[Run], dir: &Path) -> Result<(), Failure> {
 }
 
 /// Returns the busy share of each GPU's time, the most loaded first.
-fn loads(run: &Run) -> Line {
+fn loads(run: &PolicyRun) -> PlotCurve {
     let mut loads = run.outcome.gpu_loads();
     loads.sort_unstable_by(|a, b| b.total_cmp(a));
     let points = (1..).map(f64::from).zip(loads.iter().map(|load| load * 100.0));
-    Line { name: run.policy.to_string(), points: points.collect() }
+    PlotCurve { name: run.policy.to_string(), points: points.collect() }
 }
 
 /// Returns the latency percentiles up to 99.
-fn curve(run: &Run) -> Line {
+fn curve(run: &PolicyRun) -> PlotCurve {
     let mut latencies: Vec<Duration> =
-        run.outcome.records.iter().filter(|it| it.answered()).map(Record::latency).collect();
+        run.outcome.records.iter().filter(|it| it.answered()).map(SimulatedRequest::latency).collect();
     latencies.sort_unstable();
     let at = |percent: u32| {
         let span = millrace_sim::outcome::percentile(&latencies, f64::from(percent));
         (f64::from(percent), span.as_secs_f64() * 1e3)
     };
-    Line { name: run.policy.to_string(), points: (1..=99).map(at).collect() }
+    PlotCurve { name: run.policy.to_string(), points: (1..=99).map(at).collect() }
 }

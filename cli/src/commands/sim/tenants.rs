@@ -3,14 +3,14 @@
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use millrace_sim::scenario::Function;
-use millrace_types::{Quota, Share, TenantName};
+use millrace_sim::scenario::SimulatedFunction;
+use millrace_types::{Quota, ResourceShare, TenantName};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// A tenant's functions, the factor of their requests, and its caps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Tenant {
+pub(super) struct SimulatedTenant {
     pub(super) name: TenantName,
     functions: NonZeroU32,
     /// The factor of the tenant's requests.
@@ -18,7 +18,7 @@ pub(super) struct Tenant {
     pub(super) quota: Quota,
 }
 
-impl FromStr for Tenant {
+impl FromStr for SimulatedTenant {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let mut words = text.split(',');
@@ -38,7 +38,7 @@ impl FromStr for Tenant {
         };
         for word in words {
             let (key, value) = word.split_once('=').unwrap_or((word, ""));
-            let share = || value.parse::<Share>().map_err(|error| format!("{key}: {error}"));
+            let share = || value.parse::<ResourceShare>().map_err(|error| format!("{key}: {error}"));
             match key {
                 "times" => tenant.times = count(key, value)?,
                 "gpus-max" => tenant.quota.gpus_max = Some(count(key, value)?),
@@ -57,11 +57,14 @@ impl FromStr for Tenant {
 
 /// Assigns the first functions to the first tenant, the next ones to the next tenant, and the rest
 /// to the default tenant.
-pub(super) fn assign(tenants: &[Tenant], functions: &mut [Function]) -> Result<(), Failure> {
+pub(super) fn assign(
+    tenants: &[SimulatedTenant],
+    functions: &mut [SimulatedFunction],
+) -> Result<(), CommandFailure> {
     let wanted: u64 = tenants.iter().map(|tenant| u64::from(tenant.functions.get())).sum();
     if wanted > functions.len() as u64 {
         let message = format!("the tenants have {wanted} functions, but there are only {}", functions.len());
-        return Err(Failure::usage(message).hint("increase --functions"));
+        return Err(CommandFailure::usage(message).hint("increase --functions"));
     }
     let owners = tenants.iter().flat_map(|it| std::iter::repeat_n(&it.name, it.functions.get() as usize));
     functions.iter_mut().zip(owners).for_each(|(function, owner)| function.tenant = owner.clone());
@@ -69,8 +72,8 @@ pub(super) fn assign(tenants: &[Tenant], functions: &mut [Function]) -> Result<(
 }
 
 /// Returns the factor of each function's requests.
-pub(super) fn times(tenants: &[Tenant], functions: usize) -> Vec<u32> {
-    let of = |it: &Tenant| std::iter::repeat_n(it.times.get(), it.functions.get() as usize);
+pub(super) fn times(tenants: &[SimulatedTenant], functions: usize) -> Vec<u32> {
+    let of = |it: &SimulatedTenant| std::iter::repeat_n(it.times.get(), it.functions.get() as usize);
     tenants.iter().flat_map(of).chain(std::iter::repeat(1)).take(functions).collect()
 }
 
@@ -80,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    fn tenant(text: &str) -> Tenant {
+    fn tenant(text: &str) -> SimulatedTenant {
         text.parse().unwrap()
     }
 
@@ -89,15 +92,18 @@ mod tests {
         let bare = tenant("acme=40");
         assert_eq!((bare.functions.get(), bare.times.get(), bare.quota), (40, 1, Quota::NONE));
         let all = tenant("acme=2,times=10,gpus-max=1,gpu-share=0.25,memory-share=1").quota;
-        let quarter = Share::from_fraction(0.25).ok();
-        let expected =
-            Quota { gpus_max: NonZeroU32::new(1), gpu_share: quarter, memory_share: Some(Share::ALL) };
+        let quarter = ResourceShare::from_fraction(0.25).ok();
+        let expected = Quota {
+            gpus_max: NonZeroU32::new(1),
+            gpu_share: quarter,
+            memory_share: Some(ResourceShare::ALL),
+        };
         assert_eq!(all, expected);
     }
 
     #[test]
     fn a_malformed_tenant_is_refused_with_advice() {
-        let refused = |text: &str| text.parse::<Tenant>().unwrap_err();
+        let refused = |text: &str| text.parse::<SimulatedTenant>().unwrap_err();
         assert!(refused("acme").contains("acme=40"));
         assert!(refused("acme=0").contains("from 1 on"));
         assert!(refused("acme=1,gpu-share=2").contains("at most 1"));
@@ -106,7 +112,7 @@ mod tests {
 
     #[test]
     fn functions_are_assigned_to_tenants_in_order_and_the_rest_to_the_default() {
-        let mut functions = vec![Function::new(models::torpor()[0].clone(), None); 4];
+        let mut functions = vec![SimulatedFunction::new(models::torpor()[0].clone(), None); 4];
         let tenants = [tenant("a=1,times=3"), tenant("b=2")];
         assign(&tenants, &mut functions).unwrap();
         let owners: Vec<_> = functions.iter().map(|function| function.tenant.to_string()).collect();

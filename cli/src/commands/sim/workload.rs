@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use millrace_sim::workload::patterns::{self, Pattern};
-use millrace_sim::workload::{Arrival, MINUTE, apportion, azure, minutes, rates, zipf};
+use millrace_sim::workload::patterns::{self, WorkloadPattern};
+use millrace_sim::workload::{MINUTE, RequestArrival, apportion, azure, minutes, rates, zipf};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The workload of a simulation.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub(super) struct Workload {
     rates: Option<PathBuf>,
     /// A generated shape [default: the rates of the Torpor paper's functions].
     #[arg(long, value_enum, value_name = "SHAPE", group = "shape")]
-    pattern: Option<Shape>,
+    pattern: Option<WorkloadShape>,
     /// The requests per minute of all functions together [default: as many as the file has, or
     /// 1000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -40,7 +40,7 @@ pub(super) struct Workload {
 
 /// A generated shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Shape {
+enum WorkloadShape {
     /// Popularity by Zipf's law, requests at random times.
     Zipf,
     /// Equal popularity, requests at independent random times.
@@ -68,15 +68,19 @@ impl Workload {
 
     /// Returns the number of functions with requests, and the requests. Each function's number of
     /// requests is multiplied by its factor in `times`.
-    pub(super) fn arrivals(&self, times: &[u32], seed: u64) -> Result<(usize, Vec<Arrival>), Failure> {
+    pub(super) fn arrivals(
+        &self,
+        times: &[u32],
+        seed: u64,
+    ) -> Result<(usize, Vec<RequestArrival>), CommandFailure> {
         let functions = times.len();
         if !(self.top_share > 0.0 && self.top_share < 1.0) {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 "--top-share is out of range: write a number between 0 and 1, both excluded",
             ));
         }
         let (asked, arrivals) = match self.pattern {
-            Some(shape) if shape != Shape::Zipf => (functions, self.generated(shape, times, seed)),
+            Some(shape) if shape != WorkloadShape::Zipf => (functions, self.generated(shape, times, seed)),
             _ => {
                 let mut counts = self.counts(functions)?;
                 for minute in &mut counts {
@@ -86,28 +90,33 @@ impl Workload {
             }
         };
         if arrivals.is_empty() {
-            return Err(Failure::usage("the workload has no requests: increase --minutes or --functions"));
+            return Err(CommandFailure::usage(
+                "the workload has no requests: increase --minutes or --functions",
+            ));
         }
         Ok((asked, arrivals))
     }
 
     /// Returns the requests by minute and function.
-    fn counts(&self, functions: usize) -> Result<Vec<Vec<u32>>, Failure> {
+    fn counts(&self, functions: usize) -> Result<Vec<Vec<u32>>, CommandFailure> {
         let minutes = self.minutes as usize;
         let open = |path: &PathBuf| {
             File::open(path)
-                .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))
+                .map_err(|error| CommandFailure::usage(format!("cannot read {}: {error}", path.display())))
         };
         let wrong = |path: &PathBuf| {
             let path = path.display().to_string();
-            move |error: azure::Error| Failure::usage(format!("{path}: {error}"))
+            move |error: azure::Error| CommandFailure::usage(format!("{path}: {error}"))
         };
         let counts = match (&self.trace, &self.rates, self.pattern) {
             (Some(path), ..) => azure::read(open(path)?, minutes, functions).map_err(wrong(path))?,
             (_, Some(path), _) => {
                 let rates = rates::read(open(path)?).map_err(wrong(path))?;
                 if rates.is_empty() {
-                    return Err(Failure::usage(format!("{}: the file has no functions", path.display())));
+                    return Err(CommandFailure::usage(format!(
+                        "{}: the file has no functions",
+                        path.display()
+                    )));
                 }
                 rates::by_minute(&rates, functions, minutes, 0)
             }
@@ -124,14 +133,16 @@ impl Workload {
         })
     }
 
-    fn generated(&self, shape: Shape, times: &[u32], seed: u64) -> Vec<Arrival> {
+    fn generated(&self, shape: WorkloadShape, times: &[u32], seed: u64) -> Vec<RequestArrival> {
         let rate = f64::from(self.rate.unwrap_or(RATE)) / times.len() as f64;
         let pattern = |times: &u32| {
             let gap = MINUTE.div_f64(rate) / *times;
             match shape {
-                Shape::Zipf | Shape::Sporadic => Pattern::Sporadic { mean_gap: gap },
-                Shape::Periodic => Pattern::Periodic { period: gap, jitter: JITTER },
-                Shape::Bursty => Pattern::Bursty { mean_gap: gap * BURST, size: BURST, apart: APART },
+                WorkloadShape::Zipf | WorkloadShape::Sporadic => WorkloadPattern::Sporadic { mean_gap: gap },
+                WorkloadShape::Periodic => WorkloadPattern::Periodic { period: gap, jitter: JITTER },
+                WorkloadShape::Bursty => {
+                    WorkloadPattern::Bursty { mean_gap: gap * BURST, size: BURST, apart: APART }
+                }
             }
         };
         patterns::arrivals(&times.iter().map(pattern).collect::<Vec<_>>(), self.span(), seed)

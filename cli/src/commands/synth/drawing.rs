@@ -5,7 +5,7 @@ use image::ImageEncoder as _;
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
 use millrace_model::synth::{CELL_SIDE, CELLS, COLUMN, CROP_SIDE, LINE, PHOTO_SIDE, PICTURE, VIEW};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 /// The number of frames of the video.
 pub(super) const FRAMES: usize = 6;
@@ -63,19 +63,19 @@ impl Canvas {
 
     /// Encodes the canvas as PNG with unfiltered rows, so that a decoder has to undo only the
     /// compression.
-    fn png(&self) -> Result<Vec<u8>, Failure> {
+    fn png(&self) -> Result<Vec<u8>, CommandFailure> {
         let mut out = Vec::new();
         let encoder = PngEncoder::new_with_quality(&mut out, CompressionType::Default, FilterType::NoFilter);
         let sizes = [self.width, self.height].map(|size| size as u32);
         encoder
             .write_image(self.pixels.as_flattened(), sizes[0], sizes[1], image::ExtendedColorType::Rgb8)
-            .map_err(|error| Failure::failed(format!("cannot draw a picture: {error}")))?;
+            .map_err(|error| CommandFailure::failed(format!("cannot draw a picture: {error}")))?;
         Ok(out)
     }
 }
 
 /// Draws a grey street with people (red), vehicles (blue) and plants (green).
-pub(super) fn street(people: usize, vehicles: usize) -> Result<Vec<u8>, Failure> {
+pub(super) fn street(people: usize, vehicles: usize) -> Result<Vec<u8>, CommandFailure> {
     let mut canvas = Canvas::new(PICTURE, GREY);
     canvas.scatter(CROP_SIDE, (0, people), RED);
     canvas.scatter(CROP_SIDE, (people, vehicles), BLUE);
@@ -84,7 +84,7 @@ pub(super) fn street(people: usize, vehicles: usize) -> Result<Vec<u8>, Failure>
 }
 
 /// Draws frames with faces (yellow), as concatenated PNGs.
-pub(super) fn video() -> Result<Vec<u8>, Failure> {
+pub(super) fn video() -> Result<Vec<u8>, CommandFailure> {
     let mut frames = Vec::new();
     for (number, faces) in FACES.into_iter().enumerate() {
         let mut canvas = Canvas::new(VIEW, GREY);
@@ -94,7 +94,7 @@ pub(super) fn video() -> Result<Vec<u8>, Failure> {
     Ok(frames)
 }
 
-pub(super) fn photo() -> Result<Vec<u8>, Failure> {
+pub(super) fn photo() -> Result<Vec<u8>, CommandFailure> {
     let mut canvas = Canvas::new((PHOTO_SIDE, PHOTO_SIDE), GREY);
     for (from, colour) in [RED, GREEN, BLUE, YELLOW].into_iter().enumerate() {
         canvas.scatter(CROP_SIDE, (from * 20, 20), colour);
@@ -103,7 +103,7 @@ pub(super) fn photo() -> Result<Vec<u8>, Failure> {
 }
 
 /// Draws a white line with up to `characters` black strokes, one per column.
-pub(super) fn post(characters: usize) -> Result<Vec<u8>, Failure> {
+pub(super) fn post(characters: usize) -> Result<Vec<u8>, CommandFailure> {
     let height = 2 * LINE.0;
     let width = 2 * LINE.1;
     let mut canvas = Canvas::new((height, width), WHITE);

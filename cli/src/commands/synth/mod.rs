@@ -9,7 +9,7 @@ use clap::Subcommand;
 use millrace_model::synth::{Encoder, Seeded, counter, detector};
 use millrace_types::manifest::API_VERSION;
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::{print, text};
 
 const EXAMPLES: &str = "\
@@ -99,10 +99,10 @@ struct Dimensions {
     positions: usize,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let (name, onnx) = match &args.network {
         Kind::Workflow(_) if args.function => {
-            return Err(Failure::usage(
+            return Err(CommandFailure::usage(
                 "--function does not apply to a workflow, which has several functions",
             )
             .hint("its manifest is examples/workflows/NAME.yaml"));
@@ -121,7 +121,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Network {
     /// Builds the network. Returns the name and the file.
-    fn build(&self, seeded: Seeded) -> Result<(&'static str, Vec<u8>), Failure> {
+    fn build(&self, seeded: Seeded) -> Result<(&'static str, Vec<u8>), CommandFailure> {
         Ok(match self {
             Self::Mlp => ("mlp", seeded.mlp()),
             Self::TinyCnn => ("tiny-cnn", seeded.tiny_cnn()),
@@ -135,19 +135,19 @@ impl Network {
 }
 
 impl Dimensions {
-    fn encoder(&self) -> Result<Encoder, Failure> {
+    fn encoder(&self) -> Result<Encoder, CommandFailure> {
         let &Self { layers, hidden, heads, inner, vocabulary, positions } = self;
         if !hidden.is_multiple_of(heads) {
-            return Err(Failure::usage(format!("{heads} heads do not divide a width of {hidden}"))
+            return Err(CommandFailure::usage(format!("{heads} heads do not divide a width of {hidden}"))
                 .hint("change --heads or --hidden"));
         }
         Ok(Encoder { layers, hidden, heads, inner, vocabulary, positions })
     }
 }
 
-fn write(out: &Path, bytes: &[u8]) -> Result<(), Failure> {
+fn write(out: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     std::fs::write(out, bytes)
-        .map_err(|error| Failure::usage(format!("cannot write {}: {error}", out.display())))?;
+        .map_err(|error| CommandFailure::usage(format!("cannot write {}: {error}", out.display())))?;
     eprintln!("wrote {}, {}", out.display(), text::size(bytes.len() as u64));
     Ok(())
 }
@@ -188,7 +188,8 @@ mod tests {
         let text = manifest("counter", Path::new("counter.onnx"), COUNTER_STATE);
         let read = millrace_types::manifest::parse(&text).unwrap().remove(0).function().unwrap();
         let summary = millrace_model::compile(&counter(4).into()).unwrap().summary;
-        let model = millrace_types::workflow::Ports { inputs: &summary.inputs, outputs: &summary.outputs };
+        let model =
+            millrace_types::workflow::SignatureRef { inputs: &summary.inputs, outputs: &summary.outputs };
         let states = read.spec.sequences.unwrap().states(model).unwrap();
         assert_eq!(states.iter().map(|state| state.bytes).collect::<Vec<_>>(), [16]);
     }

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use millrace_model::synth::{
-    CELL_SIDE, CROP_SIDE, Darknet, Encoder, PHOTO_SIDE, PICTURE, Residual, Seeded, States, camera, chunks,
-    crops, denoiser, grey_line, painter, vote,
+    CELL_SIDE, CROP_SIDE, DarknetShape, Encoder, PHOTO_SIDE, PICTURE, ResNetShape, Seeded, TokenStates,
+    camera, chunks, crops, denoiser, grey_line, painter, vote,
 };
 
 use super::{drawing, write};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -39,9 +39,9 @@ enum Example {
 
 /// The sizes of the networks.
 struct Sizes {
-    detector: Darknet,
-    faces: Darknet,
-    residual: Residual,
+    detector: DarknetShape,
+    faces: DarknetShape,
+    residual: ResNetShape,
     /// The factors by which crops and faces are enlarged for the residual network.
     enlarge: (usize, usize),
     alexnet: usize,
@@ -50,9 +50,9 @@ struct Sizes {
 }
 
 const FULL: Sizes = Sizes {
-    detector: Darknet::SMALL,
-    faces: Darknet::NANO,
-    residual: Residual::FIFTY,
+    detector: DarknetShape::SMALL,
+    faces: DarknetShape::NANO,
+    residual: ResNetShape::FIFTY,
     enlarge: (2, 4),
     alexnet: 64,
     comments: Encoder::BASE,
@@ -60,9 +60,9 @@ const FULL: Sizes = Sizes {
 };
 
 const SMALL: Sizes = Sizes {
-    detector: Darknet::TINY,
-    faces: Darknet::TINY,
-    residual: Residual::TINY,
+    detector: DarknetShape::TINY,
+    faces: DarknetShape::TINY,
+    residual: ResNetShape::TINY,
     enlarge: (1, 1),
     alexnet: 2,
     comments: Encoder::TINY,
@@ -78,12 +78,12 @@ const CLASSES: usize = 16;
 const EMBEDDING: usize = 512;
 
 impl Sizes {
-    fn crops(&self) -> Residual {
-        Residual { side: CROP_SIDE, enlarge: self.enlarge.0, classes: CLASSES, ..self.residual }
+    fn crops(&self) -> ResNetShape {
+        ResNetShape { side: CROP_SIDE, enlarge: self.enlarge.0, classes: CLASSES, ..self.residual }
     }
 
-    fn faces(&self) -> Residual {
-        Residual { side: CELL_SIDE, enlarge: self.enlarge.1, classes: EMBEDDING, ..self.residual }
+    fn faces(&self) -> ResNetShape {
+        ResNetShape { side: CELL_SIDE, enlarge: self.enlarge.1, classes: EMBEDDING, ..self.residual }
     }
 }
 
@@ -118,17 +118,17 @@ impl Example {
             Self::SocialMedia => &[
                 ("social-preprocess", |_, _| grey_line()),
                 ("social-ocr", |seeded, sizes| seeded.ocr(sizes.detector)),
-                ("social-bert", |seeded, sizes| seeded.bert_classifier(sizes.replies, States::Kept)),
+                ("social-bert", |seeded, sizes| seeded.bert_classifier(sizes.replies, TokenStates::Kept)),
             ],
             Self::Yelp => &[
-                ("yelp-filter", |seeded, sizes| seeded.bert_classifier(sizes.comments, States::Given)),
+                ("yelp-filter", |seeded, sizes| seeded.bert_classifier(sizes.comments, TokenStates::Given)),
                 ("yelp-reply", |seeded, sizes| seeded.bert_reply(sizes.replies)),
             ],
         }
     }
 
     /// Returns the inputs to invoke the workflow on, by the names of their files.
-    fn inputs(self) -> Result<Vec<(&'static str, Vec<u8>)>, Failure> {
+    fn inputs(self) -> Result<Vec<(&'static str, Vec<u8>)>, CommandFailure> {
         Ok(match self {
             Self::TrafficMonitor => vec![
                 ("street.png", drawing::street(8, 4)?),
@@ -145,9 +145,9 @@ impl Example {
 }
 
 impl Args {
-    pub(super) fn write(&self, folder: &Path, seed: u64) -> Result<(), Failure> {
+    pub(super) fn write(&self, folder: &Path, seed: u64) -> Result<(), CommandFailure> {
         std::fs::create_dir_all(folder)
-            .map_err(|error| Failure::usage(format!("cannot create {}: {error}", folder.display())))?;
+            .map_err(|error| CommandFailure::usage(format!("cannot create {}: {error}", folder.display())))?;
         let sizes = if self.small { &SMALL } else { &FULL };
         for (place, (name, build)) in (0..).zip(self.name.networks()) {
             let onnx = build(Seeded(seed.wrapping_add(place)), sizes);

@@ -7,16 +7,16 @@ use millrace_client::messages as wire;
 use super::link;
 use super::pane::Pane;
 use super::picture::{bar, gpu_name, latency_text, name, share};
-use super::sample::{Events, History, Sample, Span, quantile, seconds};
+use super::sample::{ClusterSample, EventLog, SampleHistory, SampleInterval, quantile, seconds};
 use super::sheet::Tone;
-use crate::output::events::Event;
-use crate::output::residents::{State, residents, weights};
+use crate::output::events::EventDocument;
+use crate::output::residents::{ResidentState, residents, weights};
 use crate::output::text::size;
 
 type Line = (String, Tone);
 
 /// Returns the details of a row as lines.
-pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -> Vec<Line> {
+pub(super) fn detail(pane: Pane, id: &str, history: &SampleHistory, events: &EventLog) -> Vec<Line> {
     let Some(now) = history.now() else { return Vec::new() };
     let (mut lines, about) = match pane {
         Pane::Gpus => (gpu(now, id), format!("gpu/{id}")),
@@ -30,7 +30,7 @@ pub(super) fn detail(pane: Pane, id: &str, history: &History, events: &Events) -
         lines.push((format!("Events of {about}, the newest first:"), Tone::Plain));
     }
     lines.extend(its.into_iter().map(|it| {
-        let Event { time, reason, message, .. } = Event::from(it);
+        let EventDocument { time, reason, message, .. } = EventDocument::from(it);
         let tone = if it.severity() == wire::EventSeverity::Warning { Tone::Warning } else { Tone::Plain };
         (format!("  {}  {reason}: {message}", time.unwrap_or_default()), tone)
     }));
@@ -45,7 +45,7 @@ fn gone(id: &str) -> Vec<Line> {
     vec![plain(format!("{id} no longer exists"))]
 }
 
-fn gpu(now: &Sample, id: &str) -> Vec<Line> {
+fn gpu(now: &ClusterSample, id: &str) -> Vec<Line> {
     let mut all = now.nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (node, gpu)));
     let found = all.find(|(node, gpu)| gpu_name(&node.name, gpu) == id);
     let Some((node, gpu)) = found else { return gone(id) };
@@ -72,12 +72,12 @@ fn gpu(now: &Sample, id: &str) -> Vec<Line> {
     let mut models: Vec<_> = gpu.models.iter().collect();
     models.sort_by_key(|model| Reverse(model.bytes));
     lines.extend(models.into_iter().map(|model| {
-        let (state, tone) = match State::of(gpu, model, &weights) {
-            State::Running => ("running".to_owned(), Tone::Good),
-            State::Loading { of } => {
+        let (state, tone) = match ResidentState::of(gpu, model, &weights) {
+            ResidentState::Running => ("running".to_owned(), Tone::Good),
+            ResidentState::Loading { of } => {
                 (format!("loading, {} of {} copied", size(model.loaded_bytes), size(of)), Tone::Plain)
             }
-            State::Idle => (format!("idle for {:.0} s", seconds(model.idle)), Tone::Plain),
+            ResidentState::Idle => (format!("idle for {:.0} s", seconds(model.idle)), Tone::Plain),
         };
         let bar = bar(share(model.bytes, gpu.memory_bytes), 20);
         let functions = model.functions.join(", ");
@@ -86,7 +86,7 @@ fn gpu(now: &Sample, id: &str) -> Vec<Line> {
     lines
 }
 
-fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
+fn function(history: &SampleHistory, now: &ClusterSample, id: &str) -> Vec<Line> {
     let known = now
         .functions
         .iter()
@@ -110,7 +110,7 @@ fn function(history: &History, now: &Sample, id: &str) -> Vec<Line> {
     lines
 }
 
-fn workflow(history: &History, now: &Sample, id: &str) -> Vec<Line> {
+fn workflow(history: &SampleHistory, now: &ClusterSample, id: &str) -> Vec<Line> {
     let known = now.workflows.iter().find_map(|it| {
         let spec = it.spec.as_ref().filter(|spec| name(&spec.tenant, &spec.name) == id)?;
         Some((it, spec))
@@ -141,13 +141,13 @@ fn condition(condition: &wire::Condition) -> Line {
 }
 
 /// Returns a function's counts, or nothing before its first request.
-fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
-    let find = |sample: &Sample| {
+fn counted(history: &SampleHistory, now: &ClusterSample, id: &str) -> Vec<Line> {
+    let find = |sample: &ClusterSample| {
         sample.activity.functions.iter().find(|it| name(&it.tenant, &it.function) == id).cloned()
     };
     let Some(counted) = find(now) else { return Vec::new() };
     let before = history.before();
-    let span = before.map_or(0.0, |before| Span::between(before, now).0);
+    let span = before.map_or(0.0, |before| SampleInterval::between(before, now).0);
     let earlier = before.and_then(find);
     let took =
         |of: f64| quantile(earlier.as_ref(), &counted, of).map_or_else(|| "-".to_owned(), latency_text);
@@ -174,7 +174,7 @@ fn counted(history: &History, now: &Sample, id: &str) -> Vec<Line> {
     ]
 }
 
-fn link(now: &Sample, id: &str) -> Vec<Line> {
+fn link(now: &ClusterSample, id: &str) -> Vec<Line> {
     let Some(link) = now.activity.links.iter().find(|it| link::name(it) == id) else { return gone(id) };
     vec![
         plain(format!("Link {id}")),

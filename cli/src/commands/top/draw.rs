@@ -8,10 +8,10 @@ use ratatui::widgets::{Block, BorderType, Cell as Place, Paragraph, Row as Lines
 
 use super::detail::detail;
 use super::pane::Pane;
-use super::picture::Picture;
-use super::sample::{Events, History};
-use super::sheet::{Cell, Column, Tone, Width};
-use super::view::{Mode, View};
+use super::picture::Dashboard;
+use super::sample::{EventLog, SampleHistory};
+use super::sheet::{Cell, ColumnWidth, PaneColumn, Tone};
+use super::view::{Mode, PaneSelection};
 
 /// The number of lines that all panes together need. With fewer lines, only the front pane is
 /// shown.
@@ -26,10 +26,10 @@ const KEYS: &str = "tab 1-4 pane · ↑↓ row · enter details · s sort · r r
 
 /// The data to draw.
 pub(super) struct Scene<'a> {
-    pub(super) history: &'a History,
-    pub(super) events: &'a Events,
-    pub(super) picture: Option<&'a Picture>,
-    pub(super) view: &'a View,
+    pub(super) history: &'a SampleHistory,
+    pub(super) events: &'a EventLog,
+    pub(super) picture: Option<&'a Dashboard>,
+    pub(super) view: &'a PaneSelection,
     /// The error that keeps the picture from being current.
     pub(super) trouble: Option<&'a str>,
 }
@@ -62,12 +62,12 @@ impl Scene<'_> {
         }
     }
 
-    fn draw_pane(&self, frame: &mut Frame<'_>, area: Rect, picture: &Picture, pane: Pane) {
+    fn draw_pane(&self, frame: &mut Frame<'_>, area: Rect, picture: &Dashboard, pane: Pane) {
         let (rows, marked) = self.view.rows(picture, pane);
         let sheet = picture.sheet(pane);
         let order = self.view.order(pane);
         let in_front = pane == self.view.pane;
-        let heading = |(at, column): (usize, &Column)| {
+        let heading = |(at, column): (usize, &PaneColumn)| {
             let mark = if order.is_some_and(|order| order.column == at) { MARK } else { "" };
             let text = Line::from(format!("{mark}{}", column.heading));
             Place::from(text.alignment(alignment(column)))
@@ -116,19 +116,19 @@ impl Scene<'_> {
     }
 }
 
-fn place(cell: &Cell, column: &Column) -> Place<'static> {
+fn place(cell: &Cell, column: &PaneColumn) -> Place<'static> {
     let line = Line::styled(cell.text.clone(), style(cell.tone));
     Place::from(line.alignment(alignment(column)))
 }
 
-fn alignment(column: &Column) -> Alignment {
-    if matches!(column.width, Width::Number(_)) { Alignment::Right } else { Alignment::Left }
+fn alignment(column: &PaneColumn) -> Alignment {
+    if matches!(column.width, ColumnWidth::Number(_)) { Alignment::Right } else { Alignment::Left }
 }
 
-fn width(column: &Column) -> Constraint {
+fn width(column: &PaneColumn) -> Constraint {
     match column.width {
-        Width::Words(width) | Width::Number(width) => Constraint::Length(width),
-        Width::Rest(part) => Constraint::Fill(part),
+        ColumnWidth::Words(width) | ColumnWidth::Number(width) => Constraint::Length(width),
+        ColumnWidth::Rest(part) => Constraint::Fill(part),
     }
 }
 
@@ -152,15 +152,15 @@ mod tests {
     use super::super::fixture::history;
     use super::*;
 
-    fn seen(pane: Pane, mode: Mode, filter: &str) -> View {
-        let mut view = View::default();
+    fn seen(pane: Pane, mode: Mode, filter: &str) -> PaneSelection {
+        let mut view = PaneSelection::default();
         (view.pane, view.mode, view.filter) = (pane, mode, filter.to_owned());
         view
     }
 
-    fn screen(width: u16, height: u16, view: &View, trouble: Option<&str>) -> String {
+    fn screen(width: u16, height: u16, view: &PaneSelection, trouble: Option<&str>) -> String {
         let (history, events) = history();
-        let picture = Picture::of(&history, &events);
+        let picture = Dashboard::of(&history, &events);
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         let scene = Scene { history: &history, events: &events, picture: picture.as_ref(), view, trouble };
         terminal.draw(|frame| scene.draw(frame)).unwrap();
@@ -169,11 +169,11 @@ mod tests {
 
     #[test]
     fn a_large_terminal_shows_all_panes_and_a_small_terminal_only_the_front_pane() {
-        let large = screen(160, 40, &View::default(), None);
+        let large = screen(160, 40, &PaneSelection::default(), None);
         for part in ["1 GPUs (1)", "2 Functions (3)", "3 Links (1)", "4 Events (2)", "▸REQ/S", "q quit"] {
             assert!(large.contains(part), "{part} in\n{large}");
         }
-        let small = screen(100, 14, &View::default(), None);
+        let small = screen(100, 14, &PaneSelection::default(), None);
         assert!(small.contains("2 Functions (3)") && !small.contains("GPUs (1)"), "{small}");
         assert!(small.contains("default/digits") && small.contains("controller 1 leads"), "{small}");
     }
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn drawing_never_panics_at_any_size() {
         for (width, height) in [(1, 1), (10, 3), (20, 5), (300, 90)] {
-            screen(width, height, &View::default(), None);
+            screen(width, height, &PaneSelection::default(), None);
             let mode = Mode::Detail { id: "default/digits".into(), scrolled: 200 };
             screen(width, height, &seen(Pane::Functions, mode, ""), None);
         }
@@ -189,9 +189,9 @@ mod tests {
 
     #[test]
     fn stale_paused_and_filtered_pictures_are_marked() {
-        let text = screen(100, 14, &View::default(), Some("no controller answers"));
+        let text = screen(100, 14, &PaneSelection::default(), Some("no controller answers"));
         assert!(text.contains("out of date: no controller answers"), "{text}");
-        let mut paused = View::default();
+        let mut paused = PaneSelection::default();
         paused.paused = true;
         assert!(screen(100, 14, &paused, None).contains("PAUSED"));
         let filtered = seen(Pane::Functions, Mode::Filter, "digi");

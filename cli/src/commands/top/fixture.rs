@@ -6,7 +6,7 @@ use millrace_client::messages as wire;
 use millrace_proto::activity::{FunctionActivity, LatencyBucket, LinkActivity};
 
 use super::sample::tests::sample;
-use super::sample::{Events, History};
+use super::sample::{EventLog, SampleHistory};
 use crate::clock::now;
 
 fn gpu(swaps: u64, busy: i64) -> wire::Gpu {
@@ -46,7 +46,7 @@ fn digits(answered: u64, failed: u64) -> FunctionActivity {
 
 /// Returns two samples of a cluster two seconds apart, in which one function's requests take 10 ms
 /// and half of them miss the deadline.
-pub(super) fn history() -> (History, Events) {
+pub(super) fn history() -> (SampleHistory, EventLog) {
     let start = now();
     let at = |second: u64, swaps, busy, function: FunctionActivity, carried: (u64, u64)| {
         let mut it = sample(start + Duration::from_secs(second), &["w"]);
@@ -104,7 +104,7 @@ pub(super) fn history() -> (History, Events) {
         }];
         it
     };
-    let mut history = History::default();
+    let mut history = SampleHistory::default();
     let window = Duration::from_secs(10);
     history.add(at(0, 10, 5, digits(100, 0), (0, 0)), window);
     history.add(at(2, 14, 6, digits(200, 4), (1 << 30, 1 << 29)), window);
@@ -115,7 +115,7 @@ pub(super) fn history() -> (History, Events) {
         object: "gpu/worker-1/1".into(),
         message: "its executor died".into(),
     };
-    let mut events = Events::default();
+    let mut events = EventLog::default();
     events.kept.push_back(event(1_700_000_000, wire::EventSeverity::Normal, "GpuUp"));
     events.kept.push_back(event(1_700_000_001, wire::EventSeverity::Warning, "ExecutorRestarted"));
     (history, events)

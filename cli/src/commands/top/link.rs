@@ -2,8 +2,8 @@
 
 use millrace_proto::activity::LinkActivity;
 
-use super::sample::Span;
-use super::sheet::{Cell, Row};
+use super::sample::SampleInterval;
+use super::sheet::{Cell, PaneRow};
 use crate::output::text::size;
 
 pub(super) fn name(link: &LinkActivity) -> String {
@@ -11,7 +11,7 @@ pub(super) fn name(link: &LinkActivity) -> String {
 }
 
 /// Returns a link's row. With an earlier sample, the rates are since that sample.
-pub(super) fn row(since: Option<(&LinkActivity, Span)>, now: &LinkActivity) -> Row {
+pub(super) fn row(since: Option<(&LinkActivity, SampleInterval)>, now: &LinkActivity) -> PaneRow {
     // The rates towards GPUs and to the host.
     let rates = since.map(|(before, span)| {
         let to_gpu = span.rate(before.carried_bytes, now.carried_bytes);
@@ -24,7 +24,7 @@ pub(super) fn row(since: Option<(&LinkActivity, Span)>, now: &LinkActivity) -> R
     let measured = now.measured_bytes_per_second.max(now.measured_to_host_bytes_per_second);
     let measured = (measured > 0).then_some(measured as f64);
     let carried = now.carried_bytes.saturating_add(now.carried_to_host_bytes);
-    Row {
+    PaneRow {
         id: name(now),
         cells: vec![
             Cell::text(&now.node),
@@ -57,7 +57,7 @@ mod tests {
             ..LinkActivity::default()
         };
         let check = |now: &LinkActivity, expected: [&str; 4]| {
-            let row = row(Some((&link(BEFORE, BEFORE), Span(1.0))), now);
+            let row = row(Some((&link(BEFORE, BEFORE), SampleInterval(1.0))), now);
             let texts: Vec<_> = row.cells[2..6].iter().map(|cell| cell.text.as_str()).collect();
             assert_eq!(texts, expected);
         };

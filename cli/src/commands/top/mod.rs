@@ -31,13 +31,13 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::draw::Scene;
 use self::pane::Pane;
-use self::picture::Picture;
-use self::sample::{Events, History, Sample};
-use self::sheet::{Sheet, Width};
-use self::view::{Then, View};
-use crate::failure::Failure;
+use self::picture::Dashboard;
+use self::sample::{ClusterSample, EventLog, SampleHistory};
+use self::sheet::{ColumnWidth, SortableTable};
+use self::view::{KeyEffect, PaneSelection};
+use crate::failure::CommandFailure;
 use crate::output::print;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 /// The shortest interval between two samples.
 const INTERVAL_MIN: Duration = Duration::from_millis(200);
@@ -97,9 +97,9 @@ fn looks_back(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
     // Use stale reads, because a cluster without a leader is when an operator needs `top` most.
-    let admin = session.admin.clone().stale();
+    let admin = session.admin.clone().with_stale_reads();
     let terminal = std::io::stdout().is_terminal();
     match args.batch || !terminal {
         true => {
@@ -116,36 +116,36 @@ pub(crate) async fn run(args: Args, session: &Session) -> Result<(), Failure> {
 
 /// The samples and events so far.
 #[derive(Default)]
-struct Seen {
-    history: History,
-    events: Events,
+struct Observations {
+    history: SampleHistory,
+    events: EventLog,
 }
 
 /// The result of one request for data: a sample, and the events since the previous one.
-type Look = Result<(Sample, Events), millrace_client::Error>;
+type SampleResult = Result<(ClusterSample, EventLog), millrace_client::Error>;
 
-impl Seen {
+impl Observations {
     async fn look(&mut self, admin: &Admin, window: Duration) -> Result<(), millrace_client::Error> {
         let (sample, events) = look(admin, self.events.after()).await?;
         self.take(sample, events, window);
         Ok(())
     }
 
-    fn take(&mut self, sample: Sample, events: Events, window: Duration) {
+    fn take(&mut self, sample: ClusterSample, events: EventLog, window: Duration) {
         self.history.add(sample, window);
         self.events.extend(events);
     }
 }
 
 /// Requests a sample and the new events.
-async fn look(admin: &Admin, mut events: Events) -> Look {
+async fn look(admin: &Admin, mut events: EventLog) -> SampleResult {
     events.follow(admin).await?;
-    Ok((Sample::take(admin).await?, events))
+    Ok((ClusterSample::take(admin).await?, events))
 }
 
 /// Prints samples as text, the first as soon as rates are available.
-async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), Failure> {
-    let mut seen = Seen::default();
+async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), CommandFailure> {
+    let mut seen = Observations::default();
     seen.look(admin, args.window).await?;
     let mut ticks = interval(args.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -154,7 +154,7 @@ async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), Fai
     while looks.is_none_or(|looks| printed < looks) {
         ticks.tick().await;
         seen.look(admin, args.window).await?;
-        if let Some(picture) = Picture::of(&seen.history, &seen.events) {
+        if let Some(picture) = Dashboard::of(&seen.history, &seen.events) {
             let before = if printed > 0 { "\n" } else { "" };
             print(&format!("{before}{}", text(&picture)))?;
         }
@@ -164,8 +164,8 @@ async fn batch(admin: &Admin, args: &Args, looks: Option<u64>) -> Result<(), Fai
 }
 
 /// Formats a picture as text, as the screen shows it initially.
-fn text(picture: &Picture) -> String {
-    let view = View::default();
+fn text(picture: &Dashboard) -> String {
+    let view = PaneSelection::default();
     let head = picture.head.iter().map(|(line, _)| format!("{line}\n"));
     let panes = Pane::ALL.into_iter().map(|pane| {
         let (rows, _) = view.rows(picture, pane);
@@ -176,7 +176,7 @@ fn text(picture: &Picture) -> String {
 }
 
 /// Formats rows in columns that are as wide as their content.
-fn aligned(sheet: &Sheet, rows: Vec<Vec<&str>>) -> String {
+fn aligned(sheet: &SortableTable, rows: Vec<Vec<&str>>) -> String {
     let headings = sheet.columns.iter().map(|column| column.heading).collect();
     let lines: Vec<Vec<&str>> = std::iter::once(headings).chain(rows).collect();
     let widest = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
@@ -184,8 +184,8 @@ fn aligned(sheet: &Sheet, rows: Vec<Vec<&str>>) -> String {
     let written = lines.iter().map(|line| {
         let cells =
             line.iter().zip(sheet.columns).zip(&widths).map(|((cell, column), &width)| match column.width {
-                Width::Number(_) => format!("{cell:>width$}"),
-                Width::Words(_) | Width::Rest(_) => format!("{cell:<width$}"),
+                ColumnWidth::Number(_) => format!("{cell:>width$}"),
+                ColumnWidth::Words(_) | ColumnWidth::Rest(_) => format!("{cell:<width$}"),
             });
         let line = cells.collect::<Vec<_>>().join("  ");
         format!("{}\n", line.trim_end())
@@ -194,23 +194,24 @@ fn aligned(sheet: &Sheet, rows: Vec<Vec<&str>>) -> String {
 }
 
 /// Draws samples on the terminal until the user quits.
-async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
-    let broken = |error: std::io::Error| Failure::failed(format!("cannot draw on the terminal: {error}"));
+async fn screen(admin: &Admin, args: &Args) -> Result<(), CommandFailure> {
+    let broken =
+        |error: std::io::Error| CommandFailure::failed(format!("cannot draw on the terminal: {error}"));
     // Take the first sample before drawing, so that an unreachable cluster is reported as by every
     // verb.
-    let mut seen = Seen::default();
+    let mut seen = Observations::default();
     seen.look(admin, args.window).await?;
     let mut terminal = ratatui::try_init().map_err(broken)?;
     let mut keys = keys();
-    let mut view = View::default();
+    let mut view = PaneSelection::default();
     let mut trouble = None::<String>;
     let mut ticks = interval(args.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut looks = 0;
     // The pending request runs beside the keys, which work while no controller answers.
-    let mut asked: Option<Pin<Box<dyn Future<Output = Look>>>> = None;
+    let mut asked: Option<Pin<Box<dyn Future<Output = SampleResult>>>> = None;
     loop {
-        let picture = Picture::of(&seen.history, &seen.events);
+        let picture = Dashboard::of(&seen.history, &seen.events);
         let scene = Scene {
             history: &seen.history,
             events: &seen.events,
@@ -222,7 +223,7 @@ async fn screen(admin: &Admin, args: &Args) -> Result<(), Failure> {
         tokio::select! {
             input = keys.recv() => match input {
                 Some(Ok(Input::Key(key))) if key.kind != KeyEventKind::Release => {
-                    if view.press(key, picture.as_ref()) == Then::Quit {
+                    if view.press(key, picture.as_ref()) == KeyEffect::Quit {
                         return Ok(());
                     }
                 }
@@ -280,7 +281,7 @@ mod tests {
     #[test]
     fn a_sample_can_be_printed_as_text() {
         let (history, events) = history();
-        let text = text(&Picture::of(&history, &events).unwrap());
+        let text = text(&Dashboard::of(&history, &events).unwrap());
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].starts_with("cluster c: controller 1 leads"), "{text}");
         let functions = lines.iter().position(|&line| line == "Functions").unwrap();

@@ -9,7 +9,7 @@ use super::sheet::{Cell, Tone};
 use crate::output::text::latency;
 
 /// The objective of a function or workflow, and its SLO counts.
-pub(super) struct Objective {
+pub(super) struct ObjectiveCells {
     deadline: Duration,
     percentile: f64,
     /// The requests that counted in the window, and those of them within the deadline.
@@ -18,7 +18,7 @@ pub(super) struct Objective {
     ever: (u64, u64),
 }
 
-impl Objective {
+impl ObjectiveCells {
     pub(super) fn of(
         slo: Option<&wire::Slo>,
         was: &FunctionActivity,

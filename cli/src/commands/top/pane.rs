@@ -1,6 +1,6 @@
 //! The panes of `top`, and their columns.
 
-use super::sheet::{Column, Width};
+use super::sheet::{ColumnWidth, PaneColumn};
 
 /// A pane of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,19 +24,19 @@ impl Pane {
     }
 }
 
-const fn words(heading: &'static str, width: u16) -> Column {
-    Column { heading, width: Width::Words(width) }
+const fn words(heading: &'static str, width: u16) -> PaneColumn {
+    PaneColumn { heading, width: ColumnWidth::Words(width) }
 }
 
-const fn number(heading: &'static str, width: u16) -> Column {
-    Column { heading, width: Width::Number(width) }
+const fn number(heading: &'static str, width: u16) -> PaneColumn {
+    PaneColumn { heading, width: ColumnWidth::Number(width) }
 }
 
-const fn rest(heading: &'static str, part: u16) -> Column {
-    Column { heading, width: Width::Rest(part) }
+const fn rest(heading: &'static str, part: u16) -> PaneColumn {
+    PaneColumn { heading, width: ColumnWidth::Rest(part) }
 }
 
-pub(super) const GPUS: &[Column] = &[
+pub(super) const GPUS: &[PaneColumn] = &[
     rest("NODE", 2),
     number("GPU", 3),
     words("STATE", 10),
@@ -48,7 +48,7 @@ pub(super) const GPUS: &[Column] = &[
     number("RESTARTS", 8),
     rest("RUNNING", 3),
 ];
-pub(super) const FUNCTIONS: &[Column] = &[
+pub(super) const FUNCTIONS: &[PaneColumn] = &[
     rest("FUNCTION", 1),
     number("REQ/S", 8),
     number("FAIL/S", 7),
@@ -60,7 +60,7 @@ pub(super) const FUNCTIONS: &[Column] = &[
     number("FLIGHT", 6),
     number("GPUS", 6),
 ];
-pub(super) const LINKS: &[Column] = &[
+pub(super) const LINKS: &[PaneColumn] = &[
     rest("NODE", 1),
     words("LINK", 14),
     number("RATE", 12),
@@ -69,5 +69,5 @@ pub(super) const LINKS: &[Column] = &[
     number("CARRIED", 10),
     number("BATCHES", 7),
 ];
-pub(super) const EVENTS: &[Column] =
+pub(super) const EVENTS: &[PaneColumn] =
     &[words("TIME", 20), words("REASON", 18), words("OBJECT", 26), rest("MESSAGE", 1)];

@@ -7,42 +7,42 @@ use millrace_client::messages as wire;
 use millrace_proto::activity::FunctionActivity;
 
 use super::link;
-use super::objective::Objective;
+use super::objective::ObjectiveCells;
 use super::pane::{EVENTS, FUNCTIONS, GPUS, LINKS, Pane};
-use super::sample::{Events, History, Sample, Span, quantile};
-use super::sheet::{Cell, Row, Sheet, Tone};
-use crate::output::events::Event;
+use super::sample::{ClusterSample, EventLog, SampleHistory, SampleInterval, quantile};
+use super::sheet::{Cell, PaneRow, SortableTable, Tone};
+use crate::output::events::EventDocument;
 use crate::output::text::{latency, size};
 
 /// The data of a display.
 #[derive(Debug)]
-pub(super) struct Picture {
+pub(super) struct Dashboard {
     /// The summary of the cluster, as lines.
     pub(super) head: Vec<(String, Tone)>,
-    gpus: Sheet,
-    functions: Sheet,
-    links: Sheet,
-    events: Sheet,
+    gpus: SortableTable,
+    functions: SortableTable,
+    links: SortableTable,
+    events: SortableTable,
 }
 
-impl Picture {
+impl Dashboard {
     /// Derives the picture from the samples. Returns `None` before the first sample.
-    pub(super) fn of(history: &History, events: &Events) -> Option<Self> {
+    pub(super) fn of(history: &SampleHistory, events: &EventLog) -> Option<Self> {
         let now = history.now()?;
-        let since = Since { before: history.before(), now };
+        let since = SampleComparison { before: history.before(), now };
         Some(Self {
             head: since.head(),
-            gpus: Sheet { columns: GPUS, rows: since.gpus() },
-            functions: Sheet { columns: FUNCTIONS, rows: since.functions() },
-            links: Sheet { columns: LINKS, rows: since.links() },
-            events: Sheet {
+            gpus: SortableTable { columns: GPUS, rows: since.gpus() },
+            functions: SortableTable { columns: FUNCTIONS, rows: since.functions() },
+            links: SortableTable { columns: LINKS, rows: since.links() },
+            events: SortableTable {
                 columns: EVENTS,
                 rows: events.kept.iter().rev().enumerate().map(|(place, it)| event(place, it)).collect(),
             },
         })
     }
 
-    pub(super) fn sheet(&self, pane: Pane) -> &Sheet {
+    pub(super) fn sheet(&self, pane: Pane) -> &SortableTable {
         match pane {
             Pane::Gpus => &self.gpus,
             Pane::Functions => &self.functions,
@@ -54,14 +54,14 @@ impl Picture {
 
 /// The newest sample, and an earlier sample to compare with.
 #[derive(Clone, Copy)]
-struct Since<'a> {
-    before: Option<&'a Sample>,
-    now: &'a Sample,
+struct SampleComparison<'a> {
+    before: Option<&'a ClusterSample>,
+    now: &'a ClusterSample,
 }
 
-impl<'a> Since<'a> {
-    fn span(&self) -> Option<Span> {
-        Some(Span::between(self.before?, self.now))
+impl<'a> SampleComparison<'a> {
+    fn span(&self) -> Option<SampleInterval> {
+        Some(SampleInterval::between(self.before?, self.now))
     }
 
     fn head(&self) -> Vec<(String, Tone)> {
@@ -147,12 +147,12 @@ impl<'a> Since<'a> {
         found.or_else(|| (before.left_out == 0).then(FunctionActivity::default))
     }
 
-    fn gpus(&self) -> Vec<Row> {
+    fn gpus(&self) -> Vec<PaneRow> {
         let nodes = self.now.nodes.iter();
         nodes.flat_map(|node| node.gpus.iter().map(move |gpu| self.gpu(node, gpu))).collect()
     }
 
-    fn gpu(&self, node: &wire::Node, gpu: &wire::Gpu) -> Row {
+    fn gpu(&self, node: &wire::Node, gpu: &wire::Gpu) -> PaneRow {
         let before = self.before.and_then(|sample| {
             let node = sample.nodes.iter().find(|it| it.name == node.name && it.epoch == node.epoch)?;
             node.gpus.iter().find(|it| it.index == gpu.index)
@@ -164,7 +164,7 @@ impl<'a> Since<'a> {
         let busy = before.and_then(|before| Some(self.span()?.share(before.busy, gpu.busy)));
         let state = Cell::text(if node.connected { gpu.health.as_str() } else { "Away" });
         let taken = share(gpu.used_bytes, gpu.memory_bytes);
-        Row {
+        PaneRow {
             id: gpu_name(&node.name, gpu),
             cells: vec![
                 Cell::text(&node.name),
@@ -192,16 +192,16 @@ impl<'a> Since<'a> {
         }
     }
 
-    fn functions(&self) -> Vec<Row> {
+    fn functions(&self) -> Vec<PaneRow> {
         let active = self.now.activity.functions.iter().map(|it| (name(&it.tenant, &it.function), it));
         let active: BTreeMap<_, _> = active.collect();
         let functions = self.now.functions.iter().filter_map(|it| {
             let spec = it.spec.as_ref()?;
-            Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
+            Some(DashboardModel { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
         });
         let workflows = self.now.workflows.iter().filter_map(|it| {
             let spec = it.spec.as_ref()?;
-            Some(Known { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
+            Some(DashboardModel { tenant: &spec.tenant, name: &spec.name, slo: spec.slo.as_ref() })
         });
         // Functions and workflows share a name space.
         let known = functions.chain(workflows).map(|it| (name(it.tenant, it.name), it));
@@ -210,7 +210,7 @@ impl<'a> Since<'a> {
         known.iter().map(|(id, known)| self.function(id, known, active.get(id).copied())).collect()
     }
 
-    fn function(&self, id: &str, known: &Known<'_>, now: Option<&FunctionActivity>) -> Row {
+    fn function(&self, id: &str, known: &DashboardModel<'_>, now: Option<&FunctionActivity>) -> PaneRow {
         let none = FunctionActivity {
             tenant: known.tenant.to_owned(),
             function: known.name.to_owned(),
@@ -220,7 +220,7 @@ impl<'a> Since<'a> {
             // The function may be idle or left out of the sample, so its counts are unknown.
             let mut cells = vec![Cell::unknown(); FUNCTIONS.len()];
             cells[0] = Cell::text(id);
-            return Row { id: id.to_owned(), cells };
+            return PaneRow { id: id.to_owned(), cells };
         }
         let now = now.unwrap_or(&none);
         let before = self.was(now);
@@ -237,9 +237,9 @@ impl<'a> Since<'a> {
             let took = span.and_then(|_| quantile(Some(was), now, of));
             took.map_or_else(Cell::unknown, |took| Cell::number(took.as_secs_f64(), latency_text(took)))
         };
-        let objective = Objective::of(known.slo, was, now);
+        let objective = ObjectiveCells::of(known.slo, was, now);
         let gpus = span.map(|span| span.share(was.gpu_time, now.gpu_time));
-        Row {
+        PaneRow {
             id: id.to_owned(),
             cells: vec![
                 Cell::text(id),
@@ -247,16 +247,16 @@ impl<'a> Since<'a> {
                 rate(|it| it.failed, Tone::Bad),
                 took(0.5),
                 took(0.98),
-                objective.as_ref().map_or_else(Cell::unknown, Objective::goal),
-                objective.as_ref().map_or_else(Cell::unknown, Objective::in_time),
-                objective.as_ref().map_or_else(Cell::unknown, Objective::due),
+                objective.as_ref().map_or_else(Cell::unknown, ObjectiveCells::goal),
+                objective.as_ref().map_or_else(Cell::unknown, ObjectiveCells::in_time),
+                objective.as_ref().map_or_else(Cell::unknown, ObjectiveCells::due),
                 Cell::number(f64::from(now.in_flight), now.in_flight.to_string()),
                 gpus.map_or_else(Cell::unknown, |gpus| Cell::number(gpus, format!("{gpus:.2}"))),
             ],
         }
     }
 
-    fn links(&self) -> Vec<Row> {
+    fn links(&self) -> Vec<PaneRow> {
         let rows = self.now.activity.links.iter().map(|now| {
             let before = self.before.and_then(|sample| {
                 sample.activity.links.iter().find(|it| it.node == now.node && it.link == now.link)
@@ -268,19 +268,19 @@ impl<'a> Since<'a> {
 }
 
 /// A function or a workflow, to which requests are sent.
-struct Known<'a> {
+struct DashboardModel<'a> {
     tenant: &'a str,
     name: &'a str,
     slo: Option<&'a wire::Slo>,
 }
 
-fn event(place: usize, event: &wire::Event) -> Row {
-    let Event { time, reason, object, message, .. } = Event::from(event);
+fn event(place: usize, event: &wire::Event) -> PaneRow {
+    let EventDocument { time, reason, object, message, .. } = EventDocument::from(event);
     let tone = match event.severity() {
         wire::EventSeverity::Warning => Tone::Warning,
         _ => Tone::Plain,
     };
-    Row {
+    PaneRow {
         id: object.to_owned(),
         cells: vec![
             // The position keeps events of the same second in order, the newest first.
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
     use crate::clock::now;
 
-    fn texts(picture: &Picture, pane: Pane) -> Vec<Vec<&str>> {
+    fn texts(picture: &Dashboard, pane: Pane) -> Vec<Vec<&str>> {
         let rows = picture.sheet(pane).rows.iter();
         rows.map(|row| row.cells.iter().map(|cell| cell.text.as_str()).collect()).collect()
     }
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn rates_and_shares_cover_the_time_between_two_samples() {
         let (history, events) = history();
-        let picture = Picture::of(&history, &events).unwrap();
+        let picture = Dashboard::of(&history, &events).unwrap();
         let gpus = texts(&picture, Pane::Gpus);
         let memory = "█████████░░░░░░░░░  50%";
         assert_eq!(
@@ -381,10 +381,10 @@ mod tests {
 
     #[test]
     fn the_first_sample_shows_no_rates() {
-        let mut one = History::default();
+        let mut one = SampleHistory::default();
         one.add(sample(now(), &["w"]), Duration::from_secs(10));
-        assert!(Picture::of(&History::default(), &Events::default()).is_none());
-        let picture = Picture::of(&one, &Events::default()).unwrap();
+        assert!(Dashboard::of(&SampleHistory::default(), &EventLog::default()).is_none());
+        let picture = Dashboard::of(&one, &EventLog::default()).unwrap();
         assert_eq!(picture.head[2].0, "requests: counting");
         assert_eq!(picture.head[0].1, Tone::Bad, "no controller leads");
     }

@@ -20,7 +20,7 @@ const MIDDLE: f64 = 0.917_004_043_204_671_2; // 2^(-1/8)
 
 /// The state of the cluster at a moment.
 #[derive(Debug, Clone)]
-pub(super) struct Sample {
+pub(super) struct ClusterSample {
     pub(super) at: Instant,
     pub(super) status: wire::ClusterStatus,
     pub(super) nodes: Vec<wire::Node>,
@@ -31,7 +31,7 @@ pub(super) struct Sample {
     pub(super) missing: Vec<String>,
 }
 
-impl Sample {
+impl ClusterSample {
     /// Requests a sample. Admin reads may be stale, because an operator also watches a cluster
     /// without a leader.
     pub(super) async fn take(admin: &Admin) -> Result<Self, Error> {
@@ -59,12 +59,12 @@ impl Sample {
 
 /// The last samples, within the window of rates.
 #[derive(Debug, Default)]
-pub(super) struct History(VecDeque<Sample>);
+pub(super) struct SampleHistory(VecDeque<ClusterSample>);
 
-impl History {
+impl SampleHistory {
     /// Adds a sample, and drops the samples that are older than `window`, except for the newest of
     /// these.
-    pub(super) fn add(&mut self, sample: Sample, window: Duration) {
+    pub(super) fn add(&mut self, sample: ClusterSample, window: Duration) {
         self.0.push_back(sample);
         let newest = self.0[self.0.len() - 1].at;
         while self.0.len() > 2 && newest - self.0[1].at >= window {
@@ -73,26 +73,26 @@ impl History {
     }
 
     /// Returns the newest sample.
-    pub(super) fn now(&self) -> Option<&Sample> {
+    pub(super) fn now(&self) -> Option<&ClusterSample> {
         self.0.back()
     }
 
     /// Returns the oldest sample that is comparable with the newest: all samples between the two
     /// have counts of the same processes. A process that joined or restarted would add or remove
     /// all its counts since its start.
-    pub(super) fn before(&self) -> Option<&Sample> {
+    pub(super) fn before(&self) -> Option<&ClusterSample> {
         let now = self.now()?;
-        let same = |it: &&Sample| it.activity.processes == now.activity.processes;
+        let same = |it: &&ClusterSample| it.activity.processes == now.activity.processes;
         self.0.iter().rev().skip(1).take_while(same).last()
     }
 }
 
 /// The time between two samples, in seconds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span(pub(super) f64);
+pub(super) struct SampleInterval(pub(super) f64);
 
-impl Span {
-    pub(super) fn between(before: &Sample, now: &Sample) -> Self {
+impl SampleInterval {
+    pub(super) fn between(before: &ClusterSample, now: &ClusterSample) -> Self {
         Self((now.at - before.at).as_secs_f64().max(1e-3))
     }
 
@@ -147,12 +147,12 @@ pub(super) fn quantile(
 
 /// The newest events, and the position after them.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct EventLog {
     pub(super) kept: VecDeque<wire::Event>,
     next: String,
 }
 
-impl Events {
+impl EventLog {
     /// Returns an empty list at the same position, to receive the later events.
     pub(super) fn after(&self) -> Self {
         Self { kept: VecDeque::new(), next: self.next.clone() }
@@ -183,8 +183,8 @@ impl Events {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) fn sample(at: Instant, processes: &[&str]) -> Sample {
-        Sample {
+    pub(in super::super) fn sample(at: Instant, processes: &[&str]) -> ClusterSample {
+        ClusterSample {
             at,
             status: wire::ClusterStatus::default(),
             nodes: Vec::new(),
@@ -207,7 +207,7 @@ pub(super) mod tests {
     #[test]
     fn samples_are_compared_over_the_window() {
         let start = now();
-        let mut history = History::default();
+        let mut history = SampleHistory::default();
         let window = Duration::from_secs(10);
         assert!(history.before().is_none());
         for second in 0..30 {
@@ -223,7 +223,7 @@ pub(super) mod tests {
     fn samples_of_other_processes_are_not_compared() {
         let start = now();
         let second = Duration::from_secs(1);
-        let mut history = History::default();
+        let mut history = SampleHistory::default();
         let window = Duration::from_secs(10);
         history.add(sample(start, &["w/1"]), window);
         history.add(sample(start + second, &["w/2"]), window);
@@ -246,7 +246,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_decreasing_count_gives_a_rate_of_zero() {
-        let span = Span(2.0);
+        let span = SampleInterval(2.0);
         let time = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         assert!((span.rate(10, 14) - 2.0).abs() < 1e-12 && span.rate(14, 10).abs() < 1e-12);
         assert!(

@@ -45,7 +45,7 @@ impl Cell {
 
 /// A row of a table.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Row {
+pub(super) struct PaneRow {
     /// The id of the row, stable across samples.
     pub(super) id: String,
     pub(super) cells: Vec<Cell>,
@@ -53,14 +53,14 @@ pub(super) struct Row {
 
 /// A column of a table.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Column {
+pub(super) struct PaneColumn {
     pub(super) heading: &'static str,
-    pub(super) width: Width,
+    pub(super) width: ColumnWidth,
 }
 
 /// The width of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Width {
+pub(super) enum ColumnWidth {
     /// A fixed width, with the content on the left.
     Words(u16),
     /// A fixed width, with the content on the right.
@@ -71,28 +71,29 @@ pub(super) enum Width {
 
 /// A table with its columns and rows.
 #[derive(Debug, Clone)]
-pub(super) struct Sheet {
-    pub(super) columns: &'static [Column],
-    pub(super) rows: Vec<Row>,
+pub(super) struct SortableTable {
+    pub(super) columns: &'static [PaneColumn],
+    pub(super) rows: Vec<PaneRow>,
 }
 
 /// The order of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct SortOrder {
     pub(super) column: usize,
     /// Whether the order is reversed. By default, quantities are sorted in descending order and
     /// words in ascending order.
     pub(super) reversed: bool,
 }
 
-impl Sheet {
+impl SortableTable {
     /// Returns the rows that pass a filter, in order. Equal rows keep their relative order.
-    pub(super) fn arranged(&self, filter: &str, order: Option<Order>) -> Vec<&Row> {
+    pub(super) fn arranged(&self, filter: &str, order: Option<SortOrder>) -> Vec<&PaneRow> {
         let filter = filter.to_lowercase();
         let contains = |cell: &Cell| cell.text.to_lowercase().contains(&filter);
-        let passes = |row: &&Row| row.id.to_lowercase().contains(&filter) || row.cells.iter().any(contains);
-        let mut rows: Vec<&Row> = self.rows.iter().filter(passes).collect();
-        if let Some(Order { column, reversed }) = order {
+        let passes =
+            |row: &&PaneRow| row.id.to_lowercase().contains(&filter) || row.cells.iter().any(contains);
+        let mut rows: Vec<&PaneRow> = self.rows.iter().filter(passes).collect();
+        if let Some(SortOrder { column, reversed }) = order {
             rows.sort_by(|a, b| {
                 let usual = compare(&a.cells[column], &b.cells[column]);
                 if reversed { usual.reverse() } else { usual }
@@ -113,20 +114,20 @@ fn compare(a: &Cell, b: &Cell) -> Ordering {
 mod tests {
     use super::*;
 
-    const COLUMNS: &[Column] = &[
-        Column { heading: "NAME", width: Width::Rest(1) },
-        Column { heading: "RATE", width: Width::Number(6) },
+    const COLUMNS: &[PaneColumn] = &[
+        PaneColumn { heading: "NAME", width: ColumnWidth::Rest(1) },
+        PaneColumn { heading: "RATE", width: ColumnWidth::Number(6) },
     ];
 
-    fn sheet() -> Sheet {
-        let row = |name: &str, rate| Row { id: format!("t/{name}"), cells: vec![Cell::text(name), rate] };
+    fn sheet() -> SortableTable {
+        let row = |name: &str, rate| PaneRow { id: format!("t/{name}"), cells: vec![Cell::text(name), rate] };
         let number = |by: f64| Cell::number(by, by.to_string());
         let rows = vec![row("b", number(9.0)), row("a", number(10.0)), row("c", Cell::unknown())];
-        Sheet { columns: COLUMNS, rows }
+        SortableTable { columns: COLUMNS, rows }
     }
 
     fn names(filter: &str, order: Option<(usize, bool)>) -> String {
-        let order = order.map(|(column, reversed)| Order { column, reversed });
+        let order = order.map(|(column, reversed)| SortOrder { column, reversed });
         sheet().arranged(filter, order).iter().map(|row| row.cells[0].text.as_str()).collect()
     }
 

@@ -3,17 +3,17 @@
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::pane::Pane;
-use super::picture::Picture;
-use super::sheet::{Order, Row};
+use super::picture::Dashboard;
+use super::sheet::{PaneRow, SortOrder};
 
 /// The number of rows that a page key moves by.
 const PAGE: usize = 10;
 
 /// The user's selection.
 #[derive(Debug, Clone)]
-pub(super) struct View {
+pub(super) struct PaneSelection {
     pub(super) pane: Pane,
-    orders: [Option<Order>; Pane::ALL.len()],
+    orders: [Option<SortOrder>; Pane::ALL.len()],
     /// The index of the marked row in each pane.
     marked: [usize; Pane::ALL.len()],
     /// The text that rows must contain.
@@ -35,15 +35,15 @@ pub(super) enum Mode {
 
 /// The effect of a key on the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum KeyEffect {
     Go,
     Quit,
 }
 
-impl Default for View {
+impl Default for PaneSelection {
     fn default() -> Self {
         // Events are already in order.
-        let by = |column| Some(Order { column, reversed: false });
+        let by = |column| Some(SortOrder { column, reversed: false });
         Self {
             pane: Pane::Functions,
             orders: [None, by(1), by(2), None],
@@ -55,27 +55,27 @@ impl Default for View {
     }
 }
 
-impl View {
-    pub(super) fn order(&self, pane: Pane) -> Option<Order> {
+impl PaneSelection {
+    pub(super) fn order(&self, pane: Pane) -> Option<SortOrder> {
         self.orders[pane as usize]
     }
 
     /// Returns the rows of a pane, filtered and sorted, and the index of the marked row.
-    pub(super) fn rows<'a>(&self, picture: &'a Picture, pane: Pane) -> (Vec<&'a Row>, usize) {
+    pub(super) fn rows<'a>(&self, picture: &'a Dashboard, pane: Pane) -> (Vec<&'a PaneRow>, usize) {
         let rows = picture.sheet(pane).arranged(&self.filter, self.order(pane));
         let marked = self.marked[pane as usize].min(rows.len().saturating_sub(1));
         (rows, marked)
     }
 
     /// Handles a key.
-    pub(super) fn press(&mut self, key: KeyEvent, picture: Option<&Picture>) -> Then {
+    pub(super) fn press(&mut self, key: KeyEvent, picture: Option<&Dashboard>) -> KeyEffect {
         if key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c') {
-            return Then::Quit;
+            return KeyEffect::Quit;
         }
         match &mut self.mode {
             Mode::Filter => self.write(key.code),
             Mode::Detail { scrolled, .. } => match key.code {
-                KeyCode::Char('q') => return Then::Quit,
+                KeyCode::Char('q') => return KeyEffect::Quit,
                 KeyCode::Up | KeyCode::Char('k') => *scrolled = scrolled.saturating_sub(1),
                 KeyCode::Down | KeyCode::Char('j') => *scrolled = scrolled.saturating_add(1),
                 KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => self.mode = Mode::Browse,
@@ -83,7 +83,7 @@ impl View {
             },
             Mode::Browse => return self.browse(key.code, picture),
         }
-        Then::Go
+        KeyEffect::Go
     }
 
     fn write(&mut self, key: KeyCode) {
@@ -96,9 +96,9 @@ impl View {
         }
     }
 
-    fn browse(&mut self, key: KeyCode, picture: Option<&Picture>) -> Then {
+    fn browse(&mut self, key: KeyCode, picture: Option<&Dashboard>) -> KeyEffect {
         match key {
-            KeyCode::Char('q') => return Then::Quit,
+            KeyCode::Char('q') => return KeyEffect::Quit,
             KeyCode::Esc => self.filter.clear(),
             KeyCode::Char('/') => self.mode = Mode::Filter,
             KeyCode::Char('p' | ' ') => self.paused = !self.paused,
@@ -111,10 +111,10 @@ impl View {
                 }
             }
         }
-        Then::Go
+        KeyEffect::Go
     }
 
-    fn browse_rows(&mut self, key: KeyCode, picture: &Picture) {
+    fn browse_rows(&mut self, key: KeyCode, picture: &Dashboard) {
         let (rows, marked) = self.rows(picture, self.pane);
         let last = rows.len().saturating_sub(1);
         let to = match key {
@@ -147,11 +147,11 @@ impl View {
     }
 
     /// Sorts by the next column. After the last column, restores the original order.
-    fn sort_by_next(&mut self, picture: &Picture) {
+    fn sort_by_next(&mut self, picture: &Dashboard) {
         let order = &mut self.orders[self.pane as usize];
         let next = order.map_or(0, |order| order.column + 1);
         let there = next < picture.sheet(self.pane).columns.len();
-        *order = there.then_some(Order { column: next, reversed: false });
+        *order = there.then_some(SortOrder { column: next, reversed: false });
     }
 }
 
@@ -160,10 +160,10 @@ mod tests {
     use super::super::fixture::history;
     use super::*;
 
-    fn press(view: &mut View, keys: &str) -> Then {
+    fn press(view: &mut PaneSelection, keys: &str) -> KeyEffect {
         let (history, events) = history();
-        let picture = Picture::of(&history, &events).unwrap();
-        let mut then = Then::Go;
+        let picture = Dashboard::of(&history, &events).unwrap();
+        let mut then = KeyEffect::Go;
         for letter in keys.chars() {
             let code = match letter {
                 '\t' => KeyCode::Tab,
@@ -179,27 +179,27 @@ mod tests {
 
     #[test]
     fn keys_select_panes_and_mark_rows_within_bounds() {
-        let mut view = View::default();
-        assert_eq!(press(&mut view, "\t\t"), Then::Go);
+        let mut view = PaneSelection::default();
+        assert_eq!(press(&mut view, "\t\t"), KeyEffect::Go);
         assert_eq!(view.pane, Pane::Events);
         press(&mut view, "jjjj");
         let (history, events) = history();
-        let picture = Picture::of(&history, &events).unwrap();
+        let picture = Dashboard::of(&history, &events).unwrap();
         assert_eq!(view.rows(&picture, Pane::Events).1, 1, "there are two events");
         press(&mut view, "\tk");
         assert_eq!((view.pane, view.rows(&picture, Pane::Gpus).1), (Pane::Gpus, 0));
         press(&mut view, "3");
         assert_eq!(view.pane, Pane::Links);
-        assert_eq!(press(&mut view, "q"), Then::Quit);
+        assert_eq!(press(&mut view, "q"), KeyEffect::Quit);
     }
 
     #[test]
     fn a_filter_can_be_edited_kept_and_cleared() {
-        let mut view = View::default();
+        let mut view = PaneSelection::default();
         press(&mut view, "/qu1\x08\n");
         assert_eq!((view.filter.as_str(), &view.mode), ("qu", &Mode::Browse));
         let (history, events) = history();
-        let picture = Picture::of(&history, &events).unwrap();
+        let picture = Dashboard::of(&history, &events).unwrap();
         let (rows, _) = view.rows(&picture, Pane::Functions);
         assert_eq!(rows.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["default/quiet"]);
         press(&mut view, "\x1b");
@@ -210,18 +210,18 @@ mod tests {
 
     #[test]
     fn sorting_cycles_through_the_columns_and_back_to_none() {
-        let mut view = View::default();
+        let mut view = PaneSelection::default();
         press(&mut view, "4r");
         assert_eq!(view.order(Pane::Events), None);
         press(&mut view, "sr");
-        assert_eq!(view.order(Pane::Events), Some(Order { column: 0, reversed: true }));
+        assert_eq!(view.order(Pane::Events), Some(SortOrder { column: 0, reversed: true }));
         press(&mut view, "ssss");
         assert_eq!(view.order(Pane::Events), None);
     }
 
     #[test]
     fn enter_shows_the_details_and_escape_hides_them() {
-        let mut view = View::default();
+        let mut view = PaneSelection::default();
         press(&mut view, "\njj");
         assert_eq!(view.mode, Mode::Detail { id: "default/digits".into(), scrolled: 2 });
         press(&mut view, "\x1b");
@@ -231,10 +231,10 @@ mod tests {
     #[test]
     fn control_c_quits_in_every_mode() {
         for keys in ["", "/ab", "\n"] {
-            let mut view = View::default();
+            let mut view = PaneSelection::default();
             press(&mut view, keys);
             let key = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-            assert_eq!(view.press(key, None), Then::Quit);
+            assert_eq!(view.press(key, None), KeyEffect::Quit);
         }
     }
 }

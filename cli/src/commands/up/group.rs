@@ -9,17 +9,17 @@ use super::{Args, INTERNAL_PORT};
 use crate::args::LogFormat;
 use crate::commands::options::executor_threads;
 use crate::config::Config;
-use crate::failure::Failure;
-use crate::process::{self, Stop};
-use crate::processes::{Group, Log, Plan, Restart, Whereabouts};
+use crate::failure::CommandFailure;
+use crate::process::{self, StopSignals};
+use crate::processes::{GroupPlan, LogPrefix, ProcessAddress, ProcessGroup, RestartPolicy};
 
-pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), Failure> {
+pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), CommandFailure> {
     // Listen for signals before anything starts, so that no signal is missed.
-    let mut stop = Stop::new()?;
+    let mut stop = StopSignals::new()?;
     let kept = args.kept(&data_dir);
     let plan = plan(args, config, data_dir)?;
     let mut group = tokio::select! {
-        group = Group::start(plan) => group?,
+        group = ProcessGroup::start(plan) => group?,
         () = stop.asked() => return Ok(()),
     };
     announce(&group, &kept)?;
@@ -27,7 +27,7 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
         () = stop.asked() => Ok(()),
         failure = group.watch() => Err(failure),
     };
-    process::say_stopping(args.options.grace);
+    process::print_stopping(args.options.grace);
     tokio::select! {
         () = group.shutdown() => ended,
         // Dropping the group kills all processes, executors included.
@@ -35,12 +35,12 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
     }
 }
 
-fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure> {
+fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, CommandFailure> {
     args.options.check_exposed(args.listen)?;
     args.options.check_exposed(args.internal())?;
     let gpus = args.machine.topology()?.gpus.len() * args.workers().get() as usize;
     let threads = ["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
-    Ok(Plan {
+    Ok(GroupPlan {
         data_dir,
         client: args.listen,
         internal: args.internal_listen,
@@ -59,10 +59,10 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
             .collect(),
         machine: [args.machine.words(), args.connections.worker.words(), threads.to_vec()].concat(),
         grace: args.options.grace,
-        restart: if args.restart { Restart::WithBackoff } else { Restart::Never },
+        restart: if args.restart { RestartPolicy::WithBackoff } else { RestartPolicy::Never },
         log: match config.log_format {
-            LogFormat::Text => Log::Named,
-            LogFormat::Json => Log::AsIs,
+            LogFormat::Text => LogPrefix::Named,
+            LogFormat::Json => LogPrefix::AsIs,
         },
     })
 }
@@ -90,17 +90,17 @@ fn log_words(config: &Config) -> Vec<String> {
 }
 
 /// Reports the cluster to people on stderr and to programs on stdout.
-fn announce(group: &Group, kept: &str) -> Result<(), Failure> {
+fn announce(group: &ProcessGroup, kept: &str) -> Result<(), CommandFailure> {
     let endpoints = group.endpoints();
     let all = endpoints.join(",");
     let parts = group.whereabouts();
     eprintln!("millrace is up: clients at {all} (gRPC and REST), {kept}");
     for part in &parts {
         match part {
-            Whereabouts::Controller { name, pid, client, internal, .. } => {
+            ProcessAddress::Controller { name, pid, client, internal, .. } => {
                 eprintln!("  {name:<12} pid {pid:<8} clients {client}, controllers and workers {internal}");
             }
-            Whereabouts::Worker { name, pid, address } => {
+            ProcessAddress::Worker { name, pid, address } => {
                 eprintln!("  {name:<12} pid {pid:<8} gateways {address}");
             }
         }
@@ -109,14 +109,14 @@ fn announce(group: &Group, kept: &str) -> Result<(), Failure> {
         "next: export MILLRACE_ENDPOINTS={all}, millrace cluster status, millrace apply -f FUNCTION.yaml; Ctrl-C stops all processes"
     );
     let internal = parts.iter().find_map(|part| match part {
-        Whereabouts::Controller { internal, .. } => Some(internal),
-        Whereabouts::Worker { .. } => None,
+        ProcessAddress::Controller { internal, .. } => Some(internal),
+        ProcessAddress::Worker { .. } => None,
     });
     let workers: Vec<_> = parts
         .iter()
         .filter_map(|part| match part {
-            Whereabouts::Worker { address, .. } => Some(address),
-            Whereabouts::Controller { .. } => None,
+            ProcessAddress::Worker { address, .. } => Some(address),
+            ProcessAddress::Controller { .. } => None,
         })
         .collect();
     process::announce(&json!({

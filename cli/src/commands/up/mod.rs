@@ -9,13 +9,13 @@ use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 
 use crate::cluster::WORKERS_MAX;
-use crate::commands::options::{AllConnections, FirstPolicy, HostNames, Machine, ServerOptions};
+use crate::commands::options::{AllConnections, HostNames, InitialPolicy, ServerOptions, WorkerOptions};
 use crate::commands::worker::WORKER_PORT;
 use crate::config::Config;
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::process::{ephemeral_dir, loopback};
 
 const CLIENT_PORT: u16 = 8080;
@@ -59,9 +59,9 @@ pub(crate) struct Args {
     )]
     workers: u32,
     #[command(flatten)]
-    machine: Machine,
+    machine: WorkerOptions,
     #[command(flatten)]
-    policy: FirstPolicy,
+    policy: InitialPolicy,
     /// The listen address for clients; other controllers use the next ports. Port 0 selects free
     /// ports.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
@@ -85,7 +85,7 @@ pub(crate) struct Args {
     options: ServerOptions,
 }
 
-pub(crate) async fn run(args: Args, config: &Config, spans: Option<Kept>) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args, config: &Config, spans: Option<SpanRing>) -> Result<(), CommandFailure> {
     let (data_dir, _kept) = args.data_dir()?;
     args.options.check_exposed(args.worker())?;
     match args.controllers.get() {
@@ -101,14 +101,14 @@ impl Args {
     }
 
     /// Returns the data directory, and the guard that removes a temporary one at the end.
-    fn data_dir(&self) -> Result<(PathBuf, Option<tempfile::TempDir>), Failure> {
+    fn data_dir(&self) -> Result<(PathBuf, Option<tempfile::TempDir>), CommandFailure> {
         if self.ephemeral {
             let folder = ephemeral_dir()?;
             return Ok((folder.path().to_owned(), Some(folder)));
         }
         let named = self.data_dir.clone().or_else(usual_data_dir);
         let dir = named.ok_or_else(|| {
-            Failure::usage("there is no home folder for the data")
+            CommandFailure::usage("there is no home folder for the data")
                 .hint("name a folder with --data-dir, or keep no data with --ephemeral")
         })?;
         Ok((dir, None))

@@ -2,28 +2,28 @@
 
 use std::path::{Path, PathBuf};
 
-use millrace_proto::trace::Kept;
+use millrace_proto::trace::SpanRing;
 use serde_json::json;
 
 use super::Args;
-use crate::cluster::{Cluster, Plan};
+use crate::cluster::{InProcessCluster, LocalClusterPlan};
 use crate::config::Config;
-use crate::failure::Failure;
-use crate::process::{self, Stop};
+use crate::failure::CommandFailure;
+use crate::process::{self, StopSignals};
 use crate::processes::record;
 
 pub(super) async fn run(
     args: &Args,
     config: &Config,
     data_dir: PathBuf,
-    spans: Option<Kept>,
-) -> Result<(), Failure> {
+    spans: Option<SpanRing>,
+) -> Result<(), CommandFailure> {
     // Listen for signals before anything starts, so that no signal is missed.
-    let mut stop = Stop::new()?;
+    let mut stop = StopSignals::new()?;
     let kept = args.kept(&data_dir);
-    let plan = Plan { kept: spans, ..plan(args, config, data_dir)? };
+    let plan = LocalClusterPlan { kept: spans, ..plan(args, config, data_dir)? };
     let mut cluster = tokio::select! {
-        cluster = Cluster::start(plan) => cluster?,
+        cluster = InProcessCluster::start(plan) => cluster?,
         () = stop.asked() => return Ok(()),
     };
     announce(&cluster, &kept)?;
@@ -31,7 +31,7 @@ pub(super) async fn run(
         () = stop.asked() => Ok(()),
         failure = cluster.failed() => Err(failure),
     };
-    process::say_stopping(args.options.grace);
+    process::print_stopping(args.options.grace);
     tokio::select! {
         () = cluster.shutdown(args.options.grace) => ended,
         // Dropping the cluster ends all parts, executors included.
@@ -39,9 +39,9 @@ pub(super) async fn run(
     }
 }
 
-fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure> {
+fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<LocalClusterPlan, CommandFailure> {
     alone(&data_dir)?;
-    Ok(Plan {
+    Ok(LocalClusterPlan {
         data_dir,
         client: args.listen,
         internal: args.internal(),
@@ -65,7 +65,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<Plan, Failure
 }
 
 /// Refuses the folder of a group, because a single controller has no majority.
-fn alone(data_dir: &Path) -> Result<(), Failure> {
+fn alone(data_dir: &Path) -> Result<(), CommandFailure> {
     let controllers = record::read(data_dir)?.controllers.len();
     if controllers < 2 {
         return Ok(());
@@ -74,11 +74,12 @@ fn alone(data_dir: &Path) -> Result<(), Failure> {
         "{} holds a group of {controllers} controllers, and a single one has no majority",
         data_dir.display()
     );
-    Err(Failure::usage(message).hint(format!("start all of them: millrace up --controllers {controllers}")))
+    Err(CommandFailure::usage(message)
+        .hint(format!("start all of them: millrace up --controllers {controllers}")))
 }
 
 /// Reports the cluster to people on stderr and to programs on stdout.
-fn announce(cluster: &Cluster, kept: &str) -> Result<(), Failure> {
+fn announce(cluster: &InProcessCluster, kept: &str) -> Result<(), CommandFailure> {
     let client = cluster.client_addr();
     eprintln!(
         "millrace is up: clients at {client} (gRPC and REST), {kept}\n\
@@ -114,12 +115,13 @@ mod tests {
     #[test]
     fn the_folder_of_a_group_is_refused_for_a_single_controller() {
         let folder = tempfile::tempdir().unwrap();
-        let place = |id| record::Place {
+        let place = |id| record::ControllerAddresses {
             id,
             client: "127.0.0.1:1".parse().unwrap(),
             internal: "127.0.0.1:2".parse().unwrap(),
         };
-        let record = record::Record { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
+        let record =
+            record::GroupRecord { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
         record::write(folder.path(), &record).unwrap();
         let refused = plan(&args(&[]), &Config::empty(), folder.path().to_owned()).unwrap_err();
         assert!(refused.hint.unwrap().contains("--controllers 3"));

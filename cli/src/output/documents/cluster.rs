@@ -3,11 +3,11 @@
 use millrace_client::messages as wire;
 use serde::Serialize;
 
-use crate::output::text::said;
+use crate::output::text::non_empty;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ClusterStatus {
+pub(crate) struct ClusterStatusDocument {
     cluster_id: String,
     cluster_version: u64,
     answered_by: u64,
@@ -53,7 +53,7 @@ pub(crate) fn role(controller: &wire::Controller) -> Option<&'static str> {
 /// The number of nodes that the cluster needs, and the reasons.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Scaling {
+pub(crate) struct ScalingDocument {
     nodes_needed: u32,
     nodes_now: u32,
     reasons: Vec<ScalingReason>,
@@ -65,7 +65,7 @@ struct ScalingReason {
     message: String,
 }
 
-impl From<wire::ScalingSignal> for Scaling {
+impl From<wire::ScalingSignal> for ScalingDocument {
     fn from(signal: wire::ScalingSignal) -> Self {
         let reason = |it: wire::ScalingReason| ScalingReason { reason: it.reason, message: it.message };
         Self {
@@ -76,7 +76,7 @@ impl From<wire::ScalingSignal> for Scaling {
     }
 }
 
-impl From<wire::ClusterStatus> for ClusterStatus {
+impl From<wire::ClusterStatus> for ClusterStatusDocument {
     fn from(status: wire::ClusterStatus) -> Self {
         Self {
             cluster_id: status.cluster_id,
@@ -105,10 +105,10 @@ impl From<wire::Controller> for Controller {
             last_log_index: counted(controller.last_log_index),
             last_applied_index: counted(controller.last_applied_index),
             snapshot_index: counted(controller.snapshot_index),
-            unreachable_reason: said(controller.unreachable_reason),
-            client_address: said(controller.client_address),
+            unreachable_reason: non_empty(controller.unreachable_reason),
+            client_address: non_empty(controller.client_address),
             internal_address: controller.internal_address,
-            build: said(controller.build),
+            build: non_empty(controller.build),
             matched_index: controller.matched_index,
             lag: controller.lag,
             directory: controller.directory,

@@ -1,13 +1,13 @@
 //! The document of an object that has a manifest: the manifest, with a `status` beside it.
 
-use millrace_types::manifest::{API_VERSION, Kind};
+use millrace_types::manifest::{API_VERSION, ManifestKind};
 use serde::Serialize;
 
 /// An object with `metadata` M, `spec` S and `status` T. The manifest parser skips the status, and
 /// the fields that the server adds to the metadata and spec: see [`millrace_types::manifest`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Document<M, S, T> {
+pub(crate) struct ManifestDocument<M, S, T> {
     api_version: &'static str,
     kind: &'static str,
     metadata: M,
@@ -15,8 +15,8 @@ pub(crate) struct Document<M, S, T> {
     status: T,
 }
 
-impl<M, S, T> Document<M, S, T> {
-    pub(crate) fn new(kind: Kind, metadata: M, spec: S, status: T) -> Self {
+impl<M, S, T> ManifestDocument<M, S, T> {
+    pub(crate) fn new(kind: ManifestKind, metadata: M, spec: S, status: T) -> Self {
         Self { api_version: API_VERSION, kind: kind.as_str(), metadata, spec, status }
     }
 }

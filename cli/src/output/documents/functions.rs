@@ -4,22 +4,23 @@
 
 use millrace_client::messages as wire;
 use millrace_types::Runtime;
-use millrace_types::manifest::Kind;
+use millrace_types::manifest::ManifestKind;
 use serde::Serialize;
 
-use super::{Condition, Document, Metadata, Slo, Tensor, span};
+use super::{Condition, ManifestDocument, ModelMetadataDocument, Slo, Tensor, span};
 use crate::output::text::moment;
 
-pub(crate) type Function = Document<Metadata, Spec, Status>;
+pub(crate) type FunctionDocument =
+    ManifestDocument<ModelMetadataDocument, FunctionSpecDocument, FunctionStatusDocument>;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Spec {
+pub(crate) struct FunctionSpecDocument {
     runtime: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    model: Option<Kept>,
+    model: Option<StoredArtifact>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    program: Option<Kept>,
+    program: Option<StoredArtifact>,
     slo: Option<Slo>,
     timeout: Option<String>,
     resources: Resources,
@@ -35,7 +36,7 @@ pub(crate) struct Spec {
 
 /// The artifact of the newest revision.
 #[derive(Debug, Serialize)]
-struct Kept {
+struct StoredArtifact {
     digest: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     processes: Option<u32>,
@@ -78,7 +79,7 @@ struct Resources {
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Status {
+pub(crate) struct FunctionStatusDocument {
     enabled: bool,
     conditions: Vec<Condition>,
     revisions: Vec<Revision>,
@@ -104,15 +105,15 @@ struct Model {
     outputs: Vec<Tensor>,
 }
 
-impl From<wire::Function> for Function {
+impl From<wire::Function> for FunctionDocument {
     fn from(function: wire::Function) -> Self {
         let digest = newest_digest(&function.revisions);
         let spec = function.spec.unwrap_or_default();
         let (model, program) = match spec.runtime == Runtime::Process.as_str() {
-            true => (None, digest.map(|digest| Kept { digest, processes: Some(spec.processes) })),
-            false => (digest.map(|digest| Kept { digest, processes: None }), None),
+            true => (None, digest.map(|digest| StoredArtifact { digest, processes: Some(spec.processes) })),
+            false => (digest.map(|digest| StoredArtifact { digest, processes: None }), None),
         };
-        let metadata = Metadata {
+        let metadata = ModelMetadataDocument {
             name: spec.name,
             tenant: spec.tenant,
             labels: spec.labels.into_iter().collect(),
@@ -122,7 +123,7 @@ impl From<wire::Function> for Function {
             updated_at: function.updated_at.and_then(moment),
             updated_by: function.updated_by,
         };
-        let spec = Spec {
+        let spec = FunctionSpecDocument {
             runtime: spec.runtime,
             model,
             program,
@@ -139,12 +140,12 @@ impl From<wire::Function> for Function {
             }),
             sequences: spec.sequences.map(Sequences::from),
         };
-        let status = Status {
+        let status = FunctionStatusDocument {
             enabled: function.enabled,
             conditions: function.conditions.into_iter().map(Condition::from).collect(),
             revisions: function.revisions.into_iter().map(Revision::from).collect(),
         };
-        Self::new(Kind::Function, metadata, spec, status)
+        Self::new(ManifestKind::Function, metadata, spec, status)
     }
 }
 
@@ -194,7 +195,7 @@ impl From<wire::ModelSummary> for Model {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{Format, document};
+    use crate::output::{ListFormat, document};
     use millrace_proto::convert::function_spec_wire;
     use millrace_types::Digest;
     use millrace_types::manifest::{self, Manifest, ModelSource};
@@ -337,7 +338,10 @@ mod tests {
 
     #[test]
     fn a_function_document_has_every_field() {
-        assert_eq!(document(Format::Json, &Function::from(function())).unwrap().unwrap(), PRINTED);
+        assert_eq!(
+            document(ListFormat::Json, &FunctionDocument::from(function())).unwrap().unwrap(),
+            PRINTED
+        );
     }
 
     #[test]
@@ -367,8 +371,8 @@ mod tests {
                 updated_by: "alice".into(),
                 ..Default::default()
             };
-            let shown = Function::from(there);
-            for format in [Format::Yaml, Format::Json] {
+            let shown = FunctionDocument::from(there);
+            for format in [ListFormat::Yaml, ListFormat::Json] {
                 let text = document(format, &shown).unwrap().unwrap();
                 assert_eq!(manifest::parse(&text).unwrap(), written, "{text}");
             }

@@ -1,5 +1,5 @@
 //! The documents of `-o json|yaml`: the admin API's messages under stable names. Objects with a
-//! manifest are printed in its shape ([`Document`]).
+//! manifest are printed in its shape ([`ManifestDocument`]).
 
 mod cluster;
 mod document;
@@ -12,16 +12,16 @@ use std::collections::BTreeMap;
 use millrace_client::messages as wire;
 use serde::Serialize;
 
-pub(crate) use self::cluster::{ClusterStatus, Scaling, role};
-pub(crate) use self::document::Document;
-pub(crate) use self::functions::Function;
-pub(crate) use self::nodes::{Gpu, Node, ResidentModel};
-pub(crate) use self::workflows::Workflow;
+pub(crate) use self::cluster::{ClusterStatusDocument, ScalingDocument, role};
+pub(crate) use self::document::ManifestDocument;
+pub(crate) use self::functions::FunctionDocument;
+pub(crate) use self::nodes::{GpuDocument, NodeDocument, ResidentModelDocument};
+pub(crate) use self::workflows::WorkflowDocument;
 
 /// The metadata of functions and workflows.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Metadata {
+pub(crate) struct ModelMetadataDocument {
     name: String,
     tenant: String,
     labels: BTreeMap<String, String>,

@@ -5,11 +5,11 @@ use serde::Serialize;
 
 use super::Condition;
 use crate::output::residents::is_running;
-use crate::output::text::said;
+use crate::output::text::non_empty;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Node {
+pub(crate) struct NodeDocument {
     name: String,
     epoch: u64,
     address: String,
@@ -30,12 +30,12 @@ pub(crate) struct Node {
     index_entries: u64,
     index_overflow: u64,
     conditions: Vec<Condition>,
-    gpus: Vec<Gpu>,
+    gpus: Vec<GpuDocument>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Gpu {
+pub(crate) struct GpuDocument {
     node: String,
     index: u32,
     gpu_type: String,
@@ -50,13 +50,13 @@ pub(crate) struct Gpu {
     peer_swaps: u64,
     evictions: u64,
     busy_seconds: f64,
-    models: Vec<ResidentModel>,
+    models: Vec<ResidentModelDocument>,
     models_left_out: u32,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct ResidentModel {
+pub(crate) struct ResidentModelDocument {
     pub(crate) node: String,
     pub(crate) gpu: u32,
     functions: Vec<String>,
@@ -72,7 +72,7 @@ fn seconds(wire: prost_types::Duration) -> Option<f64> {
     std::time::Duration::try_from(wire).ok().map(|span| span.as_secs_f64())
 }
 
-impl From<wire::Node> for Node {
+impl From<wire::Node> for NodeDocument {
     fn from(node: wire::Node) -> Self {
         Self {
             status: match node.status() {
@@ -96,7 +96,7 @@ impl From<wire::Node> for Node {
             index_entries: node.index_entries,
             index_overflow: node.index_overflow,
             conditions: node.conditions.into_iter().map(Condition::from).collect(),
-            gpus: node.gpus.into_iter().map(|gpu| Gpu::new(&node.name, gpu)).collect(),
+            gpus: node.gpus.into_iter().map(|gpu| GpuDocument::new(&node.name, gpu)).collect(),
             name: node.name,
             epoch: node.epoch,
             address: node.address,
@@ -113,9 +113,10 @@ impl From<wire::Node> for Node {
     }
 }
 
-impl Gpu {
+impl GpuDocument {
     pub(crate) fn new(node: &str, gpu: wire::Gpu) -> Self {
-        let models = gpu.models.iter().map(|model| ResidentModel::new(node, &gpu, model.clone())).collect();
+        let models =
+            gpu.models.iter().map(|model| ResidentModelDocument::new(node, &gpu, model.clone())).collect();
         Self {
             node: node.to_owned(),
             index: gpu.index,
@@ -123,7 +124,7 @@ impl Gpu {
             health: gpu.health,
             memory_bytes: gpu.memory_bytes,
             used_bytes: gpu.used_bytes,
-            running: said(gpu.running),
+            running: non_empty(gpu.running),
             executor_pid: gpu.executor_pid,
             executor_pids: gpu.executor_pids,
             restarts: gpu.restarts,
@@ -137,7 +138,7 @@ impl Gpu {
     }
 }
 
-impl ResidentModel {
+impl ResidentModelDocument {
     pub(crate) fn new(node: &str, gpu: &wire::Gpu, model: wire::ResidentModel) -> Self {
         Self {
             running: is_running(gpu, &model),

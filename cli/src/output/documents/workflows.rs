@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 
 use millrace_client::messages as wire;
-use millrace_types::manifest::Kind;
+use millrace_types::manifest::ManifestKind;
 use serde::Serialize;
 
-use super::{Condition, Document, Metadata, Slo, Tensor, span};
+use super::{Condition, ManifestDocument, ModelMetadataDocument, Slo, Tensor, span};
 use crate::output::text::moment;
 
-pub(crate) type Workflow = Document<Metadata, Spec, Status>;
+pub(crate) type WorkflowDocument =
+    ManifestDocument<ModelMetadataDocument, WorkflowSpecDocument, WorkflowStatusDocument>;
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Spec {
+pub(crate) struct WorkflowSpecDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     slo: Option<Slo>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,16 +46,16 @@ enum Run {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Status {
+pub(crate) struct WorkflowStatusDocument {
     conditions: Vec<Condition>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
 }
 
-impl From<wire::Workflow> for Workflow {
+impl From<wire::Workflow> for WorkflowDocument {
     fn from(workflow: wire::Workflow) -> Self {
         let spec = workflow.spec.unwrap_or_default();
-        let metadata = Metadata {
+        let metadata = ModelMetadataDocument {
             name: spec.name,
             tenant: spec.tenant,
             labels: spec.labels.into_iter().collect(),
@@ -64,19 +65,19 @@ impl From<wire::Workflow> for Workflow {
             updated_at: workflow.updated_at.and_then(moment),
             updated_by: workflow.updated_by,
         };
-        let spec = Spec {
+        let spec = WorkflowSpecDocument {
             slo: spec.slo.map(Slo::from),
             timeout: spec.timeout.and_then(span),
             inputs: spec.inputs,
             steps: spec.steps.into_iter().map(Step::from).collect(),
             outputs: spec.outputs.into_iter().map(|output| (output.name, output.from)).collect(),
         };
-        let status = Status {
+        let status = WorkflowStatusDocument {
             conditions: workflow.conditions.into_iter().map(Condition::from).collect(),
             inputs: workflow.inputs.into_iter().map(Tensor::from).collect(),
             outputs: workflow.outputs.into_iter().map(Tensor::from).collect(),
         };
-        Self::new(Kind::Workflow, metadata, spec, status)
+        Self::new(ManifestKind::Workflow, metadata, spec, status)
     }
 }
 
@@ -100,7 +101,7 @@ impl From<wire::WorkflowStep> for Step {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::{Format, document};
+    use crate::output::{ListFormat, document};
     use millrace_proto::convert::workflow_spec_wire;
     use millrace_types::manifest::{self, Manifest};
 
@@ -153,7 +154,7 @@ spec:
             }],
             ..Default::default()
         };
-        let printed = document(Format::Yaml, &Workflow::from(workflow)).unwrap().unwrap();
+        let printed = document(ListFormat::Yaml, &WorkflowDocument::from(workflow)).unwrap().unwrap();
         let (spec, status) = printed.split_once("status:\n").unwrap();
         let added = [
             "  generation: 3\n",

@@ -1,27 +1,27 @@
 use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
 use millrace_types::workflow::{NESTING_MAX, Signature};
-use millrace_types::{Dim, FunctionSpec, NodeDelta, Sequences, TenantName, TensorSpec, Usage};
+use millrace_types::{Dim, FunctionSpec, NodeDelta, SequenceSpec, TenantName, TensorSpec, Usage};
 
 use super::*;
-use crate::Command;
+use crate::StateCommand;
 use crate::commands::testing::{
-    Log, apply, apply_workflow, chain, delete, delete_workflow, digest, key, model_of, run_function,
+    TestLog, apply, apply_workflow, chain, delete, delete_workflow, digest, key, model_of, run_function,
     run_workflow, spec, sync_all, tensor,
 };
 use crate::workflows::USERS_NAMED_MAX;
 
 /// Returns a log with a function `f` that has 64 columns.
-fn log() -> Log {
-    let mut log = Log::with_artifacts(&["m1"]);
+fn log() -> TestLog {
+    let mut log = TestLog::with_artifacts(&["m1"]);
     log.apply(apply("f", "m1")).unwrap();
     log
 }
 
-fn workflow<'a>(log: &'a Log, name: &str) -> &'a Workflow {
+fn workflow<'a>(log: &'a TestLog, name: &str) -> &'a WorkflowRecord {
     log.state.workflow(&key(name)).unwrap()
 }
 
-fn said(log: &mut Log, command: Command) -> String {
+fn said(log: &mut TestLog, command: StateCommand) -> String {
     log.refused(command).to_string()
 }
 
@@ -45,11 +45,11 @@ fn a_changed_workflow_gets_a_new_generation_and_a_repeat_does_not() {
     let before = log.state.version();
     let one = || apply_workflow(chain("w", &[run_function("f")]));
     let two = || apply_workflow(chain("w", &[run_function("f"), run_function("f")]));
-    assert_eq!(log.apply(one()), Ok(Applied::Created { version: before + 1 }));
+    assert_eq!(log.apply(one()), Ok(CommandEffect::Created { version: before + 1 }));
     log.tick(5);
-    assert_eq!(log.apply(one()), Ok(Applied::Unchanged));
+    assert_eq!(log.apply(one()), Ok(CommandEffect::Unchanged));
     assert_eq!(workflow(&log, "w").generation.get(), 1);
-    assert_eq!(log.apply(two()), Ok(Applied::Changed { version: before + 2 }));
+    assert_eq!(log.apply(two()), Ok(CommandEffect::Changed { version: before + 2 }));
     let kept = workflow(&log, "w");
     assert_eq!((kept.generation.get(), kept.resource_version), (2, before + 2));
     assert_eq!(kept.updated_at.since(kept.created_at).as_millis(), 5);
@@ -66,7 +66,8 @@ fn the_number_of_workflows_is_bounded_for_each_tenant() {
     let mut other = spec("f");
     other.key.tenant = TenantName::new("other").unwrap();
     let digest = digest("m1");
-    log.apply(Command::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() }).unwrap();
+    log.apply(StateCommand::ApplyFunction { spec: other, digest, expected: None, voters: Vec::new() })
+        .unwrap();
     for number in 0..WORKFLOWS_PER_TENANT_MAX {
         log.apply(apply_workflow(chain(&format!("w{number}"), &[run_function("f")]))).unwrap();
     }
@@ -76,7 +77,7 @@ fn the_number_of_workflows_is_bounded_for_each_tenant() {
     elsewhere.key.tenant = TenantName::new("other").unwrap();
     assert!(log.apply(apply_workflow(elsewhere)).is_ok());
     let changed = chain("w0", &[run_function("f"), run_function("f")]);
-    assert!(matches!(log.apply(apply_workflow(changed)), Ok(Applied::Changed { .. })));
+    assert!(matches!(log.apply(apply_workflow(changed)), Ok(CommandEffect::Changed { .. })));
     log.apply(delete_workflow("w1")).unwrap();
     assert!(log.apply(apply_workflow(chain("more", &[run_function("f")]))).is_ok());
 }
@@ -85,11 +86,11 @@ fn the_number_of_workflows_is_bounded_for_each_tenant() {
 fn a_workflow_with_a_stale_expected_version_is_refused() {
     let mut log = log();
     let spec = || chain("w", &[run_function("f")]);
-    let expecting = |expected| Command::ApplyWorkflow { spec: spec(), expected: Some(expected) };
+    let expecting = |expected| StateCommand::ApplyWorkflow { spec: spec(), expected: Some(expected) };
     assert!(log.apply(expecting(0)).is_ok());
     let actual = log.state.version();
-    assert_eq!(log.refused(expecting(0)), Refusal::Conflict { key: key("w"), expected: 0, actual });
-    assert_eq!(log.apply(expecting(actual)), Ok(Applied::Unchanged));
+    assert_eq!(log.refused(expecting(0)), CommandRefusal::Conflict { key: key("w"), expected: 0, actual });
+    assert_eq!(log.apply(expecting(actual)), Ok(CommandEffect::Unchanged));
 }
 
 #[test]
@@ -113,7 +114,7 @@ fn each_refusal_names_the_fault_in_the_workflow() {
     ];
     for (spec, says) in checks {
         let refused = log.refused(apply_workflow(spec));
-        assert!(matches!(refused, Refusal::InvalidSpec { .. }), "{refused:?}");
+        assert!(matches!(refused, CommandRefusal::InvalidSpec { .. }), "{refused:?}");
         assert!(refused.to_string().contains(says), "{says:?}: {refused}");
     }
 }
@@ -122,10 +123,10 @@ fn each_refusal_names_the_fault_in_the_workflow() {
 fn a_name_of_a_function_is_refused_for_a_workflow_and_vice_versa() {
     let mut log = log();
     let taken = log.refused(apply_workflow(chain("f", &[run_function("f")])));
-    assert_eq!(taken, Refusal::NameTaken { key: key("f"), by: ModelKind::Function });
+    assert_eq!(taken, CommandRefusal::NameTaken { key: key("f"), by: ModelKind::Function });
     log.apply(apply_workflow(chain("w", &[run_function("f")]))).unwrap();
     let taken = log.refused(apply("w", "m1"));
-    assert_eq!(taken, Refusal::NameTaken { key: key("w"), by: ModelKind::Workflow });
+    assert_eq!(taken, CommandRefusal::NameTaken { key: key("w"), by: ModelKind::Workflow });
     assert!(taken.to_string().contains("is a workflow already: choose another name"), "{taken}");
 }
 
@@ -142,7 +143,7 @@ fn workflows_that_run_each_other_are_refused_with_the_path() {
 
 /// Applies workflow `n0`, which runs a function, and further workflows that each run the one
 /// before.
-fn nest(log: &mut Log, deep: usize) {
+fn nest(log: &mut TestLog, deep: usize) {
     log.apply(apply_workflow(chain("n0", &[run_function("f")]))).unwrap();
     for level in 1..=deep {
         let inner = run_workflow(&format!("n{}", level - 1));
@@ -158,13 +159,17 @@ fn the_nesting_of_workflows_is_bounded() {
     assert_eq!(depths, [0, 1, 2, 3, 4]);
     let says = said(&mut log, apply_workflow(chain("top", &[run_workflow("n4")])));
     assert!(
-        says.contains("workflow \"n4\" nests workflows 4 deep: inside another workflow the depth would exceed 4"),
+        says.contains(
+            "workflow \"n4\" nests workflows 4 deep: inside another workflow the depth would exceed 4"
+        ),
         "{says}"
     );
     // A change at the bottom is refused too, because the change deepens the workflows above.
     log.apply(apply_workflow(chain("base", &[run_function("f")]))).unwrap();
     let deeper = log.refused(apply_workflow(chain("n0", &[run_workflow("base")])));
-    let Refusal::BreaksWorkflow { key: of, workflow: above, .. } = &deeper else { panic!("{deeper:?}") };
+    let CommandRefusal::BreaksWorkflow { key: of, workflow: above, .. } = &deeper else {
+        panic!("{deeper:?}")
+    };
     assert_eq!((of, above), (&key("n0"), &key("n4")));
     // With a level less the change is accepted.
     log.apply(delete_workflow("n4")).unwrap();
@@ -239,7 +244,9 @@ fn a_workflow_change_that_breaks_another_workflow_is_refused() {
     log.apply(apply_workflow(chain("middle", &[run_workflow("inner")]))).unwrap();
     log.apply(apply_workflow(chain("outer", &[run_workflow("middle"), run_function("f")]))).unwrap();
     let refused = log.refused(apply_workflow(chain("inner", &[run_function("narrow")])));
-    let Refusal::BreaksWorkflow { key: of, workflow, problem } = refused else { panic!("{refused:?}") };
+    let CommandRefusal::BreaksWorkflow { key: of, workflow, problem } = refused else {
+        panic!("{refused:?}")
+    };
     assert_eq!((of, workflow), (key("inner"), key("outer")), "through the middle, which it fits");
     assert!(
         problem.starts_with("s0.y has shape [s0.s0.s0.batch, 8], and input \"x\" of step \"s1\""),
@@ -258,7 +265,7 @@ fn deleting_a_function_that_workflows_run_is_refused_with_some_of_their_names() 
     expected.sort();
     expected.truncate(USERS_NAMED_MAX);
     let refused = log.refused(delete("f"));
-    assert_eq!(refused, Refusal::InUse { key: key("f"), by: expected, more: 2 });
+    assert_eq!(refused, CommandRefusal::InUse { key: key("f"), by: expected, more: 2 });
     assert!(refused.to_string().contains("is run by workflows w0, w1, "), "{refused}");
     assert!(
         refused.to_string().ends_with(" and 2 more: change or delete these workflows first"),
@@ -306,9 +313,12 @@ fn the_number_of_workflows_is_bounded() {
         log.state.workflows.insert(another.key.clone(), Arc::new(another));
     }
     let more = apply_workflow(chain("more", &[run_function("f")]));
-    assert_eq!(log.refused(more), Refusal::Full { what: "workflows".into(), limit: WORKFLOWS_MAX as u64 });
+    assert_eq!(
+        log.refused(more),
+        CommandRefusal::Full { what: "workflows".into(), limit: WORKFLOWS_MAX as u64 }
+    );
     let known = apply_workflow(chain("w1", &[run_function("f"), run_function("f")]));
-    assert!(matches!(log.apply(known), Ok(Applied::Changed { .. })));
+    assert!(matches!(log.apply(known), Ok(CommandEffect::Changed { .. })));
 }
 
 #[test]
@@ -316,9 +326,11 @@ fn listings_contain_one_tenant_and_continue_from_a_bound() {
     use std::ops::Bound;
     let mut log = log();
     let other = TenantName::new("other").unwrap();
-    let Command::ApplyFunction { mut spec, digest, expected, voters } = apply("f", "m1") else { panic!() };
+    let StateCommand::ApplyFunction { mut spec, digest, expected, voters } = apply("f", "m1") else {
+        panic!()
+    };
     spec.key.tenant = other.clone();
-    log.apply(Command::ApplyFunction { spec, digest, expected, voters }).unwrap();
+    log.apply(StateCommand::ApplyFunction { spec, digest, expected, voters }).unwrap();
     for name in ["a", "b", "c"] {
         log.apply(apply_workflow(chain(name, &[run_function("f")]))).unwrap();
     }
@@ -336,7 +348,7 @@ fn listings_contain_one_tenant_and_continue_from_a_bound() {
     assert_eq!(log.state.workflows().count(), 4);
     // The other tenant's workflow runs a function of its own, so this tenant's function has three
     // users.
-    let Refusal::InUse { by, .. } = log.refused(delete("f")) else { panic!() };
+    let CommandRefusal::InUse { by, .. } = log.refused(delete("f")) else { panic!() };
     assert_eq!(by.len(), 3);
 }
 
@@ -349,9 +361,9 @@ fn a_function_with_sequences_is_refused_as_a_step() {
     log.add_model("fixed", fixed);
     let keeping = |name: &str| {
         let state = vec![StatePair { input: "x".into(), output: "y".into() }];
-        let sequences = Some(Sequences { state, idle: IDLE_DEFAULT, max: 4 });
+        let sequences = Some(SequenceSpec { state, idle: IDLE_DEFAULT, max: 4 });
         let spec = FunctionSpec { sequences, ..spec(name) };
-        Command::ApplyFunction { spec, digest: digest("fixed"), expected: None, voters: Vec::new() }
+        StateCommand::ApplyFunction { spec, digest: digest("fixed"), expected: None, voters: Vec::new() }
     };
     log.apply(keeping("counter")).unwrap();
     let step = said(&mut log, apply_workflow(chain("w", &[run_function("counter")])));

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use millrace_gateway::backend::{Availability, Backend as _, Model};
-use millrace_policy::workflow::Ahead;
+use millrace_gateway::backend::{Backend as _, ModelAvailability, ModelRevision};
+use millrace_policy::workflow::PrewarmHint;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
 use millrace_types::workflow::NESTING_MAX;
@@ -15,12 +15,12 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::in_order;
-use super::ran::Ran;
-use super::run::{Depth, Ended, Runner, Wish, let_go_of};
-use super::values::{Reached, Sent, Value};
-use crate::passed::Passing;
-use crate::serving::dispatch::Call;
-use crate::serving::{Serving, tensors};
+use super::ran::ExecutionRecord;
+use super::run::{Depth, RunExpectations, WorkflowRunFailure, WorkflowRunner, let_go_of};
+use super::values::{ReadyPoint, RunTensor, StepCallInput};
+use crate::passed::RunTraffic;
+use crate::serving::dispatch::DispatchedCall;
+use crate::serving::{ServingBackend, tensors};
 
 /// The time beyond the request's timeout for which a worker keeps the run's objects, because the
 /// controller may be gone before the release.
@@ -32,21 +32,21 @@ const CALLS_MAX: u32 = 65_536;
 
 /// The request that a run and its nested runs serve.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct WorkflowRequest {
     pub(super) id: RequestId,
     pub(super) deadline: Instant,
     pub(super) priority: u64,
     /// The traffic between the called functions.
-    pub(super) passing: Passing,
+    pub(super) passing: RunTraffic,
     out: Semaphore,
     calls: AtomicU32,
 }
 
-impl Request {
+impl WorkflowRequest {
     pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
         let out = Semaphore::new(OUT_MAX);
         let calls = AtomicU32::new(0);
-        let passing = Passing::default();
+        let passing = RunTraffic::default();
         Self { id, deadline: Instant::now() + timeout, priority, passing, out, calls }
     }
 
@@ -62,38 +62,38 @@ impl Request {
 
 /// The outputs of a call, by name.
 #[derive(Debug)]
-pub(super) struct Made {
-    pub(super) outputs: BTreeMap<String, Value>,
+pub(super) struct CallOutputs {
+    pub(super) outputs: BTreeMap<String, RunTensor>,
     pub(super) attempts: u32,
 }
 
 /// A requested output of a call.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct RequestedOutput {
     pub(super) name: String,
     /// Whether the controller needs the output's bytes.
     pub(super) answered: bool,
 }
 
 /// A call with the context in the run.
-pub(super) struct Ask<'a> {
-    pub(super) serving: &'a Serving,
-    pub(super) request: &'a Request,
+pub(super) struct StepCall<'a> {
+    pub(super) serving: &'a ServingBackend,
+    pub(super) request: &'a WorkflowRequest,
     /// The record of the calls of the run that this call belongs to.
-    pub(super) ran: &'a Ran<'a>,
+    pub(super) ran: &'a ExecutionRecord<'a>,
     /// The workflow that the call is a step of.
     pub(super) workflow: &'a FunctionKey,
     pub(super) depth: Depth,
-    pub(super) wanted: Vec<Wanted>,
+    pub(super) wanted: Vec<RequestedOutput>,
     /// The time at which the call could begin.
-    pub(super) began: Reached,
+    pub(super) began: ReadyPoint,
     /// The time by which the answer is due, by the workflow's objective or the step's own.
     pub(super) target: Option<Instant>,
     /// The functions that the run probably calls next.
-    pub(super) next: Vec<Ahead>,
+    pub(super) next: Vec<PrewarmHint>,
 }
 
-impl Ask<'_> {
+impl StepCall<'_> {
     fn key(&self, name: FunctionName) -> FunctionKey {
         FunctionKey { tenant: self.workflow.tenant.clone(), name }
     }
@@ -105,7 +105,11 @@ impl Ask<'_> {
     }
 
     /// Runs a function on a worker.
-    pub(super) async fn function(self, name: FunctionName, inputs: Vec<Sent>) -> Result<Made, Ended> {
+    pub(super) async fn function(
+        self,
+        name: FunctionName,
+        inputs: Vec<StepCallInput>,
+    ) -> Result<CallOutputs, WorkflowRunFailure> {
         self.request.call()?;
         let late = |_| Failure::new(Reason::TimedOut, "the request's timeout expired before the step's turn");
         let turn = tokio::time::timeout_at(self.request.deadline, self.request.out.acquire()).await;
@@ -115,14 +119,14 @@ impl Ask<'_> {
         let mut tensors = Vec::with_capacity(inputs.len());
         let mut held = Vec::new();
         let mut taken = Vec::new();
-        for Sent { tensor, held: its, by, bytes } in inputs {
+        for StepCallInput { tensor, held: its, by, bytes } in inputs {
             tensors.push(tensor);
             held.extend(its);
             taken.extend(by.map(|by| (by, bytes)));
         }
         let timeout = self.left()?;
         let answered = self.wanted.iter().filter(|it| it.answered).map(|it| it.name.clone());
-        let call = Call {
+        let call = DispatchedCall {
             request_id: self.request.id.clone(),
             inputs: tensors,
             outputs: self.wanted.iter().map(|it| it.name.clone()).collect(),
@@ -141,14 +145,14 @@ impl Ask<'_> {
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
             let failure = Failure::new(Reason::DataLost, "an input of the call was lost");
-            return Err(Ended { failure, lost: answer.response.lost, ran: false });
+            return Err(WorkflowRunFailure { failure, lost: answer.response.lost, ran: false });
         }
         let made = self.began.then(&tensors::split(&answer.response.split.unwrap_or_default()));
         let mut outputs = BTreeMap::new();
         let mut failure = None;
         for output in answer.response.outputs {
             let output_name = output.name.clone();
-            match Value::answered(output, &answer.worker, made, &self.serving.workflows.room) {
+            match RunTensor::answered(output, &answer.worker, made, &self.serving.workflows.room) {
                 Ok(value) => {
                     outputs.insert(output_name, value.by(&name));
                 }
@@ -163,28 +167,29 @@ impl Ask<'_> {
             return Err(failure.into());
         }
         taken.into_iter().for_each(|(from, bytes)| self.request.passing.took(from, &name, bytes));
-        Ok(Made { outputs, attempts: answer.attempts })
+        Ok(CallOutputs { outputs, attempts: answer.attempts })
     }
 
     /// Returns the function's revision that is ready, and waits for a revision that is being prepared.
-    async fn ready(&self, key: &FunctionKey) -> Result<Arc<Model>, Failure> {
+    async fn ready(&self, key: &FunctionKey) -> Result<Arc<ModelRevision>, Failure> {
         let mut model = self.serving.resolve(key, None)?;
-        if model.availability.may_come() {
-            let awaited = tokio::time::timeout_at(self.request.deadline, self.serving.awaited(&model)).await;
+        if model.availability.may_become_ready() {
+            let awaited =
+                tokio::time::timeout_at(self.request.deadline, self.serving.wait_until_ready(&model)).await;
             let late = |_| {
                 Failure::new(Reason::FunctionNotReady, format!("function {key} did not become ready in time"))
             };
             model = awaited.map_err(late)??;
         }
-        if model.availability == Availability::Ready { Ok(model) } else { Err(model.refusal()) }
+        if model.availability == ModelAvailability::Ready { Ok(model) } else { Err(model.refusal()) }
     }
 
     /// Runs a nested workflow.
     pub(super) async fn workflow(
         self,
         name: FunctionName,
-        inputs: Vec<(String, Value)>,
-    ) -> Result<Made, Ended> {
+        inputs: Vec<(String, RunTensor)>,
+    ) -> Result<CallOutputs, WorkflowRunFailure> {
         let key = self.key(name);
         if self.depth >= Depth(NESTING_MAX) {
             let message = format!("workflow {key} is nested more than {NESTING_MAX} levels deep");
@@ -196,16 +201,17 @@ impl Ask<'_> {
         // Some inputs may have been ready for longer, but no step inside could begin before the call.
         inputs.iter_mut().for_each(|input| input.made = self.began);
         let names = || model.outputs.iter().map(|output| output.name.clone());
-        let answered = names().map(|name| self.wanted.contains(&Wanted { name, answered: true })).collect();
+        let answered =
+            names().map(|name| self.wanted.contains(&RequestedOutput { name, answered: true })).collect();
         let depth = Depth(self.depth.0 + 1);
-        let ran = Ran::within(self.ran);
+        let ran = ExecutionRecord::within(self.ran);
         // Apply the earlier of the workflow's own objective and that of the outer workflow.
         let own = model.objective.map(|slo| self.began.at + slo.deadline);
         let target = own.into_iter().chain(self.target).min();
-        let wish = Wish { answered, target, after: self.next };
-        let runner = Runner::new(self.serving, &key, way, self.request, &ran, depth, wish);
+        let wish = RunExpectations { answered, target, after: self.next };
+        let runner = WorkflowRunner::new(self.serving, &key, way, self.request, &ran, depth, wish);
         let answer = runner.run(inputs).await?;
         let outputs = names().zip(answer.outputs).collect();
-        Ok(Made { outputs, attempts: answer.attempts })
+        Ok(CallOutputs { outputs, attempts: answer.attempts })
     }
 }

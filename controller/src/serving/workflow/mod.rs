@@ -29,26 +29,26 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use millrace_cluster_state::{Function, State, WORKFLOWS_MAX, Workflow};
-use millrace_gateway::backend::{Availability, Completion, Invocation, Kind, Model};
-use millrace_policy::workflow::{Plan, PlannedSlot};
+use millrace_cluster_state::{FunctionRecord, State, WORKFLOWS_MAX, WorkflowRecord};
+use millrace_gateway::backend::{Kind, ModelAvailability, ModelRequest, ModelResponse, ModelRevision};
+use millrace_policy::workflow::{GraphTensor, WorkflowGraph};
 use millrace_proto::worker as wire;
-use millrace_types::workflow::{Run, Source};
+use millrace_types::workflow::{StepTarget, TensorSource};
 use millrace_types::{Bytes, Failure, FunctionKey, Reason, TenantName};
 use tokio::time::Instant;
 
-use super::catalog::{Sight, availability};
-use super::{Serving, tensors};
-use crate::fleet::{Worker, readiness};
-use crate::passed::Passed;
+use super::catalog::{CatalogInputs, availability};
+use super::{ServingBackend, tensors};
+use crate::fleet::{AttachedWorker, readiness};
+use crate::passed::TrafficMatrix;
 pub(crate) use scores::register as show_steps;
 
-use ask::Request;
-use paces::Paces;
-use ran::Ran;
-use run::{Depth, Ended, Runner, Wish};
-use scores::Scores;
-use values::{Room, Value};
+use ask::WorkflowRequest;
+use paces::StepDurations;
+use ran::ExecutionRecord;
+use run::{Depth, RunExpectations, WorkflowRunFailure, WorkflowRunner};
+use scores::StepSloMetrics;
+use values::{RunByteBudget, RunTensor};
 
 /// Bytes of tensors of all runs in the controller, except tensors that arrived with the requests.
 const ANSWERED_BYTES_MAX: Bytes = Bytes::gib(1);
@@ -58,23 +58,23 @@ const ANSWERED_BYTES_MAX: Bytes = Bytes::gib(1);
 struct Entry {
     /// The versions of the state and of the fleet at that time.
     seen: (u64, u64),
-    model: Arc<Model>,
+    model: Arc<ModelRevision>,
     /// The plan for runs, or the reason why the workflow cannot run.
-    way: Result<Way, Failure>,
+    way: Result<WorkflowPlan, Failure>,
 }
 
 /// The plan of a workflow, with the durations of the steps.
 #[derive(Debug, Clone)]
-struct Way {
-    plan: Arc<Plan>,
-    paces: Arc<Paces>,
+struct WorkflowPlan {
+    plan: Arc<WorkflowGraph>,
+    paces: Arc<StepDurations>,
 }
 
-impl Way {
+impl WorkflowPlan {
     /// Returns the durations if the steps of `plan` are the same. Comparing generations is not enough:
     /// the generations of a deleted workflow's name begin again at 1 after the state forgets the
     /// workflow.
-    fn paces_of(&self, plan: &Plan) -> Option<Arc<Paces>> {
+    fn paces_of(&self, plan: &WorkflowGraph) -> Option<Arc<StepDurations>> {
         let own = self.plan.steps().iter().map(|step| (&step.name, step.deadline));
         own.eq(plan.steps().iter().map(|step| (&step.name, step.deadline))).then(|| self.paces.clone())
     }
@@ -86,36 +86,36 @@ impl Way {
 pub(super) struct Workflows {
     entries: RwLock<HashMap<FunctionKey, Arc<Entry>>>,
     /// The byte budget for the answers of steps.
-    room: Room,
-    scores: Scores,
+    room: RunByteBudget,
+    scores: StepSloMetrics,
     /// The traffic counts of finished runs.
-    passed: Passed,
+    passed: TrafficMatrix,
 }
 
 impl Workflows {
     /// Returns an empty set, which adds the traffic of runs to `passed`.
-    pub(super) fn new(passed: Passed) -> Self {
-        let room = Room::new(ANSWERED_BYTES_MAX);
-        Self { entries: RwLock::default(), room, scores: Scores::default(), passed }
+    pub(super) fn new(passed: TrafficMatrix) -> Self {
+        let room = RunByteBudget::new(ANSWERED_BYTES_MAX);
+        Self { entries: RwLock::default(), room, scores: StepSloMetrics::default(), passed }
     }
 
     /// Returns a workflow as a model; `None` if no workflow has this name.
-    pub(super) fn resolve(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Model>> {
+    pub(super) fn resolve(&self, sight: &CatalogInputs<'_>, key: &FunctionKey) -> Option<Arc<ModelRevision>> {
         Some(self.entry(sight, key)?.model.clone())
     }
 
     /// Returns every workflow of a tenant, ordered by name.
-    pub(super) fn index(&self, sight: &Sight<'_>, tenant: &TenantName) -> Vec<Arc<Model>> {
+    pub(super) fn index(&self, sight: &CatalogInputs<'_>, tenant: &TenantName) -> Vec<Arc<ModelRevision>> {
         let keys = sight.state.workflows_of(tenant).map(|workflow| &workflow.key);
         keys.filter_map(|key| self.resolve(sight, key)).collect()
     }
 
-    fn entry(&self, sight: &Sight<'_>, key: &FunctionKey) -> Option<Arc<Entry>> {
+    fn entry(&self, sight: &CatalogInputs<'_>, key: &FunctionKey) -> Option<Arc<Entry>> {
         let workflow = sight.state.workflow(key)?;
         // Read the versions before the workers, so that a change in between causes a new entry.
         let seen = (sight.state.version(), sight.fleet.version());
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-        let ready = |entry: &&Arc<Entry>| entry.model.availability == Availability::Ready;
+        let ready = |entry: &&Arc<Entry>| entry.model.availability == ModelAvailability::Ready;
         // An unready entry is made again at each request, because the reason also depends on
         // placements.
         if let Some(entry) = entries.get(key).filter(|entry| entry.seen == seen).filter(ready) {
@@ -125,7 +125,10 @@ impl Workflows {
         drop(entries);
         let way = plan(sight.state, workflow).map(|plan| {
             let paces = before.and_then(|entry| entry.way.as_ref().ok()?.paces_of(&plan));
-            Way { paces: paces.unwrap_or_else(|| Arc::new(self.paces(sight.state, key, &plan))), plan }
+            WorkflowPlan {
+                paces: paces.unwrap_or_else(|| Arc::new(self.paces(sight.state, key, &plan))),
+                plan,
+            }
         });
         let entry = Arc::new(Entry { seen, model: Arc::new(model(sight, workflow)), way });
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
@@ -137,33 +140,35 @@ impl Workflows {
     }
 
     /// Returns the initial durations of a workflow without finished runs.
-    fn paces(&self, state: &State, key: &FunctionKey, plan: &Plan) -> Paces {
+    fn paces(&self, state: &State, key: &FunctionKey, plan: &WorkflowGraph) -> StepDurations {
         self.scores.make_room(|workflow, step| {
             let step = state.workflow(workflow).and_then(|workflow| workflow.spec.step(step));
             step.is_some_and(|step| step.deadline.is_some())
         });
-        Paces::new(plan, |step| self.scores.of(key, step))
+        StepDurations::new(plan, |step| self.scores.of(key, step))
     }
 }
 
-fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
+fn model(sight: &CatalogInputs<'_>, workflow: &WorkflowRecord) -> ModelRevision {
     let workers = sight.fleet.workers();
     let shortages = sight.outlook.shortages();
     let availability = match readiness::of_workflow(sight.state, workflow, &workers, &shortages) {
-        None => Availability::Ready,
+        None => ModelAvailability::Ready,
         Some((name, readiness)) => {
             let of_it = availability(readiness);
             let why = || format!("function {name}: {}", of_it.obstacle().unwrap_or_default());
             match of_it {
                 // A workflow cannot be unloaded itself, so a disabled function makes the workflow
                 // unavailable.
-                Availability::Disabled | Availability::Unavailable(_) => Availability::Unavailable(why()),
-                Availability::Away(_) => Availability::Away(why()),
-                Availability::Preparing | Availability::Ready => of_it,
+                ModelAvailability::Disabled | ModelAvailability::Unavailable(_) => {
+                    ModelAvailability::Unavailable(why())
+                }
+                ModelAvailability::Away(_) => ModelAvailability::Away(why()),
+                ModelAvailability::Preparing | ModelAvailability::Ready => of_it,
             }
         }
     };
-    Model {
+    ModelRevision {
         key: workflow.key.clone(),
         revision: workflow.generation,
         revisions: vec![workflow.generation],
@@ -180,16 +185,16 @@ fn model(sight: &Sight<'_>, workflow: &Workflow) -> Model {
     }
 }
 
-fn plan(state: &State, workflow: &Workflow) -> Result<Arc<Plan>, Failure> {
+fn plan(state: &State, workflow: &WorkflowRecord) -> Result<Arc<WorkflowGraph>, Failure> {
     let tenant = &workflow.key.tenant;
-    let signatures: BTreeMap<&Run, _> = workflow
+    let signatures: BTreeMap<&StepTarget, _> = workflow
         .spec
         .runs()
         .into_iter()
         .filter_map(|run| Some((run, state.signature(tenant, run)?)))
         .collect();
-    let idempotent = |run: &Run| is_idempotent(state, tenant, run);
-    let plan = Plan::new(&workflow.spec, |run| signatures.get(run), idempotent);
+    let idempotent = |run: &StepTarget| is_idempotent(state, tenant, run);
+    let plan = WorkflowGraph::new(&workflow.spec, |run| signatures.get(run), idempotent);
     // The state keeps the functions of a workflow usable, so this error is a bug.
     plan.map(Arc::new).map_err(|error| {
         Failure::new(Reason::Internal, format!("workflow {} cannot be run: {error}", workflow.key))
@@ -197,31 +202,35 @@ fn plan(state: &State, workflow: &Workflow) -> Result<Arc<Plan>, Failure> {
 }
 
 /// Whether repeating the run is safe in every revision that may be called.
-fn is_idempotent(state: &State, tenant: &TenantName, run: &Run) -> bool {
-    let twice = |function: &Arc<Function>| function.served().iter().all(|it| it.spec.idempotent);
+fn is_idempotent(state: &State, tenant: &TenantName, run: &StepTarget) -> bool {
+    let twice = |function: &Arc<FunctionRecord>| function.served().iter().all(|it| it.spec.idempotent);
     state.functions_in(tenant, [run]).iter().all(|key| state.function(key).is_some_and(twice))
 }
 
 /// Returns the inputs of a run in the plan's order; `None` if an input is missing.
-fn in_order(plan: &Plan, given: impl IntoIterator<Item = (String, Value)>) -> Option<Vec<Value>> {
-    let mut given: BTreeMap<String, Value> = given.into_iter().collect();
-    let input = |slot: &PlannedSlot| match &slot.source {
-        Source::Input(name) => given.remove(name),
-        Source::Step { .. } => None,
+fn in_order(
+    plan: &WorkflowGraph,
+    given: impl IntoIterator<Item = (String, RunTensor)>,
+) -> Option<Vec<RunTensor>> {
+    let mut given: BTreeMap<String, RunTensor> = given.into_iter().collect();
+    let input = |slot: &GraphTensor| match &slot.source {
+        TensorSource::Input(name) => given.remove(name),
+        TensorSource::Step { .. } => None,
     };
     plan.inputs().iter().map(input).collect()
 }
 
-impl Serving {
+impl ServingBackend {
     /// Runs a workflow once.
     pub(super) async fn invoke_workflow(
         &self,
-        model: &Model,
-        invocation: Invocation,
-    ) -> Result<Completion, Failure> {
-        let request = Request::new(invocation.request_id, invocation.timeout, invocation.priority);
+        model: &ModelRevision,
+        invocation: ModelRequest,
+    ) -> Result<ModelResponse, Failure> {
+        let request = WorkflowRequest::new(invocation.request_id, invocation.timeout, invocation.priority);
         let (way, model) = self.workflow(&model.key)?;
-        let given = invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), Value::given(tensor)));
+        let given =
+            invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), RunTensor::given(tensor)));
         // The workflow may have changed since the gateway checked the inputs.
         let changed = || {
             let message = format!("workflow {} has just changed: send the request again", model.key);
@@ -229,14 +238,14 @@ impl Serving {
         };
         let inputs = in_order(&way.plan, given).ok_or_else(changed)?;
         let answered = vec![true; way.plan.outputs().len()];
-        let ran = Ran::default();
+        let ran = ExecutionRecord::default();
         let target = model.objective.map(|slo| Instant::now() + slo.deadline);
-        let wish = Wish { answered, target, after: Vec::new() };
-        let runner = Runner::new(self, &model.key, way, &request, &ran, Depth::TOP, wish);
-        let told = |ended: Ended| Failure { may_have_executed: ended.ran, ..ended.failure };
+        let wish = RunExpectations { answered, target, after: Vec::new() };
+        let runner = WorkflowRunner::new(self, &model.key, way, &request, &ran, Depth::TOP, wish);
+        let told = |ended: WorkflowRunFailure| Failure { may_have_executed: ended.ran, ..ended.failure };
         let answer = runner.run(inputs).await.map_err(told)?;
         self.workflows.passed.ran(&model.key, model.revision, request.passing);
-        let mut outputs: BTreeMap<&str, Value> =
+        let mut outputs: BTreeMap<&str, RunTensor> =
             model.outputs.iter().map(|output| output.name.as_str()).zip(answer.outputs).collect();
         let names: Vec<&str> = match invocation.outputs.as_slice() {
             [] => model.outputs.iter().map(|output| output.name.as_str()).collect(),
@@ -248,11 +257,11 @@ impl Serving {
             tensors::received(value.whole(name)?)
         };
         let outputs = names.into_iter().map(tensor).collect::<Result<_, _>>()?;
-        Ok(Completion { outputs, split: answer.split, attempts: answer.attempts })
+        Ok(ModelResponse { outputs, split: answer.split, attempts: answer.attempts })
     }
 
     /// Returns the plan of a workflow, and the model with inputs and outputs.
-    fn workflow(&self, key: &FunctionKey) -> Result<(Way, Arc<Model>), Failure> {
+    fn workflow(&self, key: &FunctionKey) -> Result<(WorkflowPlan, Arc<ModelRevision>), Failure> {
         let state = self.replica.state();
         let gone = || Failure::new(Reason::WorkflowNotFound, format!("workflow {key} was deleted"));
         let entry = self.workflows.entry(&self.sight(&state), key).ok_or_else(gone)?;
@@ -260,7 +269,7 @@ impl Serving {
     }
 
     /// Asks a worker to release objects, without waiting. If the request is lost, the objects expire.
-    fn release(worker: Arc<Worker>, ids: Vec<wire::DataId>) {
+    fn release(worker: Arc<AttachedWorker>, ids: Vec<wire::DataId>) {
         // Without a runtime the process is ending.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         runtime.spawn(async move {

@@ -3,38 +3,38 @@
 
 use std::sync::Arc;
 
-use millrace_gateway::backend::{Availability, Backend as _, Kind};
-use millrace_policy::workflow::{Ahead, Nearness, Plan, StepIndex};
+use millrace_gateway::backend::{Backend as _, Kind, ModelAvailability};
+use millrace_policy::workflow::{PrewarmHint, PrewarmTarget, StepIndex, WorkflowGraph};
 use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, TenantName};
 
-use crate::serving::Serving;
+use crate::serving::ServingBackend;
 
-impl Serving {
+impl ServingBackend {
     /// Returns the functions behind a step. `after` has the functions behind the whole workflow.
     pub(super) fn ahead(
         &self,
         tenant: &TenantName,
-        plan: &Plan,
+        plan: &WorkflowGraph,
         step: StepIndex,
-        after: &[Ahead],
-    ) -> Vec<Ahead> {
-        let inner = |name: &FunctionName| -> Option<Arc<Plan>> {
+        after: &[PrewarmHint],
+    ) -> Vec<PrewarmHint> {
+        let inner = |name: &FunctionName| -> Option<Arc<WorkflowGraph>> {
             let key = FunctionKey { tenant: tenant.clone(), name: name.clone() };
             self.workflow(&key).ok().map(|(way, _)| way.plan)
         };
-        plan.ahead(step, after, inner)
+        plan.prewarm_hints(step, after, inner)
     }
 
     /// Converts the functions that can be called now into hints for a worker.
-    pub(super) fn likely(&self, tenant: &TenantName, ahead: &[Ahead]) -> Vec<wire::Likely> {
-        let likely = |it: &Ahead| {
+    pub(super) fn likely(&self, tenant: &TenantName, ahead: &[PrewarmHint]) -> Vec<wire::Likely> {
+        let likely = |it: &PrewarmHint| {
             let key = FunctionKey { tenant: tenant.clone(), name: it.function.clone() };
             let model = self.resolve(&key, None).ok()?;
-            let callable = model.availability == Availability::Ready && model.kind != Kind::Workflow;
+            let callable = model.availability == ModelAvailability::Ready && model.kind != Kind::Workflow;
             let to = match it.nearness {
-                Nearness::Gpu => wire::WarmTo::Gpu,
-                Nearness::Host => wire::WarmTo::Host,
+                PrewarmTarget::Gpu => wire::WarmTo::Gpu,
+                PrewarmTarget::Host => wire::WarmTo::Host,
             };
             callable.then(|| wire::Likely {
                 function: key.name.to_string(),

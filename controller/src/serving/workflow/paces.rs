@@ -5,31 +5,31 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::workflow::{Plan, PlannedStep, Shares, StepIndex};
+use millrace_policy::workflow::{ObjectiveShares, PlannedStep, StepIndex, WorkflowGraph};
 use millrace_types::{FunctionName, Reason};
 
-use super::scores::Score;
+use super::scores::StepSloCounter;
 
 /// The duration and SLO counts of one step.
 #[derive(Debug)]
-struct Pace {
+struct StepDuration {
     /// The smoothed duration in nanoseconds; 0 before the first call.
     took: AtomicU64,
     /// The step's deadline with SLO counts; `None` without a deadline.
-    score: Option<(Duration, Score)>,
+    score: Option<(Duration, StepSloCounter)>,
 }
 
 /// The steps' durations, in the plan's order.
 #[derive(Debug)]
-pub(super) struct Paces(Vec<Pace>);
+pub(super) struct StepDurations(Vec<StepDuration>);
 
-impl Paces {
+impl StepDurations {
     /// Returns the initial durations of a plan. `score` returns the SLO counts of a step with a
     /// deadline.
-    pub(super) fn new(plan: &Plan, score: impl Fn(&FunctionName) -> Score) -> Self {
+    pub(super) fn new(plan: &WorkflowGraph, score: impl Fn(&FunctionName) -> StepSloCounter) -> Self {
         let pace = |step: &PlannedStep| {
             let score = step.deadline.map(|deadline| (deadline, score(&step.name)));
-            Pace { took: AtomicU64::new(0), score }
+            StepDuration { took: AtomicU64::new(0), score }
         };
         Self(plan.steps().iter().map(pace).collect())
     }
@@ -56,11 +56,11 @@ impl Paces {
     }
 
     /// Returns the current division of the objective.
-    pub(super) fn shares(&self, plan: &Plan) -> Shares {
-        let took = |pace: &Pace| match pace.took.load(Ordering::Relaxed) {
+    pub(super) fn shares(&self, plan: &WorkflowGraph) -> ObjectiveShares {
+        let took = |pace: &StepDuration| match pace.took.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(Duration::from_nanos(nanos)),
         };
-        Shares::of(plan, &self.0.iter().map(took).collect::<Vec<_>>())
+        ObjectiveShares::of(plan, &self.0.iter().map(took).collect::<Vec<_>>())
     }
 }

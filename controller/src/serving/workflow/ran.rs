@@ -5,33 +5,33 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_types::Failure;
 
-use crate::serving::dispatch::Answer;
+use crate::serving::dispatch::CallResponse;
 
 /// Whether any call of a run, including nested workflows, may have run.
 #[derive(Debug, Default)]
-pub(super) struct Ran<'o> {
+pub(super) struct ExecutionRecord<'o> {
     any: AtomicBool,
     /// The record of the outer run.
-    outer: Option<&'o Ran<'o>>,
+    outer: Option<&'o ExecutionRecord<'o>>,
 }
 
 /// A call in progress. A call that is dropped before the end may have run.
 struct Out<'a> {
-    ran: &'a Ran<'a>,
+    ran: &'a ExecutionRecord<'a>,
     may_have_run: bool,
 }
 
-impl<'o> Ran<'o> {
+impl<'o> ExecutionRecord<'o> {
     /// Returns the record of a nested run.
-    pub(super) fn within(outer: &'o Ran<'o>) -> Self {
+    pub(super) fn within(outer: &'o ExecutionRecord<'o>) -> Self {
         Self { any: AtomicBool::new(false), outer: Some(outer) }
     }
 
     /// Waits for a call's end. If this future is dropped, the call counts as possibly run.
     pub(super) async fn by(
         &self,
-        call: impl Future<Output = Result<Answer, Failure>>,
-    ) -> Result<Answer, Failure> {
+        call: impl Future<Output = Result<CallResponse, Failure>>,
+    ) -> Result<CallResponse, Failure> {
         let mut out = Out { ran: self, may_have_run: true };
         let result = call.await;
         out.may_have_run = match &result {

@@ -10,23 +10,24 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
 use futures::stream::FuturesUnordered;
-use millrace_gateway::backend::Split;
+use millrace_gateway::backend::AnswerTimes;
 use millrace_policy::core::Core as _;
 use millrace_policy::workflow::{
-    Action, Ahead, CallId, Cause, Engine, Event, Facts, Loss, Plan, Shares, Slot, StepIndex,
+    Action, CallId, Event, ObjectiveShares, PrewarmHint, RunFailureCause, StepIndex, TensorFacts,
+    TensorIndex, TensorLoss, WorkflowEngine, WorkflowGraph,
 };
 use millrace_proto::worker as wire;
-use millrace_types::workflow::{Run, Source};
+use millrace_types::workflow::{StepTarget, TensorSource};
 use millrace_types::{Failure, FunctionKey, Reason, Timestamp};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::Way;
-use super::ask::{Ask, Made, Request, Wanted};
-use super::paces::Paces;
-use super::ran::Ran;
-use super::values::{Reached, Sent, Value};
-use crate::serving::Serving;
+use super::WorkflowPlan;
+use super::ask::{CallOutputs, RequestedOutput, StepCall, WorkflowRequest};
+use super::paces::StepDurations;
+use super::ran::ExecutionRecord;
+use super::values::{ReadyPoint, RunTensor, StepCallInput};
+use crate::serving::ServingBackend;
 
 pub(super) use self::losses::let_go_of;
 
@@ -44,29 +45,29 @@ impl Depth {
 }
 
 /// The expectations of a run's caller.
-pub(super) struct Wish {
+pub(super) struct RunExpectations {
     /// Whether the controller needs the bytes of each output, in the workflow's order.
     pub(super) answered: Vec<bool>,
     /// The time by which the answer is due, by the workflow's objective.
     pub(super) target: Option<Instant>,
     /// The functions that probably read the run's outputs.
-    pub(super) after: Vec<Ahead>,
+    pub(super) after: Vec<PrewarmHint>,
 }
 
 /// The outputs of a run.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct WorkflowResponse {
     /// The outputs in the workflow's order.
-    pub(super) outputs: Vec<Value>,
+    pub(super) outputs: Vec<RunTensor>,
     /// The latency breakdown of the longest path.
-    pub(super) split: Split,
+    pub(super) split: AnswerTimes,
     /// The largest number of attempts of a single call.
     pub(super) attempts: u32,
 }
 
 /// The failure of a run.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct WorkflowRunFailure {
     pub(super) failure: Failure,
     /// Lost objects among the run's inputs.
     pub(super) lost: Vec<wire::DataId>,
@@ -74,74 +75,74 @@ pub(super) struct Ended {
     pub(super) ran: bool,
 }
 
-impl From<Failure> for Ended {
+impl From<Failure> for WorkflowRunFailure {
     fn from(failure: Failure) -> Self {
         Self { ran: failure.may_have_executed, failure, lost: Vec::new() }
     }
 }
 
 /// The result of a call.
-struct Called {
+struct CallResult {
     call: CallId,
-    result: Result<Made, Ended>,
+    result: Result<CallOutputs, WorkflowRunFailure>,
 }
 
 /// A call in progress.
 struct Out {
     step: StepIndex,
     row: Option<u64>,
-    outputs: Vec<Slot>,
+    outputs: Vec<TensorIndex>,
     /// The time at which the call could begin.
     began: Instant,
     /// The objects that the call reads, with the tensor that each is part of.
-    takes: Vec<(Loss, wire::DataId)>,
+    takes: Vec<(TensorLoss, wire::DataId)>,
     abort: AbortHandle,
 }
 
 /// A run in progress.
-pub(super) struct Runner<'a> {
-    serving: &'a Serving,
+pub(super) struct WorkflowRunner<'a> {
+    serving: &'a ServingBackend,
     workflow: &'a FunctionKey,
-    request: &'a Request,
-    ran: &'a Ran<'a>,
+    request: &'a WorkflowRequest,
+    ran: &'a ExecutionRecord<'a>,
     depth: Depth,
     /// The time by which the answer is due, by the workflow's objective.
     target: Option<Instant>,
     /// The functions that probably read the run's outputs.
-    after: Vec<Ahead>,
-    paces: Arc<Paces>,
-    shares: Shares,
+    after: Vec<PrewarmHint>,
+    paces: Arc<StepDurations>,
+    shares: ObjectiveShares,
     /// Whether the controller needs the bytes of each output.
     answered: Vec<bool>,
-    engine: Engine,
-    values: Vec<Option<Value>>,
+    engine: WorkflowEngine,
+    values: Vec<Option<RunTensor>>,
     /// The time at which each tensor was last ready. Conditions are evaluated by this after the release
     /// of the tensors.
-    made: Vec<Option<Reached>>,
+    made: Vec<Option<ReadyPoint>>,
     /// The calls made so far: a repeated call follows a loss.
     called: BTreeSet<(StepIndex, Option<u64>)>,
     /// The time of the last loss.
     lost_at: Option<Instant>,
-    calls: FuturesUnordered<Abortable<BoxFuture<'a, Called>>>,
+    calls: FuturesUnordered<Abortable<BoxFuture<'a, CallResult>>>,
     out: BTreeMap<CallId, Out>,
     attempts: u32,
     /// The time of the last answer, with the latency breakdown until then.
-    reached: Reached,
+    reached: ReadyPoint,
     /// The failure of the last failed call.
     failure: Option<Failure>,
     /// Lost objects among the run's inputs.
     lost: Vec<wire::DataId>,
 }
 
-impl<'a> Runner<'a> {
+impl<'a> WorkflowRunner<'a> {
     pub(super) fn new(
-        serving: &'a Serving,
+        serving: &'a ServingBackend,
         workflow: &'a FunctionKey,
-        Way { plan, paces }: Way,
-        request: &'a Request,
-        ran: &'a Ran<'a>,
+        WorkflowPlan { plan, paces }: WorkflowPlan,
+        request: &'a WorkflowRequest,
+        ran: &'a ExecutionRecord<'a>,
         depth: Depth,
-        Wish { answered, target, after }: Wish,
+        RunExpectations { answered, target, after }: RunExpectations,
     ) -> Self {
         let values = vec![None; plan.slots().len()];
         let made = vec![None; plan.slots().len()];
@@ -157,7 +158,7 @@ impl<'a> Runner<'a> {
             paces,
             shares,
             answered,
-            engine: Engine::new(plan),
+            engine: WorkflowEngine::new(plan),
             values,
             made,
             called: BTreeSet::new(),
@@ -165,23 +166,24 @@ impl<'a> Runner<'a> {
             calls: FuturesUnordered::new(),
             out: BTreeMap::new(),
             attempts: 1,
-            reached: Reached { at: Instant::now(), split: Split::default() },
+            reached: ReadyPoint { at: Instant::now(), split: AnswerTimes::default() },
             failure: None,
             lost: Vec::new(),
         }
     }
 
     /// Runs the workflow on these inputs, given in the workflow's order.
-    pub(super) async fn run(self, inputs: Vec<Value>) -> Result<Answer, Ended> {
+    pub(super) async fn run(self, inputs: Vec<RunTensor>) -> Result<WorkflowResponse, WorkflowRunFailure> {
         let ran = self.ran;
         let result = self.drive(inputs).await;
         // `drive` has dropped the remaining calls by now, so `ran` includes them.
-        result.map_err(|ended| Ended { ran: ended.ran || ran.get(), ..ended })
+        result.map_err(|ended| WorkflowRunFailure { ran: ended.ran || ran.get(), ..ended })
     }
 
-    async fn drive(mut self, inputs: Vec<Value>) -> Result<Answer, Ended> {
+    async fn drive(mut self, inputs: Vec<RunTensor>) -> Result<WorkflowResponse, WorkflowRunFailure> {
         let plan = self.engine.plan().clone();
-        let facts = inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(Slot(at))));
+        let facts =
+            inputs.iter().enumerate().map(|(at, value)| value.facts(plan.is_condition(TensorIndex(at))));
         let mut events = vec![Event::Begin { inputs: facts.collect() }];
         for (at, value) in inputs.into_iter().enumerate() {
             self.made[at] = Some(value.made);
@@ -210,7 +212,7 @@ impl<'a> Runner<'a> {
 
     /// Passes an event to the core and carries out the resulting actions. Returns the outcome once the
     /// run has ended.
-    fn tell(&mut self, event: Event) -> Option<Result<Answer, Ended>> {
+    fn tell(&mut self, event: Event) -> Option<Result<WorkflowResponse, WorkflowRunFailure>> {
         let mut actions = Vec::new();
         // The core uses no timers, so the time does not matter.
         self.engine.on_event(Timestamp::ZERO, event, &mut actions);
@@ -226,7 +228,7 @@ impl<'a> Runner<'a> {
                     let made = self.reached;
                     self.made[slot.0] = Some(made);
                     let tensor = self.engine.plan().slot(slot).tensor.clone();
-                    self.values[slot.0] = tensor.map(|tensor| Value::empty(&tensor, made));
+                    self.values[slot.0] = tensor.map(|tensor| RunTensor::empty(&tensor, made));
                 }
                 Action::Release { slot } => {
                     if let Some(value) = self.values[slot.0].take() {
@@ -249,25 +251,25 @@ impl<'a> Runner<'a> {
         over
     }
 
-    fn answer(&mut self, slots: &[Slot]) -> Result<Answer, Ended> {
+    fn answer(&mut self, slots: &[TensorIndex]) -> Result<WorkflowResponse, WorkflowRunFailure> {
         let values = slots.iter().map(|slot| self.values[slot.0].clone());
         let outputs = values.collect::<Option<Vec<_>>>().ok_or_else(|| self.stuck())?;
         // The caller owns these values now, so the run must not release their objects.
         for slot in slots {
             self.values[slot.0] = None;
         }
-        let last = outputs.iter().map(|value| value.made).reduce(Reached::later);
+        let last = outputs.iter().map(|value| value.made).reduce(ReadyPoint::later);
         let split = last.map(|made| made.split).unwrap_or_default();
-        Ok(Answer { outputs, split, attempts: self.attempts })
+        Ok(WorkflowResponse { outputs, split, attempts: self.attempts })
     }
 
     /// Returns the error of a run, with the failed step and the reason.
-    fn failed(&mut self, step: StepIndex, row: Option<u64>, failure: Failure) -> Ended {
+    fn failed(&mut self, step: StepIndex, row: Option<u64>, failure: Failure) -> WorkflowRunFailure {
         let name = &self.engine.plan().step(step).name;
         let row = row.map(|row| format!(" for row {row}")).unwrap_or_default();
         let at = format!("step {:?} of workflow {}{row}", name.as_str(), self.workflow);
         let failure = Failure { message: format!("{at}: {}", failure.message), ..failure };
-        Ended { lost: std::mem::take(&mut self.lost), ..failure.into() }
+        WorkflowRunFailure { lost: std::mem::take(&mut self.lost), ..failure.into() }
     }
 
     /// Starts a call.
@@ -275,8 +277,8 @@ impl<'a> Runner<'a> {
         &mut self,
         call: CallId,
         (step, row): (StepIndex, Option<u64>),
-        inputs: &[Slot],
-        outputs: Vec<Slot>,
+        inputs: &[TensorIndex],
+        outputs: Vec<TensorIndex>,
     ) -> Result<(), Failure> {
         let plan = self.engine.plan().clone();
         let planned = plan.step(step);
@@ -287,14 +289,17 @@ impl<'a> Runner<'a> {
         }
         let mut takes = Vec::new();
         for slot in inputs {
-            let held = self.values[slot.0].iter().flat_map(Value::held);
-            takes.extend(held.map(|(row, held)| (Loss { slot: *slot, row: Some(row) }, held.id.clone())));
+            let held = self.values[slot.0].iter().flat_map(RunTensor::held);
+            takes.extend(
+                held.map(|(row, held)| (TensorLoss { slot: *slot, row: Some(row) }, held.id.clone())),
+            );
         }
         let again = self.called.contains(&(step, row));
         let began = self.began(inputs, planned.when, again);
-        let wanted = outputs
-            .iter()
-            .map(|slot| Wanted { name: output_name(&plan, *slot), answered: self.is_answered(&plan, *slot) });
+        let wanted = outputs.iter().map(|slot| RequestedOutput {
+            name: output_name(&plan, *slot),
+            answered: self.is_answered(&plan, *slot),
+        });
         let left = self.target.map(|target| target.saturating_duration_since(began.at));
         let within = self.shares.within(&plan, step, left);
         // With many rows, the hint of the first row is enough.
@@ -302,7 +307,7 @@ impl<'a> Runner<'a> {
             None | Some(0) => self.serving.ahead(&self.workflow.tenant, &plan, step, &self.after),
             Some(_) => Vec::new(),
         };
-        let ask = Ask {
+        let ask = StepCall {
             serving: self.serving,
             request: self.request,
             ran: self.ran,
@@ -319,11 +324,11 @@ impl<'a> Runner<'a> {
             millrace.workflow = %self.workflow,
             millrace.row = row,
         );
-        let made: BoxFuture<'a, Result<Made, Ended>> = match &planned.run {
-            Run::Function(name) => ask.function(name.clone(), sent(given)?).boxed(),
-            Run::Workflow(name) => ask.workflow(name.clone(), rows(given)?).boxed(),
+        let made: BoxFuture<'a, Result<CallOutputs, WorkflowRunFailure>> = match &planned.run {
+            StepTarget::Function(name) => ask.function(name.clone(), sent(given)?).boxed(),
+            StepTarget::Workflow(name) => ask.workflow(name.clone(), rows(given)?).boxed(),
         };
-        let called = async move { Called { call, result: made.await } };
+        let called = async move { CallResult { call, result: made.await } };
         let (abort, registration) = AbortHandle::new_pair();
         self.calls.push(Abortable::new(called.instrument(span).boxed(), registration));
         self.called.insert((step, row));
@@ -333,17 +338,17 @@ impl<'a> Runner<'a> {
 
     /// Returns the time at which a call could begin: when all inputs were ready and the condition was
     /// known. A repeated call could not begin before the loss that caused the repeat.
-    fn began(&self, inputs: &[Slot], when: Option<Slot>, again: bool) -> Reached {
-        let now = || Reached { at: Instant::now(), split: Split::default() };
+    fn began(&self, inputs: &[TensorIndex], when: Option<TensorIndex>, again: bool) -> ReadyPoint {
+        let now = || ReadyPoint { at: Instant::now(), split: AnswerTimes::default() };
         let made = inputs.iter().chain(&when).filter_map(|slot| self.made[slot.0]);
-        let began = made.reduce(Reached::later).unwrap_or_else(now);
+        let began = made.reduce(ReadyPoint::later).unwrap_or_else(now);
         let at = self.lost_at.filter(|_| again).map_or(began.at, |lost_at| lost_at.max(began.at));
-        Reached { at, ..began }
+        ReadyPoint { at, ..began }
     }
 
     /// Whether the controller needs an output's bytes. Outputs of a nested workflow stay at the worker,
     /// except an output that is used twice, because an object has a single owner.
-    fn is_answered(&self, plan: &Plan, slot: Slot) -> bool {
+    fn is_answered(&self, plan: &WorkflowGraph, slot: TensorIndex) -> bool {
         let given = plan.outputs().iter().zip(&self.answered).filter(|(output, _)| **output == slot);
         let (times, asked) =
             given.fold((0, false), |(times, asked), (_, wanted)| (times + 1, asked | wanted));
@@ -351,7 +356,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Handles a call's end, and returns the events for the core; none for an abandoned call.
-    fn back(&mut self, Called { call, result }: Called) -> Vec<Event> {
+    fn back(&mut self, CallResult { call, result }: CallResult) -> Vec<Event> {
         let Some(out) = self.out.remove(&call) else { return Vec::new() };
         let ended = match result.and_then(|made| self.take(&out, made)) {
             Ok(facts) => {
@@ -385,7 +390,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Stores the outputs of a call, and returns the facts that the core needs.
-    fn take(&mut self, out: &Out, made: Made) -> Result<Vec<Facts>, Ended> {
+    fn take(&mut self, out: &Out, made: CallOutputs) -> Result<Vec<TensorFacts>, WorkflowRunFailure> {
         self.attempts = self.attempts.max(made.attempts);
         let plan = self.engine.plan().clone();
         let mut values = made.outputs;
@@ -412,18 +417,18 @@ impl<'a> Runner<'a> {
 }
 
 /// Converts the core's reason for ending a run.
-fn refusal(cause: Cause) -> Failure {
+fn refusal(cause: RunFailureCause) -> Failure {
     let reason = match cause {
-        Cause::TooManyRows { .. } | Cause::Unread => Reason::InvalidInput,
-        Cause::Changed { .. } => Reason::InvalidOutput,
-        Cause::DataLost | Cause::Failed => Reason::DataLost,
+        RunFailureCause::TooManyRows { .. } | RunFailureCause::Unread => Reason::InvalidInput,
+        RunFailureCause::Changed { .. } => Reason::InvalidOutput,
+        RunFailureCause::DataLost | RunFailureCause::Failed => Reason::DataLost,
     };
     Failure::new(reason, cause.to_string())
 }
 
 /// Releases the run's objects at workers after any outcome. A caller that drops the run while calls are
 /// in progress may be the first to notice the request's timeout.
-impl Drop for Runner<'_> {
+impl Drop for WorkflowRunner<'_> {
     fn drop(&mut self) {
         self.out.values().for_each(|out| self.give_up(out));
         let inputs = self.engine.plan().inputs().len();
@@ -431,20 +436,20 @@ impl Drop for Runner<'_> {
     }
 }
 
-fn output_name(plan: &Plan, slot: Slot) -> String {
+fn output_name(plan: &WorkflowGraph, slot: TensorIndex) -> String {
     match &plan.slot(slot).source {
-        Source::Step { output, .. } | Source::Input(output) => output.clone(),
+        TensorSource::Step { output, .. } | TensorSource::Input(output) => output.clone(),
     }
 }
 
-type Given<'v> = Vec<(String, &'v Value, Option<u64>)>;
+type Given<'v> = Vec<(String, &'v RunTensor, Option<u64>)>;
 
-fn sent(given: Given<'_>) -> Result<Vec<Sent>, Failure> {
+fn sent(given: Given<'_>) -> Result<Vec<StepCallInput>, Failure> {
     given.into_iter().map(|(name, value, row)| value.sent(&name, row)).collect()
 }
 
-fn rows(given: Given<'_>) -> Result<Vec<(String, Value)>, Failure> {
-    let one = |(name, value, row): (String, &Value, Option<u64>)| {
+fn rows(given: Given<'_>) -> Result<Vec<(String, RunTensor)>, Failure> {
+    let one = |(name, value, row): (String, &RunTensor, Option<u64>)| {
         let value = match row {
             None => value.clone(),
             Some(row) => value.row_value(&name, row)?,

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::serving::Serving;
+use crate::serving::ServingBackend;
 
 /// Steps with labels of their own. Further steps share [`OTHER`].
 const LABELLED_MAX: usize = 1_000;
@@ -25,7 +25,7 @@ struct Labels {
 
 /// The SLO counts of all steps.
 #[derive(Debug, Default)]
-pub(super) struct Scores {
+pub(super) struct StepSloMetrics {
     requests: Family<Labels, Counter>,
     in_time: Family<Labels, Counter>,
     /// The steps with labels of their own.
@@ -34,12 +34,12 @@ pub(super) struct Scores {
 
 /// The SLO counts of one step, or of all steps beyond the bound.
 #[derive(Debug)]
-pub(super) struct Score {
+pub(super) struct StepSloCounter {
     requests: Counter,
     in_time: Counter,
 }
 
-impl Score {
+impl StepSloCounter {
     /// Counts a call.
     pub(super) fn count(&self, in_time: bool) {
         self.requests.inc();
@@ -50,11 +50,11 @@ impl Score {
 }
 
 /// Registers the metrics of all steps.
-pub(crate) fn register(registry: &mut Registry, serving: &Serving) {
+pub(crate) fn register(registry: &mut Registry, serving: &ServingBackend) {
     serving.workflows.scores.register(registry);
 }
 
-impl Scores {
+impl StepSloMetrics {
     fn register(&self, registry: &mut Registry) {
         registry.register(
             "millrace_workflow_step_slo_requests",
@@ -70,7 +70,7 @@ impl Scores {
 
     /// Returns the counts of a step. The step gets its own labels if the labels exist already or some
     /// are left.
-    pub(super) fn of(&self, workflow: &FunctionKey, step: &FunctionName) -> Score {
+    pub(super) fn of(&self, workflow: &FunctionKey, step: &FunctionName) -> StepSloCounter {
         let mut labelled = self.labelled.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (workflow.clone(), step.clone());
         let own = labelled.contains(&key) || (labelled.len() < LABELLED_MAX && labelled.insert(key));
@@ -78,7 +78,7 @@ impl Scores {
             true => labels(workflow, step),
             false => Labels { tenant: OTHER.to_owned(), workflow: OTHER.to_owned(), step: OTHER.to_owned() },
         };
-        Score {
+        StepSloCounter {
             requests: self.requests.get_or_create_owned(&labels),
             in_time: self.in_time.get_or_create_owned(&labels),
         }
@@ -125,8 +125,8 @@ mod tests {
         FunctionKey { tenant: TenantName::default(), name: name(of) }
     }
 
-    fn shown() -> (Scores, Registry) {
-        let scores = Scores::default();
+    fn shown() -> (StepSloMetrics, Registry) {
+        let scores = StepSloMetrics::default();
         let mut registry = Registry::default();
         scores.register(&mut registry);
         (scores, registry)

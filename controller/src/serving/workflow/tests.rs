@@ -3,26 +3,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_cluster_state::Command;
+use millrace_cluster_state::StateCommand;
 use millrace_policy::workflow::StepIndex;
 
-use super::{Way, Workflows};
+use super::{WorkflowPlan, Workflows};
 use crate::fixtures::{apply, chain, key, state};
-use crate::fleet::Fleet;
-use crate::leader::Outlook;
-use crate::passed::Passed;
-use crate::serving::catalog::Sight;
+use crate::fleet::WorkerFleet;
+use crate::leader::LeaderStatus;
+use crate::passed::TrafficMatrix;
+use crate::serving::catalog::CatalogInputs;
 
 #[test]
 fn step_durations_are_kept_only_for_the_same_steps() {
-    let fleet = Fleet::new();
-    let outlook = Outlook::of_a_follower();
-    let workflows = Workflows::new(Passed::default());
-    let way = |steps: &[&str]| -> Way {
+    let fleet = WorkerFleet::new();
+    let outlook = LeaderStatus::of_a_follower();
+    let workflows = Workflows::new(TrafficMatrix::default());
+    let way = |steps: &[&str]| -> WorkflowPlan {
         let steps: Vec<_> = steps.iter().map(|&step| (step, "f")).collect();
         let mut state = state(&["f"]);
-        apply(&mut state, Command::ApplyWorkflow { spec: chain(&steps), expected: None });
-        let sight = Sight { state: &state, fleet: &fleet, outlook: &outlook };
+        apply(&mut state, StateCommand::ApplyWorkflow { spec: chain(&steps), expected: None });
+        let sight = CatalogInputs { state: &state, fleet: &fleet, outlook: &outlook };
         workflows.entry(&sight, &key("w")).unwrap().way.clone().unwrap()
     };
     let first = way(&["a", "b"]);

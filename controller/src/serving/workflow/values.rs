@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use millrace_gateway::backend::{Split, Tensor};
-use millrace_policy::workflow::Facts;
+use millrace_gateway::backend::{AnswerTimes, NamedTensor};
+use millrace_policy::workflow::TensorFacts;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part as WirePart;
 use millrace_types::tensor::element_count;
@@ -18,38 +18,38 @@ use millrace_types::{DataType, Failure, FunctionName, Reason, TensorSpec};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::fleet::Worker;
+use crate::fleet::AttachedWorker;
 
 /// A tensor of a run.
 #[derive(Debug, Clone)]
-pub(super) struct Value {
+pub(super) struct RunTensor {
     datatype: String,
     /// The parts by the row of the producing call; row 0 for a single call. A nested workflow may
     /// produce several parts per row.
     parts: BTreeMap<u64, Vec<Part>>,
     /// The time at which the last part was ready, with the latency breakdown until then.
-    pub(super) made: Reached,
+    pub(super) made: ReadyPoint,
     /// The function that produced the tensor; `None` for inputs of the request and empty tensors.
     by: Option<FunctionName>,
 }
 
 /// A point in time, with the latency breakdown of the longest path to this point.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Reached {
+pub(super) struct ReadyPoint {
     pub(super) at: Instant,
-    pub(super) split: Split,
+    pub(super) split: AnswerTimes,
 }
 
-impl Reached {
+impl ReadyPoint {
     /// Returns the later of two points, because a reader of both tensors waits for the later point.
     pub(super) fn later(self, other: Self) -> Self {
         if other.at > self.at { other } else { self }
     }
 
     /// Returns the end of a call that began at this point.
-    pub(super) fn then(self, spent: &Split) -> Self {
-        let Split { cold, queue, swap, run } = self.split;
-        let split = Split {
+    pub(super) fn then(self, spent: &AnswerTimes) -> Self {
+        let AnswerTimes { cold, queue, swap, run } = self.split;
+        let split = AnswerTimes {
             cold: cold + spent.cold,
             queue: queue + spent.queue,
             swap: swap + spent.swap,
@@ -73,39 +73,39 @@ enum Contents {
         room: Option<Arc<OwnedSemaphorePermit>>,
     },
     /// A range of an object at a worker.
-    There { held: Held, offset: u64, bytes: u64 },
+    There { held: RemoteObject, offset: u64, bytes: u64 },
 }
 
 /// An object at a worker.
 #[derive(Debug, Clone)]
-pub(super) struct Held {
+pub(super) struct RemoteObject {
     pub(super) id: wire::DataId,
-    pub(super) worker: Arc<Worker>,
+    pub(super) worker: Arc<AttachedWorker>,
     /// The object's size in bytes.
     bytes: u64,
 }
 
 /// A tensor as the input of a call, with the holders of the objects.
 #[derive(Debug)]
-pub(super) struct Sent {
+pub(super) struct StepCallInput {
     pub(super) tensor: wire::InferTensor,
-    pub(super) held: Vec<(Arc<Worker>, millrace_types::Bytes)>,
+    pub(super) held: Vec<(Arc<AttachedWorker>, millrace_types::Bytes)>,
     /// The function that produced the tensor, if any.
     pub(super) by: Option<FunctionName>,
     /// The tensor's size in bytes, at any location.
     pub(super) bytes: u64,
 }
 
-impl Value {
+impl RunTensor {
     /// Returns a tensor that arrived with the request.
-    pub(super) fn given(tensor: Tensor) -> Self {
+    pub(super) fn given(tensor: NamedTensor) -> Self {
         let part = Part { shape: tensor.shape, contents: Contents::here(tensor.data) };
-        let made = Reached { at: Instant::now(), split: Split::default() };
+        let made = ReadyPoint { at: Instant::now(), split: AnswerTimes::default() };
         Self { datatype: tensor.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
 
     /// Returns a tensor without elements.
-    pub(super) fn empty(spec: &TensorSpec, made: Reached) -> Self {
+    pub(super) fn empty(spec: &TensorSpec, made: ReadyPoint) -> Self {
         let part = Part { shape: empty_shape(spec), contents: Contents::here(Bytes::new()) };
         Self { datatype: spec.datatype.to_string(), parts: [(0, vec![part])].into(), made, by: None }
     }
@@ -117,9 +117,9 @@ impl Value {
     /// malformed answer.
     pub(super) fn answered(
         tensor: wire::InferTensor,
-        worker: &Arc<Worker>,
-        made: Reached,
-        room: &Room,
+        worker: &Arc<AttachedWorker>,
+        made: ReadyPoint,
+        room: &RunByteBudget,
     ) -> Result<Self, Failure> {
         let wire::InferTensor { name, datatype, shape, data, mut parts } = tensor;
         let contents = match (parts.pop().and_then(|part| part.part), parts.is_empty()) {
@@ -129,7 +129,7 @@ impl Value {
                 let wire::Object { id: Some(id), bytes, .. } = object else {
                     return Err(senseless(&name, worker));
                 };
-                let held = Held { id, worker: worker.clone(), bytes };
+                let held = RemoteObject { id, worker: worker.clone(), bytes };
                 Contents::There { held, offset: 0, bytes }
             }
             _ => return Err(senseless(&name, worker)),
@@ -166,7 +166,7 @@ impl Value {
     }
 
     /// Returns the objects of the tensor, each with the row of the producing call.
-    pub(super) fn held(&self) -> impl Iterator<Item = (u64, &Held)> {
+    pub(super) fn held(&self) -> impl Iterator<Item = (u64, &RemoteObject)> {
         let parts = self.parts.iter().flat_map(|(row, parts)| parts.iter().map(move |part| (*row, part)));
         parts.filter_map(|(row, part)| match &part.contents {
             Contents::There { held, .. } => Some((row, held)),
@@ -200,27 +200,27 @@ impl Value {
 
     /// Returns the facts that the core needs. `condition` says whether the core needs the tensor's
     /// truth value.
-    pub(super) fn facts(&self, condition: bool) -> Facts {
+    pub(super) fn facts(&self, condition: bool) -> TensorFacts {
         let of = |part: &Part| {
             let rows = part.shape.first().copied().unwrap_or(1);
             let holds = match &part.contents {
                 Contents::Here { data, .. } if condition => is_nonzero(&self.datatype, data),
                 Contents::Here { .. } | Contents::There { .. } => None,
             };
-            Facts { rows: u64::try_from(rows).unwrap_or(0), is_empty: part.is_empty(), holds }
+            TensorFacts { rows: u64::try_from(rows).unwrap_or(0), is_empty: part.is_empty(), holds }
         };
-        self.filled().map(of).reduce(Facts::join).unwrap_or(Facts::EMPTY)
+        self.filled().map(of).reduce(TensorFacts::join).unwrap_or(TensorFacts::EMPTY)
     }
 
     /// Returns the tensor, or a single row, as an input.
-    pub(super) fn sent(&self, name: &str, row: Option<u64>) -> Result<Sent, Failure> {
+    pub(super) fn sent(&self, name: &str, row: Option<u64>) -> Result<StepCallInput, Failure> {
         match row {
             None => self.all(name),
             Some(row) => self.row(name, row),
         }
     }
 
-    fn all(&self, name: &str) -> Result<Sent, Failure> {
+    fn all(&self, name: &str) -> Result<StepCallInput, Failure> {
         let shape = self.shape()?;
         let bytes = self.filled().map(Part::bytes).fold(0, u64::saturating_add);
         let mut held = Vec::new();
@@ -237,10 +237,15 @@ impl Value {
         let name = name.to_owned();
         let datatype = self.datatype.clone();
         let by = self.by.clone();
-        Ok(Sent { tensor: wire::InferTensor { name, datatype, shape, data, parts }, held, by, bytes })
+        Ok(StepCallInput {
+            tensor: wire::InferTensor { name, datatype, shape, data, parts },
+            held,
+            by,
+            bytes,
+        })
     }
 
-    fn row(&self, name: &str, row: u64) -> Result<Sent, Failure> {
+    fn row(&self, name: &str, row: u64) -> Result<StepCallInput, Failure> {
         self.row_value(name, row)?.all(name)
     }
 
@@ -269,7 +274,7 @@ impl Value {
     /// # Errors
     /// `INVALID_OUTPUT` if the parts do not join; `INTERNAL` if a part is at a worker.
     pub(super) fn whole(self, name: &str) -> Result<wire::InferTensor, Failure> {
-        let Sent { tensor, .. } = self.all(name)?;
+        let StepCallInput { tensor, .. } = self.all(name)?;
         if tensor.parts.is_empty() {
             return Ok(tensor);
         }
@@ -289,12 +294,12 @@ impl Value {
 
 /// The byte budget that the answered tensors of all runs share.
 #[derive(Debug, Clone)]
-pub(super) struct Room {
+pub(super) struct RunByteBudget {
     kib: Arc<Semaphore>,
     size: millrace_types::Bytes,
 }
 
-impl Room {
+impl RunByteBudget {
     pub(super) fn new(size: millrace_types::Bytes) -> Self {
         let kib = usize::try_from(size.get() >> 10).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self { kib: Arc::new(Semaphore::new(kib)), size }
@@ -318,7 +323,7 @@ fn too_many_rows(first: &[i64], other: &[i64]) -> Failure {
     Failure::new(Reason::InvalidOutput, message)
 }
 
-fn senseless(name: &str, worker: &Worker) -> Failure {
+fn senseless(name: &str, worker: &AttachedWorker) -> Failure {
     let message = format!("worker {} returned output {name:?} without data or a location", worker.name);
     Failure::new(Reason::Internal, message).after_execution()
 }
@@ -362,7 +367,7 @@ impl Part {
     }
 
     /// Converts the part for a call, and adds the object's holder to `whose`.
-    fn sent(&self, whose: &mut Vec<(Arc<Worker>, millrace_types::Bytes)>) -> wire::TensorPart {
+    fn sent(&self, whose: &mut Vec<(Arc<AttachedWorker>, millrace_types::Bytes)>) -> wire::TensorPart {
         let part = match &self.contents {
             Contents::Here { data, .. } => WirePart::Data(data.clone()),
             Contents::There { held, offset, bytes } => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_controller::{Controller, ControllerConfig, JoinAs, Start};
+use millrace_controller::{ClusterStart, ControllerConfig, JoinAs, RunningController};
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_types::Digest;
 use tempfile::TempDir;
@@ -18,20 +18,20 @@ use crate::support::{channel, config, soon};
 /// ports stay the same.
 pub(crate) struct Member {
     /// The running controller; `None` while down.
-    pub(super) up: Option<(Threads, Controller)>,
+    pub(super) up: Option<(Threads, RunningController)>,
     pub(crate) config: ControllerConfig,
     client: SocketAddr,
     _dir: Arc<TempDir>,
 }
 
 impl Member {
-    pub(crate) async fn start(id: u64, start: Start) -> Self {
+    pub(crate) async fn start(id: u64, start: ClusterStart) -> Self {
         Self::try_start(id, start, |_| {}).await.unwrap()
     }
 
     pub(crate) async fn try_start(
         id: u64,
-        start: Start,
+        start: ClusterStart,
         edit: impl FnOnce(&mut ControllerConfig),
     ) -> Result<Self, millrace_controller::StartError> {
         let dir = Arc::new(tempfile::tempdir().unwrap());
@@ -52,8 +52,8 @@ impl Member {
         self.config.internal_listen.to_string()
     }
 
-    pub(crate) fn joining(&self, role: JoinAs) -> Start {
-        Start::Join { at: vec![self.internal()], role }
+    pub(crate) fn joining(&self, role: JoinAs) -> ClusterStart {
+        ClusterStart::Join { at: vec![self.internal()], role }
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -112,7 +112,7 @@ impl Drop for Member {
 /// a moment, because the runtimes end in the background.
 pub(super) async fn run(
     config: &ControllerConfig,
-) -> Result<(Threads, Controller), millrace_controller::StartError> {
+) -> Result<(Threads, RunningController), millrace_controller::StartError> {
     soon("the release of the killed controller's directory and ports", async {
         loop {
             let threads = Threads::new();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
-use millrace_controller::{ControllerConfig, JoinAs, Start};
+use millrace_controller::{ClusterStart, ControllerConfig, JoinAs};
 use millrace_proto::admin as api;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
@@ -21,7 +21,7 @@ use crate::support::{apply, apply_request, channel, get, mlp, reason, until, upl
 
 /// Starts three voters, with the first as leader.
 pub(crate) async fn three() -> Vec<Member> {
-    let first = Member::start(1, Start::Bootstrap).await;
+    let first = Member::start(1, ClusterStart::Bootstrap).await;
     let second = Member::start(2, first.joining(JoinAs::Voter)).await;
     let third = Member::start(3, second.joining(JoinAs::Voter)).await;
     // Controller 1 leads, unless the machine stalled for so long that another controller was elected.
@@ -278,14 +278,14 @@ async fn a_leader_without_followers_reports_an_unknown_write_and_then_refuses_wr
 
 #[tokio::test]
 async fn an_empty_directory_is_refused_by_a_controller_that_must_reopen_one() {
-    let refused = Member::try_start(2, Start::Reopen, |_| {}).await.err().unwrap();
+    let refused = Member::try_start(2, ClusterStart::Reopen, |_| {}).await.err().unwrap();
     assert!(refused.to_string().contains("is empty"), "{refused}");
-    let mut first = Member::start(1, Start::Bootstrap).await;
+    let mut first = Member::start(1, ClusterStart::Bootstrap).await;
     let other = ControllerConfig { id: ControllerId(2), ..first.config.clone() };
     first.kill();
     let refused = run(&other).await.err().unwrap();
     assert!(refused.to_string().contains("belongs to controller 1"), "{refused}");
-    first.config.start = Start::Reopen;
+    first.config.start = ClusterStart::Reopen;
     first.restart().await;
     assert_eq!(status(&first).await.leader, 1);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_controller::{Controller, ControllerConfig, RaftRuntime, StartError, Tcp};
+use millrace_controller::{ControllerConfig, RaftRuntime, RunningController, StartError, Tcp};
 use tokio::runtime::{Builder, Runtime};
 
 /// One thread for requests, and the threads of Raft.
@@ -18,7 +18,7 @@ impl Threads {
     }
 
     /// Starts a controller on these threads.
-    pub(crate) async fn start(&self, config: &ControllerConfig) -> Result<Controller, StartError> {
+    pub(crate) async fn start(&self, config: &ControllerConfig) -> Result<RunningController, StartError> {
         let config = ControllerConfig { raft_runtime: Some(self.raft.handle()), ..config.clone() };
         self.requests.spawn(millrace_controller::start(config, Arc::new(Tcp))).await.unwrap()
     }

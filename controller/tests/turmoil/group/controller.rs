@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use millrace_cluster_state::{Command, ControllerId, ModelSummary, State, UnixMillis};
+use millrace_cluster_state::{ControllerId, ModelSummary, State, StateCommand, UnixMillis};
 use millrace_controller::clock::WallClock;
-use millrace_controller::sim::{Member, MemberConfig, Snapshots, World};
-use millrace_controller::{JoinAs, Start};
-use millrace_raft_store::{DataDir, Identity, LogReader, Store};
+use millrace_controller::sim::{MemberConfig, RaftEnvironment, SimMember, SnapshotSchedule};
+use millrace_controller::{ClusterStart, JoinAs};
+use millrace_raft_store::{DataDir, DirectoryOwner, LogReader, RaftStore};
 use millrace_types::{Bytes, Digest};
 use openraft::storage::RaftLogStorage as _;
 use rand::SeedableRng as _;
@@ -51,12 +51,16 @@ impl std::fmt::Debug for Simulated {
     }
 }
 
-impl World for Simulated {
+impl RaftEnvironment for Simulated {
     fn dial(&self, endpoint: &Endpoint) -> Channel {
         dial(endpoint)
     }
 
-    fn open(&self, dir: DataDir, identity: &Identity) -> Result<Store<State>, millrace_raft_store::Error> {
+    fn open(
+        &self,
+        dir: DataDir,
+        identity: &DirectoryOwner,
+    ) -> Result<RaftStore<State>, millrace_raft_store::Error> {
         let mut store = millrace_raft_store::sim::open(dir, identity, Box::new(self.disk.clone()))?;
         let reader = futures::executor::block_on(store.log.get_log_reader());
         *self.reader.lock().unwrap() = Some(reader);
@@ -95,9 +99,9 @@ impl Controller {
         let late = self.outside.regrouping.is_some_and(|change| change.joins == self.id);
         let at = |id| format!("{}:{INTERNAL_PORT}", host(id));
         let begin = match self.id {
-            1 => Start::Bootstrap,
-            _ if late => Start::Join { at: (1..self.id).map(at).collect(), role: JoinAs::Learner },
-            _ => Start::Join { at: vec![at(1)], role: JoinAs::Voter },
+            1 => ClusterStart::Bootstrap,
+            _ if late => ClusterStart::Join { at: (1..self.id).map(at).collect(), role: JoinAs::Learner },
+            _ => ClusterStart::Join { at: vec![at(1)], role: JoinAs::Voter },
         };
         while late && !self.outside.joining.get() {
             sleep(Duration::from_millis(20)).await;
@@ -108,7 +112,7 @@ impl Controller {
             data_dir: self.data_dir,
             internal_address: at(self.id),
             world: Arc::new(Simulated { disk: self.disk, reader: self.reader }),
-            snapshots: Snapshots {
+            snapshots: SnapshotSchedule {
                 every: self.snapshot_every,
                 kept: self.snapshot_every / 10 + 4,
                 purged_at_once: 1,
@@ -118,7 +122,7 @@ impl Controller {
         };
         let internal = incoming(INTERNAL_PORT).await?;
         let clients = incoming(CLIENT_PORT).await?;
-        let member = Rc::new(Member::open(config).await?);
+        let member = Rc::new(SimMember::open(config).await?);
         self.outside.watches.borrow_mut().insert(self.id, member.watch());
         let internal = tokio::spawn(member.serve_internal(internal));
         let clients = tokio::spawn(member.serve_clients(clients));
@@ -136,14 +140,14 @@ impl Controller {
 }
 
 /// Records the models as if every controller had the files.
-async fn upload(member: &Member, outside: &Outside) -> turmoil::Result {
+async fn upload(member: &SimMember, outside: &Outside) -> turmoil::Result {
     for (model, weights) in [(MODEL, MODEL_WEIGHTS), (LARGE_MODEL, LARGE_MODEL_WEIGHTS)] {
         let digest = Digest::of(model);
         for holder in outside.members().map(ControllerId) {
             let inputs = Vec::new();
             let outputs = Vec::new();
             let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };
-            let known = Command::AddArtifact { digest, bytes: Bytes(7), model, holder };
+            let known = StateCommand::AddArtifact { digest, bytes: Bytes(7), model, holder };
             member.propose(known).await.map_err(|failure| failure.message)?;
         }
     }

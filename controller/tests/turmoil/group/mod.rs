@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use millrace_cluster_state::ControllerId;
-use millrace_controller::sim::Watch;
+use millrace_controller::sim::MemberView;
 use millrace_raft_store::LogId;
 use millrace_types::Bytes;
 use rand::rngs::StdRng;
@@ -324,9 +324,9 @@ impl Run {
 
     fn agree(&self) -> bool {
         let watches = self.outside.watches.borrow();
-        let lasts: BTreeSet<_> = watches.values().map(Watch::last_applied).collect();
+        let lasts: BTreeSet<_> = watches.values().map(MemberView::last_applied).collect();
         let word = self.outside.last_word.borrow();
-        let has = |watch: &Watch| {
+        let has = |watch: &MemberView| {
             let (_, state) = watch.applied();
             state.functions().any(|function| Some(function.key.name.as_str()) == word.as_deref())
         };

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use millrace_cluster_state::State;
-use millrace_controller::sim::Watch;
+use millrace_controller::sim::MemberView;
 use millrace_raft_store::{ClusterConfig, DataDir, LogId, LogReader};
 use millrace_types::{Epoch, NodeName, Timestamp};
 use openraft::RaftLogReader as _;
@@ -44,7 +44,13 @@ pub(super) fn note_applied(
 }
 
 /// Records the nodes that a controller heard, and the nodes that it found lost.
-pub(super) fn note_fleet(history: &mut History, marks: &mut Marks, at: Duration, id: u64, watch: &Watch) {
+pub(super) fn note_fleet(
+    history: &mut History,
+    marks: &mut Marks,
+    at: Duration,
+    id: u64,
+    watch: &MemberView,
+) {
     let heard = watch.heard().into_iter().map(|(node, epoch, heard)| (node, (epoch, heard)));
     let heard: BTreeMap<_, _> = heard.collect();
     for (node, now) in &heard {
@@ -64,7 +70,7 @@ pub(super) fn note_fleet(history: &mut History, marks: &mut Marks, at: Duration,
 
 /// Records a snapshot that a controller took or received. After a received snapshot, the controller's
 /// log lacks the last covered entry.
-pub(super) fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &Reader, watch: &Watch) {
+pub(super) fn note_snapshot(history: &mut History, marks: &mut Marks, reader: &Reader, watch: &MemberView) {
     let newest = watch.snapshot();
     if std::mem::replace(&mut marks.snapshot, newest) != newest
         && let (Some(newest), Some(reader)) = (newest, reader.lock().unwrap().as_mut())

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use millrace_cluster_state::Command;
-use millrace_controller::sim::Watch;
+use millrace_cluster_state::StateCommand;
+use millrace_controller::sim::MemberView;
 use millrace_types::{Epoch, NodeName};
 use tokio::time::sleep;
 
@@ -40,7 +40,7 @@ pub(crate) struct Outside {
     pub(crate) moments: Moments,
     pub(crate) creations: Journal<String, Created>,
     pub(crate) registers: Journal<RegisterAsked, RegisterAnswer>,
-    pub(crate) nodes: Journal<Command, NodeAnswer>,
+    pub(crate) nodes: Journal<StateCommand, NodeAnswer>,
     /// The epochs that each node was given.
     pub(crate) epochs: RefCell<BTreeMap<NodeName, BTreeSet<Epoch>>>,
     /// The function that was created after everything was repaired.
@@ -57,7 +57,7 @@ pub(crate) struct Outside {
     /// Machines with a worker that shall say goodbye.
     pub(super) leaving: RefCell<BTreeSet<u64>>,
     pub(super) entered: RefCell<BTreeSet<u64>>,
-    pub(super) watches: RefCell<BTreeMap<u64, Watch>>,
+    pub(super) watches: RefCell<BTreeMap<u64, MemberView>>,
     pub(super) calm: Cell<bool>,
 }
 

@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
+use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_policy::core::Core as _;
 use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::{
-    Bytes, DataId, Digest, Epoch, GpuIndex, ModelCopy, NodeName, SloCounts, SyncBatch, Tier, Timestamp, Usage,
+    Bytes, DataId, Digest, Epoch, GpuIndex, MemoryTier, ModelCopy, NodeName, SloCounts, SyncBatch, Timestamp,
+    Usage,
 };
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -48,7 +49,7 @@ pub(crate) struct Process {
 
 struct Inner {
     rng: StdRng,
-    core: Checkpoint,
+    core: WorkerCheckpoint,
     epoch: Option<Epoch>,
     /// The stamp (term, index) of the obeyed desired state.
     stamp: Option<(u64, u64)>,
@@ -76,7 +77,7 @@ impl Process {
         let began = Instant::now();
         let inner = Inner {
             rng: StdRng::seed_from_u64(seed),
-            core: Checkpoint::new(config),
+            core: WorkerCheckpoint::new(config),
             epoch: None,
             stamp: None,
             serves: BTreeMap::new(),
@@ -355,7 +356,7 @@ impl Inner {
         self.happens = now + Duration::from_millis(self.rng.random_range(HAPPENS_MS));
         let Some(epoch) = self.epoch else { return Vec::new() };
         let digest = Digest::of(&self.rng.random_range(0..MODELS).to_le_bytes());
-        let tier = if self.rng.random() { Tier::Host } else { Tier::Gpu(GpuIndex(0)) };
+        let tier = if self.rng.random() { MemoryTier::Host } else { MemoryTier::Gpu(GpuIndex(0)) };
         let copy = ModelCopy { digest, tier };
         match self.rng.random_range(0..10) {
             0..2 => vec![Event::ModelLoaded { copy, bytes: Bytes(7) }],

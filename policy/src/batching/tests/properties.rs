@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use millrace_types::tenancy::{Quota, Share};
+use millrace_types::tenancy::{Quota, ResourceShare};
 
 use super::*;
 use crate::ids::TenantIndex;
@@ -93,7 +93,7 @@ proptest! {
         let mut bench = bench_with(policy, 2, max_size, max_wait);
         if let Some(ppm) = capped {
             let tenant = TenantIndex(0);
-            let quota = Quota { gpu_share: Share::from_ppm(ppm).ok(), ..Quota::NONE };
+            let quota = Quota { gpu_share: ResourceShare::from_ppm(ppm).ok(), ..Quota::NONE };
             bench.tell(tenancy::Event::Quota { tenant, quota });
             bench.tell(tenancy::Event::Owner { function: FunctionIndex(0), tenant: Some(tenant) });
         }
@@ -107,7 +107,7 @@ proptest! {
                     next_key += 1;
                     world.open.insert(RequestKey(next_key));
                     rows.insert(RequestKey(next_key), of);
-                    let item = Item { rows: of, class: 1, inline: 1, descriptors: 0 };
+                    let item = BatchItem { rows: of, class: 1, inline: 1, descriptors: 0 };
                     bench.ask_for(next_key, function, item)
                 }
                 Step::Withdraw(number) => {
@@ -122,7 +122,7 @@ proptest! {
                     let Some((key, gpu, members)) = world.pick(number) else { continue };
                     members.iter().for_each(|member| assert!(world.open.remove(member)));
                     let ran = Some(Duration::from_micros(1 << (number % 15)));
-                    bench.tell(dispatch::Event::Ended { gpu, key, ran })
+                    bench.tell(dispatch::Event::RequestEnded { gpu, key, ran })
                 }
                 Step::Split(number) => {
                     let Some((key, gpu, members)) = world.pick(number) else { continue };
@@ -131,23 +131,23 @@ proptest! {
                         continue;
                     }
                     bench.tell(Event::Split { key });
-                    bench.tell(dispatch::Event::Ended { gpu, key, ran: None })
+                    bench.tell(dispatch::Event::RequestEnded { gpu, key, ran: None })
                 }
                 Step::GiveBack(number, why) => {
                     let Some((key, gpu, _)) = world.pick(number) else { continue };
                     let why = match why {
-                        0 => Return::Recalled,
-                        1 => Return::Failed(Progress::Preparing),
-                        _ => Return::Died(Progress::Begun),
+                        0 => ReturnReason::Recalled,
+                        1 => ReturnReason::Failed(AttemptProgress::Preparing),
+                        _ => ReturnReason::Died(AttemptProgress::Begun),
                     };
-                    bench.tell(dispatch::Event::Returned { gpu, key, why })
+                    bench.tell(dispatch::Event::RequestReturned { gpu, key, why })
                 }
                 Step::Down(index) => {
                     world.up.remove(&index);
                     let lost: Vec<_> =
                         world.on.iter().filter(|(_, on)| on.0.0 == index).map(|(&key, _)| key).collect();
                     lost.iter().for_each(|key| drop(world.on.remove(key)));
-                    let lost = lost.into_iter().map(|key| (key, Progress::Begun)).collect();
+                    let lost = lost.into_iter().map(|key| (key, AttemptProgress::Begun)).collect();
                     bench.tell(dispatch::Event::Down { gpu: GpuIndex(index), lost })
                 }
                 Step::Up(index) if world.up.insert(index) => bench.up(index),
@@ -175,7 +175,7 @@ proptest! {
             let actions = match (world.pick(0), bench.batcher.next_wake()) {
                 (Some((key, gpu, members)), _) => {
                     members.iter().for_each(|member| assert!(world.open.remove(member)));
-                    bench.tell(dispatch::Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) })
+                    bench.tell(dispatch::Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(1)) })
                 }
                 (None, Some(at)) if !world.open.is_empty() => {
                     bench.now = bench.now.max(at);

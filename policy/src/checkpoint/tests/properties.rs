@@ -40,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A node and its leader, with the faults between them.
 struct Pair {
     node: Node,
-    leader: Leader,
+    leader: LeaderModel,
     epochs: u64,
     lose_batch: bool,
     lose_answer: bool,
@@ -52,7 +52,7 @@ impl Pair {
     fn new(config: Config) -> Self {
         Self {
             node: Node::new(config),
-            leader: Leader::default(),
+            leader: LeaderModel::default(),
             epochs: 0,
             lose_batch: false,
             lose_answer: false,
@@ -110,7 +110,7 @@ impl Pair {
             }
             Step::LeaderForgot => {
                 let epoch = self.leader.epoch;
-                self.leader = Leader { epoch, ..Leader::default() };
+                self.leader = LeaderModel { epoch, ..LeaderModel::default() };
             }
         }
     }

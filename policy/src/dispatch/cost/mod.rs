@@ -24,14 +24,14 @@ use std::time::Duration;
 
 use millrace_types::BytesPerSec;
 
-pub(super) use self::error::Errors;
-pub use self::error::{Predicted, PredictionError};
+pub(super) use self::error::PredictionErrors;
+pub use self::error::{PredictionError, TurnKind};
 use self::estimate::Estimate;
-use self::runs::Runs;
+use self::runs::RunTimeModel;
 
 /// Source of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum SwapSource {
     /// The GPU holds the model.
     Here,
     /// The host, over a link that no neighbour uses.
@@ -50,8 +50,8 @@ const NOMINAL: u64 = 1000;
 
 /// Estimates for a model on a kind of GPU.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Cost {
-    runs: Runs,
+pub(super) struct ModelCost {
+    runs: RunTimeModel,
     /// Time that a copy from the host keeps a free link busy.
     transfer: Estimate,
     /// Time that a swap from the host over a free link adds to a run.
@@ -62,12 +62,12 @@ pub(super) struct Cost {
     peer: Estimate,
 }
 
-impl Cost {
+impl ModelCost {
     /// Replaces the estimates by those of an earlier process (L15). Without a `swap`, no run is
     /// assumed to overlap a load.
-    pub(super) fn learned(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
+    pub(super) fn restore_profile(&mut self, load: Duration, swap: Option<Duration>, run: Duration) {
         *self = Self {
-            runs: Runs::profiled(run),
+            runs: RunTimeModel::profiled(run),
             transfer: Estimate::profiled(nanos(load)),
             host: Estimate::profiled(nanos(swap.unwrap_or(load))),
             ..Self::default()
@@ -89,12 +89,12 @@ impl Cost {
 
     /// Adds a sample of the time that a swap added to a run; `nominal` is the time at the link's
     /// rate.
-    pub(super) fn swapped(&mut self, source: Source, added: Duration, nominal: Duration) {
+    pub(super) fn swapped(&mut self, source: SwapSource, added: Duration, nominal: Duration) {
         match source {
-            Source::Here => {}
-            Source::Host => self.host.add(nanos(added)),
-            Source::SharedHost => self.shared.add(nanos(added)),
-            Source::Peer(_) => {
+            SwapSource::Here => {}
+            SwapSource::Host => self.host.add(nanos(added)),
+            SwapSource::SharedHost => self.shared.add(nanos(added)),
+            SwapSource::Peer(_) => {
                 self.peer.add(nanos(added).saturating_mul(NOMINAL) / nanos(nominal).max(1));
             }
         }
@@ -106,7 +106,7 @@ impl Cost {
     }
 
     /// Returns the least known run time of any number of rows.
-    pub(super) fn briefest(&self) -> Option<Duration> {
+    pub(super) fn shortest_run(&self) -> Option<Duration> {
         self.runs.briefest()
     }
 
@@ -122,19 +122,19 @@ impl Cost {
     }
 
     /// Returns the time that a swap adds to a run.
-    pub(super) fn swap(&self, source: Source, nominal: Duration) -> Duration {
+    pub(super) fn swap(&self, source: SwapSource, nominal: Duration) -> Duration {
         let host = || {
             let known = self.host.get().or(self.transfer.get());
             known.map_or(nominal, Duration::from_nanos)
         };
         match source {
-            Source::Here => Duration::ZERO,
-            Source::Host => host(),
-            Source::SharedHost => {
+            SwapSource::Here => Duration::ZERO,
+            SwapSource::Host => host(),
+            SwapSource::SharedHost => {
                 let twice = || host() * SHARED_PERCENT / 100;
                 self.shared.get().map_or_else(twice, Duration::from_nanos)
             }
-            Source::Peer(_) => {
+            SwapSource::Peer(_) => {
                 let scaled =
                     |share: u64| Duration::from_nanos(nanos(nominal).saturating_mul(share) / NOMINAL);
                 self.peer.get().map_or(nominal, scaled)
@@ -155,24 +155,24 @@ mod tests {
 
     #[test]
     fn swap_cost_is_learned_by_source_with_fallback_estimates() {
-        let mut cost = Cost::default();
-        let swap = |cost: &Cost, source| cost.swap(source, MS(40));
-        let peer = Source::Peer(BytesPerSec::gb(48));
+        let mut cost = ModelCost::default();
+        let swap = |cost: &ModelCost, source| cost.swap(source, MS(40));
+        let peer = SwapSource::Peer(BytesPerSec::gb(48));
         assert_eq!(cost.run(1), None);
-        assert_eq!((swap(&cost, Source::Host), swap(&cost, peer)), (MS(40), MS(40)), "by the rate");
-        assert_eq!(swap(&cost, Source::SharedHost), MS(80));
-        cost.learned(MS(30), None, MS(10));
+        assert_eq!((swap(&cost, SwapSource::Host), swap(&cost, peer)), (MS(40), MS(40)), "by the rate");
+        assert_eq!(swap(&cost, SwapSource::SharedHost), MS(80));
+        cost.restore_profile(MS(30), None, MS(10));
         assert_eq!((cost.run(1), cost.transfer()), (Some(MS(10)), Some(MS(30))));
-        assert_eq!((swap(&cost, Source::Host), swap(&cost, Source::SharedHost)), (MS(30), MS(60)));
-        (0..5).for_each(|_| cost.swapped(Source::Host, MS(12), MS(40)));
-        assert_eq!(swap(&cost, Source::Host), MS(12), "most of it was hidden");
+        assert_eq!((swap(&cost, SwapSource::Host), swap(&cost, SwapSource::SharedHost)), (MS(30), MS(60)));
+        (0..5).for_each(|_| cost.swapped(SwapSource::Host, MS(12), MS(40)));
+        assert_eq!(swap(&cost, SwapSource::Host), MS(12), "most of it was hidden");
         assert_eq!(cost.transfer(), Some(MS(30)), "the link was busy all the same");
-        cost.swapped(Source::SharedHost, MS(50), MS(40));
-        assert_eq!(swap(&cost, Source::SharedHost), MS(50));
+        cost.swapped(SwapSource::SharedHost, MS(50), MS(40));
+        assert_eq!(swap(&cost, SwapSource::SharedHost), MS(50));
         cost.swapped(peer, MS(10), MS(20));
         assert_eq!(swap(&cost, peer), MS(20), "half of the nominal time of this link");
-        assert_eq!(swap(&cost, Source::Here), Duration::ZERO);
-        cost.learned(MS(31), None, MS(11));
-        assert_eq!((swap(&cost, Source::Host), cost.run(1)), (MS(31), Some(MS(11))));
+        assert_eq!(swap(&cost, SwapSource::Here), Duration::ZERO);
+        cost.restore_profile(MS(31), None, MS(11));
+        assert_eq!((swap(&cost, SwapSource::Host), cost.run(1)), (MS(31), Some(MS(11))));
     }
 }

@@ -9,9 +9,9 @@ use super::nanos;
 /// Run times of a model on a kind of GPU. Batches have at most 64 rows, hence at most 64
 /// entries.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Runs(Vec<(u32, Estimate)>);
+pub(super) struct RunTimeModel(Vec<(u32, Estimate)>);
 
-impl Runs {
+impl RunTimeModel {
     /// Creates run times from a profile of single rows.
     pub(super) fn profiled(run: Duration) -> Self {
         Self(vec![(1, Estimate::profiled(nanos(run)))])
@@ -42,10 +42,10 @@ impl Runs {
     }
 
     /// Returns the line through all sizes except `without`.
-    fn line(&self, without: Option<u32>) -> Option<Line> {
+    fn line(&self, without: Option<u32>) -> Option<RegressionLine> {
         let points = self.0.iter().filter(|&&(size, _)| Some(size) != without);
         let points: Vec<_> = points.filter_map(|(size, estimate)| Some((*size, estimate.get()?))).collect();
-        Line::through(&points)
+        RegressionLine::through(&points)
     }
 
     /// Returns the mean error of lines fitted without the predicted size, in percent of the
@@ -65,12 +65,12 @@ impl Runs {
 }
 
 /// Least-squares line of run time, in nanoseconds, over rows.
-struct Line {
+struct RegressionLine {
     base: f64,
     by_row: f64,
 }
 
-impl Line {
+impl RegressionLine {
     fn through(points: &[(u32, u64)]) -> Option<Self> {
         let count = points.len() as f64;
         let mean = |of: fn(&(u32, u64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -94,8 +94,8 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
-    fn runs(of: &[(u32, u64)]) -> Runs {
-        let mut runs = Runs::default();
+    fn runs(of: &[(u32, u64)]) -> RunTimeModel {
+        let mut runs = RunTimeModel::default();
         of.iter().for_each(|&(rows, ms)| runs.add(rows, MS(ms)));
         runs
     }
@@ -111,7 +111,7 @@ mod tests {
     fn a_single_measured_size_predicts_no_larger_size() {
         let runs = runs(&[(4, 18)]);
         assert_eq!((runs.get(1), runs.get(4), runs.get(5)), (Some(MS(18)), Some(MS(18)), None));
-        assert_eq!((runs.held_out(), Runs::default().get(1)), (None, None));
+        assert_eq!((runs.held_out(), RunTimeModel::default().get(1)), (None, None));
     }
 
     #[test]

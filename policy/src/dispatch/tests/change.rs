@@ -9,10 +9,10 @@ fn policies() -> Vec<PolicyConfig> {
 }
 
 fn change_to(policy: PolicyConfig, eviction: Eviction) -> Event {
-    let objective = Objective::from_billionths(900_000_000);
+    let objective = LatencyObjective::from_billionths(900_000_000);
     let scored = |function, m| (FunctionIndex(function), objective, SloCounts { m, n: 10 });
-    let functions = if policy.scores() { vec![scored(0, 9), scored(1, 2)] } else { Vec::new() };
-    Event::Change { policy, eviction, functions }
+    let functions = if policy.uses_scores() { vec![scored(0, 9), scored(1, 2)] } else { Vec::new() };
+    Event::PolicyChanged { policy, eviction, functions }
 }
 
 #[test]
@@ -35,8 +35,11 @@ fn waiting_requests_leave_in_order_of_arrival_after_a_policy_change() {
             take(node.step(change_to(to, Eviction::Lru)));
             for key in 1..=4 {
                 node.now = node.now + Duration::from_millis(1);
-                let ended =
-                    Event::Ended { gpu: gpu(0), key: RequestKey(key), ran: Some(Duration::from_millis(1)) };
+                let ended = Event::RequestEnded {
+                    gpu: gpu(0),
+                    key: RequestKey(key),
+                    ran: Some(Duration::from_millis(1)),
+                };
                 take(node.step(ended));
             }
             assert_eq!(given, [1, 2, 3, 4], "{from} to {to}");
@@ -53,7 +56,7 @@ fn a_policy_change_unbinds_requests_and_unpins_their_models() {
     // A load takes so long that waiting is always better.
     let load = Duration::from_secs(9);
     let run = Duration::from_millis(100);
-    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
+    node.step(Event::ProfileLoaded(ModelProfile { model: A, kind: 0, load, swap: None, run }));
     assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "assigned behind the running request");
     assert_eq!(node.enqueue(3, A), [Action::Pin { gpu: gpu(0), model: A }]);
     let changed = node.step(change_to(PolicyConfig::Lb, Eviction::Lru));
@@ -65,8 +68,9 @@ fn a_new_eviction_rule_sends_eviction_ranks_only_if_it_needs_them() {
     let mut node = node(&[64, 64]);
     node.enqueue(1, A);
     node.enqueue(2, B);
-    let told =
-        |actions: Vec<Action>| actions.into_iter().filter(|it| matches!(it, Action::Standing { .. })).count();
+    let told = |actions: Vec<Action>| {
+        actions.into_iter().filter(|it| matches!(it, Action::SetEvictionRank { .. })).count()
+    };
     assert_eq!(told(node.step(change_to(PolicyConfig::Fifo, Eviction::Torpor))), 2);
     assert_eq!(told(node.step(change_to(PolicyConfig::Lb, Eviction::Torpor))), 0, "already sent");
     let config = &node.dispatch.config;
@@ -79,12 +83,12 @@ fn counters_survive_a_policy_change() {
     node.enqueue(1, A);
     node.enqueue(2, B);
     node.enqueue(3, A);
-    node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1), ran: Some(Duration::from_millis(1)) });
+    node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(1), ran: Some(Duration::from_millis(1)) });
     let before = node.dispatch.stats();
-    assert!(before.passed > 0 || before.reserved > 0, "{before:?}");
+    assert!(before.overtakings > 0 || before.reserved > 0, "{before:?}");
     node.step(change_to(PolicyConfig::Fifo, Eviction::Lru));
     let after = node.dispatch.stats();
-    assert_eq!((after.passed, after.reserved), (before.passed, before.reserved));
+    assert_eq!((after.overtakings, after.reserved), (before.overtakings, before.reserved));
     assert!(node.dispatch.next_wake().is_none_or(|at| at > node.now), "no wake in the past");
 }
 
@@ -135,11 +139,11 @@ proptest! {
                     next_key += 1;
                     let key = RequestKey(next_key);
                     world.waiting.insert(key);
-                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    let attempts = AttemptRecord::new(3, Idempotence::Yes);
                     let priority = Priority::new(level * 2).unwrap_or_default();
                     let function = FunctionIndex(model);
                     let model = ModelId(model);
-                    Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE })
+                    Event::Enqueue(QueuedRequest { key, function, model, attempts, priority, inputs: InputLocations::NONE })
                 }
                 Step::Withdraw(number) => {
                     let Some(event) = world.withdraw(number) else { continue };
@@ -149,7 +153,7 @@ proptest! {
                     let Some(event) = world.end(number) else { continue };
                     event
                 }
-                Step::Down(index) => world.lose(index, Progress::Waiting),
+                Step::Down(index) => world.lose(index, AttemptProgress::Waiting),
                 Step::Up(index) => {
                     let Some(event) = world.revive(index) else { continue };
                     event
@@ -175,7 +179,7 @@ proptest! {
         }
         while let Some((key, gpu)) = world.pick(0) {
             world.on.remove(&key);
-            world.take(&node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }));
+            world.take(&node.step(Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(1)) }));
         }
         prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
     }

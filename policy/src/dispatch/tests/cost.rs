@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::dispatch::PredictionError;
-use crate::dispatch::cost::Source;
+use crate::dispatch::cost::SwapSource;
 
 /// Returns a node with two GPUs of kind 0 under one switch, and a third GPU of kind 1.
 fn two_kinds() -> Node {
@@ -13,7 +13,7 @@ fn two_kinds() -> Node {
 }
 
 impl Node {
-    fn swap_ms(&self, index: u32, source: Source) -> u128 {
+    fn swap_ms(&self, index: u32, source: SwapSource) -> u128 {
         let slot = self.dispatch.models.slot(A).unwrap();
         self.dispatch.fleet.get(gpu(index)).swap_time(&self.dispatch.models, slot, source).as_millis()
     }
@@ -29,12 +29,12 @@ impl Node {
 fn swap_cost_is_turn_time_minus_run_time_per_kind_of_gpu() {
     let mut node = two_kinds();
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
-    assert_eq!(node.swap_ms(0, Source::Host), 8, "8 MiB at 1 GB/s");
+    assert_eq!(node.swap_ms(0, SwapSource::Host), 8, "8 MiB at 1 GB/s");
     node.turn(0, 1, 7);
-    assert_eq!(node.swap_ms(0, Source::Host), 2, "the run hid the rest");
-    assert_eq!(node.swap_ms(1, Source::Host), 2, "the same kind");
-    assert_eq!(node.swap_ms(2, Source::Host), 8, "another kind");
-    assert_eq!(node.swap_ms(0, Source::SharedHost), 4, "an estimate");
+    assert_eq!(node.swap_ms(0, SwapSource::Host), 2, "the run hid the rest");
+    assert_eq!(node.swap_ms(1, SwapSource::Host), 2, "the same kind");
+    assert_eq!(node.swap_ms(2, SwapSource::Host), 8, "another kind");
+    assert_eq!(node.swap_ms(0, SwapSource::SharedHost), 4, "an estimate");
 }
 
 #[test]
@@ -43,9 +43,9 @@ fn shared_loads_are_learned_separately_and_disturbed_loads_not_at_all() {
     assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [assign(1, 2, A)]);
     node.turn(0, 1, 17);
-    assert_eq!(node.swap_ms(0, Source::Host), 8, "GPU 1 began to load beside it");
+    assert_eq!(node.swap_ms(0, SwapSource::Host), 8, "GPU 1 began to load beside it");
     node.turn(1, 2, 4);
-    assert_eq!(node.swap_ms(0, Source::SharedHost), 16);
+    assert_eq!(node.swap_ms(0, SwapSource::SharedHost), 16);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn prediction_errors_are_reported_by_kind() {
     // The prediction for GPU 1 was a load of 8 ms and a run of 5 ms. For GPU 2's kind no run time
     // was known.
     let error = |turn, thousandths| PredictionError { kind: 0, turn, predictions: 1, thousandths };
-    assert_eq!(node.dispatch.stats().errors, [error(Predicted::Run, 500), error(Predicted::Load, 300)]);
+    assert_eq!(node.dispatch.stats().errors, [error(TurnKind::Run, 500), error(TurnKind::Load, 300)]);
 }
 
 #[test]
@@ -69,11 +69,11 @@ fn transfer_time_is_learned_from_arrivals() {
     let mut node = two_kinds();
     node.enqueue(1, A);
     node.now = node.now + Duration::from_millis(6);
-    node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
+    node.step(Event::ModelLoaded { gpu: gpu(0), model: A, from: None });
     node.turn(0, 1, 1);
     let slot = node.dispatch.models.slot(A).unwrap();
     let transfer = node.dispatch.fleet.get(gpu(1)).transfer_time(&node.dispatch.models, slot);
-    assert_eq!((transfer, node.swap_ms(1, Source::Host)), (Duration::from_millis(6), 2));
+    assert_eq!((transfer, node.swap_ms(1, SwapSource::Host)), (Duration::from_millis(6), 2));
 }
 
 #[test]
@@ -85,13 +85,13 @@ fn a_peer_copy_that_fell_back_to_the_host_is_no_sample() {
         let peers = vec![PeerLink { a: gpu(0), b: gpu(1), rate }];
         let mut node = node_of(&Config { peers, ..Config::new(gpus, 9).with_policy(policy, 1) });
         assert_eq!(node.enqueue(1, A), [assign(0, 1, A)]);
-        node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
+        node.step(Event::ModelLoaded { gpu: gpu(0), model: A, from: None });
         assert_eq!(node.enqueue(2, A), [assign_from(0, 1, 2, A)]);
         if let Some(from) = arrives {
-            node.step(Event::Loaded { gpu: gpu(1), model: A, from });
+            node.step(Event::ModelLoaded { gpu: gpu(1), model: A, from });
         }
         node.turn(1, 2, 15);
-        node.swap_ms(1, Source::Peer(rate))
+        node.swap_ms(1, SwapSource::Peer(rate))
     };
     assert_eq!(learned(Some(Some(gpu(0)))), 9, "the turn minus its run of 5 ms, rounded");
     assert_eq!(learned(Some(None)), 2, "by the rate: some of A came from the host");
@@ -105,7 +105,7 @@ fn a_model_that_arrives_during_the_run_before_adds_no_swap_time() {
         node.enqueue(key, model);
         node.ended(0, key, 5);
     }
-    node.step(Event::Evicted { gpu: gpu(0), models: vec![B] });
+    node.step(Event::ModelsEvicted { gpu: gpu(0), models: vec![B] });
     assert_eq!(node.enqueue(3, A), [assign(0, 3, A)]);
     assert_eq!(
         node.enqueue(4, B),
@@ -119,6 +119,6 @@ fn a_model_that_arrives_during_the_run_before_adds_no_swap_time() {
     let before = backlog(&node);
     let swap = node.dispatch.fleet.get(gpu(0)).ahead[0].swap;
     assert!(swap > Duration::ZERO);
-    node.step(Event::Loaded { gpu: gpu(0), model: B, from: None });
+    node.step(Event::ModelLoaded { gpu: gpu(0), model: B, from: None });
     assert_eq!(backlog(&node), before - swap);
 }

@@ -3,17 +3,17 @@
 use std::cmp::Reverse;
 
 use super::*;
-use crate::dispatch::gpus::Expected;
+use crate::dispatch::gpus::ExpectedFinish;
 use crate::dispatch::{arrival, glance, torpor};
 
 /// Checks the searches of all policies against full scans, for each model.
-pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
+pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     let fleet = &dispatch.fleet;
     let gpus = || (0..3).map(GpuIndex);
     for gpu in gpus() {
         let it = fleet.get(gpu);
         let first_look = fleet.glance(gpu);
-        let takes = it.takes_ahead() && it.ahead.len() < AHEAD_MAX;
+        let takes = it.accepts_queued() && it.ahead.len() < AHEAD_MAX;
         assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), takes, "{gpu}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{gpu}");
     }
@@ -24,9 +24,9 @@ pub(super) fn check(dispatch: &Dispatch, now: Timestamp) {
 }
 
 /// Checks the same for requests with these inputs.
-pub(super) fn check_with(dispatch: &Dispatch, now: Timestamp, models: &[Slot], read: Inputs) {
+pub(super) fn check_with(dispatch: &Dispatcher, now: Timestamp, models: &[ModelSlot], read: InputLocations) {
     let inputs = BTreeMap::from([(RequestKey(0), read)]);
-    let view = View { now, fleet: &dispatch.fleet, models: &dispatch.models, inputs: &inputs };
+    let view = DispatchView { now, fleet: &dispatch.fleet, models: &dispatch.models, inputs: &inputs };
     dispatch.policy.check(&view, models);
     for (request, slot) in requests_of(&view, models) {
         assert_eq!(arrival::idle_gpu(&view, &request), idle_gpu(&view, &request), "{request:?} of {read:?}");
@@ -42,7 +42,7 @@ pub(super) fn check_with(dispatch: &Dispatch, now: Timestamp, models: &[Slot], r
     }
 }
 
-fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+fn idle_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     let moved = |gpu: GpuIndex| view.fleet.move_time(view.inputs(request), gpu);
     let holders = view.models.get(request.model).holders.iter();
     let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
@@ -52,8 +52,8 @@ fn idle_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
 
 /// Scans all idle GPUs. GPUs that the inputs reach over the host count only if they are first.
 fn nearest_idle<C: Ord>(
-    view: &View<'_>,
-    request: &Waiting,
+    view: &DispatchView<'_>,
+    request: &WaitingRequest,
     class: impl Fn(GpuIndex) -> C,
 ) -> Option<GpuIndex> {
     let fleet = view.fleet;
@@ -65,28 +65,28 @@ fn nearest_idle<C: Ord>(
     all.min_by_key(|&gpu| (class(gpu), fleet.move_time(inputs, gpu), fleet.idle_place(gpu), gpu))
 }
 
-fn busy_gpu(view: &View<'_>, request: &Waiting) -> Option<GpuIndex> {
+fn busy_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     let turn = |gpu: GpuIndex| {
         let ahead = view.fleet.get(gpu).ahead.len();
         (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
     };
-    let begins = |(turn, gpu): (Expected, GpuIndex)| {
+    let begins = |(turn, gpu): (ExpectedFinish, GpuIndex)| {
         let moved = view.fleet.move_time(view.inputs(request), gpu);
-        (turn.max(Expected::At(view.now + moved)), moved, gpu)
+        (turn.max(ExpectedFinish::At(view.now + moved)), moved, gpu)
     };
     let holders = view.models.get(request.model).holders.iter();
     let takers = holders.filter(|&gpu| {
         let gpu = view.fleet.get(gpu);
-        gpu.takes_ahead() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
+        gpu.accepts_queued() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
     });
-    let soon = Expected::At(view.now + RECALL_COST);
+    let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let turns = takers.map(turn).filter(|&(turn, gpu)| turn <= soon || view.fleet.get(gpu).ahead.is_empty());
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
     let free_first = || free().map(turn).map(begins).min();
     turns.map(begins).min().or_else(free_first).map(|(.., gpu)| gpu)
 }
 
-fn from_peer(view: &View<'_>, request: &Waiting) -> Option<torpor::Peer> {
+fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<torpor::PeerCopy> {
     let holders = view.models.get(request.model).holders.iter();
     let whole = holders.filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
     let from_holder = whole.flat_map(|holder| {
@@ -101,16 +101,16 @@ fn from_peer(view: &View<'_>, request: &Waiting) -> Option<torpor::Peer> {
 
 /// Searches as LALB does, with requests of `own` time in each GPU's own queue.
 fn first_of(
-    view: &View<'_>,
-    model: Slot,
+    view: &DispatchView<'_>,
+    model: ModelSlot,
     own: impl Fn(GpuIndex) -> Duration,
     most: Duration,
-) -> Option<(Expected, GpuIndex)> {
+) -> Option<(ExpectedFinish, GpuIndex)> {
     let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
     let exact = |gpu: GpuIndex| through(view, gpu, own(gpu), most);
     let in_time = || {
         let bounded = view.models.get(model).holders.iter().map(|gpu| (bound(gpu), gpu));
-        bounded.filter(|&(bound, _)| bound < Expected::At(view.now + most))
+        bounded.filter(|&(bound, _)| bound < ExpectedFinish::At(view.now + most))
     };
     let first = glance::first(in_time(), exact);
     assert_eq!(glance::first_of_close(in_time(), exact), first);
@@ -118,16 +118,16 @@ fn first_of(
 }
 
 fn first_by_scan(
-    view: &View<'_>,
-    model: Slot,
+    view: &DispatchView<'_>,
+    model: ModelSlot,
     own: impl Fn(GpuIndex) -> Duration,
     most: Duration,
-) -> Option<(Expected, GpuIndex)> {
+) -> Option<(ExpectedFinish, GpuIndex)> {
     let holders = view.models.get(model).holders.iter();
     holders.filter_map(|gpu| Some((through(view, gpu, own(gpu), most)?, gpu))).min()
 }
 
-fn through(view: &View<'_>, gpu: GpuIndex, own: Duration, most: Duration) -> Option<Expected> {
+fn through(view: &DispatchView<'_>, gpu: GpuIndex, own: Duration, most: Duration) -> Option<ExpectedFinish> {
     let wait = view.fleet.backlog(view.models, view.now, gpu)? + own;
-    (wait < most).then_some(Expected::At(view.now + wait))
+    (wait < most).then_some(ExpectedFinish::At(view.now + wait))
 }

@@ -1,7 +1,7 @@
 //! Choice of GPUs for requests with inputs on GPUs (D06, D07, D19).
 
 use super::*;
-use crate::dispatch::cost::Source;
+use crate::dispatch::cost::SwapSource;
 
 /// Returns a node of three GPUs of 64 MiB at 1 GB/s, with a link of 10 GB/s between GPUs 1 and 2.
 /// All GPUs hold these models, which run for 10 ms, and are idle.
@@ -17,7 +17,7 @@ fn holding(policy: &str, models: &[ModelId]) -> Node {
         let went: Vec<_> = keys.iter().flat_map(|&key| node.enqueue(key, model)).collect();
         for action in went {
             let Action::Assign { gpu, key, model, .. } = action else { continue };
-            node.step(Event::Loaded { gpu, model, from: None });
+            node.step(Event::ModelLoaded { gpu, model, from: None });
             node.ended(gpu.0, key.0, 10);
         }
     }
@@ -105,10 +105,10 @@ fn unified_weighs_data_against_loads_and_waits() {
         let mut node = holding("unified", &[]);
         let load = Duration::from_millis(20);
         let run = Duration::from_millis(30);
-        node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
+        node.step(Event::ProfileLoaded(ModelProfile { model: A, kind: 0, load, swap: None, run }));
         for &index in holds {
             node.ask_with(1000, A, &[(index, 60)]);
-            node.step(Event::Loaded { gpu: gpu(index), model: A, from: None });
+            node.step(Event::ModelLoaded { gpu: gpu(index), model: A, from: None });
             node.ended(index, 1000, 30);
         }
         if let Some(ms) = busy_for_ms {
@@ -143,7 +143,7 @@ fn moved_inputs_count_at_their_new_location() {
         let mut node = holding("fifo", &[A]);
         (1..=3).for_each(|key| drop(node.enqueue(key, A)));
         assert_eq!(goes_to(&node.ask_with(4, A, before)), Some(0));
-        assert_eq!(node.step(Event::Moved { key: RequestKey(4), inputs: data(by_now) }), []);
+        assert_eq!(node.step(Event::InputsMoved { key: RequestKey(4), inputs: data(by_now) }), []);
         node.now = node.now + Duration::from_millis(2);
         let actions = node.ended(1, 2, 10);
         actions.iter().any(|action| matches!(action, Action::Recall { .. }))
@@ -167,7 +167,7 @@ fn a_turn_with_moved_inputs_is_no_sample_of_a_swap() {
     let mut node = holding("fifo", &[]);
     let swap = |node: &Node| {
         let slot = node.dispatch.models.slot(A).unwrap();
-        node.dispatch.fleet.get(gpu(1)).nominal(&node.dispatch.models, slot, Source::Host)
+        node.dispatch.fleet.get(gpu(1)).nominal(&node.dispatch.models, slot, SwapSource::Host)
             == node.dispatch.fleet.swap_time(&node.dispatch.models, gpu(1), slot)
     };
     assert_eq!(goes_to(&node.ask_with(1, A, &[(0, 5), (2, 1)])), Some(0));
@@ -185,7 +185,8 @@ fn a_turn_with_moved_inputs_is_no_sample_of_a_swap() {
 #[test]
 fn inputs_of_all_requests_in_a_batch_count() {
     let mut node = holding("lb", &[]);
-    let rows = |rows, read: &[(u32, u64)]| Event::Rows { key: RequestKey(1), rows, inputs: data(read) };
+    let rows =
+        |rows, read: &[(u32, u64)]| Event::BatchChanged { key: RequestKey(1), rows, inputs: data(read) };
     node.step(rows(2, &[(1, 3)]));
     node.ask_with(1, A, &[(2, 1)]);
     assert_eq!(node.dispatch.inputs[&RequestKey(1)], data(&[(1, 3)]));
@@ -193,6 +194,6 @@ fn inputs_of_all_requests_in_a_batch_count() {
     assert_eq!(node.dispatch.inputs[&RequestKey(1)], data(&[(2, 1)]));
     node.ended(0, 1, 10);
     node.step(rows(1, &[(2, 1)]));
-    node.step(Event::Moved { key: RequestKey(1), inputs: data(&[(2, 1)]) });
+    node.step(Event::InputsMoved { key: RequestKey(1), inputs: data(&[(2, 1)]) });
     assert!(node.dispatch.inputs.is_empty(), "the request has left");
 }

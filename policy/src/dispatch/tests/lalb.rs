@@ -1,5 +1,5 @@
 use super::*;
-use crate::dispatch::gpus::Gpu;
+use crate::dispatch::gpus::GpuRecord;
 
 const LALB: PolicyConfig = PolicyConfig::Lalb { overtakes_max: 0 };
 const O3: PolicyConfig = PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX };
@@ -15,7 +15,11 @@ pub(super) fn limit(policy: PolicyConfig) -> Option<u64> {
 
 /// Without out-of-order dispatch, no request leaves the queue while an older one stays that fits
 /// the same GPU (L11).
-pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) {
+pub(super) fn check_order(
+    policy: PolicyConfig,
+    before: &BTreeMap<RequestKey, WaitingRequest>,
+    after: &Dispatcher,
+) {
     if limit(policy) != Some(0) {
         return;
     }
@@ -28,10 +32,10 @@ pub(super) fn check_order(policy: PolicyConfig, before: &BTreeMap<RequestKey, Wa
 }
 
 /// Returns the requests that left the shared queue, with their GPUs.
-fn left(before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> Vec<(RequestKey, GpuIndex)> {
+fn left(before: &BTreeMap<RequestKey, WaitingRequest>, after: &Dispatcher) -> Vec<(RequestKey, GpuIndex)> {
     let to = |&key: &RequestKey| match *after.places.get(&key)? {
-        Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
-        Place::Queued { reserved: None, .. } => None,
+        RequestLocation::On(gpu) | RequestLocation::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
+        RequestLocation::Queued { reserved: None, .. } => None,
     };
     before.keys().filter_map(to).collect()
 }
@@ -43,7 +47,7 @@ pub(super) struct Overtaken(BTreeMap<RequestKey, u64>);
 
 impl Overtaken {
     /// Counts the departures since `before`; returns the maximum over all requests.
-    pub(super) fn count(&mut self, before: &BTreeMap<RequestKey, Waiting>, after: &Dispatch) -> u64 {
+    pub(super) fn count(&mut self, before: &BTreeMap<RequestKey, WaitingRequest>, after: &Dispatcher) -> u64 {
         let leavers = left(before, after);
         for &key in shared_queue(after).keys().filter(|key| before.contains_key(key)) {
             *self.0.entry(key).or_default() += leavers.iter().filter(|(left, _)| *left > key).count() as u64;
@@ -58,7 +62,7 @@ fn profiled(policy: PolicyConfig, memories_mib: &[u64]) -> Node {
     let load = Duration::from_millis(60);
     let run = Duration::from_millis(100);
     for model in [A, B] {
-        node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
+        node.step(Event::ProfileLoaded(ModelProfile { model, kind: 0, load, swap: None, run }));
     }
     node
 }
@@ -71,8 +75,8 @@ impl Node {
     fn to(&mut self, key: u64, model: ModelId) -> Option<GpuIndex> {
         self.enqueue(key, model);
         match *self.dispatch.places.get(&RequestKey(key))? {
-            Place::On(gpu) | Place::Queued { reserved: Some(gpu), .. } => Some(gpu),
-            Place::Queued { reserved: None, .. } => None,
+            RequestLocation::On(gpu) | RequestLocation::Queued { reserved: Some(gpu), .. } => Some(gpu),
+            RequestLocation::Queued { reserved: None, .. } => None,
         }
     }
 }
@@ -125,7 +129,7 @@ fn a_gpus_own_queue_comes_before_the_shared_one_and_pins_its_model() {
     // From now on a load takes so long that waiting is always better.
     let load = Duration::from_secs(9);
     let run = Duration::from_millis(100);
-    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
+    node.step(Event::ProfileLoaded(ModelProfile { model: A, kind: 0, load, swap: None, run }));
     assert_eq!(node.enqueue(2, A), [assign(0, 2, A)], "assigned behind the running request");
     let pin = Action::Pin { gpu: gpu(0), model: A };
     assert_eq!(node.enqueue(3, A), [pin], "request 3 waits for GPU 0");
@@ -146,10 +150,14 @@ fn own_queue_of_a_lost_gpu_rejoins_the_shared_queue() {
     // From now on a load takes so long that waiting is always better.
     let load = Duration::from_secs(9);
     let run = Duration::from_millis(100);
-    node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
+    node.step(Event::ProfileLoaded(ModelProfile { model: A, kind: 0, load, swap: None, run }));
     (2..=3).for_each(|key| drop(node.enqueue(key, A)));
     let unpin = Action::Unpin { gpu: gpu(0), model: A };
-    assert_eq!(node.down(0, &[(1, Progress::Begun)]), [unpin, again(1, 1, A, 2)], "a suspect runs alone");
+    assert_eq!(
+        node.down(0, &[(1, AttemptProgress::Begun)]),
+        [unpin, again(1, 1, A, 2)],
+        "a suspect runs alone"
+    );
     assert_eq!(node.ended(1, 1, 100), [assign(1, 2, A)], "in the old order");
 }
 
@@ -195,7 +203,7 @@ fn a_request_is_overtaken_up_to_the_limit_and_no_more() {
             running = hit;
         }
         let stats = node.dispatch.stats();
-        assert_eq!((stats.overtaken_max, stats.passed), (limit.into(), limit.into()));
+        assert_eq!((stats.overtaken_max, stats.overtakings), (limit.into(), limit.into()));
     }
 }
 
@@ -228,12 +236,12 @@ proptest! {
         for (key, (what, model)) in (1..).zip(steps) {
             node.now = node.now + Duration::from_millis(3);
             let before = shared_queue(&node.dispatch);
-            let running = |gpu: &Gpu| gpu.running.map(|held| held.request.key);
+            let running = |gpu: &GpuRecord| gpu.running.map(|held| held.request.key);
             let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
             match busy.filter(|_| what < 5) {
                 Some((gpu, key)) => {
-                    node.step(Event::Ended { gpu, key, ran: Some(Duration::from_millis(u64::from(model) + 1)) });
-                    node.step(Event::Evicted { gpu, models: vec![ModelId(model)] });
+                    node.step(Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(u64::from(model) + 1)) });
+                    node.step(Event::ModelsEvicted { gpu, models: vec![ModelId(model)] });
                 }
                 None => drop(node.enqueue(key, ModelId(model))),
             }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn likely(node: &mut Node, model: ModelId, after: Option<ModelId>) -> Vec<Action> {
-    node.step(Event::Likely { model, after })
+    node.step(Event::PrewarmHint { model, after })
 }
 
 fn prewarm(index: u32, model: ModelId) -> Action {
@@ -11,11 +11,11 @@ fn prewarm(index: u32, model: ModelId) -> Action {
 }
 
 fn loaded(node: &mut Node, index: u32, model: ModelId) -> Vec<Action> {
-    node.step(Event::Loaded { gpu: gpu(index), model, from: None })
+    node.step(Event::ModelLoaded { gpu: gpu(index), model, from: None })
 }
 
 fn counts(node: &Node) -> (u64, u64, u64) {
-    let Prewarms { brought, there, busy } = node.dispatch.stats().prewarms;
+    let PrewarmCounts { brought, there, busy } = node.dispatch.stats().prewarms;
     (brought, there, busy)
 }
 
@@ -50,8 +50,11 @@ fn an_aborted_load_neither_counts_as_resident_nor_blocks_prewarming() {
     assert_eq!(likely(&mut node, B, Some(A)), [], "LARGE is in transit, and a request waits behind A");
     // The client of request 2 left, and the GPU dropped the weights that had arrived.
     node.step(Event::Withdraw { key: RequestKey(2) });
-    node.step(Event::Evicted { gpu: gpu(0), models: vec![LARGE] });
-    assert_eq!(node.step(Event::Ended { gpu: gpu(0), key: RequestKey(2), ran: None }), [prewarm(0, B)]);
+    node.step(Event::ModelsEvicted { gpu: gpu(0), models: vec![LARGE] });
+    assert_eq!(
+        node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(2), ran: None }),
+        [prewarm(0, B)]
+    );
     loaded(&mut node, 0, B);
     assert_eq!(likely(&mut node, LARGE, Some(A)), [prewarm(0, LARGE)]);
 }

@@ -4,10 +4,17 @@ use super::*;
 
 fn ask(node: &mut Node, key: u64, model: ModelId, level: u64) -> Vec<Action> {
     let key = RequestKey(key);
-    let attempts = Attempts::new(3, Idempotent::Yes);
+    let attempts = AttemptRecord::new(3, Idempotence::Yes);
     let priority = Priority::new(level).unwrap();
     let function = FunctionIndex(level as u32);
-    node.step(Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::NONE }))
+    node.step(Event::Enqueue(QueuedRequest {
+        key,
+        function,
+        model,
+        attempts,
+        priority,
+        inputs: InputLocations::NONE,
+    }))
 }
 
 fn assigned(actions: &[Action]) -> Vec<(u32, u64)> {
@@ -61,13 +68,13 @@ fn a_priority_without_a_decision_does_not_delay_lower_ones() {
 
 #[test]
 fn a_priority_level_created_later_has_objectives_and_scores() {
-    for (name, policy) in late().filter(|(_, policy)| policy.scores()) {
+    for (name, policy) in late().filter(|(_, policy)| policy.uses_scores()) {
         let mut node = node_with(policy, &[64]);
         for function in [1, 8] {
-            let objective = Objective::from_billionths(900_000_000);
+            let objective = LatencyObjective::from_billionths(900_000_000);
             node.step(Event::Objective { function: FunctionIndex(function), objective });
             let counts = SloCounts { m: 3, n: 9 };
-            node.step(Event::Score { function: FunctionIndex(function), counts });
+            node.step(Event::SloCountsChanged { function: FunctionIndex(function), counts });
         }
         for key in 1..4 {
             ask(&mut node, key, A, if key % 2 == 0 { 8 } else { 1 });

@@ -46,14 +46,15 @@ fn policy() -> impl Strategy<Value = PolicyConfig> {
         let limits = UnifiedConfig { overtakes_max, free_overtakes_max, ..UNIFIED };
         PolicyConfig::Unified(UnifiedConfig { aged_every: 1, ..limits })
     });
-    let bound = [Binding::ForGood, Binding::KeepAlive(Duration::from_millis(1))].map(|binding| {
-        let runtime = Bytes::mib(4);
-        let cold_start = Duration::from_micros(700);
-        PolicyConfig::Bound(BoundConfig { binding, runtime, cold_start })
-    });
+    let bound =
+        [BindingLifetime::ForGood, BindingLifetime::KeepAlive(Duration::from_millis(1))].map(|binding| {
+            let runtime = Bytes::mib(4);
+            let cold_start = Duration::from_micros(700);
+            PolicyConfig::Bound(BoundConfig { binding, runtime, cold_start })
+        });
     let artifact =
-        TorporConfig { alpha: AlphaRule::Artifact, counts: Counts::Last(8), ..TorporConfig::default() };
-    let arrival = TorporConfig { order: Order::Arrival, ..TorporConfig::default() };
+        TorporConfig { alpha: AlphaRule::Artifact, counts: ScoreWindow::Last(8), ..TorporConfig::default() };
+    let arrival = TorporConfig { order: TorporOrder::Arrival, ..TorporConfig::default() };
     let others = [artifact, arrival].map(PolicyConfig::Torpor);
     let named = POLICIES.map(|(_, policy)| policy);
     prop::sample::select([&named[..], &limits, &others, &unified, &bound].concat())
@@ -90,7 +91,7 @@ impl World {
                     let suspect = self.on.iter().any(|(key, on)| *on == gpu && self.suspects.contains(key));
                     assert!(!suspect || here == 1, "{gpu} has a suspect and {here} requests");
                 }
-                Action::Keep { gpu, model, kept } => {
+                Action::SetWarmCopy { gpu, model, kept } => {
                     let changed =
                         if kept { self.kept.insert((gpu, model)) } else { self.kept.remove(&(gpu, model)) };
                     assert!(changed, "{model} on {gpu}: {kept} twice");
@@ -98,7 +99,7 @@ impl World {
                 Action::Prefetch { gpu, .. } | Action::Prewarm { gpu, .. } => {
                     assert!(self.up.contains(&gpu.0), "{gpu} is down");
                 }
-                Action::Standing { gpu, model, standing } => {
+                Action::SetEvictionRank { gpu, model, standing } => {
                     self.copies.insert((gpu, model), standing.copy);
                 }
                 Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
@@ -112,7 +113,7 @@ impl World {
     }
 
     /// T24: of all holders of a model, exactly one has the original.
-    fn check_originals(&self, dispatch: &Dispatch) {
+    fn check_originals(&self, dispatch: &Dispatcher) {
         for model in [A, B, LARGE] {
             let Some(slot) = dispatch.models.slot(model) else { continue };
             let holders = &dispatch.models.get(slot).holders;
@@ -139,11 +140,11 @@ impl World {
         self.on.remove(&key);
         // From microseconds, so that many requests are assigned to one GPU, to milliseconds.
         let ran = Duration::from_micros(1 << (number % 15));
-        Some(Event::Ended { gpu, key, ran: Some(ran) })
+        Some(Event::RequestEnded { gpu, key, ran: Some(ran) })
     }
 
     /// Loses a GPU; all requests on it have the given progress and wait again.
-    pub(super) fn lose(&mut self, index: u32, progress: Progress) -> Event {
+    pub(super) fn lose(&mut self, index: u32, progress: AttemptProgress) -> Event {
         self.up.remove(&index);
         let lost: Vec<_> = self.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
         for key in &lost {
@@ -179,15 +180,15 @@ proptest! {
         };
         let mut node = node_of(&config.with_eviction(Eviction::Torpor));
         for model in 0..3 {
-            let objective = Objective::from_billionths(900_000_000 - model * 100_000_000);
+            let objective = LatencyObjective::from_billionths(900_000_000 - model * 100_000_000);
             // The third function has no deadline.
-            let within = |objective: Objective| objective.within(Duration::from_millis(2)).together(together);
+            let within = |objective: LatencyObjective| objective.within(Duration::from_millis(2)).together(together);
             let objective = if model < 2 { objective.map(within) } else { objective };
             node.step(Event::Objective { function: FunctionIndex(model), objective });
         }
         let mut world = World { up: (0..3).collect(), ..World::default() };
         for (model, &copies) in (0..).map(ModelId).zip(&kept) {
-            world.take(&node.step(Event::Keep { model, copies }));
+            world.take(&node.step(Event::WarmCopiesRequired { model, copies }));
         }
         let mut scores = [SloCounts::default(); 3];
         let mut next_key = 0;
@@ -198,13 +199,13 @@ proptest! {
                     next_key += 1;
                     let key = RequestKey(next_key);
                     world.waiting.insert(key);
-                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    let attempts = AttemptRecord::new(3, Idempotence::Yes);
                     let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
                     let priority = Priority::new(level).unwrap_or_default();
                     let function = FunctionIndex(model);
                     let model = ModelId(model);
                     let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
-                    Event::Enqueue(Request { key, function, model, attempts, priority, inputs: Inputs::of(data) })
+                    Event::Enqueue(QueuedRequest { key, function, model, attempts, priority, inputs: InputLocations::of(data) })
                 }
                 Step::Withdraw(number) => {
                     let Some(event) = world.withdraw(number) else { continue };
@@ -218,28 +219,28 @@ proptest! {
                     let Some((key, gpu)) = world.pick(number) else { continue };
                     world.on.remove(&key);
                     world.waiting.insert(key);
-                    Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
+                    Event::RequestReturned { gpu, key, why: ReturnReason::Failed(AttemptProgress::Preparing) }
                 }
-                Step::Down(index) => world.lose(index, Progress::Begun),
+                Step::Down(index) => world.lose(index, AttemptProgress::Begun),
                 Step::Up(index) => {
                     let Some(event) = world.revive(index) else { continue };
                     event
                 }
                 Step::Loaded(number) => {
                     let Some((_, gpu)) = world.pick(number) else { continue };
-                    Event::Loaded { gpu, model: ModelId(number as u32 % 3), from: None }
+                    Event::ModelLoaded { gpu, model: ModelId(number as u32 % 3), from: None }
                 }
                 Step::Evict { gpu, model } => {
-                    Event::Evicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
+                    Event::ModelsEvicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
                 }
                 Step::Score { model, in_time } => {
                     let counts = &mut scores[model as usize];
                     *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
-                    Event::Score { function: FunctionIndex(model), counts: *counts }
+                    Event::SloCountsChanged { function: FunctionIndex(model), counts: *counts }
                 }
                 Step::Move { key, data } => {
                     let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
-                    Event::Moved { key: RequestKey(key), inputs: Inputs::of(data) }
+                    Event::InputsMoved { key: RequestKey(key), inputs: InputLocations::of(data) }
                 }
                 Step::Pass => {
                     node.now = node.now + Duration::from_secs(30);
@@ -276,7 +277,7 @@ proptest! {
             let event = match (world.pick(0), node.dispatch.next_wake()) {
                 (Some((key, gpu)), _) => {
                     world.on.remove(&key);
-                    Event::Ended { gpu, key, ran: Some(Duration::from_millis(1)) }
+                    Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(1)) }
                 }
                 // A cold start, or a keep-alive time that still holds the memory.
                 (None, Some(at)) if !world.waiting.is_empty() => {

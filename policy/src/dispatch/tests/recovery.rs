@@ -1,7 +1,7 @@
 //! Recovery of the models of a lost GPU (T16).
 
 use super::*;
-use crate::dispatch::cost::Source;
+use crate::dispatch::cost::SwapSource;
 
 const C: ModelId = ModelId(4);
 
@@ -26,7 +26,7 @@ fn busy() -> Node {
 fn models_of_waiting_requests_load_at_once_onto_gpus_with_most_free_memory() {
     let mut node = busy();
     // Beside LARGE each GPU has 16 MiB, too little for C.
-    assert_eq!(node.down(0, &[(0, Progress::Begun)]), [prefetch(1, A), prefetch(2, B)]);
+    assert_eq!(node.down(0, &[(0, AttemptProgress::Begun)]), [prefetch(1, A), prefetch(2, B)]);
     assert_eq!(node.ended(2, 2, 5), [again(2, 0, A, 2)], "lb goes by age alone");
     assert_eq!(node.ended(1, 1, 5), [assign(1, 3, B)]);
 }
@@ -45,17 +45,17 @@ fn a_model_with_another_holder_or_without_requests_is_not_reloaded() {
     for key in [3, 4, 5] {
         node.step(Event::Withdraw { key: RequestKey(key) });
     }
-    node.down(1, &[(1, Progress::Waiting)]);
-    assert_eq!(node.down(0, &[(0, Progress::Waiting)]), [prefetch(2, A)], "GPU 2 holds LARGE");
+    node.down(1, &[(1, AttemptProgress::Waiting)]);
+    assert_eq!(node.down(0, &[(0, AttemptProgress::Waiting)]), [prefetch(2, A)], "GPU 2 holds LARGE");
 }
 
 #[test]
 fn a_model_evicted_after_recovery_loads_elsewhere_at_the_next_loss() {
     let mut node = busy();
-    node.down(0, &[(0, Progress::Waiting)]);
-    node.step(Event::Evicted { gpu: gpu(1), models: vec![A] });
+    node.down(0, &[(0, AttemptProgress::Waiting)]);
+    node.step(Event::ModelsEvicted { gpu: gpu(1), models: vec![A] });
     assert!(node.dispatch.models.get(node.dispatch.models.slot(A).unwrap()).holders.is_empty());
-    assert_eq!(node.down(1, &[(1, Progress::Waiting)]), [prefetch(2, A)], "beside LARGE and B");
+    assert_eq!(node.down(1, &[(1, AttemptProgress::Waiting)]), [prefetch(2, A)], "beside LARGE and B");
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_recovered_model_counts_as_resident_only_after_its_arrival() {
         node.enqueue(1, LARGE);
         node.enqueue(2, B);
         assert_eq!(node.enqueue(3, A), []);
-        assert_eq!(node.down(0, &[(1, Progress::Waiting)]), [prefetch(1, A), prefetch(1, LARGE)]);
+        assert_eq!(node.down(0, &[(1, AttemptProgress::Waiting)]), [prefetch(1, A), prefetch(1, LARGE)]);
         node
     };
     let up = |index| Event::Up { gpu: gpu(index), incarnation: Incarnation(1) };
@@ -82,14 +82,14 @@ fn a_recovered_model_counts_as_resident_only_after_its_arrival() {
     assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
     assert_eq!(node.ended(2, 1, 5), [assign(2, 3, A)], "from the host: GPU 1 has no complete copy yet");
     let mut node = brought();
-    node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
+    node.step(Event::ModelLoaded { gpu: gpu(1), model: A, from: None });
     assert_eq!(node.step(up(2))[..1], [assign(2, 1, LARGE)]);
     assert_eq!(node.ended(2, 1, 5), [assign_from(1, 2, 3, A)]);
 
     for arrived in [false, true] {
         let mut node = brought();
         if arrived {
-            node.step(Event::Loaded { gpu: gpu(1), model: A, from: None });
+            node.step(Event::ModelLoaded { gpu: gpu(1), model: A, from: None });
         }
         // The next request in the queue is for LARGE, then one for A.
         assert_eq!(node.ended(1, 2, 5), [assign(1, 1, LARGE)]);
@@ -99,7 +99,8 @@ fn a_recovered_model_counts_as_resident_only_after_its_arrival() {
         node.now = node.now + Duration::from_millis(6);
         node.ended(1, 3, 5);
         let slot = node.dispatch.models.slot(A).unwrap();
-        let learned = node.dispatch.fleet.get(gpu(1)).swap_time(&node.dispatch.models, slot, Source::Host);
+        let learned =
+            node.dispatch.fleet.get(gpu(1)).swap_time(&node.dispatch.models, slot, SwapSource::Host);
         assert_eq!(learned, swap, "part of A arrived before the turn");
     }
 }

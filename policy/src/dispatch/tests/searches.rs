@@ -52,7 +52,7 @@ proptest! {
         let peer = |&(a, b, gb): &(u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec::gb(gb) };
         let joined: BTreeMap<_, _> = links.iter().filter(|(a, b, _)| a < b).map(|it| ((it.0, it.1), peer(it))).collect();
         let switches = (0..GPUS / 4).map(|switch| (0..4).map(|at| gpu(4 * switch + at)).collect()).collect();
-        let way = |((from, to), gb): ((u32, u32), u64)| Way { from: gpu(from), to: gpu(to), rate: BytesPerSec::gb(gb) };
+        let way = |((from, to), gb): ((u32, u32), u64)| PairRate { from: gpu(from), to: gpu(to), rate: BytesPerSec::gb(gb) };
         let ways = ways.into_iter().filter(|((from, to), _)| from != to).map(way).collect();
         let peers = joined.into_values().collect();
         let config = Config { peers, ways, switches, ..Config::new(gpus, 1 << 10) };
@@ -60,7 +60,7 @@ proptest! {
         for model in (0..MODELS).map(ModelId) {
             let memory = Bytes::mib(4 + u64::from(model.0));
             node.step(Event::Install { model, memory, weights: memory });
-            let objective = Objective::from_billionths(900_000_000);
+            let objective = LatencyObjective::from_billionths(900_000_000);
             let objective = objective.map(|it| if deadlines { it.within(Duration::from_millis(40)) } else { it });
             node.step(Event::Objective { function: FunctionIndex(model.0), objective });
         }
@@ -74,26 +74,26 @@ proptest! {
                 Step::Enqueue { model, data } => {
                     next += 1;
                     let key = RequestKey(next);
-                    let attempts = Attempts::new(3, Idempotent::Yes);
+                    let attempts = AttemptRecord::new(3, Idempotence::Yes);
                     let function = FunctionIndex(model);
                     let model = ModelId(model);
-                    let inputs = Inputs::of(data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into()))));
-                    Event::Enqueue(Request { key, function, model, attempts, priority: Priority::default(), inputs })
+                    let inputs = InputLocations::of(data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into()))));
+                    Event::Enqueue(QueuedRequest { key, function, model, attempts, priority: Priority::default(), inputs })
                 }
                 Step::End { number, ran_us } if !on.is_empty() => {
                     let (key, gpu) = on.remove(number % on.len());
-                    Event::Ended { gpu, key, ran: Some(Duration::from_micros(ran_us.into())) }
+                    Event::RequestEnded { gpu, key, ran: Some(Duration::from_micros(ran_us.into())) }
                 }
                 Step::GiveBack(number) if !on.is_empty() => {
                     let (key, gpu) = on.remove(number % on.len());
-                    Event::Returned { gpu, key, why: Return::Failed(Progress::Preparing) }
+                    Event::RequestReturned { gpu, key, why: ReturnReason::Failed(AttemptProgress::Preparing) }
                 }
                 Step::Withdraw(key) if on.iter().all(|(other, _)| other.0 != key) => {
                     Event::Withdraw { key: RequestKey(key) }
                 }
                 Step::Move { key, data } => {
                     let inputs = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
-                    Event::Moved { key: RequestKey(key), inputs: Inputs::of(inputs) }
+                    Event::InputsMoved { key: RequestKey(key), inputs: InputLocations::of(inputs) }
                 }
                 Step::Pass { us } => {
                     node.now = node.now + Duration::from_micros(us.into());
@@ -110,12 +110,12 @@ proptest! {
                 held.push(model);
                 if held.len() > HELD {
                     let models = vec![held.remove(0)];
-                    actions.extend(node.step(Event::Evicted { gpu, models }));
+                    actions.extend(node.step(Event::ModelsEvicted { gpu, models }));
                 }
             }
             let inputs = BTreeMap::new();
-            let Dispatch { fleet, models, .. } = &node.dispatch;
-            node.dispatch.policy.check(&View { now: node.now, fleet, models, inputs: &inputs }, &slots);
+            let Dispatcher { fleet, models, .. } = &node.dispatch;
+            node.dispatch.policy.check(&DispatchView { now: node.now, fleet, models, inputs: &inputs }, &slots);
             // Three models that many GPUs hold, and one that few hold.
             glance::check_with(&node.dispatch, node.now, &slots[..4], data(&read));
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dispatch::gpus::Loading;
+use crate::dispatch::gpus::LoadClass;
 use crate::dispatch::torpor::ALPHA_PERIOD;
 use millrace_types::Slo;
 
@@ -25,19 +25,19 @@ impl Node {
     fn held_to(&mut self, function: u32, share: f64, counts: (u64, u64)) {
         let slo = Slo { deadline: Duration::from_millis(80), percentile: share };
         let function = FunctionIndex(function);
-        let objective = Some(Objective::of(&slo));
+        let objective = Some(LatencyObjective::of(&slo));
         self.step(Event::Objective { function, objective });
-        self.step(Event::Score { function, counts: counts.into() });
+        self.step(Event::SloCountsChanged { function, counts: counts.into() });
     }
 
     fn class(&mut self, model: ModelId, load_ms: u64, run_ms: u64) {
         let load = Duration::from_millis(load_ms);
         let run = Duration::from_millis(run_ms);
-        self.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
+        self.step(Event::ProfileLoaded(ModelProfile { model, kind: 0, load, swap: None, run }));
     }
 
     fn loaded(&mut self, index: u32, model: ModelId) {
-        self.step(Event::Loaded { gpu: gpu(index), model, from: None });
+        self.step(Event::ModelLoaded { gpu: gpu(index), model, from: None });
     }
 
     /// Returns the order in which one GPU serves the waiting requests.
@@ -82,7 +82,7 @@ fn prioritised_functions_go_by_largest_count_and_others_by_least() {
     for function in [3, 4] {
         node.now = node.now + ALPHA_PERIOD;
         let counts = SloCounts { m: 0, n: 100 };
-        node.step(Event::Score { function: FunctionIndex(function), counts });
+        node.step(Event::SloCountsChanged { function: FunctionIndex(function), counts });
         node.now = node.now + ALPHA_PERIOD;
         node.step(Event::Tick);
     }
@@ -95,7 +95,7 @@ fn prioritised_functions_go_by_largest_count_and_others_by_least() {
 
 #[test]
 fn torpor_fifo_orders_requests_by_age() {
-    let mut node = queue_of(TorporConfig { order: Order::Arrival, ..TorporConfig::default() });
+    let mut node = queue_of(TorporConfig { order: TorporOrder::Arrival, ..TorporConfig::default() });
     for key in 1..=5 {
         node.ask(key, key as u32, A);
     }
@@ -161,7 +161,7 @@ fn a_model_is_copied_over_the_fastest_nvlink_from_a_busy_holder() {
     node.loaded(0, A);
     assert_eq!(node.ask(2, 0, A), [assign_from(0, 3, 2, A)], "0-3 is a fast pair");
     let copied = node.dispatch.fleet.get(gpu(3));
-    assert_eq!(copied.loading(), Loading::FromPeer);
+    assert_eq!(copied.loading(), LoadClass::FromPeer);
     assert_eq!(copied.running.unwrap().swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
     node.loaded(3, A);
     assert_eq!(node.ask(3, 0, A), [assign_from(3, 2, 3, A)], "3-2 is fast, 0-1 is not");
@@ -207,7 +207,7 @@ fn random_choices_repeat_for_a_seed_and_cover_all_gpus() {
             };
             draws.push(gpu.0);
             node.ended(gpu.0, key, 1);
-            node.step(Event::Evicted { gpu, models: vec![B] });
+            node.step(Event::ModelsEvicted { gpu, models: vec![B] });
         }
         draws
     };
@@ -226,7 +226,7 @@ fn artifact_regroups_every_two_seconds() {
     node.ask(2, 3, A);
     node.ask(3, 4, A);
     let late = SloCounts { m: 0, n: 1000 };
-    node.step(Event::Score { function: FunctionIndex(4), counts: late });
+    node.step(Event::SloCountsChanged { function: FunctionIndex(4), counts: late });
     assert_eq!(node.drain(1), [2, 3], "in the old order");
     node.ask(4, 9, A);
     node.ask(5, 3, A);
@@ -240,7 +240,7 @@ fn artifact_regroups_every_two_seconds() {
 fn a_removed_function_no_longer_counts() {
     let mut node = queue_of(TorporConfig::default());
     for function in 1..=5 {
-        node.step(Event::Forget { function: FunctionIndex(function) });
+        node.step(Event::FunctionRemoved { function: FunctionIndex(function) });
     }
     node.now = node.now + ALPHA_PERIOD;
     node.step(Event::Tick);

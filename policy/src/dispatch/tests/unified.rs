@@ -1,7 +1,7 @@
 use super::*;
-use crate::attempts::{Loss, Verdict};
+use crate::attempts::{AttemptLoss, RetryDecision};
 use crate::dispatch::config::UNIFIED;
-use crate::dispatch::gpus::Gpu;
+use crate::dispatch::gpus::GpuRecord;
 
 fn unified(overtakes_max: u32) -> PolicyConfig {
     unified_aging(overtakes_max, 1)
@@ -27,7 +27,7 @@ fn with_profiles(config: &Config) -> Node {
     for model in [A, B, LARGE] {
         let load = Duration::from_millis(60);
         let run = Duration::from_millis(100);
-        node.step(Event::Learned(Learned { model, kind: 0, load, swap: None, run }));
+        node.step(Event::ProfileLoaded(ModelProfile { model, kind: 0, load, swap: None, run }));
     }
     node
 }
@@ -40,10 +40,10 @@ impl Node {
     /// Adds a function of which 90% of the requests should be answered within the deadline.
     fn bound(&mut self, function: u32, deadline_ms: u64, counts: (u64, u64)) {
         let function = FunctionIndex(function);
-        let objective = Objective::from_billionths(900_000_000).unwrap();
+        let objective = LatencyObjective::from_billionths(900_000_000).unwrap();
         let objective = Some(objective.within(Duration::from_millis(deadline_ms)));
         self.step(Event::Objective { function, objective });
-        self.step(Event::Score { function, counts: counts.into() });
+        self.step(Event::SloCountsChanged { function, counts: counts.into() });
     }
 }
 
@@ -75,7 +75,7 @@ fn a_request_behind_a_holder_is_recalled_once_another_holder_is_free() {
     node.wait_ms(1);
     let recall = Action::Recall { gpu: gpu(0), key: RequestKey(3) };
     assert_eq!(node.ended(1, 2, 100), [recall], "GPU 1 holds A too");
-    let back = Event::Returned { gpu: gpu(0), key: RequestKey(3), why: Return::Recalled };
+    let back = Event::RequestReturned { gpu: gpu(0), key: RequestKey(3), why: ReturnReason::Recalled };
     assert_eq!(node.step(back), [assign(1, 3, A)]);
 }
 
@@ -87,7 +87,7 @@ fn a_model_is_copied_from_a_peer_if_faster_than_the_host_and_waiting() {
     let config = Config { peers, ..Config::new(vec![gpu_config; 3], 9).with_policy(policy, 1) };
     let mut node = with_profiles(&config);
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
-    node.step(Event::Loaded { gpu: gpu(0), model: A, from: None });
+    node.step(Event::ModelLoaded { gpu: gpu(0), model: A, from: None });
     let from = |action: Action, holder| match action {
         Action::Assign { gpu, key, model, incarnation, attempt, .. } => {
             Action::Assign { gpu, key, model, incarnation, attempt, from: Some(holder) }
@@ -218,12 +218,12 @@ fn one_departure_in_aged_every_is_a_request_at_its_limit() {
 /// without a deadline, in order of arrival.
 fn first_of(scores: [u64; 2], together: bool) -> u64 {
     let mut node = node_with(PolicyConfig::Unified(UNIFIED), &[64]);
-    let objective = Objective::from_billionths(900_000_000).unwrap();
+    let objective = LatencyObjective::from_billionths(900_000_000).unwrap();
     let objective = objective.within(Duration::from_secs(5)).together(together);
     for (function, m) in (1..).zip(scores).chain([(4, 90), (5, 90)]) {
         let function = FunctionIndex(function);
         node.step(Event::Objective { function, objective: Some(objective) });
-        node.step(Event::Score { function, counts: SloCounts { m, n: 90 } });
+        node.step(Event::SloCountsChanged { function, counts: SloCounts { m, n: 90 } });
     }
     node.enqueue(9, A);
     for (key, function) in [(1, 1), (2, 2), (3, 0)] {
@@ -257,7 +257,7 @@ fn short_hits_are_assigned_to_a_busy_gpu_up_to_the_bound() {
     let mut node = node_with(unified(UNIFIED_OVERTAKES_MAX), &[64]);
     node.enqueue(1000, A);
     let ran = Some(Duration::from_micros(3));
-    node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran });
+    node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(1000), ran });
     assert_eq!(node.enqueue(0, A), [assign(0, 0, A)]);
     for key in 1..=AHEAD_MAX as u64 {
         assert_eq!(node.enqueue(key, A), [assign(0, key, A)]);
@@ -272,10 +272,10 @@ fn a_hit_is_not_assigned_to_a_busy_gpu_if_an_urgent_request_cannot_wait() {
         let mut node = profiled(&[64]);
         let load = Duration::from_millis(60);
         let run = Duration::from_micros(3);
-        node.step(Event::Learned(Learned { model: A, kind: 0, load, swap: None, run }));
+        node.step(Event::ProfileLoaded(ModelProfile { model: A, kind: 0, load, swap: None, run }));
         node.bound(1, deadline_ms, (0, 0));
         node.ask(1000, 0, A);
-        node.step(Event::Ended { gpu: gpu(0), key: RequestKey(1000), ran: Some(run) });
+        node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(1000), ran: Some(run) });
         assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
         assert_eq!(node.ask(2, 1, LARGE), [], "request 2 has a deadline");
         node.ask(3, 0, A)
@@ -310,17 +310,17 @@ proptest! {
             let before = shared_queue(&node.dispatch);
             waited = waited.max(before.len() as u64);
             let most_allowed = u64::from(limit) + u64::from(every - 1) * waited;
-            let running = |gpu: &Gpu| gpu.running.map(|held| held.request.key);
+            let running = |gpu: &GpuRecord| gpu.running.map(|held| held.request.key);
             let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
             match busy.filter(|_| what < 5) {
                 Some((gpu, key)) => {
                     let ran = Some(Duration::from_millis(u64::from(model) + 1));
-                    node.step(Event::Ended { gpu, key, ran });
-                    node.step(Event::Evicted { gpu, models: vec![ModelId(model)] });
+                    node.step(Event::RequestEnded { gpu, key, ran });
+                    node.step(Event::ModelsEvicted { gpu, models: vec![ModelId(model)] });
                     let score = &mut scores[model as usize];
                     *score = score.plus(SloCounts { m: u64::from(what % 2), n: 1 });
                     let counts = *score;
-                    node.step(Event::Score { function: FunctionIndex(model), counts });
+                    node.step(Event::SloCountsChanged { function: FunctionIndex(model), counts });
                 }
                 None => drop(node.ask(key, model, ModelId(model))),
             }
@@ -333,8 +333,8 @@ proptest! {
 
 #[test]
 fn a_suspect_is_not_assigned_to_a_busy_holder() {
-    let fresh = Attempts::new(3, Idempotent::Yes);
-    let Verdict::Again(suspect) = fresh.after(Loss::Failed(Progress::Preparing)) else {
+    let fresh = AttemptRecord::new(3, Idempotence::Yes);
+    let RetryDecision::Again(suspect) = fresh.after(AttemptLoss::Failed(AttemptProgress::Preparing)) else {
         panic!("expected a retry")
     };
     let ask = |attempts| {

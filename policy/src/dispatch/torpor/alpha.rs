@@ -15,14 +15,14 @@ const CREEP: f64 = 1.01;
 /// floor is 1/N with N functions. Alpha starts at 1 with all functions compliant, because none has
 /// a score yet.
 #[derive(Debug)]
-pub(super) struct Alpha {
+pub(super) struct PrioritisedShare {
     rule: AlphaRule,
     alpha: f64,
     /// Share of compliant functions in the last period; in the artifact, at the last adjustment.
     last: f64,
 }
 
-impl Alpha {
+impl PrioritisedShare {
     pub(super) fn new(rule: AlphaRule) -> Self {
         Self { rule, alpha: 1.0, last: 1.0 }
     }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     fn series(rule: AlphaRule, functions: usize, compliant: &[usize]) -> Vec<f64> {
-        let mut alpha = Alpha::new(rule);
+        let mut alpha = PrioritisedShare::new(rule);
         let adjust = |&compliant| {
             alpha.adjust(compliant, functions);
             alpha.get()

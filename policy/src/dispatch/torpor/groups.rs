@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::required::Required;
+use super::required::RequiredRequestCount;
 use crate::ids::FunctionIndex;
 
 /// Value of alpha that stands for 1: alpha is stored in billionths.
@@ -13,23 +13,23 @@ pub(super) const ALPHA_ONE: u64 = 1_000_000_000;
 
 /// Functions in two groups, separated by a border in the order of required request counts.
 #[derive(Debug)]
-pub(super) struct Groups {
+pub(super) struct PriorityGroups {
     alpha: u64,
-    high: BTreeSet<(Required, FunctionIndex)>,
-    low: BTreeSet<(Required, FunctionIndex)>,
+    high: BTreeSet<(RequiredRequestCount, FunctionIndex)>,
+    low: BTreeSet<(RequiredRequestCount, FunctionIndex)>,
     /// Sum of the positive required request counts in the high group.
     high_due: i128,
     /// Sum of all positive required request counts.
     due: i128,
 }
 
-impl Groups {
+impl PriorityGroups {
     /// Creates empty groups with alpha 1, so that all functions are prioritised.
     pub(super) fn new() -> Self {
         Self { alpha: ALPHA_ONE, high: BTreeSet::new(), low: BTreeSet::new(), high_due: 0, due: 0 }
     }
 
-    pub(super) fn insert(&mut self, required: Required, function: FunctionIndex) {
+    pub(super) fn insert(&mut self, required: RequiredRequestCount, function: FunctionIndex) {
         self.due += required.due();
         if self.low.first().is_none_or(|&first| (required, function) < first) {
             self.high.insert((required, function));
@@ -39,7 +39,7 @@ impl Groups {
         }
     }
 
-    pub(super) fn remove(&mut self, required: Required, function: FunctionIndex) {
+    pub(super) fn remove(&mut self, required: RequiredRequestCount, function: FunctionIndex) {
         if self.high.remove(&(required, function)) {
             self.high_due -= required.due();
         } else if !self.low.remove(&(required, function)) {
@@ -48,7 +48,7 @@ impl Groups {
         self.due -= required.due();
     }
 
-    pub(super) fn is_high(&self, required: Required, function: FunctionIndex) -> bool {
+    pub(super) fn is_high(&self, required: RequiredRequestCount, function: FunctionIndex) -> bool {
         self.high.contains(&(required, function))
     }
 
@@ -87,18 +87,19 @@ mod tests {
         FunctionIndex(index as u32)
     }
 
-    fn groups(required: &[i128], alpha: u64) -> Groups {
-        let mut groups = Groups::new();
+    fn groups(required: &[i128], alpha: u64) -> PriorityGroups {
+        let mut groups = PriorityGroups::new();
         groups.set_alpha(alpha);
         for (index, &required) in required.iter().enumerate() {
-            groups.insert(Required(required), function(index));
+            groups.insert(RequiredRequestCount(required), function(index));
             groups.settle(&mut Vec::new());
         }
         groups
     }
 
-    fn high(groups: &Groups, required: &[i128]) -> Vec<usize> {
-        let is_high = |index: &usize| groups.is_high(Required(required[*index]), function(*index));
+    fn high(groups: &PriorityGroups, required: &[i128]) -> Vec<usize> {
+        let is_high =
+            |index: &usize| groups.is_high(RequiredRequestCount(required[*index]), function(*index));
         (0..required.len()).filter(is_high).collect()
     }
 
@@ -120,18 +121,18 @@ mod tests {
         fn border_is_at_the_longest_prefix_within_alpha(
             changes in prop::collection::vec((0..12usize, -50..50i128, 0..=4u64), 1..60)
         ) {
-            let mut groups = Groups::new();
+            let mut groups = PriorityGroups::new();
             let mut now = [None::<i128>; 12];
             for (index, required, quarters) in changes {
                 if let Some(before) = now[index].replace(required) {
-                    groups.remove(Required(before), function(index));
+                    groups.remove(RequiredRequestCount(before), function(index));
                 }
-                groups.insert(Required(required), function(index));
+                groups.insert(RequiredRequestCount(required), function(index));
                 let alpha = ALPHA_ONE / 4 * quarters;
                 groups.set_alpha(alpha);
                 groups.settle(&mut Vec::new());
                 let mut sorted: Vec<_> =
-                    now.iter().enumerate().filter_map(|(index, it)| Some((Required((*it)?), function(index)))).collect();
+                    now.iter().enumerate().filter_map(|(index, it)| Some((RequiredRequestCount((*it)?), function(index)))).collect();
                 sorted.sort();
                 let due: i128 = sorted.iter().map(|(required, _)| required.due()).sum();
                 let mut sum = 0;

@@ -24,14 +24,14 @@ use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
 
-use self::alpha::Alpha;
-use self::groups::{ALPHA_ONE, Groups};
-use self::required::{Required, Tally};
-use super::config::{AlphaRule, Choice, Order, TorporConfig};
-use super::models::{Models, Slot};
-use super::policy::{Decision, Entry, Policy, Route, Stats, View};
-use super::protocol::Objective;
-use super::queue::{SizeRank, Waiting};
+use self::alpha::PrioritisedShare;
+use self::groups::{ALPHA_ONE, PriorityGroups};
+use self::required::{RequiredRequestCount, ScoredRequests};
+use super::config::{AlphaRule, TorporConfig, TorporGpuChoice, TorporOrder};
+use super::models::{ModelSlot, ModelTable};
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
+use super::protocol::LatencyObjective;
+use super::queue::{SizeRank, WaitingRequest};
 use crate::ids::{FunctionIndex, RequestKey};
 
 mod alpha;
@@ -45,20 +45,20 @@ const REGROUP_PERIOD: Duration = Duration::from_secs(2);
 
 /// Position of a function in the order: its group, the position in that group, and the age of its
 /// oldest request.
-type Turn = (u8, i128, RequestKey, FunctionIndex);
+type QueuePosition = (u8, i128, RequestKey, FunctionIndex);
 
 #[derive(Debug)]
-struct Function {
-    objective: Option<Objective>,
-    tally: Tally,
+struct TorporFunction {
+    objective: Option<LatencyObjective>,
+    tally: ScoredRequests,
     /// Required request count as stored in the groups, if the function has an objective.
-    required: Option<Required>,
+    required: Option<RequiredRequestCount>,
     complies: bool,
     /// Model of the most recent request.
-    model: Option<Slot>,
-    waiting: BTreeMap<RequestKey, Waiting>,
+    model: Option<ModelSlot>,
+    waiting: BTreeMap<RequestKey, WaitingRequest>,
     /// Position in the line of its size class, while requests wait.
-    turn: Option<(SizeRank, Turn)>,
+    turn: Option<(SizeRank, QueuePosition)>,
     /// Whether the function was removed, so that its record goes with its last request.
     gone: bool,
 }
@@ -66,12 +66,12 @@ struct Function {
 #[derive(Debug)]
 pub(super) struct Torpor {
     config: TorporConfig,
-    functions: BTreeMap<FunctionIndex, Function>,
+    functions: BTreeMap<FunctionIndex, TorporFunction>,
     /// Functions with waiting requests, in order, by size class.
-    lines: Vec<BTreeSet<Turn>>,
-    fronts: Vec<(Turn, SizeRank)>,
-    groups: Groups,
-    alpha: Alpha,
+    lines: Vec<BTreeSet<QueuePosition>>,
+    fronts: Vec<(QueuePosition, SizeRank)>,
+    groups: PriorityGroups,
+    alpha: PrioritisedShare,
     /// Number of functions with an objective.
     held: usize,
     /// Number of functions that meet their objective.
@@ -81,7 +81,7 @@ pub(super) struct Torpor {
     moved: Vec<FunctionIndex>,
     next_regroup: Option<Timestamp>,
     next_adjust: Option<Timestamp>,
-    lots: Lots,
+    lots: RandomChoices,
 }
 
 impl Torpor {
@@ -91,23 +91,23 @@ impl Torpor {
             functions: BTreeMap::new(),
             lines: vec![BTreeSet::new(); ranks],
             fronts: Vec::new(),
-            groups: Groups::new(),
-            alpha: Alpha::new(config.alpha),
+            groups: PriorityGroups::new(),
+            alpha: PrioritisedShare::new(config.alpha),
             held: 0,
             compliant: 0,
             changed: BTreeSet::new(),
             moved: Vec::new(),
             next_regroup: None,
             next_adjust: None,
-            lots: Lots(seed),
+            lots: RandomChoices(seed),
         }
     }
 
-    fn function(&mut self, function: FunctionIndex) -> &mut Function {
+    fn function(&mut self, function: FunctionIndex) -> &mut TorporFunction {
         let counts = self.config.counts;
-        self.functions.entry(function).or_insert_with(|| Function {
+        self.functions.entry(function).or_insert_with(|| TorporFunction {
             objective: None,
-            tally: Tally::new(counts),
+            tally: ScoredRequests::new(counts),
             required: None,
             complies: false,
             model: None,
@@ -122,9 +122,11 @@ impl Torpor {
         let Some(function) = self.functions.get_mut(&index) else { return };
         let turn = function.waiting.first_key_value().map(|(&oldest, request)| {
             let (group, place) = match (self.config.order, function.required) {
-                (Order::Arrival, _) | (Order::Required, None) => (0, 0),
-                (Order::Required, Some(required)) if self.groups.is_high(required, index) => (0, -required.0),
-                (Order::Required, Some(required)) => (1, required.0),
+                (TorporOrder::Arrival, _) | (TorporOrder::Required, None) => (0, 0),
+                (TorporOrder::Required, Some(required)) if self.groups.is_high(required, index) => {
+                    (0, -required.0)
+                }
+                (TorporOrder::Required, Some(required)) => (1, required.0),
             };
             (request.rank, (group, place, oldest, index))
         });
@@ -144,10 +146,11 @@ impl Torpor {
     }
 
     /// Updates the groups with a function's score.
-    fn apply(&mut self, models: Option<&Models>, index: FunctionIndex) {
+    fn update_groups(&mut self, models: Option<&ModelTable>, index: FunctionIndex) {
         let Some(function) = self.functions.get_mut(&index) else { return };
-        let raw = function.objective.map(|objective| Required::of(function.tally.counts(), objective));
-        let weigh = |raw: Required| match self.config.alpha {
+        let raw =
+            function.objective.map(|objective| RequiredRequestCount::of(function.tally.counts(), objective));
+        let weigh = |raw: RequiredRequestCount| match self.config.alpha {
             AlphaRule::Paper => raw,
             AlphaRule::Artifact => raw.weighted(run_millis(models, function.model)),
         };
@@ -182,38 +185,42 @@ impl Torpor {
     }
 
     /// Returns the function with the first request that fits an idle GPU.
-    fn first(&mut self, view: &View<'_>) -> Option<FunctionIndex> {
+    fn first(&mut self, view: &DispatchView<'_>) -> Option<FunctionIndex> {
         self.fronts.clear();
         let lines = self.lines.iter().enumerate();
         self.fronts.extend(lines.filter_map(|(rank, line)| Some((*line.first()?, SizeRank(rank)))));
         self.fronts.sort_unstable();
-        let fits = |(_, rank): &&(Turn, SizeRank)| view.fleet.idle_count(*rank) > 0;
+        let fits = |(_, rank): &&(QueuePosition, SizeRank)| view.fleet.idle_count(*rank) > 0;
         self.fronts.iter().find(fits).map(|((.., function), _)| *function)
     }
 
-    fn choose(&mut self, view: &View<'_>, request: &Waiting) -> Option<(GpuIndex, Route)> {
+    fn choose(
+        &mut self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+    ) -> Option<(GpuIndex, CopyOrigin)> {
         let holders = &view.models.get(request.model).holders;
         let inputs = view.inputs(request);
         let moved = |gpu| view.fleet.move_time(inputs, gpu);
         if let Some(hit) = view.fleet.idle_holder(holders, request.rank, moved) {
-            return Some((hit, Route::Host));
+            return Some((hit, CopyOrigin::Host));
         }
-        if self.config.choice == Choice::Random {
+        if self.config.choice == TorporGpuChoice::Random {
             let number = self.lots.below(view.fleet.idle_count(request.rank));
-            return Some((view.fleet.nth_idle(request.rank, number)?, Route::Host));
+            return Some((view.fleet.nth_idle(request.rank, number)?, CopyOrigin::Host));
         }
         if let Some((Reverse(rate), _, to, holder)) = from_peer(view, request) {
-            return Some((to, Route::Peer { holder, rate }));
+            return Some((to, CopyOrigin::Peer { holder, rate }));
         }
         let calm = |gpu| view.fleet.loading_beside(gpu);
-        Some((view.fleet.nearest_idle(inputs, request.rank, calm)?, Route::Host))
+        Some((view.fleet.nearest_idle(inputs, request.rank, calm)?, CopyOrigin::Host))
     }
 }
 
 /// Returns the fastest direct link from a holder to an idle GPU, if that link is faster than the
 /// GPU's path from the host. Among equally fast links, the inputs decide: the link to the GPU that
 /// they reach soonest. Scans the smaller set of the two.
-pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
+pub(super) fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<PeerCopy> {
     let inputs = view.inputs(request);
     let way = |rate, to, holder| (Reverse(rate), view.fleet.move_time(inputs, to), to, holder);
     let holders = &view.models.get(request.model).holders;
@@ -235,31 +242,31 @@ pub(super) fn from_peer(view: &View<'_>, request: &Waiting) -> Option<Peer> {
 }
 
 /// Rate of a link, transfer time of the request's inputs, destination and source.
-pub(super) type Peer = (Reverse<BytesPerSec>, Duration, GpuIndex, GpuIndex);
+pub(super) type PeerCopy = (Reverse<BytesPerSec>, Duration, GpuIndex, GpuIndex);
 
 /// Returns the mean run time of a function, in microseconds: the artifact weights counts by mean
 /// milliseconds. A function that never ran has 1000. With several kinds of GPU, the first kind
 /// counts.
-fn run_millis(models: Option<&Models>, model: Option<Slot>) -> u64 {
+fn run_millis(models: Option<&ModelTable>, model: Option<ModelSlot>) -> u64 {
     let run = models.zip(model).and_then(|(models, model)| models.run_time(model, 0));
     run.map_or(1000, |run| u64::try_from(run.as_micros()).unwrap_or(u64::MAX))
 }
 
-impl Policy for Torpor {
-    fn push(&mut self, request: Waiting, _entry: Entry) {
+impl DispatchPolicy for Torpor {
+    fn push(&mut self, request: WaitingRequest, _entry: QueueEntry) {
         let function = self.function(request.function);
         function.model = Some(request.model);
         function.waiting.insert(request.key, request);
         self.place(request.function);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         let function = self.function(request.function);
         function.waiting.remove(&request.key);
         self.place(request.function);
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         if !view.fleet.any_idle() {
             return None;
         }
@@ -267,24 +274,24 @@ impl Policy for Torpor {
         let request = *self.functions.get(&function)?.waiting.first_key_value()?.1;
         let (gpu, over) = self.choose(view, &request)?;
         self.remove(&request);
-        Some(Decision::Assign { request, gpu, over })
+        Some(DispatchDecision::Assign { request, gpu, over })
     }
 
-    fn scores(&self) -> bool {
+    fn uses_scores(&self) -> bool {
         true
     }
 
-    fn objective(&mut self, function: FunctionIndex, objective: Option<Objective>) {
+    fn objective(&mut self, function: FunctionIndex, objective: Option<LatencyObjective>) {
         let it = self.function(function);
         (it.objective, it.gone) = (objective, false);
-        self.apply(None, function);
+        self.update_groups(None, function);
     }
 
-    fn score(&mut self, models: &Models, function: FunctionIndex, counts: SloCounts) {
+    fn score(&mut self, models: &ModelTable, function: FunctionIndex, counts: SloCounts) {
         let Some(it) = self.functions.get_mut(&function) else { return };
         it.tally.update(counts);
         match self.config.alpha {
-            AlphaRule::Paper => self.apply(Some(models), function),
+            AlphaRule::Paper => self.update_groups(Some(models), function),
             AlphaRule::Artifact => {
                 self.changed.insert(function);
             }
@@ -295,14 +302,14 @@ impl Policy for Torpor {
         if let Some(it) = self.functions.get_mut(&function) {
             (it.objective, it.gone) = (None, true);
             self.changed.remove(&function);
-            self.apply(None, function);
+            self.update_groups(None, function);
             if self.functions.get(&function).is_some_and(|it| it.waiting.is_empty()) {
                 self.functions.remove(&function);
             }
         }
     }
 
-    fn tick(&mut self, now: Timestamp, models: &Models) {
+    fn tick(&mut self, now: Timestamp, models: &ModelTable) {
         if self.held == 0 {
             (self.next_regroup, self.next_adjust) = (None, None);
             return;
@@ -312,7 +319,7 @@ impl Policy for Torpor {
         {
             self.next_regroup = Some(now + REGROUP_PERIOD);
             while let Some(function) = self.changed.pop_first() {
-                self.apply(Some(models), function);
+                self.update_groups(Some(models), function);
             }
         }
         if *self.next_adjust.get_or_insert(now + ALPHA_PERIOD) <= now {
@@ -325,16 +332,16 @@ impl Policy for Torpor {
         [self.next_regroup, self.next_adjust].into_iter().flatten().min()
     }
 
-    fn count(&self, stats: &mut Stats) {
+    fn add_stats(&self, stats: &mut DispatchStats) {
         stats.alpha = Some(self.alpha.get());
     }
 }
 
 /// SplitMix64 generator for random choices.
 #[derive(Debug)]
-struct Lots(u64);
+struct RandomChoices(u64);
 
-impl Lots {
+impl RandomChoices {
     /// Returns a number below `bound`, or 0 if `bound` is 0.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -6,22 +6,22 @@ use std::collections::VecDeque;
 
 use millrace_types::SloCounts;
 
-use crate::dispatch::config::{Counts, WINDOW_MAX};
-use crate::dispatch::protocol::Objective;
+use crate::dispatch::config::{ScoreWindow, WINDOW_MAX};
+use crate::dispatch::protocol::LatencyObjective;
 
 /// Required request count in millionths. A whole number, so that sums do not depend on their order.
 /// Negative if the function can afford late requests; 0 if the objective is just met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::dispatch) struct Required(pub(in crate::dispatch) i128);
+pub(in crate::dispatch) struct RequiredRequestCount(pub(in crate::dispatch) i128);
 
 const MILLION: i128 = 1_000_000;
 /// Clamp of the count: beyond 10^12 requests the difference is irrelevant, and products of sums
 /// stay within 128 bits.
 const REQUIRED_MAX: i128 = 1_000_000_000_000 * MILLION;
 
-impl Required {
-    pub(in crate::dispatch) fn of(counts: SloCounts, objective: Objective) -> Self {
-        let one = i128::from(Objective::ONE);
+impl RequiredRequestCount {
+    pub(in crate::dispatch) fn of(counts: SloCounts, objective: LatencyObjective) -> Self {
+        let one = i128::from(LatencyObjective::ONE);
         let m = i128::from(counts.m);
         let n = i128::from(counts.n);
         let share = i128::from(objective.billionths());
@@ -29,7 +29,7 @@ impl Required {
     }
 
     /// Returns the increase of the count by a further late request: p / (1 - p).
-    pub(in crate::dispatch) fn one_late(objective: Objective) -> Self {
+    pub(in crate::dispatch) fn one_late(objective: LatencyObjective) -> Self {
         Self::of(SloCounts { m: 0, n: 1 }, objective)
     }
 
@@ -47,7 +47,7 @@ impl Required {
 
 /// Counts for comparison with an objective: of all requests, or of the most recent ones.
 #[derive(Debug)]
-pub(in crate::dispatch) struct Tally {
+pub(in crate::dispatch) struct ScoredRequests {
     all: SloCounts,
     /// Whether each of the last requests was in time, oldest first.
     last: VecDeque<bool>,
@@ -55,11 +55,11 @@ pub(in crate::dispatch) struct Tally {
     in_time: u64,
 }
 
-impl Tally {
-    pub(in crate::dispatch) fn new(counts: Counts) -> Self {
+impl ScoredRequests {
+    pub(in crate::dispatch) fn new(counts: ScoreWindow) -> Self {
         let window = match counts {
-            Counts::Cumulative => None,
-            Counts::Last(last) => Some(last.clamp(1, WINDOW_MAX) as usize),
+            ScoreWindow::Cumulative => None,
+            ScoreWindow::Last(last) => Some(last.clamp(1, WINDOW_MAX) as usize),
         };
         Self { all: SloCounts::default(), last: VecDeque::new(), window, in_time: 0 }
     }
@@ -106,7 +106,7 @@ mod tests {
     const P98: u32 = 980_000_000;
 
     fn required(m: u64, n: u64) -> i128 {
-        Required::of(SloCounts { m, n }, Objective::from_billionths(P98).unwrap()).0
+        RequiredRequestCount::of(SloCounts { m, n }, LatencyObjective::from_billionths(P98).unwrap()).0
     }
 
     #[test]
@@ -116,12 +116,12 @@ mod tests {
         assert_eq!(required(98, 100), 0);
         assert_eq!(required(0, 0), 0);
         assert_eq!(required(0, u64::MAX), REQUIRED_MAX);
-        assert_eq!(Objective::from_billionths(Objective::ONE), None, "at 1 it is infinite");
+        assert_eq!(LatencyObjective::from_billionths(LatencyObjective::ONE), None, "at 1 it is infinite");
     }
 
     #[test]
     fn a_window_counts_only_the_most_recent_requests() {
-        let mut tally = Tally::new(Counts::Last(4));
+        let mut tally = ScoredRequests::new(ScoreWindow::Last(4));
         let mut told = |m, n| {
             tally.update(SloCounts { m, n });
             (tally.counts().m, tally.counts().n)

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use millrace_types::Timestamp;
 
-use crate::dispatch::models::{Models, Slot};
-use crate::dispatch::queue::{SizeRank, Waiting};
+use crate::dispatch::models::{ModelSlot, ModelTable};
+use crate::dispatch::queue::{SizeRank, WaitingRequest};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Urgency of a function's requests, derived from its score, most urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Class {
+pub(super) enum FlowUrgency {
     /// The function misses its objective, or would with another late request, and can be rescued.
     Endangered,
     /// The function can afford another late request.
@@ -30,15 +30,16 @@ pub(super) enum Class {
     Hopeless,
 }
 
-pub(super) const CLASSES: [Class; 4] = [Class::Endangered, Class::Safe, Class::Free, Class::Hopeless];
+pub(super) const CLASSES: [FlowUrgency; 4] =
+    [FlowUrgency::Endangered, FlowUrgency::Safe, FlowUrgency::Free, FlowUrgency::Hopeless];
 
-pub(super) type FlowId = (FunctionIndex, Slot);
+pub(super) type FlowId = (FunctionIndex, ModelSlot);
 
 /// A request that may go next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Candidate {
-    pub(super) request: Waiting,
-    pub(super) class: Class,
+pub(super) struct FlowCandidate {
+    pub(super) request: WaitingRequest,
+    pub(super) class: FlowUrgency,
     /// Latest start of the run; the time of arrival if the request has no deadline.
     pub(super) latest: Timestamp,
     /// Whether the latest start is over.
@@ -47,46 +48,49 @@ pub(super) struct Candidate {
 
 /// Position of a flow: the requests that represent it among the due and the late requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Standing {
-    due: Option<(Class, Timestamp, Waiting)>,
-    late: Option<Waiting>,
+struct FlowPosition {
+    due: Option<(FlowUrgency, Timestamp, WaitingRequest)>,
+    late: Option<WaitingRequest>,
 }
 
 #[derive(Debug)]
 struct Flow {
-    class: Class,
+    class: FlowUrgency,
     /// Time from a request's arrival until its run has to begin.
     within: Option<Duration>,
-    waiting: BTreeMap<(Timestamp, RequestKey), Waiting>,
+    waiting: BTreeMap<(Timestamp, RequestKey), WaitingRequest>,
     rank: SizeRank,
-    standing: Standing,
+    standing: FlowPosition,
 }
 
 impl Flow {
     /// Returns the first request that can still be in time.
-    fn due(&self, now: Timestamp) -> Option<&Waiting> {
+    fn due(&self, now: Timestamp) -> Option<&WaitingRequest> {
         let came = self.within.map_or(Timestamp::ZERO, |within| {
             Timestamp(now.0.saturating_sub(u64::try_from(within.as_nanos()).unwrap_or(u64::MAX)))
         });
         self.waiting.range((came, RequestKey(0))..).next().map(|(_, request)| request)
     }
 
-    fn latest(&self, request: &Waiting) -> Timestamp {
+    fn latest(&self, request: &WaitingRequest) -> Timestamp {
         request.arrived + self.within.unwrap_or_default()
     }
 
-    fn standing(&self, now: Timestamp) -> Standing {
+    fn standing(&self, now: Timestamp) -> FlowPosition {
         let due = self.due(now);
         let oldest = self.waiting.first_key_value().map(|(_, request)| request);
         let late = oldest.filter(|oldest| due.is_none_or(|due| due.key != oldest.key));
-        Standing { due: due.map(|request| (self.class, self.latest(request), *request)), late: late.copied() }
+        FlowPosition {
+            due: due.map(|request| (self.class, self.latest(request), *request)),
+            late: late.copied(),
+        }
     }
 }
 
 /// Flows of a model.
 #[derive(Debug, Default)]
 struct OfModel {
-    due: BTreeSet<(Class, Timestamp, FunctionIndex)>,
+    due: BTreeSet<(FlowUrgency, Timestamp, FunctionIndex)>,
     late: BTreeSet<(RequestKey, FunctionIndex)>,
 }
 
@@ -95,7 +99,7 @@ struct OfModel {
 const SETTLED_MAX: usize = 32;
 
 #[derive(Debug)]
-pub(super) struct Flows {
+pub(super) struct RequestFlows {
     flows: BTreeMap<FlowId, Flow>,
     /// Flows that may not be at their position.
     moved: BTreeSet<FlowId>,
@@ -112,11 +116,11 @@ pub(super) struct Flows {
 /// First due and first late flow of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct First {
-    due: Option<(Class, Timestamp, FunctionIndex)>,
+    due: Option<(FlowUrgency, Timestamp, FunctionIndex)>,
     late: Option<(RequestKey, FunctionIndex)>,
 }
 
-impl Flows {
+impl RequestFlows {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             flows: BTreeMap::new(),
@@ -128,21 +132,21 @@ impl Flows {
         }
     }
 
-    pub(super) fn insert(&mut self, request: Waiting, class: Class, deadline: Option<Duration>) {
+    pub(super) fn insert(&mut self, request: WaitingRequest, class: FlowUrgency, deadline: Option<Duration>) {
         let id = (request.function, request.model);
         let flow = self.flows.entry(id).or_insert_with(|| Flow {
             class,
             within: deadline,
             waiting: BTreeMap::new(),
             rank: request.rank,
-            standing: Standing::default(),
+            standing: FlowPosition::default(),
         });
         flow.class = class;
         flow.waiting.insert((request.arrived, request.key), request);
         self.moved.insert(id);
     }
 
-    pub(super) fn remove(&mut self, request: &Waiting) {
+    pub(super) fn remove(&mut self, request: &WaitingRequest) {
         let id = (request.function, request.model);
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.waiting.remove(&(request.arrived, request.key));
@@ -152,12 +156,12 @@ impl Flows {
 
     /// Returns whether any waiting request without a deadline fits this size class.
     pub(super) fn has_free(&self, rank: SizeRank) -> bool {
-        self.due.iter().take(rank.0 + 1).any(|line| !line[Class::Free as usize].is_empty())
+        self.due.iter().take(rank.0 + 1).any(|line| !line[FlowUrgency::Free as usize].is_empty())
     }
 
     /// Changes the urgency of a function's requests.
-    pub(super) fn reclass(&mut self, function: FunctionIndex, class: Class) {
-        for (&id, flow) in self.flows.range_mut((function, Slot::FIRST)..=(function, Slot::LAST)) {
+    pub(super) fn reclass(&mut self, function: FunctionIndex, class: FlowUrgency) {
+        for (&id, flow) in self.flows.range_mut((function, ModelSlot::FIRST)..=(function, ModelSlot::LAST)) {
             if flow.class != class {
                 flow.class = class;
                 self.moved.insert(id);
@@ -166,7 +170,7 @@ impl Flows {
     }
 
     /// Changes the urgency of the requests of the functions selected by `some`.
-    pub(super) fn reclass_all(&mut self, some: impl Fn(FunctionIndex) -> bool, class: Class) {
+    pub(super) fn reclass_all(&mut self, some: impl Fn(FunctionIndex) -> bool, class: FlowUrgency) {
         for (&id, flow) in &mut self.flows {
             if flow.class != class && some(id.0) {
                 flow.class = class;
@@ -179,7 +183,7 @@ impl Flows {
     pub(super) fn settle(
         &mut self,
         now: Timestamp,
-        models: &Models,
+        models: &ModelTable,
         deadline: impl Fn(FunctionIndex) -> Option<Duration>,
     ) {
         while let Some(id) = self.moved.pop_first() {
@@ -187,7 +191,7 @@ impl Flows {
         }
         let mut left = SETTLED_MAX;
         for rank in 0..self.due.len() {
-            for class in CLASSES.into_iter().filter(|&class| class != Class::Free) {
+            for class in CLASSES.into_iter().filter(|&class| class != FlowUrgency::Free) {
                 while left > 0
                     && let Some(&(_, id)) =
                         self.due[rank][class as usize].first().filter(|(latest, _)| *latest < now)
@@ -202,7 +206,7 @@ impl Flows {
     fn place(
         &mut self,
         now: Timestamp,
-        models: &Models,
+        models: &ModelTable,
         id: FlowId,
         deadline: impl Fn(FunctionIndex) -> Option<Duration>,
     ) {
@@ -241,11 +245,11 @@ impl Flows {
             self.first_of_model[slot].due = of_model.due.first().copied();
         }
         if before.late != after.late {
-            if let Some(Waiting { key, .. }) = before.late {
+            if let Some(WaitingRequest { key, .. }) = before.late {
                 self.late[rank].remove(&(key, id));
                 of_model.late.remove(&(key, function));
             }
-            if let Some(Waiting { key, .. }) = after.late {
+            if let Some(WaitingRequest { key, .. }) = after.late {
                 self.late[rank].insert((key, id));
                 of_model.late.insert((key, function));
             }
@@ -255,28 +259,28 @@ impl Flows {
 
     /// Returns the candidate that represents a flow among the due requests. That is the first
     /// request that can still be in time, unless the candidate itself became late.
-    fn candidate(&self, id: FlowId) -> Option<Candidate> {
+    fn candidate(&self, id: FlowId) -> Option<FlowCandidate> {
         let (class, latest, request) = self.flows.get(&id)?.standing.due?;
-        Some(Candidate { request, class, latest, late: false })
+        Some(FlowCandidate { request, class, latest, late: false })
     }
 
     /// Returns the candidate that represents a flow among the late requests.
-    fn late_candidate(&self, id: FlowId) -> Option<Candidate> {
+    fn late_candidate(&self, id: FlowId) -> Option<FlowCandidate> {
         let flow = self.flows.get(&id)?;
         let request = flow.standing.late?;
-        Some(Candidate { request, class: flow.class, latest: flow.latest(&request), late: true })
+        Some(FlowCandidate { request, class: flow.class, latest: flow.latest(&request), late: true })
     }
 
     /// Returns the first `count` candidates of a class that can be in time and fit this size class.
     pub(super) fn firsts(
         &self,
         rank: SizeRank,
-        class: Class,
+        class: FlowUrgency,
         now: Timestamp,
         count: usize,
-    ) -> Vec<Candidate> {
-        let from = if class == Class::Free { Timestamp::ZERO } else { now };
-        let from = (from, (FunctionIndex(0), Slot::FIRST));
+    ) -> Vec<FlowCandidate> {
+        let from = if class == FlowUrgency::Free { Timestamp::ZERO } else { now };
+        let from = (from, (FunctionIndex(0), ModelSlot::FIRST));
         let lines = self.due.iter().take(rank.0 + 1);
         let firsts = lines.flat_map(|line| line[class as usize].range(from..).take(count));
         let mut firsts: Vec<_> = firsts.collect();
@@ -286,26 +290,31 @@ impl Flows {
     }
 
     /// Returns the first candidate of a class that can be in time and fits this size class.
-    pub(super) fn first(&self, rank: SizeRank, class: Class, now: Timestamp) -> Option<Candidate> {
-        let from = if class == Class::Free { Timestamp::ZERO } else { now };
-        let from = (from, (FunctionIndex(0), Slot::FIRST));
+    pub(super) fn first(&self, rank: SizeRank, class: FlowUrgency, now: Timestamp) -> Option<FlowCandidate> {
+        let from = if class == FlowUrgency::Free { Timestamp::ZERO } else { now };
+        let from = (from, (FunctionIndex(0), ModelSlot::FIRST));
         let lines = self.due.iter().take(rank.0 + 1);
         let &(_, id) = lines.filter_map(|line| line[class as usize].range(from..).next()).min()?;
         self.candidate(id)
     }
 
     /// Returns the oldest late request that fits this size class.
-    pub(super) fn oldest_late(&self, rank: SizeRank) -> Option<Candidate> {
+    pub(super) fn oldest_late(&self, rank: SizeRank) -> Option<FlowCandidate> {
         let &(_, id) = self.late.iter().take(rank.0 + 1).filter_map(BTreeSet::first).min()?;
         self.late_candidate(id)
     }
 
     /// Returns the most urgent request for any of these models: the requests in time by class, else
     /// the oldest late request.
-    pub(super) fn first_of(&self, models: impl Iterator<Item = Slot>, now: Timestamp) -> Option<Candidate> {
-        let in_time =
-            |&(class, latest, _): &(Class, Timestamp, FunctionIndex)| class == Class::Free || latest >= now;
-        let standing = |model: Slot| {
+    pub(super) fn first_of(
+        &self,
+        models: impl Iterator<Item = ModelSlot>,
+        now: Timestamp,
+    ) -> Option<FlowCandidate> {
+        let in_time = |&(class, latest, _): &(FlowUrgency, Timestamp, FunctionIndex)| {
+            class == FlowUrgency::Free || latest >= now
+        };
+        let standing = |model: ModelSlot| {
             let First { due, late } = *self.first_of_model.get(model.0 as usize)?;
             let all = || &self.of_model[model.0 as usize].due;
             let others = || all().iter().take(SETTLED_MAX).copied().find(in_time);
@@ -315,7 +324,7 @@ impl Flows {
                 return Some((false, class, latest.0, (function, model)));
             }
             let (RequestKey(key), function) = late?;
-            Some((true, Class::Hopeless, key, (function, model)))
+            Some((true, FlowUrgency::Hopeless, key, (function, model)))
         };
         let (late, .., id) = models.filter_map(standing).min()?;
         if late { self.late_candidate(id) } else { self.candidate(id) }
@@ -323,12 +332,13 @@ impl Flows {
 
     /// Asserts the same as [`Policy::check`](crate::dispatch::policy::Policy::check).
     #[cfg(test)]
-    pub(super) fn check(&self, now: Timestamp, models: &[Slot]) {
+    pub(super) fn check(&self, now: Timestamp, models: &[ModelSlot]) {
         let first = |it: &OfModel| First { due: it.due.first().copied(), late: it.late.first().copied() };
         assert_eq!(self.first_of_model, self.of_model.iter().map(first).collect::<Vec<_>>());
         for &model in models {
             let Some(it) = self.of_model.get(model.0 as usize) else { continue };
-            let in_time = |due: &&(Class, Timestamp, FunctionIndex)| due.0 == Class::Free || due.1 >= now;
+            let in_time =
+                |due: &&(FlowUrgency, Timestamp, FunctionIndex)| due.0 == FlowUrgency::Free || due.1 >= now;
             let due = it.due.iter().take(SETTLED_MAX).find(in_time);
             let due = due.and_then(|&(_, _, function)| self.candidate((function, model)));
             // Flows that changed since are updated before the next decision.

@@ -45,16 +45,16 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
-use self::flows::{CLASSES, Candidate, Class, Flows};
-use self::together::Together;
+use self::flows::{CLASSES, FlowCandidate, FlowUrgency, RequestFlows};
+use self::together::BatchingClass;
 use super::config::UnifiedConfig;
-use super::gpus::Expected;
-use super::models::{Models, Slot};
-use super::overtaking::{Ages, Bound};
-use super::policy::{Decision, Entry, Policy, Route, Stats, View};
-use super::protocol::Objective;
-use super::queue::Waiting;
-use super::torpor::required::{Required, Tally};
+use super::gpus::ExpectedFinish;
+use super::models::{ModelSlot, ModelTable};
+use super::overtaking::{AgeQueues, OvertakingBound};
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
+use super::protocol::LatencyObjective;
+use super::queue::WaitingRequest;
+use super::torpor::required::{RequiredRequestCount, ScoredRequests};
 use super::{AHEAD_MAX, RECALL_COST};
 use crate::ids::FunctionIndex;
 
@@ -68,16 +68,16 @@ const AHEAD_LOOKS_MAX: usize = 2;
 
 #[derive(Debug)]
 struct Function {
-    objective: Option<Objective>,
-    tally: Tally,
+    objective: Option<LatencyObjective>,
+    tally: ScoredRequests,
     /// Class by the function's own counts.
-    own: Class,
+    own: FlowUrgency,
 }
 
 impl Function {
     /// Returns whether the function shares a class with all other functions with batching.
     fn shares(&self) -> bool {
-        self.own != Class::Free && self.objective.is_some_and(Objective::runs_together)
+        self.own != FlowUrgency::Free && self.objective.is_some_and(LatencyObjective::batchable)
     }
 }
 
@@ -85,13 +85,13 @@ impl Function {
 pub(super) struct Unified {
     config: UnifiedConfig,
     functions: BTreeMap<FunctionIndex, Function>,
-    together: Together,
-    ages: Ages,
-    flows: Flows,
+    together: BatchingClass,
+    ages: AgeQueues,
+    flows: RequestFlows,
     /// Busy GPUs that may accept a next request.
     ready: BTreeSet<GpuIndex>,
     /// Model of the most recent request, until busy GPUs were examined for it.
-    fresh: Option<Slot>,
+    fresh: Option<ModelSlot>,
 }
 
 impl Unified {
@@ -99,18 +99,18 @@ impl Unified {
         Self {
             config,
             functions: BTreeMap::new(),
-            together: Together::default(),
-            ages: Ages::new(ranks),
-            flows: Flows::new(ranks),
+            together: BatchingClass::default(),
+            ages: AgeQueues::new(ranks),
+            flows: RequestFlows::new(ranks),
             ready: BTreeSet::new(),
             fresh: None,
         }
     }
 
     /// Returns the class of a function's requests.
-    fn class(&self, index: FunctionIndex) -> Class {
+    fn class(&self, index: FunctionIndex) -> FlowUrgency {
         match self.functions.get(&index) {
-            None => Class::Free,
+            None => FlowUrgency::Free,
             Some(function) if function.shares() => self.together.class(),
             Some(function) => function.own,
         }
@@ -131,12 +131,12 @@ impl Unified {
     /// Notes that a function got a request, or a score if `scored`.
     fn hear(&mut self, index: FunctionIndex, scored: bool) {
         if let Some(function) = self.functions.get(&index).filter(|function| function.shares()) {
-            self.together.hear(index, function.own, scored);
+            self.together.record_event(index, function.own, scored);
         }
     }
 
     /// Updates the class of all functions with batching, if that class changed.
-    fn share_anew(&mut self) {
+    fn update_shared_class(&mut self) {
         if self.together.look_again() {
             let class = self.together.class();
             let shares = |index| self.functions.get(&index).is_some_and(Function::shares);
@@ -145,32 +145,32 @@ impl Unified {
     }
 
     /// Removes a request that goes to a GPU.
-    fn send(&mut self, view: &View<'_>, request: &Waiting, gpu: GpuIndex) {
+    fn send(&mut self, view: &DispatchView<'_>, request: &WaitingRequest, gpu: GpuIndex) {
         self.ages.send(request.rank, request.key, view.fleet.get(gpu).rank);
         self.flows.remove(request);
         self.ready.insert(gpu);
     }
 
     /// Returns the most urgent request for a model that a GPU holds.
-    fn hit(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
+    fn hit(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<FlowCandidate> {
         self.flows.first_of(view.fleet.get(gpu).resident(), view.now)
     }
 
     /// Returns the most urgent request that fits a GPU. That is the first safe request if the first
     /// endangered request can wait for it.
-    fn most_pressing(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Candidate> {
+    fn most_pressing(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<FlowCandidate> {
         let rank = view.fleet.get(gpu).rank;
         let first_of = |class| self.flows.first(rank, class, view.now);
         let Some(first) = CLASSES.into_iter().find_map(first_of) else {
             return self.flows.oldest_late(rank);
         };
-        let safe = (first.class == Class::Endangered).then(|| first_of(Class::Safe)).flatten();
+        let safe = (first.class == FlowUrgency::Endangered).then(|| first_of(FlowUrgency::Safe)).flatten();
         let before = safe.filter(|safe| self.can_wait(view, gpu, &first, self.takes(view, gpu, safe)));
         Some(before.unwrap_or(first))
     }
 
     /// Returns the time for which a request occupies a GPU.
-    fn takes(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate) -> Duration {
+    fn takes(&self, view: &DispatchView<'_>, gpu: GpuIndex, candidate: &FlowCandidate) -> Duration {
         let model = candidate.request.model;
         let run = view.models.run_time(model, view.fleet.get(gpu).kind).unwrap_or_default();
         view.bringing(gpu, &candidate.request).saturating_add(run)
@@ -178,8 +178,14 @@ impl Unified {
 
     /// Returns whether a request is still in time here after another request occupies the GPU for
     /// `other`. Also true if the request is late in any case, so that haste is useless.
-    fn can_wait(&self, view: &View<'_>, gpu: GpuIndex, candidate: &Candidate, other: Duration) -> bool {
-        if candidate.late || candidate.class >= Class::Free {
+    fn can_wait(
+        &self,
+        view: &DispatchView<'_>,
+        gpu: GpuIndex,
+        candidate: &FlowCandidate,
+        other: Duration,
+    ) -> bool {
+        if candidate.late || candidate.class >= FlowUrgency::Free {
             return true;
         }
         let begins = view.now + view.bringing(gpu, &candidate.request);
@@ -188,7 +194,7 @@ impl Unified {
 
     /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
     /// elsewhere first.
-    fn for_idle(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
+    fn for_idle(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
         let rank = view.fleet.get(gpu).rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
             let request = self.ages.get(from, key)?;
@@ -211,15 +217,15 @@ impl Unified {
 
     /// Returns whether no other busy holder would begin a request sooner because its inputs are
     /// there.
-    fn nearest(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> bool {
+    fn nearest(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> bool {
         view.inputs(request).is_empty()
             || self.busy_holder(view, request).is_none_or(|(_, first)| first == gpu)
     }
 
     /// Returns the request to assign behind the running request of a busy GPU, if any.
-    fn for_busy(&mut self, view: &View<'_>, gpu: GpuIndex) -> Option<Decision> {
+    fn for_busy(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
         let it = view.fleet.get(gpu);
-        if !it.takes_ahead() || it.ahead.len() >= AHEAD_MAX {
+        if !it.accepts_queued() || it.ahead.len() >= AHEAD_MAX {
             return None;
         }
         let left = view.fleet.backlog(view.models, view.now, gpu)?;
@@ -229,7 +235,7 @@ impl Unified {
             let request = self.ages.get(from, key)?;
             // No other request may be assigned before the request at its limit.
             return (nobody_ahead && self.worth_bringing(view, gpu, left, &request))
-                .then(|| self.assign(view, &request, gpu, Route::Host));
+                .then(|| self.assign(view, &request, gpu, CopyOrigin::Host));
         }
         let soon = left <= RECALL_COST;
         let may_bring = nobody_ahead && self.flows.has_free(rank);
@@ -243,20 +249,26 @@ impl Unified {
                 && !hit.request.attempts.suspect()
                 && self.nearest(view, gpu, &hit.request)
                 && self.delays_nobody(view, gpu, left, &hit);
-            return goes.then(|| self.assign(view, &hit.request, gpu, Route::Host));
+            return goes.then(|| self.assign(view, &hit.request, gpu, CopyOrigin::Host));
         }
         if !nobody_ahead {
             return None;
         }
-        let free = self.flows.firsts(rank, Class::Free, view.now, LOOKED_AT_MAX);
-        let suits = |candidate: &&Candidate| self.worth_bringing(view, gpu, left, &candidate.request);
+        let free = self.flows.firsts(rank, FlowUrgency::Free, view.now, LOOKED_AT_MAX);
+        let suits = |candidate: &&FlowCandidate| self.worth_bringing(view, gpu, left, &candidate.request);
         let request = free.iter().find(suits)?.request;
-        Some(self.assign(view, &request, gpu, Route::Host))
+        Some(self.assign(view, &request, gpu, CopyOrigin::Host))
     }
 
     /// Returns whether the most urgent request for a busy GPU can wait for a hit that is assigned
     /// now.
-    fn delays_nobody(&self, view: &View<'_>, gpu: GpuIndex, left: Duration, hit: &Candidate) -> bool {
+    fn delays_nobody(
+        &self,
+        view: &DispatchView<'_>,
+        gpu: GpuIndex,
+        left: Duration,
+        hit: &FlowCandidate,
+    ) -> bool {
         let Some(first) = self.most_pressing(view, gpu) else { return true };
         if first.request.key == hit.request.key {
             return true;
@@ -266,34 +278,34 @@ impl Unified {
 }
 
 /// Returns the holders of a model that will begin a next request sooner than a recall would take.
-fn soon_free_holders(view: &View<'_>, model: Slot) -> impl Iterator<Item = GpuIndex> {
-    let soon = Expected::At(view.now + RECALL_COST);
+fn soon_free_holders(view: &DispatchView<'_>, model: ModelSlot) -> impl Iterator<Item = GpuIndex> {
+    let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let holders = view.models.get(model).holders.iter().take(placing::COMPARED_MAX);
     holders.filter(move |&gpu| view.fleet.glance(gpu).soonest(view.models, view.now) <= soon)
 }
 
-fn class(objective: Option<Objective>, tally: &Tally) -> Class {
+fn class(objective: Option<LatencyObjective>, tally: &ScoredRequests) -> FlowUrgency {
     let Some(objective) = objective.filter(|objective| objective.deadline().is_some()) else {
-        return Class::Free;
+        return FlowUrgency::Free;
     };
-    let required = Required::of(tally.counts(), objective);
-    let late = Required::one_late(objective);
+    let required = RequiredRequestCount::of(tally.counts(), objective);
+    let late = RequiredRequestCount::one_late(objective);
     match () {
-        () if required.0 + late.0 <= 0 => Class::Safe,
-        () if required.0 <= late.0 * RESCUED_MAX => Class::Endangered,
-        () => Class::Hopeless,
+        () if required.0 + late.0 <= 0 => FlowUrgency::Safe,
+        () if required.0 <= late.0 * RESCUED_MAX => FlowUrgency::Endangered,
+        () => FlowUrgency::Hopeless,
     }
 }
 
-impl Policy for Unified {
-    fn push(&mut self, request: Waiting, entry: Entry) {
+impl DispatchPolicy for Unified {
+    fn push(&mut self, request: WaitingRequest, entry: QueueEntry) {
         let class = self.class(request.function);
         let function = self.functions.get(&request.function);
         let deadline = function.and_then(|function| function.objective?.deadline());
         let bound = if deadline.is_some() {
-            Bound { times: self.config.overtakes_max, every: self.config.aged_every }
+            OvertakingBound { times: self.config.overtakes_max, every: self.config.aged_every }
         } else {
-            Bound::strict(self.config.free_overtakes_max)
+            OvertakingBound::strict(self.config.free_overtakes_max)
         };
         self.ages.insert(request, entry, bound);
         self.flows.insert(request, class, deadline);
@@ -301,15 +313,15 @@ impl Policy for Unified {
         self.fresh = Some(request.model);
     }
 
-    fn remove(&mut self, request: &Waiting) {
+    fn remove(&mut self, request: &WaitingRequest) {
         self.ages.take(request.rank, request.key);
         self.flows.remove(request);
     }
 
-    fn decide(&mut self, view: &View<'_>) -> Option<Decision> {
+    fn decide(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         // Not at each score: a restarted worker reports all scores before the first request waits.
         if self.ages.smallest().is_some() {
-            self.share_anew();
+            self.update_shared_class();
         }
         let functions = &self.functions;
         let deadline = |function| functions.get(&function).and_then(|it: &Function| it.objective?.deadline());
@@ -335,39 +347,39 @@ impl Policy for Unified {
     }
 
     /// Differs from the default: a slightly overdue run is no reason to load a model elsewhere.
-    fn turn(&self, view: &View<'_>, gpu: GpuIndex, ahead: usize) -> Expected {
+    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
         let backlog = view.fleet.backlog_of(view.models, view.now, gpu, ahead);
-        backlog.map_or(Expected::Unknown, |backlog| Expected::At(view.now + backlog))
+        backlog.map_or(ExpectedFinish::Unknown, |backlog| ExpectedFinish::At(view.now + backlog))
     }
 
-    fn late_at(&self, view: &View<'_>, gpu: GpuIndex) -> Option<Timestamp> {
+    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
         view.fleet.overdue_at(view.models, gpu)
     }
 
-    fn bringing(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Duration {
+    fn bringing(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         self.charge(view, gpu, request).cost
     }
 
-    fn freed(&mut self, gpu: GpuIndex) {
+    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
         self.ready.insert(gpu);
     }
 
-    fn scores(&self) -> bool {
+    fn uses_scores(&self) -> bool {
         true
     }
 
-    fn objective(&mut self, function: FunctionIndex, objective: Option<Objective>) {
+    fn objective(&mut self, function: FunctionIndex, objective: Option<LatencyObjective>) {
         let counts = self.config.counts;
         let it = self.functions.entry(function).or_insert_with(|| Function {
             objective: None,
-            tally: Tally::new(counts),
-            own: Class::Free,
+            tally: ScoredRequests::new(counts),
+            own: FlowUrgency::Free,
         });
         it.objective = objective;
         self.classify(function);
     }
 
-    fn score(&mut self, _models: &Models, function: FunctionIndex, counts: SloCounts) {
+    fn score(&mut self, _models: &ModelTable, function: FunctionIndex, counts: SloCounts) {
         if let Some(it) = self.functions.get_mut(&function) {
             it.tally.update(counts);
             self.classify(function);
@@ -380,12 +392,12 @@ impl Policy for Unified {
         self.classify(function);
     }
 
-    fn count(&self, stats: &mut Stats) {
+    fn add_stats(&self, stats: &mut DispatchStats) {
         self.ages.count(stats);
     }
 
     #[cfg(test)]
-    fn check(&self, view: &View<'_>, models: &[super::models::Slot]) {
+    fn check(&self, view: &DispatchView<'_>, models: &[super::models::ModelSlot]) {
         self.ages.check();
         let shares = self.functions.iter().filter(|(_, it)| it.shares());
         self.together.check(&shares.map(|(&index, it)| (index, it.own)).collect());
@@ -393,7 +405,7 @@ impl Policy for Unified {
         for (request, model) in crate::dispatch::tests::requests_of(view, models) {
             let takes = |gpu: &GpuIndex| {
                 let it = view.fleet.get(*gpu);
-                it.takes_ahead()
+                it.accepts_queued()
                     && it.rank >= request.rank
                     && it.ahead.len() < crate::dispatch::AHEAD_MAX
                     && self.ages.may_go(request.key, it.rank)

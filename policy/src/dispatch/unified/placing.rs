@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::{Decision, Unified};
+use super::{DispatchDecision, Unified};
 use crate::dispatch::AHEAD_MAX;
-use crate::dispatch::cost::Source;
-use crate::dispatch::models::Slot;
-use crate::dispatch::policy::{Route, View};
-use crate::dispatch::queue::Waiting;
+use crate::dispatch::cost::SwapSource;
+use crate::dispatch::models::ModelSlot;
+use crate::dispatch::policy::{CopyOrigin, DispatchView};
+use crate::dispatch::queue::WaitingRequest;
 
 /// Maximum number of idle GPUs compared for a load, and of holders examined. More make no
 /// difference that is worth the time.
@@ -29,7 +29,7 @@ const COLD_AFTER: u128 = 24;
 
 /// Cost of bringing a model and inputs to an idle GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Charge {
+pub(super) struct LoadCharge {
     /// Time, plus the charges for the effects on other requests.
     pub(super) cost: Duration,
     /// Time alone.
@@ -40,18 +40,23 @@ impl Unified {
     /// Assigns a request to a GPU.
     pub(super) fn assign(
         &mut self,
-        view: &View<'_>,
-        request: &Waiting,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
         gpu: GpuIndex,
-        over: Route,
-    ) -> Decision {
+        over: CopyOrigin,
+    ) -> DispatchDecision {
         self.send(view, request, gpu);
-        Decision::Assign { request: *request, gpu, over }
+        DispatchDecision::Assign { request: *request, gpu, over }
     }
 
     /// Assigns the next request for an idle GPU to that GPU, to another idle GPU, or to a busy
     /// holder.
-    pub(super) fn place(&mut self, view: &View<'_>, idle: GpuIndex, request: &Waiting) -> Option<Decision> {
+    pub(super) fn place(
+        &mut self,
+        view: &DispatchView<'_>,
+        idle: GpuIndex,
+        request: &WaitingRequest,
+    ) -> Option<DispatchDecision> {
         let (gpu, over) = self.choose(view, idle, request)?;
         Some(self.assign(view, request, gpu, over))
     }
@@ -59,17 +64,22 @@ impl Unified {
     /// Assigns a request to an idle holder of its model, or to the GPU near its inputs.
     pub(super) fn place_hit(
         &mut self,
-        view: &View<'_>,
+        view: &DispatchView<'_>,
         idle: GpuIndex,
-        request: &Waiting,
-    ) -> Option<Decision> {
+        request: &WaitingRequest,
+    ) -> Option<DispatchDecision> {
         if view.inputs(request).is_empty() {
-            return Some(self.assign(view, request, idle, Route::Host));
+            return Some(self.assign(view, request, idle, CopyOrigin::Host));
         }
         self.place(view, idle, request)
     }
 
-    fn choose(&self, view: &View<'_>, idle: GpuIndex, request: &Waiting) -> Option<(GpuIndex, Route)> {
+    fn choose(
+        &self,
+        view: &DispatchView<'_>,
+        idle: GpuIndex,
+        request: &WaitingRequest,
+    ) -> Option<(GpuIndex, CopyOrigin)> {
         let fits = |gpu: GpuIndex| {
             view.fleet.takes_now(gpu, request.rank) && self.ages.may_go(request.key, view.fleet.get(gpu).rank)
         };
@@ -81,7 +91,7 @@ impl Unified {
         let hit = view.fleet.idle_holder(all, request.rank, |gpu| (!fits(gpu), moved(gpu)));
         let hit = hit.filter(|&gpu| fits(gpu));
         if let Some(hit) = hit.filter(|&gpu| moved(gpu).is_zero()) {
-            return Some((hit, Route::Host));
+            return Some((hit, CopyOrigin::Host));
         }
         let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
         let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
@@ -98,17 +108,17 @@ impl Unified {
             && wait < charge.cost
             && !self.only_in_time(view, request, wait, charge.swap)
         {
-            return Some((busy, Route::Host));
+            return Some((busy, CopyOrigin::Host));
         }
         let over = self
             .peer(view, gpu, request.model)
-            .map_or(Route::Host, |(rate, holder)| Route::Peer { holder, rate });
+            .map_or(CopyOrigin::Host, |(rate, holder)| CopyOrigin::Peer { holder, rate });
         Some((gpu, over))
     }
 
     /// Asserts that a full scan of the GPUs chooses the same GPU, unless too many are idle.
     #[cfg(test)]
-    pub(super) fn check_choice(&self, view: &View<'_>, request: &Waiting) {
+    pub(super) fn check_choice(&self, view: &DispatchView<'_>, request: &WaitingRequest) {
         let fits = |gpu: &GpuIndex| {
             let rank = view.fleet.get(*gpu).rank;
             view.fleet.takes_now(*gpu, request.rank) && self.ages.may_go(request.key, rank)
@@ -121,7 +131,7 @@ impl Unified {
         let by_scan = idle.iter().find(at_once).copied().unwrap_or_else(|| {
             let finishes = idle.iter().map(|&gpu| (self.charge(view, gpu, request), gpu));
             let (charge, gpu) =
-                finishes.min().unwrap_or((Charge { cost: Duration::MAX, swap: Duration::MAX }, any));
+                finishes.min().unwrap_or((LoadCharge { cost: Duration::MAX, swap: Duration::MAX }, any));
             let busy = self.busy_holder(view, request).filter(|_| !self.ages.is_back(request));
             let busy = busy.filter(|&(wait, _)| {
                 wait < charge.cost && !self.only_in_time(view, request, wait, charge.swap)
@@ -133,7 +143,13 @@ impl Unified {
     }
 
     /// Returns whether a request would be in time with a load, but not with the wait.
-    fn only_in_time(&self, view: &View<'_>, request: &Waiting, wait: Duration, swap: Duration) -> bool {
+    fn only_in_time(
+        &self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+        wait: Duration,
+        swap: Duration,
+    ) -> bool {
         let deadline = self.functions.get(&request.function).and_then(|it| it.objective?.deadline());
         let Some(deadline) = deadline else { return false };
         let run = view.models.run_time(request.model, 0).unwrap_or_default();
@@ -144,7 +160,11 @@ impl Unified {
 
     /// Returns the busy holder that first has both finished its requests and received the request's
     /// inputs, with the time until then.
-    pub(super) fn busy_holder(&self, view: &View<'_>, request: &Waiting) -> Option<(Duration, GpuIndex)> {
+    pub(super) fn busy_holder(
+        &self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+    ) -> Option<(Duration, GpuIndex)> {
         let holders = view.models.get(request.model).holders.iter();
         let takes = |&gpu: &GpuIndex| {
             let it = view.fleet.glance(gpu);
@@ -161,7 +181,12 @@ impl Unified {
 
     /// Returns the fastest direct link from a holder, if faster than the host. A holder with a copy
     /// still in transit cannot serve as a source yet.
-    fn peer(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Option<(BytesPerSec, GpuIndex)> {
+    fn peer(
+        &self,
+        view: &DispatchView<'_>,
+        gpu: GpuIndex,
+        model: ModelSlot,
+    ) -> Option<(BytesPerSec, GpuIndex)> {
         let holders = &view.models.get(model).holders;
         if holders.is_empty() || holders.contains(gpu) {
             return None;
@@ -170,31 +195,36 @@ impl Unified {
         let gives = |peer: &GpuIndex| holders.contains(*peer) && !view.fleet.get(*peer).is_loading(model);
         let &(rate, holder) = view.fleet.peers(gpu).iter().find(|(_, peer)| gives(peer))?;
         let host = view.fleet.swap_time(view.models, gpu, model);
-        (it.swap_time(view.models, model, Source::Peer(rate)) < host).then_some((rate, holder))
+        (it.swap_time(view.models, model, SwapSource::Peer(rate)) < host).then_some((rate, holder))
     }
 
     /// Returns the cost of bringing a request's model and inputs to a GPU from the best source.
-    pub(super) fn charge(&self, view: &View<'_>, gpu: GpuIndex, request: &Waiting) -> Charge {
+    pub(super) fn charge(
+        &self,
+        view: &DispatchView<'_>,
+        gpu: GpuIndex,
+        request: &WaitingRequest,
+    ) -> LoadCharge {
         let moved = view.fleet.move_time(view.inputs(request), gpu);
-        let Charge { cost, swap } = self.charge_model(view, gpu, request.model);
-        Charge { cost: cost.saturating_add(moved), swap: swap.saturating_add(moved) }
+        let LoadCharge { cost, swap } = self.charge_model(view, gpu, request.model);
+        LoadCharge { cost: cost.saturating_add(moved), swap: swap.saturating_add(moved) }
     }
 
-    fn charge_model(&self, view: &View<'_>, gpu: GpuIndex, model: Slot) -> Charge {
+    fn charge_model(&self, view: &DispatchView<'_>, gpu: GpuIndex, model: ModelSlot) -> LoadCharge {
         let it = view.fleet.get(gpu);
         if it.holds(model) {
             // A model in transit already has its memory, so nothing is evicted.
             let swap = view.fleet.swap_time(view.models, gpu, model);
-            return Charge { cost: swap, swap };
+            return LoadCharge { cost: swap, swap };
         }
         let swap = match self.peer(view, gpu, model) {
-            Some((rate, _)) => it.swap_time(view.models, model, Source::Peer(rate)),
+            Some((rate, _)) => it.swap_time(view.models, model, SwapSource::Peer(rate)),
             None => view.fleet.swap_time(view.models, gpu, model),
         };
         let victims = it.victims(view.models.get(model).blocks);
         let sole = victims.filter(|(_, victim)| view.models.get(*victim).holders.len() == 1);
         let lost = sole.map(|(used, victim)| {
-            let again = it.swap_time(view.models, victim, Source::Host);
+            let again = it.swap_time(view.models, victim, SwapSource::Host);
             let again = again.as_nanos();
             let age = view.now.since(used).as_nanos();
             let cold = again * COLD_AFTER;
@@ -202,17 +232,17 @@ impl Unified {
         });
         let lost: Duration = lost.sum();
         let percent = if lost.is_zero() { PATIENCE_PERCENT } else { EVICTING_PERCENT };
-        Charge { cost: swap * percent / 100 + lost, swap }
+        LoadCharge { cost: swap * percent / 100 + lost, swap }
     }
 
     /// Returns whether loading a model onto a busy GPU for its next turn is better than a wait for
     /// a busy holder.
     pub(super) fn worth_bringing(
         &self,
-        view: &View<'_>,
+        view: &DispatchView<'_>,
         gpu: GpuIndex,
         left: Duration,
-        request: &Waiting,
+        request: &WaitingRequest,
     ) -> bool {
         if request.attempts.suspect() || view.fleet.get(gpu).rank < request.rank {
             return false;

@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::flows::Class;
+use super::flows::FlowUrgency;
 use crate::ids::FunctionIndex;
 
 /// Number of requests and scores of functions with batching that count as recent.
@@ -18,16 +18,16 @@ const LATELY: u64 = 1000;
 
 /// Most recent event of a function.
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct RecentFunction {
     last: u64,
     /// Class by the function's own counts.
-    own: Class,
+    own: FlowUrgency,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Together {
+pub(super) struct BatchingClass {
     /// Functions with a recent request or score.
-    heard: BTreeMap<FunctionIndex, Heard>,
+    heard: BTreeMap<FunctionIndex, RecentFunction>,
     by_last: BTreeSet<(u64, FunctionIndex)>,
     /// Number of requests and scores so far.
     events: u64,
@@ -37,16 +37,16 @@ pub(super) struct Together {
     scored: bool,
 }
 
-impl Together {
+impl BatchingClass {
     /// Notes that a function got a request, or a score if `scored`; `own` is the class by its own
     /// counts.
-    pub(super) fn hear(&mut self, function: FunctionIndex, own: Class, scored: bool) {
+    pub(super) fn record_event(&mut self, function: FunctionIndex, own: FlowUrgency, scored: bool) {
         self.events += 1;
         self.scored |= scored;
         self.take_out(function);
-        self.heard.insert(function, Heard { last: self.events, own });
+        self.heard.insert(function, RecentFunction { last: self.events, own });
         self.by_last.insert((self.events, function));
-        self.hopeless += usize::from(own == Class::Hopeless);
+        self.hopeless += usize::from(own == FlowUrgency::Hopeless);
         while let Some(&(_, oldest)) = self.by_last.first().filter(|(last, _)| last + LATELY <= self.events) {
             self.take_out(oldest);
             self.scored = true;
@@ -60,16 +60,16 @@ impl Together {
 
     fn take_out(&mut self, function: FunctionIndex) -> bool {
         let gone = self.heard.remove(&function);
-        if let Some(Heard { last, own }) = gone {
+        if let Some(RecentFunction { last, own }) = gone {
             self.by_last.remove(&(last, function));
-            self.hopeless -= usize::from(own == Class::Hopeless);
+            self.hopeless -= usize::from(own == FlowUrgency::Hopeless);
         }
         gone.is_some()
     }
 
     /// Returns the shared class.
-    pub(super) fn class(&self) -> Class {
-        if self.given_up { Class::Hopeless } else { Class::Safe }
+    pub(super) fn class(&self) -> FlowUrgency {
+        if self.given_up { FlowUrgency::Hopeless } else { FlowUrgency::Safe }
     }
 
     /// Checks again whether to give way, and returns whether that changed. The functions give way
@@ -90,10 +90,10 @@ impl Together {
 
     /// Asserts that the counts agree with these functions and their classes.
     #[cfg(test)]
-    pub(super) fn check(&self, sharing: &BTreeMap<FunctionIndex, Class>) {
-        let hopeless = self.heard.values().filter(|it| it.own == Class::Hopeless).count();
+    pub(super) fn check(&self, sharing: &BTreeMap<FunctionIndex, FlowUrgency>) {
+        let hopeless = self.heard.values().filter(|it| it.own == FlowUrgency::Hopeless).count();
         assert_eq!((self.hopeless, self.by_last.len()), (hopeless, self.heard.len()));
-        for (function, Heard { last, own }) in &self.heard {
+        for (function, RecentFunction { last, own }) in &self.heard {
             assert_eq!(Some(own), sharing.get(function), "{function:?}");
             assert!(self.by_last.contains(&(*last, *function)) && last + LATELY > self.events);
         }
@@ -108,16 +108,16 @@ mod tests {
         [FunctionIndex(0), FunctionIndex(1), FunctionIndex(2), FunctionIndex(3)];
 
     /// Returns whether the functions give way after each has scored with this class.
-    fn given_up(together: &mut Together, own: [Class; 4]) -> bool {
-        FUNCTIONS.into_iter().zip(own).for_each(|(function, own)| together.hear(function, own, true));
+    fn given_up(together: &mut BatchingClass, own: [FlowUrgency; 4]) -> bool {
+        FUNCTIONS.into_iter().zip(own).for_each(|(function, own)| together.record_event(function, own, true));
         together.look_again();
-        together.class() == Class::Hopeless
+        together.class() == FlowUrgency::Hopeless
     }
 
     #[test]
     fn functions_give_way_at_half_hopeless_until_a_quarter_is() {
-        use Class::{Endangered as E, Hopeless as H, Safe as S};
-        let mut together = Together::default();
+        use FlowUrgency::{Endangered as E, Hopeless as H, Safe as S};
+        let mut together = BatchingClass::default();
         assert!(!given_up(&mut together, [H, S, E, S]));
         assert!(given_up(&mut together, [H, H, E, S]));
         assert!(!given_up(&mut together, [H, S, E, S]), "a quarter");
@@ -127,20 +127,20 @@ mod tests {
 
     #[test]
     fn functions_without_recent_requests_do_not_count() {
-        let mut together = Together::default();
-        together.hear(FUNCTIONS[0], Class::Hopeless, true);
-        together.hear(FUNCTIONS[1], Class::Safe, true);
+        let mut together = BatchingClass::default();
+        together.record_event(FUNCTIONS[0], FlowUrgency::Hopeless, true);
+        together.record_event(FUNCTIONS[1], FlowUrgency::Safe, true);
         assert!(together.look_again(), "half of the functions are hopeless");
         for _ in 0..LATELY - 2 {
-            together.hear(FUNCTIONS[1], Class::Safe, true);
+            together.record_event(FUNCTIONS[1], FlowUrgency::Safe, true);
             assert!(!together.look_again());
         }
-        together.hear(FUNCTIONS[1], Class::Safe, false);
+        together.record_event(FUNCTIONS[1], FlowUrgency::Safe, false);
         assert!(together.look_again(), "the idle function is forgotten");
-        assert_eq!(together.class(), Class::Safe);
-        together.hear(FUNCTIONS[0], Class::Hopeless, false);
+        assert_eq!(together.class(), FlowUrgency::Safe);
+        together.record_event(FUNCTIONS[0], FlowUrgency::Hopeless, false);
         assert!(!together.look_again(), "no score since the last check");
-        together.hear(FUNCTIONS[0], Class::Hopeless, true);
+        together.record_event(FUNCTIONS[0], FlowUrgency::Hopeless, true);
         assert!(together.look_again());
         together.drop(FUNCTIONS[0]);
         assert!(together.look_again(), "the function no longer counts");

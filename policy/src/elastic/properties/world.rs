@@ -8,21 +8,21 @@ use super::*;
 
 /// Model of an object.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) place: Place,
-    pub(super) extents: Vec<Extent>,
-    pub(super) consumers: Vec<Option<Standing>>,
+pub(super) struct ModelledObject {
+    pub(super) place: ObjectLocation,
+    pub(super) extents: Vec<StoreExtent>,
+    pub(super) consumers: Vec<Option<ConsumerDistance>>,
     /// Failed migrations and reloads.
     pub(super) failed: u32,
     /// Time until which the object is not moved.
     pub(super) stays_until: Timestamp,
-    /// Value of `World::clock` when the object was last stored or claimed.
+    /// Value of `StoreModel::clock` when the object was last stored or claimed.
     pub(super) used: u64,
 }
 
-impl Seen {
-    fn standing(&self) -> Standing {
-        self.consumers.iter().flatten().min().copied().unwrap_or(Standing::Unqueued)
+impl ModelledObject {
+    fn standing(&self) -> ConsumerDistance {
+        self.consumers.iter().flatten().min().copied().unwrap_or(ConsumerDistance::Unqueued)
     }
 
     fn stays(&mut self, now: Timestamp) {
@@ -34,16 +34,20 @@ impl Seen {
     pub(super) fn is_copied(&self) -> bool {
         matches!(
             self.place,
-            Place::Filling | Place::Migrating | Place::Refused | Place::Reloading | Place::Ending
+            ObjectLocation::Filling
+                | ObjectLocation::Migrating
+                | ObjectLocation::Refused
+                | ObjectLocation::Reloading
+                | ObjectLocation::Ending
         )
     }
 }
 
-pub(super) struct World {
-    pub(super) store: Store,
+pub(super) struct StoreModel {
+    pub(super) store: ElasticStore,
     pub(super) config: Config,
     pub(super) now: Timestamp,
-    pub(super) seen: BTreeMap<ObjectKey, Seen>,
+    pub(super) seen: BTreeMap<ObjectKey, ModelledObject>,
     /// End of each backed stretch, by its start.
     pub(super) backed: BTreeMap<u64, u64>,
     pub(super) stored: u64,
@@ -53,11 +57,11 @@ pub(super) struct World {
     pub(super) done: Vec<Action>,
 }
 
-impl World {
+impl StoreModel {
     pub(super) fn new(pool: PoolPolicy, migration: MigrationPolicy) -> Self {
         let config = Config { cap: CAP, floor: FLOOR, pool, migration };
         Self {
-            store: Store::new(config).unwrap(),
+            store: ElasticStore::new(config).unwrap(),
             config,
             now: Timestamp(0),
             seen: BTreeMap::new(),
@@ -100,7 +104,7 @@ impl World {
 
     /// Returns the object if this event ends it.
     fn read(&mut self, object: ObjectKey, event: &Event) -> Option<ObjectKey> {
-        let seen = self.seen.get_mut(&object).filter(|seen| seen.place != Place::Ending)?;
+        let seen = self.seen.get_mut(&object).filter(|seen| seen.place != ObjectLocation::Ending)?;
         match event {
             Event::Consumed { consumer, .. } => *seen.consumers.get_mut(*consumer)? = None,
             _ => seen.consumers.clear(),
@@ -117,9 +121,9 @@ impl World {
         let victims: Vec<_> = actions.iter().filter_map(leave).collect();
         for victim in &victims {
             let seen = &self.seen[victim];
-            let may = seen.place == Place::Gpu && self.may_move(seen);
+            let may = seen.place == ObjectLocation::Gpu && self.may_move(seen);
             assert!(may, "{victim} is {:?}", seen.place);
-            assert_ne!(seen.standing(), Standing::Claimed, "{victim} is running or next");
+            assert_ne!(seen.standing(), ConsumerDistance::Claimed, "{victim} is running or next");
         }
         match self.config.migration {
             MigrationPolicy::QueueAware => {
@@ -136,19 +140,19 @@ impl World {
         &self,
         victims: &[ObjectKey],
         actions: &[Action],
-        rank: impl Fn(ObjectKey, &Seen) -> K,
+        rank: impl Fn(ObjectKey, &ModelledObject) -> K,
     ) {
         let first = victims.iter().map(|object| rank(*object, &self.seen[object])).min();
-        let stays = |(&object, seen): (&ObjectKey, &Seen)| {
-            let may = seen.place == Place::Gpu && self.may_move(seen) && !victims.contains(&object);
+        let stays = |(&object, seen): (&ObjectKey, &ModelledObject)| {
+            let may = seen.place == ObjectLocation::Gpu && self.may_move(seen) && !victims.contains(&object);
             let may = may && !actions.contains(&Action::Free { object });
-            (may && seen.standing() != Standing::Claimed).then(|| rank(object, seen))
+            (may && seen.standing() != ConsumerDistance::Claimed).then(|| rank(object, seen))
         };
         let last = self.seen.iter().filter_map(stays).max();
         assert!(first.is_none() || last < first, "{last:?} stays, {first:?} leaves");
     }
 
-    fn may_move(&self, seen: &Seen) -> bool {
+    fn may_move(&self, seen: &ModelledObject) -> bool {
         seen.stays_until <= self.now
     }
 
@@ -156,20 +160,24 @@ impl World {
         match action {
             Action::Allocate { extents } => extents.iter().for_each(|extent| self.back(*extent)),
             Action::Release { extents } => extents.iter().for_each(|extent| self.unback(*extent)),
-            Action::Place { object, extents } => self.get(object, Place::Filling, Place::Waiting, extents),
+            Action::Place { object, extents } => {
+                self.get(object, ObjectLocation::Filling, ObjectLocation::Waiting, extents)
+            }
             Action::Reload { object, extents } => {
                 assert!(self.may_move(&self.seen[&object]), "{object} is copied again");
-                assert!(matches!(self.seen[&object].standing(), Standing::Queued(_)));
-                self.get(object, Place::Reloading, Place::Host, extents);
+                assert!(matches!(self.seen[&object].standing(), ConsumerDistance::Queued(_)));
+                self.get(object, ObjectLocation::Reloading, ObjectLocation::Host, extents);
             }
-            Action::Migrate { object } => self.goes(object, Place::Gpu, Place::Migrating),
-            Action::Keep { object } => self.goes(object, Place::Host, Place::Gpu),
-            Action::Left { .. } => {}
-            Action::Refuse { object } => self.goes(object, Place::Waiting, Place::Refused),
+            Action::Migrate { object } => self.goes(object, ObjectLocation::Gpu, ObjectLocation::Migrating),
+            Action::CancelMigration { object } => {
+                self.goes(object, ObjectLocation::Host, ObjectLocation::Gpu)
+            }
+            Action::MigrationCompleted { .. } => {}
+            Action::Refuse { object } => self.goes(object, ObjectLocation::Waiting, ObjectLocation::Refused),
             Action::Free { object } => {
                 let seen = self.seen.get_mut(&object).unwrap();
-                if seen.is_copied() && seen.place != Place::Refused {
-                    seen.place = Place::Ending;
+                if seen.is_copied() && seen.place != ObjectLocation::Refused {
+                    seen.place = ObjectLocation::Ending;
                 } else {
                     self.seen.remove(&object);
                 }
@@ -179,24 +187,30 @@ impl World {
         }
     }
 
-    fn goes(&mut self, object: ObjectKey, from: Place, to: Place) {
+    fn goes(&mut self, object: ObjectKey, from: ObjectLocation, to: ObjectLocation) {
         let seen = self.seen.get_mut(&object).unwrap();
         assert_eq!(seen.place, from, "{object} goes to {to:?}");
         seen.place = to;
     }
 
-    fn get(&mut self, object: ObjectKey, to: Place, from: Place, extents: Vec<Extent>) {
+    fn get(
+        &mut self,
+        object: ObjectKey,
+        to: ObjectLocation,
+        from: ObjectLocation,
+        extents: Vec<StoreExtent>,
+    ) {
         self.goes(object, from, to);
         self.seen.get_mut(&object).unwrap().extents = extents;
     }
 
-    fn back(&mut self, Extent { at, len }: Extent) {
+    fn back(&mut self, StoreExtent { at, len }: StoreExtent) {
         let before = self.backed.range(..at + len.0).next_back();
         assert!(before.is_none_or(|(_, &end)| end <= at), "{at} is backed twice");
         self.backed.insert(at, at + len.0);
     }
 
-    fn unback(&mut self, Extent { at, len }: Extent) {
+    fn unback(&mut self, StoreExtent { at, len }: StoreExtent) {
         let end = at + len.0;
         let mut at = at;
         while at < end {
@@ -213,7 +227,7 @@ impl World {
         }
     }
 
-    fn is_backed(&self, extent: Extent) -> bool {
+    fn is_backed(&self, extent: StoreExtent) -> bool {
         let end = extent.at + extent.len.0;
         let mut at = extent.at;
         while at < end {
@@ -232,7 +246,7 @@ impl World {
         assert!(pool.size() <= CAP, "{} is over the cap", pool.size());
         let mut owned: Vec<_> = self.seen.values().flat_map(|seen| &seen.extents).copied().collect();
         owned.sort_unstable();
-        let apart = |pair: &[Extent]| pair[0].at + pair[0].len.0 <= pair[1].at;
+        let apart = |pair: &[StoreExtent]| pair[0].at + pair[0].len.0 <= pair[1].at;
         assert!(owned.windows(2).all(apart), "a byte has two owners: {owned:?}");
         assert!(owned.iter().all(|&extent| self.is_backed(extent)), "an object has no memory");
         assert_eq!(pool.used(), owned.iter().map(|extent| extent.len).sum(), "live and in flight");
@@ -248,21 +262,22 @@ impl World {
             PoolPolicy::Unpooled => assert_eq!(pool.size(), pool.used()),
             PoolPolicy::Caching { .. } | PoolPolicy::GmLake => {}
         }
-        let coming = |seen: &&Seen| seen.place == Place::Reloading;
+        let coming = |seen: &&ModelledObject| seen.place == ObjectLocation::Reloading;
         assert!(self.seen.values().filter(coming).count() <= RELOADS_MAX);
     }
 
     /// Checks that waiting objects, and movable objects beyond the limit, exist only while a copy
     /// is running.
     fn check_progress(&self) {
-        if self.seen.values().any(Seen::is_copied) {
+        if self.seen.values().any(ModelledObject::is_copied) {
             return;
         }
-        let places = |place: Place| self.seen.values().filter(move |seen| seen.place == place);
-        assert_eq!(places(Place::Waiting).count(), 0, "an object waits although no copy is running");
-        let stuck = |seen: &Seen| !self.may_move(seen) || seen.standing() == Standing::Claimed;
+        let places = |place: ObjectLocation| self.seen.values().filter(move |seen| seen.place == place);
+        assert_eq!(places(ObjectLocation::Waiting).count(), 0, "an object waits although no copy is running");
+        let stuck =
+            |seen: &ModelledObject| !self.may_move(seen) || seen.standing() == ConsumerDistance::Claimed;
         let over = self.store.pool().used() > self.store.limit();
-        assert!(!over || places(Place::Gpu).all(stuck), "movable objects stay beyond the limit");
+        assert!(!over || places(ObjectLocation::Gpu).all(stuck), "movable objects stay beyond the limit");
     }
 
     /// Ends an object's copy.
@@ -270,41 +285,46 @@ impl World {
         let seen = self.seen.get_mut(&object).unwrap();
         let event = match (seen.place, well) {
             (_, false) => Event::CopyFailed { object },
-            (Place::Filling, true) => Event::Filled { object },
-            (Place::Migrating | Place::Refused | Place::Ending, true) => Event::Migrated { object },
-            (Place::Reloading, true) => Event::Reloaded { object },
+            (ObjectLocation::Filling, true) => Event::Filled { object },
+            (ObjectLocation::Migrating | ObjectLocation::Refused | ObjectLocation::Ending, true) => {
+                Event::Migrated { object }
+            }
+            (ObjectLocation::Reloading, true) => Event::Reloaded { object },
             (place, true) => panic!("{object} has no running copy: {place:?}"),
         };
-        let stays = well && seen.place == Place::Migrating && seen.standing() == Standing::Claimed;
+        let stays =
+            well && seen.place == ObjectLocation::Migrating && seen.standing() == ConsumerDistance::Claimed;
         match (seen.place, well) {
-            (Place::Ending, _) => drop(self.seen.remove(&object)),
-            (Place::Filling | Place::Reloading, true) => seen.place = Place::Gpu,
-            (Place::Migrating, false) => {
-                seen.place = Place::Gpu;
+            (ObjectLocation::Ending, _) => drop(self.seen.remove(&object)),
+            (ObjectLocation::Filling | ObjectLocation::Reloading, true) => seen.place = ObjectLocation::Gpu,
+            (ObjectLocation::Migrating, false) => {
+                seen.place = ObjectLocation::Gpu;
                 seen.stays(self.now);
             }
-            (Place::Migrating | Place::Refused, true) => seen.place = Place::Host,
-            (Place::Reloading, false) => {
-                seen.place = Place::Host;
+            (ObjectLocation::Migrating | ObjectLocation::Refused, true) => seen.place = ObjectLocation::Host,
+            (ObjectLocation::Reloading, false) => {
+                seen.place = ObjectLocation::Host;
                 seen.stays(self.now);
             }
             // The object is still with its producer, and is refused, placed or lost at once.
-            (Place::Filling, false) => {
-                seen.place = Place::Waiting;
+            (ObjectLocation::Filling, false) => {
+                seen.place = ObjectLocation::Waiting;
                 seen.extents.clear();
             }
-            (Place::Refused, false) => seen.place = Place::Waiting,
+            (ObjectLocation::Refused, false) => seen.place = ObjectLocation::Waiting,
             _ => {}
         }
         let mut actions = self.on_event(event);
-        let kept = actions.contains(&Action::Keep { object });
+        let kept = actions.contains(&Action::CancelMigration { object });
         assert!(kept || !stays, "{object} is claimed");
-        if let Some(seen) = self.seen.get_mut(&object).filter(|seen| seen.place == Place::Host && !kept) {
+        if let Some(seen) =
+            self.seen.get_mut(&object).filter(|seen| seen.place == ObjectLocation::Host && !kept)
+        {
             seen.extents.clear();
         }
-        actions.retain(|action| *action != Action::Keep { object });
+        actions.retain(|action| *action != Action::CancelMigration { object });
         if kept {
-            self.goes(object, Place::Host, Place::Gpu);
+            self.goes(object, ObjectLocation::Host, ObjectLocation::Gpu);
         }
         self.check_victims(&actions);
         actions.into_iter().for_each(|action| self.carry_out(action));
@@ -314,7 +334,7 @@ impl World {
     pub(super) fn pick(
         &self,
         index: prop::sample::Index,
-        which: impl Fn(&Seen) -> bool,
+        which: impl Fn(&ModelledObject) -> bool,
     ) -> Option<ObjectKey> {
         let keys: Vec<_> =
             self.seen.iter().filter(|(_, seen)| which(seen)).map(|(&object, _)| object).collect();

@@ -11,9 +11,9 @@ const B: FunctionIndex = FunctionIndex(1);
 
 #[test]
 fn an_idle_pool_is_its_floor_from_the_first_moment() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = StoreDriver::new(Config::default());
     assert_eq!(bench.store.next_wake(), Some(Timestamp::ZERO));
-    let floor = Extent { at: 0, len: Bytes::mib(300) };
+    let floor = StoreExtent { at: 0, len: Bytes::mib(300) };
     assert_eq!(bench.tell_all(Event::Tick), [Action::Allocate { extents: vec![floor] }]);
     assert_eq!(bench.store.next_wake(), None);
     assert_eq!(bench.tell_all(Event::Tick), []);
@@ -21,9 +21,9 @@ fn an_idle_pool_is_its_floor_from_the_first_moment() {
 
 #[test]
 fn the_floor_gives_way_to_models_alone() {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = StoreDriver::new(Config::default());
     bench.tell(Event::Tick);
-    let above = Extent { at: 100 << 20, len: Bytes::mib(200) };
+    let above = StoreExtent { at: 100 << 20, len: Bytes::mib(200) };
     let limit = Bytes((100 << 20) + 1);
     assert_eq!(bench.tell_all(Event::Limit { limit }), [Action::Release { extents: vec![above] }]);
     let limit = Bytes::gib(9);
@@ -44,7 +44,7 @@ const STEADY: Load = Load { period: Duration::from_secs(1), objects: 5, size: By
 
 impl Load {
     /// Runs the load, and ends a period after the last request.
-    fn run(self, bench: &mut Bench, requests: u64) {
+    fn run(self, bench: &mut StoreDriver, requests: u64) {
         for _ in 0..requests {
             let came = bench.now;
             bench.tell(Event::Requested { function: A });
@@ -66,7 +66,7 @@ impl Load {
 
 /// Checks D25 for a load that fits the store.
 fn check_steady(load: Load) {
-    let mut bench = Bench::new(Config::default());
+    let mut bench = StoreDriver::new(Config::default());
     load.run(&mut bench, 3);
     let warm = bench.store.pool().calls();
     load.run(&mut bench, 100);
@@ -102,7 +102,7 @@ proptest! {
 #[test]
 fn other_pools_allocate_or_keep_more() {
     let after = |pool: PoolPolicy| {
-        let mut bench = Bench::new(Config { pool, ..Config::default() });
+        let mut bench = StoreDriver::new(Config { pool, ..Config::default() });
         STEADY.run(&mut bench, 3);
         let warm = bench.store.pool().calls();
         STEADY.run(&mut bench, 100);

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::sharing::Turn;
+use super::super::sharing::GrantReason;
 use super::*;
 use crate::elastic::ObjectKey;
-use crate::paths::{Hops, HostLinks};
+use crate::paths::{HostLinks, RouteHops};
 use crate::rates::SHARINGS;
 
 /// GPUs 0 and 1 share an uplink; each other GPU has its own. GPU 1 has no NVLinks.
@@ -17,8 +17,8 @@ const JOINED: [(u32, u32); 4] = [(0, 2), (0, 3), (2, 3), (3, 4)];
 const NVLINKS: u32 = GPUS + 1;
 
 fn machine(nvlink: u64) -> Topology {
-    let link = |kind, rate| Link { kind, rate: BytesPerSec(rate) };
-    let gpu = |index: u32| Gpu {
+    let link = |kind, rate| TopologyLink { kind, rate: BytesPerSec(rate) };
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "test".to_owned(),
         memory: Bytes::gib(1),
@@ -31,34 +31,34 @@ fn machine(nvlink: u64) -> Topology {
     Topology { name: "forwards".to_owned(), gpus: (0..GPUS).map(gpu).collect(), links }
 }
 
-fn node_of(nvlink: u64, sharing: Sharing, links: HostLinks) -> Node {
-    let fabric = Fabric::with_sharing(&machine(nvlink), sharing).with_host_links(links);
+fn node_of(nvlink: u64, sharing: TransferSharing, links: HostLinks) -> Node {
+    let fabric = LinkScheduler::with_sharing(&machine(nvlink), sharing).with_host_links(links);
     Node { fabric, now: Timestamp(1 << 40), actions: Vec::new() }
 }
 
 fn node() -> Node {
-    node_of(2 * RATE.0, Sharing::Fair, HostLinks::All)
+    node_of(2 * RATE.0, TransferSharing::Fair, HostLinks::All)
 }
 
-fn hops(gpus: &[u32]) -> Hops {
-    Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu)))
+fn hops(gpus: &[u32]) -> RouteHops {
+    RouteHops::of(gpus.iter().map(|&gpu| GpuIndex(gpu)))
 }
 
 /// Returns the object that is named after a transfer.
-fn reload(transfer: u64, bytes: Bytes) -> Cargo {
+fn reload(transfer: u64, bytes: Bytes) -> TransferCargo {
     let object = ObjectKey(transfer);
-    Cargo::Object(Piece { object, of: object, offset: Bytes::ZERO, bytes })
+    TransferCargo::Object(ObjectPiece { object, of: object, offset: Bytes::ZERO, bytes })
 }
 
-fn granted(actions: &[Action]) -> Vec<Grant> {
+fn granted(actions: &[Action]) -> Vec<BatchGrant> {
     let grant =
         |action: &Action| if let Action::Grant { grant } = action { Some(grant.clone()) } else { None };
     actions.iter().filter_map(grant).collect()
 }
 
 /// Returns the forwarded grants: the chunks, the link that issues the grant, and the GPUs.
-fn forwarded(actions: &[Action]) -> Vec<(Range<u32>, LinkId, Hops)> {
-    let via = |grant: Grant| Some((grant.chunks, grant.link, grant.via?));
+fn forwarded(actions: &[Action]) -> Vec<(Range<u32>, LinkId, RouteHops)> {
+    let via = |grant: BatchGrant| Some((grant.chunks, grant.link, grant.via?));
     granted(actions).into_iter().filter_map(via).collect()
 }
 
@@ -77,7 +77,7 @@ fn batches_without_room_on_the_own_link_are_forwarded_by_idle_neighbours() {
         assert_eq!(forwarded(&actions), [by_2, by_3]);
         node.now = start + BATCH_TIME;
         let actions = node.done(1, 2);
-        let direction = Direction::ToGpu;
+        let direction = HostDirection::ToGpu;
         let size = Bytes(BLOCK.0 * 5);
         assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
         assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
@@ -87,7 +87,7 @@ fn batches_without_room_on_the_own_link_are_forwarded_by_idle_neighbours() {
 
 #[test]
 fn no_batch_is_forwarded_unless_all_host_links_may_be_used() {
-    let mut node = node_of(2 * RATE.0, Sharing::Fair, HostLinks::Own);
+    let mut node = node_of(2 * RATE.0, TransferSharing::Fair, HostLinks::Own);
     assert_eq!(granted(&node.start(1, 0, 100)).len(), 2);
     assert_eq!(granted(&node.leave(2, 0, 100)).len(), 2);
     let mut node = self::node();
@@ -107,7 +107,7 @@ fn data_for_the_host_is_forwarded_by_idle_neighbours() {
     assert_eq!(forwarded(&node.start(2, 0, 100)).len(), 2);
     node.now = start + BATCH_TIME;
     let actions = node.done(1, 2);
-    let direction = Direction::FromGpu;
+    let direction = HostDirection::FromGpu;
     let size = Bytes(BLOCK.0 * 5);
     assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
     assert_eq!(forwarded(&actions), [by_2(20..25)]);
@@ -116,7 +116,7 @@ fn data_for_the_host_is_forwarded_by_idle_neighbours() {
 #[test]
 fn a_neighbour_that_would_be_later_forwards_nothing() {
     for (nvlink, ways) in [(RATE.0 / 3 + 1, 2), (RATE.0 / 4, 0)] {
-        let mut node = node_of(nvlink, Sharing::Fair, HostLinks::All);
+        let mut node = node_of(nvlink, TransferSharing::Fair, HostLinks::All);
         assert_eq!(forwarded(&node.start(1, 0, 100)).len(), ways);
     }
 }
@@ -171,7 +171,7 @@ fn after_a_forwarded_batch_fails_the_rest_takes_the_own_link() {
     machine.out.retain(|grant| grant.batch != BatchId(2));
     machine.take(actions).unwrap();
     while machine.copy().unwrap() {}
-    assert_eq!(machine.ended, [(1, Outcome::Complete)]);
+    assert_eq!(machine.ended, [(1, TransferOutcome::Complete)]);
     assert_eq!(machine.forwarded, 2, "the batches in flight");
 }
 
@@ -192,7 +192,7 @@ fn three_routes_are_three_times_as_fast() {
 /// Returns, by chunk, the time from the start until the chunk of a transfer arrives that has its
 /// own link to itself.
 fn arrivals(links: HostLinks, chunks: u32) -> BTreeMap<u32, Duration> {
-    let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::Fair, links));
+    let mut machine = Machine::of(node_of(2 * RATE.0, TransferSharing::Fair, links));
     let start = machine.node.now;
     let mut there = BTreeMap::new();
     machine.start(weights, 1, 0, chunks, None);
@@ -219,11 +219,11 @@ fn forwarding_delays_no_chunk() {
 /// Forwarded batches are reported for a flow with a rate, and its guarantee is kept.
 #[test]
 fn a_rate_guarantee_is_kept_while_batches_are_forwarded() {
-    let mut machine = Machine::of(node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All));
+    let mut machine = Machine::of(node_of(2 * RATE.0, TransferSharing::FaasTube, HostLinks::All));
     machine.start(weights, 1, 0, 200, Some(1_500));
     machine.start(reload, 2, 0, 100, Some(1_000));
     while machine.copy().unwrap() {}
-    let counts = Counts { admitted: 2, ..Counts::default() };
+    let counts = GuaranteeCounts { admitted: 2, ..GuaranteeCounts::default() };
     assert_eq!((machine.ended.len(), machine.node.fabric.tally().ended.to_gpu), (2, counts));
 }
 
@@ -231,11 +231,12 @@ fn a_rate_guarantee_is_kept_while_batches_are_forwarded() {
 /// not granted by then.
 #[test]
 fn batches_forwarded_before_a_request_waits_are_not_part_of_the_guarantee() {
-    let mut node = node_of(2 * RATE.0, Sharing::FaasTube, HostLinks::All);
+    let mut node = node_of(2 * RATE.0, TransferSharing::FaasTube, HostLinks::All);
     let promised = |node: &Node| -> Vec<bool> {
         let out = node.fabric.transfers[&TransferId(1)].out.iter();
-        let forwarded =
-            |turn: &Turn| if let Turn::Forwarded { promised } = turn { Some(*promised) } else { None };
+        let forwarded = |turn: &GrantReason| {
+            if let GrantReason::Forwarded { promised } = turn { Some(*promised) } else { None }
+        };
         out.filter_map(|batch| forwarded(&batch.turn)).collect()
     };
     node.start(1, 0, 100);
@@ -250,10 +251,10 @@ fn batches_forwarded_before_a_request_waits_are_not_part_of_the_guarantee() {
 /// revoked before its start has not begun.
 struct Machine {
     node: Node,
-    out: Vec<Grant>,
+    out: Vec<BatchGrant>,
     /// The chunks that have arrived, by transfer.
     come: BTreeMap<u64, BTreeSet<u32>>,
-    ended: Vec<(u64, Outcome)>,
+    ended: Vec<(u64, TransferOutcome)>,
     /// The number of batches that neighbours forwarded.
     forwarded: usize,
 }
@@ -270,7 +271,7 @@ impl Machine {
 
     fn start(
         &mut self,
-        cargo: fn(u64, Bytes) -> Cargo,
+        cargo: fn(u64, Bytes) -> TransferCargo,
         transfer: u64,
         gpu: u32,
         chunks: u32,
@@ -289,9 +290,9 @@ impl Machine {
                     if grant.via.is_some() {
                         self.forwarded += 1;
                         let direction = grant.cargo.direction();
-                        let by = |grant: &Grant| match (grant.via, direction) {
-                            (Some(via), Direction::ToGpu) => switch(via.first()),
-                            (Some(via), Direction::FromGpu) => switch(via.last()),
+                        let by = |grant: &BatchGrant| match (grant.via, direction) {
+                            (Some(via), HostDirection::ToGpu) => switch(via.first()),
+                            (Some(via), HostDirection::FromGpu) => switch(via.last()),
                             (None, _) => switch(grant.gpu),
                         };
                         let mut same_way = self.out.iter().filter(|it| it.cargo.direction() == direction);
@@ -304,9 +305,9 @@ impl Machine {
                 Action::Revoke { transfer, batch, .. } => revoked.push((transfer, batch)),
                 Action::Arrived { cargo, chunks, .. } => {
                     let transfer = match cargo {
-                        Cargo::Weights(weights) => u64::from(weights.model.0),
-                        Cargo::Object(piece) => piece.object.0,
-                        Cargo::ToHost(leaving) => leaving.copy,
+                        TransferCargo::Weights(weights) => u64::from(weights.model.0),
+                        TransferCargo::Object(piece) => piece.object.0,
+                        TransferCargo::ToHost(leaving) => leaving.copy,
                     };
                     for chunk in chunks {
                         prop_assert!(self.come.entry(transfer).or_default().insert(chunk), "{chunk} twice");
@@ -317,8 +318,9 @@ impl Machine {
         }
         for (transfer, batch) in revoked {
             let now = self.node.now;
-            let its =
-                |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch) && grant.not_before > now;
+            let its = |grant: &BatchGrant| {
+                (grant.transfer, grant.batch) == (transfer, batch) && grant.not_before > now
+            };
             if let Some(place) = self.out.iter().position(its) {
                 self.out.remove(place);
                 let actions = self.node.failed(transfer.0, batch.0, BatchFailure::NotBegun);
@@ -329,8 +331,8 @@ impl Machine {
     }
 
     /// Removes the batch with the earliest end from the batches in flight, at its end.
-    fn take_next(&mut self) -> Option<Grant> {
-        let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+    fn take_next(&mut self) -> Option<BatchGrant> {
+        let end = |grant: &BatchGrant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
         let place = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place))?;
         let grant = self.out.remove(place);
         self.node.now = self.node.now.max(end(&grant));
@@ -347,18 +349,18 @@ impl Machine {
 }
 
 /// A transfer to start: cargo, GPU, number of chunks, and milliseconds until the deadline.
-type Begins = (fn(u64, Bytes) -> Cargo, u32, u32, Option<u64>);
+type Begins = (fn(u64, Bytes) -> TransferCargo, u32, u32, Option<u64>);
 
 fn begins(gpus: Range<u32>) -> impl Strategy<Value = Begins> {
     let cargo = prop_oneof![
-        Just(weights as fn(u64, Bytes) -> Cargo),
-        Just(reload as fn(u64, Bytes) -> Cargo),
-        Just(leaving as fn(u64, Bytes) -> Cargo),
+        Just(weights as fn(u64, Bytes) -> TransferCargo),
+        Just(reload as fn(u64, Bytes) -> TransferCargo),
+        Just(leaving as fn(u64, Bytes) -> TransferCargo),
     ];
     (cargo, gpus, 1..60u32, prop::option::of(0..800u64))
 }
 
-fn sharings() -> impl Strategy<Value = Sharing> {
+fn sharings() -> impl Strategy<Value = TransferSharing> {
     (0..SHARINGS.len()).prop_map(|at| SHARINGS[at].1)
 }
 
@@ -402,7 +404,7 @@ proptest! {
             machine.take(actions)?;
         }
         prop_assert_eq!(&machine.come, &expected);
-        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == Outcome::Complete));
+        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == TransferOutcome::Complete));
         prop_assert_eq!(machine.ended.len(), expected.len());
         prop_assert_eq!(machine.node.fabric.in_flight(), 0);
         prop_assert!(machine.node.fabric.lanes.iter().all(|lane| lane.outstanding() == 0));

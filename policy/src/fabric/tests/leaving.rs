@@ -1,6 +1,6 @@
 //! Transfers from a GPU to the host, which follow the same rules as transfers from the host.
 
-use super::link::Link as Books;
+use super::link::LinkLedger as Books;
 use super::*;
 
 /// Returns the GPU, link and chunks of each grant among some actions, all of which must copy to the
@@ -8,7 +8,7 @@ use super::*;
 fn left(actions: &[Action]) -> Vec<(GpuIndex, LinkId, Range<u32>)> {
     let grant = |action: &Action| match action {
         Action::Grant { grant } => {
-            assert_eq!((grant.cargo.direction(), &grant.peer), (Direction::FromGpu, &None));
+            assert_eq!((grant.cargo.direction(), &grant.peer), (HostDirection::FromGpu, &None));
             Some((grant.gpu, grant.link, grant.chunks.clone()))
         }
         _ => None,
@@ -27,14 +27,14 @@ fn batches_for_the_host_cross_every_link_of_the_host_path() {
     assert_eq!(left(&actions), [(gpu, link, 0..5), (gpu, link, 5..10)]);
     let actions = node.done(1, 0);
     let size = Bytes(BLOCK.0 * 5);
-    let carried = Action::Carried { link: LINK_3, direction: Direction::FromGpu, size };
+    let carried = Action::Carried { link: LINK_3, direction: HostDirection::FromGpu, size };
     assert!(actions.contains(&carried), "{actions:?}");
     assert_eq!(grants(&actions, start), [(1, 2, 10..13, BATCH_TIME * 2)]);
     assert_eq!(ended(&node.done(1, 1)), []);
-    assert_eq!(ended(&node.done(1, 2)), [(1, Outcome::Complete)]);
+    assert_eq!(ended(&node.done(1, 2)), [(1, TransferOutcome::Complete)]);
     let tally = node.fabric.tally();
-    assert_eq!((tally.ended.from_gpu.unpromised, tally.ended.to_gpu), (1, Counts::default()));
-    assert_eq!(tally.waits[&(link, Direction::FromGpu)].transfers, 1);
+    assert_eq!((tally.ended.from_gpu.unpromised, tally.ended.to_gpu), (1, GuaranteeCounts::default()));
+    assert_eq!(tally.waits[&(link, HostDirection::FromGpu)].transfers, 1);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn the_directions_of_a_link_do_not_share_its_rate() {
     node.start(1, 0, 40);
     node.start(2, 1, 40);
     assert_eq!(grants(&node.leave(3, 0, 5), start), [(3, 0, 0..5, Duration::ZERO)]);
-    assert_eq!(ended(&node.done(3, 0)), [(3, Outcome::Complete)]);
+    assert_eq!(ended(&node.done(3, 0)), [(3, TransferOutcome::Complete)]);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn the_third_failure_in_a_row_ends_a_transfer_to_the_host() {
     node.done(1, 1);
     assert_eq!(ended(&node.failed(1, 2, faulty)), []);
     assert_eq!(ended(&node.failed(1, 3, faulty)), []);
-    assert_eq!(ended(&node.failed(1, 4, faulty)), [(1, Outcome::Failed)]);
+    assert_eq!(ended(&node.failed(1, 4, faulty)), [(1, TransferOutcome::Failed)]);
     assert_eq!(node.fabric.in_flight(), 0);
 }
 
@@ -96,7 +96,7 @@ fn a_lost_gpu_ends_a_transfer_to_the_host_silently_and_a_cancel_ends_a_transfer_
     let actions = node.step(Event::Cancel { transfer: TransferId(2) });
     assert!(matches!(actions[..], [Action::Revoke { batch: BatchId(1), .. }]));
     assert_eq!(ended(&node.failed(2, 1, BatchFailure::NotBegun)), []);
-    assert_eq!(ended(&node.done(2, 0)), [(2, Outcome::Cancelled)]);
+    assert_eq!(ended(&node.done(2, 0)), [(2, TransferOutcome::Cancelled)]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_link_measures_each_direction_separately() {
             let transfer = grant.transfer;
             let batch = grant.batch;
             let size = grant.cargo.span(&grant.chunks).1;
-            let times = if grant.cargo.direction() == Direction::ToGpu { 1 } else { 2 };
+            let times = if grant.cargo.direction() == HostDirection::ToGpu { 1 } else { 2 };
             let started = node.now;
             let finished = node.now + RATE.time_for(size) * times;
             books.on_event(node.now, link::Event::Grant(grant), &mut Vec::new());
@@ -118,10 +118,10 @@ fn a_link_measures_each_direction_separately() {
             books.on_event(node.now, done, &mut Vec::new());
         }
     }
-    books.on_event(node.now, link::Event::Carried(Direction::FromGpu, Bytes(1)), &mut Vec::new());
-    let carried = Direction::BOTH.map(|direction| books.carried(direction));
+    books.on_event(node.now, link::Event::Carried(HostDirection::FromGpu, Bytes(1)), &mut Vec::new());
+    let carried = HostDirection::BOTH.map(|direction| books.carried(direction));
     // The last chunk of each transfer is half a chunk.
     assert_eq!(carried, [Bytes::mib(19), Bytes(Bytes::mib(9).0 + 1)]);
     let measured = |direction| books.measured(direction).unwrap().0 / (1 << 20);
-    assert_eq!([measured(Direction::ToGpu), measured(Direction::FromGpu)], [1024, 512]);
+    assert_eq!([measured(HostDirection::ToGpu), measured(HostDirection::FromGpu)], [1024, 512]);
 }

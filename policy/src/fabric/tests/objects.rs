@@ -6,7 +6,7 @@ use millrace_types::Incarnation;
 
 use super::*;
 use crate::elastic::ObjectKey;
-use crate::memory::Run as BlockRun;
+use crate::memory::BlockRun;
 
 /// A ring of four GPUs, with GPUs 0 and 2 also joined across at twice the rate. GPU 4 has no
 /// NVLinks.
@@ -15,8 +15,8 @@ const GPUS: u32 = 5;
 const NVLINK_RATE: u64 = 8 * RATE.0;
 
 fn node() -> Node {
-    let link = |kind, rate| Link { kind, rate: BytesPerSec(rate) };
-    let gpu = |index: u32| Gpu {
+    let link = |kind, rate| TopologyLink { kind, rate: BytesPerSec(rate) };
+    let gpu = |index: u32| TopologyGpu {
         index: GpuIndex(index),
         gpu_type: "test".to_owned(),
         memory: Bytes::gib(1),
@@ -28,13 +28,18 @@ fn node() -> Node {
     };
     links.extend(JOINED.iter().map(join));
     let topology = Topology { name: "ring".to_owned(), gpus: (0..GPUS).map(gpu).collect(), links };
-    Node { fabric: Fabric::new(&topology), now: Timestamp(1 << 40), actions: Vec::new() }
+    Node { fabric: LinkScheduler::new(&topology), now: Timestamp(1 << 40), actions: Vec::new() }
 }
 
-fn object(transfer: u64, chunks: u32) -> Cargo {
+fn object(transfer: u64, chunks: u32) -> TransferCargo {
     let object = ObjectKey(transfer);
     let of = ObjectKey(1000 + transfer);
-    Cargo::Object(Piece { object, of, offset: Bytes::ZERO, bytes: Bytes(BLOCK.0 * u64::from(chunks)) })
+    TransferCargo::Object(ObjectPiece {
+        object,
+        of,
+        offset: Bytes::ZERO,
+        bytes: Bytes(BLOCK.0 * u64::from(chunks)),
+    })
 }
 
 /// Returns the blocks of an object of `chunks` chunks on a GPU.
@@ -76,15 +81,15 @@ impl Node {
         let idle = lanes.into_iter().all(|lane| lane.outstanding() == 0 && lane.routes() == 0);
         let routes = self.fabric.routes.as_ref().unwrap();
         let pairs = (0..GPUS).flat_map(|a| (0..GPUS).map(move |b| (GpuIndex(a), GpuIndex(b))));
-        idle && pairs.into_iter().all(|(a, b)| routes.left(a, b) == routes.capacity(a, b))
+        idle && pairs.into_iter().all(|(a, b)| routes.rate_left(a, b) == routes.capacity(a, b))
     }
 }
 
-fn gpus(hops: &crate::paths::Hops) -> Vec<u32> {
+fn gpus(hops: &crate::paths::RouteHops) -> Vec<u32> {
     hops.as_slice().iter().map(|gpu| gpu.0).collect()
 }
 
-fn outcome(actions: &[Action]) -> Option<(Outcome, Vec<Vec<u32>>)> {
+fn outcome(actions: &[Action]) -> Option<(TransferOutcome, Vec<Vec<u32>>)> {
     actions.iter().find_map(|action| match action {
         Action::Ended { outcome, routes, .. } => Some((*outcome, routes.iter().map(gpus).collect())),
         _ => None,
@@ -92,8 +97,8 @@ fn outcome(actions: &[Action]) -> Option<(Outcome, Vec<Vec<u32>>)> {
 }
 
 /// Ends batches in the order of their grants until a transfer has ended.
-fn finish(node: &mut Node, actions: &[Action], transfer: u64) -> (Outcome, Vec<Vec<u32>>) {
-    let mut out: VecDeque<Grant> = all_grants(actions).collect();
+fn finish(node: &mut Node, actions: &[Action], transfer: u64) -> (TransferOutcome, Vec<Vec<u32>>) {
+    let mut out: VecDeque<BatchGrant> = all_grants(actions).collect();
     while let Some(grant) = out.pop_front() {
         node.now = node.now.max(grant.not_before + BATCH_TIME / 8);
         let actions = node.done(grant.transfer.0, grant.batch.0);
@@ -107,7 +112,7 @@ fn finish(node: &mut Node, actions: &[Action], transfer: u64) -> (Outcome, Vec<V
     panic!("the transfer did not end")
 }
 
-fn all_grants(actions: &[Action]) -> impl Iterator<Item = Grant> {
+fn all_grants(actions: &[Action]) -> impl Iterator<Item = BatchGrant> {
     let grant =
         |action: &Action| if let Action::Grant { grant } = action { Some(grant.clone()) } else { None };
     actions.iter().filter_map(grant).collect::<Vec<_>>().into_iter()
@@ -125,7 +130,7 @@ fn an_object_uses_every_free_route_and_all_links_of_a_route_at_once() {
     let first = all_grants(&actions).find(|grant| grant.link.0 == GPUS + 1).unwrap();
     let carried = node.done(1, first.batch.0);
     let link = LinkId(GPUS + 4);
-    let direction = Direction::ToGpu;
+    let direction = HostDirection::ToGpu;
     let across = Action::Carried { link, direction, size: Bytes(BLOCK.0 * 5) };
     assert!(carried.contains(&across), "{carried:?}");
 }
@@ -135,11 +140,11 @@ fn routes_are_used_in_proportion_to_their_rates() {
     let mut node = node();
     let actions = node.bring(1, 0, 2, 600);
     assert_eq!(node.routes(1), [vec![0, 2], vec![0, 1, 2], vec![0, 3, 2]]);
-    let mut out: Vec<Grant> = all_grants(&actions).collect();
+    let mut out: Vec<BatchGrant> = all_grants(&actions).collect();
     let mut chunks = BTreeMap::<LinkId, usize>::new();
     loop {
         // A batch arrives when its route has carried the batch.
-        let took = |grant: &Grant| {
+        let took = |grant: &BatchGrant| {
             let times = if grant.link.0 == GPUS + 4 { 16 } else { 8 };
             grant.not_before + BATCH_TIME / times
         };
@@ -152,7 +157,7 @@ fn routes_are_used_in_proportion_to_their_rates() {
             routes.sort();
             assert_eq!(
                 (outcome, routes),
-                (Outcome::Complete, vec![vec![0, 1, 2], vec![0, 2], vec![0, 3, 2]])
+                (TransferOutcome::Complete, vec![vec![0, 1, 2], vec![0, 2], vec![0, 3, 2]])
             );
             break;
         }
@@ -172,23 +177,26 @@ fn the_owner_gets_the_link_and_another_transfer_returns_when_the_owner_ends() {
     actions.extend(node.bring(2, 2, 1, 5));
     assert_eq!((node.routes(1)[0].clone(), node.routes(2)[0].clone()), (vec![0, 1], vec![2, 1]));
     assert!(!node.routes(1).contains(&vec![0, 2, 1]), "2 to 1 has another owner: {:?}", node.routes(1));
-    assert_eq!(finish(&mut node, &actions, 2).0, Outcome::Complete);
+    assert_eq!(finish(&mut node, &actions, 2).0, TransferOutcome::Complete);
     assert_eq!(node.routes(1), [vec![0, 1], vec![0, 2, 1]]);
 }
 
 #[test]
 fn an_object_fails_without_trying_the_host_if_the_source_gpu_is_unavailable() {
     let mut node = node();
-    assert_eq!(outcome(&node.ask(1, Some(4), 0, 5)), Some((Outcome::Failed, vec![])), "no NVLink");
+    assert_eq!(outcome(&node.ask(1, Some(4), 0, 5)), Some((TransferOutcome::Failed, vec![])), "no NVLink");
     node.ask(2, Some(0), 1, 5);
     let gone = node.step(Event::NotLocked { transfer: TransferId(2) });
-    assert_eq!(outcome(&gone), Some((Outcome::Failed, vec![])));
+    assert_eq!(outcome(&gone), Some((TransferOutcome::Failed, vec![])));
     node.ask(3, Some(0), 1, 5);
-    assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), Some((Outcome::Failed, vec![])));
+    assert_eq!(
+        outcome(&node.step(Event::Down { gpu: GpuIndex(0) })),
+        Some((TransferOutcome::Failed, vec![]))
+    );
     // A batch in flight ends first.
     node.bring(4, 0, 4 - 1, 5);
     assert_eq!(outcome(&node.step(Event::Down { gpu: GpuIndex(0) })), None);
-    assert_eq!(outcome(&node.failed(4, 0, BatchFailure::Faulty)), Some((Outcome::Failed, vec![])));
+    assert_eq!(outcome(&node.failed(4, 0, BatchFailure::Faulty)), Some((TransferOutcome::Failed, vec![])));
     node.bring(5, 0, 1, 5);
     let faulty = node.failed(5, 0, BatchFailure::Faulty);
     assert!(faulty.contains(&Action::Unlock { gpu: GpuIndex(0), transfer: TransferId(5) }));
@@ -202,7 +210,7 @@ fn an_object_is_reloaded_from_the_host_like_weights() {
     let actions = node.ask(1, None, 2, 7);
     assert_eq!(grants(&actions, start), [(1, 0, 0..5, Duration::ZERO), (1, 1, 5..7, BATCH_TIME)]);
     node.done(1, 0);
-    assert_eq!(outcome(&node.done(1, 1)), Some((Outcome::Complete, vec![])));
+    assert_eq!(outcome(&node.done(1, 1)), Some((TransferOutcome::Complete, vec![])));
 }
 
 #[test]
@@ -238,7 +246,7 @@ fn a_transfer_over_two_links_is_not_starved_by_transfers_over_single_links() {
         out.extend(all_grants(&actions));
         actions.clear();
         for (transfer, batch) in revoked {
-            if out.iter().any(|it: &Grant| (it.transfer, it.batch) == (transfer, batch)) {
+            if out.iter().any(|it: &BatchGrant| (it.transfer, it.batch) == (transfer, batch)) {
                 out.retain(|it| (it.transfer, it.batch) != (transfer, batch));
                 actions.extend(node.failed(transfer.0, batch.0, BatchFailure::NotBegun));
             }
@@ -250,7 +258,7 @@ fn a_transfer_over_two_links_is_not_starved_by_transfers_over_single_links() {
         let over = if grant.link.0 == GPUS + 3 { 0 } else { 1 };
         actions = node.done(grant.transfer.0, grant.batch.0);
         if let Some((outcome, _)) = outcome(&actions) {
-            assert_eq!(outcome, Outcome::Complete);
+            assert_eq!(outcome, TransferOutcome::Complete);
             if grant.transfer.0 == 1 {
                 return assert!(round < 200, "only after {round} batches");
             }

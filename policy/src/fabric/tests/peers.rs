@@ -2,7 +2,7 @@
 //! that must hold for any order of events.
 
 use super::*;
-use crate::memory::Run as BlockRun;
+use crate::memory::BlockRun;
 use millrace_types::Incarnation;
 
 const TIMES: u32 = 4;
@@ -12,8 +12,8 @@ const NVLINK: LinkId = LinkId(4);
 fn node() -> Node {
     let mut topology = topology(1);
     let kind = LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(2) };
-    topology.links.push(Link { kind, rate: BytesPerSec(RATE.0 * u64::from(TIMES)) });
-    Node { fabric: Fabric::new(&topology), now: Timestamp(1 << 40), actions: Vec::new() }
+    topology.links.push(TopologyLink { kind, rate: BytesPerSec(RATE.0 * u64::from(TIMES)) });
+    Node { fabric: LinkScheduler::new(&topology), now: Timestamp(1 << 40), actions: Vec::new() }
 }
 
 fn blocks(start: u32, len: u32) -> BlockRun {
@@ -76,7 +76,7 @@ fn sources(actions: &[Action]) -> Vec<Option<u32>> {
 fn complete(gpu: u32, transfer: u64, from: Option<u32>) -> Action {
     let gpu = GpuIndex(gpu);
     let transfer = TransferId(transfer);
-    let outcome = Outcome::Complete;
+    let outcome = TransferOutcome::Complete;
     Action::Ended { gpu, transfer, outcome, from: from.map(GpuIndex), routes: Vec::new() }
 }
 
@@ -152,7 +152,10 @@ fn a_transfer_that_ends_early_unlocks_its_peer_even_after_a_late_lock() {
     assert!(matches!(ends(&node.done(1, 0))[..], [Action::Unlock { .. }, Action::Ended { .. }]));
     let mut node = self::node();
     node.start_from(0, 1, 2, 3);
-    assert_eq!(ended(&node.step(Event::Cancel { transfer: TransferId(1) })), [(1, Outcome::Cancelled)]);
+    assert_eq!(
+        ended(&node.step(Event::Cancel { transfer: TransferId(1) })),
+        [(1, TransferOutcome::Cancelled)]
+    );
     assert_eq!(node.locked(1, peer(0, &[blocks(0, 3)])), [unlock(0, 1)], "too late");
 }
 

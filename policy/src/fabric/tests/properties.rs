@@ -49,20 +49,20 @@ fn step() -> impl Strategy<Value = Step> {
 /// The executors as the fabric sees them: the granted batches without a report, in order.
 struct World {
     uplink: u64,
-    out: Vec<(Grant, bool)>,
+    out: Vec<(BatchGrant, bool)>,
     /// The number of chunks that have not arrived, with their GPU, by transfer.
     missing: BTreeMap<TransferId, (GpuIndex, u32)>,
 }
 
 /// Whether two batches take the whole rate of their links at different times.
-fn apart(a: &Grant, b: &Grant) -> bool {
-    let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+fn apart(a: &BatchGrant, b: &BatchGrant) -> bool {
+    let end = |grant: &BatchGrant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
     end(a) <= b.not_before || end(b) <= a.not_before
 }
 
 impl World {
     /// Whether only one of two batches can cross at a time.
-    fn share_a_track(&self, a: &Grant, b: &Grant) -> bool {
+    fn share_a_track(&self, a: &BatchGrant, b: &BatchGrant) -> bool {
         let by_one_link = a.gpu == b.gpu || (self.uplink == 1 && a.gpu.0 < 2 && b.gpu.0 < 2);
         a.cargo.direction() == b.cargo.direction() && by_one_link
     }
@@ -86,15 +86,15 @@ impl World {
                 }
                 Action::Arrived { cargo, chunks, .. } => {
                     let transfer = match cargo {
-                        Cargo::Weights(weights) => TransferId(weights.model.0.into()),
-                        Cargo::ToHost(leaving) => TransferId(leaving.copy),
-                        Cargo::Object(_) => unreachable!("there are none"),
+                        TransferCargo::Weights(weights) => TransferId(weights.model.0.into()),
+                        TransferCargo::ToHost(leaving) => TransferId(leaving.copy),
+                        TransferCargo::Object(_) => unreachable!("there are none"),
                     };
                     self.missing.get_mut(&transfer).unwrap().1 -= chunks.len() as u32;
                 }
                 Action::Ended { transfer, outcome, .. } => {
                     let (_, missing) = self.missing.remove(&transfer).unwrap();
-                    prop_assert_eq!(outcome == Outcome::Complete, missing == 0);
+                    prop_assert_eq!(outcome == TransferOutcome::Complete, missing == 0);
                     prop_assert!(self.out.iter().all(|(grant, _)| grant.transfer != transfer));
                 }
                 Action::Carried { .. } => {}
@@ -104,15 +104,15 @@ impl World {
         Ok(())
     }
 
-    fn first_of(&mut self, gpu: u32) -> Option<Grant> {
+    fn first_of(&mut self, gpu: u32) -> Option<BatchGrant> {
         let place = self.out.iter().position(|(grant, _)| grant.gpu.0 == gpu)?;
         Some(self.out.remove(place).0)
     }
 
     /// Returns a revoked batch that is not the first of its GPU in its direction, so that it has
     /// not begun.
-    fn revoked(&mut self) -> Option<Grant> {
-        let stream = |grant: &Grant| (grant.gpu, grant.cargo.direction());
+    fn revoked(&mut self) -> Option<BatchGrant> {
+        let stream = |grant: &BatchGrant| (grant.gpu, grant.cargo.direction());
         let begun =
             |place: usize| !self.out[..place].iter().any(|(g, _)| stream(g) == stream(&self.out[place].0));
         let place = (0..self.out.len()).find(|&place| self.out[place].1 && !begun(place))?;

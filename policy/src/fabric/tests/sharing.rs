@@ -9,14 +9,14 @@ use crate::rates::{FLOWS_MAX, SHARINGS};
 /// revoked has not begun.
 struct Machine {
     node: Node,
-    out: Vec<Grant>,
+    out: Vec<BatchGrant>,
     /// The batches that ended: transfer and number of chunks.
     copied: Vec<(u64, u32)>,
-    ended: Vec<(u64, Outcome)>,
+    ended: Vec<(u64, TransferOutcome)>,
 }
 
 impl Machine {
-    fn new(uplink: u64, sharing: Sharing) -> Self {
+    fn new(uplink: u64, sharing: TransferSharing) -> Self {
         Self::of(Node::sharing(uplink, sharing))
     }
 
@@ -33,7 +33,7 @@ impl Machine {
 
     fn start_of(
         &mut self,
-        cargo: fn(u64, Bytes) -> Cargo,
+        cargo: fn(u64, Bytes) -> TransferCargo,
         transfer: u64,
         gpu: u32,
         chunks: u32,
@@ -49,10 +49,11 @@ impl Machine {
             match action {
                 Action::Grant { grant } => self.out.push(grant),
                 Action::Revoke { gpu, transfer, batch, .. } => {
-                    let its = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
+                    let its = |grant: &BatchGrant| (grant.transfer, grant.batch) == (transfer, batch);
                     let found = self.out.iter().position(its).filter(|&place| {
                         let direction = self.out[place].cargo.direction();
-                        let before = |grant: &Grant| grant.gpu == gpu && grant.cargo.direction() == direction;
+                        let before =
+                            |grant: &BatchGrant| grant.gpu == gpu && grant.cargo.direction() == direction;
                         self.out[..place].iter().any(before)
                     });
                     if let Some(place) = found {
@@ -68,7 +69,7 @@ impl Machine {
 
     /// Ends the batch with the earliest end. Returns false if no batch is in flight.
     fn copy(&mut self) -> bool {
-        let end = |grant: &Grant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
+        let end = |grant: &BatchGrant| grant.not_before + RATE.time_for(grant.cargo.span(&grant.chunks).1);
         let Some(place) = (0..self.out.len()).min_by_key(|&place| (end(&self.out[place]), place)) else {
             return false;
         };
@@ -84,14 +85,14 @@ impl Machine {
         self.copied.iter().filter(|(its, _)| *its == transfer).count()
     }
 
-    fn counts(&self) -> Counts {
+    fn counts(&self) -> GuaranteeCounts {
         self.node.fabric.tally().ended.to_gpu
     }
 }
 
 /// Returns the position of the tight transfer's last copy, if that transfer starts while a loose
 /// transfer runs.
-fn last_of_the_tight(sharing: Sharing, cargo: fn(u64, Bytes) -> Cargo) -> usize {
+fn last_of_the_tight(sharing: TransferSharing, cargo: fn(u64, Bytes) -> TransferCargo) -> usize {
     let mut machine = Machine::new(1, sharing);
     machine.start_of(cargo, 1, 2, 100, Some(10_000));
     machine.copy();
@@ -115,14 +116,17 @@ fn the_tightest_transfer_goes_first_if_links_are_shared_by_objective() {
 /// A rate guarantee in one direction costs nothing in the other direction.
 #[test]
 fn the_two_directions_have_independent_rates() {
-    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let mut machine = Machine::new(1, TransferSharing::FaasTube);
     machine.start(1, 2, 100, Some(1_000));
     machine.start_of(leaving, 2, 2, 100, Some(1_000));
     machine.start_of(leaving, 3, 2, 5, None);
     while machine.copy() {}
     let tally = machine.node.fabric.tally();
-    assert_eq!(tally.ended.to_gpu, Counts { admitted: 1, ..Counts::default() });
-    assert_eq!(tally.ended.from_gpu, Counts { admitted: 1, unpromised: 1, ..Counts::default() });
+    assert_eq!(tally.ended.to_gpu, GuaranteeCounts { admitted: 1, ..GuaranteeCounts::default() });
+    assert_eq!(
+        tally.ended.from_gpu,
+        GuaranteeCounts { admitted: 1, unpromised: 1, ..GuaranteeCounts::default() }
+    );
     // Side by side the directions take half the time that they would take one after the other.
     let took = machine.node.now.since(Timestamp(1 << 40));
     assert!(took < BATCH_TIME * 22, "{took:?}");
@@ -154,7 +158,7 @@ fn a_new_transfer_with_a_later_deadline_revokes_no_batch() {
 
 #[test]
 fn transfers_without_a_deadline_get_a_sixteenth_of_the_batches_of_a_full_link() {
-    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let mut machine = Machine::new(1, TransferSharing::FaasTube);
     machine.start(1, 2, 4_000, Some(8_600));
     machine.start(2, 2, 200, None);
     for _ in 0..160 {
@@ -163,7 +167,7 @@ fn transfers_without_a_deadline_get_a_sixteenth_of_the_batches_of_a_full_link() 
     let spare = machine.copies_of(2);
     assert!((8..=10).contains(&spare), "{spare} of 160");
     while machine.copy() {}
-    let counts = Counts { admitted: 1, unpromised: 1, ..Counts::default() };
+    let counts = GuaranteeCounts { admitted: 1, unpromised: 1, ..GuaranteeCounts::default() };
     assert_eq!(machine.counts(), counts);
     let chunks: u32 = machine.copied.iter().map(|(_, chunks)| chunks).sum();
     assert_eq!(chunks, 4_200, "every chunk once");
@@ -171,7 +175,7 @@ fn transfers_without_a_deadline_get_a_sixteenth_of_the_batches_of_a_full_link() 
 
 #[test]
 fn transfers_without_a_deadline_cross_links_that_rated_transfers_leave_idle() {
-    let mut machine = Machine::new(2, Sharing::FaasTube);
+    let mut machine = Machine::new(2, TransferSharing::FaasTube);
     machine.start(1, 0, 100, Some(1_200));
     machine.start(2, 1, 100, None);
     for _ in 0..20 {
@@ -182,7 +186,7 @@ fn transfers_without_a_deadline_cross_links_that_rated_transfers_leave_idle() {
 
 #[test]
 fn transfers_that_cannot_meet_the_deadline_are_carried_and_counted() {
-    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let mut machine = Machine::new(1, TransferSharing::FaasTube);
     machine.start(1, 2, 100, Some(10));
     machine.start(2, 2, 5, Some(0));
     machine.start(3, 2, 80, Some(220));
@@ -196,7 +200,7 @@ fn transfers_that_cannot_meet_the_deadline_are_carried_and_counted() {
 
 #[test]
 fn a_hastened_prefetch_is_sent_at_the_needed_rate() {
-    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let mut machine = Machine::new(1, TransferSharing::FaasTube);
     machine.start(1, 2, 200, Some(2_000));
     machine.start(2, 2, 20, None);
     for _ in 0..3 {
@@ -209,30 +213,30 @@ fn a_hastened_prefetch_is_sent_at_the_needed_rate() {
     machine.copy();
     assert_eq!(machine.copies_of(2), 1, "it is a newcomer now");
     while machine.copy() {}
-    assert_eq!(machine.counts(), Counts { admitted: 2, ..Counts::default() });
+    assert_eq!(machine.counts(), GuaranteeCounts { admitted: 2, ..GuaranteeCounts::default() });
 }
 
 #[test]
 fn transfers_beyond_flows_max_have_no_objective() {
-    let mut machine = Machine::new(1, Sharing::FaasTube);
+    let mut machine = Machine::new(1, TransferSharing::FaasTube);
     let all = FLOWS_MAX as u64 + 10;
     for transfer in 1..=all {
         machine.start(transfer, (transfer % 3) as u32, 7, Some(60_000));
     }
     while machine.copy() {}
     assert_eq!(machine.ended.len() as u64, all);
-    let counts = Counts { admitted: FLOWS_MAX as u64, unpromised: 10, ..Counts::default() };
+    let counts = GuaranteeCounts { admitted: FLOWS_MAX as u64, unpromised: 10, ..GuaranteeCounts::default() };
     assert_eq!(machine.counts(), counts);
 }
 
 #[test]
 fn waits_are_counted_by_link() {
-    let mut machine = Machine::new(1, Sharing::Fifo);
+    let mut machine = Machine::new(1, TransferSharing::Fifo);
     machine.start(1, 2, 10, None);
     machine.start(2, 2, 5, None);
     while machine.copy() {}
     let waits = &machine.node.fabric.tally().waits;
-    let link = (LinkId(2), Direction::ToGpu);
+    let link = (LinkId(2), HostDirection::ToGpu);
     let waited = waits[&link].waited;
     // The last chunk is half a chunk.
     assert_eq!(waited, BATCH_TIME + RATE.time_for(Bytes::mib(9)));
@@ -248,7 +252,7 @@ proptest! {
         others in prop::collection::vec((1..60u32, prop::option::of(2_000..9_000u64)), 1..8),
         before in 0..60usize,
     ) {
-        let mut machine = Machine::new(1, Sharing::FaasTube);
+        let mut machine = Machine::new(1, TransferSharing::FaasTube);
         for (transfer, (chunks, ms)) in (1..).zip(others) {
             machine.start(transfer, 2, chunks, ms);
         }
@@ -271,7 +275,7 @@ proptest! {
         gpus in prop::collection::vec(0..3u32, 1..4),
         coming in prop::collection::vec((0..2u32, 1..12u32, 1..400u64), 40),
     ) {
-        let mut machine = Machine::of(Node::of(&shared(sharers, uplink), Sharing::FaasTube));
+        let mut machine = Machine::of(Node::of(&shared(sharers, uplink), TransferSharing::FaasTube));
         let mut next = 100;
         let mut coming = coming.into_iter().cycle();
         let mut come = |machine: &mut Machine| {
@@ -322,7 +326,7 @@ proptest! {
             *copied.entry(transfer).or_default() += chunks;
         }
         prop_assert_eq!(&copied, &expected);
-        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == Outcome::Complete));
+        prop_assert!(machine.ended.iter().all(|(_, outcome)| *outcome == TransferOutcome::Complete));
         prop_assert_eq!(machine.ended.len(), expected.len());
         let counted: u64 = machine.node.fabric.tally().ended.to_gpu.named().iter().map(|(_, count)| count).sum();
         prop_assert_eq!(counted, expected.len() as u64);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::elastic::{self, Config, ObjectKey, Place, PoolPolicy, Standing};
+use crate::elastic::{self, Config, ConsumerDistance, ObjectKey, ObjectLocation, PoolPolicy};
 use crate::ids::FunctionIndex;
 
 const ONLY: usize = 0;
@@ -11,14 +11,14 @@ const ONLY: usize = 0;
 /// Returns a bench with 32 blocks, of which data may have 16.
 fn data_bench() -> Bench {
     let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, ..Config::default() };
-    installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)))
+    installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)))
 }
 
 fn store(object: u64, blocks: u64) -> Event {
     let object = ObjectKey(object);
     let size = Bytes(BLOCK.0 * blocks);
     let function = FunctionIndex(0);
-    let consumers = vec![Standing::Unqueued];
+    let consumers = vec![ConsumerDistance::Unqueued];
     Event::Data(elastic::Event::Store { object, function, size, consumers })
 }
 
@@ -32,18 +32,18 @@ fn discard(object: u64) -> Event {
 
 fn claim(object: u64) -> Event {
     let object = ObjectKey(object);
-    let standing = Standing::Claimed;
-    Event::Data(elastic::Event::Stands { object, consumer: ONLY, standing })
+    let standing = ConsumerDistance::Claimed;
+    Event::Data(elastic::Event::ConsumerMoved { object, consumer: ONLY, standing })
 }
 
 fn blocks(actions: &[Action]) -> Option<u32> {
     actions.iter().find_map(|action| match action {
-        Action::Data(DataAction::Place { blocks, .. }) => Some(blocks.iter().map(|run| run.len).sum()),
+        Action::Data(ObjectAction::Place { blocks, .. }) => Some(blocks.iter().map(|run| run.len).sum()),
         _ => None,
     })
 }
 
-fn wants(actions: &[Action], wanted: DataAction) -> bool {
+fn wants(actions: &[Action], wanted: ObjectAction) -> bool {
     actions.contains(&Action::Data(wanted))
 }
 
@@ -55,7 +55,7 @@ fn an_object_is_placed_among_models_and_its_blocks_are_free_after_it() {
     assert_eq!(blocks(&bench.step(store(1, 3))), Some(3));
     assert_eq!(bench.gpu.memory().used_blocks(), 13);
     bench.step(filled(1));
-    assert!(wants(&bench.step(discard(1)), DataAction::Free { object: ObjectKey(1) }));
+    assert!(wants(&bench.step(discard(1)), ObjectAction::Free { object: ObjectKey(1) }));
     assert_eq!(bench.gpu.memory().used_blocks(), 10, "the pool has no floor here");
 }
 
@@ -76,7 +76,7 @@ fn live_objects_evict_idle_models_and_make_way_for_running_models() {
     assert!(actions.contains(&gone), "{actions:?}");
     assert!(bench.gpu.memory().region(C).is_some());
     // Both objects are equally far from their consumers, and this object is the newer.
-    assert!(wants(&bench.step(store(2, 1)), DataAction::Refuse { object: ObjectKey(2) }));
+    assert!(wants(&bench.step(store(2, 1)), ObjectAction::Refuse { object: ObjectKey(2) }));
 }
 
 #[test]
@@ -87,19 +87,19 @@ fn data_makes_way_for_a_model_that_a_request_waits_for() {
     assert_eq!(bench.gpu.waits_for_room(), None);
     // LARGE needs 28 of 32 blocks: the object has to leave first.
     let actions = bench.assign(1, LARGE);
-    assert!(wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
+    assert!(wants(&actions, ObjectAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
     assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(1)), "its deadline is that of the copy");
     assert!(!actions.iter().any(|action| matches!(action, Action::Map { .. })));
     let actions = bench.step(Event::Data(elastic::Event::Migrated { object: ObjectKey(1) }));
     // The reader of the object learns that the object has left before the model gets the blocks.
     let at = |found: fn(&Action) -> bool| actions.iter().position(found);
-    let left = at(|action| matches!(action, Action::Data(DataAction::Left { .. })));
+    let left = at(|action| matches!(action, Action::Data(ObjectAction::Left { .. })));
     let map = at(|action| matches!(action, Action::Map { model: LARGE, .. }));
     assert!(
         left.is_some() && left < map && map < at(|action| matches!(action, Action::Run { .. })),
         "{actions:?}"
     );
-    assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(Place::Host));
+    assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(ObjectLocation::Host));
     assert_eq!(bench.gpu.waits_for_room(), None);
 }
 
@@ -116,10 +116,10 @@ fn data_stays_if_a_waiting_model_would_not_fit_without_the_data_either() {
     let mut actions = bench.run_done(1, 10);
     actions.extend(bench.assign(2, LARGE));
     assert_eq!(bench.gpu.waits_for_room(), Some(RequestKey(2)));
-    actions.extend(bench.end_transfer(1, Outcome::Complete));
-    assert!(!wants(&actions, DataAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
+    actions.extend(bench.end_transfer(1, TransferOutcome::Complete));
+    assert!(!wants(&actions, ObjectAction::Migrate { object: ObjectKey(1) }), "{actions:?}");
     assert!(actions.iter().any(|action| matches!(action, Action::Map { model: LARGE, .. })), "{actions:?}");
-    assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(Place::Gpu));
+    assert_eq!(bench.gpu.store().unwrap().place(ObjectKey(1)), Some(ObjectLocation::Gpu));
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn an_object_stays_until_the_claiming_run_has_read_the_object() {
     bench.step(filled(1));
     bench.step(claim(1));
     let actions = bench.assign(1, LARGE);
-    assert!(!wants(&actions, DataAction::Migrate { object: ObjectKey(1) }));
+    assert!(!wants(&actions, ObjectAction::Migrate { object: ObjectKey(1) }));
     let actions = bench.step(discard(1));
     assert!(actions.iter().any(|action| matches!(action, Action::Run { .. })), "{actions:?}");
 }
@@ -150,8 +150,9 @@ fn an_object_stays_until_the_claiming_run_has_read_the_object() {
 fn objects_are_declined_without_an_executor_and_with_an_executor_per_model() {
     let mut bench = data_bench();
     bench.step(Event::Down);
-    assert!(wants(&bench.step(store(1, 1)), DataAction::Decline { object: ObjectKey(1) }));
-    let gpu = Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_isolation(Isolation::Model);
+    assert!(wants(&bench.step(store(1, 1)), ObjectAction::Decline { object: ObjectKey(1) }));
+    let gpu =
+        GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_isolation(ExecutorIsolation::Model);
     assert!(!gpu.with_data(Some(Config::default())).keeps_data());
 }
 
@@ -215,7 +216,7 @@ proptest! {
         pool in prop_oneof![Just(PoolPolicy::Elastic), Just(PoolPolicy::GmLake), Just(PoolPolicy::Unpooled)],
     ) {
         let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, pool, ..Config::default() };
-        let mut bench = installed(Gpu::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)));
+        let mut bench = installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)));
         let mut incarnation = 1;
         let mut key = 0;
         let mut running = Vec::new();

@@ -1,11 +1,14 @@
 //! Tests of the order in which models are evicted, and of models that are never evicted (T24, T25).
 
 use super::*;
-use crate::gpu::eviction::{CopyKind, Weight};
+use crate::gpu::eviction::{CopyKind, LoadInterference};
 
-const REPLICA: Standing = Standing { copy: CopyKind::Replica, weight: Weight::Heavy };
-const LIGHT: Standing = Standing { copy: CopyKind::Original, weight: Weight::Light };
-const HEAVY: Standing = Standing { copy: CopyKind::Original, weight: Weight::Heavy };
+const REPLICA: EvictionCandidate =
+    EvictionCandidate { copy: CopyKind::Replica, weight: LoadInterference::Heavy };
+const LIGHT: EvictionCandidate =
+    EvictionCandidate { copy: CopyKind::Original, weight: LoadInterference::Light };
+const HEAVY: EvictionCandidate =
+    EvictionCandidate { copy: CopyKind::Original, weight: LoadInterference::Heavy };
 
 /// Returns a bench on which A, B and C are resident and were used in this order. Two of the 32
 /// blocks are free.
@@ -22,8 +25,8 @@ fn resident(eviction: Eviction) -> Bench {
 }
 
 impl Bench {
-    fn stands(&mut self, model: ModelId, standing: Standing) {
-        assert_eq!(self.step(Event::Standing { model, standing }), []);
+    fn stands(&mut self, model: ModelId, standing: EvictionCandidate) {
+        assert_eq!(self.step(Event::CandidateChanged { model, standing }), []);
     }
 
     /// Returns the models that a model of `chunks` chunks evicts.
@@ -46,7 +49,7 @@ impl Bench {
 
 #[test]
 fn replicas_are_evicted_before_light_models_and_light_before_heavy_models() {
-    let order = |eviction, standings: [Standing; 3]| {
+    let order = |eviction, standings: [EvictionCandidate; 3]| {
         let mut bench = resident(eviction);
         for (model, standing) in [A, B, C].into_iter().zip(standings) {
             bench.stands(model, standing);
@@ -61,7 +64,7 @@ fn replicas_are_evicted_before_light_models_and_light_before_heavy_models() {
         ([HEAVY; 3], [A, B, C]),
     ] {
         assert_eq!(order(Eviction::Torpor, standings), due, "{standings:?}");
-        let replicas = |standing: &Standing| standing.copy == CopyKind::Replica;
+        let replicas = |standing: &EvictionCandidate| standing.copy == CopyKind::Replica;
         let mut by_age = [A, B, C];
         by_age.sort_by_key(|model| !replicas(&standings[model.0 as usize]));
         assert_eq!(order(Eviction::Replicas, standings), by_age, "{standings:?}");
@@ -115,7 +118,7 @@ impl Bench {
         }
         let transfer = self.gpu.last_transfer;
         let run = self.gpu.last_run;
-        self.end_transfer(transfer.0, Outcome::Complete);
+        self.end_transfer(transfer.0, TransferOutcome::Complete);
         self.run_done(run.0, 500);
     }
 
@@ -182,9 +185,11 @@ fn an_executor_that_denies_the_mapping_of_a_lent_model_is_replaced() {
 fn models_copied_wholly_from_a_peer_are_counted() {
     let mut bench = bench();
     let from = Some(GpuIndex(1));
-    for (transfer, outcome, from) in
-        [(1, Outcome::Cancelled, from), (2, Outcome::Complete, from), (3, Outcome::Complete, None)]
-    {
+    for (transfer, outcome, from) in [
+        (1, TransferOutcome::Cancelled, from),
+        (2, TransferOutcome::Complete, from),
+        (3, TransferOutcome::Complete, None),
+    ] {
         let model = ModelId(transfer as u32 - 1);
         bench.assign(transfer, model);
         bench.step(Event::TransferEnded { transfer: TransferId(transfer), outcome, from });

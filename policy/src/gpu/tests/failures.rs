@@ -6,7 +6,10 @@ use super::*;
 fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
     let mut bench = Bench::running_a();
     bench.assign(2, B);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Preparing)])]);
+    assert_eq!(
+        bench.step(Event::Down),
+        [down(&[(1, AttemptProgress::Begun), (2, AttemptProgress::Preparing)])]
+    );
     assert_eq!((bench.gpu.memory().used_blocks(), bench.gpu.requests(), bench.gpu.transfers()), (0, 0, 0));
     assert_eq!(bench.run_done(1, 500), [], "the report of the dead executor");
     bench.step(Event::Up { incarnation: Incarnation(2) });
@@ -14,20 +17,26 @@ fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
     let again =
         bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2), from: None });
     assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
-    assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (Health::Up, 1));
+    assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (ExecutorHealth::Up, 1));
 }
 
 #[test]
 fn a_request_without_weights_is_preparing_and_a_queued_request_is_waiting() {
     let mut bench = bench();
     bench.assign(1, A);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Preparing)])]);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, AttemptProgress::Preparing)])]);
     let mut bench = Bench::running_a();
     bench.assign(2, A);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
+    assert_eq!(
+        bench.step(Event::Down),
+        [down(&[(1, AttemptProgress::Begun), (2, AttemptProgress::Waiting)])]
+    );
     let mut bench = Bench::running_a();
     bench.assign(2, LARGE);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, Progress::Begun), (2, Progress::Waiting)])]);
+    assert_eq!(
+        bench.step(Event::Down),
+        [down(&[(1, AttemptProgress::Begun), (2, AttemptProgress::Waiting)])]
+    );
 }
 
 #[test]
@@ -35,7 +44,7 @@ fn a_run_without_weights_is_sent_again_at_most_sends_max_times() {
     let mut bench = Bench::running_a();
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(2, 1, A, 1)]);
     assert_eq!(bench.run_failed(2, RunFailure::NotThere), [run(3, 1, A, 1)]);
-    let back = [returned(1, Return::Failed(Progress::Begun))];
+    let back = [returned(1, ReturnReason::Failed(AttemptProgress::Begun))];
     assert_eq!(bench.run_failed(3, RunFailure::NotThere), back);
 }
 
@@ -68,9 +77,9 @@ fn a_model_failure_fails_the_request() {
 fn a_request_with_weights_that_cannot_be_copied_is_handed_back() {
     let mut bench = bench();
     bench.assign(1, A);
-    assert_eq!(bench.end_transfer(1, Outcome::Failed), [cancel_run(1)]);
+    assert_eq!(bench.end_transfer(1, TransferOutcome::Failed), [cancel_run(1)]);
     let back = bench.step(Event::RunCancelled { run: RunId(1) });
-    let failed = returned(1, Return::Failed(Progress::Preparing));
+    let failed = returned(1, ReturnReason::Failed(AttemptProgress::Preparing));
     assert_eq!(back, [unmap(A, 1), evicted(&[A]), failed]);
     let again = [map(A, 2, 0), run(2, 2, A, 2), transfer(2, A, 2, 0..10)];
     assert_eq!(bench.assign(2, A), again, "another try");
@@ -95,7 +104,7 @@ fn requests_for_a_program_that_cannot_be_loaded_are_handed_back() {
     let actions = bench.step(Event::ProgramFailed { model: B });
     assert_eq!(
         actions,
-        [cancel_transfer(2), evicted(&[B]), returned(2, Return::Failed(Progress::Preparing))]
+        [cancel_transfer(2), evicted(&[B]), returned(2, ReturnReason::Failed(AttemptProgress::Preparing))]
     );
     assert_eq!(bench.run_failed(2, RunFailure::NotThere), [], "the report is too late");
 }
@@ -103,12 +112,12 @@ fn requests_for_a_program_that_cannot_be_loaded_are_handed_back() {
 #[test]
 fn a_failed_device_is_unhealthy_until_another_executor_is_up() {
     let mut bench = Bench::running_a();
-    assert_eq!(bench.step(Event::DeviceFailed), [down(&[(1, Progress::Begun)]), Action::Replace]);
-    assert_eq!(bench.gpu.health(), Health::Unhealthy);
+    assert_eq!(bench.step(Event::DeviceFailed), [down(&[(1, AttemptProgress::Begun)]), Action::Replace]);
+    assert_eq!(bench.gpu.health(), ExecutorHealth::Unhealthy);
     assert_eq!(bench.step(Event::Down), []);
-    assert_eq!(bench.gpu.health(), Health::Unhealthy);
+    assert_eq!(bench.gpu.health(), ExecutorHealth::Unhealthy);
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.gpu.health(), Health::Up);
+    assert_eq!(bench.gpu.health(), ExecutorHealth::Up);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of models that are loaded before the requests that need them (T16).
 
-use millrace_types::Residency;
+use millrace_types::ResidencyOptions;
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn a_prefetch_runs_beside_a_request_and_makes_way_for_transfers_of_requests() {
     let asked = bench.assign(2, C);
     assert_eq!(asked[3..], [cancel_transfer(2), transfer(3, C, 3, 0..10)]);
     bench.step(Event::Arrived { model: B, generation: Generation(2), chunks: 0..4 });
-    assert_eq!(bench.end_transfer(2, Outcome::Cancelled), []);
+    assert_eq!(bench.end_transfer(2, TransferOutcome::Cancelled), []);
     assert_eq!(
         bench.arrive(C, 3, 3),
         [transfer(4, B, 2, 4..10)],
@@ -60,7 +60,7 @@ fn a_request_gets_the_room_of_a_prefetched_model() {
     let mut bench = bench();
     assert_eq!(bench.prefetch(A), [load(A), map(A, 1, 0), transfer(1, A, 1, 0..10)]);
     assert_eq!(bench.assign(1, LARGE), [cancel_transfer(1)]);
-    let room = bench.end_transfer(1, Outcome::Cancelled);
+    let room = bench.end_transfer(1, TransferOutcome::Cancelled);
     assert_eq!(room[..4], [unmap(A, 1), evicted(&[A]), load(LARGE), map(LARGE, 2, 0)]);
 }
 
@@ -69,7 +69,7 @@ fn no_prefetch_starts_while_a_request_waits_for_room() {
     let mut bench = Bench::running_a();
     bench.prefetch(B);
     assert_eq!(bench.assign(2, LARGE), [cancel_transfer(2)]);
-    assert_eq!(bench.end_transfer(2, Outcome::Cancelled), []);
+    assert_eq!(bench.end_transfer(2, TransferOutcome::Cancelled), []);
 }
 
 #[test]
@@ -106,7 +106,10 @@ fn a_prewarmed_model_is_evicted_like_any_other_once_loaded() {
 fn a_pinned_model_is_evicted_for_a_prefetch_and_not_for_a_prewarm() {
     let mut bench = Bench::running_a();
     bench.run_done(1, 500);
-    bench.step(Event::Residency { model: A, residency: Residency { pin: true, ..Residency::default() } });
+    bench.step(Event::Residency {
+        model: A,
+        residency: ResidencyOptions { pin: true, ..ResidencyOptions::default() },
+    });
     assert_eq!(bench.step(Event::Prewarm { model: LARGE }), [evicted(&[LARGE])]);
     assert_eq!(bench.prefetch(LARGE)[..2], [unmap(A, 1), evicted(&[A])]);
 }

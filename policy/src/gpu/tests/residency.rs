@@ -1,13 +1,13 @@
 //! Tests of models that stay on the GPU, and of models that are dropped although no room is needed.
 
-use millrace_types::Residency;
+use millrace_types::ResidencyOptions;
 
 use super::*;
 
 const AFTER: Duration = Duration::from_nanos(500);
 
 impl Bench {
-    fn residency(&mut self, model: ModelId, residency: Residency) {
+    fn residency(&mut self, model: ModelId, residency: ResidencyOptions) {
         assert_eq!(self.step(Event::Residency { model, residency }), []);
     }
 
@@ -27,7 +27,7 @@ impl Bench {
 
 #[test]
 fn pinned_and_kept_copies_are_evicted_last() {
-    let pin = Residency { pin: true, ..Residency::default() };
+    let pin = ResidencyOptions { pin: true, ..ResidencyOptions::default() };
     let ran = |kept| {
         let mut bench = Bench::ran(&[A, B, C]);
         if kept {
@@ -51,7 +51,7 @@ fn pinned_and_kept_copies_are_evicted_last() {
 #[test]
 fn a_copy_unused_for_evict_after_is_dropped_unless_kept() {
     let mut bench = Bench::ran(&[A, B, C]);
-    let after = |after| Residency { evict_after: Some(after), ..Residency::default() };
+    let after = |after| ResidencyOptions { evict_after: Some(after), ..ResidencyOptions::default() };
     bench.residency(A, after(AFTER));
     bench.residency(B, after(AFTER));
     bench.step(Event::Keep { model: B, kept: true });
@@ -69,7 +69,7 @@ fn a_copy_unused_for_evict_after_is_dropped_unless_kept() {
 #[test]
 fn a_copy_in_use_is_not_too_old() {
     let mut bench = Bench::running_a();
-    bench.residency(A, Residency { evict_after: Some(AFTER), ..Residency::default() });
+    bench.residency(A, ResidencyOptions { evict_after: Some(AFTER), ..ResidencyOptions::default() });
     for _ in 0..3 {
         bench.now = bench.gpu.next_wake().unwrap();
         assert_eq!(bench.step(Event::Tick), []);

@@ -46,7 +46,7 @@ fn act() -> impl Strategy<Value = Act> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Said(DataId);
 
-impl Held for Said {
+impl IndexedObject for Said {
     fn bytes(&self) -> Bytes {
         Bytes(1)
     }
@@ -58,7 +58,7 @@ impl Held for Said {
 
 /// Nodes with their epochs, and tier 2 as of the last sync.
 struct Cluster {
-    nodes: Vec<(Epoch, Index<Said>)>,
+    nodes: Vec<(Epoch, DataIndex<Said>)>,
     tier2: BTreeMap<DataId, BTreeSet<usize>>,
     made: Vec<DataId>,
 }
@@ -67,8 +67,11 @@ fn name(number: usize) -> NodeName {
     node(number as u64)
 }
 
-fn registered(number: usize, epoch: u64) -> (Epoch, Index<Said>) {
-    (Epoch(epoch), Index::new(name(number), Limit { bytes: Bytes(1000), files: 0, objects: 1000 }))
+fn registered(number: usize, epoch: u64) -> (Epoch, DataIndex<Said>) {
+    (
+        Epoch(epoch),
+        DataIndex::new(name(number), IndexCapacity { bytes: Bytes(1000), files: 0, objects: 1000 }),
+    )
 }
 
 impl Cluster {
@@ -99,16 +102,18 @@ impl Cluster {
         let (mut lookup, mut step) = Lookup::begin(order, &name(from), &id.home);
         for _ in 0..STEPS_MAX {
             step = match &step {
-                Step::AskHome(node) | Step::Fetch(node) => match self.held(Self::number(node), id) {
-                    Some(said) => return Some(said.clone()),
-                    None => lookup.not_held(),
-                },
-                Step::AskTier2 => {
+                LookupAction::AskHome(node) | LookupAction::Fetch(node) => {
+                    match self.held(Self::number(node), id) {
+                        Some(said) => return Some(said.clone()),
+                        None => lookup.not_held(),
+                    }
+                }
+                LookupAction::AskTier2 => {
                     let holders: Vec<_> =
                         self.tier2.get(id).into_iter().flatten().copied().map(name).collect();
                     lookup.held_by(&holders)
                 }
-                Step::Nowhere => {
+                LookupAction::Nowhere => {
                     let named = self.tier2.get(id).into_iter().flatten().copied();
                     let (right, wrong): (Vec<usize>, Vec<usize>) =
                         named.partition(|&number| self.held(number, id).is_some());

@@ -19,7 +19,7 @@ fn ucx_uses_the_same_paths_beside_other_flows() {
     assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &alone)]);
     // The second flow shares 0-2 with the first, and the other routes of the first flow wait for
     // that route.
-    let half = alone.map(|route| Route { rate: BytesPerSec(route.rate.0 / 2), ..route });
+    let half = alone.map(|route| NvlinkRoute { rate: BytesPerSec(route.rate.0 / 2), ..route });
     let all = begin(&mut paths, 2, 0, 2);
     assert_eq!(all[0], change(1, &half));
     assert_eq!(all[1].routes.iter().map(|route| route.hops.len()).collect::<Vec<_>>(), [2, 3, 3]);

@@ -67,8 +67,11 @@ fn a_new_transfer_takes_the_own_link_first_and_detours_after() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, Some(2));
     let routes = [route(&[0, 3], 48), route(&[0, 1, 3], 24), route(&[0, 2, 3], 24)];
     assert_eq!(begin(&mut paths, 1, 0, 3), [change(1, &routes)]);
-    assert_eq!([paths.left(GpuIndex(0), GpuIndex(3)), paths.left(GpuIndex(2), GpuIndex(3))], [gb(0), gb(24)]);
-    assert_eq!(paths.left(GpuIndex(3), GpuIndex(0)), gb(48), "the other direction is free");
+    assert_eq!(
+        [paths.rate_left(GpuIndex(0), GpuIndex(3)), paths.rate_left(GpuIndex(2), GpuIndex(3))],
+        [gb(0), gb(24)]
+    );
+    assert_eq!(paths.rate_left(GpuIndex(3), GpuIndex(0)), gb(48), "the other direction is free");
     assert_eq!(paths.end(FlowId(1)), []);
 }
 

@@ -22,28 +22,28 @@ fn dgx_a100() -> Topology {
     machine(8, &links.collect::<Vec<_>>())
 }
 
-fn paths(topology: &Topology, selection: Selection, hops_max: Option<u32>) -> Paths {
+fn paths(topology: &Topology, selection: Selection, hops_max: Option<u32>) -> PathPlanner {
     let hops_max = hops_max.map(|hops| NonZeroU32::new(hops).unwrap());
-    Paths::new(topology, Config { selection, hops_max }).unwrap()
+    PathPlanner::new(topology, Config { selection, hops_max }).unwrap()
 }
 
-fn begin(paths: &mut Paths, flow: u64, from: u32, to: u32) -> Vec<Change> {
+fn begin(paths: &mut PathPlanner, flow: u64, from: u32, to: u32) -> Vec<RouteChange> {
     paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to)).unwrap()
 }
 
-fn route(gpus: &[u32], gb_per_s: u64) -> Route {
-    Route { hops: Hops::of(gpus.iter().map(|&gpu| GpuIndex(gpu))), rate: gb(gb_per_s) }
+fn route(gpus: &[u32], gb_per_s: u64) -> NvlinkRoute {
+    NvlinkRoute { hops: RouteHops::of(gpus.iter().map(|&gpu| GpuIndex(gpu))), rate: gb(gb_per_s) }
 }
 
-fn change(flow: u64, routes: &[Route]) -> Change {
-    Change { flow: FlowId(flow), routes: routes.to_vec() }
+fn change(flow: u64, routes: &[NvlinkRoute]) -> RouteChange {
+    RouteChange { flow: FlowId(flow), routes: routes.to_vec() }
 }
 
-fn sum(routes: &[Route]) -> u64 {
+fn sum(routes: &[NvlinkRoute]) -> u64 {
     routes.iter().map(|route| route.rate.0).sum()
 }
 
-fn total(paths: &Paths, flow: u64) -> u64 {
+fn total(paths: &PathPlanner, flow: u64) -> u64 {
     sum(&paths.routes(FlowId(flow)).unwrap())
 }
 
@@ -65,7 +65,7 @@ fn dgx_v100_has_12_pairs_without_an_nvlink_8_with_one_and_8_with_two() {
 #[test]
 fn invalid_calls_are_refused_and_change_nothing() {
     let mut paths = paths(&dgx_v100(), Selection::FaasTube, None);
-    let refused = |paths: &mut Paths, flow, from, to| {
+    let refused = |paths: &mut PathPlanner, flow, from, to| {
         paths.begin(FlowId(flow), GpuIndex(from), GpuIndex(to)).unwrap_err()
     };
     assert_eq!(refused(&mut paths, 0, 2, 8), Error::UnknownGpu(GpuIndex(8)));
@@ -79,11 +79,14 @@ fn invalid_calls_are_refused_and_change_nothing() {
     assert_eq!(paths.end(FlowId(1000)), []);
     let starved = (0..FLOWS_MAX as u64).filter(|&flow| total(&paths, flow) == 0).count();
     assert_eq!(starved, 0);
-    assert_eq!(Paths::new(&machine(65, &[]), Config::default()).unwrap_err(), Error::TooManyGpus(65));
+    assert_eq!(PathPlanner::new(&machine(65, &[]), Config::default()).unwrap_err(), Error::TooManyGpus(65));
     assert_eq!(
-        Paths::new(&machine(2, &[(0, 2, 24)]), Config::default()).unwrap_err(),
+        PathPlanner::new(&machine(2, &[(0, 2, 24)]), Config::default()).unwrap_err(),
         Error::UnknownGpu(GpuIndex(2))
     );
     let ring: Vec<_> = (0..64).flat_map(|a| [(a, (a + 1) % 64, 24), (a, (a + 2) % 64, 24)]).collect();
-    assert_eq!(Paths::new(&machine(64, &ring), Config::default()).unwrap_err(), Error::TooManyLinks(256));
+    assert_eq!(
+        PathPlanner::new(&machine(64, &ring), Config::default()).unwrap_err(),
+        Error::TooManyLinks(256)
+    );
 }

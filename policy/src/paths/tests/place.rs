@@ -4,18 +4,19 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn edge((a, b, weight): (usize, usize, u32)) -> Edge {
-    Edge { a, b, weight }
+fn edge((a, b, weight): (usize, usize, u32)) -> DataEdge {
+    DataEdge { a, b, weight }
 }
 
-fn score(topology: &Topology, edges: &[Edge], gpus: &[GpuIndex]) -> u128 {
+fn score(topology: &Topology, edges: &[DataEdge], gpus: &[GpuIndex]) -> u128 {
     let rates = matrix::rates(topology).unwrap();
-    let rate = |edge: &Edge| rates[gpus[edge.a].0 as usize * topology.gpus.len() + gpus[edge.b].0 as usize];
+    let rate =
+        |edge: &DataEdge| rates[gpus[edge.a].0 as usize * topology.gpus.len() + gpus[edge.b].0 as usize];
     edges.iter().map(|edge| u128::from(edge.weight) * u128::from(rate(edge))).sum()
 }
 
 /// Returns the best score of all assignments.
-fn best(topology: &Topology, functions: usize, edges: &[Edge], free: &[GpuIndex]) -> u128 {
+fn best(topology: &Topology, functions: usize, edges: &[DataEdge], free: &[GpuIndex]) -> u128 {
     fn all(
         placed: &mut Vec<GpuIndex>,
         functions: usize,
@@ -83,8 +84,9 @@ fn the_workflows_of_table_1_are_placed_optimally() {
 fn impossible_placements_are_refused() {
     let topology = dgx_v100();
     let free = [GpuIndex(0), GpuIndex(1)];
-    let place =
-        |functions, edges: &[Edge], free: &[GpuIndex]| super::super::place(&topology, functions, edges, free);
+    let place = |functions, edges: &[DataEdge], free: &[GpuIndex]| {
+        super::super::place(&topology, functions, edges, free)
+    };
     assert_eq!(place(3, &[], &free), Err(Error::TooFewGpus { functions: 3, free: 2 }));
     assert_eq!(place(2, &[edge((0, 2, 1))], &free), Err(Error::UnknownFunction(2)));
     assert_eq!(place(1, &[], &[GpuIndex(8)]), Err(Error::UnknownGpu(GpuIndex(8))));

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::paths::matrix::Mask;
-use crate::paths::running::Role;
+use crate::paths::matrix::ResourceSet;
+use crate::paths::running::FlowKind;
 
 #[derive(Debug, Clone)]
 enum Step {
     Begin(u32, u32),
-    Host { gpu: u32, direction: Direction },
+    Host { gpu: u32, direction: HostDirection },
     End(usize),
 }
 
@@ -20,7 +20,7 @@ fn step() -> impl Strategy<Value = Step> {
     let transfer = (0..8u32, 0..8u32)
         .prop_filter("two GPUs", |(from, to)| from != to)
         .prop_map(|(from, to)| Step::Begin(from, to));
-    let direction = prop_oneof![Just(Direction::ToGpu), Just(Direction::FromGpu)];
+    let direction = prop_oneof![Just(HostDirection::ToGpu), Just(HostDirection::FromGpu)];
     let host = (0..8u32, direction).prop_map(|(gpu, direction)| Step::Host { gpu, direction });
     prop_oneof![
         8 => transfer,
@@ -40,13 +40,13 @@ fn topology() -> impl Strategy<Value = Topology> {
 
 /// The paths, and a caller's knowledge of the routes.
 struct Node {
-    paths: Paths,
+    paths: PathPlanner,
     begun: u64,
-    routes: BTreeMap<FlowId, Vec<Route>>,
+    routes: BTreeMap<FlowId, Vec<NvlinkRoute>>,
 }
 
 impl Node {
-    fn take(&mut self, changes: Vec<Change>) {
+    fn take(&mut self, changes: Vec<RouteChange>) {
         for change in changes {
             let before = self.routes.insert(change.flow, change.routes.clone());
             assert_ne!(before.as_ref(), Some(&change.routes), "a change without a difference");
@@ -68,7 +68,7 @@ impl Node {
                 let plan = self.paths.begin_host(flow, GpuIndex(*gpu), *direction).unwrap();
                 let forwarded = plan.routes.iter().filter(|route| route.forward.len() > 1);
                 let mut routes: Vec<_> =
-                    forwarded.map(|it| Route { hops: it.forward, rate: it.rate }).collect();
+                    forwarded.map(|it| NvlinkRoute { hops: it.forward, rate: it.rate }).collect();
                 routes.sort_by_key(|route| route.hops);
                 self.routes.insert(flow, routes);
                 self.take(plan.changes);
@@ -107,18 +107,18 @@ impl Node {
                 assert_eq!(once, hops.len(), "{route:?} has no loop");
                 let ends = [hops[0].0 as usize, hops[hops.len() - 1].0 as usize];
                 let joins = match flow.role {
-                    Role::Transfer => ends == [flow.from, flow.to],
-                    Role::Forward => ends.contains(&flow.from),
+                    FlowKind::Transfer => ends == [flow.from, flow.to],
+                    FlowKind::Forward => ends.contains(&flow.from),
                 };
                 assert!(joins, "{route:?}");
             }
             let mut told = self.routes[&flow.id].clone();
-            if flow.role == Role::Forward {
+            if flow.role == FlowKind::Forward {
                 told.sort_by_key(|route| route.hops);
                 routes.sort_by_key(|route| route.hops);
             }
             assert_eq!(told, routes, "the reported routes differ from the actual routes");
-            if self.paths.selection == Selection::FaasTube && flow.role == Role::Transfer {
+            if self.paths.selection == Selection::FaasTube && flow.role == FlowKind::Transfer {
                 self.has_a_route(flow);
                 self.wants_nothing_free(flow);
             }
@@ -126,13 +126,13 @@ impl Node {
     }
 
     /// Checks that a flow has a route wherever NVLinks lead.
-    fn has_a_route(&self, flow: &Flow) {
+    fn has_a_route(&self, flow: &PathFlow) {
         let leads = !self.paths.running.matrix.paths_of(flow.from, flow.to).is_empty();
         assert_eq!(flow.total > 0, leads, "{flow:?}");
     }
 
     /// Checks that a flow uses every free path.
-    fn wants_nothing_free(&self, flow: &Flow) {
+    fn wants_nothing_free(&self, flow: &PathFlow) {
         let matrix = &self.paths.running.matrix;
         let own = flow.link.map_or(0, |link| 1 << link);
         let free = matrix.free() | matrix.open & own;
@@ -158,7 +158,8 @@ impl Node {
             );
         }
         for flow in &running.flows {
-            let strange: Mask = running.matrix.owned & flow.mask & !flow.link.map_or(0, |link| 1 << link);
+            let strange: ResourceSet =
+                running.matrix.owned & flow.mask & !flow.link.map_or(0, |link| 1 << link);
             let over = |path: usize| running.matrix.path(path).mask & strange != 0;
             let parts = flow.parts.as_slice();
             assert!(strange == 0 || parts.iter().all(|part| over(part.path)), "{flow:?}");

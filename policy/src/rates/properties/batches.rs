@@ -9,8 +9,8 @@ fn pair() -> Topology {
 }
 
 /// Returns the flows with their links alternating between the two.
-fn on_both(flows: Vec<Flow>) -> Vec<Flow> {
-    let by = |(at, flow): (u32, Flow)| Flow { links: vec![LinkId(at % 2)], ..flow };
+fn on_both(flows: Vec<RatedFlow>) -> Vec<RatedFlow> {
+    let by = |(at, flow): (u32, RatedFlow)| RatedFlow { links: vec![LinkId(at % 2)], ..flow };
     (0..).zip(flows).map(by).collect()
 }
 
@@ -21,13 +21,13 @@ proptest! {
     /// any window.
     #[test]
     fn batches_follow_the_rates(flows in feasible()) {
-        let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&one_link(), Config::default()).unwrap();
         for flow in &flows {
             let endless = Bytes(1 << 50);
             let slack = flow.objective.unwrap().slo.as_nanos() * u128::from(endless.0);
             let slo = Duration::from_nanos_u128(slack / u128::from(flow.bytes.0));
-            let objective = Some(Objective { slo, infer: Duration::ZERO });
-            rates.begin(Timestamp::ZERO, &Flow { bytes: endless, objective, ..flow.clone() }).unwrap();
+            let objective = Some(TransferObjective { slo, infer: Duration::ZERO });
+            rates.begin(Timestamp::ZERO, &RatedFlow { bytes: endless, objective, ..flow.clone() }).unwrap();
         }
         let mut crossed = vec![vec![0u64]; flows.len()];
         for _ in 0..400 {
@@ -57,14 +57,14 @@ proptest! {
     #[test]
     fn admitted_flows_are_in_time(flows in feasible(), starts in prop::collection::vec(0..50_000_000u64, 8)) {
         let batch = BytesPerSec(12_000 * MB).time_for(BATCH).as_nanos();
-        let slack = |flow: &Flow| flow.objective.unwrap().slo.as_nanos();
+        let slack = |flow: &RatedFlow| flow.objective.unwrap().slo.as_nanos();
         let at_once: Vec<_> = flows.iter().map(|flow| (0, flow.clone())).collect();
-        let ends = run(&one_link(), Sharing::FaasTube, &at_once);
+        let ends = run(&one_link(), TransferSharing::FaasTube, &at_once);
         for flow in &flows {
             prop_assert!(u128::from(ends[&flow.id]) <= slack(flow) + batch, "{}", flow.id);
         }
         let at_times: Vec<_> = flows.iter().zip(starts).map(|(flow, start)| (start, flow.clone())).collect();
-        let ends = run(&one_link(), Sharing::FaasTube, &at_times);
+        let ends = run(&one_link(), TransferSharing::FaasTube, &at_times);
         for (start, flow) in &at_times {
             let newcomers = at_times.iter().filter(|(other, _)| other > start).count() as u128;
             let took = u128::from(ends[&flow.id] - start);
@@ -79,13 +79,13 @@ proptest! {
         flows in feasible(),
         asked in prop::collection::vec(0..2u32, 400),
     ) {
-        let mut rates = Rates::new(&pair(), Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&pair(), Config::default()).unwrap();
         let flows = on_both(flows);
         for flow in &flows {
             let slo = flow.objective.unwrap().slo * 1_000_000;
-            let objective = Some(Objective { slo, infer: Duration::ZERO });
+            let objective = Some(TransferObjective { slo, infer: Duration::ZERO });
             let bytes = Bytes(flow.bytes.0 * 1_000_000);
-            rates.begin(Timestamp::ZERO, &Flow { bytes, objective, ..flow.clone() }).unwrap();
+            rates.begin(Timestamp::ZERO, &RatedFlow { bytes, objective, ..flow.clone() }).unwrap();
         }
         let mut crossed: BTreeMap<FlowId, u64> = BTreeMap::new();
         for link in asked {
@@ -110,7 +110,7 @@ proptest! {
         let batch = BytesPerSec(12 * GB).time_for(BATCH).as_nanos();
         let flows = on_both(flows);
         let at_once: Vec<_> = flows.iter().map(|flow| (0, flow.clone())).collect();
-        let ends = run(&pair(), Sharing::FaasTube, &at_once);
+        let ends = run(&pair(), TransferSharing::FaasTube, &at_once);
         for flow in &flows {
             let allowed = flow.objective.unwrap().slo.as_nanos() + batch * flows.len().max(2) as u128;
             prop_assert!(u128::from(ends[&flow.id]) <= allowed, "{}: {} of {allowed}", flow.id, ends[&flow.id]);
@@ -123,11 +123,11 @@ proptest! {
         flows in feasible(),
         steps in prop::collection::vec((0..2u32, 0..3usize), 1..60),
     ) {
-        let mut rates = Rates::new(&pair(), Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&pair(), Config::default()).unwrap();
         for flow in on_both(flows) {
             rates.begin(Timestamp::ZERO, &flow).unwrap();
         }
-        let books = |rates: &Rates| -> Vec<_> {
+        let books = |rates: &RateAllocator| -> Vec<_> {
             rates.flows.values().map(|state| (state.granted, state.lead.clone())).collect()
         };
         let mut out = Vec::new();
@@ -152,16 +152,16 @@ proptest! {
 
     #[test]
     fn the_tightest_new_flow_waits_for_one_batch_at_most(flows in feasible(), before in 0..40usize) {
-        let mut rates = Rates::new(&one_link(), Config::default()).unwrap();
+        let mut rates = RateAllocator::new(&one_link(), Config::default()).unwrap();
         for flow in &flows {
             rates.begin(Timestamp::ZERO, flow).unwrap();
         }
         for _ in 0..before {
             next_batch(&mut rates, LinkId(0));
         }
-        let objective = Some(Objective { slo: Duration::from_micros(200), infer: Duration::ZERO });
+        let objective = Some(TransferObjective { slo: Duration::from_micros(200), infer: Duration::ZERO });
         let links = vec![LinkId(0)];
-        let newcomer = Flow { id: FlowId(100), bytes: Bytes(MB), links, objective };
+        let newcomer = RatedFlow { id: FlowId(100), bytes: Bytes(MB), links, objective };
         rates.begin(Timestamp::ZERO, &newcomer).unwrap();
         prop_assert_eq!(next_batch(&mut rates, LinkId(0)).unwrap().flow, newcomer.id);
     }

@@ -3,14 +3,16 @@
 use super::*;
 
 /// Returns the flows of the batches that are given out, in order.
-fn picks(rates: &mut Rates, count: usize) -> Vec<u64> {
+fn picks(rates: &mut RateAllocator, count: usize) -> Vec<u64> {
     (0..count).map_while(|_| next_batch(rates, LinkId(0))).map(|batch| batch.flow.0).collect()
 }
 
 #[test]
 fn batches_are_five_chunks_and_the_last_is_short() {
     let mut rates = faastube(&one_link());
-    rates.begin(Timestamp::ZERO, &Flow { bytes: Bytes(BATCH.0 * 2 + 7), ..best_effort(1, 1, &[0]) }).unwrap();
+    rates
+        .begin(Timestamp::ZERO, &RatedFlow { bytes: Bytes(BATCH.0 * 2 + 7), ..best_effort(1, 1, &[0]) })
+        .unwrap();
     let sizes: Vec<_> =
         std::iter::from_fn(|| next_batch(&mut rates, LinkId(0))).map(|batch| batch.bytes).collect();
     assert_eq!(sizes, [BATCH, BATCH, Bytes(7)]);

@@ -83,7 +83,7 @@ fn latencies_us(
             What::Ends { gpu, key } => {
                 latencies.extend(begun.remove(&key).map(|begun| (at - begun) / 1_000));
                 let ran = Some(Duration::from_millis(RUN_MS));
-                node.tell(dispatch::Event::Ended { gpu: GpuIndex(gpu), key: RequestKey(key), ran })
+                node.tell(dispatch::Event::RequestEnded { gpu: GpuIndex(gpu), key: RequestKey(key), ran })
             }
         };
         wakes = wakes.filter(|&wakes| wakes > at);

@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    fn check_tenant(&self, core: &Tenancy, tenant: u32, quota: &Quota, alone: bool) {
+    fn check_tenant(&self, core: &TenantGate, tenant: u32, quota: &Quota, alone: bool) {
         let parked = |key: u64| core.gate.holds(RequestKey(key));
         let (gpus, memory) = self.at_work(tenant);
         let gpus_max = quota.gpus_max.map_or(GPUS, |max| max.get().min(GPUS)) as usize;
@@ -166,20 +166,20 @@ proptest! {
                     let Some((key, gpu)) = world.pick(number) else { continue };
                     world.requests.remove(&key);
                     let ran = Some(Duration::from_micros(1 << (number % 15)));
-                    dispatch::Event::Ended { gpu: GpuIndex(gpu), key: RequestKey(key), ran }
+                    dispatch::Event::RequestEnded { gpu: GpuIndex(gpu), key: RequestKey(key), ran }
                 }
                 Step::GiveBack(number) => {
                     let Some((key, gpu)) = world.pick(number) else { continue };
                     world.requests.get_mut(&key).unwrap().on = None;
-                    let why = Return::Failed(Progress::Preparing);
-                    dispatch::Event::Returned { gpu: GpuIndex(gpu), key: RequestKey(key), why }
+                    let why = ReturnReason::Failed(AttemptProgress::Preparing);
+                    dispatch::Event::RequestReturned { gpu: GpuIndex(gpu), key: RequestKey(key), why }
                 }
                 Step::Down(gpu) => {
                     world.up.remove(&gpu);
                     let mut lost = Vec::new();
                     for (&key, request) in world.requests.iter_mut().filter(|(_, it)| it.on == Some(gpu)) {
                         request.on = None;
-                        lost.push((RequestKey(key), Progress::Begun));
+                        lost.push((RequestKey(key), AttemptProgress::Begun));
                     }
                     dispatch::Event::Down { gpu: GpuIndex(gpu), lost }
                 }

@@ -2,31 +2,31 @@
 
 use std::cell::Cell;
 
-use Nearness::{Gpu, Host};
+use PrewarmTarget::{Gpu, Host};
 
-use super::super::ahead::{LOOKED_INTO_MAX, Next};
+use super::super::ahead::{FollowingStep, LOOKED_INTO_MAX};
 use super::*;
 
-fn behind(plan: &Plan, step: usize) -> Vec<(&str, Nearness)> {
-    let named = |it: Next| (plan.step(it.step).name.as_str(), it.nearness);
+fn behind(plan: &WorkflowGraph, step: usize) -> Vec<(&str, PrewarmTarget)> {
+    let named = |it: FollowingStep| (plan.step(it.step).name.as_str(), it.nearness);
     plan.next(StepIndex(step)).into_iter().map(named).collect()
 }
 
 /// Plans a workflow in which the steps of these names run workflows.
-fn nested(steps: &[&str], outputs: &[&str], inner: &[&str]) -> Arc<Plan> {
+fn nested(steps: &[&str], outputs: &[&str], inner: &[&str]) -> Arc<WorkflowGraph> {
     let mut spec = spec(steps, outputs);
     for step in spec.steps.iter_mut().filter(|step| inner.contains(&step.name.as_str())) {
-        step.run = Run::Workflow(step.name.clone());
+        step.run = StepTarget::Workflow(step.name.clone());
     }
     plan_of(&spec, &[])
 }
 
-fn at(plan: &Plan, name: &str) -> StepIndex {
+fn at(plan: &WorkflowGraph, name: &str) -> StepIndex {
     StepIndex(plan.steps().iter().position(|step| step.name.as_str() == name).unwrap())
 }
 
-fn ahead(function: &str, nearness: Nearness) -> Ahead {
-    Ahead { function: name(&format!("f-{function}")), nearness }
+fn ahead(function: &str, nearness: PrewarmTarget) -> PrewarmHint {
+    PrewarmHint { function: name(&format!("f-{function}")), nearness }
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn hints_are_limited_to_the_maximum_number() {
     let steps: Vec<_> = std::iter::once("a: x=input.x").chain(steps.iter().map(String::as_str)).collect();
     let plan = plan_of(&spec(&steps, &outputs.iter().map(String::as_str).collect::<Vec<_>>()), &[]);
     assert_eq!(behind(&plan, 0).len(), AHEAD_MAX);
-    assert_eq!(plan.ahead(StepIndex(0), &[ahead("late", Host)], |_| None).len(), AHEAD_MAX);
+    assert_eq!(plan.prewarm_hints(StepIndex(0), &[ahead("late", Host)], |_| None).len(), AHEAD_MAX);
 }
 
 #[test]
@@ -56,13 +56,13 @@ fn first_steps_of_the_next_workflow_count_as_next_and_its_other_steps_as_later()
     let inner = |of: &FunctionName| Some(inside.clone()).filter(|_| of.as_str() != "gone");
     let of = |steps: &[&str], outputs: &[&str]| {
         let plan = nested(steps, outputs, &["w", "gone"]);
-        plan.ahead(at(&plan, "a"), &[], inner)
+        plan.prewarm_hints(at(&plan, "a"), &[], inner)
     };
     let all = [ahead("p", Gpu), ahead("q", Host), ahead("r", Host)];
     assert_eq!(of(&["a: x=input.x", "w: x=a.y"], &["w.y"]), all);
     assert_eq!(
         of(&["a: x=input.x", "w: x=a.y when a.z"], &["w.y"]),
-        all.map(|it| Ahead { nearness: Host, ..it })
+        all.map(|it| PrewarmHint { nearness: Host, ..it })
     );
     assert_eq!(of(&["a: x=input.x", "gone: x=a.y", "b: x=gone.y"], &["b.y"]), [ahead("b", Host)]);
 }
@@ -70,10 +70,10 @@ fn first_steps_of_the_next_workflow_count_as_next_and_its_other_steps_as_later()
 #[test]
 fn steps_after_a_workflow_follow_the_step_that_makes_its_output() {
     let outer = nested(&["w: x=input.x", "b: x=w.y", "c: x=b.y"], &["c.y"], &["w"]);
-    let after = outer.ahead(at(&outer, "w"), &[], |_| None);
+    let after = outer.prewarm_hints(at(&outer, "w"), &[], |_| None);
     assert_eq!(after, [ahead("b", Gpu), ahead("c", Host)]);
     let inside = plan_of(&spec(&["p: x=input.x", "q: x=p.y", "b: x=input.x"], &["q.y", "b.y"]), &[]);
-    let of = |step: &str| inside.ahead(at(&inside, step), &after, |_| None);
+    let of = |step: &str| inside.prewarm_hints(at(&inside, step), &after, |_| None);
     assert_eq!(of("p"), [ahead("q", Gpu), ahead("b", Host), ahead("c", Host)]);
     assert_eq!(of("q"), after);
     assert_eq!(of("b"), [ahead("c", Host)], "the step's own model is present");
@@ -93,6 +93,6 @@ fn nested_workflows_are_examined_up_to_a_bound() {
         looked_into.set(looked_into.get() + 1);
         Some(plan.clone())
     };
-    assert_eq!(plan.ahead(StepIndex(0), &[], inner), []);
+    assert_eq!(plan.prewarm_hints(StepIndex(0), &[], inner), []);
     assert_eq!(looked_into.get(), LOOKED_INTO_MAX);
 }

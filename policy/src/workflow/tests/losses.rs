@@ -5,8 +5,8 @@ use super::*;
 const CHAIN: [&str; 3] = ["a: x=input.x", "b: x=a.y", "c: x=b.y, w=d.y"];
 
 /// Returns a run in which only `d` is running and `c` waits for `d`: `a.y` is freed, `b.y` exists.
-fn waiting(once: &[&str]) -> Told {
-    let mut run = Told::once(&[CHAIN[0], CHAIN[1], CHAIN[2], "d: x=input.x"], &["c.y"], once);
+fn waiting(once: &[&str]) -> TextRun {
+    let mut run = TextRun::once(&[CHAIN[0], CHAIN[1], CHAIN[2], "d: x=input.x"], &["c.y"], once);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y", "call 2 d for d.y"];
         run.done(1, &[rows(2)]) => ["call 3 b for b.y"];
@@ -59,12 +59,12 @@ fn a_call_that_failed_for_its_inputs_is_called_again_with_new_ones() {
 
 #[test]
 fn a_repeated_call_continues_while_another_call_may_need_its_output() {
-    let mut run = Told::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, y=a.y"], &["c.y", "d.y"]);
+    let mut run = TextRun::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, y=a.y"], &["c.y", "d.y"]);
     run.begin(&[rows(1)]);
     follows! {
         run.done(1, &[rows(1)]) => ["call 2 b for b.y", "call 3 c for c.y"];
         run.lost(&["a.y"]) => ["call 4 a for a.y"];
-        run.done(2, &[Facts::EMPTY]) => ["release b.y", "empty d.y"];
+        run.done(2, &[TensorFacts::EMPTY]) => ["release b.y", "empty d.y"];
         run.failed(3, &["a.y"]) => [];
         run.done(4, &[rows(1)]) => ["call 5 c for c.y"];
         run.done(5, &[rows(1)]) => ["release a.y", "answer c.y d.y"];
@@ -73,7 +73,7 @@ fn a_repeated_call_continues_while_another_call_may_need_its_output() {
 
 #[test]
 fn a_late_report_of_a_loss_does_not_affect_newer_data() {
-    let mut run = Told::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y"], &["b.y", "c.y"]);
+    let mut run = TextRun::new(&["a: x=input.x", "b: x=a.y", "c: x=a.y"], &["b.y", "c.y"]);
     run.begin(&[rows(1)]);
     follows! {
         run.done(1, &[rows(1)]) => ["call 2 b for b.y", "call 3 c for c.y"];
@@ -87,7 +87,7 @@ fn a_late_report_of_a_loss_does_not_affect_newer_data() {
 
 #[test]
 fn only_the_lost_rows_run_again() {
-    let mut run = Told::new(&["a: x=input.x each x", "b: x=a.y, w=d.y", "d: x=input.x"], &["b.y"]);
+    let mut run = TextRun::new(&["a: x=input.x each x", "b: x=a.y, w=d.y", "d: x=input.x"], &["b.y"]);
     run.begin(&[rows(3)]);
     for call in 1..=3 {
         follows! { run.done(call, &[rows(2)]) => []; }
@@ -102,7 +102,7 @@ fn only_the_lost_rows_run_again() {
 
 #[test]
 fn only_the_lost_output_is_requested_again() {
-    let mut run = Told::new(&["a: x=input.x", "b: y=a.y, z=a.z, w=d.y", "d: x=input.x"], &["b.y"]);
+    let mut run = TextRun::new(&["a: x=input.x", "b: y=a.y, z=a.z, w=d.y", "d: x=input.x"], &["b.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y a.z", "call 2 d for d.y"];
         run.done(1, &[rows(1), rows(1)]) => [];
@@ -114,8 +114,10 @@ fn only_the_lost_output_is_requested_again() {
 
 #[test]
 fn a_decided_condition_stays_decided() {
-    let mut run =
-        Told::new(&["a: x=input.x", "b: x=d.y when a.y", "c: x=a.y, w=d.y", "d: x=input.x"], &["b.y", "c.y"]);
+    let mut run = TextRun::new(
+        &["a: x=input.x", "b: x=d.y when a.y", "c: x=a.y, w=d.y", "d: x=input.x"],
+        &["b.y", "c.y"],
+    );
     run.begin(&[rows(1)]);
     follows! {
         run.done(1, &[rows(1)]) => [];
@@ -178,7 +180,7 @@ fn a_step_is_called_at_most_runs_max_times() {
 
 #[test]
 fn an_output_that_is_lost_before_the_answer_is_made_again() {
-    let mut run = Told::new(&["a: x=input.x", "b: x=input.x", "c: x=b.z when b.y"], &["a.y", "c.y"]);
+    let mut run = TextRun::new(&["a: x=input.x", "b: x=input.x", "c: x=b.z when b.y"], &["a.y", "c.y"]);
     follows! {
         run.begin(&[rows(1)]) => ["call 1 a for a.y", "call 2 b for b.y b.z"];
         run.done(2, &[zeros(1), rows(1)]) => ["release b.y", "release b.z", "empty c.y"];

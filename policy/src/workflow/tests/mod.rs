@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use millrace_types::ids::{FunctionKey, FunctionName, TenantName};
 use millrace_types::tensor::{DataType, Dim, TensorSpec};
-use millrace_types::workflow::{Output, Run, Signature, Source, Step, WorkflowSpec};
+use millrace_types::workflow::{Signature, Step, StepTarget, TensorSource, WorkflowOutput, WorkflowSpec};
 
-use super::state::Stage;
+use super::state::StepStage;
 use super::*;
 
 /// Progress of a run.
@@ -28,7 +28,7 @@ struct Progress {
     calls_out: usize,
 }
 
-impl Engine {
+impl WorkflowEngine {
     fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
@@ -37,8 +37,8 @@ impl Engine {
         let count = |is: &dyn Fn(&StepState) -> bool| self.steps.iter().filter(|step| is(step)).count();
         Progress {
             total: self.steps.len(),
-            done: count(&|step| step.stage == Stage::Runs && step.done == step.rows.len()),
-            skipped: count(&|step| step.stage == Stage::Skipped),
+            done: count(&|step| step.stage == StepStage::Runs && step.done == step.rows.len()),
+            skipped: count(&|step| step.stage == StepStage::Skipped),
             calls_out: self.calls.len(),
         }
     }
@@ -54,13 +54,14 @@ fn spec(steps: &[&str], outputs: &[&str]) -> WorkflowSpec {
     let steps: Vec<_> = steps.iter().map(|text| step(text)).collect();
     let mut inputs = Vec::new();
     for source in steps.iter().flat_map(|step| step.inputs.values()) {
-        if let Source::Input(input) = source
+        if let TensorSource::Input(input) = source
             && !inputs.contains(input)
         {
             inputs.push(input.clone());
         }
     }
-    let output = |(at, from): (usize, &&str)| Output { name: format!("o{at}"), from: from.parse().unwrap() };
+    let output =
+        |(at, from): (usize, &&str)| WorkflowOutput { name: format!("o{at}"), from: from.parse().unwrap() };
     let outputs = outputs.iter().enumerate().map(output).collect();
     let spec = WorkflowSpec::new(
         FunctionKey { tenant: TenantName::default(), name: name("w") },
@@ -89,7 +90,7 @@ fn step(text: &str) -> Step {
     let inputs = rest.split(", ").map(input).collect();
     Step {
         name: name(step),
-        run: Run::Function(name(&format!("f-{step}"))),
+        run: StepTarget::Function(name(&format!("f-{step}"))),
         inputs,
         each,
         when,
@@ -106,34 +107,34 @@ fn signature() -> Signature {
 }
 
 /// Plans a workflow in which the functions named in `once` are not idempotent.
-fn plan_of(spec: &WorkflowSpec, once: &[&str]) -> Arc<Plan> {
+fn plan_of(spec: &WorkflowSpec, once: &[&str]) -> Arc<WorkflowGraph> {
     let signature = signature();
-    let is_idempotent = |run: &Run| !once.contains(&run.name().as_str());
-    Arc::new(Plan::new(spec, |_| Some(&signature), is_idempotent).unwrap())
+    let is_idempotent = |run: &StepTarget| !once.contains(&run.name().as_str());
+    Arc::new(WorkflowGraph::new(spec, |_| Some(&signature), is_idempotent).unwrap())
 }
 
-fn rows(rows: u64) -> Facts {
-    Facts { rows, is_empty: rows == 0, holds: Some(rows > 0) }
+fn rows(rows: u64) -> TensorFacts {
+    TensorFacts { rows, is_empty: rows == 0, holds: Some(rows > 0) }
 }
 
-fn zeros(rows: u64) -> Facts {
-    Facts { rows, is_empty: rows == 0, holds: Some(false) }
+fn zeros(rows: u64) -> TensorFacts {
+    TensorFacts { rows, is_empty: rows == 0, holds: Some(false) }
 }
 
 /// A run with actions rendered as text: `call 1 b[2] y`, `release a.y`, `answer b.y`.
-struct Told {
-    plan: Arc<Plan>,
-    engine: Engine,
+struct TextRun {
+    plan: Arc<WorkflowGraph>,
+    engine: WorkflowEngine,
 }
 
-impl Told {
+impl TextRun {
     fn new(steps: &[&str], outputs: &[&str]) -> Self {
         Self::once(steps, outputs, &[])
     }
 
     fn once(steps: &[&str], outputs: &[&str], once: &[&str]) -> Self {
         let plan = plan_of(&spec(steps, outputs), once);
-        Self { engine: Engine::new(plan.clone()), plan }
+        Self { engine: WorkflowEngine::new(plan.clone()), plan }
     }
 
     fn tell(&mut self, event: Event) -> Vec<String> {
@@ -142,11 +143,11 @@ impl Told {
         actions.iter().map(|action| self.text(action)).collect()
     }
 
-    fn begin(&mut self, inputs: &[Facts]) -> Vec<String> {
+    fn begin(&mut self, inputs: &[TensorFacts]) -> Vec<String> {
         self.tell(Event::Begin { inputs: inputs.to_vec() })
     }
 
-    fn done(&mut self, call: u64, outputs: &[Facts]) -> Vec<String> {
+    fn done(&mut self, call: u64, outputs: &[TensorFacts]) -> Vec<String> {
         self.tell(Event::Done { call: CallId(call), outputs: outputs.to_vec() })
     }
 
@@ -161,17 +162,17 @@ impl Told {
     }
 
     /// Parses `a.y` or `a.y[2]`.
-    fn loss(&self, text: &str) -> Loss {
+    fn loss(&self, text: &str) -> TensorLoss {
         let (source, row) = match text.split_once('[') {
             Some((source, row)) => (source, Some(row.trim_end_matches(']').parse().unwrap())),
             None => (text, None),
         };
-        let source: Source = source.parse().unwrap();
+        let source: TensorSource = source.parse().unwrap();
         let slot = self.plan.slots().iter().position(|slot| slot.source == source).unwrap();
-        Loss { slot: Slot(slot), row }
+        TensorLoss { slot: TensorIndex(slot), row }
     }
 
-    fn slots(&self, slots: &[Slot]) -> String {
+    fn slots(&self, slots: &[TensorIndex]) -> String {
         slots.iter().map(|slot| self.plan.slot(*slot).source.to_string()).collect::<Vec<_>>().join(" ")
     }
 
@@ -213,23 +214,24 @@ fn a_plan_lists_the_consumers_of_each_tensor() {
     let sources: Vec<_> = plan.slots().iter().map(|slot| slot.source.to_string()).collect();
     assert_eq!(sources, ["input.v", "input.u", "a.y", "a.z", "b.y"]);
     assert_eq!(plan.steps().iter().map(|step| step.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    assert_eq!(plan.step(StepIndex(0)).outputs, [Slot(2), Slot(3)]);
-    assert_eq!(plan.step(StepIndex(1)).outputs, [Slot(4)]);
-    assert_eq!(plan.step(StepIndex(1)).each_slot(), Some(Slot(2)));
+    assert_eq!(plan.step(StepIndex(0)).outputs, [TensorIndex(2), TensorIndex(3)]);
+    assert_eq!(plan.step(StepIndex(1)).outputs, [TensorIndex(4)]);
+    assert_eq!(plan.step(StepIndex(1)).each_slot(), Some(TensorIndex(2)));
     assert_eq!(
-        (plan.slot(Slot(2)).takers.as_slice(), plan.slot(Slot(2)).conditions.len()),
+        (plan.slot(TensorIndex(2)).takers.as_slice(), plan.slot(TensorIndex(2)).conditions.len()),
         (&[StepIndex(1)][..], 0)
     );
     assert_eq!(
-        (plan.slot(Slot(3)).conditions.as_slice(), plan.slot(Slot(3)).takers.len()),
+        (plan.slot(TensorIndex(3)).conditions.as_slice(), plan.slot(TensorIndex(3)).takers.len()),
         (&[StepIndex(1)][..], 0)
     );
-    let of = |is: &dyn Fn(Slot) -> bool| (0..5).filter(|slot| is(Slot(*slot))).collect::<Vec<_>>();
+    let of =
+        |is: &dyn Fn(TensorIndex) -> bool| (0..5).filter(|slot| is(TensorIndex(*slot))).collect::<Vec<_>>();
     assert_eq!(of(&|slot| plan.slot(slot).is_output), [4]);
     assert_eq!(of(&|slot| plan.is_condition(slot)), [3]);
     assert_eq!(of(&|slot| plan.is_input(slot)), [0, 1]);
     assert_eq!(plan.steps().iter().map(|step| step.is_idempotent).collect::<Vec<_>>(), [true, false]);
-    assert_eq!(plan.outputs(), [Slot(4)]);
+    assert_eq!(plan.outputs(), [TensorIndex(4)]);
 }
 
 #[test]
@@ -238,7 +240,7 @@ fn a_plan_refuses_a_workflow_that_no_longer_fits() {
     type Change<'a> = &'a dyn Fn(&mut WorkflowSpec);
     let checks: [(&str, Change<'_>); 5] = [
         ("step \"a\" runs function \"gone\", which does not exist", &|it| {
-            it.steps[0].run = Run::Function(name("gone"));
+            it.steps[0].run = StepTarget::Function(name("gone"));
         }),
         ("step \"b\" takes a.q, which does not exist", &|it| {
             it.steps[1].inputs.insert("x".into(), "a.q".parse().unwrap());
@@ -254,11 +256,11 @@ fn a_plan_refuses_a_workflow_that_no_longer_fits() {
         }),
     ];
     let signature = signature();
-    let known = |run: &Run| (run.name().as_str() != "gone").then_some(&signature);
+    let known = |run: &StepTarget| (run.name().as_str() != "gone").then_some(&signature);
     for (says, change) in checks {
         let mut spec = good.clone();
         change(&mut spec);
-        assert_eq!(Plan::new(&spec, known, |_| true).unwrap_err().to_string(), says);
+        assert_eq!(WorkflowGraph::new(&spec, known, |_| true).unwrap_err().to_string(), says);
     }
-    assert_eq!(Plan::new(&good, known, |_| true).map(|plan| plan.steps().len()), Ok(2));
+    assert_eq!(WorkflowGraph::new(&good, known, |_| true).map(|plan| plan.steps().len()), Ok(2));
 }

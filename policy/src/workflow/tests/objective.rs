@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::super::{Shares, StepIndex};
+use super::super::{ObjectiveShares, StepIndex};
 use super::{plan_of, spec};
 
 const fn ms(ms: u64) -> Duration {
@@ -18,7 +18,7 @@ const DIAMOND: [&str; 4] = ["a: x=input.x", "b: x=a.y", "c: x=a.y", "d: x=b.y, z
 fn the_longest_path_divides_the_time_left_by_its_steps_durations() {
     let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
     // `b` takes three times as long as `c`, so the path over `b` is longer.
-    let shares = Shares::of(&plan, &[Some(ms(10)), Some(ms(30)), Some(ms(10)), Some(ms(10))]);
+    let shares = ObjectiveShares::of(&plan, &[Some(ms(10)), Some(ms(30)), Some(ms(10)), Some(ms(10))]);
     let within = |step, left| shares.within(&plan, StepIndex(step), Some(ms(left))).unwrap();
     let step = |name: &str| plan.steps().iter().position(|it| it.name.as_str() == name).unwrap();
     assert_eq!(within(step("a"), 100), ms(20), "10 of 50");
@@ -32,7 +32,7 @@ fn a_step_that_never_ran_counts_as_the_mean_and_keeps_its_own_deadline() {
     let mut spec = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
     spec.steps[1].deadline = Some(ms(5));
     let plan = plan_of(&spec, &[]);
-    let nothing = Shares::of(&plan, &[None, None]);
+    let nothing = ObjectiveShares::of(&plan, &[None, None]);
     assert_eq!(nothing.within(&plan, StepIndex(0), Some(ms(100))), Some(ms(50)));
     assert_eq!(nothing.within(&plan, StepIndex(1), Some(ms(100))), Some(ms(5)));
     assert_eq!(
@@ -42,7 +42,7 @@ fn a_step_that_never_ran_counts_as_the_mean_and_keeps_its_own_deadline() {
     );
     assert_eq!(nothing.within(&plan, StepIndex(1), None), Some(ms(5)));
     assert_eq!(nothing.within(&plan, StepIndex(0), None), None);
-    let one = Shares::of(&plan, &[Some(ms(7)), None]);
+    let one = ObjectiveShares::of(&plan, &[Some(ms(7)), None]);
     assert_eq!(one, nothing, "the other step counts as equally long");
 }
 
@@ -53,7 +53,7 @@ proptest! {
     fn steps_that_keep_to_their_shares_meet_the_deadline(took in prop::collection::vec(prop::option::of(0u64..50), 4)) {
         let plan = plan_of(&spec(&DIAMOND, &["d.y"]), &[]);
         let took: Vec<_> = took.into_iter().map(|took| took.map(ms)).collect();
-        let shares = Shares::of(&plan, &took);
+        let shares = ObjectiveShares::of(&plan, &took);
         let objective = Duration::from_secs(1);
         let mut ends = vec![Duration::ZERO; plan.steps().len()];
         for (at, step) in plan.steps().iter().enumerate() {

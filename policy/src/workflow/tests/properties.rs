@@ -109,7 +109,7 @@ proptest! {
         let once: Vec<_> = STEPS.into_iter().zip(once).filter(|(_, once)| *once).map(|(step, _)| step).collect();
         let mut world = World::begin(plan_of(&spec, &once), seed);
         run(&mut world, &choices, 40);
-        prop_assert!(matches!(world.end, Some(End::Answer | End::Fail(Cause::DataLost))), "{:?}", world.end);
+        prop_assert!(matches!(world.end, Some(End::Answer | End::Fail(RunFailureCause::DataLost))), "{:?}", world.end);
         prop_assert!(world.end == Some(End::Answer) || world.losses > 0);
     }
 

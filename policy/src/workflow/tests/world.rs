@@ -10,17 +10,17 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Value {
     content: u64,
-    facts: Facts,
+    facts: TensorFacts,
 }
 
 impl Value {
-    const EMPTY: Self = Self { content: 0, facts: Facts::EMPTY };
+    const EMPTY: Self = Self { content: 0, facts: TensorFacts::EMPTY };
 
     fn joined(parts: &[Self]) -> Self {
         match parts {
             [only] => *only,
             parts => {
-                let facts = parts.iter().map(|part| part.facts).reduce(Facts::join).unwrap();
+                let facts = parts.iter().map(|part| part.facts).reduce(TensorFacts::join).unwrap();
                 Self { content: hash(parts), facts }
             }
         }
@@ -34,11 +34,11 @@ fn hash(of: impl Hash) -> u64 {
 }
 
 /// Makes the output of a function: 0 to 3 rows, and only zeros in a third of the cases.
-fn make(seed: u64, slot: Slot, row: usize, inputs: &[Value]) -> Value {
+fn make(seed: u64, slot: TensorIndex, row: usize, inputs: &[Value]) -> Value {
     let content = hash((seed, slot, row, inputs));
     let rows = [0, 1, 1, 1, 1, 2, 2, 3][usize::try_from(content % 8).unwrap()];
     let holds = rows > 0 && !(content >> 8).is_multiple_of(3);
-    Value { content, facts: Facts { rows, is_empty: rows == 0, holds: Some(holds) } }
+    Value { content, facts: TensorFacts { rows, is_empty: rows == 0, holds: Some(holds) } }
 }
 
 /// The result of a workflow by its definition: all parts of every tensor, and the number of runs of
@@ -50,12 +50,12 @@ pub(super) struct Meaning {
 }
 
 impl Meaning {
-    pub(super) fn of(plan: &Plan, seed: u64) -> Self {
+    pub(super) fn of(plan: &WorkflowGraph, seed: u64) -> Self {
         let mut parts = vec![Vec::new(); plan.slots().len()];
         for (at, _) in plan.inputs().iter().enumerate() {
             let content = hash((seed, at));
             let rows = [0, 1, 1, 1, 2, 3, 3, 4][usize::try_from(content % 8).unwrap()];
-            let facts = Facts { rows, is_empty: rows == 0, holds: Some(rows > 0) };
+            let facts = TensorFacts { rows, is_empty: rows == 0, holds: Some(rows > 0) };
             parts[at] = vec![Value { content, facts }];
         }
         let mut meaning = Self { parts, runs: Vec::new() };
@@ -76,7 +76,7 @@ impl Meaning {
         meaning
     }
 
-    fn whole(&self, slot: Slot) -> Value {
+    fn whole(&self, slot: TensorIndex) -> Value {
         Value::joined(&self.parts[slot.0])
     }
 }
@@ -85,25 +85,25 @@ impl Meaning {
 struct Out {
     step: StepIndex,
     row: usize,
-    inputs: Vec<Slot>,
-    outputs: Vec<Slot>,
+    inputs: Vec<TensorIndex>,
+    outputs: Vec<TensorIndex>,
     /// Losses of its inputs since the call was started.
-    lost: Vec<Loss>,
+    lost: Vec<TensorLoss>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
     Answer,
-    Fail(Cause),
+    Fail(RunFailureCause),
 }
 
 /// A run and all resources of its driver.
 pub(super) struct World {
-    plan: Arc<Plan>,
-    engine: Engine,
+    plan: Arc<WorkflowGraph>,
+    engine: WorkflowEngine,
     meaning: Meaning,
     /// Existing tensors, by slot and part.
-    held: BTreeMap<Slot, BTreeMap<usize, Value>>,
+    held: BTreeMap<TensorIndex, BTreeMap<usize, Value>>,
     out: BTreeMap<CallId, Out>,
     calls: BTreeMap<(StepIndex, usize), u32>,
     answered: BTreeSet<(StepIndex, usize)>,
@@ -112,9 +112,9 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn begin(plan: Arc<Plan>, seed: u64) -> Self {
+    pub(super) fn begin(plan: Arc<WorkflowGraph>, seed: u64) -> Self {
         let meaning = Meaning::of(&plan, seed);
-        let engine = Engine::new(plan.clone());
+        let engine = WorkflowEngine::new(plan.clone());
         let mut world = Self {
             plan,
             engine,
@@ -126,9 +126,10 @@ impl World {
             end: None,
             losses: 0,
         };
-        let inputs: Vec<_> = (0..world.plan.inputs().len()).map(|at| world.meaning.whole(Slot(at))).collect();
+        let inputs: Vec<_> =
+            (0..world.plan.inputs().len()).map(|at| world.meaning.whole(TensorIndex(at))).collect();
         for (at, value) in inputs.iter().enumerate() {
-            world.held.insert(Slot(at), BTreeMap::from([(0, *value)]));
+            world.held.insert(TensorIndex(at), BTreeMap::from([(0, *value)]));
         }
         world.tell(Event::Begin { inputs: inputs.iter().map(|value| value.facts).collect() });
         world
@@ -164,7 +165,7 @@ impl World {
         let parts: Vec<_> = made.flat_map(|(slot, parts)| parts.keys().map(|part| (*slot, *part))).collect();
         let Some((slot, part)) = parts.get(pick % parts.len().max(1)).copied() else { return false };
         let is_all = pick.is_multiple_of(5);
-        let loss = Loss { slot, row: (!is_all).then_some(part as u64) };
+        let loss = TensorLoss { slot, row: (!is_all).then_some(part as u64) };
         let held = self.held.get_mut(&slot).unwrap();
         held.retain(|at, _| !is_all && *at != part);
         if held.is_empty() {
@@ -195,7 +196,7 @@ impl World {
         if let Some(call) = self.out.keys().nth(pick % self.out.len().max(1)).copied() {
             self.out.remove(&call);
             self.tell(Event::Failed { call, lost: Vec::new() });
-            assert_eq!(self.end, Some(End::Fail(Cause::Failed)));
+            assert_eq!(self.end, Some(End::Fail(RunFailureCause::Failed)));
         }
     }
 
@@ -259,8 +260,8 @@ impl World {
         call: CallId,
         step: StepIndex,
         row: Option<u64>,
-        inputs: Vec<Slot>,
-        outputs: Vec<Slot>,
+        inputs: Vec<TensorIndex>,
+        outputs: Vec<TensorIndex>,
     ) {
         let planned = self.plan.step(step).clone();
         assert_eq!(row.is_some(), planned.each.is_some());
@@ -283,7 +284,7 @@ impl World {
     }
 
     /// Returns the content of a slot, if all its parts exist.
-    fn content(&self, slot: Slot) -> Option<Value> {
+    fn content(&self, slot: TensorIndex) -> Option<Value> {
         let parts: Vec<_> = self.held.get(&slot)?.values().copied().collect();
         (parts.len() == self.meaning.parts[slot.0].len()).then(|| Value::joined(&parts))
     }
@@ -309,8 +310,9 @@ impl World {
     fn check_nothing_left(&self) {
         assert!(self.out.is_empty());
         let is_answer = self.end == Some(End::Answer);
-        let may_stay =
-            |slot: &&Slot| self.plan.is_input(**slot) || (is_answer && self.plan.slot(**slot).is_output);
+        let may_stay = |slot: &&TensorIndex| {
+            self.plan.is_input(**slot) || (is_answer && self.plan.slot(**slot).is_output)
+        };
         assert!(self.held.keys().all(|slot| may_stay(&slot)), "left: {:?}", self.held);
         let progress = self.engine.progress();
         assert!(progress.done + progress.skipped <= progress.total && progress.calls_out == 0);

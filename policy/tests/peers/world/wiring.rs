@@ -2,9 +2,9 @@
 //! once.
 
 use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights};
+use millrace_policy::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo};
 use millrace_policy::gpu;
-use millrace_policy::memory::Run as BlockRun;
+use millrace_policy::memory::BlockRun;
 use millrace_types::GpuIndex;
 
 use super::{FABRIC, Mail, Who, World};
@@ -25,7 +25,7 @@ impl World {
                 }
                 fabric::Action::Revoke { gpu, transfer, batch, .. } => {
                     let place = &mut self.places[gpu.0 as usize];
-                    let named = |grant: &Grant| (grant.transfer, grant.batch) == (transfer, batch);
+                    let named = |grant: &BatchGrant| (grant.transfer, grant.batch) == (transfer, batch);
                     if let Some(found) = place.copies.iter().position(named) {
                         let grant = place.copies.remove(found).unwrap();
                         self.report(gpu.0 as usize, &grant, Some(BatchFailure::NotBegun));
@@ -33,12 +33,14 @@ impl World {
                     continue;
                 }
                 fabric::Action::Carried { .. } => continue,
-                fabric::Action::Lock { gpu, transfer, cargo: Cargo::Weights(Weights { model, .. }) } => {
-                    (gpu, gpu::Event::Lock { transfer, model })
-                }
+                fabric::Action::Lock {
+                    gpu,
+                    transfer,
+                    cargo: TransferCargo::Weights(WeightsCargo { model, .. }),
+                } => (gpu, gpu::Event::Lock { transfer, model }),
                 fabric::Action::Unlock { gpu, transfer } => (gpu, gpu::Event::Unlock { transfer }),
-                fabric::Action::Arrived { gpu, cargo: Cargo::Weights(weights), chunks } => {
-                    let Weights { model, generation, .. } = weights;
+                fabric::Action::Arrived { gpu, cargo: TransferCargo::Weights(weights), chunks } => {
+                    let WeightsCargo { model, generation, .. } = weights;
                     (gpu, gpu::Event::Arrived { model, generation, chunks })
                 }
                 fabric::Action::Lock { .. } | fabric::Action::Arrived { .. } => panic!("no objects here"),
@@ -65,7 +67,7 @@ impl World {
             gpu::Action::Transfer { transfer, weights, chunks, from } => fabric::Event::Start {
                 transfer,
                 gpu,
-                cargo: Cargo::Weights(weights),
+                cargo: TransferCargo::Weights(weights),
                 chunks,
                 from,
                 objective: None,
@@ -117,7 +119,7 @@ impl World {
             }
             gpu::Action::Replace => self.kill(index),
             gpu::Action::EndProgram { model } => self.kill_program(index, model),
-            gpu::Action::Ended { .. } | gpu::Action::Returned { .. } => self.requests -= 1,
+            gpu::Action::Ended { .. } | gpu::Action::RequestReturned { .. } => self.requests -= 1,
             _ => {}
         }
     }

@@ -7,7 +7,7 @@ use crate::manifest::{Manifest, TenantManifest, parse};
 use crate::policy::{
     Batches, DispatchName, EvictionName, HostLinksName, PolicySpec, PresetName, TransferSharingName,
 };
-use crate::tenancy::{Quota, Share};
+use crate::tenancy::{Quota, ResourceShare};
 
 const TENANT: &str = "\
 apiVersion: millrace/v1
@@ -28,8 +28,8 @@ fn tenants_and_policies_are_parsed() {
     let name = TenantName::new("acme").unwrap();
     let quota = Quota {
         gpus_max: NonZeroU32::new(2),
-        gpu_share: Share::from_ppm(500_000).ok(),
-        memory_share: Some(Share::ALL),
+        gpu_share: ResourceShare::from_ppm(500_000).ok(),
+        memory_share: Some(ResourceShare::ALL),
     };
     let policy = PolicySpec {
         preset: Some(PresetName::Torpor),

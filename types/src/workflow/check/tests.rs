@@ -1,4 +1,4 @@
-use super::super::Output;
+use super::super::WorkflowOutput;
 use super::*;
 use crate::ids::{FunctionKey, TenantName};
 
@@ -16,7 +16,7 @@ fn tensor(name: &str, datatype: DataType, shape: &[&str]) -> TensorSpec {
     TensorSpec { name: name.into(), datatype, shape: shape.iter().map(dim).collect() }
 }
 
-fn signature(run: &Run) -> Option<&'static Signature> {
+fn signature(run: &StepTarget) -> Option<&'static Signature> {
     use std::sync::LazyLock;
     static DETECT: LazyLock<Signature> = LazyLock::new(|| Signature {
         inputs: vec![tensor("image", DataType::Fp32, &["1", "3", "64", "64"])],
@@ -44,7 +44,14 @@ fn signature(run: &Run) -> Option<&'static Signature> {
 fn step(step: &str, run: &str, inputs: &[(&str, &str)]) -> Step {
     let inputs: BTreeMap<_, _> =
         inputs.iter().map(|(input, from)| ((*input).to_owned(), from.parse().unwrap())).collect();
-    Step { name: name(step), run: Run::Function(name(run)), inputs, each: None, when: None, deadline: None }
+    Step {
+        name: name(step),
+        run: StepTarget::Function(name(run)),
+        inputs,
+        each: None,
+        when: None,
+        deadline: None,
+    }
 }
 
 /// A workflow that detects objects in a frame and classifies each of them.
@@ -53,7 +60,7 @@ fn traffic() -> WorkflowSpec {
     people.each = Some("crop".into());
     people.when = Some("detect.found".parse().unwrap());
     let steps = vec![people, step("detect", "detect", &[("image", "input.frame")])];
-    let outputs = vec![Output { name: "people".into(), from: "people.scores".parse().unwrap() }];
+    let outputs = vec![WorkflowOutput { name: "people".into(), from: "people.scores".parse().unwrap() }];
     let key = FunctionKey { tenant: TenantName::default(), name: name("traffic") };
     WorkflowSpec::new(key, vec!["frame".into()], steps, outputs)
 }
@@ -74,7 +81,7 @@ fn the_signature_of_a_workflow_follows_from_its_functions() {
 fn each_refusal_names_the_edge() {
     let checks: &[(&str, Change<'_>)] = &[
         ("step \"detect\" runs function \"yolo\", which does not exist", &|it| {
-            it.steps[1].run = Run::Function(name("yolo"));
+            it.steps[1].run = StepTarget::Function(name("yolo"));
         }),
         ("step \"people\": function \"name\" has no input \"x\": it has crop", &|it| {
             it.steps[0].inputs.insert("x".into(), "detect.crops".parse().unwrap());
@@ -117,7 +124,7 @@ fn an_input_that_two_steps_read_has_the_sizes_that_either_fixes() {
         vec![step("a", "name", &[("crop", "input.x")]), step("b", "detect", &[("image", "input.x")])];
     spec.inputs = vec!["x".into()];
     spec.outputs = ["a.scores", "b.crops"]
-        .map(|from| Output { name: from.into(), from: from.parse().unwrap() })
+        .map(|from| WorkflowOutput { name: from.into(), from: from.parse().unwrap() })
         .to_vec();
     let found = spec.check(signature).unwrap();
     assert_eq!(found.inputs, [tensor("x", DataType::Fp32, &["1", "3", "64", "64"])]);
@@ -129,7 +136,7 @@ fn equal_symbols_of_two_functions_stay_distinct() {
     spec.steps = vec![step("a", "name", &[("crop", "input.x")]), step("b", "name", &[("crop", "input.y")])];
     spec.inputs = vec!["x".into(), "y".into()];
     spec.outputs = ["a.scores", "b.scores"]
-        .map(|from| Output { name: from.into(), from: from.parse().unwrap() })
+        .map(|from| WorkflowOutput { name: from.into(), from: from.parse().unwrap() })
         .to_vec();
     let input = |name, step: &str| {
         let [h, w] = ["h", "w"].map(|symbol| format!("{step}.{symbol}"));
@@ -147,7 +154,7 @@ fn a_chain_with_doubled_edges_is_checked_in_linear_time() {
     };
     spec.steps = (0..crate::limits::STEPS_MAX).map(two).collect();
     spec.inputs = vec!["x".into()];
-    spec.outputs = vec![Output { name: "y".into(), from: "s63.y".parse().unwrap() }];
+    spec.outputs = vec![WorkflowOutput { name: "y".into(), from: "s63.y".parse().unwrap() }];
     spec.validate().unwrap();
     let [a, b, y] = ["a", "b", "y"].map(|name| tensor(name, DataType::Fp32, &["n"]));
     let add = Signature { inputs: vec![a, b], outputs: vec![y] };
@@ -171,9 +178,9 @@ fn chain(runs: &[(&str, &Signature)]) -> Result<Signature, CheckError> {
     let steps = runs.iter().enumerate();
     spec.steps = steps.map(|(at, (run, _))| step(&format!("s{at}"), run, &[("x", &source(at))])).collect();
     spec.inputs = vec!["x".into()];
-    spec.outputs = vec![Output { name: "y".into(), from: source(runs.len()).parse().unwrap() }];
+    spec.outputs = vec![WorkflowOutput { name: "y".into(), from: source(runs.len()).parse().unwrap() }];
     spec.validate().unwrap();
-    let find = |run: &Run| runs.iter().find(|(name, _)| *name == run.name().as_str());
+    let find = |run: &StepTarget| runs.iter().find(|(name, _)| *name == run.name().as_str());
     spec.check(|run| find(run).map(|(_, signature)| *signature))
 }
 
@@ -225,7 +232,7 @@ fn an_output_has_the_size_that_another_step_fixes_for_its_input() {
     spec.steps = vec![step("a", "same", &[("x", "input.x")]), step("b", "four", &[("x", "input.x")])];
     spec.inputs = vec!["x".into()];
     spec.outputs =
-        ["a.y", "b.y"].map(|from| Output { name: from.into(), from: from.parse().unwrap() }).to_vec();
+        ["a.y", "b.y"].map(|from| WorkflowOutput { name: from.into(), from: from.parse().unwrap() }).to_vec();
     let same = from_to(&["n"], &["n"]);
     let four = from_to(&["4"], &["4"]);
     let found = spec.check(|run| Some(if run.name().as_str() == "same" { &same } else { &four })).unwrap();
@@ -242,7 +249,7 @@ fn input_symbols_differ_from_the_symbols_of_uncertain_rows() {
     spec.steps = vec![step("x", "rows", &[("x", "input.x")])];
     spec.steps[0].each = Some("x".into());
     spec.inputs = vec!["x".into()];
-    spec.outputs = vec![Output { name: "y".into(), from: "x.y".parse().unwrap() }];
+    spec.outputs = vec![WorkflowOutput { name: "y".into(), from: "x.y".parse().unwrap() }];
     let found = spec.check(|_| Some(&rows)).unwrap();
     assert_ne!(found.inputs[0].shape[0], found.outputs[0].shape[0]);
 }

@@ -11,15 +11,15 @@ use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_proto::executor::{CopyFailure, RunFailure as WireRunFailure, event};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::Executor;
-use crate::actors::function::Outputs;
-use crate::actors::gpu::DataSaid;
-use crate::actors::spans::Copied;
+use super::ExecutorActor;
+use crate::actors::function::RunOutputs;
+use crate::actors::gpu::ObjectReport;
+use crate::actors::spans::CopiedBatch;
 use crate::actors::{gpu, link};
 
-impl Executor {
+impl ExecutorActor {
     /// Translates an executor's event and posts it to the actor that the event concerns.
-    pub(super) fn said(&mut self, event: event::Event, descriptors: Vec<OwnedFd>) {
+    pub(super) fn handle_executor_event(&mut self, event: event::Event, descriptors: Vec<OwnedFd>) {
         use event::Event as Said;
         match event {
             Said::CopyDone(done) => {
@@ -27,9 +27,9 @@ impl Executor {
                 let batch = BatchId(done.batch);
                 let started = Timestamp(done.started_ns);
                 let finished = Timestamp(done.finished_ns);
-                if let Some(&(link, via)) = self.out.get(&(transfer, batch)) {
+                if let Some(&(link, via)) = self.outstanding.get(&(transfer, batch)) {
                     let bytes = Bytes(done.bytes);
-                    let copied = Copied { transfer, link, via, started, finished, bytes };
+                    let copied = CopiedBatch { transfer, link, via, started, finished, bytes };
                     self.peers.gpu.post(gpu::Message::Copied(copied));
                 }
                 let event = link_core::Event::Done { transfer, batch, started, finished };
@@ -57,7 +57,7 @@ impl Executor {
                 };
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let tensors = done.outputs;
-                let outputs = Outputs { tensors, descriptors, ..Outputs::default() };
+                let outputs = RunOutputs { tensors, descriptors, ..RunOutputs::default() };
                 let times = done.launch_times;
                 self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
             }
@@ -91,7 +91,7 @@ impl Executor {
             Said::RunCancelled(cancelled) => {
                 self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
             }
-            Said::ObjectPlaced(placed) => self.tell_data(DataSaid::Placed(ObjectKey(placed.object))),
+            Said::ObjectPlaced(placed) => self.tell_data(ObjectReport::Placed(ObjectKey(placed.object))),
             Said::PlaceFailed(failed) => {
                 tracing::warn!(
                     gpu = self.gpu.0,
@@ -99,9 +99,9 @@ impl Executor {
                     message = failed.message,
                     "the executor cannot place an object"
                 );
-                self.tell_data(DataSaid::NotPlaced(ObjectKey(failed.object)));
+                self.tell_data(ObjectReport::NotPlaced(ObjectKey(failed.object)));
             }
-            Said::CopiedOut(copied) => self.tell_data(DataSaid::CopiedOut(copied.copy)),
+            Said::CopiedOut(copied) => self.tell_data(ObjectReport::CopiedOut(copied.copy)),
             Said::CopyOutFailed(failed) => {
                 tracing::warn!(
                     gpu = self.gpu.0,
@@ -109,7 +109,7 @@ impl Executor {
                     message = failed.message,
                     "the executor cannot copy data to the host"
                 );
-                self.tell_data(DataSaid::NotCopiedOut(failed.copy));
+                self.tell_data(ObjectReport::NotCopiedOut(failed.copy));
             }
             Said::DeviceFailed(failed) => {
                 tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
@@ -125,7 +125,7 @@ impl Executor {
         self.peers.gpu.post(gpu::Message::Event(event));
     }
 
-    fn tell_data(&self, said: DataSaid) {
+    fn tell_data(&self, said: ObjectReport) {
         self.peers.gpu.post(gpu::Message::Data(said));
     }
 
@@ -136,7 +136,7 @@ impl Executor {
     }
 
     fn tell_link(&mut self, transfer: TransferId, batch: BatchId, event: link_core::Event) {
-        let issuer = self.out.remove(&(transfer, batch));
+        let issuer = self.outstanding.remove(&(transfer, batch));
         if let Some(link) = issuer.and_then(|(link, _)| self.peers.links.get(&link)) {
             link.post(link::Message::Event(event));
         }

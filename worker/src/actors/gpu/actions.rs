@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use millrace_policy::dispatch::Return;
-use millrace_policy::fabric::{self, Cargo};
+use millrace_policy::dispatch::ReturnReason;
+use millrace_policy::fabric::{self, TransferCargo};
 use millrace_policy::gpu::Action;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{Cancel, LoadProgram, Map, UnloadProgram, Unmap};
 use millrace_types::{ModelId, Reason, Timestamp};
 
-use super::{Carried, Gpu};
-use crate::actors::node::Reader;
+use super::{GpuActor, GpuPayload};
+use crate::actors::node::TransferReader;
 use crate::actors::{executor, extents, function, node};
 
-impl Gpu {
-    pub(super) fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut Carried) {
+impl GpuActor {
+    pub(super) fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut GpuPayload) {
         let gpu = self.index();
         match action {
             Action::LoadProgram { model } => {
@@ -38,7 +38,7 @@ impl Gpu {
             }
             Action::Run { run, key, model, generation } => self.run(now, run, key, model, generation),
             Action::CancelRun { run } => {
-                if !self.take_run_back(run) {
+                if !self.cancel_waiting_run(run) {
                     self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new());
                 }
             }
@@ -52,8 +52,8 @@ impl Gpu {
                 let evicted = self.evicted;
                 let waiting = self.entries.values_mut().filter(|entry| entry.work().model == weights.model);
                 waiting.for_each(|entry| entry.spans.swap_begins(transfer, weights, from, evicted));
-                let reader = Reader::run(self.core.core.reader_of(weights.model));
-                let cargo = Cargo::Weights(weights);
+                let reader = TransferReader::run(self.core.core.reader_of(weights.model));
+                let cargo = TransferCargo::Weights(weights);
                 self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
             }
             Action::Hasten { transfer, key } => {
@@ -69,7 +69,7 @@ impl Gpu {
             Action::Failed { key, reason, may_have_executed } => {
                 if let Some(entry) = self.entries.get(&key) {
                     entry.spans.fail(reason);
-                    let detail = if let Carried::Detail(detail) = carried {
+                    let detail = if let GpuPayload::Detail(detail) = carried {
                         Some(std::mem::take(detail))
                     } else {
                         None
@@ -95,9 +95,9 @@ impl Gpu {
             Action::Down { lost } => {
                 self.entries.values().for_each(|entry| entry.spans.fail("the executor was lost"));
                 self.entries.clear();
-                let lost = self.not_begun(lost);
-                self.lose_data();
-                self.leaving.clear();
+                let lost = self.correct_progress(lost);
+                self.mark_data_lost();
+                self.unfinished_swaps.clear();
                 self.pid = None;
                 self.loaded.clear();
                 self.peers.node.post(node::Message::Down { gpu, lost });
@@ -106,25 +106,25 @@ impl Gpu {
             Action::Ended { key, ran } => {
                 self.forget_run(key);
                 if let Some(mut entry) = self.entries.remove(&key) {
-                    entry.let_go(&mut self.data);
-                    self.leaving.extend(entry.spans.leave());
+                    entry.release_inputs(&mut self.data);
+                    self.unfinished_swaps.extend(entry.spans.into_unfinished());
                 }
-                self.peers.node.post(node::Message::Ended { gpu, key, ran });
+                self.peers.node.post(node::Message::RunEnded { gpu, key, ran });
             }
-            Action::Returned { key, why } => {
+            Action::RequestReturned { key, why } => {
                 self.forget_run(key);
                 if let Some(mut entry) = self.entries.remove(&key) {
-                    entry.let_go(&mut self.data);
+                    entry.release_inputs(&mut self.data);
                     match why {
-                        Return::Recalled => entry.spans.recalled(),
-                        Return::Failed(_) => entry.spans.fail("the GPU could not run the request"),
-                        Return::Died(_) => entry.spans.fail("the model's executor was lost"),
+                        ReturnReason::Recalled => entry.spans.recalled(),
+                        ReturnReason::Failed(_) => entry.spans.fail("the GPU could not run the request"),
+                        ReturnReason::Died(_) => entry.spans.fail("the model's executor was lost"),
                     }
                 }
-                self.peers.node.post(node::Message::Returned { gpu, key, why });
+                self.peers.node.post(node::Message::RequestReturned { gpu, key, why });
             }
             Action::Evicted { models } => self.peers.node.post(node::Message::Evicted { gpu, models }),
-            Action::Forgot { model } => {
+            Action::ModelForgotten { model } => {
                 self.models.remove(&model);
             }
         }

@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Weak;
 
-use millrace_policy::elastic::{self, ObjectKey, Standing};
-use millrace_policy::gpu::{Event, Spent};
+use millrace_policy::elastic::{self, ConsumerDistance, ObjectKey};
+use millrace_policy::gpu::{Event, GpuTimes};
 use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
-use super::moves::Moves;
-use super::outgoing::Outgoing;
-use crate::actors::function::{self, Outputs};
+use super::moves::ObjectTransfers;
+use super::outgoing::OutgoingTransfer;
+use crate::actors::function::{self, RunOutputs};
 use crate::actors::work::SharedWork;
-use crate::objects::{Kept, Place};
+use crate::objects::{HandleLocation, ObjectHandle};
 use crate::port::Descriptor;
 
 /// The index of an object's consumer in the store. All holders of the handle together are one consumer.
@@ -22,9 +22,9 @@ const READER: usize = 0;
 
 /// The actor's record of an object.
 #[derive(Debug)]
-pub(super) struct Book {
+pub(super) struct ObjectRecord {
     /// The object's handle. Dangling for a run's own copy, which has no handle.
-    pub(super) kept: Weak<Kept>,
+    pub(super) kept: Weak<ObjectHandle>,
     pub(super) bytes: u64,
     /// The part of a run's outputs that the object is made of, until the object has been placed.
     pub(super) made: Option<OutputPart>,
@@ -38,8 +38,8 @@ pub(super) struct Book {
     pub(super) mapped: bool,
 }
 
-impl Book {
-    pub(super) fn new(kept: Weak<Kept>, bytes: u64, made: Option<OutputPart>) -> Self {
+impl ObjectRecord {
+    pub(super) fn new(kept: Weak<ObjectHandle>, bytes: u64, made: Option<OutputPart>) -> Self {
         Self { kept, bytes, made, claims: 0, queued: BTreeSet::new(), copy: None, mapped: false }
     }
 
@@ -50,17 +50,17 @@ impl Book {
 }
 
 /// An answer that waits until its outputs are stored.
-pub(super) struct Storing {
+pub(super) struct PendingAnswer {
     pub(super) work: SharedWork,
-    pub(super) outputs: Outputs,
-    pub(super) spent: Spent,
+    pub(super) outputs: RunOutputs,
+    pub(super) spent: GpuTimes,
     pub(super) attempts: u32,
     pub(super) gpu: GpuIndex,
     pub(super) left: BTreeSet<ObjectKey>,
 }
 
 /// A run that waits for an input, or behind another run that does.
-pub(super) struct Waiting {
+pub(super) struct WaitingRun {
     pub(super) key: RequestKey,
     pub(super) run: Run,
     pub(super) descriptors: Vec<Descriptor>,
@@ -71,40 +71,40 @@ pub(super) struct Waiting {
 
 /// The data of a GPU.
 #[derive(Default)]
-pub(super) struct Data {
+pub(super) struct GpuObjects {
     /// The last object key that was given out.
     objects: u64,
-    pub(super) books: BTreeMap<ObjectKey, Book>,
+    pub(super) records: BTreeMap<ObjectKey, ObjectRecord>,
     /// Copies to the host that are under way.
-    pub(super) outgoing: BTreeMap<TransferId, Outgoing>,
+    pub(super) outgoing: BTreeMap<TransferId, OutgoingTransfer>,
     /// Answers that wait for their outputs to be stored, by run and request: a batch has several requests.
-    pub(super) storing: BTreeMap<(RunId, RequestKey), Storing>,
-    pub(super) waiting: VecDeque<Waiting>,
-    pub(super) moves: Moves,
+    pub(super) storing: BTreeMap<(RunId, RequestKey), PendingAnswer>,
+    pub(super) waiting: VecDeque<WaitingRun>,
+    pub(super) moves: ObjectTransfers,
     /// The request whose model waited for memory after the last step.
-    pub(super) roomless: Option<RequestKey>,
+    pub(super) waiting_for_memory: Option<RequestKey>,
     /// Events that the core has not handled yet.
-    pub(super) todo: VecDeque<Event>,
+    pub(super) pending_events: VecDeque<Event>,
     /// Objects whose consumer's distance changed. The core hears of these changes before the events in
-    /// `todo`, because the store must know the reserved objects before it decides to move any object.
-    restand: BTreeSet<ObjectKey>,
+    /// `pending_events`, because the store must know the reserved objects before it decides to move any object.
+    changed_standings: BTreeSet<ObjectKey>,
 }
 
-impl Data {
+impl GpuObjects {
     /// Removes and returns the next event that the core has to handle.
     pub(super) fn next_event(&mut self) -> Option<Event> {
-        if let Some(object) = self.restand.pop_first() {
-            let Some(book) = self.books.get(&object) else { return self.next_event() };
+        if let Some(object) = self.changed_standings.pop_first() {
+            let Some(book) = self.records.get(&object) else { return self.next_event() };
             let standing = match (book.claims, book.queued.first()) {
-                (0, None) => Standing::Unqueued,
-                (0, Some(&place)) => Standing::Queued(place),
-                _ => Standing::Claimed,
+                (0, None) => ConsumerDistance::Unqueued,
+                (0, Some(&place)) => ConsumerDistance::Queued(place),
+                _ => ConsumerDistance::Claimed,
             };
-            return Some(Event::Data(elastic::Event::Stands { object, consumer: READER, standing }));
+            return Some(Event::Data(elastic::Event::ConsumerMoved { object, consumer: READER, standing }));
         }
-        let event = self.todo.pop_front();
+        let event = self.pending_events.pop_front();
         if let Some(Event::Data(elastic::Event::Store { object, .. })) = event {
-            self.restand.insert(object);
+            self.changed_standings.insert(object);
         }
         event
     }
@@ -117,50 +117,50 @@ impl Data {
 
     /// Starts the object keys of an incarnation. An incarnation is unique among all executors of the
     /// node, so the keys of two GPUs differ.
-    pub(super) fn begin(&mut self, incarnation: Incarnation) {
+    pub(super) fn start_keys(&mut self, incarnation: Incarnation) {
         self.objects = incarnation.0 << 32;
     }
 
-    pub(super) fn tell(&mut self, event: elastic::Event) {
-        self.todo.push_back(Event::Data(event));
+    pub(super) fn push_store_event(&mut self, event: elastic::Event) {
+        self.pending_events.push_back(Event::Data(event));
     }
 
     /// Schedules an event that tells the core the distance of an object's nearest reader.
-    fn stands(&mut self, object: ObjectKey) {
-        self.restand.insert(object);
+    fn schedule_standing(&mut self, object: ObjectKey) {
+        self.changed_standings.insert(object);
     }
 
     /// Notes that a request that reads the object joined the node's queue at this rank, or left the queue.
     pub(super) fn queued(&mut self, object: ObjectKey, place: u64, waits: bool) {
-        if let Some(book) = self.books.get_mut(&object) {
+        if let Some(book) = self.records.get_mut(&object) {
             if waits {
                 book.queued.insert(place)
             } else {
                 book.queued.remove(&place)
             };
-            self.stands(object);
+            self.schedule_standing(object);
         }
     }
 
-    pub(super) fn claim(&mut self, object: ObjectKey) {
-        if let Some(book) = self.books.get_mut(&object) {
+    pub(super) fn reserve(&mut self, object: ObjectKey) {
+        if let Some(book) = self.records.get_mut(&object) {
             book.claims += 1;
-            self.stands(object);
+            self.schedule_standing(object);
         }
     }
 
     /// Releases a reservation of an object. The store may move the object once all reservations are
     /// released.
-    pub(super) fn unclaim(&mut self, object: ObjectKey) {
-        if let Some(book) = self.books.get_mut(&object) {
+    pub(super) fn release(&mut self, object: ObjectKey) {
+        if let Some(book) = self.records.get_mut(&object) {
             book.claims = book.claims.saturating_sub(1);
-            self.stands(object);
+            self.schedule_standing(object);
         }
     }
 
     /// Records the place of an object in its handle.
-    pub(super) fn is_at(&mut self, object: ObjectKey, place: Place) {
-        if let Some(book) = self.books.get_mut(&object) {
+    pub(super) fn set_location(&mut self, object: ObjectKey, place: HandleLocation) {
+        if let Some(book) = self.records.get_mut(&object) {
             book.made = None;
             if let Some(kept) = book.kept.upgrade() {
                 kept.moves_to(place);
@@ -170,39 +170,39 @@ impl Data {
 
     /// Discards an object that no reader needs any longer.
     pub(super) fn discard(&mut self, object: ObjectKey) {
-        if self.books.contains_key(&object) {
-            self.tell(elastic::Event::Discard { object });
+        if self.records.contains_key(&object) {
+            self.push_store_event(elastic::Event::Discard { object });
         }
     }
 
     /// Marks every object as lost that is not on the host, because its executor is gone, and clears the
     /// table. Returns the answers that waited for outputs to be stored.
-    pub(super) fn lose(&mut self) -> Vec<Storing> {
-        for kept in self.books.values().filter_map(|book| book.kept.upgrade()) {
-            if !matches!(kept.place(), Place::Host(_)) {
-                kept.moves_to(Place::Lost);
+    pub(super) fn clear_lost(&mut self) -> Vec<PendingAnswer> {
+        for kept in self.records.values().filter_map(|book| book.kept.upgrade()) {
+            if !matches!(kept.place(), HandleLocation::Host(_)) {
+                kept.moves_to(HandleLocation::Lost);
             }
         }
-        self.books.clear();
+        self.records.clear();
         // Dropping a copy drops its reply, which tells the reader that the bytes are lost.
         self.outgoing.clear();
         self.waiting.clear();
         self.moves.clear();
-        self.roomless = None;
-        self.todo.clear();
-        self.restand.clear();
+        self.waiting_for_memory = None;
+        self.pending_events.clear();
+        self.changed_standings.clear();
         std::mem::take(&mut self.storing).into_values().collect()
     }
 }
 
 /// If the actor panics, its answers are sent all the same.
-impl Drop for Data {
+impl Drop for GpuObjects {
     fn drop(&mut self) {
-        self.lose().into_iter().for_each(Storing::answer);
+        self.clear_lost().into_iter().for_each(PendingAnswer::answer);
     }
 }
 
-impl Storing {
+impl PendingAnswer {
     /// Sends the answer to the request's Function actor.
     pub(super) fn answer(self) {
         let Self { work, outputs, spent, attempts, gpu, .. } = self;

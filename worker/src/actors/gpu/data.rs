@@ -16,23 +16,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use millrace_policy::elastic::{self, ObjectKey, Pool, Standing, Store};
-use millrace_policy::gpu::{DataAction, Spent};
+use millrace_policy::elastic::{self, ConsumerDistance, ElasticStore, MemoryPool, ObjectKey};
+use millrace_policy::gpu::{GpuTimes, ObjectAction};
 use millrace_policy::ids::{RequestKey, RunId};
-use millrace_policy::memory::Run as BlockRun;
+use millrace_policy::memory::BlockRun;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
 use millrace_types::Bytes;
 
-use super::Gpu;
-use super::books::{Book, Storing};
-use super::outgoing::Purpose;
-use super::requests::Entry;
+use super::GpuActor;
+use super::books::{ObjectRecord, PendingAnswer};
+use super::outgoing::HostCopyPurpose;
+use super::requests::GpuRequest;
 use crate::actors::extents;
-use crate::actors::function::Outputs;
+use crate::actors::function::RunOutputs;
 use crate::actors::work::SharedWork;
-use crate::objects::{Kept, Place};
+use crate::objects::{HandleLocation, ObjectHandle};
 use crate::service::tensors::{INLINE_BYTES_MAX, part};
 use crate::snapshot::GpuData;
 
@@ -43,17 +43,17 @@ const STORING_MAX: usize = 64;
 
 /// A report of an executor on an object or on a copy to the host.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum DataSaid {
+pub(crate) enum ObjectReport {
     Placed(ObjectKey),
     NotPlaced(ObjectKey),
     CopiedOut(u64),
     NotCopiedOut(u64),
 }
 
-impl Gpu {
+impl GpuActor {
     /// Returns the outputs of a run that the executor keeps on the GPU. Of a batch the executor keeps only
     /// outputs that every request of the batch keeps. The rows of the other outputs are split on the host.
-    pub(super) fn kept_outputs(&self, entry: &Entry) -> Vec<String> {
+    pub(super) fn kept_outputs(&self, entry: &GpuRequest) -> Vec<String> {
         if !self.core.core.keeps_data() || self.data.storing.len() >= STORING_MAX {
             return Vec::new();
         }
@@ -67,15 +67,15 @@ impl Gpu {
     /// Each request of a batch gets its rows as an object of its own, so that the object can be freed
     /// when that request's readers are done.
     ///
-    /// Returns the objects that are small enough to be answered inline, for [`Self::copy_little`]. The
+    /// Returns the objects that are small enough to be answered inline, for [`Self::copy_small_outputs`]. The
     /// caller copies them to the host only after this function has run for all requests of the batch:
     /// otherwise the executor could be told too early that no more outputs of the run will be read.
     pub(super) fn store_outputs(
         &mut self,
         run: RunId,
         work: &SharedWork,
-        mut outputs: Outputs,
-        spent: Spent,
+        mut outputs: RunOutputs,
+        spent: GpuTimes,
         attempts: u32,
     ) -> Vec<ObjectKey> {
         let mut left = BTreeSet::new();
@@ -87,42 +87,42 @@ impl Gpu {
             let rows = part(whole, outputs.share);
             let offset = rows.start;
             let bytes = rows.end - rows.start;
-            let kept = Arc::new(Kept::new(self.index(), object, bytes, own));
+            let kept = Arc::new(ObjectHandle::new(self.index(), object, bytes, own));
             let made = OutputPart { run: run.0, output: tensor.name.clone(), offset, bytes };
-            self.data.books.insert(object, Book::new(Arc::downgrade(&kept), bytes, Some(made)));
+            self.data.records.insert(object, ObjectRecord::new(Arc::downgrade(&kept), bytes, Some(made)));
             tensor.contents = Some(Contents::Object(ObjectPart { object: object.0, offset: 0, bytes }));
-            outputs.kept.push(kept);
+            outputs.objects.push(kept);
             left.insert(object);
             if bytes <= INLINE_BYTES_MAX as u64 {
                 little.push(object);
                 continue;
             }
-            self.data.tell(elastic::Event::Store {
+            self.data.push_store_event(elastic::Event::Store {
                 object,
                 function: work.function,
                 size: Bytes(bytes),
-                consumers: vec![Standing::Unqueued],
+                consumers: vec![ConsumerDistance::Unqueued],
             });
         }
         let gpu = self.index();
-        let storing = Storing { work: SharedWork::clone(work), outputs, spent, attempts, gpu, left };
+        let storing = PendingAnswer { work: SharedWork::clone(work), outputs, spent, attempts, gpu, left };
         if storing.left.is_empty() {
             storing.answer();
             return little;
         }
-        self.data.tell(elastic::Event::Executed { function: work.function });
+        self.data.push_store_event(elastic::Event::Executed { function: work.function });
         self.data.storing.insert((run, work.key), storing);
         little
     }
 
     /// Copies outputs to the host that are too small to stay on the GPU.
-    pub(super) fn copy_little(&mut self, objects: Vec<ObjectKey>) {
-        objects.into_iter().for_each(|object| self.copy_whole(object, Purpose::Declined(object)));
+    pub(super) fn copy_small_outputs(&mut self, objects: Vec<ObjectKey>) {
+        objects.into_iter().for_each(|object| self.copy_whole(object, HostCopyPurpose::Declined(object)));
     }
 
     /// Notes that an output has its final place, or is lost, and sends the answer if the output was the
     /// last one that the answer waited for.
-    pub(super) fn settled(&mut self, object: ObjectKey) {
+    pub(super) fn output_placed(&mut self, object: ObjectKey) {
         let storing = self.data.storing.iter_mut().find(|(_, storing)| storing.left.contains(&object));
         let Some((&(run, key), storing)) = storing else { return };
         storing.left.remove(&object);
@@ -135,34 +135,35 @@ impl Gpu {
     }
 
     /// Whether an answer waits for outputs of this run to be stored.
-    fn stores(&self, run: RunId) -> bool {
+    fn has_pending_answers(&self, run: RunId) -> bool {
         self.data.storing.range((run, RequestKey(0))..).next().is_some_and(|((of, _), _)| *of == run)
     }
 
-    pub(super) fn carry_out_data(&mut self, action: DataAction) {
+    pub(super) fn carry_out_data(&mut self, action: ObjectAction) {
         match action {
-            DataAction::Place { object, blocks } => self.place_object(object, &blocks),
-            DataAction::Refuse { object } | DataAction::Decline { object } if self.no_room_for(object) => {}
-            DataAction::Refuse { object } => self.copy_whole(object, Purpose::Refused(object)),
-            DataAction::Decline { object } => self.copy_whole(object, Purpose::Declined(object)),
-            DataAction::Migrate { object } => self.copy_whole(object, Purpose::Migrate(object)),
-            DataAction::Left { object } => self.left(object),
-            DataAction::Keep { object } => {
-                if let Some(book) = self.data.books.get_mut(&object) {
+            ObjectAction::Place { object, blocks } => self.place_object(object, &blocks),
+            ObjectAction::Refuse { object } | ObjectAction::Decline { object }
+                if self.fall_back_to_host(object) => {}
+            ObjectAction::Refuse { object } => self.copy_whole(object, HostCopyPurpose::Refused(object)),
+            ObjectAction::Decline { object } => self.copy_whole(object, HostCopyPurpose::Declined(object)),
+            ObjectAction::Migrate { object } => self.copy_whole(object, HostCopyPurpose::Migrate(object)),
+            ObjectAction::Left { object } => self.finish_migration(object),
+            ObjectAction::Keep { object } => {
+                if let Some(book) = self.data.records.get_mut(&object) {
                     book.copy = None;
                 }
             }
-            DataAction::Reload { object, blocks } => self.reload(object, &blocks),
-            DataAction::Free { object } => {
+            ObjectAction::Reload { object, blocks } => self.reload(object, &blocks),
+            ObjectAction::Free { object } => {
                 self.drop_coming(object);
                 self.stop_migration(object);
                 self.unmap(object);
-                self.data.books.remove(&object);
+                self.data.records.remove(&object);
             }
-            DataAction::Lost { object } => {
-                self.data.is_at(object, Place::Lost);
-                self.data.books.remove(&object);
-                self.settled(object);
+            ObjectAction::Lost { object } => {
+                self.data.set_location(object, HandleLocation::Lost);
+                self.data.records.remove(&object);
+                self.output_placed(object);
             }
         }
     }
@@ -170,14 +171,14 @@ impl Gpu {
     /// Frees an object's memory in the executor. The executor keeps the memory mapped for runs that still
     /// read the object.
     pub(super) fn unmap(&mut self, object: ObjectKey) {
-        if let Some(book) = self.data.books.get_mut(&object).filter(|book| book.mapped) {
+        if let Some(book) = self.data.records.get_mut(&object).filter(|book| book.mapped) {
             book.mapped = false;
             self.send(Command::FreeObject(FreeObject { object: object.0 }), Vec::new());
         }
     }
 
     fn place_object(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
-        let made = self.data.books.get_mut(&object).and_then(|book| Some((book.made.clone()?, book)));
+        let made = self.data.records.get_mut(&object).and_then(|book| Some((book.made.clone()?, book)));
         let Some((output, book)) = made else { return self.place_coming(object, blocks) };
         book.mapped = true;
         let bytes = book.bytes;
@@ -192,35 +193,36 @@ impl Gpu {
     }
 
     /// Handles an executor's report on an object or on a copy to the host.
-    pub(super) fn data_said(&mut self, said: DataSaid) {
-        let made = |object| self.data.books.get(&object).is_some_and(|book: &Book| book.made.is_some());
+    pub(super) fn handle_object_report(&mut self, said: ObjectReport) {
+        let made =
+            |object| self.data.records.get(&object).is_some_and(|book: &ObjectRecord| book.made.is_some());
         match said {
             // For an object that a transfer fills, the end of the transfer counts (`came`).
-            DataSaid::Placed(object) | DataSaid::NotPlaced(object) if !made(object) => {}
-            DataSaid::Placed(object) => {
-                self.data.is_at(object, Place::Gpu(self.incarnation));
-                self.data.tell(elastic::Event::Filled { object });
-                self.settled(object);
+            ObjectReport::Placed(object) | ObjectReport::NotPlaced(object) if !made(object) => {}
+            ObjectReport::Placed(object) => {
+                self.data.set_location(object, HandleLocation::Gpu(self.incarnation));
+                self.data.push_store_event(elastic::Event::Filled { object });
+                self.output_placed(object);
             }
-            DataSaid::NotPlaced(object) => {
-                if let Some(book) = self.data.books.get_mut(&object) {
+            ObjectReport::NotPlaced(object) => {
+                if let Some(book) = self.data.records.get_mut(&object) {
                     book.mapped = false;
                 }
-                self.data.tell(elastic::Event::CopyFailed { object });
+                self.data.push_store_event(elastic::Event::CopyFailed { object });
             }
-            DataSaid::CopiedOut(copy) => self.copied_out(copy, true),
-            DataSaid::NotCopiedOut(copy) => self.copied_out(copy, false),
+            ObjectReport::CopiedOut(copy) => self.copied_out(copy, true),
+            ObjectReport::NotCopiedOut(copy) => self.copied_out(copy, false),
         }
     }
 
     /// Returns the present memory use and the counts of the data on this GPU, for a snapshot.
     pub(super) fn data_report(&self) -> GpuData {
         let core = &self.core.core;
-        let pool = core.store().map(Store::pool);
+        let pool = core.store().map(ElasticStore::pool);
         let counts = core.data_counts();
         GpuData {
-            used: pool.map_or(Bytes::ZERO, Pool::used),
-            pool: pool.map_or(Bytes::ZERO, Pool::size),
+            used: pool.map_or(Bytes::ZERO, MemoryPool::used),
+            pool: pool.map_or(Bytes::ZERO, MemoryPool::size),
             migrated: counts.migrated,
             reloaded: counts.reloaded,
             refused: counts.refused,
@@ -228,10 +230,10 @@ impl Gpu {
     }
 
     /// Notes that an object has migrated: its only copy is on the host now.
-    fn left(&mut self, object: ObjectKey) {
-        let copy = self.data.books.get_mut(&object).and_then(|book| book.copy.take());
+    fn finish_migration(&mut self, object: ObjectKey) {
+        let copy = self.data.records.get_mut(&object).and_then(|book| book.copy.take());
         if let Some(fd) = copy {
-            self.data.is_at(object, Place::Host(fd));
+            self.data.set_location(object, HandleLocation::Host(fd));
         }
         self.unmap(object);
     }
@@ -239,15 +241,15 @@ impl Gpu {
     /// Tells the executor to drop the outputs of a run, unless answers wait for them. The executor may have
     /// kept outputs that no answer needs, for example those of a cancelled request.
     pub(super) fn drop_unwanted(&self, run: RunId) {
-        if !self.stores(run) {
+        if !self.has_pending_answers(run) {
             self.send(Command::DropOutputs(DropOutputs { run: run.0 }), Vec::new());
         }
     }
 
     /// Marks all data as lost with its executor. Answers that wait for their outputs to be stored are
     /// sent at once, with lost objects. A reader of a lost object has its producer run again.
-    pub(super) fn lose_data(&mut self) {
-        let storing = self.data.lose();
-        storing.into_iter().for_each(Storing::answer);
+    pub(super) fn mark_data_lost(&mut self) {
+        let storing = self.data.clear_lost();
+        storing.into_iter().for_each(PendingAnswer::answer);
     }
 }

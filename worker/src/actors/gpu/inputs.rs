@@ -6,26 +6,28 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-use millrace_policy::attempts::Progress;
+use millrace_policy::attempts::AttemptProgress;
 use millrace_policy::elastic::{self, ObjectKey};
 use millrace_policy::gpu::{Event, RunFailure};
 use millrace_policy::ids::{RequestKey, RunId};
-use millrace_policy::paths::Hops;
+use millrace_policy::paths::RouteHops;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, Run};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Timestamp;
 
-use super::books::Waiting;
-use super::{Gpu, Message};
-use crate::actors::node::Reader;
-use crate::objects::{Contents as Held, Lost, OnHost, Place, Reply, memory, size_of_memory};
+use super::books::WaitingRun;
+use super::{GpuActor, Message};
+use crate::actors::node::TransferReader;
+use crate::objects::{
+    Contents as Held, HandleLocation, HostBytes, ObjectLost, Reply, memory, size_of_memory,
+};
 use crate::port::Descriptor;
-use crate::request::Brought;
+use crate::request::InputTransfer;
 use crate::seams::Mailbox;
 
-impl Gpu {
+impl GpuActor {
     /// Sends a run to the executor once all its inputs are available.
     pub(super) fn start_run(
         &mut self,
@@ -35,22 +37,22 @@ impl Gpu {
         descriptors: Vec<Descriptor>,
     ) {
         if let Some(entry) = self.entries.get(&key).filter(|_| !run.kept.is_empty()) {
-            self.data.tell(elastic::Event::Requested { function: entry.work().function });
+            self.data.push_store_event(elastic::Event::Requested { function: entry.work().function });
         }
-        let mut waiting = Waiting { key, run, descriptors, missing: Vec::new(), began: now };
+        let mut waiting = WaitingRun { key, run, descriptors, missing: Vec::new(), began: now };
         if self.find_inputs(now, &mut waiting) {
             self.data.waiting.push_back(waiting);
             self.send_ready();
         } else {
             let run = RunId(waiting.run.run);
             self.drop_inputs(run);
-            self.data.todo.push_back(input_lost(run));
+            self.data.pending_events.push_back(input_lost(run));
         }
     }
 
     /// Reserves a run's objects on this GPU and asks for copies of the others. Returns false if an object
     /// is lost.
-    fn find_inputs(&mut self, now: Timestamp, waiting: &mut Waiting) -> bool {
+    fn find_inputs(&mut self, now: Timestamp, waiting: &mut WaitingRun) -> bool {
         let Some(entry) = self.entries.get(&waiting.key) else { return false };
         let objects = entry.works.iter().flat_map(|work| &work.invocation.on_gpus.objects);
         let objects: BTreeMap<_, _> = objects.map(|object| (object.key.0, Arc::clone(object))).collect();
@@ -60,20 +62,22 @@ impl Gpu {
                 return false;
             };
             match object.place() {
-                Place::Lost => return false,
-                Place::Gpu(incarnation) if object.gpu == self.index() && incarnation == self.incarnation => {
-                    self.data.claim(object.key);
-                    self.brought(now, waiting.key, place, FetchMethod::IntraGpu, &[], now);
+                HandleLocation::Lost => return false,
+                HandleLocation::Gpu(incarnation)
+                    if object.gpu == self.index() && incarnation == self.incarnation =>
+                {
+                    self.data.reserve(object.key);
+                    self.record_fetch(now, waiting.key, place, FetchMethod::IntraGpu, &[], now);
                 }
-                Place::Gpu(_) if part.bytes > 0 && self.can_bring(object) => {
-                    self.bring_here(waiting, place, object, part);
+                HandleLocation::Gpu(_) if part.bytes > 0 && self.can_bring(object) => {
+                    self.start_input_copy(waiting, place, object, part);
                 }
-                Place::Coming | Place::Gpu(_) | Place::Host(_) => {
+                HandleLocation::Coming | HandleLocation::Gpu(_) | HandleLocation::Host(_) => {
                     waiting.missing.push(place);
                     let run = RunId(waiting.run.run);
                     let ObjectPart { offset, bytes, .. } = part;
-                    let reply = Reply::new(move |found| bring(found, bytes, own, run, place));
-                    object.ask(offset, bytes, Reader::Run(waiting.key), reply);
+                    let reply = Reply::new(move |found| post_fetched_input(found, bytes, own, run, place));
+                    object.ask(offset, bytes, TransferReader::Run(waiting.key), reply);
                 }
             }
         }
@@ -81,13 +85,13 @@ impl Gpu {
     }
 
     /// Records the fetch of input number `place` of a run, for the request's trace and its answer.
-    pub(super) fn brought(
+    pub(super) fn record_fetch(
         &mut self,
         now: Timestamp,
         key: RequestKey,
         place: usize,
         method: FetchMethod,
-        routes: &[Hops],
+        routes: &[RouteHops],
         began: Timestamp,
     ) {
         let Some(entry) = self.entries.get_mut(&key) else { return };
@@ -103,16 +107,16 @@ impl Gpu {
         let input = input.name.clone();
         entry.spans.fetched(method, routes, &input, bytes, took);
         if method == FetchMethod::IntraGpu {
-            entry.claimed.push(object);
+            entry.reserved.push(object);
         }
-        entry.brought.push((work, Brought { input, method, bytes, took }));
+        entry.fetches.push((work, InputTransfer { input, method, bytes, took }));
     }
 
     /// Handles the result of a fetch over the host: the input arrived in host memory, or is lost.
-    pub(super) fn input_brought(&mut self, now: Timestamp, run: RunId, place: usize, found: OnHost) {
+    pub(super) fn input_fetched(&mut self, now: Timestamp, run: RunId, place: usize, found: HostBytes) {
         let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return };
         match found {
-            // The descriptor holds the tensor's bytes and no others, because `bring` cuts them out.
+            // The descriptor holds the tensor's bytes and no others, because `post_fetched_input` cuts them out.
             Ok((fd, _)) => {
                 let waiting = &mut self.data.waiting[at];
                 waiting.missing.retain(|&missing| missing != place);
@@ -121,12 +125,12 @@ impl Gpu {
                 waiting.run.inputs[place].contents = Some(Contents::ContentsFd(number));
                 let key = waiting.key;
                 let began = waiting.began;
-                self.brought(now, key, place, FetchMethod::Host, &[], began);
+                self.record_fetch(now, key, place, FetchMethod::Host, &[], began);
             }
-            Err(Lost) => {
+            Err(ObjectLost) => {
                 self.data.waiting.remove(at);
                 self.drop_inputs(run);
-                self.data.todo.push_back(input_lost(run));
+                self.data.pending_events.push_back(input_lost(run));
             }
         }
         self.send_ready();
@@ -135,19 +139,19 @@ impl Gpu {
     /// Sends runs to the executor in their order, up to the first run that waits for an input.
     pub(super) fn send_ready(&mut self) {
         while self.data.waiting.front().is_some_and(|first| first.missing.is_empty()) {
-            if let Some(Waiting { run, descriptors, .. }) = self.data.waiting.pop_front() {
+            if let Some(WaitingRun { run, descriptors, .. }) = self.data.waiting.pop_front() {
                 self.send(Command::Run(run), descriptors);
             }
         }
     }
 
     /// Cancels a run that was not sent to the executor yet. Returns false if the run was sent.
-    pub(super) fn take_run_back(&mut self, run: RunId) -> bool {
+    pub(super) fn cancel_waiting_run(&mut self, run: RunId) -> bool {
         let Some(at) = self.data.waiting.iter().position(|it| it.run.run == run.0) else { return false };
         self.data.waiting.remove(at);
         self.drop_inputs(run);
         self.send_ready();
-        self.data.todo.push_back(Event::RunCancelled { run });
+        self.data.pending_events.push_back(Event::RunCancelled { run });
         true
     }
 
@@ -163,16 +167,25 @@ impl Gpu {
 
     /// Corrects the progress of lost requests: a request whose run waited for inputs was not yet sent to
     /// the executor.
-    pub(super) fn not_begun(&self, lost: Vec<(RequestKey, Progress)>) -> Vec<(RequestKey, Progress)> {
+    pub(super) fn correct_progress(
+        &self,
+        lost: Vec<(RequestKey, AttemptProgress)>,
+    ) -> Vec<(RequestKey, AttemptProgress)> {
         let waits = |key| self.data.waiting.iter().any(|waiting| waiting.key == key);
-        let told = |(key, progress)| (key, if waits(key) { Progress::Preparing } else { progress });
+        let told = |(key, progress)| (key, if waits(key) { AttemptProgress::Preparing } else { progress });
         lost.into_iter().map(told).collect()
     }
 }
 
 /// Posts the result of a fetch for a run. A part of a larger piece of memory is first copied out on a
 /// blocking thread, because the copy would hold up the actor thread.
-pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId, place: usize) {
+pub(super) fn post_fetched_input(
+    found: HostBytes,
+    bytes: u64,
+    own: Mailbox<Message>,
+    run: RunId,
+    place: usize,
+) {
     let exactly = |(fd, offset): &(Descriptor, u64)| {
         *offset == 0 && size_of_memory(fd).is_ok_and(|size| size as u64 == bytes)
     };
@@ -181,12 +194,12 @@ pub(super) fn bring(found: OnHost, bytes: u64, own: Mailbox<Message>, run: RunId
             tokio::task::spawn_blocking(move || {
                 let found = part_of(fd, offset, bytes).map_err(|error| {
                     tracing::warn!(%error, "cannot allocate memory for a part of an object");
-                    Lost
+                    ObjectLost
                 });
-                own.post(Message::Brought { run, place, found: found.map(|fd| (fd, 0)) });
+                own.post(Message::InputFetched { run, place, found: found.map(|fd| (fd, 0)) });
             });
         }
-        found => own.post(Message::Brought { run, place, found }),
+        found => own.post(Message::InputFetched { run, place, found }),
     }
 }
 

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use millrace_policy::elastic::ObjectKey;
-use millrace_policy::fabric::{Outcome, Piece};
+use millrace_policy::fabric::{ObjectPiece, TransferOutcome};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{RequestKey, RunId, TransferId};
-use millrace_policy::paths::Hops;
+use millrace_policy::paths::RouteHops;
 use millrace_proto::executor::{Fault, LaunchTimes, ObjectPart};
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 
 use super::ModelUsers;
-use super::data::DataSaid;
-use crate::actors::function::Outputs;
-use crate::actors::node::Reader;
-use crate::actors::spans::Copied;
+use super::data::ObjectReport;
+use crate::actors::function::RunOutputs;
+use crate::actors::node::TransferReader;
+use crate::actors::spans::CopiedBatch;
 use crate::actors::work::SharedWork;
-use crate::handle::Parts;
+use crate::handle::SnapshotSender;
 use crate::install::PreparedModel;
-use crate::objects::{OnHost, Reply};
+use crate::objects::{HostBytes, Reply};
 
 /// A message to a Gpu actor.
 pub(crate) enum Message {
@@ -45,31 +45,31 @@ pub(crate) enum Message {
     /// An event for the GPU's core.
     Event(Event),
     /// A batch of a transfer was copied over a link.
-    Copied(Copied),
+    Copied(CopiedBatch),
     /// A run ended with outputs. `times` holds the times of its launches, if the run asked for times.
-    RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: Outputs },
+    RunDone { run: RunId, times: Vec<LaunchTimes>, event: Event, outputs: RunOutputs },
     /// A run failed. `detail` is the executor's error message.
     RunFailed { event: Event, detail: String },
     /// The executor reported on an object.
-    Data(DataSaid),
+    Data(ObjectReport),
     /// A request that reads an object joined the node's queue at this rank, or left the queue.
-    Queued { object: ObjectKey, place: u64, waits: bool },
+    ReaderQueued { object: ObjectKey, place: u64, waits: bool },
     /// The node's actors were restarted, and another actor manages this GPU from now on.
-    Replaced,
+    ActorReplaced,
     /// A reader asks for a part of an object in host memory.
-    Fetch { part: ObjectPart, reader: Reader, reply: Reply },
+    Fetch { part: ObjectPart, reader: TransferReader, reply: Reply },
     /// The fabric asks to lock an object that another GPU copies from here.
-    LockObject { transfer: TransferId, piece: Piece },
+    LockObject { transfer: TransferId, piece: ObjectPiece },
     /// A transfer of an object to this GPU ended.
-    Came { transfer: TransferId, outcome: Outcome, routes: Vec<Hops> },
+    ObjectTransferEnded { transfer: TransferId, outcome: TransferOutcome, routes: Vec<RouteHops> },
     /// A transfer from this GPU to the host ended.
-    Left { transfer: TransferId, outcome: Outcome },
+    HostTransferEnded { transfer: TransferId, outcome: TransferOutcome },
     /// Input number `place` of a run arrived in host memory, or is lost.
-    Brought { run: RunId, place: usize, found: OnHost },
+    InputFetched { run: RunId, place: usize, found: HostBytes },
     /// The last handle of an object was dropped.
     Discard(ObjectKey),
     /// A fault to inject into the executor.
     Inject { fault: Fault, model: Option<ModelId> },
     /// A request for the GPU's part of a snapshot.
-    Report { parts: Parts, users: Arc<ModelUsers> },
+    Report { parts: SnapshotSender, users: Arc<ModelUsers> },
 }

@@ -18,8 +18,8 @@
 
 use std::sync::Arc;
 
-use millrace_policy::elastic::{self, ObjectKey, Store};
-use millrace_policy::fabric::{Cargo, Leaving, Outcome};
+use millrace_policy::elastic::{self, ElasticStore, ObjectKey};
+use millrace_policy::fabric::{OutgoingCopy, TransferCargo, TransferOutcome};
 use millrace_policy::ids::TransferId;
 use millrace_policy::memory::blocks_for;
 use millrace_proto::executor::command::Command;
@@ -28,16 +28,16 @@ use millrace_proto::executor::{CopyOut, EndCopyOut, ObjectPart};
 use millrace_types::{Bytes, Timestamp};
 use tracing::Span;
 
-use super::Gpu;
-use crate::actors::node::{self, Reader};
-use crate::actors::spans::{self, Copied};
-use crate::objects::{Kept, Lost, Place, Reply, memory};
+use super::GpuActor;
+use crate::actors::node::{self, TransferReader};
+use crate::actors::spans::{self, CopiedBatch};
+use crate::objects::{HandleLocation, ObjectHandle, ObjectLost, Reply, memory};
 use crate::port::Descriptor;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
 /// The purpose of a copy to the host.
 #[derive(Debug)]
-pub(super) enum Purpose {
+pub(super) enum HostCopyPurpose {
     /// The store has no room for the object, and tracks it on the host.
     Refused(ObjectKey),
     /// The store neither accepts nor tracks the object.
@@ -45,13 +45,13 @@ pub(super) enum Purpose {
     /// The store migrates the object to make room.
     Migrate(ObjectKey),
     /// A reader outside this GPU asked for bytes of the object. The handle keeps the object alive.
-    Fetch(Arc<Kept>, Reply),
+    Fetch(Arc<ObjectHandle>, Reply),
 }
 
 /// A copy to the host that is under way.
 #[derive(Debug)]
-pub(super) struct Outgoing {
-    purpose: Purpose,
+pub(super) struct OutgoingTransfer {
+    purpose: HostCopyPurpose,
     to: Descriptor,
     /// Whether the copy is a transfer under the fabric's grants. Small copies are not.
     granted: bool,
@@ -59,10 +59,10 @@ pub(super) struct Outgoing {
     span: Span,
 }
 
-impl Gpu {
+impl GpuActor {
     /// Starts to copy a whole object to the host, or an output that will become an object.
-    pub(super) fn copy_whole(&mut self, object: ObjectKey, purpose: Purpose) {
-        let Some(book) = self.data.books.get(&object) else { return };
+    pub(super) fn copy_whole(&mut self, object: ObjectKey, purpose: HostCopyPurpose) {
+        let Some(book) = self.data.records.get(&object) else { return };
         let bytes = book.bytes;
         let source = match &book.made {
             Some(output) => Source::Output(output.clone()),
@@ -71,45 +71,45 @@ impl Gpu {
         let answers = self.data.storing.values().find(|storing| storing.left.contains(&object));
         let (reader, span) = match answers {
             Some(storing) => {
-                let span = spans::leaves(&storing.work.span, self.index(), bytes);
-                (Reader::Answer(Arc::clone(&storing.work)), span)
+                let span = spans::host_copy_span(&storing.work.span, self.index(), bytes);
+                (TransferReader::Answer(Arc::clone(&storing.work)), span)
             }
-            None if matches!(purpose, Purpose::Migrate(_)) => (self.waits_for_room(), Span::none()),
-            None => (Reader::Nobody, Span::none()),
+            None if matches!(purpose, HostCopyPurpose::Migrate(_)) => (self.waits_for_room(), Span::none()),
+            None => (TransferReader::None, Span::none()),
         };
         self.copy_out(source, bytes, purpose, reader, span);
     }
 
     /// Returns the reader that a migration makes room for: the run whose model has no memory, or else the
     /// reader of the next object that has none.
-    fn waits_for_room(&self) -> Reader {
+    fn waits_for_room(&self) -> TransferReader {
         let core = &self.core.core;
-        let object = || core.store().and_then(Store::waits_for_room);
+        let object = || core.store().and_then(ElasticStore::waits_for_room);
         match core.waits_for_room() {
-            Some(key) => Reader::Run(key),
-            None => object().map_or(Reader::Nobody, |object| self.waits_for(object)),
+            Some(key) => TransferReader::Run(key),
+            None => object().map_or(TransferReader::None, |object| self.waits_for(object)),
         }
     }
 
     /// Returns the reader of an object that has not been placed: the answer that waits for the object, or
     /// the run that reads it.
-    fn waits_for(&self, object: ObjectKey) -> Reader {
+    fn waits_for(&self, object: ObjectKey) -> TransferReader {
         if let Some(storing) = self.data.storing.values().find(|storing| storing.left.contains(&object)) {
-            return Reader::Answer(Arc::clone(&storing.work));
+            return TransferReader::Answer(Arc::clone(&storing.work));
         }
         let run = self.data.moves.reader_of(object);
         let waiting =
             self.data.waiting.iter().find(|waiting| run.is_some_and(|run| waiting.run.run == run.0));
-        Reader::run(waiting.map(|waiting| waiting.key))
+        TransferReader::run(waiting.map(|waiting| waiting.key))
     }
 
     /// Hastens the migrations under way if a run has begun to wait for memory: the migrations may have
     /// started without a waiting run, and so without an objective.
     pub(super) fn hasten_what_leaves(&mut self) {
         let roomless = self.core.core.waits_for_room();
-        let before = std::mem::replace(&mut self.data.roomless, roomless);
+        let before = std::mem::replace(&mut self.data.waiting_for_memory, roomless);
         let Some(reader) = roomless.filter(|_| roomless != before) else { return };
-        let migrates = |outgoing: &Outgoing| matches!(outgoing.purpose, Purpose::Migrate(_));
+        let migrates = |outgoing: &OutgoingTransfer| matches!(outgoing.purpose, HostCopyPurpose::Migrate(_));
         let leaving =
             self.data.outgoing.iter().filter(|(_, outgoing)| outgoing.granted && migrates(outgoing));
         for (&transfer, _) in leaving {
@@ -117,7 +117,14 @@ impl Gpu {
         }
     }
 
-    fn copy_out(&mut self, source: Source, bytes: u64, purpose: Purpose, reader: Reader, span: Span) {
+    fn copy_out(
+        &mut self,
+        source: Source,
+        bytes: u64,
+        purpose: HostCopyPurpose,
+        reader: TransferReader,
+        span: Span,
+    ) {
         let to = match memory("millrace-object") {
             Ok(file) => Descriptor::new(file.into()),
             Err(error) => {
@@ -129,12 +136,12 @@ impl Gpu {
         let granted = bytes > INLINE_BYTES_MAX as u64;
         let transfer = self.data.moves.new_transfer(gpu);
         let copy = transfer.0;
-        self.data.outgoing.insert(transfer, Outgoing { purpose, to: Arc::clone(&to), granted, span });
+        self.data.outgoing.insert(transfer, OutgoingTransfer { purpose, to: Arc::clone(&to), granted, span });
         let copy_out = CopyOut { copy, contents_fd: 0, granted, source: Some(source) };
         self.send(Command::CopyOut(copy_out), vec![to]);
         if granted {
             let bytes = Bytes(bytes);
-            let cargo = Cargo::ToHost(Leaving { copy, bytes });
+            let cargo = TransferCargo::ToHost(OutgoingCopy { copy, bytes });
             self.peers.node.post(node::Message::Transfer {
                 gpu,
                 transfer,
@@ -147,19 +154,25 @@ impl Gpu {
     }
 
     /// Copies a part of an object to the host for a reader, or returns the object's copy on the host.
-    pub(super) fn fetch(&mut self, part: ObjectPart, reader: Reader, reply: Reply) {
+    pub(super) fn fetch(&mut self, part: ObjectPart, reader: TransferReader, reply: Reply) {
         let object = ObjectKey(part.object);
-        let kept = self.data.books.get(&object).and_then(|book| book.kept.upgrade());
+        let kept = self.data.records.get(&object).and_then(|book| book.kept.upgrade());
         match kept.map(|kept| (kept.place(), kept)) {
-            Some((Place::Host(fd), _)) => reply.send(Ok((fd, part.offset))),
-            Some((Place::Gpu(_), kept)) => {
-                self.data.claim(object);
+            Some((HandleLocation::Host(fd), _)) => reply.send(Ok((fd, part.offset))),
+            Some((HandleLocation::Gpu(_), kept)) => {
+                self.data.reserve(object);
                 let bytes = part.bytes;
-                self.copy_out(Source::Object(part), bytes, Purpose::Fetch(kept, reply), reader, Span::none());
+                self.copy_out(
+                    Source::Object(part),
+                    bytes,
+                    HostCopyPurpose::Fetch(kept, reply),
+                    reader,
+                    Span::none(),
+                );
             }
             // A reader learns the key of an object only after the object was placed, so `Coming` is no
             // state that a reader waits in.
-            Some((Place::Coming | Place::Lost, _)) | None => reply.send(Err(Lost)),
+            Some((HandleLocation::Coming | HandleLocation::Lost, _)) | None => reply.send(Err(ObjectLost)),
         }
     }
 
@@ -167,7 +180,7 @@ impl Gpu {
     /// of its transfer counts, and the report is ignored.
     pub(super) fn copied_out(&mut self, copy: u64, made: bool) {
         let transfer = TransferId(copy);
-        let at_once = |outgoing: &Outgoing| !outgoing.granted;
+        let at_once = |outgoing: &OutgoingTransfer| !outgoing.granted;
         if self.data.outgoing.get(&transfer).is_some_and(at_once)
             && let Some(outgoing) = self.data.outgoing.remove(&transfer)
         {
@@ -176,14 +189,14 @@ impl Gpu {
     }
 
     /// Handles the end of a transfer to the host.
-    pub(super) fn went_out(&mut self, transfer: TransferId, outcome: Outcome) {
+    pub(super) fn host_transfer_ended(&mut self, transfer: TransferId, outcome: TransferOutcome) {
         if let Some(outgoing) = self.data.outgoing.remove(&transfer) {
             self.send(Command::EndCopyOut(EndCopyOut { copy: transfer.0 }), Vec::new());
-            self.ended(outgoing, outcome == Outcome::Complete);
+            self.ended(outgoing, outcome == TransferOutcome::Complete);
         }
     }
 
-    fn ended(&mut self, Outgoing { purpose, to, span, .. }: Outgoing, made: bool) {
+    fn ended(&mut self, OutgoingTransfer { purpose, to, span, .. }: OutgoingTransfer, made: bool) {
         if made {
             self.copied(purpose, to);
         } else {
@@ -192,56 +205,57 @@ impl Gpu {
         }
     }
 
-    fn copied(&mut self, purpose: Purpose, fd: Descriptor) {
+    fn copied(&mut self, purpose: HostCopyPurpose, fd: Descriptor) {
         match purpose {
-            Purpose::Refused(object) => {
-                self.data.is_at(object, Place::Host(fd));
-                self.data.tell(elastic::Event::Migrated { object });
-                self.settled(object);
+            HostCopyPurpose::Refused(object) => {
+                self.data.set_location(object, HandleLocation::Host(fd));
+                self.data.push_store_event(elastic::Event::Migrated { object });
+                self.output_placed(object);
             }
-            Purpose::Declined(object) => {
-                self.data.is_at(object, Place::Host(fd));
-                self.data.books.remove(&object);
-                self.settled(object);
+            HostCopyPurpose::Declined(object) => {
+                self.data.set_location(object, HandleLocation::Host(fd));
+                self.data.records.remove(&object);
+                self.output_placed(object);
             }
-            Purpose::Migrate(object) => {
-                if let Some(book) = self.data.books.get_mut(&object) {
+            HostCopyPurpose::Migrate(object) => {
+                if let Some(book) = self.data.records.get_mut(&object) {
                     book.copy = Some(fd);
                 }
                 // The store now decides whether the object leaves the GPU (`Left`) or stays (`Keep`).
-                self.data.tell(elastic::Event::Migrated { object });
+                self.data.push_store_event(elastic::Event::Migrated { object });
             }
-            Purpose::Fetch(kept, reply) => {
-                self.data.unclaim(kept.key);
+            HostCopyPurpose::Fetch(kept, reply) => {
+                self.data.release(kept.key);
                 reply.send(Ok((fd, 0)));
             }
         }
     }
 
-    fn not_copied(&mut self, purpose: Purpose) {
+    fn not_copied(&mut self, purpose: HostCopyPurpose) {
         match purpose {
-            Purpose::Refused(object) | Purpose::Migrate(object) => {
-                self.data.tell(elastic::Event::CopyFailed { object });
+            HostCopyPurpose::Refused(object) | HostCopyPurpose::Migrate(object) => {
+                self.data.push_store_event(elastic::Event::CopyFailed { object });
             }
-            Purpose::Declined(object) => {
-                self.data.is_at(object, Place::Lost);
-                self.data.books.remove(&object);
-                self.settled(object);
+            HostCopyPurpose::Declined(object) => {
+                self.data.set_location(object, HandleLocation::Lost);
+                self.data.records.remove(&object);
+                self.output_placed(object);
             }
-            Purpose::Fetch(kept, reply) => {
-                self.data.unclaim(kept.key);
-                reply.send(Err(Lost));
+            HostCopyPurpose::Fetch(kept, reply) => {
+                self.data.release(kept.key);
+                reply.send(Err(ObjectLost));
             }
         }
     }
 
     /// Records a copied batch in the trace of the request that produced the output. Cancels a copy that no
     /// reader waits for any longer.
-    pub(super) fn batch_crossed(&self, now: Timestamp, copied: &Copied) {
+    pub(super) fn batch_crossed(&self, now: Timestamp, copied: &CopiedBatch) {
         let Some(outgoing) = self.data.outgoing.get(&copied.transfer) else { return };
         spans::copied(&outgoing.span, now, copied);
-        let in_vain = |kept: &Arc<Kept>, reply: &Reply| reply.is_given_up() || Arc::strong_count(kept) == 1;
-        if matches!(&outgoing.purpose, Purpose::Fetch(kept, reply) if in_vain(kept, reply)) {
+        let in_vain =
+            |kept: &Arc<ObjectHandle>, reply: &Reply| reply.is_given_up() || Arc::strong_count(kept) == 1;
+        if matches!(&outgoing.purpose, HostCopyPurpose::Fetch(kept, reply) if in_vain(kept, reply)) {
             self.peers.node.post(node::Message::CancelTransfer(copied.transfer));
         }
     }
@@ -249,7 +263,7 @@ impl Gpu {
     /// Cancels the migration of an object that the store frees anyway. The store still waits for the end
     /// of the copy, which the cancelled transfer reports.
     pub(super) fn stop_migration(&self, object: ObjectKey) {
-        let its = |outgoing: &Outgoing| matches!(outgoing.purpose, Purpose::Migrate(it) if it == object);
+        let its = |outgoing: &OutgoingTransfer| matches!(outgoing.purpose, HostCopyPurpose::Migrate(it) if it == object);
         let outgoing = self.data.outgoing.iter().filter(|(_, outgoing)| outgoing.granted && its(outgoing));
         for (&transfer, _) in outgoing {
             self.peers.node.post(node::Message::CancelTransfer(transfer));

@@ -1,19 +1,19 @@
 //! The GPU's part of a snapshot.
 
-use millrace_policy::gpu::Health;
+use millrace_policy::gpu::ExecutorHealth;
 use millrace_policy::memory::BLOCK;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::{Gpu, ModelUsers};
-use crate::handle::Parts;
+use super::{GpuActor, ModelUsers};
+use crate::handle::SnapshotSender;
 use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
 
-impl Gpu {
-    pub(super) fn report(&self, now: Timestamp, parts: &Parts, users: &ModelUsers) {
+impl GpuActor {
+    pub(super) fn report(&self, now: Timestamp, parts: &SnapshotSender, users: &ModelUsers) {
         let core = &self.core.core;
         let totals = core.totals();
         let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
-        let resident = |(model, region): (ModelId, &millrace_policy::memory::Region)| {
+        let resident = |(model, region): (ModelId, &millrace_policy::memory::ModelRegion)| {
             Some(ResidentModel {
                 digest: self.models.get(&model)?.digest,
                 functions: users.get(&model).cloned().unwrap_or_default(),
@@ -30,10 +30,10 @@ impl Gpu {
             index: self.index(),
             gpu_type: self.hardware.gpu_type.clone(),
             health: match core.health() {
-                Health::Starting => GpuHealth::Starting,
-                Health::Up => GpuHealth::Up,
-                Health::Restarting => GpuHealth::Restarting,
-                Health::Unhealthy => GpuHealth::Unhealthy,
+                ExecutorHealth::Starting => GpuHealth::Starting,
+                ExecutorHealth::Up => GpuHealth::Up,
+                ExecutorHealth::Restarting => GpuHealth::Restarting,
+                ExecutorHealth::Unhealthy => GpuHealth::Unhealthy,
             },
             memory: blocks(core.memory().total_blocks()),
             used: blocks(core.memory().used_blocks()),

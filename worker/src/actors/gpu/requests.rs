@@ -2,38 +2,38 @@
 //! outputs in `data`.
 
 use millrace_policy::elastic::ObjectKey;
-use millrace_policy::gpu::{Event, Spent};
+use millrace_policy::gpu::{Event, GpuTimes};
 use millrace_policy::ids::{Generation, RequestKey, RunId};
 use millrace_proto::executor::Run;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 
-use super::books::Data;
-use super::{Carried, Gpu};
+use super::books::GpuObjects;
+use super::{GpuActor, GpuPayload};
 use crate::actors::batch;
-use crate::actors::function::Outputs;
-use crate::actors::spans::Spans;
+use crate::actors::function::RunOutputs;
+use crate::actors::spans::GpuSpans;
 use crate::actors::work::SharedWork;
-use crate::request::Brought;
+use crate::request::InputTransfer;
 
 /// A request on this GPU, or a batch of requests that run as one.
-pub(super) struct Entry {
+pub(super) struct GpuRequest {
     pub(super) key: RequestKey,
     /// The requests of the batch, at least one.
     pub(super) works: Vec<SharedWork>,
     pub(super) attempt: u32,
-    pub(super) spans: Spans,
+    pub(super) spans: GpuSpans,
     /// Objects on this GPU that the run reads in place, reserved until the run has ended.
-    pub(super) claimed: Vec<ObjectKey>,
+    pub(super) reserved: Vec<ObjectKey>,
     /// The run's own copies of objects on other GPUs.
     pub(super) copies: Vec<ObjectKey>,
     /// The fetches of inputs that are objects, each with its request.
-    pub(super) brought: Vec<(RequestKey, Brought)>,
+    pub(super) fetches: Vec<(RequestKey, InputTransfer)>,
 }
 
-impl Entry {
+impl GpuRequest {
     /// Releases the objects that the run read, and discards the run's own copies.
-    pub(super) fn let_go(&mut self, data: &mut Data) {
-        self.claimed.drain(..).for_each(|object| data.unclaim(object));
+    pub(super) fn release_inputs(&mut self, data: &mut GpuObjects) {
+        self.reserved.drain(..).for_each(|object| data.release(object));
         self.copies.drain(..).for_each(|object| data.discard(object));
     }
 
@@ -43,18 +43,18 @@ impl Entry {
     }
 }
 
-impl Gpu {
+impl GpuActor {
     pub(super) fn assign(
         &mut self,
         now: Timestamp,
-        entry: Entry,
+        entry: GpuRequest,
         incarnation: Incarnation,
         from: Option<GpuIndex>,
     ) {
         let key = entry.key;
         let model = entry.work().model;
         self.entries.insert(key, entry);
-        self.step(now, Event::Assign { key, model, incarnation, from }, Carried::Nothing);
+        self.step(now, Event::Assign { key, model, incarnation, from }, GpuPayload::Nothing);
         // The core ignores a request that was assigned to an earlier executor.
         if !self.core.core.has(key) {
             self.entries.remove(&key);
@@ -72,8 +72,8 @@ impl Gpu {
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
         // If the core starts the request's run again, its inputs are fetched and recorded again.
-        entry.brought.clear();
-        entry.let_go(&mut self.data);
+        entry.fetches.clear();
+        entry.release_inputs(&mut self.data);
         let (inputs, descriptors) = batch::inputs(&entry.works);
         let outputs = entry.work().invocation.outputs.clone();
         let members = entry.works.len();
@@ -101,22 +101,22 @@ impl Gpu {
         }
     }
 
-    pub(super) fn completed(&mut self, key: RequestKey, spent: Spent, carried: &mut Carried) {
-        let (Some(entry), Carried::Outputs(run, outputs)) =
-            (self.entries.get_mut(&key), std::mem::replace(carried, Carried::Nothing))
+    pub(super) fn completed(&mut self, key: RequestKey, spent: GpuTimes, carried: &mut GpuPayload) {
+        let (Some(entry), GpuPayload::Outputs(run, outputs)) =
+            (self.entries.get_mut(&key), std::mem::replace(carried, GpuPayload::Nothing))
         else {
             return;
         };
         let attempts = entry.attempt;
-        let brought = std::mem::take(&mut entry.brought);
+        let brought = std::mem::take(&mut entry.fetches);
         let works = entry.works.clone();
         let mut little = Vec::new();
         for (work, share) in works.iter().zip(batch::shares(&works)) {
             let mine = brought.iter().filter(|(key, _)| *key == work.key);
             let brought = mine.map(|(_, brought)| brought.clone()).collect();
-            let outputs = Outputs { share, brought, ..outputs.clone() };
+            let outputs = RunOutputs { share, fetches: brought, ..outputs.clone() };
             little.extend(self.store_outputs(run, work, outputs, spent, attempts));
         }
-        self.copy_little(little);
+        self.copy_small_outputs(little);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use millrace_policy::elastic::{self, ObjectKey};
-use millrace_policy::fabric::{Cargo, Outcome};
+use millrace_policy::fabric::{TransferCargo, TransferOutcome};
 use millrace_policy::gpu::Event;
 use millrace_policy::ids::{FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_policy::memory::MemoryMap;
@@ -22,12 +22,12 @@ use tracing::Span;
 
 use super::*;
 use crate::actors::function;
-use crate::actors::node::Reader;
-use crate::actors::spans::Copied;
-use crate::actors::work::Work;
+use crate::actors::node::TransferReader;
+use crate::actors::spans::CopiedBatch;
+use crate::actors::work::RequestWork;
 use crate::node::DataConfig;
-use crate::objects::{Kept, Place, Reply, memory};
-use crate::request::{Invocation, OnGpus};
+use crate::objects::{HandleLocation, ObjectHandle, Reply, memory};
+use crate::request::{Attempt, OnGpus};
 use crate::seams;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
@@ -39,7 +39,7 @@ const OBJECT_BYTES: u64 = 100_000;
 
 /// A peer of the actor, with the messages that the actor sent to the peer.
 struct Peer<M: Send + 'static> {
-    slot: Slot<M>,
+    slot: AddressSlot<M>,
     told: mpsc::UnboundedReceiver<M>,
     /// A message that the actor never sends to this peer.
     mark: fn() -> M,
@@ -48,8 +48,8 @@ struct Peer<M: Send + 'static> {
 
 impl<M: Send + 'static> Peer<M> {
     fn new(mark: fn() -> M, is_mark: fn(&M) -> bool) -> Self {
-        let (mailbox, told) = seams::heard();
-        let slot = Slot::empty();
+        let (mailbox, told) = seams::spawn_forwarder();
+        let slot = AddressSlot::empty();
         slot.publish(mailbox);
         Self { slot, told, mark, is_mark }
     }
@@ -74,7 +74,7 @@ impl<M: Send + 'static> Peer<M> {
 
 /// GPU 1 of two GPUs with an NVLink between them, with two models and an executor.
 struct Bench {
-    gpu: Gpu,
+    gpu: GpuActor,
     node: Peer<node::Message>,
     executor: Peer<executor::Message>,
     function: Peer<function::Message>,
@@ -91,25 +91,26 @@ impl Bench {
         );
         let executor = Peer::new(|| executor::Message::Stop, |it| matches!(it, executor::Message::Stop));
         let function = Peer::new(|| function::Message::Retire, |it| matches!(it, function::Message::Retire));
-        let gpu = || Peer::new(|| Message::Replaced, |it| matches!(it, Message::Replaced));
+        let gpu = || Peer::new(|| Message::ActorReplaced, |it| matches!(it, Message::ActorReplaced));
         let own = gpu();
         let other = gpu();
         let memory = Bytes::mib(64);
-        let hardware = topology::Gpu {
+        let hardware = topology::TopologyGpu {
             index: HERE,
             gpu_type: "modelled".to_owned(),
             memory,
             host_path: vec![LinkId(0)],
         };
-        let core = Core::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().of(memory));
-        let peers = Peers {
+        let core =
+            Core::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().store_config(memory));
+        let peers = GpuPeers {
             node: node.slot.clone(),
             executor: executor.slot.clone(),
             own: own.slot.clone(),
-            directory: Directory::new(),
+            directory: ActorDirectory::new(),
             joined: vec![OTHER],
         };
-        let gpu = Gpu::new(hardware, Driven::new(core, CoreId::Gpu(HERE), None), peers);
+        let gpu = GpuActor::new(hardware, TracedCore::new(core, CoreId::Gpu(HERE), None), peers);
         let mut bench = Self { gpu, node, executor, function, own, other };
         bench.tell(Message::Up { incarnation: INCARNATION, pid: 1 });
         for model in [0, 1].map(ModelId) {
@@ -124,14 +125,14 @@ impl Bench {
     }
 
     /// Assigns a request that reads these objects and may keep its output on the GPU.
-    fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<Kept>>) {
-        let input = |object: &Arc<Kept>| {
+    fn assign(&mut self, key: u64, model: u32, objects: Vec<Arc<ObjectHandle>>) {
+        let input = |object: &Arc<ObjectHandle>| {
             let part = ObjectPart { object: object.key.0, offset: 0, bytes: object.bytes };
             let shape = vec![i64::try_from(object.bytes).unwrap()];
             let contents = Some(Contents::Object(part));
             Tensor { name: "x".to_owned(), datatype: "UINT8".to_owned(), shape, contents }
         };
-        let invocation = Invocation {
+        let invocation = Attempt {
             request_id: RequestId::new("request").unwrap(),
             attempts_left: 3,
             revision: RevisionKey {
@@ -154,7 +155,7 @@ impl Bench {
             counted: false,
         };
         let key = RequestKey(key);
-        let work = Arc::new(Work {
+        let work = Arc::new(RequestWork {
             key,
             function: FunctionIndex(0),
             model: ModelId(model),
@@ -169,8 +170,8 @@ impl Bench {
     }
 
     /// Returns an object of the other GPU, in this place.
-    fn object(&self, place: Place) -> Arc<Kept> {
-        let kept = Kept::new(OTHER, ObjectKey(7), OBJECT_BYTES, self.other.mailbox());
+    fn object(&self, place: HandleLocation) -> Arc<ObjectHandle> {
+        let kept = ObjectHandle::new(OTHER, ObjectKey(7), OBJECT_BYTES, self.other.mailbox());
         kept.moves_to(place);
         Arc::new(kept)
     }
@@ -179,7 +180,7 @@ impl Bench {
     fn run_done(&mut self, run: RunId) {
         let contents = Some(Contents::KeptBytes(OBJECT_BYTES));
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
-        let outputs = Outputs { tensors: vec![output], ..Outputs::default() };
+        let outputs = RunOutputs { tensors: vec![output], ..RunOutputs::default() };
         let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
         self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
     }
@@ -234,11 +235,11 @@ fn in_actors<F: Future>(test: F) -> F::Output {
 fn the_source_of_a_cancelled_copy_stays_until_the_copy_has_ended() {
     in_actors(async {
         let mut bench = Bench::new();
-        let source = bench.object(Place::Gpu(Incarnation(1)));
-        let held: Weak<Kept> = Arc::downgrade(&source);
+        let source = bench.object(HandleLocation::Gpu(Incarnation(1)));
+        let held: Weak<ObjectHandle> = Arc::downgrade(&source);
         bench.assign(1, 0, vec![source]);
         let transfer = |message: &node::Message| match message {
-            node::Message::Transfer { transfer, cargo: Cargo::Object(_), .. } => Some(*transfer),
+            node::Message::Transfer { transfer, cargo: TransferCargo::Object(_), .. } => Some(*transfer),
             _ => None,
         };
         let told = bench.node.told().await;
@@ -249,11 +250,15 @@ fn the_source_of_a_cancelled_copy_stays_until_the_copy_has_ended() {
         let cancels =
             |message: &node::Message| matches!(message, node::Message::CancelTransfer(it) if *it == transfer);
         let told = bench.node.told().await;
-        assert!(told.iter().any(|message| matches!(message, node::Message::Ended { .. })));
+        assert!(told.iter().any(|message| matches!(message, node::Message::RunEnded { .. })));
         assert_eq!(told.iter().filter(|message| cancels(message)).count(), 1);
         assert_eq!(held.strong_count(), 1, "the copy still reads the source's blocks");
 
-        bench.tell(Message::Came { transfer, outcome: Outcome::Cancelled, routes: Vec::new() });
+        bench.tell(Message::ObjectTransferEnded {
+            transfer,
+            outcome: TransferOutcome::Cancelled,
+            routes: Vec::new(),
+        });
         assert_eq!(held.strong_count(), 0);
         assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
     });
@@ -263,7 +268,7 @@ fn the_source_of_a_cancelled_copy_stays_until_the_copy_has_ended() {
 fn a_run_that_waits_for_an_input_is_dropped_with_its_failed_program() {
     in_actors(async {
         let mut bench = Bench::new();
-        let source = bench.object(Place::Coming);
+        let source = bench.object(HandleLocation::Coming);
         bench.assign(1, 0, vec![Arc::clone(&source)]);
         bench.assign(2, 1, Vec::new());
         assert_eq!(bench.runs().await, [], "the first waits for its input, the second behind it");
@@ -284,12 +289,12 @@ fn a_run_that_waits_for_an_input_is_dropped_with_its_failed_program() {
         first.send(Ok((Arc::clone(&fd), 0)));
         bench.hear().await;
         assert_eq!(bench.runs().await, []);
-        assert!(bench.gpu.entries[&RequestKey(1)].brought.is_empty());
+        assert!(bench.gpu.entries[&RequestKey(1)].fetches.is_empty());
         second.send(Ok((fd, 0)));
         bench.hear().await;
         let runs = bench.runs().await;
         assert_eq!(runs.iter().map(|(_, program)| *program).collect::<Vec<_>>(), [0]);
-        assert_eq!(bench.gpu.entries[&RequestKey(1)].brought.len(), 1);
+        assert_eq!(bench.gpu.entries[&RequestKey(1)].fetches.len(), 1);
     });
 }
 
@@ -309,7 +314,7 @@ fn outputs_of_cancelled_requests_are_dropped() {
             let [Command::Cancel(_), Command::DropOutputs(dropped)] = &told[..] else { panic!("{told:?}") };
             assert_eq!(dropped.run, run.0);
             let data = &bench.gpu.data;
-            assert!(data.books.is_empty() && data.storing.is_empty() && bench.gpu.entries.is_empty());
+            assert!(data.records.is_empty() && data.storing.is_empty() && bench.gpu.entries.is_empty());
         }
         bench.assign(4, 0, Vec::new());
         let [(run, _)] = bench.runs().await[..] else { panic!("expected one run") };
@@ -320,16 +325,16 @@ fn outputs_of_cancelled_requests_are_dropped() {
 }
 
 /// Runs a request and returns its output, which stays on the GPU.
-async fn keep(bench: &mut Bench, key: u64) -> Arc<Kept> {
+async fn keep(bench: &mut Bench, key: u64) -> Arc<ObjectHandle> {
     bench.assign(key, 0, Vec::new());
     let [(run, _)] = bench.runs().await[..] else { panic!("expected one run") };
     bench.run_done(run);
     let told = bench.commands().await;
     let [Command::PlaceObject(place)] = &told[..] else { panic!("{told:?}") };
-    bench.tell(Message::Data(DataSaid::Placed(ObjectKey(place.object))));
+    bench.tell(Message::Data(ObjectReport::Placed(ObjectKey(place.object))));
     let told = bench.function.told().await.into_iter();
     let mut kept = told.filter_map(|message| match message {
-        function::Message::Completed { outputs, .. } => Some(outputs.kept),
+        function::Message::Completed { outputs, .. } => Some(outputs.objects),
         _ => None,
     });
     let kept = kept.next().unwrap().remove(0);
@@ -344,14 +349,14 @@ fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<boo
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
     let part = ObjectPart { object: object.0, offset: 0, bytes };
-    (Message::Fetch { part, reader: Reader::Nobody, reply }, found)
+    (Message::Fetch { part, reader: TransferReader::None, reply }, found)
 }
 
 impl Bench {
     /// Returns the transfers to the host that the actor asked for since the last call, with their copies.
     async fn leaving(&mut self) -> Vec<(TransferId, u64)> {
         let leaving = |message| match message {
-            node::Message::Transfer { transfer, cargo: Cargo::ToHost(leaving), .. } => {
+            node::Message::Transfer { transfer, cargo: TransferCargo::ToHost(leaving), .. } => {
                 Some((transfer, leaving.copy))
             }
             _ => None,
@@ -365,17 +370,17 @@ fn a_fetch_to_the_host_needs_grants_unless_it_is_small() {
     in_actors(async {
         let mut bench = Bench::new();
         let object = keep(&mut bench, 1).await;
-        for outcome in [Outcome::Complete, Outcome::Failed] {
+        for outcome in [TransferOutcome::Complete, TransferOutcome::Failed] {
             let (message, mut found) = fetch(object.key, OBJECT_BYTES);
             bench.tell(message);
             let [(transfer, copy)] = bench.leaving().await[..] else { panic!("expected one transfer") };
             let told = bench.commands().await;
             assert!(matches!(&told[..], [Command::CopyOut(it)] if it.copy == copy && it.granted), "{told:?}");
             // For a copy under grants the executor's own report is ignored.
-            bench.tell(Message::Data(DataSaid::NotCopiedOut(copy)));
+            bench.tell(Message::Data(ObjectReport::NotCopiedOut(copy)));
             assert!(found.try_recv().is_err());
-            bench.tell(Message::Left { transfer, outcome });
-            assert_eq!(found.try_recv(), Ok(outcome == Outcome::Complete));
+            bench.tell(Message::HostTransferEnded { transfer, outcome });
+            assert_eq!(found.try_recv(), Ok(outcome == TransferOutcome::Complete));
             let told = bench.commands().await;
             assert!(matches!(&told[..], [Command::EndCopyOut(it)] if it.copy == copy), "{told:?}");
         }
@@ -385,7 +390,7 @@ fn a_fetch_to_the_host_needs_grants_unless_it_is_small() {
         let told = bench.commands().await;
         let [Command::CopyOut(little)] = &told[..] else { panic!("{told:?}") };
         assert!(!little.granted);
-        bench.tell(Message::Data(DataSaid::CopiedOut(little.copy)));
+        bench.tell(Message::Data(ObjectReport::CopiedOut(little.copy)));
         assert_eq!(found.try_recv(), Ok(true));
         assert!(bench.gpu.data.outgoing.is_empty());
     });
@@ -400,7 +405,7 @@ fn a_fetch_to_the_host_is_cancelled_once_no_other_handle_of_the_object_exists() 
         bench.tell(message);
         let [(transfer, _)] = bench.leaving().await[..] else { panic!("expected one transfer") };
         let crossed = || {
-            Message::Copied(Copied {
+            Message::Copied(CopiedBatch {
                 transfer,
                 link: LinkId(0),
                 via: None,
@@ -417,7 +422,7 @@ fn a_fetch_to_the_host_is_cancelled_once_no_other_handle_of_the_object_exists() 
         bench.tell(crossed());
         assert!(bench.node.told().await.iter().any(cancelled));
         assert!(bench.gpu.data_report().used > Bytes::ZERO, "the copy still reads the object");
-        bench.tell(Message::Left { transfer, outcome: Outcome::Cancelled });
+        bench.tell(Message::HostTransferEnded { transfer, outcome: TransferOutcome::Cancelled });
         assert_eq!(found.try_recv(), Ok(false));
         bench.hear().await;
         assert_eq!(bench.gpu.data_report().used, Bytes::ZERO);
@@ -439,9 +444,12 @@ fn a_migration_without_a_reader_is_hastened_once_a_run_waits_for_its_memory() {
         // memory.
         bench.tell(Message::Event(Event::Data(elastic::Event::Limit { limit: Bytes::ZERO })));
         let for_nobody = |message| match message {
-            node::Message::Transfer { transfer, cargo: Cargo::ToHost(_), reader: Reader::Nobody, .. } => {
-                Some(transfer)
-            }
+            node::Message::Transfer {
+                transfer,
+                cargo: TransferCargo::ToHost(_),
+                reader: TransferReader::None,
+                ..
+            } => Some(transfer),
             _ => None,
         };
         let leaving: Vec<_> = bench.node.told().await.into_iter().filter_map(for_nobody).collect();

@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 
-use millrace_policy::dispatch::Learned;
+use millrace_policy::dispatch::ModelProfile;
 use millrace_policy::ids::FunctionIndex;
 use millrace_policy::prewarm::Prewarm;
 use millrace_policy::{batching, dispatch, tenancy};
 use millrace_types::{Digest, ModelId, SloCounts, Timestamp};
 
-use super::Node;
-use crate::actors::work::Work;
-use crate::control::checkpoint::Scores;
+use super::NodeActor;
+use crate::actors::work::RequestWork;
+use crate::control::checkpoint::SloScores;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::supervisor::Removed;
 
-impl Node {
+impl NodeActor {
     pub(super) fn install(
         &mut self,
         now: Timestamp,
@@ -29,7 +29,7 @@ impl Node {
             self.dispatch(now, dispatch::Event::Install { model, memory, weights });
             for profile in profiles {
                 if let Some(learned) = self.supervisor.learned(model, &profile) {
-                    self.dispatch(now, dispatch::Event::Learned(learned));
+                    self.dispatch(now, dispatch::Event::ProfileLoaded(learned));
                 }
             }
         }
@@ -42,7 +42,7 @@ impl Node {
         if let Some((function, tenant)) = self.supervisor.capped(&key) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
         }
-        if self.dispatch.core.dispatch().wants_scores()
+        if self.dispatch.core.dispatch().uses_scores()
             && let Some((function, objective)) = self.supervisor.objective_of(&key)
         {
             self.dispatch(now, dispatch::Event::Objective { function, objective });
@@ -54,7 +54,7 @@ impl Node {
     pub(super) fn learned(&self) -> Vec<(Digest, Profile)> {
         let types = self.supervisor.gpu_types();
         let learned = self.dispatch.core.dispatch().learned();
-        let told = learned.filter_map(|Learned { model, kind, load, swap, run }| {
+        let told = learned.filter_map(|ModelProfile { model, kind, load, swap, run }| {
             let gpu_type = types.get(kind as usize)?.clone();
             Some((self.supervisor.digest_of(model)?, Profile { gpu_type, load, swap, run }))
         });
@@ -65,30 +65,30 @@ impl Node {
     /// that.
     fn residency(&mut self, now: Timestamp, model: ModelId) {
         if let Some(residency) = self.supervisor.new_residency(model) {
-            self.dispatch(now, dispatch::Event::Keep { model, copies: residency.min_warm });
+            self.dispatch(now, dispatch::Event::WarmCopiesRequired { model, copies: residency.min_warm });
         }
     }
 
     pub(super) fn scored(&mut self, now: Timestamp, function: FunctionIndex, here: SloCounts) {
-        let base = self.bases.get(&function).copied().unwrap_or_default();
-        self.dispatch(now, dispatch::Event::Score { function, counts: base.plus(here) });
+        let base = self.remote_slo_counts.get(&function).copied().unwrap_or_default();
+        self.dispatch(now, dispatch::Event::SloCountsChanged { function, counts: base.plus(here) });
     }
 
     /// Updates the functions' SLO counts of other nodes and earlier registrations, from the cluster's
     /// totals. The counts of this node are added on top.
-    pub(super) fn scores(&mut self, now: Timestamp, scores: &Scores) {
-        if !self.dispatch.core.dispatch().wants_scores() {
+    pub(super) fn scores(&mut self, now: Timestamp, scores: &SloScores) {
+        if !self.dispatch.core.dispatch().uses_scores() {
             return;
         }
         for (function, key, here) in self.supervisor.scored() {
             let Some(all) = scores.get(&key) else { continue };
-            let known = self.bases.get(&function).copied().unwrap_or_default();
+            let known = self.remote_slo_counts.get(&function).copied().unwrap_or_default();
             let seen = all.since(here);
             // The totals lag behind this node's counts, so the difference is too small or exact, never too
             // large. The largest difference seen is the nearest to the truth.
             let base = SloCounts { m: known.m.max(seen.m), n: known.n.max(seen.n) };
             if base != known {
-                self.bases.insert(function, base);
+                self.remote_slo_counts.insert(function, base);
                 self.scored(now, function, here);
             }
         }
@@ -96,26 +96,26 @@ impl Node {
 
     /// Tells dispatch which models a request's workflow is likely to need next, as far as this node serves
     /// them (D29).
-    pub(super) fn next(&mut self, now: Timestamp, work: &Work) {
+    pub(super) fn next(&mut self, now: Timestamp, work: &RequestWork) {
         if self.supervisor.prewarm() == Prewarm::Off {
             return;
         }
         for key in &work.invocation.next {
             if let Some(model) = self.supervisor.model_of(key) {
-                self.dispatch(now, dispatch::Event::Likely { model, after: Some(work.model) });
+                self.dispatch(now, dispatch::Event::PrewarmHint { model, after: Some(work.model) });
             }
         }
     }
 
     pub(super) fn retired(&mut self, now: Timestamp, function: FunctionIndex) {
-        self.bases.remove(&function);
+        self.remote_slo_counts.remove(&function);
         if self.dispatch.core.batches(function) {
             self.dispatch(now, batching::Event::Limits { function, batching: None, deadline: None });
         }
-        if self.dispatch.core.dispatch().wants_scores() {
-            self.dispatch(now, dispatch::Event::Forget { function });
+        if self.dispatch.core.dispatch().uses_scores() {
+            self.dispatch(now, dispatch::Event::FunctionRemoved { function });
         }
-        if self.dispatch.core.tenancy().owned(function) {
+        if self.dispatch.core.tenancy().has_capped_owner(function) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
         }
         match self.supervisor.remove(function) {

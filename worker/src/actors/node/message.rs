@@ -4,64 +4,64 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::{Attempts, Progress};
-use millrace_policy::dispatch::Return;
-use millrace_policy::fabric::{self, Cargo};
+use millrace_policy::attempts::{AttemptProgress, AttemptRecord};
+use millrace_policy::dispatch::ReturnReason;
+use millrace_policy::fabric::{self, TransferCargo};
 use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 
 use crate::actors::work::SharedWork;
-use crate::control::checkpoint::Scores;
-use crate::control::desired::Quotas;
-use crate::handle::{FaultError, Parts};
+use crate::control::checkpoint::SloScores;
+use crate::control::desired::TenantQuotas;
+use crate::handle::{FaultError, SnapshotSender};
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
-use crate::policy::Wanted;
-use crate::programs::Program;
-use crate::request::Asker;
-use crate::snapshot::Look;
+use crate::policy::DesiredPolicy;
+use crate::programs::HostedProgram;
+use crate::request::TransferRequester;
+use crate::snapshot::SnapshotScope;
 
 /// A message to the Node actor.
 pub(crate) enum Message {
     /// A Function actor admitted a request, which waits for a GPU from now on.
-    Enqueue { work: SharedWork, attempts: Attempts },
+    Enqueue { work: SharedWork, attempts: AttemptRecord },
     /// The workflow of an enqueued request is likely to call other functions next. Sent after `Enqueue`.
-    Next(SharedWork),
+    PrewarmHints(SharedWork),
     /// An input of a request arrived in a GPU's memory, or left a GPU's memory.
-    Moved(RequestKey),
+    InputMoved(RequestKey),
     /// No caller waits for a request's answer any longer.
     Withdraw(RequestKey),
     /// A GPU is ready to run requests.
     Up { gpu: GpuIndex, incarnation: Incarnation },
     /// A GPU lost its models, its data and its requests.
-    Down { gpu: GpuIndex, lost: Vec<(RequestKey, Progress)> },
+    Down { gpu: GpuIndex, lost: Vec<(RequestKey, AttemptProgress)> },
     /// A Gpu actor was restarted and has no state.
     GpuReset(GpuIndex),
     /// A request's run ended, and the request left its GPU.
-    Ended { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
-    /// The run of a batch failed, and `Ended` follows. Each request of the batch runs again alone.
+    RunEnded { gpu: GpuIndex, key: RequestKey, ran: Option<Duration> },
+    /// The run of a batch failed, and `RunEnded` follows. Each request of the batch runs again alone.
     Split(RequestKey),
     /// A GPU returned a request to the queue.
-    Returned { gpu: GpuIndex, key: RequestKey, why: Return },
+    RequestReturned { gpu: GpuIndex, key: RequestKey, why: ReturnReason },
     /// The SLO counts of a function changed: its new counts since the function is on this node.
-    Scored { function: FunctionIndex, counts: SloCounts },
+    SloCountsChanged { function: FunctionIndex, counts: SloCounts },
     /// The SLO counts of functions in the whole cluster, earlier registrations included.
-    Scores(Scores),
+    ClusterSloCounts(SloScores),
     /// The caps of the tenants on this node.
-    Quotas(Arc<Quotas>),
+    Quotas(Arc<TenantQuotas>),
     /// The scheduling policy of the node from now on.
-    Policy(Wanted),
+    Policy(DesiredPolicy),
     /// A GPU evicted models.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// A GPU asks for a transfer: weights or an object to the GPU, or an object from the GPU to the host.
     Transfer {
         gpu: GpuIndex,
         transfer: TransferId,
-        cargo: Cargo,
+        cargo: TransferCargo,
         chunks: Vec<Range<u32>>,
         from: Option<GpuIndex>,
-        reader: Reader,
+        reader: TransferReader,
     },
     /// A request waits for a transfer that began without a waiting request.
     Hasten { transfer: TransferId, reader: RequestKey },
@@ -70,7 +70,7 @@ pub(crate) enum Message {
     /// A batch ended, or a GPU reports the outcome of a lock for a copy.
     Fabric(fabric::Event),
     /// A request for the profile of each model.
-    Learned { reply: oneshot::Sender<Vec<(Digest, Profile)>> },
+    Profiles { reply: oneshot::Sender<Vec<(Digest, Profile)>> },
     /// The node serves a function from now on.
     Install {
         function: FunctionConfig,
@@ -78,7 +78,7 @@ pub(crate) enum Message {
         reply: oneshot::Sender<Result<(), InstallError>>,
     },
     /// The node serves a program from now on, with `processes` processes.
-    Host { function: FunctionConfig, program: Arc<Program>, processes: u32, reply: oneshot::Sender<()> },
+    Host { function: FunctionConfig, program: Arc<HostedProgram>, processes: u32, reply: oneshot::Sender<()> },
     /// The node stops serving a function or program.
     Retire { key: RevisionKey, reply: oneshot::Sender<()> },
     /// A retiring function answered its last request.
@@ -86,7 +86,7 @@ pub(crate) enum Message {
     /// A Function actor was restarted and has no requests.
     FunctionReset(FunctionIndex),
     /// A request for a snapshot of the node.
-    Report { look: Look, parts: Parts },
+    Report { look: SnapshotScope, parts: SnapshotSender },
     /// A fault to inject into a GPU's executor.
     Inject {
         gpu: GpuIndex,
@@ -102,25 +102,25 @@ pub(crate) enum Message {
 
 /// The request that waits for the bytes of a transfer.
 #[derive(Debug, Clone)]
-pub(crate) enum Reader {
+pub(crate) enum TransferReader {
     /// No request waits for the bytes.
-    Nobody,
+    None,
     /// The request's run reads the bytes, or the request's model needs the memory that the bytes leave.
     Run(RequestKey),
     /// The request has run, and is answered once the bytes have arrived.
     Answer(SharedWork),
     /// The bytes are an input of the request, which is enqueued once all its inputs have arrived.
-    Inputs(Arc<Asker>),
+    Inputs(Arc<TransferRequester>),
     /// The request is not in the node's queue: a program reads the bytes for the request, or the bytes
     /// are part of its answer.
-    Outside(Arc<Asker>),
+    Outside(Arc<TransferRequester>),
     /// A request on another worker, which needs the bytes by this time.
     Elsewhere(Timestamp),
 }
 
-impl Reader {
+impl TransferReader {
     /// Returns the reader for a request's run. Without a request, no request waits.
     pub(crate) fn run(key: Option<RequestKey>) -> Self {
-        key.map_or(Self::Nobody, Self::Run)
+        key.map_or(Self::None, Self::Run)
     }
 }

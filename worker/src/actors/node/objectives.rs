@@ -4,23 +4,23 @@
 use std::time::Duration;
 
 use millrace_policy::ids::RequestKey;
-use millrace_policy::rates::Objective;
+use millrace_policy::rates::TransferObjective;
 use millrace_types::Timestamp;
 
-use super::Node;
-use crate::actors::work::Work;
-use crate::request::Asker;
+use super::NodeActor;
+use crate::actors::work::RequestWork;
+use crate::request::TransferRequester;
 
 /// Returns the objective of bytes that another worker fetches. The duration of that worker's run is unknown
 /// here, and counts as zero.
-pub(super) fn of_elsewhere(now: Timestamp, by: Timestamp) -> Objective {
-    Objective { slo: by.since(now), infer: Duration::ZERO }
+pub(super) fn of_elsewhere(now: Timestamp, by: Timestamp) -> TransferObjective {
+    TransferObjective { slo: by.since(now), infer: Duration::ZERO }
 }
 
-impl Node {
+impl NodeActor {
     /// Returns the objective of bytes that a request's run waits for. In a batch the earliest deadline
     /// counts. Returns `None` if no request of the batch has a deadline.
-    pub(super) fn objective(&self, now: Timestamp, reader: RequestKey) -> Option<Objective> {
+    pub(super) fn objective(&self, now: Timestamp, reader: RequestKey) -> Option<TransferObjective> {
         let members = self.dispatch.core.members(reader);
         let works = members.iter().filter_map(|key| Some(&self.entries.get(key)?.work));
         let wanted = works.filter_map(|work| Some((self.wanted_by(work)?, work.model)));
@@ -28,37 +28,45 @@ impl Node {
         let dispatch = self.dispatch.core.dispatch();
         // Before the first run of a model its run has no prediction.
         let infer = dispatch.predicted_run(model, dispatch.rows(reader)).unwrap_or_default();
-        Some(Objective { slo: by.since(now), infer })
+        Some(TransferObjective { slo: by.since(now), infer })
     }
 
     /// Returns the objective of bytes that belong to the answer of a request that has run.
-    pub(super) fn answer_objective(&self, now: Timestamp, work: &Work) -> Option<Objective> {
+    pub(super) fn answer_objective(&self, now: Timestamp, work: &RequestWork) -> Option<TransferObjective> {
         let by = self.wanted_by(work)?;
-        Some(Objective { slo: by.since(now), infer: Duration::ZERO })
+        Some(TransferObjective { slo: by.since(now), infer: Duration::ZERO })
     }
 
     /// Returns the objective of inputs that are gathered before their request is enqueued. The prediction
     /// assumes that the request runs alone, because its batch is not known yet.
-    pub(super) fn inputs_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
+    pub(super) fn inputs_objective(
+        &self,
+        now: Timestamp,
+        asker: &TransferRequester,
+    ) -> Option<TransferObjective> {
         let by = self.asked_by(asker)?;
         let model = self.supervisor.model_of(&asker.revision);
         let run = model.and_then(|model| self.dispatch.core.dispatch().predicted_run(model, 1));
-        Some(Objective { slo: by.since(now), infer: run.unwrap_or_default() })
+        Some(TransferObjective { slo: by.since(now), infer: run.unwrap_or_default() })
     }
 
     /// Returns the objective of bytes that a program reads, or that are part of an answer. The duration
     /// of a program's work is unknown, and counts as zero.
-    pub(super) fn outside_objective(&self, now: Timestamp, asker: &Asker) -> Option<Objective> {
-        Some(Objective { slo: self.asked_by(asker)?.since(now), infer: Duration::ZERO })
+    pub(super) fn outside_objective(
+        &self,
+        now: Timestamp,
+        asker: &TransferRequester,
+    ) -> Option<TransferObjective> {
+        Some(TransferObjective { slo: self.asked_by(asker)?.since(now), infer: Duration::ZERO })
     }
 
-    fn asked_by(&self, asker: &Asker) -> Option<Timestamp> {
+    fn asked_by(&self, asker: &TransferRequester) -> Option<Timestamp> {
         let own = asker.objective;
         let objective = own.or_else(|| self.supervisor.deadline_of_revision(&asker.revision))?;
         Some(asker.came + objective)
     }
 
-    fn wanted_by(&self, work: &Work) -> Option<Timestamp> {
+    fn wanted_by(&self, work: &RequestWork) -> Option<Timestamp> {
         let own = work.invocation.objective;
         let objective = own.or_else(|| self.supervisor.deadline_of(work.function))?;
         Some(work.accepted + objective)

@@ -1,16 +1,16 @@
 //! The change of the scheduling policy of a running node.
 
-use millrace_policy::dispatch::{self, Objective};
+use millrace_policy::dispatch::{self, LatencyObjective};
 use millrace_policy::fabric;
 use millrace_policy::gpu::Event as GpuEvent;
 use millrace_policy::ids::FunctionIndex;
 use millrace_types::{SloCounts, Timestamp};
 
-use super::Node;
-use crate::policy::Wanted;
+use super::NodeActor;
+use crate::policy::DesiredPolicy;
 
-impl Node {
-    pub(super) fn set_policy(&mut self, now: Timestamp, wanted: &Wanted) {
+impl NodeActor {
+    pub(super) fn set_policy(&mut self, now: Timestamp, wanted: &DesiredPolicy) {
         let (before, after) = self.supervisor.set_policy(wanted);
         let generation = after.generation;
         let before = before.policy;
@@ -24,15 +24,18 @@ impl Node {
         }
         if (before.dispatch, before.eviction) != (after.dispatch, after.eviction) {
             let policy = after.dispatch;
-            let functions = if policy.scores() { self.standings() } else { Vec::new() };
-            self.dispatch(now, dispatch::Event::Change { policy, eviction: after.eviction, functions });
+            let functions = if policy.uses_scores() { self.standings() } else { Vec::new() };
+            self.dispatch(
+                now,
+                dispatch::Event::PolicyChanged { policy, eviction: after.eviction, functions },
+            );
         }
         if before.batching != after.batching {
             for limits in self.supervisor.all_limits() {
                 self.dispatch(now, limits);
             }
             // An objective also says whether the function's requests are batchable.
-            if after.dispatch.scores() {
+            if after.dispatch.uses_scores() {
                 for (function, objective, _) in self.supervisor.objectives() {
                     self.dispatch(now, dispatch::Event::Objective { function, objective });
                 }
@@ -55,10 +58,10 @@ impl Node {
 
     /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier
     /// registrations included.
-    fn standings(&self) -> Vec<(FunctionIndex, Option<Objective>, SloCounts)> {
+    fn standings(&self) -> Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)> {
         let mut standings = self.supervisor.objectives();
         for (function, _, counts) in &mut standings {
-            let base = self.bases.get(function).copied().unwrap_or_default();
+            let base = self.remote_slo_counts.get(function).copied().unwrap_or_default();
             *counts = base.plus(*counts);
         }
         standings

@@ -9,28 +9,28 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use crate::actors::work::SharedWork;
-use crate::handle::Directory;
+use crate::handle::ActorDirectory;
 
 /// A request in the queue or on a GPU.
-pub(super) struct Entry {
+pub(super) struct WaitingEntry {
     pub(super) work: SharedWork,
     /// The span of the wait, while the request waits.
     queue: Option<Span>,
     on: Option<GpuIndex>,
 }
 
-impl Entry {
+impl WaitingEntry {
     /// Returns a request that waits from now on. `node` is registered with the request's objects as the
     /// address of the request's node.
-    pub(super) fn new(work: SharedWork, queue: &Batcher, node: &Arc<Directory>) -> Self {
+    pub(super) fn new(work: SharedWork, queue: &Batcher, node: &Arc<ActorDirectory>) -> Self {
         work.invocation.on_gpus.objects.iter().for_each(|object| object.read_by(work.key, node));
         let mut entry = Self { work, queue: None, on: None };
-        entry.waits(queue);
+        entry.set_waiting(queue);
         entry
     }
 
     /// Records that the request waits, for the first time or again, and starts the span of the wait.
-    pub(super) fn waits(&mut self, queue: &Batcher) {
+    pub(super) fn set_waiting(&mut self, queue: &Batcher) {
         self.on = None;
         self.tell_objects(true);
         self.queue = Some(tracing::info_span!(
@@ -42,7 +42,7 @@ impl Entry {
     }
 
     /// Records that the request is assigned to a GPU, and ends the span of the wait.
-    pub(super) fn goes_to(&mut self, gpu: GpuIndex) {
+    pub(super) fn set_assigned(&mut self, gpu: GpuIndex) {
         self.on = Some(gpu);
         self.tell_objects(false);
         if let Some(queue) = self.queue.take() {
@@ -79,7 +79,7 @@ pub(super) fn log_lost<'a>(gpu: GpuIndex, requests: impl ExactSizeIterator<Item 
     }
 }
 
-impl Drop for Entry {
+impl Drop for WaitingEntry {
     fn drop(&mut self) {
         if self.on.is_none() {
             self.tell_objects(false);

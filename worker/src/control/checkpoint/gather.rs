@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_policy::checkpoint::Event;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, FunctionKey, ModelCopy, SloCounts, Tier, Usage};
+use millrace_types::{Bytes, FunctionKey, MemoryTier, ModelCopy, SloCounts, Usage};
 
 use crate::snapshot::NodeSnapshot;
 
@@ -16,7 +16,7 @@ const IDLE_TOLD_MIN: Duration = Duration::from_secs(60);
 
 /// Whether this look may postpone small changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Look {
+pub(super) enum ReportThreshold {
     /// A periodic look: small changes may wait for the next look.
     Usual,
     /// The last look before a shutdown: all changes are reported.
@@ -25,7 +25,7 @@ pub(super) enum Look {
 
 /// The state of the node at the last look.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct NodeObservation {
     copies: BTreeMap<ModelCopy, Bytes>,
     totals: BTreeMap<FunctionKey, Totals>,
 }
@@ -43,11 +43,11 @@ impl Totals {
     }
 }
 
-impl Seen {
+impl NodeObservation {
     /// Observes the node again and returns the changes since the last look.
     pub(super) fn look(
         &mut self,
-        look: Look,
+        look: ReportThreshold,
         snapshot: &NodeSnapshot,
         host: &[wire::HostModel],
     ) -> Vec<Event> {
@@ -69,7 +69,7 @@ impl Seen {
 
     /// Reports the growth of a function's counters. Counters only grow: a smaller value means that
     /// an actor died during the snapshot, and a later look sees the counters whole again.
-    fn count(&mut self, look: Look, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
+    fn count(&mut self, look: ReportThreshold, function: FunctionKey, now: Totals, events: &mut Vec<Event>) {
         let last = self.totals.entry(function.clone()).or_default();
         let counts = now.counts.since(last.counts);
         if counts != SloCounts::default() {
@@ -78,7 +78,7 @@ impl Seen {
         last.counts = now.counts.merge(last.counts);
         let usage = now.usage.since(last.usage);
         let quiet = Usage { idle_ms: 0, ..usage } == Usage::NONE && usage.idle() < IDLE_TOLD_MIN;
-        if usage != Usage::NONE && (look == Look::Last || !quiet) {
+        if usage != Usage::NONE && (look == ReportThreshold::Last || !quiet) {
             last.usage = now.usage.merge(last.usage);
             events.push(Event::Used { function, usage });
         }
@@ -90,13 +90,13 @@ fn copies(snapshot: &NodeSnapshot, host: &[wire::HostModel]) -> BTreeMap<ModelCo
     for model in host {
         // The host tier published this digest in printed form, so the digest parses.
         if let Ok(digest) = model.digest.parse() {
-            copies.insert(ModelCopy { digest, tier: Tier::Host }, Bytes(model.bytes));
+            copies.insert(ModelCopy { digest, tier: MemoryTier::Host }, Bytes(model.bytes));
         }
     }
     for gpu in &snapshot.gpus {
         for model in &gpu.models {
             // Functions that reserve different amounts of memory do not share a copy.
-            let copy = ModelCopy { digest: model.digest, tier: Tier::Gpu(gpu.index) };
+            let copy = ModelCopy { digest: model.digest, tier: MemoryTier::Gpu(gpu.index) };
             *copies.entry(copy).or_default() += model.bytes;
         }
     }
@@ -131,7 +131,7 @@ fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
 mod tests {
     use std::time::Duration;
 
-    use millrace_policy::admission::Score;
+    use millrace_policy::admission::FunctionTotals;
     use millrace_types::{Digest, FunctionName, GpuIndex, Incarnation, Revision, RevisionKey, TenantName};
 
     use super::*;
@@ -146,11 +146,17 @@ mod tests {
         FunctionSnapshot { key, in_flight: 0, score: score(completed, in_time) }
     }
 
-    fn score(completed: u64, in_time: u64) -> Score {
-        Score { completed, in_time, scored: completed, billed_ms: completed * 2, ..Score::default() }
+    fn score(completed: u64, in_time: u64) -> FunctionTotals {
+        FunctionTotals {
+            completed,
+            in_time,
+            scored: completed,
+            billed_ms: completed * 2,
+            ..FunctionTotals::default()
+        }
     }
 
-    fn node(functions: Vec<FunctionSnapshot>, past: Option<Score>) -> NodeSnapshot {
+    fn node(functions: Vec<FunctionSnapshot>, past: Option<FunctionTotals>) -> NodeSnapshot {
         let past = past.into_iter().map(|score| (key(), score)).collect();
         NodeSnapshot { functions, past, ..NodeSnapshot::default() }
     }
@@ -165,25 +171,28 @@ mod tests {
 
     #[test]
     fn each_request_is_reported_once_over_changes_of_revisions() {
-        let mut seen = Seen::default();
-        assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), counted(2, 3));
-        assert_eq!(seen.look(Look::Usual, &node(vec![function(1, 3, 2)], None), &[]), []);
+        let mut seen = NodeObservation::default();
+        assert_eq!(
+            seen.look(ReportThreshold::Usual, &node(vec![function(1, 3, 2)], None), &[]),
+            counted(2, 3)
+        );
+        assert_eq!(seen.look(ReportThreshold::Usual, &node(vec![function(1, 3, 2)], None), &[]), []);
         let both = node(vec![function(1, 4, 3), function(2, 1, 1)], None);
-        assert_eq!(seen.look(Look::Usual, &both, &[]), counted(2, 2));
+        assert_eq!(seen.look(ReportThreshold::Usual, &both, &[]), counted(2, 2));
         // The first revision answers another request and is removed.
         assert_eq!(
-            seen.look(Look::Usual, &node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]),
+            seen.look(ReportThreshold::Usual, &node(vec![function(2, 1, 1)], Some(score(5, 3))), &[]),
             counted(0, 1)
         );
     }
 
     #[test]
     fn an_actor_missing_from_a_snapshot_loses_and_repeats_no_count() {
-        let mut seen = Seen::default();
-        seen.look(Look::Usual, &node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
-        assert_eq!(seen.look(Look::Usual, &node(Vec::new(), Some(score(10, 10))), &[]), []);
+        let mut seen = NodeObservation::default();
+        seen.look(ReportThreshold::Usual, &node(vec![function(1, 3, 2)], Some(score(10, 10))), &[]);
+        assert_eq!(seen.look(ReportThreshold::Usual, &node(Vec::new(), Some(score(10, 10))), &[]), []);
         let again = node(vec![function(1, 4, 3)], Some(score(10, 10)));
-        assert_eq!(seen.look(Look::Usual, &again, &[]), counted(1, 1));
+        assert_eq!(seen.look(ReportThreshold::Usual, &again, &[]), counted(1, 1));
     }
 
     fn idle(node: NodeSnapshot, ms: u64) -> NodeSnapshot {
@@ -197,28 +206,28 @@ mod tests {
 
     #[test]
     fn idle_time_is_reported_with_other_usage_each_minute_or_at_the_last_look() {
-        let mut seen = Seen::default();
+        let mut seen = NodeObservation::default();
         let quiet = |ms| idle(node(Vec::new(), Some(score(0, 0))), ms);
-        assert_eq!(seen.look(Look::Usual, &quiet(59_999), &[]), []);
+        assert_eq!(seen.look(ReportThreshold::Usual, &quiet(59_999), &[]), []);
         let served = idle(node(Vec::new(), Some(score(2, 0))), 59_999);
-        assert_eq!(seen.look(Look::Usual, &served, &[])[1..], [used(2, 59_999)]);
+        assert_eq!(seen.look(ReportThreshold::Usual, &served, &[])[1..], [used(2, 59_999)]);
         let served = |ms| idle(node(Vec::new(), Some(score(2, 0))), ms);
-        assert_eq!(seen.look(Look::Usual, &served(60_500), &[]), []);
-        assert_eq!(seen.look(Look::Usual, &served(119_999), &[]), [used(0, 60_000)]);
-        assert_eq!(seen.look(Look::Last, &served(120_004), &[]), [used(0, 5)]);
-        assert_eq!(seen.look(Look::Last, &served(120_004), &[]), []);
+        assert_eq!(seen.look(ReportThreshold::Usual, &served(60_500), &[]), []);
+        assert_eq!(seen.look(ReportThreshold::Usual, &served(119_999), &[]), [used(0, 60_000)]);
+        assert_eq!(seen.look(ReportThreshold::Last, &served(120_004), &[]), [used(0, 5)]);
+        assert_eq!(seen.look(ReportThreshold::Last, &served(120_004), &[]), []);
     }
 
     #[test]
     fn reported_usage_sums_to_the_usage() {
         // In some looks the function's actor, its past or its idle clock is missing.
-        let mut seen = Seen::default();
+        let mut seen = NodeObservation::default();
         let mut told = Usage::NONE;
         for at in 0..500_u64 {
             let functions = if at % 7 == 3 { Vec::new() } else { vec![function(1, at / 3, 0)] };
             let snapshot = node(functions, (at % 5 != 2).then(|| score(at / 90, 0)));
             let snapshot = if at % 11 == 5 { snapshot } else { idle(snapshot, at * 1_234) };
-            for event in seen.look(Look::Usual, &snapshot, &[]) {
+            for event in seen.look(ReportThreshold::Usual, &snapshot, &[]) {
                 if let Event::Used { usage, .. } = event {
                     told = told.plus(usage);
                 }
@@ -228,7 +237,7 @@ mod tests {
             assert_eq!(told.merge(most), most, "reported usage never exceeds the usage");
         }
         let last = idle(node(vec![function(1, 200, 0)], Some(score(9, 0))), 700_000);
-        for event in seen.look(Look::Last, &last, &[]) {
+        for event in seen.look(ReportThreshold::Last, &last, &[]) {
             if let Event::Used { usage, .. } = event {
                 told = told.plus(usage);
             }
@@ -270,18 +279,18 @@ mod tests {
     fn loaded_and_dropped_copies_are_reported_by_tier() {
         let copy = |name: &[u8], tier| ModelCopy { digest: Digest::of(name), tier };
         let host = [wire::HostModel { digest: Digest::of(b"a").to_string(), bytes: 7 }];
-        let mut seen = Seen::default();
-        let on_host = copy(b"a", Tier::Host);
-        let on_gpu = copy(b"a", Tier::Gpu(GpuIndex(1)));
+        let mut seen = NodeObservation::default();
+        let on_host = copy(b"a", MemoryTier::Host);
+        let on_gpu = copy(b"a", MemoryTier::Gpu(GpuIndex(1)));
         let loaded = [
             Event::ModelLoaded { copy: on_host, bytes: Bytes(7) },
             Event::ModelLoaded { copy: on_gpu, bytes: Bytes(30) },
         ];
-        assert_eq!(seen.look(Look::Usual, &gpu(&[(b"a", 10), (b"a", 20)]), &host), loaded);
+        assert_eq!(seen.look(ReportThreshold::Usual, &gpu(&[(b"a", 10), (b"a", 20)]), &host), loaded);
         let swapped = [
             Event::ModelDropped { copy: on_gpu },
-            Event::ModelLoaded { copy: copy(b"b", Tier::Gpu(GpuIndex(1))), bytes: Bytes(5) },
+            Event::ModelLoaded { copy: copy(b"b", MemoryTier::Gpu(GpuIndex(1))), bytes: Bytes(5) },
         ];
-        assert_eq!(seen.look(Look::Usual, &gpu(&[(b"b", 5)]), &host), swapped);
+        assert_eq!(seen.look(ReportThreshold::Usual, &gpu(&[(b"b", 5)]), &host), swapped);
     }
 }

@@ -16,17 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::checkpoint::{Action, Checkpoint, Config, Event};
+use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_policy::core::Core as _;
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
-use self::gather::{Look, Seen};
-use super::desired::{self, Desired};
-use super::leaders::{Leaders, StreamId};
-use super::registration::{Registration, Registrations};
+use self::gather::{NodeObservation, ReportThreshold};
+use super::desired::{self, DesiredState};
+use super::leaders::{LeaderClaims, StreamId};
+use super::registration::{NodeEpochStore, NodeEpochs};
 use crate::clock::Clock;
 use crate::handle::NodeHandle;
 
@@ -42,41 +42,41 @@ const CHANGES_AT_ONCE: usize = 256;
 
 /// SLO counts of the functions placed here: the counts from other nodes and earlier placements,
 /// plus the counts of this registration. Updated about once a second.
-pub type Scores = Arc<BTreeMap<FunctionKey, SloCounts>>;
+pub type SloScores = Arc<BTreeMap<FunctionKey, SloCounts>>;
 
 /// An encoded batch, and its destination.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Outbox {
+pub(super) struct CheckpointOutbox {
     pub(super) to: Option<StreamId>,
     pub(super) batch: prost::bytes::Bytes,
 }
 
 /// The inputs and outputs of the checkpoint task.
-pub(super) struct Checkpoints {
+pub(super) struct CheckpointTaskConfig {
     pub(super) node: NodeHandle,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    pub(super) desired: watch::Receiver<Desired>,
+    pub(super) desired: watch::Receiver<DesiredState>,
     /// Changes of the node's data, from the data plane.
     pub(super) changes: mpsc::Receiver<Event>,
-    pub(super) registrations: Registrations,
-    pub(super) leaders: watch::Receiver<Leaders>,
+    pub(super) registrations: NodeEpochStore,
+    pub(super) leaders: watch::Receiver<LeaderClaims>,
     pub(super) answers: mpsc::Receiver<wire::CheckpointAck>,
     /// Requests to be notified once the leader has acknowledged everything.
     pub(super) flushes: mpsc::Receiver<oneshot::Sender<()>>,
-    pub(super) outbox: watch::Sender<Outbox>,
-    pub(super) scores: watch::Sender<Scores>,
+    pub(super) outbox: watch::Sender<CheckpointOutbox>,
+    pub(super) scores: watch::Sender<SloScores>,
 }
 
-impl Checkpoints {
+impl CheckpointTaskConfig {
     /// Sends checkpoints until the future is dropped.
     pub(super) async fn run(self) {
         let registration = self.registrations.subscribe();
-        let task = Task {
+        let task = CheckpointTask {
             from: self,
             registration,
-            core: Checkpoint::new(Config::default()),
-            seen: Seen::default(),
+            core: WorkerCheckpoint::new(Config::default()),
+            seen: NodeObservation::default(),
             leader: None,
             sent: 0,
             created: BTreeMap::new(),
@@ -86,11 +86,11 @@ impl Checkpoints {
     }
 }
 
-struct Task {
-    from: Checkpoints,
-    registration: watch::Receiver<Registration>,
-    core: Checkpoint,
-    seen: Seen,
+struct CheckpointTask {
+    from: CheckpointTaskConfig,
+    registration: watch::Receiver<NodeEpochs>,
+    core: WorkerCheckpoint,
+    seen: NodeObservation,
     leader: Option<StreamId>,
     /// Number of the last batch.
     sent: u64,
@@ -99,7 +99,7 @@ struct Task {
     flushing: Vec<oneshot::Sender<()>>,
 }
 
-impl Task {
+impl CheckpointTask {
     async fn run(mut self) {
         let mut look = tokio::time::interval(LOOK_PERIOD);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -112,12 +112,12 @@ impl Task {
                 // Changes come last because changes may never cease. Changes also carry the core's
                 // clock on, so the timer is not starved.
                 biased;
-                Some(answer) = self.from.answers.recv() => self.answered(&answer),
+                Some(answer) = self.from.answers.recv() => self.on_acknowledgement(&answer),
                 Ok(()) = self.registration.changed() => self.registered(),
-                Ok(()) = self.from.leaders.changed() => self.led(),
+                Ok(()) = self.from.leaders.changed() => self.on_leader_change(),
                 Some(told) = self.from.flushes.recv() => self.flush(told).await,
-                _ = look.tick() => self.look(Look::Usual).await,
-                () = wake => self.tell(Event::Tick),
+                _ = look.tick() => self.look(ReportThreshold::Usual).await,
+                () = wake => self.handle_event(Event::Tick),
                 1.. = self.from.changes.recv_many(&mut changes, CHANGES_AT_ONCE) => {
                     changes.drain(..).for_each(|change| self.change(change));
                 }
@@ -140,7 +140,7 @@ impl Task {
         }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.core.on_event(self.from.clock.now(), event, &mut actions);
         for Action::Send(batch) in actions {
@@ -153,13 +153,13 @@ impl Task {
         let Some(to) = self.leader else { return };
         tracing::debug!(epoch = batch.epoch.0, seq = batch.seq, items = batch.delta.len(), "checkpoint");
         let batch = rmp_serde::to_vec_named(batch).expect("plain data with string or integer keys encodes");
-        self.from.outbox.send_replace(Outbox { to: Some(to), batch: batch.into() });
+        self.from.outbox.send_replace(CheckpointOutbox { to: Some(to), batch: batch.into() });
     }
 
-    fn answered(&mut self, answer: &wire::CheckpointAck) {
+    fn on_acknowledgement(&mut self, answer: &wire::CheckpointAck) {
         let epoch = Epoch(answer.epoch);
         let last = answer.seq;
-        self.tell(if answer.full_wanted {
+        self.handle_event(if answer.full_wanted {
             tracing::info!(epoch = epoch.0, last, "the leader lacks a checkpoint: sending a full one");
             Event::ResyncWanted { epoch, seq: self.sent, last }
         } else {
@@ -170,34 +170,34 @@ impl Task {
     fn registered(&mut self) {
         let registration = *self.registration.borrow_and_update();
         if let Some(epoch) = registration.current {
-            self.tell(Event::Registered { epoch });
+            self.handle_event(Event::Registered { epoch });
             self.publish();
         }
     }
 
-    fn led(&mut self) {
+    fn on_leader_change(&mut self) {
         self.leader = self.from.leaders.borrow_and_update().leader();
         if self.leader.is_some() {
-            self.tell(Event::Reached);
+            self.handle_event(Event::Reached);
         }
     }
 
     fn change(&mut self, change: Event) {
         if let Event::DataStored { id, .. } = &change {
-            self.from.registrations.met(id.epoch);
+            self.from.registrations.observe(id.epoch);
         }
-        self.tell(change);
+        self.handle_event(change);
     }
 
-    async fn look(&mut self, look: Look) {
+    async fn look(&mut self, look: ReportThreshold) {
         let deleted = self.deleted();
         let snapshot = self.from.node.snapshot().await;
         let events = self.seen.look(look, &snapshot, &self.from.models.borrow());
         // Counts since the last look belong to the deleted function of the same name.
         let stale =
             |event: &Event| matches!(event, Event::Scored { function, .. } if deleted.contains(function));
-        events.into_iter().filter(|event| !stale(event)).for_each(|event| self.tell(event));
-        deleted.into_iter().for_each(|function| self.tell(Event::FunctionDeleted { function }));
+        events.into_iter().filter(|event| !stale(event)).for_each(|event| self.handle_event(event));
+        deleted.into_iter().for_each(|function| self.handle_event(Event::FunctionDeleted { function }));
         self.publish();
     }
 
@@ -205,7 +205,7 @@ impl Task {
     /// function does not inherit the counts of the old function, and the leader dropped the old
     /// counts with the old function.
     fn deleted(&mut self) -> BTreeSet<FunctionKey> {
-        let created = |it: &desired::Function| (it.key.function.clone(), it.created_at_ms);
+        let created = |it: &desired::PlacedFunction| (it.key.function.clone(), it.created_at_ms);
         let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();
         if self.created.len() > CREATED_MAX {
             self.created.retain(|function, _| desired.contains_key(function));
@@ -218,12 +218,12 @@ impl Task {
     }
 
     async fn flush(&mut self, told: oneshot::Sender<()>) {
-        self.look(Look::Last).await;
+        self.look(ReportThreshold::Last).await;
         // Without a leader the request is dropped, which tells the requester that no leader is
         // known.
         if self.leader.is_some() {
             self.flushing.push(told);
-            self.tell(Event::Flush);
+            self.handle_event(Event::Flush);
         }
     }
 

@@ -4,7 +4,7 @@ use millrace_types::{Bytes, Digest, RevisionKey};
 
 /// A function that this worker should serve, reduced to the facts that the host tier needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct DesiredFunction {
     pub key: RevisionKey,
     /// The digest of the function's model.
     pub digest: Digest,
@@ -16,7 +16,7 @@ pub struct Wanted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// The complete list of functions that this worker should serve now.
-    Desired(Vec<Wanted>),
+    Desired(Vec<DesiredFunction>),
     /// A model is in host memory.
     Prepared {
         digest: Digest,
@@ -24,7 +24,7 @@ pub enum Event {
         bytes: Bytes,
     },
     /// A model could not be prepared.
-    Failed { digest: Digest, failure: Failure },
+    Failed { digest: Digest, failure: PrepareFailure },
     /// The node installed or refused a function.
     Installed {
         key: RevisionKey,
@@ -32,20 +32,20 @@ pub enum Event {
         outcome: Result<(), String>,
     },
     /// Requests wait for these models, which had been evicted.
-    Asked(Vec<Digest>),
+    ModelsAwaited(Vec<Digest>),
     /// An evicted model is likely to be needed soon.
     Hinted(Digest),
     /// The models that were evicted for [`Action::MakeRoom`]. The list is empty if all evictable models
     /// together were not enough.
     RoomMade(Vec<Digest>),
-    /// Time passed. Sent at the time of [`wake_at`](super::Plan::wake_at), and when more models have become
+    /// Time passed. Sent at the time of [`wake_at`](super::HostTierPlan::wake_at), and when more models have become
     /// evictable.
     Tick,
 }
 
 /// The reason why a model could not be prepared, and the consequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Failure {
+pub enum PrepareFailure {
     /// No source could be reached. The model is not at fault, and the preparation is retried.
     Unavailable(String),
     /// The received bytes were wrong, or the disk refused an operation. The failure is reported, and the
@@ -79,7 +79,7 @@ pub enum Action {
     MakeRoom {
         /// The missing host memory.
         bytes: Bytes,
-        asker: Asker,
+        asker: RoomPurpose,
     },
     /// Fails the requests that wait for a model that cannot be loaded.
     Refuse { digest: Digest, why: String },
@@ -87,7 +87,7 @@ pub enum Action {
 
 /// The purpose for which room is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asker {
+pub enum RoomPurpose {
     /// Requests wait for the model, or a function has to become ready.
     Request,
     /// The model is prewarmed. Pinned models and models with warm copies are not evicted for prewarming.
@@ -96,7 +96,7 @@ pub enum Asker {
 
 /// The state of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub enum ServingPhase {
     /// The function's model is being prepared. The message says what the preparation waits for, if that is
     /// not obvious.
     Preparing(String),

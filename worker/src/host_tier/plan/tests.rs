@@ -14,12 +14,12 @@ fn key(name: &str) -> RevisionKey {
     RevisionKey { function, revision: Revision::FIRST }
 }
 
-fn wanted(name: &str, model: u8, size: u64) -> Wanted {
-    Wanted { key: key(name), digest: digest(model), artifact_bytes: Bytes(size) }
+fn wanted(name: &str, model: u8, size: u64) -> DesiredFunction {
+    DesiredFunction { key: key(name), digest: digest(model), artifact_bytes: Bytes(size) }
 }
 
-fn plan(budget: u64) -> Plan {
-    Plan::new(Bytes(budget), 1)
+fn plan(budget: u64) -> HostTierPlan {
+    HostTierPlan::new(Bytes(budget), 1)
 }
 
 fn prepare(model: u8, size: u64) -> Action {
@@ -34,23 +34,23 @@ fn arrived(model: u8) -> Action {
     Action::Arrived { digest: digest(model) }
 }
 
-fn make_room(bytes: u64, asker: Asker) -> Action {
+fn make_room(bytes: u64, asker: RoomPurpose) -> Action {
     Action::MakeRoom { bytes: Bytes(bytes), asker }
 }
 
-fn desired<const N: usize>(plan: &mut Plan, functions: [Wanted; N]) -> Vec<Action> {
+fn desired<const N: usize>(plan: &mut HostTierPlan, functions: [DesiredFunction; N]) -> Vec<Action> {
     plan.on_event(Event::Desired(functions.into()), NOW)
 }
 
-fn prepared(plan: &mut Plan, model: u8, size: u64) -> Vec<Action> {
+fn prepared(plan: &mut HostTierPlan, model: u8, size: u64) -> Vec<Action> {
     plan.on_event(Event::Prepared { digest: digest(model), bytes: Bytes(size) }, NOW)
 }
 
-fn failed(plan: &mut Plan, model: u8, failure: Failure) -> Vec<Action> {
+fn failed(plan: &mut HostTierPlan, model: u8, failure: PrepareFailure) -> Vec<Action> {
     plan.on_event(Event::Failed { digest: digest(model), failure }, NOW)
 }
 
-fn installed(plan: &mut Plan, name: &str, outcome: Result<(), String>) {
+fn installed(plan: &mut HostTierPlan, name: &str, outcome: Result<(), String>) {
     assert_eq!(plan.on_event(Event::Installed { key: key(name), outcome }, NOW), []);
 }
 
@@ -81,9 +81,9 @@ fn a_function_is_ready_once_the_node_has_installed_it() {
     let mut plan = plan(100);
     desired(&mut plan, [wanted("a", 1, 10)]);
     prepared(&mut plan, 1, 10);
-    assert_eq!(plan.phases(), [(key("a"), Phase::Preparing(String::new()))]);
+    assert_eq!(plan.phases(), [(key("a"), ServingPhase::Preparing(String::new()))]);
     installed(&mut plan, "a", Ok(()));
-    assert_eq!(plan.phases(), [(key("a"), Phase::Ready)]);
+    assert_eq!(plan.phases(), [(key("a"), ServingPhase::Ready)]);
 }
 
 #[test]
@@ -93,7 +93,8 @@ fn a_refused_function_fails_alone() {
     prepared(&mut plan, 1, 10);
     installed(&mut plan, "a", Err("larger than any GPU".into()));
     installed(&mut plan, "b", Ok(()));
-    let expected = [(key("a"), Phase::Failed("larger than any GPU".into())), (key("b"), Phase::Ready)];
+    let expected =
+        [(key("a"), ServingPhase::Failed("larger than any GPU".into())), (key("b"), ServingPhase::Ready)];
     assert_eq!(plan.phases(), expected);
 }
 
@@ -101,7 +102,7 @@ fn a_refused_function_fails_alone() {
 fn a_model_over_the_budget_waits_with_advice_until_memory_is_free() {
     let mut plan = plan(15);
     assert_eq!(desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]), [prepare(1, 10)]);
-    let Phase::Preparing(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
+    let ServingPhase::Preparing(message) = plan.phases()[1].1.clone() else { panic!("{:?}", plan.phases()) };
     assert!(message.contains("add a worker"), "{message}");
     assert_eq!(desired(&mut plan, [wanted("b", 2, 10)]), []);
     // The preparation under way cannot be cancelled. Its end frees the memory.
@@ -118,17 +119,17 @@ fn a_model_larger_than_the_budget_fails_at_once_without_evictions() {
         matches!(&actions[..], [Action::Refuse { why, .. }] if why.contains("--host-memory")),
         "{actions:?}"
     );
-    assert!(matches!(&plan.phases()[1].1, Phase::Failed(why) if why.contains("15 B in all")));
+    assert!(matches!(&plan.phases()[1].1, ServingPhase::Failed(why) if why.contains("15 B in all")));
     assert_eq!(plan.on_event(Event::Tick, NOW), [], "the refusal is reported once");
 }
 
 /// Returns a plan in which model 1 (function `a`) was evicted for model 2 (function `b`): the budget has no
 /// room for both.
-fn a_asleep() -> Plan {
+fn a_asleep() -> HostTierPlan {
     let mut plan = plan(15);
     desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
     let ready = prepared(&mut plan, 1, 9);
-    assert_eq!(ready, [install("a", 1), arrived(1), make_room(4, Asker::Request)]);
+    assert_eq!(ready, [install("a", 1), arrived(1), make_room(4, RoomPurpose::Request)]);
     installed(&mut plan, "a", Ok(()));
     let left = plan.on_event(Event::RoomMade(vec![digest(1)]), NOW);
     let retire = Action::Retire { key: key("a") };
@@ -142,19 +143,19 @@ fn a_asleep() -> Plan {
 #[test]
 fn the_function_of_an_evicted_model_stays_ready() {
     let mut plan = a_asleep();
-    assert_eq!(plan.phases(), [(key("a"), Phase::Ready), (key("b"), Phase::Ready)]);
+    assert_eq!(plan.phases(), [(key("a"), ServingPhase::Ready), (key("b"), ServingPhase::Ready)]);
     assert_eq!(plan.resident(), [(digest(2), Bytes(10))]);
     // Another function of the evicted model is ready at once, and loads the model with its first request.
     let third = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 1, 10)];
     assert_eq!(desired(&mut plan, third), []);
-    assert_eq!(plan.phases()[2], (key("c"), Phase::Ready));
+    assert_eq!(plan.phases()[2], (key("c"), ServingPhase::Ready));
 }
 
 #[test]
 fn a_requested_model_is_loaded_again_with_all_its_functions() {
     let mut plan = a_asleep();
-    let asked = plan.on_event(Event::Asked(vec![digest(1), digest(2)]), NOW);
-    assert_eq!(asked, [make_room(4, Asker::Request)], "10 of 15 bytes are used, and 9 are needed");
+    let asked = plan.on_event(Event::ModelsAwaited(vec![digest(1), digest(2)]), NOW);
+    assert_eq!(asked, [make_room(4, RoomPurpose::Request)], "10 of 15 bytes are used, and 9 are needed");
     let made = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(made[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
@@ -164,17 +165,17 @@ fn a_requested_model_is_loaded_again_with_all_its_functions() {
 #[test]
 fn a_hinted_model_is_loaded_only_if_no_other_model_is_to_be_loaded() {
     let mut plan = a_asleep();
-    let hint = |plan: &mut Plan| plan.on_event(Event::Hinted(digest(1)), NOW);
-    assert_eq!(hint(&mut plan), [make_room(4, Asker::Hint)]);
+    let hint = |plan: &mut HostTierPlan| plan.on_event(Event::Hinted(digest(1)), NOW);
+    assert_eq!(hint(&mut plan), [make_room(4, RoomPurpose::Hint)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
     assert_eq!(plan.on_event(Event::Tick, NOW), [], "the hint is not tried again");
-    assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
+    assert_eq!(plan.phases()[0], (key("a"), ServingPhase::Ready));
 
     let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
     assert_eq!(desired(&mut plan, more), [prepare(3, 4)]);
     assert_eq!(hint(&mut plan), [], "another model is being loaded");
     prepared(&mut plan, 3, 4);
-    assert_eq!(hint(&mut plan), [make_room(8, Asker::Hint)]);
+    assert_eq!(hint(&mut plan), [make_room(8, RoomPurpose::Hint)]);
     let room = plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     assert_eq!(room[1..], [Action::Release { digest: digest(2) }, prepare(1, 10)]);
     assert_eq!(prepared(&mut plan, 1, 9), [install("a", 1), arrived(1)]);
@@ -185,36 +186,39 @@ fn a_hinted_model_is_loaded_only_if_no_other_model_is_to_be_loaded() {
 fn a_request_for_a_hinted_model_waits_like_any_other_request() {
     let mut plan = a_asleep();
     plan.on_event(Event::Hinted(digest(1)), NOW);
-    plan.on_event(Event::Asked(vec![digest(1)]), NOW);
+    plan.on_event(Event::ModelsAwaited(vec![digest(1)]), NOW);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
-    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW), [make_room(4, Asker::Request)]);
+    assert_eq!(
+        plan.on_event(Event::ModelsAwaited(vec![digest(1)]), NOW),
+        [make_room(4, RoomPurpose::Request)]
+    );
 }
 
 #[test]
 fn a_model_without_room_waits_and_does_not_delay_smaller_models() {
     let mut plan = a_asleep();
     let more = [wanted("a", 1, 10), wanted("b", 2, 10), wanted("c", 3, 4)];
-    assert_eq!(plan.on_event(Event::Asked(vec![digest(1)]), NOW).len(), 1);
+    assert_eq!(plan.on_event(Event::ModelsAwaited(vec![digest(1)]), NOW).len(), 1);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), []);
-    assert_eq!(plan.phases()[0], (key("a"), Phase::Ready));
+    assert_eq!(plan.phases()[0], (key("a"), ServingPhase::Ready));
     // Model 1 asks for room again. Model 3 behind it waits only until that request has failed.
-    assert_eq!(desired(&mut plan, more), [make_room(4, Asker::Request)]);
+    assert_eq!(desired(&mut plan, more), [make_room(4, RoomPurpose::Request)]);
     assert_eq!(plan.on_event(Event::RoomMade(vec![]), NOW), [prepare(3, 4)]);
-    assert_eq!(plan.on_event(Event::Tick, NOW), [make_room(8, Asker::Request)]);
+    assert_eq!(plan.on_event(Event::Tick, NOW), [make_room(8, RoomPurpose::Request)]);
 }
 
 #[test]
 fn requests_that_wait_for_a_broken_model_are_refused() {
     let mut plan = a_asleep();
-    plan.on_event(Event::Asked(vec![digest(1)]), NOW);
+    plan.on_event(Event::ModelsAwaited(vec![digest(1)]), NOW);
     plan.on_event(Event::RoomMade(vec![digest(2)]), NOW);
     let refuse = Action::Refuse { digest: digest(1), why: "damaged".into() };
-    assert_eq!(failed(&mut plan, 1, Failure::Permanent("damaged".into())), [refuse]);
-    assert_eq!(plan.phases()[0], (key("a"), Phase::Failed("damaged".into())));
+    assert_eq!(failed(&mut plan, 1, PrepareFailure::Permanent("damaged".into())), [refuse]);
+    assert_eq!(plan.phases()[0], (key("a"), ServingPhase::Failed("damaged".into())));
     // A transient failure is retried, and its function stays ready.
-    plan.on_event(Event::Asked(vec![digest(2)]), NOW);
-    assert_eq!(failed(&mut plan, 2, Failure::Transient("no disk".into())), []);
-    assert_eq!(plan.phases()[1], (key("b"), Phase::Ready));
+    plan.on_event(Event::ModelsAwaited(vec![digest(2)]), NOW);
+    assert_eq!(failed(&mut plan, 2, PrepareFailure::Transient("no disk".into())), []);
+    assert_eq!(plan.phases()[1], (key("b"), ServingPhase::Ready));
     assert_eq!(plan.on_event(Event::Tick, Timestamp::MAX), [prepare(2, 10)]);
 }
 
@@ -225,7 +229,7 @@ fn a_model_larger_than_its_file_is_released_when_it_does_not_fit() {
     let actions = prepared(&mut plan, 1, 20);
     assert_eq!(actions[0], Action::Release { digest: digest(1) });
     assert!(matches!(&actions[1..], [Action::Refuse { .. }]), "{actions:?}");
-    assert!(matches!(&plan.phases()[0].1, Phase::Failed(_)));
+    assert!(matches!(&plan.phases()[0].1, ServingPhase::Failed(_)));
     assert_eq!(plan.resident(), []);
 }
 
@@ -243,8 +247,8 @@ fn a_failed_fetch_is_retried_with_growing_waits() {
     desired(&mut plan, [wanted("a", 1, 10)]);
     let mut last = NOW;
     for _ in 0..3 {
-        assert_eq!(failed(&mut plan, 1, Failure::Unavailable("no controller".into())), []);
-        assert_eq!(plan.phases()[0].1, Phase::Preparing("no controller".into()));
+        assert_eq!(failed(&mut plan, 1, PrepareFailure::Unavailable("no controller".into())), []);
+        assert_eq!(plan.phases()[0].1, ServingPhase::Preparing("no controller".into()));
         let until = plan.wake_at().unwrap();
         assert!(until > last);
         last = until;
@@ -257,10 +261,12 @@ fn a_failed_fetch_is_retried_with_growing_waits() {
 fn a_bad_model_is_never_retried_but_bad_bytes_are() {
     let mut plan = plan(100);
     desired(&mut plan, [wanted("a", 1, 10), wanted("b", 2, 10)]);
-    failed(&mut plan, 1, Failure::Permanent("not onnx".into()));
-    failed(&mut plan, 2, Failure::Transient("wrong bytes".into()));
-    let expected =
-        [(key("a"), Phase::Failed("not onnx".into())), (key("b"), Phase::Failed("wrong bytes".into()))];
+    failed(&mut plan, 1, PrepareFailure::Permanent("not onnx".into()));
+    failed(&mut plan, 2, PrepareFailure::Transient("wrong bytes".into()));
+    let expected = [
+        (key("a"), ServingPhase::Failed("not onnx".into())),
+        (key("b"), ServingPhase::Failed("wrong bytes".into())),
+    ];
     assert_eq!(plan.phases(), expected);
     assert_eq!(plan.on_event(Event::Tick, Timestamp::MAX), [prepare(2, 10)]);
 }
@@ -297,7 +303,7 @@ proptest! {
                     Event::Prepared { digest, bytes: Bytes(size) }
                 }
                 Step::Fail if !preparing.is_empty() => {
-                    Event::Failed { digest: preparing.remove(0), failure: Failure::Unavailable("x".into()) }
+                    Event::Failed { digest: preparing.remove(0), failure: PrepareFailure::Unavailable("x".into()) }
                 }
                 Step::MakeRoom(ask) if lacking.is_some() => {
                     let bytes: Bytes = lacking.take().unwrap();
@@ -312,7 +318,7 @@ proptest! {
                     Event::RoomMade(gone)
                 }
                 Step::Hint(model) => Event::Hinted(digest(model)),
-                Step::Ask => Event::Asked(plan.models.keys().copied().collect()),
+                Step::Ask => Event::ModelsAwaited(plan.models.keys().copied().collect()),
                 _ => {
                     now = plan.wake_at().unwrap_or(now).max(now);
                     Event::Tick

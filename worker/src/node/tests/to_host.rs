@@ -4,17 +4,17 @@
 mod objectives;
 
 use millrace_policy::elastic::MigrationPolicy;
-use millrace_policy::fabric::Counts;
-use millrace_policy::paths::{Direction, HostLinks};
-use millrace_policy::rates::Sharing;
+use millrace_policy::fabric::GuaranteeCounts;
+use millrace_policy::paths::{HostDirection, HostLinks};
+use millrace_policy::rates::TransferSharing;
 use millrace_types::{Failure, Slo};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::actors::node::Reader;
+use crate::actors::node::TransferReader;
 use crate::node::DataConfig;
-use crate::objects::{Kept, OnHost, Part, Place, size_of_memory};
-use crate::request::Completion;
+use crate::objects::{HandleLocation, HostBytes, ObjectHandle, ObjectRange, size_of_memory};
+use crate::request::AttemptOutcome;
 use crate::snapshot::NodeSnapshot;
 
 /// Rate of each link in each direction.
@@ -32,7 +32,7 @@ fn batch() -> Duration {
     RATE.time_for(Bytes::mib(10))
 }
 
-type Answer = Result<Completion, Failure>;
+type Answer = Result<AttemptOutcome, Failure>;
 
 /// A node with GPUs behind one shared link, or each behind its own. Function `fN` has an output of
 /// N MiB.
@@ -48,7 +48,7 @@ struct Plan {
     /// Output of each function, in MiB, and its deadline in milliseconds.
     functions: Vec<(u64, Option<u64>)>,
     copy_fails_every: Option<u64>,
-    sharing: Sharing,
+    sharing: TransferSharing,
     /// Links for transfers to the host. If set, each GPU has its own link and an NVLink to the
     /// first GPU.
     host_links: Option<HostLinks>,
@@ -62,13 +62,13 @@ impl Plan {
             memory: Bytes::mib(64),
             functions: functions.iter().map(|&mib| (mib, None)).collect(),
             copy_fails_every: None,
-            sharing: Sharing::Fair,
+            sharing: TransferSharing::Fair,
             host_links: None,
         }
     }
 
     async fn start(self) -> World {
-        let gpu = |index| Gpu {
+        let gpu = |index| TopologyGpu {
             index: GpuIndex(index),
             gpu_type: "modelled".to_owned(),
             memory: self.memory,
@@ -77,13 +77,13 @@ impl Plan {
         let topology = Topology {
             name: "test".to_owned(),
             gpus: (0..self.gpus).map(gpu).collect(),
-            links: vec![Link { kind: LinkKind::Pcie, rate: RATE }],
+            links: vec![TopologyLink { kind: LinkKind::Pcie, rate: RATE }],
         };
         let topology = if self.host_links.is_some() { joined(topology) } else { topology };
         let run = |&(mib, _): &(u64, Option<u64>)| {
             (format!("f{mib}"), RunModel { keeps: Bytes::mib(mib), ..RunModel::new(RUN) })
         };
-        let behaviour = Behaviour {
+        let behaviour = ExecutorBehaviour {
             start: Duration::from_millis(8),
             process_start: Duration::ZERO,
             copy_rate: BytesPerSec(u64::MAX),
@@ -121,8 +121,10 @@ impl Plan {
 /// Returns the topology with a link for each GPU, and NVLinks between the first GPU and the others.
 fn joined(topology: Topology) -> Topology {
     let gpus = topology.gpus.len() as u32;
-    let nvlink =
-        |gpu| Link { kind: LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(gpu) }, rate: BytesPerSec::gb(40) };
+    let nvlink = |gpu| TopologyLink {
+        kind: LinkKind::NvLink { a: GpuIndex(0), b: GpuIndex(gpu) },
+        rate: BytesPerSec::gb(40),
+    };
     let links = vec![topology.links[0].clone(); gpus as usize].into_iter().chain((1..gpus).map(nvlink));
     Topology { links: links.collect(), ..topology }
 }
@@ -163,12 +165,12 @@ impl World {
 
     fn ask(&self, mib: u64) -> JoinHandle<Answer> {
         let node = self.node.clone();
-        let invocation = Invocation { revision: key(mib), ..request(MINUTE) };
+        let invocation = Attempt { revision: key(mib), ..request(MINUTE) };
         actix_rt::spawn(async move { node.invoke(invocation).await })
     }
 
     /// Runs a function and returns its output.
-    async fn make(&self, mib: u64) -> Arc<Kept> {
+    async fn make(&self, mib: u64) -> Arc<ObjectHandle> {
         let mut made = self.ask(mib).await.unwrap().unwrap();
         made.kept.remove(0)
     }
@@ -190,19 +192,19 @@ impl World {
 }
 
 /// Copies a whole object to the host. The task that waits for the copy holds the object.
-fn fetch(object: Arc<Kept>) -> JoinHandle<OnHost> {
-    fetch_for(object, Reader::Nobody)
+fn fetch(object: Arc<ObjectHandle>) -> JoinHandle<HostBytes> {
+    fetch_for(object, TransferReader::None)
 }
 
-fn fetch_for(object: Arc<Kept>, reader: Reader) -> JoinHandle<OnHost> {
+fn fetch_for(object: Arc<ObjectHandle>, reader: TransferReader) -> JoinHandle<HostBytes> {
     actix_rt::spawn(async move {
         let bytes = object.bytes;
-        Part { object, offset: 0, bytes }.on_host(reader).await
+        ObjectRange { object, offset: 0, bytes }.on_host(reader).await
     })
 }
 
-fn on_host(object: &Kept) -> bool {
-    matches!(object.place(), Place::Host(_))
+fn on_host(object: &ObjectHandle) -> bool {
+    matches!(object.place(), HandleLocation::Host(_))
 }
 
 #[test]
@@ -213,15 +215,18 @@ fn an_output_without_room_is_answered_after_its_whole_copy() {
         let (made, took) = world.timed(world.make(40)).await;
         let whole = RATE.time_for(Bytes::mib(40));
         assert!(took >= RUN + whole && took < RUN + whole + LITTLE, "{took:?}");
-        let Place::Host(fd) = made.place() else { panic!("{made:?}") };
+        let HandleLocation::Host(fd) = made.place() else { panic!("{made:?}") };
         assert_eq!(size_of_memory(&fd).unwrap() as u64, Bytes::mib(40).get());
         let now = world.snapshot().await;
         let link = &now.links[0];
         assert_eq!((link.carried, link.carried_to_host), (WEIGHTS, Bytes::mib(80)));
         let measured = link.measured_to_host.unwrap().0 as f64 / RATE.0 as f64;
         assert!((0.99..1.01).contains(&measured), "{measured}");
-        assert_eq!(now.transfers.ended.from_gpu, Counts { unpromised: 2, ..Counts::default() });
-        assert_eq!(now.transfers.waits[&(LinkId(0), Direction::FromGpu)].transfers, 2);
+        assert_eq!(
+            now.transfers.ended.from_gpu,
+            GuaranteeCounts { unpromised: 2, ..GuaranteeCounts::default() }
+        );
+        assert_eq!(now.transfers.waits[&(LinkId(0), HostDirection::FromGpu)].transfers, 2);
         drop(made);
         world.is_at_rest().await;
     });
@@ -270,7 +275,7 @@ fn migrated_objects_leave_under_grants_until_their_last_handle_is_dropped() {
             assert_eq!(world.snapshot().await.gpus[0].data.migrated, 1);
             let first = Some(first).filter(|_| !dropped);
             let third = third.await.unwrap().unwrap().kept.remove(0);
-            assert!(matches!(third.place(), Place::Gpu(_)), "{third:?}");
+            assert!(matches!(third.place(), HandleLocation::Gpu(_)), "{third:?}");
             let carried = world.carried_to_host().await;
             if let Some(first) = first {
                 assert!(on_host(&first));
@@ -278,7 +283,7 @@ fn migrated_objects_leave_under_grants_until_their_last_handle_is_dropped() {
             } else {
                 assert!(carried <= Bytes::mib(20), "{carried}");
             }
-            assert!(matches!(second.place(), Place::Gpu(_)));
+            assert!(matches!(second.place(), HandleLocation::Gpu(_)));
             drop((second, third));
             world.is_at_rest().await;
         }
@@ -384,7 +389,7 @@ fn batches_that_fail_are_copied_again() {
 /// D14, D15: the deadline of an answer is the deadline of its output's copy.
 #[test]
 fn an_answer_with_a_deadline_overtakes_an_answer_without() {
-    for (sharing, tight_first) in [(Sharing::FaasTube, true), (Sharing::Fair, false)] {
+    for (sharing, tight_first) in [(TransferSharing::FaasTube, true), (TransferSharing::Fair, false)] {
         in_virtual_time(async {
             let functions = vec![(60, None), (59, Some(25))];
             let world = Plan { gpus: 2, functions, sharing, ..Plan::of(&[]) }.start().await;
@@ -396,7 +401,7 @@ fn an_answer_with_a_deadline_overtakes_an_answer_without() {
             assert_eq!(!loose.is_finished(), tight_first, "{sharing:?}");
             loose.await.unwrap().unwrap();
             let admitted = u64::from(tight_first);
-            let counts = Counts { admitted, unpromised: 2 - admitted, ..Counts::default() };
+            let counts = GuaranteeCounts { admitted, unpromised: 2 - admitted, ..GuaranteeCounts::default() };
             assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts);
         });
     }

@@ -30,56 +30,56 @@ use millrace_proto::executor::{
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::Incarnation;
 
-use self::turns::{Found, Turns};
-use super::{Descriptor, ExecutorPort, Lent, PortEvent, PortEventKind, PortSink};
+use self::turns::{CancelledRun, RunOrder};
+use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, SharedDeviceMemory};
 
 /// The number of a process of an isolating port, unique for the life of the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PartId(u64);
+pub struct ProcessId(u64);
 
 /// The factory of an isolating port's device memory and of the ports of its processes.
-pub trait Parts: 'static {
+pub trait IsolatedProcessFactory: 'static {
     /// Returns fresh device memory, which no process has used.
     ///
     /// # Errors
     /// The reason why no memory could be allocated, as text for people.
-    fn memory(&mut self) -> Result<Lent, String>;
+    fn memory(&mut self) -> Result<SharedDeviceMemory, String>;
 
     /// Returns the port of a process over this memory, not yet started.
-    fn part(&mut self, memory: &Lent, program: &str, sink: PortSink) -> Box<dyn ExecutorPort>;
+    fn part(&mut self, memory: &SharedDeviceMemory, program: &str, sink: PortSink) -> Box<dyn ExecutorPort>;
 }
 
 /// The port of a GPU whose programs have a process each.
 pub struct IsolatingPort<P> {
     parts: P,
     sink: PortSink,
-    last_part: PartId,
-    place: Option<Place>,
+    last_part: ProcessId,
+    place: Option<PortIncarnation>,
 }
 
 /// One incarnation of the port.
-struct Place {
+struct PortIncarnation {
     incarnation: Incarnation,
-    memory: Lent,
+    memory: SharedDeviceMemory,
     /// The processes, each until the reported end.
-    alive: BTreeMap<PartId, Part>,
+    alive: BTreeMap<ProcessId, IsolatedProcess>,
     /// The process of each program.
-    programs: BTreeMap<u64, PartId>,
-    turns: Turns<PartId, (Run, Vec<Descriptor>)>,
+    programs: BTreeMap<u64, ProcessId>,
+    turns: RunOrder<ProcessId, (Run, Vec<Descriptor>)>,
     /// The process of each outstanding copy, by transfer and batch.
-    copies: BTreeMap<(u64, u64), PartId>,
+    copies: BTreeMap<(u64, u64), ProcessId>,
     /// The memory of the neighbours, for processes that are started later.
     peers: BTreeMap<u32, (AddPeer, Vec<Descriptor>)>,
     ending: bool,
 }
 
-struct Part {
+struct IsolatedProcess {
     program: u64,
     port: Box<dyn ExecutorPort>,
 }
 
-impl Place {
-    fn part(&mut self, program: u64) -> Option<(PartId, &mut Part)> {
+impl PortIncarnation {
+    fn part(&mut self, program: u64) -> Option<(ProcessId, &mut IsolatedProcess)> {
         let id = *self.programs.get(&program)?;
         Some((id, self.alive.get_mut(&id)?))
     }
@@ -96,7 +96,7 @@ impl Place {
         }
     }
 
-    fn send_runs(&mut self, runs: Vec<(PartId, (Run, Vec<Descriptor>))>) {
+    fn send_runs(&mut self, runs: Vec<(ProcessId, (Run, Vec<Descriptor>))>) {
         for (id, (run, descriptors)) in runs {
             if let Some(part) = self.alive.get_mut(&id) {
                 part.port.send(Command::Run(run), descriptors);
@@ -106,7 +106,7 @@ impl Place {
 
     /// Reports the outstanding copies and runs of a process that has ended as failed, and sends the next
     /// process its runs.
-    fn answer_for(&mut self, id: PartId, say: impl Fn(Event)) {
+    fn answer_for(&mut self, id: ProcessId, say: impl Fn(Event)) {
         let mut lost = Vec::new();
         self.copies.retain(|&copy, &mut part| {
             if part == id {
@@ -137,11 +137,11 @@ fn not_run(run: u64) -> Event {
     Event::RunFailed(RunFailed { run, failure: RunFailure::UnknownProgram.into(), message })
 }
 
-impl<P: Parts> IsolatingPort<P> {
+impl<P: IsolatedProcessFactory> IsolatingPort<P> {
     /// Returns a port without processes. The events of all processes are delivered to `sink`, and the
-    /// owner of the sink has to pass the events to [`heard`](ExecutorPort::heard).
+    /// owner of the sink has to pass the events to [`filter_event`](ExecutorPort::filter_event).
     pub fn new(parts: P, sink: PortSink) -> Self {
-        Self { parts, sink, last_part: PartId(0), place: None }
+        Self { parts, sink, last_part: ProcessId(0), place: None }
     }
 
     fn say(&self, incarnation: Incarnation, event: Event) {
@@ -151,7 +151,7 @@ impl<P: Parts> IsolatingPort<P> {
     fn load(&mut self, load: LoadProgram, descriptors: Vec<Descriptor>) {
         self.end(load.program);
         let Some(place) = &mut self.place else { return };
-        self.last_part = PartId(self.last_part.0 + 1);
+        self.last_part = ProcessId(self.last_part.0 + 1);
         let id = self.last_part;
         let program = load.program;
         let incarnation = place.incarnation;
@@ -167,7 +167,7 @@ impl<P: Parts> IsolatingPort<P> {
             port.send(Command::AddPeer(*peer), memory.clone());
         }
         port.send(Command::LoadProgram(load), descriptors);
-        place.alive.insert(id, Part { program, port });
+        place.alive.insert(id, IsolatedProcess { program, port });
         place.programs.insert(program, id);
     }
 
@@ -216,18 +216,18 @@ impl<P: Parts> IsolatingPort<P> {
         let Some(place) = &mut self.place else { return };
         let incarnation = place.incarnation;
         match place.turns.cancel(run) {
-            Found::Sent(id) => {
+            CancelledRun::Sent(id) => {
                 if let Some(part) = place.alive.get_mut(&id) {
                     part.port.send(command, Vec::new());
                 }
             }
-            Found::Waiting => self.say(incarnation, Event::RunCancelled(RunCancelled { run })),
-            Found::Nowhere => {}
+            CancelledRun::Waiting => self.say(incarnation, Event::RunCancelled(RunCancelled { run })),
+            CancelledRun::Nowhere => {}
         }
     }
 
     /// Translates an event of a process into an event of the port, if the actor has to hear of it.
-    fn part_said(&mut self, id: PartId, kind: PortEventKind) -> Option<PortEventKind> {
+    fn translate_event(&mut self, id: ProcessId, kind: PortEventKind) -> Option<PortEventKind> {
         let place = self.place.as_mut()?;
         let program = place.alive.get(&id)?.program;
         // A process that was told to end only matters for its end.
@@ -264,7 +264,7 @@ impl<P: Parts> IsolatingPort<P> {
 
     /// Removes a process that has ended. Returns the end of the port, if the port is ending and this was
     /// its last process.
-    fn part_ended(&mut self, id: PartId) -> Option<PortEventKind> {
+    fn part_ended(&mut self, id: ProcessId) -> Option<PortEventKind> {
         let place = self.place.as_mut()?;
         let part = place.alive.remove(&id)?;
         if place.programs.get(&part.program) == Some(&id) {
@@ -283,23 +283,23 @@ impl<P: Parts> IsolatingPort<P> {
     }
 }
 
-fn run_ended(place: &mut Place, run: u64) {
+fn run_ended(place: &mut PortIncarnation, run: u64) {
     let next = place.turns.ended(run);
     place.send_runs(next);
 }
 
-impl<P: Parts> ExecutorPort for IsolatingPort<P> {
+impl<P: IsolatedProcessFactory> ExecutorPort for IsolatingPort<P> {
     /// Allocates the device memory. The port is ready as soon as memory is allocated; the first program
     /// starts the first process.
     fn start(&mut self, incarnation: Incarnation) {
         let kind = match self.parts.memory() {
             Ok(memory) => {
-                self.place = Some(Place {
+                self.place = Some(PortIncarnation {
                     incarnation,
                     memory,
                     alive: BTreeMap::new(),
                     programs: BTreeMap::new(),
-                    turns: Turns::default(),
+                    turns: RunOrder::default(),
                     copies: BTreeMap::new(),
                     peers: BTreeMap::new(),
                     ending: false,
@@ -358,7 +358,7 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
         }
     }
 
-    fn memory(&self) -> Option<Lent> {
+    fn memory(&self) -> Option<SharedDeviceMemory> {
         Some(self.place.as_ref()?.memory.clone())
     }
 
@@ -380,10 +380,10 @@ impl<P: Parts> ExecutorPort for IsolatingPort<P> {
         }
     }
 
-    fn heard(&mut self, event: PortEvent) -> Option<PortEvent> {
+    fn filter_event(&mut self, event: PortEvent) -> Option<PortEvent> {
         let PortEvent { incarnation, kind } = event;
         let PortEventKind::Part(id, said) = kind else { return Some(PortEvent { incarnation, kind }) };
-        Some(PortEvent { incarnation, kind: self.part_said(id, *said)? })
+        Some(PortEvent { incarnation, kind: self.translate_event(id, *said)? })
     }
 }
 

@@ -54,17 +54,17 @@ impl ExecutorPort for Fake {
     }
 }
 
-impl Parts for Fakes {
-    fn memory(&mut self) -> Result<Lent, String> {
+impl IsolatedProcessFactory for Fakes {
+    fn memory(&mut self) -> Result<SharedDeviceMemory, String> {
         if self.refuse {
             return Err("no memory".to_owned());
         }
         self.memories += 1;
         let descriptor = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        Ok(Lent { descriptor, bytes: Bytes(self.memories.into()) })
+        Ok(SharedDeviceMemory { descriptor, bytes: Bytes(self.memories.into()) })
     }
 
-    fn part(&mut self, _: &Lent, _: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
+    fn part(&mut self, _: &SharedDeviceMemory, _: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
         let mut sinks = self.sinks.borrow_mut();
         sinks.push(sink);
         Box::new(Fake { number: sinks.len() as u32, log: self.log.clone() })
@@ -124,7 +124,7 @@ impl Bench {
     fn heard(&mut self) -> Vec<String> {
         let mut heard = Vec::new();
         while let Ok(event) = self.events.try_recv() {
-            heard.extend(self.port.heard(event).map(|event| text(&event.kind)));
+            heard.extend(self.port.filter_event(event).map(|event| text(&event.kind)));
         }
         heard
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 /// The runs of a GPU in order. `O` identifies a process, `T` is the data of a run that is sent to a
 /// process.
 #[derive(Debug)]
-pub(super) struct Turns<O, T> {
+pub(super) struct RunOrder<O, T> {
     /// The process that runs, with its runs that were sent and have not ended.
     turn: Option<(O, Vec<u64>)>,
     waiting: VecDeque<(u64, O, T)>,
@@ -16,7 +16,7 @@ pub(super) struct Turns<O, T> {
 
 /// The place of a run that was to be cancelled.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found<O> {
+pub(super) enum CancelledRun<O> {
     /// The run waited here, and was dropped.
     Waiting,
     /// The run was sent to this process.
@@ -25,13 +25,13 @@ pub(super) enum Found<O> {
     Nowhere,
 }
 
-impl<O, T> Default for Turns<O, T> {
+impl<O, T> Default for RunOrder<O, T> {
     fn default() -> Self {
         Self { turn: None, waiting: VecDeque::new() }
     }
 }
 
-impl<O: Copy + Eq, T> Turns<O, T> {
+impl<O: Copy + Eq, T> RunOrder<O, T> {
     /// Accepts a run. Returns its data if the run is to be sent at once, and `None` if the run waits.
     pub(super) fn ask(&mut self, run: u64, owner: O, what: T) -> Option<T> {
         match &mut self.turn {
@@ -54,16 +54,16 @@ impl<O: Copy + Eq, T> Turns<O, T> {
     }
 
     /// Drops a run that waits here, and returns the place of the run.
-    pub(super) fn cancel(&mut self, run: u64) -> Found<O> {
+    pub(super) fn cancel(&mut self, run: u64) -> CancelledRun<O> {
         if let Some((owner, _)) = self.turn.as_ref().filter(|(_, sent)| sent.contains(&run)) {
-            return Found::Sent(*owner);
+            return CancelledRun::Sent(*owner);
         }
         match self.waiting.iter().position(|&(waiting, ..)| waiting == run) {
             Some(place) => {
                 self.waiting.remove(place);
-                Found::Waiting
+                CancelledRun::Waiting
             }
-            None => Found::Nowhere,
+            None => CancelledRun::Nowhere,
         }
     }
 
@@ -104,8 +104,8 @@ impl<O: Copy + Eq, T> Turns<O, T> {
 mod tests {
     use super::*;
 
-    fn turns() -> Turns<char, u64> {
-        Turns::default()
+    fn turns() -> RunOrder<char, u64> {
+        RunOrder::default()
     }
 
     #[test]
@@ -129,9 +129,9 @@ mod tests {
         let mut turns = turns();
         turns.ask(1, 'a', 1);
         turns.ask(2, 'b', 2);
-        assert_eq!(turns.cancel(1), Found::Sent('a'));
-        assert_eq!(turns.cancel(2), Found::Waiting);
-        assert_eq!(turns.cancel(2), Found::Nowhere);
+        assert_eq!(turns.cancel(1), CancelledRun::Sent('a'));
+        assert_eq!(turns.cancel(2), CancelledRun::Waiting);
+        assert_eq!(turns.cancel(2), CancelledRun::Nowhere);
         assert_eq!(turns.ended(1), []);
     }
 
@@ -157,7 +157,7 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) % below
             };
-            let mut turns = Turns::<u64, u64>::default();
+            let mut turns = RunOrder::<u64, u64>::default();
             let mut sent = Vec::new();
             let mut asked = Vec::new();
             for run in 0..400 {

@@ -5,54 +5,56 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_policy::paths::{Direction, Each, Hops};
+use millrace_policy::paths::{HostDirection, PerDirection, RouteHops};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
-use super::{CopyOrder, Way};
+use super::{CopyCommand, CopyPath};
 
 /// The copies on all ways of a GPU.
 #[derive(Debug)]
-pub(super) struct Ways {
-    own: Each<Copies>,
+pub(super) struct CopyPaths {
+    own: PerDirection<CopyQueue>,
     /// The copies that other GPUs forward, for each route that was ever used.
-    forwarded: BTreeMap<(Direction, Hops), Copies>,
+    forwarded: BTreeMap<(HostDirection, RouteHops), CopyQueue>,
     rate: BytesPerSec,
 }
 
-impl Ways {
+impl CopyPaths {
     /// Returns idle ways, each with this rate.
     pub(super) fn new(rate: BytesPerSec) -> Self {
-        let own = Each { to_gpu: Copies::new(rate), from_gpu: Copies::new(rate) };
+        let own = PerDirection { to_gpu: CopyQueue::new(rate), from_gpu: CopyQueue::new(rate) };
         Self { own, forwarded: BTreeMap::new(), rate }
     }
 
     /// Returns the copies on a way, or `None` if the way was never used.
-    pub(super) fn of(&self, way: Way) -> Option<&Copies> {
+    pub(super) fn of(&self, way: CopyPath) -> Option<&CopyQueue> {
         match way {
-            Way::Own(direction) => Some(&self.own[direction]),
-            Way::Forwarded(direction, hops) => self.forwarded.get(&(direction, hops)),
+            CopyPath::Own(direction) => Some(&self.own[direction]),
+            CopyPath::Forwarded(direction, hops) => self.forwarded.get(&(direction, hops)),
         }
     }
 
-    pub(super) fn of_mut(&mut self, way: Way) -> &mut Copies {
+    pub(super) fn of_mut(&mut self, way: CopyPath) -> &mut CopyQueue {
         match way {
-            Way::Own(direction) => &mut self.own[direction],
-            Way::Forwarded(direction, hops) => {
+            CopyPath::Own(direction) => &mut self.own[direction],
+            CopyPath::Forwarded(direction, hops) => {
                 let copies = self.forwarded.entry((direction, hops));
-                copies.or_insert_with(|| Copies::new(self.rate))
+                copies.or_insert_with(|| CopyQueue::new(self.rate))
             }
         }
     }
 
     /// Returns the GPU's own ways and every forwarded way that was ever used.
-    pub(super) fn each(&self) -> impl Iterator<Item = (Way, &Copies)> {
-        let own = Direction::BOTH.into_iter().map(move |way| (Way::Own(way), &self.own[way]));
+    pub(super) fn each(&self) -> impl Iterator<Item = (CopyPath, &CopyQueue)> {
+        let own = HostDirection::BOTH.into_iter().map(move |way| (CopyPath::Own(way), &self.own[way]));
         let forwarded = self.forwarded.iter();
-        own.chain(forwarded.map(|(&(direction, hops), copies)| (Way::Forwarded(direction, hops), copies)))
+        own.chain(
+            forwarded.map(|(&(direction, hops), copies)| (CopyPath::Forwarded(direction, hops), copies)),
+        )
     }
 
     pub(super) fn clear(&mut self) {
-        self.each_mut().for_each(Copies::clear);
+        self.each_mut().for_each(CopyQueue::clear);
     }
 
     /// Drops a batch whose copy has not begun. Returns false if there is no such batch.
@@ -60,16 +62,16 @@ impl Ways {
         self.each_mut().any(|copies| copies.revoke(transfer, batch))
     }
 
-    fn each_mut(&mut self) -> impl Iterator<Item = &mut Copies> {
-        let Each { to_gpu, from_gpu } = &mut self.own;
+    fn each_mut(&mut self) -> impl Iterator<Item = &mut CopyQueue> {
+        let PerDirection { to_gpu, from_gpu } = &mut self.own;
         [to_gpu, from_gpu].into_iter().chain(self.forwarded.values_mut())
     }
 }
 
 /// A copy under way, at a rate that may change.
 #[derive(Debug)]
-struct Copying {
-    order: CopyOrder,
+struct RunningCopy {
+    order: CopyCommand,
     started: Timestamp,
     /// The time of the last change of the rate.
     since: Timestamp,
@@ -81,18 +83,18 @@ struct Copying {
 
 /// A waiting copy.
 #[derive(Debug)]
-struct Job {
-    order: CopyOrder,
+struct WaitingCopy {
+    order: CopyCommand,
     /// The earliest time at which the order lets the copy begin.
     ready: Timestamp,
 }
 
 /// The copies on one way.
 #[derive(Debug)]
-pub(super) struct Copies {
+pub(super) struct CopyQueue {
     /// The waiting copies.
-    jobs: VecDeque<Job>,
-    copying: Option<Copying>,
+    jobs: VecDeque<WaitingCopy>,
+    copying: Option<RunningCopy>,
     /// The end of the last copy.
     ended: Timestamp,
     /// The rate that was set last. A copy begins with this rate, and the caller sets the copy's own rate at
@@ -100,14 +102,14 @@ pub(super) struct Copies {
     rate: BytesPerSec,
 }
 
-impl Copies {
+impl CopyQueue {
     fn new(rate: BytesPerSec) -> Self {
         Self { jobs: VecDeque::new(), copying: None, ended: Timestamp::ZERO, rate }
     }
 
-    pub(super) fn push(&mut self, now: Timestamp, order: CopyOrder) {
+    pub(super) fn push(&mut self, now: Timestamp, order: CopyCommand) {
         let ready = order.not_before.max(now);
-        self.jobs.push_back(Job { order, ready });
+        self.jobs.push_back(WaitingCopy { order, ready });
     }
 
     fn clear(&mut self) {
@@ -129,12 +131,12 @@ impl Copies {
         }
     }
 
-    pub(super) fn under_way(&self) -> Option<&CopyOrder> {
+    pub(super) fn under_way(&self) -> Option<&CopyCommand> {
         self.copying.as_ref().map(|copying| &copying.order)
     }
 
     /// Returns the copy that begins next, if no copy is under way.
-    pub(super) fn waiting(&self) -> Option<&CopyOrder> {
+    pub(super) fn waiting(&self) -> Option<&CopyCommand> {
         self.waits_at().map(|place| &self.jobs[place].order)
     }
 
@@ -144,13 +146,14 @@ impl Copies {
     }
 
     pub(super) fn begin(&mut self, at: Timestamp) {
-        let Some(Job { order, .. }) = self.waits_at().and_then(|place| self.jobs.remove(place)) else {
+        let Some(WaitingCopy { order, .. }) = self.waits_at().and_then(|place| self.jobs.remove(place))
+        else {
             return;
         };
         let rate = self.rate;
         let left = order.size;
         let ends = at + rate.time_for(left) + order.fill;
-        self.copying = Some(Copying { order, started: at, since: at, left, rate, ends });
+        self.copying = Some(RunningCopy { order, started: at, since: at, left, rate, ends });
     }
 
     /// Drops the next copy, which cannot begin.
@@ -161,14 +164,14 @@ impl Copies {
     }
 
     /// Ends the copy under way and returns the order and the time of the begin.
-    pub(super) fn end(&mut self) -> Option<(CopyOrder, Timestamp)> {
-        let Copying { order, started, ends, .. } = self.copying.take()?;
+    pub(super) fn end(&mut self) -> Option<(CopyCommand, Timestamp)> {
+        let RunningCopy { order, started, ends, .. } = self.copying.take()?;
         self.ended = ends;
         Some((order, started))
     }
 
     fn revoke(&mut self, transfer: u64, batch: u64) -> bool {
-        let its = |job: &Job| job.order.transfer == transfer && job.order.batch == batch;
+        let its = |job: &WaitingCopy| job.order.transfer == transfer && job.order.batch == batch;
         let place = self.jobs.iter().position(its);
         place.is_some_and(|place| self.jobs.remove(place).is_some())
     }
@@ -198,19 +201,19 @@ mod tests {
     use millrace_types::GpuIndex;
 
     use super::*;
-    use crate::port::model::Of;
+    use crate::port::model::CopiedObject;
 
     #[test]
     fn a_due_copy_overtakes_copies_that_are_not_due_and_ties_go_to_the_first() {
         let rate = BytesPerSec::gb(1);
-        let mut copies = Copies::new(rate);
+        let mut copies = CopyQueue::new(rate);
         let at = |ms: u64| Timestamp(ms * 1_000_000);
         // The earliest begin of each batch, in ms. The copy of a batch lasts 1 ms.
         for (batch, ms) in (0..).zip([10, 0, 12, 1, 1]) {
-            let order = CopyOrder {
+            let order = CopyCommand {
                 transfer: 1,
                 batch,
-                of: Of::Object(1),
+                of: CopiedObject::Object(1),
                 from: None,
                 via: None,
                 fill: Duration::ZERO,
@@ -235,13 +238,13 @@ mod tests {
     fn a_slower_rate_does_not_delay_bytes_that_have_left_the_first_link() {
         let us = |us: u64| Timestamp(us * 1_000);
         let ends = |slowed: Timestamp| {
-            let mut copies = Copies::new(BytesPerSec::gb(1));
-            let order = CopyOrder {
+            let mut copies = CopyQueue::new(BytesPerSec::gb(1));
+            let order = CopyCommand {
                 transfer: 1,
                 batch: 1,
-                of: Of::Object(1),
+                of: CopiedObject::Object(1),
                 from: None,
-                via: Some(Hops::of([GpuIndex(1), GpuIndex(0)])),
+                via: Some(RouteHops::of([GpuIndex(1), GpuIndex(0)])),
                 fill: Duration::from_micros(200),
                 size: Bytes(1_000_000),
                 not_before: us(0),

@@ -16,13 +16,13 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use self::copies::{Copies, Ways};
-pub use self::protocol::{CopyOrder, CopyRefusal, Of, Order, Way, Word};
+use self::copies::{CopyPaths, CopyQueue};
+pub use self::protocol::{CopiedObject, CopyCommand, CopyPath, CopyRefusal, ModelledCommand, ModelledEvent};
 use crate::clock::{Sleeper, own_microsecond};
 
 /// The timing and the faults of a modelled executor.
 #[derive(Debug, Clone)]
-pub struct Behaviour {
+pub struct ExecutorBehaviour {
     /// The time from the start of the process until `Ready`.
     pub start: Duration,
     /// The time from the load of a program until the first run can begin: the start of the program's own
@@ -33,7 +33,7 @@ pub struct Behaviour {
     /// The interval of failing copies: the Nth, the 2Nth, and so on. `None` for no failures.
     pub copy_fails_every: Option<u64>,
     /// The seed of this executor's order among the tasks that wake at the same time
-    /// ([`Sleeper::shuffled`]).
+    /// ([`Sleeper::permuted`]).
     pub ties: u64,
     /// The run model of each program, by the model's name.
     pub runs: BTreeMap<String, RunModel>,
@@ -102,7 +102,7 @@ struct RunJob {
 }
 
 #[derive(Debug)]
-struct Program {
+struct ModelledProgram {
     weights: Bytes,
     run: RunModel,
     /// The time at which the program's process is up.
@@ -112,7 +112,7 @@ struct Program {
     loaded: Bytes,
 }
 
-impl Program {
+impl ModelledProgram {
     /// Returns the earliest time at which a run can begin, apart from the wait for weights.
     fn begins(&self) -> Timestamp {
         self.ready.max(self.mapped + self.run.start)
@@ -120,7 +120,7 @@ impl Program {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum ProcessState {
     Absent,
     Starting(Timestamp),
     Alive,
@@ -128,36 +128,36 @@ enum Life {
 
 /// A modelled executor.
 #[derive(Debug)]
-pub struct Model {
-    behaviour: Behaviour,
+pub struct ModelledExecutor {
+    behaviour: ExecutorBehaviour,
     sleeper: Sleeper,
-    life: Life,
-    programs: BTreeMap<u64, Program>,
+    life: ProcessState,
+    programs: BTreeMap<u64, ModelledProgram>,
     objects: BTreeSet<u64>,
     copies_out: BTreeSet<u64>,
-    copies: Ways,
+    copies: CopyPaths,
     /// The time at which the process notices that a copy began or ended, if the process has not noticed
     /// yet.
     notices: Option<Timestamp>,
     runs: VecDeque<RunJob>,
     copied: u64,
     /// The pending events, each with its earliest time of emission.
-    words: VecDeque<(Timestamp, Word)>,
+    words: VecDeque<(Timestamp, ModelledEvent)>,
     /// The earliest time at which the next event can be emitted.
     speaks: Timestamp,
 }
 
-impl Model {
+impl ModelledExecutor {
     /// Returns an executor without a process.
     #[must_use]
-    pub fn new(gpu: GpuIndex, behaviour: Behaviour) -> Self {
-        let sleeper = Sleeper::port(gpu).shuffled(behaviour.ties);
+    pub fn new(gpu: GpuIndex, behaviour: ExecutorBehaviour) -> Self {
+        let sleeper = Sleeper::port(gpu).permuted(behaviour.ties);
         Self {
-            copies: Ways::new(behaviour.copy_rate),
+            copies: CopyPaths::new(behaviour.copy_rate),
             notices: None,
             behaviour,
             sleeper,
-            life: Life::Absent,
+            life: ProcessState::Absent,
             programs: BTreeMap::new(),
             objects: BTreeSet::new(),
             copies_out: BTreeSet::new(),
@@ -170,10 +170,10 @@ impl Model {
 
     /// Starts the process.
     pub fn start(&mut self, now: Timestamp) {
-        self.life = Life::Starting(self.own(now + self.behaviour.start));
+        self.life = ProcessState::Starting(self.own(now + self.behaviour.start));
     }
 
-    /// Kills the process. Pending events are still emitted, followed by [`Word::Exited`].
+    /// Kills the process. Pending events are still emitted, followed by [`ModelledEvent::Exited`].
     pub fn kill(&mut self, now: Timestamp) {
         self.advance(now);
         self.speaks = self.after(now);
@@ -181,30 +181,30 @@ impl Model {
     }
 
     fn end(&mut self) {
-        if self.life != Life::Absent {
-            self.life = Life::Absent;
+        if self.life != ProcessState::Absent {
+            self.life = ProcessState::Absent;
             self.programs.clear();
             self.objects.clear();
             self.copies_out.clear();
             self.copies.clear();
             self.runs.clear();
-            self.say(Word::Exited);
+            self.say(ModelledEvent::Exited);
         }
     }
 
     /// Handles a command. Ignored unless the process is ready.
-    pub fn order(&mut self, now: Timestamp, order: Order) {
-        if self.life != Life::Alive {
+    pub fn order(&mut self, now: Timestamp, order: ModelledCommand) {
+        if self.life != ProcessState::Alive {
             return;
         }
         self.advance(now);
         self.speaks = self.after(now);
         match order {
-            Order::Load { program, name, weights } => {
+            ModelledCommand::Load { program, name, weights } => {
                 let Some(&run) = self.behaviour.runs.get(&name) else {
                     panic!("the scenario has no runs of model {name:?}: add the model to `Behaviour::runs`");
                 };
-                let loaded = Program {
+                let loaded = ModelledProgram {
                     weights,
                     run,
                     ready: now + self.behaviour.process_start,
@@ -213,43 +213,43 @@ impl Model {
                     loaded: Bytes::ZERO,
                 };
                 self.programs.insert(program, loaded);
-                self.say(Word::Loaded { program });
+                self.say(ModelledEvent::Loaded { program });
             }
-            Order::Unload { program } => {
+            ModelledCommand::Unload { program } => {
                 self.programs.remove(&program);
             }
-            Order::Map { program, generation } => {
+            ModelledCommand::Map { program, generation } => {
                 if let Some(program) = self.programs.get_mut(&program) {
                     program.generation = Some(generation);
                     program.loaded = Bytes::ZERO;
                     program.mapped = now;
                 }
             }
-            Order::Unmap { program, generation } => {
-                let mapped = |program: &&mut Program| program.generation == Some(generation);
+            ModelledCommand::Unmap { program, generation } => {
+                let mapped = |program: &&mut ModelledProgram| program.generation == Some(generation);
                 if let Some(program) = self.programs.get_mut(&program).filter(mapped) {
                     program.generation = None;
                 }
             }
-            Order::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
-            Order::Revoke { transfer, batch } => self.revoke(transfer, batch),
-            Order::Run { run, program, generation, members, keeps } => {
+            ModelledCommand::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
+            ModelledCommand::Revoke { transfer, batch } => self.revoke(transfer, batch),
+            ModelledCommand::Run { run, program, generation, members, keeps } => {
                 let job = RunJob { run, program, generation, members, keeps, begun: None, ends: None };
                 self.runs.push_back(job);
             }
-            Order::Cancel { run } => self.cancel(run),
-            Order::Place { object } => {
+            ModelledCommand::Cancel { run } => self.cancel(run),
+            ModelledCommand::Place { object } => {
                 self.objects.insert(object);
-                self.say(Word::Placed { object });
+                self.say(ModelledEvent::Placed { object });
             }
-            Order::Free { object } => {
+            ModelledCommand::Free { object } => {
                 self.objects.remove(&object);
             }
-            Order::CopyOut { copy, granted: true } => {
+            ModelledCommand::CopyOut { copy, granted: true } => {
                 self.copies_out.insert(copy);
             }
-            Order::CopyOut { copy, granted: false } => self.say(Word::CopiedOut { copy }),
-            Order::EndCopyOut { copy } => {
+            ModelledCommand::CopyOut { copy, granted: false } => self.say(ModelledEvent::CopiedOut { copy }),
+            ModelledCommand::EndCopyOut { copy } => {
                 self.copies_out.remove(&copy);
             }
         }
@@ -259,7 +259,7 @@ impl Model {
     /// Returns the time at which [`Self::wake`] has to be called next.
     #[must_use]
     pub fn next_wake(&self) -> Option<Timestamp> {
-        let life = if let Life::Starting(at) = self.life { Some(at) } else { None };
+        let life = if let ProcessState::Starting(at) = self.life { Some(at) } else { None };
         let word = self.words.front().map(|&(at, _)| at);
         let copy = self.next_copy().map(|at| self.own(at));
         let run = self.runs.front().and_then(|job| job.ends.or_else(|| self.begins(job)));
@@ -267,11 +267,11 @@ impl Model {
     }
 
     /// Carries out all work that is due, and returns at most one event.
-    pub fn wake(&mut self, now: Timestamp) -> Option<Word> {
+    pub fn wake(&mut self, now: Timestamp) -> Option<ModelledEvent> {
         self.speaks = now;
-        if matches!(self.life, Life::Starting(at) if at <= now) {
-            self.life = Life::Alive;
-            self.say(Word::Ready);
+        if matches!(self.life, ProcessState::Starting(at) if at <= now) {
+            self.life = ProcessState::Alive;
+            self.say(ModelledEvent::Ready);
         }
         self.settle(now);
         let word = self.words.pop_front_if(|(at, _)| *at <= now)?.1;
@@ -284,13 +284,13 @@ impl Model {
 
     /// Returns the copy under way on a way, if any.
     #[must_use]
-    pub fn copying(&self, way: Way) -> Option<&CopyOrder> {
+    pub fn copying(&self, way: CopyPath) -> Option<&CopyCommand> {
         self.copies.of(way)?.under_way()
     }
 
     /// Returns the ways on which other GPUs have ever forwarded to this GPU or from it.
-    pub fn forwarded(&self) -> impl Iterator<Item = Way> {
-        self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, Way::Forwarded(..)))
+    pub fn forwarded(&self) -> impl Iterator<Item = CopyPath> {
+        self.copies.each().map(|(way, _)| way).filter(|way| matches!(way, CopyPath::Forwarded(..)))
     }
 
     /// Returns the time at which a copy next begins or ends at the present rates. The time is exact to the
@@ -301,12 +301,12 @@ impl Model {
     }
 
     /// Returns the time at which a copy next begins or ends, and the way of that copy.
-    fn next_one_way(&self) -> Option<(Timestamp, Way)> {
+    fn next_one_way(&self) -> Option<(Timestamp, CopyPath)> {
         self.copies.each().filter_map(|(way, copies)| Some((copies.next()?, way))).min()
     }
 
     /// Sets the rate of the copies on a way. The behaviour's `copy_rate` caps the rate.
-    pub fn set_copy_rate(&mut self, now: Timestamp, way: Way, rate: BytesPerSec) {
+    pub fn set_copy_rate(&mut self, now: Timestamp, way: CopyPath, rate: BytesPerSec) {
         let rate = rate.min(self.behaviour.copy_rate);
         self.copies.of_mut(way).set_rate(now, rate);
     }
@@ -324,46 +324,47 @@ impl Model {
         }
     }
 
-    fn begin_copy(&mut self, at: Timestamp, way: Way) {
-        let Some(order) = self.copies.of(way).and_then(Copies::waiting) else { return };
-        let CopyOrder { transfer, batch, of, not_after, .. } = *order;
+    fn begin_copy(&mut self, at: Timestamp, way: CopyPath) {
+        let Some(order) = self.copies.of(way).and_then(CopyQueue::waiting) else { return };
+        let CopyCommand { transfer, batch, of, not_after, .. } = *order;
         let mapped = match of {
-            Of::Program { program, generation } => {
+            CopiedObject::Program { program, generation } => {
                 self.programs.get(&program).is_some_and(|p| p.generation == Some(generation))
             }
-            Of::Object(object) => self.objects.contains(&object),
-            Of::CopyOut(copy) => self.copies_out.contains(&copy),
+            CopiedObject::Object(object) => self.objects.contains(&object),
+            CopiedObject::CopyOut(copy) => self.copies_out.contains(&copy),
         };
         if mapped && at <= not_after {
             self.copies.of_mut(way).begin(at);
         } else {
             self.copies.of_mut(way).refuse();
             let why = if mapped { CopyRefusal::NotBegun } else { CopyRefusal::NotMapped };
-            self.say_of(at, Word::CopyFailed { transfer, batch, why });
+            self.say_of(at, ModelledEvent::CopyFailed { transfer, batch, why });
         }
     }
 
-    fn end_copy(&mut self, at: Timestamp, order: CopyOrder, started: Timestamp) {
-        let CopyOrder { transfer, batch, of, size, .. } = order;
+    fn end_copy(&mut self, at: Timestamp, order: CopyCommand, started: Timestamp) {
+        let CopyCommand { transfer, batch, of, size, .. } = order;
         self.copied += 1;
         if self.behaviour.copy_fails_every.is_some_and(|every| self.copied.is_multiple_of(every)) {
-            self.say_of(at, Word::CopyFailed { transfer, batch, why: CopyRefusal::Device });
+            self.say_of(at, ModelledEvent::CopyFailed { transfer, batch, why: CopyRefusal::Device });
             // The bytes are missing for good, so a run that waits for them fails.
-            let waits = |job: &RunJob| matches!(of, Of::Program { program, .. } if job.program == program);
+            let waits =
+                |job: &RunJob| matches!(of, CopiedObject::Program { program, .. } if job.program == program);
             if let Some(place) = self.runs.iter().position(|job| waits(job) && job.ends.is_none()) {
                 let run = self.runs[place].run;
                 self.runs.remove(place);
-                self.say_of(at, Word::RunNotThere { run });
+                self.say_of(at, ModelledEvent::RunNotThere { run });
             }
             return;
         }
-        if let Of::Program { program, generation } = of
+        if let CopiedObject::Program { program, generation } = of
             && let Some(program) = self.programs.get_mut(&program)
             && program.generation == Some(generation)
         {
             program.loaded += size;
         }
-        self.say_of(at, Word::CopyDone { transfer, batch, started, finished: at, size });
+        self.say_of(at, ModelledEvent::CopyDone { transfer, batch, started, finished: at, size });
     }
 
     /// Returns the time at which a run can begin that waits only for its program's process.
@@ -384,25 +385,25 @@ impl Model {
         self.own(Timestamp(now.0 + 1))
     }
 
-    fn say(&mut self, word: Word) {
+    fn say(&mut self, word: ModelledEvent) {
         self.words.push_back((self.speaks, word));
     }
 
     /// Queues an event about something that happened at `at`, to be emitted when the process wakes.
-    fn say_of(&mut self, at: Timestamp, word: Word) {
+    fn say_of(&mut self, at: Timestamp, word: ModelledEvent) {
         self.words.push_back((self.own(at).max(self.speaks), word));
     }
 
     fn revoke(&mut self, transfer: u64, batch: u64) {
         if self.copies.revoke(transfer, batch) {
-            self.say(Word::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
+            self.say(ModelledEvent::CopyFailed { transfer, batch, why: CopyRefusal::NotBegun });
         }
     }
 
     fn cancel(&mut self, run: u64) {
         if let Some(place) = self.runs.iter().position(|job| job.run == run && job.begun.is_none()) {
             self.runs.remove(place);
-            self.say(Word::RunCancelled { run });
+            self.say(ModelledEvent::RunCancelled { run });
         }
     }
 
@@ -419,7 +420,7 @@ impl Model {
         let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
         else {
             self.runs.pop_front();
-            self.say(Word::RunNotThere { run });
+            self.say(ModelledEvent::RunNotThere { run });
             return true;
         };
         let model = program.run.of(members);
@@ -447,9 +448,9 @@ impl Model {
             RunEnd::Done => {
                 let waited = finished.since(started).saturating_sub(model.takes);
                 let kept = Some(model.keeps).filter(|&bytes| keeps && bytes > Bytes::ZERO);
-                self.say(Word::RunDone { run, started, finished, waited, kept });
+                self.say(ModelledEvent::RunDone { run, started, finished, waited, kept });
             }
-            RunEnd::Fails => self.say(Word::RunFailed { run }),
+            RunEnd::Fails => self.say(ModelledEvent::RunFailed { run }),
             RunEnd::Aborts => self.end(),
         }
     }

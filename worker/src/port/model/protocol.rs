@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use millrace_policy::paths::{Direction, Hops};
+use millrace_policy::paths::{HostDirection, RouteHops};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 /// A command to a modelled executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
+pub enum ModelledCommand {
     /// Loads a program.
     Load {
         program: u64,
@@ -32,7 +32,7 @@ pub enum Order {
         generation: u64,
     },
     /// Copies a batch.
-    Copy(CopyOrder),
+    Copy(CopyCommand),
     /// Drops a batch whose copy has not begun.
     Revoke { transfer: u64, batch: u64 },
     /// Runs a program.
@@ -65,7 +65,7 @@ pub enum Order {
 
 /// The object of a copied batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Of {
+pub enum CopiedObject {
     /// The batch is part of a program's weights.
     Program {
         program: u64,
@@ -80,15 +80,15 @@ pub enum Of {
 
 /// A batch to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CopyOrder {
+pub struct CopyCommand {
     pub transfer: u64,
     pub batch: u64,
-    pub of: Of,
+    pub of: CopiedObject,
     /// The source GPU; `None` if the batch is copied from the host or to the host.
     pub from: Option<GpuIndex>,
     /// The GPUs that forward the batch from the host or to the host. This GPU is the last hop of a copy
     /// from the host, and the first hop of a copy to the host.
-    pub via: Option<Hops>,
+    pub via: Option<RouteHops>,
     /// The time that a batch over several links needs beyond the time on the slowest link: each chunk is
     /// forwarded as soon as it has arrived.
     pub fill: Duration,
@@ -99,31 +99,31 @@ pub struct CopyOrder {
     pub not_after: Timestamp,
 }
 
-impl CopyOrder {
+impl CopyCommand {
     /// Returns the way that the batch is copied on.
     #[must_use]
-    pub fn way(&self) -> Way {
+    pub fn way(&self) -> CopyPath {
         let direction = match self.of {
-            Of::Program { .. } | Of::Object(_) => Direction::ToGpu,
-            Of::CopyOut(_) => Direction::FromGpu,
+            CopiedObject::Program { .. } | CopiedObject::Object(_) => HostDirection::ToGpu,
+            CopiedObject::CopyOut(_) => HostDirection::FromGpu,
         };
-        self.via.map_or(Way::Own(direction), |hops| Way::Forwarded(direction, hops))
+        self.via.map_or(CopyPath::Own(direction), |hops| CopyPath::Forwarded(direction, hops))
     }
 }
 
 /// A way to a GPU or from a GPU. A GPU copies one batch at a time on each of its ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Way {
+pub enum CopyPath {
     /// The GPU's own links, to the host and to other GPUs.
-    Own(Direction),
+    Own(HostDirection),
     /// Other GPUs forward between the host and this GPU over NVLinks. The GPU that uses its own links to
     /// the host is the first hop towards this GPU, and the last hop from this GPU.
-    Forwarded(Direction, Hops),
+    Forwarded(HostDirection, RouteHops),
 }
 
 /// An event of a modelled executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Word {
+pub enum ModelledEvent {
     /// The process is ready.
     Ready,
     /// A program is loaded.

@@ -6,23 +6,23 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotent;
+use millrace_policy::attempts::Idempotence;
 use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self, Dispatch, Objective};
-use millrace_policy::fabric::{self, Fabric, link};
+use millrace_policy::dispatch::{self, Dispatcher, LatencyObjective};
+use millrace_policy::fabric::{self, LinkScheduler, link};
 use millrace_policy::gpu;
 use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, TransferId};
 use millrace_policy::lifecycle::{self, Lifecycle};
 use millrace_policy::memory::MemoryMap;
-use millrace_policy::trace::{CoreId, Trace};
+use millrace_policy::trace::{CoreId, CoreTrace};
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
 use millrace_worker::node::{IN_FLIGHT_MAX, REQUESTS_MAX};
-use millrace_worker::port::model::Model;
+use millrace_worker::port::model::ModelledExecutor;
 
 use self::wiring::Mail;
-use crate::scenario::{Ending, GPUS, Happening, Scenario};
+use crate::scenario::{Ending, GPUS, Scenario, ScenarioEvent};
 use crate::two_times::Outcome;
 use crate::world::OBJECTIVE;
 
@@ -44,10 +44,10 @@ enum Source {
     Port(GpuIndex),
 }
 
-struct Place {
-    gpu: gpu::Gpu,
+struct GpuSlot {
+    gpu: gpu::GpuCore,
     life: Lifecycle,
-    port: Model,
+    port: ModelledExecutor,
     /// The link that issued each outstanding batch.
     out: BTreeMap<(TransferId, BatchId), LinkId>,
     up: bool,
@@ -67,17 +67,17 @@ struct Node<'a> {
     now: Timestamp,
     next_happening: usize,
     admissions: Vec<Admission>,
-    dispatch: Dispatch,
-    fabric: Fabric,
-    places: Vec<Place>,
-    links: BTreeMap<LinkId, link::Link>,
+    dispatch: Dispatcher,
+    fabric: LinkScheduler,
+    places: Vec<GpuSlot>,
+    links: BTreeMap<LinkId, link::LinkLedger>,
     mail: VecDeque<Mail>,
     heap: BinaryHeap<Reverse<(Timestamp, Source)>>,
     requests: BTreeMap<RequestKey, Request>,
     /// The GPU and the model of each transfer in progress.
     moving: BTreeMap<TransferId, (GpuIndex, ModelId)>,
     endings: BTreeMap<usize, Ending>,
-    trace: Trace,
+    trace: CoreTrace,
 }
 
 impl<'a> Node<'a> {
@@ -87,18 +87,18 @@ impl<'a> Node<'a> {
             Admission::new(admission::Config {
                 in_flight_max: IN_FLIGHT_MAX,
                 deadline: Some(OBJECTIVE),
-                idempotent: if function.idempotent { Idempotent::Yes } else { Idempotent::No },
+                idempotent: if function.idempotent { Idempotence::Yes } else { Idempotence::No },
             })
         };
-        let place = |gpu: &millrace_types::topology::Gpu| Place {
-            gpu: gpu::Gpu::new(gpu.index, MemoryMap::new(gpu.memory)).with_eviction(scenario.eviction),
+        let place = |gpu: &millrace_types::topology::TopologyGpu| GpuSlot {
+            gpu: gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory)).with_eviction(scenario.eviction),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),
                 GPUS.into(),
                 scenario.seed,
             ),
-            port: Model::new(gpu.index, scenario.behaviour()),
+            port: ModelledExecutor::new(gpu.index, scenario.behaviour()),
             out: BTreeMap::new(),
             up: false,
             told: Incarnation(0),
@@ -115,18 +115,18 @@ impl<'a> Node<'a> {
             now: Timestamp::ZERO,
             next_happening: 0,
             admissions: scenario.functions.iter().map(admission).collect(),
-            dispatch: Dispatch::new(&dispatch),
-            fabric: Fabric::with_sharing(topology, scenario.sharing),
+            dispatch: Dispatcher::new(&dispatch),
+            fabric: LinkScheduler::with_sharing(topology, scenario.sharing),
             places: gpus.clone().map(place).collect(),
             links: (0..topology.links.len() as u32)
-                .map(|link| (LinkId(link), link::Link::default()))
+                .map(|link| (LinkId(link), link::LinkLedger::default()))
                 .collect(),
             mail: VecDeque::new(),
             heap: BinaryHeap::new(),
             requests: BTreeMap::new(),
             moving: BTreeMap::new(),
             endings: BTreeMap::new(),
-            trace: Trace::default(),
+            trace: CoreTrace::default(),
         }
     }
 
@@ -141,8 +141,9 @@ impl<'a> Node<'a> {
             for gpu in (0..GPUS).map(GpuIndex) {
                 self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Install { model, memory, weights }));
             }
-            if self.dispatch.wants_scores() {
-                let objective = crate::world::function(model.0 as usize).slo.as_ref().map(Objective::of);
+            if self.dispatch.uses_scores() {
+                let objective =
+                    crate::world::function(model.0 as usize).slo.as_ref().map(LatencyObjective::of);
                 let function = FunctionIndex(model.0);
                 self.mail.push_back(Mail::Dispatch(dispatch::Event::Objective { function, objective }));
             }
@@ -241,7 +242,7 @@ impl<'a> Node<'a> {
         let (_, happening) = self.scenario.happenings[self.next_happening];
         self.next_happening += 1;
         match happening {
-            Happening::Arrive { request, function, timeout } => {
+            ScenarioEvent::Arrive { request, function, timeout } => {
                 let key = key_of(request);
                 self.requests.insert(key, Request { function, attempt: 0, accepted: self.now });
                 let accepted = self.now;
@@ -249,7 +250,7 @@ impl<'a> Node<'a> {
                 let event = admission::Event::Arrive { key, accepted, timeout, attempts_left: 3, counted };
                 self.mail.push_back(Mail::Admission(FunctionIndex(function as u32), event));
             }
-            Happening::Leave { request } => {
+            ScenarioEvent::Leave { request } => {
                 if let Entry::Vacant(ending) = self.endings.entry(request) {
                     ending.insert(Ending::Cancelled);
                     let key = key_of(request);
@@ -257,7 +258,7 @@ impl<'a> Node<'a> {
                     self.mail.push_back(Mail::Admission(function, admission::Event::Cancel { key }));
                 }
             }
-            Happening::Kill(gpu) => self.places[gpu.0 as usize].port.kill(self.now),
+            ScenarioEvent::Kill(gpu) => self.places[gpu.0 as usize].port.kill(self.now),
         }
     }
 
@@ -279,8 +280,8 @@ impl<'a> Node<'a> {
         assert_eq!(self.admissions.iter().map(Admission::in_flight).sum::<usize>(), 0);
         assert_eq!((self.dispatch.in_flight(), self.dispatch.queued()), (0, 0));
         assert_eq!(self.fabric.in_flight(), 0);
-        for Place { gpu, .. } in &self.places {
-            assert_eq!((gpu.requests(), gpu.transfers(), gpu.health()), (0, 0, gpu::Health::Up));
+        for GpuSlot { gpu, .. } in &self.places {
+            assert_eq!((gpu.requests(), gpu.transfers(), gpu.health()), (0, 0, gpu::ExecutorHealth::Up));
             let held: u32 = gpu.memory().regions().map(|(_, region)| region.blocks()).sum();
             assert_eq!(gpu.memory().used_blocks(), held);
         }

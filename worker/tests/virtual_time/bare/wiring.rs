@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use millrace_policy::admission;
-use millrace_policy::attempts::Progress;
+use millrace_policy::attempts::AttemptProgress;
 use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, BatchFailure, Cargo, Grant, Weights, link};
+use millrace_policy::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo, link};
 use millrace_policy::gpu::{self, RunFailure};
 use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_policy::lifecycle;
-use millrace_policy::rates::Objective;
+use millrace_policy::rates::TransferObjective;
 use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
-use millrace_worker::port::model::{CopyOrder, CopyRefusal, Of, Order, Word};
+use millrace_worker::port::model::{CopiedObject, CopyCommand, CopyRefusal, ModelledCommand, ModelledEvent};
 
 use super::{Node, request_of};
 use crate::scenario::Ending;
@@ -22,19 +22,19 @@ use crate::world::OBJECTIVE;
 /// A message in transit.
 pub(super) enum Mail {
     Admission(FunctionIndex, admission::Event),
-    Completed(RequestKey, gpu::Spent, GpuIndex),
+    Completed(RequestKey, gpu::GpuTimes, GpuIndex),
     Dispatch(dispatch::Event),
     Fabric(fabric::Event),
     /// A GPU's action on a transfer, and the request that waits for it.
     Transfer(GpuIndex, gpu::Action, Option<RequestKey>),
-    Down(GpuIndex, Vec<(RequestKey, Progress)>),
+    Down(GpuIndex, Vec<(RequestKey, AttemptProgress)>),
     Gpu(GpuIndex, gpu::Event),
     Life(GpuIndex, lifecycle::Event),
     Link(LinkId, link::Event),
-    Order(GpuIndex, Incarnation, Order),
-    Grant(Grant),
+    Order(GpuIndex, Incarnation, ModelledCommand),
+    Grant(BatchGrant),
     Revoke(GpuIndex, TransferId, BatchId),
-    Word(GpuIndex, Incarnation, Word),
+    Word(GpuIndex, Incarnation, ModelledEvent),
 }
 
 /// The actor that owns a mailbox.
@@ -96,7 +96,7 @@ impl Node<'_> {
             Mail::Revoke(gpu, transfer, batch) => {
                 let place = &mut self.places[gpu.0 as usize];
                 if place.up {
-                    place.port.order(now, Order::Revoke { transfer: transfer.0, batch: batch.0 });
+                    place.port.order(now, ModelledCommand::Revoke { transfer: transfer.0, batch: batch.0 });
                 }
             }
             Mail::Word(gpu, incarnation, word) => self.word(gpu, incarnation, word),
@@ -117,16 +117,17 @@ impl Node<'_> {
         let before = counts(core);
         self.trace.step(CoreId::Admission(function), core, self.now, event, &mut actions);
         let counts = counts(core);
-        if self.dispatch.wants_scores() && counts != before {
-            self.mail.push_back(Mail::Dispatch(dispatch::Event::Score { function, counts }));
+        if self.dispatch.uses_scores() && counts != before {
+            self.mail.push_back(Mail::Dispatch(dispatch::Event::SloCountsChanged { function, counts }));
         }
         for action in actions {
             match action {
                 admission::Action::Enqueue { key, attempts } => {
                     let model = ModelId(function.0);
                     let priority = Priority::default();
-                    let inputs = dispatch::Inputs::NONE;
-                    let request = dispatch::Request { key, function, model, attempts, priority, inputs };
+                    let inputs = dispatch::InputLocations::NONE;
+                    let request =
+                        dispatch::QueuedRequest { key, function, model, attempts, priority, inputs };
                     self.mail.push_back(Mail::Dispatch(dispatch::Event::Enqueue(request)));
                 }
                 admission::Action::Answer { key } => {
@@ -159,10 +160,10 @@ impl Node<'_> {
                 dispatch::Action::Prefetch { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Prefetch { model }));
                 }
-                dispatch::Action::Standing { gpu, model, standing } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Standing { model, standing }));
+                dispatch::Action::SetEvictionRank { gpu, model, standing } => {
+                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::CandidateChanged { model, standing }));
                 }
-                dispatch::Action::Keep { .. } => unreachable!("no function keeps warm copies"),
+                dispatch::Action::SetWarmCopy { .. } => unreachable!("no function keeps warm copies"),
                 dispatch::Action::Prewarm { .. } => unreachable!("no request carries hints"),
                 dispatch::Action::Pin { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
@@ -206,33 +207,33 @@ impl Node<'_> {
                     Mail::Link(link, link::Event::Carried(direction, size))
                 }
                 fabric::Action::Arrived { gpu, cargo, chunks } => {
-                    let Weights { model, generation, .. } = weights(cargo);
+                    let WeightsCargo { model, generation, .. } = weights(cargo);
                     Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from, .. } => {
                     let moved = self.moving.remove(&transfer).map(|(gpu, model)| (gpu, model, from));
-                    arrived.extend(moved.filter(|_| outcome == fabric::Outcome::Complete));
+                    arrived.extend(moved.filter(|_| outcome == fabric::TransferOutcome::Complete));
                     Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome, from })
                 }
             });
         }
         for (gpu, model, from) in arrived {
-            self.dispatch(dispatch::Event::Loaded { gpu, model, from });
+            self.dispatch(dispatch::Event::ModelLoaded { gpu, model, from });
         }
     }
 
     /// Returns the deadline of the copies for a request.
-    fn objective(&self, reader: RequestKey) -> Option<Objective> {
+    fn objective(&self, reader: RequestKey) -> Option<TransferObjective> {
         let request = self.requests.get(&reader).filter(|_| self.dispatch.holds(reader))?;
         let infer = self.dispatch.predicted_run(ModelId(request.function as u32), 1).unwrap_or_default();
-        Some(Objective { slo: (request.accepted + OBJECTIVE).since(self.now), infer })
+        Some(TransferObjective { slo: (request.accepted + OBJECTIVE).since(self.now), infer })
     }
 
     fn transfer(&mut self, gpu: GpuIndex, action: gpu::Action, reader: Option<RequestKey>) {
         let objective = reader.and_then(|reader| self.objective(reader));
         match (action, objective) {
             (gpu::Action::Transfer { transfer, weights, chunks, from }, objective) => {
-                let cargo = Cargo::Weights(weights);
+                let cargo = TransferCargo::Weights(weights);
                 self.fabric(fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }
             (gpu::Action::Hasten { transfer, .. }, Some(objective)) => {
@@ -273,18 +274,18 @@ impl Node<'_> {
                 }
                 gpu::Action::Down { lost } => Mail::Down(index, lost),
                 gpu::Action::Ended { key, ran } => {
-                    Mail::Dispatch(dispatch::Event::Ended { gpu: index, key, ran })
+                    Mail::Dispatch(dispatch::Event::RequestEnded { gpu: index, key, ran })
                 }
-                gpu::Action::Returned { key, why } => {
-                    Mail::Dispatch(dispatch::Event::Returned { gpu: index, key, why })
+                gpu::Action::RequestReturned { key, why } => {
+                    Mail::Dispatch(dispatch::Event::RequestReturned { gpu: index, key, why })
                 }
                 gpu::Action::Evicted { models } => {
-                    Mail::Dispatch(dispatch::Event::Evicted { gpu: index, models })
+                    Mail::Dispatch(dispatch::Event::ModelsEvicted { gpu: index, models })
                 }
                 gpu::Action::EndProgram { .. } | gpu::Action::LockLost { .. } => {
                     unreachable!("the models share one executor")
                 }
-                gpu::Action::Forgot { .. } => unreachable!("nothing is removed"),
+                gpu::Action::ModelForgotten { .. } => unreachable!("nothing is removed"),
                 command => Mail::Order(index, told, self.order(command)),
             };
             self.mail.push_back(mail);
@@ -292,28 +293,32 @@ impl Node<'_> {
     }
 
     /// Translates a GPU's command for the modelled executor.
-    fn order(&self, command: gpu::Action) -> Order {
+    fn order(&self, command: gpu::Action) -> ModelledCommand {
         let program = |model: ModelId| u64::from(model.0);
         match command {
             gpu::Action::LoadProgram { model } => {
                 let weights = self.scenario.functions[model.0 as usize].weights;
-                Order::Load { program: program(model), name: crate::scenario::model_name(model.0), weights }
+                ModelledCommand::Load {
+                    program: program(model),
+                    name: crate::scenario::model_name(model.0),
+                    weights,
+                }
             }
-            gpu::Action::UnloadProgram { model } => Order::Unload { program: program(model) },
+            gpu::Action::UnloadProgram { model } => ModelledCommand::Unload { program: program(model) },
             gpu::Action::Map { model, generation, .. } => {
-                Order::Map { program: program(model), generation: generation.0 }
+                ModelledCommand::Map { program: program(model), generation: generation.0 }
             }
             gpu::Action::Unmap { model, generation } => {
-                Order::Unmap { program: program(model), generation: generation.0 }
+                ModelledCommand::Unmap { program: program(model), generation: generation.0 }
             }
-            gpu::Action::Run { run, model, generation, .. } => Order::Run {
+            gpu::Action::Run { run, model, generation, .. } => ModelledCommand::Run {
                 run: run.0,
                 program: program(model),
                 generation: generation.0,
                 members: 1,
                 keeps: false,
             },
-            gpu::Action::CancelRun { run } => Order::Cancel { run: run.0 },
+            gpu::Action::CancelRun { run } => ModelledCommand::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
         }
     }
@@ -365,17 +370,17 @@ impl Node<'_> {
         }
     }
 
-    fn copy(&mut self, grant: &Grant) {
+    fn copy(&mut self, grant: &BatchGrant) {
         let place = &mut self.places[grant.gpu.0 as usize];
         if !place.up {
             return;
         }
         place.out.insert((grant.transfer, grant.batch), grant.link);
-        let Weights { model, generation, .. } = weights(grant.cargo);
-        let order = CopyOrder {
+        let WeightsCargo { model, generation, .. } = weights(grant.cargo);
+        let order = CopyCommand {
             transfer: grant.transfer.0,
             batch: grant.batch.0,
-            of: Of::Program { program: model.0.into(), generation: generation.0 },
+            of: CopiedObject::Program { program: model.0.into(), generation: generation.0 },
             // Copies in this model do not share links.
             from: None,
             via: None,
@@ -384,25 +389,25 @@ impl Node<'_> {
             not_before: grant.not_before,
             not_after: grant.not_after,
         };
-        place.port.order(self.now, Order::Copy(order));
+        place.port.order(self.now, ModelledCommand::Copy(order));
     }
 
-    fn word(&mut self, index: GpuIndex, incarnation: Incarnation, word: Word) {
+    fn word(&mut self, index: GpuIndex, incarnation: Incarnation, word: ModelledEvent) {
         let place = &mut self.places[index.0 as usize];
         let mail = match word {
-            Word::Ready => Mail::Life(index, lifecycle::Event::Ready { incarnation }),
-            Word::Exited => Mail::Life(index, lifecycle::Event::Exited { incarnation }),
+            ModelledEvent::Ready => Mail::Life(index, lifecycle::Event::Ready { incarnation }),
+            ModelledEvent::Exited => Mail::Life(index, lifecycle::Event::Exited { incarnation }),
             _ if !place.up || incarnation != place.life.incarnation() => return,
-            Word::Loaded { program } => {
+            ModelledEvent::Loaded { program } => {
                 Mail::Gpu(index, gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
             }
-            Word::CopyDone { transfer, batch, started, finished, .. } => {
+            ModelledEvent::CopyDone { transfer, batch, started, finished, .. } => {
                 let transfer = TransferId(transfer);
                 let batch = BatchId(batch);
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Done { transfer, batch, started, finished })
             }
-            Word::CopyFailed { transfer, batch, why } => {
+            ModelledEvent::CopyFailed { transfer, batch, why } => {
                 let why = match why {
                     CopyRefusal::NotBegun => BatchFailure::NotBegun,
                     CopyRefusal::NotMapped | CopyRefusal::Device => BatchFailure::Faulty,
@@ -412,13 +417,15 @@ impl Node<'_> {
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
-            Word::RunDone { run, started, finished, waited, .. } => {
+            ModelledEvent::RunDone { run, started, finished, waited, .. } => {
                 Mail::Gpu(index, gpu::Event::RunDone { run: RunId(run), started, finished, waited })
             }
-            Word::RunFailed { run } => failed(index, run, RunFailure::Model),
-            Word::RunNotThere { run } => failed(index, run, RunFailure::NotThere),
-            Word::RunCancelled { run } => Mail::Gpu(index, gpu::Event::RunCancelled { run: RunId(run) }),
-            Word::Placed { .. } | Word::CopiedOut { .. } => panic!("no objects here"),
+            ModelledEvent::RunFailed { run } => failed(index, run, RunFailure::Model),
+            ModelledEvent::RunNotThere { run } => failed(index, run, RunFailure::NotThere),
+            ModelledEvent::RunCancelled { run } => {
+                Mail::Gpu(index, gpu::Event::RunCancelled { run: RunId(run) })
+            }
+            ModelledEvent::Placed { .. } | ModelledEvent::CopiedOut { .. } => panic!("no objects here"),
         };
         // The Executor actor handles events of its own core at once.
         match mail {
@@ -433,7 +440,7 @@ fn failed(gpu: GpuIndex, run: u64, why: RunFailure) -> Mail {
 }
 
 /// Returns the weights of a cargo; the scenario transfers nothing else.
-fn weights(cargo: Cargo) -> Weights {
-    let Cargo::Weights(weights) = cargo else { panic!("{cargo:?}") };
+fn weights(cargo: TransferCargo) -> WeightsCargo {
+    let TransferCargo::Weights(weights) = cargo else { panic!("{cargo:?}") };
     weights
 }

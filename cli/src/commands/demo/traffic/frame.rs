@@ -5,7 +5,7 @@ use bytes::{BufMut as _, BytesMut};
 use millrace_client::Tensor;
 use millrace_model::synth::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS};
 
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 
 const PIXELS: usize = FRAME_SIDE * FRAME_SIDE;
 const CHANNELS: usize = 3;
@@ -17,13 +17,13 @@ const MARKING: [u8; CHANNELS] = [200; CHANNELS];
 
 /// A picture of 512 × 512 pixels, red, green and blue, row by row.
 #[derive(Debug, Clone)]
-pub(super) struct Frame {
+pub(super) struct StreetFrame {
     pub(super) people: usize,
     pub(super) vehicles: usize,
     pixels: Vec<[u8; CHANNELS]>,
 }
 
-impl Frame {
+impl StreetFrame {
     /// Draws a frame with these numbers of people and vehicles at random places, at most one in
     /// each of the 256 patches.
     pub(super) fn draw(seed: u64, people: usize, vehicles: usize) -> Self {
@@ -71,7 +71,7 @@ impl Frame {
     }
 
     /// Converts the frame to the detector's input: values from 0 to 1, channel by channel.
-    pub(super) fn tensor(&self, input: &str) -> Result<Tensor, Failure> {
+    pub(super) fn tensor(&self, input: &str) -> Result<Tensor, CommandFailure> {
         let mut data = BytesMut::with_capacity(CHANNELS * PIXELS * size_of::<f32>());
         for channel in 0..CHANNELS {
             for pixel in &self.pixels {
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn every_square_has_a_patch_of_its_own() {
-        let frame = Frame::draw(7, 200, 56);
+        let frame = StreetFrame::draw(7, 200, 56);
         let coloured = |patch: usize| {
             let top = patch / PATCHES_ACROSS * PATCH_SIDE;
             let left = patch % PATCHES_ACROSS * PATCH_SIDE;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use millrace_client::{Span, messages as wire};
 use millrace_types::WorkflowSpec;
-use millrace_types::workflow::{Source, Step};
+use millrace_types::workflow::{Step, TensorSource};
 
-use crate::output::Format;
-use crate::output::table::{Table, col};
+use crate::output::ListFormat;
+use crate::output::table::{TextTable, col};
 use crate::output::text;
 
 /// The spans of a trace, indexed by id.
-pub(super) struct Hops<'a> {
+pub(super) struct TensorPaths<'a> {
     spec: &'a WorkflowSpec,
     spans: BTreeMap<&'a str, &'a Span>,
     /// The spans, ordered by start.
@@ -21,13 +21,13 @@ pub(super) struct Hops<'a> {
 }
 
 /// A successful run of a step.
-struct Ran<'a> {
+struct StepRun<'a> {
     invoke: &'a Span,
     worker: &'a str,
     gpu: Option<&'a str>,
 }
 
-impl Ran<'_> {
+impl StepRun<'_> {
     /// Returns the GPU of the run on its worker.
     fn place(&self, whose: &str) -> String {
         self.gpu.map_or_else(|| format!("{whose} executor"), |gpu| format!("{whose} GPU {gpu}"))
@@ -39,7 +39,7 @@ impl Ran<'_> {
     }
 }
 
-impl<'a> Hops<'a> {
+impl<'a> TensorPaths<'a> {
     pub(super) fn new(spec: &'a WorkflowSpec, trace: &'a wire::Trace) -> Self {
         let spans = trace.spans.iter().map(|span| (span.span_id.as_str(), span)).collect();
         let mut in_order: Vec<_> = trace.spans.iter().collect();
@@ -62,7 +62,7 @@ impl<'a> Hops<'a> {
     /// Returns a table with a line for each input of each run.
     pub(super) fn table(&self) -> String {
         let columns = ["STEP", "INPUT", "METHOD", "PATH", "BYTES", "WAIT", "TIME"].map(col);
-        let mut table = Table::new(columns);
+        let mut table = TextTable::new(columns);
         for step in self.spec.in_order() {
             for run in self.runs_of(step) {
                 let Some(ran) = self.ran(run) else { continue };
@@ -71,10 +71,10 @@ impl<'a> Hops<'a> {
                 }
             }
         }
-        table.render(Format::Table)
+        table.render(ListFormat::Table)
     }
 
-    fn row(&self, table: &mut Table, run: &Span, ran: &Ran<'_>, input: &str, source: &Source) {
+    fn row(&self, table: &mut TextTable, run: &Span, ran: &StepRun<'_>, input: &str, source: &TensorSource) {
         let fetch = self.below(ran.invoke).find(|span| span.name == "fetch" && is(span, "input", input));
         let method = fetch.and_then(|fetch| attribute(fetch, "fetch.method"));
         let (method, from, to) = match (method, source) {
@@ -95,9 +95,9 @@ impl<'a> Hops<'a> {
                 let maker = self.maker(source).map_or("another worker", |made| made.worker);
                 (method, format!("memory of {maker}"), ran.worker_place())
             }
-            (None, Source::Input(_)) => ("request", "the request".to_owned(), ran.worker_place()),
+            (None, TensorSource::Input(_)) => ("request", "the request".to_owned(), ran.worker_place()),
             // The tensor is small enough to travel with the calls.
-            (None, Source::Step { .. }) => ("call", "the controller".to_owned(), ran.worker_place()),
+            (None, TensorSource::Step { .. }) => ("call", "the controller".to_owned(), ran.worker_place()),
         };
         let bytes = fetch.and_then(|fetch| attribute(fetch, "bytes")?.parse().ok());
         // Before the dispatch to a GPU, a request also waits for admission. The worker reports the
@@ -117,8 +117,8 @@ impl<'a> Hops<'a> {
     }
 
     /// Returns the run that made a tensor, if the trace has it.
-    fn maker(&self, source: &Source) -> Option<Ran<'a>> {
-        let Source::Step { step, .. } = source else { return None };
+    fn maker(&self, source: &TensorSource) -> Option<StepRun<'a>> {
+        let TensorSource::Step { step, .. } = source else { return None };
         let run = self.spec.step(step).and_then(|step| self.runs_of(step).pop());
         run.and_then(|run| self.ran(run))
     }
@@ -134,14 +134,14 @@ impl<'a> Hops<'a> {
     }
 
     /// Returns the last attempt of a run that was answered.
-    fn ran(&self, run: &Span) -> Option<Ran<'a>> {
+    fn ran(&self, run: &Span) -> Option<StepRun<'a>> {
         let mut attempts =
             self.below(run).filter(|span| span.name == "worker.invoke" && span.error.is_empty());
         let invoke = attempts.next_back()?;
         let gpu = self.below(invoke).rfind(|span| span.name == "run" && span.error.is_empty());
         let worker = self.above(invoke).find_map(|span| attribute(span, "worker"));
         let worker = worker.unwrap_or(&invoke.process);
-        Some(Ran { invoke, worker, gpu: gpu.and_then(|run| attribute(run, "gpu")) })
+        Some(StepRun { invoke, worker, gpu: gpu.and_then(|run| attribute(run, "gpu")) })
     }
 
     fn above(&self, span: &Span) -> impl Iterator<Item = &'a Span> {
@@ -209,7 +209,7 @@ mod tests {
     fn each_input_has_its_path_and_its_measured_time() {
         let spec = workflow().unwrap();
         let trace = trace();
-        let hops = Hops::new(&spec, &trace);
+        let hops = TensorPaths::new(&spec, &trace);
         let expected = "\
 STEP     INPUT   METHOD       PATH                                     BYTES     WAIT      TIME
 detect   frame   request      the request to worker-1's GPU 0          -         1.50 ms   -
@@ -233,7 +233,7 @@ people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB  
                 };
                 span.attributes.insert(format!("millrace.{name}"), value.to_owned());
             }
-            let table = Hops::new(&spec, &trace).table();
+            let table = TensorPaths::new(&spec, &trace).table();
             let line = table.lines().last().unwrap();
             line.split("  ").map(str::trim).filter(|it| !it.is_empty()).nth(3).unwrap().to_owned()
         };
@@ -247,10 +247,10 @@ people   x       inter-node   memory of worker-1 to worker-2's GPU 0   2.0 KiB  
     fn a_trace_is_complete_once_the_request_has_ended() {
         let spec = workflow().unwrap();
         let mut trace = trace();
-        assert!(Hops::new(&spec, &trace).is_whole());
+        assert!(TensorPaths::new(&spec, &trace).is_whole());
         trace.spans.remove(0);
-        assert!(!Hops::new(&spec, &trace).is_whole());
+        assert!(!TensorPaths::new(&spec, &trace).is_whole());
         trace.spans.clear();
-        assert!(!Hops::new(&spec, &trace).is_whole());
+        assert!(!TensorPaths::new(&spec, &trace).is_whole());
     }
 }

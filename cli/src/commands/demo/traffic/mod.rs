@@ -17,15 +17,15 @@ use millrace_types::WorkflowSpec;
 use millrace_types::manifest::Manifest;
 use millrace_types::workflow::Step;
 
-use self::frame::Frame;
-use self::hops::Hops;
-use super::chaos::{self, Evidence, Storm};
+use self::frame::StreetFrame;
+use self::hops::TensorPaths;
+use super::chaos::{self, ChaosPlan, Evidence};
 use super::{PAUSE, TELEMETRY, verb};
 use crate::clock;
 use crate::commands::{apply, synth};
-use crate::failure::Failure;
+use crate::failure::CommandFailure;
 use crate::output::answers;
-use crate::session::Session;
+use crate::session::ClusterSession;
 
 const NAME: &str = "traffic";
 /// The name of the workflow's input.
@@ -40,11 +40,11 @@ const MODELS: [(&str, &[&str]); 3] = [
 const SEED: u64 = 20;
 
 /// Returns the demo's frames: a street with people and vehicles, and one without vehicles.
-fn frames() -> [Frame; 2] {
-    [Frame::draw(SEED, 24, 16), Frame::draw(SEED + 1, 9, 0)]
+fn frames() -> [StreetFrame; 2] {
+    [StreetFrame::draw(SEED, 24, 16), StreetFrame::draw(SEED + 1, 9, 0)]
 }
 
-pub(super) async fn show(session: &Session, folder: &Path) -> Result<(), Failure> {
+pub(super) async fn show(session: &ClusterSession, folder: &Path) -> Result<(), CommandFailure> {
     publish(session, folder).await?;
     let [both, people_alone] = frames();
     println!(
@@ -59,14 +59,14 @@ pub(super) async fn show(session: &Session, folder: &Path) -> Result<(), Failure
 }
 
 /// Sends the same frame repeatedly, while executors are killed.
-pub(super) async fn storm(session: &Session) -> Result<(), Failure> {
+pub(super) async fn storm(session: &ClusterSession) -> Result<(), CommandFailure> {
     let [both, _] = frames();
-    let known = chaos::learn(&session.inference(), vec![request(&both)?]).await?;
-    let storm = Storm { what: "workflows", clients: 4, kills: 6, steady: 40, evidence: Evidence::Traces };
+    let known = chaos::record_expected_responses(&session.inference(), vec![request(&both)?]).await?;
+    let storm = ChaosPlan { what: "workflows", clients: 4, kills: 6, steady: 40, evidence: Evidence::Traces };
     chaos::run(session, known, storm).await
 }
 
-async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
+async fn publish(session: &ClusterSession, folder: &Path) -> Result<(), CommandFailure> {
     for (file, words) in MODELS {
         println!("$ millrace synth {} --out examples/traffic/{file}", words.join(" "));
         let path = folder.join(file).display().to_string();
@@ -79,34 +79,34 @@ async fn publish(session: &Session, folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn unpack(folder: &Path) -> Result<PathBuf, Failure> {
+fn unpack(folder: &Path) -> Result<PathBuf, CommandFailure> {
     let path = folder.join("traffic.yaml");
     std::fs::write(&path, MANIFEST)
-        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))?;
+        .map_err(|error| CommandFailure::failed(format!("cannot write {}: {error}", path.display())))?;
     Ok(path)
 }
 
 /// Returns the workflow of the manifest.
-fn workflow() -> Result<WorkflowSpec, Failure> {
-    let manifests =
-        millrace_types::manifest::parse(MANIFEST).map_err(|error| Failure::failed(error.to_string()))?;
+fn workflow() -> Result<WorkflowSpec, CommandFailure> {
+    let manifests = millrace_types::manifest::parse(MANIFEST)
+        .map_err(|error| CommandFailure::failed(error.to_string()))?;
     let workflow = manifests.into_iter().find_map(|manifest| match manifest {
         Manifest::Workflow(workflow) => Some(workflow),
         _ => None,
     });
-    workflow.ok_or_else(|| Failure::failed("the example has no workflow"))
+    workflow.ok_or_else(|| CommandFailure::failed("the example has no workflow"))
 }
 
-fn request(frame: &Frame) -> Result<InferRequest, Failure> {
+fn request(frame: &StreetFrame) -> Result<InferRequest, CommandFailure> {
     Ok(InferRequest::new(NAME, vec![frame.tensor(INPUT)?]))
 }
 
 /// Sends a frame, and prints the response and the path of the data.
-async fn pass(session: &Session, frame: &Frame) -> Result<(), Failure> {
+async fn pass(session: &ClusterSession, frame: &StreetFrame) -> Result<(), CommandFailure> {
     let spec = workflow()?;
     let answer = session.inference().infer(request(frame)?).await?;
     let trace = trace(session, &spec, &answer.request_id).await?;
-    let hops = Hops::new(&spec, &trace);
+    let hops = TensorPaths::new(&spec, &trace);
     let skipped = hops.skipped();
     for (output, drawn) in [("people", frame.people), ("vehicles", frame.vehicles)] {
         println!("  {}", line(&answer, output, drawn, &skipped)?);
@@ -117,30 +117,39 @@ async fn pass(session: &Session, frame: &Frame) -> Result<(), Failure> {
 }
 
 /// Waits for the complete trace of an answered request.
-async fn trace(session: &Session, spec: &WorkflowSpec, id: &str) -> Result<wire::Trace, Failure> {
+async fn trace(
+    session: &ClusterSession,
+    spec: &WorkflowSpec,
+    id: &str,
+) -> Result<wire::Trace, CommandFailure> {
     let deadline = clock::now() + TELEMETRY;
     loop {
         let found = session.admin.trace(id).await;
         if let Ok(trace) = &found
-            && Hops::new(spec, trace).is_whole()
+            && TensorPaths::new(spec, trace).is_whole()
         {
             return Ok(found?);
         }
         if clock::now() >= deadline {
             found?;
-            return Err(Failure::timed_out(format!("the trace of {id} is incomplete")));
+            return Err(CommandFailure::timed_out(format!("the trace of {id} is incomplete")));
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
 /// Describes the objects of a kind that were found, by recognised class.
-fn line(answer: &InferResponse, output: &str, drawn: usize, skipped: &[&Step]) -> Result<String, Failure> {
-    let none = || Failure::failed(format!("the answer has no {output}"));
+fn line(
+    answer: &InferResponse,
+    output: &str,
+    drawn: usize,
+    skipped: &[&Step],
+) -> Result<String, CommandFailure> {
+    let none = || CommandFailure::failed(format!("the answer has no {output}"));
     let scores = answer.outputs.iter().find(|tensor| tensor.name() == output).ok_or_else(none)?;
     let classes = classes(scores)?;
     if classes.len() != drawn {
-        return Err(Failure::failed(format!(
+        return Err(CommandFailure::failed(format!(
             "{} {output} were found, but {drawn} were drawn",
             classes.len()
         )));
@@ -158,7 +167,7 @@ fn line(answer: &InferResponse, output: &str, drawn: usize, skipped: &[&Step]) -
 }
 
 /// Returns the best class of each row.
-fn classes(scores: &Tensor) -> Result<Vec<usize>, Failure> {
+fn classes(scores: &Tensor) -> Result<Vec<usize>, CommandFailure> {
     let width = scores.shape().last().and_then(|&dim| usize::try_from(dim).ok()).unwrap_or_default();
     let values = scores.to_f32().map_err(millrace_client::Error::from)?;
     let best = |row: &[f32]| {
@@ -189,7 +198,7 @@ examples/traffic/README.md has the same by hand, docs/guide/workflows.md all fea
 #[cfg(test)]
 mod tests {
     use millrace_types::manifest::ModelSource;
-    use millrace_types::workflow::{Run, Signature};
+    use millrace_types::workflow::{Signature, StepTarget};
 
     use super::*;
 
@@ -221,8 +230,9 @@ mod tests {
             ModelSource::File { path, .. } => path,
             ModelSource::Cluster(digest) => panic!("{digest} is not in the folder"),
         };
-        let files: BTreeMap<_, _> =
-            functions.map(|function| (Run::Function(function.spec.key.name), file(function.model))).collect();
+        let files: BTreeMap<_, _> = functions
+            .map(|function| (StepTarget::Function(function.spec.key.name), file(function.model)))
+            .collect();
         let signature = workflow().unwrap().check(|run| signatures.get(files.get(run)?)).unwrap();
         let names = |tensors: &[millrace_types::TensorSpec]| {
             tensors.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>()

@@ -2,18 +2,22 @@
 
 use std::sync::Arc;
 
-use millrace_policy::workflow::{Loss, Slot};
+use millrace_policy::workflow::{TensorIndex, TensorLoss};
 use millrace_proto::worker as wire;
 
-use super::Runner;
-use crate::fleet::Worker;
-use crate::serving::Serving;
-use crate::serving::workflow::values::{Held, Value};
+use super::WorkflowRunner;
+use crate::fleet::AttachedWorker;
+use crate::serving::ServingBackend;
+use crate::serving::workflow::values::{RemoteObject, RunTensor};
 
-impl Runner<'_> {
+impl WorkflowRunner<'_> {
     /// Returns the losses among the tensors that a call read, for the given lost objects. Lost inputs
     /// of the run are recorded for the run's caller instead.
-    pub(super) fn losses(&mut self, takes: Vec<(Loss, wire::DataId)>, lost: &[wire::DataId]) -> Vec<Loss> {
+    pub(super) fn losses(
+        &mut self,
+        takes: Vec<(TensorLoss, wire::DataId)>,
+        lost: &[wire::DataId],
+    ) -> Vec<TensorLoss> {
         let inputs = self.engine.plan().inputs().len();
         let mut losses = Vec::new();
         for (loss, id) in takes.into_iter().filter(|(_, id)| lost.contains(id)) {
@@ -33,7 +37,7 @@ impl Runner<'_> {
     }
 
     /// Returns the tensors on workers with ended streams: everything that such workers held is lost.
-    pub(super) fn dead(&mut self) -> Vec<Loss> {
+    pub(super) fn dead(&mut self) -> Vec<TensorLoss> {
         let inputs = self.engine.plan().inputs().len();
         let mut losses = Vec::new();
         for (at, value) in self.values.iter_mut().enumerate().skip(inputs) {
@@ -43,7 +47,7 @@ impl Runner<'_> {
             gone.dedup();
             for row in gone {
                 drop_row(value, row);
-                losses.push(Loss { slot: Slot(at), row: Some(row) });
+                losses.push(TensorLoss { slot: TensorIndex(at), row: Some(row) });
             }
         }
         losses
@@ -52,19 +56,19 @@ impl Runner<'_> {
 
 /// Removes the parts that the call for a row produced. The worker may still hold the objects and only
 /// be unreachable from the caller's worker, so release the objects.
-fn drop_row(value: &mut Value, row: u64) {
+fn drop_row(value: &mut RunTensor, row: u64) {
     let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
     value.lose(row);
 }
 
 /// Releases the objects of these values at the workers.
-pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v Value>) {
-    let_go(values.into_iter().flat_map(Value::held).map(|(_, held)| held));
+pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v RunTensor>) {
+    let_go(values.into_iter().flat_map(RunTensor::held).map(|(_, held)| held));
 }
 
 /// Releases objects at workers, with one request per worker.
-fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
-    let mut by_worker: Vec<(Arc<Worker>, Vec<wire::DataId>)> = Vec::new();
+fn let_go<'v>(held: impl Iterator<Item = &'v RemoteObject>) {
+    let mut by_worker: Vec<(Arc<AttachedWorker>, Vec<wire::DataId>)> = Vec::new();
     for held in held {
         match by_worker.iter_mut().find(|(worker, _)| worker.is_process_of(&held.worker)) {
             Some((_, ids)) => ids.push(held.id.clone()),
@@ -72,6 +76,6 @@ fn let_go<'v>(held: impl Iterator<Item = &'v Held>) {
         }
     }
     for (worker, ids) in by_worker {
-        Serving::release(worker, ids);
+        ServingBackend::release(worker, ids);
     }
 }

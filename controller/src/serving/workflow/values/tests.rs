@@ -1,7 +1,7 @@
 use super::*;
 
-fn value(rows: i64, bytes: &'static [u8]) -> Value {
-    Value::given(Tensor {
+fn value(rows: i64, bytes: &'static [u8]) -> RunTensor {
+    RunTensor::given(NamedTensor {
         name: "x".into(),
         datatype: DataType::Uint8,
         shape: vec![rows, 2],
@@ -27,7 +27,7 @@ fn an_input_has_its_function_and_its_size() {
     let mut joined = value(1, b"ab").by(&f).at(1);
     joined.put(0, value(2, b"cdef"));
     let said = |row: Option<u64>| {
-        let Sent { by, bytes, .. } = joined.sent("y", row).unwrap();
+        let StepCallInput { by, bytes, .. } = joined.sent("y", row).unwrap();
         (by, bytes)
     };
     assert_eq!([said(None), said(Some(1))], [(Some(f.clone()), 6), (Some(f), 2)]);
@@ -37,13 +37,13 @@ fn an_input_has_its_function_and_its_size() {
 #[test]
 fn rows_of_different_shapes_do_not_join() {
     let mut joined = value(1, b"ab");
-    let wide = Tensor {
+    let wide = NamedTensor {
         name: "x".into(),
         datatype: DataType::Uint8,
         shape: vec![1, 3],
         data: Bytes::from_static(b"abc"),
     };
-    joined.put(1, Value::given(wide));
+    joined.put(1, RunTensor::given(wide));
     assert_eq!(joined.whole("y").unwrap_err().reason, Reason::InvalidOutput);
 }
 
@@ -75,7 +75,7 @@ fn outputs_of_a_nested_workflow_belong_to_its_call() {
 
 #[test]
 fn empty_rows_join_regardless_of_their_shape() {
-    let none = Value::given(Tensor {
+    let none = RunTensor::given(NamedTensor {
         name: "x".into(),
         datatype: DataType::Uint8,
         shape: vec![0, 0],
@@ -91,7 +91,7 @@ fn empty_rows_join_regardless_of_their_shape() {
 
 #[test]
 fn answered_bytes_count_against_the_budget_until_their_last_part_is_dropped() {
-    let room = Room::new(millrace_types::Bytes(4096));
+    let room = RunByteBudget::new(millrace_types::Bytes(4096));
     let first = room.keep(vec![0; 3000].into()).unwrap();
     let part = Part { shape: vec![3], contents: first };
     let row = part.rows(1, 3);
@@ -120,7 +120,7 @@ fn a_condition_holds_if_any_element_is_not_zero() {
 
 #[test]
 fn an_empty_tensor_has_the_facts_of_an_empty_tensor() {
-    let none = Value::given(Tensor {
+    let none = RunTensor::given(NamedTensor {
         name: "x".into(),
         datatype: DataType::Fp32,
         shape: vec![0, 3],
@@ -128,5 +128,5 @@ fn an_empty_tensor_has_the_facts_of_an_empty_tensor() {
     });
     let facts = none.facts(true);
     assert!(facts.is_empty && facts.rows == 0 && facts.holds == Some(false));
-    assert_eq!(value(2, b"abcd").facts(false), Facts { rows: 2, is_empty: false, holds: None });
+    assert_eq!(value(2, b"abcd").facts(false), TensorFacts { rows: 2, is_empty: false, holds: None });
 }

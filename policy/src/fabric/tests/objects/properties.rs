@@ -45,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// The requests that executors and GPUs have not answered yet.
 #[derive(Default)]
 struct World {
-    out: Vec<(Grant, bool)>,
+    out: Vec<(BatchGrant, bool)>,
     asked: Vec<(GpuIndex, TransferId)>,
     /// The locks that GPUs hold for transfers.
     locks: BTreeSet<(GpuIndex, TransferId)>,
@@ -64,7 +64,7 @@ impl World {
                         "twice: {grant:?}"
                     );
                     let out = self.out.iter().filter(|(other, _)| other.transfer == grant.transfer);
-                    let overlaps = |other: &Grant| {
+                    let overlaps = |other: &BatchGrant| {
                         grant.chunks.start < other.chunks.end && other.chunks.start < grant.chunks.end
                     };
                     prop_assert!(out.into_iter().all(|(other, _)| !overlaps(other)), "twice out: {grant:?}");
@@ -79,9 +79,9 @@ impl World {
                 }
                 Action::Arrived { cargo, chunks, .. } => {
                     let transfer = match cargo {
-                        Cargo::Weights(weights) => TransferId(weights.model.0.into()),
-                        Cargo::Object(piece) => TransferId(piece.object.0),
-                        Cargo::ToHost(leaving) => TransferId(leaving.copy),
+                        TransferCargo::Weights(weights) => TransferId(weights.model.0.into()),
+                        TransferCargo::Object(piece) => TransferId(piece.object.0),
+                        TransferCargo::ToHost(leaving) => TransferId(leaving.copy),
                     };
                     let missing = &mut self.missing.get_mut(&transfer).unwrap().1;
                     for chunk in chunks {
@@ -96,7 +96,7 @@ impl World {
                 }
                 Action::Ended { transfer, outcome, .. } => {
                     let (_, missing) = self.missing.remove(&transfer).unwrap();
-                    prop_assert_eq!(outcome == Outcome::Complete, missing.is_empty());
+                    prop_assert_eq!(outcome == TransferOutcome::Complete, missing.is_empty());
                     prop_assert!(self.out.iter().all(|(grant, _)| grant.transfer != transfer));
                     prop_assert!(self.locks.iter().all(|(_, other)| *other != transfer), "still kept");
                 }

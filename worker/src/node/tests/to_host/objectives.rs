@@ -1,13 +1,13 @@
 //! Tests of the deadlines of transfers to the host (D14).
 
 use super::*;
-use crate::request::Asker;
+use crate::request::TransferRequester;
 
 /// Returns the counts of transfers with a deadline in `ms` milliseconds, or without a deadline.
-fn counts(transfers: u64, ms: Option<u64>) -> Counts {
+fn counts(transfers: u64, ms: Option<u64>) -> GuaranteeCounts {
     match ms {
-        Some(_) => Counts { admitted: transfers, ..Counts::default() },
-        None => Counts { unpromised: transfers, ..Counts::default() },
+        Some(_) => GuaranteeCounts { admitted: transfers, ..GuaranteeCounts::default() },
+        None => GuaranteeCounts { unpromised: transfers, ..GuaranteeCounts::default() },
     }
 }
 
@@ -17,7 +17,7 @@ fn a_migration_for_an_answer_has_the_answers_deadline() {
     for ms in [Some(200), None] {
         in_virtual_time(async {
             let functions = vec![(60, ms)];
-            let sharing = Sharing::FaasTube;
+            let sharing = TransferSharing::FaasTube;
             let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
             let world = plan.start().await;
             let first = world.make(60).await;
@@ -36,7 +36,7 @@ fn a_migration_for_a_model_has_the_deadline_of_the_models_run() {
     for ms in [Some(200), None] {
         in_virtual_time(async {
             let functions = vec![(60, None), (FILLS, ms)];
-            let sharing = Sharing::FaasTube;
+            let sharing = TransferSharing::FaasTube;
             let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
             let world = plan.start().await;
             let first = world.make(60).await;
@@ -56,22 +56,24 @@ fn a_migration_for_a_model_has_the_deadline_of_the_models_run() {
 fn objects_read_outside_the_queue_have_their_readers_deadline() {
     in_virtual_time(async {
         let functions = vec![(60, Some(200)), (59, None)];
-        let sharing = Sharing::FaasTube;
+        let sharing = TransferSharing::FaasTube;
         let plan = Plan { memory: Bytes::mib(512), functions, sharing, ..Plan::of(&[]) };
         let world = plan.start().await;
         let object = world.make(60).await;
         let asker = |mib, ms: Option<u64>| {
             let objective = ms.map(Duration::from_millis);
-            Arc::new(Asker { revision: key(mib), came: world.clock.now(), objective })
+            Arc::new(TransferRequester { revision: key(mib), came: world.clock.now(), objective })
         };
-        let of_function = [Reader::Inputs(asker(60, None)), Reader::Outside(asker(60, None))];
-        let own = [Reader::Inputs(asker(59, Some(200))), Reader::Outside(asker(59, Some(200)))];
-        let none = [Reader::Inputs(asker(59, None)), Reader::Outside(asker(59, None))];
-        let elsewhere = [Reader::Elsewhere(world.clock.now() + Duration::from_secs(2)), Reader::Nobody];
+        let of_function = [TransferReader::Inputs(asker(60, None)), TransferReader::Outside(asker(60, None))];
+        let own =
+            [TransferReader::Inputs(asker(59, Some(200))), TransferReader::Outside(asker(59, Some(200)))];
+        let none = [TransferReader::Inputs(asker(59, None)), TransferReader::Outside(asker(59, None))];
+        let elsewhere =
+            [TransferReader::Elsewhere(world.clock.now() + Duration::from_secs(2)), TransferReader::None];
         for reader in [of_function, own, none, elsewhere].into_iter().flatten() {
             fetch_for(Arc::clone(&object), reader).await.unwrap().unwrap();
         }
-        let counts = Counts { admitted: 5, unpromised: 3, ..Counts::default() };
+        let counts = GuaranteeCounts { admitted: 5, unpromised: 3, ..GuaranteeCounts::default() };
         assert_eq!(world.snapshot().await.transfers.ended.from_gpu, counts);
         drop(object);
         world.is_at_rest().await;
