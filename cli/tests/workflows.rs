@@ -183,7 +183,7 @@ async fn workflows_nested_too_deeply_are_refused_before_anything_is_stored() {
         sandbox.write(&format!("n{level}.yaml"), nested(level));
     }
     for line in ["apply -f .", "apply -f . --dry-run"] {
-        refused(&server, &sandbox, line, 2, "in another they would lie deeper than 4").await;
+        refused(&server, &sandbox, line, 2, "inside another workflow the depth would exceed 4").await;
     }
     ok(sandbox.run("apply -f f.yaml -f n0.yaml -f n1.yaml -f n2.yaml -f n3.yaml -f n4.yaml").await);
     // Nesting below the stored workflows counts too.

@@ -20,7 +20,7 @@ use tonic::{Request, Response};
 
 use crate::endpoints::{Endpoints, RetryPolicy};
 use crate::error::Error;
-use crate::split::LatencyBreakdown;
+use crate::latency::LatencyBreakdown;
 use crate::tensor::{Tensor, raw_contents};
 
 /// The metadata key for the tenant of a request.

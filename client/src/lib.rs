@@ -41,8 +41,8 @@ mod endpoints;
 mod error;
 mod failover;
 mod inference;
+mod latency;
 mod model_file;
-mod split;
 mod tensor;
 
 pub use address::{Address, AddressError};
@@ -55,8 +55,8 @@ pub use error::Error;
 pub use inference::{
     InferRequest, InferResponse, InferenceClient, ModelMetadata, TENANT_HEADER, TensorMetadata,
 };
+pub use latency::LatencyBreakdown;
 pub use model_file::ModelFile;
-pub use split::LatencyBreakdown;
 pub use tensor::{Tensor, TensorError};
 
 /// The library for writing a function that is a program (`runtime: process`).

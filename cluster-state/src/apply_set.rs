@@ -349,7 +349,7 @@ mod tests {
         {
             let (name, refusal) = refused(&log, items);
             assert_eq!(name, "n5");
-            assert!(refusal.to_string().contains("has workflows 4 deep"), "{refusal}");
+            assert!(refusal.to_string().contains("nests workflows 4 deep"), "{refusal}");
         }
         let deeper = || vec![workflow("base", &[run_function("f")]), workflow("n0", &[run_workflow("base")])];
         assert_eq!(order(&stored(NESTING_MAX), &set(deeper())), Ok("base+ n0".into()));

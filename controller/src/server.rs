@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
 use millrace_gateway::activity::Activity;
-use millrace_gateway::auth::{AllowAll, Authenticate, LoopbackOnly};
+use millrace_gateway::authentication::{AllowAll, Authenticate, LoopbackOnly};
 use millrace_gateway::config::GatewayConfig;
 use millrace_gateway::serve::{self, GatewayBuilder};
 use millrace_proto::admin::admin_server::AdminServer;

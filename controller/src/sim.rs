@@ -175,7 +175,7 @@ impl SimMember {
         IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let named = |mut request: Request<()>| -> Result<Request<()>, Status> {
-            request.extensions_mut().insert(millrace_gateway::auth::Caller::anonymous());
+            request.extensions_mut().insert(millrace_gateway::authentication::Caller::anonymous());
             Ok(request)
         };
         serve(connections, Routes::new(AdminServer::with_interceptor(self.admin.clone(), named)))

@@ -11,15 +11,15 @@ use millrace_device::{Device, Error as DeviceError, Stream as _, TensorBytes, Te
 use millrace_proto::executor::Tensor;
 use millrace_types::DataType;
 
+use crate::conversions::{self, FrameDescriptors, InputContents, ReceivedInput};
 use crate::mapping::MappingUse;
 use crate::objects::{self, ObjectBytes, ObjectTable};
-use crate::wire::{self, FrameDescriptors, InputContents, ReceivedInput};
 
 /// Reason why requests cannot run as a batch.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BatchError {
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error("got {inputs} inputs, which {members} requests cannot share equally")]
     Count { inputs: usize, members: usize },
     #[error("input {0:?} is given twice")]
@@ -116,7 +116,7 @@ pub(crate) fn inputs<D: Device>(
     let mut rows = vec![None; members];
     let mut uses = Vec::new();
     for (place, input) in inputs.into_iter().enumerate() {
-        let (name, tensor) = input_of(wire::tensor(input, descriptors)?, objects, &mut uses)?;
+        let (name, tensor) = input_of(conversions::tensor(input, descriptors)?, objects, &mut uses)?;
         if members > 1 {
             let of = &mut rows[place / each];
             let here = tensor.shape.first().copied().ok_or_else(|| BatchError::Unlike(name.clone()))?;

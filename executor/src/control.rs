@@ -13,17 +13,17 @@ use millrace_proto::executor::{
     PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
 
+use crate::conversions::{self, FrameDescriptors};
 use crate::copies::{self, COPIES_QUEUED_MAX, CopyWork, GpuTarget};
-use crate::copy_out::{self, CopyToHost, GrantedHostCopies};
 use crate::error::Error;
 use crate::events::clip;
+use crate::host_copies::{self, CopyToHost, GrantedHostCopies};
 use crate::objects::{self, ObjectTable};
 use crate::peers::PeerTable;
 use crate::process::{ExecutorState, FaultPolicy, PROGRAMS_MAX};
 use crate::program::LoadedProgram;
 use crate::queue::WorkQueue;
 use crate::runs::{self, RUNS_QUEUED_MAX};
-use crate::wire::{self, FrameDescriptors};
 
 /// Whether the executor continues after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,7 +171,9 @@ impl<D: Device> ControlThread<D> {
         let Some(program) = self.programs.get(&id) else {
             return self.say(failed(format!("program {id} is not loaded")));
         };
-        if let Err(error) = program.mapping.map(generation, extents.into_iter().map(wire::extent).collect()) {
+        if let Err(error) =
+            program.mapping.map(generation, extents.into_iter().map(conversions::extent).collect())
+        {
             self.say(failed(error.to_string()));
         }
     }
@@ -254,12 +256,13 @@ impl<D: Device> ControlThread<D> {
             Err(error) => Err(error.to_string()),
             Ok(bytes) if granted => self.granted.begin(copy, bytes).map_err(|error| error.to_string()),
             Ok(bytes) => {
-                let queued = self.copies_out.push(CopyWork::Out(copy_out::ImmediateHostCopy { copy, bytes }));
+                let queued =
+                    self.copies_out.push(CopyWork::Out(host_copies::ImmediateHostCopy { copy, bytes }));
                 queued.map_err(|_| format!("the queue of {COPIES_QUEUED_MAX} copies is full"))
             }
         };
         if let Err(why) = begun {
-            self.say(copy_out::refused(copy, why));
+            self.say(host_copies::refused(copy, why));
         }
     }
 

@@ -20,8 +20,9 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
-use crate::copy_out::{CopyToHost, ImmediateHostCopy};
+use crate::conversions;
 use crate::events::clip;
+use crate::host_copies::{CopyToHost, ImmediateHostCopy};
 use crate::mapping::{MappingUse, OBJECT_GENERATION, RegionMapping};
 use crate::objects::{GpuObject, ObjectFill};
 use crate::peers;
@@ -29,7 +30,6 @@ use crate::process::ExecutorState;
 use crate::program::LoadedProgram;
 use crate::queue::WorkQueue;
 use crate::residency::StepRefusal;
-use crate::wire;
 
 /// Most copies that wait in each direction, in addition to the running copy. The fabric keeps one
 /// batch running and one queued for each link. In addition, the outputs that a run keeps are placed
@@ -112,7 +112,7 @@ enum CopyError {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrantError {
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error("object {0} has no host memory: name a peer to copy from")]
     NoHost(u64),
     #[error("the object's host memory: {0}")]
@@ -131,7 +131,7 @@ impl<D: Device> CopyBatch<D> {
     ) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, object, generation, ranges, .. } = copy;
-        let ranges = wire::ranges(ranges)?;
+        let ranges = conversions::ranges(ranges)?;
         let (mapping, generation, group) = match to {
             GpuTarget::Program(program) => (&program.mapping, generation, program.group),
             GpuTarget::Object(object) => {
@@ -156,7 +156,7 @@ impl<D: Device> CopyBatch<D> {
     pub(crate) fn to_host(copy: Copy, bytes: &Arc<CopyToHost<D>>, device: &D) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, ranges, .. } = copy;
-        let ranges = wire::ranges(ranges)?;
+        let ranges = conversions::ranges(ranges)?;
         let group = device.capabilities().copy_max.get();
         within(&ranges, bytes.len())?;
         Ok(Self { transfer, batch, ranges, window, group, way: CopyDirection::ToHost(Arc::clone(bytes)) })
@@ -231,7 +231,7 @@ pub(crate) fn refused(transfer: u64, batch: u64, failure: CopyFailure, message: 
 
 fn failure(failed: &CopyError) -> CopyFailure {
     match failed {
-        CopyError::Refused(refusal) => wire::copy_refused(refusal),
+        CopyError::Refused(refusal) => conversions::copy_refused(refusal),
         CopyError::Expired(_) => CopyFailure::Expired,
         CopyError::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
         CopyError::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,

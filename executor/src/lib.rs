@@ -18,48 +18,48 @@
 //! |---|---|
 //! | `control` | commands, in the order sent |
 //! | `copies` | the copy threads |
-//! | `copy_out` | copies to the host, on a thread of their own |
+//! | `host_copies` | copies to the host, on a thread of their own |
 //! | `objects` | tensors in the GPU's memory that runs read in place |
-//! | `kept` | outputs that stay on the GPU after their run |
+//! | `kept_outputs` | outputs that stay on the GPU after their run |
 //! | `runs` | the run thread |
-//! | `batch`, `answer` | a run's inputs, in parts; its outputs, and which of them stay |
+//! | `batch`, `response` | a run's inputs, in parts; its outputs, and which of them stay |
 //! | `program` | a loaded model: its launches, and the memory under it |
 //! | `mapping` | the memory under a program or an object: its region, its residency |
 //! | `residency` | the state of a mapping, and its users. Pure |
 //! | `peers` | other GPUs from which copies may read |
-//! | `plan` | launches with numbered values. Pure |
-//! | `wire` | conversion and checks of messages |
+//! | `launch_plan` | launches with numbered values. Pure |
+//! | `conversions` | conversion and checks of messages |
 //! | `events`, `queue`, `process` | events to the worker, the bounded queues, the tie to the worker |
 
-mod answer;
 mod batch;
 mod control;
+mod conversions;
 mod copies;
-mod copy_out;
 mod error;
 mod events;
-mod kept;
+mod host_copies;
+mod kept_outputs;
+mod launch_plan;
 mod mapping;
 mod objects;
 mod peers;
-mod plan;
 mod process;
 mod program;
 mod queue;
 mod residency;
+mod response;
 mod runs;
-mod wire;
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 
+pub use conversions::INLINE_BYTES_MAX;
 pub use copies::COPIES_QUEUED_MAX;
 pub use error::Error;
-pub use kept::RUNS_KEPT_MAX;
+pub use kept_outputs::RUNS_KEPT_MAX;
 pub use objects::OBJECTS_MAX;
 pub use process::{MEMORY_BESIDE_GPU, PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
-pub use wire::INLINE_BYTES_MAX;
 
 /// Runs `millrace executor`: serves the worker at the other end of standard input, until the worker
 /// sends a shutdown or ends.

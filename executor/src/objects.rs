@@ -17,12 +17,12 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
 use millrace_types::Bytes;
 
+use crate::conversions::{self, FrameDescriptors};
 use crate::events::clip;
-use crate::kept::{self, KeptOutputBytes};
+use crate::kept_outputs::{self, KeptOutputBytes};
 use crate::mapping::{MapError, MappingOwner, MappingUse, OBJECT_GENERATION, RegionMapping};
 use crate::process::ExecutorState;
 use crate::residency::StepRefusal;
-use crate::wire::{self, FrameDescriptors};
 
 /// Most objects at a time. Each object has a few mappings, and may keep a descriptor.
 pub const OBJECTS_MAX: usize = 4096;
@@ -75,9 +75,9 @@ pub(crate) enum PlaceError {
     #[error("the object has {bytes} bytes, but {output} bytes of an output are to fill it")]
     Size { bytes: u64, output: u64 },
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error(transparent)]
-    Output(#[from] kept::Error),
+    Output(#[from] kept_outputs::Error),
     #[error(transparent)]
     Map(#[from] MapError),
     #[error(transparent)]
@@ -134,7 +134,7 @@ impl<D: Device> ObjectTable<D> {
             return Err(PlaceError::Size { bytes, output: part.end - part.start });
         }
         let host = has_host.then(|| descriptors.take(host_fd)).transpose()?;
-        let extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
+        let extents: Vec<_> = extents.into_iter().map(conversions::extent).collect();
         covered(&extents, bytes)?;
         // The last extent may be larger than the object.
         let end = extents.iter().map(|&(at, extent)| at.saturating_add(extent.bytes)).max();

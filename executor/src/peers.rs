@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millrace_device::{Device, Error as DeviceError, MemoryExtent, Stream as _};
 use millrace_proto::executor::{AddPeer, PeerSource};
 
-use crate::wire;
+use crate::conversions;
 
 /// The memory of another executor's GPU.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl<D: Device> PeerTable<D> {
     pub(crate) fn source(&self, message: PeerSource) -> Option<PeerCopySource<D>> {
         let PeerSource { gpu, incarnation, extents } = message;
         let peer = self.0.get(&gpu).filter(|peer| peer.incarnation == incarnation)?;
-        let mut extents: Vec<_> = extents.into_iter().map(wire::extent).collect();
+        let mut extents: Vec<_> = extents.into_iter().map(conversions::extent).collect();
         extents.sort_unstable_by_key(|&(at, _)| at);
         Some(PeerCopySource { gpu, peer: Arc::clone(peer), extents })
     }

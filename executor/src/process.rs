@@ -18,11 +18,11 @@ use millrace_types::Bytes;
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::control::{ControlFlow, ControlThread};
+use crate::conversions::FrameDescriptors;
 use crate::error::Error;
 use crate::events::EventSender;
-use crate::kept::KeptOutputs;
+use crate::kept_outputs::KeptOutputs;
 use crate::queue::WorkQueue;
-use crate::wire::FrameDescriptors;
 use crate::{copies, runs};
 
 /// Most programs loaded at a time. Each program has a descriptor and a few mappings.

@@ -9,10 +9,10 @@ use millrace_device::{Device, Error as DeviceError, HostAccess, HostRegion, Mode
 use millrace_proto::executor::LoadProgram;
 use millrace_types::Bytes;
 
+use crate::conversions::{self, DeclaredTensor, FrameDescriptors};
+use crate::launch_plan::{self, LaunchPlan};
 use crate::mapping::{MappingOwner, RegionMapping};
-use crate::plan::{self, LaunchPlan};
 use crate::process::ExecutorState;
-use crate::wire::{self, DeclaredTensor, FrameDescriptors};
 
 /// Longest time of a run on the control thread; waking another thread takes about as long.
 const QUICK_MAX: Duration = Duration::from_micros(50);
@@ -42,9 +42,9 @@ pub(crate) struct LoadedProgram<D: Device> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error(transparent)]
-    Launches(#[from] plan::Error),
+    Launches(#[from] launch_plan::Error),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
@@ -62,9 +62,10 @@ impl<D: Device> LoadedProgram<D> {
         let weights: OwnedFd = descriptors.take(message.weights_fd)?;
         let access = if message.weights_pageable { HostAccess::Buffered } else { HostAccess::Direct };
         let host = device.import_host(weights, Bytes(message.weights_bytes), access)?;
-        let inputs = message.inputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
-        let outputs = message.outputs.into_iter().map(wire::declared).collect::<Result<Vec<_>, _>>()?;
-        let launches = message.launches.into_iter().map(wire::launch).collect::<Result<_, _>>()?;
+        let inputs = message.inputs.into_iter().map(conversions::declared).collect::<Result<Vec<_>, _>>()?;
+        let outputs =
+            message.outputs.into_iter().map(conversions::declared).collect::<Result<Vec<_>, _>>()?;
+        let launches = message.launches.into_iter().map(conversions::launch).collect::<Result<_, _>>()?;
         let names =
             |values: &[DeclaredTensor]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
         let plan = LaunchPlan::new(&names(&inputs), &names(&outputs), launches)?;

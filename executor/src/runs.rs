@@ -14,18 +14,18 @@ use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure}
 use millrace_proto::frames;
 use millrace_types::Timestamp;
 
-use crate::answer::{RequestedOutputs, RunResponse};
 use crate::batch::{self, RunInput, RunInputs};
+use crate::conversions::{self, DeclaredTensor, FrameDescriptors};
 use crate::events::clip;
-use crate::kept;
+use crate::kept_outputs;
+use crate::launch_plan::{PlannedLaunch, Slot};
 use crate::mapping::MappingUse;
 use crate::objects::{self, ObjectTable};
-use crate::plan::{PlannedLaunch, Slot};
 use crate::process::ExecutorState;
 use crate::program::LoadedProgram;
 use crate::queue::WorkQueue;
 use crate::residency::StepRefusal;
-use crate::wire::{self, DeclaredTensor, FrameDescriptors};
+use crate::response::{RequestedOutputs, RunResponse};
 
 /// Most runs that wait behind the running one. A worker sends fewer runs ahead, so more runs indicate
 /// a fault of the worker.
@@ -56,7 +56,7 @@ const LAUNCHES_TOLD_MAX: usize = 256;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error(transparent)]
     Batch(#[from] batch::BatchError),
     #[error("output {name:?} has shape {shape:?}, which is not one row for each of {rows}")]
@@ -74,7 +74,7 @@ pub(crate) enum RunError {
     #[error("output {0:?} is to be kept, but is not requested")]
     KeptUnknown(String),
     #[error("cannot keep outputs: {0}")]
-    Kept(#[from] kept::Error),
+    Kept(#[from] kept_outputs::Error),
     #[error("value {0:?} is missing: the launches are inconsistent")]
     ValueMissing(String),
     #[error(transparent)]
@@ -88,13 +88,13 @@ pub(crate) enum RunError {
 impl RunError {
     pub(crate) fn kind(&self) -> RunFailure {
         match self {
-            Self::Refused(refusal) => wire::run_refused(refusal),
+            Self::Refused(refusal) => conversions::run_refused(refusal),
             Self::Object(_, error) | Self::Batch(batch::BatchError::Object(_, error)) => {
-                wire::run_without(error)
+                conversions::run_without(error)
             }
             // The GPU works, so the run may succeed on another GPU or later.
             Self::Kept(_) => RunFailure::OutOfMemory,
-            Self::Device(error) => wire::run_failure(error),
+            Self::Device(error) => conversions::run_failure(error),
             _ => RunFailure::Model,
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millrace_types::{FunctionKey, SloCounts};
 
-use crate::meters::Tallies;
+use crate::metrics::Tallies;
 
 /// Number of latency buckets. The buckets are quarters of an octave from [`FIRST`] to 52 s, so a
 /// quantile is known within a tenth. The last bucket counts all longer latencies.

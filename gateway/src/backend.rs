@@ -14,7 +14,7 @@ use millrace_types::{
     TenantName, TensorSpec,
 };
 
-use crate::auth::Caller;
+use crate::authentication::Caller;
 
 /// The component that has the models. The methods up to [`Backend::index`] must answer from memory,
 /// because they are on the path of requests.

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use millrace_types::{Failure, Reason, RequestId, TenantName};
 use tokio::time::Instant;
 
-use crate::auth::Caller;
+use crate::authentication::Caller;
 use crate::budget::BudgetShare;
 use crate::framing::CallCharges;
 

@@ -8,7 +8,7 @@ use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
 
 use crate::activity::Activity;
-use crate::auth::{Authenticate, LoopbackOnly};
+use crate::authentication::{Authenticate, LoopbackOnly};
 
 /// Returns the wall-clock time as the time since 1970. Used only for records, never for waiting.
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;

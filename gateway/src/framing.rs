@@ -26,7 +26,7 @@ use tonic::Status;
 use crate::budget::{BudgetShare, ByteCharge, too_large};
 use crate::bulk::{BulkThreads, BulkWork, unfinished};
 use crate::decoded::MessageCheck;
-use crate::inflate::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
+use crate::decompression::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
 
 /// Bytes passed on in a row before other tasks of the thread get a turn, because tonic copies them.
 const GIVEN_AT_ONCE: usize = 1 << 20;

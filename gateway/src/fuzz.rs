@@ -20,9 +20,9 @@ use crate::backend::{Kind, ModelAvailability, ModelRevision};
 use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
 use crate::config::message_len;
+use crate::decompression::{ContentEncoding, Inflater, STEP};
 use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
-use crate::front::ValidatedRequest;
-use crate::inflate::{ContentEncoding, Inflater, STEP};
+use crate::handler::ValidatedRequest;
 use crate::rest::elements::has_json;
 use crate::rest::request::{self, HEADER_LENGTH};
 

@@ -12,16 +12,16 @@
 //! | [`backend`] | the interface to the component that has the models |
 //! | [`serve`] | opening the gateway; the socket and the connections |
 //! | [`config`] | limits, clock and seed |
-//! | [`auth`] | identification of the caller |
-//! | `door` | middleware for every request, before any service |
+//! | [`authentication`] | identification of the caller |
+//! | `middleware` | middleware for every request, before any service |
 //! | `closing` | the notification that the gateway is closing |
 //! | `call`, `request_id` | properties of a call that are known before the body |
-//! | `budget`, `framing`, `inflate` | bytes in memory: of all messages, of gRPC messages, of compressed messages |
+//! | `budget`, `framing`, `decompression` | bytes in memory: of all messages, of gRPC messages, of compressed messages |
 //! | `decoded` | the memory of decoded gRPC messages |
 //! | `delivery` | responses, which stay charged until sent |
-//! | `front` | the path of an inference, the same for both protocols |
+//! | `handler` | the path of an inference, the same for both protocols |
 //! | `parameters` | the supported request parameters |
-//! | `describe`, `meters` | descriptions of models, counts and metrics |
+//! | `descriptions`, `metrics` | descriptions of models, counts and metrics |
 //! | [`activity`] | the counts, for tools that show them live |
 //! | `grpc`, `rest` | the two protocols |
 //!
@@ -30,7 +30,7 @@
 //! [`Backend`]: backend::Backend
 
 pub mod activity;
-pub mod auth;
+pub mod authentication;
 pub mod backend;
 mod budget;
 mod bulk;
@@ -38,23 +38,23 @@ mod call;
 mod closing;
 pub mod config;
 mod decoded;
+mod decompression;
 mod delivery;
-mod describe;
-mod door;
+mod descriptions;
 mod framing;
-mod front;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 mod grpc;
-mod inflate;
-mod meters;
+mod handler;
+mod metrics;
+mod middleware;
 mod parameters;
 mod request_id;
 mod rest;
 pub mod serve;
 
-pub use auth::{Authenticate, Caller};
+pub use authentication::{Authenticate, Caller};
 pub use backend::Backend;
 pub use config::{GatewayConfig, GatewayLimits};
 pub use serve::{GatewayBuilder, OpenGateway};

@@ -24,11 +24,11 @@ use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
 use crate::closing::ShutdownSignal;
 use crate::config::{ADMIN_IN_FLIGHT_MAX, GatewayConfig, LABELLED_FUNCTIONS_MAX, message_len};
-use crate::door::{self, RequestLayer};
-use crate::front::InferenceHandler;
 use crate::grpc::health::FrontHealth;
 use crate::grpc::{InferenceService, stream};
-use crate::meters::RequestMetrics;
+use crate::handler::InferenceHandler;
+use crate::metrics::RequestMetrics;
+use crate::middleware::{self, RequestLayer};
 use crate::request_id::RequestIds;
 use crate::rest;
 
@@ -161,7 +161,7 @@ impl GatewayBuilder {
             axum::routing::post(move |request| stream::serve(Arc::clone(&front), request))
         };
         let grpc: Router = routes.routes().prepare().into_axum_router();
-        let grpc = grpc.route(door::STREAM, streams_route).fallback(door::unknown_method);
+        let grpc = grpc.route(middleware::STREAM, streams_route).fallback(middleware::unknown_method);
         let rest = rest::router(Arc::clone(&front), registry);
         let own_names = AllowedHosts::new(listens, host_names);
         let streams = Arc::new(client_streams());

@@ -12,7 +12,7 @@ use crate::cut::{GraphStep, Grouping, Launch};
 use crate::error::{ModelError, UnsupportedOperator};
 use crate::layout::{WeightLayout, WeightPlacement};
 use crate::onnx::{GraphProto, ModelProto, NodeProto, TensorType, TypeProto};
-use crate::{arrange, constants, cut, layout, operators, signature, sizes, tensors, wire};
+use crate::{constants, cut, layout, node_order, operators, signature, sizes, tensors, wire};
 
 /// Description of a model, without its weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,9 +70,9 @@ pub fn compile_grouped(onnx: &Bytes, grouping: Grouping) -> Result<CompiledModel
     tensors::check_all(&graph)?;
     constants::hoist(&mut graph)?;
     drop_weights_from_inputs(&mut graph);
-    let arranged = arrange::arrange(&mut graph, None)?;
+    let arranged = node_order::arrange(&mut graph, None)?;
     let signature = signature::read(&graph)?;
-    let reads = arrange::prune(&mut graph, arranged.reads)?;
+    let reads = node_order::prune(&mut graph, arranged.reads)?;
     sizes::check(&graph)?;
     let layout = layout::place(&mut graph, &reads, onnx);
     let launches = cut_graph(&graph, reads, &layout, grouping);

@@ -14,13 +14,13 @@
 //! [`program`] is the alternative to a model: a file to run, and its declared inputs and outputs.
 //! [`synth`] writes ONNX networks with seeded random weights, for tests and measurements.
 
-mod arrange;
 mod compile;
 mod constants;
 mod cut;
 pub mod elbow;
 mod error;
 mod layout;
+mod node_order;
 mod onnx;
 pub mod operators;
 pub mod order;
@@ -33,11 +33,11 @@ mod tensors;
 mod tests;
 mod wire;
 
-pub use arrange::{MAX_CHAIN, MAX_NODES};
 pub use compile::{CompiledModel, Summary, compile, compile_grouped};
 pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, WEIGHTS_FILE, WeightPlacement};
+pub use node_order::{MAX_CHAIN, MAX_NODES};
 pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
 pub use sizes::OUTPUT_BYTES_MAX;
 pub use tensors::WeightSource;

@@ -20,7 +20,7 @@
 //! | [`paths`] | which NVLinks bytes cross from one GPU to another |
 //! | [`sequences`] | which request of a sequence runs when, on which state, and when a sequence ends |
 //! | [`lifecycle`], [`backoff`] | when an executor process is started again |
-//! | [`crew`] | which process of a program gets which request, and when a process is killed or started again |
+//! | [`process_pool`] | which process of a program gets which request, and when a process is killed or started again |
 //! | [`lease`] | which silent nodes are still believed alive |
 //! | [`placement`] | which functions are placed on which nodes |
 //! | [`preset`] | (nothing) bundles the scheduling settings, and reads those that an operator set |
@@ -40,7 +40,6 @@ pub mod backoff;
 pub mod batching;
 pub mod checkpoint;
 pub mod core;
-pub mod crew;
 pub mod decision_text;
 pub mod dispatch;
 pub mod elastic;
@@ -58,6 +57,7 @@ pub mod paths;
 pub mod placement;
 pub mod preset;
 pub mod prewarm;
+pub mod process_pool;
 pub mod rates;
 pub mod residence;
 pub mod retries;

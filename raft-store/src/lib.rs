@@ -57,7 +57,7 @@ pub use log::{LogReader, LogStore};
 pub use machine::StateMachine;
 pub use machine_store::{AppliedState, SnapshotBuilder, StateMachineStore, StateReader};
 pub use snapshot::SnapshotFile;
-pub use snapshot::shelf::SnapshotReceiver;
+pub use snapshot::directory::SnapshotReceiver;
 
 use crate::fs::DiskFs;
 use crate::log::ExpectedLog;

@@ -15,8 +15,8 @@ use crate::error::{Error, RaftOperation};
 use crate::fs::Fs;
 use crate::machine::StateMachine;
 use crate::snapshot::SnapshotFile;
+use crate::snapshot::directory::{self, SnapshotDir, SnapshotReceiver, StoredSnapshot};
 use crate::snapshot::format::SnapshotLayout;
-use crate::snapshot::shelf::{self, SnapshotDir, SnapshotReceiver, StoredSnapshot};
 
 /// The state after a log entry. Immutable: a reader may keep it for any time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -245,7 +245,7 @@ impl<M: StateMachine> RaftSnapshotBuilder<TypeConfig<M>> for SnapshotBuilder<M> 
             let meta = SnapshotMeta {
                 last_log_id: applied.last,
                 last_membership: applied.membership.clone(),
-                snapshot_id: shelf::id(applied.last),
+                snapshot_id: directory::id(applied.last),
             };
             snapshots.shelf.put(&meta, &|out| applied.state.write_to(out))?;
             snapshots.cover(&meta);

@@ -27,12 +27,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::coalesce::Coalesce;
-use crate::conduct::AddressViolations;
 use crate::connection::{ConnectionEnd, ConnectionState, Tracked};
 use crate::opening::{self, ConnectionOpening, HttpVersion, Replayed};
 use crate::pace::PacedWrites;
 use crate::server::{Listener, ResponseBody, ServerConfig, closing};
 use crate::table::TableSlot;
+use crate::violations::AddressViolations;
 
 /// Time that an idle connection has to close gracefully before the server cuts the connection.
 const PARTING_MAX: Duration = Duration::from_secs(1);

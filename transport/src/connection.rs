@@ -13,8 +13,8 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::reading::{STEP, await_client, await_server};
 use crate::server::ServerConfig;
+use crate::stream_timeout::{STEP, await_client, await_server};
 use crate::table::IdleRank;
 
 /// Size in bytes below which a piece of a response is handed to HTTP/2 as a whole. A smaller piece
@@ -179,7 +179,7 @@ impl Drop for RequestGuard {
 }
 
 /// A response's body. The request counts as under way until the body is dropped. An HTTP/2 stream is
-/// reset if its client does not read the response in time (`reading`).
+/// reset if its client does not read the response in time (`stream_timeout`).
 #[derive(Debug)]
 pub struct Tracked<B> {
     body: B,

@@ -20,22 +20,22 @@
 //! request. The services decide these.
 
 mod accepted;
-mod arriving;
 pub mod channel;
 mod coalesce;
-mod conduct;
 mod connection;
 pub mod descriptors;
+mod message_limits;
 mod opening;
 pub mod pace;
 mod priority;
-mod reading;
 pub mod server;
 mod shared;
+mod stream_timeout;
 mod table;
+mod violations;
 
-pub use arriving::{ArrivingMessages, HeldBack, PREFIX_LEN, StatusBuilder};
 pub use connection::{PeerAddress, Tracked};
+pub use message_limits::{ArrivingMessages, HeldBack, PREFIX_LEN, StatusBuilder};
 pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
 pub use priority::low_priority_runtime;
 pub use server::{

@@ -25,13 +25,13 @@ use tokio::time::timeout;
 use tower::{Service, ServiceExt as _};
 
 use crate::accepted::{AcceptedConnection, PortConnection};
-use crate::arriving::{ArrivingBytes, ArrivingMessages, StatusBuilder};
-use crate::conduct::{AddressViolations, PortViolations};
 use crate::connection::{ConnectionState, PeerAddress};
+use crate::message_limits::{ArrivingBytes, ArrivingMessages, StatusBuilder};
 use crate::pace::MinimumRate;
 use crate::priority;
-use crate::reading::StreamExecutor;
+use crate::stream_timeout::StreamExecutor;
 use crate::table::{ConnectionTable, SlotRefusal};
+use crate::violations::{AddressViolations, PortViolations};
 
 /// Length of the kernel's listen queue; the kernel caps the length at `net.core.somaxconn`. With
 /// tokio's default of 128, a client that connects together with hundreds of others waits a second

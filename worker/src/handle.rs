@@ -12,6 +12,7 @@ use millrace_proto::executor::Fault;
 use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+use crate::actor_runtime::{LETTERS_PER_REQUEST, Mailbox};
 use crate::actors::function::{self, NewRequest};
 use crate::actors::node;
 use crate::actors::work::RequestWork;
@@ -22,7 +23,6 @@ use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::DesiredPolicy;
 use crate::programs::HostedProgram;
 use crate::request::{Attempt, AttemptOutcome};
-use crate::seams::{LETTERS_PER_REQUEST, Mailbox};
 use crate::snapshot::{NodeSnapshot, SnapshotPart, SnapshotScope};
 
 /// A handle to a node's actors for other threads. Cheap to clone.

@@ -7,7 +7,7 @@
 //! | [`handle`] | requests and commands to the actors, from any thread |
 //! | [`groups`] | the measured size of a weight group: the weights that are copied and awaited together |
 //! | [`request`], [`install`], [`snapshot`] | the types of requests, of functions to serve, and of state reports |
-//! | `actors`, `seams` | the actors of DESIGN §3, and the actor runtime that keeps actix replaceable |
+//! | `actors`, `actor_runtime` | the actors of DESIGN §3, and the actor runtime that keeps actix replaceable |
 //! | [`node`] | the configuration of a node and the start of its actors |
 //! | [`clock`] | the real clock and the virtual clock |
 //! | [`port`] | the interface of the actors to executor processes |
@@ -15,7 +15,7 @@
 //! | [`programs`] | processes of users' own programs, beside the GPUs |
 //! | [`host_tier`] | the models in host memory, prepared from artifacts |
 //! | [`control`] | the streams to the controllers |
-//! | `hints` | prewarming: loading the functions that workflows are likely to call next |
+//! | `prewarming` | prewarming: loading the functions that workflows are likely to call next |
 //! | `objects` | intermediate data of workflows: local objects, and objects fetched from other workers |
 //! | `sequences` | the state of functions that keep state between requests |
 //! | [`service`] | the gRPC service for gateways |
@@ -24,26 +24,26 @@
 //! | [`start`] | the start and the shutdown of a whole worker |
 
 mod activity;
+mod actor_runtime;
 mod actors;
 pub mod clock;
 pub mod control;
 pub mod data_dir;
 pub mod groups;
 pub mod handle;
-mod hints;
 pub mod host_tier;
 pub mod install;
-mod learned;
 mod meters;
 pub mod node;
 mod objects;
 pub mod policy;
 pub mod port;
+mod prewarming;
 pub mod process_port;
+mod profile_store;
 pub mod programs;
 mod registry;
 pub mod request;
-mod seams;
 mod sequences;
 pub mod service;
 pub mod snapshot;

@@ -10,11 +10,11 @@ use millrace_policy::admission::FunctionTotals;
 use millrace_policy::ids::FunctionIndex;
 use millrace_types::{Bytes, Digest, FunctionKey, ModelId, ResidencyOptions, RevisionKey, TenantName};
 
+use crate::actor_runtime::AddressSlot;
 use crate::actors::function;
 use crate::actors::gpu::ModelUsers;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
-use crate::programs::{HostedProgram, crew};
-use crate::seams::AddressSlot;
+use crate::programs::{HostedProgram, pool};
 
 /// An installed function.
 pub(crate) struct Hosted {
@@ -31,7 +31,7 @@ pub(crate) struct Hosted {
 pub(crate) struct Hosting {
     pub(crate) program: Arc<HostedProgram>,
     pub(crate) processes: u32,
-    pub(crate) crew: AddressSlot<crew::Message>,
+    pub(crate) crew: AddressSlot<pool::Message>,
 }
 
 struct InstalledModel {

@@ -19,10 +19,10 @@ use tracing::Instrument as _;
 
 use crate::activity::WorkerIdentity;
 use crate::handle::NodeHandle;
-use crate::hints::HintFollower;
 use crate::host_tier::gate::HostMemoryGate;
 use crate::host_tier::{FunctionSignature, Signatures};
 use crate::objects::{ChunkStream, GatherError, ObjectStore};
+use crate::prewarming::HintFollower;
 use crate::request::Attempt;
 use crate::sequences::{SequenceManager, SequenceTurn};
 
@@ -30,9 +30,9 @@ pub use self::faults::InjectedFaults;
 
 use self::budget::ServiceByteBudget;
 
-mod again;
 mod budget;
 mod faults;
+mod rerun;
 mod running;
 mod sequence;
 pub mod tensors;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod forwarding;
 mod hello;
-mod passing;
 mod server;
 mod thread;
 
@@ -33,17 +33,17 @@ use crate::control::desired::DesiredState;
 use crate::control::{self, ControlPlaneClient, telemetry};
 use crate::data_dir::{self, DataDir};
 use crate::handle::NodeHandle;
-use crate::hints::HintFollower;
 use crate::host_tier::fetch::ControllerSource;
 use crate::host_tier::gate::HostMemoryGate;
 use crate::host_tier::store::{self, ModelFileStore};
 use crate::host_tier::{self, HostTierSnapshot};
-use crate::learned::ProfileStore;
 use crate::meters::MetricsHandler;
 pub use crate::node::DataConfig;
 pub use crate::objects::OBJECT_MEMORY;
 use crate::objects::{DirectoryClient, ObjectStore};
+use crate::prewarming::HintFollower;
 use crate::process_port::ExecutorCommand;
+use crate::profile_store::ProfileStore;
 pub use crate::programs::ProgramLauncher;
 use crate::programs::ProgramStore;
 use crate::service::{InjectedFaults, ServiceLimits, WorkerService};
@@ -263,7 +263,7 @@ pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
         page: SharedResult::every(MetricsPage::EVERY),
     };
     telemetry_task.spawn(telemetry::publish(node.clone(), host, desired_now, telemetry_now));
-    let passing = passing::start(control.scores(), quotas_now, &node);
+    let passing = forwarding::start(control.scores(), quotas_now, &node);
     // Requests are served from here until the worker is stopped.
     let (server, health) = server::serve(&service, config.limits, shown, listener);
     tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, "worker started");

@@ -38,6 +38,7 @@ use millrace_policy::trace::CoreId;
 use millrace_types::topology::LinkId;
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, Reason};
 
+use crate::actor_runtime::{self, ActorBehaviour, AddressSlot, Mailbox};
 use crate::actors::driven::{SharedTrace, TracedCore};
 use crate::actors::executor::{self, ExecutorActor};
 use crate::actors::function::{self, SloCountReports, slo_counts};
@@ -50,9 +51,8 @@ use crate::install::Profile;
 use crate::node::{NodeConfig, NodeContext};
 use crate::policy::{DesiredPolicy, EffectivePolicy};
 use crate::port::{PortFactory, PortSink};
-use crate::programs::crew;
+use crate::programs::pool;
 use crate::registry::Registry;
-use crate::seams::{self, ActorBehaviour, AddressSlot, Mailbox};
 use crate::tenants::TenantCaps;
 
 pub(crate) use crate::registry::Removed;
@@ -62,7 +62,7 @@ pub(crate) use crate::registry::Removed;
 enum ActorId {
     Node,
     Function(FunctionIndex),
-    Crew(FunctionIndex),
+    ProcessPool(FunctionIndex),
     Gpu(GpuIndex),
     Executor(GpuIndex),
     Link(LinkId),
@@ -202,7 +202,7 @@ impl Supervisor {
     ) -> Mailbox<B::Message> {
         let supervisor = Rc::clone(self);
         let panicked = move |message: String| supervisor.panicked(who, &message);
-        seams::spawn(behaviour, Arc::clone(&self.clock), sleeper, panicked)
+        actor_runtime::spawn(behaviour, Arc::clone(&self.clock), sleeper, panicked)
     }
 
     fn start_node(self: &Rc<Self>) {
@@ -358,7 +358,7 @@ impl Supervisor {
             self.directory.withdraw_function(&hosted.config.key);
             hosted.slot.post(function::Message::NodeLost(Reason::ShuttingDown));
             if let Some(hosting) = &hosted.program {
-                hosting.crew.post(crew::Message::Stop);
+                hosting.crew.post(pool::Message::Stop);
             }
         }
     }

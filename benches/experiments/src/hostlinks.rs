@@ -18,7 +18,7 @@ use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
-use crate::ours::{OBJECTIVE, in_time_of};
+use crate::overload::{OBJECTIVE, in_time_of};
 use crate::report::ExperimentReport;
 use crate::{Effort, Experiment};
 

@@ -7,7 +7,7 @@
 //! | [`lalb`] | H01 to H06 and SM utilisation: one dispatch domain of 12 GPUs, and 3 nodes of 4 |
 //! | [`torpor`] | H07 to H16 and figures of the text: a node of four V100, six nodes, one link, a day's bills |
 //! | [`faastube`] | H18 to H26 and figures of the text: data between the functions of workflows |
-//! | [`ours`] | `unified` against every other policy in overload |
+//! | [`overload`] | `unified` against every other policy in overload |
 //! | [`tenants`] | a tenant's latency beside a noisy tenant with caps |
 //! | [`batching`] | throughput and latency of batched requests |
 //! | [`hostlinks`] | copies of models over the PCIe links of neighbouring GPUs |
@@ -17,7 +17,7 @@ pub mod faastube;
 pub mod figures;
 pub mod hostlinks;
 pub mod lalb;
-pub mod ours;
+pub mod overload;
 pub mod report;
 pub mod seeds;
 pub mod tenants;
@@ -61,7 +61,7 @@ pub fn all() -> Vec<Experiment> {
         .into_iter()
         .chain(torpor::EXPERIMENTS)
         .chain(faastube::EXPERIMENTS)
-        .chain(ours::EXPERIMENTS)
+        .chain(overload::EXPERIMENTS)
         .chain(tenants::EXPERIMENTS)
         .chain(batching::EXPERIMENTS)
         .chain(hostlinks::EXPERIMENTS)

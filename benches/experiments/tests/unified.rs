@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use millrace_experiments::lalb::{self, Arrangement, PopularityReading};
-use millrace_experiments::{Effort, ours, torpor};
+use millrace_experiments::{Effort, overload, torpor};
 use millrace_policy::gpu::Eviction;
 use millrace_sim::run;
 
@@ -49,12 +49,12 @@ fn unified_keeps_more_functions_compliant_than_torpor_at_the_load_of_torpor() {
 /// All functions are equal, and the load exceeds the capacity, so a policy can gain only by preferring hits.
 #[test]
 fn unified_is_no_worse_than_fifo_in_overload_of_equal_functions() {
-    for objective in [Some(ours::OBJECTIVE), None] {
+    for objective in [Some(overload::OBJECTIVE), None] {
         let figures = |name: &str| {
             let dispatch = lalb::policy(name).unwrap();
-            let scenario = ours::equal(dispatch, objective, 120, SEED, Duration::from_secs(4));
+            let scenario = overload::equal(dispatch, objective, 120, SEED, Duration::from_secs(4));
             let outcome = run(&scenario).unwrap();
-            (outcome.summary(&scenario.functions).mean, ours::in_time_of(&outcome))
+            (outcome.summary(&scenario.functions).mean, overload::in_time_of(&outcome))
         };
         let (mean, in_time) = figures("unified");
         let theirs = figures("fifo");

@@ -2,12 +2,12 @@
 //! observed through the admin API as operators do.
 
 mod caps;
-mod ends;
 mod faults;
 mod ground;
 mod links;
-mod part;
 mod ports;
+mod process;
+mod restarts;
 mod status;
 mod usage;
 
@@ -22,13 +22,13 @@ use millrace_client::{Address, Admin, Endpoints};
 use tokio::task::JoinHandle;
 
 pub use self::caps::ConnectionCaps;
-pub use self::ends::ClusterProcess;
 pub use self::faults::FaultInjection;
 use self::ground::{ClusterEnvironment, ProcessPlacement};
 pub use self::ground::{EnvironmentConfig, HarnessNamespace, TestEnvironment};
 pub use self::links::LinkMode;
-use self::part::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
-pub(crate) use self::part::{descendants, is_alive, own_pid, signal};
+use self::process::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
+pub(crate) use self::process::{descendants, is_alive, own_pid, signal};
+pub use self::restarts::ClusterProcess;
 pub use self::status::StatusGoal;
 pub(crate) use self::status::{until, until_within};
 pub use self::usage::{ProcessUsage, ResidentMemory};

@@ -246,8 +246,8 @@ fn judge(answer: &InferResponse, place: u32, key: f32) -> SequenceRequestResult 
         }
         Some((&first, _)) => {
             let counts = (0..=2 * *LENGTH.end()).find(|&requests| count(requests) == first);
-            let said =
-                counts.map_or_else(|| format!("the answer is {first}"), |it| format!("the answer counts {it}"));
+            let said = counts
+                .map_or_else(|| format!("the answer is {first}"), |it| format!("the answer counts {it}"));
             SequenceRequestResult::Miscounted(said)
         }
         None => SequenceRequestResult::Miscounted("the answer is empty".to_owned()),

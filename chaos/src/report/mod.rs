@@ -2,22 +2,22 @@
 //! as text, and written as files for a CI server and for a browser ([`ReportFolder`]).
 
 mod chart;
+mod cluster_usage;
 mod folder;
+mod harness_usage;
 mod html;
 mod junit;
-mod own;
 mod series;
-mod taken;
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use serde::Serialize;
 
+pub use self::cluster_usage::{ClusterUsage, UsageSum};
 pub use self::folder::ReportFolder;
-pub use self::own::HarnessUsage;
+pub use self::harness_usage::HarnessUsage;
 pub use self::series::{RequestSecond, RequestSeries};
-pub use self::taken::{ClusterUsage, UsageSum};
 use crate::timeline::{EventSource, TimelineEvent};
 
 /// Maximum number of shown lines of a failed check's evidence.

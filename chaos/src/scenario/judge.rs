@@ -15,7 +15,9 @@ use crate::cluster::{is_alive, until, until_within};
 use crate::history::{AdminOperation, FunctionReading};
 use crate::load::read_all;
 use crate::oracle::healthy::{self, ALLOWANCE, SettledCluster};
-use crate::oracle::{acknowledged, answered, billed, counted, gone, linearizable, right};
+use crate::oracle::{
+    acknowledged, answered, billed, correct_answers, counted, leftover_processes, linearizable,
+};
 use crate::report::{CheckVerdict, PromiseCheck, RequestSeries, RunReport};
 use crate::timeline::seconds;
 
@@ -50,7 +52,7 @@ impl ScenarioStage {
         report.taken = self.census.end().await;
         match self.end().await {
             Ok(check) => self.checks.push(check),
-            Err(error) => self.failed(gone::NAME, &error),
+            Err(error) => self.failed(leftover_processes::NAME, &error),
         }
         let failed = self.checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
         report.verdict = if failed { CheckVerdict::Fail } else { CheckVerdict::Pass };
@@ -151,7 +153,7 @@ impl ScenarioStage {
             self.checks.push(answered::check(&judged, &self.killed));
         }
         if self.holds(Invariant::Right) {
-            self.checks.push(right::check(&requests));
+            self.checks.push(correct_answers::check(&requests));
         }
         if self.holds(Invariant::Counted) {
             self.judge_sequences().await;
@@ -252,7 +254,7 @@ impl ScenarioStage {
         });
         // The check reports the processes that are left.
         ended.await.unwrap_or_default();
-        Ok(gone::check(&pids, &left))
+        Ok(leftover_processes::check(&pids, &left))
     }
 }
 

@@ -10,7 +10,7 @@ use super::spec::{AwaitCondition, FaultSpec, FaultStream, FaultTarget, Invariant
 use super::stage::ScenarioStage;
 use super::watch::StormWatch;
 use crate::cluster::{shared_memory, until_within};
-use crate::oracle::{flat, returned};
+use crate::oracle::{leaks, shared_memory};
 use crate::timeline::seconds;
 
 /// Maximum time until the shared memory of ended processes and requests is freed.
@@ -84,7 +84,7 @@ pub(super) async fn play(
         stage.checks.push(watch_check(&samples.returns, gap));
     }
     if stage.holds(Invariant::Flat) {
-        stage.checks.extend(flat::check(&samples.usage));
+        stage.checks.extend(leaks::check(&samples.usage));
     }
     if stage.holds(Invariant::Returned) {
         // Stop the load first, because running requests use shared memory too.
@@ -152,15 +152,15 @@ impl ScenarioStage {
         tokio::time::sleep(at.saturating_sub(self.timeline.now())).await;
     }
 
-    async fn shared_memory_returns(&mut self, before: &returned::Files) {
-        let mut after = returned::Files::new();
+    async fn shared_memory_returns(&mut self, before: &shared_memory::Files) {
+        let mut after = shared_memory::Files::new();
         let back = until_within(RETURN_PATIENCE, "shared memory is as it was", async || {
             after = shared_memory(&self.cluster.pids());
-            returned::left_behind(before, &after).into_iter().next()
+            shared_memory::left_behind(before, &after).into_iter().next()
         });
         // The check reports the files that are left.
         back.await.unwrap_or_default();
-        self.checks.push(returned::check(before, &after));
+        self.checks.push(shared_memory::check(before, &after));
     }
 }
 

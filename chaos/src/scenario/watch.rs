@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::executors::{ExecutorVictim, not_back};
 use crate::cluster::{PATIENCE, ProcessUsage};
-use crate::oracle::flat::UsageSample;
+use crate::oracle::leaks::UsageSample;
 use crate::timeline::Timeline;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);

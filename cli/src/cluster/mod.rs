@@ -1,7 +1,7 @@
 //! A cluster inside this process: one controller, and workers whose service the controller's
 //! gateway calls without a socket. Executors still run as separate processes.
 
-mod near;
+mod connector;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -23,7 +23,7 @@ use millrace_worker::start::{
     WorkerConfig,
 };
 
-use crate::cluster::near::{InProcessConnector, ServiceSlots};
+use crate::cluster::connector::{InProcessConnector, ServiceSlots};
 use crate::commands::controller::{halted, raft_runtime};
 use crate::commands::options::executor_threads;
 use crate::failure::CommandFailure;

@@ -10,7 +10,7 @@ use millrace_types::{FunctionName, InSequence, RequestId, SequenceId};
 
 use crate::commands::target::{ModelKind, model_name};
 use crate::failure::CommandFailure;
-use crate::output::{ListOutput, answers, document, print};
+use crate::output::{ListOutput, document, print, responses};
 use crate::session::ClusterSession;
 use crate::tensors::{image, json, only_input, raw};
 
@@ -111,7 +111,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
         ..InferRequest::new(name, asked.inputs)
     };
     let answer = answer(&inference, request).await?;
-    let shown = answers::InferResponseDocument::of(&answer);
+    let shown = responses::InferResponseDocument::of(&answer);
     match document(args.output.output, &shown)? {
         Some(text) => print(&text),
         None => print(&report(&args, &answer)?),
@@ -182,10 +182,10 @@ fn report(args: &Args, answer: &InferResponse) -> Result<String, CommandFailure>
     let pictures: Vec<String> = args.image.iter().map(|path| file_name(path)).collect();
     let mut lines = Vec::new();
     for output in &answer.outputs {
-        let classes = answers::best_classes(output, &pictures, args.top, &labels);
-        lines.extend(classes.unwrap_or_else(|| answers::values(output)));
+        let classes = responses::best_classes(output, &pictures, args.top, &labels);
+        lines.extend(classes.unwrap_or_else(|| responses::values(output)));
     }
-    lines.push(answers::footer(answer));
+    lines.push(responses::footer(answer));
     Ok(lines.join("\n"))
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::CommandFailure;
 use crate::load::sequence::SequencePosition;
 use crate::load::target::LoadTarget;
-use crate::output::answers;
+use crate::output::responses;
 use crate::tensors::{declared, shape};
 
 /// The prefix of a gRPC message in bytes: a flag and the message's length.
@@ -199,7 +199,9 @@ pub(super) fn http_body(tensors: &[Tensor], wire: HttpTensorEncoding) -> Result<
             HttpTensorEncoding::Binary => {
                 input.insert("parameters".into(), json!({ "binary_data_size": tensor.data().len() }))
             }
-            HttpTensorEncoding::Json => input.insert("data".into(), Value::Array(answers::elements(tensor))),
+            HttpTensorEncoding::Json => {
+                input.insert("data".into(), Value::Array(responses::elements(tensor)))
+            }
         };
         Value::Object(input)
     };

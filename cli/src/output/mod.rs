@@ -1,6 +1,5 @@
 //! The printed output: tables for people, documents for programs.
 
-pub(crate) mod answers;
 pub(crate) mod bills;
 pub(crate) mod documents;
 pub(crate) mod events;
@@ -9,6 +8,7 @@ pub(crate) mod logs;
 pub(crate) mod operations;
 pub(crate) mod policies;
 pub(crate) mod residents;
+pub(crate) mod responses;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod text;

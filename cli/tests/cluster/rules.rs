@@ -85,7 +85,7 @@ async fn malformed_rules_are_refused_with_file_and_field_before_anything_is_stor
         (
             "name: acme",
             "name: acme, tenant: acme",
-            "document 2, metadata.tenant: functions and workflows",
+            "document 2, metadata.tenant: only functions and workflows",
             tenant,
         ),
     ] {

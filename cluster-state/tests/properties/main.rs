@@ -61,7 +61,7 @@ fn generated_logs_reach_and_exceed_the_nesting_limit() {
         let mut state = State::default();
         for outcome in replay(&mut state, 0, &log) {
             let refused = outcome.map_or_else(|refusal| refusal.to_string(), |_| String::new());
-            too_deep += u32::from(refused.contains("in another they would lie deeper than"));
+            too_deep += u32::from(refused.contains("inside another workflow the depth would exceed"));
         }
         deepest = state.workflows().map(|it| it.nesting).max().unwrap_or(0).max(deepest);
     }

@@ -104,7 +104,7 @@ pub(crate) enum FaultPermission {
 /// Returns the caller, whom the gateway put into the request's extensions. A request without a caller
 /// is refused.
 fn caller<T>(request: &Request<T>) -> Result<CallerName, Failure> {
-    let caller = request.extensions().get::<millrace_gateway::auth::Caller>();
+    let caller = request.extensions().get::<millrace_gateway::authentication::Caller>();
     let caller = caller.ok_or_else(|| Failure::new(Reason::Unauthenticated, "the caller is not known"))?;
     Ok(CallerName(caller.as_str().into()))
 }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_cluster_state::{CallerName, State, StateCommand};
-use millrace_gateway::auth;
+use millrace_gateway::authentication;
 use millrace_gateway::backend::{Backend, Intent, Kind, ModelRequest, ModelResponse, ModelRevision};
 use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
 use tokio::sync::watch;
@@ -205,7 +205,7 @@ impl Backend for ServingBackend {
         &self,
         function: &FunctionKey,
         intent: Intent,
-        caller: &auth::Caller,
+        caller: &authentication::Caller,
     ) -> Result<(), Failure> {
         if self.replica.state().workflow(function).is_some() {
             let message = format!("{function} is a workflow: load or unload its functions instead");

@@ -19,7 +19,7 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::stream::ResponseStream;
-use crate::inflate::ContentEncoding;
+use crate::decompression::ContentEncoding;
 use crate::rest::response::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
 
 /// Returns the requests in a body of the byte budget's layer (`framing::Messages`): uncompressed

@@ -12,7 +12,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::Health;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::front::InferenceHandler;
+use crate::handler::InferenceHandler;
 
 /// Interval at which a watched status is checked.
 const WATCH_EVERY: Duration = Duration::from_millis(250);

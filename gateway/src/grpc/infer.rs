@@ -15,7 +15,7 @@ use crate::backend::{ModelRevision, NamedTensor};
 use crate::budget::ByteCharge;
 use crate::call::CallContext;
 use crate::config::message_len;
-use crate::front::{
+use crate::handler::{
     ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, ValidatedRequest, check_named,
     check_requested, check_size,
 };

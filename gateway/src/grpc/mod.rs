@@ -20,8 +20,8 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use crate::backend::{Intent, ModelAvailability};
 use crate::call::CallContext;
-use crate::describe;
-use crate::front::InferenceHandler;
+use crate::descriptions;
+use crate::handler::InferenceHandler;
 
 /// Key of a request's latency breakdown, in metadata and in the response parameters of a stream.
 pub(crate) const SERVER_TIMING: &str = "server-timing";
@@ -92,7 +92,7 @@ impl GrpcInferenceService for InferenceService {
         &self,
         _request: Request<wire::ServerMetadataRequest>,
     ) -> Result<Response<wire::ServerMetadataResponse>, Status> {
-        Ok(Response::new(describe::server()))
+        Ok(Response::new(descriptions::server()))
     }
 
     async fn model_metadata(
@@ -103,7 +103,7 @@ impl GrpcInferenceService for InferenceService {
         let wanted = request.get_ref();
         let model = self.0.find_loaded(call, &wanted.name, &wanted.version);
         let model = model.map_err(|failure| to_status(&failure))?;
-        Ok(Response::new(describe::metadata(&model)))
+        Ok(Response::new(descriptions::metadata(&model)))
     }
 
     async fn model_infer(
@@ -132,7 +132,7 @@ impl GrpcInferenceService for InferenceService {
         let wanted = request.get_ref();
         let model = self.0.find_loaded(call, &wanted.name, &wanted.version);
         let model = model.map_err(|failure| to_status(&failure))?;
-        Ok(Response::new(wire::ModelConfigResponse { config: Some(describe::config(&model)) }))
+        Ok(Response::new(wire::ModelConfigResponse { config: Some(descriptions::config(&model)) }))
     }
 
     async fn model_statistics(
@@ -141,7 +141,7 @@ impl GrpcInferenceService for InferenceService {
     ) -> Result<Response<wire::ModelStatisticsResponse>, Status> {
         let call = call(request.extensions())?;
         let wanted = request.get_ref();
-        let stats = describe::statistics(&self.0, call, &wanted.name, &wanted.version);
+        let stats = descriptions::statistics(&self.0, call, &wanted.name, &wanted.version);
         let model_stats = stats.map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::ModelStatisticsResponse { model_stats }))
     }
@@ -155,7 +155,8 @@ impl GrpcInferenceService for InferenceService {
         if !wanted.repository_name.is_empty() {
             return unserved("a named repository", "omit repository_name");
         }
-        let models = describe::index(&self.0, call, wanted.ready).map_err(|failure| to_status(&failure))?;
+        let models =
+            descriptions::index(&self.0, call, wanted.ready).map_err(|failure| to_status(&failure))?;
         Ok(Response::new(wire::RepositoryIndexResponse { models }))
     }
 

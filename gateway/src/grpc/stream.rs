@@ -26,9 +26,9 @@ use super::sequences::StreamSequences;
 use super::{SERVER_TIMING, infer};
 use crate::budget::ByteCharge;
 use crate::call::CallContext;
-use crate::door::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
-use crate::front::InferenceHandler;
-use crate::inflate::ContentEncoding;
+use crate::decompression::ContentEncoding;
+use crate::handler::InferenceHandler;
+use crate::middleware::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 

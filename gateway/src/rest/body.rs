@@ -14,9 +14,9 @@ use tokio::time::{timeout, timeout_at};
 use super::error::RestError;
 use crate::budget::{BudgetShare, ByteCharge, too_large};
 use crate::bulk::{BulkThreads, unfinished};
+use crate::decompression::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
 use crate::framing::too_slow;
-use crate::front::BULK_BYTES_MIN;
-use crate::inflate::{ContentEncoding, Inflater, STEP, STEP_HERE_MAX};
+use crate::handler::BULK_BYTES_MIN;
 
 /// Time for which the rest of a refused body is read and dropped. If the connection closed while the
 /// client was still sending, the client would see the closed connection instead of the refusal.

@@ -32,9 +32,9 @@ use self::json::FirstParameter;
 use crate::backend::{Intent, ModelAvailability, ModelRevision};
 use crate::call::CallContext;
 use crate::config::message_len;
-use crate::describe as said;
-use crate::front::InferenceHandler;
+use crate::descriptions as said;
 use crate::grpc::SERVER_TIMING;
+use crate::handler::InferenceHandler;
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
 

@@ -12,7 +12,7 @@ use super::elements;
 use super::json::{self, Bounded, JsonParameters};
 use crate::backend::{ModelRevision, NamedTensor};
 use crate::budget::ByteCharge;
-use crate::front::{
+use crate::handler::{
     ClaimedInput, SHAPE_RANK_MAX, TENSORS_MAX, ValidatedRequest, check_named, check_requested, check_size,
 };
 use crate::parameters::{BINARY, BINARY_SIZE, ParameterValue, RequestParameters, flag, refuse_unserved};

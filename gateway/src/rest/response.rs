@@ -21,9 +21,9 @@ use super::error::JSON;
 use super::request::{HEADER_LENGTH, ResponseForm};
 use crate::backend::NamedTensor;
 use crate::budget::ByteCharge;
-use crate::front::InferenceHandler;
-use crate::front::InferenceResponse;
-use crate::inflate::ContentEncoding;
+use crate::decompression::ContentEncoding;
+use crate::handler::InferenceHandler;
+use crate::handler::InferenceResponse;
 
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
 /// Bytes of JSON that are not charged, because every response has some.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
-use millrace_gateway::auth::{Authenticate, LoopbackOnly};
+use millrace_gateway::authentication::{Authenticate, LoopbackOnly};
 use millrace_gateway::{Caller, GatewayConfig, GatewayLimits};
 use millrace_proto::inference::ServerLiveRequest;
 use millrace_transport::{PortLimits, ServerConfig};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use millrace_types::GpuIndex;
 
-use super::glance;
 use super::gpus::ExpectedFinish;
+use super::load_summary;
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::queue::{SizeClassQueues, WaitingRequest};
 use super::{AHEAD_MAX, RECALL_COST};
@@ -92,12 +92,12 @@ pub(super) fn busy_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Opt
     let alone = view.models.all_take_longer(RECALL_COST) && view.fleet.free_ahead().len() < holders.len();
     let holder = if alone {
         let free = view.fleet.free_ahead().filter(|&gpu| holders.contains(gpu));
-        glance::first(free.filter(takes).map(bounded), in_turn)
+        load_summary::first(free.filter(takes).map(bounded), in_turn)
     } else {
-        glance::first(holders.iter().filter(takes).map(bounded), in_turn)
+        load_summary::first(holders.iter().filter(takes).map(bounded), in_turn)
     };
     let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
-    let any = || glance::first(free().map(bounded), |gpu| Some(begins(gpu, turn(gpu))));
+    let any = || load_summary::first(free().map(bounded), |gpu| Some(begins(gpu, turn(gpu))));
     holder.or_else(any).map(|(_, gpu)| gpu)
 }
 

@@ -10,9 +10,9 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 use super::RECALL_COST;
 use super::config::Config;
 use super::cost::SwapSource;
-use super::glance::GpuLoadSummary;
 use super::gpus::{Assignment, ExpectedFinish, GpuRecord, LoadClass};
 use super::holders::ModelHolders;
+use super::load_summary::GpuLoadSummary;
 use super::models::{ModelSlot, ModelTable};
 use super::queue::SizeRank;
 

@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use millrace_types::GpuIndex;
 
-use super::glance;
 use super::gpus::ExpectedFinish;
+use super::load_summary;
 use super::models::ModelSlot;
 use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
@@ -228,7 +228,7 @@ impl Lalb {
         let latest = ExpectedFinish::At(view.now + load + run(here.kind).unwrap_or_default());
         let holders = view.models.get(request.model).holders.iter().map(|gpu| (bound(gpu), gpu));
         let in_time = holders.filter(|&(bound, _)| bound < latest);
-        glance::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
+        load_summary::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
     }
 
     /// Binds a request to a busy GPU, and assigns the request at once if no other request waits

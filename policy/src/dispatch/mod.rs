@@ -14,7 +14,7 @@
 //! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
 //! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
 //! | `unified` | the most pressing request that can still meet its deadline | the GPU with the least estimated finish: idle holder, peer copy, host copy, or behind a busy holder | hits, and requests without a deadline |
-//! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`bound`], T28) | no |
+//! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`early_binding`], T28) | no |
 //! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
 //!
 //! Each policy implements [`policy::DispatchPolicy`]. Each [priority](priority) in use has a policy
@@ -38,7 +38,7 @@
 //! **Warm copies** ([`warm`]). An operator can require a minimum number of GPUs that hold a model,
 //! even without requests.
 //!
-//! **Prewarming** ([`likely`], D29). The model that a workflow will need next is loaded onto a GPU
+//! **Prewarming** ([`prewarming`], D29). The model that a workflow will need next is loaded onto a GPU
 //! that has time.
 //!
 //! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone: dispatch
@@ -64,30 +64,30 @@
 
 mod arrival;
 mod assign;
-mod bound;
 mod change;
 mod config;
 mod cost;
 mod departures;
+mod early_binding;
+mod eviction_ranks;
 mod fleet;
-mod glance;
 mod gpus;
 mod holders;
 mod inputs;
 mod lalb;
 mod learn;
-mod likely;
+mod load_summary;
 mod models;
 mod overtaking;
 mod pins;
 mod policy;
+mod prewarming;
 mod priority;
 mod protocol;
 mod queue;
 mod recall;
 mod recovery;
 mod setting;
-mod standings;
 mod torpor;
 mod unified;
 mod warm;
@@ -104,8 +104,8 @@ pub use self::config::{
 };
 pub use self::cost::{PredictionError, TurnKind};
 pub use self::inputs::{INPUT_GPUS_MAX, InputLocations};
-pub use self::likely::{LIKELY_FOR, LIKELY_MAX, PrewarmCounts};
 pub use self::policy::DispatchStats;
+pub use self::prewarming::{LIKELY_FOR, LIKELY_MAX, PrewarmCounts};
 pub use self::protocol::{Action, Event, LatencyObjective, ModelProfile, QueuedRequest, ReturnReason};
 pub use self::warm::WARM_RETRY;
 
@@ -113,9 +113,9 @@ use self::cost::PredictionErrors;
 use self::departures::TurnState;
 use self::fleet::GpuTable;
 use self::gpus::Assignment;
-use self::likely::PendingPrewarm;
 use self::models::{ModelSlot, ModelTable};
 use self::policy::{DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
+use self::prewarming::PendingPrewarm;
 use self::queue::{SizeRank, WaitingRequest};
 use self::warm::WarmCopyTable;
 use crate::attempts::AttemptProgress;

@@ -14,12 +14,12 @@ use super::cost::PredictionError;
 use super::fleet::{GpuTable, IdleOrder};
 use super::gpus::ExpectedFinish;
 use super::inputs::InputLocations;
-use super::likely::PrewarmCounts;
 use super::models::ModelTable;
+use super::prewarming::PrewarmCounts;
 use super::priority::Prioritised;
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
-use super::{PolicyConfig, RECALL_COST, arrival, bound, lalb, torpor, unified};
+use super::{PolicyConfig, RECALL_COST, arrival, early_binding, lalb, torpor, unified};
 use crate::ids::{FunctionIndex, RequestKey};
 
 /// Inputs of a policy's decision.
@@ -195,7 +195,7 @@ pub(super) fn create_policy(config: &Config, ranks: usize) -> (Box<dyn DispatchP
         PolicyConfig::Unified(_) => IdleOrder::Coldest,
     };
     if let PolicyConfig::Bound(bound) = config.policy {
-        return (Box::new(bound::EarlyBinding::new(bound, &config.gpus)), order);
+        return (Box::new(early_binding::EarlyBinding::new(bound, &config.gpus)), order);
     }
     let choice = config.policy;
     let gpus = config.gpus.len();

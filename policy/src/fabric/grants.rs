@@ -2,9 +2,9 @@
 
 use millrace_types::{Bytes, Timestamp};
 
+use super::host_link_sharing::GrantReason;
 use super::lanes::TransferRoute;
 use super::protocol::{Action, BatchGrant};
-use super::sharing::GrantReason;
 use super::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
 use super::{BATCH_CHUNKS, LinkScheduler, REPORT_SLACK, START_SLACK};
 use crate::ids::{BatchId, TransferId};

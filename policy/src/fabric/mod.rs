@@ -11,7 +11,7 @@
 //! The next batch is granted to the transfer that was served longest ago. A new transfer counts as
 //! served two batches ago, so a new transfer overtakes only transfers that were served since then,
 //! and no transfer starves. Transfers between the host and a GPU that a request waits for are
-//! granted at the needed rates instead (`sharing`; D14 to D16). The two directions of a link do not
+//! granted at the needed rates instead (`host_link_sharing`; D14 to D16). The two directions of a link do not
 //! share a rate, and neither direction waits for the other.
 //!
 //! **Weights from another GPU** (T22, T25). The fabric first asks the peer GPU to lock the model in
@@ -26,7 +26,7 @@
 //! chosen by [`paths`](crate::paths); routes may cross other GPUs. No other place has the bytes: if
 //! the GPU is lost, a copy from it fails or no route exists, the transfer fails.
 //!
-//! **PCIe links of other GPUs** (D05; `forwards`). Data between the host and a GPU may also cross
+//! **PCIe links of other GPUs** (D05; `forwarding`). Data between the host and a GPU may also cross
 //! idle PCIe links of other GPUs, which forward the data.
 //!
 //! **To the host**, objects cross the GPU's host path in the other direction, copied by the GPU's
@@ -39,14 +39,14 @@
 //! Down ────────────────────────────────► └────────┘ ──► Grant, Revoke, Carried  to the Links
 //! ```
 
-mod forwards;
+mod forwarding;
 mod grants;
+mod host_link_sharing;
 mod lanes;
 pub mod link;
 mod locks;
 mod protocol;
 mod routes;
-mod sharing;
 mod tally;
 mod transfer;
 
@@ -58,16 +58,16 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
+pub use self::host_link_sharing::SPARE_EVERY;
 pub use self::protocol::{
     Action, BatchFailure, BatchGrant, Event, ObjectPiece, OutgoingCopy, PeerBlocks, TransferCargo,
     TransferOutcome, WeightsCargo,
 };
 pub use self::routes::object_route_planner;
-pub use self::sharing::SPARE_EVERY;
 pub use self::tally::{FirstBatchWait, GuaranteeCounts, TransferCounts};
 
+use self::host_link_sharing::{HostLinkShares, TransferDeadline};
 use self::lanes::{LanePath, LinkLane, TransferRoute};
-use self::sharing::{HostLinkShares, TransferDeadline};
 use self::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
 use crate::core::Core;
 use crate::decision_text::DecisionText;
@@ -126,7 +126,7 @@ impl LinkScheduler {
         Self::with_sharing(topology, TransferSharing::default())
     }
 
-    /// Returns a fabric of idle links that shares host links by `sharing`.
+    /// Returns a fabric of idle links that shares host links by `host_link_sharing`.
     ///
     /// # Panics
     /// If a GPU of the topology has no path from the host: such a topology is invalid.

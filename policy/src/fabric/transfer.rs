@@ -6,9 +6,9 @@ use std::ops::Range;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 use super::BATCH_CHUNKS;
+use super::host_link_sharing::{GrantReason, TransferDeadline};
 use super::lanes::TransferRoute;
 use super::protocol::{PeerBlocks, TransferCargo, TransferOutcome};
-use super::sharing::{GrantReason, TransferDeadline};
 use crate::ids::BatchId;
 use crate::paths::RouteHops;
 use crate::rates::RateGuarantee;

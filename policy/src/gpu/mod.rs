@@ -19,16 +19,16 @@
 //! request is handed back with the request's progress. If each model has a process of its own
 //! ([`isolation`]), a single process may be lost alone.
 
+mod completion;
 mod data;
 pub mod eviction;
 pub mod isolation;
-mod lending;
+mod peer_copy_lock;
 mod prefetch;
+mod preparation;
 mod programs;
 mod protocol;
 mod residency;
-mod serve;
-mod settle;
 mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,8 +45,8 @@ pub use self::slots::SLOTS_MAX;
 
 use self::data::GpuDataStore;
 use self::prefetch::PrefetchProtection;
+use self::preparation::IncomingTransfer;
 use self::programs::{ProgramLoadState, ProgramTable};
-use self::serve::IncomingTransfer;
 use self::slots::{AssignedRequest, RequestQueue, RequestStage};
 use crate::attempts::AttemptProgress;
 use crate::core::Core;

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 
 use super::Draft;
-use super::leave::{self, RemovalRank};
+use super::removal::{self, RemovalRank};
 use super::rows::{CopyFate, WHOLE};
 use super::table::PlanningTable;
 
@@ -103,9 +103,9 @@ fn largest(table: &PlanningTable<'_>, movable: &[usize], from: usize, to: usize)
 /// Returns whether this node's copy is removed once the other node has a copy.
 fn goes_from(table: &PlanningTable<'_>, function: usize, from: usize, to: usize) -> bool {
     let row = &table.functions[function];
-    let turn = |copy| leave::turn(table, function, copy);
+    let turn = |copy| removal::turn(table, function, copy);
     let coming = RemovalRank {
-        near: Reverse(leave::near(table, function, to, row.load)),
+        near: Reverse(removal::near(table, function, to, row.load)),
         fullness: table.fullness_with(function, to),
         is_preparing: true,
         node: to,

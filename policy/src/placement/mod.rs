@@ -18,12 +18,12 @@
 //! 2. Missing copies are placed, each function's first before any function's second. A node needs
 //!    room and fewer than [`FUNCTIONS_PER_NODE_MAX`] functions; copies are spread by memory, by
 //!    expected load and by tenant ([`place`]).
-//! 3. A function without any copy may get the room of other functions' spare copies ([`room`]).
+//! 3. A function without any copy may get the room of other functions' spare copies ([`eviction`]).
 //! 4. Copies on a draining, lost or overfull node, and surplus copies, are removed once enough
 //!    others are ready. The last ready copy of a wanted function stays. The exception is a function
-//!    that keeps state: its copy is removed once another is placed ([`leave`]).
+//!    that keeps state: its copy is removed once another is placed ([`removal`]).
 //! 5. When no other change is under way, functions that never ran move to their groups
-//!    ([`together`]). After that, a few copies move from the fullest nodes to the emptiest, if
+//!    ([`regroup`]). After that, a few copies move from the fullest nodes to the emptiest, if
 //!    these differ widely ([`balance`]). Functions that keep state do not move.
 //!
 //! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one
@@ -37,15 +37,15 @@
 //! ([`UnplacedReason::HostMemory`]).
 
 mod balance;
+mod eviction;
 mod groups;
-mod leave;
 mod measured;
 mod near;
 mod place;
-mod room;
+mod regroup;
+mod removal;
 mod rows;
 mod table;
-mod together;
 mod view;
 
 pub use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
@@ -65,10 +65,10 @@ pub fn plan(view: &ClusterSnapshot, limits: &PlanLimits) -> PlacementPlan {
     let mut table = PlanningTable::new(view, &mut draft);
     table.group(&view.flows);
     let short = place::missing(&mut table, &mut draft);
-    room::make(&mut table, &short, &mut draft);
-    leave::remove_replaced_and_surplus(&mut table, &short, &mut draft);
+    eviction::make(&mut table, &short, &mut draft);
+    removal::remove_replaced_and_surplus(&mut table, &short, &mut draft);
     if draft.steps.is_empty() && table.is_settled() {
-        together::join(&mut table, &mut draft);
+        regroup::join(&mut table, &mut draft);
         if draft.steps.is_empty() {
             balance::plan_moves(&mut table, &mut draft);
         }

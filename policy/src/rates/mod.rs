@@ -32,8 +32,8 @@
 //! ```
 
 mod config;
+mod fair_queueing;
 mod links;
-mod picker;
 mod protocol;
 
 use std::collections::BTreeMap;

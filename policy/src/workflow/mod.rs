@@ -31,10 +31,10 @@
 //! Out of scope: retries at other workers, time, and priorities of steps. The core has no
 //! cancellation either: the driver drops the engine and every tensor it holds.
 
-mod ahead;
 mod objective;
 mod passes;
 mod plan;
+mod prewarm;
 mod protocol;
 mod state;
 #[cfg(test)]
@@ -45,9 +45,9 @@ use std::sync::Arc;
 
 use millrace_types::Timestamp;
 
-pub use self::ahead::{AHEAD_MAX, PrewarmHint, PrewarmTarget};
 pub use self::objective::ObjectiveShares;
 pub use self::plan::{GraphError, GraphTensor, PlannedStep, WorkflowGraph};
+pub use self::prewarm::{AHEAD_MAX, PrewarmHint, PrewarmTarget};
 pub use self::protocol::{
     Action, CallId, Event, RunFailureCause, StepIndex, TensorFacts, TensorIndex, TensorLoss,
 };

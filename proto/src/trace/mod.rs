@@ -4,7 +4,7 @@
 //! Without an OpenTelemetry layer the current span has no context: injecting writes nothing, and no
 //! span is recorded.
 
-mod kept;
+mod span_ring;
 
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +19,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 pub use opentelemetry::KeyValue;
 
-pub use self::kept::{FOUND_BYTES_MAX, FOUND_MAX, SpanRing, newest_within_limits};
+pub use self::span_ring::{FOUND_BYTES_MAX, FOUND_MAX, SpanRing, newest_within_limits};
 
 /// Generated messages for spans shown to people.
 #[allow(missing_docs, clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]

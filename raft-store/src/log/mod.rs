@@ -5,15 +5,15 @@
 //! | [`record`] | the encoding of an entry in sled |
 //! | [`tables`] | opening, checking and reading |
 //! | [`writer`] | the writer thread, and the durability of its writes |
-//! | [`witness`] | detection of a log that lost acknowledged syncs |
+//! | [`sync_marker`] | detection of a log that lost acknowledged syncs |
 //! | [`disk`] | durations of syncs, and an injected stall |
 //! | [`space`] | disk space reserved for the log on a disk that others fill |
 
 pub(crate) mod disk;
 pub(crate) mod record;
 pub(crate) mod space;
+pub(crate) mod sync_marker;
 pub(crate) mod tables;
-pub(crate) mod witness;
 pub(crate) mod writer;
 
 use std::fmt::Debug;
@@ -30,8 +30,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::disk::LogDisk;
 use self::space::{LogSpace, ReservedBlocks};
+use self::sync_marker::SyncMarker;
 use self::tables::{LogBounds, LogTables, MetaKey, MetaRecord};
-use self::witness::SyncMarker;
 use self::writer::{DbFile, DurableCallback, JOBS_MAX, LogJob, LogWriter, SyncPoint, SyncState};
 use crate::config::{Entry, LogId, StorageError, TypeConfig, Vote};
 use crate::data_dir::DataDir;

@@ -30,8 +30,8 @@ use tokio::sync::mpsc::{self, error::TryRecvError};
 use super::disk::LogDisk;
 use super::record::{self, SledPair};
 use super::space;
+use super::sync_marker::SyncMarker;
 use super::tables::{LogBounds, LogTables, MetaKey, MetaRecord, WINDOW_BYTES};
-use super::witness::SyncMarker;
 use crate::config::LogId;
 use crate::error::Error;
 

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | [`format`] | the bytes of a snapshot |
 //! | [`file`] | an open snapshot, to be sent or received |
-//! | [`shelf`] | the snapshot directory, which holds only the newest snapshot |
+//! | [`directory`] | the snapshot directory, which holds only the newest snapshot |
 
+pub(crate) mod directory;
 pub(crate) mod file;
 pub(crate) mod format;
-pub(crate) mod shelf;
 
 pub use self::file::SnapshotFile;

@@ -32,8 +32,8 @@ use super::memory::Memory;
 use super::tally::{identity, position};
 use crate::log::record;
 use crate::log::tables::LogTables;
+use crate::snapshot::directory;
 use crate::snapshot::format::{self, SnapshotEncoder};
-use crate::snapshot::shelf;
 use crate::{DataDir, Entry, RaftStore, SnapshotMeta, open};
 
 /// The versions with files.
@@ -244,7 +244,7 @@ async fn replay(log: &[u8], snapshot: Option<&[u8]>) -> State {
     drop(tables);
     if let Some(snapshot) = snapshot {
         let checked = format::check(&Memory::from(snapshot.to_vec())).unwrap().unwrap();
-        let name = format!("{}.snapshot", shelf::id(checked.meta.last_log_id));
+        let name = format!("{}.snapshot", directory::id(checked.meta.last_log_id));
         fs::write(dir.path().join("snapshots").join(name), snapshot).unwrap();
     }
     let RaftStore { mut log, mut machine } = open_state(dir.path());
@@ -280,7 +280,7 @@ async fn this_build_writes_the_files_of_the_newest_rules() {
     let meta = SnapshotMeta {
         last_log_id: applied.last,
         last_membership: applied.membership.clone(),
-        snapshot_id: shelf::id(applied.last),
+        snapshot_id: directory::id(applied.last),
     };
     let mut snapshot = Memory::default();
     let write = |out: &mut dyn Write| applied.state.write_to(out);

@@ -8,7 +8,7 @@
 //! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches for each link and direction, and the
 //! loads and maps for the runs.
 
-mod said;
+mod executor_events;
 
 use millrace_policy::core::Core as _;
 use millrace_policy::fabric::{BatchGrant, OutgoingCopy, TransferCargo, WeightsCargo};
@@ -25,14 +25,14 @@ use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::{extents, gpu, link, node};
 use crate::groups;
 use crate::handle::ActorDirectory;
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, SharedDeviceMemory};
-use crate::seams::{ActorBehaviour, AddressSlot};
 
-use self::said::model_of;
+use self::executor_events::model_of;
 
 /// A message to an Executor actor.
 pub(crate) enum Message {

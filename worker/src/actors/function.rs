@@ -2,7 +2,7 @@
 //! each request exactly once, and counts the SLO counts and the billed time.
 //!
 //! In: requests from the service, their ends from the Node and the GPUs. Out: requests to the Node, or to
-//! the process pool of a program (`Crew`), and answers to the callers. The worker's permits and the
+//! the process pool of a program (`ProcessPool`), and answers to the callers. The worker's permits and the
 //! function's own limit bound the requests. A request over the limit is answered with `QUEUE_FULL`.
 
 use std::cell::Cell;
@@ -19,15 +19,15 @@ use millrace_proto::trace::{self, KeyValue};
 use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::node;
 use crate::actors::work::SharedWork;
 use crate::handle::SnapshotSender;
 use crate::objects::ObjectHandle;
 use crate::port::Descriptor;
-use crate::programs::crew;
+use crate::programs::pool;
 use crate::request::{AttemptOutcome, AttemptTimes, BatchShare, InputTransfer, OutputRemark};
-use crate::seams::{ActorBehaviour, AddressSlot};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart};
 
 /// A request that waits for admission.
@@ -70,7 +70,7 @@ pub(crate) enum RunBackend {
     /// The GPUs, through the node's queue.
     Gpus,
     /// The function's own processes: the function is a program.
-    Crew(AddressSlot<crew::Message>),
+    ProcessPool(AddressSlot<pool::Message>),
 }
 
 /// A message to a Function actor.
@@ -192,7 +192,9 @@ impl FunctionActor {
                         let work = SharedWork::clone(&caller.work);
                         match &self.below {
                             RunBackend::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
-                            RunBackend::Crew(crew) => crew.post(crew::Message::Enqueue { work, attempts }),
+                            RunBackend::ProcessPool(crew) => {
+                                crew.post(pool::Message::Enqueue { work, attempts })
+                            }
                         }
                         if !caller.work.invocation.next.is_empty() {
                             self.node.post(node::Message::PrewarmHints(SharedWork::clone(&caller.work)));
@@ -211,7 +213,7 @@ impl FunctionActor {
                     self.callers.remove(&key);
                     match &self.below {
                         RunBackend::Gpus => self.node.post(node::Message::Withdraw(key)),
-                        RunBackend::Crew(crew) => crew.post(crew::Message::Withdraw(key)),
+                        RunBackend::ProcessPool(crew) => crew.post(pool::Message::Withdraw(key)),
                     }
                 }
                 Action::Retired => self.node.post(node::Message::Retired(self.index)),

@@ -6,11 +6,11 @@
 //! actor's state: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at a time.
 
 mod actions;
-mod books;
 mod data;
+mod incoming;
 mod inputs;
 mod message;
-mod moves;
+mod object_table;
 mod outgoing;
 mod report;
 mod requests;
@@ -29,6 +29,7 @@ use millrace_proto::executor::tensor::Contents as TensorContents;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
 use tracing::Span;
 
+use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::function::RunOutputs;
 use crate::actors::spans::GpuSpans;
@@ -36,11 +37,10 @@ use crate::actors::{executor, node};
 use crate::handle::ActorDirectory;
 use crate::install::PreparedModel;
 use crate::port::Descriptor;
-use crate::seams::{ActorBehaviour, AddressSlot};
 
-use self::books::GpuObjects;
 pub(crate) use self::data::ObjectReport;
 pub(crate) use self::message::Message;
+use self::object_table::GpuObjects;
 use self::requests::GpuRequest;
 
 /// The program of a fault that concerns no particular program.

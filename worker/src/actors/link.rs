@@ -14,10 +14,10 @@ use millrace_policy::paths::HostDirection;
 use millrace_types::Timestamp;
 use millrace_types::topology::{LinkId, TopologyLink as Wire};
 
+use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::{executor, node};
 use crate::handle::SnapshotSender;
-use crate::seams::{ActorBehaviour, AddressSlot};
 use crate::snapshot::{LinkSnapshot, SnapshotPart};
 
 /// A message to a Link actor.

@@ -17,11 +17,11 @@ pub(crate) mod driven;
 pub(crate) mod executor;
 mod extents;
 pub(crate) mod function;
-mod gate;
 pub(crate) mod gpu;
 pub(crate) mod link;
 pub(crate) mod node;
 mod spans;
+mod tenancy_errors;
 pub(crate) mod work;
 
 pub(crate) use spans::fetch_attributes;

@@ -9,7 +9,7 @@ mod functions;
 mod message;
 mod objectives;
 mod policy;
-mod waiting;
+mod queued_request;
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -29,13 +29,13 @@ use tokio::sync::oneshot;
 
 pub(crate) use self::message::{Message, TransferReader};
 
-use self::waiting::{WaitingEntry, log_lost};
+use self::queued_request::{WaitingEntry, log_lost};
+use crate::actor_runtime::ActorBehaviour;
 use crate::actors::batch;
 use crate::actors::driven::TracedCore;
 use crate::actors::work::SharedWork;
-use crate::actors::{executor, function, gate, gpu, link};
+use crate::actors::{executor, function, gpu, link, tenancy_errors};
 use crate::handle::{FaultError, SnapshotSender};
-use crate::seams::ActorBehaviour;
 use crate::snapshot::{SnapshotPart, SnapshotScope};
 use crate::supervisor::Supervisor;
 
@@ -130,7 +130,7 @@ impl NodeActor {
                 }
                 dispatch::Action::Fail { key, reason, may_have_executed } => {
                     let Some(entry) = self.entries.remove(&key) else { continue };
-                    let detail = gate::explain(self.dispatch.core.tenancy(), reason, &entry.work);
+                    let detail = tenancy_errors::explain(self.dispatch.core.tenancy(), reason, &entry.work);
                     let failed = function::Message::Failed { key, reason, may_have_executed, detail };
                     entry.work.home.post(failed);
                 }

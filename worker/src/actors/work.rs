@@ -5,9 +5,9 @@ use std::sync::Arc;
 use millrace_policy::ids::{FunctionIndex, RequestKey};
 use millrace_types::{ModelId, Priority, Timestamp};
 
+use crate::actor_runtime::Mailbox;
 use crate::actors::function;
 use crate::request::Attempt;
-use crate::seams::Mailbox;
 
 /// A request and the address of its answer. The request's present owner and the Node share it, because the
 /// Node assigns the request to another GPU when one is lost.

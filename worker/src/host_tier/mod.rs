@@ -9,7 +9,7 @@
 //!              ▲  a request needs an evicted model, or room is needed and a model is idle  │
 //!              └───────────────────────────────────────────────────── gate ◄── requests ◄──┘
 //! ```
-//! Idle models are evicted when other models need host memory. `room` defines the order.
+//! Idle models are evicted when other models need host memory. `eviction` defines the order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,28 +25,28 @@ use crate::control::desired::{self, DesiredState};
 use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
-use crate::learned::ProfileStore;
+use crate::profile_store::ProfileStore;
 use crate::programs::ProgramStore;
 use compile::{HostModel, PreparedArtifact};
+use eviction::IdleModel;
 use fetch::ArtifactSource;
 use gate::HostMemoryGate;
 use plan::{Action, DesiredFunction, Event, HostTierPlan, RoomPurpose};
-use room::IdleModel;
 use store::ModelFileStore;
 
 mod compile;
+mod eviction;
 pub mod fetch;
 pub mod gate;
 pub mod plan;
 mod prepare;
 mod programs;
-mod room;
-mod showing;
+mod publish;
 mod state;
 pub mod store;
 
 pub use compile::{FunctionSignature, InputReader};
-pub use showing::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
+pub use publish::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
 pub use state::FunctionState;
 
 /// The inputs and outputs of the functions that are ready on this worker.
@@ -298,7 +298,7 @@ impl HostTier {
             let bytes = self.models.get(&digest).map_or(Bytes::ZERO, |model| model.bytes);
             IdleModel { stays, on_gpu, last_used, digest, bytes }
         });
-        let chosen = room::models_to_evict(unused.collect(), asker, bytes);
+        let chosen = eviction::models_to_evict(unused.collect(), asker, bytes);
         // A model that a request has reserved meanwhile stays. The plan then asks for the missing room
         // again.
         let gone: Vec<_> = chosen.into_iter().filter(|&digest| self.config.gate.try_evict(digest)).collect();

@@ -25,10 +25,10 @@ use tokio::sync::watch;
 use tracing::span;
 
 use crate::activity;
+use crate::actor_runtime::LETTERS_PER_REQUEST;
 use crate::clock::{Clock, VirtualClock};
 use crate::control::index::IndexFeed;
 use crate::handle::NodeHandle;
-use crate::hints::{HintFollower, HintOutcomes};
 use crate::host_tier::gate::HostMemoryGate;
 use crate::host_tier::{self, InputReader};
 use crate::install::{FunctionConfig, PreparedModel};
@@ -37,9 +37,9 @@ use crate::objects::{DirectoryClient, ObjectStore, memory};
 use crate::port::model::{ExecutorBehaviour, RunModel};
 use crate::port::modelled::ModelledMachine;
 use crate::port::{Descriptor, ExecutorPort, PortFactory, PortSink};
+use crate::prewarming::{HintFollower, HintOutcomes};
 use crate::programs::{HostedProgram, ProgramLauncher, ProgramStore};
 use crate::request::{Attempt, OnGpus};
-use crate::seams::LETTERS_PER_REQUEST;
 use crate::service::{InjectedFaults, ServiceLimits, WorkerService};
 
 const MINUTE: Duration = Duration::from_secs(60);

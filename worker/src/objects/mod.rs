@@ -18,24 +18,24 @@
 //! | [`contents`] | a tensor's bytes, in a message, in host memory or on a GPU |
 //! | [`named`] | objects that functions' processes name themselves |
 //! | [`gather`] | the collection of a request's inputs |
-//! | [`kept`] | handles to objects in the memory of the GPU that made them |
+//! | [`handle`] | handles to objects in the memory of the GPU that made them |
 //! | [`peers`] | fetches from a given worker |
-//! | [`elsewhere`] | remote fetches of objects by their name alone |
-//! | [`whereabouts`] | the client of the object directory |
-//! | [`claimed`] | reservations of object memory for functions' state |
-//! | [`given`] | data in the form that programs read |
+//! | [`remote_fetch`] | remote fetches of objects by their name alone |
+//! | [`directory`] | the client of the object directory |
+//! | [`reservation`] | reservations of object memory for functions' state |
+//! | [`program_input`] | data in the form that programs read |
 //! | [`serve`] | this worker's objects for other workers |
 
-mod claimed;
 mod contents;
-mod elsewhere;
+mod directory;
 mod gather;
-mod given;
-mod kept;
+mod handle;
 mod named;
 mod peers;
+mod program_input;
+mod remote_fetch;
+mod reservation;
 mod serve;
-mod whereabouts;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,16 +50,16 @@ use tokio::sync::Notify;
 use crate::clock::Clock;
 use crate::control::index::IndexFeed;
 
-pub(crate) use claimed::ObjectReservation;
 pub(crate) use contents::{Contents, memory, size_of_memory};
-pub(crate) use elsewhere::FetchError;
+pub(crate) use directory::DirectoryClient;
 pub(crate) use gather::{GatherError, GatheredInputs, fetched, size_of};
-pub(crate) use given::{ProgramInput, seal, sealed};
-pub(crate) use kept::{HandleLocation, HostBytes, ObjectHandle, ObjectLost, ObjectRange, Reply};
+pub(crate) use handle::{HandleLocation, HostBytes, ObjectHandle, ObjectLost, ObjectRange, Reply};
 pub(crate) use named::StoreError;
 pub(crate) use peers::PeerConnections;
+pub(crate) use program_input::{ProgramInput, seal, sealed};
+pub(crate) use remote_fetch::FetchError;
+pub(crate) use reservation::ObjectReservation;
 pub(crate) use serve::ChunkStream;
-pub(crate) use whereabouts::DirectoryClient;
 
 /// Default maximum memory of a worker's objects.
 pub const OBJECT_MEMORY: millrace_types::Bytes = millrace_types::Bytes::gib(1);

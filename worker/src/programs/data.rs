@@ -12,7 +12,7 @@ use millrace_proto::function as wire;
 use millrace_proto::function::{NotFetched, NotStored, fetched, store, tensor};
 use millrace_types::{DataId, Timestamp};
 
-use super::aside::CopyPermits;
+use super::copies::CopyPermits;
 use super::names::{AssignedNames, IDS_PER_BLOCK, NameState};
 use super::outputs::{data_id, memory};
 use crate::actors::node::TransferReader;

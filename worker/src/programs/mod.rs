@@ -16,24 +16,24 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`crew`] | the actor of a process pool: the processes of one function |
+//! | [`pool`] | the actor of a process pool: the processes of one function |
 //! | [`process`] | a process, from start to end |
 //! | [`data`] | the data that a process names, stores and fetches |
-//! | [`aside`] | copies of large data, off the actor thread |
+//! | [`copies`] | copies of large data, off the actor thread |
 //! | [`names`] | the data names of a process |
 //! | [`outputs`] | the check of a process's outputs |
 //! | [`health`] | the health and the restarts of programs, for status and metrics |
 //! | [`launch`] | the steps of a child process before the program runs |
 //! | `log` | the output of a process in the worker's log |
 
-mod aside;
-pub(crate) mod crew;
+mod copies;
 mod data;
 pub(crate) mod health;
 mod launch;
 mod log;
 mod names;
 mod outputs;
+pub(crate) mod pool;
 mod process;
 
 use std::ffi::OsString;
@@ -84,7 +84,7 @@ struct Inner {
     files: AtomicU64,
     launcher: ProgramLauncher,
     objects: ObjectStore,
-    aside: aside::CopyPermits,
+    aside: copies::CopyPermits,
     /// Maximum size of an output in a process's own memory, which is answered in one message.
     output_max: Bytes,
     /// Whether every process has to end. The watch of each process holds a receiver until the process has
@@ -144,7 +144,7 @@ impl ProgramStore {
             files: AtomicU64::new(0),
             launcher,
             objects,
-            aside: aside::CopyPermits::default(),
+            aside: copies::CopyPermits::default(),
             output_max,
             closing: watch::Sender::new(false),
             healths: watch::Sender::default(),

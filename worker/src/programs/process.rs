@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::crew::ProcessSlot;
+use millrace_policy::process_pool::ProcessSlot;
 use millrace_proto::frames::{self, FrameDecoder, ReceivedFrame, SocketFrame};
 use millrace_proto::function as wire;
 use millrace_proto::function::from_process::Message as Said;
@@ -25,14 +25,14 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::crew::{Message, ProcessEvent, ProcessReply};
 use super::data::{LastCall, ProcessCall, ProcessData, invalid};
 use super::launch::PROGRAM_VARIABLE;
+use super::pool::{Message, ProcessEvent, ProcessReply};
 use super::{HostedProgram, log};
+use crate::actor_runtime::Mailbox;
 use crate::clock::Clock;
 use crate::process_port::connection::{OfferError, ProcessConnection, is_out_of_resources};
 use crate::request::TransferRequester;
-use crate::seams::Mailbox;
 
 /// Maximum time from the close of a process's socket to the exit.
 const EXIT_GRACE: Duration = Duration::from_millis(50);

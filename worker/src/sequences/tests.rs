@@ -8,9 +8,9 @@ use millrace_types::{
 };
 
 use super::*;
+use crate::actor_runtime::spawn_forwarder;
 use crate::host_tier::{FunctionSignature, InputReader};
 use crate::objects::{Contents, HandleLocation, ObjectHandle, ObjectRange};
-use crate::seams::spawn_forwarder;
 use crate::service::tensors::InputTensor;
 
 const MINUTE: Duration = Duration::from_secs(60);

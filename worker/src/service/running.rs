@@ -16,7 +16,7 @@ use crate::objects::{self, GatherError, GatheredInputs};
 use crate::request::{Attempt, AttemptOutcome, AttemptTimes, InputTransfer, OnGpus, TransferRequester};
 use crate::sequences::SequenceTurn;
 
-use super::again::RerunCopy;
+use super::rerun::RerunCopy;
 use super::{WorkerService, tensors};
 
 impl WorkerService {

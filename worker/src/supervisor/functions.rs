@@ -22,7 +22,7 @@ use crate::clock::Sleeper;
 use crate::handle::FunctionEntry;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
 use crate::programs::HostedProgram;
-use crate::programs::crew::{self, ProcessPoolActor};
+use crate::programs::pool::{self, ProcessPoolActor};
 
 impl Supervisor {
     /// Registers a function and starts its actor. Returns the function's model and its memory if the
@@ -82,7 +82,7 @@ impl Supervisor {
     /// model.
     pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
         if let Some(hosting) = self.registry.borrow().function(function).and_then(|it| it.program.as_ref()) {
-            hosting.crew.post(crew::Message::Stop);
+            hosting.crew.post(pool::Message::Stop);
         }
         let removed = self.registry.borrow_mut().remove(function)?;
         self.residence().removed(self.clock.now(), function);
@@ -110,7 +110,7 @@ impl Supervisor {
         let (told, below) = match &hosted.program {
             None => (Rc::clone(&self.told), RunBackend::Gpus),
             Some(hosting) => {
-                (Rc::new(Cell::new(SloCountReports::No)), RunBackend::Crew(hosting.crew.clone()))
+                (Rc::new(Cell::new(SloCountReports::No)), RunBackend::ProcessPool(hosting.crew.clone()))
             }
         };
         let score = Rc::clone(&hosted.score);
@@ -145,8 +145,8 @@ impl Supervisor {
         let crew = &hosting.crew;
         let seed = self.seed ^ u64::from(index.0);
         let actor = ProcessPoolActor::new(&hosted.config, program, hosting.processes, seed, crew.clone());
-        crew.publish(self.spawn(actor, ActorId::Crew(index), Sleeper::NODE));
-        crew.post(crew::Message::Start);
+        crew.publish(self.spawn(actor, ActorId::ProcessPool(index), Sleeper::NODE));
+        crew.post(pool::Message::Start);
     }
 
     /// Whether dispatch depends on the SLO counts of functions.

@@ -7,7 +7,7 @@ use millrace_types::Reason;
 
 use super::{ActorId, Supervisor};
 use crate::actors::{executor, function, gpu, node};
-use crate::programs::crew;
+use crate::programs::pool;
 
 impl Supervisor {
     /// Restarts an actor, and tells the other actors about the state that was lost.
@@ -17,7 +17,7 @@ impl Supervisor {
             ActorId::Function(index) => {
                 self.registry.borrow().function(index).map_or(0, |hosted| hosted.slot.epoch())
             }
-            ActorId::Crew(index) => {
+            ActorId::ProcessPool(index) => {
                 let registry = self.registry.borrow();
                 let hosting = registry.function(index).and_then(|hosted| hosted.program.as_ref());
                 hosting.map_or(0, |hosting| hosting.crew.epoch())
@@ -33,11 +33,11 @@ impl Supervisor {
                 self.start_function(index);
                 let registry = self.registry.borrow();
                 match registry.function(index).and_then(|hosted| hosted.program.as_ref()) {
-                    Some(hosting) => hosting.crew.post(crew::Message::FunctionReset),
+                    Some(hosting) => hosting.crew.post(pool::Message::FunctionReset),
                     None => self.node.post(node::Message::FunctionReset(index)),
                 }
             }
-            ActorId::Crew(index) => {
+            ActorId::ProcessPool(index) => {
                 self.start_crew(index);
                 if let Some(hosted) = self.registry.borrow().function(index) {
                     hosted.slot.post(function::Message::NodeLost(Reason::Internal));

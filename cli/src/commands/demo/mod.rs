@@ -24,7 +24,7 @@ use crate::commands::options::{AllConnections, topology};
 use crate::commands::{apply, ps};
 use crate::config::Config;
 use crate::failure::CommandFailure;
-use crate::output::answers;
+use crate::output::responses;
 use crate::process::{StopSignals, ephemeral_dir, loopback};
 use crate::session::ClusterSession;
 use crate::tensors::{image, only_input};
@@ -180,10 +180,10 @@ async fn classify(session: &ClusterSession) -> Result<(), CommandFailure> {
     for picture in &pictures {
         let answer = inference.infer(request(picture, &input)?).await?;
         let names = [picture.name.to_owned()];
-        let best = answer.outputs.iter().find_map(|output| answers::best_classes(output, &names, 1, &[]));
+        let best = answer.outputs.iter().find_map(|output| responses::best_classes(output, &names, 1, &[]));
         let best =
             best.ok_or_else(|| CommandFailure::failed("the example's answer has no scores"))?.join(" ");
-        let split = answer.split.as_ref().map(answers::split_line).unwrap_or_default();
+        let split = answer.split.as_ref().map(responses::split_line).unwrap_or_default();
         println!("  {best:<24} {split}");
         right += usize::from(best.starts_with(&format!("{}: {} ", picture.name, picture.digit)));
     }

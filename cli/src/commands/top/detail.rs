@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 
 use millrace_client::messages as wire;
 
+use super::dashboard::{bar, gpu_name, latency_text, name, share};
 use super::link;
 use super::pane::Pane;
-use super::picture::{bar, gpu_name, latency_text, name, share};
 use super::sample::{ClusterSample, EventLog, SampleHistory, SampleInterval, quantile, seconds};
-use super::sheet::Tone;
+use super::table::Tone;
 use crate::output::events::EventDocument;
 use crate::output::residents::{ResidentState, residents, weights};
 use crate::output::text::size;

@@ -6,11 +6,11 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, BorderType, Cell as Place, Paragraph, Row as Lines, Table, TableState, Wrap};
 
+use super::dashboard::Dashboard;
 use super::detail::detail;
 use super::pane::Pane;
-use super::picture::Dashboard;
 use super::sample::{EventLog, SampleHistory};
-use super::sheet::{Cell, ColumnWidth, PaneColumn, Tone};
+use super::table::{Cell, ColumnWidth, PaneColumn, Tone};
 use super::view::{Mode, PaneSelection};
 
 /// The number of lines that all panes together need. With fewer lines, only the front pane is

@@ -3,7 +3,7 @@
 use millrace_proto::activity::LinkActivity;
 
 use super::sample::SampleInterval;
-use super::sheet::{Cell, PaneRow};
+use super::table::{Cell, PaneRow};
 use crate::output::text::size;
 
 pub(super) fn name(link: &LinkActivity) -> String {

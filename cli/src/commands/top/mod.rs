@@ -3,11 +3,12 @@
 //! | module | content |
 //! |---|---|
 //! | [`sample`] | the requests to the cluster, and the conversion of counts to rates |
-//! | [`picture`] | the displayed data; [`objective`] of a function's objective, [`link`] of a link, [`detail`] of one row |
-//! | [`sheet`] | tables that can be sorted and filtered |
+//! | [`dashboard`] | the displayed data; [`objective`] of a function's objective, [`link`] of a link, [`detail`] of one row |
+//! | [`table`] | tables that can be sorted and filtered |
 //! | [`view`] | the user's selection, and the keys that change it |
 //! | [`draw`] | the rendering on a terminal |
 
+mod dashboard;
 mod detail;
 mod draw;
 #[cfg(test)]
@@ -15,9 +16,8 @@ mod fixture;
 mod link;
 mod objective;
 mod pane;
-mod picture;
 mod sample;
-mod sheet;
+mod table;
 mod view;
 
 use std::io::IsTerminal as _;
@@ -29,11 +29,11 @@ use ratatui::crossterm::event::{Event as Input, KeyEventKind, read};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
+use self::dashboard::Dashboard;
 use self::draw::Scene;
 use self::pane::Pane;
-use self::picture::Dashboard;
 use self::sample::{ClusterSample, EventLog, SampleHistory};
-use self::sheet::{ColumnWidth, SortableTable};
+use self::table::{ColumnWidth, SortableTable};
 use self::view::{KeyEffect, PaneSelection};
 use crate::failure::CommandFailure;
 use crate::output::print;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_client::messages as wire;
 use millrace_proto::activity::FunctionActivity;
 
-use super::sheet::{Cell, Tone};
+use super::table::{Cell, Tone};
 use crate::output::text::latency;
 
 /// The objective of a function or workflow, and its SLO counts.

@@ -1,6 +1,6 @@
 //! The panes of `top`, and their columns.
 
-use super::sheet::{ColumnWidth, PaneColumn};
+use super::table::{ColumnWidth, PaneColumn};
 
 /// A pane of `top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,9 +2,9 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
+use super::dashboard::Dashboard;
 use super::pane::Pane;
-use super::picture::Dashboard;
-use super::sheet::{PaneRow, SortOrder};
+use super::table::{PaneRow, SortOrder};
 
 /// The number of rows that a page key moves by.
 const PAGE: usize = 10;

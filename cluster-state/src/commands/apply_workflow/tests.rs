@@ -109,7 +109,7 @@ fn each_refusal_names_the_fault_in_the_workflow() {
         (elsewhere, "runs function \"f\", which does not exist"),
         (
             chain("w", &[run_function("f"), run_function("narrow")]),
-            "s0.y has shape [s0.batch, 64], and input",
+            "s0.y has shape [s0.batch, 64], but input",
         ),
     ];
     for (spec, says) in checks {
@@ -197,7 +197,7 @@ fn a_revision_that_a_workflow_cannot_run_is_refused_with_the_edge() {
     );
     let says = said(&mut log, apply("g", "narrow"));
     assert!(
-        says.contains("s0.y has shape [s0.batch, 64], and input \"x\" of step \"s1\" takes [batch, 8]"),
+        says.contains("s0.y has shape [s0.batch, 64], but input \"x\" of step \"s1\" takes [batch, 8]"),
         "{says}"
     );
     log.apply(delete_workflow("w")).unwrap();
@@ -249,7 +249,7 @@ fn a_workflow_change_that_breaks_another_workflow_is_refused() {
     };
     assert_eq!((of, workflow), (key("inner"), key("outer")), "through the middle, which it fits");
     assert!(
-        problem.starts_with("s0.y has shape [s0.s0.s0.batch, 8], and input \"x\" of step \"s1\""),
+        problem.starts_with("s0.y has shape [s0.s0.s0.batch, 8], but input \"x\" of step \"s1\""),
         "{problem}"
     );
 }

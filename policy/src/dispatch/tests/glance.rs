@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use super::*;
 use crate::dispatch::gpus::ExpectedFinish;
-use crate::dispatch::{arrival, glance, torpor};
+use crate::dispatch::{arrival, load_summary, torpor};
 
 /// Checks the searches of all policies against full scans, for each model.
 pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
@@ -112,8 +112,8 @@ fn first_of(
         let bounded = view.models.get(model).holders.iter().map(|gpu| (bound(gpu), gpu));
         bounded.filter(|&(bound, _)| bound < ExpectedFinish::At(view.now + most))
     };
-    let first = glance::first(in_time(), exact);
-    assert_eq!(glance::first_of_close(in_time(), exact), first);
+    let first = load_summary::first(in_time(), exact);
+    assert_eq!(load_summary::first_of_close(in_time(), exact), first);
     first
 }
 

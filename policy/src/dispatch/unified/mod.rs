@@ -11,7 +11,7 @@
 //! **Order** ([`flows`]). Functions are endangered, safe, free of any deadline, or hopeless, by
 //! their required request counts (T18). A function that is one late request away from missing its
 //! objective goes before a function that can afford one. A function that cannot be rescued goes
-//! after both. Functions with batching share a class ([`together`]). Within a class the least
+//! after both. Functions with batching share a class ([`batching_class`]). Within a class the least
 //! slack goes first. A request that can no longer be in time goes behind all requests that can,
 //! regardless of its function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit
 //! before the most urgent request if that request can wait, so locality costs no deadline.
@@ -36,17 +36,17 @@
 //! requests are at their limit than the GPUs can serve, and serving these first would make all
 //! others late too.
 
+mod batching_class;
 mod flows;
 mod placing;
-mod together;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{GpuIndex, SloCounts, Timestamp};
 
+use self::batching_class::BatchingClass;
 use self::flows::{CLASSES, FlowCandidate, FlowUrgency, RequestFlows};
-use self::together::BatchingClass;
 use super::config::UnifiedConfig;
 use super::gpus::ExpectedFinish;
 use super::models::{ModelSlot, ModelTable};

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::sharing::GrantReason;
+use super::super::host_link_sharing::GrantReason;
 use super::*;
 use crate::elastic::ObjectKey;
 use crate::paths::{HostLinks, RouteHops};

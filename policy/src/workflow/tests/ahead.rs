@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use PrewarmTarget::{Gpu, Host};
 
-use super::super::ahead::{FollowingStep, LOOKED_INTO_MAX};
+use super::super::prewarm::{FollowingStep, LOOKED_INTO_MAX};
 use super::*;
 
 fn behind(plan: &WorkflowGraph, step: usize) -> Vec<(&str, PrewarmTarget)> {

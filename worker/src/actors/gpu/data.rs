@@ -1,6 +1,6 @@
 //! Intermediate data on a GPU: outputs that stay in the GPU's memory as objects, and outputs that are
 //! copied to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `moves`, transfers
-//! to the host in `outgoing`, and the table of objects in `books`.
+//! to the host in `outgoing`, and the table of objects in `object_table`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
@@ -26,7 +26,7 @@ use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, 
 use millrace_types::Bytes;
 
 use super::GpuActor;
-use super::books::{ObjectRecord, PendingAnswer};
+use super::object_table::{ObjectRecord, PendingAnswer};
 use super::outgoing::HostCopyPurpose;
 use super::requests::GpuRequest;
 use crate::actors::extents;

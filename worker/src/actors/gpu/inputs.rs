@@ -17,15 +17,15 @@ use millrace_proto::executor::{ObjectPart, Run};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::Timestamp;
 
-use super::books::WaitingRun;
+use super::object_table::WaitingRun;
 use super::{GpuActor, Message};
+use crate::actor_runtime::Mailbox;
 use crate::actors::node::TransferReader;
 use crate::objects::{
     Contents as Held, HandleLocation, HostBytes, ObjectLost, Reply, memory, size_of_memory,
 };
 use crate::port::Descriptor;
 use crate::request::InputTransfer;
-use crate::seams::Mailbox;
 
 impl GpuActor {
     /// Sends a run to the executor once all its inputs are available.

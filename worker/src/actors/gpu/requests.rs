@@ -7,7 +7,7 @@ use millrace_policy::ids::{Generation, RequestKey, RunId};
 use millrace_proto::executor::Run;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 
-use super::books::GpuObjects;
+use super::object_table::GpuObjects;
 use super::{GpuActor, GpuPayload};
 use crate::actors::batch;
 use crate::actors::function::RunOutputs;

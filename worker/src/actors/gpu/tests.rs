@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::*;
+use crate::actor_runtime;
 use crate::actors::function;
 use crate::actors::node::TransferReader;
 use crate::actors::spans::CopiedBatch;
@@ -28,7 +29,6 @@ use crate::actors::work::RequestWork;
 use crate::node::DataConfig;
 use crate::objects::{HandleLocation, ObjectHandle, Reply, memory};
 use crate::request::{Attempt, OnGpus};
-use crate::seams;
 use crate::service::tensors::INLINE_BYTES_MAX;
 
 const HERE: GpuIndex = GpuIndex(1);
@@ -48,13 +48,13 @@ struct Peer<M: Send + 'static> {
 
 impl<M: Send + 'static> Peer<M> {
     fn new(mark: fn() -> M, is_mark: fn(&M) -> bool) -> Self {
-        let (mailbox, told) = seams::spawn_forwarder();
+        let (mailbox, told) = actor_runtime::spawn_forwarder();
         let slot = AddressSlot::empty();
         slot.publish(mailbox);
         Self { slot, told, mark, is_mark }
     }
 
-    fn mailbox(&self) -> seams::Mailbox<M> {
+    fn mailbox(&self) -> actor_runtime::Mailbox<M> {
         self.slot.mailbox().unwrap()
     }
 

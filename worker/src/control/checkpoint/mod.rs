@@ -23,14 +23,14 @@ use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
-use self::gather::{NodeObservation, ReportThreshold};
+use self::observe::{NodeObservation, ReportThreshold};
 use super::desired::{self, DesiredState};
 use super::leaders::{LeaderClaims, StreamId};
 use super::registration::{NodeEpochStore, NodeEpochs};
 use crate::clock::Clock;
 use crate::handle::NodeHandle;
 
-mod gather;
+mod observe;
 
 /// Maximum number of remembered creation times of functions, beside those placed here. The time
 /// distinguishes a returning function from another function of the same name.

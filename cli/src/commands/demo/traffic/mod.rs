@@ -4,10 +4,10 @@
 //! | module | content |
 //! |---|---|
 //! | [`frame`] | the frames |
-//! | [`hops`] | the paths, read from a trace |
+//! | [`paths`] | the paths, read from a trace |
 
 mod frame;
-mod hops;
+mod paths;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ use millrace_types::manifest::Manifest;
 use millrace_types::workflow::Step;
 
 use self::frame::StreetFrame;
-use self::hops::TensorPaths;
+use self::paths::TensorPaths;
 use super::chaos::{self, ChaosPlan, Evidence};
 use super::{PAUSE, TELEMETRY, verb};
 use crate::clock;
 use crate::commands::{apply, synth};
 use crate::failure::CommandFailure;
-use crate::output::answers;
+use crate::output::responses;
 use crate::session::ClusterSession;
 
 const NAME: &str = "traffic";
@@ -111,7 +111,7 @@ async fn pass(session: &ClusterSession, frame: &StreetFrame) -> Result<(), Comma
     for (output, drawn) in [("people", frame.people), ("vehicles", frame.vehicles)] {
         println!("  {}", line(&answer, output, drawn, &skipped)?);
     }
-    println!("  {}\n", answer.split.as_ref().map(answers::split_line).unwrap_or_default());
+    println!("  {}\n", answer.split.as_ref().map(responses::split_line).unwrap_or_default());
     println!("{}", hops.table());
     Ok(())
 }

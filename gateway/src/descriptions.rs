@@ -21,8 +21,8 @@ use prost::Message;
 
 use crate::backend::{Kind, ModelAvailability, ModelRevision};
 use crate::call::CallContext;
-use crate::front::InferenceHandler;
-use crate::meters::{Cumulative, RevisionCounts};
+use crate::handler::InferenceHandler;
+use crate::metrics::{Cumulative, RevisionCounts};
 
 /// Most bytes of the index's reason for a model that does not serve.
 const REASON_BYTES_MAX: usize = 256;

@@ -10,7 +10,7 @@ use millrace_policy::ids::{RequestKey, RunId, TransferId};
 use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
-use super::moves::ObjectTransfers;
+use super::incoming::ObjectTransfers;
 use super::outgoing::OutgoingTransfer;
 use crate::actors::function::{self, RunOutputs};
 use crate::actors::work::SharedWork;

@@ -9,13 +9,13 @@ use crate::attempts::Idempotence;
 const SECOND: Duration = Duration::from_secs(1);
 
 struct World {
-    crew: Crew,
+    crew: ProcessPool,
     now: Timestamp,
 }
 
 impl World {
     fn new(processes: u32) -> Self {
-        let mut world = Self { crew: Crew::new(processes, 0, 7), now: Timestamp(1) };
+        let mut world = Self { crew: ProcessPool::new(processes, 0, 7), now: Timestamp(1) };
         world.tell(Event::Start);
         world
     }

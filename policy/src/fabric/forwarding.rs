@@ -27,9 +27,9 @@ use std::collections::BTreeMap;
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::LinkScheduler;
+use super::host_link_sharing::{GrantReason, TransferDeadline};
 use super::lanes::{TransferRoute, forwarded};
 use super::protocol::Action;
-use super::sharing::{GrantReason, TransferDeadline};
 use super::transfer::TransferState;
 use crate::ids::TransferId;
 use crate::paths::{HostDirection, HostLinks, RouteHops};

@@ -10,7 +10,7 @@ use super::link;
 use super::objective::ObjectiveCells;
 use super::pane::{EVENTS, FUNCTIONS, GPUS, LINKS, Pane};
 use super::sample::{ClusterSample, EventLog, SampleHistory, SampleInterval, quantile};
-use super::sheet::{Cell, PaneRow, SortableTable, Tone};
+use super::table::{Cell, PaneRow, SortableTable, Tone};
 use crate::output::events::EventDocument;
 use crate::output::text::{latency, size};
 

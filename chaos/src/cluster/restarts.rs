@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, bail};
 use futures::future::join_all;
 
-use super::part::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
+use super::process::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
 use super::{ConnectionCaps, StartResult, StatusGoal, TestCluster, descendants, must_run, named};
 use crate::proxy::LinkParty;
 

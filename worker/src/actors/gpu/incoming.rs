@@ -25,8 +25,8 @@ use millrace_proto::executor::{ObjectPart, PlaceObject};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-use super::books::{ObjectRecord, WaitingRun};
 use super::inputs::post_fetched_input;
+use super::object_table::{ObjectRecord, WaitingRun};
 use super::{GpuActor, GpuPayload};
 use crate::actors::node::TransferReader;
 use crate::actors::{extents, node};

@@ -14,11 +14,11 @@ use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
+use crate::actor_runtime::Mailbox;
 use crate::actors::node::TransferReader;
 use crate::actors::{gpu, node};
 use crate::handle::ActorDirectory;
 use crate::port::Descriptor;
-use crate::seams::Mailbox;
 
 /// The location of an object.
 #[derive(Debug, Clone)]
@@ -206,7 +206,7 @@ impl Drop for ObjectHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::seams::spawn_forwarder;
+    use crate::actor_runtime::spawn_forwarder;
 
     #[test]
     fn the_queue_is_notified_for_each_reader_when_an_object_enters_or_leaves_a_gpu() {

@@ -93,7 +93,7 @@ struct Process {
 
 /// The processes of one program, and their queue.
 #[derive(Debug)]
-pub struct Crew {
+pub struct ProcessPool {
     processes: Vec<Process>,
     waiting: VecDeque<Request>,
     failed_starts: u32,
@@ -105,7 +105,7 @@ pub struct Crew {
     stopping: bool,
 }
 
-impl Crew {
+impl ProcessPool {
     /// Returns a pool of processes that are not started yet. Incarnations begin above those of
     /// earlier lives, because `life` grows from one life to the next. The seed spreads restarts.
     #[must_use]
@@ -351,7 +351,7 @@ impl Crew {
     }
 }
 
-impl Core for Crew {
+impl Core for ProcessPool {
     type Event = Event;
     type Action = Action;
 

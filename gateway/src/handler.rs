@@ -21,7 +21,7 @@ use crate::bulk::{BulkThreads, unfinished};
 use crate::call::{CallContext, ConnectionShares};
 use crate::closing::ShutdownSignal;
 use crate::config::{GatewayLimits, WallClock};
-use crate::meters::{RequestMetrics, RequestTimes, RevisionCounts};
+use crate::metrics::{RequestMetrics, RequestTimes, RevisionCounts};
 use crate::parameters::RequestParameters;
 use crate::request_id::RequestIds;
 

@@ -1,7 +1,7 @@
 //! The Crew actor: the process pool of one program, and the requests for the program.
 //!
 //! In: requests from the Function, events from the processes. Out: calls to the processes, ends of
-//! requests to the Function, which answers the requests. At most [`millrace_policy::crew::WAITING_MAX`]
+//! requests to the Function, which answers the requests. At most [`millrace_policy::process_pool::WAITING_MAX`]
 //! requests wait. Above that, a request is answered with `QUEUE_FULL`. The actor ends after it was
 //! stopped, because its function is gone, and all its processes have ended.
 
@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use millrace_policy::attempts::AttemptRecord;
 use millrace_policy::core::Core as _;
-use millrace_policy::crew::{self, Action, Event, KillReason, ProcessSlot};
 use millrace_policy::ids::RequestKey;
 use millrace_policy::lifecycle::START_TIMEOUT;
+use millrace_policy::process_pool::{self, Action, Event, KillReason, ProcessSlot};
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
 use millrace_proto::trace::{self, FinishedSpan, KeyValue};
@@ -25,6 +25,7 @@ use millrace_types::{DataId, Incarnation, Reason, Timestamp};
 use super::health::{HealthReporter, ProcessHealth};
 use super::process::{Process, ProcessName};
 use super::{HostedProgram, outputs};
+use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::function::{self, ProgramOutputs};
 use crate::actors::work::SharedWork;
 use crate::install::FunctionConfig;
@@ -32,7 +33,6 @@ use crate::objects::sealed;
 use crate::port::Descriptor;
 use crate::process_port::connection::OfferError;
 use crate::request::TransferRequester;
-use crate::seams::{ActorBehaviour, AddressSlot};
 use crate::service::tensors::PackedTensors;
 
 /// A process's answer to a call.
@@ -97,7 +97,7 @@ struct PooledRequest {
 pub(crate) struct ProcessPoolActor {
     name: Rc<str>,
     program: Arc<HostedProgram>,
-    core: crew::Crew,
+    core: process_pool::ProcessPool,
     processes: BTreeMap<ProcessSlot, Process>,
     entries: BTreeMap<RequestKey, PooledRequest>,
     /// The exit status of the process that ended last, as text for people.
@@ -121,7 +121,7 @@ impl ProcessPoolActor {
         seed: u64,
         own: AddressSlot<Message>,
     ) -> Self {
-        let core = crew::Crew::new(processes, own.epoch(), seed);
+        let core = process_pool::ProcessPool::new(processes, own.epoch(), seed);
         let key = &config.key;
         let reporter = program.programs.reporter(key);
         Self {
@@ -170,7 +170,10 @@ impl ProcessPoolActor {
         let why = match why {
             KillReason::Silent => format!("killed: the process sent no greeting within {START_TIMEOUT:?}"),
             KillReason::Abandoned => {
-                format!("killed: the process still ran {:?} after its request was abandoned", crew::GRACE)
+                format!(
+                    "killed: the process still ran {:?} after its request was abandoned",
+                    process_pool::GRACE
+                )
             }
             KillReason::Stop => return,
         };
@@ -182,9 +185,9 @@ impl ProcessPoolActor {
     fn report(&mut self) {
         self.reporter.count(self.core.restarts());
         let health = match self.core.health() {
-            crew::ProgramHealth::Starting => ProcessHealth::Starting,
-            crew::ProgramHealth::Up => ProcessHealth::Up,
-            crew::ProgramHealth::Failing => ProcessHealth::Failing(self.broken()),
+            process_pool::ProgramHealth::Starting => ProcessHealth::Starting,
+            process_pool::ProgramHealth::Up => ProcessHealth::Up,
+            process_pool::ProgramHealth::Failing => ProcessHealth::Failing(self.broken()),
         };
         if let ProcessHealth::Failing(why) = &health
             && !matches!(self.reporter.last(), ProcessHealth::Failing(_))

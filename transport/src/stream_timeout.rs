@@ -13,8 +13,8 @@ use std::task::Poll;
 
 use tokio::time::Instant;
 
-use crate::conduct::AddressViolations;
 use crate::pace::{DeadlineTimer, MinimumRate};
+use crate::violations::AddressViolations;
 
 /// Most bytes of a response that a body hands to HTTP/2 at a time. Two steps may be in flight. The
 /// client must read both within the grace plus their time at the minimum rate.

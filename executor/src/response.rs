@@ -7,9 +7,9 @@ use millrace_device::{Device, Stream as _};
 use millrace_proto::executor::Tensor;
 
 use crate::batch::BatchRows;
-use crate::kept::{KeptOutput, KeptOutputs};
+use crate::conversions::{self, DeclaredTensor, INLINE_BYTES_MAX};
+use crate::kept_outputs::{KeptOutput, KeptOutputs};
 use crate::runs::RunError;
-use crate::wire::{self, DeclaredTensor, INLINE_BYTES_MAX};
 
 /// The outputs that a run was asked for.
 #[derive(Debug)]
@@ -83,13 +83,13 @@ impl<D: Device> RunResponse<D> {
         let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
         if largest <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
             let tensor = stream.download(made, *datatype, INLINE_BYTES_MAX)?;
-            self.outputs.push(wire::output(name.clone(), tensor, &mut self.descriptors));
+            self.outputs.push(conversions::output(name.clone(), tensor, &mut self.descriptors));
             return Ok(());
         }
         let value = stream.detach(value.take().ok_or_else(missing)?);
         let datatype = *datatype;
         let bytes = size as u64;
-        self.outputs.push(wire::kept_output(name.clone(), datatype, &shape, bytes));
+        self.outputs.push(conversions::kept_output(name.clone(), datatype, &shape, bytes));
         self.stays.push(Arc::new(KeptOutput { name: name.clone(), datatype, bytes, value }));
         Ok(())
     }

@@ -23,13 +23,13 @@ use tower::ServiceExt as _;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
-use crate::auth::Authenticate;
+use crate::authentication::Authenticate;
 use crate::call::{self, CallContext, ConnectionShares};
 use crate::config::message_len;
+use crate::decompression::ContentEncoding;
 use crate::delivery::{charge_answer, deliver};
 use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
-use crate::front::InferenceHandler;
-use crate::inflate::ContentEncoding;
+use crate::handler::InferenceHandler;
 use crate::request_id;
 use crate::rest::error::{self, RestError};
 

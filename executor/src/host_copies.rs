@@ -12,13 +12,13 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopiedOut, CopyOutFailed};
 use millrace_types::Timestamp;
 
+use crate::conversions::{self, FrameDescriptors};
 use crate::copies::pieces;
 use crate::events::clip;
-use crate::kept::{self, KeptOutputBytes};
+use crate::kept_outputs::{self, KeptOutputBytes};
 use crate::mapping::MappingUse;
 use crate::objects::{self, ObjectBytes, ObjectTable};
 use crate::process::ExecutorState;
-use crate::wire::{self, FrameDescriptors};
 
 /// Most granted copies to the host at a time. Each copy keeps a descriptor open, and the source alive.
 const COPIES_OUT_MAX: usize = 4096;
@@ -48,11 +48,11 @@ pub(crate) enum Error {
     #[error("{COPIES_OUT_MAX} copies to the host are under way: end one first")]
     TooMany,
     #[error(transparent)]
-    Message(#[from] wire::Error),
+    Message(#[from] conversions::Error),
     #[error(transparent)]
     Object(#[from] objects::Error),
     #[error(transparent)]
-    Output(#[from] kept::Error),
+    Output(#[from] kept_outputs::Error),
 }
 
 impl<D: Device> CopyToHost<D> {

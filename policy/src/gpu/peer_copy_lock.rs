@@ -4,7 +4,7 @@
 
 use millrace_types::{Bytes, ModelId};
 
-use super::serve::first_blocks;
+use super::preparation::first_blocks;
 use super::slots::RequestStage;
 use super::{Action, GpuCore};
 use crate::fabric::PeerBlocks;

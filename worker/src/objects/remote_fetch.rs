@@ -14,9 +14,9 @@ use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName, Timestamp};
 use tokio::task::JoinSet;
 
-use super::given::seal;
+use super::directory::{DataHolders, DirectoryUnavailable};
 use super::peers::PeerError;
-use super::whereabouts::{DataHolders, DirectoryUnavailable};
+use super::program_input::seal;
 use super::{Contents, ObjectStore, memory};
 use crate::service::tensors::INLINE_BYTES_MAX;
 
