@@ -1,4 +1,4 @@
-//! The process pool of one program, and the queue of its requests. This is the core of the Crew
+//! The process pool of one program, and the queue of its requests. This is the core of the process pool
 //! actor.
 //!
 //! ```text

@@ -6,10 +6,10 @@
 //!
 //! | panicked actor | loss | handling |
 //! |---|---|---|
-//! | Function | its requests | answered with `INTERNAL`, because their senders are dropped; withdrawn from the Node or the Crew |
+//! | Function | its requests | answered with `INTERNAL`, because their senders are dropped; withdrawn from the Node or the process pool |
 //! | Gpu | its requests and memory map | run again elsewhere, as after an executor's death; the executor is replaced |
 //! | Executor | its process | as after the executor's death |
-//! | Crew | the processes of its program | as after their death; its requests are answered with `INTERNAL` |
+//! | process pool | the processes of its program | as after their death; its requests are answered with `INTERNAL` |
 //! | Link | outstanding grants | granted again if no end is reported |
 //! | Node | every request on a GPU or in the queue | answered with `INTERNAL`; links, GPUs and executors are restarted, installed functions stay |
 

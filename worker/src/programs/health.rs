@@ -1,5 +1,5 @@
 //! The health of programs, which decides whether their functions are ready, and the restarts of their
-//! processes, for the metrics. The process pools (`Crew`) report both.
+//! processes, for the metrics. The process pools report both.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

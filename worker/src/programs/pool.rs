@@ -1,4 +1,4 @@
-//! The Crew actor: the process pool of one program, and the requests for the program.
+//! The process pool actor: the processes of one program, and the requests for the program.
 //!
 //! In: requests from the Function, events from the processes. Out: calls to the processes, ends of
 //! requests to the Function, which answers the requests. At most [`millrace_policy::process_pool::WAITING_MAX`]
@@ -70,7 +70,7 @@ pub(crate) enum ProcessEvent {
     },
 }
 
-/// A message to a Crew actor.
+/// A message to a process pool actor.
 pub(crate) enum Message {
     /// The pool starts the processes and keeps them alive from now on.
     Start,
@@ -93,7 +93,7 @@ struct PooledRequest {
     attempt: u32,
 }
 
-/// The Crew actor.
+/// The process pool actor.
 pub(crate) struct ProcessPoolActor {
     name: Rc<str>,
     program: Arc<HostedProgram>,

@@ -1,5 +1,5 @@
 //! A process of a program, from start to end. The process's requests for data are answered here, and its
-//! answers are posted to the Crew. The process gets its socket as its standard input, as an executor
+//! answers are posted to the process pool. The process gets its socket as its standard input, as an executor
 //! does, for the reason in [`crate::process_port`]. The process is started from the actor thread, which
 //! lives as long as the worker.
 
@@ -48,7 +48,7 @@ const VARIABLES: [&str; 9] =
 /// The prefix of environment variables that an operator sets for functions.
 const FUNCTION_VARIABLES: &str = "FUNCTION_";
 
-/// The Crew's handle of a process. Dropping the handle kills the process. The process's watch then kills
+/// The process pool's handle of a process. Dropping the handle kills the process. The process's watch then kills
 /// the processes that the process started.
 pub(super) struct Process {
     pub(super) incarnation: Incarnation,
