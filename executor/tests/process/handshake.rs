@@ -52,7 +52,7 @@ fn a_broken_handshake_ends_the_executor_with_a_message() {
 #[test]
 fn bytes_that_are_no_command_end_the_executor_with_a_message() {
     for (bytes, says) in [
-        (&[0xff; 8][..], "over the"),
+        (&[0xff; 8][..], "exceeds the"),
         (&[1, 0, 0, 0, 0xff], "does not decode"),
         (&[0, 0, 0, 0], "without content"),
         (&[9, 0, 0, 0, 1], "before the end of a frame"),
