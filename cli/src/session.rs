@@ -1,6 +1,6 @@
 //! The session of a verb that calls a cluster.
 
-use millrace_client::{Admin, Endpoints, InferenceClient};
+use millrace_client::{Admin, Endpoints, Inference};
 use millrace_types::{FunctionKey, FunctionName};
 
 use crate::config::Config;
@@ -21,8 +21,8 @@ impl ClusterSession {
     }
 
     /// Returns an inference client for the tenant of the settings.
-    pub(crate) fn inference(&self) -> InferenceClient {
-        InferenceClient::new(self.endpoints.clone()).with_tenant(self.config.tenant.clone())
+    pub(crate) fn inference(&self) -> Inference {
+        Inference::new(self.endpoints.clone()).with_tenant(self.config.tenant.clone())
     }
 
     /// Returns the key of a function of the settings' tenant.

@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// A client of the inference API. Clones share their connections.
 #[derive(Clone)]
-pub struct InferenceClient {
+pub struct Inference {
     endpoints: Endpoints,
     tenant: TenantName,
 }
@@ -124,7 +124,7 @@ pub struct TensorMetadata {
     pub shape: Vec<i64>,
 }
 
-impl InferenceClient {
+impl Inference {
     /// Creates a client of the servers at these endpoints, for the default tenant.
     #[must_use]
     pub fn new(endpoints: Endpoints) -> Self {

@@ -1,7 +1,7 @@
 //! The Rust SDK of Millrace.
 //!
 //! [`Endpoints`] holds one lazy connection to each controller. [`Admin`] publishes and inspects
-//! functions and workflows. [`InferenceClient`] runs functions and workflows over the Open Inference
+//! functions and workflows. [`Inference`] runs functions and workflows over the Open Inference
 //! Protocol, so it can also call other servers of that protocol.
 //!
 //! A call is sent to the endpoint that answered the previous call. If that endpoint is unreachable,
@@ -52,9 +52,7 @@ pub use admin::{
 };
 pub use endpoints::{Endpoints, RetryPolicy};
 pub use error::Error;
-pub use inference::{
-    InferRequest, InferResponse, InferenceClient, ModelMetadata, TENANT_HEADER, TensorMetadata,
-};
+pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
 pub use latency::LatencyBreakdown;
 pub use model_file::ModelFile;
 pub use tensor::{Tensor, TensorError};

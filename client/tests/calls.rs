@@ -11,8 +11,8 @@ use fake::{Fake, FakeFault, dead_address};
 use futures::{StreamExt as _, TryStreamExt as _};
 use millrace_client::{
     Address, Admin, ApplyItem, ApplyOptions, ApplyOutcome, DeleteOptions, DryRun, DryRunStep, Endpoints,
-    Error, InferRequest, InferenceClient, LatencyBreakdown, ModelFile, PendingModel, PolicyChange,
-    RetryPolicy, Tensor, log::Filter, messages,
+    Error, InferRequest, Inference, LatencyBreakdown, ModelFile, PendingModel, PolicyChange, RetryPolicy,
+    Tensor, log::Filter, messages,
 };
 use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
@@ -181,7 +181,7 @@ async fn a_refusal_keeps_its_reason_and_flags() {
 #[tokio::test]
 async fn a_response_carries_outputs_id_and_split() {
     let server = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&server.address]));
+    let inference = Inference::new(endpoints(&[&server.address]));
     let answer = inference.infer(InferRequest { id: Some("mine".into()), ..request("echo") }).await.unwrap();
     assert_eq!(answer.request_id, "mine");
     let expected =
@@ -202,7 +202,7 @@ async fn a_response_carries_outputs_id_and_split() {
 #[tokio::test]
 async fn typed_contents_are_read_like_raw_contents() {
     let server = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&server.address]));
+    let inference = Inference::new(endpoints(&[&server.address]));
     let answer = inference.infer(request("typed")).await.unwrap();
     assert_eq!(answer.outputs[0].to_f32().unwrap(), [0.5, 0.25]);
     assert_eq!(answer.split, None);
@@ -213,7 +213,7 @@ async fn a_client_stays_at_the_endpoint_that_answered() {
     let dead = dead_address().await;
     let server = Fake::start().await;
     let endpoints = endpoints(&[&dead, &server.address]);
-    let inference = InferenceClient::new(endpoints);
+    let inference = Inference::new(endpoints);
     assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
     assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
 }
@@ -240,7 +240,7 @@ async fn an_inference_is_sent_again_after_a_lost_gateway_only_if_it_may_run_twic
     ] {
         let dies = Fake::broken(FakeFault::Dies).await;
         let lives = Fake::start().await;
-        let inference = InferenceClient::new(endpoints(&[&dies.address, &lives.address]));
+        let inference = Inference::new(endpoints(&[&dies.address, &lives.address]));
         let answer = inference.infer(InferRequest { repeat, ..request(model) }).await;
         let case = format!("{model} {repeat:?}");
         assert_eq!(dies.ids(), ["0000000000000007-0"], "{case}");
@@ -264,7 +264,7 @@ async fn an_inference_is_sent_again_after_a_lost_gateway_only_if_it_may_run_twic
 #[tokio::test]
 async fn an_inference_is_not_repeated_after_another_vendors_server_hangs_up() {
     let hangs_up = fake::hangs_up_in_the_middle().await;
-    let inference = InferenceClient::new(endpoints(&[&hangs_up]));
+    let inference = Inference::new(endpoints(&[&hangs_up]));
     let error = inference.infer(request("echo")).await.unwrap_err();
     assert!(matches!(&error, Error::ConnectionLost { address, .. } if *address == hangs_up), "{error:?}");
 }
@@ -295,12 +295,12 @@ async fn a_write_waits_for_a_leader_and_keeps_its_key() {
 async fn a_client_leaves_a_server_that_shuts_down() {
     let down = Fake::broken(FakeFault::GoesDown).await;
     let up = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&down.address, &up.address]));
+    let inference = Inference::new(endpoints(&[&down.address, &up.address]));
     for _ in 0..2 {
         assert_eq!(inference.infer(request("echo")).await.unwrap().model, "echo");
     }
     assert_eq!((down.ids().len(), up.ids().len()), (1, 2), "the client stays at the endpoint that answered");
-    let alone = InferenceClient::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
+    let alone = Inference::new(endpoints(&[&down.address])).infer(request("echo")).await.unwrap_err();
     assert_eq!(alone.reason(), Some(Reason::ShuttingDown));
 }
 
@@ -317,7 +317,7 @@ async fn a_membership_change_is_never_sent_twice() {
 #[tokio::test]
 async fn a_silent_server_is_given_up_after_the_timeout() {
     let server = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&server.address]));
+    let inference = Inference::new(endpoints(&[&server.address]));
     let timeout = Duration::from_millis(20);
     let error = inference.infer(InferRequest { timeout, ..request("silent") }).await.unwrap_err();
     assert!(matches!(error, Error::TimedOut { timeout: asked, .. } if asked == timeout), "{error:?}");
@@ -326,7 +326,7 @@ async fn a_silent_server_is_given_up_after_the_timeout() {
 #[tokio::test]
 async fn model_metadata_has_types_and_shapes() {
     let server = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&server.address]));
+    let inference = Inference::new(endpoints(&[&server.address]));
     let model = inference.model_metadata("echo", "").await.unwrap();
     assert_eq!((model.inputs[0].datatype, model.inputs[0].shape.as_slice()), (DataType::Fp32, &[-1, 2][..]));
     assert!(inference.model_ready("echo", "").await.unwrap());
@@ -336,7 +336,7 @@ async fn model_metadata_has_types_and_shapes() {
 #[tokio::test]
 async fn a_large_tensor_round_trips() {
     let server = Fake::start().await;
-    let inference = InferenceClient::new(endpoints(&[&server.address]));
+    let inference = Inference::new(endpoints(&[&server.address]));
     let data = Bytes::from(vec![1u8; 24 << 20]);
     let tensor = Tensor::new("x", DataType::Uint8, vec![24 << 20], data).unwrap();
     let answer = inference.infer(InferRequest::new("echo", vec![tensor.clone()])).await.unwrap();

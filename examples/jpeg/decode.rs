@@ -1,8 +1,8 @@
 //! The first step of the workflow: decodes a JPEG to pixels.
 
-use millrace_function::{DataType, Error, FunctionCall, serve};
+use millrace_function::{Call, DataType, Error, serve};
 
-fn decode(call: &FunctionCall) -> Result<(), Error> {
+fn decode(call: &Call) -> Result<(), Error> {
     let jpeg = call.fetch(&call.input("jpeg")?.id)?;
     let picture = image::load_from_memory_with_format(jpeg.bytes()?, image::ImageFormat::Jpeg)
         .map_err(|error| Error::Function(error.to_string()))?

@@ -29,7 +29,7 @@ Every command of `millrace` calls one or more of these methods. Any controller a
 writes to the leader.
 
 - **Errors** carry a `google.rpc.ErrorInfo` whose reason is one of the names in \
-[Reason](../types/src/reason.rs), with `retryable` and `may_have_executed` in its metadata.
+[Reason](../../types/src/reason.rs), with `retryable` and `may_have_executed` in its metadata.
 - **Writes** with an `idempotency_key` may be repeated. A write with a `resource_version` is refused as \
 `CONFLICT` if another write came in between.
 - **Lists** are paged: send `next_page_token` as `page_token` until the token is empty.

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use millrace_device::monotonic_now;
-use millrace_function::{DataId, DataType, Error, FunctionCall};
+use millrace_function::{Call, DataId, DataType, Error};
 use millrace_model::program::PackedProgram;
 use millrace_proto::worker as wire;
 use millrace_types::workflow::Signature;
@@ -66,7 +66,7 @@ fn echo() {
 
 /// Runs inside the program: times each store, and each fetch of data that an earlier request
 /// stored.
-fn measure(call: &FunctionCall, last: &mut Vec<DataId>) -> Result<(), Error> {
+fn measure(call: &Call, last: &mut Vec<DataId>) -> Result<(), Error> {
     let timed = |work: &mut dyn FnMut() -> Result<(), Error>| {
         let began = monotonic_now();
         work()?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::bail;
 use bytes::Bytes;
 use millrace_client::{
-    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, InferenceClient, Tensor,
+    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, Inference, Tensor,
 };
 use millrace_types::sequences::{SequenceSpec, StatePair};
 use millrace_types::{DataType, InSequence, Reason, SequenceId};
@@ -77,7 +77,7 @@ impl CounterFunction {
     /// # Errors
     /// If the sequences do not start in time.
     pub(crate) async fn has_room(&self, endpoints: Endpoints) -> anyhow::Result<()> {
-        let inference = InferenceClient::new(endpoints);
+        let inference = Inference::new(endpoints);
         let deadline = clock::now() + ROOM_PATIENCE;
         loop {
             let begun = clock::now();
@@ -96,7 +96,7 @@ impl CounterFunction {
         }
     }
 
-    async fn all_begin(&self, inference: &InferenceClient) -> Result<(), Error> {
+    async fn all_begin(&self, inference: &Inference) -> Result<(), Error> {
         for number in 0..SEQUENCES_MAX {
             let id = SequenceId::Name(format!("room-{number}"));
             inference.infer(self.request(1.0, InSequence { id, start: true, end: false })).await?;
@@ -136,7 +136,7 @@ pub(super) struct CounterClient {
 impl CounterClient {
     /// Sends requests until the load stops, and then ends the open sequences.
     pub(super) async fn run(mut self) {
-        let inference = InferenceClient::new(self.client.endpoints.clone());
+        let inference = Inference::new(self.client.endpoints.clone());
         let mut begun = 0;
         let mut open: Vec<Sequence> = (0..OPEN).map(|_| self.another(&mut begun)).collect();
         while self.client.think(THINK_MS).await {
@@ -170,7 +170,7 @@ impl CounterClient {
     /// Makes the next request of a sequence until its end, and records the request.
     async fn step(
         &mut self,
-        inference: &InferenceClient,
+        inference: &Inference,
         sequence: &Sequence,
         last: bool,
     ) -> SequenceRequestResult {

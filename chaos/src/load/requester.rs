@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millrace_client::{Error, InferRequest, InferResponse, InferenceClient};
+use millrace_client::{Error, InferRequest, InferResponse, Inference};
 use rand::Rng as _;
 
 use super::targets::ExampleAnswer;
@@ -26,7 +26,7 @@ pub(super) async fn run(
     answers: Arc<CallAvailability>,
     requests: Arc<Mutex<Vec<RequestRecord>>>,
 ) {
-    let inference = InferenceClient::new(client.endpoints.clone());
+    let inference = Inference::new(client.endpoints.clone());
     while client.think(THINK_MS).await {
         let function = &targets.functions[client.rng.random_range(0..targets.functions.len())];
         let example = &function.examples[client.rng.random_range(0..function.examples.len())];
@@ -41,7 +41,7 @@ pub(super) async fn run(
 /// Makes a request until its end, even if the load stops meanwhile.
 async fn ask(
     client: &mut Client,
-    inference: &InferenceClient,
+    inference: &Inference,
     function: String,
     example: &ExampleAnswer,
 ) -> RequestRecord {

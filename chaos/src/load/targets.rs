@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
-use millrace_client::{
-    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferenceClient, ModelFile, Tensor,
-};
+use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
 use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{DataType, Digest, FunctionKey, FunctionName, TenantName, WorkflowSpec};
 use rand::Rng as _;
@@ -130,7 +128,7 @@ impl Targets {
             admin.apply(&spec, digest, ApplyOptions::default()).await?;
         }
         let model = *models.values().next().context("there is a function to ask")?;
-        let inference = InferenceClient::new(endpoints);
+        let inference = Inference::new(endpoints);
         for chain in &chains {
             admin.apply_workflow(&chain.spec()?, ApplyOptions::default()).await?;
         }
@@ -179,7 +177,7 @@ impl Targets {
         let function = self.functions.iter().find(|it| it.name == name);
         let example = function.and_then(|it| it.examples.first()).context("there is an example")?;
         let request = InferRequest::new(name, vec![example.input.clone()]);
-        let answer = match InferenceClient::new(endpoints).infer(request).await {
+        let answer = match Inference::new(endpoints).infer(request).await {
             Ok(answer) => answer,
             Err(error) => return Ok(Err(error)),
         };
@@ -239,7 +237,7 @@ impl TargetWorkflow {
     }
 }
 
-async fn ready(name: &str, inference: &InferenceClient) -> anyhow::Result<()> {
+async fn ready(name: &str, inference: &Inference) -> anyhow::Result<()> {
     until(&format!("{name} is ready"), async || match inference.model_ready(name, "").await {
         Ok(true) => None,
         Ok(false) => Some("the model is not ready".to_owned()),
@@ -252,7 +250,7 @@ async fn ready(name: &str, inference: &InferenceClient) -> anyhow::Result<()> {
 async fn examples(
     name: &str,
     rows: u32,
-    inference: &InferenceClient,
+    inference: &Inference,
     rng: &mut StdRng,
 ) -> anyhow::Result<Vec<ExampleAnswer>> {
     let metadata = inference.model_metadata(name, "").await?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::bail;
 use bytes::Bytes;
 use millrace_client::messages::Gpu;
-use millrace_client::{Admin, Endpoints, Error, InferRequest, InferenceClient, Tensor};
+use millrace_client::{Admin, Endpoints, Error, InferRequest, Inference, Tensor};
 use millrace_types::{DataType, Reason};
 use rustix::process::Signal;
 
@@ -36,7 +36,7 @@ const KILLS: usize = 2;
 
 pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
     let admin = stage.cluster.admin()?;
-    let inference = InferenceClient::new(Endpoints::new(stage.cluster.addresses())?);
+    let inference = Inference::new(Endpoints::new(stage.cluster.addresses())?);
     publish_slow(stage.cluster.program(), stage.folder.path(), &admin).await?;
     until("the function of the poison request answers", async || {
         inference.infer(request(1)).await.err().map(|error| error.to_string())
@@ -74,7 +74,7 @@ pub(super) async fn play(stage: &mut ScenarioStage) -> anyhow::Result<()> {
 async fn seen(
     stage: &ScenarioStage,
     admin: &Admin,
-    inference: &InferenceClient,
+    inference: &Inference,
 ) -> anyhow::Result<(usize, Result<(), Error>)> {
     for _ in 0..UNSEEN_MAX {
         let (kills, ended) = poisoned(stage, admin, inference).await?;
@@ -93,7 +93,7 @@ async fn seen(
 async fn poisoned(
     stage: &ScenarioStage,
     admin: &Admin,
-    inference: &InferenceClient,
+    inference: &Inference,
 ) -> anyhow::Result<(usize, Result<(), Error>)> {
     stage.timeline.fault("sent the poison request");
     let mut sent = std::pin::pin!(inference.infer(request(TEXTS)));

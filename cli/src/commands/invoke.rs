@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_client::{InferRequest, InferResponse, InferenceClient, ModelMetadata, Tensor};
+use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Tensor};
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{FunctionName, InSequence, RequestId, SequenceId};
 
@@ -130,7 +130,7 @@ async fn check_kind(kind: ModelKind, name: &str, session: &ClusterSession) -> Re
     Ok(())
 }
 
-async fn answer(inference: &InferenceClient, request: InferRequest) -> Result<InferResponse, CommandFailure> {
+async fn answer(inference: &Inference, request: InferRequest) -> Result<InferResponse, CommandFailure> {
     let timeout = request.timeout;
     let hint = match timeout == DEFAULT_TIMEOUT {
         true => "allow more time with --timeout, or see the GPUs' load: millrace ps".to_owned(),

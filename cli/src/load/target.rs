@@ -1,6 +1,6 @@
 //! The server under load, its protocol, and the inputs of its model.
 
-use millrace_client::{Address, Endpoints, InferenceClient, ModelMetadata};
+use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
 
 use crate::commands::target::model_name;
 use crate::config::Config;
@@ -76,7 +76,7 @@ impl LoadTarget {
         match self.protocol {
             Protocol::Grpc => {
                 let endpoints = Endpoints::new(self.addresses.clone())?;
-                let inference = InferenceClient::new(endpoints).with_tenant(config.tenant.clone());
+                let inference = Inference::new(endpoints).with_tenant(config.tenant.clone());
                 Ok(inference.model_metadata(&self.model, &self.version).await?)
             }
             Protocol::Http => http::metadata(self).await,

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_client::{Endpoints, InferRequest, InferenceClient, Tensor};
+use millrace_client::{Endpoints, InferRequest, Inference, Tensor};
 use millrace_types::DataType;
 use tokio::task::JoinSet;
 
@@ -39,7 +39,7 @@ impl Clients {
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let inference = InferenceClient::new(Endpoints::new(addresses).unwrap());
+                let inference = Inference::new(Endpoints::new(addresses).unwrap());
                 let clients = (0..CLIENTS).map(|number| send(inference.clone(), sends.clone(), number));
                 clients.collect::<JoinSet<()>>().join_all().await;
             });
@@ -65,7 +65,7 @@ impl Clients {
 }
 
 /// Runs a client, which sends the same picture repeatedly and expects equal responses.
-async fn send(inference: InferenceClient, shared: Arc<Shared>, number: usize) {
+async fn send(inference: Inference, shared: Arc<Shared>, number: usize) {
     let ink: Vec<u8> = (0..64_u8).flat_map(|pixel| (f32::from(pixel % 16) / 16.0).to_le_bytes()).collect();
     let image = Tensor::new("image", DataType::Fp32, vec![1, 1, 8, 8], Bytes::from(ink)).unwrap();
     let mut first = None;

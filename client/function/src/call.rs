@@ -13,7 +13,7 @@ use millrace_types::{DataId, DataType};
 
 use crate::error::Error;
 use crate::ids;
-use crate::memory::{Buffer, DataMemory, WritableBuffer};
+use crate::memory::{Buffer, DataMemory, Room};
 use crate::session::{ReceivedMessage, SessionState};
 
 /// The longest failure message, in bytes. A longer message is truncated.
@@ -21,26 +21,26 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// An input of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CallInput {
+pub struct Input {
     /// The name that the manifest declares.
     pub name: String,
     /// The type of each element.
     pub datatype: DataType,
     /// The size of each dimension. No dimension is variable.
     pub shape: Vec<i64>,
-    /// The id under which [`FunctionCall::fetch`] returns the input's data.
+    /// The id under which [`Call::fetch`] returns the input's data.
     pub id: DataId,
 }
 
 /// A request that the process serves. The methods may be used from any thread.
 #[derive(Debug)]
-pub struct FunctionCall {
+pub struct Call {
     shared: Arc<SessionState>,
     number: u64,
     request_id: String,
     timeout: Duration,
     wanted: Vec<String>,
-    inputs: Vec<CallInput>,
+    inputs: Vec<Input>,
     state: Mutex<State>,
 }
 
@@ -68,7 +68,7 @@ struct Output {
     response: bool,
 }
 
-impl FunctionCall {
+impl Call {
     pub(crate) fn new(
         shared: Arc<SessionState>,
         call: wire::Call,
@@ -88,7 +88,7 @@ impl FunctionCall {
             // of its own.
             let id = shared.unique_id(number)?;
             state.data.insert(id.clone(), CachedData { data, kept: false });
-            inputs.push(CallInput { name, datatype, shape, id });
+            inputs.push(Input { name, datatype, shape, id });
         }
         Ok(Self {
             shared,
@@ -134,7 +134,7 @@ impl FunctionCall {
 
     /// Returns the inputs in the order in which they arrived.
     #[must_use]
-    pub fn inputs(&self) -> &[CallInput] {
+    pub fn inputs(&self) -> &[Input] {
         &self.inputs
     }
 
@@ -142,7 +142,7 @@ impl FunctionCall {
     ///
     /// # Errors
     /// [`Error::NoInput`] when the call has no such input.
-    pub fn input(&self, name: &str) -> Result<&CallInput, Error> {
+    pub fn input(&self, name: &str) -> Result<&Input, Error> {
         let input = self.inputs.iter().find(|input| input.name == name);
         input.ok_or_else(|| Error::NoInput(name.to_owned()))
     }
@@ -190,8 +190,8 @@ impl FunctionCall {
     ///
     /// # Errors
     /// [`Error::Memory`] when the memory cannot be allocated.
-    pub fn create(&self, bytes: usize) -> Result<WritableBuffer, Error> {
-        WritableBuffer::new(bytes)
+    pub fn create(&self, bytes: usize) -> Result<Room, Error> {
+        Room::new(bytes)
     }
 
     /// Stores data under an id that [`Self::unique_id`] returned. The data becomes an object of
@@ -200,7 +200,7 @@ impl FunctionCall {
     ///
     /// # Errors
     /// [`Error::IdAlreadyUsed`] for an id that any call used before; [`Error::AlreadyAnswered`].
-    pub fn store(&self, id: &DataId, room: WritableBuffer) -> Result<(), Error> {
+    pub fn store(&self, id: &DataId, room: Room) -> Result<(), Error> {
         self.still_open()?;
         let data = room.seal()?;
         if self.state().data.contains_key(id) {
@@ -316,7 +316,7 @@ impl FunctionCall {
     }
 }
 
-impl Drop for FunctionCall {
+impl Drop for Call {
     fn drop(&mut self) {
         if !self.state().answered {
             // If the message cannot be sent, the worker and thus the caller are gone.

@@ -7,7 +7,7 @@ use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
 /// The reason why a call of this crate failed. Most functions report the error as the outcome of
-/// the request ([`FunctionCall::fail`](crate::FunctionCall::fail)), but a function may also handle it.
+/// the request ([`Call::fail`](crate::Call::fail)), but a function may also handle it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No worker is at standard input, or the worker is gone.

@@ -15,10 +15,10 @@ use std::sync::{Mutex, PoisonError};
 use millrace_types::DataType;
 
 use self::handles::{bad, data_id, give, give_back, guarded, handle, take, text};
-use crate::call::FunctionCall;
+use crate::call::Call;
 use crate::error::Error;
-use crate::memory::{Buffer, WritableBuffer};
-use crate::session::WorkerSession;
+use crate::memory::{Buffer, Room};
+use crate::session::Session;
 
 /// The size of the longest id in bytes, with the terminating zero.
 const ID_BYTES: usize = 128;
@@ -28,10 +28,10 @@ const RANK_MAX: usize = 16;
 const OK: c_int = 0;
 const FAILED: c_int = -1;
 
-pub struct millrace_session(WorkerSession);
+pub struct millrace_session(Session);
 
 pub struct millrace_call {
-    call: FunctionCall,
+    call: Call,
     inputs: Vec<CInput>,
     request_id: CString,
     wanted: Vec<CString>,
@@ -44,7 +44,7 @@ struct CInput {
 
 impl millrace_call {
     /// Converts a call, with its texts as C strings.
-    fn new(call: FunctionCall) -> Result<Self, Error> {
+    fn new(call: Call) -> Result<Self, Error> {
         let c_text = |text: &str| CString::new(text).map_err(|_| bad("a name has a zero byte"));
         let inputs = call
             .inputs()
@@ -61,7 +61,7 @@ pub struct millrace_buffer(Mutex<State>);
 
 enum State {
     Reading(Buffer),
-    Writing(WritableBuffer),
+    Writing(Room),
     Stored,
 }
 
@@ -91,7 +91,7 @@ pub extern "C" fn millrace_reason() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millrace_open(out: *mut *mut millrace_session) -> c_int {
     // SAFETY: the header's promises.
-    guarded(|| unsafe { give(out, || WorkerSession::open().map(millrace_session)) })
+    guarded(|| unsafe { give(out, || Session::open().map(millrace_session)) })
 }
 
 /// # Safety
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn millrace_serve(
 ) -> c_int {
     guarded(|| {
         let function = function.ok_or_else(|| bad("the function is null"))?;
-        let session = WorkerSession::open()?;
+        let session = Session::open()?;
         while let Some(call) = session.next_call()? {
             let mut call = millrace_call::new(call)?;
             // SAFETY: the header's promise that `function` accepts these pointers.

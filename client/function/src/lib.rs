@@ -48,11 +48,11 @@ mod ids;
 mod memory;
 mod session;
 
-pub use call::{CallInput, FunctionCall};
+pub use call::{Call, Input};
 pub use error::Error;
-pub use memory::{Buffer, WritableBuffer};
+pub use memory::{Buffer, Room};
 pub use millrace_types::{DataId, DataType};
-pub use session::{WorkerSession, serve};
+pub use session::{Session, serve};
 
 /// The largest data that travels inside a message, in bytes. Larger data lies in memory that both
 /// sides map.

@@ -48,7 +48,7 @@ impl MemoryMapping {
 
     fn bytes(&self) -> &[u8] {
         // SAFETY: `len` bytes are mapped here while this value lives. The file is at least as long
-        // (checked before the mapping), and no process writes to it (see `Buffer` and `WritableBuffer`).
+        // (checked before the mapping), and no process writes to it (see `Buffer` and `Room`).
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 }
@@ -174,7 +174,7 @@ fn map_whole(fd: &OwnedFd, len: usize) -> io::Result<MemoryMapping> {
 
 /// Memory for data to write in place, aligned to 64. All zeros at first.
 #[derive(Debug)]
-pub struct WritableBuffer(WritableMemory);
+pub struct Room(WritableMemory);
 
 #[derive(Debug)]
 enum WritableMemory {
@@ -182,7 +182,7 @@ enum WritableMemory {
     Shared { fd: OwnedFd, map: MemoryMapping },
 }
 
-impl WritableBuffer {
+impl Room {
     pub(crate) fn new(len: usize) -> Result<Self, Error> {
         if len <= INLINE_BYTES_MAX {
             return Ok(Self(WritableMemory::Own(Aligned::zeros(len))));
@@ -216,7 +216,7 @@ impl WritableBuffer {
 const SEALS: SealFlags =
     SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-impl Deref for WritableBuffer {
+impl Deref for Room {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         match &self.0 {
@@ -226,7 +226,7 @@ impl Deref for WritableBuffer {
     }
 }
 
-impl DerefMut for WritableBuffer {
+impl DerefMut for Room {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             WritableMemory::Own(data) => &mut data.allocation[data.first..],
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn written_data_is_read_in_place() {
         for len in [1, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1, 3 << 20] {
-            let mut room = WritableBuffer::new(len).unwrap();
+            let mut room = Room::new(len).unwrap();
             assert!(room.iter().all(|&byte| byte == 0));
             room[len - 1] = 7;
             let data = room.seal().unwrap();
@@ -263,7 +263,7 @@ mod tests {
     /// Every kernel can map memory that is sealed against writing in this way.
     #[test]
     fn data_to_read_is_mapped_privately() {
-        let mut room = WritableBuffer::new(1 << 20).unwrap();
+        let mut room = Room::new(1 << 20).unwrap();
         room[0] = 7;
         let buffer = Buffer::new(room.seal().unwrap());
         let first = format!("{:x}-", buffer.bytes().unwrap().as_ptr().addr());
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn data_of_every_size_is_aligned() {
         for len in (1..200).chain([INLINE_BYTES_MAX, INLINE_BYTES_MAX + 1]) {
-            let room = WritableBuffer::new(len).unwrap();
+            let room = Room::new(len).unwrap();
             assert!(room.as_ptr().addr().is_multiple_of(ALIGNMENT), "{len}");
             let buffers = [room.seal().unwrap(), DataMemory::arrived(&vec![7; len])].map(Buffer::new);
             for buffer in &buffers {
@@ -289,9 +289,7 @@ mod tests {
 
     #[test]
     fn sealed_memory_can_neither_be_written_nor_cut() {
-        let DataMemory::Memory { fd, len } = WritableBuffer::new(1 << 20).unwrap().seal().unwrap() else {
-            panic!()
-        };
+        let DataMemory::Memory { fd, len } = Room::new(1 << 20).unwrap().seal().unwrap() else { panic!() };
         assert!(rustix::io::pwrite(&fd, b"x", 0).is_err());
         assert!(ftruncate(&fd, 1).is_err());
         assert!(MemoryMapping::new(&fd, len, ProtFlags::READ | ProtFlags::WRITE).is_err());

@@ -15,13 +15,13 @@ use millrace_proto::function::{FromProcess, Ready, TakeIds, ToProcess};
 use millrace_proto::{BUILD, FUNCTION_PROTOCOL_VERSION};
 use millrace_types::DataId;
 
-use crate::call::FunctionCall;
+use crate::call::Call;
 use crate::error::Error;
 use crate::ids::Ids;
 
 /// The connection of a process to its worker.
 #[derive(Debug)]
-pub struct WorkerSession(Arc<SessionState>);
+pub struct Session(Arc<SessionState>);
 
 /// The state that a session and its calls share.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ impl SessionState {
     }
 }
 
-impl WorkerSession {
+impl Session {
     /// Greets the worker that started this process, over the socket at standard input. Replaces
     /// standard input with an empty file, so that a child of this process cannot read the worker's
     /// messages.
@@ -173,7 +173,7 @@ impl WorkerSession {
     /// # Errors
     /// [`Error::CallUnanswered`] while the previous call is not answered. [`Error::Socket`] and
     /// [`Error::Protocol`], after which the process should exit.
-    pub fn next_call(&self) -> Result<Option<FunctionCall>, Error> {
+    pub fn next_call(&self) -> Result<Option<Call>, Error> {
         let mut link = self.0.link();
         if link.open.is_some() {
             return Err(Error::CallUnanswered);
@@ -185,7 +185,7 @@ impl WorkerSession {
         let call = std::mem::take(call);
         link.open = Some(call.call);
         drop(link);
-        FunctionCall::new(Arc::clone(&self.0), call, arrived).map(Some)
+        Call::new(Arc::clone(&self.0), call, arrived).map(Some)
     }
 }
 
@@ -194,9 +194,9 @@ impl WorkerSession {
 /// worker starts another.
 ///
 /// # Errors
-/// The errors of [`WorkerSession::open`] and [`WorkerSession::next_call`].
-pub fn serve<E: Display>(mut function: impl FnMut(&FunctionCall) -> Result<(), E>) -> Result<(), Error> {
-    let session = WorkerSession::open()?;
+/// The errors of [`Session::open`] and [`Session::next_call`].
+pub fn serve<E: Display>(mut function: impl FnMut(&Call) -> Result<(), E>) -> Result<(), Error> {
+    let session = Session::open()?;
     while let Some(call) = session.next_call()? {
         match function(&call) {
             Ok(()) => call.finish()?,

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use millrace_function::{DataType, Error, INLINE_BYTES_MAX, WorkerSession};
+use millrace_function::{DataType, Error, INLINE_BYTES_MAX, Session};
 use millrace_proto::FUNCTION_PROTOCOL_VERSION;
 use millrace_proto::frames::{FrameDecoder, FrameQueue, SocketFrame};
 use millrace_proto::function::from_process::Message as Said;
@@ -22,7 +22,7 @@ struct Worker {
 
 impl Worker {
     /// Greets a session and assigns it `names` ids.
-    fn greet(version: u32, names: u64) -> (Self, Result<WorkerSession, Error>) {
+    fn greet(version: u32, names: u64) -> (Self, Result<Session, Error>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut worker = Self { socket: ours, decoder: FrameDecoder::default() };
         worker.tell(
@@ -33,7 +33,7 @@ impl Worker {
             }),
             Vec::new(),
         );
-        (worker, WorkerSession::over(OwnedFd::from(theirs)))
+        (worker, Session::over(OwnedFd::from(theirs)))
     }
 
     fn tell(&mut self, message: Told, descriptors: Vec<OwnedFd>) {

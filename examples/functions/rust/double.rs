@@ -1,8 +1,8 @@
 //! A function in Rust. The output y is twice the input x, and the caller gets the sum of x.
 
-use millrace_function::{DataType, Error, FunctionCall, serve};
+use millrace_function::{Call, DataType, Error, serve};
 
-fn double(call: &FunctionCall) -> Result<(), Error> {
+fn double(call: &Call) -> Result<(), Error> {
     let input = call.input("x")?;
     let x = call.fetch(&input.id)?;
     let values = x.bytes()?.chunks_exact(4).map(|it| f32::from_le_bytes([it[0], it[1], it[2], it[3]]));

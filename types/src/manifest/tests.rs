@@ -196,7 +196,7 @@ fn each_refusal_of_a_program_names_the_correction() {
             "",
             "write program: {file: FILE, inputs:",
         ),
-        ("file: decode.py", "digest: sha256:1", "leave them out, or name its file"),
+        ("file: decode.py", "digest: sha256:1", "leave them out, or name the program's file"),
         ("file: decode.py", "digest: sha256:1\n    file: decode.py", "a program has a file, inputs"),
         ("processes: 2", "processes: 0", "a number from 1 to 64"),
         ("UINT8", "BYTE", "such as FP32"),

@@ -4,7 +4,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use millrace_function::{Buffer, DataId, DataType, Error, FunctionCall};
+use millrace_function::{Buffer, Call, DataId, DataType, Error};
 use millrace_proto::frames::{FrameQueue, SocketFrame};
 use millrace_proto::function::from_process::Message as Said;
 use millrace_proto::{FUNCTION_PROTOCOL_VERSION, function};
@@ -36,7 +36,7 @@ fn flood() {
     }
 }
 
-fn obey(call: &FunctionCall) -> Result<(), Error> {
+fn obey(call: &Call) -> Result<(), Error> {
     let what = call.fetch(&call.input("what")?.id)?;
     let what = String::from_utf8_lossy(what.bytes()?).into_owned();
     let x = call.fetch(&call.input("x")?.id)?;
@@ -138,7 +138,7 @@ fn obey(call: &FunctionCall) -> Result<(), Error> {
     call.output("y", &id, DataType::Uint8, &shape)
 }
 
-fn answer(call: &FunctionCall, data: &[u8]) -> Result<(), Error> {
+fn answer(call: &Call, data: &[u8]) -> Result<(), Error> {
     let id = call.unique_id()?;
     let mut room = call.create(data.len())?;
     room.copy_from_slice(data);

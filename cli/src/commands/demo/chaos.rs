@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_client::{InferRequest, InferenceClient, Tensor};
+use millrace_client::{InferRequest, Inference, Tensor};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinSet;
 
@@ -105,7 +105,7 @@ pub(super) async fn run(
 
 /// Sends each request once, before any kill.
 pub(super) async fn record_expected_responses(
-    inference: &InferenceClient,
+    inference: &Inference,
     requests: Vec<InferRequest>,
 ) -> Result<Vec<ExpectedResponse>, CommandFailure> {
     let mut known = Vec::with_capacity(requests.len());
@@ -117,7 +117,7 @@ pub(super) async fn record_expected_responses(
 }
 
 async fn send(
-    inference: InferenceClient,
+    inference: Inference,
     known: Arc<[ExpectedResponse]>,
     load: Arc<ChaosLoad>,
     number: usize,

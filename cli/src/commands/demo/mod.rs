@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use millrace_client::{InferRequest, InferenceClient, TensorMetadata};
+use millrace_client::{InferRequest, Inference, TensorMetadata};
 use millrace_proto::trace::SpanRing;
 use millrace_types::Bytes;
 use millrace_worker::service::InjectedFaults;
@@ -212,7 +212,7 @@ async fn settled(session: &ClusterSession) -> Result<(), CommandFailure> {
     Ok(())
 }
 
-async fn input(inference: &InferenceClient) -> Result<TensorMetadata, CommandFailure> {
+async fn input(inference: &Inference) -> Result<TensorMetadata, CommandFailure> {
     Ok(only_input(&inference.model_metadata(example::NAME, "").await?)?.clone())
 }
 

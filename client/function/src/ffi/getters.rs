@@ -8,13 +8,13 @@ use std::ptr;
 
 use super::handles::note;
 use super::{CInput, c_name, millrace_call};
-use crate::call::CallInput;
+use crate::call::Input;
 
 /// Returns an input of a call, and the input's names as C strings.
 ///
 /// # Safety
 /// As `millrace.h` says.
-unsafe fn input<'a>(call: *const millrace_call, index: usize) -> Option<(&'a CallInput, &'a CInput)> {
+unsafe fn input<'a>(call: *const millrace_call, index: usize) -> Option<(&'a Input, &'a CInput)> {
     // SAFETY: the header's promises.
     let call = unsafe { call.as_ref() };
     let input = call.and_then(|call| Some((call.call.inputs().get(index)?, call.inputs.get(index)?)));
