@@ -269,7 +269,7 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Document> =
         serde_saphyr::from_multiple_with_options(text, options(text)).map_err(|error| {
             let line = error.location().map_or(u64::MAX, |at| at.line());
-            ManifestError::Yaml { kind: document::kind_at(text, line), message: error.to_string() }
+            ManifestError::Yaml { kind: document::kind_at(text, line), message: yaml_fault(text, &error) }
         })?;
     let mut seen = BTreeSet::new();
     let mut manifests = Vec::with_capacity(documents.len());
@@ -290,11 +290,44 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>, ManifestError> {
     Ok(manifests)
 }
 
+/// Returns the text of a parser's error, with its line, and with a correction where the parser knows the fields.
+fn yaml_fault(text: &str, error: &serde_saphyr::Error) -> String {
+    let Some(location) = error.location() else { return error.to_string() };
+    let fault = match error.without_snippet() {
+        serde_saphyr::Error::SerdeUnknownField { field, expected, .. } => match similar(field, expected) {
+            Some(name) => format!("there is no field {field:?} here: did you mean {name:?}?"),
+            None => format!("there is no field {field:?} here: the fields are {}", expected.join(", ")),
+        },
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+            format!("{key:?} appears twice: remove one of the two")
+        }
+        error => {
+            // The parser's text ends in the location, which stands at the beginning here.
+            let said = error.to_string();
+            let said =
+                said.split(" at line ").next().unwrap_or(&said).replace("invalid u32", "not a whole number");
+            let line = text.lines().nth(location.line().saturating_sub(1) as usize).unwrap_or_default();
+            format!("{said}: {}", line.trim())
+        }
+    };
+    format!("line {}, column {}: {fault}", location.line(), location.column())
+}
+
+/// Returns the name that a misspelled name most likely means.
+fn similar<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    /// The least similarity of two names, from 0 to 1, at which one is proposed for the other.
+    const SIMILARITY_MIN: f64 = 0.8;
+    let scored = known.iter().map(|&other| (strsim::jaro(name, other), other));
+    let best = scored.max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|&(similarity, _)| similarity >= SIMILARITY_MIN).map(|(_, other)| other)
+}
+
 /// Returns the parser's bounds. An alias expands to the text of its anchor, so the total of text
 /// and expanded aliases is limited to the length of the file plus [`ALIASED_BYTES_MAX`].
 fn options(text: &str) -> serde_saphyr::Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_total_scalar_bytes: text.len() + ALIASED_BYTES_MAX },
+        with_snippet: false,
     }
 }
 
@@ -333,8 +366,9 @@ fn timeout(text: Option<String>) -> Result<Duration, FieldFault> {
 }
 
 fn duration(field: &'static str, text: &str) -> Result<Duration, FieldFault> {
-    humantime::parse_duration(text)
-        .map_err(|e| (field, format!("{text:?} is not a duration ({e}): write one such as 50ms or 2s")))
+    humantime::parse_duration(text).map_err(|_| {
+        (field, format!("{text:?} is not a duration: write a number with ms, s, m or h, such as 50ms or 2s"))
+    })
 }
 
 #[cfg(test)]

@@ -31,6 +31,26 @@ fn refusal(from: &str, to: &str) -> String {
 }
 
 #[test]
+fn a_misspelled_field_is_refused_with_its_line_and_the_field_that_was_meant() {
+    let manifest = |field: &str| {
+        format!(
+            "apiVersion: millrace/v1\nkind: Function\nmetadata: {{name: x}}\nspec:\n  model: {{file: x.onnx}}\n  {field}\n"
+        )
+    };
+    for (field, says) in [
+        ("timout: 5s", "line 6, column 3: there is no field \"timout\" here: did you mean \"timeout\"?"),
+        ("gpus: 2", "line 6, column 3: there is no field \"gpus\" here: the fields are runtime, model, "),
+        ("model: {file: y.onnx}", "line 6, column 3: \"model\" appears twice: remove one of the two"),
+        ("replicas: two", "line 6, column 13: not a whole number: replicas: two"),
+        ("timeout: 50x", "\"50x\" is not a duration: write a number with ms, s, m or h, such as 50ms or 2s"),
+    ] {
+        let message = parse(&manifest(field)).unwrap_err().to_string();
+        assert!(message.contains(says), "{field}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
 fn aliases_are_bounded_by_the_text_that_they_stand_for() {
     let labels = |count: usize, text: &str| {
         let aliases: Vec<_> = (0..count).map(|at| format!("l{at}: *text")).collect();
