@@ -1,5 +1,5 @@
 //! Scheduling options of a function on a node: priority, residency on GPUs, and batching. The
-//! papers' share of these options is in MECHANISMS L15 and L22. The rest follows Triton's
+//! papers' share of these options is in docs/develop/mechanisms.md, L15 and L22. The rest follows Triton's
 //! `dynamic_batching` and `priority_levels`, so that knowledge of Triton applies here.
 
 use std::fmt;

@@ -44,7 +44,7 @@ const TOP: usize = 15;
 /// The share of requests of the [`TOP`] most popular functions.
 const TOP_SHARE: f64 = 0.56;
 
-/// A reading of the popularity of the kept functions, which the paper leaves open (MECHANISMS section 2).
+/// A reading of the popularity of the kept functions, which the paper leaves open (docs/develop/mechanisms.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PopularityReading {
     /// Popularity follows Zipf's law over all 46,413 functions, at the exponent at which 15 functions have
@@ -232,7 +232,7 @@ fn assumed() -> Vec<String> {
         "12 GPUs of 8 GiB. A model occupies its memory at batch 32 (table I). 325 requests arrive in each of 6 minutes, at random times, and clients wait for every answer.",
         "A miss starts a process of the model's own: the loading time, then the inference, without overlap (L05, L06). Every inference lasts as long as in table I.",
         "The paper does not state how steeply popularity falls. *steep*: Zipf's law over all 46,413 functions, of which the most popular are kept. *flat*: Zipf's law over the kept functions, with the top 15 at 56% (all functions are equally popular if 56% is less than the even share of 15).",
-        "35 functions exceed the 22 models, so 13 models occur twice and count as two models each (MECHANISMS L19).",
+        "35 functions exceed the 22 models, so 13 models occur twice and count as two models each (docs/develop/mechanisms.md, L19).",
     ]
     .map(str::to_owned)
     .to_vec()

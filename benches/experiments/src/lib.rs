@@ -46,7 +46,7 @@ impl Effort {
 
 /// An experiment.
 pub struct Experiment {
-    /// The name: the row of the paper's result (MECHANISMS section 3).
+    /// The name: the row of the paper's result (docs/experiments.md).
     pub id: &'static str,
     /// The title of the experiment's section.
     pub title: &'static str,

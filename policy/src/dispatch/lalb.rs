@@ -1,5 +1,5 @@
 //! Locality and load balance, with out-of-order dispatch (L03, L09 to L14, L16): algorithms 1 and 2
-//! of the LALB paper, in the reading of MECHANISMS section 2.
+//! of the LALB paper, in the reading of docs/develop/mechanisms.md.
 //!
 //! An idle GPU takes, in this order:
 //!

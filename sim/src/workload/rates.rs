@@ -1,5 +1,5 @@
 //! A reader of requests by function and minute, one function a line, and the rates of Torpor's artifact,
-//! which are in `sim/data/torpor-function-rates.csv` (MECHANISMS 1.5).
+//! which are in `sim/data/torpor-function-rates.csv`.
 
 use std::io::Read;
 

@@ -248,7 +248,7 @@ fn a_removed_function_no_longer_counts() {
     assert_eq!(node.dispatch.stats().alpha, Some(1.0));
 }
 
-/// MECHANISMS section 2, "003 late requests".
+/// docs/develop/mechanisms.md, T21.
 #[test]
 fn late_requests_keep_their_turn() {
     let mut node = queue_of(TorporConfig::default());

@@ -156,7 +156,7 @@ fn least_slack_goes_first_within_a_class() {
     assert_eq!(queue(&[(1, A), (1, A), (2, A)], bound, 100), [3, 1, 2]);
 }
 
-/// MECHANISMS section 2, "003 late requests".
+/// docs/develop/mechanisms.md, T21.
 #[test]
 fn a_request_that_cannot_be_in_time_goes_behind_all_that_can() {
     let bound = |node: &mut Node| node.bound(1, 250, (0, 0));

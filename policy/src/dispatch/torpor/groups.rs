@@ -103,7 +103,7 @@ mod tests {
         (0..required.len()).filter(is_high).collect()
     }
 
-    /// T19, T21 and MECHANISMS: a function with no positive count is always in the high group.
+    /// T19, T21: a function with no positive count is always in the high group.
     #[test]
     fn alpha_places_the_border_as_in_the_paper() {
         let required = [30, -5, 10, 0, 20];

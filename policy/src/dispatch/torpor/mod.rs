@@ -8,7 +8,7 @@
 //! of functions with equal counts, go by age. A function without an objective counts as just
 //! meeting its objective: prioritised, but after functions with a positive count.
 //!
-//! **GPU** (algorithm 1, and the reading in MECHANISMS section 2). The first choice is an idle GPU
+//! **GPU** (algorithm 1, and the reading in docs/develop/mechanisms.md). The first choice is an idle GPU
 //! that holds the model. The second is the idle GPU with the fastest direct link from a busy
 //! holder, if that link is faster than the path from the host. The third is the idle GPU with the
 //! least loading by neighbours under the same switch: nothing, from another GPU, a light, a medium

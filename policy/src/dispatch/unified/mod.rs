@@ -13,7 +13,7 @@
 //! objective goes before a function that can afford one. A function that cannot be rescued goes
 //! after both. Functions with batching share a class ([`batching_class`]). Within a class the least
 //! slack goes first. A request that can no longer be in time goes behind all requests that can,
-//! regardless of its function (MECHANISMS section 2, "003 late requests"). An idle GPU takes a hit
+//! regardless of its function (docs/develop/mechanisms.md, T21). An idle GPU takes a hit
 //! before the most urgent request if that request can wait, so locality costs no deadline.
 //!
 //! This order approximates the probability that an objective is still met. The late requests that a
