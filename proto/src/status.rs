@@ -156,6 +156,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_page_of_errors_has_a_row_for_each_reason() {
+        let page = include_str!("../../docs/guide/errors.md");
+        for &reason in Reason::ALL {
+            let retry = if reason.retryable() { "yes" } else { "no" };
+            let code = format!("{:?}", code(reason)).chars().fold(String::new(), |mut text, letter| {
+                if letter.is_uppercase() && !text.is_empty() {
+                    text.push('_');
+                }
+                text.extend(letter.to_uppercase());
+                text
+            });
+            let row = format!("| `{reason}` | `{code}` | {} | {retry} | ", http_status(reason).as_u16());
+            assert!(page.contains(&row), "docs/guide/errors.md has no row that begins with:\n{row}");
+        }
+    }
+
+    #[test]
     fn every_reason_survives_the_wire() {
         for &reason in Reason::ALL {
             for may_have_executed in [false, true] {
