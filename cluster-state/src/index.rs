@@ -1,4 +1,4 @@
-//! Tier 2 of the data index (DESIGN §5, D09): the nodes that hold each piece of data. The
+//! Tier 2 of the data index (D09): the nodes that hold each piece of data. The
 //! [`NodeCheckpoint`](crate::checkpoint::NodeCheckpoint) of a node lists the data of that node. This index
 //! is the reverse map, and also records lost data: data whose last holder was lost, and that no
 //! node has reported since.

@@ -1,5 +1,5 @@
-//! Decides whether a request that lost its GPU runs again. The worker owns executor failure (DESIGN
-//! §3): the worker runs the request again if that does no harm, but a request that kills executors
+//! Decides whether a request that lost its GPU runs again. The worker owns executor
+//! failure: the worker runs the request again if that does no harm, but a request that kills executors
 //! must not walk through all of them.
 
 use millrace_types::Reason;

@@ -1,4 +1,4 @@
-//! Leases: the time for which a silent node is still believed alive (DESIGN §5, §7; the health
+//! Leases: the time for which a silent node is still believed alive (the health
 //! checks of Torpor §4.5, T16). The leader's table records signs of life, ends leases, and declares
 //! nodes lost.
 //!
@@ -24,10 +24,10 @@ use std::time::Duration;
 
 use millrace_types::{Epoch, NodeName, Timestamp};
 
-/// Time for which a node may be silent (DESIGN §5).
+/// Time for which a node may be silent.
 pub const LEASE: Duration = Duration::from_secs(2);
 /// Further silence before a fenced node is lost. Together with the new copies of its functions,
-/// this stays within the second that DESIGN §7 allows on top of the lease.
+/// the loss is committed within a second after the lease.
 pub const GRACE: Duration = Duration::from_millis(500);
 /// Minimum number of ticks in a lease. More than two, so that a late tick is distinguishable from a
 /// stall.

@@ -1,5 +1,5 @@
 //! The checkpoint that a worker sends to the leader about once a second, so that the worker's soft
-//! state outlives the worker (DESIGN §5). A checkpoint covers the resident models and their
+//! state outlives the worker. A checkpoint covers the resident models and their
 //! locations, the stored pieces of data, the SLO counts of functions, and their usage.
 //!
 //! ```text

@@ -12,7 +12,7 @@ use crate::sequences::{SequenceSpec, SequenceSpecError};
 use crate::serving::{ResidencyOptions, SchedulingOptions, SchedulingOptionsError};
 use crate::units::Bytes;
 
-/// The timeout of a request that sets none (DESIGN §1).
+/// The timeout of a request that sets none.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest accepted timeout.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
@@ -99,7 +99,7 @@ pub struct FunctionSpec {
     /// The resources that the function needs on a node.
     pub resources: ResourceRequest,
     /// Whether a request may safely run twice. If so, the worker may run a request again after the
-    /// executor of its first run died (DESIGN §6).
+    /// executor of its first run died.
     pub idempotent: bool,
     /// The number of nodes that keep the model in host memory. With more than one, a lost node
     /// leaves another node ready.

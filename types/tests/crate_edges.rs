@@ -1,4 +1,4 @@
-//! Tests of the allowed dependencies between crates (DESIGN §2). The tests read whole dependency
+//! Tests of the allowed dependencies between crates. The tests read whole dependency
 //! closures from `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,7 @@
 //! | [`handle`] | requests and commands to the actors, from any thread |
 //! | [`groups`] | the measured size of a weight group: the weights that are copied and awaited together |
 //! | [`request`], [`install`], [`snapshot`] | the types of requests, of functions to serve, and of state reports |
-//! | `actors`, `actor_runtime` | the actors of DESIGN §3, and the actor runtime that keeps actix replaceable |
+//! | `actors`, `actor_runtime` | the actors, and the actor runtime that keeps actix replaceable |
 //! | [`node`] | the configuration of a node and the start of its actors |
 //! | [`clock`] | the real clock and the virtual clock |
 //! | [`port`] | the interface of the actors to executor processes |

@@ -114,14 +114,15 @@ pub(crate) struct TimedPromise {
 impl TimedPromise {
     /// Returns the promise for writes after the loss of a leader, or of any other controller.
     fn writes_resume() -> Self {
-        let source = "DESIGN §7, leader: writes resume < 2 s".to_owned();
+        let source = "docs/operate/operating.md, the leader is lost: writes resume within 2 s".to_owned();
         Self { within: Duration::from_secs(2), source }
     }
 
     /// Returns the promise for a function that lost its only worker: the lease of 2 s and one
     /// second.
     fn placed_again() -> Self {
-        let source = "DESIGN §7, worker: new placement < lease + 1 s".to_owned();
+        let source =
+            "docs/operate/operating.md, a worker is lost: its functions are served within 3 s".to_owned();
         Self { within: Duration::from_secs(3), source }
     }
 }

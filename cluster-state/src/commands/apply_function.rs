@@ -98,7 +98,7 @@ fn check_model<'a>(state: &'a State, revision: &RevisionRecord) -> Result<&'a Mo
 }
 
 /// Refuses a revision unless a majority of the voters, or the object store, holds its file. The
-/// loss of the other controllers then loses no model (DESIGN §5).
+/// loss of the other controllers then loses no model.
 fn check_held(state: &State, digest: Digest, voters: &[ControllerId]) -> Result<(), CommandRefusal> {
     let holds =
         |voter: &ControllerId| state.artifacts.get(&digest).is_some_and(|it| it.holders.contains(voter));

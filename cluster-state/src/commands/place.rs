@@ -1,5 +1,5 @@
 //! Places a function's model in a node's host tier. The placement takes over the counts of removed
-//! replicas, so that the required request count is not lost (DESIGN §5).
+//! replicas, so that the required request count is not lost.
 
 use std::sync::Arc;
 

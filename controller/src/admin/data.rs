@@ -1,4 +1,4 @@
-//! The location of a piece of intermediate data, by tier 2 of the index (DESIGN §5).
+//! The location of a piece of intermediate data, by tier 2 of the index.
 
 use millrace_cluster_state::DataLocation;
 use millrace_proto::admin as api;

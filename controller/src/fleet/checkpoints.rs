@@ -1,5 +1,5 @@
-//! Commits the checkpoints of workers to the log unchanged, and acknowledges them after the commit
-//! (DESIGN §5). Only the leader commits. Other controllers drop a batch, and the worker sends it again
+//! Commits the checkpoints of workers to the log unchanged, and acknowledges them after the
+//! commit. Only the leader commits. Other controllers drop a batch, and the worker sends it again
 //! to the presumed leader.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Invariant: every acknowledged checkpoint is in the state, unless the epoch ended (DESIGN §5: the
+//! Invariant: every acknowledged checkpoint is in the state, unless the epoch ended (the
 //! leader commits, then acknowledges).
 //!
 //! - An acknowledged checkpoint is in the log as made by the worker.

@@ -1,4 +1,4 @@
-//! Invariant: the desired state of workers follows the log (DESIGN §5). The stamp (term, index) names
+//! Invariant: the desired state of workers follows the log. The stamp (term, index) names
 //! the source state in the log, so the newest stamp wins, regardless of the sender and the time of
 //! arrival.
 //!

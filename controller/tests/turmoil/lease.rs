@@ -1,4 +1,4 @@
-//! Invariant: leases (DESIGN §5).
+//! Invariant: leases.
 //!
 //! A controller finds a registration lost only after three things have lasted for at least a lease and
 //! its grace: the leader's duties, knowledge of the registration, and silence of the node. A node that

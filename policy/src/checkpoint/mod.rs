@@ -1,4 +1,4 @@
-//! A worker's side of the checkpoints that the leader keeps of its soft state (DESIGN §5). The core
+//! A worker's side of the checkpoints that the leader keeps of its soft state. The core
 //! knows the present state and gathers changes. About once a period the core emits batches until
 //! all changes are sent, with a single batch in flight.
 //!

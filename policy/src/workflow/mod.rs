@@ -20,7 +20,7 @@
 //! 3. `release` frees tensors that are not held.
 //! 4. `start`, forwards, starts calls that have all their inputs, up to [`CALLS_MAX`].
 //!
-//! **Lost data** (DESIGN section 7: objects are made again by their producer) needs no pass of its
+//! **Lost data** (objects are made again by their producer) needs no pass of its
 //! own. A wanted tensor that is absent is made, lost or not. Its inputs are then wanted too, and so
 //! on up to the workflow's inputs, which the driver keeps. A step that runs `each` repeats only the
 //! lost rows. A running call may already have read its inputs, so lost inputs are made again only

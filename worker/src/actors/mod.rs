@@ -1,4 +1,4 @@
-//! The actors of a worker (DESIGN §3). Each actor translates messages into events, calls its core in
+//! The actors of a worker. Each actor translates messages into events, calls its core in
 //! `millrace-policy`, and carries out the actions that the core returns. Actors decide nothing themselves.
 //!
 //! ```text

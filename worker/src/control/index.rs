@@ -1,5 +1,5 @@
-//! The feed by which the data plane reports the data on this node, for tier 2 of the index (DESIGN
-//! §5). Data that lives shorter than a sync period is never reported.
+//! The feed by which the data plane reports the data on this node, for tier 2 of the
+//! index. Data that lives shorter than a sync period is never reported.
 
 use millrace_policy::checkpoint::Event;
 use millrace_types::{Bytes, DataId, NodeName};

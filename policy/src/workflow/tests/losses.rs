@@ -1,4 +1,4 @@
-//! Lost data that its producer makes again (DESIGN section 7).
+//! Lost data that its producer makes again.
 
 use super::*;
 

@@ -1,5 +1,5 @@
 //! Checkpoints: about once a second the worker sends the leader its soft state, so that the state
-//! outlives the node (DESIGN §5). Soft state is the models and their tiers, data, scores and usage.
+//! outlives the node. Soft state is the models and their tiers, data, scores and usage.
 //! [`millrace_policy::checkpoint`] decides about contents and times. This module observes the node and
 //! routes the batches.
 //!
