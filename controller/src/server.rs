@@ -398,7 +398,7 @@ impl RunningController {
 
 impl std::fmt::Debug for RunningController {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Controller")
+        f.debug_struct("RunningController")
             .field("client_addr", &self.client_addr)
             .field("internal_addr", &self.internal_addr)
             .field("cluster_id", &self.cluster_id)

@@ -46,7 +46,7 @@ impl GatewayConfig {
 
 impl fmt::Debug for GatewayConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FrontDoorConfig")
+        f.debug_struct("GatewayConfig")
             .field("limits", &self.limits)
             .field("seed", &self.seed)
             .finish_non_exhaustive()

@@ -108,7 +108,7 @@ impl HintFollower {
 
 impl std::fmt::Debug for HintFollower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hints").field("prewarm", &self.0.prewarm).finish_non_exhaustive()
+        f.debug_struct("HintFollower").field("prewarm", &self.0.prewarm).finish_non_exhaustive()
     }
 }
 

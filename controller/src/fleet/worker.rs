@@ -57,7 +57,7 @@ pub(crate) struct AttachedWorker {
 
 impl fmt::Debug for AttachedWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
+        f.debug_struct("AttachedWorker")
             .field("name", &self.name)
             .field("epoch", &self.epoch())
             .finish_non_exhaustive()

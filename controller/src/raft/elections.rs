@@ -11,6 +11,8 @@
 //!  leader silent for SILENCE + turn ─► pre-vote of all voters ─ majority ─► call the election
 //!                                                        └─ no ─► ask again a little later
 //! ```
+//!
+//! The wait also grows with elections that this controller lost and with a slow disk, and has a random part.
 
 use std::time::Duration;
 
@@ -37,8 +39,8 @@ const ASK_TIMEOUT: Duration = Duration::from_millis(200);
 /// The random addition to each wait, in milliseconds, so that two controllers that collided once do not
 /// collide again.
 const JITTER_MS: std::ops::Range<u64> = 0..50;
-/// Consecutive lost elections after which the wait no longer grows. With 4 losses, the wait is 2³
-/// election timeouts.
+/// Consecutive lost elections after which the wait no longer grows. With 4 losses, silence and penalty
+/// together are 2³ election timeouts.
 const LOST_MAX: u32 = 4;
 
 /// The local Raft state that an election depends on.
@@ -160,7 +162,7 @@ impl Replica {
         changed.await.map(|_| ()).map_err(|_| Fatal::Stopped)
     }
 
-    /// Asks every voter for a pre-vote, and returns as soon as a majority agrees.
+    /// Asks every other voter for a pre-vote, and returns as soon as a majority agrees.
     async fn majority_would_vote(&self, look: &ElectionState) -> bool {
         let needed = look.voters.len() / 2 + 1;
         let mut others = self.others(TrafficClass::Requests);

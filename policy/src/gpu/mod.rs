@@ -99,8 +99,8 @@ pub struct GpuCore {
     data: Option<GpuDataStore>,
     eviction: Eviction,
     isolation: ExecutorIsolation,
-    /// Models that requests elsewhere wait for. A pinned model is evicted only if nothing else
-    /// makes room, so that requests on this GPU never wait for the pinned models.
+    /// Models that requests in the node's queue wait for on this GPU. Such a model is evicted only if
+    /// nothing else makes room for a request that is already on this GPU.
     pinned: BTreeSet<ModelId>,
     /// Models with a copy here that the node keeps.
     kept: BTreeSet<ModelId>,

@@ -3,7 +3,7 @@
 //! memory, all of which is reserved at boot (T12).
 //!
 //! An eviction copies nothing back: the host copy stays authoritative, so an eviction only drops the
-//! GPU copy (T10). The least recently used models leave first, pinned models never. A victim that the
+//! GPU copy (T10). The least recently used models leave first, and models that the caller spares never. A victim that the
 //! other victims make needless stays, the most recently used first.
 //!
 //! Blocks are given out by best fit. With [`BlockPlacement::Scattered`], the default, an allocation fails

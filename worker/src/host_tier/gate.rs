@@ -274,7 +274,7 @@ impl HostMemoryGate {
 
 impl std::fmt::Debug for HostMemoryGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Gate").field("models", &self.state().models.len()).finish_non_exhaustive()
+        f.debug_struct("HostMemoryGate").field("models", &self.state().models.len()).finish_non_exhaustive()
     }
 }
 

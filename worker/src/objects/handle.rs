@@ -1,5 +1,6 @@
-//! Handles to objects that were made on a GPU and stay in its memory. Every consumer holds a
-//! handle, and the object is dropped with its last handle.
+//! Handles to objects that were made on a GPU and stay in its memory. There is one [`ObjectHandle`] for each
+//! object. The worker's index and each consumer hold it in an [`Arc`], and the object is dropped with the last of
+//! them.
 //!
 //! The Gpu actor decides about the object's location. The actor may move the object to host memory
 //! (`policy::elastic`), and the object is lost with its executor.
@@ -33,7 +34,7 @@ pub(crate) enum HandleLocation {
     Lost,
 }
 
-/// An object that was made on a GPU.
+/// The shared handle of an object that was made on a GPU.
 pub(crate) struct ObjectHandle {
     pub(crate) gpu: GpuIndex,
     /// Key of the object, unique on the node.
@@ -149,8 +150,8 @@ impl ObjectHandle {
     }
 
     /// Adds a request that reads the object. Its node is notified when the object moves.
-    pub(crate) fn read_by(&self, reader: RequestKey, node: &Arc<ActorDirectory>) {
-        self.lock().readers.insert(reader, Arc::clone(node));
+    pub(crate) fn read_by(&self, reader: RequestKey, actors: &Arc<ActorDirectory>) {
+        self.lock().readers.insert(reader, Arc::clone(actors));
     }
 
     /// Removes a request that read the object.
@@ -160,8 +161,8 @@ impl ObjectHandle {
 
     /// Tells the Gpu actor whether a request that reads the object waits at this position of the
     /// queue.
-    pub(crate) fn queued(&self, place: u64, waits: bool) {
-        self.home.post(gpu::Message::ReaderQueued { object: self.key, place, waits });
+    pub(crate) fn queued(&self, position: u64, waits: bool) {
+        self.home.post(gpu::Message::ReaderQueued { object: self.key, place: position, waits });
     }
 
     /// Requests bytes of the object in host memory, with a copy from the GPU if necessary.
@@ -189,7 +190,7 @@ impl ObjectRange {
 impl fmt::Debug for ObjectHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { gpu, key, bytes, .. } = self;
-        f.debug_struct("Kept")
+        f.debug_struct("ObjectHandle")
             .field("gpu", gpu)
             .field("key", key)
             .field("bytes", bytes)

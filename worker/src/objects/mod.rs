@@ -1,5 +1,5 @@
 //! Intermediate data of workflows: the objects on this worker, and fetches from other workers. This
-//! is tier 1 of the index (DESIGN §5; [`millrace_policy::index`]), the truth about the node's data.
+//! is tier 1 of the index ([`millrace_policy::index`]), the truth about the node's data.
 //!
 //! An output that the caller wants stored stays here as an *object*, and only its name travels. A
 //! request with the object as an input finds the object by its name. The object stays in the memory
@@ -157,7 +157,7 @@ struct Inner {
 
 impl std::fmt::Debug for ObjectStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Objects").field("tally", &self.tally()).finish_non_exhaustive()
+        f.debug_struct("ObjectStore").field("tally", &self.tally()).finish_non_exhaustive()
     }
 }
 

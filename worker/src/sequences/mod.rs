@@ -147,7 +147,7 @@ impl Tables {
 
 impl fmt::Debug for SequenceManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sequences").field("tallies", &self.tallies()).finish_non_exhaustive()
+        f.debug_struct("SequenceManager").field("tallies", &self.tallies()).finish_non_exhaustive()
     }
 }
 

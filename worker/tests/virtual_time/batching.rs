@@ -39,12 +39,12 @@ fn waiting_requests_run_as_a_batch_and_each_is_charged_for_its_rows() {
         let config = NodeConfig { dispatch: PolicyConfig::Lb, ..NodeConfig::new(gpus(1)) };
         let world = World::start_with(config, &behaviour(&[40]), 1, |machine| Box::new(machine));
         install(&world, 0, batched(4, Duration::ZERO)).await;
-        // Before the executor is up, all requests would wait together.
+        // This answer shows that the executor is up: requests before that would all wait together.
         world.ask(rows(0, 1)).await.unwrap().unwrap();
         let first = world.ask(rows(0, 1));
         world.pass_ms(1).await;
         let others: Vec<_> = [1, 2, 1, 3].into_iter().map(|count| world.ask(rows(0, count))).collect();
-        assert_eq!(first.await.unwrap().unwrap().share, None, "it ran alone");
+        assert_eq!(first.await.unwrap().unwrap().share, None, "the first request must run alone");
         let mut shares = Vec::new();
         for other in others {
             shares.push(other.await.unwrap().unwrap().share);
