@@ -43,8 +43,9 @@ pub(crate) struct Cli {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// The controllers to call, in the order in which to try them [default: 127.0.0.1:8080].
-    #[arg(short, long, global = true, value_delimiter = ',', value_name = "HOST:PORT")]
+    /// The controllers to call, separated by commas, in the order in which to try them; MILLRACE_ENDPOINTS
+    /// sets them too [default: 127.0.0.1:8080].
+    #[arg(alias = "endpoints", short, long, global = true, value_delimiter = ',', value_name = "HOST:PORT")]
     pub(crate) endpoint: Vec<Address>,
     /// The tenant of the functions and workflows [default: default].
     #[arg(short = 'n', long, global = true, value_name = "NAME")]
@@ -192,8 +193,9 @@ mod tests {
 
     #[test]
     fn endpoints_are_accepted_as_a_list_and_as_repeated_flags() {
-        let cli = Cli::parse_from(["millrace", "ps", "-e", "a:1,b:2", "--endpoint", "c:3"]);
+        let cli =
+            Cli::parse_from(["millrace", "ps", "-e", "a:1,b:2", "--endpoint", "c:3", "--endpoints", "d:4"]);
         let names: Vec<_> = cli.global.endpoint.iter().map(Address::authority).collect();
-        assert_eq!(names, ["a:1", "b:2", "c:3"]);
+        assert_eq!(names, ["a:1", "b:2", "c:3", "d:4"]);
     }
 }
