@@ -39,7 +39,7 @@ impl PolicyConfig {
                 Self::Unified(UnifiedConfig {
                     overtakes_max,
                     free_overtakes_max: config.free_overtakes_max.min(overtakes_max),
-                    // // Without overtaking, all requests go by age.
+                    // Without overtaking, all requests go by age.
                     aged_every: if overtakes_max == 0 { 1 } else { config.aged_every },
                     counts: window.unwrap_or(config.counts),
                 })

@@ -24,8 +24,8 @@ const INTERNAL_PORT: u16 = 7070;
 const EXAMPLES: &str = "\
 When the cluster is up, one line of JSON on standard output has its addresses.
 
-With more than one controller, each controller and worker is a separate process, whose pid is in that
-line: kill any of them to see the effect. The end of a process is reported with the command that
+With more than one controller, each controller and worker is a separate process, and that line has
+the pids: kill any of them to see the effect. The end of a process is reported with the command that
 restarts it; with --restart, this process does that. If a folder already holds a group, its controllers
 listen at their previous ports, by which they know each other.
 
