@@ -10,8 +10,8 @@ use millrace_cluster_state::{
     CallerName, CheckpointCoverage, CommandEffect, CommandOutcome, CommandRefusal, ControllerId,
     DataLocation, ModelSummary, Proposal, State, StateCommand, UnixMillis,
 };
-use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
-use millrace_policy::core::Core;
+use millrace_core::Core;
+use millrace_nodes::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName, SloCounts, SyncBatch, Timestamp, Usage,
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 
 use self::load::{LoadProfile, NodeLoad};
 
-#[path = "../../policy/src/checkpoint/load.rs"]
+#[path = "../../policy/nodes/src/checkpoint/load.rs"]
 mod load;
 
 const FUNCTIONS: u64 = 4;

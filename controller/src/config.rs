@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::ControllerId;
-use millrace_policy::lease;
+use millrace_nodes::lease;
 use millrace_proto::trace::SpanRing;
 use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_cluster_state::State;
-use millrace_policy::placement::{FunctionPair, PAIRS_MAX, TrafficCounts};
+use millrace_nodes::placement::{FunctionPair, PAIRS_MAX, TrafficCounts};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 

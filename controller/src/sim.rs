@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures::Stream;
 use millrace_cluster_state::{CallerName, CommandEffect, ControllerId, State, StateCommand};
-use millrace_policy::lease::LeaseState;
+use millrace_nodes::lease::LeaseState;
 use millrace_proto::admin::admin_server::AdminServer;
 use millrace_proto::parts::control_server;
 use millrace_proto::status::of_code;

@@ -16,7 +16,7 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use millrace_policy::memory::{BlockPlacement, BlockRun};
+use millrace_memory::{BlockPlacement, BlockRun};
 use millrace_sim::memory::{AllocatorKind, AllocatorUnderTest};
 use millrace_types::{Bytes, ModelId, Timestamp};
 

@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use millrace_policy::dispatch::PolicyConfig;
+use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_sim::models;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{minutes, rates};

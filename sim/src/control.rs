@@ -8,7 +8,7 @@ use millrace_cluster_state::{
     CallerName, CommandEffect, CommandRefusal, ControllerId, ModelSummary, NodeGpu, PlacementReason,
     Proposal, RulesVersion, State, StateCommand, UnixMillis,
 };
-use millrace_policy::placement::{
+use millrace_nodes::placement::{
     self, ClusterSnapshot, GpuLoad, PlacementChange, PlacementPhase, PlanLimits, Unplaced,
 };
 use millrace_types::{

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::dispatch::DispatchStats;
-use millrace_policy::trace::{CoreId, CoreTrace};
+use millrace_core::trace::{CoreId, CoreTrace};
+use millrace_scheduling::dispatch::DispatchStats;
 use millrace_types::{FunctionKey, GpuIndex, Reason, TenantName, Timestamp, Usage};
 use millrace_worker::request::AttemptTimes;
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};

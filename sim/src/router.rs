@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::router::{
+use millrace_nodes::router::{
     self, HOST_RATE, MachineRunTimes, MachineType, ModelResidency, RouteRequest, WorkerCandidate,
 };
 use millrace_types::topology::Topology;

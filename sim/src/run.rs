@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use millrace_policy::router::RouteRequest;
+use millrace_nodes::router::RouteRequest;
 use millrace_types::{Digest, GpuIndex, Reason, RequestId, RevisionKey, Timestamp};
 use millrace_worker::clock::{Clock, Sleeper, VirtualClock};
 use millrace_worker::install::InstallError;

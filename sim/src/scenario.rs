@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::gpu::Eviction;
-use millrace_policy::gpu::isolation::ExecutorIsolation;
-use millrace_policy::paths::HostLinks;
-use millrace_policy::rates::TransferSharing;
+use millrace_gpu::isolation::ExecutorIsolation;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::PolicyConfig;
+use millrace_transfers::paths::HostLinks;
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Quota, SchedulingOptions, Slo, TenantName, Timestamp};
 

@@ -9,7 +9,13 @@ use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, Packag
 const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-types", PURE, "it is data"),
     ("millrace-model", PURE, "it is pure"),
-    ("millrace-policy", PURE, "decisions take `now`; actors carry them out"),
+    ("millrace-core", PURE, DECIDES),
+    ("millrace-memory", PURE, DECIDES),
+    ("millrace-transfers", PURE, DECIDES),
+    ("millrace-gpu", PURE, DECIDES),
+    ("millrace-scheduling", PURE, DECIDES),
+    ("millrace-nodes", PURE, DECIDES),
+    ("millrace-workflow", PURE, DECIDES),
     ("millrace-cluster-state", PURE, "apply is deterministic"),
     ("millrace-proto", &["actix", "openraft", "sled"], "it is wire formats"),
     (
@@ -52,7 +58,13 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
             "millrace-executor",
             "millrace-gateway",
             "millrace-model",
-            "millrace-policy",
+            "millrace-core",
+            "millrace-gpu",
+            "millrace-memory",
+            "millrace-nodes",
+            "millrace-scheduling",
+            "millrace-transfers",
+            "millrace-workflow",
             "millrace-raft-store",
             "millrace-worker",
             "actix",
@@ -62,6 +74,9 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "it observes a cluster through the users' interfaces",
     ),
 ];
+
+/// Reason for which the crates of decisions are pure.
+const DECIDES: &str = "decisions take `now`; actors carry them out";
 
 const PURE: &[&str] =
     &["tokio", "actix", "actix-rt", "tonic", "rand", "openraft", "sled", "rustix", "chrono"];

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::admission::FunctionTotals;
 use millrace_proto::activity::{Activity, FunctionActivity, LinkActivity};
 use millrace_proto::parts::bound_activity;
+use millrace_scheduling::admission::FunctionTotals;
 use millrace_types::topology::Topology;
 use millrace_types::{FunctionKey, NodeName};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use millrace_policy::trace::CoreId;
+use millrace_core::trace::CoreId;
 
 /// A monotonic clock, with the conversion of its spans to sleeps of the tokio runtime.
 pub trait Clock: Send + Sync + 'static {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Fault;
 use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};

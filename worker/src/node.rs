@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
-use millrace_policy::gpu::{Eviction, ExecutorIsolation};
-use millrace_policy::paths::HostLinks;
-use millrace_policy::preset::SchedulingPolicy;
-use millrace_policy::prewarm::Prewarm;
-use millrace_policy::rates::TransferSharing;
+use millrace_gpu::ExecutorIsolation;
+use millrace_memory::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::PolicyConfig;
+use millrace_scheduling::preset::SchedulingPolicy;
+use millrace_transfers::paths::HostLinks;
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::Bytes;
 use millrace_types::policy::Batches;
 use millrace_types::topology::Topology;
+use millrace_workflow::hints::Prewarm;
 
 pub use crate::actors::driven::SharedTrace;
 use crate::clock::{Clock, MonotonicClock};

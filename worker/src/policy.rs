@@ -1,8 +1,8 @@
 //! The scheduling policy in force on the node: an operator's policy, or the default preset.
 
-use millrace_policy::preset::SchedulingPolicy;
 use millrace_proto::convert::policy_spec_wire;
 use millrace_proto::worker;
+use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::PolicySpec;
 
 use crate::node::NodeConfig;

@@ -6,10 +6,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millrace_policy::prewarm::{HintRateLimit, Prewarm};
-use millrace_policy::workflow::{AHEAD_MAX, PrewarmTarget};
 use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, Revision, RevisionKey, TenantName, Timestamp};
+use millrace_workflow::hints::{HintRateLimit, Prewarm};
+use millrace_workflow::{AHEAD_MAX, PrewarmTarget};
 use tokio::sync::watch;
 
 use crate::clock::Clock;

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use millrace_policy::admission::FunctionTotals;
-use millrace_policy::ids::FunctionIndex;
+use millrace_core::ids::FunctionIndex;
+use millrace_scheduling::admission::FunctionTotals;
 use millrace_types::{Bytes, Digest, FunctionKey, ModelId, ResidencyOptions, RevisionKey, TenantName};
 
 use crate::actor_runtime::AddressSlot;

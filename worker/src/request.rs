@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::dispatch::InputLocations;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
+use millrace_scheduling::dispatch::InputLocations;
 use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp};
 
 use crate::objects::{HandleLocation, ObjectHandle};

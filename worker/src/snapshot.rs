@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::admission::FunctionTotals;
-use millrace_policy::batching::BatchCounts;
-use millrace_policy::dispatch::{DispatchStats, PredictionError};
-use millrace_policy::fabric::TransferCounts;
+use millrace_scheduling::admission::FunctionTotals;
+use millrace_scheduling::batching::BatchCounts;
+use millrace_scheduling::dispatch::{DispatchStats, PredictionError};
+use millrace_transfers::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
 

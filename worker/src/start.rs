@@ -11,19 +11,19 @@ mod hello;
 mod server;
 mod thread;
 
-pub use millrace_policy::dispatch::{POLICIES, PolicyConfig};
-pub use millrace_policy::elastic::MigrationPolicy;
-pub use millrace_policy::gpu::eviction::{EVICTIONS, Eviction};
-pub use millrace_policy::gpu::isolation::{ExecutorIsolation, ISOLATIONS};
-pub use millrace_policy::index::LookupOrder;
-pub use millrace_policy::paths::{HOST_LINKS, HostLinks};
-pub use millrace_policy::preset::SchedulingPolicy;
-use millrace_policy::prewarm::Prewarm;
+pub use millrace_gpu::isolation::{ExecutorIsolation, ISOLATIONS};
+pub use millrace_memory::elastic::MigrationPolicy;
+pub use millrace_memory::eviction::{EVICTIONS, Eviction};
+pub use millrace_nodes::index::LookupOrder;
 use millrace_proto::metrics::MetricsPage;
 use millrace_proto::trace::SpanRing;
+pub use millrace_scheduling::dispatch::{POLICIES, PolicyConfig};
+pub use millrace_scheduling::preset::SchedulingPolicy;
+pub use millrace_transfers::paths::{HOST_LINKS, HostLinks};
 use millrace_transport::SharedResult;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, NodeName};
+use millrace_workflow::hints::Prewarm;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 

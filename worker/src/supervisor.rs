@@ -23,20 +23,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use millrace_policy::batching::Batcher;
-use millrace_policy::core::Core as _;
-use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, LinkScheduler, link::LinkLedger as LinkCore};
-use millrace_policy::gpu::{Event as GpuEvent, GpuCore};
-use millrace_policy::ids::FunctionIndex;
-use millrace_policy::lifecycle::Lifecycle;
-use millrace_policy::memory::MemoryMap;
-use millrace_policy::paths::PathPlanner;
-use millrace_policy::prewarm::Prewarm;
-use millrace_policy::residence::IdleResidenceMeter;
-use millrace_policy::trace::CoreId;
+use millrace_core::Core as _;
+use millrace_core::ids::FunctionIndex;
+use millrace_core::trace::CoreId;
+use millrace_gpu::lifecycle::Lifecycle;
+use millrace_gpu::{Event as GpuEvent, GpuCore};
+use millrace_memory::MemoryMap;
+use millrace_scheduling::batching::Batcher;
+use millrace_scheduling::dispatch;
+use millrace_scheduling::residence::IdleResidenceMeter;
+use millrace_transfers::fabric::{self, LinkScheduler, link::LinkLedger as LinkCore};
+use millrace_transfers::paths::PathPlanner;
 use millrace_types::topology::LinkId;
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, Reason};
+use millrace_workflow::hints::Prewarm;
 
 use crate::actor_runtime::{self, ActorBehaviour, AddressSlot, Mailbox};
 use crate::actors::driven::{SharedTrace, TracedCore};
@@ -190,7 +190,7 @@ impl Supervisor {
         beside.chain(self.gpu_indices().filter(leads)).collect()
     }
 
-    fn drive<C: millrace_policy::core::Core>(&self, core: C, id: CoreId) -> TracedCore<C> {
+    fn drive<C: millrace_core::Core>(&self, core: C, id: CoreId) -> TracedCore<C> {
         TracedCore::new(core, id, self.trace.clone())
     }
 

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_policy::ids::{FunctionIndex, TenantIndex};
-use millrace_policy::tenancy::Event;
+use millrace_core::ids::{FunctionIndex, TenantIndex};
+use millrace_scheduling::tenancy::Event;
 use millrace_types::{Quota, TenantName};
 
 use crate::control::desired::TenantQuotas;

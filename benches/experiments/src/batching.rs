@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::outcome::percentile;
 use millrace_sim::report::format_percent;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};

@@ -1,19 +1,19 @@
 //! The gain of copying models also over idle PCIe links of other GPUs (D05, `--host-links all`), and the
-//! cost for other transfers: `policy::fabric` in whole nodes, with models that are swapped all the time.
+//! cost for other transfers: `transfers::fabric` in whole nodes, with models that are swapped all the time.
 
 use std::time::Duration;
 
 use anyhow::Result;
 use millrace_device::topology::TopologyDescription;
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::gpu::Eviction;
-use millrace_policy::paths::HostLinks;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_sim::models::{self, ModelFigures};
 use millrace_sim::report::format_percent;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::workload::{MINUTE, RequestArrival};
 use millrace_sim::{RunSummary, SimulatedRequest, SimulationOutcome, run_each};
+use millrace_transfers::paths::HostLinks;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 

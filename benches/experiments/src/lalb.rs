@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use millrace_policy::dispatch::PolicyConfig;
+use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_sim::models::{self, ModelFigures};
 use millrace_sim::report::{format_duration, format_percent};
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};

@@ -43,8 +43,8 @@ or an order differs without a known cause. If a paper allows two readings, a fig
 the tables have both.
 
 F2.2, F3.2 and H18 to H26 are a separate simulation: flows of data between the functions of workflows
-(`sim/src/passing`), without actors or chunks. The deciding cores are those of production, `policy::paths`,
-`policy::elastic` and `policy::rates`, with other options for the baselines. Sizes and times are assumed, and
+(`sim/src/passing`), without actors or chunks. The deciding cores are those of production, `transfers::paths`,
+`memory::elastic` and `transfers::rates`, with other options for the baselines. Sizes and times are assumed, and
 calibrated only on the share of data passing in INFless+.
 
 All experiments share these assumptions. Actors' messages and decisions take no time, and requests reach their

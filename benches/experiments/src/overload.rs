@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_sim::report::format_percent;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::MINUTE;

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::outcome::percentile;
 use millrace_sim::run_each;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};

@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use millrace_experiments::hostlinks::{lone, uplink_loads};
-use millrace_policy::paths::HostLinks;
 use millrace_sim::{SimulationOutcome, run};
+use millrace_transfers::paths::HostLinks;
 
 /// The time of 6 GB at 12 GB/s.
 const BY_ONE_LINK: Duration = Duration::from_millis(500);

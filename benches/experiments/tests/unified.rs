@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_experiments::lalb::{self, Arrangement, PopularityReading};
 use millrace_experiments::{Effort, overload, torpor};
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::run;
 
 const SEED: u64 = 1;

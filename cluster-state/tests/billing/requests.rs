@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_cluster_state::{CommandEffect, CommandRefusal, StateCommand};
-use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotence;
-use millrace_policy::checkpoint::{self, Event, WorkerCheckpoint};
-use millrace_policy::core::Core as _;
-use millrace_policy::ids::{FunctionIndex, RequestKey};
-use millrace_policy::residence::IdleResidenceMeter;
+use millrace_core::Core as _;
+use millrace_core::attempts::Idempotence;
+use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_nodes::checkpoint::{self, Event, WorkerCheckpoint};
+use millrace_scheduling::admission::{self, Admission};
+use millrace_scheduling::residence::IdleResidenceMeter;
 use millrace_types::{Epoch, FunctionKey, GpuIndex, SyncBatch, Timestamp, Usage};
 use proptest::prelude::*;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_cluster_state::{NodeRecord, NodeStatus, SchedulingState, State};
-use millrace_policy::lease::LeaseState;
+use millrace_nodes::lease::LeaseState;
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;

@@ -4,7 +4,7 @@
 
 use millrace_cluster_state::operations::{OperationKind, OperationRecord, OperationResult};
 use millrace_cluster_state::{CommandRefusal, NodeStatus, State, StateCommand};
-use millrace_policy::placement::Unplaced;
+use millrace_nodes::placement::Unplaced;
 use millrace_proto::admin as api;
 use millrace_proto::convert::timestamp_wire;
 use millrace_types::Failure;
@@ -162,7 +162,7 @@ mod tests {
     use millrace_cluster_state::{
         CallerName, ControllerId, PlacementReason, Proposal, SchedulingState, UnixMillis,
     };
-    use millrace_policy::placement::UnplacedReason;
+    use millrace_nodes::placement::UnplacedReason;
     use millrace_proto::convert;
     use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionSpec, NodeName};
 

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{State, StateCommand};
-use millrace_policy::preset::SchedulingPolicy;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{policy_settings, policy_spec_wire, timestamp_wire};
 use millrace_proto::policy as wire;
+use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::policy::Setting;
 use millrace_types::{Failure, PolicySpec};
 use tonic::Request;

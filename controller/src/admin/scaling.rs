@@ -1,6 +1,6 @@
 //! The number of nodes that the cluster needs. Any controller answers, because each plans.
 
-use millrace_policy::scaling::{NodeNeedReason as Why, ScalingSignal};
+use millrace_nodes::scaling::{NodeNeedReason as Why, ScalingSignal};
 use millrace_proto::admin as api;
 use millrace_types::{Failure, Reason};
 

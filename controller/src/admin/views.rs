@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millrace_cluster_state::{FunctionRecord, ModelSummary, RevisionRecord, State, WorkflowRecord};
-use millrace_policy::placement::UnplacedReason;
+use millrace_nodes::placement::UnplacedReason;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire, workflow_spec_wire};
 use millrace_types::{Bytes, Digest};

@@ -2,7 +2,7 @@
 
 use futures::future::join_all;
 use millrace_cluster_state::{State, StateCommand, WorkflowRecord};
-use millrace_policy::placement::FunctionPair;
+use millrace_nodes::placement::FunctionPair;
 use millrace_proto::admin as api;
 use millrace_proto::convert;
 use millrace_types::{Failure, FunctionKey, Reason, Revision};

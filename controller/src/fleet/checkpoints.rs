@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use millrace_cluster_state::{CallerName, CommandEffect, StateCommand, packed};
-use millrace_policy::lease::LeaseState;
+use millrace_nodes::lease::LeaseState;
 use millrace_proto::worker as wire;
 use millrace_types::checkpoint::SYNC_BYTES_MAX;
 use millrace_types::{Epoch, Failure, Reason, SyncBatch};

@@ -10,7 +10,7 @@ use millrace_cluster_state::{
     FunctionRecord, NodeRecord, NodeStatus, REVISIONS_SERVED, RevisionRecord, SchedulingState, State,
     TenantRecord,
 };
-use millrace_policy::lease::NodeRegistration;
+use millrace_nodes::lease::NodeRegistration;
 use millrace_proto::convert::{duration_wire, placed_sequences_wire, policy_spec_wire, serving_wire};
 use millrace_proto::parts::{DesiredHead, DesiredItem, ITEMS_MAX, PartMessage as _};
 use millrace_proto::worker as wire;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_policy::router::ModelResidency;
+use millrace_nodes::router::ModelResidency;
 use millrace_proto::worker as wire;
 use millrace_types::Digest;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{CallerName, CommandEffect, NodeGpu, NodeStatus, State, StateCommand};
-use millrace_policy::lease::NodeRegistration;
+use millrace_nodes::lease::NodeRegistration;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestamp};
 

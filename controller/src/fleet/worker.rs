@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::lease::NodeRegistration;
-use millrace_policy::router::MachineType;
+use millrace_nodes::lease::NodeRegistration;
+use millrace_nodes::router::MachineType;
 use millrace_proto::parts::{SetBounds, SetUpdate, TEXT_BYTES_MAX, cut_text};
 use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;

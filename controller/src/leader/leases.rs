@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::{NodeStatus, State};
-use millrace_policy::lease::{Leases, NodeRegistration};
+use millrace_nodes::lease::{Leases, NodeRegistration};
 use millrace_types::{NodeName, Timestamp};
 use tokio::task::JoinSet;
 

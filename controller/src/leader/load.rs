@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_cluster_state::State;
-use millrace_policy::placement::GpuLoad;
+use millrace_nodes::placement::GpuLoad;
 use millrace_types::{FunctionKey, NodeName, Timestamp};
 
 use crate::fleet::Workers;

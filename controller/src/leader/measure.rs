@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures::future::join_all;
-use millrace_policy::placement::TrafficCounts;
+use millrace_nodes::placement::TrafficCounts;
 
 use super::Duties;
 use crate::passed::ask;
@@ -44,7 +44,7 @@ async fn look(duties: &Duties) {
 mod tests {
     use futures::future::select_all;
     use millrace_cluster_state::{CallerName, StateCommand};
-    use millrace_policy::placement::{MeasuredTraffic, RUNS_MIN};
+    use millrace_nodes::placement::{MeasuredTraffic, RUNS_MIN};
     use millrace_types::{Bytes, Revision};
     use tokio_util::sync::CancellationToken;
 

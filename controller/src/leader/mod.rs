@@ -31,9 +31,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::lease::{self, LeaseState};
-use millrace_policy::placement::{MeasuredTraffic, Unplaced};
-use millrace_policy::scaling::ScalingSignal;
+use millrace_nodes::lease::{self, LeaseState};
+use millrace_nodes::placement::{MeasuredTraffic, Unplaced};
+use millrace_nodes::scaling::ScalingSignal;
 use millrace_types::{FunctionKey, NodeName};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

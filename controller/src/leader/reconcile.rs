@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use millrace_cluster_state::{CallerName, NodeStatus, PlacementReason, SchedulingState, State, StateCommand};
-use millrace_policy::placement::{self, PlacementChange, PlacementPlan, PlanLimits};
+use millrace_nodes::placement::{self, PlacementChange, PlacementPlan, PlanLimits};
 use millrace_types::{Failure, FunctionKey};
 use tokio::time::{Instant, sleep_until, timeout};
 

@@ -2,8 +2,8 @@
 //! functions, by the scaling policy.
 
 use millrace_cluster_state::State;
-use millrace_policy::placement::{ClusterSnapshot, PlacementPlan};
-use millrace_policy::scaling::{ObjectiveScore, ScalingInputs, ScalingLimits, ScalingMonitor, ScalingSignal};
+use millrace_nodes::placement::{ClusterSnapshot, PlacementPlan};
+use millrace_nodes::scaling::{ObjectiveScore, ScalingInputs, ScalingLimits, ScalingMonitor, ScalingSignal};
 use millrace_types::Timestamp;
 
 use super::Duties;

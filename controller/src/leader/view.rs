@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{FunctionRecord, NodeRecord, State, WorkflowRecord};
-use millrace_policy::placement::{self, ClusterSnapshot, DataFlow, MeasuredTraffic};
+use millrace_nodes::placement::{self, ClusterSnapshot, DataFlow, MeasuredTraffic};
 use millrace_types::{Bytes, FunctionKey, FunctionName, NodeName};
 
 use super::load::Loads;
@@ -135,7 +135,7 @@ fn phase_of(
 #[cfg(test)]
 mod tests {
     use millrace_cluster_state::StateCommand;
-    use millrace_policy::placement::{RUNS_MIN, TrafficCounts};
+    use millrace_nodes::placement::{RUNS_MIN, TrafficCounts};
 
     use super::*;
     use crate::fixtures::{apply, chain, key, state};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_cluster_state::{
     CallerName, ControllerId, ModelSummary, Proposal, State, StateCommand, UnixMillis,
 };
-use millrace_policy::router::{MachineRunTimes, RouteRequest};
+use millrace_nodes::router::{MachineRunTimes, RouteRequest};
 use millrace_proto::parts::PartAssembler;
 use millrace_proto::worker as wire;
 use millrace_types::{

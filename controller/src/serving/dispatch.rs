@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_gateway::backend::ModelRevision;
-use millrace_policy::retries::OTHER_WORKERS_MAX;
-use millrace_policy::router;
+use millrace_nodes::retries::OTHER_WORKERS_MAX;
+use millrace_nodes::router;
 use millrace_proto::convert::{duration_wire, in_sequence_wire};
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};

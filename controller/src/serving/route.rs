@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_policy::router::{
+use millrace_nodes::router::{
     self, HOST_RATE, MachineRunTimes, ModelResidency, RUN_GUESS, RouteRequest, WorkerCandidate,
 };
 use millrace_types::{Bytes, Digest};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use millrace_policy::retries::RetryCredits;
-use millrace_policy::router::{self, MachineType};
+use millrace_nodes::retries::RetryCredits;
+use millrace_nodes::router::{self, MachineType};
 use millrace_types::RevisionKey;
 
 /// Revisions with estimates. When there are more, all estimates are dropped and learned again.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use millrace_policy::retries::{REQUESTS_PER_RETRY, RETRY_BURST_MAX};
+use millrace_nodes::retries::{REQUESTS_PER_RETRY, RETRY_BURST_MAX};
 use millrace_proto::admin as api;
 use millrace_proto::convert::duration;
 use millrace_proto::inference::infer_parameter::ParameterChoice;

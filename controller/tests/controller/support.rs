@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millrace_controller::clock::WallClock;
 use millrace_controller::{Connector, ControllerConfig, RunningController, Tcp};
-use millrace_policy::lease::LeaseLimits;
+use millrace_nodes::lease::LeaseLimits;
 use millrace_proto::admin::admin_client::AdminClient;
 use millrace_proto::admin::upload_artifact_request::Part;
 use millrace_proto::admin::{self as api};

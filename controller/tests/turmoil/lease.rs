@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_cluster_state::{CommandEffect, StateCommand};
-use millrace_policy::lease::{GRACE, LEASE};
+use millrace_nodes::lease::{GRACE, LEASE};
 use millrace_types::Epoch;
 
 use crate::history::{FoundLost, History, Verdict};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millrace_policy::memory::{BlockPlacement, BlockRun, MemoryMap, MemoryShortage};
+use millrace_memory::{BlockPlacement, BlockRun, MemoryMap, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{BaselineMemory, BlockMove, Fragmentation, NativeCalls, TierSizes};
@@ -65,7 +65,7 @@ impl AllocatorUnderTest {
     #[must_use]
     pub fn runs(&self, model: ModelId) -> Option<&[BlockRun]> {
         match self {
-            Self::BestFit(memory) => memory.region(model).map(millrace_policy::memory::ModelRegion::runs),
+            Self::BestFit(memory) => memory.region(model).map(millrace_memory::ModelRegion::runs),
             Self::Baseline(memory) => memory.pieces(model),
         }
     }

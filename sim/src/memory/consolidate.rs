@@ -13,7 +13,7 @@
 
 use std::cmp::Reverse;
 
-use millrace_policy::memory::BlockRun;
+use millrace_memory::BlockRun;
 use millrace_types::ModelId;
 
 use super::bits;

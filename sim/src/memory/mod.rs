@@ -1,6 +1,6 @@
 //! The allocators of GPU memory of the Torpor paper: two tiers with consolidation (T13; §4.4, A.2), and the
 //! baseline Torpor-Block, a pool over a native allocator (§7.3). Production allocates by best fit
-//! (`millrace_policy::memory`). The experiments and `benches/memory.rs` compare the three.
+//! (`millrace_memory`). The experiments and `benches/memory.rs` compare the three.
 //!
 //! When memory is short, the least recently used models are evicted. Pinned models are never evicted.
 //!
@@ -27,7 +27,7 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_policy::memory::{BLOCK, BlockPlacement, BlockRun, MemoryShortage};
+use millrace_memory::{BLOCK, BlockPlacement, BlockRun, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 pub use self::compared::{AllocatorKind, AllocatorUnderTest};

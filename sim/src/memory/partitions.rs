@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use millrace_policy::memory::{BlockPlacement, BlockRun};
+use millrace_memory::{BlockPlacement, BlockRun};
 
 use super::TierSizes;
 use super::bits::{self, Word};

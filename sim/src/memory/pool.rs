@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_policy::memory::{BestFit, BlockPlacement, BlockRun};
+use millrace_memory::{BestFit, BlockPlacement, BlockRun};
 
 /// The number of calls of the native allocator so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millrace_policy::elastic::Event;
-use millrace_policy::paths::{HostDirection, HostLinks};
-use millrace_policy::rates::TransferObjective;
+use millrace_memory::elastic::Event;
+use millrace_transfers::paths::{HostDirection, HostLinks};
+use millrace_transfers::rates::TransferObjective;
 use millrace_types::{Bytes, BytesPerSec};
 
 use super::Error;

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use millrace_policy::memory::BLOCK;
-use millrace_policy::paths::{HostDirection, HostLinks};
-use millrace_policy::rates::{BATCH, TransferObjective};
+use millrace_memory::BLOCK;
+use millrace_transfers::paths::{HostDirection, HostLinks};
+use millrace_transfers::rates::{BATCH, TransferObjective};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 

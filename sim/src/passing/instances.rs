@@ -7,9 +7,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millrace_policy::elastic::{ConsumerDistance, Event, ObjectKey};
-use millrace_policy::ids::FunctionIndex;
-use millrace_policy::paths::HostDirection;
+use millrace_core::ids::FunctionIndex;
+use millrace_core::ids::ObjectKey;
+use millrace_memory::elastic::{ConsumerDistance, Event};
+use millrace_transfers::paths::HostDirection;
 use millrace_types::Bytes;
 
 use super::Error;

@@ -1,13 +1,13 @@
-//! The links of one node, and the rates of the transfers that cross the links. `policy::rates` divides PCIe
-//! links, separately for each direction, and `policy::paths` divides NVLinks. A *leg* is the share of one
+//! The links of one node, and the rates of the transfers that cross the links. `transfers::rates` divides PCIe
+//! links, separately for each direction, and `transfers::paths` divides NVLinks. A *leg* is the share of one
 //! transfer in either.
 
 use std::collections::BTreeMap;
 
-use millrace_policy::paths::{
+use millrace_transfers::paths::{
     self, FlowId, HostDirection, HostLinks, NvlinkRoute, PathPlanner, PerDirection, Selection,
 };
-use millrace_policy::rates::{self, RateAllocator, TransferObjective, TransferSharing};
+use millrace_transfers::rates::{self, RateAllocator, TransferObjective, TransferSharing};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 

@@ -5,20 +5,20 @@
 //! ```text
 //! Setup { topology, nodes, apps, system, arrivals } ──► run ──► Outcome { requests, memory, checks }
 //!
-//!   requests ──► instances ──► courses (fabric) ──► links: policy::paths, policy::rates
-//!                    └───────► stores: policy::elastic
+//!   requests ──► instances ──► courses (fabric) ──► links: transfers::paths, transfers::rates
+//!                    └───────► stores: memory::elastic
 //! ```
 //!
 //! | module | job |
 //! |---|---|
 //! | [`system`] | the systems that are compared, as choices on this one code path, and costs |
 //! | [`workflow`] | the workflows of table 1, with assumed sizes and times |
-//! | [`setup`] | the input of a simulation, and the placement of functions (`policy::paths::place`) |
+//! | [`setup`] | the input of a simulation, and the placement of functions (`transfers::paths::place`) |
 //! | [`mod@run`] | runs requests through the functions of their workflow |
 //! | [`outcome`] | the result of a simulation |
 //!
-//! The decisions are those of the cores of production: NVLink paths and placement (`policy::paths`), shares
-//! of PCIe links (`policy::rates`), and the stores with their pools (`policy::elastic`). Baselines are the
+//! The decisions are those of the cores of production: NVLink paths and placement (`transfers::paths`), shares
+//! of PCIe links (`transfers::rates`), and the stores with their pools (`memory::elastic`). Baselines are the
 //! same cores with other options. Computation, copies, pinning, calls and native allocations take time.
 //! Absent are the time that decisions take, the loading of models, and faults.
 
@@ -48,13 +48,13 @@ pub use workflow::ModelledWorkflow;
 pub enum Error {
     /// The core of the NVLinks refused a flow or a topology.
     #[error(transparent)]
-    Paths(#[from] millrace_policy::paths::Error),
+    Paths(#[from] millrace_transfers::paths::Error),
     /// The core of the PCIe links refused a flow or a topology.
     #[error(transparent)]
-    Rates(#[from] millrace_policy::rates::Error),
+    Rates(#[from] millrace_transfers::rates::Error),
     /// The configuration of a store is invalid.
     #[error(transparent)]
-    Store(#[from] millrace_policy::elastic::ConfigError),
+    Store(#[from] millrace_memory::elastic::ConfigError),
     /// A store lost an object, which only happens when a device fails, or declined an object for good.
     #[error("a store lost or declined an object")]
     GaveUp,

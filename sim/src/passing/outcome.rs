@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::elastic::{NativeCalls, ObjectCounts};
+use millrace_memory::elastic::{NativeCalls, ObjectCounts};
 use millrace_types::Timestamp;
 
 use crate::outcome::percentile;

@@ -1,6 +1,6 @@
 //! Runs a simulation event by event, until every request was answered.
 
-use millrace_policy::elastic::Event;
+use millrace_memory::elastic::Event;
 use millrace_types::Timestamp;
 
 use super::Error;

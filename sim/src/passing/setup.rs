@@ -1,6 +1,6 @@
 //! The input of a simulation, and the placement of functions on GPUs.
 
-use millrace_policy::paths::{DataEdge, place};
+use millrace_transfers::paths::{DataEdge, place};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 use rand::seq::SliceRandom as _;
@@ -76,7 +76,7 @@ impl DataflowSetup {
             system,
             costs: Costs::default(),
             compute: 1.0,
-            store_cap: millrace_policy::elastic::STORE_CAP,
+            store_cap: millrace_memory::elastic::STORE_CAP,
             sizes: (0.8, 1.2),
             arrivals,
             seed,

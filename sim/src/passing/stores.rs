@@ -1,12 +1,13 @@
-//! The stores of all GPUs (`policy::elastic`), the cost of their native calls, and the memory that the stores
+//! The stores of all GPUs (`memory::elastic`), the cost of their native calls, and the memory that the stores
 //! have allocated over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::core::Core as _;
-use millrace_policy::elastic::{
-    Action, Config, ElasticStore, Event, NativeCalls, ObjectCounts, ObjectKey, ObjectLocation, PoolPolicy,
+use millrace_core::Core as _;
+use millrace_core::ids::ObjectKey;
+use millrace_memory::elastic::{
+    Action, Config, ElasticStore, Event, NativeCalls, ObjectCounts, ObjectLocation, PoolPolicy,
 };
 use millrace_types::Timestamp;
 

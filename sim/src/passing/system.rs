@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millrace_policy::elastic::{MigrationPolicy, PoolPolicy};
-use millrace_policy::paths::{HostLinks, Selection};
-use millrace_policy::rates::TransferSharing;
+use millrace_memory::elastic::{MigrationPolicy, PoolPolicy};
+use millrace_transfers::paths::{HostLinks, Selection};
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::BytesPerSec;
 
 /// The memory that holds the data between two GPU functions.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::elastic::PoolPolicy;
+use millrace_memory::elastic::PoolPolicy;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 use proptest::prelude::*;
@@ -69,7 +69,7 @@ proptest! {
     #[test]
     fn every_request_ends_within_the_rates_of_links_and_leaves_no_object(
         system in prop::sample::select(SYSTEMS.to_vec()),
-        pool in prop::sample::select(millrace_policy::elastic::POOLS.to_vec()),
+        pool in prop::sample::select(millrace_memory::elastic::POOLS.to_vec()),
         apps in prop::sample::subsequence(workflow::all(), 1..=2),
         gaps in prop::collection::vec(0u64..60, 1..40),
         cap_mib in 128u64..1024,

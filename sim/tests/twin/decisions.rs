@@ -9,11 +9,11 @@ use std::env;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use millrace_policy::gpu::isolation::ExecutorIsolation;
-use millrace_policy::paths::HostLinks;
-use millrace_policy::rates::TransferSharing;
+use millrace_gpu::isolation::ExecutorIsolation;
 use millrace_sim::run;
 use millrace_sim::scenario::ClusterScenario;
+use millrace_transfers::paths::HostLinks;
+use millrace_transfers::rates::TransferSharing;
 
 use crate::scenario_of;
 

@@ -10,13 +10,13 @@ use std::env;
 use std::process::Command;
 use std::time::Duration;
 
-use millrace_policy::dispatch::{POLICIES, PolicyConfig};
-use millrace_policy::gpu::isolation::ExecutorIsolation;
-use millrace_policy::paths::HostLinks;
+use millrace_gpu::isolation::ExecutorIsolation;
+use millrace_scheduling::dispatch::{POLICIES, PolicyConfig};
 use millrace_sim::models::{self, TORPOR_PCIE};
 use millrace_sim::scenario::{ClusterScenario, ExecutorFault, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{RequestArrival, minutes, rates};
 use millrace_sim::{RequestEnding, SimulatedRequest, SimulationOutcome, run};
+use millrace_transfers::paths::HostLinks;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Quota, Reason, Slo, TenantName, Timestamp};
 

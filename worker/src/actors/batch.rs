@@ -3,8 +3,8 @@
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use millrace_policy::batching::BatchItem;
 use millrace_proto::executor::{Tensor, tensor::Contents};
+use millrace_scheduling::batching::BatchItem;
 
 use crate::actors::work::SharedWork;
 use crate::port::Descriptor;

@@ -3,8 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millrace_policy::core::Core;
-use millrace_policy::trace::{CoreId, CoreTrace};
+use millrace_core::Core;
+use millrace_core::trace::{CoreId, CoreTrace};
 use millrace_types::Timestamp;
 
 /// The trace that all cores of a node fold their steps into. Tests compare the traces of two runs.

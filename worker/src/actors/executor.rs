@@ -5,21 +5,21 @@
 //! In: commands from the Gpu and the Links, the port's events, the memory of GPUs that have NVLinks to this
 //! GPU. Out: commands to the port, events to the Gpu and to the link that issued a copy, this GPU's memory
 //! to its neighbours. The work that a GPU has outstanding bounds the actor's state:
-//! [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) runs, two batches for each link and direction, and the
+//! [`SLOTS_MAX`](millrace_core::SLOTS_MAX) runs, two batches for each link and direction, and the
 //! loads and maps for the runs.
 
 mod executor_events;
 
-use millrace_policy::core::Core as _;
-use millrace_policy::fabric::{BatchGrant, OutgoingCopy, TransferCargo, WeightsCargo};
-use millrace_policy::gpu::Event as GpuEvent;
-use millrace_policy::ids::{BatchId, TransferId};
-use millrace_policy::lifecycle::{Action, Event, Lifecycle};
-use millrace_policy::paths::{HostDirection, RouteHops};
+use millrace_core::Core as _;
+use millrace_core::ids::{BatchId, TransferId};
+use millrace_gpu::Event as GpuEvent;
+use millrace_gpu::lifecycle::{Action, Event, Lifecycle};
 use millrace_proto::executor::{
     AddPeer, ByteRange, Copy, ForgetPeer, Ready, Revoke, command::Command, event,
 };
 use millrace_proto::{PROTOCOL_VERSION, executor as wire};
+use millrace_transfers::fabric::{BatchGrant, OutgoingCopy, TransferCargo, WeightsCargo};
+use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use std::collections::BTreeMap;

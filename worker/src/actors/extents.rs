@@ -1,8 +1,8 @@
 //! Blocks of device memory as extents in the executor protocol.
 
-use millrace_policy::fabric::PeerBlocks;
-use millrace_policy::memory::{BLOCK, BlockRun};
+use millrace_memory::{BLOCK, BlockRun};
 use millrace_proto::executor::{Extent, PeerSource};
+use millrace_transfers::fabric::PeerBlocks;
 use millrace_types::Bytes;
 
 /// Returns a program's blocks as consecutive extents of its address range. The range is as long as the

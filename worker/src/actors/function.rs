@@ -11,11 +11,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::admission::{Action, Admission, Event, FunctionTotals};
-use millrace_policy::gpu::GpuTimes;
-use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_gpu::GpuTimes;
 use millrace_proto::executor::Tensor;
 use millrace_proto::trace::{self, KeyValue};
+use millrace_scheduling::admission::{Action, Admission, Event, FunctionTotals};
 use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 

@@ -3,7 +3,7 @@
 //!
 //! In: requests from the Node, events from the GPU's Executor, arrivals from the fabric. Out: commands to
 //! the Executor, transfers and ends of requests to the Node, answers to the Functions. Dispatch bounds the
-//! actor's state: [`SLOTS_MAX`](millrace_policy::gpu::SLOTS_MAX) requests at a time.
+//! actor's state: [`SLOTS_MAX`](millrace_core::SLOTS_MAX) requests at a time.
 
 mod actions;
 mod data;
@@ -20,12 +20,12 @@ mod tests;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_policy::fabric;
-use millrace_policy::gpu::{Action, Event, GpuCore as Core};
-use millrace_policy::ids::{RequestKey, RunId};
+use millrace_core::ids::{RequestKey, RunId};
+use millrace_gpu::{Action, Event, GpuCore as Core};
 use millrace_proto::executor::InjectFault;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents as TensorContents;
+use millrace_transfers::fabric;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
 use tracing::Span;
 

@@ -8,9 +8,9 @@
 
 use std::rc::Rc;
 
-use millrace_policy::fabric;
-use millrace_policy::fabric::link::{Action, Event, LinkLedger as Core};
-use millrace_policy::paths::HostDirection;
+use millrace_transfers::fabric;
+use millrace_transfers::fabric::link::{Action, Event, LinkLedger as Core};
+use millrace_transfers::paths::HostDirection;
 use millrace_types::Timestamp;
 use millrace_types::topology::{LinkId, TopologyLink as Wire};
 

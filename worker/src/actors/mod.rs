@@ -1,5 +1,5 @@
 //! The actors of a worker. Each actor translates messages into events, calls its core in
-//! `millrace-policy`, and carries out the actions that the core returns. Actors decide nothing themselves.
+//! one of the crates in `policy`, and carries out the actions that the core returns. Actors decide nothing themselves.
 //!
 //! ```text
 //! service ──Invoke──► Function ──Enqueue──► Node ──Assign──► Gpu ──commands──► Executor ──► port

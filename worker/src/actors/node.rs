@@ -16,14 +16,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::AttemptRecord;
-use millrace_policy::batching::{self, Batcher};
-use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo, link as link_core};
-use millrace_policy::gpu::Event as GpuEvent;
-use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
+use millrace_core::attempts::AttemptRecord;
+use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
+use millrace_gpu::Event as GpuEvent;
 use millrace_proto::executor::Fault;
 use millrace_proto::trace::{self, FinishedSpan};
+use millrace_scheduling::batching::{self, Batcher};
+use millrace_scheduling::dispatch;
+use millrace_transfers::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo, link as link_core};
 use millrace_types::{GpuIndex, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 

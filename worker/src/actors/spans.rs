@@ -4,12 +4,12 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use millrace_policy::fabric::WeightsCargo;
-use millrace_policy::ids::{RunId, TransferId};
-use millrace_policy::paths::{HostDirection, RouteHops};
+use millrace_core::ids::{RunId, TransferId};
 use millrace_proto::executor::LaunchTimes;
 use millrace_proto::trace::{self, FinishedSpan, KeyValue};
 use millrace_proto::worker::FetchMethod;
+use millrace_transfers::fabric::WeightsCargo;
+use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 use tracing::Span;

@@ -1,7 +1,7 @@
 //! The messages for requests that failed at the tenancy gate: the gate in front of the node's queue that
 //! keeps each tenant within its caps.
 
-use millrace_policy::tenancy::TenantGate;
+use millrace_scheduling::tenancy::TenantGate;
 use millrace_types::Reason;
 
 use crate::actors::work::RequestWork;

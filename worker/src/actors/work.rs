@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_policy::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_types::{ModelId, Priority, Timestamp};
 
 use crate::actor_runtime::Mailbox;

@@ -1,7 +1,7 @@
 //! The feed by which the data plane reports the data on this node, for tier 2 of the
 //! index. Data that lives shorter than a sync period is never reported.
 
-use millrace_policy::checkpoint::Event;
+use millrace_nodes::checkpoint::Event;
 use millrace_types::{Bytes, DataId, NodeName};
 use tokio::sync::{mpsc, watch};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::backoff::BackoffDelays;
+use millrace_core::backoff::BackoffDelays;
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::parts::{DesiredHead, ItemSet, PartAssembler, PartError, control_client, cut_text};
 use millrace_proto::worker as wire;

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_policy::backoff::BackoffDelays;
+use millrace_core::backoff::BackoffDelays;
 use millrace_types::{Bytes, Digest, RevisionKey, Timestamp};
 
 pub use self::protocol::{Action, DesiredFunction, Event, PrepareFailure, RoomPurpose, ServingPhase};

@@ -1,6 +1,6 @@
 //! The counters of one function, summed over its revisions.
 
-use millrace_policy::admission::FunctionTotals;
+use millrace_scheduling::admission::FunctionTotals;
 use millrace_types::Slo;
 
 use crate::sequences::SequenceTally;

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-use millrace_policy::dispatch::{DispatchStats, PredictionError, TurnKind};
-use millrace_policy::fabric::{FirstBatchWait, GuaranteeCounts};
-use millrace_policy::index::{IndexUsage, LookupCounts};
-use millrace_policy::paths::PerDirection;
+use millrace_nodes::index::{IndexUsage, LookupCounts};
+use millrace_scheduling::dispatch::{DispatchStats, PredictionError, TurnKind};
+use millrace_transfers::fabric::{FirstBatchWait, GuaranteeCounts};
+use millrace_transfers::paths::PerDirection;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
@@ -228,7 +228,7 @@ fn sequences_are_shown_only_for_functions_that_keep_state() {
         functions: vec![scored("model", 1, 0), scored("counter", 1, 0)],
         ..NodeSnapshot::default()
     };
-    let ended = millrace_policy::sequences::SequenceTotals { idle: 2, lost: 1 };
+    let ended = millrace_scheduling::sequences::SequenceTotals { idle: 2, lost: 1 };
     let sequences = [(function("counter"), crate::sequences::SequenceTally { live: 3, ended })].into();
     let expected = [
         r#"millrace_function_sequences{tenant="default",function="counter"} 3.0"#,
@@ -302,7 +302,7 @@ fn object_metrics_show_stored_objects_lookups_and_fetches() {
 
 #[test]
 fn prewarming_hints_are_counted_by_outcome() {
-    let prewarms = millrace_policy::dispatch::PrewarmCounts { brought: 3, there: 2, busy: 1 };
+    let prewarms = millrace_scheduling::dispatch::PrewarmCounts { brought: 3, there: 2, busy: 1 };
     let dispatch = DispatchStats { prewarms, ..DispatchStats::default() };
     let snapshot = NodeSnapshot { dispatch, ..NodeSnapshot::default() };
     let followed = HintOutcomes { host: 4, there: 10, busy: 20 };

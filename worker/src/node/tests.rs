@@ -10,8 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use millrace_policy::index::LookupOrder;
-use millrace_policy::prewarm::Prewarm;
+use millrace_nodes::index::LookupOrder;
 use millrace_proto::executor::command::Command;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_server::Worker as _;
@@ -21,6 +20,7 @@ use millrace_types::{
     Bytes, BytesPerSec, DataType, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, NodeName, Reason,
     RequestId, Revision, RevisionKey, SchedulingOptions, TenantName, TensorSpec,
 };
+use millrace_workflow::hints::Prewarm;
 use tokio::sync::watch;
 use tracing::span;
 

@@ -3,14 +3,14 @@
 //! them.
 //!
 //! The Gpu actor decides about the object's location. The actor may move the object to host memory
-//! (`policy::elastic`), and the object is lost with its executor.
+//! (`memory::elastic`), and the object is lost with its executor.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millrace_policy::elastic::ObjectKey;
-use millrace_policy::ids::RequestKey;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::RequestKey;
 use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;

@@ -1,10 +1,10 @@
 //! Intermediate data of workflows: the objects on this worker, and fetches from other workers. This
-//! is tier 1 of the index ([`millrace_policy::index`]), the truth about the node's data.
+//! is tier 1 of the index ([`millrace_nodes::index`]), the truth about the node's data.
 //!
 //! An output that the caller wants stored stays here as an *object*, and only its name travels. A
 //! request with the object as an input finds the object by its name. The object stays in the memory
 //! of the GPU that made it, and the next run on that GPU reads it in place. Dispatch knows the
-//! object's GPU (`policy::dispatch`). Without capacity on the GPU, the object is in host memory
+//! object's GPU (`scheduling::dispatch`). Without capacity on the GPU, the object is in host memory
 //! that executors map. Each request of a batched run gets an object of its own rows. For a run on
 //! another GPU the object is copied there, over NVLinks between the GPUs if there are any,
 //! otherwise through the host. From another node the bytes come directly from the worker. The bytes
@@ -41,7 +41,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_policy::index::{DataIndex, IndexCapacity, IndexUsage, LookupCounts, LookupOrder, OBJECTS_MAX};
+use millrace_nodes::index::{DataIndex, IndexCapacity, IndexUsage, LookupCounts, LookupOrder, OBJECTS_MAX};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{DataId, Epoch};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -297,7 +297,7 @@ impl ObjectStore {
     /// reports.
     pub(crate) fn registered(
         limit: millrace_types::Bytes,
-    ) -> (Self, tokio::sync::mpsc::Receiver<millrace_policy::checkpoint::Event>) {
+    ) -> (Self, tokio::sync::mpsc::Receiver<millrace_nodes::checkpoint::Event>) {
         let (feed, told) = IndexFeed::heard(millrace_types::Epoch(1));
         let attached = tokio::sync::watch::Sender::default().subscribe();
         let whereabouts = DirectoryClient::new(Vec::new(), attached);
@@ -309,7 +309,7 @@ impl ObjectStore {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt as _;
-    use millrace_policy::checkpoint::Event;
+    use millrace_nodes::checkpoint::Event;
 
     use super::*;
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::index::InsertError;
+use millrace_nodes::index::InsertError;
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
 use super::{Contents, KEEP_MAX, ObjectStore};

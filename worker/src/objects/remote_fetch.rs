@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use millrace_policy::index::{IndexCapacity, Lookup, LookupAction};
+use millrace_nodes::index::{IndexCapacity, Lookup, LookupAction};
 use millrace_proto::worker::FetchMethod;
 use millrace_types::{Bytes as Size, DataId, NodeName, Timestamp};
 use tokio::task::JoinSet;

@@ -1,7 +1,7 @@
 //! Reservations of object memory for the state of functions. State is stored among the objects, but
 //! has no object names.
 
-use millrace_policy::index::IndexCapacity;
+use millrace_nodes::index::IndexCapacity;
 use millrace_types::Bytes;
 
 use super::ObjectStore;

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::memory::BLOCK;
-use millrace_policy::paths::{HostDirection, RouteHops};
+use millrace_memory::BLOCK;
+use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
-use millrace_policy::paths::{HostDirection, RouteHops};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -13,6 +12,7 @@ use millrace_proto::executor::{
     RunCancelled, RunDone, RunFailed, RunFailure, Tensor, copy_out::Source, tensor::Contents,
 };
 use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 

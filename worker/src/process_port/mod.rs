@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use millrace_device::DeviceMemory;
-use millrace_policy::gpu::ExecutorIsolation;
+use millrace_gpu::ExecutorIsolation;
 use millrace_proto::executor::{Command, Hello, command};
 use millrace_proto::frames::SocketFrame;
 use millrace_proto::{BUILD, PROTOCOL_VERSION};

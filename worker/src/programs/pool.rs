@@ -1,7 +1,7 @@
 //! The process pool actor: the processes of one program, and the requests for the program.
 //!
 //! In: requests from the Function, events from the processes. Out: calls to the processes, ends of
-//! requests to the Function, which answers the requests. At most [`millrace_policy::process_pool::WAITING_MAX`]
+//! requests to the Function, which answers the requests. At most [`millrace_gpu::process_pool::WAITING_MAX`]
 //! requests wait. Above that, a request is answered with `QUEUE_FULL`. The actor ends after it was
 //! stopped, because its function is gone, and all its processes have ended.
 
@@ -12,11 +12,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::AttemptRecord;
-use millrace_policy::core::Core as _;
-use millrace_policy::ids::RequestKey;
-use millrace_policy::lifecycle::START_TIMEOUT;
-use millrace_policy::process_pool::{self, Action, Event, KillReason, ProcessSlot};
+use millrace_core::Core as _;
+use millrace_core::attempts::AttemptRecord;
+use millrace_core::ids::RequestKey;
+use millrace_gpu::lifecycle::START_TIMEOUT;
+use millrace_gpu::process_pool::{self, Action, Event, KillReason, ProcessSlot};
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
 use millrace_proto::trace::{self, FinishedSpan, KeyValue};

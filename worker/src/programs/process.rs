@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::process_pool::ProcessSlot;
+use millrace_gpu::process_pool::ProcessSlot;
 use millrace_proto::frames::{self, FrameDecoder, ReceivedFrame, SocketFrame};
 use millrace_proto::function as wire;
 use millrace_proto::function::from_process::Message as Said;

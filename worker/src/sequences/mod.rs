@@ -1,5 +1,5 @@
 //! The state of functions that keep state from one request of a sequence to the next (T11). The core
-//! ([`millrace_policy::sequences`]) decides about turns; this module stores the state.
+//! ([`millrace_scheduling::sequences`]) decides about turns; this module stores the state.
 //!
 //! ```text
 //! request ─► turn: waits for earlier requests ─► state goes in as inputs ─► run ─► state outputs are
@@ -33,9 +33,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millrace_policy::ids::RequestKey;
-use millrace_policy::sequences::{SequenceRefusal, SequenceTotals};
+use millrace_core::ids::RequestKey;
 use millrace_proto::trace::{self, FinishedSpan};
+use millrace_scheduling::sequences::{SequenceRefusal, SequenceTotals};
 use millrace_types::{
     Bytes, Epoch, Failure, FunctionKey, InSequence, Reason, RevisionKey, SequenceId, Timestamp,
 };
@@ -348,7 +348,7 @@ fn refused(why: SequenceRefusal, revision: &RevisionKey, id: &SequenceId, state:
         SequenceRefusal::QueueFull => {
             let message = format!(
                 "{} requests of sequence {id} of {revision} wait already: send the next when one is answered",
-                millrace_policy::sequences::WAITING_MAX
+                millrace_scheduling::sequences::WAITING_MAX
             );
             Failure::new(Reason::QueueFull, message)
         }

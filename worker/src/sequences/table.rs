@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::core::Core as _;
-use millrace_policy::ids::{RequestKey, StateId};
-use millrace_policy::sequences::{Action, Event, SequenceRefusal, SequenceTable, SequenceTotals};
+use millrace_core::Core as _;
+use millrace_core::ids::{RequestKey, StateId};
+use millrace_scheduling::sequences::{Action, Event, SequenceRefusal, SequenceTable, SequenceTotals};
 use millrace_types::{InSequence, Timestamp};
 use tokio::sync::oneshot;
 

@@ -1,7 +1,7 @@
 use std::num::NonZeroU64;
 use std::task::{Context, Wake, Waker};
 
-use millrace_policy::elastic::ObjectKey;
+use millrace_core::ids::ObjectKey;
 use millrace_types::sequences::StateTensor;
 use millrace_types::{
     DataType, Digest, Dim, FunctionName, GpuIndex, Incarnation, Revision, TenantName, TensorSpec,

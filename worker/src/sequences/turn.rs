@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_policy::ids::{RequestKey, StateId};
-use millrace_policy::sequences::Event;
+use millrace_core::ids::{RequestKey, StateId};
+use millrace_scheduling::sequences::Event;
 use millrace_types::sequences::StateTensor;
 use millrace_types::{Failure, Reason, RevisionKey, SequenceId, Timestamp};
 

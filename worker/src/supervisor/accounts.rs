@@ -4,9 +4,9 @@
 use std::cell::RefMut;
 use std::sync::Arc;
 
-use millrace_policy::ids::{FunctionIndex, TenantIndex};
-use millrace_policy::residence::IdleResidenceMeter;
-use millrace_policy::tenancy;
+use millrace_core::ids::{FunctionIndex, TenantIndex};
+use millrace_scheduling::residence::IdleResidenceMeter;
+use millrace_scheduling::tenancy;
 use millrace_types::{FunctionKey, RevisionKey, SloCounts};
 
 use super::Supervisor;

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotence;
-use millrace_policy::batching;
-use millrace_policy::dispatch::LatencyObjective;
-use millrace_policy::elastic;
-use millrace_policy::gpu::Event as GpuEvent;
-use millrace_policy::ids::FunctionIndex;
-use millrace_policy::trace::CoreId;
+use millrace_core::attempts::Idempotence;
+use millrace_core::ids::FunctionIndex;
+use millrace_core::trace::CoreId;
+use millrace_gpu::Event as GpuEvent;
+use millrace_memory::elastic;
+use millrace_scheduling::admission::{self, Admission};
+use millrace_scheduling::batching;
+use millrace_scheduling::dispatch::LatencyObjective;
 use millrace_types::{Bytes, ModelId, ResidencyOptions, RevisionKey};
 
 use super::{ActorId, Removed, Supervisor};

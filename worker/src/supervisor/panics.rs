@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use millrace_policy::gpu::Event as GpuEvent;
+use millrace_gpu::Event as GpuEvent;
 use millrace_types::Reason;
 
 use super::{ActorId, Supervisor};

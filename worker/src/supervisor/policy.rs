@@ -1,9 +1,9 @@
 //! The scheduling policy in force, and the resulting settings of functions.
 
-use millrace_policy::batching;
-use millrace_policy::dispatch::LatencyObjective;
-use millrace_policy::ids::FunctionIndex;
-use millrace_policy::preset::SchedulingPolicy;
+use millrace_core::ids::FunctionIndex;
+use millrace_scheduling::batching;
+use millrace_scheduling::dispatch::LatencyObjective;
+use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::SloCounts;
 use millrace_types::policy::Batches;
 

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use millrace_policy::fabric::GuaranteeCounts;
-use millrace_policy::rates::TransferSharing;
 use millrace_proto::executor::Fault;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_objects_client::WorkerObjectsClient;
+use millrace_transfers::fabric::GuaranteeCounts;
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::{Bytes, BytesPerSec, Failure, NodeName, Reason};
 use millrace_worker::snapshot::{LinkSnapshot, NodeSnapshot};
 use millrace_worker::start::{DataConfig, RunningWorker, SchedulingPolicy, WorkerConfig, start};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millrace_policy::dispatch::PolicyConfig;
 use millrace_proto::executor::{Tensor, tensor::Contents};
+use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_types::{BatchingOptions, Bytes, Priority, Reason, ResidencyOptions, SchedulingOptions};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;

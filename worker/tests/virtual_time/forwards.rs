@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::paths::HostLinks;
+use millrace_transfers::paths::HostLinks;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use millrace_worker::node::NodeConfig;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::gpu::Eviction;
-use millrace_policy::preset::SchedulingPolicy;
-use millrace_policy::rates::TransferSharing;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::PolicyConfig;
+use millrace_scheduling::preset::SchedulingPolicy;
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::policy::{
     AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
 };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millrace_policy::dispatch::PrewarmCounts;
-use millrace_policy::prewarm::Prewarm;
+use millrace_scheduling::dispatch::PrewarmCounts;
 use millrace_types::{Bytes, GpuIndex};
 use millrace_worker::node::NodeConfig;
 use millrace_worker::request::Attempt;
+use millrace_workflow::hints::Prewarm;
 
 use crate::world::{World, behaviour, gpus, in_virtual_time, request, revision};
 

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::dispatch::{POLICIES, PolicyConfig};
-use millrace_policy::trace::CoreId;
+use millrace_core::trace::CoreId;
+use millrace_scheduling::dispatch::{POLICIES, PolicyConfig};
 use millrace_types::tenancy::ResourceShare;
 use millrace_types::{Bytes, GpuIndex, Quota, Reason};
 use millrace_worker::install::{FunctionConfig, InstallError};

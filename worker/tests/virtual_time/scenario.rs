@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::dispatch::{PolicyConfig, TorporConfig};
-use millrace_policy::gpu::Eviction;
-use millrace_policy::rates::TransferSharing;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::{PolicyConfig, TorporConfig};
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};

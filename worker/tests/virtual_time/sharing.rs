@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millrace_policy::dispatch::PolicyConfig;
-use millrace_policy::fabric::GuaranteeCounts;
-use millrace_policy::rates::TransferSharing;
+use millrace_scheduling::dispatch::PolicyConfig;
+use millrace_transfers::fabric::GuaranteeCounts;
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyLink};
 use millrace_types::{BatchingOptions, Bytes, BytesPerSec, SchedulingOptions, Slo};
 use millrace_worker::install::FunctionConfig;

@@ -8,9 +8,9 @@
 
 use std::collections::BTreeMap;
 
-use millrace_policy::dispatch::POLICIES;
-use millrace_policy::rates::{SHARINGS, TransferSharing};
-use millrace_policy::trace::{CoreDigest, CoreId};
+use millrace_core::trace::{CoreDigest, CoreId};
+use millrace_scheduling::dispatch::POLICIES;
+use millrace_transfers::rates::{SHARINGS, TransferSharing};
 use millrace_types::Reason;
 
 use crate::scenario::{Ending, Scenario};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::elastic::{MigrationPolicy, POOLS, PoolPolicy};
+use millrace_memory::elastic::{MigrationPolicy, POOLS, PoolPolicy};
 use millrace_sim::passing::{ArrivalProcess, DataflowOutcome, DataflowSetup, System, workflow};
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::{Bytes, Timestamp};

@@ -2,8 +2,8 @@
 //! Fig 6a).
 
 use anyhow::Result;
-use millrace_policy::paths::{Config, PathPlanner};
 use millrace_sim::passing::{Costs, DataflowSetup, ServedWorkflow, System, workflow};
+use millrace_transfers::paths::{Config, PathPlanner};
 use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::{

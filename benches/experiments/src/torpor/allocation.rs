@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::memory::BlockPlacement;
+use millrace_memory::BlockPlacement;
 use millrace_sim::memory::{AllocatorKind, AllocatorUnderTest};
 use millrace_sim::models::{self, ModelFigures};
 use millrace_sim::report::format_percent;

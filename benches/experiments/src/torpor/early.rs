@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::models;
 use millrace_sim::report::format_percent;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};

@@ -2,7 +2,7 @@
 //! together.
 
 use anyhow::Result;
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::models;
 use millrace_sim::outcome::percentile;
 use millrace_sim::report::format_percent;

@@ -22,8 +22,8 @@ mod remoting;
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::dispatch::{PolicyConfig, TorporConfig, TorporGpuChoice, TorporOrder as QueueOrder};
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
+use millrace_scheduling::dispatch::{PolicyConfig, TorporConfig, TorporGpuChoice, TorporOrder as QueueOrder};
 use millrace_sim::models::{self, ModelFigures, TORPOR_PCIE};
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{MINUTE, minutes, rates};

@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use std::time::Duration;
 
 use anyhow::Result;
-use millrace_policy::gpu::Eviction;
+use millrace_memory::eviction::Eviction;
 use millrace_sim::models::{ModelFigures, TORPOR_PCIE};
 use millrace_sim::run_each;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};

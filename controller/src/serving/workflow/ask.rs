@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use millrace_gateway::backend::{Backend as _, ModelAvailability, ModelRevision};
-use millrace_policy::workflow::PrewarmHint;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
 use millrace_types::workflow::NESTING_MAX;
 use millrace_types::{Failure, FunctionKey, FunctionName, Reason, RequestId};
+use millrace_workflow::PrewarmHint;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 

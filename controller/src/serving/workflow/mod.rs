@@ -31,10 +31,10 @@ use std::time::Duration;
 
 use millrace_cluster_state::{FunctionRecord, State, WORKFLOWS_MAX, WorkflowRecord};
 use millrace_gateway::backend::{Kind, ModelAvailability, ModelRequest, ModelResponse, ModelRevision};
-use millrace_policy::workflow::{GraphTensor, WorkflowGraph};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{StepTarget, TensorSource};
 use millrace_types::{Bytes, Failure, FunctionKey, Reason, TenantName};
+use millrace_workflow::{GraphTensor, WorkflowGraph};
 use tokio::time::Instant;
 
 use super::catalog::{CatalogInputs, availability};

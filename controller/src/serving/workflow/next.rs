@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use millrace_gateway::backend::{Backend as _, Kind, ModelAvailability};
-use millrace_policy::workflow::{PrewarmHint, PrewarmTarget, StepIndex, WorkflowGraph};
 use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, TenantName};
+use millrace_workflow::{PrewarmHint, PrewarmTarget, StepIndex, WorkflowGraph};
 
 use crate::serving::ServingBackend;
 

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_policy::workflow::{ObjectiveShares, PlannedStep, StepIndex, WorkflowGraph};
 use millrace_types::{FunctionName, Reason};
+use millrace_workflow::{ObjectiveShares, PlannedStep, StepIndex, WorkflowGraph};
 
 use super::scores::StepSloCounter;
 

@@ -10,15 +10,15 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use futures::future::{AbortHandle, Abortable, BoxFuture, FutureExt as _};
 use futures::stream::FuturesUnordered;
+use millrace_core::Core as _;
 use millrace_gateway::backend::AnswerTimes;
-use millrace_policy::core::Core as _;
-use millrace_policy::workflow::{
-    Action, CallId, Event, ObjectiveShares, PrewarmHint, RunFailureCause, StepIndex, TensorFacts,
-    TensorIndex, TensorLoss, WorkflowEngine, WorkflowGraph,
-};
 use millrace_proto::worker as wire;
 use millrace_types::workflow::{StepTarget, TensorSource};
 use millrace_types::{Failure, FunctionKey, Reason, Timestamp};
+use millrace_workflow::{
+    Action, CallId, Event, ObjectiveShares, PrewarmHint, RunFailureCause, StepIndex, TensorFacts,
+    TensorIndex, TensorLoss, WorkflowEngine, WorkflowGraph,
+};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 

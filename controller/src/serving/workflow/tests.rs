@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_cluster_state::StateCommand;
-use millrace_policy::workflow::StepIndex;
+use millrace_workflow::StepIndex;
 
 use super::{WorkflowPlan, Workflows};
 use crate::fixtures::{apply, chain, key, state};

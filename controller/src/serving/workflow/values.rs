@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use millrace_gateway::backend::{AnswerTimes, NamedTensor};
-use millrace_policy::workflow::TensorFacts;
 use millrace_proto::worker as wire;
 use millrace_proto::worker::tensor_part::Part as WirePart;
 use millrace_types::tensor::element_count;
 use millrace_types::workflow::empty_shape;
 use millrace_types::{DataType, Failure, FunctionName, Reason, TensorSpec};
+use millrace_workflow::TensorFacts;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 

@@ -1,5 +1,5 @@
 //! Stub workers: processes on separate machines that hold a stream to every controller, and send and
-//! obey the messages of real workers. The real workers' core ([`millrace_policy::checkpoint`]) decides
+//! obey the messages of real workers. The real workers' core ([`millrace_nodes::checkpoint`]) decides
 //! the contents and times of checkpoints. Stub workers have no GPUs, models or requests, and invent the
 //! held data.
 //!

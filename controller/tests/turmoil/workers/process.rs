@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
-use millrace_policy::core::Core as _;
+use millrace_core::Core as _;
+use millrace_nodes::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_proto::worker::worker_message::Message;

@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::elastic::ObjectKey;
-use millrace_policy::fabric::{BatchFailure, link as link_core};
-use millrace_policy::gpu::{Event as GpuEvent, RunFailure};
-use millrace_policy::ids::{BatchId, Generation, RunId, TransferId};
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{BatchId, Generation, RunId, TransferId};
+use millrace_gpu::{Event as GpuEvent, RunFailure};
 use millrace_proto::executor::{CopyFailure, RunFailure as WireRunFailure, event};
+use millrace_transfers::fabric::{BatchFailure, link as link_core};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::ExecutorActor;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use millrace_policy::dispatch::ReturnReason;
-use millrace_policy::fabric::{self, TransferCargo};
-use millrace_policy::gpu::Action;
+use millrace_core::attempts::ReturnReason;
+use millrace_gpu::Action;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{Cancel, LoadProgram, Map, UnloadProgram, Unmap};
+use millrace_transfers::fabric::{self, TransferCargo};
 use millrace_types::{ModelId, Reason, Timestamp};
 
 use super::{GpuActor, GpuPayload};

@@ -16,10 +16,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use millrace_policy::elastic::{self, ConsumerDistance, ElasticStore, MemoryPool, ObjectKey};
-use millrace_policy::gpu::{GpuTimes, ObjectAction};
-use millrace_policy::ids::{RequestKey, RunId};
-use millrace_policy::memory::BlockRun;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{RequestKey, RunId};
+use millrace_gpu::{GpuTimes, ObjectAction};
+use millrace_memory::BlockRun;
+use millrace_memory::elastic::{self, ConsumerDistance, ElasticStore, MemoryPool};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};

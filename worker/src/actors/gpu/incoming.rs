@@ -13,16 +13,17 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use millrace_policy::elastic::{self, ConsumerDistance, ObjectKey, ObjectLocation as Stored};
-use millrace_policy::fabric::{self, ObjectPiece, PeerBlocks, TransferCargo, TransferOutcome};
-use millrace_policy::gpu::Event;
-use millrace_policy::ids::{RunId, TransferId};
-use millrace_policy::memory::{BLOCK, BlockRun, blocks_for};
-use millrace_policy::paths::RouteHops;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{RunId, TransferId};
+use millrace_gpu::Event;
+use millrace_memory::elastic::{self, ConsumerDistance, ObjectLocation as Stored};
+use millrace_memory::{BLOCK, BlockRun, blocks_for};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, PlaceObject};
 use millrace_proto::worker::FetchMethod;
+use millrace_transfers::fabric::{self, ObjectPiece, PeerBlocks, TransferCargo, TransferOutcome};
+use millrace_transfers::paths::RouteHops;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 use super::inputs::post_fetched_input;

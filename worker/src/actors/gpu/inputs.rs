@@ -6,15 +6,16 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 
-use millrace_policy::attempts::AttemptProgress;
-use millrace_policy::elastic::{self, ObjectKey};
-use millrace_policy::gpu::{Event, RunFailure};
-use millrace_policy::ids::{RequestKey, RunId};
-use millrace_policy::paths::RouteHops;
+use millrace_core::attempts::AttemptProgress;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{RequestKey, RunId};
+use millrace_gpu::{Event, RunFailure};
+use millrace_memory::elastic::{self};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, Run};
 use millrace_proto::worker::FetchMethod;
+use millrace_transfers::paths::RouteHops;
 use millrace_types::Timestamp;
 
 use super::object_table::WaitingRun;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use millrace_policy::elastic::ObjectKey;
-use millrace_policy::fabric::{ObjectPiece, TransferOutcome};
-use millrace_policy::gpu::Event;
-use millrace_policy::ids::{RequestKey, RunId, TransferId};
-use millrace_policy::paths::RouteHops;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{RequestKey, RunId, TransferId};
+use millrace_gpu::Event;
 use millrace_proto::executor::{Fault, LaunchTimes, ObjectPart};
+use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
+use millrace_transfers::paths::RouteHops;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
 
 use super::ModelUsers;

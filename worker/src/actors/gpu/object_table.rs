@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Weak;
 
-use millrace_policy::elastic::{self, ConsumerDistance, ObjectKey};
-use millrace_policy::gpu::{Event, GpuTimes};
-use millrace_policy::ids::{RequestKey, RunId, TransferId};
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{RequestKey, RunId, TransferId};
+use millrace_gpu::{Event, GpuTimes};
+use millrace_memory::elastic::{self, ConsumerDistance};
 use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 

@@ -18,13 +18,14 @@
 
 use std::sync::Arc;
 
-use millrace_policy::elastic::{self, ElasticStore, ObjectKey};
-use millrace_policy::fabric::{OutgoingCopy, TransferCargo, TransferOutcome};
-use millrace_policy::ids::TransferId;
-use millrace_policy::memory::blocks_for;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::TransferId;
+use millrace_memory::blocks_for;
+use millrace_memory::elastic::{self, ElasticStore};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::copy_out::Source;
 use millrace_proto::executor::{CopyOut, EndCopyOut, ObjectPart};
+use millrace_transfers::fabric::{OutgoingCopy, TransferCargo, TransferOutcome};
 use millrace_types::{Bytes, Timestamp};
 use tracing::Span;
 

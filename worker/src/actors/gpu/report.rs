@@ -1,7 +1,7 @@
 //! The GPU's part of a snapshot.
 
-use millrace_policy::gpu::ExecutorHealth;
-use millrace_policy::memory::BLOCK;
+use millrace_gpu::ExecutorHealth;
+use millrace_memory::BLOCK;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{GpuActor, ModelUsers};
@@ -13,7 +13,7 @@ impl GpuActor {
         let core = &self.core.core;
         let totals = core.totals();
         let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
-        let resident = |(model, region): (ModelId, &millrace_policy::memory::ModelRegion)| {
+        let resident = |(model, region): (ModelId, &millrace_memory::ModelRegion)| {
             Some(ResidentModel {
                 digest: self.models.get(&model)?.digest,
                 functions: users.get(&model).cloned().unwrap_or_default(),

@@ -1,9 +1,9 @@
 //! Requests on the GPU, from their assignment to the end of their run. Their inputs are in `inputs`, their
 //! outputs in `data`.
 
-use millrace_policy::elastic::ObjectKey;
-use millrace_policy::gpu::{Event, GpuTimes};
-use millrace_policy::ids::{Generation, RequestKey, RunId};
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{Generation, RequestKey, RunId};
+use millrace_gpu::{Event, GpuTimes};
 use millrace_proto::executor::Run;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 

@@ -4,14 +4,15 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use millrace_policy::elastic::{self, ObjectKey};
-use millrace_policy::fabric::{TransferCargo, TransferOutcome};
-use millrace_policy::gpu::Event;
-use millrace_policy::ids::{FunctionIndex, RequestKey, RunId, TransferId};
-use millrace_policy::memory::MemoryMap;
-use millrace_policy::trace::CoreId;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_core::trace::CoreId;
+use millrace_gpu::Event;
+use millrace_memory::MemoryMap;
+use millrace_memory::elastic::{self};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{ObjectPart, Run, Tensor, tensor::Contents};
+use millrace_transfers::fabric::{TransferCargo, TransferOutcome};
 use millrace_types::topology::{self, LinkId};
 use millrace_types::{
     Bytes, Digest, FunctionKey, FunctionName, GpuIndex, Incarnation, ModelId, Priority, RequestId, Revision,

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use millrace_policy::dispatch::ModelProfile;
-use millrace_policy::ids::FunctionIndex;
-use millrace_policy::prewarm::Prewarm;
-use millrace_policy::{batching, dispatch, tenancy};
+use millrace_core::ids::FunctionIndex;
+use millrace_scheduling::dispatch::ModelProfile;
+use millrace_scheduling::{batching, dispatch, tenancy};
 use millrace_types::{Digest, ModelId, SloCounts, Timestamp};
+use millrace_workflow::hints::Prewarm;
 
 use super::NodeActor;
 use crate::actors::work::RequestWork;

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::attempts::{AttemptProgress, AttemptRecord};
-use millrace_policy::dispatch::ReturnReason;
-use millrace_policy::fabric::{self, TransferCargo};
-use millrace_policy::ids::{FunctionIndex, RequestKey, TransferId};
+use millrace_core::attempts::ReturnReason;
+use millrace_core::attempts::{AttemptProgress, AttemptRecord};
+use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
+use millrace_transfers::fabric::{self, TransferCargo};
 use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use millrace_policy::ids::RequestKey;
-use millrace_policy::rates::TransferObjective;
+use millrace_core::ids::RequestKey;
+use millrace_transfers::rates::TransferObjective;
 use millrace_types::Timestamp;
 
 use super::NodeActor;

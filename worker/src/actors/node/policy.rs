@@ -1,9 +1,9 @@
 //! The change of the scheduling policy of a running node.
 
-use millrace_policy::dispatch::{self, LatencyObjective};
-use millrace_policy::fabric;
-use millrace_policy::gpu::Event as GpuEvent;
-use millrace_policy::ids::FunctionIndex;
+use millrace_core::ids::FunctionIndex;
+use millrace_gpu::Event as GpuEvent;
+use millrace_scheduling::dispatch::{self, LatencyObjective};
+use millrace_transfers::fabric;
 use millrace_types::{SloCounts, Timestamp};
 
 use super::NodeActor;

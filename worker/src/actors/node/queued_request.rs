@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use millrace_policy::batching::Batcher;
+use millrace_scheduling::batching::Batcher;
 use millrace_types::{GpuIndex, RequestId};
 use tracing::Span;
 use tracing::field::Empty;

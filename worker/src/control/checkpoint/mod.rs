@@ -1,6 +1,6 @@
 //! Checkpoints: about once a second the worker sends the leader its soft state, so that the state
 //! outlives the node. Soft state is the models and their tiers, data, scores and usage.
-//! [`millrace_policy::checkpoint`] decides about contents and times. This module observes the node and
+//! [`millrace_nodes::checkpoint`] decides about contents and times. This module observes the node and
 //! routes the batches.
 //!
 //! ```text
@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_policy::checkpoint::{Action, Config, Event, WorkerCheckpoint};
-use millrace_policy::core::Core as _;
+use millrace_core::Core as _;
+use millrace_nodes::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_proto::worker as wire;
 use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
 use tokio::sync::{mpsc, oneshot, watch};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_policy::checkpoint::Event;
+use millrace_nodes::checkpoint::Event;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, FunctionKey, MemoryTier, ModelCopy, SloCounts, Usage};
 
@@ -131,7 +131,7 @@ fn totals(snapshot: &NodeSnapshot) -> BTreeMap<FunctionKey, Totals> {
 mod tests {
     use std::time::Duration;
 
-    use millrace_policy::admission::FunctionTotals;
+    use millrace_scheduling::admission::FunctionTotals;
     use millrace_types::{Digest, FunctionName, GpuIndex, Incarnation, Revision, RevisionKey, TenantName};
 
     use super::*;

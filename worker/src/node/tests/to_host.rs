@@ -3,10 +3,10 @@
 
 mod objectives;
 
-use millrace_policy::elastic::MigrationPolicy;
-use millrace_policy::fabric::GuaranteeCounts;
-use millrace_policy::paths::{HostDirection, HostLinks};
-use millrace_policy::rates::TransferSharing;
+use millrace_memory::elastic::MigrationPolicy;
+use millrace_transfers::fabric::GuaranteeCounts;
+use millrace_transfers::paths::{HostDirection, HostLinks};
+use millrace_transfers::rates::TransferSharing;
 use millrace_types::{Failure, Slo};
 use tokio::task::JoinHandle;
 

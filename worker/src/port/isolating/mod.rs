@@ -14,7 +14,7 @@
 //! commands. The port reports its own end after it was killed and all processes have ended. The Executor
 //! actor decides whether and when a program is loaded again.
 //!
-//! The number of programs, at most [`PROCESSES_MAX`](millrace_policy::gpu::PROCESSES_MAX), and the
+//! The number of programs, at most [`PROCESSES_MAX`](millrace_gpu::PROCESSES_MAX), and the
 //! processes that are ending bound the state.
 
 mod turns;

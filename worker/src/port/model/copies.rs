@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_policy::paths::{HostDirection, PerDirection, RouteHops};
+use millrace_transfers::paths::{HostDirection, PerDirection, RouteHops};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
 use super::{CopyCommand, CopyPath};

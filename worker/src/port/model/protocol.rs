@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millrace_policy::paths::{HostDirection, RouteHops};
+use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
 /// A command to a modelled executor.

@@ -5,16 +5,15 @@ use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
-use millrace_policy::admission::{self, Admission};
-use millrace_policy::attempts::Idempotence;
-use millrace_policy::core::Core as _;
-use millrace_policy::dispatch::{self, Dispatcher, LatencyObjective};
-use millrace_policy::fabric::{self, LinkScheduler, link};
-use millrace_policy::gpu;
-use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, TransferId};
-use millrace_policy::lifecycle::{self, Lifecycle};
-use millrace_policy::memory::MemoryMap;
-use millrace_policy::trace::{CoreId, CoreTrace};
+use millrace_core::Core as _;
+use millrace_core::attempts::Idempotence;
+use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, TransferId};
+use millrace_core::trace::{CoreId, CoreTrace};
+use millrace_gpu::lifecycle::{self, Lifecycle};
+use millrace_memory::MemoryMap;
+use millrace_scheduling::admission::{self, Admission};
+use millrace_scheduling::dispatch::{self, Dispatcher, LatencyObjective};
+use millrace_transfers::fabric::{self, LinkScheduler, link};
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -45,7 +44,7 @@ enum Source {
 }
 
 struct GpuSlot {
-    gpu: gpu::GpuCore,
+    gpu: millrace_gpu::GpuCore,
     life: Lifecycle,
     port: ModelledExecutor,
     /// The link that issued each outstanding batch.
@@ -91,7 +90,8 @@ impl<'a> Node<'a> {
             })
         };
         let place = |gpu: &millrace_types::topology::TopologyGpu| GpuSlot {
-            gpu: gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory)).with_eviction(scenario.eviction),
+            gpu: millrace_gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory))
+                .with_eviction(scenario.eviction),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),
@@ -139,7 +139,7 @@ impl<'a> Node<'a> {
             let weights = function.weights;
             self.mail.push_back(Mail::Dispatch(dispatch::Event::Install { model, memory, weights }));
             for gpu in (0..GPUS).map(GpuIndex) {
-                self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Install { model, memory, weights }));
+                self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Install { model, memory, weights }));
             }
             if self.dispatch.uses_scores() {
                 let objective =
@@ -232,7 +232,7 @@ impl<'a> Node<'a> {
             Source::Core(CoreId::Admission(function)) => {
                 self.handle(Mail::Admission(function, admission::Event::Tick));
             }
-            Source::Core(CoreId::Gpu(gpu)) => self.handle(Mail::Gpu(gpu, gpu::Event::Tick)),
+            Source::Core(CoreId::Gpu(gpu)) => self.handle(Mail::Gpu(gpu, millrace_gpu::Event::Tick)),
             Source::Core(CoreId::Executor(gpu)) => self.handle(Mail::Life(gpu, lifecycle::Event::Tick)),
             Source::Core(CoreId::Fabric | CoreId::Link(_)) => unreachable!("no timer of its own"),
         }
@@ -281,7 +281,10 @@ impl<'a> Node<'a> {
         assert_eq!((self.dispatch.in_flight(), self.dispatch.queued()), (0, 0));
         assert_eq!(self.fabric.in_flight(), 0);
         for GpuSlot { gpu, .. } in &self.places {
-            assert_eq!((gpu.requests(), gpu.transfers(), gpu.health()), (0, 0, gpu::ExecutorHealth::Up));
+            assert_eq!(
+                (gpu.requests(), gpu.transfers(), gpu.health()),
+                (0, 0, millrace_gpu::ExecutorHealth::Up)
+            );
             let held: u32 = gpu.memory().regions().map(|(_, region)| region.blocks()).sum();
             assert_eq!(gpu.memory().used_blocks(), held);
         }

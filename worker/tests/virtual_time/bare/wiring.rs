@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use millrace_policy::admission;
-use millrace_policy::attempts::AttemptProgress;
-use millrace_policy::dispatch;
-use millrace_policy::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo, link};
-use millrace_policy::gpu::{self, RunFailure};
-use millrace_policy::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
-use millrace_policy::lifecycle;
-use millrace_policy::rates::TransferObjective;
-use millrace_policy::trace::CoreId;
+use millrace_core::attempts::AttemptProgress;
+use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_core::trace::CoreId;
+use millrace_gpu::RunFailure;
+use millrace_gpu::lifecycle;
+use millrace_scheduling::admission;
+use millrace_scheduling::dispatch;
+use millrace_transfers::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo, link};
+use millrace_transfers::rates::TransferObjective;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
 use millrace_worker::port::model::{CopiedObject, CopyCommand, CopyRefusal, ModelledCommand, ModelledEvent};
@@ -22,13 +22,13 @@ use crate::world::OBJECTIVE;
 /// A message in transit.
 pub(super) enum Mail {
     Admission(FunctionIndex, admission::Event),
-    Completed(RequestKey, gpu::GpuTimes, GpuIndex),
+    Completed(RequestKey, millrace_gpu::GpuTimes, GpuIndex),
     Dispatch(dispatch::Event),
     Fabric(fabric::Event),
     /// A GPU's action on a transfer, and the request that waits for it.
-    Transfer(GpuIndex, gpu::Action, Option<RequestKey>),
+    Transfer(GpuIndex, millrace_gpu::Action, Option<RequestKey>),
     Down(GpuIndex, Vec<(RequestKey, AttemptProgress)>),
-    Gpu(GpuIndex, gpu::Event),
+    Gpu(GpuIndex, millrace_gpu::Event),
     Life(GpuIndex, lifecycle::Event),
     Link(LinkId, link::Event),
     Order(GpuIndex, Incarnation, ModelledCommand),
@@ -155,27 +155,31 @@ impl Node<'_> {
                     self.requests.get_mut(&key).unwrap().attempt = attempt;
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Assign { key, model, incarnation, from }));
+                    self.mail.push_back(Mail::Gpu(
+                        gpu,
+                        millrace_gpu::Event::Assign { key, model, incarnation, from },
+                    ));
                 }
                 dispatch::Action::Prefetch { gpu, model } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Prefetch { model }));
+                    self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Prefetch { model }));
                 }
                 dispatch::Action::SetEvictionRank { gpu, model, standing } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::CandidateChanged { model, standing }));
+                    self.mail
+                        .push_back(Mail::Gpu(gpu, millrace_gpu::Event::CandidateChanged { model, standing }));
                 }
                 dispatch::Action::SetWarmCopy { .. } => unreachable!("no function keeps warm copies"),
                 dispatch::Action::Prewarm { .. } => unreachable!("no request carries hints"),
                 dispatch::Action::Pin { gpu, model } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Pin { model }));
+                    self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Pin { model }));
                 }
                 dispatch::Action::Unpin { gpu, model } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Unpin { model }));
+                    self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Unpin { model }));
                 }
                 dispatch::Action::Recall { gpu, key } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Recall { key }));
+                    self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Recall { key }));
                 }
                 dispatch::Action::Cancel { gpu, key } => {
-                    self.mail.push_back(Mail::Gpu(gpu, gpu::Event::Cancel { key }));
+                    self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Cancel { key }));
                 }
                 dispatch::Action::Fail { key, reason, may_have_executed } => {
                     let event = admission::Event::Failed { key, reason, may_have_executed };
@@ -197,9 +201,11 @@ impl Node<'_> {
                 fabric::Action::Grant { grant } => Mail::Link(grant.link, link::Event::Grant(grant)),
                 fabric::Action::Lock { gpu, transfer, cargo } => {
                     let model = weights(cargo).model;
-                    Mail::Gpu(gpu, gpu::Event::Lock { transfer, model })
+                    Mail::Gpu(gpu, millrace_gpu::Event::Lock { transfer, model })
                 }
-                fabric::Action::Unlock { gpu, transfer } => Mail::Gpu(gpu, gpu::Event::Unlock { transfer }),
+                fabric::Action::Unlock { gpu, transfer } => {
+                    Mail::Gpu(gpu, millrace_gpu::Event::Unlock { transfer })
+                }
                 fabric::Action::Revoke { link, gpu, transfer, batch } => {
                     Mail::Link(link, link::Event::Revoke { gpu, transfer, batch })
                 }
@@ -208,12 +214,12 @@ impl Node<'_> {
                 }
                 fabric::Action::Arrived { gpu, cargo, chunks } => {
                     let WeightsCargo { model, generation, .. } = weights(cargo);
-                    Mail::Gpu(gpu, gpu::Event::Arrived { model, generation, chunks })
+                    Mail::Gpu(gpu, millrace_gpu::Event::Arrived { model, generation, chunks })
                 }
                 fabric::Action::Ended { gpu, transfer, outcome, from, .. } => {
                     let moved = self.moving.remove(&transfer).map(|(gpu, model)| (gpu, model, from));
                     arrived.extend(moved.filter(|_| outcome == fabric::TransferOutcome::Complete));
-                    Mail::Gpu(gpu, gpu::Event::TransferEnded { transfer, outcome, from })
+                    Mail::Gpu(gpu, millrace_gpu::Event::TransferEnded { transfer, outcome, from })
                 }
             });
         }
@@ -229,63 +235,67 @@ impl Node<'_> {
         Some(TransferObjective { slo: (request.accepted + OBJECTIVE).since(self.now), infer })
     }
 
-    fn transfer(&mut self, gpu: GpuIndex, action: gpu::Action, reader: Option<RequestKey>) {
+    fn transfer(&mut self, gpu: GpuIndex, action: millrace_gpu::Action, reader: Option<RequestKey>) {
         let objective = reader.and_then(|reader| self.objective(reader));
         match (action, objective) {
-            (gpu::Action::Transfer { transfer, weights, chunks, from }, objective) => {
+            (millrace_gpu::Action::Transfer { transfer, weights, chunks, from }, objective) => {
                 let cargo = TransferCargo::Weights(weights);
                 self.fabric(fabric::Event::Start { transfer, gpu, cargo, chunks, from, objective });
             }
-            (gpu::Action::Hasten { transfer, .. }, Some(objective)) => {
+            (millrace_gpu::Action::Hasten { transfer, .. }, Some(objective)) => {
                 self.fabric(fabric::Event::Hasten { transfer, objective });
             }
             _ => {}
         }
     }
 
-    fn gpu(&mut self, index: GpuIndex, event: gpu::Event) {
+    fn gpu(&mut self, index: GpuIndex, event: millrace_gpu::Event) {
         let mut actions = Vec::new();
         let place = &mut self.places[index.0 as usize];
-        if let gpu::Event::Up { incarnation } = event {
+        if let millrace_gpu::Event::Up { incarnation } = event {
             place.told = incarnation;
         }
         self.trace.step(CoreId::Gpu(index), &mut place.gpu, self.now, event, &mut actions);
         let told = place.told;
         for action in actions {
             let mail = match action {
-                gpu::Action::Replace => Mail::Life(index, lifecycle::Event::Kill),
-                gpu::Action::Transfer { weights, .. } => {
+                millrace_gpu::Action::Replace => Mail::Life(index, lifecycle::Event::Kill),
+                millrace_gpu::Action::Transfer { weights, .. } => {
                     let reader = self.places[index.0 as usize].gpu.reader_of(weights.model);
                     Mail::Transfer(index, action, reader)
                 }
-                gpu::Action::Hasten { key, .. } => Mail::Transfer(index, action, Some(key)),
-                gpu::Action::Locked { transfer, peer } => {
+                millrace_gpu::Action::Hasten { key, .. } => Mail::Transfer(index, action, Some(key)),
+                millrace_gpu::Action::Locked { transfer, peer } => {
                     Mail::Fabric(fabric::Event::Locked { transfer, peer })
                 }
-                gpu::Action::NotLocked { transfer } => Mail::Fabric(fabric::Event::NotLocked { transfer }),
-                gpu::Action::CancelTransfer { transfer } => Mail::Fabric(fabric::Event::Cancel { transfer }),
-                gpu::Action::Completed { key, spent } => Mail::Completed(key, spent, index),
-                gpu::Action::Failed { key, reason, may_have_executed } => {
+                millrace_gpu::Action::NotLocked { transfer } => {
+                    Mail::Fabric(fabric::Event::NotLocked { transfer })
+                }
+                millrace_gpu::Action::CancelTransfer { transfer } => {
+                    Mail::Fabric(fabric::Event::Cancel { transfer })
+                }
+                millrace_gpu::Action::Completed { key, spent } => Mail::Completed(key, spent, index),
+                millrace_gpu::Action::Failed { key, reason, may_have_executed } => {
                     let event = admission::Event::Failed { key, reason, may_have_executed };
                     Mail::Admission(self.function_of(key), event)
                 }
-                gpu::Action::Up { incarnation } => {
+                millrace_gpu::Action::Up { incarnation } => {
                     Mail::Dispatch(dispatch::Event::Up { gpu: index, incarnation })
                 }
-                gpu::Action::Down { lost } => Mail::Down(index, lost),
-                gpu::Action::Ended { key, ran } => {
+                millrace_gpu::Action::Down { lost } => Mail::Down(index, lost),
+                millrace_gpu::Action::Ended { key, ran } => {
                     Mail::Dispatch(dispatch::Event::RequestEnded { gpu: index, key, ran })
                 }
-                gpu::Action::RequestReturned { key, why } => {
+                millrace_gpu::Action::RequestReturned { key, why } => {
                     Mail::Dispatch(dispatch::Event::RequestReturned { gpu: index, key, why })
                 }
-                gpu::Action::Evicted { models } => {
+                millrace_gpu::Action::Evicted { models } => {
                     Mail::Dispatch(dispatch::Event::ModelsEvicted { gpu: index, models })
                 }
-                gpu::Action::EndProgram { .. } | gpu::Action::LockLost { .. } => {
+                millrace_gpu::Action::EndProgram { .. } | millrace_gpu::Action::LockLost { .. } => {
                     unreachable!("the models share one executor")
                 }
-                gpu::Action::ModelForgotten { .. } => unreachable!("nothing is removed"),
+                millrace_gpu::Action::ModelForgotten { .. } => unreachable!("nothing is removed"),
                 command => Mail::Order(index, told, self.order(command)),
             };
             self.mail.push_back(mail);
@@ -293,10 +303,10 @@ impl Node<'_> {
     }
 
     /// Translates a GPU's command for the modelled executor.
-    fn order(&self, command: gpu::Action) -> ModelledCommand {
+    fn order(&self, command: millrace_gpu::Action) -> ModelledCommand {
         let program = |model: ModelId| u64::from(model.0);
         match command {
-            gpu::Action::LoadProgram { model } => {
+            millrace_gpu::Action::LoadProgram { model } => {
                 let weights = self.scenario.functions[model.0 as usize].weights;
                 ModelledCommand::Load {
                     program: program(model),
@@ -304,21 +314,23 @@ impl Node<'_> {
                     weights,
                 }
             }
-            gpu::Action::UnloadProgram { model } => ModelledCommand::Unload { program: program(model) },
-            gpu::Action::Map { model, generation, .. } => {
+            millrace_gpu::Action::UnloadProgram { model } => {
+                ModelledCommand::Unload { program: program(model) }
+            }
+            millrace_gpu::Action::Map { model, generation, .. } => {
                 ModelledCommand::Map { program: program(model), generation: generation.0 }
             }
-            gpu::Action::Unmap { model, generation } => {
+            millrace_gpu::Action::Unmap { model, generation } => {
                 ModelledCommand::Unmap { program: program(model), generation: generation.0 }
             }
-            gpu::Action::Run { run, model, generation, .. } => ModelledCommand::Run {
+            millrace_gpu::Action::Run { run, model, generation, .. } => ModelledCommand::Run {
                 run: run.0,
                 program: program(model),
                 generation: generation.0,
                 members: 1,
                 keeps: false,
             },
-            gpu::Action::CancelRun { run } => ModelledCommand::Cancel { run: run.0 },
+            millrace_gpu::Action::CancelRun { run } => ModelledCommand::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
         }
     }
@@ -340,12 +352,12 @@ impl Node<'_> {
                 }
                 lifecycle::Action::Up { incarnation } => {
                     place.up = true;
-                    self.mail.push_back(Mail::Gpu(index, gpu::Event::Up { incarnation }));
+                    self.mail.push_back(Mail::Gpu(index, millrace_gpu::Event::Up { incarnation }));
                 }
                 lifecycle::Action::Down { .. } => {
                     place.up = false;
                     place.out.clear();
-                    self.mail.push_back(Mail::Gpu(index, gpu::Event::Down));
+                    self.mail.push_back(Mail::Gpu(index, millrace_gpu::Event::Down));
                 }
                 lifecycle::Action::Stopped => unreachable!("nothing is stopped"),
             }
@@ -399,7 +411,7 @@ impl Node<'_> {
             ModelledEvent::Exited => Mail::Life(index, lifecycle::Event::Exited { incarnation }),
             _ if !place.up || incarnation != place.life.incarnation() => return,
             ModelledEvent::Loaded { program } => {
-                Mail::Gpu(index, gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
+                Mail::Gpu(index, millrace_gpu::Event::ProgramLoaded { model: ModelId(program as u32) })
             }
             ModelledEvent::CopyDone { transfer, batch, started, finished, .. } => {
                 let transfer = TransferId(transfer);
@@ -418,12 +430,12 @@ impl Node<'_> {
                 Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
             ModelledEvent::RunDone { run, started, finished, waited, .. } => {
-                Mail::Gpu(index, gpu::Event::RunDone { run: RunId(run), started, finished, waited })
+                Mail::Gpu(index, millrace_gpu::Event::RunDone { run: RunId(run), started, finished, waited })
             }
             ModelledEvent::RunFailed { run } => failed(index, run, RunFailure::Model),
             ModelledEvent::RunNotThere { run } => failed(index, run, RunFailure::NotThere),
             ModelledEvent::RunCancelled { run } => {
-                Mail::Gpu(index, gpu::Event::RunCancelled { run: RunId(run) })
+                Mail::Gpu(index, millrace_gpu::Event::RunCancelled { run: RunId(run) })
             }
             ModelledEvent::Placed { .. } | ModelledEvent::CopiedOut { .. } => panic!("no objects here"),
         };
@@ -436,7 +448,7 @@ impl Node<'_> {
 }
 
 fn failed(gpu: GpuIndex, run: u64, why: RunFailure) -> Mail {
-    Mail::Gpu(gpu, gpu::Event::RunFailed { run: RunId(run), why })
+    Mail::Gpu(gpu, millrace_gpu::Event::RunFailed { run: RunId(run), why })
 }
 
 /// Returns the weights of a cargo; the scenario transfers nothing else.

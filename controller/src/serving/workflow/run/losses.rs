@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use millrace_policy::workflow::{TensorIndex, TensorLoss};
 use millrace_proto::worker as wire;
+use millrace_workflow::{TensorIndex, TensorLoss};
 
 use super::WorkflowRunner;
 use crate::fleet::AttachedWorker;

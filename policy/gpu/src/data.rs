@@ -1,0 +1,314 @@
+//! Intermediate data in the GPU's memory (FaaSTube §7). The [store](millrace_memory::elastic) decides which
+//! data is on the GPU, and gets its blocks from the memory map that models use too.
+//!
+//! ```text
+//! Event::Data ─► store ─► Allocate, Release ─► memory map ─► models evicted, as for a model
+//!                  ▲   └► Place, Migrate, Reload, … ─► Action::Data, with the blocks on the GPU
+//!                  └───── Limit: blocks that no model in use and no waiting request needs
+//! ```
+//!
+//! The store is created for the first object, so a GPU with functions that pass no data keeps all
+//! of its memory for models. The store ends with the executor; data that was only on this GPU is
+//! lost.
+//!
+//! The room that a request waits for counts as used if that room fits beside the models in use, so
+//! that data makes way. Free blocks are given back at once; data that no run reads is copied to the
+//! host first.
+//!
+//! Data is kept on a GPU only under two conditions. Models must share an executor, because separate
+//! processes would not see each other's data. And the memory layout must be able to give out any
+//! free block, because memory that is given out in larger pieces, or fails by shape, cannot be
+//! limited in blocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millrace_types::{Bytes, ModelId, Timestamp};
+
+use super::slots::RequestStage;
+use super::{Action, GpuCore};
+use millrace_core::Core as _;
+use millrace_core::decision_text::DecisionText;
+use millrace_core::ids::ObjectKey;
+use millrace_core::ids::RequestKey;
+use millrace_memory::elastic::{self, ElasticStore, ObjectCounts, ObjectLocation, StoreExtent};
+use millrace_memory::{BLOCK, BlockRun, EvictedModel, MemoryShortage};
+
+/// An action on an object of intermediate data on the GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ObjectAction {
+    /// Write the object from the producer to the blocks, in the given order.
+    Place {
+        object: ObjectKey,
+        /// The destination blocks.
+        blocks: Vec<BlockRun>,
+    },
+    /// Copy the object from its producer to the host.
+    Refuse { object: ObjectKey },
+    /// The store does not take the object: copy the object to the host. No further action will name
+    /// the object.
+    Decline { object: ObjectKey },
+    /// Copy the object to the host. Runs can read it on the GPU until then.
+    Migrate { object: ObjectKey },
+    /// The object is only on the host from now on. Its blocks have not yet been given to another
+    /// owner.
+    Left { object: ObjectKey },
+    /// The object stays on the GPU: its copy on the host may be dropped.
+    Keep { object: ObjectKey },
+    /// Copy the object from the host to these blocks.
+    Reload {
+        object: ObjectKey,
+        /// The destination blocks.
+        blocks: Vec<BlockRun>,
+    },
+    /// Drop every copy of the object.
+    Free { object: ObjectKey },
+    /// The object exists nowhere any longer.
+    Lost { object: ObjectKey },
+}
+
+impl ObjectAction {
+    /// Returns the action as a decision of the canonical text.
+    pub(super) fn decision(&self) -> Option<DecisionText> {
+        let (name, object) = match self {
+            Self::Place { object, .. } => ("keep on the GPU", object),
+            Self::Refuse { object } | Self::Decline { object } => ("keep on the host", object),
+            Self::Migrate { object } => ("migrate", object),
+            Self::Reload { object, .. } => ("reload", object),
+            Self::Free { object } => ("free", object),
+            Self::Left { .. } | Self::Keep { .. } | Self::Lost { .. } => return None,
+        };
+        Some(DecisionText::new(name).object(*object))
+    }
+}
+
+/// The intermediate data on a GPU.
+#[derive(Debug)]
+pub(super) struct GpuDataStore {
+    config: elastic::Config,
+    store: Option<ElasticStore>,
+    /// The GPU block under each block of the store.
+    backing: BTreeMap<u64, BlockRun>,
+    /// The counts of earlier stores, which ended with their executors.
+    before: ObjectCounts,
+}
+
+impl GpuDataStore {
+    pub(super) fn new(config: elastic::Config) -> Self {
+        // The store rounds its cap down in the same way.
+        let config = elastic::Config { cap: Bytes(config.cap.0 / BLOCK.0 * BLOCK.0), ..config };
+        Self { config, store: None, backing: BTreeMap::new(), before: ObjectCounts::default() }
+    }
+
+    /// Drops the store after the memory that held it is lost.
+    pub(super) fn clear(&mut self) {
+        self.before = self.counts();
+        self.store = None;
+        self.backing = BTreeMap::new();
+    }
+
+    fn counts(&self) -> ObjectCounts {
+        let now = self.store.as_ref().map(ElasticStore::counts).unwrap_or_default();
+        ObjectCounts {
+            migrated: self.before.migrated + now.migrated,
+            reloaded: self.before.reloaded + now.reloaded,
+            refused: self.before.refused + now.refused,
+            host_reads: self.before.host_reads + now.host_reads,
+        }
+    }
+
+    pub(super) fn next_wake(&self) -> Option<Timestamp> {
+        self.store.as_ref()?.next_wake()
+    }
+
+    /// Returns the GPU blocks of some extents; `None` if any of them has none.
+    fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
+        let mut runs: Vec<BlockRun> = Vec::new();
+        for block in extents.iter().flat_map(blocks_of) {
+            let BlockRun { start, .. } = *self.backing.get(&block)?;
+            match runs.last_mut() {
+                Some(last) if last.end() == start => last.len += 1,
+                _ => runs.push(BlockRun { start, len: 1 }),
+            }
+        }
+        Some(runs)
+    }
+}
+
+/// Returns the blocks of the store's range that an extent covers. Extents of a store of blocks
+/// cover whole blocks.
+fn blocks_of(extent: &StoreExtent) -> impl Iterator<Item = u64> + use<> {
+    extent.at / BLOCK.0..(extent.at + extent.len.0).div_ceil(BLOCK.0)
+}
+
+impl GpuCore {
+    /// Returns the store of intermediate data; `None` before the first object.
+    #[must_use]
+    pub fn store(&self) -> Option<&ElasticStore> {
+        self.data.as_ref()?.store.as_ref()
+    }
+
+    /// Returns the counts of objects on this GPU, including those of lost executors.
+    #[must_use]
+    pub fn data_counts(&self) -> ObjectCounts {
+        self.data.as_ref().map(GpuDataStore::counts).unwrap_or_default()
+    }
+
+    /// Returns the GPU blocks of an object; `None` if the object is not on this GPU.
+    #[must_use]
+    pub fn object_blocks(&self, object: ObjectKey) -> Option<Vec<BlockRun>> {
+        let store = self.store()?;
+        let there = matches!(store.place(object)?, ObjectLocation::Gpu | ObjectLocation::Migrating);
+        if there { self.blocks(store.extents(object)) } else { None }
+    }
+
+    /// Whether outputs of runs may stay on this GPU.
+    #[must_use]
+    pub fn keeps_data(&self) -> bool {
+        self.data.is_some() && self.incarnation.is_some()
+    }
+
+    pub(super) fn on_data(&mut self, now: Timestamp, event: elastic::Event, actions: &mut Vec<Action>) {
+        let up = self.incarnation.is_some();
+        if let Some(data) = &mut self.data
+            && let elastic::Event::Store { object, .. } = event
+            && data.store.is_none()
+        {
+            // The configuration was checked when the GPU was configured.
+            data.store = if up { ElasticStore::new(data.config).ok() } else { None };
+            if data.store.is_none() {
+                actions.push(Action::Data(ObjectAction::Decline { object }));
+            }
+        }
+        self.limit_data(now, actions);
+        self.tell_store(now, event, actions);
+    }
+
+    /// Tells the store its limit, if the limit has changed.
+    pub(super) fn limit_data(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        let Some(store) = self.store() else { return };
+        let was = store.limit();
+        let limit = Bytes(BLOCK.0 * u64::from(self.spare_blocks()));
+        if limit.min(self.data.as_ref().map_or(limit, |data| data.config.cap)) != was {
+            self.tell_store(now, elastic::Event::Limit { limit }, actions);
+        }
+    }
+
+    /// Returns the request that waits for room for a model. Data that leaves makes room for this
+    /// request, so the request's deadline is the deadline of the copy to the host.
+    #[must_use]
+    pub fn waits_for_room(&self) -> Option<RequestKey> {
+        self.roomless().map(|slot| slot.key)
+    }
+
+    fn roomless(&self) -> Option<&super::AssignedRequest> {
+        let waits = |slot: &&super::AssignedRequest| {
+            slot.stage == RequestStage::Waiting && self.memory.region(slot.model).is_none()
+        };
+        self.slots.iter().find(waits)
+    }
+
+    /// Returns the number of blocks that no model in use has and that no waiting request needs. A
+    /// request that would not fit beside the models in use, even without any data, needs nothing of
+    /// data yet: there may be enough room when a model in use becomes idle.
+    fn spare_blocks(&self) -> u32 {
+        let mut used: BTreeSet<ModelId> = self.in_use().into_iter().collect();
+        used.extend(self.lent.values());
+        let unused = self.memory.total_blocks().saturating_sub(self.memory.blocks_of(&used));
+        let waiting = self.roomless().and_then(|slot| self.programs.shape(slot.model));
+        waiting.and_then(|shape| unused.checked_sub(shape.blocks)).unwrap_or(unused)
+    }
+
+    /// Passes an event to the store, and carries out the store's actions on the memory map.
+    pub(super) fn tell_store(&mut self, now: Timestamp, event: elastic::Event, actions: &mut Vec<Action>) {
+        let mut events = vec![event];
+        let mut wanted = Vec::new();
+        while let Some(event) = events.pop() {
+            let Some(store) = self.data.as_mut().and_then(|data| data.store.as_mut()) else { return };
+            store.on_event(now, event, &mut wanted);
+            for action in wanted.drain(..) {
+                events.extend(self.carry_out_data(action, actions));
+            }
+        }
+    }
+
+    /// Carries out an action of the store; returns the event that reports its failure, if any.
+    fn carry_out_data(
+        &mut self,
+        action: elastic::Action,
+        actions: &mut Vec<Action>,
+    ) -> Option<elastic::Event> {
+        use elastic::Action as Wanted;
+        let does = match action {
+            Wanted::Allocate { extents } => {
+                self.back(&extents, actions);
+                return None;
+            }
+            Wanted::Release { extents } => {
+                let Some(data) = &mut self.data else { return None };
+                for run in extents.iter().flat_map(blocks_of).filter_map(|block| data.backing.remove(&block))
+                {
+                    self.memory.give_back_block(run);
+                }
+                return None;
+            }
+            Wanted::Place { object, extents } => match self.blocks(&extents) {
+                Some(blocks) => ObjectAction::Place { object, blocks },
+                None => return Some(elastic::Event::CopyFailed { object }),
+            },
+            Wanted::Reload { object, extents } => match self.blocks(&extents) {
+                Some(blocks) => ObjectAction::Reload { object, blocks },
+                None => return Some(elastic::Event::CopyFailed { object }),
+            },
+            Wanted::Refuse { object } => ObjectAction::Refuse { object },
+            Wanted::Decline { object } => ObjectAction::Decline { object },
+            Wanted::Migrate { object } => ObjectAction::Migrate { object },
+            Wanted::MigrationCompleted { object } => ObjectAction::Left { object },
+            Wanted::CancelMigration { object } => ObjectAction::Keep { object },
+            Wanted::Free { object } => ObjectAction::Free { object },
+            Wanted::Lost { object } => ObjectAction::Lost { object },
+        };
+        actions.push(Action::Data(does));
+        None
+    }
+
+    fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
+        self.data.as_ref()?.blocks(extents)
+    }
+
+    /// Maps GPU blocks under extents, evicting models that are not in use. The store's limit
+    /// ensures that there are enough blocks. If there were none, the store's objects in these
+    /// extents would be refused.
+    fn back(&mut self, extents: &[StoreExtent], actions: &mut Vec<Action>) {
+        let places: Vec<_> = extents.iter().flat_map(blocks_of).collect();
+        let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
+        // Models that requests wait for here are evicted last.
+        let taken = match self.memory.take_blocks(count, &self.waited_for()) {
+            Err(MemoryShortage::Pinned) => self.memory.take_blocks(count, &self.in_use()),
+            taken => taken,
+        };
+        let Ok((runs, evicted)) = taken else { return };
+        self.note_evicted(&evicted, actions);
+        if let Some(data) = &mut self.data {
+            data.backing.extend(places.into_iter().zip(runs));
+        }
+    }
+
+    /// Reports evicted models to the executor and the node.
+    pub(super) fn note_evicted(&mut self, evicted: &[EvictedModel], actions: &mut Vec<Action>) {
+        self.totals.evictions += evicted.len() as u64;
+        for &EvictedModel { model, generation } in evicted {
+            self.prefetched.remove(&model);
+            actions.push(Action::Unmap { model, generation });
+            if self.isolation == super::ExecutorIsolation::Resident {
+                self.unload(model, actions);
+            }
+        }
+        // A model that a request here still needs is loaded again at that request's turn, so the
+        // node still counts it as here.
+        let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
+        let gone: Vec<_> = gone.collect();
+        if !gone.is_empty() {
+            actions.push(Action::Evicted { models: gone });
+        }
+    }
+}

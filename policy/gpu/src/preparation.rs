@@ -1,0 +1,296 @@
+//! Prepares requests for their run: program, memory region, weights and turn.
+
+use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
+
+use super::programs::{PROGRAMS_MAX, ProgramLoadState};
+use super::slots::{AssignedRequest, RequestStage};
+use super::{Action, GpuCore};
+use millrace_core::SLOTS_MAX;
+use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
+use millrace_memory::{BlockRun, EvictedModel, MemoryShortage};
+use millrace_transfers::fabric::WeightsCargo;
+
+/// A transfer to this GPU that has not ended.
+#[derive(Debug)]
+pub(super) struct IncomingTransfer {
+    pub(super) transfer: TransferId,
+    pub(super) model: ModelId,
+    pub(super) generation: Generation,
+    pub(super) cancelled: bool,
+    /// Whether all bytes of the transfer count as copied for a request whose run has ended. Reports
+    /// that arrive later are not counted for another request.
+    pub(super) counted: bool,
+    /// Whether the fabric knows that a request waits for the transfer.
+    pub(super) hastened: bool,
+}
+
+impl GpuCore {
+    /// Returns the first request that waits for a model's weights. Its deadline is the deadline of
+    /// the transfer.
+    #[must_use]
+    pub fn reader_of(&self, model: ModelId) -> Option<RequestKey> {
+        let reads = |slot: &&AssignedRequest| {
+            slot.model == model && slot.stage != RequestStage::Waiting && !slot.doomed
+        };
+        self.slots.iter().find(reads).map(|slot| slot.key)
+    }
+
+    /// Moves every request on as far as possible.
+    pub(super) fn advance(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        if self.incarnation.is_none() {
+            return;
+        }
+        self.reorder_waiting(now);
+        self.begin_turn(now);
+        let mut place = 0;
+        while let Some(&slot) = self.slots.get(place) {
+            let sent = match slot.stage {
+                RequestStage::Sent { .. } => true,
+                RequestStage::Starved => false,
+                RequestStage::Waiting if self.must_wait(now, slot.model) => false,
+                RequestStage::Waiting => self.send(now, place, slot, actions),
+            };
+            if !sent {
+                break;
+            }
+            place += 1;
+        }
+        self.move_weights(now, actions);
+    }
+
+    /// Whether all of a model's weights are on this GPU.
+    pub(super) fn complete(&self, model: ModelId) -> bool {
+        self.memory.region(model).is_some_and(|region| region.loaded().complete())
+            && !self.leftovers.contains(&model)
+    }
+
+    fn begin_turn(&mut self, now: Timestamp) {
+        let Some(&slot) = self.slots.get(0).filter(|slot| slot.turn.is_none()) else { return };
+        let was_resident = self.complete(slot.model);
+        if let Some(slot) = self.slots.get_mut(0) {
+            slot.turn = Some(now);
+            slot.was_resident = was_resident;
+        }
+    }
+
+    /// Sends a request to the executor, with everything that it needs. Returns false if the request
+    /// has to wait for room.
+    fn send(
+        &mut self,
+        now: Timestamp,
+        place: usize,
+        slot: AssignedRequest,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let model = slot.model;
+        if self.memory.region(model).is_none() {
+            match self.load_model(now, model, actions) {
+                Ok(()) => {}
+                Err(MemoryShortage::Pinned) => {
+                    // Transfers for a later request, or for no request, make way.
+                    let first = if place == 0 { 1 } else { SLOTS_MAX };
+                    let wanted: Vec<_> = self.slots.iter().take(first).map(|slot| slot.model).collect();
+                    self.cancel_transfers(|moving| !wanted.contains(&moving.model), actions);
+                    return false;
+                }
+                Err(MemoryShortage::TooLarge) => {
+                    let key = self.remove_request(place, actions).key;
+                    let reason = Reason::NoGpuMemory;
+                    actions.push(Action::Failed { key, reason, may_have_executed: false });
+                    actions.push(Action::Ended { key, ran: None });
+                    return false;
+                }
+            }
+        }
+        self.prefetched.remove(&model);
+        self.programs.asked(now, model);
+        self.memory.touch(now, model);
+        let Some(generation) = self.memory.region(model).map(|region| region.generation()) else {
+            return false;
+        };
+        self.last_run = RunId(self.last_run.0 + 1);
+        let run = self.last_run;
+        if let Some(slot) = self.slots.get_mut(place) {
+            slot.stage = RequestStage::Sent { run, generation };
+            slot.sends += 1;
+        }
+        actions.push(Action::Run { run, key: slot.key, model, generation });
+        true
+    }
+
+    /// Has the executor load a model, and maps a region for it.
+    fn load_model(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), MemoryShortage> {
+        match self.map_model(now, model, &self.waited_for(), actions) {
+            // Evict models that other requests wait for: these requests wait a little longer.
+            Err(MemoryShortage::Pinned) => self.map_model(now, model, &self.in_use(), actions),
+            placed => placed,
+        }
+    }
+
+    /// Returns the models with runs that were sent, or with a transfer in flight.
+    pub(super) fn in_use(&self) -> Vec<ModelId> {
+        let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
+        sent.chain(self.moving.iter().map(|moving| moving.model)).collect()
+    }
+
+    /// Does the same as [`Self::load_model`], and evicts none of the models in `spared`.
+    pub(super) fn map_model(
+        &mut self,
+        now: Timestamp,
+        model: ModelId,
+        spared: &[ModelId],
+        actions: &mut Vec<Action>,
+    ) -> Result<(), MemoryShortage> {
+        // A model that is not installed fits nowhere.
+        let shape = self.programs.shape(model).ok_or(MemoryShortage::TooLarge)?;
+        if self.isolation.per_model() && self.programs.known(model) == ProgramLoadState::No {
+            self.end_surplus_process(spared, actions)?;
+        }
+        let evicted = self.memory.map(now, model, shape.blocks, shape.chunks, spared)?;
+        self.memory.rank(model, self.rank(model));
+        self.schedule_unused_check(now, model);
+        self.totals.swaps += 1;
+        self.note_evicted(&evicted, actions);
+        if self.programs.known(model) == ProgramLoadState::No {
+            let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
+            if let Some(surplus) = self.programs.surplus(PROGRAMS_MAX, idle) {
+                self.programs.forget(surplus);
+                actions.push(Action::UnloadProgram { model: surplus });
+            }
+            self.programs.tell(now, model);
+            actions.push(Action::LoadProgram { model });
+        }
+        if let Some(region) = self.memory.region(model) {
+            let blocks = first_blocks(region.runs(), shape.chunks);
+            actions.push(Action::Map { model, generation: region.generation(), blocks });
+        }
+        Ok(())
+    }
+
+    /// Keeps the link busy for the first request that lacks weights.
+    fn move_weights(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        let lacks = |slot: &&AssignedRequest| {
+            slot.stage != RequestStage::Waiting && !slot.doomed && !self.complete(slot.model)
+        };
+        let Some(&AssignedRequest { key, model, from, .. }) = self.slots.iter().find(lacks) else {
+            return self.move_prefetched(now, actions);
+        };
+        let here: Vec<_> = self
+            .moving
+            .iter()
+            .filter(|moving| self.complete(moving.model))
+            .map(|moving| moving.model)
+            .collect();
+        self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
+        self.start_transfer(model, from, actions);
+        let late = |it: &&mut IncomingTransfer| it.model == model && !it.cancelled && !it.hastened;
+        for moving in self.moving.iter_mut().filter(late) {
+            moving.hastened = true;
+            actions.push(Action::Hasten { transfer: moving.transfer, key });
+        }
+    }
+
+    /// Starts a transfer of the chunks that a model lacks, unless a transfer for it is in flight.
+    pub(super) fn start_transfer(
+        &mut self,
+        model: ModelId,
+        from: Option<GpuIndex>,
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(region) = self.memory.region(model) else { return };
+        let Some(shape) = self.programs.shape(model) else { return };
+        let generation = region.generation();
+        // A cancelled transfer has to end first, so that no chunk is in flight twice.
+        if self.moving.iter().any(|moving| moving.generation == generation) {
+            return;
+        }
+        self.last_transfer = TransferId(self.last_transfer.0 + 1);
+        let transfer = self.last_transfer;
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
+        actions.push(Action::Transfer { transfer, weights, chunks: region.loaded().missing(), from });
+        let hastened = self.reader_of(model).is_some();
+        self.moving.push(IncomingTransfer {
+            transfer,
+            model,
+            generation,
+            cancelled: false,
+            counted: false,
+            hastened,
+        });
+    }
+
+    /// Drops models that were removed and that nothing on this GPU uses any longer.
+    pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
+        let slots = &self.slots;
+        let moving = &self.moving;
+        let lent = &self.lent;
+        let moves = |model| moving.iter().any(|moving| moving.model == model);
+        let used = |model| {
+            let lent = || lent.values().any(|&lent| lent == model);
+            slots.uses(model) || moves(model) || lent()
+        };
+        for (model, known) in self.programs.sweep(used) {
+            if let Some(EvictedModel { model, generation }) = self.memory.unmap(model) {
+                actions.push(Action::Unmap { model, generation });
+                actions.push(Action::Evicted { models: vec![model] });
+            }
+            if known != ProgramLoadState::No {
+                actions.push(Action::UnloadProgram { model });
+            }
+            actions.push(Action::ModelForgotten { model });
+        }
+    }
+
+    pub(super) fn cancel_transfers(
+        &mut self,
+        unwanted: impl Fn(&IncomingTransfer) -> bool,
+        actions: &mut Vec<Action>,
+    ) {
+        for moving in self.moving.iter_mut().filter(|moving| !moving.cancelled && unwanted(moving)) {
+            moving.cancelled = true;
+            actions.push(Action::CancelTransfer { transfer: moving.transfer });
+        }
+    }
+
+    pub(super) fn arrived(&mut self, model: ModelId, generation: Generation, chunks: std::ops::Range<u32>) {
+        let mapped = self.memory.region(model).is_some_and(|region| region.generation() == generation);
+        let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
+        let counted = self.moving.iter().any(|moving| moving.generation == generation && moving.counted);
+        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model && !counted) {
+            slot.swapped += weights.span(&chunks).1;
+        }
+        self.memory.arrived(model, chunks);
+        self.slots.feed(model);
+    }
+
+    /// Returns the bytes that were copied for a run that has just ended but are not yet reported.
+    /// The report of a run's end takes a shorter way than the report of a copy. A run ends only
+    /// after the run has read all weights, so bytes that count as in flight had arrived.
+    pub(super) fn unheard(&mut self, model: ModelId) -> Bytes {
+        let Some(region) = self.memory.region(model) else { return Bytes::ZERO };
+        let Some(shape) = self.programs.shape(model) else { return Bytes::ZERO };
+        let generation = region.generation();
+        let on_its_way = |moving: &&mut IncomingTransfer| moving.generation == generation && !moving.counted;
+        let Some(moving) = self.moving.iter_mut().find(on_its_way) else { return Bytes::ZERO };
+        moving.counted = true;
+        let weights = WeightsCargo { model, generation, bytes: shape.weights };
+        region.loaded().missing().iter().map(|chunks| weights.span(chunks).1).sum()
+    }
+}
+
+/// Returns the first `blocks` blocks of some runs.
+pub(super) fn first_blocks(runs: &[BlockRun], blocks: u32) -> Vec<BlockRun> {
+    let mut left = blocks;
+    let take = |run: &BlockRun| {
+        let len = run.len.min(left);
+        left -= len;
+        (len > 0).then_some(BlockRun { start: run.start, len })
+    };
+    runs.iter().map_while(take).collect()
+}

@@ -1,0 +1,249 @@
+//! The events that a GPU's core handles and the actions that it returns.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
+
+use super::data::ObjectAction;
+use millrace_core::attempts::AttemptProgress;
+use millrace_core::attempts::ReturnReason;
+use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
+use millrace_memory::BlockRun;
+use millrace_memory::elastic;
+use millrace_memory::eviction::{Eviction, EvictionCandidate};
+use millrace_transfers::fabric::{PeerBlocks, TransferOutcome, WeightsCargo};
+
+/// An event that a GPU's core handles.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// Requests may use a model from now on.
+    Install {
+        model: ModelId,
+        /// GPU memory that the model needs.
+        memory: Bytes,
+        /// Size of the part of that memory that has to be copied.
+        weights: Bytes,
+    },
+    /// No request will use a model any longer.
+    Remove { model: ModelId },
+    /// Requests wait for this model and will run here: load the model if that delays no request.
+    Prefetch { model: ModelId },
+    /// Requests are likely to need this model soon: load the model if that delays no request.
+    Prewarm { model: ModelId },
+    /// The eviction standing of a model changed. The model is on this GPU or about to be loaded.
+    CandidateChanged { model: ModelId, standing: EvictionCandidate },
+    /// The residency options of a model changed, as set by the owners of its functions.
+    Residency {
+        model: ModelId,
+        /// The options. The number of GPUs that hold the model is decided by the node.
+        residency: ResidencyOptions,
+    },
+    /// The node keeps a copy, which is then evicted last, or no longer keeps it.
+    Keep {
+        model: ModelId,
+        /// Whether the node keeps the copy.
+        kept: bool,
+    },
+    /// Requests wait for this model here: other models are evicted first.
+    Pin { model: ModelId },
+    /// No request waits for this model here any longer.
+    Unpin { model: ModelId },
+    /// A request is assigned to this GPU, behind the requests that are already here.
+    Assign {
+        key: RequestKey,
+        model: ModelId,
+        /// The executor that the request is meant for.
+        incarnation: Incarnation,
+        /// The GPU to copy the model from; `None` for the host.
+        from: Option<GpuIndex>,
+    },
+    /// The node recalls a request that has not begun.
+    Recall { key: RequestKey },
+    /// No client waits for a request any longer.
+    Cancel { key: RequestKey },
+    /// An executor is up.
+    Up { incarnation: Incarnation },
+    /// The executor is lost.
+    Down,
+    /// The executor loaded a program.
+    ProgramLoaded { model: ModelId },
+    /// The executor could not load a program.
+    ProgramFailed { model: ModelId },
+    /// The process of a single model is lost.
+    ProgramLost { model: ModelId },
+    /// The executor could not map a region.
+    MapFailed {
+        model: ModelId,
+        /// The mapping that failed.
+        generation: Generation,
+    },
+    /// Chunks of weights have arrived.
+    Arrived {
+        model: ModelId,
+        /// The mapping that the chunks were copied into.
+        generation: Generation,
+        chunks: Range<u32>,
+    },
+    /// A transfer ended.
+    TransferEnded {
+        transfer: TransferId,
+        outcome: TransferOutcome,
+        /// The GPU that the transfer copied from until its end; `None` for the host.
+        from: Option<GpuIndex>,
+    },
+    /// Another GPU wants to copy a model from here: keep the model in place (T25).
+    Lock { transfer: TransferId, model: ModelId },
+    /// Another GPU no longer copies a model from here.
+    Unlock { transfer: TransferId },
+    /// A run ended with outputs.
+    RunDone {
+        run: RunId,
+        /// Start of the first launch.
+        started: Timestamp,
+        /// End of the last launch.
+        finished: Timestamp,
+        /// Time between these that launches waited for weights.
+        waited: Duration,
+    },
+    /// A run ended without outputs.
+    RunFailed { run: RunId, why: RunFailure },
+    /// A run was dropped before it began.
+    RunCancelled { run: RunId },
+    /// The device itself failed.
+    DeviceFailed,
+    /// An event for the store of intermediate data.
+    Data(elastic::Event),
+    /// Time has passed; no other event happened.
+    Tick,
+    /// The eviction policy changed.
+    Eviction(Eviction),
+}
+
+/// The reason why a run failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RunFailure {
+    /// The model failed on this input.
+    Model,
+    /// The run's weights, mapping or program were not there.
+    NotThere,
+    /// Memory ran out while it computed.
+    OutOfMemory,
+    /// An object that the run was to read exists nowhere any longer.
+    InputLost,
+    /// The device itself failed.
+    Device,
+}
+
+/// The time that a completed request spent on the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct GpuTimes {
+    /// Start of the request's turn.
+    pub turn: Timestamp,
+    /// Time from the start of the turn until the end, without computing; zero if the model was
+    /// resident.
+    pub swap: Duration,
+    /// Time spent computing.
+    pub ran: Duration,
+    /// Bytes copied for the request.
+    pub swapped: Bytes,
+}
+
+/// An action that a GPU's core asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Executor: load a program.
+    LoadProgram { model: ModelId },
+    /// Executor: unload a program.
+    UnloadProgram { model: ModelId },
+    /// Executor: map memory for a program.
+    Map {
+        model: ModelId,
+        /// The number of the mapping.
+        generation: Generation,
+        /// The blocks for the weights, in the order of their addresses.
+        blocks: Vec<BlockRun>,
+    },
+    /// Executor: unmap the memory of a program.
+    Unmap {
+        model: ModelId,
+        /// The mapping to remove.
+        generation: Generation,
+    },
+    /// Executor: run a request as soon as the data that it reads has arrived, after the runs that
+    /// were sent before.
+    Run {
+        /// A new name for the run.
+        run: RunId,
+        key: RequestKey,
+        model: ModelId,
+        /// The mapping that the run reads.
+        generation: Generation,
+    },
+    /// Executor: drop a run that has not begun.
+    CancelRun { run: RunId },
+    /// Executor: end the process of a single model, because the process can no longer be relied on.
+    EndProgram { model: ModelId },
+    /// Executor: replace the whole executor, because it can no longer be relied on.
+    Replace,
+    /// Fabric: a request now waits for a transfer that began without one.
+    Hasten {
+        transfer: TransferId,
+        /// The request that waits.
+        key: RequestKey,
+    },
+    /// Fabric: copy weights to this GPU. [`GpuCore::reader_of`](super::GpuCore::reader_of) returns the
+    /// request that waits for the weights, if any.
+    Transfer {
+        /// A new name for the transfer.
+        transfer: TransferId,
+        weights: WeightsCargo,
+        /// The chunks that are missing.
+        chunks: Vec<Range<u32>>,
+        /// The GPU to copy from; `None` for the host.
+        from: Option<GpuIndex>,
+    },
+    /// Fabric: a model is locked in place until it is unlocked.
+    Locked {
+        transfer: TransferId,
+        /// The blocks of the model.
+        peer: PeerBlocks,
+    },
+    /// Fabric: a model could not be locked.
+    NotLocked { transfer: TransferId },
+    /// Fabric: the model that a transfer copies from here is as good as lost. The blocks stay until
+    /// the lock is released.
+    LockLost { transfer: TransferId },
+    /// Fabric: cancel a transfer.
+    CancelTransfer { transfer: TransferId },
+    /// Function: a request has completed.
+    Completed { key: RequestKey, spent: GpuTimes },
+    /// Function: a request has failed.
+    Failed {
+        key: RequestKey,
+        reason: Reason,
+        /// Whether the request may have run.
+        may_have_executed: bool,
+    },
+    /// Node: assign requests to this executor.
+    Up { incarnation: Incarnation },
+    /// Node: everything on this GPU is lost.
+    Down {
+        /// The progress of each request that a client still waits for.
+        lost: Vec<(RequestKey, AttemptProgress)>,
+    },
+    /// Node: a request left this GPU.
+    Ended {
+        key: RequestKey,
+        /// Time that the request computed; `None` if it did not run.
+        ran: Option<Duration>,
+    },
+    /// Node: take a request back.
+    RequestReturned { key: RequestKey, why: ReturnReason },
+    /// Node: these models are no longer on this GPU.
+    Evicted { models: Vec<ModelId> },
+    /// Nothing of a removed model is left on this GPU: its descriptors may be closed.
+    ModelForgotten { model: ModelId },
+    /// Executor: act on an object of intermediate data.
+    Data(ObjectAction),
+}

@@ -1,0 +1,66 @@
+//! Change of the policy while requests wait. The waiting requests enter the new policy in order of
+//! arrival, each once; requests on GPUs stay there and end there. The change refuses no request,
+//! and resets the overtaking counts and the idle times of the GPUs.
+
+use millrace_types::{SloCounts, Timestamp};
+
+use super::policy::{self, QueueEntry};
+use super::{Action, Dispatcher, LatencyObjective, PolicyConfig, RequestLocation};
+use millrace_core::ids::FunctionIndex;
+use millrace_memory::eviction::Eviction;
+
+impl Dispatcher {
+    pub(super) fn change(
+        &mut self,
+        now: Timestamp,
+        policy: PolicyConfig,
+        eviction: Eviction,
+        functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
+        actions: &mut Vec<Action>,
+    ) {
+        let evicts_otherwise = self.config.eviction != eviction;
+        self.config.policy = policy;
+        self.config.eviction = eviction;
+        self.change_policy(now, functions, actions);
+        if evicts_otherwise {
+            for gpu in self.fleet.all() {
+                for model in self.fleet.get(gpu).resident().collect::<Vec<_>>() {
+                    self.send_eviction_rank(model, gpu, actions);
+                }
+            }
+        }
+    }
+
+    fn change_policy(
+        &mut self,
+        now: Timestamp,
+        functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
+        actions: &mut Vec<Action>,
+    ) {
+        // The old policy's counters stay in the totals; its alpha does not.
+        self.policy.add_stats(&mut self.stats);
+        self.stats.alpha = None;
+        let (policy, idle_order) = policy::create_policy(&self.config, self.sizes.len());
+        self.policy = policy;
+        self.fleet.reorder(idle_order);
+        self.look_again = None;
+        for &(function, objective, _) in &functions {
+            self.policy.objective(function, objective);
+        }
+        for &(function, _, counts) in &functions {
+            self.policy.score(&self.models, function, counts);
+        }
+        self.policy.tick(now, &self.models);
+        let waiting = self.places.values().filter_map(|place| match *place {
+            RequestLocation::Queued { request, reserved } => Some((request, reserved)),
+            RequestLocation::On(_) => None,
+        });
+        for (request, reserved) in waiting.collect::<Vec<_>>() {
+            self.unpin(&request, reserved, actions);
+            self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
+            let entry = if request.attempts.lost > 0 { QueueEntry::Back } else { QueueEntry::New };
+            self.policy.push(request, entry);
+        }
+        self.fleet.all().for_each(|gpu| self.policy.on_gpu_freed(gpu));
+    }
+}

@@ -1,0 +1,352 @@
+//! The dispatcher's model of a GPU: its requests, its resident models, and its loads.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use millrace_types::{BytesPerSec, GpuIndex, Incarnation, Timestamp};
+
+use super::config::GpuConfig;
+use super::cost::{ModelCost, SwapSource};
+use super::models::{ModelSlot, ModelTable};
+use super::queue::{SizeRank, WaitingRequest};
+use millrace_core::ids::RequestKey;
+use millrace_memory::BLOCK;
+
+/// Degree to which a load disturbs the copies of neighbouring GPUs (T22, T23), least first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum LoadClass {
+    /// No load is under way.
+    #[default]
+    Nothing,
+    /// The model is copied from another GPU.
+    FromPeer,
+    /// The model is copied from the host, and the run hides the copy even at half the link's rate.
+    Light,
+    /// The model is copied from the host, and half the link's rate slows the run a little.
+    Medium,
+    /// The model is copied from the host, and half the link's rate slows the run much.
+    Heavy,
+}
+
+/// Limit of light models, in percent: a run that overlaps its load at half the link's rate takes
+/// less than this part of a run without a load.
+const LIGHT_BELOW: u32 = 110;
+/// Least percentage of heavy models. Such a run waits for the link most of the time even if the
+/// link is free.
+const HEAVY_FROM: u32 = 400;
+
+impl LoadClass {
+    /// Returns the class of a model that is copied from the host. The class depends on the slowdown
+    /// of a run that overlaps its load at half the link's rate: max(2 · load, run) / run. With the
+    /// paper's figures (table 4, at 12 GB/s), DenseNet-201 is light, Inception-v3 and ResNet-152
+    /// are medium, and Bert-qa is heavy. A model that never ran counts as heavy.
+    pub(super) fn of(load: Duration, run: Option<Duration>) -> Self {
+        let Some(run) = run.filter(|run| !run.is_zero()) else { return Self::Heavy };
+        let slowed = (load * 2).max(run) * 100;
+        match () {
+            () if slowed < run * LIGHT_BELOW => Self::Light,
+            () if slowed < run * HEAVY_FROM => Self::Medium,
+            () => Self::Heavy,
+        }
+    }
+}
+
+/// A request that is assigned to a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Assignment {
+    pub(super) request: WaitingRequest,
+    /// Number of rows that run as one for the request.
+    pub(super) rows: u32,
+    /// Start of the request's turn.
+    pub(super) since: Timestamp,
+    /// Expected source of the model.
+    pub(super) source: SwapSource,
+    /// Expected time to bring the model and the inputs.
+    pub(super) swap: Duration,
+    /// Whether the request was assigned behind other requests, so that its model may have arrived
+    /// meanwhile.
+    pub(super) ahead: bool,
+    /// Whether the duration of the turn tells nothing about the expected source: another load
+    /// disturbed this load, the model came from elsewhere or was partly there, or inputs were
+    /// copied too.
+    pub(super) unlike: bool,
+    /// Expected duration of the turn.
+    pub(super) predicted: Option<Duration>,
+    /// Degree to which the load of the model disturbs neighbours, while under way.
+    pub(super) loading: LoadClass,
+    /// Whether the dispatcher recalled the request.
+    pub(super) recalled: bool,
+    /// Whether the client no longer waits for the request.
+    pub(super) withdrawn: bool,
+}
+
+/// A model on a GPU, or on its way there.
+#[derive(Debug, Clone, Copy)]
+struct ResidentEntry {
+    model: ModelSlot,
+    blocks: u32,
+    /// Time of the last request for the model.
+    used: Timestamp,
+}
+
+#[derive(Debug)]
+pub(super) struct GpuRecord {
+    /// Incarnation of the executor, while up.
+    pub(super) executor: Option<Incarnation>,
+    pub(super) rank: SizeRank,
+    pub(super) host_rate: BytesPerSec,
+    pub(super) kind: u32,
+    pub(super) running: Option<Assignment>,
+    /// Requests behind the running request: each starts as soon as the previous request ends. At
+    /// most [`AHEAD_MAX`](super::AHEAD_MAX).
+    pub(super) ahead: VecDeque<Assignment>,
+    /// Requests assigned to the GPU so far.
+    pub(super) dispatched: u64,
+    /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
+    /// scans all of them.
+    resident: Vec<ResidentEntry>,
+    /// Resident models, without confirmation yet that their transfer is complete.
+    arriving: BTreeSet<ModelSlot>,
+    /// Resident models by last use, oldest first.
+    by_use: BTreeSet<(Timestamp, ModelSlot)>,
+    resident_blocks: u64,
+    blocks: u64,
+}
+
+impl GpuRecord {
+    pub(super) fn new(config: &GpuConfig, rank: SizeRank) -> Self {
+        Self {
+            executor: None,
+            rank,
+            host_rate: config.host_rate,
+            kind: config.kind,
+            running: None,
+            ahead: VecDeque::new(),
+            dispatched: 0,
+            resident: Vec::new(),
+            arriving: BTreeSet::new(),
+            by_use: BTreeSet::new(),
+            resident_blocks: 0,
+            blocks: config.memory.0 / BLOCK.0,
+        }
+    }
+
+    pub(super) fn idle(&self) -> bool {
+        self.executor.is_some() && self.running.is_none()
+    }
+
+    /// Returns whether the GPU is busy and accepts a next request. No request may wait behind a
+    /// suspect.
+    pub(super) fn accepts_queued(&self) -> bool {
+        let alone = |held: &Assignment| held.request.attempts.suspect();
+        self.executor.is_some() && self.running.as_ref().is_some_and(|held| !alone(held))
+    }
+
+    /// Returns the position in [`Self::ahead`] of the last request that can be recalled.
+    pub(super) fn recallable(&self) -> Option<usize> {
+        self.ahead.iter().rposition(|held| !held.recalled && !held.withdrawn)
+    }
+
+    /// Returns the number of recalled requests that have not returned yet.
+    pub(super) fn recalled_count(&self) -> usize {
+        self.ahead.iter().filter(|held| held.recalled).count()
+    }
+
+    /// Returns the class of the load under way for the running request.
+    pub(super) fn loading(&self) -> LoadClass {
+        self.running.as_ref().map_or(LoadClass::Nothing, |held| held.loading)
+    }
+
+    /// Returns whether a model is still in transit to this GPU, with or without a request.
+    pub(super) fn is_loading(&self, model: ModelSlot) -> bool {
+        self.arriving.contains(&model)
+    }
+
+    /// Returns whether any model is still in transit to this GPU.
+    pub(super) fn is_loading_any(&self) -> bool {
+        !self.arriving.is_empty()
+    }
+
+    /// Returns whether the next request for a model would find the model here: the model is
+    /// complete, or is loaded for a request with an earlier turn.
+    pub(super) fn has_for_next(&self, model: ModelSlot) -> bool {
+        let mut here = self.running.iter().chain(&self.ahead);
+        self.holds(model) && (!self.is_loading(model) || here.any(|held| held.request.model == model))
+    }
+
+    pub(super) fn holds(&self, model: ModelSlot) -> bool {
+        self.place_of(model).is_ok()
+    }
+
+    pub(super) fn resident(&self) -> impl Iterator<Item = ModelSlot> {
+        self.resident.iter().map(|it| it.model)
+    }
+
+    /// Returns the model's position in [`Self::resident`], or the position for its insertion.
+    fn place_of(&self, model: ModelSlot) -> Result<usize, usize> {
+        self.resident.binary_search_by_key(&model, |it| it.model)
+    }
+
+    pub(super) fn resident_blocks(&self) -> u64 {
+        self.resident_blocks
+    }
+
+    /// Returns the blocks of the resident models that requests refer to.
+    pub(super) fn wanted_blocks(&self, models: &ModelTable) -> u64 {
+        let wanted = self.resident.iter().filter(|it| models.get(it.model).users > 0);
+        wanted.map(|it| u64::from(it.blocks)).sum()
+    }
+
+    /// Notes that a model is requested here. The model is loaded unless resident.
+    pub(super) fn add_resident(&mut self, now: Timestamp, model: ModelSlot, blocks: u32) {
+        let asked = ResidentEntry { model, blocks, used: now };
+        match self.place_of(model) {
+            Ok(place) => {
+                let before = std::mem::replace(&mut self.resident[place], asked);
+                self.uncount(before);
+            }
+            Err(place) => {
+                self.arriving.insert(model);
+                self.resident.insert(place, asked);
+            }
+        }
+        self.by_use.insert((now, model));
+        self.resident_blocks += u64::from(blocks);
+    }
+
+    pub(super) fn remove_resident(&mut self, model: ModelSlot) {
+        self.arriving.remove(&model);
+        if let Ok(place) = self.place_of(model) {
+            let before = self.resident.remove(place);
+            self.uncount(before);
+        }
+    }
+
+    fn uncount(&mut self, before: ResidentEntry) {
+        self.by_use.remove(&(before.used, before.model));
+        self.resident_blocks -= u64::from(before.blocks);
+    }
+
+    /// Returns whether a quarter of the memory is free, so that most models fit.
+    pub(super) fn has_free_quarter(&self) -> bool {
+        self.resident_blocks * 4 <= self.blocks * 3
+    }
+
+    /// Returns the model that was requested longest ago, with the time of that request.
+    pub(super) fn least_recently_used(&self) -> Option<(Timestamp, ModelSlot)> {
+        self.by_use.first().copied()
+    }
+
+    /// Returns the models that are likely to be evicted to free `blocks` blocks, least recently
+    /// used first (L07), each with the time of its last request.
+    pub(super) fn victims(&self, blocks: u32) -> impl Iterator<Item = (Timestamp, ModelSlot)> {
+        let free = self.blocks.saturating_sub(self.resident_blocks);
+        let mut lacking = u64::from(blocks).saturating_sub(free);
+        self.by_use.iter().copied().take_while(move |(_, model)| {
+            let lacked = lacking > 0;
+            let held = self.place_of(*model).map_or(0, |place| self.resident[place].blocks);
+            lacking = lacking.saturating_sub(held.into());
+            lacked
+        })
+    }
+
+    /// Returns the time of bringing a model here at the link's nominal rate.
+    pub(super) fn nominal(&self, models: &ModelTable, model: ModelSlot, source: SwapSource) -> Duration {
+        let rate = if let SwapSource::Peer(rate) = source { rate } else { self.host_rate };
+        rate.time_for(models.get(model).weights)
+    }
+
+    /// Returns the time that a copy of a model from the host keeps a free link busy.
+    pub(super) fn transfer_time(&self, models: &ModelTable, model: ModelSlot) -> Duration {
+        let known = models.cost(model, self.kind).and_then(|cost| cost.transfer());
+        known.unwrap_or_else(|| self.nominal(models, model, SwapSource::Host))
+    }
+
+    /// Returns the time that bringing a model here adds to a run.
+    pub(super) fn swap_time(&self, models: &ModelTable, model: ModelSlot, source: SwapSource) -> Duration {
+        if source == SwapSource::Here {
+            return Duration::ZERO;
+        }
+        let nominal = self.nominal(models, model, source);
+        models
+            .cost(model, self.kind)
+            .map_or_else(|| ModelCost::default().swap(source, nominal), |cost| cost.swap(source, nominal))
+    }
+
+    /// Returns the expected time of a request from the beginning of its turn, if known.
+    pub(super) fn turn_time(&self, models: &ModelTable, held: &Assignment) -> Option<Duration> {
+        Some(held.swap + models.run_time_of(held.request.model, self.kind, held.rows)?)
+    }
+
+    /// Returns the request with this key, if it is on this GPU.
+    pub(super) fn held_mut(&mut self, key: RequestKey) -> Option<&mut Assignment> {
+        self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
+    }
+
+    /// Notes that a model has arrived; `from` is the GPU that sent all weights, if any.
+    pub(super) fn loaded(&mut self, model: ModelSlot, from: Option<GpuIndex>) {
+        self.arriving.remove(&model);
+        let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
+        for held in here.filter(|held| held.request.model == model) {
+            held.loading = LoadClass::Nothing;
+            held.unlike |= matches!(held.source, SwapSource::Peer(_)) && from.is_none();
+        }
+        // The model is here before the turns of these requests begin.
+        let ahead = self.ahead.iter_mut().filter(|held| held.request.model == model);
+        ahead.for_each(|held| held.swap = Duration::ZERO);
+    }
+
+    /// Notes that a request has run here, so all weights of its model have arrived.
+    pub(super) fn ran(&mut self, model: ModelSlot) {
+        self.arriving.remove(&model);
+    }
+
+    /// Removes a request. If the request was running, the turn of the next request begins.
+    pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey) -> Option<Assignment> {
+        if let Some(running) = self.running.take_if(|held| held.request.key == key) {
+            self.running = self.ahead.pop_front().map(|held| Assignment { since: now, ..held });
+            return Some(running);
+        }
+        let place = self.ahead.iter().position(|held| held.request.key == key)?;
+        self.ahead.remove(place)
+    }
+}
+
+/// Time at which a GPU is expected to finish its requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ExpectedFinish {
+    /// The GPU finishes at this time.
+    At(Timestamp),
+    /// The end is unknown: a model never ran here, or the running request is overdue.
+    Unknown,
+}
+
+impl ExpectedFinish {
+    /// Returns the expected time plus `time`.
+    pub(super) fn and(self, time: Duration) -> Self {
+        match self {
+            Self::At(at) => Self::At(at + time),
+            Self::Unknown => Self::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// T23, with the paper's run times (table 4, GPU remoting) and weights at 12 GB/s.
+    #[test]
+    fn load_class_follows_slowdown_at_half_the_link_rate() {
+        let class = |megabytes: u64, run_ms| {
+            let load = Duration::from_micros(megabytes * 1000 / 12);
+            LoadClass::of(load, Some(Duration::from_millis(run_ms)))
+        };
+        assert_eq!(class(80, 28), LoadClass::Light, "DenseNet-201");
+        assert_eq!(class(57, 25), LoadClass::Light, "DenseNet-169");
+        assert_eq!(class(108, 14), LoadClass::Medium, "Inception-v3");
+        assert_eq!(class(241, 17), LoadClass::Medium, "ResNet-152");
+        assert_eq!(class(1340, 43), LoadClass::Heavy, "Bert-qa");
+        assert_eq!(LoadClass::of(Duration::ZERO, None), LoadClass::Heavy, "a model that never ran is heavy");
+    }
+}

@@ -1,0 +1,441 @@
+//! Dispatch decides which request runs on which GPU. The dispatcher is a state machine of the Node
+//! actor.
+//!
+//! All policies share a code path: a bounded queue, the checks on entry to the queue, retries
+//! after the loss of a GPU, the early assignment of requests to busy GPUs, and recalls. The
+//! configured policy ([`PolicyConfig`]) decides only the order of the queue and the GPU of each
+//! request:
+//!
+//! | name | next request | GPU | assigns to busy GPUs |
+//! |---|---|---|---|
+//! | `fifo` | the oldest | an idle holder, else the idle GPU with most free memory | yes, see below |
+//! | `lb` | the oldest | the GPU that has been idle longest (L18) | no |
+//! | `lalb`, `lalb-o3` | a hit (bounded overtaking), else the oldest | an idle holder, the own queue of a busy holder, or a miss (L09 to L14) | from a GPU's own queue |
+//! | `torpor` | by required request count (T18 to T21) | an idle holder, else by interference (T22) | no |
+//! | `random` | as `torpor` | an idle holder, else any idle GPU (T28) | no |
+//! | `unified` | the most pressing request that can still meet its deadline | the GPU with the least estimated finish: idle holder, peer copy, host copy, or behind a busy holder | hits, and requests without a deadline |
+//! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`early_binding`], T28) | no |
+//! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
+//!
+//! Each policy implements [`policy::DispatchPolicy`]. Each [priority](priority) in use has a policy
+//! instance of its own.
+//!
+//! **Assignment to busy GPUs** (`fifo`). While no GPU is idle, the oldest request is assigned to a
+//! busy GPU that has no next request yet. A holder of the model is preferred, else the GPU that is
+//! expected to be free first. A GPU therefore never waits for a message between two runs. If a GPU
+//! falls idle while the queue is empty, dispatch recalls a next request from a busy GPU.
+//!
+//! A busy GPU gets a second and later next request only if that delays no request: the GPU holds
+//! the model and will begin the request sooner than a recall would take ([`RECALL_COST`]). If runs
+//! last a few microseconds, several runs then share a wake of the executor.
+//!
+//! **Lost GPUs** ([`recovery`]). Models that requests still wait for, and that no other GPU holds,
+//! are loaded onto other GPUs at once (T16).
+//!
+//! **Policy changes** ([`change`]). Another policy can take over at any time, with all waiting
+//! requests.
+//!
+//! **Warm copies** ([`warm`]). An operator can require a minimum number of GPUs that hold a model,
+//! even without requests.
+//!
+//! **Prewarming** ([`prewarming`], D29). The model that a workflow will need next is loaded onto a GPU
+//! that has time.
+//!
+//! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone: dispatch
+//! never assigns a suspect to a busy GPU, and assigns no request behind a suspect.
+//!
+//! **Data locality** ([`inputs`]). A workflow step that reads objects in GPU memory is sent to the
+//! GPU that has them if the policy has no reason to prefer another GPU. `fifo`, `lalb` and `torpor`
+//! break ties by data; `unified` adds the transfer time to the estimated finish.
+//!
+//! **Cost model** ([`cost`]). All policies share a model of run and swap times.
+//!
+//! **Complexity** (L16). The cost of a decision is logarithmic in the waiting requests, in the
+//! models on one GPU and in the GPUs that hold one model (`benches/dispatch.rs`).
+//!
+//! ```text
+//! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Prefetch, …
+//! ──────────────────────────────────────►│       ├──────────────────────────────────► Gpu
+//! Up, Down, Ended, Returned, Evicted     │       │  Fail
+//! ──────────────────────────────────────►│       ├──────────────────────────────────► Function
+//! Objective, Score, Forget, Learned      │       │
+//! ──────────────────────────────────────►└───────┘
+//! ```
+
+mod arrival;
+mod assign;
+mod change;
+mod config;
+mod cost;
+mod departures;
+mod early_binding;
+mod eviction_ranks;
+mod fleet;
+mod gpus;
+mod holders;
+mod inputs;
+mod lalb;
+mod learn;
+mod load_summary;
+mod models;
+mod overtaking;
+mod pins;
+mod policy;
+mod prewarming;
+mod priority;
+mod protocol;
+mod queue;
+mod recall;
+mod recovery;
+mod setting;
+mod torpor;
+mod unified;
+mod warm;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
+
+pub use self::config::{
+    AGED_EVERY, AlphaRule, BindingLifetime, BoundConfig, COLD_START, Config, FREE_OVERTAKES_MAX, GpuConfig,
+    KEEP_ALIVE, OVERTAKES_MAX, POLICIES, PeerLink, PolicyConfig, RUNTIME_MEMORY, ScoreWindow, TorporConfig,
+    TorporGpuChoice, TorporOrder, UNIFIED_OVERTAKES_MAX, UnifiedConfig, WINDOW_MAX, gpu_types, kind_of,
+};
+pub use self::cost::{PredictionError, TurnKind};
+pub use self::inputs::{INPUT_GPUS_MAX, InputLocations};
+pub use self::policy::DispatchStats;
+pub use self::prewarming::{LIKELY_FOR, LIKELY_MAX, PrewarmCounts};
+pub use self::protocol::{Action, Event, LatencyObjective, ModelProfile, QueuedRequest};
+pub use self::warm::WARM_RETRY;
+
+use self::cost::PredictionErrors;
+use self::departures::TurnState;
+use self::fleet::GpuTable;
+use self::gpus::Assignment;
+use self::models::{ModelSlot, ModelTable};
+use self::policy::{DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
+use self::prewarming::PendingPrewarm;
+use self::queue::{SizeRank, WaitingRequest};
+use self::warm::WarmCopyTable;
+use millrace_core::Core;
+use millrace_core::SLOTS_MAX;
+use millrace_core::attempts::AttemptProgress;
+use millrace_core::decision_text::DecisionText;
+use millrace_core::ids::RequestKey;
+use millrace_memory::blocks_for;
+
+/// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
+/// overdue only after exceeding its expected end by this time.
+pub const RECALL_COST: Duration = Duration::from_micros(200);
+/// Maximum number of requests that are assigned to a GPU behind its running request.
+pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
+
+#[derive(Debug, Clone, Copy)]
+enum RequestLocation {
+    Queued { request: WaitingRequest, reserved: Option<GpuIndex> },
+    On(GpuIndex),
+}
+
+/// Queue of a node, with the dispatcher's model of the node's GPUs.
+#[derive(Debug)]
+pub struct Dispatcher {
+    queue_max: u32,
+    /// Distinct memory sizes of the GPUs in blocks, ascending.
+    sizes: Vec<u32>,
+    fleet: GpuTable,
+    models: ModelTable,
+    policy: Box<dyn DispatchPolicy>,
+    /// Current configuration; changes with the policy.
+    config: Config,
+    places: BTreeMap<RequestKey, RequestLocation>,
+    queued: usize,
+    /// Number of requests that wait for a single GPU, by GPU and model.
+    pins: BTreeMap<(GpuIndex, ModelSlot), u32>,
+    warm: WarmCopyTable,
+    /// Models to prewarm for which no GPU has had time or room yet.
+    likely: Vec<PendingPrewarm>,
+    /// Requests that tenant caps keep outside the queue.
+    outside: usize,
+    /// Number of rows that run as one, for requests that stand for a batch.
+    rows: BTreeMap<RequestKey, u32>,
+    /// Location of the inputs, for requests that have inputs on GPUs.
+    inputs: BTreeMap<RequestKey, InputLocations>,
+    /// Time of the next check whether an idle GPU should recall a request from a busy GPU.
+    look_again: Option<Timestamp>,
+    errors: PredictionErrors,
+    stats: DispatchStats,
+}
+
+impl Dispatcher {
+    /// Creates an empty queue, with all GPUs down.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        let size =
+            |gpu: &GpuConfig| u32::try_from(gpu.memory.0 / millrace_memory::BLOCK.0).unwrap_or(u32::MAX);
+        let mut sizes: Vec<u32> = config.gpus.iter().map(size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
+        let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
+        let (policy, idle_order) = policy::create_policy(config, sizes.len());
+        Self {
+            queue_max: config.queue_max,
+            fleet: GpuTable::new(config, &ranks, idle_order),
+            models: ModelTable::default(),
+            policy,
+            config: config.clone(),
+            places: BTreeMap::new(),
+            queued: 0,
+            pins: BTreeMap::new(),
+            warm: WarmCopyTable::default(),
+            likely: Vec::new(),
+            outside: 0,
+            rows: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+            look_again: None,
+            errors: PredictionErrors::default(),
+            stats: DispatchStats::default(),
+            sizes,
+        }
+    }
+
+    /// Returns the number of waiting requests.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Returns whether a request waits or is on a GPU.
+    #[must_use]
+    pub fn holds(&self, key: RequestKey) -> bool {
+        self.places.contains_key(&key)
+    }
+
+    /// Returns the number of requests that wait or are on a GPU.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Returns how many rows run as one for a request: 1, unless the request stands for a batch.
+    #[must_use]
+    pub fn rows(&self, key: RequestKey) -> u32 {
+        self.rows.get(&key).copied().unwrap_or(1)
+    }
+
+    /// Returns the expected run time of a model with `rows` rows, on the kind of GPU where the run
+    /// takes longest.
+    #[must_use]
+    pub fn predicted_run(&self, model: ModelId, rows: u32) -> Option<Duration> {
+        self.models.longest_run(self.models.installed(model)?, rows)
+    }
+
+    /// Returns whether decisions depend on [`Event::Objective`], [`Event::SloCountsChanged`] and
+    /// [`Event::FunctionRemoved`]; otherwise the caller need not send these events. Every policy needs
+    /// [`Event::ModelLoaded`], because the cost model learns from arrivals and a load occupies links.
+    #[must_use]
+    pub fn uses_scores(&self) -> bool {
+        self.policy.uses_scores()
+    }
+
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> DispatchStats {
+        let top_copies = self.models.most_requested().map_or(0, |model| model.holders.len());
+        let mut stats = DispatchStats {
+            errors: self.errors.get(),
+            held_out: self.models.held_out(),
+            top_copies,
+            ..self.stats.clone()
+        };
+        self.policy.add_stats(&mut stats);
+        stats
+    }
+
+    /// Returns the profile of each model that ran, by kind of GPU. [`Event::ProfileLoaded`] restores a
+    /// profile.
+    pub fn learned(&self) -> impl Iterator<Item = ModelProfile> {
+        self.models.profiled_models().filter_map(|(slot, kind, run)| {
+            let gpu = self.fleet.all().map(|gpu| self.fleet.get(gpu)).find(|gpu| gpu.kind == kind)?;
+            let load = gpu.transfer_time(&self.models, slot);
+            let model = self.models.get(slot).id;
+            let swap = self.models.cost(slot, kind).and_then(|cost| cost.host());
+            Some(ModelProfile { model, kind, load, swap, run })
+        })
+    }
+
+    /// Returns [`DispatchStats::reserved`] alone, without the scan over all models that [`Self::stats`]
+    /// makes.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        let mut stats = DispatchStats::default();
+        self.policy.add_stats(&mut stats);
+        stats.reserved
+    }
+
+    fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
+        let blocks = blocks_for(memory.max(weights));
+        let rank = self.sizes.partition_point(|&size| size < blocks);
+        let rank = (rank < self.sizes.len()).then_some(SizeRank(rank));
+        self.models.install(model, blocks, weights, rank);
+    }
+
+    fn enqueue(&mut self, now: Timestamp, request: QueuedRequest, actions: &mut Vec<Action>) {
+        let QueuedRequest { key, function, model, attempts, priority, inputs } = request;
+        let found = self.models.installed(model).map(|model| (model, self.models.get(model).rank));
+        let refuse = match found {
+            None => Reason::FunctionNotReady,
+            Some((_, None)) => Reason::NoGpuMemory,
+            Some(_) if self.queued >= self.queue_max as usize => Reason::QueueFull,
+            Some((model, Some(rank))) => {
+                self.models.add_user(model);
+                // Data locations of a whole batch are already known and must stay.
+                if !self.rows.contains_key(&key) {
+                    self.set_inputs(key, inputs);
+                }
+                let request = WaitingRequest { key, function, model, rank, attempts, priority, arrived: now };
+                return self.queue_up(request, QueueEntry::New);
+            }
+        };
+        self.rows.remove(&key);
+        self.inputs.remove(&key);
+        actions.push(Action::Fail { key, reason: refuse, may_have_executed: false });
+    }
+
+    fn queue_up(&mut self, request: WaitingRequest, entry: QueueEntry) {
+        self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
+        self.queued += 1;
+        self.policy.push(request, entry);
+    }
+
+    /// Carries out every decision that the policy can make now.
+    fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        while self.queued > 0 {
+            let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
+            match self.policy.decide(&view) {
+                None => break,
+                Some(DispatchDecision::Reserve { request, gpu }) => self.reserve(&request, gpu, actions),
+                Some(DispatchDecision::Refuse { request, reason }) => {
+                    self.queued -= 1;
+                    self.forget_request(&request);
+                    let may_have_executed = request.attempts.begun;
+                    actions.push(Action::Fail { key: request.key, reason, may_have_executed });
+                }
+                Some(DispatchDecision::Assign { request, gpu, over }) => {
+                    self.assign(now, request, gpu, over, actions);
+                }
+            }
+        }
+        if self.policy.recalls() {
+            self.recall(now, actions);
+        }
+    }
+}
+
+impl Core for Dispatcher {
+    type Event = Event;
+    type Action = Action;
+
+    fn decision(action: &Action) -> Option<DecisionText> {
+        let named = DecisionText::new;
+        Some(match *action {
+            Action::Assign { gpu, key, model, .. } => named("assign").request(key).model(model).gpu(gpu),
+            Action::Prefetch { gpu, model } => named("prefetch").model(model).gpu(gpu),
+            Action::Prewarm { gpu, model } => named("prewarm").model(model).gpu(gpu),
+            Action::Recall { gpu, key } => named("recall").request(key).gpu(gpu),
+            Action::Cancel { gpu, key } => named("cancel").request(key).gpu(gpu),
+            Action::Fail { key, .. } => named("fail").request(key),
+            Action::SetEvictionRank { .. }
+            | Action::Pin { .. }
+            | Action::Unpin { .. }
+            | Action::SetWarmCopy { .. } => {
+                return None;
+            }
+        })
+    }
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        // These events free no capacity and add no request, so deadlines that passed can wait
+        // for the next decision.
+        match event {
+            Event::BatchChanged { key, rows, inputs } => return self.set_batch(key, rows, inputs),
+            Event::InputsMoved { key, inputs } => return self.update_inputs(key, inputs),
+            Event::Withdraw { key } if matches!(self.places.get(&key), Some(RequestLocation::On(_))) => {
+                return self.withdraw(key, actions);
+            }
+            _ => self.policy.tick(now, &self.models),
+        }
+        let loses_a_gpu = matches!(event, Event::Down { .. } | Event::Reset { .. });
+        match event {
+            Event::Install { model, memory, weights } => self.install(model, memory, weights),
+            Event::WarmCopiesRequired { model, copies } => self.set_minimum_copies(model, copies, actions),
+            Event::Remove { model } => {
+                self.set_minimum_copies(model, 0, actions);
+                self.models.remove(model);
+            }
+            Event::ProfileLoaded(ModelProfile { model, kind, load, swap, run }) => {
+                if let Some(slot) = self.models.slot(model) {
+                    let before = self.weights(slot, kind);
+                    self.models.learn(slot, kind, |cost| cost.restore_profile(load, swap, run));
+                    self.send_changed_weights(slot, before, actions);
+                }
+            }
+            Event::Objective { function, objective } => {
+                self.policy.objective(function, objective);
+                self.policy.tick(now, &self.models);
+            }
+            Event::SloCountsChanged { function, counts } => self.policy.score(&self.models, function, counts),
+            Event::FunctionRemoved { function } => self.policy.forget(function),
+            Event::Enqueue(request) => self.enqueue(now, request, actions),
+            Event::Withdraw { key } => self.withdraw(key, actions),
+            Event::Up { gpu, incarnation } => {
+                self.fleet.change(gpu, |it| it.executor = Some(incarnation));
+                self.policy.on_gpu_freed(gpu);
+            }
+            Event::Down { gpu, lost } => {
+                // The GPU reports only requests that arrived there; the others were still in
+                // transit.
+                let said = |key| lost.iter().find(|(lost, _)| *lost == key).map(|&(_, progress)| progress);
+                self.down(gpu, |held, _| said(held.request.key).unwrap_or(AttemptProgress::Waiting), actions);
+            }
+            Event::Reset { gpu } => {
+                let worst = |_: &Assignment, turn| match turn {
+                    TurnState::Running => AttemptProgress::Begun,
+                    TurnState::Next => AttemptProgress::Preparing,
+                };
+                self.down(gpu, worst, actions);
+            }
+            Event::RequestEnded { gpu, key, ran } => self.ended(now, gpu, key, ran, actions),
+            Event::RequestReturned { gpu, key, why } => self.returned(now, gpu, key, why, actions),
+            Event::ModelLoaded { gpu, model, from } => self.loaded(now, gpu, model, from, actions),
+            Event::ModelsEvicted { gpu, models } => {
+                for model in models {
+                    if let Some(model) = self.models.slot(model) {
+                        self.fleet.change(gpu, |it| it.remove_resident(model));
+                        self.remove_warm_copy(now, model, gpu, actions);
+                        self.remove_holder(model, gpu, actions);
+                    }
+                }
+            }
+            Event::PolicyChanged { policy, eviction, functions } => {
+                self.change(now, policy, eviction, functions, actions);
+            }
+            Event::PrewarmHint { model, after } => self.add_prewarm_hint(now, model, after),
+            Event::BatchChanged { .. } | Event::InputsMoved { .. } | Event::Tick => {}
+        }
+        self.pump(now, actions);
+        if loses_a_gpu {
+            self.reload_lost_models(now, actions);
+        }
+        self.create_warm_copies(now, actions);
+        self.prewarm_models(now, actions);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        [self.look_again, self.policy.next_wake(), self.warm.next_wake()].into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests;
