@@ -1,5 +1,5 @@
 //! The named bounds of the replicated state and of the lists that show it. The table [`ALL`] and
-//! the constants come from a single macro call. `docs/operate/operating.md` shows the same table, and a
+//! the constants come from a single macro call. `docs/operate/limits.md` shows the same table, and a
 //! test compares the two.
 //!
 //! The leading controller checks a write against these bounds before the write reaches Raft, and
@@ -123,8 +123,8 @@ mod tests {
         for limit in ALL {
             writeln!(table, "| `{}` | {} | {} |", limit.name, shown(limit), limit.bounded).expect("a string");
         }
-        let page = include_str!("../../docs/operate/operating.md");
-        assert!(page.contains(&table), "docs/operate/operating.md differs from this table:\n{table}");
+        let page = include_str!("../../docs/operate/limits.md");
+        assert!(page.contains(&table), "docs/operate/limits.md differs from this table:\n{table}");
     }
 
     #[test]

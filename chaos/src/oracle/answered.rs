@@ -1,7 +1,6 @@
 //! The check that no accepted idempotent request is lost: each request is answered, if necessary
 //! after retries that an error allowed. A request that was running in two executors as they died
-//! may be quarantined, because such a request looks like one that kills executors (docs/operate/operating.md,
-//! *What is promised*).
+//! may be quarantined, because such a request looks like one that kills executors (docs/operate/promises.md).
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

@@ -1,7 +1,6 @@
 //! The check that bills stay within their bounds: each answered request is billed once. The usage
 //! that a lost worker had not reported yet may be missing. A request whose answer was lost with its
-//! connection, and that was therefore carried out again, may be billed twice (docs/operate/operating.md,
-//! *What is promised*).
+//! connection, and that was therefore carried out again, may be billed twice (docs/operate/promises.md).
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::timeline::seconds;
 
 /// Range of a clock's jump, in milliseconds: from a minute to two days.
 const JUMP_MS: std::ops::Range<i64> = 60_000..172_800_000;
-/// Maximum ratio of the cluster's time to elapsed time: docs/operate/operating.md.
+/// Maximum ratio of the cluster's time to elapsed time: docs/operate/controllers.md.
 const FASTEST: u32 = 10;
 /// Maximum ratio of elapsed time to the cluster's time.
 const SLOWEST: u32 = 2;

@@ -114,7 +114,7 @@ pub(crate) struct TimedPromise {
 impl TimedPromise {
     /// Returns the promise for writes after the loss of a leader, or of any other controller.
     fn writes_resume() -> Self {
-        let source = "docs/operate/operating.md, the leader is lost: writes resume within 2 s".to_owned();
+        let source = "docs/operate/promises.md, the leader is lost: writes resume within 2 s".to_owned();
         Self { within: Duration::from_secs(2), source }
     }
 
@@ -122,7 +122,7 @@ impl TimedPromise {
     /// second.
     fn placed_again() -> Self {
         let source =
-            "docs/operate/operating.md, a worker is lost: its functions are served within 3 s".to_owned();
+            "docs/operate/promises.md, a worker is lost: its functions are served within 3 s".to_owned();
         Self { within: Duration::from_secs(3), source }
     }
 }

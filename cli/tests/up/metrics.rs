@@ -51,14 +51,14 @@ fn the_dashboard_and_the_alerts_read_only_existing_metrics() {
 #[test]
 fn every_alert_has_a_heading_in_the_runbook() {
     let alerts = read(ALERTS);
-    let runbook = read("docs/operate/alerts.md");
+    let runbook = read("docs/operate/runbooks.md");
     let values = |key: &str| -> Vec<String> {
         let values = alerts.lines().filter_map(|line| line.trim().strip_prefix(key));
         values.map(|value| value.trim().to_owned()).collect()
     };
     let names = values("- alert:");
     let links: Vec<_> =
-        names.iter().map(|name| format!("docs/operate/alerts.md#{}", name.to_lowercase())).collect();
+        names.iter().map(|name| format!("docs/operate/runbooks.md#{}", name.to_lowercase())).collect();
     assert_eq!(values("runbook_url:"), links);
     let headings: Vec<_> = runbook.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     assert_eq!(headings, names);

@@ -336,7 +336,7 @@ fn no_record_takes_more_bytes_than_are_counted() {
     assert!(counted >= encoded, "{counted} bytes are counted and {encoded} are encoded");
 }
 
-/// `docs/operate/operating.md` states these sizes. A tenant may also have as many functions as a cluster.
+/// `docs/operate/limits.md` states these sizes. A tenant may also have as many functions as a cluster.
 #[test]
 fn a_plain_function_takes_about_600_bytes_and_a_revision_400() {
     let mut log = TestLog::with_artifacts(&["m", "n"]);

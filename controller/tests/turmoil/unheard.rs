@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::plain::Group;
 
-/// The time within which operators are promised a new leader after a loss (docs/operate/operating.md, *What is
-/// promised*).
+/// The time within which operators are promised a new leader after a loss (docs/operate/promises.md).
 const ANOTHER_WITHIN: Duration = Duration::from_secs(2);
 
 /// Returns the hosts of the other controllers.
