@@ -1,5 +1,5 @@
 //! The check that no accepted idempotent request is lost: each request is answered, if necessary
-//! after retries that an error allowed. A request that was running in two executors as they died
+//! after retries that an error allowed. A request that was running in two executors when both died
 //! may be quarantined, because such a request looks like one that kills executors (docs/operate/promises.md).
 
 use std::collections::BTreeMap;

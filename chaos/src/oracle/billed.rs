@@ -1,6 +1,7 @@
-//! The check that bills stay within their bounds: each answered request is billed once. The usage
-//! that a lost worker had not reported yet may be missing. A request whose answer was lost with its
-//! connection, and that was therefore carried out again, may be billed twice (docs/operate/promises.md).
+//! The check that bills stay within the promised bounds: each answered request is billed once. The
+//! usage that a lost worker had not reported yet may be missing. A request may be billed twice if the
+//! answer was lost with the connection and the request was carried out again
+//! (docs/operate/promises.md).
 
 use std::time::Duration;
 

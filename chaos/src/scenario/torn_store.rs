@@ -1,4 +1,4 @@
-//! The scenario in which a controller dies and its disk damages its files. The restarted controller
+//! The scenario in which a controller dies and the disk damages the files. The restarted controller
 //! either serves without any loss, or refuses to start and names the damage. In the latter case,
 //! the controller is replaced as in docs/operate/controllers.md. Only a single controller at a time is damaged, so
 //! that the others have all data.
