@@ -10,6 +10,7 @@ mod commands;
 mod config;
 mod failure;
 mod load;
+mod manifests;
 mod output;
 mod private;
 mod process;

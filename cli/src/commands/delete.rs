@@ -9,10 +9,10 @@ use millrace_client::messages::{self as wire, workflow_step::Run};
 use millrace_client::{ApplyOutcome, DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
-use crate::commands::apply::manifests::{self, Items};
-use crate::commands::apply::rules::{self, Rule};
 use crate::commands::target::{ModelKind, ResourceKind, ResourceTarget};
 use crate::failure::{CommandFailure, ExitStatus};
+use crate::manifests::rules::{self, Rule};
+use crate::manifests::{self, Items};
 use crate::output::print;
 use crate::session::ClusterSession;
 
