@@ -19,6 +19,7 @@ mod progress;
 mod readiness;
 mod removed;
 mod session;
+mod target;
 mod telemetry;
 mod tensors;
 

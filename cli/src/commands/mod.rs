@@ -22,7 +22,6 @@ pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;
 pub(crate) mod synth;
-pub(crate) mod target;
 pub(crate) mod tenant;
 #[cfg(test)]
 mod testing;

@@ -10,12 +10,12 @@ use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
 use crate::commands::describe::lines::{condition_line, field, moment, tensor_line};
-use crate::commands::target::{ResourceKind, ResourceTarget};
 use crate::failure::CommandFailure;
 use crate::output::fields::{labels, objective, readiness, short_digest};
 use crate::output::residents::residents;
 use crate::output::{ListOutput, document, documents, print, text};
 use crate::session::ClusterSession;
+use crate::target::{ResourceKind, ResourceTarget};
 
 /// Show all details of one function or workflow.
 #[derive(Debug, clap::Args)]

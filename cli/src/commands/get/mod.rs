@@ -12,13 +12,13 @@ use millrace_types::{FunctionKey, FunctionName, TenantName};
 use serde::Serialize;
 
 use crate::clock;
-use crate::commands::target::{ResourceKind, ResourceTarget};
 use crate::failure::CommandFailure;
 use crate::output;
 use crate::output::fields::{labels, objective, readiness, short_digest};
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{ListFormat, ListOutput, document, documents, list, print, text};
 use crate::session::ClusterSession;
+use crate::target::{ResourceKind, ResourceTarget};
 
 /// List functions, workflows, nodes, GPUs, tenants or operations, or show one of them; show the
 /// scheduling policy, or the number of nodes that the cluster needs.
