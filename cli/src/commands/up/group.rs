@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use serde_json::json;
 
 use super::{Args, INTERNAL_PORT};
-use crate::args::LogFormat;
 use crate::commands::options::executor_threads;
-use crate::config::Config;
+use crate::config::{Config, LogFormat};
 use crate::failure::CommandFailure;
 use crate::process::{self, StopSignals};
 use crate::processes::{GroupPlan, LogPrefix, ProcessAddress, ProcessGroup, RestartPolicy};
