@@ -1,6 +1,8 @@
 //! The settings in layers: defaults, then a TOML file, then the environment, then flags. An unknown
 //! key is refused in every layer.
 
+mod flags;
+
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +14,7 @@ use millrace_types::TenantName;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Global, LogFormat};
+pub(crate) use self::flags::{Global, LogFormat};
 use crate::failure::CommandFailure;
 
 /// The endpoint if no layer names an endpoint.

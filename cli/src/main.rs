@@ -1,15 +1,18 @@
 //! The `millrace` binary: the command line, and every process of a cluster.
 //!
 //! This crate parses arguments, reads configuration, starts telemetry and prints. Each file in
-//! `commands/` implements one verb. Every verb that calls a cluster uses `millrace-client`.
+//! `commands/` implements one verb, `args` lists all verbs, and `dispatch` runs one. Every verb that
+//! calls a cluster uses `millrace-client`.
 
 mod args;
 mod clock;
 mod cluster;
 mod commands;
 mod config;
+mod dispatch;
 mod failure;
 mod load;
+mod manifests;
 mod output;
 mod private;
 mod process;
@@ -18,6 +21,7 @@ mod progress;
 mod readiness;
 mod removed;
 mod session;
+mod target;
 mod telemetry;
 mod tensors;
 
@@ -69,7 +73,7 @@ fn run(cli: Cli) -> Result<(), CommandFailure> {
         let _context = runtime.enter();
         telemetry::start(&config, cli.command.default_log(), &cli.command.process())?
     };
-    let outcome = commands::run(cli.command, config, kept, &runtime);
+    let outcome = dispatch::run(cli.command, config, kept, &runtime);
     // Shut down outside the runtime: a flush inside the runtime could wait for itself.
     telemetry.shut_down();
     outcome

@@ -1,10 +1,11 @@
 //! The parts of every server process: signals, the ready line for programs, and death with the
 //! parent process.
 
+pub(crate) mod controller;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use millrace_controller::{Inspection, InspectorCommand};
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
@@ -94,15 +95,6 @@ pub(crate) fn die_with(parent: u32) -> Result<(), CommandFailure> {
     Err(CommandFailure::failed(format!("process {parent}, which started this one, has ended")))
 }
 
-/// Returns the way in which a controller checks uploaded models: in a child process of this
-/// program.
-pub(crate) fn inspection() -> Result<Inspection, CommandFailure> {
-    let command = InspectorCommand::this_program();
-    let command =
-        command.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?;
-    Ok(Inspection::Child(command))
-}
-
 /// Creates a temporary folder that is deleted when the value is dropped.
 pub(crate) fn ephemeral_dir() -> Result<tempfile::TempDir, CommandFailure> {
     tempfile::Builder::new()
@@ -119,4 +111,22 @@ pub(crate) fn loopback(port: u16) -> SocketAddr {
 pub(crate) fn seed() -> Result<u64, CommandFailure> {
     getrandom::u64()
         .map_err(|error| CommandFailure::failed(format!("the system has no random numbers: {error}")))
+}
+
+/// Returns the number of threads for each executor's launches: the machine's cores divided among
+/// the executors, and at least one.
+pub(crate) fn executor_threads(executors: usize) -> Result<u32, CommandFailure> {
+    let cores = std::thread::available_parallelism()
+        .map_err(|error| CommandFailure::failed(format!("cannot count this machine's cores: {error}")))?;
+    Ok(u32::try_from(cores.get() / executors.max(1)).unwrap_or(u32::MAX).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_executor_has_at_least_one_thread() {
+        assert_eq!(executor_threads(10_000), Ok(1));
+    }
 }

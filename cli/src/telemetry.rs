@@ -20,8 +20,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt};
 
-use crate::args::LogFormat;
-use crate::config::Config;
+use crate::config::{Config, LogFormat};
 use crate::failure::{CommandFailure, no_colour};
 
 /// The timeout of an export. An unreachable collector delays the end of the process by the same

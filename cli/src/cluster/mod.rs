@@ -24,11 +24,10 @@ use millrace_worker::start::{
 };
 
 use crate::cluster::connector::{InProcessConnector, ServiceSlots};
-use crate::commands::controller::{halted, raft_runtime};
-use crate::commands::options::executor_threads;
 use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::{inspection, seed};
+use crate::process::controller::{halted, inspection, raft_runtime};
+use crate::process::{executor_threads, seed};
 use crate::readiness::{self, ExpectedCluster};
 
 /// The largest number of workers of an `up`.

@@ -7,11 +7,9 @@ use std::time::Duration;
 use millrace_client::messages::{self as wire, NodeScheduling, NodeStatus};
 use millrace_types::NodeName;
 
-use crate::commands::options::{
-    AddressConnections, ServerOptions, WorkerConnections, WorkerOptions, executor_threads,
-};
+use crate::commands::options::{AddressConnections, ServerOptions, WorkerConnections, WorkerOptions};
 use crate::failure::CommandFailure;
-use crate::process::{self, StopSignals};
+use crate::process::{self, StopSignals, executor_threads};
 use crate::processes::LogPrefix;
 use crate::processes::provider::{LocalProcesses, NodeProvider};
 use crate::session::ClusterSession;

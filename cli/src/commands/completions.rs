@@ -1,9 +1,7 @@
 //! `completions`: a shell's completion script on standard output.
 
-use clap::CommandFactory as _;
 use clap_complete::Shell;
 
-use crate::args::Cli;
 use crate::failure::CommandFailure;
 use crate::output::print;
 
@@ -16,8 +14,9 @@ pub(crate) struct Args {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
+/// Prints the completion script of a command line.
+pub(crate) fn run(args: &Args, command: &mut clap::Command) -> Result<(), CommandFailure> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "millrace", &mut script);
+    clap_complete::generate(args.shell, command, "millrace", &mut script);
     print(&String::from_utf8_lossy(&script))
 }

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use millrace_client::Address;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT, SNAPSHOT_EVERY};
 use millrace_controller::{
-    ClusterStart, ControllerConfig, HaltError, JoinAs, ObjectStoreUrl, RaftError, RaftRuntime,
-    RunningController, StartError, Tcp,
+    ClusterStart, ControllerConfig, JoinAs, ObjectStoreUrl, RaftError, RunningController, StartError, Tcp,
 };
 use millrace_proto::trace::SpanRing;
 
@@ -20,6 +19,7 @@ use crate::commands::options::{
 use crate::config::Config;
 use crate::failure::CommandFailure;
 use crate::private;
+use crate::process::controller::{halted, inspection, raft_runtime};
 use crate::process::{self, ControllerReady, StopSignals, announce, loopback, seed};
 
 const HELP: &str = "\
@@ -144,13 +144,6 @@ pub(crate) async fn run(args: Args, settings: &Config, kept: Option<SpanRing>) -
     }
 }
 
-/// Starts the threads that keep heartbeats apart from requests. The runtime must outlive the
-/// controller.
-pub(crate) fn raft_runtime() -> Result<RaftRuntime, CommandFailure> {
-    RaftRuntime::start()
-        .map_err(|error| CommandFailure::failed(format!("cannot start the threads of Raft: {error}")))
-}
-
 fn refused(error: StartError) -> CommandFailure {
     let hint = match &error {
         StartError::Raft(RaftError::Empty(_)) => {
@@ -160,18 +153,6 @@ fn refused(error: StartError) -> CommandFailure {
         _ => return CommandFailure::failed(format!("controller: {error}")),
     };
     CommandFailure::failed(format!("controller: {error}")).hint(hint)
-}
-
-/// Returns the failure of a halted controller. The process exits instead of staying, because a
-/// service manager restarts an ended process, and the restart shows whether the cause is gone. A
-/// process that stayed would look alive without taking part.
-pub(crate) fn halted(error: &HaltError) -> CommandFailure {
-    let failed = CommandFailure::failed(format!("controller: {error}"));
-    if matches!(error, HaltError::Diverged { .. }) {
-        return failed.hint("do not restart it over the same data directory: its state has diverged");
-    }
-    failed
-        .hint("no acknowledged write is lost: remove the cause, and restart it over the same data directory")
 }
 
 fn line(controller: &RunningController) -> ControllerReady {
@@ -210,7 +191,7 @@ impl Args {
             snapshot_every: self.snapshot_every,
             preset: self.policy.preset,
             artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
-            inspection: process::inspection()?,
+            inspection: inspection()?,
             allow_faults: self.options.allow_faults,
             fault_injection: self.enable_fault_injection,
             insecure: self.options.insecure,

@@ -9,12 +9,12 @@ use millrace_client::messages::{self as wire, workflow_step::Run};
 use millrace_client::{ApplyOutcome, DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
-use crate::commands::apply::manifests::{self, Items};
-use crate::commands::apply::rules::{self, Rule};
-use crate::commands::target::{ModelKind, ResourceKind, ResourceTarget};
 use crate::failure::{CommandFailure, ExitStatus};
+use crate::manifests::rules::{self, Rule};
+use crate::manifests::{self, Items};
 use crate::output::print;
 use crate::session::ClusterSession;
+use crate::target::{ModelKind, ResourceKind, ResourceTarget};
 
 /// Delete functions with all their revisions, workflows, or lost nodes.
 #[derive(Debug, clap::Args)]

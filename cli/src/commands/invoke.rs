@@ -8,10 +8,10 @@ use millrace_client::{InferRequest, InferResponse, Inference, ModelMetadata, Ten
 use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{FunctionName, InSequence, RequestId, SequenceId};
 
-use crate::commands::target::{ModelKind, model_name};
 use crate::failure::CommandFailure;
 use crate::output::{ListOutput, document, print, responses};
 use crate::session::ClusterSession;
+use crate::target::{ModelKind, model_name};
 use crate::tensors::{image, json, only_input, raw};
 
 const EXAMPLES: &str = "\

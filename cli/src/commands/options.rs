@@ -19,6 +19,9 @@ use millrace_worker::start::{ExecutorIsolation, ISOLATIONS, ProgramLauncher};
 
 use crate::failure::CommandFailure;
 
+/// The default port of a worker, for gateways.
+pub(crate) const WORKER_PORT: u16 = 7080;
+
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerOptions {
@@ -386,14 +389,6 @@ pub(crate) fn topology(
     Ok(description.build())
 }
 
-/// Returns the number of threads for each executor's launches: the machine's cores divided among
-/// the executors, and at least one.
-pub(crate) fn executor_threads(executors: usize) -> Result<u32, CommandFailure> {
-    let cores = std::thread::available_parallelism()
-        .map_err(|error| CommandFailure::failed(format!("cannot count this machine's cores: {error}")))?;
-    Ok(u32::try_from(cores.get() / executors.max(1)).unwrap_or(u32::MAX).max(1))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -547,10 +542,5 @@ mod tests {
     #[test]
     fn a_gpu_without_memory_is_refused() {
         assert!(topology("emulated", None, Some(Bytes::ZERO)).is_err());
-    }
-
-    #[test]
-    fn every_executor_has_at_least_one_thread() {
-        assert_eq!(executor_threads(10_000), Ok(1));
     }
 }

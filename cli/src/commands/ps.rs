@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use futures::TryStreamExt as _;
 use millrace_client::messages as wire;
 
-use crate::commands::get::short;
 use crate::failure::CommandFailure;
+use crate::output::fields::short_digest;
 use crate::output::residents::{ResidentState, residents, weights};
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{ListOutput, documents, list, text};
@@ -59,7 +59,7 @@ fn table(nodes: &[wire::Node], weights: &BTreeMap<&str, u64>) -> TextTable {
             weights.map(|weights| percent(model.loaded_bytes, weights)).unwrap_or_default(),
             idle.map(text::age).unwrap_or_default(),
             word.to_owned(),
-            short(&model.digest),
+            short_digest(&model.digest),
             model.executor_pid.to_string(),
         ]);
     }

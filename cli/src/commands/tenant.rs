@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 
 use millrace_types::{Quota, ResourceShare, TenantName};
 
-use super::apply::rules::try_tenant;
 use crate::failure::CommandFailure;
+use crate::manifests::rules::try_tenant;
 use crate::output::{print, tenants};
 use crate::session::ClusterSession;
 

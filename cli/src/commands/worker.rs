@@ -12,15 +12,12 @@ use millrace_worker::service::ServiceLimits;
 use millrace_worker::start::{LookupOrder, RunningWorker, SchedulingPolicy, WorkerConfig};
 
 use crate::commands::options::{
-    AddressConnections, ParentProcess, ServerOptions, WorkerConnections, WorkerOptions, advertised,
-    executor_threads,
+    AddressConnections, ParentProcess, ServerOptions, WORKER_PORT, WorkerConnections, WorkerOptions,
+    advertised,
 };
 use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::{self, StopSignals, WorkerReady, announce, loopback, seed};
-
-/// The default port for gateways.
-pub(crate) const WORKER_PORT: u16 = 7080;
+use crate::process::{self, StopSignals, WorkerReady, announce, executor_threads, loopback, seed};
 
 const HELP: &str = "\
 When the worker listens, one line of JSON on standard output has its address. Without any controller

@@ -13,12 +13,13 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::failure::CommandFailure;
+use crate::load::args::{Args, ArrivalPattern};
 use crate::load::schedule::SendSchedule;
 use crate::load::sequence::{ClientSequence, ClientSequences, SequencePosition};
 use crate::load::stats::{LoadResponse, LoadStats, Problem};
 use crate::load::target::{LoadTarget, Protocol};
 use crate::load::timer::Timer;
-use crate::load::{Args, ArrivalPattern, grpc, http};
+use crate::load::{grpc, http};
 
 /// The pause of a client after a failed request, so that the client does not spin.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(10);
@@ -66,7 +67,8 @@ impl LoadClient {
     ) -> Result<Rc<Self>, CommandFailure> {
         Ok(Rc::new(match target.protocol {
             Protocol::Grpc => {
-                Self::Grpc(grpc::GrpcSender::connect(target, tensors, args.connections(target)).await?)
+                let connections = args.connections(target.addresses.len());
+                Self::Grpc(grpc::GrpcSender::connect(target, tensors, connections).await?)
             }
             Protocol::Http => Self::Http(http::HttpSender::connect(target, tensors, args.wire()).await?),
         }))

@@ -14,7 +14,8 @@ use serde::Deserialize;
 use tokio::net::TcpStream;
 
 use crate::failure::{CommandFailure, ExitStatus};
-use crate::load::payload::{self, HttpBody, HttpTensorEncoding};
+use crate::load::args::HttpTensorEncoding;
+use crate::load::payload::{self, HttpBody};
 use crate::load::sequence::SequencePosition;
 use crate::load::stats::{LoadResponse, Problem};
 use crate::load::target::LoadTarget;

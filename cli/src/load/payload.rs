@@ -1,8 +1,6 @@
 //! The request of a run: random tensors of the model's shapes, encoded once. The position in a
 //! sequence is added for each request.
 
-use std::str::FromStr;
-
 use bytes::{BufMut as _, Bytes, BytesMut};
 use millrace_client::{ModelMetadata, Tensor, TensorMetadata};
 use millrace_proto::inference::infer_parameter::ParameterChoice;
@@ -16,6 +14,7 @@ use rand::{Rng as _, SeedableRng as _};
 use serde_json::{Map, Value, json};
 
 use crate::failure::CommandFailure;
+use crate::load::args::{HttpTensorEncoding, InputShape};
 use crate::load::sequence::SequencePosition;
 use crate::load::target::LoadTarget;
 use crate::output::responses;
@@ -23,31 +22,6 @@ use crate::tensors::{declared, shape};
 
 /// The prefix of a gRPC message in bytes: a flag and the message's length.
 const PREFIX: usize = 5;
-
-/// The encoding of tensors over HTTP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HttpTensorEncoding {
-    /// The binary tensor extension.
-    Binary,
-    /// JSON numbers.
-    Json,
-}
-
-/// An argument `NAME=SHAPE`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct InputShape {
-    name: String,
-    dims: Vec<i64>,
-}
-
-impl FromStr for InputShape {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, dims) =
-            text.split_once('=').ok_or_else(|| format!("{text:?} is not NAME=SHAPE, such as x=1x64"))?;
-        Ok(Self { name: name.to_owned(), dims: shape::parse(dims)? })
-    }
-}
 
 /// Returns a random tensor for each input. The shape is the given one, or the declared one with 1
 /// for each variable dimension. The same seed gives the same values.

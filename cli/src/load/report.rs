@@ -7,9 +7,9 @@ use millrace_client::Tensor;
 use serde::Serialize;
 
 use crate::failure::CommandFailure;
+use crate::load::args::{Args, ArrivalPattern};
 use crate::load::stats::{LoadStats, ServerHistograms, TimeHistogram};
 use crate::load::target::{LoadTarget, Protocol};
-use crate::load::{Args, ArrivalPattern};
 use crate::output::table::{TextTable, col};
 use crate::output::{ListFormat, text};
 
@@ -104,7 +104,7 @@ impl LoadReport {
             protocol: if grpc { "grpc" } else { "http" },
             model: target.model.clone(),
             pace: PaceReport::of(args),
-            connections: grpc.then(|| args.connections(target)),
+            connections: grpc.then(|| args.connections(target.addresses.len())),
             inputs: tensors
                 .iter()
                 .map(|tensor| (tensor.name().to_owned(), tensor.shape().to_vec()))

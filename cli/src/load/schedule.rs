@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::load::ArrivalPattern;
+use crate::load::args::ArrivalPattern;
 
 /// An endless series of send times, as offsets from the start of a run.
 #[derive(Debug)]

@@ -1,11 +1,11 @@
-//! The server under load, its protocol, and the inputs of its model.
+//! The server under load, its protocol, and its model.
 
-use millrace_client::{Address, Endpoints, Inference, ModelMetadata};
+use millrace_client::Address;
 
-use crate::commands::target::model_name;
 use crate::config::Config;
 use crate::failure::CommandFailure;
-use crate::load::{Args, http};
+use crate::load::args::Args;
+use crate::target::model_name;
 
 /// A protocol of the server under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,18 +69,6 @@ impl LoadTarget {
     /// Returns all addresses as text.
     pub(super) fn names(&self) -> String {
         self.addresses.iter().map(Address::authority).collect::<Vec<_>>().join(",")
-    }
-
-    /// Fetches the declared inputs and outputs of the model.
-    pub(super) async fn metadata(&self, config: &Config) -> Result<ModelMetadata, CommandFailure> {
-        match self.protocol {
-            Protocol::Grpc => {
-                let endpoints = Endpoints::new(self.addresses.clone())?;
-                let inference = Inference::new(endpoints).with_tenant(config.tenant.clone());
-                Ok(inference.model_metadata(&self.model, &self.version).await?)
-            }
-            Protocol::Http => http::metadata(self).await,
-        }
     }
 }
 

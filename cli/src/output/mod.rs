@@ -3,6 +3,8 @@
 pub(crate) mod bills;
 pub(crate) mod documents;
 pub(crate) mod events;
+pub(crate) mod fields;
+mod format;
 pub(crate) mod lines;
 pub(crate) mod logs;
 pub(crate) mod operations;
@@ -16,32 +18,12 @@ pub(crate) mod traces;
 
 use std::io::{ErrorKind, Write as _};
 
-use clap::ValueEnum;
 use millrace_types::manifest::{API_VERSION, LIST};
 use serde::Serialize;
 
 use crate::failure::CommandFailure;
+pub(crate) use crate::output::format::{ListFormat, ListOutput};
 use crate::output::table::TextTable;
-
-/// The format of a listing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ListFormat {
-    /// Aligned columns.
-    #[default]
-    Table,
-    /// Aligned columns, with further columns.
-    Wide,
-    Json,
-    Yaml,
-}
-
-/// The `-o` flag of the verbs that print listings.
-#[derive(Debug, Clone, Copy, Default, clap::Args)]
-pub(crate) struct ListOutput {
-    /// The output format.
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t)]
-    pub(crate) output: ListFormat,
-}
 
 /// A list as a document, in the shape of a Kubernetes list.
 #[derive(Serialize)]

@@ -1,6 +1,6 @@
 //! Aligned columns without rules, like the output of `kubectl`: easy to read and to cut.
 
-use crate::output::ListFormat;
+use crate::output::format::ListFormat;
 
 /// The number of spaces between columns.
 const GAP: usize = 3;

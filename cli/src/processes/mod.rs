@@ -25,14 +25,11 @@ use crate::failure::CommandFailure;
 use crate::process::{ControllerReady, WorkerReady};
 use crate::readiness::{self, ExpectedCluster};
 pub(crate) use part::LogPrefix;
-use part::{ChildEvent, ChildRole, ChildServer};
+use part::{ChildEvent, ChildRole, ChildServer, STOP_MARGIN};
 pub(crate) use plan::GroupPlan;
 use plan::{controller_addresses, worker_addresses};
 use record::{ControllerAddresses, GroupRecord};
 pub(crate) use restart::RestartPolicy;
-
-/// The time beyond the grace period that a process may take to stop before it is killed.
-const STOP_MARGIN: Duration = Duration::from_secs(15);
 
 /// The role, pid and addresses of a process, for clients that connect to or kill the process.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]

@@ -17,6 +17,8 @@ use super::restart::RestartBackoff;
 use crate::clock;
 use crate::failure::CommandFailure;
 
+/// The time beyond the grace period that a process may take to stop before it is killed.
+pub(super) const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The longest piece of a log line that is forwarded at once, in bytes.
 const LOG_BYTES: usize = 8 << 10;
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_types::NodeName;
 
-use super::STOP_MARGIN;
-use super::part::{ChildEvent, ChildRole, ChildServer, LogPrefix, end_in_words};
+use super::part::{ChildEvent, ChildRole, ChildServer, LogPrefix, STOP_MARGIN, end_in_words};
 use super::plan::worker_addresses;
 use crate::failure::CommandFailure;
 use crate::process::loopback;

@@ -7,11 +7,17 @@ use std::collections::BTreeMap;
 use millrace_client::{ApplyItem, ApplyOutcome, BrokenWorkflow, DryRun, Error, ItemRefusal, PendingModel};
 use millrace_types::{Digest, Reason};
 
-use super::LoadedItems;
-use super::manifests::{FunctionItem, ModelLocation, WorkflowItem};
-use super::models::{self, LocalModel};
+use super::models::{self, LoadedFunction, LocalModel};
 use crate::failure::CommandFailure;
+use crate::manifests::{FunctionItem, ModelLocation, WorkflowItem};
 use crate::session::ClusterSession;
+
+/// The functions and workflows of the manifests, with every model read.
+pub(super) struct LoadedItems {
+    pub(super) functions: Vec<LoadedFunction>,
+    /// The workflows, each after the workflows of the list that it runs.
+    pub(super) workflows: Vec<WorkflowItem>,
+}
 
 /// A function or workflow, by its position in its list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +133,7 @@ mod tests {
     use millrace_types::manifest::{self, Manifest};
     use millrace_types::{Failure as Refusal, FunctionKey, FunctionName, FunctionSpec, TenantName};
 
-    use super::super::{Function, FunctionModel};
+    use super::super::models::FunctionModel;
     use super::*;
     use crate::failure::ExitStatus;
 
@@ -145,7 +151,7 @@ mod tests {
             panic!("not a workflow")
         };
         LoadedItems {
-            functions: vec![Function { item, model: FunctionModel::Cluster(digest) }],
+            functions: vec![LoadedFunction { item, model: FunctionModel::Cluster(digest) }],
             workflows: vec![WorkflowItem { spec, source: "w.yaml".into() }],
         }
     }

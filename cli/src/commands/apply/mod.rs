@@ -9,17 +9,13 @@
 //! about functions and workflows: it creates, changes or refuses an item, and it gives the order.
 //! The dry run describes models that the cluster does not have. Their files are uploaded
 //! afterwards. An apply of several items then repeats the dry run, because the server now knows the
-//! models itself and an upload may last an hour. [Rules](rules) of operators are tried and stored
-//! before functions and workflows. If another client writes meanwhile, an item may be refused after
-//! earlier items were stored.
+//! models itself and an upload may last an hour. [Rules](crate::manifests::rules) of operators are
+//! tried and stored before functions and workflows. If another client writes meanwhile, an item may
+//! be refused after earlier items were stored.
 
 mod dry_run;
-pub(crate) mod manifests;
 mod models;
-mod order;
 mod ready;
-mod resource;
-pub(crate) mod rules;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -27,12 +23,12 @@ use std::time::Duration;
 
 use millrace_client::{AppliedFunction, AppliedWorkflow, ApplyOptions, ApplyOutcome};
 
-use self::dry_run::{ApplyStep, ItemPosition};
-use self::manifests::{FunctionItem, WorkflowItem};
-use self::models::FunctionModel;
-use self::resource::AppliedResource;
-use self::rules::{Rule, RuleChange};
+use self::dry_run::{ApplyStep, ItemPosition, LoadedItems};
+use self::models::LoadedFunction;
 use crate::failure::CommandFailure;
+use crate::manifests::resource::AppliedResource;
+use crate::manifests::rules::{self, Rule, RuleChange};
+use crate::manifests::{self, WorkflowItem};
 use crate::output::{ListFormat, ListOutput, print};
 use crate::session::ClusterSession;
 
@@ -61,18 +57,6 @@ pub(crate) struct Args {
     no_wait: bool,
     #[command(flatten)]
     output: ListOutput,
-}
-
-/// The functions and workflows of the manifests, with every model read.
-struct LoadedItems {
-    functions: Vec<Function>,
-    /// The workflows, each after the workflows of the list that it runs.
-    workflows: Vec<WorkflowItem>,
-}
-
-struct Function {
-    item: FunctionItem,
-    model: FunctionModel,
 }
 
 pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), CommandFailure> {
@@ -150,7 +134,10 @@ async fn store(
     Ok(resources)
 }
 
-async fn apply(function: &Function, session: &ClusterSession) -> Result<AppliedFunction, CommandFailure> {
+async fn apply(
+    function: &LoadedFunction,
+    session: &ClusterSession,
+) -> Result<AppliedFunction, CommandFailure> {
     let spec = &function.item.spec;
     let applied = session.admin.apply(spec, function.model.digest(), ApplyOptions::default()).await;
     applied.map_err(|error| CommandFailure::from(error).about(format_args!("function/{}", spec.key.name)))

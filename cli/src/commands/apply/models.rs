@@ -10,11 +10,16 @@ use millrace_proto::convert::tensor_spec_wire;
 use millrace_types::Digest;
 use millrace_types::workflow::Signature;
 
-use super::Function;
-use super::manifests::{FunctionItem, ModelLocation};
 use crate::failure::CommandFailure;
+use crate::manifests::{FunctionItem, ModelLocation};
 use crate::progress;
 use crate::session::ClusterSession;
+
+/// A function of the manifests, and its model.
+pub(super) struct LoadedFunction {
+    pub(super) item: FunctionItem,
+    pub(super) model: FunctionModel,
+}
 
 /// The model or program of a function, and the place of its file.
 #[derive(Debug, Clone)]
@@ -37,7 +42,7 @@ pub(super) struct LocalModel {
 }
 
 /// Reads the model of every function.
-pub(super) fn read(items: Vec<FunctionItem>) -> Result<Vec<Function>, CommandFailure> {
+pub(super) fn read(items: Vec<FunctionItem>) -> Result<Vec<LoadedFunction>, CommandFailure> {
     let mut opened: BTreeMap<PathBuf, LocalModel> = BTreeMap::new();
     let mut functions = Vec::with_capacity(items.len());
     for item in items {
@@ -57,14 +62,14 @@ pub(super) fn read(items: Vec<FunctionItem>) -> Result<Vec<Function>, CommandFai
                 FunctionModel::Local(model)
             }
         };
-        functions.push(Function { item, model });
+        functions.push(LoadedFunction { item, model });
     }
     Ok(functions)
 }
 
 /// Returns the models that the cluster does not have, each once.
 pub(super) async fn missing(
-    functions: &[Function],
+    functions: &[LoadedFunction],
     admin: &Admin,
 ) -> Result<BTreeMap<Digest, LocalModel>, CommandFailure> {
     let local = functions.iter().filter_map(|function| match &function.model {

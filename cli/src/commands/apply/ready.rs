@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use millrace_client::messages as wire;
 
-use super::resource::AppliedResource;
 use crate::clock;
 use crate::failure::CommandFailure;
+use crate::manifests::resource::AppliedResource;
 use crate::output::documents::status_word;
 use crate::progress;
 use crate::session::ClusterSession;

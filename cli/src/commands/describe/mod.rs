@@ -1,5 +1,6 @@
 //! `describe`: all details of a function or workflow, for people.
 
+mod lines;
 mod workflow;
 
 use std::time::SystemTime;
@@ -8,12 +9,13 @@ use millrace_client::messages as wire;
 use millrace_types::{FunctionName, Priority};
 
 use crate::clock;
-use crate::commands::get::{labels, objective, readiness, short};
-use crate::commands::target::{ResourceKind, ResourceTarget};
+use crate::commands::describe::lines::{condition_line, field, moment, tensor_line};
 use crate::failure::CommandFailure;
+use crate::output::fields::{labels, objective, readiness, short_digest};
 use crate::output::residents::residents;
 use crate::output::{ListOutput, document, documents, print, text};
 use crate::session::ClusterSession;
+use crate::target::{ResourceKind, ResourceTarget};
 
 /// Show all details of one function or workflow.
 #[derive(Debug, clap::Args)]
@@ -93,20 +95,6 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
     lines.join("\n")
 }
 
-fn field(name: &str, value: &str) -> String {
-    format!("{:<13}{}", format!("{name}:"), if value.is_empty() { "-" } else { value })
-}
-
-/// Formats a timestamp and the age.
-fn moment(stamp: Option<prost_types::Timestamp>, now: SystemTime) -> String {
-    let ago = text::age_of(stamp, now);
-    stamp.and_then(text::moment).map(|moment| format!("{moment} ({ago} ago)")).unwrap_or_default()
-}
-
-fn tensor_line(tensor: &wire::TensorSpec) -> String {
-    format!("  {:<20} {:<6} {}", tensor.name, tensor.datatype, text::shape(&tensor.shape))
-}
-
 fn priority(level: u32) -> String {
     let level = if level == 0 { Priority::default().get().into() } else { level };
     format!("{level} of {} (1 is served first)", Priority::LAST)
@@ -164,14 +152,12 @@ fn model_lines(function: &wire::Function) -> Vec<String> {
 fn revision_line(revision: &wire::Revision, now: SystemTime) -> String {
     let artifact = revision.artifact.clone().unwrap_or_default();
     let age = text::age_of(revision.created_at, now);
-    format!("  {:<5} {} {:>10} {age}", revision.number, short(&artifact.digest), text::size(artifact.bytes))
-}
-
-fn condition_line(condition: &wire::Condition) -> String {
-    let status = documents::status_word(condition);
-    format!("  {:<10} {status:<8} {:<14} {}", condition.r#type, condition.reason, condition.message)
-        .trim_end()
-        .to_owned()
+    format!(
+        "  {:<5} {} {:>10} {age}",
+        revision.number,
+        short_digest(&artifact.digest),
+        text::size(artifact.bytes)
+    )
 }
 
 fn resident_lines(function: &wire::Function, spec: &wire::FunctionSpec, nodes: &[wire::Node]) -> Vec<String> {

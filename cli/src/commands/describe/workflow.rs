@@ -7,9 +7,9 @@ use millrace_proto::convert::workflow_spec;
 use millrace_types::workflow::{Step, StepTarget};
 use millrace_types::{Bytes, WorkflowSpec};
 
-use super::{condition_line, field, moment, tensor_line};
-use crate::commands::get::{labels, objective, readiness};
+use super::lines::{condition_line, field, moment, tensor_line};
 use crate::output::documents;
+use crate::output::fields::{labels, objective, readiness};
 
 /// The width of a graph's lines in characters, unless a single item is wider.
 const WIDTH: usize = 100;

@@ -4,21 +4,21 @@
 mod nodes;
 mod workflows;
 
-use std::collections::{BTreeMap, HashMap};
 use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, messages as wire};
-use millrace_types::{Digest, FunctionKey, FunctionName, TenantName};
+use millrace_types::{FunctionKey, FunctionName, TenantName};
 use serde::Serialize;
 
 use crate::clock;
-use crate::commands::target::{ResourceKind, ResourceTarget};
 use crate::failure::CommandFailure;
 use crate::output;
+use crate::output::fields::{labels, objective, readiness, short_digest};
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{ListFormat, ListOutput, document, documents, list, print, text};
 use crate::session::ClusterSession;
+use crate::target::{ResourceKind, ResourceTarget};
 
 /// List functions, workflows, nodes, GPUs, tenants or operations, or show one of them; show the
 /// scheduling policy, or the number of nodes that the cluster needs.
@@ -202,12 +202,6 @@ fn scaling_table(signal: &wire::ScalingSignal) -> TextTable {
     table
 }
 
-/// Returns the status of the Ready condition.
-pub(crate) fn readiness(conditions: &[wire::Condition]) -> &'static str {
-    let ready = conditions.iter().find(|condition| condition.r#type == "Ready");
-    ready.map_or("Unknown", documents::status_word)
-}
-
 fn function_table(functions: &[wire::Function], now: SystemTime) -> TextTable {
     let mut table = TextTable::new([
         wide("TENANT"),
@@ -236,7 +230,7 @@ fn function_table(functions: &[wire::Function], now: SystemTime) -> TextTable {
             spec.slo.as_ref().map(objective).unwrap_or_default(),
             spec.timeout.and_then(documents::span).unwrap_or_default(),
             model.map(|model| text::count(model.parameters)).unwrap_or_default(),
-            artifact.map(|artifact| short(&artifact.digest)).unwrap_or_default(),
+            artifact.map(|artifact| short_digest(&artifact.digest)).unwrap_or_default(),
             labels(&spec.labels).join(","),
             text::age_of(function.created_at, now),
         ]);
@@ -244,36 +238,9 @@ fn function_table(functions: &[wire::Function], now: SystemTime) -> TextTable {
     table
 }
 
-/// Formats labels as `KEY=VALUE`, sorted by key.
-pub(crate) fn labels(labels: &HashMap<String, String>) -> Vec<String> {
-    let sorted: BTreeMap<_, _> = labels.iter().collect();
-    sorted.iter().map(|(key, value)| format!("{key}={value}")).collect()
-}
-
-/// Formats an objective: `p98 50ms`.
-pub(crate) fn objective(slo: &wire::Slo) -> String {
-    // A share such as 0.999 is p99.9. Rounding hides that 0.98 * 100 is not exactly 98.
-    let percentile = (slo.percentile * 1e6).round() / 1e4;
-    format!("p{percentile} {}", slo.deadline.and_then(documents::span).unwrap_or_default())
-}
-
-/// Returns the leading digits of a digest, or the text itself if it is not a digest.
-pub(crate) fn short(digest: &str) -> String {
-    digest.parse::<Digest>().map_or_else(|_| digest.to_owned(), |digest| digest.short())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn objectives_are_formatted_as_percentiles() {
-        let deadline = prost_types::Duration { seconds: 0, nanos: 50_000_000 };
-        for (percentile, expected) in [(0.98, "p98 50ms"), (0.999, "p99.9 50ms"), (0.5, "p50 50ms")] {
-            let slo = wire::Slo { deadline: Some(deadline), percentile };
-            assert_eq!(objective(&slo), expected);
-        }
-    }
 
     #[test]
     fn a_function_without_conditions_has_unknown_readiness() {

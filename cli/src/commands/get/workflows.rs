@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use millrace_client::messages as wire;
 
-use super::{labels, objective, readiness};
+use crate::output::fields::{labels, objective, readiness};
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{documents, text};
 

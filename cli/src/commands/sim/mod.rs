@@ -10,14 +10,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_device::topology::preset_names;
-use millrace_sim::outcome::TenantSummary;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
-use millrace_sim::{RunSummary, SimulationOutcome};
 use millrace_types::{Bytes, Slo};
 use millrace_worker::start::{
     EVICTIONS, Eviction, ExecutorIsolation, HOST_LINKS, HostLinks, ISOLATIONS, POLICIES, PolicyConfig,
 };
 
+use self::results::PolicyRun;
 use self::tenants::SimulatedTenant;
 use self::workload::Workload;
 use crate::commands::options::{one_of, topology};
@@ -103,14 +102,6 @@ pub(crate) struct Args {
     out: Option<PathBuf>,
     #[command(flatten)]
     output: ListOutput,
-}
-
-/// The run of a policy.
-struct PolicyRun {
-    policy: PolicyConfig,
-    summary: RunSummary,
-    outcome: SimulationOutcome,
-    tenants: Vec<TenantSummary>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {

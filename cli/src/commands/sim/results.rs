@@ -4,15 +4,23 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
-use millrace_sim::SimulatedRequest;
 use millrace_sim::outcome::TenantSummary;
 use millrace_sim::report::{PlotCurve, draw_curves, requests_csv, summary_csv};
+use millrace_sim::{RunSummary, SimulatedRequest, SimulationOutcome};
+use millrace_worker::start::PolicyConfig;
 use serde::Serialize;
 
-use super::PolicyRun;
 use crate::failure::CommandFailure;
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{self, ListFormat, text};
+
+/// The run of a policy.
+pub(super) struct PolicyRun {
+    pub(super) policy: PolicyConfig,
+    pub(super) summary: RunSummary,
+    pub(super) outcome: SimulationOutcome,
+    pub(super) tenants: Vec<TenantSummary>,
+}
 
 /// The row of a policy in `-o json`.
 #[derive(Debug, Serialize)]

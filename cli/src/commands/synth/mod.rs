@@ -1,6 +1,7 @@
 //! `synth`: writes an untrained ONNX network, for tests, measurements and examples.
 
 mod drawing;
+mod file;
 mod workflow;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use millrace_model::synth::{Encoder, Seeded, counter, detector};
 use millrace_types::manifest::API_VERSION;
 
 use crate::failure::CommandFailure;
-use crate::output::{print, text};
+use crate::output::print;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -114,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
         Kind::One(network) => network.build(Seeded(args.seed))?,
     };
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.onnx")));
-    write(&out, &onnx)?;
+    file::write(&out, &onnx)?;
     let state = if let Kind::One(Network::Counter(_)) = &args.network { COUNTER_STATE } else { "" };
     if args.function { print(&manifest(name, &out, state)) } else { Ok(()) }
 }
@@ -143,13 +144,6 @@ impl Dimensions {
         }
         Ok(Encoder { layers, hidden, heads, inner, vocabulary, positions })
     }
-}
-
-fn write(out: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
-    std::fs::write(out, bytes)
-        .map_err(|error| CommandFailure::usage(format!("cannot write {}: {error}", out.display())))?;
-    eprintln!("wrote {}, {}", out.display(), text::size(bytes.len() as u64));
-    Ok(())
 }
 
 /// Returns a function's manifest with the declaration of its state.

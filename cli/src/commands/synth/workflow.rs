@@ -8,7 +8,7 @@ use millrace_model::synth::{
     camera, chunks, crops, denoiser, grey_line, painter, vote,
 };
 
-use super::{drawing, write};
+use super::{drawing, file};
 use crate::failure::CommandFailure;
 
 #[derive(Debug, clap::Args)]
@@ -151,10 +151,10 @@ impl Args {
         let sizes = if self.small { &SMALL } else { &FULL };
         for (place, (name, build)) in (0..).zip(self.name.networks()) {
             let onnx = build(Seeded(seed.wrapping_add(place)), sizes);
-            write(&folder.join(format!("{name}.onnx")), &onnx)?;
+            file::write(&folder.join(format!("{name}.onnx")), &onnx)?;
         }
         for (name, bytes) in self.name.inputs()? {
-            write(&folder.join(name), &bytes)?;
+            file::write(&folder.join(name), &bytes)?;
         }
         Ok(())
     }

@@ -3,14 +3,13 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
+use millrace_controller::config::INTERNAL_PORT;
 use serde_json::json;
 
-use super::{Args, INTERNAL_PORT};
-use crate::args::LogFormat;
-use crate::commands::options::executor_threads;
-use crate::config::Config;
+use super::args::Args;
+use crate::config::{Config, LogFormat};
 use crate::failure::CommandFailure;
-use crate::process::{self, StopSignals};
+use crate::process::{self, StopSignals, executor_threads};
 use crate::processes::{GroupPlan, LogPrefix, ProcessAddress, ProcessGroup, RestartPolicy};
 
 pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Result<(), CommandFailure> {

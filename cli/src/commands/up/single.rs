@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use millrace_proto::trace::SpanRing;
 use serde_json::json;
 
-use super::Args;
+use super::args::Args;
 use crate::cluster::{InProcessCluster, LocalClusterPlan};
 use crate::config::Config;
 use crate::failure::CommandFailure;
@@ -99,14 +99,14 @@ fn announce(cluster: &InProcessCluster, kept: &str) -> Result<(), CommandFailure
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::args;
     use super::*;
+    use crate::commands::testing::options;
     use millrace_types::Bytes;
 
     #[test]
     fn gpus_have_the_given_number_and_memory() {
         let folder = tempfile::tempdir().unwrap();
-        let args = args(&["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]);
+        let args: Args = options(["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]).unwrap();
         let plan = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap();
         let memory: Vec<_> = plan.topology.gpus.iter().map(|gpu| gpu.memory).collect();
         assert_eq!(memory, [Bytes::gib(2); 3]);
@@ -123,7 +123,8 @@ mod tests {
         let record =
             record::GroupRecord { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
         record::write(folder.path(), &record).unwrap();
-        let refused = plan(&args(&[]), &Config::empty(), folder.path().to_owned()).unwrap_err();
+        let args: Args = options([""; 0]).unwrap();
+        let refused = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap_err();
         assert!(refused.hint.unwrap().contains("--controllers 3"));
     }
 }

@@ -20,7 +20,8 @@ use millrace_types::workflow::Step;
 use self::frame::StreetFrame;
 use self::paths::TensorPaths;
 use super::chaos::{self, ChaosPlan, Evidence};
-use super::{PAUSE, TELEMETRY, verb};
+use super::telemetry;
+use super::verb::verb;
 use crate::clock;
 use crate::commands::{apply, synth};
 use crate::failure::CommandFailure;
@@ -122,7 +123,7 @@ async fn trace(
     spec: &WorkflowSpec,
     id: &str,
 ) -> Result<wire::Trace, CommandFailure> {
-    let deadline = clock::now() + TELEMETRY;
+    let deadline = clock::now() + telemetry::LAG_MAX;
     loop {
         let found = session.admin.trace(id).await;
         if let Ok(trace) = &found
@@ -134,7 +135,7 @@ async fn trace(
             found?;
             return Err(CommandFailure::timed_out(format!("the trace of {id} is incomplete")));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(telemetry::PAUSE).await;
     }
 }
 

@@ -1,13 +1,13 @@
-//! Manifests from files, folders and standard input, all checked before any is used.
+//! Reads manifests from files, folders and standard input, and checks all of them before any is used.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use millrace_types::manifest::{self, FunctionManifest, Manifest, ManifestKind, ModelSource};
-use millrace_types::workflow::Signature;
-use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName, WorkflowSpec};
+use millrace_types::{FunctionKey, TenantName};
 
+use super::items::{FunctionItem, Items, ModelLocation, RuleItem, WorkflowItem};
 use super::order::in_order;
 use super::rules::Rule;
 use crate::failure::CommandFailure;
@@ -17,54 +17,6 @@ const FUNCTION: &str = "a function is: {apiVersion: millrace/v1, kind: Function,
 const WORKFLOW: &str = "a workflow is: {apiVersion: millrace/v1, kind: Workflow, metadata: {name: NAME}, spec: {inputs: [INPUT], steps: [{name: STEP, function: NAME, inputs: {INPUT: input.INPUT}}], outputs: {OUTPUT: STEP.OUTPUT}}}";
 const TENANT: &str = "a tenant is: {apiVersion: millrace/v1, kind: Tenant, metadata: {name: NAME}, spec: {gpusMax: 2, gpuShare: 0.5, memoryShare: 0.5}}";
 const POLICY: &str = "the policy is: {apiVersion: millrace/v1, kind: Policy, metadata: {name: cluster}, spec: {preset: lalb-o3, eviction: replicas, overtakesMax: 9, batching: off}}";
-
-/// The content of all manifests.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct Items {
-    /// The functions, in the order of the files.
-    pub(crate) functions: Vec<FunctionItem>,
-    /// The workflows, each after the workflows of the list that it runs.
-    pub(crate) workflows: Vec<WorkflowItem>,
-    /// The rules, tenants before the policy.
-    pub(crate) rules: Vec<RuleItem>,
-}
-
-/// A rule that an operator sets.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct RuleItem {
-    pub(crate) rule: Rule,
-    /// The file with the manifest, for messages.
-    source: PathBuf,
-}
-
-/// A function, and the location of the model.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct FunctionItem {
-    pub(crate) spec: FunctionSpec,
-    pub(crate) model: ModelLocation,
-    /// The file with the manifest, for messages.
-    pub(crate) source: PathBuf,
-}
-
-/// The location of a function's model or program.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum ModelLocation {
-    File {
-        path: PathBuf,
-        /// The inputs and outputs of a program. `None` for a model, because its file declares them.
-        declared: Option<Signature>,
-    },
-    /// The cluster has the file with this digest.
-    Cluster(Digest),
-}
-
-/// A workflow, and the manifest's file.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct WorkflowItem {
-    pub(crate) spec: WorkflowSpec,
-    /// The file with the manifest, for messages.
-    pub(crate) source: PathBuf,
-}
 
 /// Reads every manifest of these paths. A path is a file, a folder (its .yaml and .yml files, in
 /// the order of their names), or `-`. `tenant` applies to manifests that name no tenant.

@@ -3,7 +3,7 @@
 use millrace_types::FunctionKey;
 use millrace_types::workflow::StepTarget;
 
-use super::manifests::WorkflowItem;
+use super::items::WorkflowItem;
 use crate::failure::CommandFailure;
 
 /// Returns the workflows in that order, and otherwise in their given order. Workflows that run each

@@ -23,7 +23,7 @@ pub(crate) enum AppliedResource {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-pub(super) enum ResourceDocument {
+pub(crate) enum ResourceDocument {
     Function(documents::FunctionDocument),
     Workflow(documents::WorkflowDocument),
     Tenant(tenants::TenantDocument),
@@ -32,7 +32,7 @@ pub(super) enum ResourceDocument {
 
 impl AppliedResource {
     /// Returns the name for people, such as `function/digits`.
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         let (kind, name) = match self {
             Self::Function(it) => ("function", it.spec.as_ref().map(|spec| spec.name.as_str())),
             Self::Workflow(it) => ("workflow", it.spec.as_ref().map(|spec| spec.name.as_str())),
@@ -43,7 +43,7 @@ impl AppliedResource {
     }
 
     /// Returns the command that shows the awaited condition.
-    pub(super) fn look(&self) -> String {
+    pub(crate) fn look(&self) -> String {
         match self {
             Self::Function(_) | Self::Workflow(_) => format!("millrace describe {}", self.title()),
             Self::Tenant(_) => "millrace get tenants".to_owned(),
@@ -52,7 +52,7 @@ impl AppliedResource {
     }
 
     /// Reads the resource again.
-    pub(super) async fn again(self, admin: &Admin) -> Result<Self, CommandFailure> {
+    pub(crate) async fn again(self, admin: &Admin) -> Result<Self, CommandFailure> {
         Ok(match self {
             Self::Function(it) => {
                 let spec = it.spec.unwrap_or_default();
@@ -68,7 +68,7 @@ impl AppliedResource {
         })
     }
 
-    pub(super) fn document(self) -> ResourceDocument {
+    pub(crate) fn document(self) -> ResourceDocument {
         match self {
             Self::Function(it) => ResourceDocument::Function(it.into()),
             Self::Workflow(it) => ResourceDocument::Workflow(it.into()),
