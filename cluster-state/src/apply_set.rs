@@ -18,10 +18,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use millrace_types::{Bytes, Digest, FunctionSpec, WorkflowSpec};
 
-use crate::command::{CallerName, Proposal, StateCommand, UnixMillis};
+use crate::caller::CallerName;
+use crate::command::{Proposal, StateCommand};
 use crate::outcome::{CommandEffect, CommandRefusal};
 use crate::record::{ControllerId, ModelSummary};
 use crate::state::State;
+use crate::time::UnixMillis;
 
 /// Maximum number of refusals in the dry run of one set. The number of tries is thereby bounded
 /// too, because each try that is not refused accepts an item. A set with more refusals is refused,

@@ -4,46 +4,17 @@
 //! a field with a default and still read an older log. Never rename a variant or field, and never
 //! give one another meaning.
 
-use std::fmt;
-use std::sync::Arc;
-
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, PolicySpec, Quota, SyncBatch,
     TenantName, WorkflowSpec, policy::Setting,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::operations::{OperationKind, OperationResult};
+pub use crate::caller::{CallerName, IdempotencyKey};
+use crate::operation_record::{OperationKind, OperationResult};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
 use crate::rules::RulesVersion;
-
-/// Wall-clock time of the leader, in milliseconds since the Unix epoch.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct UnixMillis(pub u64);
-
-/// The identity of the client that asked for a write.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct CallerName(pub Arc<str>);
-
-impl fmt::Display for CallerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
-    }
-}
-
-/// Makes a repeated write harmless: the repeat gets the first answer again, and changes nothing.
-///
-/// A client numbers its writes upward and has at most a single write in flight. A client that needs several
-/// writes in flight uses several client ids.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct IdempotencyKey {
-    /// The client's own name, unique per [`CallerName`].
-    pub client: Arc<str>,
-    /// The number of this write.
-    pub seq: u64,
-}
+pub use crate::time::UnixMillis;
 
 /// A command with everything else on which its effect may depend.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -227,5 +198,16 @@ impl StateCommand {
             Self::EndOperation { .. } => "EndOperation",
             Self::SetClusterVersion { .. } => "SetClusterVersion",
         }
+    }
+
+    /// Returns the digest of the command's canonical encoding, without the parts that the leader
+    /// stamps: a repeated command may arrive through another leader.
+    pub(crate) fn digest(&self) -> Digest {
+        let mut asked = self.clone();
+        if let Self::ApplyFunction { voters, .. } = &mut asked {
+            voters.clear();
+        }
+        let bytes = rmp_serde::to_vec(&asked).expect("plain data with string or integer keys encodes");
+        Digest::of(&bytes)
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use millrace_types::workflow::CompositionError;
 use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
 
+use crate::operation_record::OperationKind;
 use crate::operations::OPERATIONS_MAX;
 use crate::placements::PLACEMENTS_MAX;
 use crate::record::{FunctionRecord, PolicyRecord};
@@ -251,6 +252,26 @@ impl State {
             }
             _ => Ok(()),
         }
+    }
+
+    fn check_operation_records(&self) -> Result<(), InvariantViolation> {
+        let mut drained = BTreeSet::new();
+        for (&id, operation) in &self.operations {
+            let named = || format!("operation {id}");
+            if id != operation.id || id == 0 || id > self.version {
+                return Err(InvariantViolation::Misfiled(named()));
+            }
+            let ended = operation.ended.as_ref().map_or(operation.started_at, |(at, _)| *at);
+            if operation.started_at > ended || ended > self.clock {
+                return Err(InvariantViolation::Future(named()));
+            }
+            let OperationKind::DrainNode { node } = &operation.kind else { continue };
+            if operation.is_running() && (self.placements.on(node).next().is_none() || !drained.insert(node))
+            {
+                return Err(InvariantViolation::Stray(named()));
+            }
+        }
+        Ok(())
     }
 
     /// Each change has a version of its own, so no two resources can be at the same version.

@@ -34,12 +34,16 @@
 //! | [`packed`] | MessagePack of disks and other processes, with bounded nesting |
 
 mod accounts;
+mod apply;
 pub mod apply_set;
+mod caller;
 pub mod checkpoint;
 pub mod command;
 mod commands;
+mod context;
 pub mod index;
 pub mod invariants;
+mod operation_record;
 pub mod operations;
 pub mod outcome;
 pub mod packed;
@@ -53,28 +57,32 @@ mod soft_invariants;
 mod soft_state;
 mod state;
 mod table;
+mod time;
 mod workflow_invariants;
 pub mod workflows;
 
 pub use accounts::{BillAccount, FORGOTTEN_TENANTS_MAX, FunctionScore};
 pub use apply_set::{ApplySet, SetItem, SetRefusal, SetStep};
+pub use caller::{CallerName, IdempotencyKey};
 pub use checkpoint::{CheckpointCoverage, NodeCheckpoint, ReplicaScore};
-pub use command::{CallerName, IdempotencyKey, Proposal, StateCommand, UnixMillis};
+pub use command::{Proposal, StateCommand};
 pub use index::{DataLocation, LOST_ENTRIES_MAX};
 pub use invariants::InvariantViolation;
-pub use operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX, OperationRecord};
+pub use operation_record::OperationRecord;
+pub use operations::{OPERATION_LIFE_MAX, OPERATION_TTL, OPERATIONS_MAX};
 pub use outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 pub use placements::{PLACEMENTS_MAX, first_key};
 pub use record::{
     Artifact, ClusterRecord, ControllerId, FunctionRecord, ModelKind, ModelSummary, NodeGpu, NodeRecord,
-    NodeStatus, PlacementReason, PlacementRecord, PolicyRecord, RevisionRecord, SchedulingState,
-    TenantRecord, WorkflowRecord,
+    NodeStatus, PlacementReason, PlacementRecord, PolicyRecord, REVISIONS_SERVED, RevisionRecord,
+    SchedulingState, TenantRecord, WorkflowRecord,
 };
 pub use rules::{KnownRules, RulesVersion, UnknownRules};
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};
 pub use snapshot::{DecodeError, FORMAT};
 pub use state::{
     ARTIFACTS_MAX, CLUSTER_VERSION, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT,
-    REVISIONS_SERVED, State, TENANTS_MAX, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
+    State, TENANTS_MAX, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
 };
+pub use time::UnixMillis;
 pub use workflows::USERS_NAMED_MAX;

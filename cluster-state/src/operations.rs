@@ -3,7 +3,6 @@
 //! whichever command removes the last one. A controller that changes the group begins and ends the
 //! operation itself. The progress of a drain follows from the placements.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,77 +10,19 @@ use millrace_types::NodeName;
 /// Maximum number of running changes of the group, and of ended operations. Each draining node has
 /// a drain besides.
 pub use millrace_types::limits::OPERATIONS_MAX;
-use serde::{Deserialize, Serialize};
 
-use crate::command::{CallerName, UnixMillis};
-use crate::invariants::InvariantViolation;
+use crate::context::CommandContext;
+pub use crate::operation_record::{OperationKind, OperationRecord, OperationResult};
 use crate::outcome::CommandRefusal;
-use crate::record::{ControllerId, SchedulingState};
-use crate::state::{CommandContext, State};
+use crate::record::SchedulingState;
+use crate::state::State;
+use crate::time::UnixMillis;
 
 /// Maximum duration of a change of the group, far longer than any change lasts. An older operation
 /// was left behind by a controller that no longer runs.
 pub const OPERATION_LIFE_MAX: Duration = Duration::from_secs(600);
 /// Time for which an operation is kept after its end.
 pub const OPERATION_TTL: Duration = Duration::from_secs(24 * 3600);
-
-/// The kind of a long-running operation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OperationKind {
-    /// The functions of a node move to other nodes.
-    DrainNode { node: NodeName },
-    /// A learner becomes a voter.
-    PromoteController { id: ControllerId },
-    /// A controller leaves the group.
-    RemoveController { id: ControllerId },
-}
-
-/// The result of an operation that has ended.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum OperationResult {
-    /// The operation did its job.
-    Succeeded,
-    /// The operation failed.
-    Failed {
-        /// The reason for the failure.
-        why: String,
-    },
-    /// A caller ended the operation early.
-    Cancelled,
-}
-
-/// A long-running operation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OperationRecord {
-    /// The state's version at the begin of the operation, which is never assigned twice.
-    pub id: u64,
-    pub kind: OperationKind,
-    /// Number of steps at the begin: functions to move; 0 if the operation has no steps to count.
-    pub total: u64,
-    /// Number of steps done when the operation was ended early.
-    #[serde(default)]
-    pub done: u64,
-    pub started_at: UnixMillis,
-    /// The caller that began the operation.
-    pub started_by: CallerName,
-    /// Time and result of the end; `None` while the operation runs.
-    #[serde(default)]
-    pub ended: Option<(UnixMillis, OperationResult)>,
-}
-
-impl OperationRecord {
-    /// Whether the operation has not ended.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.ended.is_none()
-    }
-
-    /// Whether a caller may end the operation early.
-    #[must_use]
-    pub fn is_cancellable(&self) -> bool {
-        self.is_running() && matches!(self.kind, OperationKind::DrainNode { .. })
-    }
-}
 
 impl State {
     #[must_use]
@@ -201,25 +142,5 @@ impl State {
         for id in old {
             self.operations.remove(&id);
         }
-    }
-
-    pub(crate) fn check_operation_records(&self) -> Result<(), InvariantViolation> {
-        let mut drained = BTreeSet::new();
-        for (&id, operation) in &self.operations {
-            let named = || format!("operation {id}");
-            if id != operation.id || id == 0 || id > self.version {
-                return Err(InvariantViolation::Misfiled(named()));
-            }
-            let ended = operation.ended.as_ref().map_or(operation.started_at, |(at, _)| *at);
-            if operation.started_at > ended || ended > self.clock {
-                return Err(InvariantViolation::Future(named()));
-            }
-            let OperationKind::DrainNode { node } = &operation.kind else { continue };
-            if operation.is_running() && (self.placements.on(node).next().is_none() || !drained.insert(node))
-            {
-                return Err(InvariantViolation::Stray(named()));
-            }
-        }
-        Ok(())
     }
 }

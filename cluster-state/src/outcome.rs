@@ -1,12 +1,9 @@
 //! The answer to a command: its effect, or the reason for a refusal.
 
-use std::time::Duration;
-
 use millrace_types::limits::REFUSAL_BYTES_MAX;
 use millrace_types::{Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, NodeName, Reason};
 use serde::{Deserialize, Serialize};
 
-use crate::command::UnixMillis;
 use crate::record::{ControllerId, ModelKind, SchedulingState};
 
 /// The end of a shortened text.
@@ -62,6 +59,20 @@ pub enum CommandEffect {
         /// The number of the last merged batch.
         last: u64,
     },
+}
+
+impl CommandEffect {
+    /// Whether the command changed the state.
+    #[must_use]
+    pub fn changed(self) -> bool {
+        !matches!(
+            self,
+            Self::Unchanged
+                | Self::AlreadyRegistered { .. }
+                | Self::SyncRepeated { .. }
+                | Self::ResyncWanted { .. }
+        )
+    }
 }
 
 /// The reason why a command changed nothing. Each message contains a next step.
@@ -352,13 +363,5 @@ impl CommandRefusal {
                 Reason::MalformedRequest
             }
         }
-    }
-}
-
-impl UnixMillis {
-    /// Returns the time since `earlier`, or zero if `earlier` is later.
-    #[must_use]
-    pub const fn since(self, earlier: Self) -> Duration {
-        Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 }

@@ -21,8 +21,9 @@ use millrace_types::limits::{
 use millrace_types::workflow::TensorSource;
 use millrace_types::{Dim, FunctionSpec, TenantName, TensorSpec, WorkflowSpec};
 
-use crate::command::{CallerName, IdempotencyKey, Proposal, StateCommand};
-use crate::operations::{OperationRecord, OperationResult};
+use crate::caller::{CallerName, IdempotencyKey};
+use crate::command::{Proposal, StateCommand};
+use crate::operation_record::{OperationRecord, OperationResult};
 use crate::outcome::{CommandOutcome, CommandRefusal};
 use crate::record::{
     Artifact, FunctionRecord, ModelSummary, NodeGpu, NodeRecord, TenantRecord, WorkflowRecord,

@@ -11,7 +11,11 @@ use millrace_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::command::{CallerName, UnixMillis};
+use crate::caller::CallerName;
+use crate::time::UnixMillis;
+
+/// Number of a function's newest revisions that workers prepare: see [`FunctionRecord::served`].
+pub const REVISIONS_SERVED: usize = 2;
 
 /// A member of the controller group: its Raft node id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -162,7 +166,7 @@ impl FunctionRecord {
     /// predecessor serves while a change rolls out, and for clients that name that revision.
     #[must_use]
     pub fn served(&self) -> &[Arc<RevisionRecord>] {
-        let from = self.revisions.len().saturating_sub(crate::REVISIONS_SERVED);
+        let from = self.revisions.len().saturating_sub(REVISIONS_SERVED);
         &self.revisions[from..]
     }
 }

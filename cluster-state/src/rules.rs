@@ -34,9 +34,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::command::{Proposal, StateCommand};
-use crate::state::State;
-
 /// The version of the rules: the *cluster version* of interfaces and messages.
 ///
 /// | version | since | change |
@@ -149,49 +146,12 @@ impl UnknownRules {
     }
 }
 
-impl State {
-    /// Returns the rules in force for the next command.
-    #[must_use]
-    pub fn rules(&self) -> RulesVersion {
-        self.rules
-    }
-
-    /// Whether a build that knows these rules can apply a command to this state.
-    ///
-    /// # Errors
-    /// [`UnknownRules`] if the build does not know the rules in force, or the rules to which the
-    /// command switches.
-    pub fn check_rules(&self, known: KnownRules, proposal: &Proposal) -> Result<(), UnknownRules> {
-        match &proposal.command {
-            StateCommand::SetClusterVersion { version } if self.may_switch_to(*version) => {
-                known.check(*version)
-            }
-            _ => known.check(self.rules),
-        }
-    }
-
-    /// Whether the rules may switch to this version. A cluster switches one version at a time. A
-    /// cluster that has no name yet has no history, and starts with the newest rules of its first
-    /// controller.
-    pub(crate) fn may_switch_to(&self, version: RulesVersion) -> bool {
-        match self.cluster {
-            None => version >= self.rules,
-            Some(_) => version == self.rules.next(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::testing::TestLog;
 
     fn known(newest: u64) -> KnownRules {
         KnownRules::up_to(RulesVersion(newest))
-    }
-
-    fn set(version: u64) -> StateCommand {
-        StateCommand::SetClusterVersion { version: RulesVersion(version) }
     }
 
     #[test]
@@ -215,32 +175,5 @@ mod tests {
         let of_ten = (7..=13).map(|other| known(10).overlaps(known(other)));
         assert_eq!(of_ten.collect::<Vec<_>>(), [false, false, true, true, true, false, false]);
         assert!(!known(10).overlaps(known(0)), "a build from before versions were exchanged reports 0");
-    }
-
-    #[test]
-    fn a_command_is_refused_by_a_build_that_does_not_know_the_rules_it_leads_to() {
-        let mut log = TestLog::of_rules(RulesVersion(9));
-        let check =
-            |log: &TestLog, newest, command| log.state.check_rules(known(newest), &log.proposal(command));
-        let other = || StateCommand::RemoveNode { name: crate::commands::testing::node_name("n") };
-        assert!(check(&log, 9, other()).is_ok() && check(&log, 10, other()).is_ok());
-        assert!(check(&log, 11, other()).is_err(), "rules 9 are older than the build knows");
-        assert!(check(&log, 9, set(10)).is_err(), "the build knows up to 9");
-        assert!(check(&log, 10, set(10)).is_ok());
-        assert!(check(&log, 9, set(12)).is_ok(), "refused by every build, as 12 does not follow 9");
-        log.apply(set(10)).unwrap();
-        assert!(check(&log, 9, other()).is_err() && check(&log, 11, other()).is_ok());
-    }
-
-    #[test]
-    fn an_unnamed_cluster_starts_with_any_rules_that_the_build_knows() {
-        let mut fresh = TestLog::empty();
-        fresh.state = State::default();
-        let check = |newest, command| fresh.state.check_rules(known(newest), &fresh.proposal(command));
-        assert!(check(12, set(12)).is_ok());
-        assert!(check(11, set(12)).is_err());
-        let named = StateCommand::InitCluster { cluster_id: millrace_types::ClusterId("test".into()) };
-        assert!(check(10, named.clone()).is_ok());
-        assert!(check(11, named).is_err(), "a log that names no version is of rules 9");
     }
 }

@@ -13,9 +13,10 @@ use millrace_types::Digest;
 pub use millrace_types::limits::SESSIONS_MAX;
 use serde::{Deserialize, Serialize};
 
-use crate::command::{CallerName, IdempotencyKey, UnixMillis};
+use crate::caller::{CallerName, IdempotencyKey};
 use crate::outcome::{CommandOutcome, CommandRefusal};
 use crate::table::encoded_len;
+use crate::time::UnixMillis;
 
 /// Time in stamps for which a session is kept after its last write.
 pub const SESSION_TTL: Duration = Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! The replicated state, its read methods, and [`State::apply`], the single way to change the state.
+//! The replicated state and its read methods. [`State::apply`] is the single way to change the state.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -13,11 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::accounts::{BillTotals, FunctionScore};
 use crate::checkpoint::NodeCheckpoint;
-use crate::command::{CallerName, Proposal, StateCommand, UnixMillis};
-use crate::commands;
 use crate::index::HolderIndex;
-use crate::operations::OperationRecord;
-use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
+use crate::operation_record::OperationRecord;
 use crate::placements::{Placements, first_key};
 use crate::record::{
     Artifact, ClusterRecord, FunctionRecord, NodeRecord, NodeStatus, PolicyRecord, TenantRecord,
@@ -26,11 +23,10 @@ use crate::record::{
 use crate::rules::RulesVersion;
 use crate::sessions::Sessions;
 use crate::table::CountedTable;
+use crate::time::UnixMillis;
 
 /// The newest rules of this build. Controllers report this version in each message to each other.
 pub const CLUSTER_VERSION: u64 = RulesVersion::NEWEST.0;
-/// Number of a function's newest revisions that workers prepare: see [`FunctionRecord::served`].
-pub const REVISIONS_SERVED: usize = 2;
 
 /// The state on which the controllers agree.
 ///
@@ -99,124 +95,7 @@ pub(crate) struct RetiredName {
     pub(crate) version: u64,
 }
 
-/// The inputs of a command besides the state and the command's own fields.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CommandContext<'a> {
-    pub(crate) now: UnixMillis,
-    pub(crate) caller: &'a CallerName,
-}
-
 impl State {
-    /// Applies the next command of the log. Several commands may share one `index`, because a log
-    /// entry is a batch. The caller has [checked](Self::check_rules) that this build knows the
-    /// rules.
-    ///
-    /// The clock advances and sessions expire even if the command is refused; a refused command
-    /// changes nothing else. Debug builds check the [invariants](Self::check_invariants) after the
-    /// command.
-    ///
-    /// # Errors
-    /// The command's [`CommandRefusal`]. A refusal is an answer, and is replicated as any other answer.
-    ///
-    /// # Panics
-    /// In debug builds, if an invariant is broken, which is a bug of this crate.
-    pub fn apply(&mut self, index: u64, proposal: &Proposal) -> CommandOutcome {
-        debug_assert!(index >= self.applied_index, "the log runs forward");
-        self.applied_index = index;
-        self.clock = self.clock.max(proposal.stamp);
-        self.sessions.expire(self.clock);
-        self.expire_operations();
-        let outcome = self.apply_once(proposal);
-        if cfg!(debug_assertions)
-            && let Err(violation) = self.check_after(&proposal.command)
-        {
-            panic!("after {:?}: {violation}", proposal.command);
-        }
-        outcome
-    }
-
-    fn apply_once(&mut self, proposal: &Proposal) -> CommandOutcome {
-        let Some(key) = &proposal.idempotency else { return self.carry_out(proposal) };
-        let digest = proposal.command.digest();
-        if let Some(answer) = self.sessions.find_answer(&proposal.caller, key, digest) {
-            return answer;
-        }
-        let outcome = self.carry_out(proposal);
-        self.sessions.store_answer(&proposal.caller, key, digest, outcome.clone(), self.clock);
-        outcome
-    }
-
-    fn carry_out(&mut self, proposal: &Proposal) -> CommandOutcome {
-        let outcome = match self.rules.has_quota() {
-            true => self.within_quota(proposal, |state| state.carry_out_command(proposal)),
-            false => self.carry_out_command(proposal),
-        };
-        if outcome.as_ref().is_ok_and(|applied| applied.changed()) {
-            self.settle_operations();
-        }
-        outcome
-    }
-
-    fn carry_out_command(&mut self, proposal: &Proposal) -> CommandOutcome {
-        let context = CommandContext { now: self.clock, caller: &proposal.caller };
-        let begins = matches!(
-            proposal.command,
-            StateCommand::InitCluster { .. } | StateCommand::SetClusterVersion { .. }
-        );
-        if self.cluster.is_none() && !begins {
-            return Err(CommandRefusal::NotInitialized);
-        }
-        match &proposal.command {
-            StateCommand::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
-            StateCommand::ApplyFunction { spec, digest, expected, voters } => {
-                commands::apply_function(self, context, spec, *digest, *expected, voters)
-            }
-            StateCommand::DeleteFunction { key, expected } => {
-                commands::delete_function(self, context, key, *expected)
-            }
-            StateCommand::SetFunctionEnabled { key, enabled } => {
-                commands::set_function_enabled(self, context, key, *enabled)
-            }
-            StateCommand::AddArtifact { digest, bytes, model, holder } => {
-                commands::add_artifact(self, context, *digest, *bytes, model, *holder)
-            }
-            StateCommand::RemoveArtifact { digest, unused_since } => {
-                commands::remove_artifact(self, *digest, *unused_since)
-            }
-            StateCommand::RegisterNode { name, instance, address, gpus, topology, host_memory, seen } => {
-                let host_memory = *host_memory;
-                let seen = *seen;
-                let node =
-                    commands::RegistrationRequest { instance, address, gpus, topology, host_memory, seen };
-                commands::register_node(self, context, name, node)
-            }
-            StateCommand::NodeLost { name, epoch } => commands::node_lost(self, context, name, *epoch),
-            StateCommand::SyncNode { node, batch } => commands::sync_node(self, node, batch),
-            StateCommand::Place { function, node, reason } => {
-                commands::place(self, context, function, node, *reason)
-            }
-            StateCommand::Unplace { function, node } => commands::unplace(self, function, node),
-            StateCommand::SetNodeScheduling { name, scheduling } => {
-                commands::set_node_scheduling(self, context, name, *scheduling)
-            }
-            StateCommand::RemoveNode { name } => commands::remove_node(self, name),
-            StateCommand::RemoveArtifactHolder { digest, holder } => {
-                commands::remove_artifact_holder(self, *digest, *holder)
-            }
-            StateCommand::SetQuota { tenant, quota } => commands::set_quota(self, context, tenant, *quota),
-            StateCommand::ApplyWorkflow { spec, expected } => {
-                commands::apply_workflow(self, context, spec, *expected)
-            }
-            StateCommand::DeleteWorkflow { key, expected } => commands::delete_workflow(self, key, *expected),
-            StateCommand::SetPolicy { spec, settings, expected } => {
-                commands::set_policy(self, context, *spec, settings, *expected)
-            }
-            StateCommand::BeginOperation { kind } => commands::begin_operation(self, context, kind),
-            StateCommand::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
-            StateCommand::SetClusterVersion { version } => commands::set_cluster_version(self, *version),
-        }
-    }
-
     /// Increments the state's version, and returns the new version as the next resource version.
     pub(crate) fn next_version(&mut self) -> u64 {
         self.version += 1;
@@ -341,52 +220,9 @@ impl State {
         live.flat_map(|node| &node.gpus).map(|gpu| gpu.memory).max()
     }
 
-    /// Returns the answer that [`Self::apply`] would give, and the state after the command.
-    /// Changes nothing. Do not call this before a write to predict its answer: the state may have
-    /// changed when the write is applied.
-    pub fn dry_run(&self, proposal: &Proposal) -> (CommandOutcome, Self) {
-        let mut after = self.clone();
-        after.clock = after.clock.max(proposal.stamp);
-        after.sessions.expire(after.clock);
-        after.expire_operations();
-        let outcome = after.carry_out(proposal);
-        (outcome, after)
-    }
-
-    /// Admits and applies a proposal on a copy, as the leader would, and returns the copy after it.
-    ///
-    /// # Errors
-    /// The [`CommandRefusal`] of the leader or of the command.
-    pub fn admitted_dry_run(&self, proposal: &Proposal) -> Result<(CommandEffect, Self), CommandRefusal> {
-        self.admit(proposal)?;
-        let (outcome, after) = self.dry_run(proposal);
-        Ok((outcome?, after))
-    }
-}
-
-impl StateCommand {
-    /// Returns the digest of the command's canonical encoding, without the parts that the leader
-    /// stamps: a repeated command may arrive through another leader.
-    fn digest(&self) -> Digest {
-        let mut asked = self.clone();
-        if let Self::ApplyFunction { voters, .. } = &mut asked {
-            voters.clear();
-        }
-        let bytes = rmp_serde::to_vec(&asked).expect("plain data with string or integer keys encodes");
-        Digest::of(&bytes)
-    }
-}
-
-impl CommandEffect {
-    /// Whether the command changed the state.
+    /// Returns the rules in force for the next command.
     #[must_use]
-    pub fn changed(self) -> bool {
-        !matches!(
-            self,
-            Self::Unchanged
-                | Self::AlreadyRegistered { .. }
-                | Self::SyncRepeated { .. }
-                | Self::ResyncWanted { .. }
-        )
+    pub fn rules(&self) -> RulesVersion {
+        self.rules
     }
 }

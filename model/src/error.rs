@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::signature::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
+use crate::versions::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
 
 /// A fault that prevents serving a model file, with its remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

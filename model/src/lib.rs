@@ -31,6 +31,7 @@ pub mod synth;
 mod tensors;
 #[cfg(test)]
 mod tests;
+mod versions;
 mod wire;
 
 pub use compile::{CompiledModel, Summary, compile, compile_grouped};
@@ -38,7 +39,8 @@ pub use cut::{GROUP_BYTES, Grouping, Launch, MAX_LAUNCHES};
 pub use error::{ModelError, UnsupportedOperator};
 pub use layout::{ALIGNMENT, MIN_PLACED_BYTES, WEIGHTS_FILE, WeightPlacement};
 pub use node_order::{MAX_CHAIN, MAX_NODES};
-pub use signature::{MAX_IR_VERSION, MAX_OPSET, MAX_TENSORS, MIN_IR_VERSION, MIN_OPSET};
+pub use signature::MAX_TENSORS;
 pub use sizes::OUTPUT_BYTES_MAX;
 pub use tensors::WeightSource;
+pub use versions::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
 pub use wire::{MAX_MESSAGES, MAX_NESTING};

@@ -6,16 +6,7 @@ use millrace_types::{DataType, Dim, TensorSpec};
 
 use crate::error::ModelError;
 use crate::onnx::{Dimension, GraphProto, ModelProto, TensorType, ValueInfoProto, element};
-
-/// Oldest ONNX format version that is read. Version 3 still lists weights among the inputs.
-pub const MIN_IR_VERSION: i64 = 3;
-/// Newest ONNX format version that is read.
-pub const MAX_IR_VERSION: i64 = 14;
-/// Oldest opset with operators of the meaning that rten implements. Before 13, Softmax flattens its
-/// input, and its default axis is 1.
-pub const MIN_OPSET: i64 = 13;
-/// Newest opset that rten 0.27 implements operators of (`BitCast`, 26).
-pub const MAX_OPSET: i64 = 26;
+use crate::versions::{MAX_IR_VERSION, MAX_OPSET, MIN_IR_VERSION, MIN_OPSET};
 
 /// Most inputs, and most outputs, of a model. Each request looks up each of its tensors among them.
 pub const MAX_TENSORS: usize = 1_024;

@@ -15,6 +15,7 @@
 //! | [`units`] | [`Bytes`], [`BytesPerSec`], [`Timestamp`] |
 //! | [`tenancy`] | the caps on a tenant |
 //! | [`tensor`] | element types and shapes of the Open Inference Protocol |
+//! | [`signature`] | the inputs and outputs of a function or workflow |
 //! | [`sequences`] | state tensors of a model, and sequences of requests |
 //! | [`serving`] | scheduling options of a function: priority, residency, batching |
 //! | [`function`] | the specification of a function, and its checks |
@@ -37,6 +38,7 @@ pub mod policy;
 pub mod reason;
 pub mod sequences;
 pub mod serving;
+pub mod signature;
 pub mod tenancy;
 pub mod tensor;
 pub mod topology;

@@ -10,8 +10,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::STATES_MAX;
+use crate::signature::{Signature, SignatureRef};
 use crate::tensor::{DataType, Dim, TensorSpec, element_count, shape_text};
-use crate::workflow::{Signature, SignatureRef};
 
 /// The default number of sequences that a worker keeps for a function.
 pub const SEQUENCES_DEFAULT: u32 = 64;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use imbl::OrdSet;
 use millrace_types::{Bytes, Digest};
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::{Artifact, ControllerId, ModelSummary};
-use crate::state::{ARTIFACTS_MAX, CommandContext, State};
+use crate::state::{ARTIFACTS_MAX, State};
 
 pub(crate) fn add_artifact(
     state: &mut State,

@@ -7,9 +7,10 @@ use millrace_types::workflow::RunnableSignature;
 use millrace_types::{Digest, FunctionSpec};
 
 use super::{check_expected, count_use, next_number};
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::{ControllerId, FunctionRecord, ModelKind, ModelSummary, RevisionRecord};
-use crate::state::{CommandContext, FUNCTIONS_MAX, REVISIONS_KEPT, State};
+use crate::state::{FUNCTIONS_MAX, REVISIONS_KEPT, State};
 use crate::workflows::function_run;
 
 pub(crate) fn apply_function(

@@ -8,9 +8,10 @@ use millrace_types::workflow::StepTarget;
 use millrace_types::{FunctionKey, FunctionName, WorkflowSpec};
 
 use super::{check_expected, next_number};
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::{ModelKind, WorkflowRecord};
-use crate::state::{CommandContext, State, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX};
+use crate::state::{State, WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX};
 use crate::workflows::{ChangedFits, workflow_run};
 
 pub(crate) fn apply_workflow(

@@ -1,9 +1,10 @@
 //! Records that a change of the controller group has begun. The controller that makes the change
 //! records its end.
 
-use crate::operations::OperationKind;
+use crate::context::CommandContext;
+use crate::operation_record::OperationKind;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn begin_operation(
     state: &mut State,

@@ -4,8 +4,9 @@
 use millrace_types::FunctionKey;
 
 use super::{check_expected, check_unused, count_use, retire};
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
-use crate::state::{CommandContext, RetiredName, State};
+use crate::state::{RetiredName, State};
 use crate::workflows::function_run;
 
 pub(crate) fn delete_function(

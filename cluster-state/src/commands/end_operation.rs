@@ -1,10 +1,11 @@
 //! Records how an operation ended. A cancelled drain leaves its node cordoned. Functions that have
 //! moved stay on their new nodes.
 
-use crate::operations::{OperationKind, OperationResult};
+use crate::context::CommandContext;
+use crate::operation_record::{OperationKind, OperationResult};
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::SchedulingState;
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn end_operation(
     state: &mut State,

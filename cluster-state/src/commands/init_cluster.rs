@@ -2,9 +2,10 @@
 
 use millrace_types::ClusterId;
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::ClusterRecord;
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn init_cluster(state: &mut State, context: CommandContext<'_>, id: &ClusterId) -> CommandOutcome {
     if let Some(cluster) = &state.cluster {

@@ -51,9 +51,9 @@ pub(crate) use set_quota::set_quota;
 pub(crate) use sync_node::sync_node;
 pub(crate) use unplace::unplace;
 
-use crate::command::UnixMillis;
 use crate::outcome::CommandRefusal;
 use crate::state::{RETIRED_MAX, RetiredName, State};
+use crate::time::UnixMillis;
 use crate::workflows::USERS_NAMED_MAX;
 
 /// Refuses a writer that has not seen the latest version. An expected version of 0 expects that the

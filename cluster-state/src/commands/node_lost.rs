@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use millrace_types::{Epoch, NodeName};
 
+use crate::context::CommandContext;
 use crate::index::LOST_ENTRIES_MAX;
 use crate::outcome::{CommandEffect, CommandOutcome};
 use crate::record::NodeStatus;
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn node_lost(
     state: &mut State,

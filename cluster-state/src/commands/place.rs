@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use millrace_types::{FunctionKey, NodeName, SloCounts};
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::placements::PLACEMENTS_MAX;
 use crate::record::{NodeStatus, PlacementReason, PlacementRecord, SchedulingState};
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn place(
     state: &mut State,

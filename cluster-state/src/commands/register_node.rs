@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use millrace_types::{Bytes, Epoch, NodeName};
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::{NodeGpu, NodeRecord, NodeStatus, SchedulingState};
-use crate::state::{CommandContext, NODES_MAX, State};
+use crate::state::{NODES_MAX, State};
 
 /// The properties that a worker reports of itself.
 #[derive(Debug, Clone, Copy)]

@@ -3,9 +3,9 @@
 
 use millrace_types::Digest;
 
-use crate::command::UnixMillis;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::state::State;
+use crate::time::UnixMillis;
 
 pub(crate) fn remove_artifact(state: &mut State, digest: Digest, unused_since: UnixMillis) -> CommandOutcome {
     let artifact = state.artifacts.get(&digest).ok_or(CommandRefusal::ArtifactNotFound { digest })?;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use millrace_types::FunctionKey;
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn set_function_enabled(
     state: &mut State,

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use millrace_types::NodeName;
 
-use crate::operations::OperationKind;
+use crate::context::CommandContext;
+use crate::operation_record::OperationKind;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::SchedulingState;
-use crate::state::{CommandContext, State};
+use crate::state::State;
 
 pub(crate) fn set_node_scheduling(
     state: &mut State,

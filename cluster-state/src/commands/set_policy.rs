@@ -6,9 +6,10 @@ use std::sync::Arc;
 use millrace_types::PolicySpec;
 use millrace_types::policy::Setting;
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::PolicyRecord;
-use crate::state::{CommandContext, POLICIES_KEPT, State};
+use crate::state::{POLICIES_KEPT, State};
 
 pub(crate) fn set_policy(
     state: &mut State,

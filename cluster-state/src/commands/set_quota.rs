@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use millrace_types::{Quota, TenantName};
 
+use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::TenantRecord;
-use crate::state::{CommandContext, State, TENANTS_MAX};
+use crate::state::{State, TENANTS_MAX};
 
 pub(crate) fn set_quota(
     state: &mut State,

@@ -8,11 +8,13 @@ use millrace_types::{
     WorkflowSpec,
 };
 
-use crate::command::{CallerName, IdempotencyKey, Proposal, StateCommand, UnixMillis};
+use crate::caller::{CallerName, IdempotencyKey};
+use crate::command::{Proposal, StateCommand};
 use crate::outcome::{CommandOutcome, CommandRefusal};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
 use crate::rules::RulesVersion;
 use crate::state::State;
+use crate::time::UnixMillis;
 
 pub(crate) struct TestLog {
     pub(crate) state: State,

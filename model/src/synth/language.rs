@@ -1,8 +1,9 @@
 //! Transformer encoders.
 
 use super::network::{Attribute, DeclaredDim, GraphWriter};
+use super::pixels;
 use super::scene::DarknetShape;
-use super::{Seeded, pixels};
+use super::seeded::Seeded;
 
 /// Height and width of a line of text, in pixels.
 pub const LINE: (usize, usize) = (128, 640);

@@ -26,6 +26,7 @@ mod network;
 mod pixels;
 mod random;
 mod scene;
+mod seeded;
 mod traffic;
 mod vision;
 
@@ -35,21 +36,11 @@ pub use scene::{
     CELL_SIDE, CELLS, CHUNK, CROP_SIDE, DarknetShape, PHOTO_SIDE, PICTURE, VIEW, camera, chunks, crops,
     denoiser, painter, vote,
 };
+pub use seeded::Seeded;
 pub use traffic::{FRAME_SIDE, PATCH_SIDE, PATCHES_ACROSS, THRESHOLD, detector};
 pub use vision::ResNetShape;
 
 use network::{DeclaredDim, GraphWriter};
-
-/// Seed of the networks' weights. Another seed makes a file of the same shape with different results.
-/// The functions of this module use [`Seeded::default`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seeded(pub u64);
-
-impl Default for Seeded {
-    fn default() -> Self {
-        Self(42)
-    }
-}
 
 impl Seeded {
     /// Returns a perceptron with one hidden layer, 64-64-64. The model is so small that a request

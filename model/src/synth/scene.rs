@@ -5,9 +5,9 @@
 //! head adds two terms: a fixed filter for a colour, which decides, and a hundredth of the seeded
 //! network's output, which makes the whole network necessary.
 
-use super::Seeded;
 use super::network::{Attribute, DeclaredDim, GraphWriter};
 use super::pixels::{self, COLOURS};
+use super::seeded::Seeded;
 use super::vision::{BRANCH_SCALE, Conv};
 
 /// Height and width of a camera's picture, in pixels.

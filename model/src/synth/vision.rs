@@ -1,7 +1,8 @@
 //! Convolutional classifiers: residual networks, and AlexNet.
 
 use super::network::{Attribute, DeclaredDim, GraphWriter};
-use super::{Seeded, pixels};
+use super::pixels;
+use super::seeded::Seeded;
 
 /// Factor of the batch normalization at the end of a residual branch. The factor is small, so that
 /// activations do not grow from block to block.

@@ -11,8 +11,8 @@ use std::hash::Hasher as _;
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
+use crate::fnv::Fnv;
 use crate::ids::{ObjectKey, RequestKey};
-use crate::trace::Fnv;
 
 /// A decision of a core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

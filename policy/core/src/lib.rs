@@ -14,6 +14,7 @@
 pub mod attempts;
 pub mod backoff;
 pub mod decision_text;
+mod fnv;
 pub mod ids;
 mod machine;
 pub mod names;

@@ -4,12 +4,18 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
+use super::gpu_core::{ExecutorHealth, GpuCore};
+use super::isolation::ExecutorIsolation;
+use super::model_processes::seed;
 use super::programs::ProgramLoadState;
+use super::protocol::{Action, GpuTimes, RunFailure};
 use super::slots::{AssignedRequest, RequestStage};
-use super::{Action, ExecutorHealth, ExecutorIsolation, GpuCore, GpuTimes, RunFailure, SENDS_MAX, isolation};
 use millrace_core::attempts::ReturnReason;
 use millrace_core::ids::{RequestKey, RunId, TransferId};
 use millrace_transfers::fabric::TransferOutcome;
+
+/// Times that a request is sent to an executor, at most.
+pub const SENDS_MAX: u32 = 3;
 
 impl GpuCore {
     pub(super) fn cancel(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
@@ -140,7 +146,7 @@ impl GpuCore {
         if self.isolation.per_model() && self.programs.known(model) != ProgramLoadState::No {
             // If no process can be started, an immediate retry would only take time from other
             // models.
-            self.programs.died(now, model, isolation::seed(self.index, model));
+            self.programs.died(now, model, seed(self.index, model));
         }
         self.programs.forget(model);
         self.drop_region(model, actions);

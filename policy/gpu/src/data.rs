@@ -20,125 +20,21 @@
 //! free block, because memory that is given out in larger pieces, or fails by shape, cannot be
 //! limited in blocks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::slots::RequestStage;
-use super::{Action, GpuCore};
+use super::data_store::{GpuDataStore, blocks_of};
+use super::gpu_core::GpuCore;
+use super::isolation::ExecutorIsolation;
+use super::object_action::ObjectAction;
+use super::protocol::Action;
+use super::slots::{AssignedRequest, RequestStage};
 use millrace_core::Core as _;
-use millrace_core::decision_text::DecisionText;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::RequestKey;
 use millrace_memory::elastic::{self, ElasticStore, ObjectCounts, ObjectLocation, StoreExtent};
 use millrace_memory::{BLOCK, BlockRun, EvictedModel, MemoryShortage};
-
-/// An action on an object of intermediate data on the GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum ObjectAction {
-    /// Write the object from the producer to the blocks, in the given order.
-    Place {
-        object: ObjectKey,
-        /// The destination blocks.
-        blocks: Vec<BlockRun>,
-    },
-    /// Copy the object from its producer to the host.
-    Refuse { object: ObjectKey },
-    /// The store does not take the object: copy the object to the host. No further action will name
-    /// the object.
-    Decline { object: ObjectKey },
-    /// Copy the object to the host. Runs can read it on the GPU until then.
-    Migrate { object: ObjectKey },
-    /// The object is only on the host from now on. Its blocks have not yet been given to another
-    /// owner.
-    Left { object: ObjectKey },
-    /// The object stays on the GPU: its copy on the host may be dropped.
-    Keep { object: ObjectKey },
-    /// Copy the object from the host to these blocks.
-    Reload {
-        object: ObjectKey,
-        /// The destination blocks.
-        blocks: Vec<BlockRun>,
-    },
-    /// Drop every copy of the object.
-    Free { object: ObjectKey },
-    /// The object exists nowhere any longer.
-    Lost { object: ObjectKey },
-}
-
-impl ObjectAction {
-    /// Returns the action as a decision of the canonical text.
-    pub(super) fn decision(&self) -> Option<DecisionText> {
-        let (name, object) = match self {
-            Self::Place { object, .. } => ("keep on the GPU", object),
-            Self::Refuse { object } | Self::Decline { object } => ("keep on the host", object),
-            Self::Migrate { object } => ("migrate", object),
-            Self::Reload { object, .. } => ("reload", object),
-            Self::Free { object } => ("free", object),
-            Self::Left { .. } | Self::Keep { .. } | Self::Lost { .. } => return None,
-        };
-        Some(DecisionText::new(name).object(*object))
-    }
-}
-
-/// The intermediate data on a GPU.
-#[derive(Debug)]
-pub(super) struct GpuDataStore {
-    config: elastic::Config,
-    store: Option<ElasticStore>,
-    /// The GPU block under each block of the store.
-    backing: BTreeMap<u64, BlockRun>,
-    /// The counts of earlier stores, which ended with their executors.
-    before: ObjectCounts,
-}
-
-impl GpuDataStore {
-    pub(super) fn new(config: elastic::Config) -> Self {
-        // The store rounds its cap down in the same way.
-        let config = elastic::Config { cap: Bytes(config.cap.0 / BLOCK.0 * BLOCK.0), ..config };
-        Self { config, store: None, backing: BTreeMap::new(), before: ObjectCounts::default() }
-    }
-
-    /// Drops the store after the memory that held it is lost.
-    pub(super) fn clear(&mut self) {
-        self.before = self.counts();
-        self.store = None;
-        self.backing = BTreeMap::new();
-    }
-
-    fn counts(&self) -> ObjectCounts {
-        let now = self.store.as_ref().map(ElasticStore::counts).unwrap_or_default();
-        ObjectCounts {
-            migrated: self.before.migrated + now.migrated,
-            reloaded: self.before.reloaded + now.reloaded,
-            refused: self.before.refused + now.refused,
-            host_reads: self.before.host_reads + now.host_reads,
-        }
-    }
-
-    pub(super) fn next_wake(&self) -> Option<Timestamp> {
-        self.store.as_ref()?.next_wake()
-    }
-
-    /// Returns the GPU blocks of some extents; `None` if any of them has none.
-    fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
-        let mut runs: Vec<BlockRun> = Vec::new();
-        for block in extents.iter().flat_map(blocks_of) {
-            let BlockRun { start, .. } = *self.backing.get(&block)?;
-            match runs.last_mut() {
-                Some(last) if last.end() == start => last.len += 1,
-                _ => runs.push(BlockRun { start, len: 1 }),
-            }
-        }
-        Some(runs)
-    }
-}
-
-/// Returns the blocks of the store's range that an extent covers. Extents of a store of blocks
-/// cover whole blocks.
-fn blocks_of(extent: &StoreExtent) -> impl Iterator<Item = u64> + use<> {
-    extent.at / BLOCK.0..(extent.at + extent.len.0).div_ceil(BLOCK.0)
-}
 
 impl GpuCore {
     /// Returns the store of intermediate data; `None` before the first object.
@@ -200,8 +96,8 @@ impl GpuCore {
         self.roomless().map(|slot| slot.key)
     }
 
-    fn roomless(&self) -> Option<&super::AssignedRequest> {
-        let waits = |slot: &&super::AssignedRequest| {
+    fn roomless(&self) -> Option<&AssignedRequest> {
+        let waits = |slot: &&AssignedRequest| {
             slot.stage == RequestStage::Waiting && self.memory.region(slot.model).is_none()
         };
         self.slots.iter().find(waits)
@@ -299,7 +195,7 @@ impl GpuCore {
         for &EvictedModel { model, generation } in evicted {
             self.prefetched.remove(&model);
             actions.push(Action::Unmap { model, generation });
-            if self.isolation == super::ExecutorIsolation::Resident {
+            if self.isolation == ExecutorIsolation::Resident {
                 self.unload(model, actions);
             }
         }

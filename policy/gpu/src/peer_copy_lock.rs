@@ -4,9 +4,10 @@
 
 use millrace_types::{Bytes, ModelId};
 
+use super::gpu_core::GpuCore;
 use super::preparation::first_blocks;
+use super::protocol::Action;
 use super::slots::RequestStage;
-use super::{Action, GpuCore};
 use millrace_core::ids::TransferId;
 use millrace_transfers::fabric::PeerBlocks;
 

@@ -9,17 +9,9 @@
 
 use millrace_types::{ModelId, Timestamp};
 
+use super::gpu_core::{GpuCore, PrefetchProtection};
+use super::protocol::Action;
 use super::slots::RequestStage;
-use super::{Action, GpuCore};
-
-/// The time until which a model that is loaded before its requests is spared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PrefetchProtection {
-    /// Until all of its weights are on this GPU.
-    Here,
-    /// Until a request uses the model.
-    Used,
-}
 
 impl GpuCore {
     pub(super) fn prefetch(&mut self, model: ModelId, until: PrefetchProtection) {

@@ -2,27 +2,14 @@
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
+use super::gpu_core::{GpuCore, IncomingTransfer};
 use super::programs::{PROGRAMS_MAX, ProgramLoadState};
+use super::protocol::Action;
 use super::slots::{AssignedRequest, RequestStage};
-use super::{Action, GpuCore};
 use millrace_core::SLOTS_MAX;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::{BlockRun, EvictedModel, MemoryShortage};
 use millrace_transfers::fabric::WeightsCargo;
-
-/// A transfer to this GPU that has not ended.
-#[derive(Debug)]
-pub(super) struct IncomingTransfer {
-    pub(super) transfer: TransferId,
-    pub(super) model: ModelId,
-    pub(super) generation: Generation,
-    pub(super) cancelled: bool,
-    /// Whether all bytes of the transfer count as copied for a request whose run has ended. Reports
-    /// that arrive later are not counted for another request.
-    pub(super) counted: bool,
-    /// Whether the fabric knows that a request waits for the transfer.
-    pub(super) hastened: bool,
-}
 
 impl GpuCore {
     /// Returns the first request that waits for a model's weights. Its deadline is the deadline of

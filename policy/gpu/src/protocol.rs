@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
 
-use super::data::ObjectAction;
+use super::object_action::ObjectAction;
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::attempts::ReturnReason;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};

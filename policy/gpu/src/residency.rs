@@ -6,7 +6,9 @@
 
 use millrace_types::{ModelId, ResidencyOptions, Timestamp};
 
-use super::{Action, ExecutorIsolation, GpuCore};
+use super::gpu_core::GpuCore;
+use super::isolation::ExecutorIsolation;
+use super::protocol::Action;
 use millrace_memory::{EvictedModel, EvictionRank};
 
 impl GpuCore {

@@ -1,9 +1,14 @@
-use millrace_types::Reason;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
 
 use super::*;
-use millrace_core::attempts::ReturnReason;
-use millrace_core::ids::Generation;
-use millrace_memory::{BlockPlacement, BlockRun, blocks_for};
+use millrace_core::Core;
+use millrace_core::attempts::{AttemptProgress, ReturnReason};
+use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
+use millrace_memory::eviction::Eviction;
+use millrace_memory::{BLOCK, BlockPlacement, BlockRun, MemoryMap, blocks_for};
 use millrace_transfers::fabric::{TransferOutcome, WeightsCargo};
 
 mod data;

@@ -6,6 +6,7 @@
 //! | [`rates`] | the rate at which each flow meets its deadline, and which batch is next |
 //! | [`paths`] | which NVLinks bytes cross from one GPU to another |
 
+mod batch;
 pub mod fabric;
 #[cfg(test)]
 mod fixtures;

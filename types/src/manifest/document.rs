@@ -5,23 +5,47 @@ use std::fmt;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{
-    API_VERSION, LIST, Manifest, ManifestError, ManifestKind, Metadata, function, policy, tenant, workflow,
-};
+use super::error::{ManifestError, ManifestSubject, SourcePosition};
+use super::field::Metadata;
+use super::function::{FunctionManifest, FunctionText};
+use super::kind::{API_VERSION, LIST, ManifestKind};
+use super::policy::PolicyText;
+use super::tenant::{TenantManifest, TenantText};
+use super::workflow::WorkflowText;
+use crate::policy::PolicySpec;
+use crate::workflow::WorkflowSpec;
 
-/// The position of a document or item in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SourcePosition {
-    /// The number of the document, from 1.
-    pub document: usize,
-    /// The number of the item, from 1, if the document is a list.
-    pub item: Option<usize>,
+/// A checked document of a manifest.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a handful at a time")]
+pub enum Manifest {
+    /// The declaration of a function.
+    Function(FunctionManifest),
+    /// The declaration of a workflow.
+    Workflow(WorkflowSpec),
+    /// The caps on a tenant.
+    Tenant(TenantManifest),
+    /// The scheduling policy of the cluster.
+    Policy(PolicySpec),
 }
 
-impl fmt::Display for SourcePosition {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "document {}", self.document)?;
-        self.item.map_or(Ok(()), |item| write!(f, ", item {item}"))
+impl Manifest {
+    /// Returns the function, if the document declares one.
+    #[must_use]
+    pub fn function(self) -> Option<FunctionManifest> {
+        match self {
+            Self::Function(function) => Some(function),
+            Self::Workflow(_) | Self::Tenant(_) | Self::Policy(_) => None,
+        }
+    }
+
+    pub(super) fn subject(&self) -> ManifestSubject {
+        match self {
+            Self::Function(function) => ManifestSubject::Model(function.spec.key.clone()),
+            Self::Workflow(workflow) => ManifestSubject::Model(workflow.key.clone()),
+            Self::Tenant(tenant) => ManifestSubject::Tenant(tenant.name.clone()),
+            Self::Policy(_) => ManifestSubject::Policy,
+        }
     }
 }
 
@@ -39,10 +63,10 @@ enum DocumentContent {
 /// The parsed `spec` of a document, by kind.
 #[allow(clippy::large_enum_variant, reason = "a handful at a time")]
 enum DocumentSpec {
-    Function(function::FunctionText),
-    Workflow(workflow::WorkflowText),
-    Tenant(tenant::TenantText),
-    Policy(policy::PolicyText),
+    Function(FunctionText),
+    Workflow(WorkflowText),
+    Tenant(TenantText),
+    Policy(PolicyText),
     /// The spec of an unknown kind, which was skipped.
     Unknown,
 }

@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::field::{FieldFault, Metadata, SloText, duration, timeout};
 use super::program::ProgramText;
-use super::{FieldFault, Metadata, SloText, duration, timeout};
-use crate::digest::Digest;
+use super::source::{ModelSource, in_cluster};
 use crate::function::{
     DEFAULT_PROCESSES, DEFAULT_REPLICAS, FunctionSpec, ResourceRequest, Runtime, SpecError,
 };
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
 use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
 use crate::units::{Bytes, ParseBytesError};
-use crate::workflow::Signature;
 
 /// The manifest of a function.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,20 +21,6 @@ pub struct FunctionManifest {
     pub spec: FunctionSpec,
     /// The source of the function's model or program.
     pub model: ModelSource,
-}
-
-/// The source of a function's model or program.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ModelSource {
-    /// A local file.
-    File {
-        /// The path as written, relative to the manifest.
-        path: String,
-        /// The inputs and outputs declared for a program. A model file declares its own.
-        declared: Option<Signature>,
-    },
-    /// An artifact stored in the cluster under this digest.
-    Cluster(Digest),
 }
 
 #[derive(Deserialize)]
@@ -163,12 +148,6 @@ impl Model {
             }
         }
     }
-}
-
-/// Returns the artifact of the cluster with this digest as the source.
-pub(super) fn in_cluster(field: &'static str, digest: &str) -> Result<ModelSource, FieldFault> {
-    let digest = digest.parse::<Digest>().map_err(|error| (field, error.to_string()))?;
-    Ok(ModelSource::Cluster(digest))
 }
 
 impl ResourcesText {

@@ -1,4 +1,10 @@
-//! The kinds of documents in a manifest.
+//! The version and the kinds of documents in a manifest.
+
+/// The only `apiVersion` this build reads.
+pub const API_VERSION: &str = "millrace/v1";
+
+/// The kind of a document that lists other documents under `items`, as `millrace get` prints them.
+pub const LIST: &str = "List";
 
 /// A document's `kind`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -78,185 +78,27 @@
 //! ```
 
 mod document;
+mod error;
+mod field;
 mod function;
 mod kind;
 mod policy;
 mod program;
+mod source;
 mod tenant;
 mod workflow;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::time::Duration;
+use std::collections::BTreeSet;
 
-use serde::Deserialize;
-use serde::de::IgnoredAny;
-
-pub use document::SourcePosition;
-pub use function::{FunctionManifest, ModelSource};
-pub use kind::ManifestKind;
+pub use document::Manifest;
+pub use error::{ManifestError, ManifestSubject, SourcePosition};
+pub use function::FunctionManifest;
+pub use kind::{API_VERSION, LIST, ManifestKind};
 pub use policy::POLICY;
+pub use source::ModelSource;
 pub use tenant::TenantManifest;
 
 use self::document::Document;
-use crate::function::{DEFAULT_PERCENTILE, DEFAULT_TIMEOUT, Slo};
-use crate::ids::{FunctionKey, FunctionName, NameError, TenantName};
-use crate::policy::PolicySpec;
-use crate::workflow::WorkflowSpec;
-
-/// The only `apiVersion` this build reads.
-pub const API_VERSION: &str = "millrace/v1";
-/// The kind of a document that lists other documents under `items`, as `millrace get` prints them.
-pub const LIST: &str = "List";
-
-/// A checked document of a manifest.
-#[derive(Debug, Clone, PartialEq)]
-#[allow(clippy::large_enum_variant, reason = "a handful at a time")]
-pub enum Manifest {
-    /// The declaration of a function.
-    Function(FunctionManifest),
-    /// The declaration of a workflow.
-    Workflow(WorkflowSpec),
-    /// The caps on a tenant.
-    Tenant(TenantManifest),
-    /// The scheduling policy of the cluster.
-    Policy(PolicySpec),
-}
-
-/// The resource that a document declares; unique within a file.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ManifestSubject {
-    /// A function or a workflow, which share a namespace.
-    Model(FunctionKey),
-    /// The caps on a tenant.
-    Tenant(TenantName),
-    /// The scheduling policy of the cluster.
-    Policy,
-}
-
-impl fmt::Display for ManifestSubject {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Model(key) => write!(f, "{key}"),
-            Self::Tenant(name) => write!(f, "tenant {name}"),
-            Self::Policy => f.write_str("the policy"),
-        }
-    }
-}
-
-impl Manifest {
-    /// Returns the function, if the document declares one.
-    #[must_use]
-    pub fn function(self) -> Option<FunctionManifest> {
-        match self {
-            Self::Function(function) => Some(function),
-            Self::Workflow(_) | Self::Tenant(_) | Self::Policy(_) => None,
-        }
-    }
-
-    fn subject(&self) -> ManifestSubject {
-        match self {
-            Self::Function(function) => ManifestSubject::Model(function.spec.key.clone()),
-            Self::Workflow(workflow) => ManifestSubject::Model(workflow.key.clone()),
-            Self::Tenant(tenant) => ManifestSubject::Tenant(tenant.name.clone()),
-            Self::Policy(_) => ManifestSubject::Policy,
-        }
-    }
-}
-
-/// The path of a field, and the fault of its value.
-type FieldFault = (&'static str, String);
-
-/// The fault of a refused manifest.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum ManifestError {
-    /// The file has no documents.
-    #[error("the file has no documents: start with 'apiVersion: {API_VERSION}' and 'kind: Function'")]
-    Empty,
-    /// The file is not YAML, or has a key or value outside the schema.
-    #[error("{message}")]
-    Yaml {
-        /// The kind of the document, if it can be guessed.
-        kind: Option<ManifestKind>,
-        /// The fault and its line.
-        message: String,
-    },
-    /// The `apiVersion` is unknown.
-    #[error("{at}: apiVersion {found:?} is not known: write {API_VERSION:?}")]
-    ApiVersion {
-        /// The position in the file.
-        at: SourcePosition,
-        /// The `apiVersion` in the file.
-        found: String,
-    },
-    /// The `kind` is unknown.
-    #[error("{at}: kind {found:?} is not known: this version has {}, and {}", ManifestKind::ALL.map(ManifestKind::as_str).join(", "), LIST)]
-    Kind {
-        /// The position in the file.
-        at: SourcePosition,
-        /// The `kind` in the file.
-        found: String,
-    },
-    /// A field has an invalid value.
-    #[error("{at}, {field}: {problem}")]
-    Field {
-        /// The position in the file.
-        at: SourcePosition,
-        /// The kind of the document, if it can be applied.
-        kind: Option<ManifestKind>,
-        /// The field's path.
-        field: &'static str,
-        /// The fault and its correction.
-        problem: String,
-    },
-    /// Two documents of the file declare the same resource.
-    #[error("{at}: {subject} is in this file already: rename or remove one of the two")]
-    Duplicate {
-        /// The position of the second document.
-        at: SourcePosition,
-        /// The resource that both documents declare.
-        subject: ManifestSubject,
-    },
-}
-
-impl ManifestError {
-    /// Returns the kind of the refused document, if known.
-    #[must_use]
-    pub fn kind(&self) -> Option<ManifestKind> {
-        match self {
-            Self::Yaml { kind, .. } | Self::Field { kind, .. } => *kind,
-            Self::Empty | Self::ApiVersion { .. } | Self::Kind { .. } | Self::Duplicate { .. } => None,
-        }
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Metadata {
-    name: String,
-    tenant: Option<String>,
-    #[serde(default)]
-    labels: BTreeMap<String, String>,
-    // Fields that the server adds. They are accepted and ignored, so that printed documents can be
-    // applied.
-    #[serde(rename = "generation")]
-    _generation: Option<IgnoredAny>,
-    #[serde(rename = "resourceVersion")]
-    _resource_version: Option<IgnoredAny>,
-    #[serde(rename = "createdAt")]
-    _created_at: Option<IgnoredAny>,
-    #[serde(rename = "updatedAt")]
-    _updated_at: Option<IgnoredAny>,
-    #[serde(rename = "updatedBy")]
-    _updated_by: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SloText {
-    deadline: String,
-    percentile: Option<f64>,
-}
 
 /// Maximum size of the text that all aliases of a file may expand to together, in bytes.
 const ALIASED_BYTES_MAX: usize = 1 << 20;
@@ -329,46 +171,6 @@ fn options(text: &str) -> serde_saphyr::Options {
         budget: serde_saphyr::budget! { max_total_scalar_bytes: text.len() + ALIASED_BYTES_MAX },
         with_snippet: false,
     }
-}
-
-impl Metadata {
-    fn key(&self) -> Result<FunctionKey, FieldFault> {
-        let problem = |e: NameError| ("metadata", e.to_string());
-        let tenant = self.tenant.as_deref().map_or(Ok(TenantName::default()), TenantName::new);
-        Ok(FunctionKey {
-            tenant: tenant.map_err(problem)?,
-            name: FunctionName::new(&self.name).map_err(problem)?,
-        })
-    }
-
-    /// Refuses the fields that only functions and workflows have.
-    fn check_bare(&self) -> Result<(), FieldFault> {
-        let problem = "only functions and workflows have this field: leave it out".to_owned();
-        match (&self.tenant, self.labels.is_empty()) {
-            (None, true) => Ok(()),
-            (Some(_), _) => Err(("metadata.tenant", problem)),
-            (None, false) => Err(("metadata.labels", problem)),
-        }
-    }
-}
-
-impl SloText {
-    fn check(self) -> Result<Slo, FieldFault> {
-        Ok(Slo {
-            deadline: duration("spec.slo.deadline", &self.deadline)?,
-            percentile: self.percentile.unwrap_or(DEFAULT_PERCENTILE),
-        })
-    }
-}
-
-fn timeout(text: Option<String>) -> Result<Duration, FieldFault> {
-    text.map_or(Ok(DEFAULT_TIMEOUT), |text| duration("spec.timeout", &text))
-}
-
-fn duration(field: &'static str, text: &str) -> Result<Duration, FieldFault> {
-    humantime::parse_duration(text).map_err(|_| {
-        (field, format!("{text:?} is not a duration: write a number with ms, s, m or h, such as 50ms or 2s"))
-    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::{FieldFault, Metadata};
+use super::field::{FieldFault, Metadata};
 use crate::policy::{PolicyError, PolicySpec, UnknownName};
 
 /// The name of the only policy of a cluster.

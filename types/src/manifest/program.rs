@@ -4,10 +4,10 @@
 
 use serde::Deserialize;
 
-use super::FieldFault;
-use super::function::{ModelSource, in_cluster};
+use super::field::FieldFault;
+use super::source::{ModelSource, in_cluster};
+use crate::signature::Signature;
 use crate::tensor::{DataType, Dim, TensorSpec, UnknownDataType};
-use crate::workflow::Signature;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

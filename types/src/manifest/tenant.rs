@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use serde::Deserialize;
 
-use super::{FieldFault, Metadata};
+use super::field::{FieldFault, Metadata};
 use crate::ids::TenantName;
 use crate::tenancy::{Quota, ResourceShare};
 

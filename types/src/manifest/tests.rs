@@ -1,15 +1,18 @@
 mod operators;
 
+use std::time::Duration;
+
 use super::*;
 use crate::digest::Digest;
-use crate::function::{FunctionSpec, Runtime};
-use crate::policy::DispatchName;
+use crate::function::{DEFAULT_PERCENTILE, FunctionSpec, Runtime, Slo};
+use crate::ids::{FunctionKey, FunctionName, TenantName};
+use crate::policy::{DispatchName, PolicySpec};
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
 use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
 use crate::tenancy::Quota;
 use crate::tensor::{DataType, Dim, TensorSpec};
 use crate::units::Bytes;
-use crate::workflow::{Signature, Step, StepTarget, TensorSource, WorkflowOutput};
+use crate::workflow::{Signature, Step, StepTarget, TensorSource, WorkflowOutput, WorkflowSpec};
 
 const GOOD: &str = "\
 apiVersion: millrace/v1

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{FieldFault, Metadata, SloText, duration, timeout};
+use super::field::{FieldFault, Metadata, SloText, duration, timeout};
 use crate::ids::{FunctionName, NAME_LEN_MAX};
 use crate::workflow::{Step, StepTarget, TensorSource, TensorSourceError, WorkflowOutput, WorkflowSpec};
 

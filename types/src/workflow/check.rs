@@ -13,8 +13,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{INPUT, Signature, SignatureRef, Step, StepTarget, TensorSource, WorkflowSpec};
+use super::{INPUT, Step, StepTarget, TensorSource, WorkflowSpec};
 use crate::ids::FunctionName;
+use crate::signature::{Signature, SignatureRef};
 use crate::tensor::{DataType, Dim, TensorSpec, shape_text};
 
 /// The fault of a workflow in view of the functions that it runs. Each message names the edge.

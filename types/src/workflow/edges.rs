@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{NESTING_MAX, SignatureRef, Step, StepTarget, TensorSource, WorkflowSpec};
+use super::{NESTING_MAX, Step, StepTarget, TensorSource, WorkflowSpec};
 use crate::ids::FunctionName;
+use crate::signature::SignatureRef;
 use crate::tensor::{Dim, TensorSpec};
 use crate::units::Bytes;
 
@@ -192,10 +193,11 @@ fn bytes(tensor: &TensorSpec) -> u64 {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::{Signature, WorkflowOutput};
+    use super::super::WorkflowOutput;
     use super::*;
     use crate::ids::{FunctionKey, TenantName};
     use crate::limits::STEPS_MAX;
+    use crate::signature::Signature;
     use crate::tensor::DataType;
 
     fn name(name: &str) -> FunctionName {

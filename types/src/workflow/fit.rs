@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{CheckError, NESTING_MAX, Signature, SignatureRef, StepTarget, WorkflowSpec};
+use super::{CheckError, NESTING_MAX, StepTarget, WorkflowSpec};
+use crate::signature::{Signature, SignatureRef};
 
 /// The reason why a workflow cannot run one of its functions or workflows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

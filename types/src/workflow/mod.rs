@@ -37,6 +37,7 @@ use crate::function::{DEFAULT_TIMEOUT, Slo};
 use crate::ids::{FunctionKey, FunctionName};
 use crate::tensor::{Dim, TensorSpec};
 
+pub use crate::signature::{Signature, SignatureRef};
 pub use check::CheckError;
 pub use edges::{EDGE_STEPS_MAX, FunctionEdge};
 pub use fit::{CompositionError, RunnableSignature, RunnableSignatureRef};
@@ -186,31 +187,6 @@ impl TryFrom<String> for TensorSource {
 impl From<TensorSource> for String {
     fn from(source: TensorSource) -> Self {
         source.to_string()
-    }
-}
-
-/// The inputs and outputs of a function or workflow.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Signature {
-    /// The declared inputs.
-    pub inputs: Vec<TensorSpec>,
-    /// The declared outputs.
-    pub outputs: Vec<TensorSpec>,
-}
-
-/// A borrowed [`Signature`], wherever the tensors are stored. Checks read many signatures without a
-/// copy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SignatureRef<'a> {
-    /// The declared inputs.
-    pub inputs: &'a [TensorSpec],
-    /// The declared outputs.
-    pub outputs: &'a [TensorSpec],
-}
-
-impl<'a> From<&'a Signature> for SignatureRef<'a> {
-    fn from(signature: &'a Signature) -> Self {
-        Self { inputs: &signature.inputs, outputs: &signature.outputs }
     }
 }
 

@@ -76,14 +76,13 @@ mod segments;
 mod slots;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use millrace_types::{Bytes, Timestamp};
 
 pub use self::config::{
     CAP_MAX, Config, ConfigError, MIGRATIONS, MigrationPolicy, POOL_FLOOR, POOLS, PoolPolicy, STORE_CAP,
 };
-pub use self::object::ObjectLocation;
+pub use self::object::{MOVES_AFTER, MOVES_FAILED_MAX, ObjectLocation};
 pub use self::pool::{AllocationPurpose, MemoryPool, NativeCalls};
 pub use self::protocol::{Action, ConsumerDistance, Event, StoreExtent};
 use millrace_core::ids::ObjectKey;
@@ -99,12 +98,6 @@ pub const OBJECTS_MAX: usize = 65_536;
 pub const CONSUMERS_MAX: usize = 64;
 /// Failed copies from the producer's memory after which an object is lost.
 pub const FAILURES_MAX: u32 = 3;
-/// Failed migrations and reloads after which an object stays in its place for good.
-pub const MOVES_FAILED_MAX: u32 = 6;
-/// Time for which an object is not moved after its first failed migration or reload. Each further
-/// failure doubles it: 31 s in all, which gives a destination without free memory time to regain
-/// some.
-pub const MOVES_AFTER: Duration = Duration::from_secs(1);
 /// Maximum number of concurrent reloads: enough to keep a link busy between two of them.
 pub const RELOADS_MAX: usize = 2;
 

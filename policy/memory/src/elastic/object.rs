@@ -1,15 +1,22 @@
 //! State of one object, and the orders in which objects migrate, reload and wait for room.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use millrace_types::{Bytes, Timestamp};
 
 use super::config::MigrationPolicy;
 use super::pool::held;
 use super::protocol::{ConsumerDistance, StoreExtent};
-use super::{MOVES_AFTER, MOVES_FAILED_MAX};
 use millrace_core::ids::FunctionIndex;
 use millrace_core::ids::ObjectKey;
+
+/// Failed migrations and reloads after which an object stays in its place for good.
+pub const MOVES_FAILED_MAX: u32 = 6;
+/// Time for which an object is not moved after its first failed migration or reload. Each further
+/// failure doubles it: 31 s in all, which gives a destination without free memory time to regain
+/// some.
+pub const MOVES_AFTER: Duration = Duration::from_secs(1);
 
 /// Location and copy state of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -16,65 +16,21 @@
 //! claim, unclaim          ─►     room for data held elsewhere, without a name
 //! ```
 
+mod capacity;
 mod lookup;
 mod pages;
 mod table;
 
 use millrace_types::{Bytes, DataId, Epoch, NodeName, Timestamp};
 
+use self::capacity::one;
+pub use self::capacity::{IndexCapacity, IndexedObject};
 pub use self::lookup::{LOOKUP_ORDERS, Lookup, LookupAction, LookupCounts, LookupOrder};
 use self::table::IndexTable;
 
 /// Maximum number of objects of a node, copies included, which bounds the memory of the index
 /// itself. `cargo bench -p millrace-core-benches --bench index` measures that memory.
 pub const OBJECTS_MAX: u64 = 1_000_000;
-
-/// The value that the index stores for an object.
-pub trait IndexedObject {
-    /// Returns the bytes that the object counts for. The result never changes.
-    fn bytes(&self) -> Bytes;
-
-    /// Returns the number of files that the object may have open. The result never changes.
-    fn files(&self) -> u64;
-}
-
-/// An amount of data, or the limit of such an amount.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct IndexCapacity {
-    pub bytes: Bytes,
-    /// Number of open files.
-    pub files: u64,
-    /// Number of objects, copies included.
-    pub objects: u64,
-}
-
-impl IndexCapacity {
-    /// Returns the sum of two amounts.
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            bytes: Bytes(self.bytes.get().saturating_add(other.bytes.get())),
-            files: self.files.saturating_add(other.files),
-            objects: self.objects.saturating_add(other.objects),
-        }
-    }
-
-    fn minus(self, less: Self) -> Self {
-        Self {
-            bytes: self.bytes.saturating_sub(less.bytes),
-            files: self.files.saturating_sub(less.files),
-            objects: self.objects.saturating_sub(less.objects),
-        }
-    }
-
-    fn within(self, limit: Self) -> bool {
-        self.bytes <= limit.bytes && self.files <= limit.files && self.objects <= limit.objects
-    }
-}
-
-fn one(held: &impl IndexedObject) -> IndexCapacity {
-    IndexCapacity { bytes: held.bytes(), files: held.files(), objects: 1 }
-}
 
 /// Present objects of a node, and counts since the node started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

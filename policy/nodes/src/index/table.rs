@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use millrace_types::{DataId, Epoch, NodeName, Timestamp};
 
+use super::capacity::{IndexCapacity, IndexedObject, one};
 use super::pages::{CounterMap, Hashed};
-use super::{IndexCapacity, IndexedObject, one};
 
 #[derive(Debug)]
 pub(super) struct IndexTable<T> {

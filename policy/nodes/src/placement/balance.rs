@@ -5,7 +5,7 @@
 
 use std::cmp::Reverse;
 
-use super::Draft;
+use super::draft::Draft;
 use super::removal::{self, RemovalRank};
 use super::rows::{CopyFate, WHOLE};
 use super::table::PlanningTable;

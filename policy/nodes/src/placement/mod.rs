@@ -26,7 +26,7 @@
 //!    ([`regroup`]). After that, a few copies move from the fullest nodes to the emptiest, if
 //!    these differ widely ([`balance`]). Functions that keep state do not move.
 //!
-//! **Groups** ([`groups`], D19): functions that pass data to each other in workflows belong on one
+//! **Groups** ([`grouping`], D19): functions that pass data to each other in workflows belong on one
 //! node, as FaasFlow places them, so that their data need not leave it. A copy that has to be
 //! placed is placed beside most of its traffic, if that node has room and GPU time for it. A
 //! function that ran never moves for that reason alone. The caller provides the traffic: as
@@ -37,7 +37,9 @@
 //! ([`UnplacedReason::HostMemory`]).
 
 mod balance;
+mod draft;
 mod eviction;
+mod grouping;
 mod groups;
 mod measured;
 mod near;
@@ -56,6 +58,7 @@ pub use view::{
     PlacementNode, PlacementPhase, PlacementPlan, PlanLimits, STEPS_MAX, Unplaced, UnplacedReason,
 };
 
+use draft::Draft;
 use table::PlanningTable;
 
 /// Plans the next steps. The order of the entries in `view` makes no difference.
@@ -75,31 +78,4 @@ pub fn plan(view: &ClusterSnapshot, limits: &PlanLimits) -> PlacementPlan {
     }
     let unplaced = short.iter().map(|short| short.to_unplaced(&table)).chain(table.failing()).collect();
     PlacementPlan { steps: draft.steps, unplaced, more: draft.more }
-}
-
-/// A plan under construction, with a bound on its steps.
-struct Draft {
-    steps: Vec<PlacementChange>,
-    steps_max: usize,
-    /// Whether a step was left out for lack of room.
-    more: bool,
-}
-
-impl Draft {
-    fn is_full(&self) -> bool {
-        self.steps.len() >= self.steps_max
-    }
-
-    /// Returns the number of steps that still fit.
-    fn left(&self) -> usize {
-        self.steps_max.saturating_sub(self.steps.len())
-    }
-
-    fn push(&mut self, step: PlacementChange) {
-        if self.is_full() {
-            self.more = true;
-        } else {
-            self.steps.push(step);
-        }
-    }
 }

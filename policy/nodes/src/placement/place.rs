@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Draft;
+use super::draft::Draft;
 use super::table::PlanningTable;
 use super::view::{Unplaced, UnplacedReason};
 

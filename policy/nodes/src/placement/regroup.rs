@@ -2,7 +2,7 @@
 //! are created before the workflow. Only functions that never ran move: a function that serves
 //! stays, and two copies of a function with state must not serve.
 
-use super::Draft;
+use super::draft::Draft;
 use super::rows::CopyFate;
 use super::table::PlanningTable;
 

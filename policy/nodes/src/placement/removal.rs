@@ -3,7 +3,7 @@
 
 use std::cmp::Reverse;
 
-use super::Draft;
+use super::draft::Draft;
 use super::place::UnplaceableFunction;
 use super::rows::{CopyFate, PlacedCopy};
 use super::table::PlanningTable;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
 use millrace_types::{Bytes, Digest, NodeState, TenantName};
 
-use super::Draft;
+use super::draft::Draft;
 use super::groups::FunctionGroups;
 use super::rows::{CopyFate, FunctionRow, ModelRow, NodeRow, PlacedCopy, TenantRow, WHOLE};
 use super::view::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{NodeNeedReason, ScalingInputs, ScalingLimits};
+use super::protocol::{NodeNeedReason, ScalingInputs, ScalingLimits};
 use crate::placement::{ClusterSnapshot, DesiredReplicas, GpuLoad, PlacementNode, Unplaced, UnplacedReason};
 use millrace_types::{Bytes, Digest, NodeState};
 

@@ -1,9 +1,11 @@
-use millrace_types::{Digest, FunctionName, NodeName, NodeState, TenantName};
+use std::time::Duration;
+
+use millrace_types::{Bytes, Digest, FunctionName, NodeName, NodeState, TenantName};
 
 use super::*;
 use crate::placement::{
-    self, DesiredReplicas, FunctionPlacement, PlacedModel, PlacementNode, PlacementPhase, Unplaced,
-    UnplacedReason,
+    self, ClusterSnapshot, DesiredReplicas, FunctionPlacement, GpuLoad, PlacedModel, PlacementNode,
+    PlacementPhase, PlacementPlan, Unplaced, UnplacedReason,
 };
 
 fn secs(secs: u64) -> Timestamp {

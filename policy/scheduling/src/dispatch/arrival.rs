@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use millrace_types::GpuIndex;
 
-use super::gpus::ExpectedFinish;
+use super::gpus::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
 use super::load_summary;
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::queue::{SizeClassQueues, WaitingRequest};
-use super::{AHEAD_MAX, RECALL_COST};
 
 /// Our own policy. An idle holder of the model gets the request, else the idle GPU that its inputs
 /// reach soonest, else the idle GPU with most free memory. If no GPU is idle, the request is

@@ -5,10 +5,11 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::cost::SwapSource;
+use super::dispatcher::{Dispatcher, RequestLocation};
 use super::gpus::{Assignment, LoadClass};
 use super::policy::CopyOrigin;
+use super::protocol::Action;
 use super::queue::WaitingRequest;
-use super::{Action, Dispatcher, RequestLocation};
 
 impl Dispatcher {
     pub(super) fn assign(

@@ -4,8 +4,11 @@
 
 use millrace_types::{SloCounts, Timestamp};
 
-use super::policy::{self, QueueEntry};
-use super::{Action, Dispatcher, LatencyObjective, PolicyConfig, RequestLocation};
+use super::config::PolicyConfig;
+use super::create_policy::create_policy;
+use super::dispatcher::{Dispatcher, RequestLocation};
+use super::policy::QueueEntry;
+use super::protocol::{Action, LatencyObjective};
 use millrace_core::ids::FunctionIndex;
 use millrace_memory::eviction::Eviction;
 
@@ -40,7 +43,7 @@ impl Dispatcher {
         // The old policy's counters stay in the totals; its alpha does not.
         self.policy.add_stats(&mut self.stats);
         self.stats.alpha = None;
-        let (policy, idle_order) = policy::create_policy(&self.config, self.sizes.len());
+        let (policy, idle_order) = create_policy(&self.config, self.sizes.len());
         self.policy = policy;
         self.fleet.reorder(idle_order);
         self.look_again = None;

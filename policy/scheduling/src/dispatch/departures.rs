@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, Timestamp};
 
+use super::dispatcher::{Dispatcher, RequestLocation};
 use super::gpus::Assignment;
 use super::models::ModelSlot;
 use super::policy::QueueEntry;
+use super::protocol::Action;
 use super::queue::WaitingRequest;
-use super::{Action, Dispatcher, RequestLocation};
 use millrace_core::attempts::ReturnReason;
 use millrace_core::attempts::{AttemptLoss, AttemptProgress, RetryDecision};
 use millrace_core::ids::RequestKey;

@@ -3,9 +3,10 @@
 
 use millrace_types::GpuIndex;
 
+use super::dispatcher::Dispatcher;
 use super::gpus::LoadClass;
 use super::models::ModelSlot;
-use super::{Action, Dispatcher};
+use super::protocol::Action;
 use millrace_memory::eviction::EvictionCandidate;
 use millrace_memory::eviction::LoadInterference;
 

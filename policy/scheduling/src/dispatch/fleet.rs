@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 
-use super::RECALL_COST;
 use super::config::Config;
 use super::cost::SwapSource;
-use super::gpus::{Assignment, ExpectedFinish, GpuRecord, LoadClass};
+use super::gpus::{Assignment, ExpectedFinish, GpuRecord, LoadClass, RECALL_COST};
 use super::holders::ModelHolders;
 use super::load_summary::GpuLoadSummary;
 use super::models::{ModelSlot, ModelTable};
-use super::queue::SizeRank;
+use super::size_rank::SizeRank;
 
 /// Factor by which a run may exceed its expected time before its end counts as unknown.
 const OVERDUE: u32 = 2;

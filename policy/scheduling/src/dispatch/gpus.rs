@@ -8,9 +8,17 @@ use millrace_types::{BytesPerSec, GpuIndex, Incarnation, Timestamp};
 use super::config::GpuConfig;
 use super::cost::{ModelCost, SwapSource};
 use super::models::{ModelSlot, ModelTable};
-use super::queue::{SizeRank, WaitingRequest};
+use super::queue::WaitingRequest;
+use super::size_rank::SizeRank;
+use millrace_core::SLOTS_MAX;
 use millrace_core::ids::RequestKey;
 use millrace_memory::BLOCK;
+
+/// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
+/// overdue only after exceeding its expected end by this time.
+pub const RECALL_COST: Duration = Duration::from_micros(200);
+/// Maximum number of requests that are assigned to a GPU behind its running request.
+pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 /// Degree to which a load disturbs the copies of neighbouring GPUs (T22, T23), least first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,7 +106,7 @@ pub(super) struct GpuRecord {
     pub(super) kind: u32,
     pub(super) running: Option<Assignment>,
     /// Requests behind the running request: each starts as soon as the previous request ends. At
-    /// most [`AHEAD_MAX`](super::AHEAD_MAX).
+    /// most [`AHEAD_MAX`].
     pub(super) ahead: VecDeque<Assignment>,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,

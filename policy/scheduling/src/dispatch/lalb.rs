@@ -27,7 +27,8 @@ use super::load_summary;
 use super::models::ModelSlot;
 use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
-use super::queue::{SizeRank, WaitingRequest};
+use super::queue::WaitingRequest;
+use super::size_rank::SizeRank;
 use millrace_core::ids::RequestKey;
 
 /// Own queue of a GPU: the requests that wait for this GPU alone.

@@ -5,8 +5,9 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::cost::SwapSource;
+use super::dispatcher::Dispatcher;
 use super::gpus::{Assignment, LoadClass};
-use super::{Action, Dispatcher};
+use super::protocol::Action;
 
 impl Dispatcher {
     /// Adds a finished turn to the cost model and to its prediction errors.

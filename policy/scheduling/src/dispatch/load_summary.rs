@@ -8,7 +8,7 @@ use millrace_types::{GpuIndex, Timestamp};
 
 use super::gpus::{Assignment, ExpectedFinish, GpuRecord};
 use super::models::{ModelSlot, ModelTable};
-use super::queue::SizeRank;
+use super::size_rank::SizeRank;
 
 /// Model and rows of a request on a GPU.
 #[derive(Debug, Clone, Copy)]

@@ -8,7 +8,7 @@ use millrace_types::{Bytes, GpuIndex, ModelId};
 
 use super::cost::ModelCost;
 use super::holders::ModelHolders;
-use super::queue::SizeRank;
+use super::size_rank::SizeRank;
 use millrace_memory::eviction::CopyKind;
 
 /// Index of a model in [`ModelTable`], for access in constant time. Reused after the last reference to

@@ -16,7 +16,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::policy::{DispatchStats, QueueEntry};
-use super::queue::{SizeRank, WaitingRequest};
+use super::queue::WaitingRequest;
+use super::size_rank::SizeRank;
 use millrace_core::ids::RequestKey;
 
 /// Bound on how often a request may be overtaken.

@@ -3,9 +3,10 @@
 
 use millrace_types::GpuIndex;
 
+use super::dispatcher::{Dispatcher, RequestLocation};
 use super::models::ModelSlot;
+use super::protocol::Action;
 use super::queue::WaitingRequest;
-use super::{Action, Dispatcher, RequestLocation};
 
 impl Dispatcher {
     /// Notes that a request waits for a GPU alone, and pins the model for the first such request.

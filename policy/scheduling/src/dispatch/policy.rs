@@ -9,17 +9,14 @@ use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, Reason, SloCounts, Timestamp};
 
-use super::config::Config;
 use super::cost::PredictionError;
-use super::fleet::{GpuTable, IdleOrder};
-use super::gpus::ExpectedFinish;
+use super::fleet::GpuTable;
+use super::gpus::{ExpectedFinish, RECALL_COST};
 use super::inputs::InputLocations;
 use super::models::ModelTable;
-use super::prewarming::PrewarmCounts;
-use super::priority::Prioritised;
+use super::prewarm_hint::PrewarmCounts;
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
-use super::{PolicyConfig, RECALL_COST, arrival, early_binding, lalb, torpor, unified};
 use millrace_core::ids::{FunctionIndex, RequestKey};
 
 /// Inputs of a policy's decision.
@@ -183,31 +180,4 @@ pub(super) trait DispatchPolicy: fmt::Debug {
     /// these models.
     #[cfg(test)]
     fn check(&self, _view: &DispatchView<'_>, _models: &[super::models::ModelSlot]) {}
-}
-
-/// Creates the configured policy. Also returns the policy's order of the idle GPUs.
-pub(super) fn create_policy(config: &Config, ranks: usize) -> (Box<dyn DispatchPolicy>, IdleOrder) {
-    let order = match config.policy {
-        PolicyConfig::Fifo | PolicyConfig::Bound(_) => IdleOrder::Emptiest,
-        PolicyConfig::Lb => IdleOrder::Longest,
-        PolicyConfig::Lalb { .. } => IdleOrder::MostUsed,
-        PolicyConfig::Torpor(_) => IdleOrder::Calmest,
-        PolicyConfig::Unified(_) => IdleOrder::Coldest,
-    };
-    if let PolicyConfig::Bound(bound) = config.policy {
-        return (Box::new(early_binding::EarlyBinding::new(bound, &config.gpus)), order);
-    }
-    let choice = config.policy;
-    let gpus = config.gpus.len();
-    let seed = config.seed;
-    let of_level = move || -> Box<dyn DispatchPolicy> {
-        match choice {
-            PolicyConfig::Fifo | PolicyConfig::Bound(_) => Box::new(arrival::Fifo::new(ranks)),
-            PolicyConfig::Lb => Box::new(arrival::Lb::new(ranks)),
-            PolicyConfig::Lalb { overtakes_max } => Box::new(lalb::Lalb::new(ranks, gpus, overtakes_max)),
-            PolicyConfig::Torpor(config) => Box::new(torpor::Torpor::new(config, ranks, seed)),
-            PolicyConfig::Unified(config) => Box::new(unified::Unified::new(config, ranks)),
-        }
-    };
-    (Box::new(Prioritised::new(Box::new(of_level))), order)
 }

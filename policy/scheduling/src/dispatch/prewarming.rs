@@ -13,32 +13,15 @@ use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
+use super::dispatcher::Dispatcher;
 use super::models::ModelSlot;
-use super::{Action, Dispatcher};
+use super::prewarm_hint::PendingPrewarm;
+use super::protocol::Action;
 
 /// Maximum number of hints that wait for a GPU.
 pub const LIKELY_MAX: usize = 8;
 /// Lifetime of a waiting hint. The workflow step has requested its model by then.
 pub const LIKELY_FOR: Duration = Duration::from_secs(1);
-
-/// Outcomes of prewarming hints.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PrewarmCounts {
-    /// Loads that were sent to a GPU.
-    pub brought: u64,
-    /// Hints for a model that a GPU held or that a request had already asked for.
-    pub there: u64,
-    /// Hints that were dropped because no GPU had time or memory, or because requests waited.
-    pub busy: u64,
-}
-
-/// Prewarming hint for a model.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PendingPrewarm {
-    model: ModelId,
-    after: Option<ModelId>,
-    until: Timestamp,
-}
 
 impl Dispatcher {
     /// Sets the number of requests that wait for their tenant's caps ([`crate::tenancy`]). Their

@@ -5,13 +5,9 @@ use std::collections::BTreeMap;
 use millrace_types::{Priority, Timestamp};
 
 use super::models::ModelSlot;
+use super::size_rank::SizeRank;
 use millrace_core::attempts::AttemptRecord;
 use millrace_core::ids::{FunctionIndex, RequestKey};
-
-/// Rank of GPU memory sizes. A model fits the GPUs of its own rank and above. Most nodes have a
-/// single rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct SizeRank(pub(super) usize);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WaitingRequest {

@@ -2,9 +2,10 @@
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::gpus::ExpectedFinish;
+use super::dispatcher::Dispatcher;
+use super::gpus::{ExpectedFinish, RECALL_COST};
 use super::policy::DispatchView;
-use super::{Action, Dispatcher, RECALL_COST};
+use super::protocol::Action;
 
 impl Dispatcher {
     /// Recalls a request for each idle GPU, if that GPU would begin the request sooner.

@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
+use super::dispatcher::Dispatcher;
 use super::models::ModelSlot;
-use super::{Action, Dispatcher};
+use super::protocol::Action;
 
 impl Dispatcher {
     pub(super) fn reload_lost_models(&mut self, now: Timestamp, actions: &mut Vec<Action>) {

@@ -1,14 +1,18 @@
 use millrace_core::attempts::ReturnReason;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::models::ModelSlot;
+use super::queue::WaitingRequest;
+use super::size_rank::SizeRank;
 use super::*;
 use millrace_core::attempts::{AttemptRecord, Idempotence};
-use millrace_core::ids::FunctionIndex;
+use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_memory::eviction::Eviction;
 use millrace_transfers::paths::PairRate;
-use millrace_types::{BytesPerSec, Incarnation, Priority, SloCounts};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, Reason, SloCounts};
 
 mod bound;
 mod change;

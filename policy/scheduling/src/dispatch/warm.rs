@@ -7,55 +7,16 @@
 //! This option is ours; the papers have no equivalent.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{GpuIndex, ModelId, Timestamp};
 
+use super::dispatcher::Dispatcher;
 use super::models::ModelSlot;
-use super::{Action, Dispatcher};
+use super::protocol::Action;
 
 /// Time until a model is loaded again as a warm copy after its copy was evicted or did not fit.
 pub const WARM_RETRY: Duration = Duration::from_secs(1);
-
-/// Warm copies of a model.
-#[derive(Debug, Default)]
-struct WarmCopies {
-    /// Minimum number of copies.
-    wanted: usize,
-    on: BTreeSet<GpuIndex>,
-    /// Earliest time of the next load.
-    again_at: Option<Timestamp>,
-}
-
-/// Warm copies of all models.
-#[derive(Debug, Default)]
-pub(super) struct WarmCopyTable {
-    models: BTreeMap<ModelSlot, WarmCopies>,
-    /// Models with fewer warm copies than required.
-    short: BTreeSet<ModelSlot>,
-}
-
-impl WarmCopyTable {
-    fn note(&mut self, slot: ModelSlot) {
-        let short = self.models.get(&slot).is_some_and(|kept| kept.on.len() < kept.wanted);
-        if short {
-            self.short.insert(slot)
-        } else {
-            self.short.remove(&slot)
-        };
-    }
-
-    fn on(&self, gpu: GpuIndex) -> impl Iterator<Item = ModelSlot> {
-        let on = self.models.iter().filter(move |(_, kept)| kept.on.contains(&gpu));
-        on.map(|(&slot, _)| slot)
-    }
-
-    /// Returns the earliest time at which a model may be loaded again.
-    pub(super) fn next_wake(&self) -> Option<Timestamp> {
-        self.short.iter().filter_map(|slot| self.models[slot].again_at).min()
-    }
-}
 
 impl Dispatcher {
     /// Sets the minimum number of GPUs that hold a model.

@@ -26,10 +26,10 @@ use std::collections::BTreeMap;
 
 use millrace_types::{GpuIndex, Timestamp};
 
-use super::LinkScheduler;
-use super::host_link_sharing::{GrantReason, TransferDeadline};
+use super::host_link_shares::{GrantReason, TransferDeadline};
 use super::lanes::{TransferRoute, forwarded};
 use super::protocol::Action;
+use super::scheduler::LinkScheduler;
 use super::transfer::TransferState;
 use crate::paths::{HostDirection, HostLinks, RouteHops};
 use millrace_core::ids::TransferId;

@@ -1,15 +1,23 @@
 //! Chooses the transfer that is granted the next batch, and the route of the batch.
 
-use millrace_types::{Bytes, Timestamp};
+use std::time::Duration;
 
-use super::host_link_sharing::GrantReason;
-use super::lanes::TransferRoute;
+use millrace_types::Timestamp;
+
+use super::host_link_shares::GrantReason;
+use super::lanes::{OUT_MAX, TransferRoute};
 use super::protocol::{Action, BatchGrant};
-use super::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
-use super::{BATCH_CHUNKS, LinkScheduler, REPORT_SLACK, START_SLACK};
+use super::scheduler::LinkScheduler;
+use super::transfer::{BatchInFlight, TransferSource, TransferState};
+use crate::batch::{BATCH, BATCH_CHUNKS};
 use crate::rates::TransferSharing;
 use millrace_core::ids::{BatchId, TransferId};
-use millrace_memory::BLOCK;
+
+/// Latest start of a batch, counted from the planned start. An executor refuses a batch that would
+/// begin later, and the fabric grants the chunks again.
+pub const START_SLACK: Duration = Duration::from_millis(250);
+/// Time after the end of a batch's window after which a batch without a report counts as failed.
+pub const REPORT_SLACK: Duration = Duration::from_secs(5);
 
 /// The time of a transfer's last grant, the grant's number, and the transfer. The least value is
 /// next.
@@ -65,8 +73,7 @@ impl LinkScheduler {
         let mut open = open.filter(|route| !left_to_others(route));
         let first = open.next()?;
         let Some(second) = open.next() else { return Some(first) };
-        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
-        let there = |route: &TransferRoute| self.free_at(now, route) + self.paths[route].time_for(batch);
+        let there = |route: &TransferRoute| self.free_at(now, route) + self.paths[route].time_for(BATCH);
         [first, second].into_iter().chain(open).min_by_key(there)
     }
 
@@ -182,7 +189,7 @@ impl LinkScheduler {
                 let waiting = &self.transfers[&waits];
                 let other = &self.transfers[&transfer];
                 if is_new {
-                    other.out[place].turn.makes_way_for(waiting, other)
+                    other.out[place].turn.makes_way_for(waiting.wanted, other.wanted)
                 } else {
                     matches!(other.out[place].turn, GrantReason::Longest { .. })
                         && other.served > waiting.served

@@ -8,7 +8,7 @@
 //!   idle rest. A transfer has no rate if no request waits for the transfer, if the deadline cannot
 //!   be met, or if the needed rate does not fit beside the others. Transfers without a rate take
 //!   turns, the longest unserved first. Their turns are the times when no transfer with a rate can
-//!   use the link, and one spare batch of [`SPARE_EVERY`] whenever a transfer without a rate waits.
+//!   use the link, and one spare batch of [`SPARE_EVERY`](super::SPARE_EVERY) whenever a transfer without a rate waits.
 //!   Rates are computed from the link rates without spare batches, so that spare batches break no
 //!   guarantee. No transfer starves: a link that cannot run short keeps no transfer waiting
 //!   (`lanes`), and at a link that can, every batch that crosses is counted.
@@ -22,109 +22,18 @@
 //! requires, or beyond [`FLOWS_MAX`](crate::rates::FLOWS_MAX) transfers that requests wait for.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use millrace_types::topology::{LinkId, Topology};
-use millrace_types::{Bytes, BytesPerSec, Timestamp};
+use millrace_types::Bytes;
+use millrace_types::topology::LinkId;
 
-use super::LinkScheduler;
+use super::host_link_shares::{GrantReason, HostLinkShares, SPARE_DUE, SPARE_FIRM};
 use super::lanes::TransferRoute;
 use super::protocol::Action;
-use super::tally::TransferCounts;
+use super::scheduler::LinkScheduler;
 use super::transfer::{BatchInFlight, TransferState};
-use crate::paths::{HostDirection, PerDirection};
-use crate::rates::{
-    self, Config, RateAllocator, RateGuarantee, RatedFlow, TransferObjective, TransferSharing,
-};
+use crate::paths::HostDirection;
+use crate::rates::{RateAllocator, RateGuarantee, RatedFlow, TransferObjective, TransferSharing};
 use millrace_core::ids::{FlowId, TransferId};
-
-/// A single batch of this many on a link goes to transfers without a rate. This share is ours: in
-/// the paper such transfers just wait.
-pub const SPARE_EVERY: u32 = 16;
-/// Batches that may pass a transfer without a rate before the transfer's turn.
-const SPARE_DUE: u32 = SPARE_EVERY - 1;
-/// Batches that may pass transfers without a rate while new transfers are let by.
-const SPARE_FIRM: u32 = 2 * SPARE_EVERY - 1;
-
-/// The deadline of the answer, and the time of the inference after the transfer.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct TransferDeadline {
-    by: Timestamp,
-    infer: Duration,
-}
-
-impl TransferDeadline {
-    pub(super) fn new(now: Timestamp, objective: TransferObjective) -> Self {
-        Self { by: now + objective.slo, infer: objective.infer }
-    }
-
-    /// Returns the time at which the bytes must have arrived.
-    pub(super) fn there_by(self) -> Timestamp {
-        Timestamp(self.by.0.saturating_sub(u64::try_from(self.infer.as_nanos()).unwrap_or(u64::MAX)))
-    }
-}
-
-/// The rule by which a batch was granted.
-#[derive(Debug)]
-pub(super) enum GrantReason {
-    /// The transfer had no rate and was served longest ago. `passed` is the number of batches that
-    /// had passed transfers without a rate.
-    Longest { passed: u32, spare: Option<rates::RatedBatch> },
-    /// The batch was due by the transfer's rate.
-    Due(rates::RatedBatch),
-    /// The transfer's own route had no room, and a forwarding route was idle. `promised` is false
-    /// if the batch was granted before the transfer had a rate guarantee; the batch is then not
-    /// part of the measured rate.
-    Forwarded { promised: bool },
-}
-
-/// The shares of the host's links.
-#[derive(Debug)]
-pub(super) struct HostLinkShares {
-    pub(super) sharing: TransferSharing,
-    ways: PerDirection<HostDirectionState>,
-    /// The time of the event that is being handled.
-    pub(super) now: Timestamp,
-    pub(super) tally: TransferCounts,
-}
-
-/// The state of the host's links in one direction.
-#[derive(Debug)]
-struct HostDirectionState {
-    /// The transfers that requests wait for; `None` unless links are shared by objective.
-    rates: Option<RateAllocator>,
-    /// By meter: batches that passed transfers without a rate since a batch of theirs was granted.
-    passed: BTreeMap<LinkId, u32>,
-}
-
-impl HostDirectionState {
-    fn meter(&self, link: LinkId) -> LinkId {
-        self.rates.as_ref().map_or(link, |rates| rates.meter(link))
-    }
-
-    /// Whether the transfer has a rate, and bytes that are not granted.
-    fn sends(&self, transfer: TransferId) -> bool {
-        self.rates.as_ref().is_some_and(|rates| rates.sends(FlowId(transfer.0)))
-    }
-}
-
-impl HostLinkShares {
-    pub(super) fn new(topology: &Topology, sharing: TransferSharing) -> Self {
-        let of_rates = |rate: BytesPerSec| {
-            let rate = u128::from(rate.0) * u128::from(SPARE_DUE) / u128::from(SPARE_EVERY);
-            BytesPerSec(u64::try_from(rate).unwrap_or(u64::MAX))
-        };
-        let mut without_spare = topology.clone();
-        without_spare.links.iter_mut().for_each(|link| link.rate = of_rates(link.rate));
-        let rates = || RateAllocator::new(&without_spare, Config { sharing }).ok();
-        let way = || HostDirectionState {
-            rates: if sharing == TransferSharing::FaasTube { rates() } else { None },
-            passed: BTreeMap::new(),
-        };
-        let ways = PerDirection { to_gpu: way(), from_gpu: way() };
-        Self { sharing, ways, now: Timestamp::ZERO, tally: TransferCounts::default() }
-    }
-}
 
 impl LinkScheduler {
     /// Changes the sharing of the host's links. Batches in flight stay granted. The rest of each
@@ -400,19 +309,5 @@ impl LinkScheduler {
         links.dedup();
         let newcomers = links.into_iter().filter_map(|link| rates.newcomer_on(link, size));
         newcomers.map(|(_, flow)| TransferId(flow.0)).collect()
-    }
-}
-
-impl GrantReason {
-    /// Whether a batch with this turn may be revoked for a new transfer.
-    pub(super) fn makes_way_for(&self, newcomer: &TransferState, other: &TransferState) -> bool {
-        match self {
-            Self::Longest { passed, .. } => *passed < SPARE_FIRM,
-            Self::Forwarded { .. } => true,
-            Self::Due(_) => match (newcomer.wanted, other.wanted) {
-                (Some(newcomer), Some(other)) => newcomer.there_by() < other.there_by(),
-                _ => false,
-            },
-        }
     }
 }

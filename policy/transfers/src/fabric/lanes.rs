@@ -7,8 +7,10 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use super::transfer::OUT_MAX;
 use crate::paths::{HostDirection, RouteHops};
+
+/// Batches of a transfer in flight on a route: a running batch and a queued batch.
+pub(super) const OUT_MAX: usize = 2;
 
 /// Batches queued behind the running batches of a lane.
 const QUEUED_MAX: usize = 1;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use super::{BatchFailure, BatchGrant};
+use super::protocol::{BatchFailure, BatchGrant};
 use crate::paths::{HostDirection, PerDirection};
 use millrace_core::Core;
 use millrace_core::ids::{BatchId, TransferId};

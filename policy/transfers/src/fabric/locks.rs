@@ -1,8 +1,8 @@
 //! Locks that peer GPUs hold for transfers: the peers' replies, and the fallback if a peer is not
 //! available.
 
-use super::LinkScheduler;
 use super::protocol::{Action, PeerBlocks, TransferCargo, TransferOutcome};
+use super::scheduler::LinkScheduler;
 use super::transfer::{TransferSource, TransferState};
 use millrace_core::ids::TransferId;
 

@@ -41,68 +41,42 @@
 
 mod forwarding;
 mod grants;
+mod host_link_shares;
 mod host_link_sharing;
 mod lanes;
 pub mod link;
 mod locks;
 mod protocol;
 mod routes;
+mod scheduler;
 mod tally;
 mod transfer;
 
-use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::ops::Range;
-use std::time::Duration;
 
-use millrace_types::topology::{LinkId, Topology};
-use millrace_types::{Bytes, GpuIndex, Timestamp};
+use millrace_types::{GpuIndex, Timestamp};
 
-pub use self::host_link_sharing::SPARE_EVERY;
+pub use self::grants::{REPORT_SLACK, START_SLACK};
+pub use self::host_link_shares::SPARE_EVERY;
 pub use self::protocol::{
     Action, BatchFailure, BatchGrant, Event, ObjectPiece, OutgoingCopy, PeerBlocks, TransferCargo,
     TransferOutcome, WeightsCargo,
 };
-pub use self::routes::object_route_planner;
+pub use self::scheduler::{LinkScheduler, object_route_planner};
 pub use self::tally::{FirstBatchWait, GuaranteeCounts, TransferCounts};
+pub use crate::batch::BATCH_CHUNKS;
 
-use self::host_link_sharing::{HostLinkShares, TransferDeadline};
-use self::lanes::{LanePath, LinkLane, TransferRoute};
-use self::transfer::{BatchInFlight, OUT_MAX, TransferSource, TransferState};
-use crate::paths::{HostDirection, PathPlanner};
+use self::host_link_shares::TransferDeadline;
+use self::lanes::{OUT_MAX, TransferRoute};
+use self::transfer::{BatchInFlight, TransferSource, TransferState};
+use crate::batch::BATCH;
 use crate::rates::{RateGuarantee, TransferObjective, TransferSharing};
 use millrace_core::Core;
 use millrace_core::decision_text::DecisionText;
 use millrace_core::ids::{BatchId, TransferId};
-use millrace_memory::BLOCK;
 
-/// Chunks in a batch (D13).
-pub const BATCH_CHUNKS: NonZeroU32 = NonZeroU32::new(5).expect("not zero");
-/// Latest start of a batch, counted from the planned start. An executor refuses a batch that would
-/// begin later, and the fabric grants the chunks again.
-pub const START_SLACK: Duration = Duration::from_millis(250);
-/// Time after the end of a batch's window after which a batch without a report counts as failed.
-pub const REPORT_SLACK: Duration = Duration::from_secs(5);
 /// Failed batches in a row that end a transfer.
 pub const FAILURES_MAX: u32 = 3;
-
-/// All links of a node: from the host to GPUs, from GPUs to the host, and between GPUs.
-#[derive(Debug)]
-pub struct LinkScheduler {
-    topology: Topology,
-    lanes: Vec<LinkLane>,
-    paths: BTreeMap<TransferRoute, LanePath>,
-    /// The NVLinks that each transfer of an object uses; `None` if the node is larger than
-    /// [`PathPlanner`] can plan for.
-    routes: Option<PathPlanner>,
-    /// The routes over which other GPUs may forward, by direction and GPU, the best first. Empty if
-    /// each GPU uses only its own links.
-    forwards: BTreeMap<(HostDirection, GpuIndex), Vec<TransferRoute>>,
-    /// The shares of the host's links that transfers have.
-    shares: HostLinkShares,
-    transfers: BTreeMap<TransferId, TransferState>,
-    grants: u64,
-}
 
 /// The arguments of a transfer that is about to start.
 struct TransferRequest {
@@ -117,47 +91,6 @@ struct TransferRequest {
 }
 
 impl LinkScheduler {
-    /// Returns a fabric of idle links that shares host links by objective.
-    ///
-    /// # Panics
-    /// If a GPU of the topology has no path from the host: such a topology is invalid.
-    #[must_use]
-    pub fn new(topology: &Topology) -> Self {
-        Self::with_sharing(topology, TransferSharing::default())
-    }
-
-    /// Returns a fabric of idle links that shares host links by `host_link_sharing`.
-    ///
-    /// # Panics
-    /// If a GPU of the topology has no path from the host: such a topology is invalid.
-    #[must_use]
-    pub fn with_sharing(topology: &Topology, sharing: TransferSharing) -> Self {
-        let (lanes, paths) = lanes::lanes_and_paths(topology);
-        let routes = object_route_planner(topology).ok();
-        let shares = HostLinkShares::new(topology, sharing);
-        let forwards = BTreeMap::new();
-        let topology = topology.clone();
-        Self { topology, lanes, paths, routes, forwards, shares, transfers: BTreeMap::new(), grants: 0 }
-    }
-
-    /// Returns the counts of transfers and waits so far.
-    #[must_use]
-    pub fn tally(&self) -> &TransferCounts {
-        &self.shares.tally
-    }
-
-    /// Returns the number of transfers that have not ended.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.transfers.len()
-    }
-
-    /// Returns the first link of a route's path. The Link actor of this link issues the path's
-    /// grants.
-    fn first_link(&self, route: TransferRoute) -> LinkId {
-        self.lanes[self.paths[&route].lanes[0]].link
-    }
-
     fn start(
         &mut self,
         now: Timestamp,
@@ -223,8 +156,7 @@ impl LinkScheduler {
         if route.host_way().is_some() && self.shares.sharing == TransferSharing::Fifo {
             return (now, self.grants);
         }
-        let batch = Bytes(BLOCK.0 * u64::from(BATCH_CHUNKS.get()));
-        let head_start = self.paths[route].time_for(batch).saturating_mul(2);
+        let head_start = self.paths[route].time_for(BATCH).saturating_mul(2);
         let head_start = u64::try_from(head_start.as_nanos()).unwrap_or(u64::MAX);
         (Timestamp(now.0.saturating_sub(head_start)), self.grants)
     }

@@ -1,4 +1,5 @@
-//! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22). [`PathPlanner`]
+//! The NVLink routes of objects that are copied from another GPU (D07, D20 to D22).
+//! [`PathPlanner`](crate::paths::PathPlanner)
 //! chooses the routes of all such transfers again whenever a transfer begins or ends. Each batch
 //! takes the route with the earliest arrival, so each route carries bytes in proportion to the
 //! route's rate. A route that is taken away gets no further batch, and batches in flight there end
@@ -8,22 +9,11 @@
 //! objects that cross that link.
 
 use millrace_types::GpuIndex;
-use millrace_types::topology::Topology;
 
-use super::LinkScheduler;
 use super::lanes::{LinkLane, TransferRoute, joined};
-use crate::paths::{Config, Error, PathPlanner, RouteChange};
+use super::scheduler::LinkScheduler;
+use crate::paths::RouteChange;
 use millrace_core::ids::{FlowId, TransferId};
-
-/// Returns the planner of NVLink routes for objects, which also finds the GPUs that may forward for
-/// others.
-///
-/// # Errors
-/// The errors of [`PathPlanner::new`], if the machine is larger than the planner's bounds. Objects then
-/// cross the host, and no GPU forwards for others.
-pub fn object_route_planner(topology: &Topology) -> Result<PathPlanner, Error> {
-    PathPlanner::new(topology, Config::default())
-}
 
 impl LinkScheduler {
     /// Assigns routes to a transfer. Returns false if no route exists.

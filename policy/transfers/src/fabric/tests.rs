@@ -1,11 +1,14 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
-use millrace_types::topology::{LinkKind, TopologyGpu, TopologyLink};
-use millrace_types::{BytesPerSec, ModelId};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
+use millrace_types::{Bytes, BytesPerSec, ModelId};
 
+use super::lanes::LinkLane;
 use super::*;
 use crate::paths::HostDirection;
 use millrace_core::ids::Generation;
+use millrace_memory::BLOCK;
 
 mod forwards;
 mod leaving;

@@ -5,16 +5,13 @@ use std::ops::Range;
 
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
-use super::BATCH_CHUNKS;
-use super::host_link_sharing::{GrantReason, TransferDeadline};
-use super::lanes::TransferRoute;
+use super::host_link_shares::{GrantReason, TransferDeadline};
+use super::lanes::{OUT_MAX, TransferRoute};
 use super::protocol::{PeerBlocks, TransferCargo, TransferOutcome};
+use crate::batch::BATCH_CHUNKS;
 use crate::paths::RouteHops;
 use crate::rates::RateGuarantee;
 use millrace_core::ids::BatchId;
-
-/// Batches of a transfer in flight on a route: a running batch and a queued batch.
-pub(super) const OUT_MAX: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct BatchInFlight {

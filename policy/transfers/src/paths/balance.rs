@@ -8,7 +8,7 @@
 //! gives up nothing of the owned link, except to other flows of the pair and to a flow that has no
 //! route at all, and keeps an equal part of the link.
 
-use super::LINKS_MAX;
+use super::limits::LINKS_MAX;
 use super::matrix::{ResourceSet, bits, set};
 use super::running::{FlowTable, PathShare};
 

@@ -1,7 +1,7 @@
 //! The baselines that ignore the rates that other flows use (D31). Each transfer always has the
 //! same paths, and the routes that cross a link share it max-min fairly, as hardware does.
 
-use super::UCX_ROUTES;
+use super::config::UCX_ROUTES;
 use super::matrix::ResourceSet;
 use super::running::{FlowKind, FlowTable, PathFlow, PathShare, PathShares};
 

@@ -8,9 +8,14 @@ use std::cmp::Reverse;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{BytesPerSec, GpuIndex};
 
+use super::config::{FORWARDS_MAX, Selection};
+use super::direction::HostDirection;
+use super::hops::RouteHops;
+use super::limits::ROUTES_MAX;
 use super::matrix::RateMatrix;
+use super::route::RouteChange;
 use super::running::{FlowKind, FlowTable, PathFlow, PathShare, PathShares};
-use super::{FORWARDS_MAX, FlowId, HostDirection, ROUTES_MAX, RouteChange, RouteHops, Selection};
+use millrace_core::ids::FlowId;
 
 /// One way between host memory and a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,8 +11,10 @@ use std::ops::Range;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{BytesPerSec, GpuIndex};
 
+use super::error::Error;
+use super::hops::{HOPS_MAX, RouteHops};
+use super::limits::{GPUS_MAX, LINKS_MAX};
 use super::search::PathSearch;
-use super::{Error, GPUS_MAX, HOPS_MAX, LINKS_MAX, RouteHops};
 
 /// A set of resources.
 pub(super) type ResourceSet = u128;

@@ -4,8 +4,9 @@
 use millrace_types::GpuIndex;
 use millrace_types::topology::Topology;
 
+use super::error::Error;
+use super::limits::GPUS_MAX;
 use super::matrix::rates;
-use super::{Error, GPUS_MAX};
 
 /// Assignments that are tried, at most. Eight functions on eight GPUs have 109,601 partial and
 /// complete assignments, so up to this size the result is optimal. Beyond it, the result is the

@@ -1,8 +1,10 @@
 //! The transfers that run, and their routes. All changes of the matrix by routes are made here, so
 //! that the routes and the matrix agree.
 
+use super::limits::ROUTES_MAX;
 use super::matrix::{RateMatrix, ResourceSet};
-use super::{FlowId, NvlinkRoute, ROUTES_MAX, RouteChange};
+use super::route::{NvlinkRoute, RouteChange};
+use millrace_core::ids::FlowId;
 use millrace_types::BytesPerSec;
 
 /// A path in use.

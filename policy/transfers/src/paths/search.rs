@@ -4,7 +4,7 @@
 
 use millrace_types::GpuIndex;
 
-use super::{HOPS_MAX, RouteHops};
+use super::hops::{HOPS_MAX, RouteHops};
 
 /// Paths kept for a pair. Eight GPUs that are all joined without a switch have 157 paths of at most
 /// four links for each pair. DGX-V100 has at most 82 paths of any length.

@@ -5,7 +5,10 @@
 use millrace_types::topology::Topology;
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::{Config, Error, FlowId, PathPlanner};
+use super::config::Config;
+use super::error::Error;
+use super::planner::PathPlanner;
+use millrace_core::ids::FlowId;
 
 /// The NVLinks that lead from one GPU to another, directly or over other GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

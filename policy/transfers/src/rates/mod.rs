@@ -43,6 +43,8 @@ use std::time::Duration;
 use millrace_types::topology::{LinkId, Topology};
 use millrace_types::{Bytes, BytesPerSec, Timestamp};
 
+pub use crate::batch::BATCH;
+
 pub use self::config::{Config, SHARINGS, TransferSharing};
 pub use self::protocol::{
     Error, Infeasible, RateAllocation, RateChange, RateGuarantee, RatedBatch, RatedFlow, TransferObjective,
@@ -50,11 +52,7 @@ pub use self::protocol::{
 pub use millrace_core::ids::FlowId;
 
 use self::links::{FlowLayout, HostLinkTree, LinkRate};
-use crate::fabric::BATCH_CHUNKS;
-use millrace_memory::BLOCK;
 
-/// The bytes that cross a link without interruption (D12, D13).
-pub const BATCH: Bytes = Bytes(BLOCK.0 * BATCH_CHUNKS.get() as u64);
 /// Percentage by which a flow's measured rate may be below its least rate before the flow is
 /// re-weighted.
 pub const TOLERANCE_PERCENT: u64 = 5;

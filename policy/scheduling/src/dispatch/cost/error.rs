@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use super::{SwapSource, nanos};
+use super::SwapSource;
+use super::estimate::nanos;
 
 /// Work of a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

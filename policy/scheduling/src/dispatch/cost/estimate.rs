@@ -1,5 +1,7 @@
 //! Robust estimate of a quantity from its last few samples, some of which are outliers.
 
+use std::time::Duration;
+
 /// Number of recent samples: enough to discard two of them, few enough to follow a change.
 const WINDOW: usize = 5;
 
@@ -40,6 +42,11 @@ impl Estimate {
     pub(super) fn get(&self) -> Option<u64> {
         (self.seen > 0).then_some(self.value)
     }
+}
+
+/// Returns a time in nanoseconds, the unit of estimates.
+pub(super) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use millrace_types::BytesPerSec;
 
 pub(super) use self::error::PredictionErrors;
 pub use self::error::{PredictionError, TurnKind};
-use self::estimate::Estimate;
+use self::estimate::{Estimate, nanos};
 use self::runs::RunTimeModel;
 
 /// Source of a model.
@@ -141,10 +141,6 @@ impl ModelCost {
             }
         }
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use super::estimate::Estimate;
-use super::nanos;
+use super::estimate::{Estimate, nanos};
 
 /// Run times of a model on a kind of GPU. Batches have at most 64 rows, hence at most 64
 /// entries.

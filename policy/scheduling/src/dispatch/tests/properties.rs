@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::dispatch::config::UNIFIED;
+use millrace_core::SLOTS_MAX;
 use millrace_core::attempts::ReturnReason;
 use millrace_memory::eviction::CopyKind;
 

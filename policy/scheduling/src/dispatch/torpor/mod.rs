@@ -13,7 +13,7 @@
 //! holder, if that link is faster than the path from the host. The third is the idle GPU with the
 //! least loading by neighbours under the same switch: nothing, from another GPU, a light, a medium
 //! or a heavy model, in this order. Ties go to the GPU that the request's inputs reach soonest
-//! ([`inputs`](super::inputs); the paper's requests have no such inputs). No request is assigned to
+//! ([`locality`](super::locality); the paper's requests have no such inputs). No request is assigned to
 //! a busy GPU: a request is bound to a GPU when the GPU is free (T01, T15).
 //!
 //! Requests that are already late keep their turn, as in the paper.
@@ -31,7 +31,8 @@ use super::config::{AlphaRule, TorporConfig, TorporGpuChoice, TorporOrder};
 use super::models::{ModelSlot, ModelTable};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
-use super::queue::{SizeRank, WaitingRequest};
+use super::queue::WaitingRequest;
+use super::size_rank::SizeRank;
 use millrace_core::ids::{FunctionIndex, RequestKey};
 
 mod alpha;

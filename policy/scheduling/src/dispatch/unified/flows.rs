@@ -13,7 +13,8 @@ use std::time::Duration;
 use millrace_types::Timestamp;
 
 use crate::dispatch::models::{ModelSlot, ModelTable};
-use crate::dispatch::queue::{SizeRank, WaitingRequest};
+use crate::dispatch::queue::WaitingRequest;
+use crate::dispatch::size_rank::SizeRank;
 use millrace_core::ids::{FunctionIndex, RequestKey};
 
 /// Urgency of a function's requests, derived from its score, most urgent first.

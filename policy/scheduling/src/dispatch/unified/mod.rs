@@ -4,7 +4,7 @@
 //! **GPU.** For each request the policy compares estimated finish times ([`placing`]). The options
 //! are an idle holder of the model, an idle GPU to which the model is copied, and a busy holder.
 //! The source of a copy is a peer, or the host over a free or a shared link. Each estimate includes
-//! the transfer of the request's inputs, which a wait can hide ([`inputs`](super::inputs)). A load
+//! the transfer of the request's inputs, which a wait can hide ([`locality`](super::locality)). A load
 //! is charged more than its time: for the GPU time that other requests lose, and for the evicted
 //! models.
 //!
@@ -48,19 +48,21 @@ use millrace_types::{GpuIndex, SloCounts, Timestamp};
 use self::batching_class::BatchingClass;
 use self::flows::{CLASSES, FlowCandidate, FlowUrgency, RequestFlows};
 use super::config::UnifiedConfig;
-use super::gpus::ExpectedFinish;
+use super::gpus::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
 use super::models::{ModelSlot, ModelTable};
 use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
 use super::torpor::required::{RequiredRequestCount, ScoredRequests};
-use super::{AHEAD_MAX, RECALL_COST};
 use millrace_core::ids::FunctionIndex;
 
 /// Maximum shortfall of an endangered function, in late requests beyond its objective. Above this,
 /// the function is hopeless.
 const RESCUED_MAX: i128 = 1;
+/// Maximum number of idle GPUs compared for a load, and of holders examined. More make no
+/// difference that is worth the time.
+const COMPARED_MAX: usize = 8;
 /// Number of requests examined as candidates for a load on a busy GPU.
 const LOOKED_AT_MAX: usize = 2;
 /// Number of busy GPUs examined for such a load when a request arrives.
@@ -280,7 +282,7 @@ impl Unified {
 /// Returns the holders of a model that will begin a next request sooner than a recall would take.
 fn soon_free_holders(view: &DispatchView<'_>, model: ModelSlot) -> impl Iterator<Item = GpuIndex> {
     let soon = ExpectedFinish::At(view.now + RECALL_COST);
-    let holders = view.models.get(model).holders.iter().take(placing::COMPARED_MAX);
+    let holders = view.models.get(model).holders.iter().take(COMPARED_MAX);
     holders.filter(move |&gpu| view.fleet.glance(gpu).soonest(view.models, view.now) <= soon)
 }
 
@@ -407,10 +409,10 @@ impl DispatchPolicy for Unified {
                 let it = view.fleet.get(*gpu);
                 it.accepts_queued()
                     && it.rank >= request.rank
-                    && it.ahead.len() < crate::dispatch::AHEAD_MAX
+                    && it.ahead.len() < AHEAD_MAX
                     && self.ages.may_go(request.key, it.rank)
             };
-            let few = view.models.get(model).holders.iter().filter(takes).take(placing::COMPARED_MAX);
+            let few = view.models.get(model).holders.iter().filter(takes).take(COMPARED_MAX);
             let moved = |gpu| view.fleet.move_time(view.inputs(&request), gpu);
             let wait = |gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?.max(moved(gpu)), gpu));
             assert_eq!(self.busy_holder(view, &request), few.filter_map(wait).min(), "{request:?}");

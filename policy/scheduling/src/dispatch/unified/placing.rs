@@ -4,16 +4,13 @@ use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::{DispatchDecision, Unified};
-use crate::dispatch::AHEAD_MAX;
+use super::{COMPARED_MAX, Unified};
 use crate::dispatch::cost::SwapSource;
+use crate::dispatch::gpus::AHEAD_MAX;
 use crate::dispatch::models::ModelSlot;
-use crate::dispatch::policy::{CopyOrigin, DispatchView};
+use crate::dispatch::policy::{CopyOrigin, DispatchDecision, DispatchView};
 use crate::dispatch::queue::WaitingRequest;
 
-/// Maximum number of idle GPUs compared for a load, and of holders examined. More make no
-/// difference that is worth the time.
-pub(super) const COMPARED_MAX: usize = 8;
 /// Maximum wait for a busy holder instead of a load on an idle GPU, in percent of the load: a load
 /// also takes GPU time from other requests. The charge for evictions is added. Our own value, from
 /// the papers' workloads: a smaller value loads more models than needed under load, and a larger

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use super::super::host_link_sharing::GrantReason;
+use super::super::host_link_shares::GrantReason;
 use super::*;
 use crate::paths::{HostLinks, RouteHops};
 use crate::rates::SHARINGS;

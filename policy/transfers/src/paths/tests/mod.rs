@@ -8,6 +8,10 @@ mod properties;
 
 use std::num::NonZeroU32;
 
+use millrace_types::topology::Topology;
+use millrace_types::{BytesPerSec, GpuIndex};
+
+use super::running::PathFlow;
 use super::*;
 use crate::fixtures::{dgx_v100, machine};
 

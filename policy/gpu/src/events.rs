@@ -1,0 +1,134 @@
+//! Handles the events of a GPU.
+
+use millrace_types::Timestamp;
+
+use super::data_store::GpuDataStore;
+use super::gpu_core::{ExecutorHealth, GpuCore, PrefetchProtection};
+use super::protocol::{Action, Event};
+use super::slots::AssignedRequest;
+use millrace_core::Core;
+use millrace_core::decision_text::DecisionText;
+use millrace_memory::elastic;
+
+impl Core for GpuCore {
+    type Event = Event;
+    type Action = Action;
+
+    fn decision(action: &Action) -> Option<DecisionText> {
+        let named = DecisionText::new;
+        Some(match *action {
+            Action::Run { key, model, .. } => named("run").request(key).model(model),
+            Action::Unmap { model, .. } => named("unload").model(model),
+            Action::Transfer { weights, ref chunks, .. } => {
+                let bytes = chunks.iter().map(|chunks| weights.span(chunks).1);
+                named("bring").model(weights.model).bytes(bytes.sum())
+            }
+            Action::Replace => named("replace the executor"),
+            Action::EndProgram { model } => named("end the process").model(model),
+            Action::RequestReturned { key, .. } => named("return").request(key),
+            Action::Failed { key, .. } => named("fail on the GPU").request(key),
+            Action::Data(ref action) => return action.decision(),
+            Action::LoadProgram { .. }
+            | Action::UnloadProgram { .. }
+            | Action::Map { .. }
+            | Action::CancelRun { .. }
+            | Action::Hasten { .. }
+            | Action::Locked { .. }
+            | Action::NotLocked { .. }
+            | Action::LockLost { .. }
+            | Action::CancelTransfer { .. }
+            | Action::Completed { .. }
+            | Action::Up { .. }
+            | Action::Down { .. }
+            | Action::Ended { .. }
+            | Action::Evicted { .. }
+            | Action::ModelForgotten { .. } => return None,
+        })
+    }
+
+    fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
+            Event::Remove { model } => {
+                self.pinned.remove(&model);
+                self.kept.remove(&model);
+                self.prefetched.remove(&model);
+                self.programs.remove(model);
+            }
+            Event::Prefetch { model } => self.prefetch(model, PrefetchProtection::Used),
+            Event::Prewarm { model } => self.prefetch(model, PrefetchProtection::Here),
+            Event::CandidateChanged { model, standing } => {
+                self.programs.set_standing(model, standing);
+                self.memory.rank(model, self.rank(model));
+            }
+            Event::Eviction(eviction) => {
+                self.eviction = eviction;
+                for model in self.memory.regions().map(|(model, _)| model).collect::<Vec<_>>() {
+                    self.memory.rank(model, self.rank(model));
+                }
+            }
+            Event::Residency { model, residency } => self.set_residency(now, model, residency),
+            Event::Keep { model, kept } => self.keep(model, kept),
+            Event::Pin { model } => {
+                self.pinned.insert(model);
+            }
+            Event::Unpin { model } => {
+                self.pinned.remove(&model);
+                self.drop_part(model, actions);
+            }
+            // The node itself takes back a request that was assigned to a lost executor.
+            Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {
+                self.slots.push(AssignedRequest::new(key, model, from));
+            }
+            Event::Assign { .. } => {}
+            Event::Recall { key } => self.recall(key, actions),
+            Event::Cancel { key } => self.cancel(now, key, actions),
+            Event::Up { incarnation } => self.up(incarnation, actions),
+            Event::Down => self.lose_all(ExecutorHealth::Restarting, actions),
+            Event::ProgramLoaded { model } => self.programs.loaded(now, model),
+            Event::ProgramLost { model } => self.program_lost(now, model, actions),
+            Event::ProgramFailed { model } => self.program_failed(now, model, actions),
+            Event::MapFailed { model, generation } => {
+                if self.memory.region(model).is_some_and(|region| region.generation() == generation) {
+                    self.drop_region(model, actions);
+                }
+            }
+            Event::Arrived { model, generation, chunks } => self.arrived(model, generation, chunks),
+            Event::TransferEnded { transfer, outcome, from } => {
+                self.transfer_ended(transfer, outcome, from, actions);
+            }
+            Event::Lock { transfer, model } => self.lock(transfer, model, actions),
+            Event::Unlock { transfer } => self.unlock(transfer),
+            Event::RunDone { run, started, finished, waited } => {
+                self.run_done(now, run, started, finished, waited, actions);
+            }
+            Event::RunFailed { run, why } => self.run_failed(run, why, actions),
+            Event::RunCancelled { run } => self.run_cancelled(run, actions),
+            Event::DeviceFailed => self.replace(ExecutorHealth::Unhealthy, actions),
+            Event::Data(event) => self.on_data(now, event, actions),
+            Event::Tick => {
+                if self.data.as_ref().and_then(GpuDataStore::next_wake).is_some_and(|at| at <= now) {
+                    self.tell_store(now, elastic::Event::Tick, actions);
+                }
+                if self.isolation.per_model() {
+                    self.end_hung(now, actions);
+                } else if self.hung_at().is_some_and(|at| at <= now) {
+                    self.replace(ExecutorHealth::Restarting, actions);
+                }
+                self.drop_unused(now, actions);
+            }
+        }
+        self.advance(now, actions);
+        let before = self.memory.used_blocks();
+        self.limit_data(now, actions);
+        if self.memory.used_blocks() < before {
+            self.advance(now, actions);
+        }
+        self.sweep(actions);
+    }
+
+    fn next_wake(&self) -> Option<Timestamp> {
+        let data = self.data.as_ref().and_then(GpuDataStore::next_wake);
+        [self.hung_at(), self.look_at, self.look_again, data].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,77 @@
+//! The executor of a GPU: its start, its loss, and the time at which it counts as hung.
+
+use std::time::Duration;
+
+use millrace_types::{Incarnation, Timestamp};
+
+use super::data_store::GpuDataStore;
+use super::gpu_core::{ExecutorHealth, GpuCore};
+use super::programs::ProgramLoadState;
+use super::protocol::Action;
+use super::slots::{AssignedRequest, RequestStage};
+use millrace_core::attempts::AttemptProgress;
+
+/// Time that a cancelled run may take before its executor counts as hung.
+pub const HANG_AFTER: Duration = Duration::from_secs(30);
+
+impl GpuCore {
+    pub(super) fn up(&mut self, incarnation: Incarnation, actions: &mut Vec<Action>) {
+        self.totals.restarts += u64::from(self.health != ExecutorHealth::Starting);
+        self.health = ExecutorHealth::Up;
+        self.incarnation = Some(incarnation);
+        actions.push(Action::Up { incarnation });
+    }
+
+    /// Clears the state of the GPU after everything on it is lost.
+    pub(super) fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
+        if self.incarnation.take().is_some() {
+            let progress =
+                |(place, slot): (usize, &AssignedRequest)| Some((slot.key, self.progress(place, slot)));
+            let waited_for = self.slots.iter().enumerate().filter(|(_, slot)| slot.cancelled.is_none());
+            let lost = waited_for.filter_map(progress).collect();
+            self.slots.drain();
+            self.moving.clear();
+            self.lent.clear();
+            self.leftovers.clear();
+            self.look_again = None;
+            self.memory.clear();
+            self.data.iter_mut().for_each(GpuDataStore::clear);
+            self.pinned.clear();
+            self.prefetched.clear();
+            self.kept.clear();
+            self.look_at = None;
+            self.programs.forget_all();
+            actions.push(Action::Down { lost });
+        }
+        if !(health == ExecutorHealth::Restarting && self.health == ExecutorHealth::Unhealthy) {
+            self.health = health;
+        }
+    }
+
+    /// Returns a request's progress: whether the request may have run, and whether the request may
+    /// be the cause of a failure.
+    pub(super) fn progress(&self, place: usize, slot: &AssignedRequest) -> AttemptProgress {
+        let sent = matches!(slot.stage, RequestStage::Sent { .. });
+        if place > 0 {
+            let harmless = !sent || self.programs.known(slot.model) == ProgramLoadState::Loaded;
+            return if harmless { AttemptProgress::Waiting } else { AttemptProgress::Preparing };
+        }
+        let loaded = self.memory.region(slot.model).map(|region| region.loaded());
+        let readable = loaded.is_some_and(|loaded| loaded.held() > 0 || loaded.complete());
+        if sent && readable { AttemptProgress::Begun } else { AttemptProgress::Preparing }
+    }
+
+    pub(super) fn replace(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
+        if self.incarnation.is_some() {
+            self.lose_all(health, actions);
+            actions.push(Action::Replace);
+        }
+    }
+
+    /// Returns the time at which the executor counts as hung if a cancelled run does not end.
+    pub(super) fn hung_at(&self) -> Option<Timestamp> {
+        let cancelled =
+            self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
+        cancelled.min().map(|since| since + HANG_AFTER)
+    }
+}
