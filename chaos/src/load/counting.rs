@@ -16,7 +16,7 @@ use rand::Rng as _;
 
 use super::client::{Client, error_name};
 use super::counter::CounterFunction;
-use crate::oracle::counted::{SequenceRequest, SequenceRequestResult};
+use crate::history::{SequenceRequest, SequenceRequestResult};
 
 /// Number of sequences that a client has at a time.
 const OPEN: u64 = 4;

@@ -43,9 +43,7 @@ pub(crate) use self::new_connections::NewConnectionClients;
 pub use self::synth::SynthModel;
 pub(crate) use self::targets::{POISON, publish_slow};
 pub use self::targets::{POKED, TargetFunction, TargetWorkflow, Targets};
-use crate::history::AdminHistory;
-use crate::oracle::counted::SequenceRequest;
-use crate::oracle::requests::RequestRecord;
+use crate::history::{AdminHistory, RequestRecord, SequenceRequest};
 use crate::timeline::Timeline;
 
 /// Number of writers. The numbers are small, because the processes of the cluster share this

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::error_name;
 use super::targets::Targets;
-use crate::oracle::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 use crate::timeline::Timeline;
 
 /// Pause between two newcomers, in milliseconds.

@@ -10,7 +10,7 @@ use rand::Rng as _;
 use super::availability::CallAvailability;
 use super::client::{Client, error_name};
 use super::targets::{ExampleAnswer, Targets};
-use crate::oracle::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 
 /// Timeout of a try.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);

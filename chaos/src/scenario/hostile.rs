@@ -21,12 +21,11 @@ use crate::cluster::{
     ClusterProcess, ConnectionCaps, ProcessUsage, ResidentMemory, StatusGoal, descendants, descriptors_max,
     is_alive, processor_time, reset_peak, until_within,
 };
-use crate::history::AdminOp;
+use crate::history::{AdminOp, RequestRecord};
 use crate::hostile::{AttackOrders, AttackSummary, AttackerLine, AttackerWork, share_of};
 use crate::load::NewConnectionClients;
 use crate::oracle::healthy::ALLOWANCE;
 use crate::oracle::hostile::{self as judge, ClientLatencies, ClusterReading, NORMAL_WITHIN, ServerUsage};
-use crate::oracle::requests::RequestRecord;
 use crate::timeline::seconds;
 
 /// Maximum connections of each port; each address gets a quarter of them.
