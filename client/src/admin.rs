@@ -1,6 +1,7 @@
 //! A client of the admin API, with a method per call.
 
 mod billing;
+mod call;
 mod cluster;
 mod dry_run;
 mod logs;
@@ -22,8 +23,6 @@ use millrace_proto::admin::{
     admin_client::AdminClient,
 };
 use millrace_proto::convert::{duration_wire, function_spec_wire};
-use millrace_proto::trace;
-use millrace_types::limits::ANSWER_BYTES_MAX;
 use millrace_types::{Digest, FunctionKey, FunctionSpec, TenantName};
 use tonic::transport::Channel;
 use tonic::{IntoStreamingRequest, Request, Response, Status};
@@ -32,13 +31,13 @@ pub use dry_run::{ApplyItem, BrokenWorkflow, DryRun, DryRunStep, ItemRefusal, Pe
 pub use policy::PolicyChange;
 pub use workflows::AppliedWorkflow;
 
+use self::call::{CALL_TIMEOUT, admin_client, stamp, stamped};
 use self::pages::PAGE;
-use crate::endpoints::{Endpoints, RetryPolicy};
+use crate::endpoints::Endpoints;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 use crate::model_file::{ModelFile, ReadFailure};
 
-/// The timeout of every call except an upload.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout for the upload of a model: 100 GB at 30 MB/s.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The number of artifacts in a `FindArtifacts` call, below a server's limit.
@@ -370,21 +369,4 @@ impl Admin {
 
 fn digest_of(artifact: &admin::Artifact) -> Result<Digest, Error> {
     artifact.digest.parse::<Digest>().map_err(|error| Error::BadAnswer(error.to_string()))
-}
-
-/// Returns a client of a single endpoint that accepts responses up to the server's size limit.
-fn admin_client(channel: Channel) -> AdminClient<Channel> {
-    AdminClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX)
-}
-
-fn stamped<T>(message: T, left: Duration) -> Request<T> {
-    let mut request = Request::new(message);
-    stamp(&mut request, left);
-    request
-}
-
-/// Adds the metadata of every call: the timeout and the trace context.
-fn stamp<T>(request: &mut Request<T>, left: Duration) {
-    request.set_timeout(left);
-    trace::inject(request.metadata_mut());
 }

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 
 use crate::address::Address;
 use crate::error::{CallFailure, Error};
-use crate::failover::{FailoverRound, Pauses};
+use crate::failover::{FailoverRound, Pauses, RetryPolicy};
 
 /// The HTTP/2 receive window of a stream, in bytes: a tensor of this size arrives without waiting
 /// for a window update.
@@ -26,21 +26,6 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 /// client therefore notices a hung or vanished server within twice this time. Used only with
 /// several endpoints.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
-
-/// The action after the connection broke under a call that was sent. The server may have carried
-/// out the call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum RetryPolicy {
-    /// Asks the next endpoint whether the function is declared idempotent, and sends the call again
-    /// only if it is. Without an answer, the call is not sent again.
-    #[default]
-    AsDeclared,
-    /// Sends the call again to the next endpoint under the same id: a second execution does no
-    /// harm.
-    Allowed,
-    /// Reports [`Error::ConnectionLost`] and never sends the call again.
-    Forbidden,
-}
 
 /// The endpoints of a cluster. Clones share their connections.
 #[derive(Clone)]

@@ -18,7 +18,6 @@ use std::time::Duration;
 use millrace_types::{Failure, Reason};
 
 use crate::address::Address;
-use crate::endpoints::RetryPolicy;
 use crate::error::{CallFailure, Error};
 
 /// The longest wait for the election of a leader. An election takes less than two seconds while a
@@ -27,6 +26,21 @@ const LEADER_PATIENCE: Duration = Duration::from_secs(10);
 /// The first pause between rounds. Each later pause is twice as long, up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(800);
+
+/// The action after the connection broke under a call that was sent. The server may have carried
+/// out the call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum RetryPolicy {
+    /// Asks the next endpoint whether the function is declared idempotent, and sends the call again
+    /// only if it is. Without an answer, the call is not sent again.
+    #[default]
+    AsDeclared,
+    /// Sends the call again to the next endpoint under the same id: a second execution does no
+    /// harm.
+    Allowed,
+    /// Reports [`Error::ConnectionLost`] and never sends the call again.
+    Forbidden,
+}
 
 /// A round of a call over all endpoints.
 #[derive(Debug)]

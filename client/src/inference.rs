@@ -18,8 +18,9 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response};
 
-use crate::endpoints::{Endpoints, RetryPolicy};
+use crate::endpoints::Endpoints;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 use crate::latency::LatencyBreakdown;
 use crate::tensor::{Tensor, raw_contents};
 

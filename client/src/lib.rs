@@ -50,8 +50,9 @@ pub use admin::{
     Admin, AppliedFunction, AppliedWorkflow, ApplyItem, ApplyOptions, ApplyOutcome, BrokenWorkflow,
     DeleteOptions, DryRun, DryRunStep, ItemRefusal, PendingModel, PolicyChange,
 };
-pub use endpoints::{Endpoints, RetryPolicy};
+pub use endpoints::Endpoints;
 pub use error::Error;
+pub use failover::RetryPolicy;
 pub use inference::{InferRequest, InferResponse, Inference, ModelMetadata, TENANT_HEADER, TensorMetadata};
 pub use latency::LatencyBreakdown;
 pub use model_file::ModelFile;

@@ -1,5 +1,6 @@
 //! One machine of a scenario: modelled links and GPUs, and the worker's real actors above them.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,6 @@ use millrace_worker::port::model::{ExecutorBehaviour, RunEnd, RunModel};
 use millrace_worker::port::modelled::ModelledMachine;
 
 use crate::control::{digest, function_key};
-use crate::run::Error;
 use crate::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 
 /// The limit of requests of a node and of a function: more than any scenario has, so that no limit refuses a
@@ -118,9 +118,9 @@ fn model_name(place: usize) -> String {
 }
 
 /// Returns the models for the nodes. The models have names and sizes, but share one empty memfd.
-pub(crate) fn models(functions: &[SimulatedFunction]) -> Result<Vec<Arc<PreparedModel>>, Error> {
+pub(crate) fn models(functions: &[SimulatedFunction]) -> io::Result<Vec<Arc<PreparedModel>>> {
     let fd = rustix::fs::memfd_create("simulated", rustix::fs::MemfdFlags::CLOEXEC);
-    let file: Arc<OwnedFd> = Arc::new(fd.map_err(std::io::Error::from)?);
+    let file: Arc<OwnedFd> = Arc::new(fd?);
     let model = |(place, function): (usize, &SimulatedFunction)| {
         Arc::new(PreparedModel {
             digest: digest(place),

@@ -13,11 +13,11 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulationOutcome, models, run_each};
 use millrace_types::{BatchingOptions, SchedulingOptions, Slo};
 
+use crate::experiment::{Effort, Experiment};
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;
 use crate::versus::Quantity;
-use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "BATCHING", title: "Throughput and latency of batched requests", run: batching }];

@@ -17,10 +17,10 @@ use millrace_transfers::paths::HostLinks;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 
+use crate::experiment::{Effort, Experiment};
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::overload::{OBJECTIVE, in_time_of};
 use crate::report::ExperimentReport;
-use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
     id: "HOSTLINKS",

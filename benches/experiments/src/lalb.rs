@@ -17,11 +17,11 @@ use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, Topology
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 use rand::seq::SliceRandom as _;
 
+use crate::experiment::{Effort, Experiment};
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::versus::{PolicyComparison, Quantity};
-use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 3] = [
     Experiment {

@@ -14,12 +14,12 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulationOutcome, models};
 use millrace_types::Slo;
 
+use crate::experiment::{Effort, Experiment};
 use crate::figures::{PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::torpor::v100;
 use crate::versus::Quantity;
-use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 1] =
     [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];

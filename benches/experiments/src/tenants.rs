@@ -14,10 +14,10 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{models, report::format_percent};
 use millrace_types::{Quota, ResourceShare, TenantName};
 
+use crate::experiment::{Effort, Experiment};
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;
-use crate::{Effort, Experiment};
 
 pub const EXPERIMENTS: [Experiment; 1] = [Experiment {
     id: "TENANTS",

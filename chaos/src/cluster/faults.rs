@@ -14,30 +14,11 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tonic::Request;
 use tonic::transport::Channel;
 
-use super::{ClusterProcess, TestCluster};
+use super::cluster_process::ClusterProcess;
+use super::test_cluster::TestCluster;
 
 /// Maximum wait for an answer of the fault service, which waits for no disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Whether controllers run the fault service.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum FaultInjection {
-    /// Controllers run without the fault service.
-    #[default]
-    Off,
-    /// Controllers run the fault service.
-    On,
-}
-
-impl FaultInjection {
-    /// Returns the controller's arguments for the fault service.
-    pub(super) fn words(self) -> Vec<String> {
-        match self {
-            Self::Off => Vec::new(),
-            Self::On => vec!["--enable-fault-injection".to_owned()],
-        }
-    }
-}
 
 impl TestCluster {
     /// Moves the wall clock of a controller.

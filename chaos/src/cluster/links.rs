@@ -2,18 +2,11 @@
 
 use anyhow::bail;
 
+use super::cluster_process::ClusterProcess;
 use super::ground::ClusterEnvironment;
-use super::{ClusterProcess, TestCluster};
+use super::plan::LinkMode;
+use super::test_cluster::TestCluster;
 use crate::proxy::{CutDirection, LinkParty, LinkSlowness, RestoreMode};
-
-/// The way in which processes reach each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkMode {
-    /// Processes connect directly. A ground that can cuts links.
-    Direct,
-    /// Processes connect through proxies, which cut and delay.
-    Proxied,
-}
 
 impl TestCluster {
     /// Cuts every link between the two sides; `way` is the direction as seen from `one`.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, se
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-use super::ground::Container;
+use super::ground::compose::Container;
 
 /// Maximum time until a process reports that it is ready. A controller that joins waits for the
 /// log.
@@ -164,6 +164,14 @@ impl LaunchSpec {
         let lines: Vec<_> = log.lines().collect();
         let shown = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
         format!("its log ends with:\n{shown}")
+    }
+}
+
+/// Returns the running process, or the end of the log as an error.
+pub(super) fn must_run(recipe: &LaunchSpec, started: LaunchResult) -> anyhow::Result<RunningProcess> {
+    match started {
+        LaunchResult::Ready(running) => Ok(*running),
+        LaunchResult::Ended(status) => bail!("{} ended ({status}); {}", recipe.name, recipe.log_tail()),
     }
 }
 

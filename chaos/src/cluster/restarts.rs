@@ -1,31 +1,24 @@
 //! Stops and restarts of a cluster's processes, and processes that end by themselves.
 
-use std::fmt;
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, bail};
 use futures::future::join_all;
 
-use super::process::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess};
-use super::{ConnectionCaps, StartResult, StatusGoal, TestCluster, descendants, must_run, named};
+use super::caps::ConnectionCaps;
+use super::cluster_process::ClusterProcess;
+use super::process::{LaunchMethod, LaunchResult, LaunchSpec, RunningProcess, descendants, must_run};
+use super::status::StatusGoal;
+use super::test_cluster::{TestCluster, named};
 use crate::proxy::LinkParty;
 
-/// A controller or a worker, running or not.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ClusterProcess {
-    /// A controller, by its id.
-    Controller(u64),
-    /// A worker, by its name.
-    Worker(String),
-}
-
-impl fmt::Display for ClusterProcess {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Controller(id) => write!(f, "controller {id}"),
-            Self::Worker(name) => f.write_str(name),
-        }
-    }
+/// The result of a start that may be refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StartResult {
+    /// The process serves.
+    Serves,
+    /// The process ended by itself, with this status and this log.
+    Refused(ExitStatus, String),
 }
 
 impl TestCluster {
@@ -289,24 +282,5 @@ impl TestCluster {
             recipe.keep_log().await?;
         }
         Ok(())
-    }
-}
-
-impl ClusterProcess {
-    /// Returns the name of the process on its ground and in its log.
-    pub(super) fn service(&self) -> String {
-        match self {
-            Self::Controller(id) => format!("controller-{id}"),
-            Self::Worker(name) => name.clone(),
-        }
-    }
-
-    /// Returns the process's name in the proxies' rules.
-    #[must_use]
-    pub fn party(&self) -> LinkParty {
-        match self {
-            Self::Controller(id) => LinkParty::Controller(*id),
-            Self::Worker(name) => LinkParty::Worker(name.clone()),
-        }
     }
 }

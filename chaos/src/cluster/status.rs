@@ -5,9 +5,13 @@ use std::time::Duration;
 use anyhow::bail;
 use millrace_client::{Admin, messages as wire};
 
-use super::{LOOK_EVERY, PATIENCE, TestCluster};
+use super::test_cluster::TestCluster;
 use crate::clock;
 
+/// Maximum time for a cluster to reach a wanted state, after any fault.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Interval between two looks at the cluster's state.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// Maximum time of a look. An endpoint that hangs is asked again.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 

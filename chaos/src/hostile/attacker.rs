@@ -19,8 +19,8 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::ServerPort;
 use super::governor::ProcessorPace;
+use super::port::ServerPort;
 use super::wire::AUTHORITY;
 
 /// Maximum wait for a connection.

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::PortKind;
+use super::port::PortKind;
 
 /// A host name that every server accepts. A foreign name would be refused before any other check.
 pub(super) const AUTHORITY: &str = "127.0.0.1";

@@ -15,7 +15,7 @@ use rand::Rng as _;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::Client;
+use super::client::Client;
 use super::keys::{self, Keys, PREFIX, VALUE};
 use crate::history::{AdminAnswer, AdminHistory, AdminOp, AdminOperation, AdminResult, FunctionReading};
 

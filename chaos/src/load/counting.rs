@@ -7,25 +7,16 @@
 //! same id. If a request may have been carried out, the client leaves the sequence for another id,
 //! and the cluster ends the sequence for being idle.
 
-use std::num::NonZeroU32;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::bail;
-use bytes::Bytes;
-use millrace_client::{
-    Admin, ApplyOptions, Endpoints, Error, InferRequest, InferResponse, Inference, Tensor,
-};
-use millrace_types::sequences::{SequenceSpec, StatePair};
-use millrace_types::{DataType, InSequence, Reason, SequenceId};
+use millrace_client::{Error, InferResponse, Inference};
+use millrace_types::{InSequence, Reason, SequenceId};
 use rand::Rng as _;
 
-use super::requester::name;
-use super::{Client, keys, targets};
-use crate::clock;
-use crate::oracle::counted::{SequenceRequest, SequenceRequestResult};
-use crate::timeline::seconds;
+use super::client::{Client, error_name};
+use super::counter::CounterFunction;
+use crate::history::{SequenceRequest, SequenceRequestResult};
 
 /// Number of sequences that a client has at a time.
 const OPEN: u64 = 4;
@@ -34,88 +25,12 @@ const LENGTH: std::ops::RangeInclusive<u32> = 2..=12;
 /// Numbers by which sequences are told apart. With [`LENGTH`], every count times its number is
 /// exact in FP32.
 const KEYS: u64 = 64;
-/// Maximum number of sequences of a counter at a time.
-const SEQUENCES_MAX: u32 = 64;
-/// Time for which a counter keeps an idle sequence.
-const IDLE: Duration = Duration::from_secs(20);
-/// Maximum wait for the end of idle sequences, for which the cluster looks once in a while.
-const ROOM_PATIENCE: Duration = Duration::from_secs(60);
-const ROOM_EVERY: Duration = Duration::from_millis(500);
-/// Maximum time of a try.
-const TRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a request with all its tries.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between two requests, in milliseconds.
 const THINK_MS: std::ops::Range<u64> = 5..30;
 /// Pause between two tries, in milliseconds.
 const AGAIN_MS: std::ops::Range<u64> = 20..100;
-
-/// A function that counts the requests of each of its sequences.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CounterFunction {
-    pub name: String,
-    /// Number of values in the counter's state. Large state stays on the GPU of its last run.
-    pub width: NonZeroU32,
-}
-
-impl CounterFunction {
-    /// Publishes the counter. Does not wait until the counter is ready.
-    pub(super) async fn publish(&self, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<()> {
-        let path = root.join(format!("{}.onnx", self.name));
-        let words = ["counter", "--width", &self.width.to_string()];
-        let digest = targets::synthesize(&words, program, &path, admin).await?;
-        let mut spec = keys::spec(&self.name, 0);
-        let state = vec![StatePair { input: "h_in".to_owned(), output: "h_out".to_owned() }];
-        spec.sequences = Some(SequenceSpec { state, idle: IDLE, max: SEQUENCES_MAX });
-        admin.apply(&spec, digest, ApplyOptions::default()).await?;
-        Ok(())
-    }
-
-    /// Waits until the maximum number of sequences can start at the same time, which proves that no
-    /// old sequence is left.
-    ///
-    /// # Errors
-    /// If the sequences do not start in time.
-    pub(crate) async fn has_room(&self, endpoints: Endpoints) -> anyhow::Result<()> {
-        let inference = Inference::new(endpoints);
-        let deadline = clock::now() + ROOM_PATIENCE;
-        loop {
-            let begun = clock::now();
-            let missing = match self.all_begin(&inference).await {
-                // A slower start proves nothing: the first sequences may have ended for being idle.
-                Ok(()) if begun.elapsed() < IDLE / 2 => return Ok(()),
-                Ok(()) => {
-                    format!("starting all takes {}, too long to prove anything", seconds(begun.elapsed()))
-                }
-                Err(error) => error.to_string(),
-            };
-            if clock::now() >= deadline {
-                bail!("{SEQUENCES_MAX} sequences of {} do not start: {missing}", self.name);
-            }
-            tokio::time::sleep(ROOM_EVERY).await;
-        }
-    }
-
-    async fn all_begin(&self, inference: &Inference) -> Result<(), Error> {
-        for number in 0..SEQUENCES_MAX {
-            let id = SequenceId::Name(format!("room-{number}"));
-            inference.infer(self.request(1.0, InSequence { id, start: true, end: false })).await?;
-        }
-        Ok(())
-    }
-
-    /// Returns a request whose first number counts and whose other numbers identify the sequence.
-    fn request(&self, key: f32, sequence: InSequence) -> InferRequest {
-        let width = self.width.get();
-        let number = |at: u32| if at == 0 { 1.0 } else { key };
-        let data = Bytes::from((0..width).flat_map(|at| number(at).to_le_bytes()).collect::<Vec<u8>>());
-        let input = Tensor::new("x", DataType::Fp32, vec![1, width.into()], data);
-        let mut request = InferRequest::new(&*self.name, vec![input.expect("the shape has these bytes")]);
-        request.sequence = Some(sequence);
-        request.timeout = TRY_TIMEOUT;
-        request
-    }
-}
 
 /// A client's progress in a sequence.
 struct Sequence {
@@ -190,7 +105,7 @@ impl CounterClient {
                 break ended;
             }
             if self.client.timeline.now() - begun >= PATIENCE {
-                break SequenceRequestResult::Refused(format!("given up, {}", name(&error)));
+                break SequenceRequestResult::Refused(format!("given up, {}", error_name(&error)));
             }
             let pause = self.client.rng.random_range(AGAIN_MS);
             tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -213,13 +128,15 @@ impl CounterClient {
 /// retried.
 fn became(error: &Error) -> Option<SequenceRequestResult> {
     match error.reason() {
-        Some(Reason::SequenceNotFound | Reason::DataLost) => Some(SequenceRequestResult::Over(name(error))),
+        Some(Reason::SequenceNotFound | Reason::DataLost) => {
+            Some(SequenceRequestResult::Over(error_name(error)))
+        }
         // Two executors died during the request, so this may be a request that kills
         // executors.
-        Some(Reason::Quarantined) => Some(SequenceRequestResult::Unclear(name(error))),
-        _ if error.may_have_executed() => Some(SequenceRequestResult::Unclear(name(error))),
+        Some(Reason::Quarantined) => Some(SequenceRequestResult::Unclear(error_name(error))),
+        _ if error.may_have_executed() => Some(SequenceRequestResult::Unclear(error_name(error))),
         _ if error.retryable() => None,
-        _ => Some(SequenceRequestResult::Refused(name(error))),
+        _ => Some(SequenceRequestResult::Refused(error_name(error))),
     }
 }
 
@@ -260,7 +177,9 @@ fn value(bytes: &[u8]) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::Failure;
+    use bytes::Bytes;
+    use millrace_client::Tensor;
+    use millrace_types::{DataType, Failure};
 
     use super::*;
 

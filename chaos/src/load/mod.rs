@@ -12,11 +12,14 @@
 
 mod admin;
 mod availability;
+mod client;
+mod counter;
 mod counting;
 mod keys;
 mod new_connections;
 mod probe;
 mod requester;
+mod synth;
 mod targets;
 
 use std::sync::{Arc, Mutex};
@@ -32,15 +35,15 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::admin::read_all;
 pub use self::availability::CallAvailability;
+use self::client::Client;
+pub use self::counter::CounterFunction;
 use self::counting::CounterClient;
-pub use self::counting::CounterFunction;
 use self::keys::Keys;
 pub(crate) use self::new_connections::NewConnectionClients;
+pub use self::synth::SynthModel;
 pub(crate) use self::targets::{POISON, publish_slow};
-pub use self::targets::{POKED, SynthModel, TargetFunction, TargetWorkflow, Targets};
-use crate::history::AdminHistory;
-use crate::oracle::counted::SequenceRequest;
-use crate::oracle::requests::RequestRecord;
+pub use self::targets::{POKED, TargetFunction, TargetWorkflow, Targets};
+use crate::history::{AdminHistory, RequestRecord, SequenceRequest};
 use crate::timeline::Timeline;
 
 /// Number of writers. The numbers are small, because the processes of the cluster share this
@@ -82,24 +85,6 @@ pub struct ClientLoad {
     pub writes: Arc<CallAvailability>,
     /// Times at which requests were answered.
     pub answers: Arc<CallAvailability>,
-}
-
-/// The parts that every client has.
-#[derive(Clone)]
-struct Client {
-    number: u32,
-    endpoints: Endpoints,
-    timeline: Timeline,
-    stop: CancellationToken,
-    rng: StdRng,
-}
-
-impl Client {
-    /// Waits between two operations. Returns false once the load stops.
-    async fn think(&mut self, millis: std::ops::Range<u64>) -> bool {
-        let pause = Duration::from_millis(self.rng.random_range(millis));
-        self.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some()
-    }
 }
 
 impl ClientLoad {

@@ -11,9 +11,9 @@ use rand::{Rng as _, SeedableRng as _};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::Targets;
-use super::requester::name;
-use crate::oracle::requests::{RequestRecord, RequestResult};
+use super::client::error_name;
+use super::targets::Targets;
+use crate::history::{RequestRecord, RequestResult};
 use crate::timeline::Timeline;
 
 /// Pause between two newcomers, in milliseconds.
@@ -82,7 +82,9 @@ async fn come(
         let asked = tokio::time::timeout(PATIENCE, targets.try_ask(&function, endpoints)).await;
         let how = match asked {
             Ok(Ok(Ok(()))) => RequestResult::Right,
-            Ok(Ok(Err(error))) => RequestResult::Refused(format!("over a new connection: {}", name(&error))),
+            Ok(Ok(Err(error))) => {
+                RequestResult::Refused(format!("over a new connection: {}", error_name(&error)))
+            }
             Ok(Err(other)) => RequestResult::Wrong(other.to_string()),
             Err(_) => RequestResult::GivenUp(format!("over a new connection: no answer in {PATIENCE:?}")),
         };

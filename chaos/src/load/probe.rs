@@ -8,7 +8,9 @@ use std::time::Duration;
 use millrace_client::{Admin, ApplyOptions};
 use millrace_types::Digest;
 
-use super::{CallAvailability, Client, keys};
+use super::availability::CallAvailability;
+use super::client::Client;
+use super::keys;
 
 /// Timeout of a write, longer than a sound cluster takes under load. After a timeout the next write
 /// gets twice as long, at most 8 times this value.

@@ -4,12 +4,13 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millrace_client::{Error, InferRequest, InferResponse, Inference};
+use millrace_client::{InferRequest, InferResponse, Inference};
 use rand::Rng as _;
 
-use super::targets::ExampleAnswer;
-use super::{CallAvailability, Client, Targets};
-use crate::oracle::requests::{RequestRecord, RequestResult};
+use super::availability::CallAvailability;
+use super::client::{Client, error_name};
+use super::targets::{ExampleAnswer, Targets};
+use crate::history::{RequestRecord, RequestResult};
 
 /// Timeout of a try.
 const TRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,12 +58,12 @@ async fn ask(
             Err(error) => error,
         };
         if !error.retryable() {
-            break RequestResult::Refused(name(&error));
+            break RequestResult::Refused(error_name(&error));
         }
         if client.timeline.now() - begun >= PATIENCE {
-            break RequestResult::GivenUp(name(&error));
+            break RequestResult::GivenUp(error_name(&error));
         }
-        retried.push(name(&error));
+        retried.push(error_name(&error));
         let pause = client.rng.random_range(AGAIN_MS);
         tokio::time::sleep(Duration::from_millis(pause)).await;
     };
@@ -77,16 +78,4 @@ fn judge(answer: &InferResponse, id: &str, example: &ExampleAnswer) -> RequestRe
         return RequestResult::Wrong(format!("the answer's {} outputs differ", answer.outputs.len()));
     }
     RequestResult::Right
-}
-
-/// Returns the error's stable name and its message.
-pub(super) fn name(error: &Error) -> String {
-    let name = match error {
-        Error::Refused(failure) => failure.reason.to_string(),
-        Error::Unreachable { .. } => "unreachable".to_owned(),
-        Error::ConnectionLost { .. } => "connection lost".to_owned(),
-        Error::TimedOut { .. } => "timed out".to_owned(),
-        _ => "unexpected".to_owned(),
-    };
-    format!("{name}: {error}")
 }

@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use futures::TryStreamExt as _;
-use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, ModelFile, Tensor};
+use millrace_client::{Admin, ApplyOptions, Endpoints, Error, InferRequest, Inference, Tensor};
 use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{DataType, Digest, FunctionKey, FunctionName, TenantName, WorkflowSpec};
 use rand::Rng as _;
 use rand::rngs::StdRng;
-use tokio::process::Command;
 
-use super::counting::CounterFunction;
+use super::counter::CounterFunction;
 use super::keys;
+use super::synth::{SynthModel, synthesize, upload};
 use crate::cluster::until;
 
 /// Number of inputs of each function. Each input has its own expected answer.
@@ -64,15 +63,6 @@ pub struct TargetWorkflow {
     pub steps: Vec<String>,
     /// Number of rows of each request.
     pub rows: u32,
-}
-
-/// A model that `millrace synth` writes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SynthModel {
-    /// The kind of network, with one FP32 input.
-    pub kind: &'static str,
-    /// The seed of the weights. Another seed gives another file, with other answers.
-    pub seed: u64,
 }
 
 /// The functions that stay, and the workflows over them.
@@ -264,13 +254,6 @@ async fn examples(
     Ok(examples)
 }
 
-/// Writes a model with the cluster's own generator of models, and uploads the model.
-async fn upload(network: SynthModel, program: &Path, root: &Path, admin: &Admin) -> anyhow::Result<Digest> {
-    let SynthModel { kind, seed } = network;
-    let path = root.join(format!("{kind}-{seed}.onnx"));
-    synthesize(&[kind, "--seed", &seed.to_string()], program, &path, admin).await
-}
-
 /// Publishes [`POISON`].
 ///
 /// # Errors
@@ -279,27 +262,6 @@ pub(crate) async fn publish_slow(program: &Path, root: &Path, admin: &Admin) -> 
     let digest = synthesize(&SLOW, program, &root.join("slow.onnx"), admin).await?;
     admin.apply(&keys::spec(POISON, 0), digest, ApplyOptions::default()).await?;
     Ok(())
-}
-
-pub(super) async fn synthesize(
-    words: &[&str],
-    program: &Path,
-    path: &Path,
-    admin: &Admin,
-) -> anyhow::Result<Digest> {
-    let mut command = Command::new(program);
-    // The user's own settings must not reach the generator: MILLRACE_BINARY, a setting of the
-    // harness, is unknown to it.
-    command.env_clear().arg("synth").args(words).arg("--out").arg(path).stdin(Stdio::null());
-    let output = command.output().await.with_context(|| format!("cannot run {}", program.display()))?;
-    if !output.status.success() {
-        bail!("'millrace synth' fails: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    let file = ModelFile::open(path)?;
-    admin.upload(&file, |_| {}).await.context("the cluster does not accept the model")?;
-    // The cluster has the file now, and hundreds of such files are gigabytes.
-    std::fs::remove_file(path).with_context(|| format!("cannot remove {}", path.display()))?;
-    Ok(file.digest())
 }
 
 fn random_input(name: &str, shape: &[i64], rows: u32, rng: &mut StdRng) -> anyhow::Result<Tensor> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use millrace_types::Reason;
 
-use super::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 use crate::report::PromiseCheck;
 use crate::timeline::seconds;
 
@@ -78,7 +78,7 @@ fn detail(requests: &[RequestRecord], answered: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::requests::request;
+    use crate::history::requests::request;
     use crate::report::CheckVerdict;
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 use crate::report::PromiseCheck;
 
 pub const NAME: &str = "bills count every answer once";
@@ -65,7 +65,7 @@ pub fn check(account: &BillingRecord, requests: &[RequestRecord]) -> PromiseChec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::requests::request;
+    use crate::history::requests::request;
     use crate::report::CheckVerdict;
 
     fn verdict(account: &BillingRecord) -> CheckVerdict {

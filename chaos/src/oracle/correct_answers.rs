@@ -1,7 +1,7 @@
 //! The check that every answer is right: it answers the client's own request, with the bytes that
 //! the function returned before the faults.
 
-use super::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 use crate::report::PromiseCheck;
 
 const NAME: &str = "every answer is right";
@@ -21,7 +21,7 @@ pub fn check(requests: &[RequestRecord]) -> PromiseCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::requests::request;
+    use crate::history::requests::request;
     use crate::report::CheckVerdict;
 
     #[test]

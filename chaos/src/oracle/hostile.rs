@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::healthy::ALLOWANCE;
-use super::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 use crate::hostile::{AttackSummary, SHARE, attack_names, share_of};
 use crate::report::PromiseCheck;
 use crate::timeline::seconds;
@@ -313,8 +313,8 @@ pub(crate) fn millis(span: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::requests::request;
     use crate::hostile::AttackCounts;
-    use crate::oracle::requests::request;
     use crate::report::CheckVerdict;
 
     const RUN: &str = "attacked";

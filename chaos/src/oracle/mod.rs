@@ -26,5 +26,4 @@ pub mod leaks;
 pub mod leftover_processes;
 pub mod linearizable;
 mod register;
-pub mod requests;
 pub mod shared_memory;

@@ -8,7 +8,9 @@ use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 
-use super::{ClusterUsage, RequestSecond, RunReport, UsageSum};
+use super::cluster_usage::{ClusterUsage, UsageSum};
+use super::run_report::RunReport;
+use super::series::RequestSecond;
 use crate::timeline::EventSource;
 
 /// The name of a curve, its colour, and its value in a second.

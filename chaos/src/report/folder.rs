@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::{HarnessUsage, RunReport, html, junit};
+use super::harness_usage::HarnessUsage;
+use super::run_report::RunReport;
+use super::{html, junit};
 
 /// The file for CI servers.
 const JUNIT: &str = "junit.xml";
@@ -71,7 +73,7 @@ impl ReportFolder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::failed;
+    use crate::report::run_report::tests::failed;
 
     #[test]
     fn every_added_run_is_in_both_files() {

@@ -3,7 +3,10 @@
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::{CheckVerdict, EVIDENCE_LINES, HarnessUsage, PromiseCheck, RunReport, chart};
+use super::chart;
+use super::check::{CheckVerdict, PromiseCheck};
+use super::harness_usage::HarnessUsage;
+use super::run_report::{EVIDENCE_LINES, RunReport};
 use crate::timeline::{EventSource, TimelineEvent, seconds};
 
 /// Maximum number of shown events of a run: a long storm has thousands.
@@ -195,7 +198,7 @@ fn millis(ms: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::failed;
+    use crate::report::run_report::tests::failed;
     use crate::report::{RequestSecond, RequestSeries};
 
     #[test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use super::{CheckVerdict, PromiseCheck, RunReport};
+use super::check::{CheckVerdict, PromiseCheck};
+use super::run_report::RunReport;
 
 pub(super) fn render(reports: &[RunReport]) -> anyhow::Result<String> {
     let mut junit = quick_junit::Report::new("millrace-chaos");
@@ -53,7 +54,7 @@ fn status(verdict: CheckVerdict, said: &str, evidence: &[String]) -> TestCaseSta
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::failed;
+    use crate::report::run_report::tests::failed;
 
     #[test]
     fn a_failed_check_is_a_failed_case_and_a_skipped_run_a_skipped_one() {

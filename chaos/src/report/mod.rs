@@ -2,180 +2,18 @@
 //! as text, and written as files for a CI server and for a browser ([`ReportFolder`]).
 
 mod chart;
+mod check;
 mod cluster_usage;
 mod folder;
 mod harness_usage;
 mod html;
 mod junit;
+mod run_report;
 mod series;
 
-use std::fmt::{self, Write as _};
-use std::time::Duration;
-
-use serde::Serialize;
-
+pub use self::check::{CheckVerdict, PromiseCheck};
 pub use self::cluster_usage::{ClusterUsage, UsageSum};
 pub use self::folder::ReportFolder;
 pub use self::harness_usage::HarnessUsage;
+pub use self::run_report::RunReport;
 pub use self::series::{RequestSecond, RequestSeries};
-use crate::timeline::{EventSource, TimelineEvent};
-
-/// Maximum number of shown lines of a failed check's evidence.
-const EVIDENCE_LINES: usize = 60;
-
-/// The result of a check or of a whole run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CheckVerdict {
-    /// The promise was kept.
-    Pass,
-    /// The promise was broken, or could not be decided.
-    Fail,
-    /// This machine does not allow the scenario.
-    Skipped,
-}
-
-impl fmt::Display for CheckVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Pass => "PASS",
-            Self::Fail => "FAIL",
-            Self::Skipped => "SKIPPED",
-        })
-    }
-}
-
-/// The check of a promise.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PromiseCheck {
-    pub name: String,
-    /// Whether the promise was kept.
-    pub verdict: CheckVerdict,
-    /// The measured numbers.
-    pub detail: String,
-    /// The evidence of a failure, such as the history that violates the promise.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub evidence: Vec<String>,
-}
-
-impl PromiseCheck {
-    /// Returns the check of a kept promise.
-    #[must_use]
-    pub fn pass(name: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self { name: name.into(), verdict: CheckVerdict::Pass, detail: detail.into(), evidence: Vec::new() }
-    }
-
-    /// Returns the check of a broken promise.
-    #[must_use]
-    pub fn fail(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
-        Self { name: name.into(), verdict: CheckVerdict::Fail, detail: detail.into(), evidence }
-    }
-
-    /// Returns the check of a promise that was kept unless there is evidence against it.
-    #[must_use]
-    pub fn of(name: impl Into<String>, detail: impl Into<String>, evidence: Vec<String>) -> Self {
-        if evidence.is_empty() { Self::pass(name, detail) } else { Self::fail(name, detail, evidence) }
-    }
-}
-
-/// The report of a whole run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RunReport {
-    /// The name of the scenario.
-    pub scenario: String,
-    /// The description of the scenario, in a line.
-    pub about: String,
-    /// The seed of the random choices: `--seed` with this number repeats them.
-    pub seed: u64,
-    /// The command that repeats the run with the same choices.
-    pub again: String,
-    pub verdict: CheckVerdict,
-    /// The reason why the run was skipped, or could not be carried out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    pub checks: Vec<PromiseCheck>,
-    /// The faults, other actions and observations, in order.
-    pub timeline: Vec<TimelineEvent>,
-    /// The results of requests, second by second.
-    pub requests: RequestSeries,
-    /// The resources of the processes, second by second.
-    pub taken: Vec<ClusterUsage>,
-    /// The duration of the run.
-    #[serde(rename = "tookMs", serialize_with = "crate::timeline::millis")]
-    pub took: Duration,
-    /// The folder with the processes' data and logs, if the folder was kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub kept: Option<String>,
-}
-
-impl RunReport {
-    /// Returns the empty report of a run.
-    #[must_use]
-    pub fn begin(scenario: &str, about: &str, seed: u64, again: String) -> Self {
-        Self {
-            scenario: scenario.to_owned(),
-            about: about.to_owned(),
-            seed,
-            again,
-            verdict: CheckVerdict::Skipped,
-            reason: None,
-            checks: Vec::new(),
-            timeline: Vec::new(),
-            requests: RequestSeries::default(),
-            taken: Vec::new(),
-            took: Duration::ZERO,
-            kept: None,
-        }
-    }
-
-    #[must_use]
-    pub fn faults(&self) -> usize {
-        self.timeline.iter().filter(|event| event.kind == EventSource::Fault).count()
-    }
-
-    /// Returns the checks and the verdict as text. The timeline was printed as it happened.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        let width = self.checks.iter().map(|check| check.name.len()).max().unwrap_or(0);
-        for check in &self.checks {
-            let PromiseCheck { name, verdict, detail, evidence } = check;
-            let _always = writeln!(text, "{verdict}  {name:width$}  {detail}");
-            for line in evidence.iter().take(EVIDENCE_LINES) {
-                let _always = writeln!(text, "      {line}");
-            }
-            if let Some(more) = evidence.len().checked_sub(EVIDENCE_LINES).filter(|&more| more > 0) {
-                let _always = writeln!(text, "      and {more} lines more: see -o json");
-            }
-        }
-        if let Some(kept) = &self.kept {
-            let _always = writeln!(text, "kept: {kept}");
-        }
-        let reason = self.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-        let _always = write!(text, "{} {} --seed {}{reason}", self.verdict, self.scenario, self.seed);
-        text
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the report of a run with a kept and a broken promise.
-    pub(super) fn failed(evidence: Vec<String>) -> RunReport {
-        let checks =
-            vec![PromiseCheck::pass("one", "1 of 1"), PromiseCheck::fail("second", "0 of 1", evidence)];
-        let again = "millrace-chaos run leader-kill --seed 7".to_owned();
-        let report = RunReport::begin("leader-kill", "kill -9 the leader", 7, again);
-        RunReport { verdict: CheckVerdict::Fail, checks, took: Duration::from_secs(3), ..report }
-    }
-
-    #[test]
-    fn evidence_is_shown_under_its_check_and_shortened() {
-        let evidence = (0..EVIDENCE_LINES + 2).map(|line| format!("line {line}")).collect();
-        let text = failed(evidence).text();
-        assert!(text.starts_with("PASS  one     1 of 1\nFAIL  second  0 of 1\n      line 0\n"), "{text}");
-        assert!(text.ends_with("and 2 lines more: see -o json\nFAIL leader-kill --seed 7"), "{text}");
-    }
-}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::oracle::requests::{RequestRecord, RequestResult};
+use crate::history::{RequestRecord, RequestResult};
 
 /// The requests that ended in a second of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use rand::Rng as _;
 use rand::seq::IndexedRandom as _;
 
+use super::repair::FaultRepair;
 use super::spec::{
     ClockJumpSpec, CutSide, CutSpec, DeviceFault, DiskStallSpec, FaultSpec, FaultTarget, JumpDirection,
     SlowLinksSpec,
@@ -19,24 +20,6 @@ const STALL_LASTS: Duration = Duration::from_secs(600);
 /// Time within which a fault of a GPU ends its executor under load: the fault acts on the next
 /// work.
 const ARMED: Duration = Duration::from_secs(5);
-
-/// The repair of a fault. The order of the variants is the order in which several faults are
-/// undone: a process that hangs or is cut off cannot answer the later repairs.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum FaultRepair {
-    /// Continues a stopped process, if the process still exists.
-    Continue(u32),
-    /// Takes the link of a process up again.
-    Plug(ClusterProcess),
-    /// Restores every link.
-    Mend,
-    /// Restarts an ended process over its folder.
-    Start(ClusterProcess),
-    /// Lifts the memory limit of a worker, or restarts a worker that has ended.
-    Feed(String),
-    /// Ends all faults in the machine of a controller.
-    Clear(u64),
-}
 
 impl ScenarioStage {
     /// Injects a fault, and returns its repairs; none for a fault that ends by itself.

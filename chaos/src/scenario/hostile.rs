@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::num::NonZeroU32;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -18,21 +17,16 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use super::stage::ScenarioStage;
 use crate::cluster::{
-    ClusterProcess, ConnectionCaps, ProcessUsage, ResidentMemory, StatusGoal, descendants, descriptors_max,
-    is_alive, processor_time, reset_peak, until_within,
+    ClusterProcess, ProcessUsage, ResidentMemory, StatusGoal, descendants, descriptors_max, is_alive,
+    processor_time, reset_peak, until_within,
 };
-use crate::history::AdminOp;
+use crate::history::{AdminOp, RequestRecord};
 use crate::hostile::{AttackOrders, AttackSummary, AttackerLine, AttackerWork, share_of};
 use crate::load::NewConnectionClients;
 use crate::oracle::healthy::ALLOWANCE;
 use crate::oracle::hostile::{self as judge, ClientLatencies, ClusterReading, NORMAL_WITHIN, ServerUsage};
-use crate::oracle::requests::RequestRecord;
 use crate::timeline::seconds;
 
-/// Maximum connections of each port; each address gets a quarter of them.
-const PORT_MAX: NonZeroU32 = NonZeroU32::new(2_048).expect("it is not zero");
-/// The soft limit of descriptors with which most systems start a process.
-pub(super) const USUAL_DESCRIPTORS: u64 = 1_024;
 /// Addresses that only attackers use.
 const ELSEWHERE: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(127, 0, 1, 1)),
@@ -52,11 +46,6 @@ const REQUESTS_END_WITHIN: Duration = Duration::from_secs(12);
 const FIRST: &str = "from elsewhere";
 /// The name of the second run in checks.
 const SECOND: &str = "from beside";
-
-/// Returns the connection limits, if the binary under test supports them.
-pub(super) async fn caps(program: &std::path::Path) -> Option<ConnectionCaps> {
-    ConnectionCaps::known_to(program).await.then(|| ConnectionCaps::of(PORT_MAX))
-}
 
 /// A period with attackers, or the control.
 struct AttackPhase {

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, Endpoints, messages};
 
-use super::KeepFolders;
+use super::options::KeepFolders;
 use super::spec::Invariant;
 use super::stage::ScenarioStage;
 use crate::cluster::{is_alive, until, until_within};

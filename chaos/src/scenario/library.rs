@@ -1,6 +1,6 @@
 //! The scenarios that are part of the harness, as embedded files.
 
-use super::ChaosScenario;
+use super::run::ChaosScenario;
 use super::spec::ScenarioSpec;
 
 macro_rules! files {

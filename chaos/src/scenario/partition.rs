@@ -23,7 +23,7 @@ use millrace_types::Reason;
 use rand::Rng as _;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 
-use super::TimedPromise;
+use super::promise::TimedPromise;
 use super::stage::ScenarioStage;
 use crate::proxy::{CutDirection, LinkParty, LinkSlowness};
 

@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 
-use super::TimedPromise;
+use super::promise::TimedPromise;
 use super::spec::{self, AwaitCondition, RoundStep};
 use super::stage::ScenarioStage;
 

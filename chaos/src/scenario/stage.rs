@@ -14,17 +14,14 @@ use rand::seq::IndexedRandom as _;
 use tempfile::TempDir;
 
 use super::census::UsageCensus;
-use super::executors::ExecutorVictim;
-use super::faults::FaultRepair;
-use super::spec::{self, ClusterShape, CodedScenario, FunctionGroup, Invariant, ScenarioSpec, WorkflowChain};
-use super::{ScenarioOptions, TimedPromise, hostile};
-use crate::cluster::{
-    ClusterPlan, ClusterProcess, FaultInjection, LinkMode, StatusGoal, TestCluster, TestEnvironment,
-    WorkerMachine, until,
-};
-use crate::load::{
-    ClientLoad, CounterFunction, LoadMix, SynthModel, TargetFunction, TargetWorkflow, Targets,
-};
+use super::options::ScenarioOptions;
+use super::plan;
+use super::promise::TimedPromise;
+use super::repair::FaultRepair;
+use super::spec::{Invariant, ScenarioSpec};
+use super::victim::ExecutorVictim;
+use crate::cluster::{ClusterProcess, StatusGoal, TestCluster, until};
+use crate::load::{ClientLoad, LoadMix, Targets};
 use crate::oracle::billed::BillingRecord;
 use crate::report::PromiseCheck;
 use crate::timeline::{Timeline, seconds};
@@ -77,11 +74,7 @@ impl ScenarioStage {
         let prefix = format!("millrace-chaos-{}-", spec.name);
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("no temporary folder")?;
         let timeline = Timeline::begin(options.echo);
-        let mut plan = plan(spec, options);
-        if spec.plays == Some(CodedScenario::HostileClients) {
-            plan.caps = hostile::caps(&options.program).await;
-            plan.descriptors = Some(hostile::USUAL_DESCRIPTORS);
-        }
+        let plan = plan::cluster(spec, options).await;
         let mut cluster = TestCluster::new(
             &options.program,
             folder.path(),
@@ -92,9 +85,9 @@ impl ScenarioStage {
         let started = async {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;
-            let functions = targets(&spec.functions, options.functions);
-            let chains = chains(&spec.workflows);
-            let counters = counters(&spec.sequences);
+            let functions = plan::targets(&spec.functions, options.functions);
+            let chains = plan::chains(&spec.workflows);
+            let counters = plan::counters(&spec.sequences);
             let root = folder.path();
             Targets::publish(&options.program, root, endpoints, functions, chains, counters, &mut rng).await
         };
@@ -255,71 +248,4 @@ impl ScenarioStage {
         })
         .await
     }
-}
-
-/// Returns the cluster to start for a scenario.
-fn plan(spec: &ScenarioSpec, options: &ScenarioOptions) -> ClusterPlan {
-    let ClusterShape { controllers, workers, gpus, gpu_memory, host_memory, isolation } =
-        spec.cluster.clone();
-    let isolation = options.isolation.clone().or_else(|| isolation.map(|it| it.word().to_owned()));
-    let mut worker_words = Vec::new();
-    worker_words.extend(isolation.into_iter().flat_map(|it| ["--isolation".to_owned(), it]));
-    worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
-    // A single thread keeps the long request running until the cluster has reported it, on any
-    // number of cores.
-    if spec.plays == Some(CodedScenario::PoisonRequest) {
-        worker_words.extend(["--executor-threads", "1"].map(str::to_owned));
-    }
-    ClusterPlan {
-        controllers,
-        workers,
-        links: links(spec, options.terrain.ground),
-        injection: if spec.is_injected() { FaultInjection::On } else { FaultInjection::Off },
-        machine: WorkerMachine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
-        worker_words,
-        preset: options.preset.clone(),
-        caps: None,
-        descriptors: None,
-    }
-}
-
-/// Returns whether proxies are in front of processes: they slow links, and cut them if the ground
-/// cannot.
-fn links(spec: &ScenarioSpec, ground: TestEnvironment) -> LinkMode {
-    let proxied = spec.slows() || spec.cuts() && ground == TestEnvironment::Processes;
-    if proxied { LinkMode::Proxied } else { LinkMode::Direct }
-}
-
-fn chains(workflows: &[WorkflowChain]) -> Vec<TargetWorkflow> {
-    let chain = |of: &WorkflowChain| TargetWorkflow {
-        name: of.name.clone(),
-        steps: of.steps.clone(),
-        rows: of.rows.get(),
-    };
-    workflows.iter().map(chain).collect()
-}
-
-fn counters(sequences: &[spec::CounterSpec]) -> Vec<CounterFunction> {
-    sequences.iter().map(|of| CounterFunction { name: of.name.clone(), width: of.width }).collect()
-}
-
-/// Returns the functions of a scenario. `many` replaces the count of functions that have a count
-/// above one.
-fn targets(functions: &[FunctionGroup], many: Option<u32>) -> Vec<TargetFunction> {
-    let numbered = |of: &FunctionGroup| {
-        let name = of.name.clone();
-        let replicas = of.replicas.get();
-        let kind = of.model.word();
-        match of.count.get() {
-            1 => vec![TargetFunction { name, replicas, network: SynthModel { kind, seed: 1 } }],
-            count => (1..=many.unwrap_or(count))
-                .map(|number| TargetFunction {
-                    name: format!("{name}-{number}"),
-                    replicas,
-                    network: SynthModel { kind, seed: u64::from(number) },
-                })
-                .collect(),
-        }
-    };
-    functions.iter().flat_map(numbered).collect()
 }

@@ -8,7 +8,7 @@ use millrace_client::Admin;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::executors::{ExecutorVictim, not_back};
+use super::victim::{ExecutorVictim, not_back};
 use crate::cluster::{PATIENCE, ProcessUsage};
 use crate::oracle::leaks::UsageSample;
 use crate::timeline::Timeline;

@@ -13,8 +13,8 @@ use millrace_types::{DataId, DataType};
 
 use crate::error::Error;
 use crate::ids;
+use crate::link::{ReceivedMessage, SessionState};
 use crate::memory::{Buffer, DataMemory, Room};
-use crate::session::{ReceivedMessage, SessionState};
 
 /// The longest failure message, in bytes. A longer message is truncated.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use millrace_types::DataType;
 
-use self::handles::{bad, data_id, give, give_back, guarded, handle, take, text};
+use self::handles::{FAILED, OK, bad, data_id, give, give_back, guarded, handle, take, text};
 use crate::call::Call;
 use crate::error::Error;
 use crate::memory::{Buffer, Room};
@@ -24,9 +24,6 @@ use crate::session::Session;
 const ID_BYTES: usize = 128;
 /// The largest number of dimensions of a tensor.
 const RANK_MAX: usize = 16;
-
-const OK: c_int = 0;
-const FAILED: c_int = -1;
 
 pub struct millrace_session(Session);
 

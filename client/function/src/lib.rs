@@ -45,6 +45,7 @@ mod call;
 mod error;
 mod ffi;
 mod ids;
+mod link;
 mod memory;
 mod session;
 

@@ -4,8 +4,9 @@ use futures::stream::BoxStream;
 use millrace_proto::admin::{Bill, ListBillingRequest};
 use millrace_types::{FunctionName, TenantName};
 
+use super::Admin;
+use super::call::{admin_client, stamped};
 use super::pages::{self, PAGE};
-use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {

@@ -5,9 +5,10 @@ use millrace_proto::admin::{
     RemoveControllerRequest, TransferLeadershipRequest, TransferLeadershipResponse,
 };
 
-use super::{Admin, CALL_TIMEOUT};
-use crate::endpoints::RetryPolicy;
+use super::Admin;
+use super::call::CALL_TIMEOUT;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 
 impl Admin {
     /// Returns the group of controllers, as the answering endpoint sees it. Works without a

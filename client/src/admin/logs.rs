@@ -7,9 +7,10 @@ use millrace_proto::convert::duration_wire;
 use millrace_proto::log::Filter;
 use millrace_proto::logs::PAGE_MAX;
 
-use super::{Admin, CALL_TIMEOUT};
-use crate::endpoints::RetryPolicy;
+use super::Admin;
+use super::call::CALL_TIMEOUT;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 
 impl Admin {
     /// Returns log lines of these nodes and controllers after an earlier response's `next`. An

@@ -6,8 +6,9 @@ use millrace_proto::admin::{
 };
 use millrace_types::NodeName;
 
+use super::Admin;
+use super::call::{admin_client, stamped};
 use super::pages::{self, PAGE};
-use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {

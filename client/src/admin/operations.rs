@@ -6,10 +6,11 @@ use futures::TryStreamExt as _;
 use millrace_proto::admin::{self, Operation, OperationState};
 use millrace_proto::convert::duration_wire;
 
+use super::Admin;
+use super::call::{CALL_TIMEOUT, admin_client, stamped};
 use super::pages::{self, PAGE};
-use super::{Admin, CALL_TIMEOUT, admin_client, stamped};
-use crate::endpoints::RetryPolicy;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 
 /// The longest wait of a call, below the limit of a server.
 const WAIT_MAX: Duration = Duration::from_secs(20);

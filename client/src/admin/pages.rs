@@ -9,9 +9,10 @@ use millrace_proto::admin;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-use super::CALL_TIMEOUT;
-use crate::endpoints::{Endpoints, RetryPolicy};
+use super::call::CALL_TIMEOUT;
+use crate::endpoints::Endpoints;
 use crate::error::Error;
+use crate::failover::RetryPolicy;
 
 /// The number of items requested per page. A page that reaches the size limit in bytes has fewer.
 pub(super) const PAGE: u32 = 500;

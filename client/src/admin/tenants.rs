@@ -6,8 +6,9 @@ use millrace_proto::convert::quota_wire;
 use millrace_types::{Quota, TenantName};
 use prost_types::FieldMask;
 
+use super::Admin;
+use super::call::{admin_client, stamped};
 use super::pages::{self, PAGE};
-use super::{Admin, admin_client, stamped};
 use crate::error::Error;
 
 impl Admin {

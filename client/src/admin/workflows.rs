@@ -5,8 +5,9 @@ use millrace_proto::admin::{self, DeleteWorkflowRequest, GetWorkflowRequest, Lis
 use millrace_proto::convert::workflow_spec_wire;
 use millrace_types::{FunctionKey, TenantName, WorkflowSpec};
 
+use super::call::{admin_client, stamped};
 use super::pages::{self, PAGE};
-use super::{Admin, ApplyOptions, ApplyOutcome, DeleteOptions, admin_client, stamped};
+use super::{Admin, ApplyOptions, ApplyOutcome, DeleteOptions};
 use crate::error::Error;
 
 /// The response to an apply of a workflow.

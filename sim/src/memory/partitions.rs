@@ -20,8 +20,28 @@ use std::ops::Range;
 
 use millrace_memory::{BlockPlacement, BlockRun};
 
-use super::TierSizes;
 use super::bits::{self, Word};
+
+/// The sizes of the two tiers, in blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierSizes {
+    /// The length of a partition: a power of two, at most 128.
+    pub partition: u32,
+    /// The common sizes, ascending, at most a partition. Pieces of a common size share partitions.
+    pub regular: Vec<u32>,
+    /// The length of the smallest buddy, a power of two. Smaller irregular pieces begin at multiples of this length.
+    pub irregular_min: u32,
+    /// The most blocks that one step of consolidation moves, at least a partition.
+    pub step: u32,
+}
+
+impl Default for TierSizes {
+    /// Returns the sizes of the paper and its artifact: partitions of 128 MiB, common sizes of 2 MiB and
+    /// 20 MiB, buddies of at least 16 MiB. The step of 512 MiB is Millrace's choice.
+    fn default() -> Self {
+        Self { partition: 64, regular: vec![1, 10], irregular_min: 8, step: 256 }
+    }
+}
 
 /// The kind of pieces that a partition holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use millrace_transfers::paths::{HostDirection, HostLinks};
 use millrace_transfers::rates::TransferObjective;
 use millrace_types::{Bytes, BytesPerSec};
 
-use super::Error;
+use super::error::Error;
 use super::fabric::{GpuSite, TransferStep};
 use super::instances::CourseEnd;
 use super::requests::{SimulatedObject, SimulatedObjectKey};

@@ -15,9 +15,10 @@ use millrace_transfers::rates::{BATCH, TransferObjective};
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
+use super::error::Error;
 use super::links::{HostCopy, LegId, NodeLinks, pipelines_through_host};
+use super::outcome::CopyCounts;
 use super::system::{Costs, System};
-use super::{CopyCounts, Error};
 
 /// A GPU of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,7 +11,7 @@ use millrace_transfers::rates::{self, RateAllocator, TransferObjective, Transfer
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
-use super::Error;
+use super::error::Error;
 use super::system::System;
 
 /// The id of a leg. Ids are not reused.

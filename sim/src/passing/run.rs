@@ -3,7 +3,7 @@
 use millrace_memory::elastic::Event;
 use millrace_types::Timestamp;
 
-use super::Error;
+use super::error::Error;
 use super::fabric::{FluidFabric, GpuSite};
 use super::instances::{CourseEnd, Instance};
 use super::outcome::{DataflowOutcome, SimulatedWorkflow};

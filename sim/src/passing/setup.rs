@@ -5,7 +5,7 @@ use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 use rand::seq::SliceRandom as _;
 
-use super::Error;
+use super::error::Error;
 use super::fabric::GpuSite;
 use super::system::{Costs, Placing, System};
 use super::workflow::ModelledWorkflow;

@@ -11,7 +11,7 @@ use millrace_memory::elastic::{
 };
 use millrace_types::Timestamp;
 
-use super::Error;
+use super::error::Error;
 use super::fabric::GpuSite;
 use super::outcome::StoreMemory;
 use super::requests::SimulatedObjectKey;

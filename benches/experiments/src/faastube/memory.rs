@@ -8,11 +8,11 @@ use millrace_sim::passing::{ArrivalProcess, DataflowOutcome, DataflowSetup, Syst
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::{Bytes, Timestamp};
 
-use super::{
-    Server, Shape, as_h18, average, bursts, figure, header, load, most, ms, open, open_as, order, outcomes,
-    p99_passing, range, spread,
+use super::measurements::{
+    average, figure, header, load, most, ms, order, outcomes, p99_passing, range, spread,
 };
-use crate::Effort;
+use super::setup::{Server, Shape, as_h18, bursts, open, open_as};
+use crate::experiment::Effort;
 use crate::figures::{SeedValues, Unit};
 use crate::report::ExperimentReport;
 

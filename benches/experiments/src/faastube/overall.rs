@@ -6,11 +6,12 @@ use millrace_sim::passing::system::Pinning;
 use millrace_sim::passing::{DataflowOutcome, System, workflow};
 use millrace_sim::report::format_percent;
 
-use super::{
-    LOAD, SLACK, Server, Shape, as_h18, assumed, figure, header, load, ms, open, order, outcomes,
-    p99_latency, p99_passing, p99_split, range, requests, spread, throughput,
+use super::measurements::{
+    SLACK, figure, header, load, ms, order, outcomes, p99_latency, p99_passing, p99_split, range, spread,
+    throughput,
 };
-use crate::Effort;
+use super::setup::{LOAD, Server, Shape, as_h18, assumed, open, requests};
+use crate::experiment::Effort;
 use crate::figures::{SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -7,11 +7,11 @@ use millrace_sim::passing::{
     ArrivalProcess, DataflowOutcome, DataflowSetup, ServedWorkflow, SimulatedWorkflow, System, workflow,
 };
 
-use super::{
-    SLACK, Server, Shape, as_h18, figure, header, load, most, ms, open, order, outcomes, p99_split, range,
-    spread, throughput,
+use super::measurements::{
+    SLACK, figure, header, load, most, ms, order, outcomes, p99_split, range, spread, throughput,
 };
-use crate::Effort;
+use super::setup::{Server, Shape, as_h18, open};
+use crate::experiment::Effort;
 use crate::figures::{SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -6,10 +6,9 @@ use millrace_sim::passing::{Costs, DataflowSetup, ServedWorkflow, System, workfl
 use millrace_transfers::paths::{Config, PathPlanner};
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::{
-    Server, Shape, as_h18, average, figure, header, load, ms, open, order, outcomes, p99_split, range, spread,
-};
-use crate::Effort;
+use super::measurements::{average, figure, header, load, ms, order, outcomes, p99_split, range, spread};
+use super::setup::{Server, Shape, as_h18, open};
+use crate::experiment::Effort;
 use crate::figures::{SeedValues, Unit};
 use crate::report::ExperimentReport;
 

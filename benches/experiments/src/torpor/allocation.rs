@@ -12,8 +12,8 @@ use millrace_sim::workload::random;
 use millrace_types::{Bytes, ModelId, Timestamp};
 use rand::Rng;
 
-use super::GPU_MEMORY;
-use crate::Effort;
+use super::setup::GPU_MEMORY;
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

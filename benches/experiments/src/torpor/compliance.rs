@@ -9,8 +9,9 @@ use millrace_sim::report::format_percent;
 use millrace_sim::scenario::SimulatedFunction;
 use millrace_types::Slo;
 
-use super::{ComparedSystem, PERCENTILE, allocation, assumed, at_counts, counts, minutes_of, mixed, systems};
-use crate::Effort;
+use super::allocation;
+use super::setup::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, systems};
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;

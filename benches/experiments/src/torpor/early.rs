@@ -12,8 +12,8 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulatedRequest, run_each};
 use millrace_types::Slo;
 
-use super::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, named, slo};
-use crate::Effort;
+use super::setup::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, named, slo};
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;

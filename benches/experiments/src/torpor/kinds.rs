@@ -11,8 +11,8 @@ use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};
 use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 
-use super::{assumed, at_counts, counts, minutes_of, named, slo, systems};
-use crate::Effort;
+use super::setup::{assumed, at_counts, counts, minutes_of, named, slo, systems};
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::versus::Quantity;

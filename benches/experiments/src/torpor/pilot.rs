@@ -14,8 +14,8 @@ use millrace_sim::workload::{RequestArrival, random, zipf};
 use millrace_types::{Bytes, Timestamp};
 use rand::Rng as _;
 
-use super::{ComparedSystem, named};
-use crate::Effort;
+use super::setup::{ComparedSystem, named};
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

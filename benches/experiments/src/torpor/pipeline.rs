@@ -20,8 +20,8 @@ use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, Topology
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Timestamp};
 use rand::Rng as _;
 
-use super::GPU_MEMORY;
-use crate::Effort;
+use super::setup::GPU_MEMORY;
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

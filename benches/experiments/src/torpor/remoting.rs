@@ -9,7 +9,7 @@ use millrace_sim::models;
 use millrace_sim::workload::random;
 use rand::Rng as _;
 
-use crate::Effort;
+use crate::experiment::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -15,7 +15,7 @@ use anyhow::{Context as _, bail, ensure};
 use super::owner;
 use super::tools::{check_success, run_for_output};
 use crate::clock;
-use crate::cluster::WorkerMachine;
+use crate::cluster::plan::WorkerMachine;
 
 /// The base image, as named in `deploy/compose/base-image.sh`.
 const BASE: &str = "millrace-base";

@@ -9,23 +9,22 @@
 //! Every resource on the machine carries the harness's pid in its name ([`owner`]). A harness that
 //! is killed leaves its resources behind, and the next harness removes them.
 
-mod compose;
+pub(super) mod compose;
 mod namespaces;
 mod owner;
+pub(super) mod placement;
 mod tools;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-pub(super) use self::compose::{Compose, Container};
+use self::compose::Compose;
 pub use self::namespaces::HarnessNamespace;
-pub(super) use self::namespaces::Namespaces;
+use self::namespaces::Namespaces;
+use self::placement::ProcessPlacement;
 use super::ports::PortAllocator;
-
-/// The prefix of the name of every resource that a harness makes on a machine.
-const PREFIX: &str = "millrace-chaos-";
 
 /// The place where the processes of a cluster run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -89,19 +88,6 @@ pub(super) enum ClusterEnvironment {
     Loopback(PortAllocator),
     Namespaces(Namespaces),
     Compose(Compose),
-}
-
-/// The place of a process on its ground.
-#[derive(Debug, Clone)]
-pub(super) struct ProcessPlacement {
-    /// The words before a program that is to run in this place.
-    pub(super) prefix: Vec<String>,
-    /// Further arguments of a process that listens in this place.
-    pub(super) words: Vec<String>,
-    /// The address at which a controller listens for clients.
-    pub(super) client: SocketAddr,
-    /// The address at which the process listens for other processes.
-    pub(super) internal: SocketAddr,
 }
 
 impl ClusterEnvironment {

@@ -23,8 +23,9 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::owner;
+use super::placement::ProcessPlacement;
 use super::tools::{check_success, run_for_output};
-use super::{ProcessPlacement, owner};
 
 /// The folder in which `ip netns` keeps names.
 const NAMES: &str = "/run/netns";

@@ -2,7 +2,8 @@
 //! harness. A resource may be removed if its harness no longer runs, for example because it was
 //! killed.
 
-use super::PREFIX;
+/// The prefix of the name of every resource that a harness makes on a machine.
+const PREFIX: &str = "millrace-chaos-";
 
 /// Returns the common prefix of this harness's resources.
 pub(super) fn own() -> String {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::task::JoinSet;
 
-use crate::hostile::PortKind;
 use crate::hostile::attacker::Attacker;
+use crate::hostile::port::PortKind;
 use crate::hostile::wire::{self, flag, kind};
 
 const MIB: usize = 1 << 20;

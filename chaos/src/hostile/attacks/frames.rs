@@ -6,8 +6,8 @@ use std::time::Duration;
 use rand::Rng as _;
 use rand::rngs::StdRng;
 
-use crate::hostile::PortKind;
 use crate::hostile::attacker::{Attacker, DiscardingConnection};
+use crate::hostile::port::PortKind;
 use crate::hostile::wire::{self, flag, frame, frame_of_length, kind};
 
 const EVERY: Duration = Duration::from_millis(100);

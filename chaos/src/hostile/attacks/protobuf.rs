@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use rand::Rng as _;
 
-use crate::hostile::PortKind;
 use crate::hostile::attacker::Attacker;
+use crate::hostile::port::PortKind;
 use crate::hostile::wire;
 
 const EVERY: Duration = Duration::from_secs(2);

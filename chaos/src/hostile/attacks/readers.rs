@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinSet;
 
-use crate::hostile::PortKind;
 use crate::hostile::attacker::{Attacker, DiscardingConnection};
+use crate::hostile::port::PortKind;
 use crate::hostile::wire::{self, flag, kind};
 
 /// Interval between the starts of two readers.

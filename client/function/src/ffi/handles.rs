@@ -1,4 +1,4 @@
-//! The values that cross the C boundary: handles, texts and messages, each checked once.
+//! The values that cross the C boundary: result codes, handles, texts and messages, each checked once.
 
 #![allow(unsafe_code, reason = "pointers come from the caller, as the header asks")]
 
@@ -8,9 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millrace_types::DataId;
 
-use super::{FAILED, OK};
 use crate::error::Error;
 use crate::ids;
+
+pub(super) const OK: c_int = 0;
+pub(super) const FAILED: c_int = -1;
 
 thread_local! {
     static MESSAGE: RefCell<CString> = RefCell::default();

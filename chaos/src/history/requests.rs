@@ -1,5 +1,5 @@
-//! The clients' record of each request, which [`answered`](super::answered),
-//! [`right`](super::right) and [`billed`](super::billed) judge.
+//! The clients' record of each request. The oracle judges by the records whether requests were
+//! answered, answered right and billed once.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct RequestRecord {
 
 impl RequestRecord {
     /// Returns a line of evidence.
-    pub(super) fn line(&self, why: &str) -> String {
+    pub(crate) fn line(&self, why: &str) -> String {
         let Self { id, function, begun, ended, retried, .. } = self;
         let from = begun.as_secs_f64();
         let to = ended.as_secs_f64();
@@ -47,7 +47,7 @@ impl RequestRecord {
 }
 
 #[cfg(test)]
-pub(super) fn request(how: RequestResult, retried: &[&str]) -> RequestRecord {
+pub(crate) fn request(how: RequestResult, retried: &[&str]) -> RequestRecord {
     RequestRecord {
         id: "r".into(),
         function: "f".into(),
