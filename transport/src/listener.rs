@@ -63,7 +63,8 @@ impl Listener for TcpListener {
     }
 }
 
-/// A listener whose connections come from a stream and share a single address; used for simulated networks.
+/// A listener that takes its connections from a stream. All connections have the same address. For
+/// simulated networks.
 #[derive(Debug)]
 pub struct StreamListener<S> {
     /// Stream of incoming connections.

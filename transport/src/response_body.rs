@@ -1,4 +1,4 @@
-//! The body of a response, whose request counts as under way until the body is sent.
+//! The body of a response. A request counts as under way until its response is sent.
 
 use std::error::Error;
 use std::pin::Pin;
