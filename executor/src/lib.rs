@@ -14,52 +14,35 @@
 //! with a run, exits when the worker ends, and decides nothing. `executor.proto` is the
 //! contract.
 //!
+//! Each module uses only modules below it in this table:
+//!
 //! | module | holds |
 //! |---|---|
-//! | `control` | commands, in the order sent |
-//! | `copies` | the copy threads |
-//! | `host_copies` | copies to the host, on a thread of their own |
-//! | `objects` | tensors in the GPU's memory that runs read in place |
-//! | `kept_outputs` | outputs that stay on the GPU after their run |
-//! | `runs` | the run thread |
-//! | `batch`, `response` | a run's inputs, in parts; its outputs, and which of them stay |
-//! | `program` | a loaded model: its launches, and the memory under it |
-//! | `mapping` | the memory under a program or an object: its region, its residency |
-//! | `residency` | the state of a mapping, and its users. Pure |
-//! | `peers` | other GPUs from which copies may read |
-//! | `launch_plan` | launches with numbered values. Pure |
-//! | `conversions` | conversion and checks of messages |
-//! | `events`, `queue`, `process` | events to the worker, the bounded queues, the tie to the worker |
+//! | `process` | the process, its limits and threads, and the commands in the order sent |
+//! | `copies`, `runs` | the work of the copy threads, and of the run thread |
+//! | `programs` | loaded models, and the plans of their launches |
+//! | `memory` | mappings of the GPU's memory, objects in it, and kept outputs |
+//! | `socket` | messages of the worker, and events to it |
+//! | `queue`, `error` | the bounded queues between the threads; errors that end the process |
 
-mod batch;
-mod control;
-mod conversions;
 mod copies;
 mod error;
-mod events;
-mod host_copies;
-mod kept_outputs;
-mod launch_plan;
-mod mapping;
-mod objects;
-mod peers;
+mod memory;
 mod process;
-mod program;
+mod programs;
 mod queue;
-mod residency;
-mod response;
 mod runs;
+mod socket;
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::ExitCode;
 
-pub use conversions::INLINE_BYTES_MAX;
 pub use copies::COPIES_QUEUED_MAX;
 pub use error::Error;
-pub use kept_outputs::RUNS_KEPT_MAX;
-pub use objects::OBJECTS_MAX;
+pub use memory::{OBJECTS_MAX, RUNS_KEPT_MAX};
 pub use process::{MEMORY_BESIDE_GPU, PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
+pub use socket::INLINE_BYTES_MAX;
 
 /// Runs `millrace executor`: serves the worker at the other end of standard input, until the worker
 /// sends a shutdown or ends.

@@ -16,7 +16,9 @@
 //! | `middleware` | middleware for every request, before any service |
 //! | `closing` | the notification that the gateway is closing |
 //! | `call`, `request_id` | properties of a call that are known before the body |
+//! | `header_names` | names of headers that several modules use |
 //! | `budget`, `framing`, `decompression` | bytes in memory: of all messages, of gRPC messages, of compressed messages |
+//! | `compression` | compression of responses |
 //! | `decoded` | the memory of decoded gRPC messages |
 //! | `delivery` | responses, which stay charged until sent |
 //! | `handler` | the path of an inference, the same for both protocols |
@@ -36,6 +38,7 @@ mod budget;
 mod bulk;
 mod call;
 mod closing;
+mod compression;
 pub mod config;
 mod decoded;
 mod decompression;
@@ -47,6 +50,7 @@ mod framing;
 pub mod fuzz;
 mod grpc;
 mod handler;
+mod header_names;
 mod metrics;
 mod middleware;
 mod parameters;

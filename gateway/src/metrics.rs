@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use millrace_types::{FunctionKey, Reason, RevisionKey, Slo};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -18,33 +17,17 @@ use crate::backend::ModelRevision;
 
 pub(crate) use self::tally::{Cumulative, RequestTimes, RevisionCounts};
 
+use self::labels::{FunctionLabels, OutcomeLabels, WorkflowLabels};
 use self::tally::{FunctionMetrics, SloCounter, TracedHistogram};
 
+mod labels;
+pub(crate) mod latencies;
 mod tally;
 
 /// Label of functions without a label of their own.
 const OTHER: &str = "_other";
 /// Value of the label `reason` for answered requests.
 const OK: &str = "OK";
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FunctionLabels {
-    tenant: String,
-    function: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    tenant: String,
-    function: String,
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WorkflowLabels {
-    tenant: String,
-    workflow: String,
-}
 
 /// The tallies of all revisions that were invoked.
 pub(crate) type Tallies = Arc<RwLock<HashMap<RevisionKey, Arc<RevisionCounts>>>>;

@@ -30,12 +30,11 @@ use crate::decompression::ContentEncoding;
 use crate::delivery::{charge_answer, deliver};
 use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
 use crate::handler::InferenceHandler;
+use crate::header_names::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
 use crate::request_id;
 use crate::rest::error::{self, RestError};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(request_id::HEADER);
-pub(crate) const GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-pub(crate) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Largest message of a method outside this project's schemas, and of a method that waits. Health and
 /// reflection requests contain only names, and the others little more.

@@ -2,9 +2,9 @@
 
 mod policy;
 mod sequences;
+mod times;
 
 use std::num::NonZeroU32;
-use std::time::Duration;
 
 use millrace_types::function::{DEFAULT_PROCESSES, DEFAULT_REPLICAS, DEFAULT_TIMEOUT, UnknownRuntime};
 use millrace_types::workflow::{Step, StepTarget, TensorSource, TensorSourceError, WorkflowOutput};
@@ -16,30 +16,10 @@ use millrace_types::{
 
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
 pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, placed_sequences_wire};
+pub use self::times::{duration, duration_wire, timestamp_wire};
 
+use self::times::time;
 use crate::{admin, worker};
-
-/// Parses a protobuf duration. Returns `None` if the duration is negative or out of range.
-#[must_use]
-pub fn duration(wire: &prost_types::Duration) -> Option<Duration> {
-    Duration::try_from(*wire).ok()
-}
-
-/// Encodes a duration. A duration beyond protobuf's range becomes the maximum.
-#[must_use]
-pub fn duration_wire(span: Duration) -> prost_types::Duration {
-    prost_types::Duration::try_from(span)
-        .unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
-}
-
-/// Encodes a wall-clock time in milliseconds since 1970.
-#[must_use]
-pub fn timestamp_wire(unix_ms: u64) -> prost_types::Timestamp {
-    prost_types::Timestamp {
-        seconds: i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX),
-        nanos: i32::try_from(unix_ms % 1000).unwrap_or(0) * 1_000_000,
-    }
-}
 
 /// Parses a function's key. An empty tenant means the default tenant.
 ///
@@ -239,12 +219,6 @@ fn priority(level: u32) -> Result<Priority, Failure> {
         .ok_or_else(|| invalid_spec(format!("priority is {level}: write a number from {first} to {last}")))
 }
 
-/// Parses an optional duration of a spec.
-fn time(field: &str, wire: Option<prost_types::Duration>) -> Result<Option<Duration>, Failure> {
-    let negative = || invalid_spec(format!("{field} is negative: give a time such as 50ms"));
-    wire.map(|wire| duration(&wire).ok_or_else(negative)).transpose()
-}
-
 /// Parses an objective. The spec's own validation checks the ranges.
 fn slo(wire: admin::Slo) -> Result<Slo, Failure> {
     let deadline = time("slo.deadline", wire.deadline)?.unwrap_or_default();
@@ -357,8 +331,11 @@ pub fn tensor_spec(wire: admin::TensorSpec) -> Result<TensorSpec, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use millrace_types::DataType;
+
+    use super::*;
 
     fn spec() -> FunctionSpec {
         let key = function_key("", "digits").unwrap();

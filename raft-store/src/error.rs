@@ -8,9 +8,9 @@ use openraft::AnyError;
 
 use millrace_cluster_state::UnknownRules;
 
-use crate::config::StorageError;
 use crate::frame::RecordFault;
 use crate::fs::is_shortage;
+use crate::raft_ids::StorageError;
 
 /// The reason why a data directory was refused, or why the store halted.
 #[derive(Debug, thiserror::Error)]

@@ -9,11 +9,12 @@ use openraft::storage::RaftStateMachine;
 use openraft::{EntryPayload, OptionalSend, RaftSnapshotBuilder, Snapshot};
 use tokio::sync::watch;
 
-use crate::config::{Entry, LogId, SnapshotMeta, StorageError, StoredMembership, TypeConfig};
+use crate::config::{Entry, TypeConfig};
 use crate::digests::{Digests, RecentDigests};
 use crate::error::{Error, RaftOperation};
 use crate::fs::Fs;
 use crate::machine::StateMachine;
+use crate::raft_ids::{LogId, SnapshotMeta, StorageError, StoredMembership};
 use crate::snapshot::SnapshotFile;
 use crate::snapshot::directory::{self, SnapshotDir, SnapshotReceiver, StoredSnapshot};
 use crate::snapshot::format::SnapshotLayout;

@@ -27,10 +27,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::coalesce::Coalesce;
-use crate::connection::{ConnectionEnd, ConnectionState, Tracked};
+use crate::connection::{ConnectionEnd, ConnectionState};
+use crate::listener::Listener;
 use crate::opening::{self, ConnectionOpening, HttpVersion, Replayed};
 use crate::pace::PacedWrites;
-use crate::server::{Listener, ResponseBody, ServerConfig, closing};
+use crate::response_body::{ResponseBody, Tracked};
+use crate::server_config::ServerConfig;
 use crate::table::TableSlot;
 use crate::violations::AddressViolations;
 
@@ -199,6 +201,12 @@ impl PortConnection {
             self.conduct.violated();
         }
     }
+}
+
+/// Waits until the port is closing.
+pub(crate) async fn closing(mut closed: watch::Receiver<bool>) {
+    // A dropped sender also closes the port.
+    let _closing = closed.wait_for(|&closing| closing).await.is_ok();
 }
 
 /// Whether a connection ended in a way that well-behaved clients do not cause.

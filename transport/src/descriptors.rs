@@ -6,7 +6,7 @@
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::server::PortLimits;
+use crate::port_limits::PortLimits;
 
 /// Soft limit of descriptors that a server requests, up to the hard limit.
 pub const WANTED: u64 = 65_536;

@@ -24,22 +24,27 @@ pub mod channel;
 mod coalesce;
 mod connection;
 pub mod descriptors;
+mod listener;
 mod message_limits;
 mod opening;
 pub mod pace;
+mod port_limits;
 mod priority;
+mod response_body;
 pub mod server;
+mod server_config;
 mod shared;
 mod stream_timeout;
 mod table;
 mod violations;
 
-pub use connection::{PeerAddress, Tracked};
+pub use connection::PeerAddress;
+pub use listener::{Listener, StreamListener, listen};
 pub use message_limits::{ArrivingMessages, HeldBack, PREFIX_LEN, StatusBuilder};
 pub use pace::{DeadlineTimer, MinimumRate, ProgressClock};
+pub use port_limits::PortLimits;
 pub use priority::low_priority_runtime;
-pub use server::{
-    Listener, PortLimits, ResponseBody, ServedPort, ServerConfig, StreamListener, listen, serve,
-    serve_service, serve_while_polled,
-};
+pub use response_body::{ResponseBody, Tracked};
+pub use server::{ServedPort, serve, serve_service, serve_while_polled};
+pub use server_config::ServerConfig;
 pub use shared::SharedResult;

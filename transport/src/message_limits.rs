@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::pace::{DeadlineTimer, MinimumRate, ProgressClock};
-use crate::server::ServerConfig;
+use crate::server_config::ServerConfig;
 
 /// Length of the prefix before each gRPC message: a flag for compression and a big-endian u32 length.
 pub const PREFIX_LEN: usize = 5;

@@ -1,258 +1,34 @@
-//! A served port: its bounds, its accept loop, and its shutdown.
+//! A served port: its accept loop, and its shutdown.
 
 use std::convert::Infallible;
-use std::error::Error;
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures::future::BoxFuture;
-use futures::{Stream, StreamExt as _};
 use http::header::ORIGIN;
 use http::{Request, Response, StatusCode};
-use http_body::Body;
 use hyper::body::Incoming;
-use hyper::server::conn::{http1, http2};
-use hyper_util::rt::TokioTimer;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tower::{Service, ServiceExt as _};
 
-use crate::accepted::{AcceptedConnection, PortConnection};
+use crate::accepted::{AcceptedConnection, PortConnection, closing};
 use crate::connection::{ConnectionState, PeerAddress};
+use crate::listener::Listener;
 use crate::message_limits::{ArrivingBytes, ArrivingMessages, StatusBuilder};
-use crate::pace::MinimumRate;
-use crate::priority;
-use crate::stream_timeout::StreamExecutor;
+use crate::response_body::ResponseBody;
+use crate::server_config::ServerConfig;
 use crate::table::{ConnectionTable, SlotRefusal};
-use crate::violations::{AddressViolations, PortViolations};
+use crate::violations::PortViolations;
 
-/// Length of the kernel's listen queue; the kernel caps the length at `net.core.somaxconn`. With
-/// tokio's default of 128, a client that connects together with hundreds of others waits a second
-/// until the kernel tries again.
-const LISTEN_QUEUE_MAX: u32 = 4096;
 /// Connections accepted in a row before the accept loop yields to the other tasks of its thread.
 const ACCEPTED_AT_ONCE: u32 = 16;
 /// Wait before the next accept after the process ran out of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 /// Interval at which a full port with only busy connections is checked for a free slot.
 const ROOM_LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Divisor of the default cap per address: an address off loopback may have a quarter of a port's
-/// connections.
-const ADDRESS_SHARE: usize = 4;
-/// Most bytes of an HTTP/1.1 request's head, and most bytes of its body that are buffered unread.
-const HTTP1_BUFFER_MAX: usize = 64 << 10;
-/// Most bytes of an HTTP/2 request's headers.
-const HEADER_LIST_MAX: u32 = 16 << 10;
-/// Largest HTTP/2 frame that is accepted, in bytes. The size is above the protocol's default so that
-/// large tensors arrive in fewer pieces.
-const FRAME_MAX: u32 = 256 << 10;
-/// Initial window of an HTTP/2 connection in bytes, which is also the smallest possible.
-const NARROW_WINDOW: u32 = 65_535;
-/// Most bytes of a response that are buffered for an HTTP/2 stream.
-const SEND_BUFFER_MAX: usize = 1 << 20;
-
-/// Connection limits of a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortLimits {
-    /// Open connections. Further connections displace idle ones, or wait in the listen queue.
-    pub connections_max: usize,
-    /// Cap on the open connections of an address, loopback included. `None` caps each address off
-    /// loopback at a quarter of `connections_max`, and does not cap loopback.
-    pub address_max: Option<usize>,
-}
-
-impl PortLimits {
-    /// Returns limits with `connections_max` connections and the default cap per address.
-    #[must_use]
-    pub const fn new(connections_max: usize) -> Self {
-        Self { connections_max, address_max: None }
-    }
-
-    /// Returns the cap on the connections of this address, or `None` if the address has no cap.
-    pub(crate) fn address_max_of(&self, address: IpAddr) -> Option<usize> {
-        let off_loopback = !address.to_canonical().is_loopback();
-        self.address_max.or_else(|| off_loopback.then(|| self.connections_max.div_ceil(ADDRESS_SHARE)))
-    }
-}
-
-/// Bounds of a server. A connection's time limits apply in the order `opening_max`, `head_max`,
-/// `idle_max`; each must be at most as long as the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServerConfig {
-    /// Connection limits of the port.
-    pub port: PortLimits,
-    /// Time limit for a connection's first bytes. These are HTTP/2's preface with the head of the
-    /// SETTINGS frame, or the first byte of an HTTP/1.1 request.
-    pub opening_max: Duration,
-    /// Time limit for a request's head, and for an idle HTTP/1.1 connection.
-    pub head_max: Duration,
-    /// Time without a request under way after which a connection is ended.
-    pub idle_max: Duration,
-    /// Most concurrent calls on an HTTP/2 connection.
-    pub streams_max: u32,
-    /// Flow-control window of an HTTP/2 stream, in bytes.
-    pub stream_window: u32,
-    /// Flow-control window of an HTTP/2 connection, in bytes.
-    pub connection_window: u32,
-    /// Most bytes of all connections' windows of the port together. Further connections get the
-    /// smallest window that HTTP/2 allows, 64 KiB.
-    pub windows_max: u32,
-    /// Interval of keep-alive pings to a quiet HTTP/2 peer.
-    pub keep_alive_every: Duration,
-    /// Time in which the peer must answer a keep-alive ping.
-    pub keep_alive_max: Duration,
-    /// Minimum rate at which a client must read responses. On a port for other processes, also the
-    /// minimum rate at which a client must send a message that has begun. `None` allows any rate.
-    pub minimum_rate: Option<MinimumRate>,
-    /// Most bytes of all messages that are arriving. Applies to a port for other processes.
-    pub arriving_max: u64,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            port: PortLimits::new(1024),
-            opening_max: Duration::from_secs(5),
-            head_max: Duration::from_secs(75),
-            idle_max: Duration::from_secs(300),
-            streams_max: 128,
-            stream_window: 1 << 20,
-            connection_window: 2 << 20,
-            windows_max: 1 << 30,
-            keep_alive_every: Duration::from_secs(60),
-            keep_alive_max: Duration::from_secs(30),
-            minimum_rate: Some(MinimumRate::PEER),
-            arriving_max: 256 << 20,
-        }
-    }
-}
-
-impl ServerConfig {
-    /// Returns the number of connections that get the configured windows.
-    fn roomy_max(&self) -> usize {
-        let connections = self.windows_max / self.connection_window.max(NARROW_WINDOW);
-        usize::try_from(connections.max(1)).unwrap_or(1)
-    }
-
-    pub(crate) fn http1(&self) -> http1::Builder {
-        let mut builder = http1::Builder::new();
-        builder
-            .writev(true)
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.head_max)
-            .max_buf_size(HTTP1_BUFFER_MAX);
-        builder
-    }
-
-    /// Returns the HTTP/2 settings; only a `roomy` connection gets the configured windows.
-    pub(crate) fn http2(&self, roomy: bool, conduct: AddressViolations) -> http2::Builder<StreamExecutor> {
-        let window_max = if roomy { u32::MAX } else { NARROW_WINDOW };
-        let mut builder = http2::Builder::new(StreamExecutor { minimum: self.minimum_rate, conduct });
-        builder
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(self.stream_window.min(window_max))
-            .initial_connection_window_size(self.connection_window.min(window_max))
-            .max_frame_size(FRAME_MAX)
-            .max_header_list_size(HEADER_LIST_MAX)
-            .max_send_buf_size(SEND_BUFFER_MAX)
-            .max_concurrent_streams(self.streams_max)
-            .keep_alive_interval(self.keep_alive_every)
-            .keep_alive_timeout(self.keep_alive_max);
-        builder
-    }
-}
-
-/// The body of a response, as HTTP requires.
-pub trait ResponseBody:
-    Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
-{
-}
-
-impl<B> ResponseBody for B where
-    B: Body<Data = Bytes, Error: Into<Box<dyn Error + Send + Sync>>> + Send + Unpin + 'static
-{
-}
-
-/// A source of incoming connections.
-pub trait Listener: Send + 'static {
-    /// Byte stream of a connection.
-    type Io: AsyncRead + AsyncWrite + Send + Unpin + 'static;
-
-    /// Waits for the next connection.
-    fn accept(&mut self) -> BoxFuture<'_, io::Result<(Self::Io, SocketAddr)>>;
-
-    /// Returns the runtime that serves connections of distrusted addresses. `None` serves all
-    /// connections on the same runtime.
-    fn low_priority() -> Option<&'static Handle> {
-        None
-    }
-
-    /// Moves a connection to the runtime `_to`, which from then on is notified of the connection's bytes.
-    ///
-    /// # Errors
-    /// Returns the error of the operating system. The connection is closed in that case.
-    fn moved(io: Self::Io, _to: &Handle) -> io::Result<Self::Io> {
-        Ok(io)
-    }
-}
-
-impl Listener for TcpListener {
-    type Io = TcpStream;
-
-    fn accept(&mut self) -> BoxFuture<'_, io::Result<(TcpStream, SocketAddr)>> {
-        Box::pin(async {
-            let (stream, address) = TcpListener::accept(self).await?;
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, %address, "cannot set TCP_NODELAY");
-            }
-            Ok((stream, address))
-        })
-    }
-
-    fn low_priority() -> Option<&'static Handle> {
-        priority::distrusted()
-    }
-
-    fn moved(stream: TcpStream, to: &Handle) -> io::Result<TcpStream> {
-        let stream = stream.into_std()?;
-        let _within = to.enter();
-        TcpStream::from_std(stream)
-    }
-}
-
-/// A listener whose connections come from a stream and share a single address; used for simulated networks.
-#[derive(Debug)]
-pub struct StreamListener<S> {
-    /// Stream of incoming connections.
-    pub connections: S,
-    /// Address that all connections count for.
-    pub address: SocketAddr,
-}
-
-impl<S, IO> Listener for StreamListener<S>
-where
-    S: Stream<Item = io::Result<IO>> + Send + Unpin + 'static,
-    IO: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    type Io = IO;
-
-    fn accept(&mut self) -> BoxFuture<'_, io::Result<(IO, SocketAddr)>> {
-        Box::pin(async {
-            match self.connections.next().await {
-                Some(connection) => Ok((connection?, self.address)),
-                // The simulated network is gone, so no further connection can arrive.
-                None => std::future::pending().await,
-            }
-        })
-    }
-}
 
 /// A served port. Dropping this value closes the port and cuts its connections.
 #[derive(Debug)]
@@ -282,21 +58,6 @@ impl Drop for ServedPort {
     fn drop(&mut self) {
         self.accepting.abort();
     }
-}
-
-/// Listens on an address, and returns the bound address, which differs for port 0. Must be called
-/// within the runtime that drives the listener.
-///
-/// # Errors
-/// Returns the error of the operating system, for example [`io::ErrorKind::AddrInUse`].
-pub fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // Lets a restarted server bind its port at once, as `TcpListener::bind` does.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    let listener = socket.listen(LISTEN_QUEUE_MAX)?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
 }
 
 /// Serves `listener` with a service for other processes. A request from a web page is refused with
@@ -467,10 +228,4 @@ where
             () = closing.as_mut() => return connections,
         }
     }
-}
-
-/// Waits until the port is closing.
-pub(crate) async fn closing(mut closed: watch::Receiver<bool>) {
-    // A dropped sender also closes the port.
-    let _closing = closed.wait_for(|&closing| closing).await.is_ok();
 }

@@ -7,13 +7,11 @@
 //! stranger therefore cannot keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::time::Instant;
-
 use crate::connection::ConnectionState;
-use crate::server::PortLimits;
+use crate::port_limits::{PortLimits, counted_as};
 
 /// Most connections that a single call displaces, so that a flood of new connections does not scan
 /// the whole table for each of them.
@@ -149,26 +147,6 @@ impl Drop for TableSlot {
                 entries.by_address.remove(&self.address);
             }
         }
-    }
-}
-
-/// Rank of an idle connection: the connection with the smallest rank is displaced first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct IdleRank {
-    /// Whether the connection ever sent a request; `false` sorts first.
-    pub(crate) served: bool,
-    pub(crate) since: Instant,
-}
-
-/// Returns the address that a connection counts for. IPv6 addresses count by their /64, because a
-/// host may own the whole /64.
-pub(crate) fn counted_as(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => {
-            let network = address.to_bits() >> 64 << 64;
-            IpAddr::V6(Ipv6Addr::from_bits(network))
-        }
-        address => address,
     }
 }
 

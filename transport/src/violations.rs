@@ -15,8 +15,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::server::PortLimits;
-use crate::table::counted_as;
+use crate::port_limits::{PortLimits, counted_as};
 
 /// Violations after which an address is distrusted, if none is forgotten in the meantime.
 const VIOLATIONS_FREE: u32 = 8;

@@ -3,6 +3,7 @@
 //! open.
 
 use std::collections::VecDeque;
+use std::pin::Pin;
 
 use axum::body::Body;
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -18,9 +19,11 @@ use millrace_types::Failure;
 use prost::Message as _;
 use tonic::Status;
 
-use super::stream::ResponseStream;
+use crate::compression::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
 use crate::decompression::ContentEncoding;
-use crate::rest::response::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
+
+/// The responses of a stream, in the order of the requests.
+pub(super) type ResponseStream = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
 /// Returns the requests in a body of the byte budget's layer (`framing::Messages`): uncompressed
 /// messages, of which at least half has arrived when their first piece does.

@@ -10,17 +10,18 @@ use millrace_types::{Failure, Reason};
 use tonic::Response;
 use tonic::metadata::AsciiMetadataValue;
 
-use super::{SERVER_TIMING, contents};
+use super::contents;
 use crate::backend::{ModelRevision, NamedTensor};
 use crate::budget::ByteCharge;
 use crate::call::CallContext;
+use crate::compression::COMPRESS_APART_MIN;
 use crate::config::message_len;
 use crate::handler::{
     ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, ValidatedRequest, check_named,
     check_requested, check_size,
 };
+use crate::header_names::SERVER_TIMING;
 use crate::parameters::{ParameterValue, RequestParameters, refuse_unserved};
-use crate::rest::response::COMPRESS_APART_MIN;
 
 /// Responds to a call of a single request.
 pub(super) async fn infer(

@@ -23,9 +23,6 @@ use crate::call::CallContext;
 use crate::descriptions;
 use crate::handler::InferenceHandler;
 
-/// Key of a request's latency breakdown, in metadata and in the response parameters of a stream.
-pub(crate) const SERVER_TIMING: &str = "server-timing";
-
 #[derive(Clone)]
 pub(crate) struct InferenceService(pub(crate) Arc<InferenceHandler>);
 
@@ -114,13 +111,13 @@ impl GrpcInferenceService for InferenceService {
         infer::infer(&self.0, call(&extensions)?, request).await.map_err(|failure| to_status(&failure))
     }
 
-    type ModelStreamInferStream = stream::ResponseStream;
+    type ModelStreamInferStream = frames::ResponseStream;
 
     /// Never called, because the route leads to [`stream::serve`].
     async fn model_stream_infer(
         &self,
         _request: Request<Streaming<ModelInferRequest>>,
-    ) -> Result<Response<stream::ResponseStream>, Status> {
+    ) -> Result<Response<frames::ResponseStream>, Status> {
         Err(Status::internal("ModelStreamInfer has a route of its own"))
     }
 

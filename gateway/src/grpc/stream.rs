@@ -3,7 +3,6 @@
 //! A failed request is answered with an error, and the stream continues.
 
 use std::collections::BTreeMap;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,22 +20,19 @@ use millrace_types::{Failure, Reason, RequestId};
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::frames;
+use super::frames::{self, ResponseStream};
+use super::infer;
 use super::sequences::StreamSequences;
-use super::{SERVER_TIMING, infer};
 use crate::budget::ByteCharge;
 use crate::call::CallContext;
 use crate::decompression::ContentEncoding;
 use crate::handler::InferenceHandler;
-use crate::middleware::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING};
+use crate::header_names::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING, SERVER_TIMING};
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
 /// Triton's mark of the last response to a request, which every response here has.
 const FINAL: &str = "triton_final_response";
-
-/// The responses of a stream, in the order of the requests.
-pub(crate) type ResponseStream = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
 /// A request of a stream, with the charge until the request is answered.
 struct StreamRequest {

@@ -10,10 +10,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::histogram::Histogram;
 
-use crate::activity::Latencies;
+use super::labels::FunctionLabels;
+use super::latencies::Latencies;
 use crate::backend::AnswerTimes;
-
-use super::FunctionLabels;
 
 /// The counts of a revision since this gateway opened.
 #[derive(Debug)]

@@ -33,8 +33,8 @@ use crate::backend::{Intent, ModelAvailability, ModelRevision};
 use crate::call::CallContext;
 use crate::config::message_len;
 use crate::descriptions as said;
-use crate::grpc::SERVER_TIMING;
 use crate::handler::InferenceHandler;
+use crate::header_names::SERVER_TIMING;
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
 

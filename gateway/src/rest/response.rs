@@ -2,14 +2,12 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::io::{self, Write as _};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use axum::body::Body;
 use bytes::Bytes;
-use flate2::Compression;
-use flate2::write::{GzEncoder, ZlibEncoder};
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Response};
 use http_body::{Frame, SizeHint};
@@ -21,6 +19,7 @@ use super::error::JSON;
 use super::request::{HEADER_LENGTH, ResponseForm};
 use crate::backend::NamedTensor;
 use crate::budget::ByteCharge;
+use crate::compression::{COMPRESS_APART_MIN, COMPRESS_MIN, compressed};
 use crate::decompression::ContentEncoding;
 use crate::handler::InferenceHandler;
 use crate::handler::InferenceResponse;
@@ -28,10 +27,6 @@ use crate::handler::InferenceResponse;
 const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
 /// Bytes of JSON that are not charged, because every response has some.
 const JSON_FREE: usize = 1 << 10;
-/// Size in bytes below which compression costs more than it saves.
-pub(crate) const COMPRESS_MIN: usize = 1 << 10;
-/// Size in bytes from which a bulk thread compresses the response.
-pub(crate) const COMPRESS_APART_MIN: usize = 64 << 10;
 
 #[derive(Serialize)]
 struct ResponseJson<'a> {
@@ -177,28 +172,6 @@ pub(crate) async fn response(
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     }
     Ok((response, charge))
-}
-
-fn internal(error: &dyn std::error::Error) -> Failure {
-    Failure::new(Reason::Internal, format!("cannot compress the response: {error}")).after_execution()
-}
-
-pub(crate) fn compressed(encoding: ContentEncoding, pieces: VecDeque<Bytes>) -> Result<Vec<u8>, Failure> {
-    let compress = || -> io::Result<Vec<u8>> {
-        match encoding {
-            ContentEncoding::Gzip => {
-                let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-                pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
-                encoder.finish()
-            }
-            ContentEncoding::Deflate => {
-                let mut encoder = ZlibEncoder::new(Vec::new(), Compression::fast());
-                pieces.iter().try_for_each(|piece| encoder.write_all(piece))?;
-                encoder.finish()
-            }
-        }
-    };
-    compress().map_err(|error| internal(&error))
 }
 
 /// Returns the compression for a client: gzip, then deflate, unless the client gives it the weight 0.

@@ -7,7 +7,7 @@ use millrace_types::sequences::{
     IDLE_DEFAULT, InSequence, SEQUENCE_NAME_MAX, SEQUENCES_DEFAULT, SequenceId, SequenceSpec, StatePair,
 };
 
-use super::{duration_wire, time};
+use super::times::{duration_wire, time};
 use crate::worker::in_sequence::Id;
 use crate::{admin, worker};
 

@@ -7,10 +7,13 @@
 //! | [`writer`] | the writer thread, and the durability of its writes |
 //! | [`sync_marker`] | detection of a log that lost acknowledged syncs |
 //! | [`disk`] | durations of syncs, and an injected stall |
+//! | `simulated` | a writer without a thread, in simulated time |
 //! | [`space`] | disk space reserved for the log on a disk that others fill |
 
 pub(crate) mod disk;
 pub(crate) mod record;
+#[cfg(any(test, feature = "sim"))]
+pub(crate) mod simulated;
 pub(crate) mod space;
 pub(crate) mod sync_marker;
 pub(crate) mod tables;
@@ -33,10 +36,11 @@ use self::space::{LogSpace, ReservedBlocks};
 use self::sync_marker::SyncMarker;
 use self::tables::{LogBounds, LogTables, MetaKey, MetaRecord};
 use self::writer::{DbFile, DurableCallback, JOBS_MAX, LogJob, LogWriter, SyncPoint, SyncState};
-use crate::config::{Entry, LogId, StorageError, TypeConfig, Vote};
+use crate::config::{Entry, TypeConfig};
 use crate::data_dir::DataDir;
 use crate::error::{Error, RaftOperation};
 use crate::machine::StateMachine;
+use crate::raft_ids::{LogId, StorageError, Vote};
 
 /// Maximum size of a read for replication, in bytes, passed by at most its last entry. With the
 /// largest entry, the read stays below gRPC's default limit of 4 MiB.
@@ -97,7 +101,7 @@ enum WriterHandle {
     Thread(WriterThread),
     /// In simulated time, on the task that submits the job.
     #[cfg(any(test, feature = "sim"))]
-    InTurn(Box<crate::sim::InlineWriter>),
+    InTurn(Box<simulated::InlineWriter>),
 }
 
 /// The writer thread. Dropping this value waits until all submitted jobs are written.
@@ -169,12 +173,12 @@ impl<M: StateMachine> LogStore<M> {
         dir: &Path,
         expect: ExpectedLog,
         covered: watch::Receiver<Option<u64>>,
-        disk: Box<dyn crate::sim::SimDisk>,
+        disk: Box<dyn simulated::SimDisk>,
     ) -> Result<Self, Error> {
-        let disk = crate::sim::SharedDisk::new(disk);
+        let disk = simulated::SharedDisk::new(disk);
         let backing = |log_dir: &Path| Ok(LogBacking { sync_point: disk.sync_point(log_dir), space: None });
         Self::open_writing(dir, expect, covered, backing, |writer, _| {
-            crate::sim::InlineWriter::start(writer, disk.clone()).map(|it| WriterHandle::InTurn(Box::new(it)))
+            simulated::InlineWriter::start(writer, disk.clone()).map(|it| WriterHandle::InTurn(Box::new(it)))
         })
     }
 

@@ -21,11 +21,8 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 use super::record;
+use crate::log_reserve::reserve_bytes;
 
-/// Bytes reserved for the log ahead of its end.
-const LOG_RESERVE_BYTES: u64 = 256 << 20;
-/// The divisor that bounds the reserve on a small file system: at most a tenth of its size.
-const LOG_RESERVE_PART: u64 = 10;
 /// The unit in which the blocks of a file are counted, in bytes.
 const BLOCK_BYTES: u64 = 512;
 /// Pause before another request after the file system refused blocks.
@@ -145,11 +142,6 @@ impl LogSpace for ReservedBlocks {
     }
 }
 
-/// Returns the size of the log's reserve on a file system of this size, in bytes.
-pub(crate) fn reserve_bytes(file_system_bytes: u64) -> u64 {
-    LOG_RESERVE_BYTES.min(file_system_bytes / LOG_RESERVE_PART)
-}
-
 /// Returns the bytes of the file system that an unprivileged process can still use.
 fn available(file: &File) -> io::Result<u64> {
     let StatVfs { f_bavail, f_frsize, .. } = rustix::fs::fstatvfs(file)?;
@@ -159,13 +151,6 @@ fn available(file: &File) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_reserve_is_at_most_a_tenth_of_a_small_file_system() {
-        assert_eq!(reserve_bytes(1 << 40), LOG_RESERVE_BYTES);
-        assert_eq!(reserve_bytes(100 << 20), 10 << 20);
-        assert_eq!(reserve_bytes(0), 0);
-    }
 
     #[test]
     fn blocks_behind_the_end_are_reserved_again_after_the_file_is_truncated() {

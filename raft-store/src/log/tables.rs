@@ -19,9 +19,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::record::{self, EntryRecords};
-use crate::config::LogId;
 use crate::error::Error;
 use crate::frame;
+use crate::raft_ids::LogId;
 
 /// Maximum size of sled's cache, in bytes. sled's default is 1 GiB.
 const CACHE_BYTES: u64 = 32 << 20;

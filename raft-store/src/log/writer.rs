@@ -32,8 +32,8 @@ use super::record::{self, SledPair};
 use super::space;
 use super::sync_marker::SyncMarker;
 use super::tables::{LogBounds, LogTables, MetaKey, MetaRecord, WINDOW_BYTES};
-use crate::config::LogId;
 use crate::error::Error;
+use crate::raft_ids::LogId;
 
 /// Maximum number of waiting jobs. openraft waits for each append, so there are at most a handful.
 pub(crate) const JOBS_MAX: usize = 64;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::file::SnapshotFile;
 use super::format::{SnapshotEncoder, SnapshotLayout, WriteState};
-use crate::config::{LogId, SnapshotMeta};
 use crate::error::Error;
 use crate::fs::{self, Fs, FsFile, TEMPORARY};
-use crate::log::space::reserve_bytes;
+use crate::log_reserve::reserve_bytes;
+use crate::raft_ids::{LogId, SnapshotMeta};
 
 const ENDING: &str = ".snapshot";
 

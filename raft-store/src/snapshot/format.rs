@@ -16,10 +16,10 @@ use std::ops::Range;
 use millrace_cluster_state::packed;
 use openraft::SnapshotMeta as OpenraftMeta;
 
-use crate::config::SnapshotMeta;
 use crate::error::Error;
 use crate::frame::RecordFault;
 use crate::fs::FsFile;
+use crate::raft_ids::SnapshotMeta;
 
 const MAGIC: [u8; 8] = *b"MRSNAP\r\n";
 
@@ -266,7 +266,7 @@ mod tests {
     use openraft::CommittedLeaderId;
 
     use super::*;
-    use crate::config::LogId;
+    use crate::raft_ids::LogId;
     use crate::tests::memory::Memory;
 
     fn meta() -> SnapshotMeta {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use millrace_device::{Device, Error as DeviceError, MemoryExtent, Stream as _};
 use millrace_proto::executor::{AddPeer, PeerSource};
 
-use crate::conversions;
+use crate::socket::conversions;
 
 /// The memory of another executor's GPU.
 #[derive(Debug)]

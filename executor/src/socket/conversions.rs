@@ -3,12 +3,9 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use millrace_device::{Error as DeviceError, HostTensor, KernelSpec, MemoryExtent, TensorBytes};
-use millrace_proto::executor::{self as wire, CopyFailure, RunFailure, tensor};
+use millrace_device::{HostTensor, KernelSpec, MemoryExtent, TensorBytes};
+use millrace_proto::executor::{self as wire, tensor};
 use millrace_types::DataType;
-
-use crate::objects;
-use crate::residency::StepRefusal;
 
 /// Largest tensor in bytes that is sent inline in its message; larger tensors are sent in a memfd.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -138,57 +135,4 @@ pub(crate) fn kept_output(name: String, datatype: DataType, shape: &[usize], byt
 fn answered(name: String, datatype: DataType, shape: &[usize], contents: tensor::Contents) -> wire::Tensor {
     let shape = shape.iter().map(|&dim| dim as i64).collect();
     wire::Tensor { name, datatype: datatype.to_string(), shape, contents: Some(contents) }
-}
-
-/// Returns the failure kind of a run for a device error.
-pub(crate) fn run_failure(error: &DeviceError) -> RunFailure {
-    match error {
-        DeviceError::NotResident(_) | DeviceError::NotMapped(_) => RunFailure::NotResident,
-        DeviceError::OutOfMemory(_) => RunFailure::OutOfMemory,
-        DeviceError::Launch(_)
-        | DeviceError::Tensor(_)
-        | DeviceError::DataType(_)
-        | DeviceError::UnknownValue(_)
-        | DeviceError::Code(_) => RunFailure::Model,
-        DeviceError::BadExtent { .. }
-        | DeviceError::Busy
-        | DeviceError::CopyFailed(_)
-        | DeviceError::PeerLost(_)
-        | DeviceError::Lost(_)
-        | DeviceError::Unsealed { .. }
-        | DeviceError::Unsupported(_)
-        | DeviceError::Os { .. } => RunFailure::Device,
-    }
-}
-
-/// Returns the failure kind of a run for a refused step.
-pub(crate) fn run_refused(refusal: &StepRefusal) -> RunFailure {
-    match refusal {
-        StepRefusal::Stale { .. } => RunFailure::StaleGeneration,
-        StepRefusal::NotMapped(_)
-        | StepRefusal::StillMapped(_)
-        | StepRefusal::CopyFailed(_)
-        | StepRefusal::Freed(_) => RunFailure::NotResident,
-        StepRefusal::Lost(_) => RunFailure::Device,
-    }
-}
-
-/// Returns the failure kind of a run for an object that cannot be read.
-pub(crate) fn run_without(error: &objects::Error) -> RunFailure {
-    match error {
-        objects::Error::Unknown(_) | objects::Error::NotLoaded { .. } => RunFailure::NotResident,
-        objects::Error::Range { .. } => RunFailure::Model,
-        objects::Error::Refused(refusal) => run_refused(refusal),
-    }
-}
-
-/// Returns the failure kind of a copy for a refused step.
-pub(crate) fn copy_refused(refusal: &StepRefusal) -> CopyFailure {
-    match refusal {
-        StepRefusal::Stale { .. } => CopyFailure::StaleGeneration,
-        StepRefusal::NotMapped(_) | StepRefusal::StillMapped(_) | StepRefusal::Freed(_) => {
-            CopyFailure::NotMapped
-        }
-        StepRefusal::CopyFailed(_) | StepRefusal::Lost(_) => CopyFailure::Device,
-    }
 }

@@ -1,5 +1,5 @@
 //! Copies of objects and kept outputs from the GPU's memory to the host, on a thread of their own. A
-//! copy is made at once, or batch by batch under grants ([`copies`](crate::copies)) in any order.
+//! copy is made at once, or batch by batch under grants ([`CopyBatch`](crate::copies::copy_batch::CopyBatch)) in any order.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,13 +12,13 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopiedOut, CopyOutFailed};
 use millrace_types::Timestamp;
 
-use crate::conversions::{self, FrameDescriptors};
-use crate::copies::pieces;
-use crate::events::clip;
-use crate::kept_outputs::{self, KeptOutputBytes};
-use crate::mapping::MappingUse;
-use crate::objects::{self, ObjectBytes, ObjectTable};
-use crate::process::ExecutorState;
+use crate::copies::pieces::pieces;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::kept_outputs::{self, KeptOutputBytes};
+use crate::memory::mapping::MappingUse;
+use crate::memory::objects::{self, ObjectBytes, ObjectTable};
+use crate::socket::conversions::{self, FrameDescriptors};
+use crate::socket::events::clip;
 
 /// Most granted copies to the host at a time. Each copy keeps a descriptor open, and the source alive.
 const COPIES_OUT_MAX: usize = 4096;

@@ -8,9 +8,9 @@ use millrace_device::{Device, Error as DeviceError, MemoryExtent};
 use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
 
-use crate::objects::ObjectReports;
-use crate::process::ExecutorState;
-use crate::residency::{MappingState, StepRefusal, UnmapAction};
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::object_reports::ObjectReports;
+use crate::memory::residency::{MappingState, StepRefusal, UnmapAction};
 
 /// Owner of the memory.
 #[derive(Debug)]

@@ -13,27 +13,40 @@ use millrace_proto::executor::{
     PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
 
-use crate::conversions::{self, FrameDescriptors};
-use crate::copies::{self, COPIES_QUEUED_MAX, CopyWork, GpuTarget};
+use crate::copies::copy_batch::{self, CopyBatch, GpuTarget, GrantError};
+use crate::copies::copy_thread::{COPIES_QUEUED_MAX, CopyWork};
+use crate::copies::host_copies::{self, CopyToHost, GrantedHostCopies, ImmediateHostCopy};
+use crate::copies::peers::PeerTable;
 use crate::error::Error;
-use crate::events::clip;
-use crate::host_copies::{self, CopyToHost, GrantedHostCopies};
-use crate::objects::{self, ObjectTable};
-use crate::peers::PeerTable;
-use crate::process::{ExecutorState, FaultPolicy, PROGRAMS_MAX};
-use crate::program::LoadedProgram;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::object_reports;
+use crate::memory::objects::ObjectTable;
+use crate::programs::loaded_program::LoadedProgram;
 use crate::queue::WorkQueue;
-use crate::runs::{self, RUNS_QUEUED_MAX};
+use crate::runs::run_error;
+use crate::runs::run_thread::{self, QueuedRun, RUNS_QUEUED_MAX};
+use crate::socket::conversions::{self, FrameDescriptors};
+use crate::socket::events::clip;
+
+/// Most programs loaded at a time. Each program has a descriptor and a few mappings.
+pub const PROGRAMS_MAX: usize = 4096;
+
+/// Whether injected faults are carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FaultPolicy {
+    Obeyed,
+    Refused,
+}
 
 /// Whether the executor continues after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ControlFlow {
+pub(super) enum ControlFlow {
     Command,
     End,
 }
 
 #[derive(Debug)]
-pub(crate) struct ControlThread<D: Device> {
+pub(super) struct ControlThread<D: Device> {
     shared: Arc<ExecutorState<D>>,
     faults: FaultPolicy,
     programs: BTreeMap<u64, Arc<LoadedProgram<D>>>,
@@ -41,13 +54,13 @@ pub(crate) struct ControlThread<D: Device> {
     peers: PeerTable<D>,
     /// Copies to the host that proceed under grants.
     granted: GrantedHostCopies<D>,
-    copies: Arc<WorkQueue<copies::CopyWork<D>>>,
-    copies_out: Arc<WorkQueue<copies::CopyWork<D>>>,
-    runs: Arc<WorkQueue<runs::QueuedRun<D>>>,
+    copies: Arc<WorkQueue<CopyWork<D>>>,
+    copies_out: Arc<WorkQueue<CopyWork<D>>>,
+    runs: Arc<WorkQueue<QueuedRun<D>>>,
 }
 
 impl<D: Device> ControlThread<D> {
-    pub(crate) fn new(shared: Arc<ExecutorState<D>>, faults: FaultPolicy) -> Self {
+    pub(super) fn new(shared: Arc<ExecutorState<D>>, faults: FaultPolicy) -> Self {
         let copies = || Arc::new(WorkQueue::new(COPIES_QUEUED_MAX));
         let runs = Arc::new(WorkQueue::new(RUNS_QUEUED_MAX));
         Self {
@@ -64,24 +77,24 @@ impl<D: Device> ControlThread<D> {
     }
 
     /// Returns the queue of copies to the GPU.
-    pub(crate) fn copies(&self) -> Arc<WorkQueue<copies::CopyWork<D>>> {
+    pub(super) fn copies(&self) -> Arc<WorkQueue<CopyWork<D>>> {
         Arc::clone(&self.copies)
     }
 
     /// Returns the queue of copies to the host.
-    pub(crate) fn copies_out(&self) -> Arc<WorkQueue<copies::CopyWork<D>>> {
+    pub(super) fn copies_out(&self) -> Arc<WorkQueue<CopyWork<D>>> {
         Arc::clone(&self.copies_out)
     }
 
     /// Returns the queue of runs.
-    pub(crate) fn runs(&self) -> Arc<WorkQueue<runs::QueuedRun<D>>> {
+    pub(super) fn runs(&self) -> Arc<WorkQueue<QueuedRun<D>>> {
         Arc::clone(&self.runs)
     }
 
     /// Carries out a command.
     ///
     /// `stream` is the control thread's own stream, on which short runs execute.
-    pub(crate) fn on_command(
+    pub(super) fn on_command(
         &mut self,
         command: Command,
         descriptors: FrameDescriptors,
@@ -107,7 +120,12 @@ impl<D: Device> ControlThread<D> {
                 let Revoke { transfer, batch } = revoke;
                 let mut queues = [&self.copies, &self.copies_out].into_iter();
                 if queues.any(|queue| queue.remove(|work| work.is_batch(transfer, batch)).is_some()) {
-                    self.say(copies::refused(transfer, batch, CopyFailure::Revoked, "the grant was revoked"));
+                    self.say(copy_batch::refused(
+                        transfer,
+                        batch,
+                        CopyFailure::Revoked,
+                        "the grant was revoked",
+                    ));
                 }
             }
             Command::Run(run) => self.run(run, descriptors, stream),
@@ -199,13 +217,14 @@ impl<D: Device> ControlThread<D> {
         let transfer = message.transfer;
         let batch = message.batch;
         let id = message.program;
-        let refuse = |failure, message: String| self.say(copies::refused(transfer, batch, failure, message));
+        let refuse =
+            |failure, message: String| self.say(copy_batch::refused(transfer, batch, failure, message));
         if message.copy_out != 0 {
             let copy = message.copy_out;
             return match self.granted.get(copy) {
                 None => refuse(CopyFailure::NotMapped, format!("copy {copy} to the host is not under way")),
                 Some(bytes) => {
-                    let job = copies::CopyBatch::to_host(message, bytes, &self.shared.device);
+                    let job = CopyBatch::to_host(message, bytes, &self.shared.device);
                     queue_batch(&self.copies_out, job, refuse);
                 }
             };
@@ -232,15 +251,15 @@ impl<D: Device> ControlThread<D> {
                 }
             },
         };
-        let job = copies::CopyBatch::to_gpu(message, to, peer, &self.shared.device);
+        let job = CopyBatch::to_gpu(message, to, peer, &self.shared.device);
         queue_batch(&self.copies, job, refuse);
     }
 
     fn place(&mut self, message: PlaceObject, descriptors: FrameDescriptors) {
         let id = message.object;
         match self.objects.place(&self.shared, message, descriptors) {
-            Err(error) => self.say(objects::refused(id, error)),
-            Ok(None) => self.say(objects::placed(id)),
+            Err(error) => self.say(object_reports::refused(id, error)),
+            Ok(None) => self.say(object_reports::placed(id)),
             Ok(Some(filling)) => {
                 if let Err(CopyWork::Filling(filling)) = self.copies.push(CopyWork::Filling(filling)) {
                     filling.fail(format!("the queue of {COPIES_QUEUED_MAX} copies is full"));
@@ -256,8 +275,7 @@ impl<D: Device> ControlThread<D> {
             Err(error) => Err(error.to_string()),
             Ok(bytes) if granted => self.granted.begin(copy, bytes).map_err(|error| error.to_string()),
             Ok(bytes) => {
-                let queued =
-                    self.copies_out.push(CopyWork::Out(host_copies::ImmediateHostCopy { copy, bytes }));
+                let queued = self.copies_out.push(CopyWork::Out(ImmediateHostCopy { copy, bytes }));
                 queued.map_err(|_| format!("the queue of {COPIES_QUEUED_MAX} copies is full"))
             }
         };
@@ -271,14 +289,14 @@ impl<D: Device> ControlThread<D> {
     fn run(&self, message: Run, descriptors: FrameDescriptors, stream: &mut D::Stream) {
         let run = message.run;
         let id = message.program;
-        let fail = |failure, message: String| self.say(runs::failed(run, failure, message));
+        let fail = |failure, message: String| self.say(run_error::failed(run, failure, message));
         let Some(program) = self.programs.get(&id) else {
             return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
         };
-        match runs::QueuedRun::new(message, Arc::clone(program), &self.objects, descriptors) {
+        match QueuedRun::new(message, Arc::clone(program), &self.objects, descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
             Ok(job) if job.is_quick() && self.runs.is_idle() => {
-                runs::carry_out_and_report(&self.shared, job, stream)
+                run_thread::carry_out_and_report(&self.shared, job, stream)
             }
             Ok(job) => {
                 if self.runs.push(job).is_err() {
@@ -328,7 +346,7 @@ impl<D: Device> ControlThread<D> {
 /// Queues a valid batch for its copy thread, and refuses an invalid batch.
 fn queue_batch<D: Device>(
     queue: &WorkQueue<CopyWork<D>>,
-    job: Result<copies::CopyBatch<D>, copies::GrantError>,
+    job: Result<CopyBatch<D>, GrantError>,
     refuse: impl FnOnce(CopyFailure, String),
 ) {
     match job {

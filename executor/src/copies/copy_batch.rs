@@ -1,11 +1,4 @@
-//! The copy threads, one for each direction. A copy thread carries out grants, one batch after
-//! another, each within its window. Between batches, the thread towards the GPU fills objects, and
-//! the thread towards the host makes copies that need no grant. Neither thread waits for the other's
-//! windows (D11).
-//!
-//! Work that is due precedes work that is not. Batches that cross the same links have successive
-//! windows, so the batches of a transfer keep their order. No batch waits for a link that the batch does not
-//! cross.
+//! A batch of a transfer: bytes that are copied under a grant, within its window.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,53 +13,22 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
 
-use crate::conversions;
-use crate::events::clip;
-use crate::host_copies::{CopyToHost, ImmediateHostCopy};
-use crate::mapping::{MappingUse, OBJECT_GENERATION, RegionMapping};
-use crate::objects::{GpuObject, ObjectFill};
-use crate::peers;
-use crate::process::ExecutorState;
-use crate::program::LoadedProgram;
-use crate::queue::WorkQueue;
-use crate::residency::StepRefusal;
-
-/// Most copies that wait in each direction, in addition to the running copy. The fabric keeps one
-/// batch running and one queued for each link. In addition, the outputs that a run keeps are placed
-/// and copied out piece by piece, for each of its requests. More copies indicate a fault of the
-/// worker.
-pub const COPIES_QUEUED_MAX: usize = 1024;
-
-/// A piece of work of a copy thread.
-#[derive(Debug)]
-pub(crate) enum CopyWork<D: Device> {
-    /// The thread copies a batch under a grant.
-    Batch(CopyBatch<D>),
-    /// The thread fills an object from an output.
-    Filling(ObjectFill<D>),
-    /// The thread copies to the host without a grant.
-    Out(ImmediateHostCopy<D>),
-}
-
-impl<D: Device> CopyWork<D> {
-    /// Whether this work is the given batch.
-    pub(crate) fn is_batch(&self, transfer: u64, batch: u64) -> bool {
-        matches!(self, Self::Batch(job) if (job.transfer, job.batch) == (transfer, batch))
-    }
-
-    fn wait(&self) -> Duration {
-        match self {
-            Self::Batch(job) => job.wait(),
-            Self::Filling(_) | Self::Out(_) => Duration::ZERO,
-        }
-    }
-}
+use crate::copies::host_copies::CopyToHost;
+use crate::copies::peers::PeerCopySource;
+use crate::copies::pieces::pieces;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::mapping::{MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::memory::objects::GpuObject;
+use crate::memory::residency::StepRefusal;
+use crate::programs::loaded_program::LoadedProgram;
+use crate::socket::conversions;
+use crate::socket::events::clip;
 
 /// A batch of a transfer.
 #[derive(Debug)]
 pub(crate) struct CopyBatch<D: Device> {
-    transfer: u64,
-    batch: u64,
+    pub(super) transfer: u64,
+    pub(super) batch: u64,
     ranges: Vec<Range<u64>>,
     window: StartWindow,
     /// Most bytes that are copied before waiting launches are woken.
@@ -94,7 +56,7 @@ enum GpuSource<D: Device> {
     Host(Arc<HostRegion>),
     /// Unsealed host memory, to which other processes may still write.
     File(OwnedFd),
-    Peer(peers::PeerCopySource<D>),
+    Peer(PeerCopySource<D>),
 }
 
 /// Reason why a batch was not copied.
@@ -126,7 +88,7 @@ impl<D: Device> CopyBatch<D> {
     pub(crate) fn to_gpu(
         copy: Copy,
         to: GpuTarget<'_, D>,
-        peer: Option<peers::PeerCopySource<D>>,
+        peer: Option<PeerCopySource<D>>,
         device: &D,
     ) -> Result<Self, GrantError> {
         let window = window(&copy);
@@ -163,7 +125,7 @@ impl<D: Device> CopyBatch<D> {
     }
 
     /// Returns the time until the batch may start; zero if the batch must be refused now.
-    fn wait(&self) -> Duration {
+    pub(super) fn wait(&self) -> Duration {
         let checked = match &self.way {
             CopyDirection::ToGpu { mapping, generation, .. } => mapping.check(*generation),
             // The source of a copy to the host lives as long as this batch.
@@ -172,6 +134,19 @@ impl<D: Device> CopyBatch<D> {
         match (checked, self.window.at(monotonic_now())) {
             (Ok(()), StartDecision::In(wait)) => wait,
             _ => Duration::ZERO,
+        }
+    }
+
+    /// Copies the batch, and returns the event for the outcome.
+    pub(super) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) -> Event {
+        match copy_ranges(&self, stream) {
+            Ok(done) => Event::CopyDone(done),
+            Err(failed) => {
+                if let CopyError::Device(DeviceError::Lost(message)) = &failed {
+                    shared.events.device_failed(message);
+                }
+                refused(self.transfer, self.batch, failure(&failed), failed)
+            }
         }
     }
 
@@ -195,35 +170,6 @@ fn within(ranges: &[Range<u64>], size: u64) -> Result<(), GrantError> {
     past.map_or(Ok(()), |range| Err(GrantError::Range { range: range.clone(), size }))
 }
 
-/// Carries out the work of a queue until the queue is closed.
-pub(crate) fn serve<D: Device>(
-    shared: &ExecutorState<D>,
-    queue: &WorkQueue<CopyWork<D>>,
-    mut stream: D::Stream,
-) {
-    while let Some(work) = queue.pop_when(CopyWork::wait) {
-        match work {
-            CopyWork::Batch(job) => shared.events.send(batch(shared, job, &mut stream)),
-            CopyWork::Filling(filling) => filling.carry_out(shared, &mut stream),
-            CopyWork::Out(copy) => shared.events.send(copy.carry_out(shared, &mut stream)),
-        }
-    }
-}
-
-fn batch<D: Device>(shared: &ExecutorState<D>, job: CopyBatch<D>, stream: &mut D::Stream) -> Event {
-    let transfer = job.transfer;
-    let batch = job.batch;
-    match carry_out(&job, stream) {
-        Ok(done) => Event::CopyDone(done),
-        Err(failed) => {
-            if let CopyError::Device(DeviceError::Lost(message)) = &failed {
-                shared.events.device_failed(message);
-            }
-            refused(transfer, batch, failure(&failed), failed)
-        }
-    }
-}
-
 /// Returns the event for a batch that was not copied.
 pub(crate) fn refused(transfer: u64, batch: u64, failure: CopyFailure, message: impl ToString) -> Event {
     Event::CopyFailed(CopyFailed { transfer, batch, failure: failure.into(), message: clip(message) })
@@ -231,7 +177,7 @@ pub(crate) fn refused(transfer: u64, batch: u64, failure: CopyFailure, message: 
 
 fn failure(failed: &CopyError) -> CopyFailure {
     match failed {
-        CopyError::Refused(refusal) => conversions::copy_refused(refusal),
+        CopyError::Refused(refusal) => copy_refused(refusal),
         CopyError::Expired(_) => CopyFailure::Expired,
         CopyError::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
         CopyError::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,
@@ -239,7 +185,7 @@ fn failure(failed: &CopyError) -> CopyFailure {
     }
 }
 
-fn carry_out<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<CopyDone, CopyError> {
+fn copy_ranges<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<CopyDone, CopyError> {
     let (started, finished) = match &job.way {
         CopyDirection::ToGpu { mapping, generation, from } => {
             let using = mapping.use_mapped(*generation)?;
@@ -308,21 +254,13 @@ fn copy<D: Device>(
     Ok(at)
 }
 
-/// Cuts a range into pieces of at most `max` bytes.
-pub(crate) fn pieces(range: Range<u64>, max: u64) -> impl Iterator<Item = Range<u64>> {
-    let starts = (range.start..range.end).step_by(max as usize);
-    starts.map(move |start| start..range.end.min(start + max))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_a_range_in_order() {
-        let cut = |range| pieces(range, 10).collect::<Vec<_>>();
-        assert_eq!(cut(3..25), [3..13, 13..23, 23..25]);
-        assert_eq!(cut(3..13), std::slice::from_ref(&(3..13)));
-        assert_eq!(cut(3..3), []);
+/// Returns the failure kind of a copy for a refused step.
+fn copy_refused(refusal: &StepRefusal) -> CopyFailure {
+    match refusal {
+        StepRefusal::Stale { .. } => CopyFailure::StaleGeneration,
+        StepRefusal::NotMapped(_) | StepRefusal::StillMapped(_) | StepRefusal::Freed(_) => {
+            CopyFailure::NotMapped
+        }
+        StepRefusal::CopyFailed(_) | StepRefusal::Lost(_) => CopyFailure::Device,
     }
 }

@@ -10,19 +10,19 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use millrace_device::{Device, Error as DeviceError, MemoryExtent, RangeSet, Stream as _};
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{ObjectFreed, ObjectPart, ObjectPlaced, PlaceFailed, PlaceObject};
+use millrace_proto::executor::{ObjectFreed, ObjectPart, PlaceObject};
 use millrace_types::Bytes;
 
-use crate::conversions::{self, FrameDescriptors};
-use crate::events::clip;
-use crate::kept_outputs::{self, KeptOutputBytes};
-use crate::mapping::{MapError, MappingOwner, MappingUse, OBJECT_GENERATION, RegionMapping};
-use crate::process::ExecutorState;
-use crate::residency::StepRefusal;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::kept_outputs::{self, KeptOutputBytes};
+use crate::memory::mapping::{MapError, MappingOwner, MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::memory::object_reports::{self, ObjectReports};
+use crate::memory::residency::StepRefusal;
+use crate::socket::conversions::{self, FrameDescriptors};
 
 /// Most objects at a time. Each object has a few mappings, and may keep a descriptor.
 pub const OBJECTS_MAX: usize = 4096;
@@ -190,64 +190,6 @@ fn covered(extents: &[(u64, MemoryExtent)], bytes: u64) -> Result<(), PlaceError
     covered.first_gap(0..bytes).map_or(Ok(()), |gap| Err(PlaceError::NotCovered(gap)))
 }
 
-/// The reports about an object that are due when the memory is unmapped.
-#[derive(Debug, Default)]
-pub(crate) struct ObjectReports(Mutex<PendingReports>);
-
-#[derive(Debug, Default)]
-struct PendingReports {
-    /// Error of a failed placement that is not yet reported.
-    failed: Option<String>,
-    freed: bool,
-    /// Whether the object's memory is unmapped.
-    away: bool,
-}
-
-impl ObjectReports {
-    fn ends(&self) -> MutexGuard<'_, PendingReports> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records that the object's memory is unmapped, and sends the pending reports. The reports are
-    /// sent under the lock, because a filling may fail while the object is being freed: the report
-    /// that the object is freed must be sent once, and last.
-    pub(crate) fn record_unmapped(&self, object: u64, say: impl FnMut(Event)) {
-        let mut ends = self.ends();
-        ends.away = true;
-        ends.tell(object, say);
-    }
-
-    /// Sends the pending reports if the memory is already unmapped. Otherwise the thread that unmaps
-    /// the memory sends them.
-    pub(crate) fn send_if_unmapped(&self, object: u64, say: impl FnMut(Event)) {
-        let mut ends = self.ends();
-        if ends.away {
-            ends.tell(object, say);
-        }
-    }
-}
-
-impl PendingReports {
-    fn tell(&mut self, object: u64, mut say: impl FnMut(Event)) {
-        if let Some(message) = self.failed.take() {
-            say(refused(object, message));
-        }
-        if std::mem::take(&mut self.freed) {
-            say(Event::ObjectFreed(ObjectFreed { object }));
-        }
-    }
-}
-
-/// Returns the event for a placed object.
-pub(crate) fn placed(object: u64) -> Event {
-    Event::ObjectPlaced(ObjectPlaced { object })
-}
-
-/// Returns the event for an object that was not placed.
-pub(crate) fn refused(object: u64, why: impl ToString) -> Event {
-    Event::PlaceFailed(PlaceFailed { object, message: clip(why) })
-}
-
 /// A mapped object that is to be filled from an output.
 #[derive(Debug)]
 pub(crate) struct ObjectFill<D: Device> {
@@ -261,7 +203,7 @@ impl<D: Device> ObjectFill<D> {
     pub(crate) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) {
         let KeptOutputBytes { output, bytes } = &self.output;
         match stream.fill(self.using.region(), &output.value, output.datatype, bytes.clone()) {
-            Ok(()) => shared.events.send(placed(self.object.id)),
+            Ok(()) => shared.events.send(object_reports::placed(self.object.id)),
             Err(error) => {
                 if let DeviceError::Lost(message) = &error {
                     shared.events.device_failed(message);
@@ -295,19 +237,5 @@ mod tests {
         assert_eq!(gap(&[]), Some(0..10));
         assert_eq!(gap(&[extent(0, 4), extent(5, 8)]), Some(4..5));
         assert_eq!(gap(&[extent(0, 9)]), Some(9..10));
-    }
-
-    #[test]
-    fn reports_about_an_object_are_sent_once_after_its_memory_is_unmapped() {
-        let fate = ObjectReports::default();
-        let mut told = Vec::new();
-        fate.ends().failed = Some("no room".into());
-        // The object is freed while the copy thread unmaps the memory.
-        fate.ends().freed = true;
-        fate.send_if_unmapped(5, |event| told.push(event));
-        assert!(told.is_empty(), "{told:?}");
-        fate.record_unmapped(5, |event| told.push(event));
-        fate.send_if_unmapped(5, |event| told.push(event));
-        assert_eq!(told, [refused(5, "no room"), Event::ObjectFreed(ObjectFreed { object: 5 })]);
     }
 }

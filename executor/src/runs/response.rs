@@ -6,10 +6,10 @@ use std::sync::Arc;
 use millrace_device::{Device, Stream as _};
 use millrace_proto::executor::Tensor;
 
-use crate::batch::BatchRows;
-use crate::conversions::{self, DeclaredTensor, INLINE_BYTES_MAX};
-use crate::kept_outputs::{KeptOutput, KeptOutputs};
-use crate::runs::RunError;
+use crate::memory::kept_outputs::{KeptOutput, KeptOutputs};
+use crate::runs::batch::BatchRows;
+use crate::runs::run_error::RunError;
+use crate::socket::conversions::{self, DeclaredTensor, INLINE_BYTES_MAX};
 
 /// The outputs that a run was asked for.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use millrace_device::{Device, Error as DeviceError, HostAccess, HostRegion, Mode
 use millrace_proto::executor::LoadProgram;
 use millrace_types::Bytes;
 
-use crate::conversions::{self, DeclaredTensor, FrameDescriptors};
-use crate::launch_plan::{self, LaunchPlan};
-use crate::mapping::{MappingOwner, RegionMapping};
-use crate::process::ExecutorState;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::mapping::{MappingOwner, RegionMapping};
+use crate::programs::launch_plan::{self, LaunchPlan};
+use crate::socket::conversions::{self, DeclaredTensor, FrameDescriptors};
 
 /// Longest time of a run on the control thread; waking another thread takes about as long.
 const QUICK_MAX: Duration = Duration::from_micros(50);

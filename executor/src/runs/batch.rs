@@ -11,9 +11,9 @@ use millrace_device::{Device, Error as DeviceError, Stream as _, TensorBytes, Te
 use millrace_proto::executor::Tensor;
 use millrace_types::DataType;
 
-use crate::conversions::{self, FrameDescriptors, InputContents, ReceivedInput};
-use crate::mapping::MappingUse;
-use crate::objects::{self, ObjectBytes, ObjectTable};
+use crate::memory::mapping::MappingUse;
+use crate::memory::objects::{self, ObjectBytes, ObjectTable};
+use crate::socket::conversions::{self, FrameDescriptors, InputContents, ReceivedInput};
 
 /// Reason why requests cannot run as a batch.
 #[derive(Debug, thiserror::Error)]

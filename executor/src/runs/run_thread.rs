@@ -10,22 +10,19 @@ use std::time::Duration;
 
 use millrace_device::{Device, Error as DeviceError, Event as _, LaunchArg, Stream as _, monotonic_now};
 use millrace_proto::executor::event::Event;
-use millrace_proto::executor::{LaunchTimes, Run, RunDone, RunFailed, RunFailure};
-use millrace_proto::frames;
+use millrace_proto::executor::{LaunchTimes, Run, RunDone};
 use millrace_types::Timestamp;
 
-use crate::batch::{self, RunInput, RunInputs};
-use crate::conversions::{self, DeclaredTensor, FrameDescriptors};
-use crate::events::clip;
-use crate::kept_outputs;
-use crate::launch_plan::{PlannedLaunch, Slot};
-use crate::mapping::MappingUse;
-use crate::objects::{self, ObjectTable};
-use crate::process::ExecutorState;
-use crate::program::LoadedProgram;
+use crate::memory::executor_state::ExecutorState;
+use crate::memory::mapping::MappingUse;
+use crate::memory::objects::ObjectTable;
+use crate::programs::launch_plan::{PlannedLaunch, Slot};
+use crate::programs::loaded_program::LoadedProgram;
 use crate::queue::WorkQueue;
-use crate::residency::StepRefusal;
-use crate::response::{RequestedOutputs, RunResponse};
+use crate::runs::batch::{self, RunInput, RunInputs};
+use crate::runs::response::{RequestedOutputs, RunResponse};
+use crate::runs::run_error::{RunError, failed};
+use crate::socket::conversions::{DeclaredTensor, FrameDescriptors};
 
 /// Most runs that wait behind the running one. A worker sends fewer runs ahead, so more runs indicate
 /// a fault of the worker.
@@ -51,59 +48,6 @@ enum TimeReporting {
 
 /// Most launches of a run with reported times, because a trace is read by people.
 const LAUNCHES_TOLD_MAX: usize = 256;
-
-/// Reason why a run failed.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RunError {
-    #[error(transparent)]
-    Message(#[from] conversions::Error),
-    #[error(transparent)]
-    Batch(#[from] batch::BatchError),
-    #[error("output {name:?} has shape {shape:?}, which is not one row for each of {rows}")]
-    OutputRows { name: String, shape: Vec<usize>, rows: usize },
-    #[error("input {0:?} is missing")]
-    InputMissing(String),
-    #[error("the model has no input {0:?}, or the input is given twice")]
-    InputUnknown(String),
-    #[error("input {name:?} is {found}, but the model takes {due}")]
-    InputType { name: String, found: String, due: String },
-    #[error("input {0:?}: {1}")]
-    Object(String, objects::Error),
-    #[error("the model has no output {0:?}")]
-    OutputUnknown(String),
-    #[error("output {0:?} is to be kept, but is not requested")]
-    KeptUnknown(String),
-    #[error("cannot keep outputs: {0}")]
-    Kept(#[from] kept_outputs::Error),
-    #[error("value {0:?} is missing: the launches are inconsistent")]
-    ValueMissing(String),
-    #[error(transparent)]
-    Refused(#[from] StepRefusal),
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    #[error("cannot send the response: {0}")]
-    Answer(#[from] frames::FrameError),
-}
-
-impl RunError {
-    pub(crate) fn kind(&self) -> RunFailure {
-        match self {
-            Self::Refused(refusal) => conversions::run_refused(refusal),
-            Self::Object(_, error) | Self::Batch(batch::BatchError::Object(_, error)) => {
-                conversions::run_without(error)
-            }
-            // The GPU works, so the run may succeed on another GPU or later.
-            Self::Kept(_) => RunFailure::OutOfMemory,
-            Self::Device(error) => conversions::run_failure(error),
-            _ => RunFailure::Model,
-        }
-    }
-}
-
-/// Returns the event for a failed run.
-pub(crate) fn failed(run: u64, failure: RunFailure, message: impl ToString) -> Event {
-    Event::RunFailed(RunFailed { run, failure: failure.into(), message: clip(message) })
-}
 
 impl<D: Device> QueuedRun<D> {
     /// Creates a run of a loaded program.
