@@ -37,16 +37,20 @@ use crate::everyone::PeerFanout;
 use crate::faults::FaultService;
 use crate::fleet::WorkerFleet;
 use crate::fleet::control::WorkerControlService;
+use crate::halt_error::HaltError;
 use crate::leader::Duties;
+use crate::meters;
 use crate::passed::TrafficMatrix;
 use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
 use crate::raft::service::ReadableParts;
 use crate::raft::world::{HostEnvironment, SnapshotSchedule};
-use crate::raft::{Replica, disks, divergence, duties, elections, founding, service, unheard, versions};
+use crate::raft::{
+    self, Replica, disks, divergence, duties, elections, founding, service, unheard, versions,
+};
 use crate::serving::{self, ServingBackend};
+use crate::start_error::StartError;
 use crate::traces::Traces;
-use crate::{HaltError, RaftError, StartError, meters};
 
 /// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -260,7 +264,7 @@ async fn open_artifacts(data_dir: &Path) -> Result<ArtifactStore, StartError> {
     let dir = data_dir.to_owned();
     let opened = tokio::task::spawn_blocking(move || ArtifactStore::open(&dir))
         .await
-        .map_err(RaftError::Interrupted)?;
+        .map_err(raft::Error::Interrupted)?;
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 

@@ -28,7 +28,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 use tonic::{Request, Status};
 
-use crate::StartError;
 use crate::activity::{Activities, GatewayActivity};
 use crate::admin::{AdminService, FaultPermission};
 use crate::artifacts::{ArtifactService, ArtifactStore};
@@ -47,6 +46,7 @@ use crate::raft::runtime::RaftSpawner;
 use crate::raft::service::Service;
 pub use crate::raft::world::{RaftEnvironment, SnapshotSchedule};
 use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
+use crate::start_error::StartError;
 use crate::traces::Traces;
 
 pub use crate::serving::crowd::RoutingFixture;

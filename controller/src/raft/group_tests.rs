@@ -29,7 +29,7 @@ use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
 use super::service::{ReadableParts, Service};
 use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
-use super::{MembershipRequest, Replica, TrafficClass, elections, versions};
+use super::{Error, MembershipRequest, Replica, TrafficClass, elections, versions};
 use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
 use crate::config::{ClusterStart, ControllerLimits, JoinAs};
@@ -63,7 +63,7 @@ impl Node {
         Self::start_seeded(number, start, 7).await.unwrap()
     }
 
-    async fn start_seeded(number: u64, start: ClusterStart, seed: u64) -> Result<Self, bootstrap::Error> {
+    async fn start_seeded(number: u64, start: ClusterStart, seed: u64) -> Result<Self, Error> {
         Self::start_in(Arc::new(HostEnvironment), number, start, seed).await
     }
 
@@ -72,7 +72,7 @@ impl Node {
         number: u64,
         start: ClusterStart,
         seed: u64,
-    ) -> Result<Self, bootstrap::Error> {
+    ) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
         let opening = OpenOptions {
             data_dir: dir.path().to_owned(),

@@ -21,9 +21,9 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 use super::codec::{self, MessageReceiver};
+use super::leader_gate::LeaderGate;
 use super::runtime::RaftSpawner;
 use super::silence::ReplicationOutages;
-use super::unheard::LeaderGate;
 use super::world::RaftEnvironment;
 use crate::artifacts::ArtifactFile;
 use crate::config::KEEP_ALIVE;
