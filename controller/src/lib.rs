@@ -20,14 +20,12 @@
 //! the checkpoints of workers. Streams, telemetry and requests live in this process's memory and end
 //! with the process.
 
-mod activity;
 mod admin;
 mod artifacts;
 pub mod clock;
 pub mod config;
 pub mod connector;
 mod events;
-mod everyone;
 mod faults;
 #[cfg(test)]
 mod fixtures;
@@ -38,6 +36,7 @@ mod leader;
 mod meters;
 mod pace;
 mod passed;
+mod peers;
 mod preset;
 mod raft;
 mod server;
@@ -45,7 +44,6 @@ mod serving;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod start_error;
-mod traces;
 
 pub use artifacts::{ObjectStoreUrl, SharedPlaceError};
 pub use config::{ClusterStart, ControllerConfig, ControllerLimits, JoinAs};

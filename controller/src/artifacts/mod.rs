@@ -19,6 +19,7 @@ mod place;
 mod pool;
 mod spread;
 mod store;
+mod transfer;
 mod upload;
 
 use std::sync::Arc;

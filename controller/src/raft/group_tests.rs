@@ -27,7 +27,6 @@ use tonic::transport::{Channel, Endpoint, Server};
 use super::bootstrap::{self, OpenOptions};
 use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
-use super::service::{ReadableParts, Service};
 use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
 use super::{Error, MembershipRequest, Replica, TrafficClass, elections, versions};
 use crate::artifacts::{ArtifactService, ArtifactStore};
@@ -36,6 +35,7 @@ use crate::config::{ClusterStart, ControllerLimits, JoinAs};
 use crate::fixtures::{chain, functions, key};
 use crate::inspection::Inspection;
 use crate::passed::{RunTraffic, TrafficMatrix, TrafficReport};
+use crate::peers::{PeerService, ReadableParts};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -50,7 +50,7 @@ impl WallClock for Standing {
 
 pub(crate) struct Node {
     pub(crate) replica: Replica,
-    service: Service,
+    service: PeerService,
     pub(crate) passed: TrafficMatrix,
     address: String,
     server: JoinHandle<()>,
@@ -98,7 +98,7 @@ impl Node {
         let address = listener.local_addr().unwrap().to_string();
         let passed = TrafficMatrix::default();
         let shown = ReadableParts { passed: passed.clone(), ..ReadableParts::default() };
-        let service = Service::new(replica.clone(), Arc::new(artifacts)).showing(shown);
+        let service = PeerService::new(replica.clone(), Arc::new(artifacts)).showing(shown);
         let served = service.clone().server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));

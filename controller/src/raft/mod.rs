@@ -24,13 +24,13 @@
 //! | [`world`] | the network and the disk, real or simulated |
 //! | [`settings`] | openraft's node type and settings |
 //! | [`network`] | openraft's calls to the other controllers |
-//! | [`service`] | the service for the other controllers |
+//! | [`service`] | answers the calls of the other members |
 //! | [`codec`] | messages between controllers, with a handshake on each |
 //! | [`error`], [`failures`] | errors of the start; failures of writes and reads |
 
 mod asking;
 pub(crate) mod bootstrap;
-mod codec;
+pub(crate) mod codec;
 pub(crate) mod disks;
 pub(crate) mod divergence;
 pub(crate) mod duties;
