@@ -31,7 +31,6 @@ mod faults;
 mod fixtures;
 mod fleet;
 mod halt_error;
-mod inspection;
 mod leader;
 mod meters;
 mod pace;
@@ -45,11 +44,13 @@ mod serving;
 pub mod sim;
 mod start_error;
 
-pub use artifacts::{ObjectStoreUrl, SharedPlaceError};
-pub use config::{ClusterStart, ControllerConfig, ControllerLimits, JoinAs};
+pub use artifacts::serve_inspection;
+pub use config::{
+    ClusterStart, ControllerConfig, ControllerLimits, Inspection, InspectorCommand, JoinAs, ObjectStoreUrl,
+    SharedPlaceError,
+};
 pub use connector::{ConnectError, Connector, Tcp, Transport};
 pub use halt_error::HaltError;
-pub use inspection::{Inspection, InspectorCommand, serve_inspection};
 pub use millrace_cluster_state::ControllerId;
 pub use raft::Error as RaftError;
 pub use raft::runtime::RaftRuntime;

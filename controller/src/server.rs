@@ -27,9 +27,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
 use crate::admin::{AdminService, FaultPermission, ORDER_SEARCHES_MAX};
-use crate::artifacts::{ArtifactService, ArtifactStore, Bucket, ObjectStoreUrl};
+use crate::artifacts::{ArtifactService, ArtifactStore, Bucket};
 use crate::clock::MovedClock;
-use crate::config::{ControllerConfig, internal_server};
+use crate::config::{ControllerConfig, ObjectStoreUrl, internal_server};
 use crate::connector::Connector;
 use crate::events::{ClusterEventLog, EventRecorder};
 use crate::faults::FaultService;

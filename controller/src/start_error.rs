@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use crate::artifacts::ObjectStoreUrl;
+use crate::config::ObjectStoreUrl;
 use crate::raft::Error as RaftError;
 
 /// Error of a controller that did not start.

@@ -6,7 +6,7 @@ use bytes::Bytes as Chunk;
 use futures::{Stream, StreamExt as _, stream};
 use millrace_types::{Digest, Failure};
 
-use super::spread::ArtifactFile;
+use super::file::ArtifactFile;
 use crate::raft::PeerClient;
 
 impl PeerClient {

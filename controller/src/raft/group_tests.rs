@@ -31,9 +31,8 @@ use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
 use super::{Error, MembershipRequest, Replica, TrafficClass, elections, versions};
 use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
-use crate::config::{ClusterStart, ControllerLimits, JoinAs};
+use crate::config::{ClusterStart, ControllerLimits, Inspection, JoinAs};
 use crate::fixtures::{chain, functions, key};
-use crate::inspection::Inspection;
 use crate::passed::{RunTraffic, TrafficMatrix, TrafficReport};
 use crate::peers::{PeerService, ReadableParts};
 
