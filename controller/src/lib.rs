@@ -32,6 +32,7 @@ mod fixtures;
 mod fleet;
 mod halt_error;
 mod leader;
+mod leadership;
 mod meters;
 mod pace;
 mod passed;

@@ -62,7 +62,7 @@ use tonic::Request;
 use crate::artifacts::ArtifactService;
 use crate::events::ClusterEventLog;
 use crate::fleet::WorkerFleet;
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 use crate::passed::TrafficMatrix;
 use crate::peers::{Activities, Traces};
 use crate::raft::Replica;

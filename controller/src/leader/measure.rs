@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use millrace_nodes::placement::TrafficCounts;
 
-use super::Duties;
+use super::duties::Duties;
 use crate::peers::traffic;
 use crate::raft::{PeerClient, TrafficClass};
 

@@ -35,7 +35,7 @@ use tokio::sync::watch;
 
 use crate::fleet::WorkerFleet;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leader::{LeaderStatus, Shortages};
+use crate::leadership::{LeaderStatus, Shortages};
 use crate::passed::TrafficMatrix;
 use crate::raft::{self, Replica};
 use catalog::{Candidates, Catalog, CatalogInputs};
