@@ -43,7 +43,7 @@ use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
 use crate::raft::world::{HostEnvironment, SnapshotSchedule};
 use crate::raft::{self, Replica, disks, divergence, duties, elections, founding, unheard, versions};
-use crate::serving::{self, ServingBackend};
+use crate::serving::ServingBackend;
 use crate::start_error::StartError;
 
 /// The longest wait for the workers' streams to end when the controller shuts down.
@@ -317,7 +317,7 @@ fn open_front_door(
     };
     let mut metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
     let serving = Arc::new(serving);
-    serving::show_steps(&mut metrics, &serving);
+    serving.show_steps(&mut metrics);
     let door = GatewayBuilder::new(front, serving);
     let opened = door
         .service(AdminServer::new(admin).max_encoding_message_size(ANSWER_BYTES_MAX))
