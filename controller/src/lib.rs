@@ -16,6 +16,19 @@
 //!                       leases, placements, what each node serves
 //! ```
 //!
+//! Each module uses only modules of the lines below its own:
+//!
+//! ```text
+//!  server  sim
+//!  admin  serving  leader  meters  start_error
+//!  events  peers  preset
+//!  fleet
+//!  artifacts
+//!  raft  leadership  connector  faults
+//!  config  halt_error  pace  passed
+//!  clock
+//! ```
+//!
 //! Raft holds only the state that must survive a restart: functions, artifacts, nodes, placements, and
 //! the checkpoints of workers. Streams, telemetry and requests live in this process's memory and end
 //! with the process.
