@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::fleet::WorkerFleet;
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 use crate::raft::Replica;
 
 #[derive(Debug)]

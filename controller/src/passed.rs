@@ -10,9 +10,6 @@ use millrace_nodes::placement::{FunctionPair, PAIRS_MAX, TrafficCounts};
 use millrace_types::{FunctionKey, FunctionName, Revision};
 use serde::{Deserialize, Serialize};
 
-use crate::everyone::ASK_TIMEOUT;
-use crate::raft::PeerClient;
-
 /// Function pairs counted by this controller, over all workflows. A workflow with too many pairs is not
 /// counted until the next version: the declared traffic applies instead.
 const ALL_PAIRS_MAX: usize = 8192;
@@ -60,24 +57,6 @@ impl From<&TrafficCounts> for TrafficReport {
         let pair = |((from, to), bytes): (&FunctionPair, &u64)| (from.clone(), to.clone(), *bytes);
         let pairs = pairs.as_ref().map(|pairs| pairs.iter().map(pair).collect());
         Self { workflow: workflow.clone(), generation: *generation, runs: *runs, pairs }
-    }
-}
-
-/// Asks a controller for traffic counts. Returns the controller's id, and `None` without an answer. A
-/// missing answer loses nothing: the next answer includes the same counts.
-pub(crate) async fn ask(peer: PeerClient) -> (u64, Option<Vec<TrafficReport>>) {
-    let told = peer.call(ASK_TIMEOUT, &(), async |mut it, message| it.get_passed(message).await).await;
-    let id = peer.id();
-    match told {
-        Ok(told) => (id, Some(told)),
-        Err(failure) => {
-            tracing::debug!(
-                controller = id,
-                error = failure.message,
-                "cannot get the workflow traffic of a controller"
-            );
-            (id, None)
-        }
     }
 }
 

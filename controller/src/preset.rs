@@ -4,7 +4,7 @@ use millrace_cluster_state::{CallerName, StateCommand};
 use millrace_types::policy::PresetName;
 use millrace_types::{PolicySpec, Reason};
 
-use crate::raft::replica::Replica;
+use crate::raft::Replica;
 
 /// Sets the preset as the cluster's policy, unless the cluster already has a policy.
 pub(crate) async fn set_first(replica: &Replica, preset: PresetName) {

@@ -26,27 +26,25 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
-use crate::activity::{Activities, GatewayActivity};
 use crate::admin::{AdminService, FaultPermission, ORDER_SEARCHES_MAX};
-use crate::artifacts::{ArtifactService, ArtifactStore, Bucket, ObjectStoreUrl};
+use crate::artifacts::{ArtifactService, ArtifactStore, Bucket};
 use crate::clock::MovedClock;
-use crate::config::{ControllerConfig, internal_server};
+use crate::config::{ControllerConfig, ObjectStoreUrl, internal_server};
 use crate::connector::Connector;
 use crate::events::{ClusterEventLog, EventRecorder};
-use crate::everyone::PeerFanout;
 use crate::faults::FaultService;
-use crate::fleet::WorkerFleet;
-use crate::fleet::control::WorkerControlService;
+use crate::fleet::{WorkerControlService, WorkerFleet};
+use crate::halt_error::HaltError;
 use crate::leader::Duties;
+use crate::meters;
 use crate::passed::TrafficMatrix;
+use crate::peers::{Activities, GatewayActivity, PeerFanout, PeerService, ReadableParts, Traces};
 use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
-use crate::raft::service::ReadableParts;
 use crate::raft::world::{HostEnvironment, SnapshotSchedule};
-use crate::raft::{Replica, disks, divergence, duties, elections, founding, service, unheard, versions};
-use crate::serving::{self, ServingBackend};
-use crate::traces::Traces;
-use crate::{HaltError, RaftError, StartError, meters};
+use crate::raft::{self, Replica, disks, divergence, duties, elections, founding, unheard, versions};
+use crate::serving::ServingBackend;
+use crate::start_error::StartError;
 
 /// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -133,7 +131,7 @@ pub async fn start(
         process: format!("controller/{}/{:016x}", config.id.0, config.seed),
     };
     let shown = ReadableParts { kept: config.kept.clone(), doors, passed: passed.clone() };
-    let raft_service = service::Service::new(replica.clone(), artifacts.clone()).showing(shown.clone());
+    let peer_service = PeerService::new(replica.clone(), artifacts.clone()).showing(shown.clone());
     let faults = moved.map(|clock| FaultService { clock, disk: replica.disk.clone() });
     if faults.is_some() {
         tracing::warn!(
@@ -142,7 +140,7 @@ pub async fn start(
         );
     }
     // Serve before entering the group: the other controllers call this port to send the log.
-    let internal = serve_internal(internal_listener, config.limits.internal, control, raft_service, faults);
+    let internal = serve_internal(internal_listener, config.limits.internal, control, peer_service, faults);
     let internal = spawner.spawn(internal);
     let mut background = JoinSet::new();
     let raft = spawner.handle();
@@ -260,7 +258,7 @@ async fn open_artifacts(data_dir: &Path) -> Result<ArtifactStore, StartError> {
     let dir = data_dir.to_owned();
     let opened = tokio::task::spawn_blocking(move || ArtifactStore::open(&dir))
         .await
-        .map_err(RaftError::Interrupted)?;
+        .map_err(raft::Error::Interrupted)?;
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 
@@ -273,12 +271,12 @@ async fn serve_internal(
     listener: TcpListener,
     port: PortLimits,
     control: WorkerControlService,
-    raft: service::Service,
+    peers: PeerService,
     faults: Option<FaultService>,
 ) {
     let stop = control.stop.clone();
     let mut routes = Routes::builder();
-    routes.add_service(control_server(control)).add_service(raft.server());
+    routes.add_service(control_server(control)).add_service(peers.server());
     if let Some(faults) = faults {
         routes.add_service(FaultServer::new(faults).max_decoding_message_size(MESSAGE_BYTES_MAX));
     }
@@ -319,7 +317,7 @@ fn open_front_door(
     };
     let mut metrics = meters::registry(admin.replica.clone(), admin.fleet.clone(), admin.outlook.clone());
     let serving = Arc::new(serving);
-    serving::show_steps(&mut metrics, &serving);
+    serving.show_steps(&mut metrics);
     let door = GatewayBuilder::new(front, serving);
     let opened = door
         .service(AdminServer::new(admin).max_encoding_message_size(ANSWER_BYTES_MAX))

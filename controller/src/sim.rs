@@ -28,26 +28,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 use tonic::{Request, Status};
 
-use crate::StartError;
-use crate::activity::{Activities, GatewayActivity};
 use crate::admin::{AdminService, FaultPermission};
 use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
-use crate::config::{ClusterStart, ControllerLimits, internal_server};
+use crate::config::{ClusterStart, ControllerLimits, Inspection, internal_server};
 use crate::connector::Tcp;
 use crate::events::ClusterEventLog;
-use crate::everyone::PeerFanout;
-use crate::fleet::WorkerFleet;
-use crate::fleet::control::WorkerControlService;
-use crate::inspection::Inspection;
-use crate::leader::{Duties, LeaderStatus};
+use crate::fleet::{WorkerControlService, WorkerFleet};
+use crate::leader::Duties;
+use crate::leadership::LeaderStatus;
 use crate::passed::TrafficMatrix;
+use crate::peers::{Activities, GatewayActivity, PeerFanout, PeerService, Traces};
 use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
-use crate::raft::service::Service;
 pub use crate::raft::world::{RaftEnvironment, SnapshotSchedule};
 use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
-use crate::traces::Traces;
+use crate::start_error::StartError;
 
 pub use crate::serving::crowd::RoutingFixture;
 
@@ -75,7 +71,7 @@ pub struct MemberConfig {
 #[derive(Debug)]
 pub struct SimMember {
     replica: Replica,
-    service: Service,
+    service: PeerService,
     control: WorkerControlService,
     admin: AdminService,
     /// The leader's duties, until [`Member::enter`] starts them.
@@ -111,7 +107,7 @@ impl SimMember {
         let artifacts =
             ArtifactService::new(store, None, replica.clone(), ControllerLimits::default(), inspection);
         let artifacts = Arc::new(artifacts);
-        let service = Service::new(replica.clone(), artifacts.clone());
+        let service = PeerService::new(replica.clone(), artifacts.clone());
         let fleet = WorkerFleet::new();
         let stop = CancellationToken::new();
         let limits = ControllerLimits::default().lease;

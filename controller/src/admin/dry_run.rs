@@ -14,7 +14,7 @@ use tonic::Request;
 
 use super::functions::{COPY_PATIENCE, outcome};
 use super::{AdminService, caller};
-use crate::raft::replica::refused;
+use crate::raft::refused;
 
 impl AdminService {
     pub(super) async fn dry_run_apply(

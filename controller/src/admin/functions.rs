@@ -15,7 +15,7 @@ use tonic::Request;
 use super::listing::Listing;
 use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, views};
-use crate::raft::replica::refused;
+use crate::raft::refused;
 
 /// The longest wait of an apply for the model file to be on a majority of the controllers. An upload
 /// ends in that state, but a membership change may undo it.

@@ -7,17 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::admin as api;
-use millrace_proto::decoding::{WalkLimits, decode};
 use millrace_proto::log::{Line, Page, Query};
 use millrace_proto::logs::{self, PAGE_MAX};
 use millrace_proto::pages::PageBudget;
 use millrace_types::{Failure, NodeName, Reason};
-use prost::Message as _;
 
 use super::positions::{Positions, PositionsByProcess, read_token, token};
 use super::{AdminService, wait};
-use crate::everyone::{ASK_TIMEOUT, PeerAnswer};
 use crate::fleet::AttachedWorker;
+use crate::peers::{self, PeerAnswer};
 use crate::raft::PeerClient;
 
 /// The interval between two look-ups while a request waits.
@@ -105,12 +103,7 @@ impl AdminService {
             let query = asked(&controller(peer.id()));
             async move {
                 let Some(query) = query else { return Ok(None) };
-                let query = query.encode_to_vec();
-                let page: Vec<u8> = peer
-                    .call(ASK_TIMEOUT, &query, async |mut it, message| it.get_logs(message).await)
-                    .await?;
-                let page: Result<Page, _> = decode(page.into(), WalkLimits::PEER);
-                page.map(Some).map_err(|error| Failure::new(Reason::Internal, error.to_string()))
+                peers::logs::ask(&peer, &query).await.map(Some)
             }
         };
         let from_worker = |worker: Arc<AttachedWorker>| {
@@ -126,12 +119,6 @@ impl AdminService {
         }
         given
     }
-}
-
-/// Returns this process's lines, encoded for another controller.
-pub(crate) fn given(query: Vec<u8>) -> Vec<u8> {
-    let query = decode(query.into(), WalkLimits::PEER);
-    query.map(|query: Query| logs::local_page(&query)).unwrap_or_default().encode_to_vec()
 }
 
 fn controller(id: u64) -> String {

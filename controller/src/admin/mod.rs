@@ -32,7 +32,7 @@ mod dry_run;
 mod events;
 mod functions;
 mod listing;
-pub(crate) mod logs;
+mod logs;
 mod masks;
 mod nodes;
 mod objective;
@@ -59,14 +59,13 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
-use crate::activity::Activities;
 use crate::artifacts::ArtifactService;
 use crate::events::ClusterEventLog;
 use crate::fleet::WorkerFleet;
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 use crate::passed::TrafficMatrix;
+use crate::peers::{Activities, Traces};
 use crate::raft::Replica;
-use crate::traces::Traces;
 
 /// The longest wait of a request: shorter than the timeouts of common proxies.
 const WAIT_MAX: Duration = Duration::from_secs(30);

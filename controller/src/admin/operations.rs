@@ -13,8 +13,8 @@ use tonic::Request;
 use super::listing::{fill, page_size_or_all};
 use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, unknown_token, wait};
-use crate::leader::Shortages;
-use crate::raft::replica::refused;
+use crate::leadership::Shortages;
+use crate::raft::refused;
 
 impl AdminService {
     pub(super) async fn list_operations(

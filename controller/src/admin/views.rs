@@ -11,7 +11,7 @@ use millrace_types::{Bytes, Digest};
 use super::objective;
 use crate::fleet::Workers;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leader::Shortages;
+use crate::leadership::Shortages;
 
 /// Converts a function with the given revisions.
 pub(super) fn function(

@@ -12,7 +12,8 @@ use super::functions::{expected, outcome};
 use super::listing::Listing;
 use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, views};
-use crate::passed;
+use crate::passed::sum_traffic;
+use crate::peers::traffic;
 use crate::raft::TrafficClass;
 
 impl AdminService {
@@ -60,13 +61,13 @@ impl AdminService {
         let others = self.replica.others(TrafficClass::Requests).into_iter();
         let mut told = self.passed.told(&state);
         let mut missing = Vec::new();
-        for (id, others) in join_all(others.map(passed::ask)).await {
+        for (id, others) in join_all(others.map(traffic::ask)).await {
             match others {
                 Some(others) => told.extend(others),
                 None => missing.push(id),
             }
         }
-        let sum = passed::sum_traffic(key, generation, told);
+        let sum = sum_traffic(key, generation, told);
         let pair = |((from, to), bytes): (FunctionPair, u64)| api::PassedPair {
             from: from.to_string(),
             to: to.to_string(),

@@ -19,8 +19,8 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig, WriteMultipart};
 
-use super::place::{ObjectStoreKind, ObjectStoreUrl};
-use super::spread::CHUNK_BYTES;
+use super::pieces::CHUNK_BYTES;
+use crate::config::{ObjectStoreKind, ObjectStoreUrl};
 
 /// Bytes per read or write call. S3 allows 10,000 parts of a file: 78 GiB.
 const PART_BYTES: u64 = 8 << 20;

@@ -10,13 +10,11 @@ use millrace_proto::worker::ArtifactChunk;
 use millrace_types::{Digest, Failure, Reason};
 use tonic::Status;
 
+use super::blocking::blocking;
+use super::file::ArtifactFile;
+use super::pieces::pieces;
 use super::pool::StoreLossReaction;
-use super::spread::{ArtifactFile, pieces};
-use super::{ArtifactService, blocking};
-
-/// Concurrent reads of local files for workers and other controllers, each with an open file and a
-/// piece in memory. Further readers wait.
-pub(super) const READS_MAX: usize = 64;
+use super::service::ArtifactService;
 
 impl ArtifactService {
     /// Returns the file's bytes in order: from the local disk; or from the object store; or after

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use millrace_cluster_state::{Artifact, CallerName, State, StateCommand};
 use millrace_types::{Digest, Failure};
 
-use super::{ArtifactService, blocking};
+use super::blocking::blocking;
+use super::service::ArtifactService;
 
 impl ArtifactService {
     /// Removes a damaged file. The only copy is set aside for manual recovery instead; a damaged copy

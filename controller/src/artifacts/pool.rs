@@ -18,13 +18,13 @@ use millrace_types::{Digest, Failure, Reason};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+use super::blocking::blocking;
 use super::bucket::Bucket;
-use super::spread::{ArtifactFile, pieces};
+use super::file::ArtifactFile;
+use super::pieces::pieces;
+use super::service::{ArtifactService, STREAMS_MAX};
 use super::store::ArtifactWriter;
-use super::{ArtifactService, blocking};
 
-/// Concurrent streams from the store: each holds a few parts in memory.
-pub(super) const STREAMS_MAX: usize = 16;
 /// Older files that a round moves into the store.
 const MOVED_PER_ROUND_MAX: usize = 64;
 /// Concurrent look-ups in the store.

@@ -7,49 +7,29 @@ use std::time::Duration;
 
 use bytes::Bytes as Chunk;
 use futures::stream::FuturesUnordered;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _};
 use millrace_cluster_state::{Artifact, CallerName, ControllerId, State, StateCommand};
 use millrace_transport::MinimumRate;
 use millrace_types::{Bytes, Digest, Failure, Reason};
-use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use super::blocking::blocking;
+use super::file::{ArtifactFile, is_safe, majority};
+use super::pieces::pieces;
+use super::service::ArtifactService;
 use super::store::ArtifactReader;
-use super::{ArtifactService, blocking};
 use crate::config::UPLOAD_RATE;
 use crate::pace::TransferPace;
-use crate::raft::peers::{PeerClient, TrafficClass};
+use crate::raft::{PeerClient, TrafficClass};
 
-/// The maximum size of a chunk, in bytes.
-pub(super) const CHUNK_BYTES: usize = millrace_proto::parts::CHUNK_BYTES_MAX;
 /// The minimum rate of another controller that sends or receives a file, in bytes per second. A slower
 /// controller, or a controller that does not begin within the grace of [`UPLOAD_RATE`], counts as
 /// unreachable.
 const BYTES_PER_SEC_MIN: u64 = 8 << 20;
-/// Concurrent fetches of files from other controllers.
-pub(super) const FETCHES_MAX: usize = 2;
 /// The pause between two rounds: each round goes through all records, however many changed.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
 /// The pause after a failed round.
 const FETCH_RETRY: Duration = Duration::from_secs(1);
-
-/// A file that a controller shall hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ArtifactFile {
-    pub(crate) digest: Digest,
-    pub(crate) bytes: Bytes,
-}
-
-/// Returns the size of a majority of `voters` voters.
-pub(super) fn majority(voters: usize) -> usize {
-    voters / 2 + 1
-}
-
-/// Whether a majority of the voters, or the object store, holds the file.
-pub(super) fn is_safe(artifact: &Artifact, voters: &BTreeSet<u64>) -> bool {
-    let holding = artifact.holders.iter().filter(|holder| voters.contains(&holder.0));
-    artifact.in_store() || holding.count() >= majority(voters.len())
-}
 
 impl ArtifactService {
     /// Returns the ids of the voters.
@@ -297,24 +277,4 @@ fn until_error(file: ArtifactReader) -> impl Stream<Item = Vec<u8>> + Send + 'st
         }
         std::future::ready(chunk.ok())
     })
-}
-
-/// Returns a file's bytes in order. If the contents do not match the digest, an error follows the last
-/// byte.
-pub(super) fn pieces(file: ArtifactReader) -> impl Stream<Item = Result<Vec<u8>, Failure>> + Send + 'static {
-    stream::try_unfold(file, async |mut file: ArtifactReader| {
-        let (chunk, file) = blocking(move || file.read(CHUNK_BYTES).map(|chunk| (chunk, file))).await?;
-        Ok(chunk.map(|chunk| (chunk, file)))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_majority_is_more_than_half() {
-        let majorities: Vec<_> = (1..=5).map(majority).collect();
-        assert_eq!(majorities, vec![1, 2, 2, 3, 3]);
-    }
 }

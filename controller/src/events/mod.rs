@@ -7,6 +7,7 @@
 //! Controllers see the same change within a moment of each other, so a reader that switches controllers
 //! continues by time.
 
+mod event;
 mod picture;
 
 use std::collections::VecDeque;
@@ -23,10 +24,11 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
+use self::event::{Event, Severity};
 use self::picture::{ObservedCluster, between};
 use crate::clock::WallClock;
 use crate::fleet::WorkerFleet;
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 use crate::raft::Replica;
 
 /// The number of stored events.
@@ -37,25 +39,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// event. The controllers' clocks and snapshots differ, and a repeated event is better than a missing
 /// one.
 const OVERLAP_MS: u64 = 5_000;
-
-/// Whether an event needs an operator's attention.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Severity {
-    Normal,
-    Warning,
-}
-
-/// A change of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Event {
-    pub(crate) severity: Severity,
-    /// The stable reason, in CamelCase.
-    pub(crate) reason: &'static str,
-    /// The object that changed, such as `node/worker-1`.
-    pub(crate) object: String,
-    /// The description for people.
-    pub(crate) message: String,
-}
 
 /// A reader's position: the last event that the reader got, the process that numbered the event, and
 /// the time of the event.

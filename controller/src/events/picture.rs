@@ -9,10 +9,10 @@ use millrace_proto::worker::GpuHealth;
 use millrace_types::policy::DispatchName;
 use millrace_types::{FunctionKey, NodeName, PolicySpec};
 
-use super::{Event, Severity};
+use super::event::{Event, Severity};
 use crate::fleet::WorkerFleet;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leader::{LeaderStatus, Shortages};
+use crate::leadership::{LeaderStatus, Shortages};
 use crate::raft::Replica;
 
 /// A snapshot of the cluster.

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use millrace_cluster_state::{FunctionRecord, PlacementRecord, RevisionRecord, State, WorkflowRecord};
 use millrace_types::{FunctionKey, FunctionName, NodeName, RevisionKey};
 
-use super::{AttachedWorker, RevisionPhase, Workers};
-use crate::leader::Shortages;
+use super::worker::{AttachedWorker, RevisionPhase};
+use super::worker_fleet::Workers;
+use crate::leadership::Shortages;
 
 /// The readiness of a revision.
 #[derive(Debug, Clone, PartialEq, Eq)]

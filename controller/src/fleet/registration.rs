@@ -8,8 +8,10 @@ use millrace_cluster_state::{CallerName, CommandEffect, NodeGpu, NodeStatus, Sta
 use millrace_nodes::lease::NodeRegistration;
 use millrace_proto::worker as wire;
 use millrace_types::{Bytes, Epoch, Failure, GpuIndex, NodeName, Reason, Timestamp};
+use tokio_util::sync::CancellationToken;
 
-use super::{AttachedWorker, WorkerFleet};
+use super::worker::AttachedWorker;
+use super::worker_fleet::WorkerFleet;
 use crate::raft::Replica;
 
 /// Returns the epoch of a worker's process: the current epoch, or a new epoch.
@@ -92,6 +94,44 @@ fn lost(member: NodeRegistration) -> StateCommand {
     StateCommand::NodeLost { name: member.node, epoch: member.epoch }
 }
 
+impl WorkerFleet {
+    /// Updates the attached workers' registrations from the state, until stopped. A worker that is lost
+    /// in the state gets no requests once this controller, too, has heard nothing for a `lease`. That
+    /// may be later than the last change of the state.
+    pub(crate) async fn follow_until(self, stop: CancellationToken, replica: Replica, lease: Duration) {
+        let mut changes = replica.changes();
+        let follow = async {
+            let mut seen = 0;
+            let mut look_at = None;
+            loop {
+                let silent = async {
+                    match look_at {
+                        Some(at) => tokio::time::sleep_until(self.instant(at)).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let due = tokio::select! {
+                    changed = changes.changed() => match changed {
+                        Ok(()) => false,
+                        Err(_) => return,
+                    },
+                    () = silent => true,
+                };
+                let state = replica.state();
+                let news = std::mem::replace(&mut seen, state.version()) != state.version();
+                if news {
+                    follow(&self, &state);
+                }
+                if news || due {
+                    look_at = presume_lost(&self, &state, lease);
+                }
+            }
+        };
+        // The result is `None` after a stop; both cases end the task.
+        stop.run_until_cancelled(follow).await;
+    }
+}
+
 /// Updates the attached workers from the state. A worker that was registered again adopts the new
 /// epoch. A worker whose name belongs to another process now is detached.
 pub(super) fn follow(fleet: &WorkerFleet, state: &State) {
@@ -109,7 +149,7 @@ pub(super) fn follow(fleet: &WorkerFleet, state: &State) {
 /// a lease too, because the end of a dead connection is noticed late. A worker that this controller
 /// hears keeps serving, because only the leader's path may be broken. Returns the time of the next
 /// check while a lost worker is attached.
-pub(super) fn presume_lost(fleet: &WorkerFleet, state: &State, lease: Duration) -> Option<Timestamp> {
+fn presume_lost(fleet: &WorkerFleet, state: &State, lease: Duration) -> Option<Timestamp> {
     let now = fleet.now();
     let mut again: Option<Timestamp> = None;
     for worker in fleet.workers().values() {

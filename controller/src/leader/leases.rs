@@ -13,7 +13,7 @@ use millrace_nodes::lease::{Leases, NodeRegistration};
 use millrace_types::{NodeName, Timestamp};
 use tokio::task::JoinSet;
 
-use super::Duties;
+use super::duties::Duties;
 use crate::fleet::{AttachedWorker, Workers, registration};
 
 /// Proposals of this task in progress at a time. Further proposals wait for the next look.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use millrace_nodes::placement::TrafficCounts;
 
-use super::Duties;
-use crate::passed::ask;
+use super::duties::Duties;
+use crate::peers::traffic;
 use crate::raft::{PeerClient, TrafficClass};
 
 /// The interval between two collections.
@@ -26,7 +26,7 @@ async fn look(duties: &Duties) {
     let others = duties.replica.others(TrafficClass::Requests);
     let own = duties.replica.id().0;
     let controllers: BTreeSet<u64> = others.iter().map(PeerClient::id).chain([own]).collect();
-    let asked = join_all(others.into_iter().map(ask)).await;
+    let asked = join_all(others.into_iter().map(traffic::ask)).await;
     let state = duties.replica.state();
     // A controller that does not answer is asked again later. Its counts are cumulative, so nothing is
     // lost.

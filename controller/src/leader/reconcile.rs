@@ -15,11 +15,11 @@ use millrace_nodes::placement::{self, PlacementChange, PlacementPlan, PlanLimits
 use millrace_types::{Failure, FunctionKey};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::duties::Duties;
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
 use super::view::{WorkflowFlows, view};
-use super::{Duties, Leadership};
-use crate::fleet::desired::DesiredStates;
+use crate::leadership::{DesiredStates, Leadership};
 
 /// Steps carried out before the next plan.
 const STEPS_MAX: usize = 256;

@@ -6,7 +6,7 @@ use millrace_nodes::placement::{ClusterSnapshot, PlacementPlan};
 use millrace_nodes::scaling::{ObjectiveScore, ScalingInputs, ScalingLimits, ScalingMonitor, ScalingSignal};
 use millrace_types::Timestamp;
 
-use super::Duties;
+use super::duties::Duties;
 
 /// Publishes the scaling signal when it changes.
 pub(super) struct Scaler {

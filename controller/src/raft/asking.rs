@@ -11,8 +11,9 @@ use millrace_types::{ClusterId, Failure, Reason};
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
+use super::error::Error;
 use super::peers::{connect, limited};
+use super::timing::{JOIN_PAUSE, JOIN_TIMEOUT};
 use super::world::RaftEnvironment;
 
 /// The timeout of one controller's answer.

@@ -28,75 +28,22 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::asking::{ask_from, ask_to_join, join_request};
+use super::error::Error;
+use super::failures::nobody_leads;
 use super::founding::{BootstrapOutcome, found_or_join};
 use super::network::Network;
 use super::peers::{RaftPeerConnections, TrafficClass};
 use super::replica::Replica;
 use super::rules::MembershipRequest;
 use super::runtime::RaftSpawner;
+use super::settings::{Raft, config};
 use super::time::StampClock;
+use super::timing::{JOIN_PAUSE, JOIN_TIMEOUT, LEADING_TIMEOUT};
 use super::world::{RaftEnvironment, SnapshotSchedule};
-use super::{Raft, config};
 use crate::config::{ClusterStart, JoinAs};
 
-/// The timeout for the election in a group of one: a few syncs, on a disk that may be very busy.
-const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
-/// The timeout of each phase of joining: first until the group answers, then until the log arrives.
-pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The pause between two attempts to join, or to be promoted.
-pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);
 /// The pause between two attempts to report this controller's address.
 const MOVED_PAUSE: Duration = Duration::from_secs(1);
-
-/// Error of a Raft node that did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The data directory was refused.
-    #[error(transparent)]
-    Store(#[from] millrace_raft_store::Error),
-    /// The task that opens the data directory panicked or was cancelled.
-    #[error("opening the data directory did not finish: {0}")]
-    Interrupted(#[from] tokio::task::JoinError),
-    /// Raft refused to start, or halted.
-    #[error("raft did not start: {0}")]
-    Raft(String),
-    /// Raft runs, but did not elect this controller in time.
-    #[error("raft did not elect a leader within {LEADING_TIMEOUT:?}: {0}")]
-    NoLeader(String),
-    /// The commands that initialize the cluster failed.
-    #[error("the cluster could not be initialized: {}", .0.message)]
-    Init(Failure),
-    /// The data directory is empty, and the configuration allows neither to begin nor to join a
-    /// cluster.
-    #[error(
-        "{} is empty: bootstrap a cluster, or join one; a controller that lost its directory must be removed from its group and join with a new id", .0.display()
-    )]
-    Empty(PathBuf),
-    /// The data directory belongs to a controller that never joined a group.
-    #[error("controller {} never joined its group: start it with the address of another controller to join", .0.0)]
-    NeverJoined(ControllerId),
-    /// The group refused this controller.
-    #[error("the group refused this controller: {}", .0.message)]
-    Refused(Failure),
-    /// Some of the other controllers did not report an empty data directory in time.
-    #[error(
-        "no cluster was begun: within {JOIN_TIMEOUT:?} not all of {} reported an empty data directory: {reason}: start all of them, and replace a controller that is gone for good", with.join(", ")
-    )]
-    NotFounded {
-        /// The addresses of the other controllers.
-        with: Vec<String>,
-        /// The last failure.
-        reason: String,
-    },
-    /// No controller accepted this controller in time.
-    #[error("no controller of {} accepted this controller within {JOIN_TIMEOUT:?}: {reason}", at.join(", "))]
-    NotJoined {
-        /// The addresses of the asked controllers.
-        at: Vec<String>,
-        /// The last failure.
-        reason: String,
-    },
-}
 
 /// An open data directory and the stored identity.
 pub(crate) struct Opened {
@@ -360,7 +307,7 @@ async fn say_where(replica: &Replica, address: &str) {
 }
 
 async fn ask_others(replica: &Replica, request: &JoinRequest) -> Result<JoinResponse, Failure> {
-    let mut last = super::route::nobody_leads();
+    let mut last = nobody_leads();
     for peer in replica.others(TrafficClass::Requests) {
         match ask_from(replica.peers.world(), peer.address(), request).await {
             Err(failure) if failure.retryable => last = failure,

@@ -18,20 +18,20 @@ use tonic::Status;
 
 /// The receiver of a message: a member, and the data directory that the group knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct MessageReceiver {
+pub(crate) struct MessageReceiver {
     pub(super) id: u64,
     pub(super) directory: String,
 }
 
 impl MessageReceiver {
     /// Returns the sender of a message.
-    pub(super) fn sender(message: &Message) -> Self {
+    pub(crate) fn sender(message: &Message) -> Self {
         Self { id: message.from, directory: message.from_directory.clone() }
     }
 }
 
 /// Wraps a payload with sender and receiver.
-pub(super) fn message(own: &DirectoryOwner, to: &MessageReceiver, payload: Vec<u8>) -> Message {
+pub(crate) fn message(own: &DirectoryOwner, to: &MessageReceiver, payload: Vec<u8>) -> Message {
     Message {
         cluster_id: own.cluster.to_string(),
         protocol_version: PROTOCOL_VERSION,
@@ -56,7 +56,7 @@ pub(super) fn encode<T: Serialize>(
 }
 
 /// Checks the sender's cluster and versions, and that this controller is the receiver.
-pub(super) fn check(own: &DirectoryOwner, message: &Message) -> Result<(), Failure> {
+pub(crate) fn check(own: &DirectoryOwner, message: &Message) -> Result<(), Failure> {
     let mismatch = |text: String| Err(Failure::new(Reason::PeerMismatch, text));
     let cluster = &own.cluster;
     if *message.cluster_id != *cluster.0 {
@@ -112,7 +112,7 @@ pub(super) fn decode<T: DeserializeOwned>(own: &DirectoryOwner, message: &Messag
 }
 
 /// Converts a failure into a response for a peer.
-pub(super) fn status(failure: Failure) -> Status {
+pub(crate) fn status(failure: Failure) -> Status {
     to_status(&failure)
 }
 

@@ -29,9 +29,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::disks::handicap;
+use super::failures::stopped;
 use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
-use super::route::stopped;
 use super::timing::{LEASE, SILENCE, TURN};
 
 /// The timeout of a voter's answer to a pre-vote.

@@ -23,8 +23,9 @@ use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 
 use super::asking::ask_from;
-use super::bootstrap::{Error, JOIN_PAUSE, JOIN_TIMEOUT};
+use super::error::Error;
 use super::peers::connect;
+use super::timing::{JOIN_PAUSE, JOIN_TIMEOUT};
 use super::world::RaftEnvironment;
 use crate::config::{ClusterStart, internal_server};
 

@@ -27,15 +27,14 @@ use tonic::transport::{Channel, Endpoint, Server};
 use super::bootstrap::{self, OpenOptions};
 use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
-use super::service::{ReadableParts, Service};
 use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
-use super::{MembershipRequest, Replica, TrafficClass, elections, versions};
+use super::{Error, MembershipRequest, Replica, TrafficClass, elections, versions};
 use crate::artifacts::{ArtifactService, ArtifactStore};
 use crate::clock::WallClock;
-use crate::config::{ClusterStart, ControllerLimits, JoinAs};
+use crate::config::{ClusterStart, ControllerLimits, Inspection, JoinAs};
 use crate::fixtures::{chain, functions, key};
-use crate::inspection::Inspection;
 use crate::passed::{RunTraffic, TrafficMatrix, TrafficReport};
+use crate::peers::{PeerService, ReadableParts};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -50,7 +49,7 @@ impl WallClock for Standing {
 
 pub(crate) struct Node {
     pub(crate) replica: Replica,
-    service: Service,
+    service: PeerService,
     pub(crate) passed: TrafficMatrix,
     address: String,
     server: JoinHandle<()>,
@@ -63,7 +62,7 @@ impl Node {
         Self::start_seeded(number, start, 7).await.unwrap()
     }
 
-    async fn start_seeded(number: u64, start: ClusterStart, seed: u64) -> Result<Self, bootstrap::Error> {
+    async fn start_seeded(number: u64, start: ClusterStart, seed: u64) -> Result<Self, Error> {
         Self::start_in(Arc::new(HostEnvironment), number, start, seed).await
     }
 
@@ -72,7 +71,7 @@ impl Node {
         number: u64,
         start: ClusterStart,
         seed: u64,
-    ) -> Result<Self, bootstrap::Error> {
+    ) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
         let opening = OpenOptions {
             data_dir: dir.path().to_owned(),
@@ -98,7 +97,7 @@ impl Node {
         let address = listener.local_addr().unwrap().to_string();
         let passed = TrafficMatrix::default();
         let shown = ReadableParts { passed: passed.clone(), ..ReadableParts::default() };
-        let service = Service::new(replica.clone(), Arc::new(artifacts)).showing(shown);
+        let service = PeerService::new(replica.clone(), Arc::new(artifacts)).showing(shown);
         let served = service.clone().server();
         let server = tokio::spawn(async move {
             let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));

@@ -15,10 +15,12 @@ use openraft::raft::ClientWriteResponse;
 use serde::{Deserialize, Serialize};
 
 use super::codec::check_versions;
+use super::failures::{nobody_leads, stopped};
 use super::peers::PeerClient;
 use super::replica::{KnownLeader, Replica};
-use super::route::{WRITE_TIMEOUT, leads_no_more, nobody_leads, stopped};
+use super::route::leads_no_more;
 use super::rules::{self, GroupStatus, MembershipChange, MembershipRequest};
+use super::timing::WRITE_TIMEOUT;
 use super::versions::check_knows;
 
 /// The timeout of a membership change: two entries that a majority must store.
@@ -285,7 +287,7 @@ async fn in_time(change: impl Future<Output = Written>) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::route::shutting_down;
+    use super::super::failures::shutting_down;
     use super::*;
 
     #[test]

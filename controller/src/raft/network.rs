@@ -26,9 +26,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use super::codec::{self, MessageReceiver};
+use super::leader_gate::LeaderGate;
 use super::peers::{PeerClient, RaftPeerConnections, TrafficClass};
 use super::silence::ReplicationOutages;
-use super::unheard::LeaderGate;
 
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -7,29 +7,28 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _};
 use millrace_proto::raft::Message;
 use millrace_proto::raft::raft_client::RaftClient;
 use millrace_proto::status::from_status;
 use millrace_proto::trace;
 use millrace_raft_store::{DirectoryOwner, ENTRY_BYTES_MAX, GroupMember};
 use millrace_transport::channel::{ChannelConfig, endpoint};
-use millrace_types::{Digest, Failure, Reason};
+use millrace_types::{Failure, Reason};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tonic::transport::Channel;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::{self, MessageReceiver};
+use super::leader_gate::LeaderGate;
 use super::runtime::RaftSpawner;
 use super::silence::ReplicationOutages;
-use super::unheard::LeaderGate;
 use super::world::RaftEnvironment;
-use crate::artifacts::ArtifactFile;
 use crate::config::KEEP_ALIVE;
 
 /// The largest message, in bytes. One read of the log returns a few MiB at most, or a single entry.
-pub(super) const MESSAGE_BYTES_MAX: usize = 16 << 20;
+pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
 const _: () = assert!(2 * ENTRY_BYTES_MAX < MESSAGE_BYTES_MAX, "an entry and its envelope fit a message");
 /// Cached connections. A group has few members: further connections lead to former addresses.
 const CONNECTIONS_MAX: usize = 64;
@@ -176,43 +175,38 @@ impl PeerClient {
         codec::decode(&self.own, answer.get_ref()).map_err(Failure::after_execution)
     }
 
-    /// Sends a model file to the member to store. The member answers after the check and the sync of
-    /// the file.
-    ///
-    /// # Errors
-    /// The peer's own failure, or `NO_LEADER` if the peer did not answer.
-    pub(crate) async fn hold_artifact(
+    /// Returns the payloads as messages to the member.
+    pub(crate) fn messages(
         &self,
-        timeout: Duration,
-        held: &ArtifactFile,
-        chunks: impl Stream<Item = Vec<u8>> + Send + 'static,
-    ) -> Result<(), Failure> {
+        payloads: impl Stream<Item = Vec<u8>> + Send + 'static,
+    ) -> impl Stream<Item = Message> + Send + 'static {
         let own = self.own.clone();
         let to = self.to.clone();
-        let chunks = chunks.map(move |chunk| codec::message(&own, &to, chunk));
-        self.call(timeout, held, async |mut client, header| {
-            client.hold_artifact(stream::once(async { header.into_inner() }).chain(chunks)).await
-        })
-        .await
+        payloads.map(move |payload| codec::message(&own, &to, payload))
     }
 
-    /// Fetches a model file from the member. The bytes are unverified, so the receiver must check the
-    /// digest.
+    /// Sends one message and returns the payloads of the response's messages, each after a check of the
+    /// sender.
     ///
     /// # Errors
-    /// `ARTIFACT_NOT_FOUND` if the member lacks the file, or `NO_LEADER` if no answer arrived.
-    pub(crate) async fn give_artifact(
+    /// The peer's own failure, or `NO_LEADER` if no answer arrived.
+    pub(crate) async fn stream<T, F>(
         &self,
         timeout: Duration,
-        digest: &Digest,
-    ) -> Result<impl Stream<Item = Result<Bytes, Failure>> + Send + use<>, Failure> {
-        let request = codec::encode(&self.own, &self.to, digest)?;
-        let mut client = self.client.clone().map_err(|reason| self.lost(&reason))?;
-        let answer = tokio::time::timeout(timeout, client.give_artifact(request)).await;
+        value: &T,
+        send: F,
+    ) -> Result<impl Stream<Item = Result<Bytes, Failure>> + Send + use<T, F>, Failure>
+    where
+        T: Serialize,
+        F: AsyncFnOnce(RaftClient<Channel>, Message) -> Result<Response<Streaming<Message>>, Status>,
+    {
+        let request = codec::encode(&self.own, &self.to, value)?;
+        let client = self.client.clone().map_err(|reason| self.lost(&reason))?;
+        let answer = tokio::time::timeout(timeout, send(client, request)).await;
         let answer = answer.map_err(|_| self.lost(&format!("no answer within {timeout:?}")))?;
-        let chunks = answer.map_err(|status| self.failure(&status))?.into_inner();
+        let messages = answer.map_err(|status| self.failure(&status))?.into_inner();
         let peer = self.clone();
-        Ok(chunks.map(move |message| {
+        Ok(messages.map(move |message| {
             let message = message.map_err(|status| peer.failure(&status))?;
             codec::check(&peer.own, &message)?;
             Ok(message.payload)

@@ -5,18 +5,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use millrace_cluster_state::{
-    CallerName, CommandEffect, CommandOutcome, CommandRefusal, IdempotencyKey, Proposal, StateCommand,
-    UnixMillis,
+    CallerName, CommandEffect, CommandOutcome, IdempotencyKey, Proposal, StateCommand, UnixMillis,
 };
 use millrace_types::{Failure, Reason};
 use openraft::ServerState;
 use openraft::error::ClientWriteError;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-use super::Raft;
-use super::route::{WRITE_TIMEOUT, nobody_leads, shutting_down, stopped, unconfirmed};
+use super::failures::{nobody_leads, refused, shutting_down, stopped, unconfirmed};
+use super::settings::Raft;
 use super::time::StampClock;
+use super::timing::WRITE_TIMEOUT;
 
+/// Proposals that wait for an earlier batch. Further proposals fail with `QUEUE_FULL`.
+pub(super) const WAITING_MAX: usize = 4096;
 /// Commands of one log entry: as many as the expected concurrent clients, so that two entries carry all
 /// commands in flight.
 const BATCH_MAX: usize = 256;
@@ -163,11 +165,6 @@ fn send(answer: oneshot::Sender<Result<CommandEffect, Failure>>, result: Result<
     if let Err(result) = answer.send(result) {
         tracing::debug!(?result, "the caller of a write has gone");
     }
-}
-
-/// Converts a refusal as every interface reports it.
-pub(crate) fn refused(refusal: &CommandRefusal) -> Failure {
-    Failure::new(refusal.reason(), refusal.clone().shortened().to_string())
 }
 
 #[cfg(test)]

@@ -9,13 +9,14 @@ use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use super::Raft;
 use super::peers::{PeerClient, RaftPeerConnections, TrafficClass};
-pub(crate) use super::proposer::refused;
-use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed};
-use super::route::{FORWARDED_MAX, WAITING_MAX};
+use super::proposer::{self, BATCHES_IN_FLIGHT, Proposed, WAITING_MAX};
+use super::settings::Raft;
 use super::time::StampClock;
-use crate::HaltError;
+use crate::halt_error::HaltError;
+
+/// Writes in flight to another leader. Further writes fail with `QUEUE_FULL`.
+pub(super) const FORWARDED_MAX: usize = 4096;
 
 /// A handle on the replicated state. Clones share it.
 #[derive(Clone)]

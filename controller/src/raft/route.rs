@@ -22,24 +22,19 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::failures::{nobody_leads, refused, shutting_down, stopped, unconfirmed};
 use super::peers::PeerClient;
-use super::proposer::{self, Proposed, refused};
-use super::replica::{KnownLeader, Replica};
+use super::proposer::{BATCH_BYTES_MAX, Proposed, WAITING_MAX};
+use super::replica::{FORWARDED_MAX, KnownLeader, Replica};
+use super::timing::WRITE_TIMEOUT;
 
-/// Proposals that wait for an earlier batch. Further proposals fail with `QUEUE_FULL`.
-pub(super) const WAITING_MAX: usize = 4096;
-/// Writes in flight to another leader. Further writes fail with `QUEUE_FULL`.
-pub(super) const FORWARDED_MAX: usize = 4096;
-const _: () = assert!(COMMAND_BYTES_MAX < proposer::BATCH_BYTES_MAX, "every command fits a batch");
+const _: () = assert!(COMMAND_BYTES_MAX < BATCH_BYTES_MAX, "every command fits a batch");
 
 /// The longest wait of a request for a leader: an election with a tie, and not much longer, so that
 /// a group without a majority reports its state.
-pub(super) const LEADER_TIMEOUT: Duration = Duration::from_secs(2);
+const LEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two attempts if leadership does not change.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// The timeout of a proposal until the command is applied. A disk may stall for less. Without a
-/// majority for longer than this, the outcome of the write is unknown.
-pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The timeout of another controller's answer: [`WRITE_TIMEOUT`] and the network's share.
 const FORWARD_TIMEOUT: Duration = WRITE_TIMEOUT.saturating_add(Duration::from_secs(1));
 /// The timeout of the confirmation of leadership.
@@ -344,36 +339,12 @@ fn command_bytes(command: &StateCommand) -> Result<usize, Failure> {
     Ok(encoded.len())
 }
 
-pub(super) fn nobody_leads() -> Failure {
-    let message = "no controller is known to lead: a majority of the controllers must be up; try again soon, or read stale";
-    Failure::new(Reason::NoLeader, message)
-}
-
 fn deposed(leader: &PeerClient) -> Failure {
     let message = format!(
         "controller {} stopped leading before it answered: the change may have taken effect",
         leader.id()
     );
     Failure::new(Reason::NoLeader, message).after_execution()
-}
-
-/// Returns the failure of a proposed write that no majority is known to have.
-pub(super) fn unconfirmed() -> Failure {
-    let message = format!(
-        "no majority of controllers confirmed the change within {WRITE_TIMEOUT:?}: the change may still take effect"
-    );
-    Failure::new(Reason::NoLeader, message).after_execution()
-}
-
-pub(super) fn stopped(error: &openraft::error::Fatal<u64>) -> Failure {
-    match error {
-        openraft::error::Fatal::Stopped => shutting_down(),
-        other => Failure::new(Reason::NoLeader, format!("this controller's log has halted: {other}")),
-    }
-}
-
-pub(super) fn shutting_down() -> Failure {
-    Failure::new(Reason::ShuttingDown, "this controller is shutting down")
 }
 
 #[cfg(test)]

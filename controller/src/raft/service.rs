@@ -1,17 +1,15 @@
-//! The service for the other controllers.
+//! Answers the calls of the Raft group's other members.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::stream::BoxStream;
-use futures::{StreamExt as _, TryFutureExt as _};
-use millrace_proto::raft::{JoinRequest, JoinResponse, Message, raft_server};
-use millrace_proto::trace::{self, SpanRing};
+use futures::TryFutureExt as _;
+use millrace_proto::raft::{JoinRequest, JoinResponse, Message};
+use millrace_proto::trace;
 use millrace_raft_store::{SnapshotFile, SnapshotMeta, Vote};
 use millrace_transport::MinimumRate;
 use millrace_types::{Failure, Reason};
 use openraft::Snapshot;
-use prost::Message as _;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
@@ -19,34 +17,15 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::Instrument as _;
 
 use super::codec::{self, MessageReceiver};
-use super::peers::MESSAGE_BYTES_MAX;
 use super::replica::Replica;
-use crate::activity::GatewayActivity;
-use crate::admin::logs;
-use crate::artifacts::{ArtifactFile, ArtifactService};
 use crate::pace::TransferPace;
-use crate::passed::TrafficMatrix;
-use crate::traces;
 
-/// Answers the other controllers as one member of one cluster.
+/// Answers the other members of the group as one member of one cluster.
 #[derive(Debug, Clone)]
-pub(crate) struct Service {
-    pub(crate) replica: Replica,
-    pub(crate) artifacts: Arc<ArtifactService>,
-    shown: ReadableParts,
+pub(crate) struct GroupService {
+    replica: Replica,
     appends: Arc<Semaphore>,
     snapshots: Arc<Semaphore>,
-}
-
-/// The parts of this process that other controllers may read.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ReadableParts {
-    /// The spans that this process keeps.
-    pub(crate) kept: Option<SpanRing>,
-    /// The activity counts of this controller's gateway.
-    pub(crate) doors: GatewayActivity,
-    /// The traffic of the workflow runs that this controller drives.
-    pub(crate) passed: TrafficMatrix,
 }
 
 /// The largest received snapshot, in bytes.
@@ -56,35 +35,24 @@ const SNAPSHOT_RATE: MinimumRate = MinimumRate { grace: Duration::from_secs(30),
 /// Snapshots received at a time: the leader sends a snapshot, and a new leader may send another.
 const SNAPSHOTS_MAX: usize = 2;
 
-type Answer = Result<Response<Message>, Status>;
+/// A response to another controller.
+pub(crate) type Answer = Result<Response<Message>, Status>;
 
 /// AppendEntries calls in progress in openraft. The leader soon gives up on a call and resends the
 /// entries, so calls must not accumulate in memory while this disk hangs.
 const APPENDS_MAX: usize = 16;
 
-impl Service {
-    /// Returns a service for the member with this replica and these files.
-    pub(crate) fn new(replica: Replica, artifacts: Arc<ArtifactService>) -> Self {
+impl GroupService {
+    /// Returns a service for the member with this replica.
+    pub(crate) fn new(replica: Replica) -> Self {
         let appends = Arc::new(Semaphore::new(APPENDS_MAX));
         let snapshots = Arc::new(Semaphore::new(SNAPSHOTS_MAX));
-        Self { replica, artifacts, shown: ReadableParts::default(), appends, snapshots }
-    }
-
-    /// Returns the service with these readable parts.
-    pub(crate) fn showing(self, shown: ReadableParts) -> Self {
-        Self { shown, ..self }
-    }
-
-    /// Returns the service with message limits.
-    pub(crate) fn server(self) -> raft_server::RaftServer<Self> {
-        raft_server::RaftServer::new(self)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+        Self { replica, appends, snapshots }
     }
 
     /// Decodes a message for this controller. A sender whose number the group knows must have the known
     /// data directory. An unknown number is accepted, because a later group may have such a member.
-    fn decode<T: DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
+    pub(crate) fn decode<T: DeserializeOwned>(&self, message: &Message) -> Result<T, Status> {
         let membership = self.replica.membership();
         let known = membership.get_node(&message.from);
         if known.is_some_and(|known| known.directory != message.from_directory) {
@@ -97,7 +65,8 @@ impl Service {
         codec::decode(self.replica.own(), message).map_err(codec::status)
     }
 
-    fn answer<T: Serialize>(&self, request: &Message, value: &T) -> Answer {
+    /// Encodes a response to the sender of a request.
+    pub(crate) fn answer<T: Serialize>(&self, request: &Message, value: &T) -> Answer {
         let to = MessageReceiver::sender(request);
         codec::encode(self.replica.own(), &to, value).map(Response::new).map_err(codec::status)
     }
@@ -140,7 +109,8 @@ impl Service {
     }
 }
 
-async fn header(messages: &mut Streaming<Message>) -> Result<Message, Status> {
+/// Returns the first message of a stream.
+pub(crate) async fn header(messages: &mut Streaming<Message>) -> Result<Message, Status> {
     let missing = || codec::status(Failure::malformed("the stream has no header message"));
     messages.message().await?.ok_or_else(missing)
 }
@@ -158,24 +128,8 @@ fn internal(message: String) -> Status {
     codec::status(Failure::new(Reason::Internal, message))
 }
 
-#[tonic::async_trait]
-impl raft_server::Raft for Service {
-    type GiveArtifactStream = BoxStream<'static, Result<Message, Status>>;
-
-    async fn give_artifact(
-        &self,
-        request: Request<Message>,
-    ) -> Result<Response<Self::GiveArtifactStream>, Status> {
-        let digest = self.decode(request.get_ref())?;
-        let own = self.replica.own().clone();
-        let to = MessageReceiver::sender(request.get_ref());
-        let chunks = self.artifacts.clone().give_out(digest).await.map_err(codec::status)?;
-        let messages = chunks
-            .map(move |chunk| chunk.map(|chunk| codec::message(&own, &to, chunk)).map_err(codec::status));
-        Ok(Response::new(messages.boxed()))
-    }
-
-    async fn append_entries(&self, request: Request<Message>) -> Answer {
+impl GroupService {
+    pub(crate) async fn append_entries(&self, request: Request<Message>) -> Answer {
         let Ok(permit) = self.appends.clone().try_acquire_owned() else {
             return Err(Status::unavailable("this controller's log disk has not caught up yet"));
         };
@@ -192,25 +146,25 @@ impl raft_server::Raft for Service {
         self.answer(request.get_ref(), &answer)
     }
 
-    async fn vote(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn vote(&self, request: Request<Message>) -> Answer {
         let rpc = self.decode(request.get_ref())?;
         self.answer(request.get_ref(), &self.replica.raft.vote(rpc).await)
     }
 
-    async fn pre_vote(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn pre_vote(&self, request: Request<Message>) -> Answer {
         let question = self.decode(request.get_ref())?;
         let would = self.replica.would_vote_here(question).await.map_err(codec::status)?;
         self.answer(request.get_ref(), &would)
     }
 
-    async fn snapshot(&self, request: Request<Streaming<Message>>) -> Answer {
+    pub(crate) async fn snapshot(&self, request: Request<Streaming<Message>>) -> Answer {
         let mut messages = request.into_inner();
         let header = header(&mut messages).await?;
         let (vote, snapshot) = self.receive(&header, messages).await?;
         self.answer(&header, &self.replica.raft.install_full_snapshot(vote, snapshot).await)
     }
 
-    async fn propose(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn propose(&self, request: Request<Message>) -> Answer {
         let write = self.decode(request.get_ref())?;
         // A write without a trace header starts no trace, as at the proposing controller.
         let span = match request.metadata().contains_key("traceparent") {
@@ -226,13 +180,13 @@ impl raft_server::Raft for Service {
         self.answer(request.get_ref(), &written.map_err(codec::status)?)
     }
 
-    async fn read_index(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn read_index(&self, request: Request<Message>) -> Answer {
         let () = self.decode(request.get_ref())?;
         let index = self.replica.read_index_here().await.map_err(codec::status)?;
         self.answer(request.get_ref(), &index)
     }
 
-    async fn change_group(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn change_group(&self, request: Request<Message>) -> Answer {
         let (change, caller) = self.decode(request.get_ref())?;
         // Run in a separate task: if the caller goes away, the operation still records the outcome.
         let replica = self.replica.clone();
@@ -241,59 +195,25 @@ impl raft_server::Raft for Service {
         self.answer(request.get_ref(), &members.map_err(codec::status)?)
     }
 
-    async fn transfer(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn transfer(&self, request: Request<Message>) -> Answer {
         let successor = self.decode(request.get_ref())?;
         let led = self.replica.transfer_here(successor).await.map_err(codec::status)?;
         self.answer(request.get_ref(), &led)
     }
 
-    async fn take_over(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn take_over(&self, request: Request<Message>) -> Answer {
         let () = self.decode(request.get_ref())?;
         let led = self.replica.take_over_here().await.map_err(codec::status)?;
         self.answer(request.get_ref(), &led)
     }
 
-    async fn get_status(&self, request: Request<Message>) -> Answer {
+    pub(crate) async fn get_status(&self, request: Request<Message>) -> Answer {
         let () = self.decode(request.get_ref())?;
         let status = self.replica.sound_status().map_err(codec::status)?;
         self.answer(request.get_ref(), &status)
     }
 
-    async fn get_spans(&self, request: Request<Message>) -> Answer {
-        let id: String = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &traces::given(self.shown.kept.as_ref(), &id))
-    }
-
-    async fn get_logs(&self, request: Request<Message>) -> Answer {
-        let query: Vec<u8> = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &logs::given(query))
-    }
-
-    async fn get_activity(&self, request: Request<Message>) -> Answer {
-        let tenant: String = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &self.shown.doors.told(&tenant).encode_to_vec())
-    }
-
-    async fn get_passed(&self, request: Request<Message>) -> Answer {
-        let () = self.decode(request.get_ref())?;
-        self.answer(request.get_ref(), &self.shown.passed.told(&self.replica.state()))
-    }
-
-    async fn hold_artifact(&self, request: Request<Streaming<Message>>) -> Answer {
-        let mut messages = request.into_inner();
-        let header = header(&mut messages).await?;
-        let held: ArtifactFile = self.decode(&header)?;
-        let own = self.replica.own().clone();
-        let chunks = messages.map(move |message| {
-            let message = message.map_err(|status| millrace_proto::status::from_status(&status))?;
-            codec::check(&own, &message)?;
-            Ok(message.payload)
-        });
-        self.artifacts.hold(held, chunks).await.map_err(codec::status)?;
-        self.answer(&header, &())
-    }
-
-    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
+    pub(crate) async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinResponse>, Status> {
         self.replica.join(request.into_inner()).await.map(Response::new).map_err(codec::status)
     }
 }

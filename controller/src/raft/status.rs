@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::disks::DiskReport;
 use super::divergence;
 use super::duties::is_joint;
+use super::failures::stopped;
 use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
-use super::route::stopped;
 use super::rules;
 
 /// The timeout of a controller's status report; a slower controller counts as unreachable.

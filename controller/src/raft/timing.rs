@@ -1,4 +1,5 @@
-//! Timeouts among controllers that depend on each other.
+//! Timeouts that depend on each other, or that several files share: of elections, of writes, and of
+//! joining a group.
 
 use std::time::Duration;
 
@@ -16,6 +17,15 @@ pub(super) const TURN: Duration = Duration::from_millis(150);
 /// The timeout of a vote, including a sync at both ends. openraft uses this as its minimum election
 /// timeout, on which nothing else depends here.
 pub(super) const VOTE_TIMEOUT: Duration = Duration::from_millis(400);
+/// The timeout of a proposal until the command is applied. A disk may stall for less. Without a
+/// majority for longer than this, the outcome of the write is unknown.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout for the election in a group of one: a few syncs, on a disk that may be very busy.
+pub(super) const LEADING_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeout of each phase of joining: first until the group answers, then until the log arrives.
+pub(super) const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The pause between two attempts to join, or to be promoted.
+pub(super) const JOIN_PAUSE: Duration = Duration::from_millis(200);
 
 const _: () = assert!(
     LEASE.as_millis() > 4 * HEARTBEAT.as_millis(),

@@ -11,10 +11,10 @@ use openraft::{RaftMetrics, ServerState};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
+use super::failures::{nobody_leads, stopped};
 use super::peers::{PeerClient, TrafficClass};
 use super::proposer::BATCHES_IN_FLIGHT;
 use super::replica::{KnownLeader, Replica};
-use super::route::{nobody_leads, stopped};
 
 /// The timeout for the successor to receive the end of the log.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -14,8 +14,6 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -36,20 +34,6 @@ const UNHEARD_MAX: Duration = Duration::from_millis(600);
 const ASK_TIMEOUT: Duration = HEARTBEAT;
 
 const _: () = assert!(UNHEARD_MAX.as_millis() > LEASE.as_millis(), "a leader that is late for once leads on");
-
-/// Whether this controller withholds the messages of a leader. Clones share the flag.
-#[derive(Debug, Clone, Default)]
-pub(super) struct LeaderGate(Arc<AtomicBool>);
-
-impl LeaderGate {
-    pub(super) fn is_silent(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn set_silent(&self, silent: bool) {
-        self.0.store(silent, Ordering::Relaxed);
-    }
-}
 
 /// Watches for quorum loss until stopped.
 pub(crate) async fn run_until(stop: CancellationToken, replica: Replica) {

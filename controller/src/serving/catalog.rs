@@ -13,7 +13,7 @@ use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey
 
 use crate::fleet::readiness::{self, RevisionReadiness};
 use crate::fleet::{AttachedWorker, WorkerFleet, Workers};
-use crate::leader::{LeaderStatus, Shortages};
+use crate::leadership::{LeaderStatus, Shortages};
 
 /// The models of one function.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use super::catalog::{Catalog, CatalogInputs};
 use super::route;
 use crate::connector::{Connector as _, Tcp};
 use crate::fleet::{AttachedWorker, WorkerFleet};
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 
 /// GPUs of a node; [`MODELS_PER_GPU`] is the number of models on each.
 const GPUS: usize = 8;

@@ -19,8 +19,9 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 use tracing::Instrument as _;
 
+use super::backend::ServingBackend;
+use super::route;
 use super::runs::RevisionEstimates;
-use super::{ServingBackend, route};
 use crate::fleet::AttachedWorker;
 
 /// Attempts of one request over all workers.
@@ -74,8 +75,21 @@ pub(super) struct CallResponse {
     pub(super) attempts: u32,
 }
 
+impl ServingBackend {
+    /// Runs a function on a worker.
+    pub(super) async fn call(
+        &self,
+        model: &ModelRevision,
+        call: DispatchedCall,
+    ) -> Result<CallResponse, Failure> {
+        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
+        let run = self.runs.of(&key);
+        CallDispatcher::new(self, model, key, &run, call).run().await
+    }
+}
+
 /// A request in progress.
-pub(super) struct CallDispatcher<'a> {
+struct CallDispatcher<'a> {
     serving: &'a ServingBackend,
     model: &'a ModelRevision,
     demand: Demand,

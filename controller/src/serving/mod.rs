@@ -3,6 +3,7 @@
 //!
 //! | module | task |
 //! |---|---|
+//! | [`backend`] | the data of the backend |
 //! | [`catalog`] | the models as the protocol shows them, made once per change |
 //! | `crowd` | a bench fixture of many fake workers |
 //! | [`dispatch`] | sends a request to a worker, and to another worker after a loss |
@@ -14,6 +15,7 @@
 //! This module does not depend on a leader: without a leader and without a majority, requests are still
 //! routed to the known workers.
 
+mod backend;
 mod catalog;
 #[cfg(feature = "sim")]
 pub(crate) mod crowd;
@@ -27,23 +29,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_cluster_state::{CallerName, State, StateCommand};
+use millrace_cluster_state::{CallerName, StateCommand};
 use millrace_gateway::authentication;
 use millrace_gateway::backend::{Backend, Intent, Kind, ModelRequest, ModelResponse, ModelRevision};
-use millrace_types::{Failure, FunctionKey, Reason, Revision, RevisionKey, TenantName};
+use millrace_types::{Failure, FunctionKey, Reason, Revision, TenantName};
 use tokio::sync::watch;
 
-use crate::fleet::WorkerFleet;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leader::{LeaderStatus, Shortages};
-use crate::passed::TrafficMatrix;
-use crate::raft::{self, Replica};
-use catalog::{Candidates, Catalog, CatalogInputs};
-use dispatch::{CallDispatcher, CallResponse, DispatchedCall};
-use runs::RevisionEstimateMap;
-use workflow::Workflows;
+use crate::leadership::Shortages;
+use crate::raft;
+use dispatch::DispatchedCall;
 
-pub(crate) use workflow::show_steps;
+pub(crate) use backend::ServingBackend;
 
 /// The longest wait of a load request for the function to become ready.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,50 +48,7 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest wait of an unload request for the workers to unload the function.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The gateway's backend.
-#[derive(Debug)]
-pub(crate) struct ServingBackend {
-    replica: Replica,
-    fleet: WorkerFleet,
-    outlook: LeaderStatus,
-    catalog: Catalog,
-    runs: RevisionEstimateMap,
-    workflows: Workflows,
-}
-
 impl ServingBackend {
-    pub(crate) fn new(
-        replica: Replica,
-        fleet: WorkerFleet,
-        outlook: LeaderStatus,
-        passed: TrafficMatrix,
-    ) -> Self {
-        Self {
-            replica,
-            fleet,
-            outlook,
-            catalog: Catalog::default(),
-            runs: RevisionEstimateMap::default(),
-            workflows: Workflows::new(passed),
-        }
-    }
-
-    fn sight<'a>(&'a self, state: &'a State) -> CatalogInputs<'a> {
-        CatalogInputs { state, fleet: &self.fleet, outlook: &self.outlook }
-    }
-
-    /// Returns the workers that are ready for a revision now.
-    fn candidates(&self, key: &RevisionKey) -> Option<Candidates> {
-        self.catalog.candidates(&self.sight(&self.replica.state()), key)
-    }
-
-    /// Runs a function on a worker.
-    async fn call(&self, model: &ModelRevision, call: DispatchedCall) -> Result<CallResponse, Failure> {
-        let key = RevisionKey { function: model.key.clone(), revision: model.revision };
-        let run = self.runs.of(&key);
-        CallDispatcher::new(self, model, key, &run, call).run().await
-    }
-
     /// Waits until the newest revision is ready on a worker, or cannot become ready.
     async fn ready(&self, key: &FunctionKey) -> Result<(), Failure> {
         let mut changes = self.changes();

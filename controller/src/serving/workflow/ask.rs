@@ -1,65 +1,29 @@
-//! A call of a workflow run: a function on a worker, or a nested workflow.
+//! A call of a workflow run, and the call of a function on a worker. [`super::nested`] has the call of
+//! another workflow.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use millrace_gateway::backend::{Backend as _, ModelAvailability, ModelRevision};
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::workflow::NESTING_MAX;
-use millrace_types::{Failure, FunctionKey, FunctionName, Reason, RequestId};
+use millrace_types::{Failure, FunctionKey, FunctionName, Reason};
 use millrace_workflow::PrewarmHint;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::in_order;
+use super::failure::WorkflowRunFailure;
 use super::ran::ExecutionRecord;
-use super::run::{Depth, RunExpectations, WorkflowRunFailure, WorkflowRunner, let_go_of};
+use super::release::let_go_of;
+use super::request::{Depth, WorkflowRequest};
 use super::values::{ReadyPoint, RunTensor, StepCallInput};
-use crate::passed::RunTraffic;
+use crate::serving::backend::ServingBackend;
 use crate::serving::dispatch::DispatchedCall;
-use crate::serving::{ServingBackend, tensors};
+use crate::serving::tensors;
 
 /// The time beyond the request's timeout for which a worker keeps the run's objects, because the
 /// controller may be gone before the release.
 const HOLD_GRACE: Duration = Duration::from_secs(5);
-/// Concurrent function calls of a request, including nested workflows.
-const OUT_MAX: usize = 64;
-/// Function calls of a request in total.
-const CALLS_MAX: u32 = 65_536;
-
-/// The request that a run and its nested runs serve.
-#[derive(Debug)]
-pub(super) struct WorkflowRequest {
-    pub(super) id: RequestId,
-    pub(super) deadline: Instant,
-    pub(super) priority: u64,
-    /// The traffic between the called functions.
-    pub(super) passing: RunTraffic,
-    out: Semaphore,
-    calls: AtomicU32,
-}
-
-impl WorkflowRequest {
-    pub(super) fn new(id: RequestId, timeout: Duration, priority: u64) -> Self {
-        let out = Semaphore::new(OUT_MAX);
-        let calls = AtomicU32::new(0);
-        let passing = RunTraffic::default();
-        Self { id, deadline: Instant::now() + timeout, priority, passing, out, calls }
-    }
-
-    /// Counts a call; refuses calls beyond [`CALLS_MAX`].
-    fn call(&self) -> Result<(), Failure> {
-        if self.calls.fetch_add(1, Ordering::Relaxed) < CALLS_MAX {
-            return Ok(());
-        }
-        let message = format!("the request needs more than {CALLS_MAX} function calls: send fewer rows");
-        Err(Failure::new(Reason::InvalidInput, message))
-    }
-}
-
 /// The outputs of a call, by name.
 #[derive(Debug)]
 pub(super) struct CallOutputs {
@@ -94,7 +58,8 @@ pub(super) struct StepCall<'a> {
 }
 
 impl StepCall<'_> {
-    fn key(&self, name: FunctionName) -> FunctionKey {
+    /// Returns the key of a function or workflow of the same tenant.
+    pub(super) fn key(&self, name: FunctionName) -> FunctionKey {
         FunctionKey { tenant: self.workflow.tenant.clone(), name }
     }
 
@@ -182,36 +147,5 @@ impl StepCall<'_> {
             model = awaited.map_err(late)??;
         }
         if model.availability == ModelAvailability::Ready { Ok(model) } else { Err(model.refusal()) }
-    }
-
-    /// Runs a nested workflow.
-    pub(super) async fn workflow(
-        self,
-        name: FunctionName,
-        inputs: Vec<(String, RunTensor)>,
-    ) -> Result<CallOutputs, WorkflowRunFailure> {
-        let key = self.key(name);
-        if self.depth >= Depth(NESTING_MAX) {
-            let message = format!("workflow {key} is nested more than {NESTING_MAX} levels deep");
-            return Err(Failure::new(Reason::Internal, message).into());
-        }
-        let (way, model) = self.serving.workflow(&key)?;
-        let missing = || Failure::new(Reason::Internal, format!("an input of workflow {key} is missing"));
-        let mut inputs = in_order(&way.plan, inputs).ok_or_else(missing)?;
-        // Some inputs may have been ready for longer, but no step inside could begin before the call.
-        inputs.iter_mut().for_each(|input| input.made = self.began);
-        let names = || model.outputs.iter().map(|output| output.name.clone());
-        let answered =
-            names().map(|name| self.wanted.contains(&RequestedOutput { name, answered: true })).collect();
-        let depth = Depth(self.depth.0 + 1);
-        let ran = ExecutionRecord::within(self.ran);
-        // Apply the earlier of the workflow's own objective and that of the outer workflow.
-        let own = model.objective.map(|slo| self.began.at + slo.deadline);
-        let target = own.into_iter().chain(self.target).min();
-        let wish = RunExpectations { answered, target, after: self.next };
-        let runner = WorkflowRunner::new(self.serving, &key, way, self.request, &ran, depth, wish);
-        let answer = runner.run(inputs).await?;
-        let outputs = names().zip(answer.outputs).collect();
-        Ok(CallOutputs { outputs, attempts: answer.attempts })
     }
 }

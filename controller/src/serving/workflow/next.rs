@@ -8,7 +8,7 @@ use millrace_proto::worker as wire;
 use millrace_types::{FunctionKey, FunctionName, TenantName};
 use millrace_workflow::{PrewarmHint, PrewarmTarget, StepIndex, WorkflowGraph};
 
-use crate::serving::ServingBackend;
+use crate::serving::backend::ServingBackend;
 
 impl ServingBackend {
     /// Returns the functions behind a step. `after` has the functions behind the whole workflow.

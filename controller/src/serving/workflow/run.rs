@@ -22,27 +22,19 @@ use millrace_workflow::{
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::WorkflowPlan;
-use super::ask::{CallOutputs, RequestedOutput, StepCall, WorkflowRequest};
+use super::ask::{CallOutputs, RequestedOutput, StepCall};
+use super::catalog::WorkflowPlan;
+use super::failure::WorkflowRunFailure;
 use super::paces::StepDurations;
 use super::ran::ExecutionRecord;
+use super::release::let_go_of;
+use super::request::{Depth, WorkflowRequest};
 use super::values::{ReadyPoint, RunTensor, StepCallInput};
-use crate::serving::ServingBackend;
-
-pub(super) use self::losses::let_go_of;
+use crate::serving::backend::ServingBackend;
 
 /// The tolerance for a request's timeout by this controller's clock: the gateway counts the timeout
 /// from the request's arrival, so the end may be seen this much earlier.
 const OVER_EARLY: Duration = Duration::from_millis(5);
-
-/// The nesting depth of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Depth(pub(super) usize);
-
-impl Depth {
-    /// The depth of a run that is not nested.
-    pub(super) const TOP: Self = Self(0);
-}
 
 /// The expectations of a run's caller.
 pub(super) struct RunExpectations {
@@ -63,22 +55,6 @@ pub(super) struct WorkflowResponse {
     pub(super) split: AnswerTimes,
     /// The largest number of attempts of a single call.
     pub(super) attempts: u32,
-}
-
-/// The failure of a run.
-#[derive(Debug)]
-pub(super) struct WorkflowRunFailure {
-    pub(super) failure: Failure,
-    /// Lost objects among the run's inputs.
-    pub(super) lost: Vec<wire::DataId>,
-    /// Whether any call of the run may have run.
-    pub(super) ran: bool,
-}
-
-impl From<Failure> for WorkflowRunFailure {
-    fn from(failure: Failure) -> Self {
-        Self { ran: failure.may_have_executed, failure, lost: Vec::new() }
-    }
 }
 
 /// The result of a call.

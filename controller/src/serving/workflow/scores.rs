@@ -10,8 +10,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::serving::ServingBackend;
-
 /// Steps with labels of their own. Further steps share [`OTHER`].
 const LABELLED_MAX: usize = 1_000;
 const OTHER: &str = "_other";
@@ -49,13 +47,9 @@ impl StepSloCounter {
     }
 }
 
-/// Registers the metrics of all steps.
-pub(crate) fn register(registry: &mut Registry, serving: &ServingBackend) {
-    serving.workflows.scores.register(registry);
-}
-
 impl StepSloMetrics {
-    fn register(&self, registry: &mut Registry) {
+    /// Registers the metrics of all steps.
+    pub(super) fn register(&self, registry: &mut Registry) {
         registry.register(
             "millrace_workflow_step_slo_requests",
             "Calls of a step that count towards its deadline",

@@ -1,14 +1,11 @@
-//! Finds lost tensors of a run, and releases objects at workers.
-
-use std::sync::Arc;
+//! Finds lost tensors of a run.
 
 use millrace_proto::worker as wire;
 use millrace_workflow::{TensorIndex, TensorLoss};
 
 use super::WorkflowRunner;
-use crate::fleet::AttachedWorker;
-use crate::serving::ServingBackend;
-use crate::serving::workflow::values::{RemoteObject, RunTensor};
+use crate::serving::workflow::release::let_go;
+use crate::serving::workflow::values::RunTensor;
 
 impl WorkflowRunner<'_> {
     /// Returns the losses among the tensors that a call read, for the given lost objects. Lost inputs
@@ -59,23 +56,4 @@ impl WorkflowRunner<'_> {
 fn drop_row(value: &mut RunTensor, row: u64) {
     let_go(value.held().filter(|(of, _)| *of == row).map(|(_, held)| held));
     value.lose(row);
-}
-
-/// Releases the objects of these values at the workers.
-pub(in crate::serving::workflow) fn let_go_of<'v>(values: impl IntoIterator<Item = &'v RunTensor>) {
-    let_go(values.into_iter().flat_map(RunTensor::held).map(|(_, held)| held));
-}
-
-/// Releases objects at workers, with one request per worker.
-fn let_go<'v>(held: impl Iterator<Item = &'v RemoteObject>) {
-    let mut by_worker: Vec<(Arc<AttachedWorker>, Vec<wire::DataId>)> = Vec::new();
-    for held in held {
-        match by_worker.iter_mut().find(|(worker, _)| worker.is_process_of(&held.worker)) {
-            Some((_, ids)) => ids.push(held.id.clone()),
-            None => by_worker.push((held.worker.clone(), vec![held.id.clone()])),
-        }
-    }
-    for (worker, ids) in by_worker {
-        ServingBackend::release(worker, ids);
-    }
 }

@@ -9,12 +9,10 @@
 //! the process that runs Raft. Inspections run in parallel while memory fits a budget; further
 //! inspections wait.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
 use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -31,7 +29,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 
-use crate::artifacts::Verified;
+use super::store::Verified;
+use crate::config::{Inspection, InspectorCommand};
 
 /// The longest answer of an inspecting process, in bytes. A summary that the log accepts is shorter.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
@@ -54,32 +53,6 @@ const DESCRIPTORS: u64 = 16;
 /// The unit of inspection memory, in bytes.
 const MEMORY_UNIT: u64 = 1 << 20;
 
-/// The process that checks models.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inspection {
-    /// Models are checked in the controller's process, for tests that have no program at hand.
-    InProcess,
-    /// Each model is checked in a separate child process.
-    Child(InspectorCommand),
-}
-
-/// The command line of an inspecting process. The last argument is the process id of the parent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InspectorCommand {
-    program: PathBuf,
-    args: Vec<OsString>,
-}
-
-impl InspectorCommand {
-    /// Returns `inspect` of the running program.
-    ///
-    /// # Errors
-    /// The system does not report the path of the running program.
-    pub fn this_program() -> io::Result<Self> {
-        Ok(Self { program: std::env::current_exe()?, args: vec!["inspect".into()] })
-    }
-}
-
 /// The answer of an inspecting process.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
@@ -89,7 +62,7 @@ enum Answer {
 
 /// Checks model files, as many at a time as memory allows.
 #[derive(Debug)]
-pub(crate) struct Inspector {
+pub(super) struct Inspector {
     inspection: Inspection,
     memory: Semaphore,
     /// Memory of all inspections together, in [`MEMORY_UNIT`]s.
@@ -97,13 +70,13 @@ pub(crate) struct Inspector {
 }
 
 impl Inspector {
-    pub(crate) fn new(inspection: Inspection, memory: Bytes) -> Self {
+    pub(super) fn new(inspection: Inspection, memory: Bytes) -> Self {
         let memory_units = units(memory.get());
         Self { inspection, memory: Semaphore::new(memory_units as usize), memory_units }
     }
 
     /// Compiles the file as a worker will, and returns the summary.
-    pub(crate) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
+    pub(super) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
         let bytes = file.bytes();
         // A file that needs more than the whole budget is inspected alone.
         let units = units(memory_bytes(bytes.get())).min(self.memory_units);
@@ -347,6 +320,8 @@ fn summary(compiled: CompiledModel) -> ModelSummary {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]

@@ -31,9 +31,9 @@ pub(crate) struct DesiredStates {
 /// The functions and caps of one node, with the stamp of the source state.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDesired {
-    pub(super) head: DesiredHead,
+    pub(crate) head: DesiredHead,
     /// Functions and caps, ordered by key.
-    pub(super) items: Arc<Vec<DesiredItem>>,
+    pub(crate) items: Arc<Vec<DesiredItem>>,
 }
 
 impl DesiredStates {

@@ -12,11 +12,11 @@ use url::Url;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectStoreUrl {
     url: String,
-    pub(super) kind: ObjectStoreKind,
+    pub(crate) kind: ObjectStoreKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum ObjectStoreKind {
+pub(crate) enum ObjectStoreKind {
     /// A folder that all controllers can reach, on a shared volume.
     Folder(PathBuf),
     Bucket {

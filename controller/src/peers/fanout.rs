@@ -14,7 +14,7 @@ use crate::fleet::{AttachedWorker, WorkerFleet};
 use crate::raft::{PeerClient, Replica, TrafficClass};
 
 /// The timeout of each asked process.
-pub(crate) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The processes to ask. Cheap to clone.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use millrace_proto::worker::GetActivityRequest;
 use millrace_types::{Failure, FunctionKey, Reason};
 use prost::Message;
 
-use crate::everyone::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
+use super::fanout::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
 use crate::fleet::AttachedWorker;
 use crate::raft::PeerClient;
 
@@ -68,7 +68,7 @@ impl Activities {
 impl GatewayActivity {
     /// Returns this process's counts for the functions of `tenant`, or of all tenants if `tenant` is
     /// empty.
-    pub(crate) fn told(&self, tenant: &str) -> Activity {
+    pub(super) fn told(&self, tenant: &str) -> Activity {
         let function = |(key, it): (FunctionKey, activity::FunctionActivity)| {
             let bucket = |(up_to_seconds, count)| LatencyBucket { up_to_seconds, count };
             FunctionActivity {

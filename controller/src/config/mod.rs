@@ -1,5 +1,8 @@
 //! A controller's configuration and named bounds.
 
+mod inspection;
+mod object_store_url;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,9 +15,11 @@ use millrace_transport::{MinimumRate, PortLimits, ServerConfig};
 use millrace_types::Bytes;
 use millrace_types::policy::PresetName;
 
-use crate::artifacts::ObjectStoreUrl;
 use crate::clock::{SystemClock, WallClock};
-use crate::inspection::Inspection;
+
+pub use self::inspection::{Inspection, InspectorCommand};
+pub(crate) use self::object_store_url::ObjectStoreKind;
+pub use self::object_store_url::{ObjectStoreUrl, SharedPlaceError};
 
 /// The default port for clients: inference, admin API, health and metrics.
 pub const CLIENT_PORT: u16 = 8080;

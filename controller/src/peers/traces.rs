@@ -12,7 +12,7 @@ use millrace_proto::worker::GetSpansRequest;
 use millrace_types::{Failure, Reason};
 use prost::Message as _;
 
-use crate::everyone::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
+use super::fanout::{ASK_TIMEOUT, PeerAnswer, PeerFanout};
 use crate::fleet::AttachedWorker;
 use crate::raft::PeerClient;
 
@@ -67,7 +67,7 @@ impl Traces {
 }
 
 /// Returns the local spans of an id, encoded for another controller.
-pub(crate) fn given(kept: Option<&SpanRing>, id: &str) -> Vec<u8> {
+pub(super) fn given(kept: Option<&SpanRing>, id: &str) -> Vec<u8> {
     Spans { spans: kept.map(|kept| kept.find(id)).unwrap_or_default() }.encode_to_vec()
 }
 

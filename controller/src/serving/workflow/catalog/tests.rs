@@ -9,7 +9,7 @@ use millrace_workflow::StepIndex;
 use super::{WorkflowPlan, Workflows};
 use crate::fixtures::{apply, chain, key, state};
 use crate::fleet::WorkerFleet;
-use crate::leader::LeaderStatus;
+use crate::leadership::LeaderStatus;
 use crate::passed::TrafficMatrix;
 use crate::serving::catalog::CatalogInputs;
 

@@ -1,0 +1,91 @@
+//! The results of the leader's duties, as the other parts of this controller read them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_nodes::lease::LeaseState;
+use millrace_nodes::placement::Unplaced;
+use millrace_nodes::scaling::ScalingSignal;
+use millrace_types::{FunctionKey, NodeName};
+use tokio::sync::watch;
+
+use super::desired::DesiredStates;
+
+/// The leadership of this controller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Leadership {
+    /// The term of the current or last leadership; 0 if this controller never led.
+    pub(crate) term: u64,
+    /// Whether this controller leads now, and its state includes everything that was committed before.
+    pub(crate) leads: bool,
+}
+
+/// The lease state of each live node, while this controller leads.
+pub(crate) type Standings = Arc<BTreeMap<NodeName, LeaseState>>;
+
+/// The reason why each function has fewer copies than requested.
+pub(crate) type Shortages = Arc<BTreeMap<FunctionKey, Unplaced>>;
+
+/// The results of the leader's duties. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct LeaderStatus {
+    pub(crate) leadership: watch::Receiver<Leadership>,
+    pub(crate) desired: watch::Receiver<Option<Arc<DesiredStates>>>,
+    pub(crate) standings: watch::Receiver<Standings>,
+    pub(crate) shortages: watch::Receiver<Shortages>,
+    pub(crate) signal: watch::Receiver<Option<ScalingSignal>>,
+}
+
+impl LeaderStatus {
+    /// Returns the results of a controller that never led and plans nothing.
+    #[cfg(any(test, feature = "sim"))]
+    pub(crate) fn of_a_follower() -> Self {
+        Self {
+            leadership: watch::channel(Leadership::default()).1,
+            desired: watch::channel(None).1,
+            standings: watch::channel(Standings::default()).1,
+            shortages: watch::channel(Shortages::default()).1,
+            signal: watch::channel(None).1,
+        }
+    }
+
+    /// Whether this controller leads now.
+    pub(crate) fn leads(&self) -> bool {
+        self.leadership.borrow().leads
+    }
+
+    pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.clone()
+    }
+
+    /// Returns a watch of the desired state of each node; `None` while this controller does not lead.
+    pub(crate) fn desired(&self) -> watch::Receiver<Option<Arc<DesiredStates>>> {
+        self.desired.clone()
+    }
+
+    /// Returns the lease state of a live node; `Unknown` while this controller does not lead.
+    pub(crate) fn standing(&self, node: &NodeName) -> LeaseState {
+        self.standings.borrow().get(node).copied().unwrap_or(LeaseState::Unknown)
+    }
+
+    /// Returns the lease state of every live node; empty while this controller does not lead.
+    #[cfg(feature = "sim")]
+    pub(crate) fn standings(&self) -> Standings {
+        self.standings.borrow().clone()
+    }
+
+    /// Returns the functions with fewer copies than requested.
+    pub(crate) fn shortages(&self) -> Shortages {
+        self.shortages.borrow().clone()
+    }
+
+    /// Returns a watch of the functions with fewer copies than requested.
+    pub(crate) fn shortage_changes(&self) -> watch::Receiver<Shortages> {
+        self.shortages.clone()
+    }
+
+    /// Returns the number of nodes that the cluster needs; `None` before the first plan.
+    pub(crate) fn signal(&self) -> Option<ScalingSignal> {
+        self.signal.borrow().clone()
+    }
+}
