@@ -17,13 +17,14 @@ use crate::actors::function::{self, NewRequest};
 use crate::actors::node;
 use crate::actors::work::RequestWork;
 use crate::clock::Clock;
-use crate::control::checkpoint::SloScores;
-use crate::control::desired::TenantQuotas;
+use crate::desired_state::TenantQuotas;
+use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::DesiredPolicy;
 use crate::programs::HostedProgram;
 use crate::request::{Attempt, AttemptOutcome};
-use crate::snapshot::{NodeSnapshot, SnapshotPart, SnapshotScope};
+use crate::slo_scores::SloScores;
+use crate::snapshot::{NodeSnapshot, SnapshotScope};
 
 /// A handle to a node's actors for other threads. Cheap to clone.
 #[derive(Clone)]
@@ -32,20 +33,6 @@ pub struct NodeHandle {
     permits: Arc<Semaphore>,
     permits_max: u32,
     clock: Arc<dyn Clock>,
-}
-
-/// The reason why a fault was not injected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FaultError {
-    /// The node has no GPU of this number.
-    #[error("no GPU {0} on this node")]
-    NoSuchGpu(GpuIndex),
-    /// The node does not serve this function.
-    #[error("{0} is not installed on this node")]
-    NoSuchFunction(RevisionKey),
-    /// The node is shutting down.
-    #[error("the node is shutting down")]
-    NodeGone,
 }
 
 /// The addresses of the actors. Written on the actor thread when actors start and end, read when
@@ -373,6 +360,3 @@ impl Drop for CancelOnDrop {
         }
     }
 }
-
-/// Sender of the parts of a snapshot.
-pub(crate) type SnapshotSender = mpsc::UnboundedSender<SnapshotPart>;

@@ -20,13 +20,13 @@ use tracing::Instrument as _;
 use crate::activity::WorkerIdentity;
 use crate::handle::NodeHandle;
 use crate::host_tier::gate::HostMemoryGate;
-use crate::host_tier::{FunctionSignature, Signatures};
 use crate::objects::{ChunkStream, GatherError, ObjectStore};
 use crate::prewarming::HintFollower;
 use crate::request::Attempt;
 use crate::sequences::{SequenceManager, SequenceTurn};
+use crate::signature::{FunctionSignature, Signatures};
 
-pub use self::faults::InjectedFaults;
+pub use crate::faults::InjectedFaults;
 
 use self::budget::ServiceByteBudget;
 

@@ -29,9 +29,9 @@ use tokio::task::JoinSet;
 
 use crate::activity::WorkerIdentity;
 use crate::clock::{Clock, MonotonicClock};
-use crate::control::desired::DesiredState;
 use crate::control::{self, ControlPlaneClient, telemetry};
 use crate::data_dir::{self, DataDir};
+use crate::desired_state::DesiredState;
 use crate::handle::NodeHandle;
 use crate::host_tier::fetch::ControllerSource;
 use crate::host_tier::gate::HostMemoryGate;

@@ -107,7 +107,7 @@ impl Supervisor {
         let of_host = config.topology.gpus.iter().flat_map(|gpu| gpu.host_path.iter().copied());
         let nvlinks = config.topology.gpus.iter().flat_map(|gpu| config.topology.nvlinks_of(gpu.index));
         let crossed = of_host.chain(nvlinks.map(|(link, _)| link));
-        let in_force = EffectivePolicy::of(&config, &DesiredPolicy::default());
+        let in_force = EffectivePolicy::of(&config.policy(), &DesiredPolicy::default());
         let routes = fabric::object_route_planner(&config.topology).inspect_err(|why| {
             tracing::info!(
                 %why,

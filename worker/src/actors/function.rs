@@ -23,12 +23,11 @@ use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::node;
 use crate::actors::work::SharedWork;
-use crate::handle::SnapshotSender;
 use crate::objects::ObjectHandle;
 use crate::port::Descriptor;
 use crate::programs::pool;
 use crate::request::{AttemptOutcome, AttemptTimes, BatchShare, InputTransfer, OutputRemark};
-use crate::snapshot::{FunctionSnapshot, SnapshotPart};
+use crate::snapshot::{FunctionSnapshot, SnapshotPart, SnapshotSender};
 
 /// A request that waits for admission.
 #[derive(Debug)]

@@ -17,8 +17,7 @@ use millrace_types::topology::{LinkId, TopologyLink as Wire};
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::actors::driven::TracedCore;
 use crate::actors::{executor, node};
-use crate::handle::SnapshotSender;
-use crate::snapshot::{LinkSnapshot, SnapshotPart};
+use crate::snapshot::{LinkSnapshot, SnapshotPart, SnapshotSender};
 
 /// A message to a Link actor.
 pub(crate) enum Message {

@@ -35,8 +35,8 @@ use crate::actors::batch;
 use crate::actors::driven::TracedCore;
 use crate::actors::work::SharedWork;
 use crate::actors::{executor, function, gpu, link, tenancy_errors};
-use crate::handle::{FaultError, SnapshotSender};
-use crate::snapshot::{SnapshotPart, SnapshotScope};
+use crate::faults::FaultError;
+use crate::snapshot::{SnapshotPart, SnapshotScope, SnapshotSender};
 use crate::supervisor::Supervisor;
 
 /// The Node actor.

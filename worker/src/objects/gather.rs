@@ -17,9 +17,9 @@ use millrace_types::{DataId, Failure, Reason, RevisionKey, Timestamp};
 use super::peers::PeerError;
 use super::{Contents, ObjectHandle, ObjectRange as KeptPart, ObjectStore, PIECE, memory};
 use crate::actors::node;
-use crate::host_tier::InputReader;
 use crate::request::TransferRequester;
 use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor};
+use crate::signature::InputReader;
 
 /// The inputs of a request, with the fetches of inputs that were objects.
 #[derive(Debug)]

@@ -48,7 +48,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::Notify;
 
 use crate::clock::Clock;
-use crate::control::index::IndexFeed;
+use crate::index_feed::IndexFeed;
 
 pub(crate) use contents::{Contents, memory, size_of_memory};
 pub(crate) use directory::DirectoryClient;

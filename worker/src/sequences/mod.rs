@@ -47,8 +47,8 @@ pub(crate) use self::turn::SequenceTurn;
 use self::table::{Released, Table, TurnGrant};
 use self::turn::SequenceTicket;
 use crate::clock::Clock;
-use crate::host_tier::{FunctionState, Signatures};
 use crate::objects::{ObjectReservation, ObjectStore};
+use crate::signature::{FunctionState, Signatures};
 
 /// Interval between sweeps for idle sequences and lost state. A request notices at once that its
 /// own sequence is idle or lost.

@@ -9,9 +9,9 @@ use millrace_types::{
 
 use super::*;
 use crate::actor_runtime::spawn_forwarder;
-use crate::host_tier::{FunctionSignature, InputReader};
 use crate::objects::{Contents, HandleLocation, ObjectHandle, ObjectRange};
 use crate::service::tensors::InputTensor;
+use crate::signature::{FunctionSignature, InputReader};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Size of one state.

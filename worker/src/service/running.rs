@@ -11,10 +11,10 @@ use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
 
 use crate::actors::fetch_attributes;
-use crate::host_tier::InputReader;
 use crate::objects::{self, GatherError, GatheredInputs};
 use crate::request::{Attempt, AttemptOutcome, AttemptTimes, InputTransfer, OnGpus, TransferRequester};
 use crate::sequences::SequenceTurn;
+use crate::signature::InputReader;
 
 use super::rerun::RerunCopy;
 use super::{WorkerService, tensors};

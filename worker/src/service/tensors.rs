@@ -15,10 +15,10 @@ use millrace_types::tensor::element_count;
 use millrace_types::{DataType, Failure, Reason, RequestInput, check_inputs};
 
 use crate::actors::node::TransferReader;
-use crate::host_tier::FunctionSignature;
 use crate::objects::{Contents as Held, ObjectHandle, ObjectRange, memory, size_of, size_of_memory};
 use crate::port::Descriptor;
 use crate::request::{BatchShare, TransferRequester};
+use crate::signature::FunctionSignature;
 
 /// Largest tensor that travels inline, in bytes.
 pub const INLINE_BYTES_MAX: usize = 64 << 10;
@@ -299,7 +299,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::host_tier::InputReader;
+    use crate::signature::InputReader;
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();

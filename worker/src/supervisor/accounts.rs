@@ -12,9 +12,8 @@ use millrace_types::{FunctionKey, RevisionKey, SloCounts};
 use super::Supervisor;
 use crate::actors::function::{self, slo_counts};
 use crate::actors::{gpu, link};
-use crate::control::desired::TenantQuotas;
-use crate::handle::SnapshotSender;
-use crate::snapshot::{SnapshotPart, SnapshotScope};
+use crate::desired_state::TenantQuotas;
+use crate::snapshot::{SnapshotPart, SnapshotScope, SnapshotSender};
 
 impl Supervisor {
     /// Borrows the idle residence of functions. The borrow must end before any other call into this node,

@@ -31,7 +31,7 @@ impl Supervisor {
 
     /// Sets the policy that an operator chose. Returns the previous policy and the new policy.
     pub(crate) fn set_policy(&self, wanted: &DesiredPolicy) -> (EffectivePolicy, EffectivePolicy) {
-        let after = EffectivePolicy::of(&self.config, wanted);
+        let after = EffectivePolicy::of(&self.config.policy(), wanted);
         self.told.set(slo_reports(&after));
         (self.in_force.replace(after), after)
     }

@@ -16,9 +16,9 @@ use crate::actors::function::RunOutputs;
 use crate::actors::node::TransferReader;
 use crate::actors::spans::CopiedBatch;
 use crate::actors::work::SharedWork;
-use crate::handle::SnapshotSender;
 use crate::install::PreparedModel;
 use crate::objects::{HostBytes, Reply};
+use crate::snapshot::SnapshotSender;
 
 /// A message to a Gpu actor.
 pub(crate) enum Message {

@@ -5,8 +5,7 @@ use millrace_memory::BLOCK;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{GpuActor, ModelUsers};
-use crate::handle::SnapshotSender;
-use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
+use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart, SnapshotSender};
 
 impl GpuActor {
     pub(super) fn report(&self, now: Timestamp, parts: &SnapshotSender, users: &ModelUsers) {

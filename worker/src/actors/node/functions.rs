@@ -11,8 +11,8 @@ use millrace_workflow::hints::Prewarm;
 
 use super::NodeActor;
 use crate::actors::work::RequestWork;
-use crate::control::checkpoint::SloScores;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use crate::slo_scores::SloScores;
 use crate::supervisor::Removed;
 
 impl NodeActor {

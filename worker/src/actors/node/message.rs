@@ -13,14 +13,14 @@ use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCou
 use tokio::sync::oneshot;
 
 use crate::actors::work::SharedWork;
-use crate::control::checkpoint::SloScores;
-use crate::control::desired::TenantQuotas;
-use crate::handle::{FaultError, SnapshotSender};
+use crate::desired_state::TenantQuotas;
+use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::policy::DesiredPolicy;
 use crate::programs::HostedProgram;
 use crate::request::TransferRequester;
-use crate::snapshot::SnapshotScope;
+use crate::slo_scores::SloScores;
+use crate::snapshot::{SnapshotScope, SnapshotSender};
 
 /// A message to the Node actor.
 pub(crate) enum Message {
