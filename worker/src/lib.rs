@@ -7,9 +7,15 @@
 //! | [`handle`] | requests and commands to the actors, from any thread |
 //! | [`groups`] | the measured size of a weight group: the weights that are copied and awaited together |
 //! | [`request`], [`install`], [`snapshot`] | the types of requests, of functions to serve, and of state reports |
-//! | `actors`, `actor_runtime` | the actors, and the actor runtime that keeps actix replaceable |
-//! | [`signature`] | the inputs and outputs of functions |
-//! | [`node`] | the configuration of a node and the start of its actors |
+//! | [`signature`], [`tensors`] | the inputs and outputs of functions, and the conversion of tensors |
+//! | `object_handle` | handles to objects on GPUs |
+//! | `messages` | the messages to the actors |
+//! | `actor_runtime` | the actor runtime that keeps actix replaceable |
+//! | `traced_core` | a policy core inside an actor |
+//! | `node_state`, `registry`, `tenants` | the state of a node that survives the restarts of its actors |
+//! | `actors` | the actors |
+//! | `supervisor` | the start of the actors, and their restart after a panic |
+//! | [`node`], `node_config` | the start and the configuration of a node |
 //! | [`clock`] | the real clock and the virtual clock |
 //! | [`port`] | the interface of the actors to executor processes |
 //! | [`process_port`] | the implementation of that interface with real processes |
@@ -41,8 +47,12 @@ pub mod handle;
 pub mod host_tier;
 pub mod index_feed;
 pub mod install;
+mod messages;
 mod meters;
 pub mod node;
+mod node_config;
+mod node_state;
+mod object_handle;
 mod objects;
 pub mod policy;
 pub mod port;
@@ -61,3 +71,5 @@ pub mod snapshot;
 pub mod start;
 mod supervisor;
 mod tenants;
+pub mod tensors;
+mod traced_core;

@@ -15,8 +15,8 @@ use super::manager::{BEFORE_MAX, Tables};
 use super::table::Table;
 use super::*;
 use crate::actor_runtime::spawn_forwarder;
-use crate::objects::{Contents, HandleLocation, ObjectHandle, ObjectRange, ObjectStore};
-use crate::service::tensors::InputTensor;
+use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRange};
+use crate::objects::{Contents, InputTensor, ObjectStore};
 use crate::signature::{FunctionSignature, InputReader, Signatures};
 
 const MINUTE: Duration = Duration::from_secs(60);

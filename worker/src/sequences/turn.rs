@@ -13,8 +13,8 @@ use millrace_types::{Failure, Reason, SequenceId, Timestamp};
 
 use super::manager::{ArrivedRequest, SequenceManager};
 use super::table::{SequenceState, TurnGrant};
-use crate::objects::{Contents, ObjectReservation, memory};
-use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor, UnpackError};
+use crate::objects::{Contents, INLINE_BYTES_MAX, InputTensor, ObjectReservation, memory};
+use crate::tensors::UnpackError;
 
 /// A request's ticket in its sequence. Dropping the ticket cancels the request. State that it wrote
 /// is discarded unless the request succeeded before.

@@ -13,7 +13,7 @@ use millrace_types::{Bytes, NodeName};
 use crate::data_dir;
 use crate::faults::InjectedFaults;
 use crate::host_tier::store;
-use crate::node::DataConfig;
+use crate::node_config::DataConfig;
 use crate::process_port::ExecutorCommand;
 use crate::programs::ProgramLauncher;
 use crate::service::ServiceLimits;

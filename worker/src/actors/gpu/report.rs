@@ -4,7 +4,8 @@ use millrace_gpu::ExecutorHealth;
 use millrace_memory::BLOCK;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::{GpuActor, ModelUsers};
+use super::actor::GpuActor;
+use crate::messages::gpu::ModelUsers;
 use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart, SnapshotSender};
 
 impl GpuActor {
