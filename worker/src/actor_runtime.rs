@@ -127,6 +127,20 @@ impl<M: Send + 'static> Clone for AddressSlot<M> {
     }
 }
 
+/// A started actor, from which the mailboxes for its kinds of messages are made.
+pub(crate) struct StartedActor<B: ActorBehaviour> {
+    address: Addr<ActorShell<B>>,
+    unread: Unread,
+}
+
+impl<B: ActorBehaviour> StartedActor<B> {
+    /// Returns the actor's mailbox for messages of type `B::Message`, or of a type that converts into
+    /// `B::Message`. All mailboxes of an actor feed a single queue.
+    pub(crate) fn mailbox<M: Into<B::Message> + Send + 'static>(&self) -> Mailbox<M> {
+        Mailbox { recipient: self.address.clone().recipient(), unread: self.unread.clone() }
+    }
+}
+
 /// Starts an actor on this thread. The actor ends when its last address is dropped or its behaviour
 /// is over. If a handler panics, `panicked` is called once; the actor's state is dropped and its
 /// mailbox closed by then.
@@ -135,7 +149,7 @@ pub(crate) fn spawn<B: ActorBehaviour>(
     clock: Arc<dyn Clock>,
     sleeper: Sleeper,
     panicked: impl FnOnce(String) + 'static,
-) -> Mailbox<B::Message> {
+) -> StartedActor<B> {
     let panicked: Option<Box<dyn FnOnce(String)>> = Some(Box::new(panicked));
     let unread = Unread::default();
     let shell = ActorShell {
@@ -146,8 +160,7 @@ pub(crate) fn spawn<B: ActorBehaviour>(
         panicked,
         unread: unread.clone(),
     };
-    let address: Addr<ActorShell<B>> = shell.start();
-    Mailbox { recipient: address.recipient(), unread }
+    StartedActor { address: shell.start(), unread }
 }
 
 struct Letter<M>(M);
@@ -174,13 +187,13 @@ impl<B: ActorBehaviour> Actor for ActorShell<B> {
     }
 }
 
-impl<B: ActorBehaviour> Handler<Letter<B::Message>> for ActorShell<B> {
+impl<B: ActorBehaviour, M: Into<B::Message> + Send + 'static> Handler<Letter<M>> for ActorShell<B> {
     type Result = ();
 
-    fn handle(&mut self, Letter(message): Letter<B::Message>, ctx: &mut Context<Self>) {
+    fn handle(&mut self, Letter(message): Letter<M>, ctx: &mut Context<Self>) {
         self.unread.0.fetch_sub(1, Ordering::Relaxed);
         let now = self.clock.now();
-        self.guarded(now, ctx, |behaviour| behaviour.handle(now, message));
+        self.guarded(now, ctx, |behaviour| behaviour.handle(now, message.into()));
     }
 }
 
@@ -256,5 +269,6 @@ pub(crate) fn spawn_forwarder<M: Send + 'static>() -> (Mailbox<M>, tokio::sync::
     }
 
     let (sender, told) = tokio::sync::mpsc::unbounded_channel();
-    (spawn(Heard(sender), Arc::new(crate::clock::MonotonicClock), Sleeper::OUTSIDE, |_| {}), told)
+    let actor = spawn(Heard(sender), Arc::new(crate::clock::MonotonicClock), Sleeper::OUTSIDE, |_| {});
+    (actor.mailbox(), told)
 }

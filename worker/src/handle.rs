@@ -13,17 +13,20 @@ use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actor_runtime::{LETTERS_PER_REQUEST, Mailbox};
-use crate::actors::function::{self, NewRequest};
-use crate::actors::node;
-use crate::actors::work::RequestWork;
 use crate::clock::Clock;
-use crate::control::checkpoint::SloScores;
-use crate::control::desired::TenantQuotas;
+use crate::desired_state::TenantQuotas;
+use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use crate::messages::function::NewRequest;
+use crate::messages::request_update::RequestUpdate;
+use crate::messages::work::RequestWork;
+use crate::messages::{function, node};
+use crate::object_handle::{InputMoved, QueueAddress};
 use crate::policy::DesiredPolicy;
 use crate::programs::HostedProgram;
 use crate::request::{Attempt, AttemptOutcome};
-use crate::snapshot::{NodeSnapshot, SnapshotPart, SnapshotScope};
+use crate::slo_scores::SloScores;
+use crate::snapshot::{NodeSnapshot, SnapshotScope};
 
 /// A handle to a node's actors for other threads. Cheap to clone.
 #[derive(Clone)]
@@ -34,26 +37,14 @@ pub struct NodeHandle {
     clock: Arc<dyn Clock>,
 }
 
-/// The reason why a fault was not injected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FaultError {
-    /// The node has no GPU of this number.
-    #[error("no GPU {0} on this node")]
-    NoSuchGpu(GpuIndex),
-    /// The node does not serve this function.
-    #[error("{0} is not installed on this node")]
-    NoSuchFunction(RevisionKey),
-    /// The node is shutting down.
-    #[error("the node is shutting down")]
-    NodeGone,
-}
-
 /// The addresses of the actors. Written on the actor thread when actors start and end, read when
 /// requests enter.
 #[derive(Debug)]
 pub(crate) struct ActorDirectory {
     functions: RwLock<BTreeMap<RevisionKey, FunctionEntry>>,
     node: RwLock<Option<Mailbox<node::Message>>>,
+    /// The address of the Node's queue, for the handles of objects.
+    queue: Arc<QueueAddress>,
     keys: AtomicU64,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
@@ -72,6 +63,8 @@ pub(crate) struct FunctionEntry {
     /// Time within which requests are to be answered, from the function's objective.
     pub(crate) deadline: Option<Duration>,
     pub(crate) mailbox: Mailbox<function::Message>,
+    /// The address of the same actor, for updates on requests.
+    pub(crate) updates: Mailbox<RequestUpdate>,
 }
 
 impl ActorDirectory {
@@ -79,6 +72,7 @@ impl ActorDirectory {
         Arc::new(Self {
             functions: RwLock::default(),
             node: RwLock::default(),
+            queue: Arc::default(),
             keys: AtomicU64::new(1),
             draining: AtomicBool::new(false),
             changes: watch::Sender::new(0),
@@ -102,10 +96,23 @@ impl ActorDirectory {
         self.group.fetch_max(group.get(), Ordering::Relaxed);
     }
 
-    /// Publishes the Node actor's address; `None` once the node is down for good.
-    pub(crate) fn publish_node(&self, mailbox: Option<Mailbox<node::Message>>) {
-        *write(&self.node) = mailbox;
+    /// Publishes the addresses of the Node actor and of the node's queue.
+    pub(crate) fn publish_node(&self, node: Mailbox<node::Message>, queue: Mailbox<InputMoved>) {
+        *write(&self.node) = Some(node);
+        self.queue.publish(Some(queue));
         self.changed();
+    }
+
+    /// Withdraws the addresses of the Node actor, because the node is down for good.
+    pub(crate) fn withdraw_node(&self) {
+        *write(&self.node) = None;
+        self.queue.publish(None);
+        self.changed();
+    }
+
+    /// Returns the address of the Node's queue, for the handles of objects.
+    pub(crate) fn queue(&self) -> &Arc<QueueAddress> {
+        &self.queue
     }
 
     /// Notifies the watchers of [`NodeHandle::changes`].
@@ -178,7 +185,7 @@ impl NodeHandle {
             priority: entry.priority.asked(invocation.priority),
             accepted,
             invocation,
-            home: entry.mailbox.clone(),
+            home: entry.updates,
             span: tracing::Span::current(),
         });
         entry.mailbox.post(function::Message::Invoke(NewRequest { work, answer, permit }));
@@ -373,6 +380,3 @@ impl Drop for CancelOnDrop {
         }
     }
 }
-
-/// Sender of the parts of a snapshot.
-pub(crate) type SnapshotSender = mpsc::UnboundedSender<SnapshotPart>;

@@ -5,8 +5,6 @@ use millrace_proto::worker;
 use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::PolicySpec;
 
-use crate::node::NodeConfig;
-
 /// The policy settings that an operator made, with the number of the change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DesiredPolicy {
@@ -24,10 +22,10 @@ pub struct EffectivePolicy {
 }
 
 impl EffectivePolicy {
-    /// Returns the policy that results from an operator's settings on a node with this
-    /// configuration.
-    pub(crate) fn of(started: &NodeConfig, wanted: &DesiredPolicy) -> Self {
-        Self { generation: wanted.generation, policy: started.policy().with(&wanted.spec) }
+    /// Returns the policy that results from an operator's settings on a node that started with the
+    /// policy `started`.
+    pub(crate) fn of(started: &SchedulingPolicy, wanted: &DesiredPolicy) -> Self {
+        Self { generation: wanted.generation, policy: started.with(&wanted.spec) }
     }
 
     /// Returns the policy as a message to controllers.
@@ -42,6 +40,7 @@ mod tests {
     use millrace_types::policy::{AlphaReading, PresetName};
 
     use super::*;
+    use crate::node::NodeConfig;
 
     #[test]
     fn the_node_reports_every_setting_in_force() {
@@ -62,7 +61,7 @@ mod tests {
             host_links: "own".into(),
             ..Default::default()
         };
-        let reported = EffectivePolicy::of(&started, &DesiredPolicy { generation: 3, spec }).wire();
+        let reported = EffectivePolicy::of(&started.policy(), &DesiredPolicy { generation: 3, spec }).wire();
         assert_eq!(reported, worker::Policy { generation: 3, spec: Some(expected) });
     }
 }

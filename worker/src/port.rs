@@ -89,13 +89,17 @@ pub enum PortEventKind {
         status: String,
     },
     /// An event of one of several processes, which [`ExecutorPort::filter_event`] consumes.
-    Part(isolating::ProcessId, Box<PortEventKind>),
+    Part(ProcessId, Box<PortEventKind>),
     /// The process could not be started. This is the only event of its incarnation.
     SpawnFailed {
         /// The cause, as text for people.
         message: String,
     },
 }
+
+/// The number of a process of an isolating port, unique for the life of the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProcessId(pub(super) u64);
 
 /// The receiver of a port's events. May be called from any thread. The actor thread handles the events in
 /// the order of the calls.

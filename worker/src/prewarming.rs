@@ -13,8 +13,8 @@ use millrace_workflow::{AHEAD_MAX, PrewarmTarget};
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::host_tier::Signatures;
 use crate::host_tier::gate::{HintOutcome, HostMemoryGate};
+use crate::signature::Signatures;
 
 /// Follows hints. Clones share the state.
 #[derive(Clone)]
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
     use crate::clock::Sleeper;
-    use crate::host_tier::{FunctionSignature, InputReader};
+    use crate::signature::{FunctionSignature, InputReader};
 
     /// A clock that advances by a millisecond at each reading.
     #[derive(Default)]

@@ -11,10 +11,10 @@ use millrace_scheduling::admission::FunctionTotals;
 use millrace_types::{Bytes, Digest, FunctionKey, ModelId, ResidencyOptions, RevisionKey, TenantName};
 
 use crate::actor_runtime::AddressSlot;
-use crate::actors::function;
-use crate::actors::gpu::ModelUsers;
 use crate::install::{FunctionConfig, InstallError, PreparedModel};
-use crate::programs::{HostedProgram, pool};
+use crate::messages::gpu::ModelUsers;
+use crate::messages::{function, process_pool};
+use crate::programs::HostedProgram;
 
 /// An installed function.
 pub(crate) struct Hosted {
@@ -31,7 +31,7 @@ pub(crate) struct Hosted {
 pub(crate) struct Hosting {
     pub(crate) program: Arc<HostedProgram>,
     pub(crate) processes: u32,
-    pub(crate) crew: AddressSlot<pool::Message>,
+    pub(crate) crew: AddressSlot<process_pool::Message>,
 }
 
 struct InstalledModel {

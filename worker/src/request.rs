@@ -7,9 +7,9 @@ use std::time::Duration;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
 use millrace_scheduling::dispatch::InputLocations;
-use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey, Timestamp};
+use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey};
 
-use crate::objects::{HandleLocation, ObjectHandle};
+use crate::object_handle::{HandleLocation, ObjectHandle};
 use crate::port::Descriptor;
 
 /// One attempt of a request, checked against the function's declaration.
@@ -63,25 +63,6 @@ impl Attempt {
             matches!(object.place(), HandleLocation::Gpu(_)).then_some((object.gpu, Bytes(part.bytes)))
         };
         InputLocations::of(self.inputs.iter().filter_map(on_gpu))
-    }
-}
-
-/// A request outside the node's queue that transfers bytes. The request's deadline decides the rate
-/// of its transfers.
-#[derive(Debug)]
-pub(crate) struct TransferRequester {
-    pub(crate) revision: RevisionKey,
-    /// Time at which the request arrived on this worker.
-    pub(crate) came: Timestamp,
-    /// Time from `came` to the wanted answer. `None` if only the function's objective, which the
-    /// node knows, gives it.
-    pub(crate) objective: Option<Duration>,
-}
-
-impl TransferRequester {
-    /// Returns the deadline of the answer; `None` if only the node knows the function's objective.
-    pub(crate) fn wanted_by(&self) -> Option<Timestamp> {
-        Some(self.came + self.objective?)
     }
 }
 

@@ -20,22 +20,23 @@ use tracing::Instrument as _;
 use crate::activity::WorkerIdentity;
 use crate::handle::NodeHandle;
 use crate::host_tier::gate::HostMemoryGate;
-use crate::host_tier::{FunctionSignature, Signatures};
 use crate::objects::{ChunkStream, GatherError, ObjectStore};
 use crate::prewarming::HintFollower;
 use crate::request::Attempt;
 use crate::sequences::{SequenceManager, SequenceTurn};
+use crate::signature::{FunctionSignature, Signatures};
+pub use crate::tensors;
 
-pub use self::faults::InjectedFaults;
+pub use crate::faults::InjectedFaults;
 
 use self::budget::ServiceByteBudget;
 
 mod budget;
 mod faults;
 mod rerun;
+mod response;
 mod running;
 mod sequence;
-pub mod tensors;
 
 /// The limits of a worker's service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,7 +170,7 @@ impl WorkerService {
         let (mut invocation, gathered) = match ready {
             Ok(ready) => ready,
             Err(GatherError::Failed(failure)) => return Err(failure),
-            Err(GatherError::Lost(ids)) => return Ok(running::lost(&ids)),
+            Err(GatherError::Lost(ids)) => return Ok(response::lost(&ids)),
         };
         invocation.on_gpus.keep = keep;
         let held = self.gate.enter(signature.digest, invocation.timeout).await?;

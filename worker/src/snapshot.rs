@@ -9,6 +9,7 @@ use millrace_scheduling::dispatch::{DispatchStats, PredictionError};
 use millrace_transfers::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
+use tokio::sync::mpsc;
 
 use crate::policy::EffectivePolicy;
 
@@ -182,6 +183,9 @@ pub(crate) enum SnapshotPart {
     },
     Idle(BTreeMap<FunctionKey, Duration>),
 }
+
+/// Sender of the parts of a snapshot.
+pub(crate) type SnapshotSender = mpsc::UnboundedSender<SnapshotPart>;
 
 impl NodeSnapshot {
     pub(crate) fn add(&mut self, part: SnapshotPart) {

@@ -9,7 +9,7 @@ use millrace_core::ids::{FunctionIndex, TenantIndex};
 use millrace_scheduling::tenancy::Event;
 use millrace_types::{Quota, TenantName};
 
-use crate::control::desired::TenantQuotas;
+use crate::desired_state::TenantQuotas;
 
 /// The tenants with caps. This value outlives the Node actor.
 #[derive(Debug, Default)]

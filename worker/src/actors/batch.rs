@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_scheduling::batching::BatchItem;
 
-use crate::actors::work::SharedWork;
+use crate::messages::work::SharedWork;
 use crate::port::Descriptor;
 use crate::request::{Attempt, BatchShare};
 

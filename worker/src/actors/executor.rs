@@ -26,39 +26,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
-use crate::actors::driven::TracedCore;
-use crate::actors::{extents, gpu, link, node};
+use crate::actors::extents;
 use crate::groups;
 use crate::handle::ActorDirectory;
+use crate::messages::executor::Message;
+use crate::messages::{gpu, link, node};
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, SharedDeviceMemory};
-
-use self::executor_events::model_of;
-
-/// A message to an Executor actor.
-pub(crate) enum Message {
-    /// The actor starts a process and keeps one alive from now on.
-    Start,
-    /// A command for the process. The actor drops it if the process is no longer of this incarnation.
-    Send { incarnation: Incarnation, command: Command, descriptors: Vec<Descriptor> },
-    /// A grant to copy a batch.
-    Copy(BatchGrant),
-    /// The revocation of a grant.
-    Revoke { transfer: TransferId, batch: BatchId },
-    /// The actor kills the process that a model has to itself. Ignored if the incarnation is outdated.
-    EndProgram { incarnation: Incarnation, model: ModelId },
-    /// The actor replaces the process.
-    Replace,
-    /// An event of the port.
-    Port(PortEvent),
-    /// The memory of a neighbour's executor, which copies may read.
-    Peer { gpu: GpuIndex, incarnation: Incarnation, memory: SharedDeviceMemory },
-    /// A neighbour asks for this executor's memory.
-    PeerRequested(GpuIndex),
-    /// A neighbour's executor is gone, and its memory with it.
-    PeerLost(GpuIndex),
-    /// The actor stops the process and starts no other.
-    Stop,
-}
+use crate::traced_core::TracedCore;
 
 /// The Executor actor.
 pub(crate) struct ExecutorActor {
@@ -251,6 +225,12 @@ impl ExecutorActor {
             self.step(now, Event::Kill);
         }
     }
+}
+
+/// Returns the model of a program. Programs are numbered by their models, so another number is not a
+/// program of this worker.
+fn model_of(program: u64) -> Option<ModelId> {
+    u32::try_from(program).ok().map(ModelId)
 }
 
 impl ActorBehaviour for ExecutorActor {

@@ -8,91 +8,31 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_gpu::GpuTimes;
-use millrace_proto::executor::Tensor;
 use millrace_proto::trace::{self, KeyValue};
 use millrace_scheduling::admission::{Action, Admission, Event, FunctionTotals};
-use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, SloCounts, Timestamp};
+use millrace_types::{Failure, GpuIndex, Reason, RevisionKey, Timestamp};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
-use crate::actors::driven::TracedCore;
-use crate::actors::node;
-use crate::actors::work::SharedWork;
-use crate::handle::SnapshotSender;
-use crate::objects::ObjectHandle;
-use crate::port::Descriptor;
-use crate::programs::pool;
-use crate::request::{AttemptOutcome, AttemptTimes, BatchShare, InputTransfer, OutputRemark};
-use crate::snapshot::{FunctionSnapshot, SnapshotPart};
-
-/// A request that waits for admission.
-#[derive(Debug)]
-pub(crate) struct NewRequest {
-    pub(crate) work: SharedWork,
-    pub(crate) answer: oneshot::Sender<Result<AttemptOutcome, Failure>>,
-    /// The request's permit among all requests of the worker, released with the answer.
-    pub(crate) permit: OwnedSemaphorePermit,
-}
-
-/// The outputs of a run on a GPU.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RunOutputs {
-    pub(crate) tensors: Vec<Tensor>,
-    pub(crate) descriptors: Vec<Descriptor>,
-    /// Handles of the objects that the tensors name.
-    pub(crate) objects: Vec<Arc<ObjectHandle>>,
-    /// The transfers of those inputs that were objects.
-    pub(crate) fetches: Vec<InputTransfer>,
-    /// The request's share of the rows, if several requests ran as one.
-    pub(crate) share: Option<BatchShare>,
-}
-
-/// The outputs of a program's process.
-#[derive(Debug)]
-pub(crate) struct ProgramOutputs {
-    pub(crate) tensors: Vec<Tensor>,
-    pub(crate) descriptors: Vec<Descriptor>,
-    pub(crate) kept: Vec<Arc<ObjectHandle>>,
-    pub(crate) marks: BTreeMap<String, OutputRemark>,
-    /// The time at which the process received the request.
-    pub(crate) began: Timestamp,
-    pub(crate) ran: Duration,
-    pub(crate) attempts: u32,
-}
+use crate::messages::function::{Message, NewRequest};
+use crate::messages::request_update::{ProgramOutputs, RequestUpdate, RunOutputs};
+use crate::messages::work::SharedWork;
+use crate::messages::{node, process_pool};
+use crate::node_state::{SloCountReports, slo_counts};
+use crate::request::{AttemptOutcome, AttemptTimes};
+use crate::snapshot::{FunctionSnapshot, SnapshotPart, SnapshotSender};
+use crate::traced_core::TracedCore;
 
 /// The backend that runs a function's requests.
 pub(crate) enum RunBackend {
     /// The GPUs, through the node's queue.
     Gpus,
     /// The function's own processes: the function is a program.
-    ProcessPool(AddressSlot<pool::Message>),
-}
-
-/// A message to a Function actor.
-pub(crate) enum Message {
-    /// A request arrived.
-    Invoke(NewRequest),
-    /// The client of a request went away.
-    Cancel(RequestKey),
-    /// The Node assigned a request to a GPU, or the process pool to a process.
-    Dispatched(RequestKey),
-    /// A request ran on a GPU and has outputs.
-    Completed { key: RequestKey, outputs: RunOutputs, spent: GpuTimes, gpu: GpuIndex, attempts: u32 },
-    /// A request ran in a program's process and has outputs.
-    Computed { key: RequestKey, computed: ProgramOutputs },
-    /// A request ended without outputs.
-    Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
-    /// The Node actor, or the process pool, was lost with all its requests.
-    NodeLost(Reason),
-    /// The function stops accepting requests.
-    Retire,
-    /// A request for the function's part of a snapshot.
-    Report { parts: SnapshotSender },
+    ProcessPool(AddressSlot<process_pool::Message>),
 }
 
 /// The caller that waits for a request's answer.
@@ -108,21 +48,6 @@ enum FunctionPayload {
     Outputs { outputs: RunOutputs, spent: GpuTimes, gpu: GpuIndex, attempts: u32 },
     Computed(ProgramOutputs),
     Detail(Option<String>),
-}
-
-/// Whether the Function actor reports its SLO counts to the Node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SloCountReports {
-    /// The counts are reported after each request that changes them, because the order of the node's queue
-    /// depends on the counts.
-    Yes,
-    /// The counts are never reported.
-    No,
-}
-
-/// Returns the part of a score that the function's objective is compared with (T17).
-pub(crate) fn slo_counts(score: &FunctionTotals) -> SloCounts {
-    SloCounts { m: score.in_time, n: score.scored }
 }
 
 /// The Function actor.
@@ -177,6 +102,29 @@ impl FunctionActor {
         self.step(now, event, FunctionPayload::Nothing);
     }
 
+    fn update(&mut self, now: Timestamp, update: RequestUpdate) {
+        match update {
+            RequestUpdate::Dispatched(key) => {
+                self.step(now, Event::Dispatched { key }, FunctionPayload::Nothing);
+            }
+            RequestUpdate::Completed { key, outputs, spent, gpu, attempts } => {
+                // Each request of a batch is billed for its share of the rows.
+                let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
+                let carried = FunctionPayload::Outputs { outputs, spent, gpu, attempts };
+                self.step(now, Event::Completed { key, ran }, carried);
+            }
+            RequestUpdate::Computed { key, computed } => {
+                // A program used no GPU, so no GPU time is billed.
+                let event = Event::Completed { key, ran: Duration::ZERO };
+                self.step(now, event, FunctionPayload::Computed(computed));
+            }
+            RequestUpdate::Failed { key, reason, may_have_executed, detail } => {
+                let event = Event::Failed { key, reason, may_have_executed };
+                self.step(now, event, FunctionPayload::Detail(detail));
+            }
+        }
+    }
+
     fn step(&mut self, now: Timestamp, event: Event, mut carried: FunctionPayload) {
         let actions = self.admission.step(now, event);
         let score = self.earlier_score.plus(self.admission.core.score());
@@ -193,7 +141,7 @@ impl FunctionActor {
                         match &self.below {
                             RunBackend::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
                             RunBackend::ProcessPool(crew) => {
-                                crew.post(pool::Message::Enqueue { work, attempts })
+                                crew.post(process_pool::Message::Enqueue { work, attempts })
                             }
                         }
                         if !caller.work.invocation.next.is_empty() {
@@ -213,7 +161,7 @@ impl FunctionActor {
                     self.callers.remove(&key);
                     match &self.below {
                         RunBackend::Gpus => self.node.post(node::Message::Withdraw(key)),
-                        RunBackend::ProcessPool(crew) => crew.post(pool::Message::Withdraw(key)),
+                        RunBackend::ProcessPool(crew) => crew.post(process_pool::Message::Withdraw(key)),
                     }
                 }
                 Action::Retired => self.node.post(node::Message::Retired(self.index)),
@@ -348,22 +296,7 @@ impl ActorBehaviour for FunctionActor {
         match message {
             Message::Invoke(arrival) => self.invoke(now, arrival),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, FunctionPayload::Nothing),
-            Message::Dispatched(key) => self.step(now, Event::Dispatched { key }, FunctionPayload::Nothing),
-            Message::Completed { key, outputs, spent, gpu, attempts } => {
-                // Each request of a batch is billed for its share of the rows.
-                let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
-                let carried = FunctionPayload::Outputs { outputs, spent, gpu, attempts };
-                self.step(now, Event::Completed { key, ran }, carried);
-            }
-            Message::Computed { key, computed } => {
-                // A program used no GPU, so no GPU time is billed.
-                let event = Event::Completed { key, ran: Duration::ZERO };
-                self.step(now, event, FunctionPayload::Computed(computed));
-            }
-            Message::Failed { key, reason, may_have_executed, detail } => {
-                let event = Event::Failed { key, reason, may_have_executed };
-                self.step(now, event, FunctionPayload::Detail(detail));
-            }
+            Message::Update(update) => self.update(now, update),
             Message::NodeLost(reason) => self.step(now, Event::NodeLost { reason }, FunctionPayload::Nothing),
             Message::Retire => self.step(now, Event::Retire, FunctionPayload::Nothing),
             Message::Report { parts } => self.report(&parts),

@@ -6,147 +6,36 @@
 //! actor's state: [`SLOTS_MAX`](millrace_core::SLOTS_MAX) requests at a time.
 
 mod actions;
+mod actor;
+mod assigned_request;
 mod data;
 mod incoming;
 mod inputs;
-mod message;
 mod object_table;
 mod outgoing;
 mod report;
 mod requests;
 #[cfg(test)]
 mod tests;
+mod transfers;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use millrace_core::ids::{RequestKey, RunId};
-use millrace_gpu::{Action, Event, GpuCore as Core};
+use millrace_gpu::Event;
 use millrace_proto::executor::InjectFault;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents as TensorContents;
-use millrace_transfers::fabric;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp, topology};
+use millrace_types::Timestamp;
 use tracing::Span;
 
-use crate::actor_runtime::{ActorBehaviour, AddressSlot};
-use crate::actors::driven::TracedCore;
-use crate::actors::function::RunOutputs;
-use crate::actors::spans::GpuSpans;
-use crate::actors::{executor, node};
-use crate::handle::ActorDirectory;
-use crate::install::PreparedModel;
-use crate::port::Descriptor;
+pub(crate) use self::actor::{GpuActor, GpuPeers};
 
-pub(crate) use self::data::ObjectReport;
-pub(crate) use self::message::Message;
-use self::object_table::GpuObjects;
-use self::requests::GpuRequest;
+use self::actor::GpuPayload;
+use self::assigned_request::GpuRequest;
+use crate::actor_runtime::ActorBehaviour;
+use crate::actors::spans::GpuSpans;
+use crate::messages::gpu::Message;
 
 /// The program of a fault that concerns no particular program.
 const NO_PROGRAM: u64 = u64::MAX;
-
-/// The functions of the node that use each model.
-pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
-
-/// The data that came with the message being handled, and that an action consumes.
-enum GpuPayload {
-    Nothing,
-    Outputs(RunId, RunOutputs),
-    Detail(String),
-}
-
-/// The actors that a Gpu actor sends messages to, and the parts of the node that the actor shares.
-pub(crate) struct GpuPeers {
-    pub(crate) node: AddressSlot<node::Message>,
-    pub(crate) executor: AddressSlot<executor::Message>,
-    /// The Gpu actor's own address, passed along for replies.
-    pub(crate) own: AddressSlot<Message>,
-    pub(crate) directory: Arc<ActorDirectory>,
-    /// The GPUs with NVLinks to this GPU.
-    pub(crate) joined: Vec<GpuIndex>,
-}
-
-/// The Gpu actor.
-pub(crate) struct GpuActor {
-    hardware: topology::TopologyGpu,
-    core: TracedCore<Core>,
-    models: BTreeMap<ModelId, Arc<PreparedModel>>,
-    entries: BTreeMap<RequestKey, GpuRequest>,
-    incarnation: Incarnation,
-    /// The process of the executor that all models share; `None` without one, also in isolation.
-    pid: Option<u32>,
-    /// The loaded models, each with the process of its own executor in isolation.
-    loaded: BTreeMap<ModelId, Option<u32>>,
-    /// The spans of requests that ended before the transfer of their model, kept until the transfer ends.
-    unfinished_swaps: Vec<GpuSpans>,
-    /// The number of models that the current step evicts.
-    evicted: usize,
-    data: GpuObjects,
-    peers: GpuPeers,
-}
-
-impl GpuActor {
-    pub(crate) fn new(hardware: topology::TopologyGpu, core: TracedCore<Core>, peers: GpuPeers) -> Self {
-        Self {
-            hardware,
-            core,
-            models: BTreeMap::new(),
-            entries: BTreeMap::new(),
-            incarnation: Incarnation(0),
-            pid: None,
-            loaded: BTreeMap::new(),
-            unfinished_swaps: Vec::new(),
-            evicted: 0,
-            data: GpuObjects::default(),
-            peers,
-        }
-    }
-
-    fn index(&self) -> GpuIndex {
-        self.hardware.index
-    }
-
-    /// Lets the core handle an event, and then the events about data that the event caused.
-    fn step(&mut self, now: Timestamp, event: Event, carried: GpuPayload) {
-        self.step_once(now, event, carried);
-        self.handle_data_events(now);
-    }
-
-    /// Lets the core handle the pending events about data.
-    fn handle_data_events(&mut self, now: Timestamp) {
-        while let Some(event) = self.data.next_event() {
-            self.step_once(now, event, GpuPayload::Nothing);
-        }
-    }
-
-    fn step_once(&mut self, now: Timestamp, event: Event, mut carried: GpuPayload) {
-        let mut actions = self.core.step(now, event);
-        let evicted =
-            |action: &Action| if let Action::Evicted { models } = action { models.len() } else { 0 };
-        self.evicted = actions.iter().map(evicted).sum();
-        for action in actions.drain(..) {
-            self.carry_out(now, action, &mut carried);
-        }
-        self.core.done(actions);
-        // Waiting runs may be ready now: a run in front of them may have left.
-        self.send_ready();
-        self.hasten_what_leaves();
-    }
-
-    fn tell_fabric(&self, event: fabric::Event) {
-        self.peers.node.post(node::Message::Fabric(event));
-    }
-
-    fn send(&self, command: Command, descriptors: Vec<Descriptor>) {
-        let incarnation = self.incarnation;
-        self.peers.executor.post(executor::Message::Send { incarnation, command, descriptors });
-    }
-
-    fn weights(&self, model: ModelId) -> Bytes {
-        self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes)
-    }
-}
 
 impl ActorBehaviour for GpuActor {
     type Message = Message;
@@ -226,12 +115,8 @@ impl ActorBehaviour for GpuActor {
                 self.handle_object_report(said);
                 self.handle_data_events(now);
             }
-            Message::ReaderQueued { object, place, waits } => {
-                self.data.queued(object, place, waits);
-                self.handle_data_events(now);
-            }
-            Message::Fetch { part, reader, reply } => {
-                self.fetch(part, reader, reply);
+            Message::Object(request) => {
+                self.handle_object_request(request);
                 self.handle_data_events(now);
             }
             Message::InputFetched { run, place, found } => {
@@ -251,10 +136,6 @@ impl ActorBehaviour for GpuActor {
                 self.handle_data_events(now);
             }
             Message::ActorReplaced => self.mark_data_lost(),
-            Message::Discard(object) => {
-                self.data.discard(object);
-                self.handle_data_events(now);
-            }
             Message::RunFailed { event, detail } => self.step(now, event, GpuPayload::Detail(detail)),
             Message::Inject { fault, model } => {
                 let program = model.map_or(NO_PROGRAM, |model| model.0.into());

@@ -15,18 +15,10 @@ use millrace_types::Timestamp;
 use millrace_types::topology::{LinkId, TopologyLink as Wire};
 
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
-use crate::actors::driven::TracedCore;
-use crate::actors::{executor, node};
-use crate::handle::SnapshotSender;
-use crate::snapshot::{LinkSnapshot, SnapshotPart};
-
-/// A message to a Link actor.
-pub(crate) enum Message {
-    /// An event for the link's core.
-    Event(Event),
-    /// A request for the link's part of a snapshot.
-    Report { parts: SnapshotSender },
-}
+use crate::messages::link::Message;
+use crate::messages::{executor, node};
+use crate::snapshot::{LinkSnapshot, SnapshotPart, SnapshotSender};
+use crate::traced_core::TracedCore;
 
 /// The Link actor.
 pub(crate) struct LinkActor {

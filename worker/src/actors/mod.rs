@@ -10,18 +10,20 @@
 //! ```
 //!
 //! A request has one owner at a time: Function → Node → Gpu. Its inputs and its answer's address
-//! ([`work::RequestWork`]) travel along, so that the Node can assign the request to another GPU when one is lost.
+//! ([`RequestWork`](crate::messages::work::RequestWork)) travel along, so that the Node can assign the
+//! request to another GPU when one is lost. In place of the Node and the Gpu, a program has a process pool.
+//! The Node starts the actors of functions through the function supervisor.
 
 pub(crate) mod batch;
-pub(crate) mod driven;
 pub(crate) mod executor;
 mod extents;
 pub(crate) mod function;
+pub(crate) mod function_supervisor;
 pub(crate) mod gpu;
 pub(crate) mod link;
 pub(crate) mod node;
+pub(crate) mod process_pool;
 mod spans;
 mod tenancy_errors;
-pub(crate) mod work;
 
 pub(crate) use spans::fetch_attributes;

@@ -5,328 +5,21 @@
 //! requests to the GPUs, grants to the Links, refusals to the Functions. The dispatch core bounds the
 //! queue and refuses a request that does not fit with `QUEUE_FULL`.
 
+mod actor;
 mod functions;
-mod message;
 mod objectives;
 mod policy;
 mod queued_request;
 
-use std::collections::BTreeMap;
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Duration;
+use millrace_scheduling::{batching, dispatch};
+use millrace_transfers::fabric;
+use millrace_types::Timestamp;
 
-use millrace_core::attempts::AttemptRecord;
-use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
-use millrace_gpu::Event as GpuEvent;
-use millrace_proto::executor::Fault;
-use millrace_proto::trace::{self, FinishedSpan};
-use millrace_scheduling::batching::{self, Batcher};
-use millrace_scheduling::dispatch;
-use millrace_transfers::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo, link as link_core};
-use millrace_types::{GpuIndex, RevisionKey, SloCounts, Timestamp};
-use tokio::sync::oneshot;
+pub(crate) use self::actor::NodeActor;
 
-pub(crate) use self::message::{Message, TransferReader};
-
-use self::queued_request::{WaitingEntry, log_lost};
 use crate::actor_runtime::ActorBehaviour;
-use crate::actors::batch;
-use crate::actors::driven::TracedCore;
-use crate::actors::work::SharedWork;
-use crate::actors::{executor, function, gpu, link, tenancy_errors};
-use crate::handle::{FaultError, SnapshotSender};
-use crate::snapshot::{SnapshotPart, SnapshotScope};
-use crate::supervisor::Supervisor;
-
-/// The Node actor.
-pub(crate) struct NodeActor {
-    dispatch: TracedCore<Batcher>,
-    fabric: TracedCore<LinkScheduler>,
-    entries: BTreeMap<RequestKey, WaitingEntry>,
-    /// The SLO counts that functions reached on other nodes and in earlier registrations of this node.
-    /// Filled only under policies that depend on SLO counts.
-    remote_slo_counts: BTreeMap<FunctionIndex, SloCounts>,
-    /// The cargo of each transfer under way, and the GPU that the transfer goes to or leaves.
-    transfers: BTreeMap<TransferId, (GpuIndex, TransferCargo)>,
-    supervisor: Rc<Supervisor>,
-    stopping: Vec<oneshot::Sender<()>>,
-    /// GPUs whose executors have not stopped for good.
-    running_executors: Vec<GpuIndex>,
-}
-
-impl NodeActor {
-    pub(crate) fn new(
-        dispatch: TracedCore<Batcher>,
-        fabric: TracedCore<LinkScheduler>,
-        supervisor: Rc<Supervisor>,
-    ) -> Self {
-        let alive = supervisor.gpu_indices().collect();
-        Self {
-            dispatch,
-            fabric,
-            entries: BTreeMap::new(),
-            remote_slo_counts: BTreeMap::new(),
-            transfers: BTreeMap::new(),
-            supervisor,
-            stopping: Vec::new(),
-            running_executors: alive,
-        }
-    }
-
-    fn enqueue(&mut self, now: Timestamp, work: SharedWork, attempts: AttemptRecord) {
-        let key = work.key;
-        let request = dispatch::QueuedRequest {
-            key,
-            function: work.function,
-            model: work.model,
-            attempts,
-            priority: work.priority,
-            inputs: work.invocation.inputs_on_gpus(),
-        };
-        let batched = self.dispatch.core.batches(work.function);
-        let item = batched.then(|| batch::item(&work.invocation)).flatten();
-        let waited = work.invocation.cold + work.invocation.behind;
-        let took = now.since(work.accepted).saturating_sub(waited);
-        trace::record_finished(&work.span, "admission", FinishedSpan { ago: Duration::ZERO, took }, Vec::new);
-        let entry = WaitingEntry::new(work, &self.dispatch.core, self.supervisor.directory());
-        self.entries.insert(key, entry);
-        match item {
-            Some(item) => self.dispatch(now, batching::Event::Enqueue { request, item }),
-            None => self.dispatch(now, dispatch::Event::Enqueue(request)),
-        }
-    }
-
-    fn dispatch(&mut self, now: Timestamp, event: impl Into<batching::Event>) {
-        let actions = self.dispatch.step(now, event.into());
-        for &action in &actions {
-            match action {
-                dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
-                    let works = self.mark_assigned(key, gpu);
-                    let Some(function) = works.first().map(|work| work.function) else { continue };
-                    self.supervisor.residence().began(now, function, gpu, key);
-                    let assign = gpu::Message::Assign { key, works, incarnation, attempt, from };
-                    self.supervisor.gpu(gpu).post(assign);
-                }
-                dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
-                dispatch::Action::Prewarm { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prewarm { model }),
-                dispatch::Action::SetEvictionRank { gpu, model, standing } => {
-                    self.tell_gpu(gpu, GpuEvent::CandidateChanged { model, standing });
-                }
-                dispatch::Action::Pin { gpu, model } => {
-                    self.tell_gpu(gpu, GpuEvent::Pin { model });
-                }
-                dispatch::Action::Unpin { gpu, model } => {
-                    self.tell_gpu(gpu, GpuEvent::Unpin { model });
-                }
-                dispatch::Action::SetWarmCopy { gpu, model, kept } => {
-                    self.tell_gpu(gpu, GpuEvent::Keep { model, kept });
-                }
-                dispatch::Action::Recall { gpu, key } => {
-                    self.supervisor.gpu(gpu).post(gpu::Message::Recall(key));
-                }
-                dispatch::Action::Cancel { gpu, key } => {
-                    self.supervisor.gpu(gpu).post(gpu::Message::Cancel(key));
-                }
-                dispatch::Action::Fail { key, reason, may_have_executed } => {
-                    let Some(entry) = self.entries.remove(&key) else { continue };
-                    let detail = tenancy_errors::explain(self.dispatch.core.tenancy(), reason, &entry.work);
-                    let failed = function::Message::Failed { key, reason, may_have_executed, detail };
-                    entry.work.home.post(failed);
-                }
-            }
-        }
-        self.dispatch.done(actions);
-    }
-
-    /// Marks the requests that the queue knows by this key as assigned to a GPU, and returns the
-    /// requests. A batch has several requests.
-    fn mark_assigned(&mut self, key: RequestKey, gpu: GpuIndex) -> Vec<SharedWork> {
-        let mut works = Vec::new();
-        for key in self.dispatch.core.members(key) {
-            let Some(entry) = self.entries.get_mut(&key) else { continue };
-            entry.set_assigned(gpu);
-            entry.work.home.post(function::Message::Dispatched(key));
-            works.push(Arc::clone(&entry.work));
-        }
-        works
-    }
-
-    /// Tells dispatch that the request or batch of this key has left a GPU.
-    fn record_departure(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey, event: dispatch::Event) {
-        let members = self.dispatch.core.members(key);
-        self.supervisor.residence().ended(now, gpu, key);
-        if matches!(event, dispatch::Event::RequestReturned { .. }) {
-            // The requests wait again. If dispatch fails them instead, their entries are removed below.
-            for key in &members {
-                self.entries
-                    .get_mut(key)
-                    .into_iter()
-                    .for_each(|entry| entry.set_waiting(&self.dispatch.core));
-            }
-        }
-        self.dispatch(now, event);
-        for key in members {
-            if !self.dispatch.core.holds(key) {
-                self.entries.remove(&key);
-            }
-        }
-    }
-
-    fn tell_gpu(&self, gpu: GpuIndex, event: GpuEvent) {
-        self.supervisor.gpu(gpu).post(gpu::Message::Event(event));
-    }
-
-    /// Tells dispatch where a request's inputs are now.
-    fn moved(&mut self, now: Timestamp, key: RequestKey) {
-        if let Some(entry) = self.entries.get(&key) {
-            let inputs = entry.work.invocation.inputs_on_gpus();
-            self.dispatch(now, dispatch::Event::InputsMoved { key, inputs });
-        }
-    }
-
-    fn withdraw(&mut self, now: Timestamp, key: RequestKey) {
-        self.dispatch(now, dispatch::Event::Withdraw { key });
-        // A request that is on a GPU keeps its entry until its run has ended.
-        if !self.dispatch.core.holds(key) {
-            self.entries.remove(&key);
-        }
-    }
-
-    fn down(&mut self, now: Timestamp, gpu: GpuIndex, event: dispatch::Event) {
-        self.supervisor.residence().lost(now, gpu);
-        self.fabric(now, fabric::Event::Down { gpu });
-        for link in self.supervisor.links_to(gpu) {
-            link.post(link::Message::Event(link_core::Event::Down(gpu)));
-        }
-        let mut lost: Vec<_> = self.entries.values_mut().filter(|entry| entry.is_on(gpu)).collect();
-        log_lost(gpu, lost.iter().map(|entry| &entry.work.invocation.request_id));
-        // The requests wait again, except those that dispatch fails when it handles the event.
-        lost.iter_mut().for_each(|entry| entry.set_waiting(&self.dispatch.core));
-        // The fabric reports no end for the transfers of a GPU that is down.
-        self.transfers.retain(|_, (its, _)| *its != gpu);
-        self.dispatch(now, event);
-        self.forget_dropped();
-    }
-
-    /// Removes the entries of withdrawn requests, which dispatch dropped with their GPU.
-    fn forget_dropped(&mut self) {
-        let dispatch = &self.dispatch.core;
-        self.entries.retain(|&key, _| dispatch.holds(key));
-    }
-
-    fn fabric(&mut self, now: Timestamp, event: fabric::Event) {
-        let mut actions = self.fabric.step(now, event);
-        let mut arrived = Vec::new();
-        for action in actions.drain(..) {
-            let (link, event) = match action {
-                fabric::Action::Grant { grant } => (grant.link, link_core::Event::Grant(grant)),
-                fabric::Action::Revoke { link, gpu, transfer, batch } => {
-                    (link, link_core::Event::Revoke { gpu, transfer, batch })
-                }
-                fabric::Action::Carried { link, direction, size } => {
-                    (link, link_core::Event::Carried(direction, size))
-                }
-                fabric::Action::Arrived { gpu, cargo: TransferCargo::Weights(weights), chunks } => {
-                    let WeightsCargo { model, generation, .. } = weights;
-                    self.tell_gpu(gpu, GpuEvent::Arrived { model, generation, chunks });
-                    continue;
-                }
-                // A run reads an object only after the whole object has arrived, so parts are not reported.
-                fabric::Action::Arrived {
-                    cargo: TransferCargo::Object(_) | TransferCargo::ToHost(_),
-                    ..
-                } => continue,
-                fabric::Action::Lock {
-                    gpu,
-                    transfer,
-                    cargo: TransferCargo::Weights(WeightsCargo { model, .. }),
-                } => {
-                    self.tell_gpu(gpu, GpuEvent::Lock { transfer, model });
-                    continue;
-                }
-                fabric::Action::Lock { gpu, transfer, cargo: TransferCargo::Object(piece) } => {
-                    self.supervisor.gpu(gpu).post(gpu::Message::LockObject { transfer, piece });
-                    continue;
-                }
-                // A copy to the host reads this GPU's own memory, so no other GPU has to lock anything.
-                fabric::Action::Lock { cargo: TransferCargo::ToHost(_), .. } => continue,
-                fabric::Action::Unlock { gpu, transfer } => {
-                    self.tell_gpu(gpu, GpuEvent::Unlock { transfer });
-                    continue;
-                }
-                fabric::Action::Ended { gpu, transfer, outcome, from, routes } => {
-                    let moved = match self.transfers.remove(&transfer) {
-                        Some((_, TransferCargo::Object(_))) => {
-                            let came = gpu::Message::ObjectTransferEnded { transfer, outcome, routes };
-                            self.supervisor.gpu(gpu).post(came);
-                            continue;
-                        }
-                        Some((_, TransferCargo::ToHost(_))) => {
-                            self.supervisor
-                                .gpu(gpu)
-                                .post(gpu::Message::HostTransferEnded { transfer, outcome });
-                            continue;
-                        }
-                        Some((_, TransferCargo::Weights(weights))) => Some((gpu, weights.model, from)),
-                        None => None,
-                    };
-                    arrived.extend(moved.filter(|_| outcome == fabric::TransferOutcome::Complete));
-                    self.tell_gpu(gpu, GpuEvent::TransferEnded { transfer, outcome, from });
-                    continue;
-                }
-            };
-            self.supervisor.link(link).post(link::Message::Event(event));
-        }
-        self.fabric.done(actions);
-        for (gpu, model, from) in arrived {
-            self.dispatch(now, dispatch::Event::ModelLoaded { gpu, model, from });
-        }
-    }
-
-    fn report(&self, look: SnapshotScope, parts: &SnapshotSender) {
-        let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
-        let stats = self.dispatch.core.dispatch().stats();
-        let part = SnapshotPart::Queue {
-            queued,
-            stats,
-            batches: self.dispatch.core.totals(),
-            transfers: self.fabric.core.tally().clone(),
-            policy: self.supervisor.in_force(),
-        };
-        // The reader of the snapshot may have given up.
-        parts.send(part).unwrap_or_default();
-        self.supervisor.report(look, parts);
-    }
-
-    fn inject(&self, gpu: GpuIndex, fault: Fault, function: Option<RevisionKey>) -> Result<(), FaultError> {
-        if !self.supervisor.gpu_indices().any(|other| other == gpu) {
-            return Err(FaultError::NoSuchGpu(gpu));
-        }
-        let model = match function {
-            None => None,
-            Some(key) => Some(self.supervisor.model_of(&key).ok_or(FaultError::NoSuchFunction(key))?),
-        };
-        self.supervisor.gpu(gpu).post(gpu::Message::Inject { fault, model });
-        Ok(())
-    }
-
-    fn shutdown(&mut self, reply: oneshot::Sender<()>) {
-        self.stopping.push(reply);
-        for gpu in &self.running_executors {
-            self.supervisor.executor(*gpu).post(executor::Message::Stop);
-        }
-        self.end_if_stopped();
-    }
-
-    fn end_if_stopped(&mut self) {
-        if self.running_executors.is_empty() && !self.stopping.is_empty() {
-            self.supervisor.end();
-            // The callers of the shutdown may have given up.
-            self.stopping.drain(..).for_each(|reply| reply.send(()).unwrap_or_default());
-        }
-    }
-}
+use crate::messages::node::Message;
+use crate::object_handle::TransferReader;
 
 impl ActorBehaviour for NodeActor {
     type Message = Message;
@@ -350,7 +43,7 @@ impl ActorBehaviour for NodeActor {
             Message::SloCountsChanged { function, counts } => self.scored(now, function, counts),
             Message::ClusterSloCounts(scores) => self.scores(now, &scores),
             Message::Quotas(quotas) => {
-                self.supervisor.set_caps(quotas).into_iter().for_each(|event| self.dispatch(now, event));
+                self.state.set_caps(quotas).into_iter().for_each(|event| self.dispatch(now, event));
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::Evicted { gpu, models } => {
@@ -381,11 +74,11 @@ impl ActorBehaviour for NodeActor {
                 drop(reply.send(installed));
             }
             Message::Host { function, program, processes, reply } => {
-                self.supervisor.host(function, program, processes);
+                self.functions.host(function, program, processes);
                 reply.send(()).unwrap_or_default();
             }
             Message::Retire { key, reply } => {
-                self.supervisor.retire(&key);
+                self.state.retire(&key);
                 reply.send(()).unwrap_or_default();
             }
             Message::Retired(function) => self.retired(now, function),

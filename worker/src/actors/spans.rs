@@ -10,10 +10,10 @@ use millrace_proto::trace::{self, FinishedSpan, KeyValue};
 use millrace_proto::worker::FetchMethod;
 use millrace_transfers::fabric::WeightsCargo;
 use millrace_transfers::paths::{HostDirection, RouteHops};
-use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, Timestamp};
+use millrace_types::{GpuIndex, Timestamp};
 use tracing::Span;
 
+use crate::messages::gpu::CopiedBatch;
 use crate::objects::method_name;
 
 /// The spans of a request while the request is on a GPU.
@@ -22,18 +22,6 @@ pub(crate) struct GpuSpans {
     gpu: GpuIndex,
     swap: Option<(TransferId, Span)>,
     run: Option<(RunId, Span)>,
-}
-
-/// A batch of a transfer that crossed a link.
-pub(crate) struct CopiedBatch {
-    pub(crate) transfer: TransferId,
-    pub(crate) link: LinkId,
-    /// The direction and the hops, if other GPUs forwarded the batch between the host and its GPU. The
-    /// hops include that GPU.
-    pub(crate) via: Option<(HostDirection, RouteHops)>,
-    pub(crate) started: Timestamp,
-    pub(crate) finished: Timestamp,
-    pub(crate) bytes: Bytes,
 }
 
 impl GpuSpans {

@@ -4,7 +4,7 @@
 use millrace_scheduling::tenancy::TenantGate;
 use millrace_types::Reason;
 
-use crate::actors::work::RequestWork;
+use crate::messages::work::RequestWork;
 
 /// Returns the error message if the gate caused the failure: the cause, and the caller's next step.
 pub(super) fn explain(gate: &TenantGate, reason: Reason, work: &RequestWork) -> Option<String> {

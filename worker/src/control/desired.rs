@@ -1,7 +1,6 @@
-//! The desired state: the functions that the leader wants this worker to serve. A state is obeyed
-//! only if its stamp is higher than that of the last state obeyed.
+//! The leader's messages about the desired state of this node. A state is obeyed only if the state's
+//! stamp is higher than the stamp of the last state obeyed.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,95 +8,12 @@ use std::time::Duration;
 use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Digest, Failure, Quota, Reason, ResourceShare, Revision, RevisionKey, SchedulingOptions,
-    SequenceSpec, Slo, SloBase, TenantName,
+    Bytes, Failure, Quota, Reason, ResourceShare, Revision, RevisionKey, Slo, SloBase, TenantName,
 };
 use tokio::sync::watch;
 
+use crate::desired_state::{DesiredState, LogPosition, PlacedFunction, TenantQuotas};
 use crate::policy::DesiredPolicy;
-
-/// The position in the leader's log at which a desired state was made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LogPosition {
-    pub term: u64,
-    /// Index of the last command that the state reflects.
-    pub index: u64,
-}
-
-/// A function to serve.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PlacedFunction {
-    pub key: RevisionKey,
-    /// Digest of the function's model or program file.
-    pub digest: Digest,
-    /// Size of that file.
-    pub artifact_bytes: Bytes,
-    /// Whether a request may run twice.
-    pub idempotent: bool,
-    /// Latency objective.
-    pub slo: Option<Slo>,
-    /// GPU memory to reserve for a run; `None`: the model's size decides.
-    pub gpu_memory: Option<Bytes>,
-    /// SLO counts from other nodes and earlier placements.
-    pub slo_base: SloBase,
-    /// Priority, batching and residency settings.
-    pub serving: SchedulingOptions,
-    /// Creation time, in Unix milliseconds. A later function of the same name has another creation
-    /// time.
-    pub created_at_ms: u64,
-    /// Number of processes of a program; 0 for a model.
-    pub processes: u32,
-    /// Outputs of the model that are state; `None`: the function keeps no state.
-    pub sequences: Option<SequenceSpec>,
-}
-
-/// The operator's setting for this node. The node itself does not act on the setting: the leader
-/// moves functions away through the next desired states.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum NodeScheduling {
-    /// The node gets functions.
-    #[default]
-    Schedulable,
-    /// The node keeps its functions and gets no new functions.
-    Cordoned,
-    /// The node's functions move to other nodes first, and then leave this node.
-    Draining,
-}
-
-impl From<wire::NodeScheduling> for NodeScheduling {
-    fn from(wire: wire::NodeScheduling) -> Self {
-        match wire {
-            wire::NodeScheduling::Unspecified | wire::NodeScheduling::Schedulable => Self::Schedulable,
-            wire::NodeScheduling::Cordoned => Self::Cordoned,
-            wire::NodeScheduling::Draining => Self::Draining,
-        }
-    }
-}
-
-impl From<NodeScheduling> for wire::NodeScheduling {
-    fn from(scheduling: NodeScheduling) -> Self {
-        match scheduling {
-            NodeScheduling::Schedulable => Self::Schedulable,
-            NodeScheduling::Cordoned => Self::Cordoned,
-            NodeScheduling::Draining => Self::Draining,
-        }
-    }
-}
-
-/// The desired state of the node.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct DesiredState {
-    /// Stamp of the state; `None` before the first state.
-    pub stamp: Option<LogPosition>,
-    pub functions: Vec<PlacedFunction>,
-    pub scheduling: NodeScheduling,
-    /// Tenants' caps on this node; tenants that are not named have no caps.
-    pub quotas: Arc<TenantQuotas>,
-    /// Scheduling policy.
-    pub policy: DesiredPolicy,
-}
-
-pub type TenantQuotas = BTreeMap<TenantName, Quota>;
 
 /// Obeys `state` unless the last state is newer. Returns whether anything changed. Sessions with
 /// several controllers share `obeyed`, and the channel compares and replaces in one step.
@@ -181,8 +97,10 @@ fn function(wire: &wire::DesiredFunction) -> Result<PlacedFunction, Failure> {
 #[cfg(test)]
 mod tests {
     use millrace_proto::parts::PartAssembler;
+    use millrace_types::Digest;
 
     use super::*;
+    use crate::desired_state::NodeScheduling;
 
     /// Obeys a state that arrived in one message.
     fn obey(obeyed: &watch::Sender<DesiredState>, state: wire::DesiredState) -> Result<bool, Failure> {

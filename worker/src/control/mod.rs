@@ -8,34 +8,32 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use millrace_proto::worker as wire;
-use millrace_transport::channel::ChannelConfig;
 use millrace_types::NodeName;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Channel;
 
 use crate::clock::Clock;
 use crate::data_dir::DataDir;
+use crate::desired_state::DesiredState;
+use crate::endpoint::endpoint;
 use crate::handle::NodeHandle;
-use checkpoint::{CheckpointTaskConfig, SloScores};
-use desired::DesiredState;
-use index::IndexFeed;
+use crate::index_feed::{self, IndexFeed};
+use crate::registration::NodeEpochStore;
+use crate::slo_scores::SloScores;
+use checkpoint::CheckpointTaskConfig;
 use outgoing::StreamSources;
-use registration::NodeEpochStore;
 use session::{ControllerEndpoint, SessionContext};
 
 pub mod checkpoint;
 pub mod desired;
-pub mod index;
 mod leaders;
 mod outgoing;
-pub mod registration;
 mod session;
 pub mod telemetry;
 
-/// Interval between keep-alive pings on an idle connection, and the time allowed for the response.
-/// A controller that vanishes silently is noticed within twice this.
-const KEEP_ALIVE: Duration = Duration::from_secs(2);
+pub use session::WorkerRefusal;
+
 /// Maximum number of unread checkpoint acknowledgements. Only one batch is in transit at a time.
 const ANSWERS_MAX: usize = 16;
 /// Time that the leader has to acknowledge the last checkpoint of a worker that shuts down.
@@ -74,16 +72,6 @@ pub struct ControlChannels {
     pub telemetry: watch::Receiver<Arc<wire::Telemetry>>,
 }
 
-/// A refusal after which this worker cannot continue: no controller has registered the worker, and
-/// this controller does not accept the worker.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("controller {controller} refused this worker: {message}")]
-pub struct WorkerRefusal {
-    pub controller: String,
-    /// The reason, and the next step.
-    pub message: String,
-}
-
 /// The running streams. Dropping this value ends the streams.
 #[derive(Debug)]
 pub struct ControlPlaneClient {
@@ -105,7 +93,7 @@ impl ControlPlaneClient {
         let registrations = NodeEpochStore::default();
         let leaders = watch::Sender::default();
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
-        let (changes, changed) = mpsc::channel(index::CHANGES_MAX);
+        let (changes, changed) = mpsc::channel(index_feed::CHANGES_MAX);
         let (flushes, flushed) = mpsc::channel(1);
         let outbox = watch::Sender::default();
         let scores = watch::Sender::default();
@@ -231,9 +219,4 @@ impl ControlPlaneClient {
 /// If the address is invalid.
 pub fn channel(address: &str) -> Result<Channel, tonic::transport::Error> {
     Ok(endpoint(address)?.connect_lazy())
-}
-
-/// Returns the endpoint of another process of the cluster.
-pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    millrace_transport::channel::endpoint(address, ChannelConfig::watched(KEEP_ALIVE))
 }

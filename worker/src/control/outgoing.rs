@@ -13,8 +13,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::checkpoint::CheckpointOutbox;
 use super::leaders::StreamId;
-use super::registration::NodeEpochStore;
 use crate::data_dir::DataDir;
+use crate::registration::NodeEpochStore;
 
 /// The sources of every stream's messages.
 #[derive(Debug, Clone)]

@@ -17,12 +17,12 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::WorkerRefusal;
-use super::desired::{self, DesiredState};
+use super::desired;
 use super::leaders::{LeaderClaims, StreamId};
 use super::outgoing::{StreamSources, outgoing};
 use crate::clock::Clock;
 use crate::data_dir;
+use crate::desired_state::DesiredState;
 
 /// Time that a controller has to greet back.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,6 +55,16 @@ pub(super) struct ControllerEndpoint {
     pub(super) place: usize,
     pub(super) address: String,
     pub(super) channel: Channel,
+}
+
+/// A refusal after which this worker cannot continue: no controller has registered the worker, and
+/// this controller does not accept the worker.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("controller {controller} refused this worker: {message}")]
+pub struct WorkerRefusal {
+    pub controller: String,
+    /// The reason, and the next step.
+    pub message: String,
 }
 
 /// The reason why a stream ended.

@@ -18,7 +18,7 @@ use millrace_types::{Bytes, RevisionKey};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-use super::desired::{DesiredState, NodeScheduling};
+use crate::desired_state::{DesiredState, NodeScheduling};
 use crate::handle::NodeHandle;
 use crate::host_tier::HostTierCounts;
 use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel, SnapshotScope};

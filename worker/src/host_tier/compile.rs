@@ -9,9 +9,9 @@ use millrace_proto::executor as wire;
 use millrace_types::{Bytes, Digest, TensorSpec};
 
 use super::plan::PrepareFailure;
-use super::state::FunctionState;
 use crate::install::PreparedModel;
 use crate::programs::{HostedProgram, ProgramStore};
+use crate::signature::{FunctionSignature, InputReader};
 
 /// A model in host memory, or a program on the disk, with its signature.
 #[derive(Debug, Clone)]
@@ -81,29 +81,6 @@ pub(super) fn make_ready(
         }),
         bytes: Bytes::ZERO,
     })
-}
-
-/// The inputs and outputs of a model, or of a function of the model. Requests are checked against this
-/// signature.
-#[derive(Debug, PartialEq, Eq)]
-pub struct FunctionSignature {
-    /// The digest of the model.
-    pub digest: Digest,
-    pub inputs: Vec<TensorSpec>,
-    pub outputs: Vec<TensorSpec>,
-    /// The reader of the inputs.
-    pub reader: InputReader,
-    /// The state that the function keeps. Its tensors are not among the inputs and outputs.
-    pub state: Option<FunctionState>,
-}
-
-/// The reader of a function's inputs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InputReader {
-    /// A run on a GPU reads the inputs.
-    Gpu,
-    /// A program's process reads the inputs, without access to a GPU's memory.
-    Process,
 }
 
 /// Compiles a model into host memory, cut into groups of this size.

@@ -21,12 +21,13 @@ use tokio::sync::watch;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::clock::Clock;
-use crate::control::desired::{self, DesiredState};
+use crate::desired_state::{DesiredState, PlacedFunction};
 use crate::groups;
 use crate::handle::NodeHandle;
 use crate::install::FunctionConfig;
 use crate::profile_store::ProfileStore;
 use crate::programs::ProgramStore;
+use crate::signature::{FunctionSignature, Signatures};
 use compile::{HostModel, PreparedArtifact};
 use eviction::IdleModel;
 use fetch::ArtifactSource;
@@ -42,15 +43,11 @@ pub mod plan;
 mod prepare;
 mod programs;
 mod publish;
+mod snapshot;
 mod state;
 pub mod store;
 
-pub use compile::{FunctionSignature, InputReader};
-pub use publish::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
-pub use state::FunctionState;
-
-/// The inputs and outputs of the functions that are ready on this worker.
-pub type Signatures = BTreeMap<RevisionKey, Arc<FunctionSignature>>;
+pub use self::snapshot::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
 
 /// The configuration of the host tier.
 pub struct Config {
@@ -106,7 +103,7 @@ pub fn start(
 struct HostTier {
     config: Config,
     plan: HostTierPlan,
-    functions: BTreeMap<RevisionKey, desired::PlacedFunction>,
+    functions: BTreeMap<RevisionKey, PlacedFunction>,
     models: BTreeMap<Digest, HostModel>,
     /// The signatures of all models that were ever prepared. Functions stay ready while their models are on
     /// the disk only.
@@ -178,7 +175,7 @@ impl HostTier {
     /// message of a leader.
     async fn desire(&mut self, state: DesiredState) -> Option<Event> {
         state.stamp?;
-        let wanted = |function: &desired::PlacedFunction| DesiredFunction {
+        let wanted = |function: &PlacedFunction| DesiredFunction {
             key: function.key.clone(),
             digest: function.digest,
             artifact_bytes: function.artifact_bytes,
@@ -287,7 +284,7 @@ impl HostTier {
         }
         let on_gpus = self.config.node.snapshot().await.gpus.into_iter().flat_map(|gpu| gpu.models);
         let on_gpus: BTreeSet<_> = on_gpus.map(|model| model.digest).collect();
-        let stays = |function: &&desired::PlacedFunction| {
+        let stays = |function: &&PlacedFunction| {
             function.serving.residency.pin || function.serving.residency.min_warm > 0
         };
         let staying: BTreeSet<_> =

@@ -1,5 +1,4 @@
-//! The snapshots that the host tier publishes: the states of functions, the models in host memory, and the
-//! signatures of functions.
+//! The publication of the host tier's snapshots.
 
 use std::sync::Arc;
 
@@ -10,51 +9,7 @@ use tokio::sync::watch;
 
 use super::compile::HostModel;
 use super::plan::ServingPhase;
-use super::{HostTier, Signatures, programs, state};
-
-/// Cumulative counts of the host tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HostTierCounts {
-    /// Loads of evicted models into host memory because requests waited for them.
-    pub cold_starts: u64,
-    /// Models that were evicted from host memory to make room for others.
-    pub evictions: u64,
-}
-
-/// The receivers of the host tier's snapshots. A receiver is notified only when its value changes.
-#[derive(Debug, Clone)]
-pub struct HostTierSnapshot {
-    /// The state of each function, in key order.
-    pub statuses: watch::Receiver<Arc<Vec<wire::FunctionStatus>>>,
-    /// The models in host memory.
-    pub models: watch::Receiver<Arc<Vec<wire::HostModel>>>,
-    /// The signatures of the functions that are ready.
-    pub signatures: watch::Receiver<Arc<Signatures>>,
-    /// The cumulative counts.
-    pub counts: watch::Receiver<Arc<HostTierCounts>>,
-}
-
-/// The senders of the host tier's snapshots.
-#[derive(Debug, Default)]
-pub struct HostTierPublisher {
-    pub(super) statuses: watch::Sender<Arc<Vec<wire::FunctionStatus>>>,
-    pub(super) models: watch::Sender<Arc<Vec<wire::HostModel>>>,
-    pub(super) signatures: watch::Sender<Arc<Signatures>>,
-    pub(super) counts: watch::Sender<Arc<HostTierCounts>>,
-}
-
-impl HostTierPublisher {
-    /// Returns the receivers.
-    #[must_use]
-    pub fn view(&self) -> HostTierSnapshot {
-        HostTierSnapshot {
-            statuses: self.statuses.subscribe(),
-            models: self.models.subscribe(),
-            signatures: self.signatures.subscribe(),
-            counts: self.counts.subscribe(),
-        }
-    }
-}
+use super::{HostTier, programs, state};
 
 impl HostTier {
     pub(super) fn publish(&self) {

@@ -3,30 +3,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use millrace_types::sequences::StateTensor;
 use millrace_types::workflow::{Signature as Shown, SignatureRef};
 use millrace_types::{Digest, RevisionKey};
 
 use super::plan::ServingPhase;
-use super::{FunctionSignature, Signatures, desired};
-
-/// The state that a function keeps from one request of a sequence to the next.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FunctionState {
-    pub tensors: Arc<[StateTensor]>,
-    /// The time without requests after which a sequence ends.
-    pub idle: Duration,
-    /// Maximum number of concurrent sequences.
-    pub max: u32,
-}
+use crate::desired_state::PlacedFunction;
+use crate::signature::{FunctionSignature, FunctionState, Signatures};
 
 /// Returns the signatures of the functions that are ready. A function with a model that cannot keep the
 /// declared state becomes failed; the controller should have refused such a function.
 pub(super) fn signatures(
     phases: &mut [(RevisionKey, ServingPhase)],
-    functions: &BTreeMap<RevisionKey, desired::PlacedFunction>,
+    functions: &BTreeMap<RevisionKey, PlacedFunction>,
     known: &BTreeMap<Digest, Arc<FunctionSignature>>,
 ) -> Signatures {
     let mut ready = Signatures::new();
@@ -43,7 +32,7 @@ pub(super) fn signatures(
 
 fn of_function(
     model: &Arc<FunctionSignature>,
-    function: &desired::PlacedFunction,
+    function: &PlacedFunction,
 ) -> Result<Arc<FunctionSignature>, String> {
     let Some(sequences) = &function.sequences else { return Ok(Arc::clone(model)) };
     let ports = SignatureRef { inputs: &model.inputs, outputs: &model.outputs };

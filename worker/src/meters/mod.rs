@@ -34,8 +34,8 @@ use tokio::sync::watch;
 
 use self::counted::Counted;
 use self::writer::{MetricLabels, MetricsWriter};
-use crate::control::desired::{DesiredState, PlacedFunction};
 use crate::control::telemetry;
+use crate::desired_state::{DesiredState, PlacedFunction};
 use crate::handle::NodeHandle;
 use crate::host_tier::HostTierCounts;
 use crate::objects::{ObjectStore, ObjectTally};

@@ -27,10 +27,9 @@ use tracing::span;
 use crate::activity;
 use crate::actor_runtime::LETTERS_PER_REQUEST;
 use crate::clock::{Clock, VirtualClock};
-use crate::control::index::IndexFeed;
 use crate::handle::NodeHandle;
 use crate::host_tier::gate::HostMemoryGate;
-use crate::host_tier::{self, InputReader};
+use crate::index_feed::IndexFeed;
 use crate::install::{FunctionConfig, PreparedModel};
 use crate::node::{NodeConfig, NodeContext, REQUESTS_MAX, start_here};
 use crate::objects::{DirectoryClient, ObjectStore, memory};
@@ -41,6 +40,7 @@ use crate::prewarming::{HintFollower, HintOutcomes};
 use crate::programs::{HostedProgram, ProgramLauncher, ProgramStore};
 use crate::request::{Attempt, OnGpus};
 use crate::service::{InjectedFaults, ServiceLimits, WorkerService};
+use crate::signature::{FunctionSignature, InputReader, Signatures};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -263,7 +263,7 @@ fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
         node.install(function(), prepared()).await.unwrap();
         let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
         let signature = |digest| {
-            Arc::new(host_tier::FunctionSignature {
+            Arc::new(FunctionSignature {
                 digest,
                 inputs: Vec::new(),
                 outputs: vec![output.clone()],
@@ -273,7 +273,7 @@ fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
         };
         let [own, next] = [b"model", b"other"].map(|model| Digest::of(model));
         let known = [(revision(), signature(own)), (revision_of("next"), signature(next))];
-        let signatures = watch::Sender::new(Arc::new(host_tier::Signatures::from(known))).subscribe();
+        let signatures = watch::Sender::new(Arc::new(Signatures::from(known))).subscribe();
         let gate = HostMemoryGate::new(clock());
         gate.record_loaded(next);
         let hints = HintFollower::new(Prewarm::On, signatures.clone(), gate.clone(), clock());

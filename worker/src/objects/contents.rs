@@ -10,9 +10,11 @@ use millrace_nodes::index::IndexedObject;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{ObjectLost, ObjectRange};
-use crate::actors::node::TransferReader;
+use crate::object_handle::{ObjectLost, ObjectRange, TransferReader};
 use crate::port::Descriptor;
+
+/// Largest tensor that travels inline, in bytes.
+pub const INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// The bytes of a tensor on this worker.
 #[derive(Debug, Clone)]
@@ -23,6 +25,15 @@ pub(crate) enum Contents {
     Memory { fd: Descriptor, bytes: u64 },
     /// Bytes in a GPU's memory, or in host memory after a move.
     Kept(ObjectRange),
+}
+
+/// An input tensor, with its bytes in a message, in memory or in an object.
+#[derive(Debug)]
+pub(crate) struct InputTensor {
+    pub(crate) name: String,
+    pub(crate) datatype: String,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) contents: Contents,
 }
 
 /// A worker may have a million tensors, and the index's bench counts on this size.

@@ -15,11 +15,10 @@ use millrace_proto::worker::{FetchMethod, Fetched, HeldPart, InferTensor, Tensor
 use millrace_types::{DataId, Failure, Reason, RevisionKey, Timestamp};
 
 use super::peers::PeerError;
-use super::{Contents, ObjectHandle, ObjectRange as KeptPart, ObjectStore, PIECE, memory};
-use crate::actors::node;
-use crate::host_tier::InputReader;
-use crate::request::TransferRequester;
-use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor};
+use super::store::{ObjectStore, PIECE};
+use super::{Contents, INLINE_BYTES_MAX, InputTensor, memory};
+use crate::object_handle::{ObjectHandle, ObjectRange as KeptPart, TransferReader, TransferRequester};
+use crate::signature::InputReader;
 
 /// The inputs of a request, with the fetches of inputs that were objects.
 #[derive(Debug)]
@@ -212,7 +211,7 @@ impl ObjectStore {
                 }
                 // A process reads the object in host memory.
                 (Contents::Kept(_), _) => {
-                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
+                    let waits = TransferReader::Inputs(Arc::clone(asker));
                     let Ok((here, at)) = contents.on_host(*offset, *bytes, waits).await else {
                         losses.ids.extend(id.clone());
                         return Ok((Contents::Inline(Bytes::new()), None));
@@ -267,7 +266,7 @@ impl ObjectStore {
             match piece {
                 // A small tensor has at most [`INLINE_BYTES_MAX`] bytes.
                 TensorPiece::Here { id, contents, offset, bytes } => {
-                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
+                    let waits = TransferReader::Inputs(Arc::clone(asker));
                     let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;
@@ -296,7 +295,7 @@ impl ObjectStore {
         for piece in pieces {
             match piece {
                 TensorPiece::Here { id, contents, offset, bytes } => {
-                    let waits = node::TransferReader::Inputs(Arc::clone(asker));
+                    let waits = TransferReader::Inputs(Arc::clone(asker));
                     let Ok((contents, offset)) = contents.on_host(offset, bytes, waits).await else {
                         losses.ids.extend(id);
                         continue;

@@ -7,7 +7,8 @@ use std::time::Duration;
 use millrace_nodes::index::InsertError;
 use millrace_types::{Bytes, DataId, Epoch, NodeName};
 
-use super::{Contents, KEEP_MAX, ObjectStore};
+use super::Contents;
+use super::store::{KEEP_MAX, ObjectStore};
 use crate::clock::Clock;
 
 /// The reason why an object was not stored under the name that its process chose.

@@ -14,7 +14,7 @@ use millrace_types::{DataId, Reason, Timestamp};
 use tonic::transport::Channel;
 
 use crate::clock::Clock;
-use crate::control;
+use crate::endpoint::endpoint;
 
 /// Longest silence of a worker, before its response and between two chunks.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
@@ -59,8 +59,7 @@ impl PeerConnections {
         if let Some(channel) = open.get(address) {
             return Ok(channel.clone());
         }
-        let endpoint =
-            control::endpoint(address).map_err(|error| PeerError::Unreachable(error.to_string()))?;
+        let endpoint = endpoint(address).map_err(|error| PeerError::Unreachable(error.to_string()))?;
         let channel = endpoint
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 
-use super::{Contents, PIECE, memory, size_of_memory};
+use super::store::PIECE;
+use super::{Contents, INLINE_BYTES_MAX, memory, size_of_memory};
 use crate::port::Descriptor;
-use crate::service::tensors::INLINE_BYTES_MAX;
 
 /// Largest data that is copied and sealed on the calling thread, in bytes: data that would travel
 /// in a message.

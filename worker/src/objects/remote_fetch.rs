@@ -17,8 +17,7 @@ use tokio::task::JoinSet;
 use super::directory::{DataHolders, DirectoryUnavailable};
 use super::peers::PeerError;
 use super::program_input::seal;
-use super::{Contents, ObjectStore, memory};
-use crate::service::tensors::INLINE_BYTES_MAX;
+use super::{Contents, INLINE_BYTES_MAX, ObjectStore, memory};
 
 /// Lifetime of a copy.
 const COPY_FOR: Duration = Duration::from_secs(60);

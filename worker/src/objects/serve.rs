@@ -13,9 +13,10 @@ use millrace_proto::worker::{FetchObjectRequest, ObjectChunk};
 use millrace_types::{DataId, Failure, Reason, Timestamp};
 use tonic::Status;
 
-use super::{Contents, ObjectStore, PIECE};
-use crate::actors::node::TransferReader;
+use super::Contents;
+use super::store::{ObjectStore, PIECE};
 use crate::clock::Clock;
+use crate::object_handle::TransferReader;
 
 /// Maximum bytes of a GPU's object that are copied to the host at a time for one receiver.
 const WINDOW: u64 = 16 << 20;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_types::GpuIndex;
 
-use super::{ProcessPort, SpawnSettings};
+use super::port::{ProcessPort, SpawnSettings};
 use crate::port::isolating::IsolatedProcessFactory;
 use crate::port::{ExecutorPort, PortSink, SharedDeviceMemory};
 
@@ -28,14 +28,6 @@ impl IsolatedProcessFactory for IsolatedProcesses {
 
     fn part(&mut self, memory: &SharedDeviceMemory, program: &str, sink: PortSink) -> Box<dyn ExecutorPort> {
         tracing::debug!(gpu = %self.gpu, program, "starting an executor for one model");
-        Box::new(ProcessPort {
-            settings: Arc::clone(&self.settings),
-            gpu: self.gpu,
-            lent: Some(memory.clone()),
-            sink,
-            process: None,
-            // A measurement would overwrite the models of other processes in the shared memory.
-            probed: true,
-        })
+        Box::new(ProcessPort::sharing(Arc::clone(&self.settings), self.gpu, memory.clone(), sink))
     }
 }

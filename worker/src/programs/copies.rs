@@ -15,7 +15,7 @@ pub(super) const COPIES_MAX: usize = 4;
 
 /// The permits of copies, which clones share.
 #[derive(Debug, Clone)]
-pub(super) struct CopyPermits(Arc<Semaphore>);
+pub(crate) struct CopyPermits(Arc<Semaphore>);
 
 impl Default for CopyPermits {
     fn default() -> Self {

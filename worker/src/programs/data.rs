@@ -15,9 +15,8 @@ use millrace_types::{DataId, Timestamp};
 use super::copies::CopyPermits;
 use super::names::{AssignedNames, IDS_PER_BLOCK, NameState};
 use super::outputs::{data_id, memory};
-use crate::actors::node::TransferReader;
+use crate::object_handle::{TransferReader, TransferRequester};
 use crate::objects::{Contents, FetchError, ObjectStore, ProgramInput, StoreError};
-use crate::request::TransferRequester;
 
 /// The time to live of stored data, unless the receiver of the output holds the data longer.
 const STORED_FOR: Duration = Duration::from_secs(60);
@@ -27,19 +26,19 @@ const FETCH_QUARTERS: u32 = 3;
 
 /// A call that was sent to a process.
 #[derive(Debug)]
-pub(super) struct ProcessCall {
+pub(crate) struct ProcessCall {
     /// The time at which the call's timeout ends.
-    pub(super) until: Timestamp,
+    pub(crate) until: Timestamp,
     /// The request of the call.
-    pub(super) asker: Arc<TransferRequester>,
+    pub(crate) asker: Arc<TransferRequester>,
 }
 
 /// The last call that was sent to a process, shared by the sender of calls and the process's watch.
-pub(super) type LastCall = Rc<RefCell<Option<ProcessCall>>>;
+pub(crate) type LastCall = Rc<RefCell<Option<ProcessCall>>>;
 
 /// The data access of a process.
 #[derive(Debug)]
-pub(super) struct ProcessData {
+pub(crate) struct ProcessData {
     objects: ObjectStore,
     aside: CopyPermits,
     names: RefCell<AssignedNames>,
@@ -47,13 +46,14 @@ pub(super) struct ProcessData {
 }
 
 impl ProcessData {
-    pub(super) fn new(objects: ObjectStore, aside: CopyPermits, call: LastCall) -> Self {
+    /// Returns the data access of a new process of a program. `aside` holds the permits of large copies.
+    pub(crate) fn new(objects: ObjectStore, aside: CopyPermits, call: LastCall) -> Self {
         Self { objects, aside, names: RefCell::default(), call }
     }
 
     /// Reserves the next block of names for the process. Returns an empty block if no names can be
     /// reserved.
-    pub(super) fn ids(&self) -> wire::IdBlock {
+    pub(crate) fn ids(&self) -> wire::IdBlock {
         let Some((epoch, first)) = self.objects.reserve(IDS_PER_BLOCK) else {
             return wire::IdBlock::default();
         };
@@ -63,7 +63,7 @@ impl ProcessData {
 
     /// Returns the objects among an answer's outputs that the process stored and that no earlier answer
     /// named. The receiver of an earlier answer may still own its objects.
-    pub(super) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
+    pub(crate) fn answered(&self, outputs: &[wire::Tensor]) -> BTreeSet<DataId> {
         let mut names = self.names.borrow_mut();
         let object = |output: &wire::Tensor| match &output.contents {
             Some(tensor::Contents::Object(id)) => data_id(id),
@@ -80,7 +80,7 @@ impl ProcessData {
     /// # Errors
     /// The process broke the protocol: the name was not assigned to the process, or the contents are
     /// missing or invalid.
-    pub(super) async fn store(
+    pub(crate) async fn store(
         &self,
         store: wire::Store,
         descriptor: Option<OwnedFd>,
@@ -124,7 +124,7 @@ impl ProcessData {
     ///
     /// # Errors
     /// The process broke the protocol: the name is invalid.
-    pub(super) async fn fetch(&self, fetch: &wire::Fetch) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
+    pub(crate) async fn fetch(&self, fetch: &wire::Fetch) -> io::Result<(wire::Fetched, Vec<OwnedFd>)> {
         let id = fetch.id.as_ref().and_then(data_id);
         let id = id.ok_or_else(|| invalid("the process asked for data with an invalid name"))?;
         let now = self.objects.clock().now();
@@ -182,7 +182,7 @@ fn refusal(error: &FetchError) -> wire::Fetched {
     wire::Fetched { refused: refused.into(), message: error.to_string(), ..wire::Fetched::default() }
 }
 
-pub(super) fn invalid(why: impl Into<String>) -> io::Error {
+pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 

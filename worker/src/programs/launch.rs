@@ -15,7 +15,7 @@ use millrace_proto::OOM_SCORE_ADJ;
 use rustix::process::Signal;
 
 /// The environment variable with the path of the program to run.
-pub(super) const PROGRAM_VARIABLE: &str = "MILLRACE_FUNCTION_PROGRAM";
+pub(crate) const PROGRAM_VARIABLE: &str = "MILLRACE_FUNCTION_PROGRAM";
 /// Maximum number of attempts to run a program's file while another process has the file open for writing.
 const BUSY_TRIES: u32 = 100;
 /// The wait between two such attempts.

@@ -12,16 +12,16 @@ use millrace_types::tensor::{element_count, shape_text};
 use millrace_types::{Bytes, DataId, Dim, Epoch, NodeName, TensorSpec};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 
-use crate::objects::{Contents, ObjectStore, seal};
+use crate::objects::{Contents, InputTensor, ObjectStore, seal};
 use crate::port::Descriptor;
 use crate::request::OutputRemark;
-use crate::service::tensors::{self, InputTensor, PackedTensors};
+use crate::tensors::{self, PackedTensors};
 
 /// The checked outputs of a process, packed for the service.
 #[derive(Debug)]
-pub(super) struct CheckedOutputs {
-    pub(super) packed: PackedTensors,
-    pub(super) marks: BTreeMap<String, OutputRemark>,
+pub(crate) struct CheckedOutputs {
+    pub(crate) packed: PackedTensors,
+    pub(crate) marks: BTreeMap<String, OutputRemark>,
 }
 
 /// Checks the requested outputs of an answer. `stored` holds the objects among the outputs that the process
@@ -29,7 +29,7 @@ pub(super) struct CheckedOutputs {
 ///
 /// # Errors
 /// The first fault, as a message for the function's owner.
-pub(super) fn read(
+pub(crate) fn read(
     outputs: Vec<wire::Tensor>,
     descriptors: &[Descriptor],
     declared: &[TensorSpec],
@@ -102,7 +102,7 @@ pub(super) fn read(
 /// # Errors
 /// The memory is not sealed against writes and shrinking, cannot be sealed against growth, or does not have
 /// the declared size.
-pub(super) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
+pub(crate) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
     let seals = fcntl_get_seals(fd.as_fd())?;
     if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK) {
         return Err(io::Error::other("the memory is not sealed against changes"));
@@ -117,7 +117,7 @@ pub(super) fn memory(fd: &Descriptor, bytes: u64) -> io::Result<Contents> {
 }
 
 /// Parses a data id. Returns `None` if the node name is invalid.
-pub(super) fn data_id(wire: &wire::DataId) -> Option<DataId> {
+pub(crate) fn data_id(wire: &wire::DataId) -> Option<DataId> {
     let home = NodeName::new(&wire.home).ok()?;
     Some(DataId { home, epoch: Epoch(wire.epoch), counter: wire.counter })
 }

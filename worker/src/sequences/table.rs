@@ -9,8 +9,8 @@ use millrace_scheduling::sequences::{Action, Event, SequenceRefusal, SequenceTab
 use millrace_types::{InSequence, Timestamp};
 use tokio::sync::oneshot;
 
-use crate::host_tier::FunctionState;
 use crate::objects::{Contents, ObjectReservation};
+use crate::signature::FunctionState;
 
 /// Stored state: its tensors in order, and their reservation.
 pub(super) struct SequenceState {

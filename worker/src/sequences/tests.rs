@@ -1,17 +1,23 @@
 use std::num::NonZeroU64;
+use std::sync::Mutex;
 use std::task::{Context, Wake, Waker};
 
-use millrace_core::ids::ObjectKey;
+use millrace_core::ids::{ObjectKey, RequestKey};
+use millrace_scheduling::sequences::SequenceTotals;
 use millrace_types::sequences::StateTensor;
 use millrace_types::{
-    DataType, Digest, Dim, FunctionName, GpuIndex, Incarnation, Revision, TenantName, TensorSpec,
+    DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, GpuIndex, Incarnation, Revision, TenantName,
+    TensorSpec,
 };
+use tokio::sync::watch;
 
+use super::manager::{BEFORE_MAX, Tables};
+use super::table::Table;
 use super::*;
 use crate::actor_runtime::spawn_forwarder;
-use crate::host_tier::{FunctionSignature, InputReader};
-use crate::objects::{Contents, HandleLocation, ObjectHandle, ObjectRange};
-use crate::service::tensors::InputTensor;
+use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRange};
+use crate::objects::{Contents, InputTensor, ObjectStore};
+use crate::signature::{FunctionSignature, InputReader, Signatures};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// Size of one state.

@@ -6,35 +6,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_core::ids::{RequestKey, StateId};
+use millrace_core::ids::StateId;
 use millrace_scheduling::sequences::Event;
 use millrace_types::sequences::StateTensor;
-use millrace_types::{Failure, Reason, RevisionKey, SequenceId, Timestamp};
+use millrace_types::{Failure, Reason, SequenceId, Timestamp};
 
+use super::manager::{ArrivedRequest, SequenceManager};
 use super::table::{SequenceState, TurnGrant};
-use super::{SequenceManager, lost};
-use crate::objects::{Contents, ObjectReservation, memory};
-use crate::service::tensors::{INLINE_BYTES_MAX, InputTensor, UnpackError};
+use crate::objects::{Contents, INLINE_BYTES_MAX, InputTensor, ObjectReservation, memory};
+use crate::tensors::UnpackError;
 
 /// A request's ticket in its sequence. Dropping the ticket cancels the request. State that it wrote
 /// is discarded unless the request succeeded before.
 pub(super) struct SequenceTicket {
     pub(super) sequences: SequenceManager,
-    pub(super) revision: RevisionKey,
-    /// The first request of the ticket's table.
-    pub(super) first: RequestKey,
-    pub(super) key: RequestKey,
+    pub(super) request: ArrivedRequest,
 }
 
 impl SequenceTicket {
     fn tell(&self, event: Event) {
-        self.sequences.change(self, |table, now| table.tell(now, event));
+        self.sequences.change(&self.request, |table, now| table.tell(now, event));
     }
 }
 
 impl Drop for SequenceTicket {
     fn drop(&mut self) {
-        self.tell(Event::Failed { key: self.key });
+        self.tell(Event::Failed { key: self.request.key });
     }
 }
 
@@ -148,7 +145,7 @@ impl SequenceTurn {
             Some(claim) => Some((writes, SequenceState { tensors: given.collect::<Result<_, _>>()?, claim })),
             None => None,
         };
-        place.sequences.change(&place, |table, now| table.succeeded(now, place.key, wrote));
+        place.sequences.change(&place.request, |table, now| table.succeeded(now, place.request.key, wrote));
         Ok(())
     }
 
@@ -170,7 +167,7 @@ impl SequenceTurn {
     pub(super) fn lost(self) -> Failure {
         let Self { claim, place, id, .. } = self;
         drop(claim);
-        place.tell(Event::Lost { key: place.key });
+        place.tell(Event::Lost { key: place.request.key });
         lost(&id)
     }
 }
@@ -184,4 +181,12 @@ fn zeros(bytes: usize) -> io::Result<Contents> {
     let file = memory("millrace-state")?;
     file.set_len(bytes as u64)?;
     Ok(Contents::Memory { fd: Arc::new(file.into()), bytes: bytes as u64 })
+}
+
+/// Returns the failure for a client that has to start its sequence again.
+pub(super) fn lost(id: &SequenceId) -> Failure {
+    let message = format!(
+        "the state of sequence {id} was lost with its executor or GPU: start it again with sequence_start"
+    );
+    Failure::new(Reason::SequenceNotFound, message)
 }

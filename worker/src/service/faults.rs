@@ -4,18 +4,9 @@ use millrace_proto::executor::Fault;
 use millrace_proto::{convert, worker as wire};
 use millrace_types::{Failure, GpuIndex, Reason, Revision, RevisionKey};
 
-use crate::handle::FaultError;
+use crate::faults::{FaultError, InjectedFaults};
 
 use super::WorkerService;
-
-/// Whether faults may be injected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum InjectedFaults {
-    /// Fault requests are refused.
-    Refuse,
-    /// Fault requests are passed on to the executors, for tests.
-    Obey,
-}
 
 impl WorkerService {
     pub(super) async fn inject(&self, request: wire::InjectFaultRequest) -> Result<(), Failure> {

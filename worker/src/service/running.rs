@@ -11,13 +11,16 @@ use millrace_types::function::DEFAULT_TIMEOUT;
 use millrace_types::{Bytes, DataId, Failure, Reason, RequestId, RevisionKey, Timestamp};
 
 use crate::actors::fetch_attributes;
-use crate::host_tier::InputReader;
-use crate::objects::{self, GatherError, GatheredInputs};
-use crate::request::{Attempt, AttemptOutcome, AttemptTimes, InputTransfer, OnGpus, TransferRequester};
+use crate::object_handle::{ObjectHandle, TransferRequester};
+use crate::objects::{self, GatherError, GatheredInputs, INLINE_BYTES_MAX, InputTensor};
+use crate::request::{Attempt, AttemptOutcome, InputTransfer, OnGpus};
 use crate::sequences::SequenceTurn;
+use crate::signature::InputReader;
 
+use super::WorkerService;
 use super::rerun::RerunCopy;
-use super::{WorkerService, tensors};
+use super::response::{lost, object_of, split_wire};
+use crate::tensors;
 
 impl WorkerService {
     /// Runs a request and builds its response. Repeats both if the outputs are lost in between
@@ -36,7 +39,7 @@ impl WorkerService {
                 // Without a sequence, the lost data are inputs, which the response names. In a
                 // sequence, the lost data are the state.
                 Err(failure) if failure.reason == Reason::DataLost && turn.is_none() => {
-                    let ids = |gone: &dyn Fn(&Arc<objects::ObjectHandle>) -> bool| {
+                    let ids = |gone: &dyn Fn(&Arc<ObjectHandle>) -> bool| {
                         let gone = gathered.kept.iter().filter(|(_, object)| gone(object));
                         gone.map(|(id, _)| id.clone()).collect::<Vec<_>>()
                     };
@@ -79,7 +82,7 @@ impl WorkerService {
         came: Option<Timestamp>,
         revision: RevisionKey,
         reader: InputReader,
-        state: Vec<tensors::InputTensor>,
+        state: Vec<InputTensor>,
     ) -> Result<(Attempt, GatheredInputs), GatherError> {
         let request_id = RequestId::new(&request.request_id)
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
@@ -177,16 +180,16 @@ impl WorkerService {
     /// small enough to travel inline, or does not fit.
     async fn hold(
         &self,
-        output: tensors::InputTensor,
+        output: InputTensor,
         hold: &wire::Hold,
         object: Option<&DataId>,
-    ) -> Result<wire::InferTensor, tensors::InputTensor> {
+    ) -> Result<wire::InferTensor, InputTensor> {
         let bytes = output.contents.len();
-        if bytes <= tensors::INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
+        if bytes <= INLINE_BYTES_MAX as u64 || hold.answered.contains(&output.name) {
             return Err(output);
         }
         let time = hold.time.as_ref().and_then(convert::duration).unwrap_or(DEFAULT_TIMEOUT);
-        let tensors::InputTensor { name, datatype, shape, contents } = output;
+        let InputTensor { name, datatype, shape, contents } = output;
         let kept = match object {
             // A process stored the output itself: the object keeps its name.
             Some(id) if self.objects.keep_on(id, time) => Ok(id.clone()),
@@ -200,7 +203,7 @@ impl WorkerService {
                 let parts = vec![wire::TensorPart { part: Some(wire::tensor_part::Part::Held(part)) }];
                 Ok(wire::InferTensor { name, datatype, shape, parts, ..wire::InferTensor::default() })
             }
-            Err(contents) => Err(tensors::InputTensor { name, datatype, shape, contents }),
+            Err(contents) => Err(InputTensor { name, datatype, shape, contents }),
         }
     }
 }
@@ -224,16 +227,6 @@ fn tell_fetches(fetched: &[wire::Fetched]) {
     }
 }
 
-/// Returns the id of the object that an output refers to.
-fn object_of(output: &wire::InferTensor) -> Option<DataId> {
-    match &output.parts.first()?.part {
-        Some(wire::tensor_part::Part::Held(held)) => {
-            convert::data_id(held.object.as_ref()?.id.as_ref()?).ok()
-        }
-        _ => None,
-    }
-}
-
 /// Returns the failure of a request that ran and cannot be answered.
 fn unreadable(error: &tensors::UnpackError) -> Failure {
     let reason = match error {
@@ -242,22 +235,4 @@ fn unreadable(error: &tensors::UnpackError) -> Failure {
         _ => Reason::Internal,
     };
     Failure::new(reason, format!("cannot answer the request: {error}")).after_execution()
-}
-
-/// Returns the response to a request that was not run because these objects are lost.
-pub(super) fn lost(ids: &[DataId]) -> wire::InvokeResponse {
-    let lost = ids.iter().map(convert::data_id_wire).collect();
-    wire::InvokeResponse { lost, ..wire::InvokeResponse::default() }
-}
-
-fn split_wire(split: AttemptTimes) -> wire::Split {
-    let nanos = |span: Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
-    wire::Split {
-        queue_ns: nanos(split.queue),
-        swap_ns: nanos(split.swap),
-        run_ns: nanos(split.run),
-        total_ns: nanos(split.total),
-        swapped_bytes: split.swapped.get(),
-        cold_ns: nanos(split.cold),
-    }
 }

@@ -7,7 +7,7 @@ use millrace_types::{Failure, Reason, RevisionKey};
 
 use super::WorkerService;
 use super::running::timeout_of;
-use crate::host_tier::{FunctionSignature, FunctionState};
+use crate::signature::{FunctionSignature, FunctionState};
 
 impl WorkerService {
     /// Runs a request in its turn. The request takes effect on its sequence if and only if it is

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::control::checkpoint::SloScores;
-use crate::control::desired::DesiredState;
+use crate::desired_state::DesiredState;
 use crate::handle::NodeHandle;
 
 pub(super) fn start(

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use millrace_proto::worker as wire;
 
-use super::WorkerConfig;
+use super::config::WorkerConfig;
 use crate::clock::{Clock as _, MonotonicClock};
 
 pub(super) fn hello(config: &WorkerConfig, addr: SocketAddr) -> wire::WorkerHello {

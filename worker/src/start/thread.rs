@@ -4,7 +4,7 @@ use std::thread::JoinHandle;
 
 use tokio::sync::{oneshot, watch};
 
-use super::{StartError, WorkerConfig};
+use super::config::{StartError, WorkerConfig};
 use crate::handle::NodeHandle;
 use crate::node::{self, NodeConfig, NodeContext};
 use crate::process_port::ProcessSpawner;

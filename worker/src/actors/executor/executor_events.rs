@@ -11,11 +11,10 @@ use millrace_proto::executor::{CopyFailure, RunFailure as WireRunFailure, event}
 use millrace_transfers::fabric::{BatchFailure, link as link_core};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::ExecutorActor;
-use crate::actors::function::RunOutputs;
-use crate::actors::gpu::ObjectReport;
-use crate::actors::spans::CopiedBatch;
-use crate::actors::{gpu, link};
+use super::{ExecutorActor, model_of};
+use crate::messages::gpu::{CopiedBatch, ObjectReport};
+use crate::messages::request_update::RunOutputs;
+use crate::messages::{gpu, link};
 
 impl ExecutorActor {
     /// Translates an executor's event and posts it to the actor that the event concerns.
@@ -141,12 +140,6 @@ impl ExecutorActor {
             link.post(link::Message::Event(event));
         }
     }
-}
-
-/// Returns the model of a program. Programs are numbered by their models, so another number is not a
-/// program of this worker.
-pub(super) fn model_of(program: u64) -> Option<ModelId> {
-    u32::try_from(program).ok().map(ModelId)
 }
 
 fn batch_failure(failure: CopyFailure) -> BatchFailure {

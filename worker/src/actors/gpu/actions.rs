@@ -9,9 +9,11 @@ use millrace_proto::executor::{Cancel, LoadProgram, Map, UnloadProgram, Unmap};
 use millrace_transfers::fabric::{self, TransferCargo};
 use millrace_types::{ModelId, Reason, Timestamp};
 
-use super::{GpuActor, GpuPayload};
-use crate::actors::node::TransferReader;
-use crate::actors::{executor, extents, function, node};
+use super::actor::{GpuActor, GpuPayload};
+use crate::actors::extents;
+use crate::messages::request_update::RequestUpdate;
+use crate::messages::{executor, node};
+use crate::object_handle::TransferReader;
 
 impl GpuActor {
     pub(super) fn carry_out(&mut self, now: Timestamp, action: Action, carried: &mut GpuPayload) {
@@ -79,7 +81,7 @@ impl GpuActor {
                         return self.peers.node.post(node::Message::Split(key));
                     }
                     for work in &entry.works {
-                        work.home.post(function::Message::Failed {
+                        work.home.post(RequestUpdate::Failed {
                             key: work.key,
                             reason,
                             may_have_executed,

@@ -26,30 +26,23 @@ use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{DropOutputs, FreeObject, ObjectPart, OutputPart, PlaceObject};
 use millrace_types::Bytes;
 
-use super::GpuActor;
+use super::actor::GpuActor;
+use super::assigned_request::GpuRequest;
 use super::object_table::{ObjectRecord, PendingAnswer};
-use super::outgoing::HostCopyPurpose;
-use super::requests::GpuRequest;
+use super::transfers::HostCopyPurpose;
 use crate::actors::extents;
-use crate::actors::function::RunOutputs;
-use crate::actors::work::SharedWork;
-use crate::objects::{HandleLocation, ObjectHandle};
-use crate::service::tensors::{INLINE_BYTES_MAX, part};
+use crate::messages::gpu::ObjectReport;
+use crate::messages::request_update::RunOutputs;
+use crate::messages::work::SharedWork;
+use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRequest};
+use crate::objects::INLINE_BYTES_MAX;
 use crate::snapshot::GpuData;
+use crate::tensors::part;
 
 /// Maximum number of answers that wait for their outputs to be stored. Above the maximum, outputs are
 /// copied to the host, as without a store. The bound stays far below the 256 runs whose outputs an
 /// executor keeps, because runs are queued on the executor ahead of time.
 const STORING_MAX: usize = 64;
-
-/// A report of an executor on an object or on a copy to the host.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum ObjectReport {
-    Placed(ObjectKey),
-    NotPlaced(ObjectKey),
-    CopiedOut(u64),
-    NotCopiedOut(u64),
-}
 
 impl GpuActor {
     /// Returns the outputs of a run that the executor keeps on the GPU. Of a batch the executor keeps only
@@ -83,7 +76,7 @@ impl GpuActor {
         let mut little = Vec::new();
         for tensor in &mut outputs.tensors {
             let Some(Contents::KeptBytes(whole)) = tensor.contents else { continue };
-            let Some(own) = self.peers.own.mailbox() else { continue };
+            let Some(own) = self.peers.own_objects.mailbox() else { continue };
             let object = self.data.new_key();
             let rows = part(whole, outputs.share);
             let offset = rows.start;
@@ -191,6 +184,15 @@ impl GpuActor {
             ..PlaceObject::default()
         };
         self.send(Command::PlaceObject(place), Vec::new());
+    }
+
+    /// Handles a request of the handle of an object on this GPU.
+    pub(super) fn handle_object_request(&mut self, request: ObjectRequest) {
+        match request {
+            ObjectRequest::ReaderQueued { object, place, waits } => self.data.queued(object, place, waits),
+            ObjectRequest::Fetch { part, reader, reply } => self.fetch(part, reader, reply),
+            ObjectRequest::Discard(object) => self.data.discard(object),
+        }
     }
 
     /// Handles an executor's report on an object or on a copy to the host.

@@ -10,7 +10,6 @@
 //! A run gets its own copy of the bytes that it reads, and the copy is discarded with the run. The inputs
 //! of the GPU's requests and the store's reloads bound the state.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use millrace_core::ids::ObjectKey;
@@ -24,70 +23,15 @@ use millrace_proto::executor::{ObjectPart, PlaceObject};
 use millrace_proto::worker::FetchMethod;
 use millrace_transfers::fabric::{self, ObjectPiece, PeerBlocks, TransferCargo, TransferOutcome};
 use millrace_transfers::paths::RouteHops;
-use millrace_types::{Bytes, GpuIndex, Timestamp};
+use millrace_types::{Bytes, Timestamp};
 
+use super::actor::{GpuActor, GpuPayload};
 use super::inputs::post_fetched_input;
 use super::object_table::{ObjectRecord, WaitingRun};
-use super::{GpuActor, GpuPayload};
-use crate::actors::node::TransferReader;
-use crate::actors::{extents, node};
-use crate::objects::{HandleLocation, ObjectHandle, Reply};
-
-/// The bit that separates transfer ids of objects from transfer ids of weights. Each GPU counts both from
-/// its own index, shifted by 40 bits.
-const OF_OBJECTS: u64 = 1 << 39;
-
-/// The purpose of a transfer of an object to this GPU.
-#[derive(Debug)]
-enum TransferPurpose {
-    /// A run reads the bytes here, as its input number `place`.
-    Input { run: RunId, place: usize, source: Arc<ObjectHandle>, offset: u64 },
-    /// The store reloads an object that had migrated to the host.
-    Reload,
-    /// The transfer is cancelled. The source's handle is held until its copies have ended, because the
-    /// copies still read the source's blocks.
-    Cancelled { _source: Option<Arc<ObjectHandle>> },
-}
-
-#[derive(Debug)]
-struct IncomingObject {
-    errand: TransferPurpose,
-    bytes: u64,
-    /// The transfer, once the store has placed the object.
-    transfer: Option<TransferId>,
-}
-
-/// The objects that are copied to this GPU, and the objects that other GPUs copy from this GPU.
-#[derive(Debug, Default)]
-pub(super) struct ObjectTransfers {
-    transfers: u64,
-    /// The transfers to this GPU, by the objects that the transfers fill.
-    coming: BTreeMap<ObjectKey, IncomingObject>,
-    /// The objects that other GPUs copy from here, by the transfers.
-    lent: BTreeMap<TransferId, ObjectKey>,
-}
-
-impl ObjectTransfers {
-    /// Returns a new id for a transfer of an object to or from this GPU.
-    pub(super) fn new_transfer(&mut self, gpu: GpuIndex) -> TransferId {
-        self.transfers += 1;
-        TransferId(u64::from(gpu.0) << 40 | OF_OBJECTS | self.transfers)
-    }
-
-    /// Returns the run that will read an object here once the object has arrived.
-    pub(super) fn reader_of(&self, object: ObjectKey) -> Option<RunId> {
-        match self.coming.get(&object)?.errand {
-            TransferPurpose::Input { run, .. } => Some(run),
-            TransferPurpose::Reload | TransferPurpose::Cancelled { .. } => None,
-        }
-    }
-
-    /// Forgets all transfers of objects: the executor is gone, and the objects with it.
-    pub(super) fn clear(&mut self) {
-        self.coming.clear();
-        self.lent.clear();
-    }
-}
+use super::transfers::{IncomingObject, TransferPurpose};
+use crate::actors::extents;
+use crate::messages::node;
+use crate::object_handle::{HandleLocation, ObjectHandle, Reply, TransferReader};
 
 impl GpuActor {
     /// Whether an object can be copied to this GPU over NVLinks, without the host.

@@ -18,13 +18,12 @@ use millrace_proto::worker::FetchMethod;
 use millrace_transfers::paths::RouteHops;
 use millrace_types::Timestamp;
 
+use super::actor::GpuActor;
 use super::object_table::WaitingRun;
-use super::{GpuActor, Message};
 use crate::actor_runtime::Mailbox;
-use crate::actors::node::TransferReader;
-use crate::objects::{
-    Contents as Held, HandleLocation, HostBytes, ObjectLost, Reply, memory, size_of_memory,
-};
+use crate::messages::gpu::Message;
+use crate::object_handle::{HandleLocation, HostBytes, ObjectLost, Reply, TransferReader};
+use crate::objects::{Contents as Held, memory, size_of_memory};
 use crate::port::Descriptor;
 use crate::request::InputTransfer;
 

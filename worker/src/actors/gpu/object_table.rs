@@ -11,11 +11,10 @@ use millrace_memory::elastic::{self, ConsumerDistance};
 use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
-use super::incoming::ObjectTransfers;
-use super::outgoing::OutgoingTransfer;
-use crate::actors::function::{self, RunOutputs};
-use crate::actors::work::SharedWork;
-use crate::objects::{HandleLocation, ObjectHandle};
+use super::transfers::{ObjectTransfers, OutgoingTransfer};
+use crate::messages::request_update::{RequestUpdate, RunOutputs};
+use crate::messages::work::SharedWork;
+use crate::object_handle::{HandleLocation, ObjectHandle};
 use crate::port::Descriptor;
 
 /// The index of an object's consumer in the store. All holders of the handle together are one consumer.
@@ -208,6 +207,6 @@ impl PendingAnswer {
     pub(super) fn answer(self) {
         let Self { work, outputs, spent, attempts, gpu, .. } = self;
         let key = work.key;
-        work.home.post(function::Message::Completed { key, outputs, spent, gpu, attempts });
+        work.home.post(RequestUpdate::Completed { key, outputs, spent, gpu, attempts });
     }
 }

@@ -29,36 +29,14 @@ use millrace_transfers::fabric::{OutgoingCopy, TransferCargo, TransferOutcome};
 use millrace_types::{Bytes, Timestamp};
 use tracing::Span;
 
-use super::GpuActor;
-use crate::actors::node::{self, TransferReader};
-use crate::actors::spans::{self, CopiedBatch};
-use crate::objects::{HandleLocation, ObjectHandle, ObjectLost, Reply, memory};
+use super::actor::GpuActor;
+use super::transfers::{HostCopyPurpose, OutgoingTransfer};
+use crate::actors::spans;
+use crate::messages::gpu::CopiedBatch;
+use crate::messages::node;
+use crate::object_handle::{HandleLocation, ObjectHandle, ObjectLost, Reply, TransferReader};
+use crate::objects::{INLINE_BYTES_MAX, memory};
 use crate::port::Descriptor;
-use crate::service::tensors::INLINE_BYTES_MAX;
-
-/// The purpose of a copy to the host.
-#[derive(Debug)]
-pub(super) enum HostCopyPurpose {
-    /// The store has no room for the object, and tracks it on the host.
-    Refused(ObjectKey),
-    /// The store neither accepts nor tracks the object.
-    Declined(ObjectKey),
-    /// The store migrates the object to make room.
-    Migrate(ObjectKey),
-    /// A reader outside this GPU asked for bytes of the object. The handle keeps the object alive.
-    Fetch(Arc<ObjectHandle>, Reply),
-}
-
-/// A copy to the host that is under way.
-#[derive(Debug)]
-pub(super) struct OutgoingTransfer {
-    purpose: HostCopyPurpose,
-    to: Descriptor,
-    /// Whether the copy is a transfer under the fabric's grants. Small copies are not.
-    granted: bool,
-    /// The span of the copy in the trace of the request that produced the output; otherwise disabled.
-    span: Span,
-}
 
 impl GpuActor {
     /// Starts to copy a whole object to the host, or an output that will become an object.
@@ -73,7 +51,7 @@ impl GpuActor {
         let (reader, span) = match answers {
             Some(storing) => {
                 let span = spans::host_copy_span(&storing.work.span, self.index(), bytes);
-                (TransferReader::Answer(Arc::clone(&storing.work)), span)
+                (TransferReader::Answer(storing.work.answered()), span)
             }
             None if matches!(purpose, HostCopyPurpose::Migrate(_)) => (self.waits_for_room(), Span::none()),
             None => (TransferReader::None, Span::none()),
@@ -96,7 +74,7 @@ impl GpuActor {
     /// the run that reads it.
     fn waits_for(&self, object: ObjectKey) -> TransferReader {
         if let Some(storing) = self.data.storing.values().find(|storing| storing.left.contains(&object)) {
-            return TransferReader::Answer(Arc::clone(&storing.work));
+            return TransferReader::Answer(storing.work.answered());
         }
         let run = self.data.moves.reader_of(object);
         let waiting =

@@ -4,9 +4,9 @@ use millrace_gpu::ExecutorHealth;
 use millrace_memory::BLOCK;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
-use super::{GpuActor, ModelUsers};
-use crate::handle::SnapshotSender;
-use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart};
+use super::actor::GpuActor;
+use crate::messages::gpu::ModelUsers;
+use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart, SnapshotSender};
 
 impl GpuActor {
     pub(super) fn report(&self, now: Timestamp, parts: &SnapshotSender, users: &ModelUsers) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_core::trace::CoreId;
-use millrace_gpu::Event;
+use millrace_gpu::{Event, GpuCore};
 use millrace_memory::MemoryMap;
 use millrace_memory::elastic::{self};
 use millrace_proto::executor::command::Command;
@@ -22,15 +22,19 @@ use tokio::sync::mpsc;
 use tracing::Span;
 
 use super::*;
-use crate::actor_runtime;
-use crate::actors::function;
-use crate::actors::node::TransferReader;
-use crate::actors::spans::CopiedBatch;
-use crate::actors::work::RequestWork;
-use crate::node::DataConfig;
-use crate::objects::{HandleLocation, ObjectHandle, Reply, memory};
+use crate::actor_runtime::{self, AddressSlot};
+use crate::handle::ActorDirectory;
+use crate::install::PreparedModel;
+use crate::messages::gpu::{CopiedBatch, ObjectReport};
+use crate::messages::request_update::{RequestUpdate, RunOutputs};
+use crate::messages::work::RequestWork;
+use crate::messages::{executor, node};
+use crate::node_config::DataConfig;
+use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRequest, Reply, TransferReader};
+use crate::objects::{INLINE_BYTES_MAX, memory};
+use crate::port::Descriptor;
 use crate::request::{Attempt, OnGpus};
-use crate::service::tensors::INLINE_BYTES_MAX;
+use crate::traced_core::TracedCore;
 
 const HERE: GpuIndex = GpuIndex(1);
 const OTHER: GpuIndex = GpuIndex(0);
@@ -78,10 +82,12 @@ struct Bench {
     gpu: GpuActor,
     node: Peer<node::Message>,
     executor: Peer<executor::Message>,
-    function: Peer<function::Message>,
+    function: Peer<RequestUpdate>,
     /// The actor's own address, as its peers know it.
     own: Peer<Message>,
-    other: Peer<Message>,
+    /// The actor's own address, for the handles of objects.
+    own_objects: Peer<ObjectRequest>,
+    other: Peer<ObjectRequest>,
 }
 
 impl Bench {
@@ -91,10 +97,19 @@ impl Bench {
             |it| matches!(it, node::Message::ExecutorStopped(_)),
         );
         let executor = Peer::new(|| executor::Message::Stop, |it| matches!(it, executor::Message::Stop));
-        let function = Peer::new(|| function::Message::Retire, |it| matches!(it, function::Message::Retire));
-        let gpu = || Peer::new(|| Message::ActorReplaced, |it| matches!(it, Message::ActorReplaced));
-        let own = gpu();
-        let other = gpu();
+        let function = Peer::new(
+            || RequestUpdate::Dispatched(RequestKey(u64::MAX)),
+            |it| matches!(it, RequestUpdate::Dispatched(_)),
+        );
+        let own = Peer::new(|| Message::ActorReplaced, |it| matches!(it, Message::ActorReplaced));
+        let objects = || {
+            Peer::new(
+                || ObjectRequest::Discard(ObjectKey(u64::MAX)),
+                |it| matches!(it, ObjectRequest::Discard(ObjectKey(u64::MAX))),
+            )
+        };
+        let own_objects = objects();
+        let other = objects();
         let memory = Bytes::mib(64);
         let hardware = topology::TopologyGpu {
             index: HERE,
@@ -103,16 +118,17 @@ impl Bench {
             host_path: vec![LinkId(0)],
         };
         let core =
-            Core::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().store_config(memory));
+            GpuCore::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().store_config(memory));
         let peers = GpuPeers {
             node: node.slot.clone(),
             executor: executor.slot.clone(),
             own: own.slot.clone(),
+            own_objects: own_objects.slot.clone(),
             directory: ActorDirectory::new(),
             joined: vec![OTHER],
         };
         let gpu = GpuActor::new(hardware, TracedCore::new(core, CoreId::Gpu(HERE), None), peers);
-        let mut bench = Self { gpu, node, executor, function, own, other };
+        let mut bench = Self { gpu, node, executor, function, own, own_objects, other };
         bench.tell(Message::Up { incarnation: INCARNATION, pid: 1 });
         for model in [0, 1].map(ModelId) {
             let memory = Bytes::mib(4);
@@ -186,10 +202,13 @@ impl Bench {
         self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
     }
 
-    /// Delivers the messages that arrived at the actor's own address.
+    /// Delivers the messages that arrived at the actor's own addresses.
     async fn hear(&mut self) {
         for message in self.own.told().await {
             self.tell(message);
+        }
+        for request in self.own_objects.told().await {
+            self.tell(request.into());
         }
     }
 
@@ -281,7 +300,7 @@ fn a_run_that_waits_for_an_input_is_dropped_with_its_failed_program() {
         // An input of the request's first run does not count for the request's second run.
         bench.assign(1, 0, vec![source]);
         let fetches = bench.other.told().await.into_iter().filter_map(|message| match message {
-            Message::Fetch { reply, .. } => Some(reply),
+            ObjectRequest::Fetch { reply, .. } => Some(reply),
             _ => None,
         });
         let [first, second] = fetches.collect::<Vec<_>>().try_into().unwrap();
@@ -335,7 +354,7 @@ async fn keep(bench: &mut Bench, key: u64) -> Arc<ObjectHandle> {
     bench.tell(Message::Data(ObjectReport::Placed(ObjectKey(place.object))));
     let told = bench.function.told().await.into_iter();
     let mut kept = told.filter_map(|message| match message {
-        function::Message::Completed { outputs, .. } => Some(outputs.objects),
+        RequestUpdate::Completed { outputs, .. } => Some(outputs.objects),
         _ => None,
     });
     let kept = kept.next().unwrap().remove(0);
@@ -350,7 +369,7 @@ fn fetch(object: ObjectKey, bytes: u64) -> (Message, mpsc::UnboundedReceiver<boo
     let (sender, found) = mpsc::unbounded_channel();
     let reply = Reply::new(move |found| sender.send(found.is_ok()).unwrap_or_default());
     let part = ObjectPart { object: object.0, offset: 0, bytes };
-    (Message::Fetch { part, reader: TransferReader::None, reply }, found)
+    (ObjectRequest::Fetch { part, reader: TransferReader::None, reply }.into(), found)
 }
 
 impl Bench {

@@ -9,11 +9,11 @@ use millrace_scheduling::{batching, dispatch, tenancy};
 use millrace_types::{Digest, ModelId, SloCounts, Timestamp};
 use millrace_workflow::hints::Prewarm;
 
-use super::NodeActor;
-use crate::actors::work::RequestWork;
-use crate::control::checkpoint::SloScores;
+use super::actor::NodeActor;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
-use crate::supervisor::Removed;
+use crate::messages::work::RequestWork;
+use crate::registry::Removed;
+use crate::slo_scores::SloScores;
 
 impl NodeActor {
     pub(super) fn install(
@@ -24,26 +24,26 @@ impl NodeActor {
     ) -> Result<(), InstallError> {
         let key = function.key.clone();
         let profiles = function.profiles.clone();
-        if let Some((model, memory)) = self.supervisor.install(function, &prepared)? {
+        if let Some((model, memory)) = self.functions.install(function, &prepared)? {
             let weights = prepared.weights_bytes;
             self.dispatch(now, dispatch::Event::Install { model, memory, weights });
             for profile in profiles {
-                if let Some(learned) = self.supervisor.learned(model, &profile) {
+                if let Some(learned) = self.state.learned(model, &profile) {
                     self.dispatch(now, dispatch::Event::ProfileLoaded(learned));
                 }
             }
         }
-        if let Some(model) = self.supervisor.model_of(&key) {
+        if let Some(model) = self.state.model_of(&key) {
             self.residency(now, model);
         }
-        if let Some(limits) = self.supervisor.limits_of(&key) {
+        if let Some(limits) = self.state.limits_of(&key) {
             self.dispatch(now, limits);
         }
-        if let Some((function, tenant)) = self.supervisor.capped(&key) {
+        if let Some((function, tenant)) = self.state.capped(&key) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
         }
         if self.dispatch.core.dispatch().uses_scores()
-            && let Some((function, objective)) = self.supervisor.objective_of(&key)
+            && let Some((function, objective)) = self.state.objective_of(&key)
         {
             self.dispatch(now, dispatch::Event::Objective { function, objective });
         }
@@ -52,11 +52,11 @@ impl NodeActor {
 
     /// Returns the profiles of the models on this node, for the profile store.
     pub(super) fn learned(&self) -> Vec<(Digest, Profile)> {
-        let types = self.supervisor.gpu_types();
+        let types = self.state.gpu_types();
         let learned = self.dispatch.core.dispatch().learned();
         let told = learned.filter_map(|ModelProfile { model, kind, load, swap, run }| {
             let gpu_type = types.get(kind as usize)?.clone();
-            Some((self.supervisor.digest_of(model)?, Profile { gpu_type, load, swap, run }))
+            Some((self.state.digest_of(model)?, Profile { gpu_type, load, swap, run }))
         });
         told.collect()
     }
@@ -64,7 +64,7 @@ impl NodeActor {
     /// Tells dispatch how many copies of a model stay warm, if the functions that use the model changed
     /// that.
     fn residency(&mut self, now: Timestamp, model: ModelId) {
-        if let Some(residency) = self.supervisor.new_residency(model) {
+        if let Some(residency) = self.state.new_residency(model) {
             self.dispatch(now, dispatch::Event::WarmCopiesRequired { model, copies: residency.min_warm });
         }
     }
@@ -80,7 +80,7 @@ impl NodeActor {
         if !self.dispatch.core.dispatch().uses_scores() {
             return;
         }
-        for (function, key, here) in self.supervisor.scored() {
+        for (function, key, here) in self.state.scored() {
             let Some(all) = scores.get(&key) else { continue };
             let known = self.remote_slo_counts.get(&function).copied().unwrap_or_default();
             let seen = all.since(here);
@@ -97,11 +97,11 @@ impl NodeActor {
     /// Tells dispatch which models a request's workflow is likely to need next, as far as this node serves
     /// them (D29).
     pub(super) fn next(&mut self, now: Timestamp, work: &RequestWork) {
-        if self.supervisor.prewarm() == Prewarm::Off {
+        if self.state.prewarm() == Prewarm::Off {
             return;
         }
         for key in &work.invocation.next {
-            if let Some(model) = self.supervisor.model_of(key) {
+            if let Some(model) = self.state.model_of(key) {
                 self.dispatch(now, dispatch::Event::PrewarmHint { model, after: Some(work.model) });
             }
         }
@@ -118,7 +118,7 @@ impl NodeActor {
         if self.dispatch.core.tenancy().has_capped_owner(function) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
         }
-        match self.supervisor.remove(function) {
+        match self.state.remove(function) {
             Some(Removed::WithModel(model)) => self.dispatch(now, dispatch::Event::Remove { model }),
             Some(Removed::FunctionOnly(model)) => self.residency(now, model),
             None => {}

@@ -7,9 +7,8 @@ use millrace_core::ids::RequestKey;
 use millrace_transfers::rates::TransferObjective;
 use millrace_types::Timestamp;
 
-use super::NodeActor;
-use crate::actors::work::RequestWork;
-use crate::request::TransferRequester;
+use super::actor::NodeActor;
+use crate::object_handle::{AnsweredRequest, TransferRequester};
 
 /// Returns the objective of bytes that another worker fetches. The duration of that worker's run is unknown
 /// here, and counts as zero.
@@ -23,7 +22,7 @@ impl NodeActor {
     pub(super) fn objective(&self, now: Timestamp, reader: RequestKey) -> Option<TransferObjective> {
         let members = self.dispatch.core.members(reader);
         let works = members.iter().filter_map(|key| Some(&self.entries.get(key)?.work));
-        let wanted = works.filter_map(|work| Some((self.wanted_by(work)?, work.model)));
+        let wanted = works.filter_map(|work| Some((self.wanted_by(&work.answered())?, work.model)));
         let (by, model) = wanted.min()?;
         let dispatch = self.dispatch.core.dispatch();
         // Before the first run of a model its run has no prediction.
@@ -32,8 +31,12 @@ impl NodeActor {
     }
 
     /// Returns the objective of bytes that belong to the answer of a request that has run.
-    pub(super) fn answer_objective(&self, now: Timestamp, work: &RequestWork) -> Option<TransferObjective> {
-        let by = self.wanted_by(work)?;
+    pub(super) fn answer_objective(
+        &self,
+        now: Timestamp,
+        request: &AnsweredRequest,
+    ) -> Option<TransferObjective> {
+        let by = self.wanted_by(request)?;
         Some(TransferObjective { slo: by.since(now), infer: Duration::ZERO })
     }
 
@@ -45,7 +48,7 @@ impl NodeActor {
         asker: &TransferRequester,
     ) -> Option<TransferObjective> {
         let by = self.asked_by(asker)?;
-        let model = self.supervisor.model_of(&asker.revision);
+        let model = self.state.model_of(&asker.revision);
         let run = model.and_then(|model| self.dispatch.core.dispatch().predicted_run(model, 1));
         Some(TransferObjective { slo: by.since(now), infer: run.unwrap_or_default() })
     }
@@ -62,13 +65,13 @@ impl NodeActor {
 
     fn asked_by(&self, asker: &TransferRequester) -> Option<Timestamp> {
         let own = asker.objective;
-        let objective = own.or_else(|| self.supervisor.deadline_of_revision(&asker.revision))?;
+        let objective = own.or_else(|| self.state.deadline_of_revision(&asker.revision))?;
         Some(asker.came + objective)
     }
 
-    fn wanted_by(&self, work: &RequestWork) -> Option<Timestamp> {
-        let own = work.invocation.objective;
-        let objective = own.or_else(|| self.supervisor.deadline_of(work.function))?;
-        Some(work.accepted + objective)
+    fn wanted_by(&self, request: &AnsweredRequest) -> Option<Timestamp> {
+        let own = request.objective;
+        let objective = own.or_else(|| self.state.deadline_of(request.function))?;
+        Some(request.accepted + objective)
     }
 }

@@ -6,19 +6,19 @@ use millrace_scheduling::dispatch::{self, LatencyObjective};
 use millrace_transfers::fabric;
 use millrace_types::{SloCounts, Timestamp};
 
-use super::NodeActor;
+use super::actor::NodeActor;
 use crate::policy::DesiredPolicy;
 
 impl NodeActor {
     pub(super) fn set_policy(&mut self, now: Timestamp, wanted: &DesiredPolicy) {
-        let (before, after) = self.supervisor.set_policy(wanted);
+        let (before, after) = self.state.set_policy(wanted);
         let generation = after.generation;
         let before = before.policy;
         let after = after.policy;
         if before.eviction != after.eviction {
             // The GPUs are told before dispatch, because dispatch next tells them the standing of resident
             // models under the new eviction.
-            for gpu in self.supervisor.gpu_indices() {
+            for gpu in self.state.gpu_indices() {
                 self.tell_gpu(gpu, GpuEvent::Eviction(after.eviction));
             }
         }
@@ -31,12 +31,12 @@ impl NodeActor {
             );
         }
         if before.batching != after.batching {
-            for limits in self.supervisor.all_limits() {
+            for limits in self.state.all_limits() {
                 self.dispatch(now, limits);
             }
             // An objective also says whether the function's requests are batchable.
             if after.dispatch.uses_scores() {
-                for (function, objective, _) in self.supervisor.objectives() {
+                for (function, objective, _) in self.state.objectives() {
                     self.dispatch(now, dispatch::Event::Objective { function, objective });
                 }
             }
@@ -59,7 +59,7 @@ impl NodeActor {
     /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier
     /// registrations included.
     fn standings(&self) -> Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)> {
-        let mut standings = self.supervisor.objectives();
+        let mut standings = self.state.objectives();
         for (function, _, counts) in &mut standings {
             let base = self.remote_slo_counts.get(function).copied().unwrap_or_default();
             *counts = base.plus(*counts);

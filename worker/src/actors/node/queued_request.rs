@@ -8,8 +8,8 @@ use millrace_types::{GpuIndex, RequestId};
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::actors::work::SharedWork;
-use crate::handle::ActorDirectory;
+use crate::messages::work::SharedWork;
+use crate::object_handle::QueueAddress;
 
 /// A request in the queue or on a GPU.
 pub(super) struct WaitingEntry {
@@ -20,10 +20,10 @@ pub(super) struct WaitingEntry {
 }
 
 impl WaitingEntry {
-    /// Returns a request that waits from now on. `node` is registered with the request's objects as the
-    /// address of the request's node.
-    pub(super) fn new(work: SharedWork, queue: &Batcher, node: &Arc<ActorDirectory>) -> Self {
-        work.invocation.on_gpus.objects.iter().for_each(|object| object.read_by(work.key, node));
+    /// Returns a request that waits from now on. `address` is registered with the request's objects as the
+    /// address of the request's queue.
+    pub(super) fn new(work: SharedWork, queue: &Batcher, address: &Arc<QueueAddress>) -> Self {
+        work.invocation.on_gpus.objects.iter().for_each(|object| object.read_by(work.key, address));
         let mut entry = Self { work, queue: None, on: None };
         entry.set_waiting(queue);
         entry

@@ -19,16 +19,18 @@ use std::time::Duration;
 use millrace_core::Core as _;
 use millrace_nodes::checkpoint::{Action, Config, Event, WorkerCheckpoint};
 use millrace_proto::worker as wire;
-use millrace_types::{Epoch, FunctionKey, SloBase, SloCounts, SyncBatch};
+use millrace_types::{Epoch, FunctionKey, SloBase, SyncBatch};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 
 use self::observe::{NodeObservation, ReportThreshold};
-use super::desired::{self, DesiredState};
 use super::leaders::{LeaderClaims, StreamId};
-use super::registration::{NodeEpochStore, NodeEpochs};
 use crate::clock::Clock;
+use crate::desired_state::{DesiredState, PlacedFunction};
 use crate::handle::NodeHandle;
+use crate::registration::{NodeEpochStore, NodeEpochs};
+
+pub use crate::slo_scores::SloScores;
 
 mod observe;
 
@@ -39,10 +41,6 @@ const CREATED_MAX: usize = 20_000;
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of index changes handled at once.
 const CHANGES_AT_ONCE: usize = 256;
-
-/// SLO counts of the functions placed here: the counts from other nodes and earlier placements,
-/// plus the counts of this registration. Updated about once a second.
-pub type SloScores = Arc<BTreeMap<FunctionKey, SloCounts>>;
 
 /// An encoded batch, and its destination.
 #[derive(Debug, Clone, Default)]
@@ -205,7 +203,7 @@ impl CheckpointTask {
     /// function does not inherit the counts of the old function, and the leader dropped the old
     /// counts with the old function.
     fn deleted(&mut self) -> BTreeSet<FunctionKey> {
-        let created = |it: &desired::PlacedFunction| (it.key.function.clone(), it.created_at_ms);
+        let created = |it: &PlacedFunction| (it.key.function.clone(), it.created_at_ms);
         let desired: BTreeMap<_, _> = self.from.desired.borrow().functions.iter().map(created).collect();
         if self.created.len() > CREATED_MAX {
             self.created.retain(|function, _| desired.contains_key(function));

@@ -11,9 +11,9 @@ use millrace_types::{Failure, Slo};
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::actors::node::TransferReader;
 use crate::node::DataConfig;
-use crate::objects::{HandleLocation, HostBytes, ObjectHandle, ObjectRange, size_of_memory};
+use crate::object_handle::{HandleLocation, HostBytes, ObjectHandle, ObjectRange, TransferReader};
+use crate::objects::size_of_memory;
 use crate::request::AttemptOutcome;
 use crate::snapshot::NodeSnapshot;
 

@@ -31,11 +31,7 @@ use millrace_proto::{BUILD, PROTOCOL_VERSION};
 use millrace_types::Incarnation;
 
 use self::turns::{CancelledRun, RunOrder};
-use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, SharedDeviceMemory};
-
-/// The number of a process of an isolating port, unique for the life of the port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ProcessId(u64);
+use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, ProcessId, SharedDeviceMemory};
 
 /// The factory of an isolating port's device memory and of the ports of its processes.
 pub trait IsolatedProcessFactory: 'static {

@@ -1,7 +1,7 @@
 //! Tests of the deadlines of transfers to the host (D14).
 
 use super::*;
-use crate::request::TransferRequester;
+use crate::object_handle::TransferRequester;
 
 /// Returns the counts of transfers with a deadline in `ms` milliseconds, or without a deadline.
 fn counts(transfers: u64, ms: Option<u64>) -> GuaranteeCounts {

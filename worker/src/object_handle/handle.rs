@@ -15,10 +15,10 @@ use millrace_proto::executor::ObjectPart;
 use millrace_types::{GpuIndex, Incarnation};
 use tokio::sync::oneshot;
 
+use super::queue::{InputMoved, QueueAddress};
+use super::reader::TransferReader;
+use super::request::{HostBytes, ObjectLost, ObjectRequest, Reply};
 use crate::actor_runtime::Mailbox;
-use crate::actors::node::TransferReader;
-use crate::actors::{gpu, node};
-use crate::handle::ActorDirectory;
 use crate::port::Descriptor;
 
 /// The location of an object.
@@ -41,14 +41,14 @@ pub(crate) struct ObjectHandle {
     pub(crate) key: ObjectKey,
     pub(crate) bytes: u64,
     state: Mutex<State>,
-    home: Mailbox<gpu::Message>,
+    home: Mailbox<ObjectRequest>,
 }
 
 struct State {
     place: HandleLocation,
-    /// Requests of the node that read the object, with the directory by which their queue is
-    /// notified. Bounded by the node's requests.
-    readers: BTreeMap<RequestKey, Arc<ActorDirectory>>,
+    /// Requests of the node that read the object, with the queue that is notified for each. Bounded by
+    /// the node's requests.
+    readers: BTreeMap<RequestKey, Arc<QueueAddress>>,
 }
 
 /// A range of an object's bytes, as a tensor's contents.
@@ -59,67 +59,9 @@ pub(crate) struct ObjectRange {
     pub(crate) bytes: u64,
 }
 
-/// The error of an access to a lost object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the object was lost with its GPU's executor")]
-pub(crate) struct ObjectLost;
-
-/// Host memory with bytes of an object, and the offset of the first byte.
-pub(crate) type HostBytes = Result<(Descriptor, u64), ObjectLost>;
-
-/// The destination of requested bytes. A destination that is dropped unused receives [`ObjectLost`].
-pub(crate) struct Reply(Option<To>);
-
-enum To {
-    /// A callback, which is called in any case.
-    Told(Box<dyn FnOnce(HostBytes) + Send>),
-    /// A task that waits, and may give up.
-    Awaited(oneshot::Sender<HostBytes>),
-}
-
-impl Reply {
-    pub(crate) fn new(reply: impl FnOnce(HostBytes) + Send + 'static) -> Self {
-        Self(Some(To::Told(Box::new(reply))))
-    }
-
-    fn awaited(answer: oneshot::Sender<HostBytes>) -> Self {
-        Self(Some(To::Awaited(answer)))
-    }
-
-    /// Whether the waiting task has given up.
-    pub(crate) fn is_given_up(&self) -> bool {
-        matches!(&self.0, Some(To::Awaited(answer)) if answer.is_closed())
-    }
-
-    pub(crate) fn send(mut self, found: HostBytes) {
-        self.tell(found);
-    }
-
-    fn tell(&mut self, found: HostBytes) {
-        match self.0.take() {
-            Some(To::Told(reply)) => reply(found),
-            // The waiting task may have given up.
-            Some(To::Awaited(answer)) => answer.send(found).unwrap_or_default(),
-            None => {}
-        }
-    }
-}
-
-impl Drop for Reply {
-    fn drop(&mut self) {
-        self.tell(Err(ObjectLost));
-    }
-}
-
-impl fmt::Debug for Reply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reply")
-    }
-}
-
 impl ObjectHandle {
     /// Returns the handle of an object that is being written.
-    pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<gpu::Message>) -> Self {
+    pub(crate) fn new(gpu: GpuIndex, key: ObjectKey, bytes: u64, home: Mailbox<ObjectRequest>) -> Self {
         let state = Mutex::new(State { place: HandleLocation::Coming, readers: BTreeMap::new() });
         Self { gpu, key, bytes, state, home }
     }
@@ -144,14 +86,14 @@ impl ObjectHandle {
         let mut state = self.lock();
         let moved = on_gpu(&state.place) != on_gpu(&place);
         state.place = place;
-        for (reader, directory) in state.readers.iter().filter(|_| moved) {
-            directory.post(node::Message::InputMoved(*reader));
+        for (reader, queue) in state.readers.iter().filter(|_| moved) {
+            queue.post(InputMoved(*reader));
         }
     }
 
-    /// Adds a request that reads the object. Its node is notified when the object moves.
-    pub(crate) fn read_by(&self, reader: RequestKey, actors: &Arc<ActorDirectory>) {
-        self.lock().readers.insert(reader, Arc::clone(actors));
+    /// Adds a request that reads the object. The queue is notified when the object moves.
+    pub(crate) fn read_by(&self, reader: RequestKey, queue: &Arc<QueueAddress>) {
+        self.lock().readers.insert(reader, Arc::clone(queue));
     }
 
     /// Removes a request that read the object.
@@ -162,7 +104,7 @@ impl ObjectHandle {
     /// Tells the Gpu actor whether a request that reads the object waits at this position of the
     /// queue.
     pub(crate) fn queued(&self, position: u64, waits: bool) {
-        self.home.post(gpu::Message::ReaderQueued { object: self.key, place: position, waits });
+        self.home.post(ObjectRequest::ReaderQueued { object: self.key, place: position, waits });
     }
 
     /// Requests bytes of the object in host memory, with a copy from the GPU if necessary.
@@ -172,7 +114,7 @@ impl ObjectHandle {
             HandleLocation::Lost => reply.send(Err(ObjectLost)),
             HandleLocation::Coming | HandleLocation::Gpu(_) => {
                 let part = ObjectPart { object: self.key.0, offset, bytes };
-                self.home.post(gpu::Message::Fetch { part, reader, reply });
+                self.home.post(ObjectRequest::Fetch { part, reader, reply });
             }
         }
     }
@@ -200,7 +142,7 @@ impl fmt::Debug for ObjectHandle {
 
 impl Drop for ObjectHandle {
     fn drop(&mut self) {
-        self.home.post(gpu::Message::Discard(self.key));
+        self.home.post(ObjectRequest::Discard(self.key));
     }
 }
 
@@ -212,20 +154,21 @@ mod tests {
     #[test]
     fn the_queue_is_notified_for_each_reader_when_an_object_enters_or_leaves_a_gpu() {
         actix::System::new().block_on(async {
-            let (queue, mut told) = spawn_forwarder::<node::Message>();
+            let (mailbox, mut told) = spawn_forwarder();
             let (home, _) = spawn_forwarder();
-            let directory = ActorDirectory::new();
-            directory.publish_node(Some(queue));
+            let queue = Arc::new(QueueAddress::default());
+            queue.publish(Some(mailbox));
             let kept = ObjectHandle::new(GpuIndex(0), ObjectKey(7), 9, home);
-            kept.read_by(RequestKey(1), &directory);
+            kept.read_by(RequestKey(1), &queue);
             kept.moves_to(HandleLocation::Gpu(Incarnation(1)));
             kept.moves_to(HandleLocation::Gpu(Incarnation(1)));
-            kept.read_by(RequestKey(2), &directory);
+            kept.read_by(RequestKey(2), &queue);
             kept.read_no_more(RequestKey(1));
             kept.moves_to(HandleLocation::Lost);
-            directory.post(node::Message::Withdraw(RequestKey(3)));
+            let last = RequestKey(3);
+            queue.post(InputMoved(last));
             let mut moved = Vec::new();
-            while let Some(node::Message::InputMoved(key)) = told.recv().await {
+            while let Some(InputMoved(key)) = told.recv().await.filter(|notice| *notice != InputMoved(last)) {
                 moved.push(key);
             }
             assert_eq!(moved, [RequestKey(1), RequestKey(2)]);

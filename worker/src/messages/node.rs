@@ -1,4 +1,4 @@
-//! The messages to the Node actor, and the readers that transfers over links serve.
+//! The messages to the Node actor.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,18 +9,18 @@ use millrace_core::attempts::{AttemptProgress, AttemptRecord};
 use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
 use millrace_transfers::fabric::{self, TransferCargo};
-use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts, Timestamp};
+use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts};
 use tokio::sync::oneshot;
 
-use crate::actors::work::SharedWork;
-use crate::control::checkpoint::SloScores;
-use crate::control::desired::TenantQuotas;
-use crate::handle::{FaultError, SnapshotSender};
+use super::work::SharedWork;
+use crate::desired_state::TenantQuotas;
+use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
+use crate::object_handle::{InputMoved, TransferReader};
 use crate::policy::DesiredPolicy;
 use crate::programs::HostedProgram;
-use crate::request::TransferRequester;
-use crate::snapshot::SnapshotScope;
+use crate::slo_scores::SloScores;
+use crate::snapshot::{SnapshotScope, SnapshotSender};
 
 /// A message to the Node actor.
 pub(crate) enum Message {
@@ -100,27 +100,8 @@ pub(crate) enum Message {
     ExecutorStopped(GpuIndex),
 }
 
-/// The request that waits for the bytes of a transfer.
-#[derive(Debug, Clone)]
-pub(crate) enum TransferReader {
-    /// No request waits for the bytes.
-    None,
-    /// The request's run reads the bytes, or the request's model needs the memory that the bytes leave.
-    Run(RequestKey),
-    /// The request has run, and is answered once the bytes have arrived.
-    Answer(SharedWork),
-    /// The bytes are an input of the request, which is enqueued once all its inputs have arrived.
-    Inputs(Arc<TransferRequester>),
-    /// The request is not in the node's queue: a program reads the bytes for the request, or the bytes
-    /// are part of its answer.
-    Outside(Arc<TransferRequester>),
-    /// A request on another worker, which needs the bytes by this time.
-    Elsewhere(Timestamp),
-}
-
-impl TransferReader {
-    /// Returns the reader for a request's run. Without a request, no request waits.
-    pub(crate) fn run(key: Option<RequestKey>) -> Self {
-        key.map_or(Self::None, Self::Run)
+impl From<InputMoved> for Message {
+    fn from(InputMoved(key): InputMoved) -> Self {
+        Self::InputMoved(key)
     }
 }

@@ -25,14 +25,14 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::data::{LastCall, ProcessCall, ProcessData, invalid};
-use super::launch::PROGRAM_VARIABLE;
-use super::pool::{Message, ProcessEvent, ProcessReply};
-use super::{HostedProgram, log};
+use super::log;
 use crate::actor_runtime::Mailbox;
 use crate::clock::Clock;
+use crate::messages::process_pool::{Message, ProcessEvent, ProcessReply};
+use crate::object_handle::TransferRequester;
 use crate::process_port::connection::{OfferError, ProcessConnection, is_out_of_resources};
-use crate::request::TransferRequester;
+use crate::programs::data::{LastCall, ProcessCall, ProcessData, invalid};
+use crate::programs::{HostedProgram, PROGRAM_VARIABLE};
 
 /// Maximum time from the close of a process's socket to the exit.
 const EXIT_GRACE: Duration = Duration::from_millis(50);
@@ -85,14 +85,20 @@ impl Process {
         name: ProcessName,
         crew: Mailbox<Message>,
     ) -> Result<Self, StartError> {
-        let inner = &program.programs.0;
+        let programs = program.programs();
+        let launcher = programs.launcher();
+        let clock = programs.objects().clock();
         let (connection, theirs) = ProcessConnection::pair().map_err(StartError::Socket)?;
         let connection = Rc::new(connection);
         let last_call = LastCall::default();
         let watch = ProcessWatch {
             name: name.clone(),
             connection: Rc::clone(&connection),
-            data: ProcessData::new(inner.objects.clone(), inner.aside.clone(), LastCall::clone(&last_call)),
+            data: ProcessData::new(
+                programs.objects().clone(),
+                programs.copies().clone(),
+                LastCall::clone(&last_call),
+            ),
             ready: Cell::new(false),
             last_line: Rc::default(),
             crew,
@@ -107,13 +113,13 @@ impl Process {
         let passed =
             |variable: &str| VARIABLES.contains(&variable) || variable.starts_with(FUNCTION_VARIABLES);
         let variables = std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(passed));
-        let mut child = tokio::process::Command::new(&inner.launcher.program)
-            .args(&inner.launcher.args)
+        let mut child = tokio::process::Command::new(&launcher.program)
+            .args(&launcher.args)
             .env_clear()
             .envs(variables)
-            .envs(inner.launcher.envs.iter().map(|(name, value)| (name, value)))
-            .env(PROGRAM_VARIABLE, &program.path)
-            .current_dir(&inner.dir)
+            .envs(launcher.envs.iter().map(|(name, value)| (name, value)))
+            .env(PROGRAM_VARIABLE, program.path())
+            .current_dir(programs.dir())
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -133,14 +139,14 @@ impl Process {
         let leader = Leader { pid, ended: watched.map_err(StartError::Spawn)?, child };
         let incarnation = name.incarnation;
         let log = output.map(|(output, errors)| {
-            let clock = Arc::clone(inner.objects.clock());
+            let clock = Arc::clone(clock);
             let last = Rc::clone(&watch.last_line);
             actix_rt::spawn(async move {
                 log::forward(output, errors, name.function, name.place.0, &*clock, &last).await;
             })
         });
-        actix_rt::spawn(watch.run(leader, log, inner.closing.subscribe()));
-        Ok(Self { incarnation, connection, last_call, clock: Arc::clone(inner.objects.clock()), pidfd })
+        actix_rt::spawn(watch.run(leader, log, programs.closing()));
+        Ok(Self { incarnation, connection, last_call, clock: Arc::clone(clock), pidfd })
     }
 
     /// Sends a request to the process.

@@ -7,18 +7,13 @@ use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::SloCounts;
 use millrace_types::policy::Batches;
 
-use super::Supervisor;
 use super::functions::limits;
-use crate::actors::function::{SloCountReports, slo_counts};
+use super::slo_counts::{slo_counts, slo_reports};
+use super::state::NodeState;
 use crate::install::FunctionConfig;
 use crate::policy::{DesiredPolicy, EffectivePolicy};
 
-/// Whether Function actors report SLO counts under a policy.
-pub(super) fn slo_reports(in_force: &EffectivePolicy) -> SloCountReports {
-    if in_force.policy.dispatch.uses_scores() { SloCountReports::Yes } else { SloCountReports::No }
-}
-
-impl Supervisor {
+impl NodeState {
     /// Returns the policy in force, with the number of the last change.
     pub(crate) fn in_force(&self) -> EffectivePolicy {
         self.in_force.get()
@@ -31,18 +26,18 @@ impl Supervisor {
 
     /// Sets the policy that an operator chose. Returns the previous policy and the new policy.
     pub(crate) fn set_policy(&self, wanted: &DesiredPolicy) -> (EffectivePolicy, EffectivePolicy) {
-        let after = EffectivePolicy::of(&self.config, wanted);
-        self.told.set(slo_reports(&after));
+        let after = EffectivePolicy::of(&self.config.policy(), wanted);
+        self.slo_reports.set(slo_reports(&after));
         (self.in_force.replace(after), after)
     }
 
     /// Returns the batching limits of a function, if the function and the policy batch requests.
-    pub(super) fn limits(&self, function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
+    pub(crate) fn limits(&self, function: FunctionIndex, config: &FunctionConfig) -> Option<batching::Event> {
         limits(function, config).filter(|_| self.policy().batching == Batches::On)
     }
 
     /// Returns the objective of a function with an SLO.
-    pub(super) fn objective(&self, config: &FunctionConfig) -> Option<LatencyObjective> {
+    pub(crate) fn objective(&self, config: &FunctionConfig) -> Option<LatencyObjective> {
         let together = config.serving.batching.is_some() && self.policy().batching == Batches::On;
         config.slo.as_ref().map(|slo| LatencyObjective::of(slo).together(together))
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_types::{ModelId, Priority, Timestamp};
 
+use super::request_update::RequestUpdate;
 use crate::actor_runtime::Mailbox;
-use crate::actors::function;
+use crate::object_handle::AnsweredRequest;
 use crate::request::Attempt;
 
 /// A request and the address of its answer. The request's present owner and the Node share it, because the
@@ -20,9 +21,17 @@ pub(crate) struct RequestWork {
     pub(crate) accepted: Timestamp,
     pub(crate) invocation: Attempt,
     /// The Function actor that admitted the request, and the only actor that answers it.
-    pub(crate) home: Mailbox<function::Message>,
+    pub(crate) home: Mailbox<RequestUpdate>,
     /// The caller's span.
     pub(crate) span: tracing::Span,
 }
 
 pub(crate) type SharedWork = Arc<RequestWork>;
+
+impl RequestWork {
+    /// Returns the request as the reader of bytes that belong to its answer.
+    pub(crate) fn answered(&self) -> AnsweredRequest {
+        let Self { function, accepted, .. } = *self;
+        AnsweredRequest { function, accepted, objective: self.invocation.objective }
+    }
+}

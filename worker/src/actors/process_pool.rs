@@ -5,6 +5,9 @@
 //! requests wait. Above that, a request is answered with `QUEUE_FULL`. The actor ends after it was
 //! stopped, because its function is gone, and all its processes have ended.
 
+mod log;
+mod process;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -13,78 +16,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_core::Core as _;
-use millrace_core::attempts::AttemptRecord;
 use millrace_core::ids::RequestKey;
 use millrace_gpu::lifecycle::START_TIMEOUT;
 use millrace_gpu::process_pool::{self, Action, Event, KillReason, ProcessSlot};
 use millrace_proto::executor::tensor::Contents as Sent;
 use millrace_proto::function as wire;
 use millrace_proto::trace::{self, FinishedSpan, KeyValue};
-use millrace_types::{DataId, Incarnation, Reason, Timestamp};
+use millrace_types::{Incarnation, Reason, Timestamp};
 
-use super::health::{HealthReporter, ProcessHealth};
-use super::process::{Process, ProcessName};
-use super::{HostedProgram, outputs};
+use self::process::{Process, ProcessName};
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
-use crate::actors::function::{self, ProgramOutputs};
-use crate::actors::work::SharedWork;
 use crate::install::FunctionConfig;
+use crate::messages::process_pool::{Message, ProcessEvent, ProcessReply};
+use crate::messages::request_update::{ProgramOutputs, RequestUpdate};
+use crate::messages::work::SharedWork;
+use crate::object_handle::TransferRequester;
 use crate::objects::sealed;
-use crate::port::Descriptor;
 use crate::process_port::connection::OfferError;
-use crate::request::TransferRequester;
-use crate::service::tensors::PackedTensors;
-
-/// A process's answer to a call.
-#[derive(Debug)]
-pub(crate) enum ProcessReply {
-    Outputs {
-        outputs: Vec<wire::Tensor>,
-        descriptors: Vec<Descriptor>,
-        /// The objects among the outputs that the process stored and that no earlier answer named.
-        stored: BTreeSet<DataId>,
-    },
-    Failed(String),
-}
-
-/// An event of a process.
-#[derive(Debug)]
-pub(crate) enum ProcessEvent {
-    Ready,
-    Returned {
-        call: u64,
-        answer: ProcessReply,
-    },
-    /// A call could not be sent, because this machine lacks descriptors or memory. The process is
-    /// unaffected.
-    Unsent {
-        call: u64,
-        why: String,
-    },
-    Exited {
-        status: String,
-    },
-    /// The process was killed, because this machine lacks descriptors or memory.
-    GivenUp {
-        status: String,
-    },
-}
-
-/// A message to a process pool actor.
-pub(crate) enum Message {
-    /// The pool starts the processes and keeps them alive from now on.
-    Start,
-    /// A Function actor admitted a request, which waits for a process from now on.
-    Enqueue { work: SharedWork, attempts: AttemptRecord },
-    /// No caller waits for a request's answer any longer.
-    Withdraw(RequestKey),
-    /// The Function actor was restarted and has no requests.
-    FunctionReset,
-    /// An event of a process.
-    Process { place: ProcessSlot, incarnation: Incarnation, heard: ProcessEvent },
-    /// The pool stops all processes and starts no others.
-    Stop,
-}
+use crate::programs::health::ProcessHealth;
+use crate::programs::reporter::HealthReporter;
+use crate::programs::{HostedProgram, outputs};
+use crate::tensors::PackedTensors;
 
 /// A request that waits or runs.
 struct PooledRequest {
@@ -123,7 +75,7 @@ impl ProcessPoolActor {
     ) -> Self {
         let core = process_pool::ProcessPool::new(processes, own.epoch(), seed);
         let key = &config.key;
-        let reporter = program.programs.reporter(key);
+        let reporter = program.programs().reporter(key);
         Self {
             name: key.to_string().into(),
             program,
@@ -151,12 +103,7 @@ impl ProcessPoolActor {
                 Action::Fail { key, reason, may_have_executed } => {
                     let Some(entry) = self.entries.remove(&key) else { continue };
                     let detail = self.explain(reason);
-                    entry.work.home.post(function::Message::Failed {
-                        key,
-                        reason,
-                        may_have_executed,
-                        detail,
-                    });
+                    entry.work.home.post(RequestUpdate::Failed { key, reason, may_have_executed, detail });
                 }
             }
         }
@@ -243,7 +190,7 @@ impl ProcessPoolActor {
         };
         entry.began = now;
         entry.attempt = attempt;
-        entry.work.home.post(function::Message::Dispatched(key));
+        entry.work.home.post(RequestUpdate::Dispatched(key));
         let left = deadline(&entry.work).since(now);
         let sent = call(&entry.work, left).map_err(OfferError::OutOfResources);
         match sent.and_then(|(call, descriptors)| {
@@ -281,7 +228,7 @@ impl ProcessPoolActor {
             ProcessReply::Failed(_) => BTreeSet::new(),
         };
         if self.core.running(place, incarnation) != Some(key) {
-            self.program.programs.0.objects.let_go(&unwanted);
+            self.program.programs().objects().let_go(&unwanted);
             return;
         }
         if let Some(PooledRequest { work, began, attempt }) = self.entries.remove(&key) {
@@ -295,15 +242,15 @@ impl ProcessPoolActor {
             let outputs = match answer {
                 ProcessReply::Failed(message) => Err(message),
                 ProcessReply::Outputs { outputs, descriptors, stored } => {
-                    let inner = &self.program.programs.0;
+                    let programs = self.program.programs();
                     outputs::read(
                         outputs,
                         &descriptors,
                         &self.program.declared.outputs,
                         &work.invocation.outputs,
                         &stored,
-                        &inner.objects,
-                        inner.output_max,
+                        programs.objects(),
+                        programs.output_max(),
                     )
                 }
             };
@@ -316,9 +263,9 @@ impl ProcessPoolActor {
                     let PackedTensors { tensors, descriptors, objects: kept } = packed;
                     let computed =
                         ProgramOutputs { tensors, descriptors, kept, marks, began, ran, attempts: attempt };
-                    function::Message::Computed { key, computed }
+                    RequestUpdate::Computed { key, computed }
                 }
-                Err(message) => function::Message::Failed {
+                Err(message) => RequestUpdate::Failed {
                     key,
                     reason: Reason::ModelFailed,
                     may_have_executed: true,
@@ -327,7 +274,7 @@ impl ProcessPoolActor {
             });
         }
         if !unwanted.is_empty() {
-            self.program.programs.0.objects.let_go(&unwanted);
+            self.program.programs().objects().let_go(&unwanted);
         }
         self.step(now, Event::Returned { place, incarnation, key });
     }

@@ -5,15 +5,15 @@ use millrace_nodes::checkpoint::Event;
 use millrace_types::{Bytes, DataId, NodeName};
 use tokio::sync::{mpsc, watch};
 
-use super::registration::NodeEpochs;
+use crate::registration::NodeEpochs;
 
 /// Maximum number of unread changes. Further reporters wait.
-pub(super) const CHANGES_MAX: usize = 1024;
+pub(crate) const CHANGES_MAX: usize = 1024;
 
 /// The sender of data changes. Cheap to clone. Changes sent after the worker's end are dropped.
 #[derive(Debug, Clone)]
 pub struct IndexFeed {
-    pub(super) changes: mpsc::Sender<Event>,
+    pub(crate) changes: mpsc::Sender<Event>,
     pub(crate) registration: watch::Receiver<NodeEpochs>,
     pub(crate) node: NodeName,
 }

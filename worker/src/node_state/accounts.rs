@@ -9,14 +9,13 @@ use millrace_scheduling::residence::IdleResidenceMeter;
 use millrace_scheduling::tenancy;
 use millrace_types::{FunctionKey, RevisionKey, SloCounts};
 
-use super::Supervisor;
-use crate::actors::function::{self, slo_counts};
-use crate::actors::{gpu, link};
-use crate::control::desired::TenantQuotas;
-use crate::handle::SnapshotSender;
-use crate::snapshot::{SnapshotPart, SnapshotScope};
+use super::slo_counts::slo_counts;
+use super::state::NodeState;
+use crate::desired_state::TenantQuotas;
+use crate::messages::{function, gpu, link};
+use crate::snapshot::{SnapshotPart, SnapshotScope, SnapshotSender};
 
-impl Supervisor {
+impl NodeState {
     /// Borrows the idle residence of functions. The borrow must end before any other call into this node,
     /// which may need the same borrow.
     pub(crate) fn residence(&self) -> RefMut<'_, IdleResidenceMeter> {

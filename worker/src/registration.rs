@@ -17,12 +17,12 @@ pub struct NodeEpochs {
 
 /// The registrations, updated by all streams. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct NodeEpochStore(watch::Sender<NodeEpochs>);
+pub(crate) struct NodeEpochStore(watch::Sender<NodeEpochs>);
 
 impl NodeEpochStore {
     /// Records the epoch under which a controller registered this node. Returns whether the epoch
     /// is newer.
-    pub(super) fn registered(&self, epoch: Epoch) -> bool {
+    pub(crate) fn registered(&self, epoch: Epoch) -> bool {
         self.0.send_if_modified(|known| {
             let newer = known.current < Some(epoch);
             if newer {
@@ -33,18 +33,18 @@ impl NodeEpochStore {
     }
 
     /// Records an epoch met in the name of data.
-    pub(super) fn observe(&self, epoch: Epoch) {
+    pub(crate) fn observe(&self, epoch: Epoch) {
         self.0.send_if_modified(|known| {
             known.seen = known.seen.max(epoch);
             false
         });
     }
 
-    pub(super) fn get(&self) -> NodeEpochs {
+    pub(crate) fn get(&self) -> NodeEpochs {
         *self.0.borrow()
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<NodeEpochs> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<NodeEpochs> {
         self.0.subscribe()
     }
 }

@@ -1,24 +1,22 @@
 //! The messages to a Gpu actor.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{RequestKey, RunId, TransferId};
 use millrace_gpu::Event;
-use millrace_proto::executor::{Fault, LaunchTimes, ObjectPart};
+use millrace_proto::executor::{Fault, LaunchTimes};
 use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
-use millrace_transfers::paths::RouteHops;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId};
+use millrace_transfers::paths::{HostDirection, RouteHops};
+use millrace_types::topology::LinkId;
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
 
-use super::ModelUsers;
-use super::data::ObjectReport;
-use crate::actors::function::RunOutputs;
-use crate::actors::node::TransferReader;
-use crate::actors::spans::CopiedBatch;
-use crate::actors::work::SharedWork;
-use crate::handle::SnapshotSender;
+use super::request_update::RunOutputs;
+use super::work::SharedWork;
 use crate::install::PreparedModel;
-use crate::objects::{HostBytes, Reply};
+use crate::object_handle::{HostBytes, ObjectRequest};
+use crate::snapshot::SnapshotSender;
 
 /// A message to a Gpu actor.
 pub(crate) enum Message {
@@ -52,12 +50,10 @@ pub(crate) enum Message {
     RunFailed { event: Event, detail: String },
     /// The executor reported on an object.
     Data(ObjectReport),
-    /// A request that reads an object joined the node's queue at this rank, or left the queue.
-    ReaderQueued { object: ObjectKey, place: u64, waits: bool },
+    /// A request of the handle of an object on this GPU.
+    Object(ObjectRequest),
     /// The node's actors were restarted, and another actor manages this GPU from now on.
     ActorReplaced,
-    /// A reader asks for a part of an object in host memory.
-    Fetch { part: ObjectPart, reader: TransferReader, reply: Reply },
     /// The fabric asks to lock an object that another GPU copies from here.
     LockObject { transfer: TransferId, piece: ObjectPiece },
     /// A transfer of an object to this GPU ended.
@@ -66,10 +62,38 @@ pub(crate) enum Message {
     HostTransferEnded { transfer: TransferId, outcome: TransferOutcome },
     /// Input number `place` of a run arrived in host memory, or is lost.
     InputFetched { run: RunId, place: usize, found: HostBytes },
-    /// The last handle of an object was dropped.
-    Discard(ObjectKey),
     /// A fault to inject into the executor.
     Inject { fault: Fault, model: Option<ModelId> },
     /// A request for the GPU's part of a snapshot.
     Report { parts: SnapshotSender, users: Arc<ModelUsers> },
+}
+
+impl From<ObjectRequest> for Message {
+    fn from(request: ObjectRequest) -> Self {
+        Self::Object(request)
+    }
+}
+
+/// The functions of the node that use each model.
+pub(crate) type ModelUsers = BTreeMap<ModelId, Vec<RevisionKey>>;
+
+/// A report of an executor on an object or on a copy to the host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ObjectReport {
+    Placed(ObjectKey),
+    NotPlaced(ObjectKey),
+    CopiedOut(u64),
+    NotCopiedOut(u64),
+}
+
+/// A batch of a transfer that crossed a link.
+pub(crate) struct CopiedBatch {
+    pub(crate) transfer: TransferId,
+    pub(crate) link: LinkId,
+    /// The direction and the hops, if other GPUs forwarded the batch between the host and its GPU. The
+    /// hops include that GPU.
+    pub(crate) via: Option<(HostDirection, RouteHops)>,
+    pub(crate) started: Timestamp,
+    pub(crate) finished: Timestamp,
+    pub(crate) bytes: Bytes,
 }

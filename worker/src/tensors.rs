@@ -14,25 +14,15 @@ use millrace_proto::worker::InferTensor;
 use millrace_types::tensor::element_count;
 use millrace_types::{DataType, Failure, Reason, RequestInput, check_inputs};
 
-use crate::actors::node::TransferReader;
-use crate::host_tier::FunctionSignature;
-use crate::objects::{Contents as Held, ObjectHandle, ObjectRange, memory, size_of, size_of_memory};
+use crate::object_handle::{ObjectHandle, ObjectRange, TransferReader, TransferRequester};
+pub use crate::objects::INLINE_BYTES_MAX;
+use crate::objects::{Contents as Held, InputTensor, memory, size_of, size_of_memory};
 use crate::port::Descriptor;
-use crate::request::{BatchShare, TransferRequester};
+use crate::request::BatchShare;
+use crate::signature::FunctionSignature;
 
-/// Largest tensor that travels inline, in bytes.
-pub const INLINE_BYTES_MAX: usize = 64 << 10;
 /// Maximum bytes of all inline tensors of a request; further tensors are put into memfds.
 pub const INLINE_TOTAL_BYTES_MAX: usize = 1 << 20;
-
-/// An input tensor, with its bytes in a message, in memory or in an object.
-#[derive(Debug)]
-pub(crate) struct InputTensor {
-    pub(crate) name: String,
-    pub(crate) datatype: String,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) contents: Held,
-}
 
 /// Checks a request's tensors against the inputs and outputs that the model declares.
 ///
@@ -299,7 +289,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::host_tier::InputReader;
+    use crate::signature::InputReader;
 
     fn tensor(name: &str, bytes: usize) -> InferTensor {
         let data = (0..bytes).map(|at| at as u8).collect::<Vec<_>>().into();
