@@ -2,21 +2,18 @@
 //!
 //! ```text
 //! Region (addresses) <─ map ─ Chunk (physical memory)      Host (pinned)
-//!    │ load                                                  │
-//!    ▼                                                       │
-//! Module ─ kernel ─> Kernel ─ launch ─┐                      │
-//!                                   Stream <───── copy ──────┘
+//!    ▲                                                        │
+//!    └───────────────────── Stream <───────── copy ───────────┘
 //! ```
-//! A region keeps its addresses for its whole life, whatever physical memory is mapped there. Data
-//! that was loaded against these addresses (a module's weights) need not be loaded again after a
-//! swap. A device refuses a launch that would read bytes that are not loaded.
+//! A region keeps its addresses for its whole life, whatever physical memory is mapped there. What an
+//! engine loaded against these addresses (a model) need not be loaded again after a swap. A device
+//! knows no models: what loads and launches them is an engine, in a crate above this one.
 
 use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use bytes::Bytes as Buffer;
-use millrace_types::{Bytes, DataType, Timestamp};
+use millrace_types::{Bytes, Timestamp};
 
 use crate::error::Error;
 use crate::memory::{HostAccess, HostRegion};
@@ -41,84 +38,13 @@ pub struct MemoryExtent {
     pub bytes: u64,
 }
 
-/// A model to load: a graph with its weights in a separate file.
-#[derive(Debug)]
-pub struct ModelCode<'a> {
-    /// Serialized ONNX graph.
-    pub graph: Vec<u8>,
-    /// Name by which the graph refers to its weights' file.
-    pub weights_name: &'a str,
-    /// Host copy of the weights. At load time, a device reads the constants that it stores in another
-    /// form from here. At run time, it reads the other weights from the region.
-    pub weights: &'a HostRegion,
-}
-
-/// A single launch of a module: part of the model's graph.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KernelSpec {
-    /// Names of the input values, in order.
-    pub args: Vec<String>,
-    /// Names of the output values, in order.
-    pub writes: Vec<String>,
-    /// Byte ranges of the region that the launch reads.
-    pub reads: Vec<Range<u64>>,
-}
-
-/// An input value of a launch.
-#[derive(Debug)]
-pub enum LaunchArg<'a, V> {
-    /// Lends the value, because the caller uses it after the launch.
-    Lend(&'a V),
-    /// Gives the value up, so the launch may reuse its memory.
-    Give(V),
-}
-
-/// A tensor in host memory.
-#[derive(Debug)]
-pub struct HostTensor {
-    /// Element type of the tensor.
-    pub datatype: DataType,
-    /// Dimensions of the tensor.
-    pub shape: Vec<usize>,
-    /// Elements in row-major order, little-endian.
-    pub contents: TensorBytes,
-}
-
-/// A part of a tensor's bytes.
-#[derive(Debug)]
-pub enum TensorPart<'a, R> {
-    /// The part is in host memory.
-    Host(&'a TensorBytes),
-    /// The part is this byte range of a region.
-    Region(&'a R, Range<u64>),
-}
-
 /// Source of a copy from the device to a file.
 #[derive(Debug)]
 pub enum CopySource<'a, D: Device + ?Sized> {
     /// Bytes of a region.
-    Region(&'a D::Region),
-    /// Bytes of a value, converted to this element type.
-    Value(&'a D::Value, DataType),
-}
-
-/// The bytes of a host tensor.
-#[derive(Debug)]
-pub enum TensorBytes {
-    /// The bytes are stored inline.
-    Inline(Buffer),
-    /// The bytes are the whole contents of a memfd.
-    File(OwnedFd),
-}
-
-/// Number of host threads that the launches of a stream may use, on a device that runs launches on
-/// host threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamThreads {
-    /// Launches use only the stream's own thread.
-    One,
-    /// Launches use all threads that the device was given.
-    Whole,
+    Region(&'a D::Region, Range<u64>),
+    /// Bytes that an engine lends. The copy reads all of them.
+    Bytes(D::Bytes<'a>),
 }
 
 /// A fault that tests and chaos runs inject into a device.
@@ -146,20 +72,15 @@ pub enum InjectedFault<'a, R> {
 ///   POSIX descriptors.
 /// - `map` is cuMemMap with cuMemSetAccess.
 /// - `import_host` is mmap, with cuMemHostRegister if access is direct.
-/// - `load` and `kernel` are cuModuleLoadData and cuModuleGetFunction; `stream` is cuStreamCreate.
+/// - `stream` is cuStreamCreate.
 pub trait Device: Debug + Send + Sync + 'static {
     /// A range of reserved addresses. Clones refer to the same range, and dropping the last clone
     /// releases it.
     type Region: Clone + Debug + Send + Sync;
     /// Physical memory of the device, owned until the value is dropped.
     type Chunk: Debug + Send + Sync;
-    /// A loaded model. A module keeps its region alive.
-    type Module: Debug + Send + Sync;
-    /// A launch of a module with all names resolved.
-    type Kernel: Debug + Send + Sync;
-    /// A tensor on the device. All streams may use the tensor, so a launch can read a value that
-    /// another stream's launch produced.
-    type Value: Debug + Send + Sync;
+    /// Bytes of device memory that an engine lends for a copy, such as the bytes of a tensor.
+    type Bytes<'a>: Debug + Send;
     /// An ordered queue of work on the device.
     type Stream: Stream<Self> + Send;
 
@@ -214,27 +135,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// [`Error::Unsealed`], [`Error::Os`].
     fn import_host(&self, file: OwnedFd, bytes: Bytes, access: HostAccess) -> Result<HostRegion, Error>;
 
-    /// Loads a model against an unmapped region. Loading may be slow, but moves no weights.
-    ///
-    /// # Errors
-    /// [`Error::Code`], [`Error::Busy`], [`Error::Lost`].
-    fn load(&self, region: &Self::Region, code: ModelCode<'_>) -> Result<Self::Module, Error>;
-
-    /// Resolves the names of a launch.
-    ///
-    /// # Errors
-    /// [`Error::UnknownValue`]; [`Error::BadExtent`] if a read is outside the region.
-    fn kernel(&self, module: &Self::Module, spec: &KernelSpec) -> Result<Self::Kernel, Error>;
-
-    /// Creates a stream. `width` selects the threads of its launches.
+    /// Creates a stream.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::Os`].
-    fn stream(&self, width: StreamThreads) -> Result<Self::Stream, Error>;
-
-    /// Runs `body` on the best thread for the launches of this stream: the device is current there,
-    /// and launches start without a change of thread.
-    fn enter<R: Send>(&self, stream: Self::Stream, body: impl FnOnce(Self::Stream) -> R + Send) -> R;
+    fn stream(&self) -> Result<Self::Stream, Error>;
 
     /// Injects a fault, for tests and chaos runs.
     ///
@@ -285,105 +190,20 @@ pub trait Stream<D: Device + ?Sized> {
         bytes: Range<u64>,
     ) -> Result<(), Error>;
 
-    /// Copies bytes of a value, converted to `datatype`, to the start of a device region, within the
-    /// device (cuMemcpyDtoDAsync). The bytes count as loaded under the same rule as with
-    /// [`Self::copy`].
+    /// Copies bytes that an engine lends to the start of a device region, within the device
+    /// (cuMemcpyDtoDAsync). The bytes count as loaded under the same rule as with [`Self::copy`].
     ///
     /// # Errors
-    /// As [`Self::copy`]; [`Error::Tensor`] if the value has another element type.
-    fn fill(
-        &mut self,
-        region: &D::Region,
-        value: &D::Value,
-        datatype: DataType,
-        bytes: Range<u64>,
-    ) -> Result<(), Error>;
+    /// As [`Self::copy`].
+    fn fill(&mut self, region: &D::Region, source: D::Bytes<'_>) -> Result<(), Error>;
 
     /// Copies bytes from the device to a file in host memory, starting at `at` (cuMemcpyDtoHAsync),
     /// at most [`Capabilities::copy_max`].
     ///
     /// # Errors
     /// [`Error::NotResident`] if bytes of a region are not loaded, [`Error::BadExtent`],
-    /// [`Error::Tensor`] if a value has another element type, [`Error::CopyFailed`],
-    /// [`Error::OutOfMemory`], [`Error::Lost`].
-    fn copy_out(
-        &mut self,
-        source: CopySource<'_, D>,
-        bytes: Range<u64>,
-        file: BorrowedFd<'_>,
-        at: u64,
-    ) -> Result<(), Error>;
-
-    /// Runs a kernel on these values, given in the order of the kernel's `args`. Returns the values
-    /// that the kernel writes, in order.
-    ///
-    /// # Errors
-    /// [`Error::NotResident`] if bytes that the kernel reads are not loaded, [`Error::Launch`] if the
-    /// model fails on these values, [`Error::Lost`].
-    fn launch(
-        &mut self,
-        module: &D::Module,
-        kernel: &D::Kernel,
-        args: Vec<LaunchArg<'_, D::Value>>,
-    ) -> Result<Vec<D::Value>, Error>;
-
-    /// Copies a tensor from host memory to the device.
-    ///
-    /// # Errors
-    /// [`Error::DataType`]; [`Error::Tensor`] if the bytes do not match the shape, or an element does
-    /// not fit the device's type.
-    fn upload(&mut self, tensor: HostTensor) -> Result<D::Value, Error> {
-        let HostTensor { datatype, shape, contents } = tensor;
-        self.gather(datatype, shape, vec![TensorPart::Host(&contents)])
-    }
-
-    /// Creates a tensor whose bytes are the concatenation of these parts.
-    ///
-    /// # Errors
-    /// As [`Self::upload`]; [`Error::NotResident`] if bytes of a region are not loaded.
-    fn gather(
-        &mut self,
-        datatype: DataType,
-        shape: Vec<usize>,
-        parts: Vec<TensorPart<'_, D::Region>>,
-    ) -> Result<D::Value, Error>;
-
-    /// Creates a tensor that reads bytes of a region in place. While the value lives, the region
-    /// cannot be unmapped, and these bytes cannot be written. The bytes are copied instead, as by
-    /// [`Self::gather`], if the device stores the type in another form or the bytes are not aligned
-    /// for its elements.
-    ///
-    /// # Errors
-    /// As [`Self::gather`].
-    fn view_region(
-        &mut self,
-        datatype: DataType,
-        shape: Vec<usize>,
-        region: &D::Region,
-        bytes: Range<u64>,
-    ) -> Result<D::Value, Error>;
-
-    /// Detaches a value from its region: copies the value if it is a view of a region, and returns
-    /// other values unchanged.
-    fn detach(&mut self, value: D::Value) -> D::Value;
-
-    /// Returns the shape of a value that is to be read as `datatype`.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if the value has another element type, [`Error::DataType`].
-    fn shape(&self, value: &D::Value, datatype: DataType) -> Result<Vec<usize>, Error>;
-
-    /// Copies a value from the device to host memory, converted to `datatype`. The contents are
-    /// inline up to `inline_max` bytes, and a file above that.
-    ///
-    /// # Errors
-    /// [`Error::Tensor`] if the value has another element type, [`Error::OutOfMemory`].
-    fn download(
-        &mut self,
-        value: &D::Value,
-        datatype: DataType,
-        inline_max: usize,
-    ) -> Result<HostTensor, Error>;
+    /// [`Error::CopyFailed`], [`Error::OutOfMemory`], [`Error::Lost`].
+    fn copy_out(&mut self, source: CopySource<'_, D>, file: BorrowedFd<'_>, at: u64) -> Result<(), Error>;
 
     /// Records an event after all work that is enqueued so far.
     ///

@@ -3,10 +3,10 @@
 use std::io;
 use std::ops::Range;
 
-use millrace_types::{Bytes, DataType};
+use millrace_types::Bytes;
 
-/// Reason why a device refused a call or failed. The variant shows whether the caller, the model or
-/// the device is at fault.
+/// Reason why a device refused a call or failed. The variant shows whether the caller or the
+/// device is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An extent is outside the memory or the region, is not aligned, or overlaps another extent.
@@ -40,21 +40,6 @@ pub enum Error {
     /// The device is gone (an Xid), and all further calls will fail.
     #[error("the device is lost: {0}")]
     Lost(String),
-    /// A model's graph cannot be loaded.
-    #[error("cannot load the model: {0}")]
-    Code(String),
-    /// A kernel names a value that the model does not have.
-    #[error("the model has no value named {0:?}")]
-    UnknownValue(String),
-    /// An input does not match its datatype and shape, or a value cannot be represented.
-    #[error("{0}")]
-    Tensor(String),
-    /// The device does not support this element type.
-    #[error("datatype {0} is not supported by this device: use FP32, INT32, INT64, INT8, UINT8 or BOOL")]
-    DataType(DataType),
-    /// The model failed on these inputs.
-    #[error("{0}")]
-    Launch(String),
     /// Memory from another process has the wrong size, or could change or shrink under a mapping.
     #[error("received memory of {found}: expected {expected}, sealed against shrinking{writing}", writing = if *.written { " and writing" } else { "" })]
     Unsealed {

@@ -3,16 +3,15 @@
 //! | module | holds | used by |
 //! |---|---|---|
 //! | [`api`] | [`Device`] and [`Stream`]: the GPU interface that an executor uses | executor |
-//! | [`emulated`] | the implementation that needs no GPU: memory is a memfd, launches run on the CPU with rten | executor |
+//! | [`emulated`] | the implementation that needs no GPU: memory is a memfd | executor, engine |
+//! | [`memfd`] | reads and writes files in memory | executor, engine |
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
 //! | [`clock`] | CLOCK_MONOTONIC and the time windows of grants | both |
 //! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
 //!
-//! Besides `client/function`, this is the only crate with unsafe code. The unsafe code is in `map`
-//! (address space) and `pod` (elements as bytes), and in the three files of `emulated` that build on
-//! them.
+//! The unsafe code is in `map` (address space) and in `emulated/region.rs`, which builds on it.
 //!
 //! # Tests on hardware
 //! No GPU has run this trait so far: only the emulated device exists and is tested. The trait follows
@@ -26,17 +25,13 @@ pub mod clock;
 pub mod emulated;
 mod error;
 mod map;
-mod memfd;
+pub mod memfd;
 pub mod memory;
-mod pod;
 pub mod probe;
 pub mod ranges;
 pub mod topology;
 
-pub use api::{
-    Capabilities, CopySource, Device, Event, HostTensor, InjectedFault, KernelSpec, LaunchArg, MemoryExtent,
-    ModelCode, Stream, StreamThreads, TensorBytes, TensorPart,
-};
+pub use api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, Stream};
 pub use clock::{StartDecision, StartWindow, monotonic_now};
 pub use error::Error;
 pub use memory::{DeviceMemory, HostAccess, HostRegion, HostRegionBuilder, PinState};

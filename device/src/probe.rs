@@ -7,7 +7,7 @@
 
 use std::num::NonZeroU32;
 
-use crate::api::{Device, Event as _, MemoryExtent, Stream as _, StreamThreads};
+use crate::api::{Device, Event as _, MemoryExtent, Stream as _};
 use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::memory::HostRegion;
@@ -39,7 +39,7 @@ pub fn copy_rates<D: Device>(
     let host = HostRegion::from_bytes("millrace-probe", &vec![0xA5; extent.bytes as usize])?;
     let region = device.reserve(host.bytes())?;
     device.map(&region, vec![(0, device.create(extent)?)])?;
-    let mut stream = device.stream(StreamThreads::One)?;
+    let mut stream = device.stream()?;
     let most = device.capabilities().copy_max.get().min(extent.bytes);
     let sizes: Vec<u64> = std::iter::successors(Some(SMALLEST), |size| Some(size * 2))
         .take_while(|&size| size <= most)
@@ -69,8 +69,6 @@ pub fn copy_rates<D: Device>(
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-
     use millrace_types::Bytes;
 
     use super::*;
@@ -79,7 +77,7 @@ mod tests {
 
     fn gpu(bytes: Bytes) -> (DeviceMemory, EmulatedGpu) {
         let memory = DeviceMemory::create("probe", bytes).unwrap();
-        let gpu = EmulatedGpu::new(memory.share().unwrap(), bytes, NonZeroUsize::MIN).unwrap();
+        let gpu = EmulatedGpu::new(memory.share().unwrap(), bytes).unwrap();
         (memory, gpu)
     }
 

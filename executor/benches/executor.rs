@@ -10,10 +10,13 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, EmulatedValue, Kernel, Module};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion};
 use millrace_device::{
-    Device, DeviceMemory, Event as _, HostAccess, HostRegion, HostTensor, KernelSpec, LaunchArg,
-    MemoryExtent, ModelCode, Stream as _, TensorBytes, monotonic_now,
+    Device as _, DeviceMemory, Event as _, HostAccess, HostRegion, MemoryExtent, Stream as _, monotonic_now,
+};
+use millrace_engine::rten::{Kernel, Module, RtenEngine, RtenQueue, RtenValue};
+use millrace_engine::{
+    Engine as _, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes,
 };
 use millrace_model::WEIGHTS_FILE;
 use millrace_model::synth::{self, Encoder};
@@ -108,49 +111,55 @@ fn round_trips() {
 
 /// A device in this process, and the host memory to copy to the device.
 struct Bench {
-    gpu: EmulatedGpu,
+    engine: RtenEngine,
     region: EmulatedRegion,
     host: HostRegion,
-    stream: EmulatedStream,
+    queue: RtenQueue,
 }
 
 impl Bench {
     fn new(host: HostRegion) -> Self {
         let memory = DeviceMemory::create("bench", Bytes::gib(1)).unwrap();
-        let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
+        let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap();
         let region = gpu.reserve(host.bytes()).unwrap();
-        let stream = gpu.stream(millrace_device::StreamThreads::Whole).unwrap();
-        Self { gpu, region, host, stream }
+        let engine = RtenEngine::new(gpu, NonZeroUsize::MIN);
+        let queue = engine.queue(LaunchThreads::Whole).unwrap();
+        Self { engine, region, host, queue }
+    }
+
+    fn gpu(&self) -> &EmulatedGpu {
+        self.engine.device()
     }
 
     fn map(&self, extent: u64) {
         let bytes = self.host.bytes().get().next_multiple_of(4096);
         let chunk = |at: u64| {
             let extent = MemoryExtent { offset: at, bytes: extent.min(bytes - at) };
-            (at, self.gpu.create(extent).unwrap())
+            (at, self.gpu().create(extent).unwrap())
         };
-        self.gpu.map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
+        self.gpu().map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
     }
 
     /// Maps extents in the reverse order of memory, so that the kernel cannot merge neighbouring mappings.
     fn map_scattered(&self, extent: u64) {
         let bytes = self.host.bytes().get();
         let chunk = |at: u64| {
-            (at, self.gpu.create(MemoryExtent { offset: bytes - extent - at, bytes: extent }).unwrap())
+            (at, self.gpu().create(MemoryExtent { offset: bytes - extent - at, bytes: extent }).unwrap())
         };
-        self.gpu.map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
+        self.gpu().map(&self.region, (0..bytes).step_by(extent as usize).map(chunk).collect()).unwrap();
     }
 
     fn copy(&mut self) {
         let bytes = self.host.bytes().get();
+        let stream = self.queue.stream();
         for start in (0..bytes).step_by(2 << 20) {
-            self.stream.copy(&self.region, &self.host, start..bytes.min(start + 2 * MIB)).unwrap();
+            stream.copy(&self.region, &self.host, start..bytes.min(start + 2 * MIB)).unwrap();
         }
-        self.stream.record().unwrap().wait().unwrap();
+        stream.record().unwrap().wait().unwrap();
     }
 
     fn unmap(&self) {
-        self.gpu.unmap(&self.region).unwrap();
+        self.gpu().unmap(&self.region).unwrap();
     }
 }
 
@@ -255,7 +264,7 @@ impl Loaded {
             weights_name: WEIGHTS_FILE,
             weights: &bench.host,
         };
-        let (time, module) = timed(|| bench.gpu.load(&bench.region, code).unwrap());
+        let (time, module) = timed(|| bench.engine.load(&bench.region, code).unwrap());
         println!("  loading the graph: {time:.2?}");
         bench.map(2 * MIB);
         bench.copy();
@@ -270,16 +279,16 @@ impl Loaded {
                 writes: launch.writes.clone(),
                 reads: launch.reads.clone(),
             };
-            let kernel = bench.gpu.kernel(&module, &spec).unwrap();
+            let kernel = bench.engine.kernel(&module, &spec).unwrap();
             (spec, kernel)
         });
         let steps = steps.collect();
         let outputs = whole.writes.clone();
-        let whole = bench.gpu.kernel(&module, &whole).unwrap();
+        let whole = bench.engine.kernel(&module, &whole).unwrap();
         Self { bench, module, whole, steps, outputs }
     }
 
-    fn upload(&mut self, input: &Tensor) -> EmulatedValue {
+    fn upload(&mut self, input: &Tensor) -> RtenValue {
         let Some(millrace_proto::executor::tensor::Contents::Inline(bytes)) = &input.contents else {
             unreachable!()
         };
@@ -288,24 +297,24 @@ impl Loaded {
             shape: input.shape.iter().map(|&dim| dim as usize).collect(),
             contents: TensorBytes::Inline(bytes.clone()),
         };
-        self.bench.stream.upload(tensor).unwrap()
+        self.bench.queue.upload(tensor).unwrap()
     }
 
-    fn whole(&mut self, input: &EmulatedValue) -> Duration {
+    fn whole(&mut self, input: &RtenValue) -> Duration {
         let Self { bench, module, whole, .. } = self;
-        timed(|| bench.stream.launch(module, whole, vec![LaunchArg::Lend(input)]).unwrap()).0
+        timed(|| bench.queue.launch(module, whole, vec![LaunchArg::Lend(input)]).unwrap()).0
     }
 
     /// Runs every launch in order, twice. The first run of a launch plans it, and the second run uses
     /// the cached plan.
-    fn segmented(&mut self, name: &str, input: EmulatedValue) -> Vec<[Duration; 2]> {
+    fn segmented(&mut self, name: &str, input: RtenValue) -> Vec<[Duration; 2]> {
         let Self { bench, module, steps, .. } = self;
         let mut values = std::collections::HashMap::from([(name.to_owned(), input)]);
         let mut times = Vec::new();
         for (spec, kernel) in steps {
             let mut launch = || {
                 let args = spec.args.iter().map(|name| LaunchArg::Lend(&values[name])).collect();
-                timed(|| bench.stream.launch(module, kernel, args).unwrap())
+                timed(|| bench.queue.launch(module, kernel, args).unwrap())
             };
             let ((anew, _), (kept, made)) = (launch(), launch());
             times.push([anew, kept]);

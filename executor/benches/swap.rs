@@ -83,7 +83,7 @@ struct Step {
 /// Returns the elbow of the second curve, because a group costs a grant (T09).
 fn curves() -> u64 {
     let memory = DeviceMemory::create("bench", Bytes::mib(32)).unwrap();
-    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
+    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap();
     let extent = MemoryExtent { offset: 0, bytes: memory.bytes().get() };
     let rates = probe::copy_rates(&gpu, extent, NonZeroU32::new(5).unwrap()).unwrap();
     let point = |rate: &probe::CopyRate| Throughput { bytes: rate.bytes, bytes_per_s: rate.bytes_per_s };

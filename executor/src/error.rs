@@ -37,6 +37,9 @@ pub enum Error {
     /// The device failed or cannot be used.
     #[error("the device: {0}")]
     Device(#[from] millrace_device::Error),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] millrace_engine::Error),
     /// A system call failed.
     #[error("{what}: {source}")]
     Os {

@@ -36,8 +36,8 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ),
     (
         "millrace-worker",
-        &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled"],
-        "the data plane does not need the control plane's storage",
+        &["millrace-controller", "millrace-cluster-state", "millrace-raft-store", "openraft", "sled", "rten"],
+        "the data plane needs neither the control plane's storage nor an engine: executors have it",
     ),
     (
         "millrace-sim",
@@ -45,7 +45,12 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "it applies the replicated state directly",
     ),
     ("millrace-executor", &["actix", "openraft", "sled"], "it is crash-only and small"),
-    ("millrace-device", &["actix", "openraft", "tonic", "tokio"], "it is one GPU behind one trait"),
+    (
+        "millrace-device",
+        &["actix", "openraft", "tonic", "tokio", "rten", "millrace-model"],
+        "it is one GPU behind one trait, and knows no models",
+    ),
+    ("millrace-engine", &["actix", "openraft", "tonic", "tokio"], "it is one way to run models"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
     ("millrace-function", &["actix", "openraft", "sled", "rten"], "users link it"),
     (
@@ -86,7 +91,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("sled", &["millrace-raft-store"]),
     ("openraft", &["millrace-raft-store", "millrace-controller"]),
     ("actix", &["millrace-worker", "millrace-sim"]),
-    ("rten", &["millrace-device"]),
+    ("rten", &["millrace-engine"]),
 ];
 
 fn metadata() -> Metadata {

@@ -3,110 +3,72 @@
 //! The GPU's memory is a memfd that the worker owns. An extent of physical memory is an extent of
 //! this file, `map` is `mmap` with MAP_FIXED, and an access to bytes that are not loaded faults.
 //!
-//! Launches run the model on the CPU with rten. The weights of rten's model are views into the
-//! region, so rten reads them from device memory only: a byte that changes there changes the result.
-//!
 //! A stream runs its work synchronously on the caller's thread. Work is therefore ordered by
 //! construction, and an event has already happened when it is recorded.
+//!
+//! An engine runs models on the CPU. The engine reads a region in place through the region's
+//! [pins](PinnedBytes), so a byte that changes in device memory changes the result.
 
-mod module;
+mod extent;
+mod faults;
 mod region;
-mod value;
 
-use std::num::NonZeroUsize;
+use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use millrace_types::{Bytes, DataType, Timestamp};
+use millrace_types::{Bytes, Timestamp};
 use rustix::fs::SealFlags;
 
-use crate::api::{
-    Capabilities, CopySource, Device, Event, HostTensor, InjectedFault, KernelSpec, LaunchArg, MemoryExtent,
-    ModelCode, Stream, StreamThreads, TensorPart,
-};
+use crate::api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, Stream};
 use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::map::page;
 use crate::memfd;
 use crate::memory::{HostAccess, HostRegion};
 
-pub use module::{Kernel, Module};
-pub use region::EmulatedRegion;
-pub use value::EmulatedValue;
+pub use extent::Chunk;
+pub use region::{EmulatedRegion, PinnedBytes, RegionPin};
+
+use extent::check_extent;
+use faults::Faults;
 
 /// Value of [`Capabilities::copy_max`].
 const COPY_MAX: Bytes = Bytes::mib(2);
 
-/// An emulated GPU: memory in a memfd, launches on the CPU.
+/// An emulated GPU: memory in a memfd, and copies on the caller's thread.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     memory: Arc<OwnedFd>,
     bytes: Bytes,
-    threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
 }
 
-/// The injected faults. A single-use fault is consumed by the first operation that checks its flag.
-#[derive(Debug, Default)]
-struct Faults {
-    fail_copy: AtomicBool,
-    fail_map: AtomicBool,
-    exhaust_launch: AtomicBool,
-    lost: AtomicBool,
-    peers_lost: AtomicBool,
-}
-
-impl Faults {
-    fn alive(&self) -> Result<(), Error> {
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(Error::Lost("Xid 79 was injected: the GPU has fallen off the bus".to_owned()));
-        }
-        Ok(())
-    }
-}
-
-/// A piece of an emulated GPU's memory.
-#[derive(Debug, Clone)]
-pub struct Chunk {
-    file: Arc<OwnedFd>,
-    extent: MemoryExtent,
-}
-
 impl EmulatedGpu {
-    /// Opens a GPU on memory that a worker lent (see [`crate::DeviceMemory`]). Launches use `threads`
-    /// threads.
+    /// Opens a GPU on memory that a worker lent (see [`crate::DeviceMemory`]).
     ///
     /// # Errors
     /// [`Error::Unsealed`] if the memory does not have `bytes` bytes, or could shrink.
-    pub fn new(memory: OwnedFd, bytes: Bytes, threads: NonZeroUsize) -> Result<Self, Error> {
+    pub fn new(memory: OwnedFd, bytes: Bytes) -> Result<Self, Error> {
         memfd::check_sealed(&memory, bytes.get(), SealFlags::empty())?;
-        let threads = Arc::new(rten::ThreadPool::with_num_threads(threads.get()));
-        Ok(Self { memory: Arc::new(memory), bytes, threads, faults: Arc::default() })
+        Ok(Self { memory: Arc::new(memory), bytes, faults: Arc::default() })
     }
-}
 
-fn check_extent(extent: MemoryExtent, memory: u64) -> Result<(), Error> {
-    let MemoryExtent { offset, bytes } = extent;
-    let problem = if !offset.is_multiple_of(page()) || !bytes.is_multiple_of(page()) {
-        "not whole pages"
-    } else if bytes == 0 {
-        "empty"
-    } else if offset.checked_add(bytes).is_none_or(|end| end > memory) {
-        "past the end of the device's memory"
-    } else {
-        return Ok(());
-    };
-    Err(Error::BadExtent { offset, bytes, problem })
+    /// Fails if the GPU is lost. An engine calls this before it works without a stream.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn alive(&self) -> Result<(), Error> {
+        self.faults.alive()
+    }
 }
 
 impl Device for EmulatedGpu {
     type Region = EmulatedRegion;
     type Chunk = Chunk;
-    type Module = Module;
-    type Kernel = Kernel;
-    type Value = EmulatedValue;
+    type Bytes<'a> = Cow<'a, [u8]>;
     type Stream = EmulatedStream;
 
     fn capabilities(&self) -> Capabilities {
@@ -157,28 +119,9 @@ impl Device for EmulatedGpu {
         HostRegion::receive(file, bytes, access)
     }
 
-    fn load(&self, region: &EmulatedRegion, code: ModelCode<'_>) -> Result<Module, Error> {
+    fn stream(&self) -> Result<EmulatedStream, Error> {
         self.faults.alive()?;
-        Module::load(region, code)
-    }
-
-    fn kernel(&self, module: &Module, spec: &KernelSpec) -> Result<Kernel, Error> {
-        module.kernel(spec)
-    }
-
-    fn stream(&self, width: StreamThreads) -> Result<EmulatedStream, Error> {
-        self.faults.alive()?;
-        let threads = match width {
-            StreamThreads::One => Arc::new(rten::ThreadPool::with_num_threads(1)),
-            StreamThreads::Whole => Arc::clone(&self.threads),
-        };
-        Ok(EmulatedStream { threads, faults: Arc::clone(&self.faults), staging: Vec::new() })
-    }
-
-    /// Runs `body` on a thread of the stream's pool, so that a launch need not switch to one.
-    fn enter<R: Send>(&self, stream: EmulatedStream, body: impl FnOnce(EmulatedStream) -> R + Send) -> R {
-        let threads = Arc::clone(&stream.threads);
-        threads.run(|| body(stream))
+        Ok(EmulatedStream { faults: Arc::clone(&self.faults), staging: Vec::new() })
     }
 
     fn inject(&self, fault: InjectedFault<'_, EmulatedRegion>) -> Result<(), Error> {
@@ -197,13 +140,33 @@ impl Device for EmulatedGpu {
 /// A stream of an emulated GPU. Work runs synchronously on the caller's thread.
 #[derive(Debug)]
 pub struct EmulatedStream {
-    threads: Arc<rten::ThreadPool>,
     faults: Arc<Faults>,
     /// Intermediate buffer for copies from another GPU, from pageable memory or from a file.
     staging: Vec<u8>,
 }
 
 impl EmulatedStream {
+    /// Fails if a launch may not begin: the GPU is lost, or a fault was injected. Also called after a
+    /// launch, because a launch on a GPU that was lost in the meantime returns no results.
+    ///
+    /// # Errors
+    /// [`Error::Lost`], [`Error::OutOfMemory`].
+    pub fn check_launch(&self) -> Result<(), Error> {
+        self.faults.alive()?;
+        if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
+            return Err(Error::OutOfMemory("this fault was injected".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Fails if the GPU is lost.
+    ///
+    /// # Errors
+    /// [`Error::Lost`].
+    pub fn alive(&self) -> Result<(), Error> {
+        self.faults.alive()
+    }
+
     /// Checks that a copy of these bytes may begin, and returns their number.
     fn begin_copy(&self, bytes: &Range<u64>) -> Result<u64, Error> {
         let length = bytes.end.saturating_sub(bytes.start);
@@ -277,86 +240,27 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         region.fill_from(&self.staging, bytes)
     }
 
-    fn fill(
-        &mut self,
-        region: &EmulatedRegion,
-        value: &EmulatedValue,
-        datatype: DataType,
-        bytes: Range<u64>,
-    ) -> Result<(), Error> {
+    fn fill(&mut self, region: &EmulatedRegion, source: Cow<'_, [u8]>) -> Result<(), Error> {
         self.may_copy()?;
-        let source = value.bytes(datatype, &bytes)?;
         region.fill_from(&source, 0..source.len() as u64)
     }
 
     fn copy_out(
         &mut self,
         source: CopySource<'_, EmulatedGpu>,
-        bytes: Range<u64>,
         file: BorrowedFd<'_>,
         at: u64,
     ) -> Result<(), Error> {
-        self.begin_copy(&bytes)?;
         match source {
-            CopySource::Region(region) => memfd::write_at(file, region.hold(bytes)?.as_slice(), at),
-            CopySource::Value(value, datatype) => memfd::write_at(file, &value.bytes(datatype, &bytes)?, at),
+            CopySource::Region(region, bytes) => {
+                self.begin_copy(&bytes)?;
+                memfd::write_at(file, region.hold(bytes)?.as_slice(), at)
+            }
+            CopySource::Bytes(source) => {
+                self.begin_copy(&(0..source.len() as u64))?;
+                memfd::write_at(file, &source, at)
+            }
         }
-    }
-
-    fn launch(
-        &mut self,
-        module: &Module,
-        kernel: &Kernel,
-        args: Vec<LaunchArg<'_, EmulatedValue>>,
-    ) -> Result<Vec<EmulatedValue>, Error> {
-        self.faults.alive()?;
-        if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
-            return Err(Error::OutOfMemory("this fault was injected".to_owned()));
-        }
-        let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
-        let values = module.launch(kernel, args, options)?;
-        // A launch on a device that was lost in the meantime returns no results.
-        self.faults.alive()?;
-        Ok(values)
-    }
-
-    fn gather(
-        &mut self,
-        datatype: DataType,
-        shape: Vec<usize>,
-        parts: Vec<TensorPart<'_, EmulatedRegion>>,
-    ) -> Result<EmulatedValue, Error> {
-        self.faults.alive()?;
-        EmulatedValue::gather(datatype, &shape, parts)
-    }
-
-    fn view_region(
-        &mut self,
-        datatype: DataType,
-        shape: Vec<usize>,
-        region: &EmulatedRegion,
-        bytes: Range<u64>,
-    ) -> Result<EmulatedValue, Error> {
-        self.faults.alive()?;
-        EmulatedValue::in_place(datatype, &shape, region, bytes)
-    }
-
-    fn detach(&mut self, value: EmulatedValue) -> EmulatedValue {
-        value.detached()
-    }
-
-    fn shape(&self, value: &EmulatedValue, datatype: DataType) -> Result<Vec<usize>, Error> {
-        value.shape(datatype)
-    }
-
-    fn download(
-        &mut self,
-        value: &EmulatedValue,
-        datatype: DataType,
-        inline_max: usize,
-    ) -> Result<HostTensor, Error> {
-        self.faults.alive()?;
-        value.download(datatype, inline_max)
     }
 
     fn record(&mut self) -> Result<PastEvent, Error> {

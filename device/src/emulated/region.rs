@@ -1,7 +1,7 @@
 //! A reserved address range, the physical memory behind it, and the set of loaded bytes.
 //!
-//! These rules make it safe for rten to read the range through plain references:
-//! 1. A launch holds a [`Pin`] while it runs, and gets the pin only if the bytes that it reads are
+//! These rules make it safe for an engine to read the range through plain references:
+//! 1. A launch holds a [`RegionPin`] while it runs, and gets the pin only if the bytes that it reads are
 //!    loaded. A value that views bytes of the region holds a pin ([`PinnedBytes`]) while it lives.
 //! 2. While a pin exists, the region is neither mapped nor unmapped, and no loaded byte is written.
 //! 3. Bytes that are not loaded are inaccessible, at the granularity of pages. If a launch reads more
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::emulated::Chunk;
+use crate::emulated::extent::Chunk;
 use crate::error::Error;
 use crate::map::{PageAccess, Reservation, page, page_up};
 use crate::memfd;
@@ -63,7 +63,8 @@ impl EmulatedRegion {
     }
 
     /// Returns the size that was requested at the reservation.
-    pub(super) fn bytes(&self) -> u64 {
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
         self.0.bytes
     }
 
@@ -186,7 +187,10 @@ impl EmulatedRegion {
 
     /// Pins the region, so that a launch may read these bytes until the pin is dropped. All of them
     /// must be loaded.
-    pub(super) fn pin(&self, reads: &[Range<u64>]) -> Result<Pin, Error> {
+    ///
+    /// # Errors
+    /// [`Error::NotResident`].
+    pub fn pin(&self, reads: &[Range<u64>]) -> Result<RegionPin, Error> {
         let mut state = self.state();
         for read in reads {
             if let Some(gap) = state.loaded.first_gap(read.clone()) {
@@ -194,11 +198,14 @@ impl EmulatedRegion {
             }
         }
         state.pins += 1;
-        Ok(Pin(self.clone()))
+        Ok(RegionPin(self.clone()))
     }
 
     /// Pins these bytes, all of which must be loaded, and returns them for reading.
-    pub(super) fn hold(&self, bytes: Range<u64>) -> Result<PinnedBytes, Error> {
+    ///
+    /// # Errors
+    /// [`Error::BadExtent`], [`Error::NotResident`].
+    pub fn hold(&self, bytes: Range<u64>) -> Result<PinnedBytes, Error> {
         if bytes.start > bytes.end || bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
         }
@@ -210,8 +217,11 @@ impl EmulatedRegion {
     ///
     /// # Safety
     /// The result of `build` must not outlive this region. Outside `build`, only launches that hold a
-    /// [`Pin`] may read the slice.
-    pub(super) unsafe fn bind<T>(
+    /// [`RegionPin`] may read the slice.
+    ///
+    /// # Errors
+    /// [`Error::BadExtent`] if the host copy has another size; [`Error::Busy`]; [`Error::Os`].
+    pub unsafe fn bind<T>(
         &self,
         host: &HostRegion,
         build: impl FnOnce(&'static [u8]) -> T,
@@ -296,9 +306,9 @@ fn locate(placed: &[MappedChunk], bytes: Range<u64>) -> Result<Vec<Piece>, Error
 
 /// Protects bytes of the region from changes while a launch or a value reads them.
 #[derive(Debug)]
-pub(super) struct Pin(EmulatedRegion);
+pub struct RegionPin(EmulatedRegion);
 
-impl Drop for Pin {
+impl Drop for RegionPin {
     fn drop(&mut self) {
         self.0.state().pins -= 1;
     }
@@ -306,13 +316,15 @@ impl Drop for Pin {
 
 /// A pinned byte range of a region.
 #[derive(Debug)]
-pub(super) struct PinnedBytes {
-    pin: Pin,
+pub struct PinnedBytes {
+    pin: RegionPin,
     bytes: Range<u64>,
 }
 
 impl PinnedBytes {
-    pub(super) fn as_slice(&self) -> &[u8] {
+    /// Returns the bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
         let EmulatedRegion(inner) = &self.pin.0;
         // SAFETY: the slice is bound to `self`, which keeps the region alive and holds a pin. The
         // bytes were loaded when the pin was given, so they are mapped and readable. Until the pin is

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_device::{
-    Device, Error as DeviceError, Event as _, HostRegion, StartDecision, StartWindow, Stream as _,
+    Device as _, Error as DeviceError, Event as _, HostRegion, StartDecision, StartWindow, Stream as _,
     monotonic_now,
 };
+use millrace_engine::{Engine, Error as EngineError, Stream};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
@@ -26,37 +27,37 @@ use crate::socket::events::clip;
 
 /// A batch of a transfer.
 #[derive(Debug)]
-pub(crate) struct CopyBatch<D: Device> {
+pub(crate) struct CopyBatch<E: Engine> {
     pub(super) transfer: u64,
     pub(super) batch: u64,
     ranges: Vec<Range<u64>>,
     window: StartWindow,
     /// Most bytes that are copied before waiting launches are woken.
     group: u64,
-    way: CopyDirection<D>,
+    way: CopyDirection<E>,
 }
 
 /// Direction of a batch, with the two ends.
 #[derive(Debug)]
-enum CopyDirection<D: Device> {
-    ToGpu { mapping: Arc<RegionMapping<D>>, generation: u64, from: GpuSource<D> },
-    ToHost(Arc<CopyToHost<D>>),
+enum CopyDirection<E: Engine> {
+    ToGpu { mapping: Arc<RegionMapping<E>>, generation: u64, from: GpuSource<E> },
+    ToHost(Arc<CopyToHost<E>>),
 }
 
 /// Target of a batch on the GPU.
 #[derive(Debug)]
-pub(crate) enum GpuTarget<'a, D: Device> {
-    Program(&'a LoadedProgram<D>),
-    Object(&'a GpuObject<D>),
+pub(crate) enum GpuTarget<'a, E: Engine> {
+    Program(&'a LoadedProgram<E>),
+    Object(&'a GpuObject<E>),
 }
 
 /// Source of bytes for the GPU.
 #[derive(Debug)]
-enum GpuSource<D: Device> {
+enum GpuSource<E: Engine> {
     Host(Arc<HostRegion>),
     /// Unsealed host memory, to which other processes may still write.
     File(OwnedFd),
-    Peer(PeerCopySource<D>),
+    Peer(PeerCopySource<E>),
 }
 
 /// Reason why a batch was not copied.
@@ -67,7 +68,7 @@ enum CopyError {
     #[error("the window closed {0:?} before the copy could start")]
     Expired(Duration),
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Engine(#[from] EngineError),
 }
 
 /// Reason why a grant is invalid.
@@ -83,13 +84,19 @@ pub(crate) enum GrantError {
     Range { range: Range<u64>, size: u64 },
 }
 
-impl<D: Device> CopyBatch<D> {
+impl From<DeviceError> for CopyError {
+    fn from(error: DeviceError) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl<E: Engine> CopyBatch<E> {
     /// Creates a batch for a loaded program or a placed object.
     pub(crate) fn to_gpu(
         copy: Copy,
-        to: GpuTarget<'_, D>,
-        peer: Option<PeerCopySource<D>>,
-        device: &D,
+        to: GpuTarget<'_, E>,
+        peer: Option<PeerCopySource<E>>,
+        device: &E::Device,
     ) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, object, generation, ranges, .. } = copy;
@@ -115,7 +122,11 @@ impl<D: Device> CopyBatch<D> {
     }
 
     /// Creates a batch for a copy to the host.
-    pub(crate) fn to_host(copy: Copy, bytes: &Arc<CopyToHost<D>>, device: &D) -> Result<Self, GrantError> {
+    pub(crate) fn to_host(
+        copy: Copy,
+        bytes: &Arc<CopyToHost<E>>,
+        device: &E::Device,
+    ) -> Result<Self, GrantError> {
         let window = window(&copy);
         let Copy { transfer, batch, ranges, .. } = copy;
         let ranges = conversions::ranges(ranges)?;
@@ -138,11 +149,13 @@ impl<D: Device> CopyBatch<D> {
     }
 
     /// Copies the batch, and returns the event for the outcome.
-    pub(super) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) -> Event {
-        match copy_ranges(&self, stream) {
+    pub(super) fn carry_out(self, shared: &ExecutorState<E>, stream: &mut Stream<E>) -> Event {
+        match copy_ranges(&shared.engine, &self, stream) {
             Ok(done) => Event::CopyDone(done),
             Err(failed) => {
-                if let CopyError::Device(DeviceError::Lost(message)) = &failed {
+                if let CopyError::Engine(error) = &failed
+                    && let Some(message) = error.lost()
+                {
                     shared.events.device_failed(message);
                 }
                 refused(self.transfer, self.batch, failure(&failed), failed)
@@ -179,13 +192,17 @@ fn failure(failed: &CopyError) -> CopyFailure {
     match failed {
         CopyError::Refused(refusal) => copy_refused(refusal),
         CopyError::Expired(_) => CopyFailure::Expired,
-        CopyError::Device(DeviceError::NotMapped(_)) => CopyFailure::NotMapped,
-        CopyError::Device(DeviceError::PeerLost(_)) => CopyFailure::Peer,
-        CopyError::Device(_) => CopyFailure::Device,
+        CopyError::Engine(EngineError::Device(DeviceError::NotMapped(_))) => CopyFailure::NotMapped,
+        CopyError::Engine(EngineError::Device(DeviceError::PeerLost(_))) => CopyFailure::Peer,
+        CopyError::Engine(_) => CopyFailure::Device,
     }
 }
 
-fn copy_ranges<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<CopyDone, CopyError> {
+fn copy_ranges<E: Engine>(
+    engine: &E,
+    job: &CopyBatch<E>,
+    stream: &mut Stream<E>,
+) -> Result<CopyDone, CopyError> {
     let (started, finished) = match &job.way {
         CopyDirection::ToGpu { mapping, generation, from } => {
             let using = mapping.use_mapped(*generation)?;
@@ -195,7 +212,7 @@ fn copy_ranges<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<
         CopyDirection::ToHost(bytes) => {
             let started = job.begin()?;
             let mut pieces = job.ranges.iter().flat_map(|range| pieces(range.clone(), job.group));
-            (started, pieces.try_fold(started, |_, piece| bytes.copy(stream, piece))?)
+            (started, pieces.try_fold(started, |_, piece| bytes.copy(engine, stream, piece))?)
         }
     };
     let bytes = |range: &Range<u64>| range.end.saturating_sub(range.start);
@@ -209,13 +226,13 @@ fn copy_ranges<D: Device>(job: &CopyBatch<D>, stream: &mut D::Stream) -> Result<
 }
 
 /// Copies a batch to the GPU. Returns the time at which the last bytes arrived.
-fn copy_to_gpu<D: Device>(
-    job: &CopyBatch<D>,
-    stream: &mut D::Stream,
-    mapping: &RegionMapping<D>,
+fn copy_to_gpu<E: Engine>(
+    job: &CopyBatch<E>,
+    stream: &mut Stream<E>,
+    mapping: &RegionMapping<E>,
     generation: u64,
-    using: &MappingUse<D>,
-    from: &GpuSource<D>,
+    using: &MappingUse<E>,
+    from: &GpuSource<E>,
 ) -> Result<Option<Timestamp>, CopyError> {
     let mut finished = None;
     for (index, range) in job.ranges.iter().enumerate() {
@@ -238,11 +255,11 @@ fn copy_to_gpu<D: Device>(
     Ok(finished)
 }
 
-fn copy<D: Device>(
-    from: &GpuSource<D>,
-    stream: &mut D::Stream,
+fn copy<E: Engine>(
+    from: &GpuSource<E>,
+    stream: &mut Stream<E>,
     piece: Range<u64>,
-    mapping: &MappingUse<D>,
+    mapping: &MappingUse<E>,
 ) -> Result<Timestamp, DeviceError> {
     match from {
         GpuSource::Host(host) => stream.copy(mapping.region(), host, piece)?,

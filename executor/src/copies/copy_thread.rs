@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use millrace_device::Device;
+use millrace_engine::{Engine, Stream};
 
 use crate::copies::copy_batch::CopyBatch;
 use crate::copies::host_copies::ImmediateHostCopy;
@@ -25,16 +25,16 @@ pub const COPIES_QUEUED_MAX: usize = 1024;
 
 /// A piece of work of a copy thread.
 #[derive(Debug)]
-pub(crate) enum CopyWork<D: Device> {
+pub(crate) enum CopyWork<E: Engine> {
     /// The thread copies a batch under a grant.
-    Batch(CopyBatch<D>),
+    Batch(CopyBatch<E>),
     /// The thread fills an object from an output.
-    Filling(ObjectFill<D>),
+    Filling(ObjectFill<E>),
     /// The thread copies to the host without a grant.
-    Out(ImmediateHostCopy<D>),
+    Out(ImmediateHostCopy<E>),
 }
 
-impl<D: Device> CopyWork<D> {
+impl<E: Engine> CopyWork<E> {
     /// Whether this work is the given batch.
     pub(crate) fn is_batch(&self, transfer: u64, batch: u64) -> bool {
         matches!(self, Self::Batch(job) if (job.transfer, job.batch) == (transfer, batch))
@@ -49,10 +49,10 @@ impl<D: Device> CopyWork<D> {
 }
 
 /// Carries out the work of a queue until the queue is closed.
-pub(crate) fn serve<D: Device>(
-    shared: &ExecutorState<D>,
-    queue: &WorkQueue<CopyWork<D>>,
-    mut stream: D::Stream,
+pub(crate) fn serve<E: Engine>(
+    shared: &ExecutorState<E>,
+    queue: &WorkQueue<CopyWork<E>>,
+    mut stream: Stream<E>,
 ) {
     while let Some(work) = queue.pop_when(CopyWork::wait) {
         match work {

@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-use millrace_device::{CopySource, Device, Error as DeviceError, Event as _, Stream as _};
+use millrace_device::{CopySource, Device as _, Event as _, Stream as _};
+use millrace_engine::{Engine, Error as EngineError, Stream};
 use millrace_proto::executor::copy_out::Source as Named;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopiedOut, CopyOutFailed};
@@ -26,16 +27,16 @@ const COPIES_OUT_MAX: usize = 4096;
 /// The source and the target of a copy to the host. The bytes are written to the start of the target.
 /// The source stays alive as long as this value.
 #[derive(Debug)]
-pub(crate) struct CopyToHost<D: Device> {
-    from: HostCopySource<D>,
+pub(crate) struct CopyToHost<E: Engine> {
+    from: HostCopySource<E>,
     to: OwnedFd,
 }
 
 #[derive(Debug)]
-enum HostCopySource<D: Device> {
+enum HostCopySource<E: Engine> {
     /// The use keeps the object's memory mapped.
-    Object(ObjectBytes<D>, MappingUse<D>),
-    Output(KeptOutputBytes<D::Value>),
+    Object(ObjectBytes<E>, MappingUse<E>),
+    Output(KeptOutputBytes<E::Value>),
 }
 
 /// Reason why a copy to the host cannot be made.
@@ -55,11 +56,11 @@ pub(crate) enum Error {
     Output(#[from] kept_outputs::Error),
 }
 
-impl<D: Device> CopyToHost<D> {
+impl<E: Engine> CopyToHost<E> {
     pub(crate) fn new(
         message: wire_messages::CopyOut,
-        shared: &ExecutorState<D>,
-        objects: &ObjectTable<D>,
+        shared: &ExecutorState<E>,
+        objects: &ObjectTable<E>,
         mut descriptors: FrameDescriptors,
     ) -> Result<Self, Error> {
         let from = match message.source.ok_or(Error::NoSource)? {
@@ -83,38 +84,46 @@ impl<D: Device> CopyToHost<D> {
 
     /// Copies a part of the bytes, at most the device's largest copy. Returns the time at which the
     /// bytes arrived.
-    pub(crate) fn copy(&self, stream: &mut D::Stream, part: Range<u64>) -> Result<Timestamp, DeviceError> {
+    pub(crate) fn copy(
+        &self,
+        engine: &E,
+        stream: &mut Stream<E>,
+        part: Range<u64>,
+    ) -> Result<Timestamp, EngineError> {
         let within = |all: &Range<u64>| all.start + part.start..all.start + part.end;
         let to = self.to.as_fd();
         let at = part.start;
         match &self.from {
             HostCopySource::Object(ObjectBytes { object, bytes }, _using) => {
-                stream.copy_out(CopySource::Region(&object.mapping.region), within(bytes), to, at)?;
+                stream.copy_out(CopySource::Region(&object.mapping.region, within(bytes)), to, at)?;
             }
             HostCopySource::Output(KeptOutputBytes { output, bytes }) => {
-                stream.copy_out(CopySource::Value(&output.value, output.datatype), within(bytes), to, at)?;
+                let lent = engine.lend(&output.value, output.datatype, within(bytes))?;
+                stream.copy_out(CopySource::Bytes(lent), to, at)?;
             }
         }
-        stream.record()?.wait()
+        Ok(stream.record()?.wait()?)
     }
 }
 
 /// A copy to the host without grants.
 #[derive(Debug)]
-pub(crate) struct ImmediateHostCopy<D: Device> {
+pub(crate) struct ImmediateHostCopy<E: Engine> {
     pub(crate) copy: u64,
-    pub(crate) bytes: CopyToHost<D>,
+    pub(crate) bytes: CopyToHost<E>,
 }
 
-impl<D: Device> ImmediateHostCopy<D> {
+impl<E: Engine> ImmediateHostCopy<E> {
     /// Makes the copy, and returns the event for the outcome.
-    pub(crate) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) -> Event {
+    pub(crate) fn carry_out(self, shared: &ExecutorState<E>, stream: &mut Stream<E>) -> Event {
         let Self { copy, bytes } = self;
-        let most = shared.device.capabilities().copy_max.get();
-        match pieces(0..bytes.len(), most).try_for_each(|piece| bytes.copy(stream, piece).map(drop)) {
+        let most = shared.device().capabilities().copy_max.get();
+        match pieces(0..bytes.len(), most)
+            .try_for_each(|piece| bytes.copy(&shared.engine, stream, piece).map(drop))
+        {
             Ok(()) => Event::CopiedOut(CopiedOut { copy }),
             Err(error) => {
-                if let DeviceError::Lost(message) = &error {
+                if let Some(message) = error.lost() {
                     shared.events.device_failed(message);
                 }
                 refused(copy, error)
@@ -130,14 +139,14 @@ pub(crate) fn refused(copy: u64, why: impl ToString) -> Event {
 
 /// The copies to the host under grants, by their id.
 #[derive(Debug)]
-pub(crate) struct GrantedHostCopies<D: Device>(BTreeMap<u64, Arc<CopyToHost<D>>>);
+pub(crate) struct GrantedHostCopies<E: Engine>(BTreeMap<u64, Arc<CopyToHost<E>>>);
 
-impl<D: Device> GrantedHostCopies<D> {
+impl<E: Engine> GrantedHostCopies<E> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    pub(crate) fn begin(&mut self, copy: u64, bytes: CopyToHost<D>) -> Result<(), Error> {
+    pub(crate) fn begin(&mut self, copy: u64, bytes: CopyToHost<E>) -> Result<(), Error> {
         if self.0.contains_key(&copy) {
             return Err(Error::Twice(copy));
         }
@@ -148,7 +157,7 @@ impl<D: Device> GrantedHostCopies<D> {
         Ok(())
     }
 
-    pub(crate) fn get(&self, copy: u64) -> Option<&Arc<CopyToHost<D>>> {
+    pub(crate) fn get(&self, copy: u64) -> Option<&Arc<CopyToHost<E>>> {
         self.0.get(&copy)
     }
 

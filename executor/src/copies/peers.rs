@@ -8,38 +8,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_device::{Device, Error as DeviceError, MemoryExtent, Stream as _};
+use millrace_engine::{Engine, Region, Stream};
 use millrace_proto::executor::{AddPeer, PeerSource};
 
 use crate::socket::conversions;
 
 /// The memory of another executor's GPU.
 #[derive(Debug)]
-struct PeerMemory<D: Device> {
+struct PeerMemory<E: Engine> {
     incarnation: u64,
-    memory: D::Chunk,
+    memory: <E::Device as Device>::Chunk,
     /// Whether the GPU's contents are lost, so that copies must fail.
     lost: AtomicBool,
 }
 
 /// The known peers, at most one peer for each GPU.
 #[derive(Debug)]
-pub(crate) struct PeerTable<D: Device>(BTreeMap<u32, Arc<PeerMemory<D>>>);
+pub(crate) struct PeerTable<E: Engine>(BTreeMap<u32, Arc<PeerMemory<E>>>);
 
 /// The source of a copy from a peer.
 #[derive(Debug)]
-pub(crate) struct PeerCopySource<D: Device> {
+pub(crate) struct PeerCopySource<E: Engine> {
     gpu: u32,
-    peer: Arc<PeerMemory<D>>,
+    peer: Arc<PeerMemory<E>>,
     /// Offset in the program's or object's range and extent on the peer, in ascending order.
     extents: Vec<(u64, MemoryExtent)>,
 }
 
-impl<D: Device> PeerTable<D> {
+impl<E: Engine> PeerTable<E> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
 
-    pub(crate) fn add(&mut self, device: &D, message: &AddPeer, memory: OwnedFd) -> Result<(), DeviceError> {
+    pub(crate) fn add(
+        &mut self,
+        device: &E::Device,
+        message: &AddPeer,
+        memory: OwnedFd,
+    ) -> Result<(), DeviceError> {
         let &AddPeer { gpu, incarnation, memory_bytes, .. } = message;
         self.forget(gpu);
         let memory = device.import(memory, MemoryExtent { offset: 0, bytes: memory_bytes })?;
@@ -55,7 +61,7 @@ impl<D: Device> PeerTable<D> {
     }
 
     /// Returns the source that a copy names, or `None` if that executor's memory is unknown.
-    pub(crate) fn source(&self, message: PeerSource) -> Option<PeerCopySource<D>> {
+    pub(crate) fn source(&self, message: PeerSource) -> Option<PeerCopySource<E>> {
         let PeerSource { gpu, incarnation, extents } = message;
         let peer = self.0.get(&gpu).filter(|peer| peer.incarnation == incarnation)?;
         let mut extents: Vec<_> = extents.into_iter().map(conversions::extent).collect();
@@ -64,12 +70,12 @@ impl<D: Device> PeerTable<D> {
     }
 }
 
-impl<D: Device> PeerCopySource<D> {
+impl<E: Engine> PeerCopySource<E> {
     /// Copies bytes of the peer's model or object to the same offset of a region.
     pub(crate) fn copy(
         &self,
-        stream: &mut D::Stream,
-        region: &D::Region,
+        stream: &mut Stream<E>,
+        region: &Region<E>,
         bytes: Range<u64>,
     ) -> Result<(), DeviceError> {
         if self.peer.lost.load(Ordering::Relaxed) {

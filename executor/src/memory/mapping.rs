@@ -4,7 +4,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use millrace_device::{Device, Error as DeviceError, MemoryExtent};
+use millrace_device::{Device as _, Error as DeviceError, MemoryExtent};
+use millrace_engine::{Engine, Region};
 use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
 
@@ -25,10 +26,10 @@ pub(crate) const OBJECT_GENERATION: u64 = 1;
 
 /// A region with its mapping, shared by all copies and runs that use it.
 #[derive(Debug)]
-pub(crate) struct RegionMapping<D: Device> {
-    shared: Arc<ExecutorState<D>>,
+pub(crate) struct RegionMapping<E: Engine> {
+    shared: Arc<ExecutorState<E>>,
     of: MappingOwner,
-    pub(crate) region: D::Region,
+    pub(crate) region: Region<E>,
     residency: Mutex<MappingState>,
     /// Signalled when bytes were loaded or the mapping changed.
     changed: Condvar,
@@ -43,9 +44,9 @@ pub(crate) enum MapError {
     Device(#[from] DeviceError),
 }
 
-impl<D: Device> RegionMapping<D> {
+impl<E: Engine> RegionMapping<E> {
     /// Creates an unmapped region's state.
-    pub(crate) fn new(shared: Arc<ExecutorState<D>>, of: MappingOwner, region: D::Region) -> Self {
+    pub(crate) fn new(shared: Arc<ExecutorState<E>>, of: MappingOwner, region: Region<E>) -> Self {
         Self { shared, of, region, residency: Mutex::default(), changed: Condvar::new() }
     }
 
@@ -53,7 +54,7 @@ impl<D: Device> RegionMapping<D> {
     pub(crate) fn map(&self, generation: u64, extents: Vec<(u64, MemoryExtent)>) -> Result<(), MapError> {
         let mut residency = self.residency();
         residency.map(generation)?;
-        let device = &self.shared.device;
+        let device = self.shared.device();
         let chunks = extents.into_iter().map(|(at, extent)| Ok((at, device.create(extent)?)));
         let mapped =
             chunks.collect::<Result<_, DeviceError>>().and_then(|chunks| device.map(&self.region, chunks));
@@ -94,7 +95,7 @@ impl<D: Device> RegionMapping<D> {
     /// again, so the memory must already be gone by then.
     fn release(&self, residency: MutexGuard<'_, MappingState>, generation: u64) {
         // The device sees the same users as the residency, and the residency has none.
-        let unmapped = self.shared.device.unmap(&self.region);
+        let unmapped = self.shared.device().unmap(&self.region);
         drop(residency);
         match unmapped {
             Ok(()) => match &self.of {
@@ -129,7 +130,7 @@ impl<D: Device> RegionMapping<D> {
         self: &Arc<Self>,
         generation: u64,
         reads: &[Range<u64>],
-    ) -> Result<Option<MappingUse<D>>, StepRefusal> {
+    ) -> Result<Option<MappingUse<E>>, StepRefusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
         Ok(self.missing(reads).is_none().then(|| self.enter(&mut residency)))
@@ -140,7 +141,7 @@ impl<D: Device> RegionMapping<D> {
         self: &Arc<Self>,
         generation: u64,
         reads: &[Range<u64>],
-    ) -> Result<MappingUse<D>, StepRefusal> {
+    ) -> Result<MappingUse<E>, StepRefusal> {
         let mut residency = self.residency();
         loop {
             self.check_that(&residency, generation)?;
@@ -153,7 +154,7 @@ impl<D: Device> RegionMapping<D> {
     }
 
     /// Uses the mapping, whether or not the bytes are loaded.
-    pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<MappingUse<D>, StepRefusal> {
+    pub(crate) fn use_mapped(self: &Arc<Self>, generation: u64) -> Result<MappingUse<E>, StepRefusal> {
         let mut residency = self.residency();
         self.check_that(&residency, generation)?;
         Ok(self.enter(&mut residency))
@@ -179,10 +180,10 @@ impl<D: Device> RegionMapping<D> {
 
     /// Returns the first of these bytes that are not loaded.
     pub(crate) fn missing(&self, reads: &[Range<u64>]) -> Option<Range<u64>> {
-        reads.iter().find_map(|read| self.shared.device.missing(&self.region, read.clone()))
+        reads.iter().find_map(|read| self.shared.device().missing(&self.region, read.clone()))
     }
 
-    fn enter(self: &Arc<Self>, residency: &mut MappingState) -> MappingUse<D> {
+    fn enter(self: &Arc<Self>, residency: &mut MappingState) -> MappingUse<E> {
         residency.enter();
         MappingUse { mapping: Arc::clone(self) }
     }
@@ -195,12 +196,12 @@ impl<D: Device> RegionMapping<D> {
 
 /// A launch or copy that uses a mapping. The mapping stays until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct MappingUse<D: Device> {
-    mapping: Arc<RegionMapping<D>>,
+pub(crate) struct MappingUse<E: Engine> {
+    mapping: Arc<RegionMapping<E>>,
 }
 
-impl<D: Device> MappingUse<D> {
-    pub(crate) fn region(&self) -> &D::Region {
+impl<E: Engine> MappingUse<E> {
+    pub(crate) fn region(&self) -> &Region<E> {
         &self.mapping.region
     }
 
@@ -220,7 +221,7 @@ impl<D: Device> MappingUse<D> {
     }
 }
 
-impl<D: Device> Drop for MappingUse<D> {
+impl<E: Engine> Drop for MappingUse<E> {
     fn drop(&mut self) {
         let mut residency = self.mapping.residency();
         if let Some(generation) = residency.leave() {

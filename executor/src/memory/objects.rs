@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use millrace_device::{Device, Error as DeviceError, MemoryExtent, RangeSet, Stream as _};
+use millrace_device::{Device as _, Error as DeviceError, MemoryExtent, RangeSet, Stream as _};
+use millrace_engine::{Engine, Region, Stream};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, PlaceObject};
 use millrace_types::Bytes;
@@ -29,10 +30,10 @@ pub const OBJECTS_MAX: usize = 4096;
 
 /// An object on the GPU.
 #[derive(Debug)]
-pub(crate) struct GpuObject<D: Device> {
+pub(crate) struct GpuObject<E: Engine> {
     id: u64,
     pub(crate) bytes: u64,
-    pub(crate) mapping: Arc<RegionMapping<D>>,
+    pub(crate) mapping: Arc<RegionMapping<E>>,
     /// Host memory that copies from the host read.
     pub(crate) host: Option<OwnedFd>,
     fate: Arc<ObjectReports>,
@@ -41,12 +42,12 @@ pub(crate) struct GpuObject<D: Device> {
 /// All objects by id. An object that was freed while in use stays in the map until the next object is
 /// placed or freed.
 #[derive(Debug)]
-pub(crate) struct ObjectTable<D: Device>(BTreeMap<u64, Arc<GpuObject<D>>>);
+pub(crate) struct ObjectTable<E: Engine>(BTreeMap<u64, Arc<GpuObject<E>>>);
 
 /// A byte range of an object.
 #[derive(Debug)]
-pub(crate) struct ObjectBytes<D: Device> {
-    pub(crate) object: Arc<GpuObject<D>>,
+pub(crate) struct ObjectBytes<E: Engine> {
+    pub(crate) object: Arc<GpuObject<E>>,
     pub(crate) bytes: Range<u64>,
 }
 
@@ -84,7 +85,7 @@ pub(crate) enum PlaceError {
     Device(#[from] DeviceError),
 }
 
-impl<D: Device> GpuObject<D> {
+impl<E: Engine> GpuObject<E> {
     fn missing(&self) -> Option<Range<u64>> {
         self.mapping.missing(std::slice::from_ref(&(0..self.bytes)))
     }
@@ -95,19 +96,19 @@ impl<D: Device> GpuObject<D> {
     }
 }
 
-impl<D: Device> ObjectBytes<D> {
+impl<E: Engine> ObjectBytes<E> {
     /// Checks that the whole object is loaded.
     pub(crate) fn check_loaded(&self) -> Result<(), Error> {
         let object = self.object.id;
         self.object.missing().map_or(Ok(()), |missing| Err(Error::NotLoaded { object, missing }))
     }
 
-    pub(crate) fn region(&self) -> &D::Region {
+    pub(crate) fn region(&self) -> &Region<E> {
         &self.object.mapping.region
     }
 }
 
-impl<D: Device> ObjectTable<D> {
+impl<E: Engine> ObjectTable<E> {
     pub(crate) fn new() -> Self {
         Self(BTreeMap::new())
     }
@@ -115,10 +116,10 @@ impl<D: Device> ObjectTable<D> {
     /// Maps an object's memory. Filling the object from an output is left to the copy thread.
     pub(crate) fn place(
         &mut self,
-        shared: &Arc<ExecutorState<D>>,
+        shared: &Arc<ExecutorState<E>>,
         message: PlaceObject,
         mut descriptors: FrameDescriptors,
-    ) -> Result<Option<ObjectFill<D>>, PlaceError> {
+    ) -> Result<Option<ObjectFill<E>>, PlaceError> {
         self.0.retain(|_, object| !object.is_gone());
         let PlaceObject { object: id, bytes, extents, output, has_host, host_fd } = message;
         if self.0.contains_key(&id) {
@@ -138,7 +139,7 @@ impl<D: Device> ObjectTable<D> {
         covered(&extents, bytes)?;
         // The last extent may be larger than the object.
         let end = extents.iter().map(|&(at, extent)| at.saturating_add(extent.bytes)).max();
-        let region = shared.device.reserve(Bytes(end.unwrap_or_default().max(bytes)))?;
+        let region = shared.device().reserve(Bytes(end.unwrap_or_default().max(bytes)))?;
         let fate = Arc::<ObjectReports>::default();
         let mapping =
             RegionMapping::new(Arc::clone(shared), MappingOwner::Object(id, Arc::clone(&fate)), region);
@@ -150,12 +151,12 @@ impl<D: Device> ObjectTable<D> {
     }
 
     /// Returns an object. The object may be about to be freed.
-    pub(crate) fn get(&self, id: u64) -> Result<&Arc<GpuObject<D>>, Error> {
+    pub(crate) fn get(&self, id: u64) -> Result<&Arc<GpuObject<E>>, Error> {
         self.0.get(&id).ok_or(Error::Unknown(id))
     }
 
     /// Returns bytes of an object. The bytes stay mapped as long as the returned use.
-    pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<D>, MappingUse<D>), Error> {
+    pub(crate) fn part(&self, part: ObjectPart) -> Result<(ObjectBytes<E>, MappingUse<E>), Error> {
         let ObjectPart { object, offset, bytes } = part;
         let found = self.get(object)?;
         let end = offset.checked_add(bytes).filter(|&end| end <= found.bytes);
@@ -166,7 +167,7 @@ impl<D: Device> ObjectTable<D> {
 
     /// Unmaps an object's memory when the last user is done, and then reports that the object is
     /// freed. Reports at once if the object does not exist.
-    pub(crate) fn free(&mut self, shared: &ExecutorState<D>, id: u64) {
+    pub(crate) fn free(&mut self, shared: &ExecutorState<E>, id: u64) {
         let Some(object) = self.0.get(&id) else {
             return shared.events.send(Event::ObjectFreed(ObjectFreed { object: id }));
         };
@@ -192,20 +193,22 @@ fn covered(extents: &[(u64, MemoryExtent)], bytes: u64) -> Result<(), PlaceError
 
 /// A mapped object that is to be filled from an output.
 #[derive(Debug)]
-pub(crate) struct ObjectFill<D: Device> {
-    object: Arc<GpuObject<D>>,
-    using: MappingUse<D>,
-    output: KeptOutputBytes<D::Value>,
+pub(crate) struct ObjectFill<E: Engine> {
+    object: Arc<GpuObject<E>>,
+    using: MappingUse<E>,
+    output: KeptOutputBytes<E::Value>,
 }
 
-impl<D: Device> ObjectFill<D> {
+impl<E: Engine> ObjectFill<E> {
     /// Fills the object, and reports the outcome.
-    pub(crate) fn carry_out(self, shared: &ExecutorState<D>, stream: &mut D::Stream) {
+    pub(crate) fn carry_out(self, shared: &ExecutorState<E>, stream: &mut Stream<E>) {
         let KeptOutputBytes { output, bytes } = &self.output;
-        match stream.fill(self.using.region(), &output.value, output.datatype, bytes.clone()) {
+        let lent = shared.engine.lend(&output.value, output.datatype, bytes.clone());
+        let region = self.using.region();
+        match lent.and_then(|lent| Ok(stream.fill(region, lent)?)) {
             Ok(()) => shared.events.send(object_reports::placed(self.object.id)),
             Err(error) => {
-                if let DeviceError::Lost(message) = &error {
+                if let Some(message) = error.lost() {
                     shared.events.device_failed(message);
                 }
                 self.fail(error);

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use millrace_device::{Device, InjectedFault, monotonic_now};
+use millrace_device::{Device as _, InjectedFault, monotonic_now};
+use millrace_engine::Engine;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -46,21 +47,21 @@ pub(super) enum ControlFlow {
 }
 
 #[derive(Debug)]
-pub(super) struct ControlThread<D: Device> {
-    shared: Arc<ExecutorState<D>>,
+pub(super) struct ControlThread<E: Engine> {
+    shared: Arc<ExecutorState<E>>,
     faults: FaultPolicy,
-    programs: BTreeMap<u64, Arc<LoadedProgram<D>>>,
-    objects: ObjectTable<D>,
-    peers: PeerTable<D>,
+    programs: BTreeMap<u64, Arc<LoadedProgram<E>>>,
+    objects: ObjectTable<E>,
+    peers: PeerTable<E>,
     /// Copies to the host that proceed under grants.
-    granted: GrantedHostCopies<D>,
-    copies: Arc<WorkQueue<CopyWork<D>>>,
-    copies_out: Arc<WorkQueue<CopyWork<D>>>,
-    runs: Arc<WorkQueue<QueuedRun<D>>>,
+    granted: GrantedHostCopies<E>,
+    copies: Arc<WorkQueue<CopyWork<E>>>,
+    copies_out: Arc<WorkQueue<CopyWork<E>>>,
+    runs: Arc<WorkQueue<QueuedRun<E>>>,
 }
 
-impl<D: Device> ControlThread<D> {
-    pub(super) fn new(shared: Arc<ExecutorState<D>>, faults: FaultPolicy) -> Self {
+impl<E: Engine> ControlThread<E> {
+    pub(super) fn new(shared: Arc<ExecutorState<E>>, faults: FaultPolicy) -> Self {
         let copies = || Arc::new(WorkQueue::new(COPIES_QUEUED_MAX));
         let runs = Arc::new(WorkQueue::new(RUNS_QUEUED_MAX));
         Self {
@@ -77,28 +78,28 @@ impl<D: Device> ControlThread<D> {
     }
 
     /// Returns the queue of copies to the GPU.
-    pub(super) fn copies(&self) -> Arc<WorkQueue<CopyWork<D>>> {
+    pub(super) fn copies(&self) -> Arc<WorkQueue<CopyWork<E>>> {
         Arc::clone(&self.copies)
     }
 
     /// Returns the queue of copies to the host.
-    pub(super) fn copies_out(&self) -> Arc<WorkQueue<CopyWork<D>>> {
+    pub(super) fn copies_out(&self) -> Arc<WorkQueue<CopyWork<E>>> {
         Arc::clone(&self.copies_out)
     }
 
     /// Returns the queue of runs.
-    pub(super) fn runs(&self) -> Arc<WorkQueue<QueuedRun<D>>> {
+    pub(super) fn runs(&self) -> Arc<WorkQueue<QueuedRun<E>>> {
         Arc::clone(&self.runs)
     }
 
     /// Carries out a command.
     ///
-    /// `stream` is the control thread's own stream, on which short runs execute.
+    /// `launches` is the control thread's own queue of launches, on which short runs execute.
     pub(super) fn on_command(
         &mut self,
         command: Command,
         descriptors: FrameDescriptors,
-        stream: &mut D::Stream,
+        launches: &mut E::Queue,
     ) -> Result<ControlFlow, Error> {
         match command {
             Command::Hello(_) => return Err(Error::Protocol("a second Hello")),
@@ -128,7 +129,7 @@ impl<D: Device> ControlThread<D> {
                     ));
                 }
             }
-            Command::Run(run) => self.run(run, descriptors, stream),
+            Command::Run(run) => self.run(run, descriptors, launches),
             Command::Cancel(cancel) => {
                 if self.runs.remove(|job| job.run == cancel.run).is_some() {
                     self.say(Event::RunCancelled(RunCancelled { run: cancel.run }));
@@ -200,7 +201,7 @@ impl<D: Device> ControlThread<D> {
     fn add_peer(&mut self, message: &AddPeer, mut descriptors: FrameDescriptors) {
         let added = match descriptors.take(message.memory_fd) {
             Ok(memory) => {
-                self.peers.add(&self.shared.device, message, memory).map_err(|error| error.to_string())
+                self.peers.add(self.shared.device(), message, memory).map_err(|error| error.to_string())
             }
             Err(error) => Err(error.to_string()),
         };
@@ -224,7 +225,7 @@ impl<D: Device> ControlThread<D> {
             return match self.granted.get(copy) {
                 None => refuse(CopyFailure::NotMapped, format!("copy {copy} to the host is not under way")),
                 Some(bytes) => {
-                    let job = CopyBatch::to_host(message, bytes, &self.shared.device);
+                    let job = CopyBatch::to_host(message, bytes, self.shared.device());
                     queue_batch(&self.copies_out, job, refuse);
                 }
             };
@@ -251,7 +252,7 @@ impl<D: Device> ControlThread<D> {
                 }
             },
         };
-        let job = CopyBatch::to_gpu(message, to, peer, &self.shared.device);
+        let job = CopyBatch::to_gpu(message, to, peer, self.shared.device());
         queue_batch(&self.copies, job, refuse);
     }
 
@@ -286,7 +287,7 @@ impl<D: Device> ControlThread<D> {
 
     /// Starts a run. The control thread carries out a short run itself if the run waits for nothing
     /// and no other run is ahead, because waking the run thread would take longer.
-    fn run(&self, message: Run, descriptors: FrameDescriptors, stream: &mut D::Stream) {
+    fn run(&self, message: Run, descriptors: FrameDescriptors, launches: &mut E::Queue) {
         let run = message.run;
         let id = message.program;
         let fail = |failure, message: String| self.say(run_error::failed(run, failure, message));
@@ -296,7 +297,7 @@ impl<D: Device> ControlThread<D> {
         match QueuedRun::new(message, Arc::clone(program), &self.objects, descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
             Ok(job) if job.is_quick() && self.runs.is_idle() => {
-                run_thread::carry_out_and_report(&self.shared, job, stream)
+                run_thread::carry_out_and_report(&self.shared, job, launches)
             }
             Ok(job) => {
                 if self.runs.push(job).is_err() {
@@ -311,7 +312,7 @@ impl<D: Device> ControlThread<D> {
             tracing::warn!("refused to inject a fault: the worker did not allow faults");
             return;
         }
-        let device = &self.shared.device;
+        let device = self.shared.device();
         let injected = match message.fault() {
             wire_messages::Fault::FailNextCopy => device.inject(InjectedFault::FailNextCopy),
             wire_messages::Fault::FailNextMap => device.inject(InjectedFault::FailNextMap),
@@ -344,9 +345,9 @@ impl<D: Device> ControlThread<D> {
 }
 
 /// Queues a valid batch for its copy thread, and refuses an invalid batch.
-fn queue_batch<D: Device>(
-    queue: &WorkQueue<CopyWork<D>>,
-    job: Result<CopyBatch<D>, GrantError>,
+fn queue_batch<E: Engine>(
+    queue: &WorkQueue<CopyWork<E>>,
+    job: Result<CopyBatch<E>, GrantError>,
     refuse: impl FnOnce(CopyFailure, String),
 ) {
     match job {

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use millrace_device::emulated::EmulatedGpu;
-use millrace_device::{Device, MemoryExtent, StreamThreads, probe};
+use millrace_device::{Device, MemoryExtent, probe};
+use millrace_engine::rten::RtenEngine;
+use millrace_engine::{Engine, LaunchThreads};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire_messages, CopyRate, Hello, Ready};
@@ -58,20 +60,20 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
     let threads = NonZeroUsize::new(hello.threads as usize).unwrap_or(NonZeroUsize::MIN);
     limit_memory(Bytes(hello.device_memory_bytes));
-    let gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes), threads)?;
-    serve(gpu, socket, decoder, &hello)
+    let gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes))?;
+    serve(RtenEngine::new(gpu, threads), socket, decoder, &hello)
 }
 
-fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {
+fn serve<E: Engine>(engine: E, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {
     let events = EventSender::new(socket.try_clone().map_err(Error::Socket)?);
     let shared = Arc::new(ExecutorState {
-        device,
+        engine,
         events,
         kept: KeptOutputs::new(),
         abort_on_run: AtomicBool::new(false),
     });
     let faults = if hello.allow_faults { FaultPolicy::Obeyed } else { FaultPolicy::Refused };
-    let copy_rates = probe(&shared.device, hello.probe_bytes);
+    let copy_rates = probe(shared.device(), hello.probe_bytes);
     let control = ControlThread::new(Arc::clone(&shared), faults);
     let _threads = WorkQueues::start(&shared, &control)?;
     shared.events.send(Event::Ready(Ready {
@@ -81,8 +83,8 @@ fn serve<D: Device>(device: D, socket: OwnedFd, decoder: FrameDecoder, hello: &H
         incarnation: hello.incarnation,
         copy_rates,
     }));
-    let stream = shared.device.stream(StreamThreads::One)?;
-    shared.device.enter(stream, |stream| run_control_thread(control, stream, &socket, decoder))
+    let launches = shared.engine.queue(LaunchThreads::One)?;
+    shared.engine.enter(launches, |launches| run_control_thread(control, launches, &socket, decoder))
 }
 
 /// Measures the rate of copies while the device is otherwise idle. A failed measurement only means
@@ -104,15 +106,15 @@ fn probe<D: Device>(device: &D, bytes: u64) -> Vec<CopyRate> {
 }
 
 /// Runs the control thread.
-fn run_control_thread<D: Device>(
-    mut control: ControlThread<D>,
-    mut stream: D::Stream,
+fn run_control_thread<E: Engine>(
+    mut control: ControlThread<E>,
+    mut launches: E::Queue,
     socket: &OwnedFd,
     mut decoder: FrameDecoder,
 ) -> Result<(), Error> {
     while let Some(frame) = decoder.recv_frame(socket).map_err(Error::Socket)? {
         let (command, descriptors) = command(frame)?;
-        if control.on_command(command, descriptors, &mut stream)? == ControlFlow::End {
+        if control.on_command(command, descriptors, &mut launches)? == ControlFlow::End {
             break;
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::thread;
 
-use millrace_device::{Device, StreamThreads};
+use millrace_device::Device as _;
+use millrace_engine::{Engine, LaunchThreads};
 
 use crate::copies::copy_thread::{self, CopyWork};
 use crate::error::Error;
@@ -14,33 +15,32 @@ use crate::runs::run_thread::{self, QueuedRun};
 
 /// The queues of the copy and run threads. Dropping this value closes the queues, so each thread ends
 /// after the current work.
-pub(super) struct WorkQueues<D: Device> {
-    copies: Arc<WorkQueue<CopyWork<D>>>,
-    copies_out: Arc<WorkQueue<CopyWork<D>>>,
-    runs: Arc<WorkQueue<QueuedRun<D>>>,
+pub(super) struct WorkQueues<E: Engine> {
+    copies: Arc<WorkQueue<CopyWork<E>>>,
+    copies_out: Arc<WorkQueue<CopyWork<E>>>,
+    runs: Arc<WorkQueue<QueuedRun<E>>>,
 }
 
-impl<D: Device> WorkQueues<D> {
-    pub(super) fn start(shared: &Arc<ExecutorState<D>>, control: &ControlThread<D>) -> Result<Self, Error> {
+impl<E: Engine> WorkQueues<E> {
+    pub(super) fn start(shared: &Arc<ExecutorState<E>>, control: &ControlThread<E>) -> Result<Self, Error> {
         let threads =
             Self { copies: control.copies(), copies_out: control.copies_out(), runs: control.runs() };
-        let stream = || shared.device.stream(StreamThreads::Whole);
         for (name, queue) in [("copies", control.copies()), ("copies out", control.copies_out())] {
             let shared = Arc::clone(shared);
-            let stream = stream()?;
+            let stream = shared.device().stream()?;
             spawn(name, move || copy_thread::serve(&shared, &queue, stream))?;
         }
         spawn("runs", {
             let shared = Arc::clone(shared);
             let queue = control.runs();
-            let stream = stream()?;
-            move || shared.device.enter(stream, |stream| run_thread::serve(&shared, &queue, stream))
+            let launches = shared.engine.queue(LaunchThreads::Whole)?;
+            move || shared.engine.enter(launches, |launches| run_thread::serve(&shared, &queue, launches))
         })?;
         Ok(threads)
     }
 }
 
-impl<D: Device> Drop for WorkQueues<D> {
+impl<E: Engine> Drop for WorkQueues<E> {
     fn drop(&mut self) {
         self.copies.close();
         self.copies_out.close();

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use millrace_device::{KernelSpec, RangeSet};
+use millrace_device::RangeSet;
+use millrace_engine::KernelSpec;
 
 /// Index at which a run stores a value.
 pub(crate) type Slot = usize;

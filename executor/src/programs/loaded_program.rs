@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_device::{Device, Error as DeviceError, HostAccess, HostRegion, ModelCode};
+use millrace_device::{Device as _, Error as DeviceError, HostAccess, HostRegion};
+use millrace_engine::{Engine, Error as EngineError, ModelCode};
 use millrace_proto::executor::LoadProgram;
 use millrace_types::Bytes;
 
@@ -19,16 +20,16 @@ const QUICK_MAX: Duration = Duration::from_micros(50);
 
 /// A loaded program, shared by the control thread and by copies and runs.
 #[derive(Debug)]
-pub(crate) struct LoadedProgram<D: Device> {
+pub(crate) struct LoadedProgram<E: Engine> {
     pub(crate) name: String,
     /// Plan of the launches, with numbered values.
     pub(crate) plan: LaunchPlan,
-    pub(crate) module: D::Module,
-    pub(crate) whole: D::Kernel,
-    pub(crate) kernels: Vec<D::Kernel>,
+    pub(crate) module: E::Module,
+    pub(crate) whole: E::Kernel,
+    pub(crate) kernels: Vec<E::Kernel>,
     pub(crate) inputs: Vec<DeclaredTensor>,
     pub(crate) outputs: Vec<DeclaredTensor>,
-    pub(crate) mapping: Arc<RegionMapping<D>>,
+    pub(crate) mapping: Arc<RegionMapping<E>>,
     /// Size bound in bytes: runs with fewer bytes of inline inputs are likely to be quick. 0 until a
     /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
@@ -47,16 +48,18 @@ pub(crate) enum LoadError {
     Launches(#[from] launch_plan::Error),
     #[error(transparent)]
     Device(#[from] DeviceError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }
 
-impl<D: Device> LoadedProgram<D> {
+impl<E: Engine> LoadedProgram<E> {
     /// Loads a model's graph against a region of its own.
     pub(crate) fn load(
-        shared: Arc<ExecutorState<D>>,
+        shared: Arc<ExecutorState<E>>,
         message: LoadProgram,
         mut descriptors: FrameDescriptors,
     ) -> Result<Self, LoadError> {
-        let device = &shared.device;
+        let device = shared.device();
         let graph = descriptors.take(message.graph_fd)?;
         let graph = device.import_host(graph, Bytes(message.graph_bytes), HostAccess::Direct)?;
         let weights: OwnedFd = descriptors.take(message.weights_fd)?;
@@ -76,10 +79,13 @@ impl<D: Device> LoadedProgram<D> {
             weights_name: millrace_model::WEIGHTS_FILE,
             weights: &host,
         };
-        let module = device.load(&region, code)?;
-        let whole = device.kernel(&module, &plan.whole.spec)?;
-        let kernels =
-            plan.steps.iter().map(|step| device.kernel(&module, &step.spec)).collect::<Result<_, _>>()?;
+        let module = shared.engine.load(&region, code)?;
+        let whole = shared.engine.kernel(&module, &plan.whole.spec)?;
+        let kernels = plan
+            .steps
+            .iter()
+            .map(|step| shared.engine.kernel(&module, &step.spec))
+            .collect::<Result<_, _>>()?;
         let copy_max = device.capabilities().copy_max.get();
         let group = if message.group_bytes == 0 { copy_max } else { message.group_bytes.min(copy_max) };
         let mapping = RegionMapping::new(shared, MappingOwner::Program(message.program), region);

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use millrace_device::{Device, Error as DeviceError, Stream as _, TensorBytes, TensorPart as Bytes};
+use millrace_engine::{Engine, Error as EngineError, Queue as _, TensorBytes, TensorPart as Bytes};
 use millrace_proto::executor::Tensor;
 use millrace_types::DataType;
 
@@ -43,33 +43,33 @@ pub(crate) struct BatchRows {
 
 /// The inputs of a run.
 #[derive(Debug)]
-pub(crate) struct RunInputs<D: Device> {
-    pub(crate) tensors: HashMap<String, RunInput<D>>,
+pub(crate) struct RunInputs<E: Engine> {
+    pub(crate) tensors: HashMap<String, RunInput<E>>,
     /// Rows of the batch; `None` for a single request.
     pub(crate) rows: Option<BatchRows>,
     /// Uses that pin the objects among the inputs. The uses must be dropped after all values that view
     /// the objects.
-    pub(crate) uses: Vec<MappingUse<D>>,
+    pub(crate) uses: Vec<MappingUse<E>>,
 }
 
 /// An input, in parts: a part for each request of the batch.
 #[derive(Debug)]
-pub(crate) struct RunInput<D: Device> {
+pub(crate) struct RunInput<E: Engine> {
     pub(crate) datatype: DataType,
     shape: Vec<usize>,
-    parts: Vec<InputPart<D>>,
+    parts: Vec<InputPart<E>>,
 }
 
 #[derive(Debug)]
-enum InputPart<D: Device> {
+enum InputPart<E: Engine> {
     Host(TensorBytes),
-    Object(ObjectBytes<D>),
+    Object(ObjectBytes<E>),
 }
 
-impl<D: Device> RunInput<D> {
+impl<E: Engine> RunInput<E> {
     /// Returns the number of bytes if all parts arrived inline.
     pub(crate) fn inline_bytes(&self) -> Option<usize> {
-        let bytes = |part: &InputPart<D>| match part {
+        let bytes = |part: &InputPart<E>| match part {
             InputPart::Host(TensorBytes::Inline(bytes)) => Some(bytes.len()),
             InputPart::Host(TensorBytes::File(_)) | InputPart::Object(_) => None,
         };
@@ -85,34 +85,34 @@ impl<D: Device> RunInput<D> {
     }
 
     /// Moves the input to the device. An input from a single object, which must be loaded, is read in place.
-    pub(crate) fn value(self, stream: &mut D::Stream) -> Result<D::Value, DeviceError> {
+    pub(crate) fn value(self, launches: &mut E::Queue) -> Result<E::Value, EngineError> {
         let Self { datatype, shape, parts } = self;
         if let [InputPart::Object(part)] = parts.as_slice() {
-            return stream.view_region(datatype, shape, part.region(), part.bytes.clone());
+            return launches.view_region(datatype, shape, part.region(), part.bytes.clone());
         }
         let parts = parts.iter().map(|part| match part {
             InputPart::Host(contents) => Bytes::Host(contents),
             InputPart::Object(part) => Bytes::Region(part.region(), part.bytes.clone()),
         });
-        stream.gather(datatype, shape, parts.collect())
+        launches.gather(datatype, shape, parts.collect())
     }
 }
 
 /// Reads the inputs of `members` requests, which follow each other request by request. With `members`
 /// 0 or 1, the inputs belong to a single request and are used unchanged.
-pub(crate) fn inputs<D: Device>(
+pub(crate) fn inputs<E: Engine>(
     inputs: Vec<Tensor>,
     members: u32,
-    objects: &ObjectTable<D>,
+    objects: &ObjectTable<E>,
     descriptors: &mut FrameDescriptors,
-) -> Result<RunInputs<D>, BatchError> {
+) -> Result<RunInputs<E>, BatchError> {
     let members = (members as usize).max(1);
     let each = inputs.len() / members;
     if each * members != inputs.len() || (members > 1 && each == 0) {
         return Err(BatchError::Count { inputs: inputs.len(), members });
     }
     let mut first = HashMap::with_capacity(each);
-    let mut rest: HashMap<String, Vec<RunInput<D>>> = HashMap::new();
+    let mut rest: HashMap<String, Vec<RunInput<E>>> = HashMap::new();
     let mut rows = vec![None; members];
     let mut uses = Vec::new();
     for (place, input) in inputs.into_iter().enumerate() {
@@ -152,11 +152,11 @@ pub(crate) fn inputs<D: Device>(
     }
 }
 
-fn input_of<D: Device>(
+fn input_of<E: Engine>(
     given: ReceivedInput,
-    objects: &ObjectTable<D>,
-    uses: &mut Vec<MappingUse<D>>,
-) -> Result<(String, RunInput<D>), BatchError> {
+    objects: &ObjectTable<E>,
+    uses: &mut Vec<MappingUse<E>>,
+) -> Result<(String, RunInput<E>), BatchError> {
     let ReceivedInput { name, datatype, shape, contents } = given;
     let part = match contents {
         InputContents::Host(contents) => InputPart::Host(contents),
@@ -170,13 +170,13 @@ fn input_of<D: Device>(
     Ok((name, RunInput { datatype, shape, parts: vec![part] }))
 }
 
-fn join<D: Device>(
+fn join<E: Engine>(
     name: &str,
-    first: RunInput<D>,
-    others: Vec<RunInput<D>>,
-) -> Result<RunInput<D>, BatchError> {
+    first: RunInput<E>,
+    others: Vec<RunInput<E>>,
+) -> Result<RunInput<E>, BatchError> {
     let alike =
-        |other: &RunInput<D>| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
+        |other: &RunInput<E>| other.datatype == first.datatype && other.shape[1..] == first.shape[1..];
     if !others.iter().all(alike) {
         return Err(BatchError::Unlike(name.to_owned()));
     }
@@ -189,7 +189,7 @@ fn join<D: Device>(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use millrace_device::emulated::EmulatedGpu;
+    use millrace_engine::rten::RtenEngine;
     use millrace_proto::executor::tensor::Contents as Wire;
 
     use super::*;
@@ -200,7 +200,7 @@ mod tests {
         Tensor { name: name.into(), datatype: "UINT8".into(), shape: shape.to_vec(), contents }
     }
 
-    fn join(tensors: Vec<Tensor>, members: u32) -> Result<RunInputs<EmulatedGpu>, BatchError> {
+    fn join(tensors: Vec<Tensor>, members: u32) -> Result<RunInputs<RtenEngine>, BatchError> {
         inputs(tensors, members, &ObjectTable::new(), &mut FrameDescriptors::new(Vec::new()))
     }
 

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use millrace_device::{Device, Stream as _};
+use millrace_engine::{Engine, Queue as _};
 use millrace_proto::executor::Tensor;
 
 use crate::memory::kept_outputs::{KeptOutput, KeptOutputs};
@@ -52,13 +52,13 @@ impl RequestedOutputs {
 
 /// A response that is being assembled.
 #[derive(Debug)]
-pub(crate) struct RunResponse<D: Device> {
+pub(crate) struct RunResponse<E: Engine> {
     outputs: Vec<Tensor>,
     descriptors: Vec<OwnedFd>,
-    stays: Vec<Arc<KeptOutput<D::Value>>>,
+    stays: Vec<Arc<KeptOutput<E::Value>>>,
 }
 
-impl<D: Device> RunResponse<D> {
+impl<E: Engine> RunResponse<E> {
     pub(crate) fn new() -> Self {
         Self { outputs: Vec::new(), descriptors: Vec::new(), stays: Vec::new() }
     }
@@ -68,12 +68,12 @@ impl<D: Device> RunResponse<D> {
         &mut self,
         asked: &RequestedOutputs,
         DeclaredTensor { name, datatype }: &DeclaredTensor,
-        value: &mut Option<D::Value>,
-        stream: &mut D::Stream,
+        value: &mut Option<E::Value>,
+        launches: &mut E::Queue,
     ) -> Result<(), RunError> {
         let missing = || RunError::ValueMissing(name.clone());
         let made = value.as_ref().ok_or_else(missing)?;
-        let shape = stream.shape(made, *datatype)?;
+        let shape = launches.shape(made, *datatype)?;
         if let Some(BatchRows { all, .. }) = asked.rows.filter(|rows| shape.first() != Some(&rows.all)) {
             return Err(RunError::OutputRows { name: name.clone(), shape, rows: all });
         }
@@ -82,11 +82,11 @@ impl<D: Device> RunResponse<D> {
         // of them are sent inline.
         let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
         if largest <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
-            let tensor = stream.download(made, *datatype, INLINE_BYTES_MAX)?;
+            let tensor = launches.download(made, *datatype, INLINE_BYTES_MAX)?;
             self.outputs.push(conversions::output(name.clone(), tensor, &mut self.descriptors));
             return Ok(());
         }
-        let value = stream.detach(value.take().ok_or_else(missing)?);
+        let value = launches.detach(value.take().ok_or_else(missing)?);
         let datatype = *datatype;
         let bytes = size as u64;
         self.outputs.push(conversions::kept_output(name.clone(), datatype, &shape, bytes));
@@ -95,7 +95,7 @@ impl<D: Device> RunResponse<D> {
     }
 
     /// Stores the outputs that stay, and returns the tensors and descriptors to send.
-    pub(crate) fn keep(self, run: u64, kept: &KeptOutputs<D::Value>) -> (Vec<Tensor>, Vec<OwnedFd>) {
+    pub(crate) fn keep(self, run: u64, kept: &KeptOutputs<E::Value>) -> (Vec<Tensor>, Vec<OwnedFd>) {
         if !self.stays.is_empty() {
             kept.insert(run, self.stays);
         }

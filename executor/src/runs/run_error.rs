@@ -1,6 +1,7 @@
 //! The reasons why a run fails, and the failure kind that the worker learns.
 
 use millrace_device::Error as DeviceError;
+use millrace_engine::Error as EngineError;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{RunFailed, RunFailure};
 use millrace_proto::frames;
@@ -39,9 +40,15 @@ pub(crate) enum RunError {
     #[error(transparent)]
     Refused(#[from] StepRefusal),
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Engine(#[from] EngineError),
     #[error("cannot send the response: {0}")]
     Answer(#[from] frames::FrameError),
+}
+
+impl From<DeviceError> for RunError {
+    fn from(error: DeviceError) -> Self {
+        Self::Engine(error.into())
+    }
 }
 
 impl RunError {
@@ -51,7 +58,7 @@ impl RunError {
             Self::Object(_, error) | Self::Batch(batch::BatchError::Object(_, error)) => run_without(error),
             // The GPU works, so the run may succeed on another GPU or later.
             Self::Kept(_) => RunFailure::OutOfMemory,
-            Self::Device(error) => run_failure(error),
+            Self::Engine(EngineError::Device(error)) => run_failure(error),
             _ => RunFailure::Model,
         }
     }
@@ -67,11 +74,6 @@ fn run_failure(error: &DeviceError) -> RunFailure {
     match error {
         DeviceError::NotResident(_) | DeviceError::NotMapped(_) => RunFailure::NotResident,
         DeviceError::OutOfMemory(_) => RunFailure::OutOfMemory,
-        DeviceError::Launch(_)
-        | DeviceError::Tensor(_)
-        | DeviceError::DataType(_)
-        | DeviceError::UnknownValue(_)
-        | DeviceError::Code(_) => RunFailure::Model,
         DeviceError::BadExtent { .. }
         | DeviceError::Busy
         | DeviceError::CopyFailed(_)

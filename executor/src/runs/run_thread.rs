@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millrace_device::{Device, Error as DeviceError, Event as _, LaunchArg, Stream as _, monotonic_now};
+use millrace_device::{Event as _, Stream as _, monotonic_now};
+use millrace_engine::{Engine, LaunchArg, Queue as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone};
 use millrace_types::Timestamp;
@@ -30,11 +31,11 @@ pub const RUNS_QUEUED_MAX: usize = 64;
 
 /// A run that is queued or executing.
 #[derive(Debug)]
-pub(crate) struct QueuedRun<D: Device> {
+pub(crate) struct QueuedRun<E: Engine> {
     pub(crate) run: u64,
-    program: Arc<LoadedProgram<D>>,
+    program: Arc<LoadedProgram<E>>,
     generation: u64,
-    inputs: RunInputs<D>,
+    inputs: RunInputs<E>,
     asked: RequestedOutputs,
     told: TimeReporting,
 }
@@ -49,12 +50,12 @@ enum TimeReporting {
 /// Most launches of a run with reported times, because a trace is read by people.
 const LAUNCHES_TOLD_MAX: usize = 256;
 
-impl<D: Device> QueuedRun<D> {
+impl<E: Engine> QueuedRun<E> {
     /// Creates a run of a loaded program.
     pub(crate) fn new(
         message: Run,
-        program: Arc<LoadedProgram<D>>,
-        objects: &ObjectTable<D>,
+        program: Arc<LoadedProgram<E>>,
+        objects: &ObjectTable<E>,
         mut descriptors: FrameDescriptors,
     ) -> Result<Self, RunError> {
         let inputs = batch::inputs(message.inputs, message.members, objects, &mut descriptors)?;
@@ -75,44 +76,46 @@ impl<D: Device> QueuedRun<D> {
 }
 
 /// Carries out the runs of a queue until the queue is closed.
-pub(crate) fn serve<D: Device>(
-    shared: &ExecutorState<D>,
-    queue: &WorkQueue<QueuedRun<D>>,
-    mut stream: D::Stream,
+pub(crate) fn serve<E: Engine>(
+    shared: &ExecutorState<E>,
+    queue: &WorkQueue<QueuedRun<E>>,
+    mut launches: E::Queue,
 ) {
     while let Some(job) = queue.pop() {
-        carry_out_and_report(shared, job, &mut stream);
+        carry_out_and_report(shared, job, &mut launches);
     }
 }
 
 /// Carries out a run, and reports the outcome.
-pub(crate) fn carry_out_and_report<D: Device>(
-    shared: &ExecutorState<D>,
-    job: QueuedRun<D>,
-    stream: &mut D::Stream,
+pub(crate) fn carry_out_and_report<E: Engine>(
+    shared: &ExecutorState<E>,
+    job: QueuedRun<E>,
+    launches: &mut E::Queue,
 ) {
     if shared.abort_on_run.load(Ordering::Relaxed) {
         tracing::warn!("aborting: this fault was injected");
         std::process::abort();
     }
     let run = job.run;
-    let sent = carry_out(shared, job, stream).and_then(|(done, descriptors)| {
+    let sent = carry_out(shared, job, launches).and_then(|(done, descriptors)| {
         let sent = shared.events.send_with(Event::RunDone(done), descriptors);
         // Dropped, because the worker will not learn of the outputs.
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
     });
     if let Err(error) = sent {
-        if let RunError::Device(DeviceError::Lost(message)) = &error {
+        if let RunError::Engine(error) = &error
+            && let Some(message) = error.lost()
+        {
             shared.events.device_failed(message);
         }
         shared.events.send(failed(run, error.kind(), error));
     }
 }
 
-fn carry_out<D: Device>(
-    shared: &ExecutorState<D>,
-    job: QueuedRun<D>,
-    stream: &mut D::Stream,
+fn carry_out<E: Engine>(
+    shared: &ExecutorState<E>,
+    job: QueuedRun<E>,
+    launches: &mut E::Queue,
 ) -> Result<(RunDone, Vec<OwnedFd>), RunError> {
     let QueuedRun { run, program, generation, inputs, asked, told } = job;
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
@@ -120,13 +123,13 @@ fn carry_out<D: Device>(
     let RunInputs { tensors: inputs, uses: _uses, .. } = inputs;
     let began = monotonic_now();
     let bytes = inline_bytes(&inputs);
-    let inputs = upload::<D>(&program.inputs, inputs, stream)?;
-    let mut running = RunInProgress { program: &program, generation, stream, times: RunTimes::start(told) };
+    let inputs = upload::<E>(&program.inputs, inputs, launches)?;
+    let mut running = RunInProgress { program: &program, generation, launches, times: RunTimes::start(told) };
     let mut values = running.run(inputs)?;
     let times = running.times;
-    let mut answer = RunResponse::<D>::new();
+    let mut answer = RunResponse::<E>::new();
     for index in wanted {
-        answer.add(&asked, &program.outputs[index], &mut values[index], stream)?;
+        answer.add(&asked, &program.outputs[index], &mut values[index], launches)?;
     }
     let (outputs, descriptors) = answer.keep(run, &shared.kept);
     program.record_run_time(bytes, monotonic_now().since(began));
@@ -144,16 +147,16 @@ fn carry_out<D: Device>(
 
 /// Returns the number of input bytes if all inputs arrived inline; other inputs are too large for a
 /// quick run.
-fn inline_bytes<D: Device>(inputs: &HashMap<String, RunInput<D>>) -> Option<usize> {
+fn inline_bytes<E: Engine>(inputs: &HashMap<String, RunInput<E>>) -> Option<usize> {
     inputs.values().map(RunInput::inline_bytes).sum()
 }
 
 /// Moves the inputs to the device, in the declared order.
-fn upload<D: Device>(
+fn upload<E: Engine>(
     declared: &[DeclaredTensor],
-    mut inputs: HashMap<String, RunInput<D>>,
-    stream: &mut D::Stream,
-) -> Result<Vec<Option<D::Value>>, RunError> {
+    mut inputs: HashMap<String, RunInput<E>>,
+    launches: &mut E::Queue,
+) -> Result<Vec<Option<E::Value>>, RunError> {
     let mut values = Vec::with_capacity(declared.len());
     for DeclaredTensor { name, datatype } in declared {
         let tensor = inputs.remove(name).ok_or_else(|| RunError::InputMissing(name.clone()))?;
@@ -163,7 +166,7 @@ fn upload<D: Device>(
             return Err(RunError::InputType { name: name.clone(), found, due });
         }
         tensor.check_loaded().map_err(|error| RunError::Object(name.clone(), error))?;
-        values.push(Some(tensor.value(stream)?));
+        values.push(Some(tensor.value(launches)?));
     }
     match inputs.into_keys().min() {
         Some(name) => Err(RunError::InputUnknown(name)),
@@ -205,16 +208,16 @@ impl RunTimes {
 }
 
 /// A run while the launches execute.
-struct RunInProgress<'a, D: Device> {
-    program: &'a LoadedProgram<D>,
+struct RunInProgress<'a, E: Engine> {
+    program: &'a LoadedProgram<E>,
     generation: u64,
-    stream: &'a mut D::Stream,
+    launches: &'a mut E::Queue,
     times: RunTimes,
 }
 
-impl<D: Device> RunInProgress<'_, D> {
+impl<E: Engine> RunInProgress<'_, E> {
     /// Runs the model on these inputs. Returns the outputs in the declared order.
-    fn run(&mut self, mut slots: Vec<Option<D::Value>>) -> Result<Vec<Option<D::Value>>, RunError> {
+    fn run(&mut self, mut slots: Vec<Option<E::Value>>) -> Result<Vec<Option<E::Value>>, RunError> {
         let program = self.program;
         if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
             let values =
@@ -232,8 +235,8 @@ impl<D: Device> RunInProgress<'_, D> {
     fn step(
         &mut self,
         step: &PlannedLaunch,
-        kernel: &D::Kernel,
-        slots: &mut [Option<D::Value>],
+        kernel: &E::Kernel,
+        slots: &mut [Option<E::Value>],
     ) -> Result<(), RunError> {
         let before = monotonic_now();
         let mapping = self.program.mapping.wait_loaded(self.generation, &step.spec.reads)?;
@@ -248,11 +251,11 @@ impl<D: Device> RunInProgress<'_, D> {
     fn launch(
         &mut self,
         step: &PlannedLaunch,
-        kernel: &D::Kernel,
-        slots: &mut [Option<D::Value>],
-        mapping: MappingUse<D>,
+        kernel: &E::Kernel,
+        slots: &mut [Option<E::Value>],
+        mapping: MappingUse<E>,
         waited: Duration,
-    ) -> Result<Vec<D::Value>, RunError> {
+    ) -> Result<Vec<E::Value>, RunError> {
         let started = monotonic_now();
         let given: Vec<_> = step.args.iter().map(|arg| arg.last.then(|| slots[arg.slot].take())).collect();
         let missing = |index: usize| RunError::ValueMissing(step.spec.args[index].clone());
@@ -262,8 +265,8 @@ impl<D: Device> RunInProgress<'_, D> {
             arg.ok_or_else(|| missing(index))
         });
         let args = args.collect::<Result<Vec<_>, _>>()?;
-        let values = self.stream.launch(&self.program.module, kernel, args)?;
-        let finished = self.stream.record()?.wait()?;
+        let values = self.launches.launch(&self.program.module, kernel, args)?;
+        let finished = self.launches.stream().record()?.wait()?;
         self.times.launched(waited, started, finished);
         // Dropped only after the device has finished reading the launch's weights.
         drop(mapping);

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use millrace_device::{HostTensor, KernelSpec, MemoryExtent, TensorBytes};
+use millrace_device::MemoryExtent;
+use millrace_engine::{HostTensor, KernelSpec, TensorBytes};
 use millrace_proto::executor::{self as wire, tensor};
 use millrace_types::DataType;
 

@@ -81,3 +81,40 @@ fn module_of(krate: &Crate, module: &str, path: &[String]) -> Option<String> {
     }
     krate.files.contains_key(&at).then_some(at)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::source::SourceFile;
+
+    use super::*;
+
+    /// Returns the edges of a crate with these files, as `from uses name of to`.
+    fn edges(files: &[(&str, &str)]) -> Vec<String> {
+        let files = files.iter().map(|&(module, text)| (module.to_owned(), SourceFile::parse(text).0));
+        let edges = file_edges(&Crate { files: files.collect() });
+        let each = edges.into_iter().flat_map(|((from, to), names)| {
+            names.into_iter().map(move |name| format!("{from} uses {name} of {to}"))
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn a_name_counts_where_it_is_defined_and_a_re_export_ties_nothing() {
+        let files = [
+            ("crate", "mod a; mod b; pub use a::Data;"),
+            ("crate::a", "pub struct Data;"),
+            ("crate::b", "use super::Data; fn f() -> Data { crate::a::Data }"),
+        ];
+        assert_eq!(edges(&files), ["crate::b uses Data of crate::a"]);
+    }
+
+    #[test]
+    fn paths_in_macros_count_and_tests_do_not() {
+        let files = [
+            ("crate", "mod a; mod b;"),
+            ("crate::a", "pub fn x() {} #[cfg(test)] mod tests { use crate::b::y; }"),
+            ("crate::b", "pub fn y() { println!(\"{:?}\", crate::a::x()); }"),
+        ];
+        assert_eq!(edges(&files), ["crate::b uses x of crate::a"]);
+    }
+}

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
-use syn::{Attribute, Item, ItemMod, UseTree, Visibility};
+use syn::{Attribute, Item, UseTree, Visibility};
 
 /// The files of a crate by module path, such as `crate::raft::log`.
 pub(crate) struct Crate {
@@ -48,17 +48,16 @@ impl Crate {
 }
 
 /// Returns the file of a child module, and the folder of the child's own children.
-fn locate(folder: &Path, child: &ItemMod) -> (PathBuf, PathBuf) {
-    let name = child.ident.to_string();
-    let below = folder.join(&name);
-    let flat = folder.join(format!("{name}.rs"));
+fn locate(folder: &Path, child: &str) -> (PathBuf, PathBuf) {
+    let below = folder.join(child);
+    let flat = folder.join(format!("{child}.rs"));
     if flat.exists() { (flat, below) } else { (below.join("mod.rs"), below) }
 }
 
 #[derive(Default)]
 struct Reader {
     file: SourceFile,
-    children: Vec<ItemMod>,
+    children: Vec<String>,
 }
 
 impl Reader {
@@ -137,7 +136,7 @@ impl<'a> Visit<'a> for Reader {
         match item {
             Item::Mod(module) => match &module.content {
                 Some((_, items)) => self.items(items),
-                None => self.children.push(module.clone()),
+                None => self.children.push(module.ident.to_string()),
             },
             Item::Use(it) => self.import(&it.tree, Vec::new(), !matches!(it.vis, Visibility::Inherited)),
             _ => visit::visit_item(self, item),

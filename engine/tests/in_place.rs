@@ -1,17 +1,23 @@
-//! Tests tensors in regions of the emulated device: filled within the device, read in place, and copied out.
+//! Tests tensors of rten in regions of an emulated device: filled within the device, read in place, and
+//! copied out.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[allow(dead_code, reason = "`emulated` uses the rest")]
+#[allow(dead_code, reason = "`launches` uses the rest")]
 mod tiny;
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, EmulatedValue};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion};
 use millrace_device::{
-    CopySource, Device, DeviceMemory, Error, HostRegion, HostTensor, InjectedFault, KernelSpec, LaunchArg,
-    MemoryExtent, ModelCode, Stream as _, StreamThreads, TensorBytes, TensorPart,
+    CopySource, Device as _, DeviceMemory, Error as DeviceError, HostRegion, InjectedFault, MemoryExtent,
+    Stream as _,
+};
+use millrace_engine::rten::{RtenEngine, RtenQueue, RtenValue};
+use millrace_engine::{
+    Engine as _, Error, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes,
+    TensorPart,
 };
 use millrace_types::{Bytes, DataType};
 use proptest::prelude::*;
@@ -20,46 +26,52 @@ const PAGE: u64 = 4096;
 const BYTES: u64 = 2 * PAGE;
 
 struct Bench {
-    gpu: EmulatedGpu,
+    engine: RtenEngine,
     /// A mapped region without loaded bytes.
     region: EmulatedRegion,
-    stream: EmulatedStream,
+    queue: RtenQueue,
 }
 
 fn bench() -> Bench {
     let memory = DeviceMemory::create("test", Bytes::mib(1)).unwrap();
-    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes(), NonZeroUsize::MIN).unwrap();
+    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap();
     let region = gpu.reserve(Bytes(BYTES)).unwrap();
     // The two chunks are not adjacent, so that a copy must write to two places.
     let chunk = |offset| gpu.create(MemoryExtent { offset, bytes: PAGE }).unwrap();
     gpu.map(&region, vec![(0, chunk(4 * PAGE)), (PAGE, chunk(PAGE))]).unwrap();
-    let stream = gpu.stream(StreamThreads::Whole).unwrap();
-    Bench { gpu, region, stream }
+    let engine = RtenEngine::new(gpu, NonZeroUsize::MIN);
+    let queue = engine.queue(LaunchThreads::Whole).unwrap();
+    Bench { engine, region, queue }
 }
 
 impl Bench {
-    fn value(&mut self, datatype: DataType, shape: &[usize], bytes: &[u8]) -> EmulatedValue {
+    fn gpu(&self) -> &EmulatedGpu {
+        self.engine.device()
+    }
+
+    /// Fills the region from its start with a part of a value.
+    fn fill_with(&mut self, value: &RtenValue, datatype: DataType, part: Range<u64>) -> Result<(), Error> {
+        let lent = self.engine.lend(value, datatype, part)?;
+        Ok(self.queue.stream().fill(&self.region, lent)?)
+    }
+
+    fn value(&mut self, datatype: DataType, shape: &[usize], bytes: &[u8]) -> RtenValue {
         let contents = TensorBytes::Inline(bytes.to_vec().into());
-        self.stream.upload(HostTensor { datatype, shape: shape.to_vec(), contents }).unwrap()
+        self.queue.upload(HostTensor { datatype, shape: shape.to_vec(), contents }).unwrap()
     }
 
     /// Fills the region from its start, and thereby loads these bytes.
     fn fill(&mut self, bytes: &[u8]) {
         let value = self.value(DataType::Uint8, &[bytes.len()], bytes);
-        self.stream.fill(&self.region, &value, DataType::Uint8, 0..bytes.len() as u64).unwrap();
+        self.fill_with(&value, DataType::Uint8, 0..bytes.len() as u64).unwrap();
     }
 
-    fn view(
-        &mut self,
-        datatype: DataType,
-        shape: &[usize],
-        bytes: Range<u64>,
-    ) -> Result<EmulatedValue, Error> {
-        self.stream.view_region(datatype, shape.to_vec(), &self.region, bytes)
+    fn view(&mut self, datatype: DataType, shape: &[usize], bytes: Range<u64>) -> Result<RtenValue, Error> {
+        self.queue.view_region(datatype, shape.to_vec(), &self.region, bytes)
     }
 
-    fn download(&mut self, value: &EmulatedValue, datatype: DataType) -> Vec<u8> {
-        let TensorBytes::Inline(bytes) = self.stream.download(value, datatype, usize::MAX).unwrap().contents
+    fn download(&mut self, value: &RtenValue, datatype: DataType) -> Vec<u8> {
+        let TensorBytes::Inline(bytes) = self.queue.download(value, datatype, usize::MAX).unwrap().contents
         else {
             panic!("inline was asked for")
         };
@@ -89,45 +101,47 @@ fn a_launch_reads_a_view_in_place() {
     let elements = PAGE as usize / 4;
     let weights = [10.0f32, 200.0].map(|weight| weight.to_le_bytes().repeat(elements)).concat();
     let host = HostRegion::from_bytes("test", &weights).unwrap();
-    let weights = bench.gpu.reserve(host.bytes()).unwrap();
+    let weights = bench.gpu().reserve(host.bytes()).unwrap();
     let graph = tiny::two_adds("weights.data", elements as u64);
     let code = ModelCode { graph, weights_name: "weights.data", weights: &host };
-    let module = bench.gpu.load(&weights, code).unwrap();
-    let chunk = bench.gpu.create(MemoryExtent { offset: 8 * PAGE, bytes: 2 * PAGE }).unwrap();
-    bench.gpu.map(&weights, vec![(0, chunk)]).unwrap();
-    bench.stream.copy(&weights, &host, 0..2 * PAGE).unwrap();
+    let module = bench.engine.load(&weights, code).unwrap();
+    let chunk = bench.gpu().create(MemoryExtent { offset: 8 * PAGE, bytes: 2 * PAGE }).unwrap();
+    bench.gpu().map(&weights, vec![(0, chunk)]).unwrap();
+    bench.queue.stream().copy(&weights, &host, 0..2 * PAGE).unwrap();
     let both = 0..2 * PAGE;
     let spec = KernelSpec { args: vec!["input".into()], writes: vec!["total".into()], reads: vec![both] };
-    let kernel = bench.gpu.kernel(&module, &spec).unwrap();
+    let kernel = bench.engine.kernel(&module, &spec).unwrap();
 
     bench.fill(&1.0f32.to_le_bytes().repeat(elements));
     let view = bench.view(DataType::Fp32, &[elements], 0..PAGE).unwrap();
-    let first = |bench: &mut Bench, arg: LaunchArg<'_, EmulatedValue>| {
-        let total = bench.stream.launch(&module, &kernel, vec![arg]).unwrap();
+    let first = |bench: &mut Bench, arg: LaunchArg<'_, RtenValue>| {
+        let total = bench.queue.launch(&module, &kernel, vec![arg]).unwrap();
         f32::from_le_bytes(*bench.download(&total[0], DataType::Fp32).first_chunk().unwrap())
     };
     assert_eq!(first(&mut bench, LaunchArg::Lend(&view)), 211.0);
-    bench.gpu.inject(InjectedFault::Corrupt(&bench.region)).unwrap();
+    bench.gpu().inject(InjectedFault::Corrupt(&bench.region)).unwrap();
     assert_ne!(first(&mut bench, LaunchArg::Lend(&view)), 211.0);
-    bench.gpu.inject(InjectedFault::Corrupt(&bench.region)).unwrap();
+    bench.gpu().inject(InjectedFault::Corrupt(&bench.region)).unwrap();
     assert_eq!(first(&mut bench, LaunchArg::Give(view)), 211.0);
     // A value that is given to a launch is dropped with the launch, so the region is free.
-    bench.gpu.unmap(&bench.region).unwrap();
+    bench.gpu().unmap(&bench.region).unwrap();
 }
 
 #[test]
 fn bytes_of_a_view_can_be_neither_unmapped_nor_written() {
     let mut bench = bench();
-    assert!(matches!(bench.view(DataType::Int8, &[8], 0..8), Err(Error::NotResident(gap)) if gap == (0..8)));
+    assert!(
+        matches!(bench.view(DataType::Int8, &[8], 0..8), Err(Error::Device(DeviceError::NotResident(gap))) if gap == (0..8))
+    );
     bench.fill(&bytes(PAGE));
     let view = bench.view(DataType::Int32, &[2], 8..16).unwrap();
     let other = bench.value(DataType::Uint8, &[4], &[9; 4]);
-    assert!(matches!(bench.gpu.unmap(&bench.region), Err(Error::Busy)));
-    let refused = bench.stream.fill(&bench.region, &other, DataType::Uint8, 0..4);
-    assert!(matches!(refused, Err(Error::Busy)));
-    let own = bench.stream.detach(view);
-    bench.stream.fill(&bench.region, &other, DataType::Uint8, 0..4).unwrap();
-    bench.gpu.unmap(&bench.region).unwrap();
+    assert!(matches!(bench.gpu().unmap(&bench.region), Err(DeviceError::Busy)));
+    let refused = bench.fill_with(&other, DataType::Uint8, 0..4);
+    assert!(matches!(refused, Err(Error::Device(DeviceError::Busy))));
+    let own = bench.queue.detach(view);
+    bench.fill_with(&other, DataType::Uint8, 0..4).unwrap();
+    bench.gpu().unmap(&bench.region).unwrap();
     assert_eq!(bench.download(&own, DataType::Int32), bytes(PAGE)[8..16]);
 }
 
@@ -147,10 +161,10 @@ fn every_datatype_reads_its_filled_bytes_and_only_some_in_place() {
         bench.fill(&numbers);
         let part = start..start + 2 * size;
         let value = bench.view(datatype, &[2], part.clone()).unwrap();
-        assert_eq!(bench.gpu.unmap(&bench.region).is_err(), in_place, "{datatype} at {start}");
+        assert_eq!(bench.gpu().unmap(&bench.region).is_err(), in_place, "{datatype} at {start}");
         let there = &numbers[part.start as usize..part.end as usize];
         assert_eq!(bench.download(&value, datatype), there, "{datatype} at {start}");
-        assert_eq!(bench.stream.shape(&value, datatype).unwrap(), [2]);
+        assert_eq!(bench.queue.shape(&value, datatype).unwrap(), [2]);
     }
 }
 
@@ -159,22 +173,23 @@ fn mismatched_shapes_types_and_ranges_are_refused() {
     let mut bench = bench();
     bench.fill(&bytes(PAGE));
     assert!(matches!(bench.view(DataType::Fp32, &[3], 0..8), Err(Error::Tensor(_))));
-    assert!(matches!(bench.view(DataType::Uint8, &[2], BYTES - 1..BYTES + 1), Err(Error::BadExtent { .. })));
+    assert!(matches!(
+        bench.view(DataType::Uint8, &[2], BYTES - 1..BYTES + 1),
+        Err(Error::Device(DeviceError::BadExtent { .. }))
+    ));
     assert!(matches!(bench.view(DataType::Fp64, &[1], 0..8), Err(Error::DataType(_))));
     let value = bench.value(DataType::Fp32, &[2], &[0; 8]);
-    let refused = bench.stream.fill(&bench.region, &value, DataType::Int32, 0..8);
+    let refused = bench.fill_with(&value, DataType::Int32, 0..8);
     assert!(matches!(refused, Err(Error::Tensor(_))));
-    assert!(matches!(bench.stream.shape(&value, DataType::Int8), Err(Error::Tensor(_))));
+    assert!(matches!(bench.queue.shape(&value, DataType::Int8), Err(Error::Tensor(_))));
     for part in [0..9, 9..9, 8..9] {
-        let refused = bench.stream.fill(&bench.region, &value, DataType::Fp32, part);
-        assert!(matches!(refused, Err(Error::BadExtent { .. })));
+        let refused = bench.fill_with(&value, DataType::Fp32, part);
+        assert!(matches!(refused, Err(Error::Device(DeviceError::BadExtent { .. }))));
     }
     let to = file(&[]);
-    let source = CopySource::Region(&bench.region);
-    assert!(matches!(
-        bench.stream.copy_out(source, PAGE - 1..PAGE + 1, to.as_fd(), 0),
-        Err(Error::NotResident(_))
-    ));
+    let source = CopySource::Region(&bench.region, PAGE - 1..PAGE + 1);
+    let refused = bench.queue.stream().copy_out(source, to.as_fd(), 0);
+    assert!(matches!(refused, Err(DeviceError::NotResident(_))));
     assert_eq!(contents(&to), []);
 }
 
@@ -193,10 +208,10 @@ fn host_and_region_parts_are_gathered_into_one_tensor() {
             TensorPart::Host(&file),
         ]
     };
-    let value = bench.stream.gather(DataType::Fp32, vec![6], parts()).unwrap();
+    let value = bench.queue.gather(DataType::Fp32, vec![6], parts()).unwrap();
     let expected = [&[1; 4], &all[PAGE as usize - 4..], &[2; 8]].concat();
     assert_eq!(bench.download(&value, DataType::Fp32), expected);
-    let refused = bench.stream.gather(DataType::Fp32, vec![7], parts());
+    let refused = bench.queue.gather(DataType::Fp32, vec![7], parts());
     assert!(matches!(refused, Err(Error::Tensor(_))));
 }
 
@@ -205,23 +220,23 @@ fn unsealed_files_can_be_copied_from_and_to() {
     let mut bench = bench();
     let all = bytes(BYTES);
     let host = file(&all);
-    bench.stream.copy_from_file(&bench.region, host.as_fd(), 0..PAGE).unwrap();
-    assert_eq!(bench.gpu.missing(&bench.region, 0..BYTES), Some(PAGE..BYTES));
-    bench.stream.copy_from_file(&bench.region, host.as_fd(), PAGE..BYTES).unwrap();
+    bench.queue.stream().copy_from_file(&bench.region, host.as_fd(), 0..PAGE).unwrap();
+    assert_eq!(bench.gpu().missing(&bench.region, 0..BYTES), Some(PAGE..BYTES));
+    bench.queue.stream().copy_from_file(&bench.region, host.as_fd(), PAGE..BYTES).unwrap();
     let to = file(&[]);
-    bench.stream.copy_out(CopySource::Region(&bench.region), PAGE..BYTES, to.as_fd(), 10).unwrap();
-    bench.stream.copy_out(CopySource::Region(&bench.region), PAGE - 10..PAGE, to.as_fd(), 0).unwrap();
+    bench.queue.stream().copy_out(CopySource::Region(&bench.region, PAGE..BYTES), to.as_fd(), 10).unwrap();
+    bench.queue.stream().copy_out(CopySource::Region(&bench.region, PAGE - 10..PAGE), to.as_fd(), 0).unwrap();
     assert_eq!(contents(&to), all[PAGE as usize - 10..], "each part must be at its offset");
     let short = file(&all[..100]);
-    assert!(bench.stream.copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
+    assert!(bench.queue.stream().copy_from_file(&bench.region, short.as_fd(), 0..PAGE).is_err());
     assert_eq!(
-        bench.gpu.missing(&bench.region, 0..BYTES),
+        bench.gpu().missing(&bench.region, 0..BYTES),
         None,
         "the file is read before any byte is written"
     );
-    bench.gpu.inject(InjectedFault::FailNextCopy).unwrap();
-    let failed = bench.stream.copy_out(CopySource::Region(&bench.region), PAGE..BYTES, to.as_fd(), 0);
-    assert!(matches!(failed, Err(Error::CopyFailed(_))));
+    bench.gpu().inject(InjectedFault::FailNextCopy).unwrap();
+    let failed = bench.queue.stream().copy_out(CopySource::Region(&bench.region, PAGE..BYTES), to.as_fd(), 0);
+    assert!(matches!(failed, Err(DeviceError::CopyFailed(_))));
 }
 
 proptest! {
@@ -242,9 +257,10 @@ proptest! {
         let part = ends[0].min(ends[1])..ends[0].max(ends[1]);
         let wanted = part.start as u64..part.end as u64;
         let to = file(&[]);
-        bench.stream.copy_out(CopySource::Value(&value, datatype), wanted.clone(), to.as_fd(), 0).unwrap();
+        let lent = bench.engine.lend(&value, datatype, wanted.clone()).unwrap();
+        bench.queue.stream().copy_out(CopySource::Bytes(lent), to.as_fd(), 0).unwrap();
         prop_assert_eq!(contents(&to), &bytes[part.clone()]);
-        bench.stream.fill(&bench.region, &value, datatype, wanted).unwrap();
+        bench.fill_with(&value, datatype, wanted).unwrap();
         let filled = bench.view(DataType::Uint8, &[part.len()], 0..part.len() as u64).unwrap();
         prop_assert_eq!(bench.download(&filled, DataType::Uint8), &bytes[part]);
     }

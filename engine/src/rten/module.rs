@@ -1,5 +1,5 @@
 //! A model that rten loaded against a region, and its launches.
-#![allow(unsafe_code, reason = "builds on `region`")]
+#![allow(unsafe_code, reason = "rten reads a region's addresses as static memory")]
 
 use std::any::Any;
 use std::ops::Range;
@@ -7,9 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rten::{Model, ModelOptions, NodeId, RunOptions, ValueOrView};
 
+use millrace_device::Error as DeviceError;
+use millrace_device::emulated::{EmulatedRegion, PinnedBytes};
+
+use super::value::{RtenValue, ValueElements};
 use crate::api::{KernelSpec, LaunchArg, ModelCode};
-use crate::emulated::region::{EmulatedRegion, PinnedBytes};
-use crate::emulated::value::{EmulatedValue, ValueElements};
 use crate::error::Error;
 
 /// A loaded model. The module stays loaded while its region is mapped and unmapped.
@@ -54,7 +56,7 @@ impl Module {
             if read.end > self.region.bytes() || read.start > read.end {
                 let bytes = read.end.saturating_sub(read.start);
                 let problem = "a launch reads past the end of the weights";
-                return Err(Error::BadExtent { offset: read.start, bytes, problem });
+                return Err(DeviceError::BadExtent { offset: read.start, bytes, problem }.into());
             }
         }
         Ok(Kernel { args: nodes(&spec.args)?, writes: nodes(&spec.writes)?, reads: spec.reads.clone() })
@@ -67,9 +69,9 @@ impl Module {
     pub(super) fn launch(
         &self,
         kernel: &Kernel,
-        args: Vec<LaunchArg<'_, EmulatedValue>>,
+        args: Vec<LaunchArg<'_, RtenValue>>,
         options: RunOptions,
-    ) -> Result<Vec<EmulatedValue>, Error> {
+    ) -> Result<Vec<RtenValue>, Error> {
         if args.len() != kernel.args.len() {
             let given = args.len();
             let due = kernel.args.len();
@@ -84,12 +86,12 @@ impl Module {
         // No state that a panic leaves unfinished outlives the call.
         catch_unwind(AssertUnwindSafe(|| self.model.run(inputs, &kernel.writes, Some(options))))
             .map_err(|panic| Error::Launch(panicked(&*panic)))?
-            .map(|values| values.into_iter().map(EmulatedValue::own).collect())
+            .map(|values| values.into_iter().map(RtenValue::own).collect())
             .map_err(|error| Error::Launch(error.to_string()))
     }
 }
 
-fn input<'a>(arg: LaunchArg<'a, EmulatedValue>, held: &mut Vec<PinnedBytes>) -> ValueOrView<'a> {
+fn input<'a>(arg: LaunchArg<'a, RtenValue>, held: &mut Vec<PinnedBytes>) -> ValueOrView<'a> {
     match arg {
         LaunchArg::Lend(value) => ValueOrView::View(value.as_view()),
         LaunchArg::Give(value) => match value.0 {

@@ -1,10 +1,10 @@
-//! Tensors on the emulated device. rten's element types are f32, i32, i8 and u8; INT64 and BOOL are
+//! Tensors of rten. rten's element types are f32, i32, i8 and u8; INT64 and BOOL are
 //! stored as i32.
 //!
 //! A value either owns its memory, or reads bytes of a region in place. INT64 and BOOL are always
 //! converted, so they are never read in place.
 
-#![allow(unsafe_code, reason = "builds on `region`")]
+#![allow(unsafe_code, reason = "a view of pinned bytes of a region lives beside its pin")]
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,15 +15,19 @@ use millrace_types::DataType;
 use rten_tensor::prelude::*;
 use rten_tensor::{Tensor, TensorView};
 
-use crate::api::{HostTensor, TensorBytes, TensorPart};
-use crate::emulated::region::{EmulatedRegion, PinnedBytes};
-use crate::error::Error;
-use crate::memfd;
-use crate::pod::{Pod, bytes_of, bytes_of_mut, elements_of};
+use bytemuck::Pod;
+use millrace_device::emulated::{EmulatedRegion, PinnedBytes};
+use millrace_device::{Error as DeviceError, memfd};
 
-/// A tensor on the emulated device.
+use crate::api::{HostTensor, TensorBytes, TensorPart};
+use crate::error::Error;
+
+#[cfg(target_endian = "big")]
+compile_error!("tensors are little-endian on the wire and are not swapped");
+
+/// A tensor of rten.
 #[derive(Debug)]
-pub struct EmulatedValue(pub(super) ValueElements);
+pub struct RtenValue(pub(super) ValueElements);
 
 /// The elements of a value.
 #[derive(Debug)]
@@ -34,7 +38,7 @@ pub(super) enum ValueElements {
     InPlace(rten::ValueView<'static>, PinnedBytes),
 }
 
-impl EmulatedValue {
+impl RtenValue {
     pub(super) fn own(value: rten::Value) -> Self {
         Self(ValueElements::Own(value))
     }
@@ -157,7 +161,7 @@ where
 {
     check_size::<T>(shape, bytes.end.saturating_sub(bytes.start))?;
     let held = region.hold(bytes.clone())?;
-    let Some(elements) = elements_of::<T>(held.as_slice()) else { return Ok(None) };
+    let Some(elements) = bytemuck::try_cast_slice::<u8, T>(held.as_slice()).ok() else { return Ok(None) };
     // SAFETY: the memory belongs to the region. `held` keeps it readable and unchanged while `held`
     // lives, even if `held` is moved. The view moves into `ValueElements::InPlace` together with `held`,
     // and is not used longer.
@@ -170,8 +174,8 @@ where
 fn elements<T: Pod>(shape: &[usize], parts: Vec<TensorPart<'_, EmulatedRegion>>) -> Result<Vec<T>, Error> {
     let sizes = parts.iter().map(part_bytes).collect::<Result<Vec<_>, _>>()?;
     let due = check_size::<T>(shape, sizes.iter().fold(0, |all, &size| all.saturating_add(size)))?;
-    let mut elements = vec![T::default(); due / size_of::<T>()];
-    let mut rest = bytes_of_mut(&mut elements);
+    let mut elements = vec![T::zeroed(); due / size_of::<T>()];
+    let mut rest = bytemuck::cast_slice_mut::<T, u8>(&mut elements);
     for (part, size) in parts.into_iter().zip(sizes) {
         // Each split fits, because `check_size` compared the sum of all parts with the buffer's length.
         let (now, later) = rest.split_at_mut(size as usize);
@@ -188,7 +192,7 @@ fn elements<T: Pod>(shape: &[usize], parts: Vec<TensorPart<'_, EmulatedRegion>>)
 fn part_bytes(part: &TensorPart<'_, EmulatedRegion>) -> Result<u64, Error> {
     match part {
         TensorPart::Host(TensorBytes::Inline(bytes)) => Ok(bytes.len() as u64),
-        TensorPart::Host(TensorBytes::File(file)) => memfd::size(file),
+        TensorPart::Host(TensorBytes::File(file)) => Ok(memfd::size(file)?),
         TensorPart::Region(_, bytes) => Ok(bytes.end.saturating_sub(bytes.start)),
     }
 }
@@ -221,7 +225,7 @@ fn narrowed(wide: Vec<i64>) -> Result<Vec<i32>, Error> {
 
 fn exact_part<'a, T: Pod>(view: TensorView<'a, T>, part: &Range<u64>) -> Result<Cow<'a, [u8]>, Error> {
     match view.data() {
-        Some(elements) => cut(bytes_of(elements), part).map(Cow::Borrowed),
+        Some(elements) => cut(bytemuck::cast_slice(elements), part).map(Cow::Borrowed),
         None => converted_part(&view, part, |element| element),
     }
 }
@@ -239,15 +243,15 @@ fn converted_part<'a, T: Copy, U: Pod>(
     let elements: Vec<U> = elements.collect();
     let start = first * size;
     let within = part.start - start..part.end.saturating_sub(start);
-    cut(bytes_of(&elements), &within).map(|bytes| Cow::Owned(bytes.to_vec()))
+    cut(bytemuck::cast_slice(&elements), &within).map(|bytes| Cow::Owned(bytes.to_vec()))
 }
 
 fn cut<'a>(bytes: &'a [u8], part: &Range<u64>) -> Result<&'a [u8], Error> {
     let ends = usize::try_from(part.start).ok().zip(usize::try_from(part.end).ok());
-    ends.and_then(|(start, end)| bytes.get(start..end)).ok_or_else(|| Error::BadExtent {
-        offset: part.start,
-        bytes: part.end.saturating_sub(part.start),
-        problem: "past the end of the value",
+    ends.and_then(|(start, end)| bytes.get(start..end)).ok_or_else(|| {
+        let problem = "past the end of the value";
+        DeviceError::BadExtent { offset: part.start, bytes: part.end.saturating_sub(part.start), problem }
+            .into()
     })
 }
 
@@ -264,8 +268,8 @@ fn packed(bytes: &[u8], inline_max: usize) -> Result<TensorBytes, Error> {
 mod tests {
     use super::*;
 
-    fn upload(tensor: HostTensor) -> Result<EmulatedValue, Error> {
-        EmulatedValue::gather(tensor.datatype, &tensor.shape, vec![TensorPart::Host(&tensor.contents)])
+    fn upload(tensor: HostTensor) -> Result<RtenValue, Error> {
+        RtenValue::gather(tensor.datatype, &tensor.shape, vec![TensorPart::Host(&tensor.contents)])
     }
 
     fn inline(datatype: DataType, shape: &[usize], bytes: &[u8]) -> HostTensor {

@@ -1,0 +1,38 @@
+//! The errors of an engine.
+
+use millrace_types::DataType;
+
+/// Reason why an engine refused a call or failed. The variant shows whether the caller, the model or
+/// the device is at fault.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The device refused a call or failed.
+    #[error(transparent)]
+    Device(#[from] millrace_device::Error),
+    /// A model's graph cannot be loaded.
+    #[error("cannot load the model: {0}")]
+    Code(String),
+    /// A kernel names a value that the model does not have.
+    #[error("the model has no value named {0:?}")]
+    UnknownValue(String),
+    /// An input does not match its datatype and shape, or a value cannot be represented.
+    #[error("{0}")]
+    Tensor(String),
+    /// The device does not support this element type.
+    #[error("datatype {0} is not supported by this engine: use FP32, INT32, INT64, INT8, UINT8 or BOOL")]
+    DataType(DataType),
+    /// The model failed on these inputs.
+    #[error("{0}")]
+    Launch(String),
+}
+
+impl Error {
+    /// Returns the device's message if the device is lost.
+    #[must_use]
+    pub fn lost(&self) -> Option<&str> {
+        match self {
+            Self::Device(millrace_device::Error::Lost(message)) => Some(message),
+            _ => None,
+        }
+    }
+}
