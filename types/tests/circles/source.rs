@@ -36,14 +36,22 @@ impl Crate {
     fn read_file(&mut self, path: &Path, module: String, folder: &Path) {
         let text =
             std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let parsed = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (source, children) = SourceFile::parse(&text);
+        for child in children {
+            let (file, below) = locate(folder, &child);
+            self.read_file(&file, format!("{module}::{child}"), &below);
+        }
+        self.files.insert(module, source);
+    }
+}
+
+impl SourceFile {
+    /// Reads a file. Also returns the names of the child modules that have files of their own.
+    pub(crate) fn parse(text: &str) -> (Self, Vec<String>) {
+        let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("{error} in {text:.200}"));
         let mut reader = Reader::default();
         reader.items(&parsed.items);
-        for child in reader.children {
-            let (file, below) = locate(folder, &child);
-            self.read_file(&file, format!("{module}::{}", child.ident), &below);
-        }
-        self.files.insert(module, reader.file);
+        (reader.file, reader.children)
     }
 }
 
