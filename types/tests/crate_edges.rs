@@ -10,6 +10,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-types", PURE, "it is data"),
     ("millrace-model", PURE, "it is pure"),
     ("millrace-policy", PURE, "decisions take `now`; actors carry them out"),
+    ("millrace-slices", PURE, "decisions take `now`; actors carry them out"),
     ("millrace-cluster-state", PURE, "apply is deterministic"),
     ("millrace-proto", &["actix", "openraft", "sled"], "it is wire formats"),
     (
