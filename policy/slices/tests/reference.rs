@@ -20,9 +20,9 @@ fn percent(percent: u16) -> Permille {
     Permille::new(percent * 10).unwrap()
 }
 
-/// Returns the share of the SMs that is so many of `total` units.
+/// Returns the share of the SMs that is so many of `total` units, rounded down: up would be a unit more.
 fn sms(units: u16, total: u8) -> Permille {
-    let thousandths = (u32::from(units) * 1000).div_ceil(u32::from(total));
+    let thousandths = u32::from(units) * 1000 / u32::from(total);
     Permille::new(thousandths as u16).unwrap()
 }
 
