@@ -170,7 +170,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     /// I2, the request: a slice of an admitted set that wants to run for a whole window gets its request, but for
-    /// a token, whatever the other slices do.
+    /// two tokens, whatever the other slices do. One token is the wait for another run's token; the other is the
+    /// rounding of a request that is no multiple of a token.
     #[test]
     fn an_admitted_slice_gets_its_request_while_neighbours_come_and_go(
         wanted in prop::collection::vec(partitions(Just(1000)), 2..10),
@@ -197,7 +198,7 @@ proptest! {
         while from + SECOND <= executor.now {
             let computed = executor.computed(0, from, from + SECOND);
             let owed = slices[0].request().of(SECOND);
-            prop_assert!(computed + TOKEN >= owed, "computed {computed:?} of {owed:?} from {from:?}: {slices:?}");
+            prop_assert!(computed + 2 * TOKEN >= owed, "computed {computed:?} of {owed:?} from {from:?}: {slices:?}");
             from = from + millis(100);
         }
     }
