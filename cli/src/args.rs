@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    inspect, invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version,
-    worker,
+    inspect, invoke, logs, operation, policy, ps, scheduling, sim, slices, synth, tenant, top, trace, up,
+    version, worker,
 };
 use crate::config::Config;
 use crate::failure::EXIT_CODES;
@@ -105,6 +105,7 @@ pub(crate) enum Command {
     Operation(operation::Args),
     Policy(policy::Args),
     Sim(sim::Args),
+    Slices(slices::Args),
     Tenant(tenant::Args),
     Top(top::Args),
     Trace(trace::Args),

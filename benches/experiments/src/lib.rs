@@ -11,6 +11,7 @@
 //! | [`tenants`] | a tenant's latency beside a noisy tenant with caps |
 //! | [`batching`] | throughput and latency of batched requests |
 //! | [`hostlinks`] | copies of models over the PCIe links of neighbouring GPUs |
+//! | [`slices`] | slices of GPUs, without a simulated cluster |
 
 pub mod batching;
 pub mod faastube;
@@ -20,6 +21,7 @@ pub mod lalb;
 pub mod overload;
 pub mod report;
 pub mod seeds;
+pub mod slices;
 pub mod tenants;
 pub mod torpor;
 pub mod versus;
@@ -65,5 +67,6 @@ pub fn all() -> Vec<Experiment> {
         .chain(tenants::EXPERIMENTS)
         .chain(batching::EXPERIMENTS)
         .chain(hostlinks::EXPERIMENTS)
+        .chain(slices::EXPERIMENTS)
         .collect()
 }

@@ -21,6 +21,7 @@ pub(crate) mod policy;
 pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;
+pub(crate) mod slices;
 pub(crate) mod synth;
 pub(crate) mod target;
 pub(crate) mod tenant;
@@ -53,6 +54,7 @@ pub(crate) fn run(
         Command::Completions(args) => completions::run(&args),
         Command::Load(args) => load::run(&args, &config),
         Command::Sim(args) => sim::run(&args),
+        Command::Slices(args) => slices::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Up(args) => runtime.block_on(up::run(args, &config, kept)),
         Command::Controller(args) => runtime.block_on(controller::run(args, &config, kept)),
@@ -102,6 +104,7 @@ async fn call(command: Command, config: Config) -> Result<(), CommandFailure> {
         | Command::Load(_)
         | Command::Program
         | Command::Sim(_)
+        | Command::Slices(_)
         | Command::Synth(_)
         | Command::Up(_)
         | Command::Worker(_) => Ok(()),
