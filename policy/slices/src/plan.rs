@@ -18,7 +18,7 @@ pub const GPUS_MAX: u32 = 256;
 
 /// An order for equal slices: a FaSTPod (F01).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Order {
+pub struct PodOrder {
     pub name: FunctionName,
     pub terms: Terms,
     pub memory: Bytes,
@@ -44,7 +44,7 @@ pub enum PlanError {
     NoRequest(FunctionName),
 }
 
-/// A slice of a plan; its identifier is the position in [`Plan::slices`].
+/// A slice of a plan; its identifier is the position in [`SlicePlan::slices`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlannedSlice {
     /// Position of the order.
@@ -71,7 +71,7 @@ pub struct Packing {
 
 /// A list of orders, packed in both ways.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct SlicePlan {
     pub slices: Vec<PlannedSlice>,
     pub ours: Packing,
     pub paper: Packing,
@@ -82,7 +82,7 @@ pub struct Plan {
 /// # Errors
 ///
 /// Fails if a number is out of bounds, or if an order requests nothing.
-pub fn plan(orders: &[Order], gpus: PlannedGpus, config: Config) -> Result<Plan, PlanError> {
+pub fn plan(orders: &[PodOrder], gpus: PlannedGpus, config: Config) -> Result<SlicePlan, PlanError> {
     if !(1..=GPUS_MAX).contains(&gpus.count) {
         return Err(PlanError::Gpus(gpus.count));
     }
@@ -95,10 +95,10 @@ pub fn plan(orders: &[Order], gpus: PlannedGpus, config: Config) -> Result<Plan,
     let demands: Vec<_> = slices.iter().enumerate().map(demand).collect();
     let ours = by_dry_run(&demands, gpus, config);
     let paper = by_rectangles(&demands, gpus);
-    Ok(Plan { slices, ours, paper })
+    Ok(SlicePlan { slices, ours, paper })
 }
 
-fn slices(orders: &[Order]) -> Result<Vec<PlannedSlice>, PlanError> {
+fn slices(orders: &[PodOrder]) -> Result<Vec<PlannedSlice>, PlanError> {
     let sum = orders.iter().try_fold(0_u32, |sum, order| sum.checked_add(order.replicas));
     if sum.is_none_or(|sum| sum > SLICES_MAX) {
         return Err(PlanError::TooManySlices);
@@ -106,7 +106,7 @@ fn slices(orders: &[Order]) -> Result<Vec<PlannedSlice>, PlanError> {
     if let Some(order) = orders.iter().find(|order| order.terms.request() == Permille::ZERO) {
         return Err(PlanError::NoRequest(order.name.clone()));
     }
-    let replicas = |(place, order): (usize, &Order)| {
+    let replicas = |(place, order): (usize, &PodOrder)| {
         (1..=order.replicas).map(move |replica| PlannedSlice { order: place, replica })
     };
     Ok(orders.iter().enumerate().flat_map(replicas).collect())
@@ -147,7 +147,8 @@ fn by_rectangles(demands: &[SliceDemand], gpus: PlannedGpus) -> Packing {
                 packing.gpus[gpu].picture.push((demand.id, rectangle));
             }
             None => {
-                let (width, height) = (demand.terms.request(), demand.terms.least());
+                let width = demand.terms.request();
+                let height = demand.terms.least();
                 packing.refused.push((demand.id, Refusal::NoRectangle { width, height }));
             }
         }
@@ -161,7 +162,8 @@ fn picture(config: Config, slices: &[SliceDemand]) -> Vec<(SliceId, Rectangle)> 
     let mut drawn: Vec<(SliceId, Rectangle)> = Vec::new();
     let mut open: Vec<Rectangle> = Vec::new();
     for token in dry_run::timeline(config, &terms) {
-        let (x, right) = (part_of(token.from, config), part_of(token.to, config));
+        let x = part_of(token.from, config);
+        let right = part_of(token.to, config);
         if right <= x {
             continue;
         }
@@ -213,17 +215,17 @@ fn sms(token: &Granted, open: &[Rectangle]) -> (u16, u16) {
 mod tests {
     use super::*;
 
-    fn order(name: &str, sm: u16, request: u16, replicas: u32) -> Order {
+    fn order(name: &str, sm: u16, request: u16, replicas: u32) -> PodOrder {
         let share = |percent: u16| Permille::new(percent * 10).unwrap();
         let terms = Terms::new(share(sm), share(sm), share(request), Permille::ALL).unwrap();
         let name = FunctionName::new(name).unwrap();
-        Order { name, terms, memory: Bytes::gib(1), bandwidth: Permille::ZERO, replicas }
+        PodOrder { name, terms, memory: Bytes::gib(1), bandwidth: Permille::ZERO, replicas }
     }
 
     const GPUS: PlannedGpus = PlannedGpus { count: 4, memory: Bytes::gib(16) };
 
     /// The pods of FaST-GShare, section 5.4, in an order for which the paper's rectangles need two GPUs.
-    fn pods() -> [Order; 3] {
+    fn pods() -> [PodOrder; 3] {
         [order("resnet", 12, 40, 4), order("rnnt", 24, 40, 2), order("bert", 50, 60, 2)]
     }
 
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn memory_refuses_slices_in_both_ways() {
-        let big = Order { memory: Bytes::gib(9), ..order("big", 12, 10, 2) };
+        let big = PodOrder { memory: Bytes::gib(9), ..order("big", 12, 10, 2) };
         let one = PlannedGpus { count: 1, ..GPUS };
         let plan = plan(&[big], one, Config::SLICES).unwrap();
         let refused = |packing: &Packing| packing.refused[0].1.to_string();
@@ -262,7 +264,7 @@ mod tests {
 
     #[test]
     fn lists_beyond_the_bounds_are_refused() {
-        let refused = |orders: &[Order], count| {
+        let refused = |orders: &[PodOrder], count| {
             plan(orders, PlannedGpus { count, ..GPUS }, Config::SLICES).unwrap_err().to_string()
         };
         assert!(refused(&[], 0).contains("from 1 to 256"));

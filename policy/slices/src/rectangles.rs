@@ -179,7 +179,7 @@ impl RectanglePacker {
         Self { restructure, gpus_max, gpus: Vec::new() }
     }
 
-    /// Returns the GPUs that were opened. A GPU whose slices have all left stays, without slices.
+    /// Returns the GPUs that were opened. A GPU stays after its last slice has left.
     #[must_use]
     pub fn gpus(&self) -> &[RectangleGpu] {
         &self.gpus
@@ -194,7 +194,8 @@ impl RectanglePacker {
         terms: Terms,
         may_use: impl Fn(usize) -> bool,
     ) -> Option<(usize, Rectangle)> {
-        let (width, height) = (terms.request().get(), terms.least().get());
+        let width = terms.request().get();
+        let height = terms.least().get();
         if width == 0 {
             return None;
         }

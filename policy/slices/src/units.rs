@@ -3,7 +3,7 @@
 use millrace_types::slices::UNITS;
 use millrace_types::{Permille, SmShare, UnitSet, Units};
 
-/// How the SMs of a GPU are divided.
+/// The division of a GPU's SMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Grid {
     /// 16 units in aligned blocks of 1, 2, 4, 8 or 16. Blocks of different runs share no SM (F23).
@@ -56,7 +56,7 @@ impl UnitPool {
         }
     }
 
-    /// Returns a pool of percentages whose sum is not bounded.
+    /// Returns a pool of percentages without a bound on their sum.
     pub(crate) fn unbounded() -> Self {
         Self::Caps { given: 0, bound: None }
     }

@@ -22,7 +22,8 @@ fn explore(executor: &Executor, depth: u32, seen: &mut u64) {
         return all_units_come_back(executor.clone());
     }
     for seat in 0..executor.seats.len() {
-        let (has_run, holds) = (executor.seats[seat].run.is_some(), executor.seats[seat].present.is_some());
+        let has_run = executor.seats[seat].run.is_some();
+        let holds = executor.seats[seat].present.is_some();
         let branch = |act: fn(&mut Executor, usize)| {
             let mut next = executor.clone();
             next.now = next.now + Duration::from_millis(1);

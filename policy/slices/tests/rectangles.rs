@@ -158,7 +158,9 @@ fn the_papers_pods_fit_one_gpu_in_some_orders_only() {
         }
         packer.gpus().len()
     };
-    let (resnet, rnnt, bert) = (terms(40, 12), terms(40, 24), terms(60, 50));
+    let resnet = terms(40, 12);
+    let rnnt = terms(40, 24);
+    let bert = terms(60, 50);
     assert_eq!(place(&[bert, bert, rnnt, rnnt, resnet, resnet, resnet, resnet]), 1);
     assert_eq!(place(&[resnet, resnet, resnet, resnet, bert, rnnt, rnnt, bert]), 2);
 }

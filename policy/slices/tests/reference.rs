@@ -37,7 +37,7 @@ fn window_config(grid: Grid, order: TokenOrder, token_ms: u64, window_ms: u64) -
 
 const SKIP: TokenOrder = TokenOrder::Skip { age: Duration::from_secs(2) };
 
-/// Pods whose tokens all end together, at each multiple of the token's length.
+/// Pods with tokens that all end together, at each multiple of the token's length.
 struct Pods {
     core: TokenCore,
     token: Duration,
@@ -62,7 +62,8 @@ impl Pods {
             events.push(Event::Spent { run, token, busy: now.since(begun), more });
         }
         for (id, wants) in wants.iter().enumerate() {
-            let (slice, run) = (SliceId(id as u64), RunId(id as u64));
+            let slice = SliceId(id as u64);
+            let run = RunId(id as u64);
             events.push(match wants {
                 true => Event::Ask { slice, run, deadline: None, curve: ComputeCurve::FLAT },
                 false => Event::Left { run },
@@ -93,7 +94,7 @@ struct TokenCase {
 }
 
 #[test]
-fn tokens_of_a_window_are_those_of_the_reference_model() {
+fn tokens_of_a_window_equal_the_reference_model() {
     for case in cases::<TokenCase>(include_str!("data/tokens.jsonl")) {
         let order = if case.rule == "head" { TokenOrder::Head } else { SKIP };
         let config = window_config(grid(case.total), order, case.token_ms, case.window_ms);
@@ -181,7 +182,7 @@ fn rectangle([x, y, width, height]: [u16; 4]) -> Rectangle {
 }
 
 #[test]
-fn rectangles_and_free_lists_are_those_of_the_reference_model() {
+fn rectangles_and_free_lists_equal_the_reference_model() {
     for case in cases::<RectangleCase>(include_str!("data/rectangles.jsonl")) {
         let mut packer = RectanglePacker::new(64, Restructure::Always);
         for step in case.steps {

@@ -109,7 +109,8 @@ pub(super) fn cap(effort: Effort) -> Result<ExperimentReport> {
         let mut p99 = Vec::new();
         for (name, cap) in caps {
             let config = percentages(SKIP, cap, token)?;
-            let (mut p98s, mut p99s) = (SeedValues::default(), SeedValues::default());
+            let mut p98s = SeedValues::default();
+            let mut p99s = SeedValues::default();
             for seed in 1..=effort.seeds {
                 let sorted = latencies(config, load, span, seed)?;
                 p98s.0.push(percentile(&sorted, 98));

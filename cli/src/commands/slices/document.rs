@@ -1,6 +1,6 @@
 //! The plan as a document for programs.
 
-use millrace_slices::plan::{Packing, Plan};
+use millrace_slices::plan::{Packing, SlicePlan};
 use millrace_slices::units::Grid;
 use millrace_types::SliceId;
 use serde::Serialize;
@@ -69,13 +69,13 @@ struct RefusalDocument {
 }
 
 /// Returns the name of a slice: the order's name and the number of the replica.
-pub(super) fn name(file: &PlanFile, plan: &Plan, slice: SliceId) -> String {
+pub(super) fn name(file: &PlanFile, plan: &SlicePlan, slice: SliceId) -> String {
     let slice = plan.slices[slice.0 as usize];
     format!("{}/{}", file.orders[slice.order].name, slice.replica)
 }
 
 impl PlanDocument {
-    pub(super) fn new(file: &PlanFile, plan: &Plan, grid: Grid) -> Self {
+    pub(super) fn new(file: &PlanFile, plan: &SlicePlan, grid: Grid) -> Self {
         let slice = |place: usize| {
             let order = &file.orders[plan.slices[place].order];
             SliceDocument {
@@ -102,7 +102,7 @@ impl PlanDocument {
 }
 
 impl PackingDocument {
-    fn new(file: &PlanFile, plan: &Plan, packing: &Packing) -> Self {
+    fn new(file: &PlanFile, plan: &SlicePlan, packing: &Packing) -> Self {
         let gpus = packing.gpus.iter().map(|gpu| GpuDocument {
             slices: gpu.slices.iter().map(|slice| name(file, plan, *slice)).collect(),
             rectangles: gpu

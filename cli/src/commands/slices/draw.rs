@@ -1,6 +1,6 @@
 //! The plan as text: each GPU as rectangles of SMs and time.
 
-use millrace_slices::plan::{GpuPlan, Packing, Plan};
+use millrace_slices::plan::{GpuPlan, Packing, SlicePlan};
 use millrace_slices::rectangles::SIDE;
 use millrace_slices::units::Grid;
 use millrace_types::{Bytes, SliceId};
@@ -20,7 +20,7 @@ const FREE: char = '·';
 const MANY: char = '#';
 
 /// Returns both packings.
-pub(super) fn text(file: &PlanFile, plan: &Plan, grid: Grid) -> String {
+pub(super) fn text(file: &PlanFile, plan: &SlicePlan, grid: Grid) -> String {
     let rows = match grid {
         Grid::Blocks16 => u16::from(grid.total()),
         Grid::Caps100 => ROWS,
@@ -33,7 +33,7 @@ pub(super) fn text(file: &PlanFile, plan: &Plan, grid: Grid) -> String {
 
 struct Sheet<'a> {
     file: &'a PlanFile,
-    plan: &'a Plan,
+    plan: &'a SlicePlan,
 }
 
 impl Sheet<'_> {

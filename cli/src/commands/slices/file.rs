@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use millrace_slices::plan::{Order, PlannedGpus, SLICES_MAX};
+use millrace_slices::plan::{PlannedGpus, PodOrder, SLICES_MAX};
 use millrace_types::{Bytes, FunctionName, Permille, Terms};
 use serde::Deserialize;
 use serde_saphyr::Spanned;
@@ -17,7 +17,7 @@ const FILE_MAX: Bytes = Bytes::mib(1);
 #[derive(Debug, PartialEq)]
 pub(super) struct PlanFile {
     pub(super) gpus: PlannedGpus,
-    pub(super) orders: Vec<Order>,
+    pub(super) orders: Vec<PodOrder>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,7 +88,7 @@ fn parse(text: &str) -> Result<PlanFile, String> {
     Ok(PlanFile { gpus, orders })
 }
 
-fn order(text: &Spanned<OrderText>) -> Result<Order, String> {
+fn order(text: &Spanned<OrderText>) -> Result<PodOrder, String> {
     let line = text.referenced.line();
     let order = &text.value;
     let name = FunctionName::new(&order.name).map_err(|error| format!("line {line}: name: {error}"))?;
@@ -114,7 +114,7 @@ fn order(text: &Spanned<OrderText>) -> Result<Order, String> {
         }
         replicas => replicas.as_ref().map_or(1, |replicas| replicas.value),
     };
-    Ok(Order { name, terms, memory, bandwidth, replicas })
+    Ok(PodOrder { name, terms, memory, bandwidth, replicas })
 }
 
 /// Parses the value of a field. A problem names the line and the field.
@@ -140,7 +140,7 @@ mod tests {
     fn an_order_is_parsed_with_its_defaults() {
         let parsed = file("- {name: bert, sm: 50, quotaRequest: 0.6, memory: 2GiB}\n").unwrap();
         let share = |thousandths| Permille::new(thousandths).unwrap();
-        let order = Order {
+        let order = PodOrder {
             name: FunctionName::new("bert").unwrap(),
             terms: Terms::new(share(500), share(500), share(600), Permille::ALL).unwrap(),
             memory: Bytes::gib(2),

@@ -1,4 +1,4 @@
-//! The time that a slice has used, and what it is still owed.
+//! The time that a slice has used, and the time that it is still owed.
 //!
 //! Amounts are in picoseconds: a thousandth of a nanosecond is exact for shares in thousandths. Charges are made
 //! when a token is granted, and corrected when the token ends. So runs of a slice never share a remainder twice.

@@ -79,7 +79,7 @@ impl TokenCore {
         line.sort_unstable();
         let mut later = Vec::new();
         for rank in line {
-            // An earlier run of the same slice may have taken what the slice was owed.
+            // An earlier run of the same slice may have taken the time that the slice was owed.
             let now_rank = self.runs.get(&rank.run).and_then(|run| self.rank(now, rank.run, run));
             match now_rank {
                 Some(fresh) if fresh.class > rank.class => later.push(fresh),

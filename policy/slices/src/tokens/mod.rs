@@ -307,8 +307,8 @@ impl TokenCore {
         account.settle(busy, self.config.token());
     }
 
-    /// Puts the units of a token back unless the run continues on them, and removes a run that is done or whose
-    /// slice has left.
+    /// Puts the units of a token back unless the run continues on them, and removes a run that is done or has
+    /// lost its slice.
     fn release(&mut self, now: Timestamp, id: RunId, ended: &Token, more: bool) {
         let Some(run) = self.runs.get(&id) else { return };
         let holds = run.present.is_some();

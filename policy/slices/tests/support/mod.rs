@@ -187,7 +187,8 @@ impl Executor {
     fn end_token(&mut self, at: usize, more: bool) -> Option<Event> {
         let now = self.now;
         let seat = &mut self.seats[at];
-        let (run, held) = (seat.run?, seat.present.take()?);
+        let run = seat.run?;
+        let held = seat.present.take()?;
         seat.computed.push((held.begun, now));
         if more {
             seat.present = seat.ahead.take().map(|ahead| Held { begun: now, ..ahead });
