@@ -12,8 +12,6 @@ use super::file::PlanFile;
 const COLUMNS: u16 = 50;
 /// Rows of a picture of percentages; a picture of blocks has a row for each unit.
 const ROWS: u16 = 25;
-/// Every such row is labelled.
-const LABEL_EVERY: u16 = 4;
 const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 const FREE: char = '·';
 /// The mark of slices beyond the letters.
@@ -104,7 +102,8 @@ fn letter(place: usize) -> char {
 
 /// Returns the label of a row: the share of the SMs below the row's upper edge.
 fn axis(row: u16, rows: u16) -> String {
-    if (row + 1).is_multiple_of(LABEL_EVERY) || row + 1 == rows {
+    let labels = if rows.is_multiple_of(5) { 5 } else { 4 };
+    if (row + 1).is_multiple_of(rows / labels) {
         format!("{:>3} ┤", (row + 1) * 100 / rows)
     } else {
         "    │".to_owned()

@@ -171,7 +171,7 @@ mod tests {
             (good.replace("1GiB", "1GiB, replicas: 0"), "replicas is 0: write a number from 1 on"),
             (good.replace("sm:", "sms:"), "sms"),
             (good.replace("name: a", "name: A"), "lower-case"),
-            ("[]".to_owned(), "0 orders: write 1 to 1000"),
+            ("  []".to_owned(), "0 orders: write 1 to 1000"),
         ] {
             let message = file(&orders).unwrap_err();
             assert!(message.contains(says), "{says:?} is not in {message:?}");
