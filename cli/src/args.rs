@@ -5,8 +5,8 @@ use millrace_proto::logs::{DEMO, UP};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    inspect, invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version,
-    worker,
+    inspect, invoke, logs, operation, policy, ps, scheduling, sim, slices, synth, tenant, top, trace, up,
+    version, worker,
 };
 use crate::config::{Config, Global};
 use crate::failure::EXIT_CODES;
@@ -55,6 +55,7 @@ pub(crate) enum Command {
     Operation(operation::Args),
     Policy(policy::Args),
     Sim(sim::Args),
+    Slices(slices::Args),
     Tenant(tenant::Args),
     Top(top::Args),
     Trace(trace::Args),

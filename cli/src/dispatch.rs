@@ -8,7 +8,8 @@ use tracing::{Instrument as _, info_span};
 use crate::args::{Cli, Command};
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    invoke, logs, operation, policy, ps, scheduling, sim, synth, tenant, top, trace, up, version, worker,
+    invoke, logs, operation, policy, ps, scheduling, sim, slices, synth, tenant, top, trace, up, version,
+    worker,
 };
 use crate::config::Config;
 use crate::failure::CommandFailure;
@@ -26,6 +27,7 @@ pub(crate) fn run(
         Command::Completions(args) => completions::run(&args, &mut Cli::command()),
         Command::Load(args) => load::run(&args, &config),
         Command::Sim(args) => sim::run(&args),
+        Command::Slices(args) => slices::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Up(args) => runtime.block_on(up::run(args, &config, kept)),
         Command::Controller(args) => runtime.block_on(controller::run(args, &config, kept)),
@@ -75,6 +77,7 @@ async fn call(command: Command, config: Config) -> Result<(), CommandFailure> {
         | Command::Load(_)
         | Command::Program
         | Command::Sim(_)
+        | Command::Slices(_)
         | Command::Synth(_)
         | Command::Up(_)
         | Command::Worker(_) => Ok(()),

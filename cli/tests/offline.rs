@@ -155,3 +155,37 @@ async fn a_closed_output_pipe_causes_no_error_message() {
     let output = child.wait_with_output().await.unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
+
+#[tokio::test]
+async fn slices_are_planned_without_a_server() {
+    let sandbox = Sandbox::new();
+    sandbox.write("pods.yaml", include_str!("../../examples/slices/pods.yaml"));
+    let run = sandbox.run("slices plan -f pods.yaml").await;
+    assert_eq!(run.code, 0, "{run:?}");
+    for text in [
+        "Dry run of the token rule: 2 of 2 GPUs used, 9 of 9 slices placed",
+        "Maximal rectangles",
+        "resnet/2",
+    ] {
+        assert!(run.stdout.contains(text), "{text:?} is not in {}", run.stdout);
+    }
+    let run = sandbox.run("slices plan -f pods.yaml -o json").await;
+    let plan: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((run.code, plan["dryRun"]["gpusUsed"].as_u64()), (0, Some(2)));
+}
+
+#[tokio::test]
+async fn a_malformed_plan_of_slices_is_refused_with_its_line_and_field() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "pods.yaml",
+        "gpus: {count: 1, memory: 16GiB}\norders:\n- {name: a, sm: 120, quotaRequest: 0.3, memory: 1GiB}\n",
+    );
+    refused(
+        &sandbox,
+        "slices plan -f pods.yaml",
+        &["pods.yaml: order a: line 3: sm: \"120\" is not a share"],
+    )
+    .await;
+    refused(&sandbox, "slices plan -f none.yaml", &["none.yaml: cannot read the file"]).await;
+}

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`ids`] | names and identifiers, each a type of its own |
 //! | [`checkpoint`] | checkpoints of a worker's soft state for the leader |
+//! | [`compute`] | the speed of a run on a share of a GPU's SMs |
 //! | [`counts`] | SLO counts and shares, exact |
 //! | [`usage`] | billed usage of a function |
 //! | [`digest`] | SHA-256 content addresses |
@@ -19,6 +20,7 @@
 //! | [`sequences`] | state tensors of a model, and sequences of requests |
 //! | [`serving`] | scheduling options of a function: priority, residency, batching |
 //! | [`function`] | the specification of a function, and its checks |
+//! | [`slices`] | shares of a GPU's SMs and time |
 //! | [`workflow`] | functions joined into a graph, and its checks |
 //! | [`manifest`] | strict parsing of the YAML that users write |
 //! | [`topology`] | GPUs and the links between them, as data |
@@ -27,6 +29,7 @@
 #![warn(missing_docs)]
 
 pub mod checkpoint;
+pub mod compute;
 pub mod counts;
 pub mod digest;
 pub mod function;
@@ -39,6 +42,7 @@ pub mod reason;
 pub mod sequences;
 pub mod serving;
 pub mod signature;
+pub mod slices;
 pub mod tenancy;
 pub mod tensor;
 pub mod topology;
@@ -47,6 +51,7 @@ pub mod usage;
 pub mod workflow;
 
 pub use checkpoint::{DataId, MemoryTier, ModelCopy, NodeDelta, SyncBatch, SyncPart, SyncPortion};
+pub use compute::ComputeCurve;
 pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;
 pub use function::{FunctionSpec, ResourceRequest, Runtime, Slo};
@@ -59,6 +64,7 @@ pub use policy::PolicySpec;
 pub use reason::{Failure, Reason};
 pub use sequences::{InSequence, SequenceId, SequenceSpec};
 pub use serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
+pub use slices::{Permille, SliceId, SmShare, Terms, UnitSet, Units};
 pub use tenancy::{Quota, ResourceShare};
 pub use tensor::{DataType, Dim, InputError, RequestInput, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};

@@ -16,6 +16,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
     ("millrace-scheduling", PURE, DECIDES),
     ("millrace-nodes", PURE, DECIDES),
     ("millrace-workflow", PURE, DECIDES),
+    ("millrace-slices", PURE, DECIDES),
     ("millrace-cluster-state", PURE, "apply is deterministic"),
     ("millrace-proto", &["actix", "openraft", "sled"], "it is wire formats"),
     (
@@ -68,6 +69,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
             "millrace-memory",
             "millrace-nodes",
             "millrace-scheduling",
+            "millrace-slices",
             "millrace-transfers",
             "millrace-workflow",
             "millrace-raft-store",

@@ -11,6 +11,7 @@
 //! | [`tenants`] | a tenant's latency beside a noisy tenant with caps |
 //! | [`batching`] | throughput and latency of batched requests |
 //! | [`hostlinks`] | copies of models over the PCIe links of neighbouring GPUs |
+//! | [`slices`] | slices of GPUs, without a simulated cluster |
 
 pub mod batching;
 mod experiment;
@@ -21,6 +22,7 @@ pub mod lalb;
 pub mod overload;
 pub mod report;
 pub mod seeds;
+pub mod slices;
 pub mod tenants;
 pub mod torpor;
 pub mod versus;
@@ -38,5 +40,6 @@ pub fn all() -> Vec<Experiment> {
         .chain(tenants::EXPERIMENTS)
         .chain(batching::EXPERIMENTS)
         .chain(hostlinks::EXPERIMENTS)
+        .chain(slices::EXPERIMENTS)
         .collect()
 }

@@ -47,7 +47,10 @@ F2.2, F3.2 and H18 to H26 are a separate simulation: flows of data between the f
 `memory::elastic` and `transfers::rates`, with other options for the baselines. Sizes and times are assumed, and
 calibrated only on the share of data passing in INFless+.
 
-All experiments share these assumptions. Actors' messages and decisions take no time, and requests reach their
+PACK, TOKENS, CHURN and CAP run the core of GPU sharing (`policy/slices`) alone, without a simulated cluster.
+No worker runs slices yet.
+
+All other experiments share these assumptions. Actors' messages and decisions take no time, and requests reach their
 node at once. Models are in host memory from the start, so there are no cold starts. Each executor reports
 only at its own microsecond of every 256 (`worker/src/clock.rs`), so a run of 9 ms takes 9.216 ms. Copies that
 cross a link at the same time share the link evenly, chunk by chunk. The part of a run that remains when the

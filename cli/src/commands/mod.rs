@@ -21,6 +21,7 @@ pub(crate) mod policy;
 pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;
+pub(crate) mod slices;
 pub(crate) mod synth;
 pub(crate) mod tenant;
 #[cfg(test)]

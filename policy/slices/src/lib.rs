@@ -1,0 +1,29 @@
+//! The pure core of GPU sharing, after FaST-GShare: which run may launch on which SMs, and which slices fit on a
+//! GPU. Nothing here reads a clock, draws a random number or does I/O; callers pass `now`.
+//!
+//! ```text
+//! Terms, Ask, Spent ─► tokens ─► Grant, Shorten, Withdraw        one core for each GPU
+//!                        ▲
+//!                     dry_run    the same core over a virtual window: does the set fit?
+//!                        ▲
+//! orders ─► plan ─► pack (ours) and rectangles (the paper's) ─► GPU of each slice, refusals
+//! ```
+//!
+//! | module | content |
+//! |---|---|
+//! | [`tokens`] | the token core: events in, actions out (F02, F09 to F12) |
+//! | [`units`] | the SM units of a GPU: aligned blocks, or percentages (F23) |
+//! | [`dry_run`] | whether a set of slices meets its requests |
+//! | [`pack`] | slices to GPUs by dry runs, with moves |
+//! | [`rectangles`] | the paper's Maximal Rectangles Algorithm (F15, F16) |
+//! | [`plan`] | a list of orders, packed in both ways |
+//!
+//! Deliberately absent: owners, nodes, forecasts and scaling. Slices are planned and simulated; no worker runs
+//! them yet.
+
+pub mod dry_run;
+pub mod pack;
+pub mod plan;
+pub mod rectangles;
+pub mod tokens;
+pub mod units;
