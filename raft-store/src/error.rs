@@ -38,7 +38,7 @@ pub enum Error {
 
     /// The bytes are torn, cut, flipped or foreign. They are never skipped and never repaired.
     #[error(
-        "{what} is damaged ({flaw}): this copy cannot be trusted; keep the data directory for inspection, and start the controller with an empty directory as a learner with a new id, or restore a backup"
+        "{what} is damaged ({flaw}): keep the data directory for inspection, and start the controller with an empty directory and another id. Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
     )]
     Damaged {
         /// The name of the file or record.
@@ -61,7 +61,7 @@ pub enum Error {
 
     /// A part of the directory that the rest requires is missing.
     #[error(
-        "{what} is missing although {because}: it was deleted or lost by the disk; restore it from a backup, or start the controller with an empty directory as a learner with a new id"
+        "{what} is missing although {because}: it was deleted or lost by the disk. Start the controller with an empty directory and another id. Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
     )]
     Missing {
         /// The name of the missing part.

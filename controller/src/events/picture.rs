@@ -215,7 +215,7 @@ fn node(name: &NodeName, was: Option<&ObservedNode>, is: Option<&ObservedNode>, 
         let message = format!("the node registered {again}with epoch {}", is.epoch);
         events.push(normal("NodeRegistered", &object, message));
     } else if lost(is) && was.is_some_and(|was| !lost(was)) {
-        let message = "the node's lease expired: its functions move to other nodes".to_owned();
+        let message = "the node stopped, or its lease expired: its functions move to other nodes".to_owned();
         events.push(warning("NodeLost", &object, message));
     }
     match (was.and_then(|was| was.stream_break.as_ref()), &is.stream_break) {
