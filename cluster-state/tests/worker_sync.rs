@@ -1,4 +1,4 @@
-//! The worker's side of the checkpoints (`policy::checkpoint`) against the replicated state.
+//! The worker's side of the checkpoints (`nodes::checkpoint`) against the replicated state.
 //! Whatever is lost, repeated or restarted between them, the state ends up with the workers' data.
 
 #![allow(clippy::unwrap_used, reason = "a test")]

@@ -27,7 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
 
 use crate::admin::{AdminService, FaultPermission, ORDER_SEARCHES_MAX};
-use crate::artifacts::{ArtifactService, ArtifactStore, Bucket};
+use crate::artifacts::{ArtifactService, Bucket};
 use crate::clock::MovedClock;
 use crate::config::{ControllerConfig, ObjectStoreUrl, internal_server};
 use crate::connector::Connector;
@@ -45,6 +45,7 @@ use crate::raft::world::{HostEnvironment, SnapshotSchedule};
 use crate::raft::{self, Replica, disks, divergence, duties, elections, founding, unheard, versions};
 use crate::serving::ServingBackend;
 use crate::start_error::StartError;
+use millrace_storage::FileStore;
 
 /// The longest wait for the workers' streams to end when the controller shuts down.
 const STREAMS_END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -254,11 +255,10 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> 
     millrace_transport::listen(address).map_err(|source| StartError::Listen { address, source })
 }
 
-async fn open_artifacts(data_dir: &Path) -> Result<ArtifactStore, StartError> {
-    let dir = data_dir.to_owned();
-    let opened = tokio::task::spawn_blocking(move || ArtifactStore::open(&dir))
-        .await
-        .map_err(raft::Error::Interrupted)?;
+async fn open_artifacts(data_dir: &Path) -> Result<FileStore, StartError> {
+    let dir = data_dir.join("artifacts");
+    let opened =
+        tokio::task::spawn_blocking(move || FileStore::open(&dir)).await.map_err(raft::Error::Interrupted)?;
     opened.map_err(|error| StartError::Artifacts { data_dir: data_dir.to_owned(), reason: error.to_string() })
 }
 

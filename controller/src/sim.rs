@@ -29,7 +29,7 @@ use tonic::service::Routes;
 use tonic::{Request, Status};
 
 use crate::admin::{AdminService, FaultPermission};
-use crate::artifacts::{ArtifactService, ArtifactStore};
+use crate::artifacts::ArtifactService;
 use crate::clock::WallClock;
 use crate::config::{ClusterStart, ControllerLimits, Inspection, internal_server};
 use crate::connector::Tcp;
@@ -44,6 +44,7 @@ use crate::raft::runtime::RaftSpawner;
 pub use crate::raft::world::{RaftEnvironment, SnapshotSchedule};
 use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
 use crate::start_error::StartError;
+use millrace_storage::FileStore;
 
 pub use crate::serving::crowd::RoutingFixture;
 
@@ -99,9 +100,8 @@ impl SimMember {
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica =
             bootstrap::replica(opened, String::new(), config.clock.clone(), RaftSpawner::current()).await?;
-        let store = ArtifactStore::open(&config.data_dir).map_err(|error| StartError::Artifacts {
-            data_dir: config.data_dir.clone(),
-            reason: error.to_string(),
+        let store = FileStore::open(&config.data_dir.join("artifacts")).map_err(|error| {
+            StartError::Artifacts { data_dir: config.data_dir.clone(), reason: error.to_string() }
         })?;
         let inspection = Inspection::InProcess;
         let artifacts =

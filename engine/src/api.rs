@@ -30,8 +30,8 @@ pub struct ModelCode<'a> {
     pub graph: Vec<u8>,
     /// Name by which the graph refers to its weights' file.
     pub weights_name: &'a str,
-    /// Host copy of the weights. At load time, a device reads the constants that it stores in another
-    /// form from here. At run time, it reads the other weights from the region.
+    /// Host copy of the weights. At load time, an engine reads the constants that it stores in
+    /// another form from here. At run time, it reads the other weights from the region.
     pub weights: &'a HostRegion,
 }
 
@@ -170,7 +170,7 @@ pub trait Queue<E: Engine + ?Sized> {
     ///
     /// # Errors
     /// [`Error::DataType`]; [`Error::Tensor`] if the bytes do not match the shape, or an element does
-    /// not fit the device's type.
+    /// not fit the engine's type.
     fn upload(&mut self, tensor: HostTensor) -> Result<E::Value, Error> {
         let HostTensor { datatype, shape, contents } = tensor;
         self.gather(datatype, shape, vec![TensorPart::Host(&contents)])
@@ -189,7 +189,7 @@ pub trait Queue<E: Engine + ?Sized> {
 
     /// Creates a tensor that reads bytes of a region in place. While the value lives, the region
     /// cannot be unmapped, and these bytes cannot be written. The bytes are copied instead, as by
-    /// [`Self::gather`], if the device stores the type in another form or the bytes are not aligned
+    /// [`Self::gather`], if the engine stores the type in another form or the bytes are not aligned
     /// for its elements.
     ///
     /// # Errors

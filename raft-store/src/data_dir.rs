@@ -2,12 +2,13 @@
 //! single cluster.
 
 use std::fmt;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millrace_cluster_state::ControllerId;
+use millrace_storage::{DirectoryLock, LockError};
 use millrace_types::ClusterId;
 
 use crate::error::Error;
@@ -15,7 +16,6 @@ use crate::frame::RecordFault;
 use crate::fs::{self as seam, DiskFs, Fs};
 
 const IDENTITY: &str = "identity";
-const LOCK: &str = "lock";
 /// A marker file in a directory with a diverged state, which must not be used.
 const DIVERGED: &str = "diverged";
 
@@ -50,7 +50,7 @@ impl fmt::Display for DirectoryOwner {
 pub struct DataDir {
     path: PathBuf,
     identity: Option<DirectoryOwner>,
-    lock: File,
+    _lock: DirectoryLock,
 }
 
 impl DataDir {
@@ -66,9 +66,12 @@ impl DataDir {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             DiskFs::default().sync_dir(parent).map_err(Error::io("syncing", parent))?;
         }
-        let lock = lock(&path)?;
+        let lock = DirectoryLock::acquire(&path).map_err(|error| match error {
+            LockError::Held { holder } => Error::InUse { path: path.clone(), holder },
+            LockError::Io { doing, path, source } => Error::Io { doing, path, source },
+        })?;
         // On an error below, dropping this value releases the lock.
-        let mut dir = Self { path, identity: None, lock };
+        let mut dir = Self { path, identity: None, _lock: lock };
         dir.identity = read_identity(&DiskFs::default(), &dir.path)?;
         match fs::read_to_string(dir.path.join(DIVERGED)) {
             Ok(entry) => Err(Error::Diverged { path: dir.path.clone(), entry: entry.trim().to_owned() }),
@@ -95,16 +98,6 @@ impl DataDir {
     }
 }
 
-impl Drop for DataDir {
-    fn drop(&mut self) {
-        // Closing the file would not release the lock: a child process that was just forked has the
-        // descriptor too.
-        if let Err(error) = self.lock.unlock() {
-            tracing::warn!(%error, path = %self.path.display(), "the data directory stays locked");
-        }
-    }
-}
-
 /// Marks a data directory as diverged, so that every later open refuses the directory. After log
 /// entry `index` a majority of the controllers has another state. Blocks.
 ///
@@ -115,29 +108,6 @@ pub fn mark_diverged(dir: &Path, index: u64) -> Result<(), Error> {
         file.append(format!("{index}\n").as_bytes())
     });
     written.map_err(Error::io("writing", &dir.join(DIVERGED)))
-}
-
-fn lock(dir: &Path) -> Result<File, Error> {
-    let path = dir.join(LOCK);
-    let opened = File::options().read(true).write(true).create(true).truncate(false).open(&path);
-    let mut file = opened.map_err(Error::io("opening", &path))?;
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            // A failed read is ignored, because the process id is only for the message.
-            let read = file.read_to_string(&mut holder);
-            let holder = match (read, holder.trim()) {
-                (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
-                _ => "another process".to_owned(),
-            };
-            return Err(Error::InUse { path: dir.to_owned(), holder });
-        }
-        Err(TryLockError::Error(source)) => return Err(Error::Io { doing: "locking", path, source }),
-    }
-    let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    written.map_err(Error::io("writing", &path))?;
-    Ok(file)
 }
 
 /// Renders the identity file: text that an operator can read, which in every format ends with the

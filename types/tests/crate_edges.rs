@@ -25,6 +25,7 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "it serves ports and opens channels for any protocol",
     ),
     ("millrace-raft-store", &["actix", "tonic"], "it is storage"),
+    ("millrace-storage", &["actix", "tonic", "tokio", "openraft", "sled"], "it is plain files"),
     (
         "millrace-gateway",
         &["actix", "openraft", "sled", "millrace-cluster-state", "millrace-raft-store", "millrace-model"],

@@ -4,15 +4,16 @@
 //! ```text
 //! <data-dir>/lock            locked while the worker process lives
 //! <data-dir>/identity.json   format 1: node name and, after the first controller, cluster id
-//! <data-dir>/artifacts/      see `host_tier::store`
+//! <data-dir>/artifacts/      model files, see `millrace_storage`
 //! <data-dir>/learned.json    see `learned`
 //! ```
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use millrace_storage::{DirectoryLock, LockError};
 use millrace_types::{ClusterId, NodeName};
 use serde::{Deserialize, Serialize};
 
@@ -23,8 +24,12 @@ pub const IDENTITY_FORMAT: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another process holds the directory's lock.
-    #[error("{} is in use by another process: stop that process, or give this worker a data directory of its own", path.display())]
-    Locked { path: PathBuf },
+    #[error("{} is in use by {holder}: stop that process, or give this worker a data directory of its own", path.display())]
+    Locked {
+        path: PathBuf,
+        /// The process that has the lock, such as "process 4711".
+        holder: String,
+    },
     /// The directory belongs to another node.
     #[error("{} belongs to node {found}, and this worker is {node}: use another directory, or name the worker {found}", path.display())]
     OtherNode {
@@ -80,17 +85,7 @@ struct Inner {
     // session sets it.
     identity: Mutex<Identity>,
     // The operating system releases the lock when the process ends, also after a kill.
-    lock: File,
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Closing the file is not enough: a child process that is being forked has the file open
-        // until the exec of its program.
-        if let Err(error) = self.lock.unlock() {
-            tracing::warn!(path = %self.path.display(), %error, "the data directory stays locked");
-        }
-    }
+    _lock: DirectoryLock,
 }
 
 impl DataDir {
@@ -101,7 +96,10 @@ impl DataDir {
     /// damaged, or the file system returns an error.
     pub fn open(path: &Path, node: &NodeName) -> Result<Self, Error> {
         std::fs::create_dir_all(path).map_err(at(path))?;
-        let lock = lock(path)?;
+        let lock = DirectoryLock::acquire(path).map_err(|error| match error {
+            LockError::Held { holder } => Error::Locked { path: path.to_owned(), holder },
+            LockError::Io { path, source, .. } => Error::Io { path, source },
+        })?;
         let file = path.join("identity.json");
         let identity = match std::fs::read(&file) {
             Ok(bytes) => read_identity(&file, &bytes)?,
@@ -116,7 +114,7 @@ impl DataDir {
             let path = path.to_owned();
             return Err(Error::OtherNode { path, found: identity.node, node: node.clone() });
         }
-        Ok(Self(Arc::new(Inner { path: path.to_owned(), identity: Mutex::new(identity), lock })))
+        Ok(Self(Arc::new(Inner { path: path.to_owned(), identity: Mutex::new(identity), _lock: lock })))
     }
 
     #[must_use]
@@ -152,16 +150,6 @@ impl DataDir {
         // Each lock holder replaces the whole value in its last step, so a panic leaves a valid
         // value.
         self.0.identity.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn lock(path: &Path) -> Result<File, Error> {
-    let file = path.join("lock");
-    let lock = OpenOptions::new().create(true).append(true).open(&file).map_err(at(&file))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: path.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(at(&file)(error)),
     }
 }
 

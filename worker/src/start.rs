@@ -32,7 +32,6 @@ use crate::desired_state::DesiredState;
 use crate::handle::NodeHandle;
 use crate::host_tier::fetch::ControllerSource;
 use crate::host_tier::gate::HostMemoryGate;
-use crate::host_tier::store::ModelFileStore;
 use crate::host_tier::{self, HostTierSnapshot};
 use crate::meters::MetricsHandler;
 pub use crate::node::DataConfig;
@@ -46,6 +45,7 @@ use crate::service::WorkerService;
 pub use crate::start::config::{StartError, WorkerConfig};
 use crate::start::server::{HealthStatus, Server};
 use crate::start::thread::ActorThread;
+use millrace_storage::FileStore;
 
 /// The reason why a running worker cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ pub struct RunningWorker {
 /// [`StartError`]; nothing is left running then.
 pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
     let data_dir = DataDir::open(&config.data_dir, &config.node)?;
-    let store = ModelFileStore::open(&data_dir.path().join("artifacts"))?;
+    let store = FileStore::open(&data_dir.path().join("artifacts"))?;
     let learned = ProfileStore::open(data_dir.path());
     let programs_dir = data_dir.path().join("programs");
     let (listener, addr) = millrace_transport::listen(config.listen)

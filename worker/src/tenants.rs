@@ -1,5 +1,5 @@
 //! The tenants with caps on this node, and the numbers by which the queue's gate knows them
-//! (`policy::tenancy`). The gate gets events of these tenants alone: without caps the gate gets no
+//! (`scheduling::tenancy`). The gate gets events of these tenants alone: without caps the gate gets no
 //! events.
 
 use std::collections::BTreeMap;

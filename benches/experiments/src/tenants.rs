@@ -1,5 +1,5 @@
 //! The latency of a tenant beside a tenant at ten times its load (L20), under the caps of a node:
-//! `policy::tenancy` in whole nodes, with models that are swapped and links that are shared.
+//! `scheduling::tenancy` in whole nodes, with models that are swapped and links that are shared.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

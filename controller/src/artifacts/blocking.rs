@@ -2,7 +2,7 @@
 
 use millrace_types::{Failure, Reason};
 
-use super::store::Error;
+use millrace_storage::Error;
 
 /// Runs a file operation on a blocking thread.
 pub(super) async fn blocking<T, F>(work: F) -> Result<T, Failure>

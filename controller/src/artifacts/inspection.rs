@@ -29,8 +29,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 
-use super::store::Verified;
 use crate::config::{Inspection, InspectorCommand};
+use millrace_storage::VerifiedFile;
 
 /// The longest answer of an inspecting process, in bytes. A summary that the log accepts is shorter.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
@@ -76,7 +76,7 @@ impl Inspector {
     }
 
     /// Compiles the file as a worker will, and returns the summary.
-    pub(super) async fn inspect(&self, file: &Verified) -> Result<ModelSummary, Failure> {
+    pub(super) async fn inspect(&self, file: &VerifiedFile) -> Result<ModelSummary, Failure> {
         let bytes = file.bytes();
         // A file that needs more than the whole budget is inspected alone.
         let units = units(memory_bytes(bytes.get())).min(self.memory_units);

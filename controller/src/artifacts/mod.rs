@@ -20,7 +20,7 @@
 //! | [`loss`] | lost and damaged files |
 //! | [`collect`] | garbage collection; [`orphans`] are files without a record |
 //! | [`pool`] | the shared object store; [`bucket`] has its calls |
-//! | [`store`] | files on the local disk; [`blocking`] runs the operations, [`pieces`] reads in pieces |
+//! | [`FileStore`](millrace_storage::FileStore) | files on the local disk; [`blocking`] runs the operations, [`pieces`] reads in pieces |
 //! | [`file`] | names a file, and says whether enough controllers hold it |
 //! | [`locks`] | locks of files |
 
@@ -38,7 +38,6 @@ mod pool;
 mod receive;
 mod service;
 mod spread;
-mod store;
 mod transfer;
 mod upload;
 
@@ -46,4 +45,3 @@ pub(crate) use bucket::Bucket;
 pub(crate) use file::ArtifactFile;
 pub use inspection::serve_inspection;
 pub(crate) use service::ArtifactService;
-pub(crate) use store::ArtifactStore;

@@ -23,7 +23,7 @@ use super::bucket::Bucket;
 use super::file::ArtifactFile;
 use super::pieces::pieces;
 use super::service::{ArtifactService, STREAMS_MAX};
-use super::store::ArtifactWriter;
+use millrace_storage::FileWriter;
 
 /// Older files that a round moves into the store.
 const MOVED_PER_ROUND_MAX: usize = 64;
@@ -251,7 +251,7 @@ struct CachingStream {
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
     hasher: Hasher,
     /// The local copy in progress; `None` after a failed write.
-    cache: Option<ArtifactWriter>,
+    cache: Option<FileWriter>,
     loss: StoreLossReaction,
     _permit: OwnedSemaphorePermit,
 }

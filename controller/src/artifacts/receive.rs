@@ -10,20 +10,20 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use super::blocking::blocking;
-use super::store::{ArtifactStore, ArtifactWriter, Verified};
 use crate::config::{ControllerLimits, UPLOAD_RATE};
 use crate::pace::TransferPace;
+use millrace_storage::{FileStore, FileWriter, VerifiedFile};
 
 /// The uploads in progress.
 #[derive(Debug)]
 pub(super) struct Uploads {
-    store: Arc<ArtifactStore>,
+    store: Arc<FileStore>,
     limits: ControllerLimits,
     places: Semaphore,
 }
 
 impl Uploads {
-    pub(super) fn new(store: Arc<ArtifactStore>, limits: ControllerLimits) -> Self {
+    pub(super) fn new(store: Arc<FileStore>, limits: ControllerLimits) -> Self {
         let places = Semaphore::new(limits.uploads);
         Self { store, limits, places }
     }
@@ -37,7 +37,7 @@ impl Uploads {
     }
 
     /// Receives a model file and checks the digest.
-    pub(super) async fn receive<S>(&self, messages: S) -> Result<Verified, Failure>
+    pub(super) async fn receive<S>(&self, messages: S) -> Result<VerifiedFile, Failure>
     where
         S: Stream<Item = Result<admin::UploadArtifactRequest, Status>>,
     {
@@ -57,7 +57,7 @@ impl Uploads {
         blocking(move || incoming.finish()).await
     }
 
-    async fn begin(&self, header: &admin::Artifact) -> Result<ArtifactWriter, Failure> {
+    async fn begin(&self, header: &admin::Artifact) -> Result<FileWriter, Failure> {
         let digest: Digest = header.digest.parse().map_err(|error| Failure::malformed(format!("{error}")))?;
         let bytes = Bytes(header.bytes);
         if bytes > self.limits.artifact_bytes {
@@ -113,7 +113,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_uploads_lose_their_slots_within_a_minute() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(ArtifactStore::open(dir.path()).unwrap());
+        let store = Arc::new(FileStore::open(dir.path()).unwrap());
         let limits = ControllerLimits { uploads: 4, ..ControllerLimits::default() };
         let uploads = Arc::new(Uploads::new(store, limits));
         let begun = tokio::time::Instant::now();

@@ -13,9 +13,9 @@ use super::inspection::Inspector;
 use super::locks::Locks;
 use super::orphans::Orphans;
 use super::receive::Uploads;
-use super::store::ArtifactStore;
 use crate::config::{ControllerLimits, INSPECTION_MEMORY, Inspection};
 use crate::raft::Replica;
+use millrace_storage::FileStore;
 
 /// Concurrent reads of local files for workers and other controllers, each with an open file and a
 /// piece in memory. Further readers wait.
@@ -28,7 +28,7 @@ const FETCHES_MAX: usize = 2;
 /// The model files of this controller.
 #[derive(Debug)]
 pub(crate) struct ArtifactService {
-    pub(super) store: Arc<ArtifactStore>,
+    pub(super) store: Arc<FileStore>,
     /// The object store that all controllers share, if configured.
     pub(super) shared: Option<Bucket>,
     pub(super) replica: Replica,
@@ -52,7 +52,7 @@ pub(crate) struct ArtifactService {
 
 impl ArtifactService {
     pub(crate) fn new(
-        store: ArtifactStore,
+        store: FileStore,
         shared: Option<Bucket>,
         replica: Replica,
         limits: ControllerLimits,

@@ -17,10 +17,10 @@ use super::blocking::blocking;
 use super::file::{ArtifactFile, is_safe, majority};
 use super::pieces::pieces;
 use super::service::ArtifactService;
-use super::store::ArtifactReader;
 use crate::config::UPLOAD_RATE;
 use crate::pace::TransferPace;
 use crate::raft::{PeerClient, TrafficClass};
+use millrace_storage::FileReader;
 
 /// The minimum rate of another controller that sends or receives a file, in bytes per second. A slower
 /// controller, or a controller that does not begin within the grace of [`UPLOAD_RATE`], counts as
@@ -270,7 +270,7 @@ enum DiskCheck {
 
 /// Returns a file's bytes. On a read error the stream ends early, so the receiver finds the file too
 /// short.
-fn until_error(file: ArtifactReader) -> impl Stream<Item = Vec<u8>> + Send + 'static {
+fn until_error(file: FileReader) -> impl Stream<Item = Vec<u8>> + Send + 'static {
     pieces(file).scan((), |(), chunk| {
         if let Err(failure) = &chunk {
             tracing::error!(error = failure.message, "cannot read a model file to send");

@@ -16,7 +16,7 @@ use tonic::Status;
 use super::blocking::blocking;
 use super::file::ArtifactFile;
 use super::service::ArtifactService;
-use super::store::Verified;
+use millrace_storage::VerifiedFile;
 
 /// The result of an upload.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl ArtifactService {
 
     async fn record(
         &self,
-        verified: Verified,
+        verified: VerifiedFile,
         model: ModelSummary,
         caller: CallerName,
     ) -> Result<Uploaded, Failure> {

@@ -29,12 +29,13 @@ use super::codec::{self, MessageReceiver};
 use super::runtime::RaftSpawner;
 use super::world::{HostEnvironment, RaftEnvironment, SnapshotSchedule};
 use super::{Error, MembershipRequest, Replica, TrafficClass, elections, versions};
-use crate::artifacts::{ArtifactService, ArtifactStore};
+use crate::artifacts::ArtifactService;
 use crate::clock::WallClock;
 use crate::config::{ClusterStart, ControllerLimits, Inspection, JoinAs};
 use crate::fixtures::{chain, functions, key};
 use crate::passed::{RunTraffic, TrafficMatrix, TrafficReport};
 use crate::peers::{PeerService, ReadableParts};
+use millrace_storage::FileStore;
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
@@ -85,7 +86,7 @@ impl Node {
         let opened = bootstrap::open(opening, std::future::pending()).await?;
         let replica =
             bootstrap::replica(opened, String::new(), Arc::new(Standing), RaftSpawner::current()).await?;
-        let store = ArtifactStore::open(dir.path()).unwrap();
+        let store = FileStore::open(&dir.path().join("artifacts")).unwrap();
         let artifacts = ArtifactService::new(
             store,
             None,

@@ -1,7 +1,7 @@
 //! Sends one request to a worker. The worker handles the loss of an executor; this module handles the
 //! loss of a worker. A request of an idempotent function then goes to another worker, within the
 //! client's timeout and [`ATTEMPTS_MAX`]. A request that a full worker refuses is sent to a few others
-//! only (`policy::retries`). Dropping a dispatch cancels the call.
+//! only (`nodes::retries`). Dropping a dispatch cancels the call.
 
 use std::convert::Infallible;
 use std::error::Error as _;

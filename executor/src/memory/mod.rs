@@ -6,7 +6,7 @@
 //! | `mapping` | the memory under a program or an object: its region, and the users of the region |
 //! | `object_reports` | events about an object, some of which wait until its memory is unmapped |
 //! | `residency` | the state of a mapping, and its users. Pure |
-//! | `executor_state` | the state that all threads share: the device, its kept outputs, and the sender of events |
+//! | `executor_state` | the state that all threads share: the engine, its kept outputs, and the sender of events |
 //! | `kept_outputs` | outputs that stay on the GPU after their run |
 
 pub(crate) mod executor_state;

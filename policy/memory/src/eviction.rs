@@ -1,6 +1,6 @@
 //! The order in which models are evicted (L22). The properties of a model give its [`EvictionRank`]; of
 //! equal ranks the least recently used model is evicted first. No policy evicts a model that runs,
-//! or that is being copied to or from this GPU. A model that [`residency`](super::residency) protects is
+//! or that is being copied to or from this GPU. A model that the Gpu core protects (L22) is
 //! evicted only if evicting all others does not free enough memory.
 //!
 //! | name | first to last |

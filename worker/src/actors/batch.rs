@@ -1,4 +1,4 @@
-//! Requests that a GPU runs as one batch (`policy::batching`): the class that decides which requests are
+//! Requests that a GPU runs as one batch (`scheduling::batching`): the class that decides which requests are
 //! batchable, and the inputs of their common run. Most runs serve a single request.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

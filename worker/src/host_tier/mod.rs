@@ -32,8 +32,8 @@ use compile::{HostModel, PreparedArtifact};
 use eviction::IdleModel;
 use fetch::ArtifactSource;
 use gate::HostMemoryGate;
+use millrace_storage::FileStore;
 use plan::{Action, DesiredFunction, Event, HostTierPlan, RoomPurpose};
-use store::ModelFileStore;
 
 mod compile;
 mod eviction;
@@ -45,7 +45,6 @@ mod programs;
 mod publish;
 mod snapshot;
 mod state;
-pub mod store;
 
 pub use self::snapshot::{HostTierCounts, HostTierPublisher, HostTierSnapshot};
 
@@ -54,7 +53,7 @@ pub struct Config {
     /// Maximum host memory of all models together.
     pub budget: Bytes,
     /// The artifacts on this worker's disk.
-    pub store: ModelFileStore,
+    pub store: FileStore,
     /// The remote source of artifacts.
     pub source: Arc<dyn ArtifactSource>,
     /// The profiles of models from earlier runs of this worker.
@@ -353,7 +352,7 @@ impl HostTier {
 }
 
 async fn prepare_artifact(
-    store: &ModelFileStore,
+    store: &FileStore,
     source: &Arc<dyn ArtifactSource>,
     node: &NodeHandle,
     programs: Option<ProgramStore>,

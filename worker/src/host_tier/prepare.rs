@@ -12,7 +12,7 @@ use tokio::task::{JoinError, spawn_blocking};
 
 use super::fetch::{ArtifactChunks, ArtifactSource};
 use super::plan::PrepareFailure;
-use super::store::{self, ModelFileStore};
+use millrace_storage::FileStore;
 
 /// Maximum number of chunks that are received and not yet written, of 1 MiB each.
 const CHUNKS_MAX: usize = 4;
@@ -22,7 +22,7 @@ const CHUNKS_MAX: usize = 4;
 /// # Errors
 /// [`PrepareFailure`], with a message for people. Its variant says whether to try again.
 pub(super) async fn artifact(
-    store: &ModelFileStore,
+    store: &FileStore,
     source: &Arc<dyn ArtifactSource>,
     digest: Digest,
     announced: Bytes,
@@ -41,28 +41,28 @@ pub(super) async fn artifact(
 }
 
 async fn read(
-    store: &ModelFileStore,
+    store: &FileStore,
     digest: Digest,
     announced: Bytes,
 ) -> Result<Option<Vec<u8>>, PrepareFailure> {
     let store = store.clone();
-    spawn_blocking(move || store.read(digest, announced)).await.map_err(panicked)?.map_err(store_failure)
+    spawn_blocking(move || store.read_all(digest, announced)).await.map_err(panicked)?.map_err(store_failure)
 }
 
 async fn download(
-    store: &ModelFileStore,
+    store: &FileStore,
     mut chunks: ArtifactChunks,
     digest: Digest,
     announced: Bytes,
 ) -> Result<(), PrepareFailure> {
     let (sender, mut receiver) = mpsc::channel::<Chunk>(CHUNKS_MAX);
-    let store = store.clone();
+    let to = store.clone();
     let writer = spawn_blocking(move || {
-        let mut writer = store.create(digest, announced)?;
+        let mut writer = to.begin(digest, announced)?;
         while let Some(chunk) = receiver.blocking_recv() {
             writer.write(&chunk)?;
         }
-        Ok::<_, store::Error>(writer)
+        Ok::<_, millrace_storage::Error>(writer)
     });
     let received = async {
         while let Some(chunk) = chunks.next().await {
@@ -77,7 +77,9 @@ async fn download(
     drop(sender);
     let writer = writer.await.map_err(panicked)?.map_err(store_failure)?;
     received.map_err(fetch_failure)?;
-    spawn_blocking(move || writer.commit()).await.map_err(panicked)?.map_err(store_failure)
+    let store = store.clone();
+    let stored = spawn_blocking(move || store.publish(&writer.finish()?));
+    stored.await.map_err(panicked)?.map_err(store_failure)
 }
 
 fn fetch_failure(failure: millrace_types::Failure) -> PrepareFailure {
@@ -88,7 +90,7 @@ fn fetch_failure(failure: millrace_types::Failure) -> PrepareFailure {
     }
 }
 
-fn store_failure(error: store::Error) -> PrepareFailure {
+fn store_failure(error: millrace_storage::Error) -> PrepareFailure {
     PrepareFailure::Transient(format!("cannot store the artifact: {error}"))
 }
 
@@ -126,13 +128,15 @@ mod tests {
     }
 
     fn residue(dir: &tempfile::TempDir) -> usize {
-        std::fs::read_dir(dir.path()).unwrap().count()
+        // The folder of unfinished files stays.
+        let folders = [dir.path().to_owned(), dir.path().join("incoming")];
+        folders.iter().map(|folder| std::fs::read_dir(folder).unwrap().count()).sum::<usize>() - 1
     }
 
     #[tokio::test]
     async fn an_artifact_is_fetched_once_and_then_read_from_disk() {
         let dir = tempfile::tempdir().unwrap();
-        let store = ModelFileStore::open(dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         let bytes = artifact(&store, &given(&[b"a mo", b"del"]), digest, Bytes(7)).await.unwrap();
         assert_eq!(bytes, b"a model");
@@ -143,7 +147,7 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_file_is_fetched_again() {
         let dir = tempfile::tempdir().unwrap();
-        let store = ModelFileStore::open(dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         std::fs::write(dir.path().join(digest.hex()), b"a mode!").unwrap();
         let bytes = artifact(&store, &given(&[b"a model"]), digest, Bytes(7)).await.unwrap();
@@ -153,7 +157,7 @@ mod tests {
     #[tokio::test]
     async fn wrong_short_or_long_bytes_fail_and_leave_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let store = ModelFileStore::open(dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         let digest = Digest::of(b"a model");
         for chunks in [&[&b"a modem"[..]][..], &[&b"a mo"[..]], &[&b"a model"[..], &b"s"[..]]] {
             let outcome = artifact(&store, &given(chunks), digest, Bytes(7)).await;
@@ -165,7 +169,7 @@ mod tests {
     #[tokio::test]
     async fn a_transfer_that_breaks_is_unavailable_and_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let store = ModelFileStore::open(dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         let broken = millrace_types::Failure::new(Reason::NoWorker, "connection reset");
         let source: Arc<dyn ArtifactSource> =
             Arc::new(Given(vec![Ok(Chunk::from_static(b"a m")), Err(broken)]));

@@ -3,7 +3,7 @@
 //! enter the GPUs' queue, and no GPU time is billed.
 //!
 //! ```text
-//! Function ── Enqueue ─► pool ── Call ─► process   an actor each; policy::process_pool decides
+//! Function ── Enqueue ─► pool ── Call ─► process   an actor each; gpu::process_pool decides
 //!     ▲                   │ ▲              │
 //!     └─── Computed ──────┘ └── Return ────┤
 //!                 objects ◄── Store, Fetch ┘              memfds: no byte is moved

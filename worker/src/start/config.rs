@@ -12,7 +12,6 @@ use millrace_types::{Bytes, NodeName};
 
 use crate::data_dir;
 use crate::faults::InjectedFaults;
-use crate::host_tier::store;
 use crate::node_config::DataConfig;
 use crate::process_port::ExecutorCommand;
 use crate::programs::ProgramLauncher;
@@ -71,7 +70,7 @@ pub enum StartError {
     DataDir(#[from] data_dir::Error),
     /// The artifact store cannot be opened.
     #[error("artifacts: {0}")]
-    Store(#[from] store::Error),
+    Store(#[from] millrace_storage::Error),
     /// The folder of programs cannot be opened.
     #[error("cannot open the folder of programs: {0}")]
     Programs(std::io::Error),

@@ -3,7 +3,7 @@
 //! nodes' host memory, T31).
 //!
 //! ```text
-//! View { functions, nodes, placements, flows }  ──►  Plan { steps, unplaced, more }
+//! ClusterSnapshot { functions, nodes, … }  ──►  PlacementPlan { steps, unplaced, more }
 //!        desired and present state                       ▲
 //!                 ▲                                      │ commit a step, wait for the change, plan again
 //!                 └──────────────────────────────────────┘

@@ -67,7 +67,7 @@ impl From<dispatch::Event> for Event {
 }
 
 /// Events for the queue hash without any wrapper, so that a node without batches has the same event
-/// trace as a node without a batcher (`policy::trace`).
+/// trace as a node without a batcher (`core::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {

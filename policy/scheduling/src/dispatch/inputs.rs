@@ -56,7 +56,7 @@ impl InputLocations {
 }
 
 /// Empty inputs hash to nothing, so that a node without objects has the same event trace as a node
-/// that never heard of objects (`policy::trace`).
+/// that never heard of objects (`core::trace`).
 impl Hash for InputLocations {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.iter().for_each(|it| it.hash(state));

@@ -29,7 +29,7 @@ impl From<dispatch::Event> for Event {
 }
 
 /// Events for the queue hash without any wrapper, so that a node without caps has the same event
-/// trace as a node without a gate (`policy::trace`).
+/// trace as a node without a gate (`core::trace`).
 impl Hash for Event {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {

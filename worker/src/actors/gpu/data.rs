@@ -1,12 +1,12 @@
 //! Intermediate data on a GPU: outputs that stay in the GPU's memory as objects, and outputs that are
-//! copied to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `moves`, transfers
+//! copied to host memory. The inputs of runs are in `inputs`, transfers to this GPU in `incoming`, transfers
 //! to the host in `outgoing`, and the table of objects in `object_table`.
 //!
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
 //!                                └► Refuse ─► CopyOut ────► CopiedOut ────┴► answered, by name
 //! run whose input is an object: here ─► read in place; on the host ─► Fetch ─► Brought ─► sent;
-//!                               on another GPU ─► copied here, if NVLinks lead here (`moves`)
+//!                               on another GPU ─► copied here, if NVLinks lead here (`incoming`)
 //! ```
 //! The actor counts the readers of each object. The store never moves an object that a run reads or that is
 //! being copied for a reader.

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! node, host tier ─ look ─┐                                  ┌─► outbox ─► the leader's stream
-//! data plane ─ changes ───┼─► policy::checkpoint ── batch ───┤
+//! data plane ─ changes ───┼─► nodes::checkpoint ── batch ───┤
 //! streams ─ epochs, leaders, acknowledgements ─► ▲           └─► nowhere, without a leader
 //! ```
 //!

@@ -1,148 +1,65 @@
-//! Model files on disk. All functions block, so callers run on blocking threads.
+//! Model files on disk, named by their SHA-256. All functions block, so callers run on blocking threads.
 //!
-//! `<data>/artifacts/<64 hex digits>` is a complete file with this SHA-256. `incoming/` holds
-//! unfinished uploads, and is emptied at start. `<64 hex digits>.damaged` is the former only copy of a
-//! file, found damaged. No other names exist, so no file is ever partial.
+//! `<folder>/<64 hex digits>` is a complete file with this SHA-256. `incoming/` holds unfinished files,
+//! and is emptied at start. `<64 hex digits>.damaged` is the former only copy of a file, found damaged.
+//! No file with another name is read, so no file is ever partial.
 //!
-//! A part of the disk stays free. A file that would exceed this limit is refused at the announcement,
-//! and again during the transfer, because other writers may fill the disk meanwhile.
+//! A part of the disk stays free ([`space`](crate::space)). A file that would exceed this limit is
+//! refused at the announcement, and again during the transfer, because other writers may fill the disk
+//! meanwhile.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use rustix::fs::StatVfs;
-
 use millrace_types::digest::Hasher;
-use millrace_types::{Bytes, Digest, Failure, Reason};
+use millrace_types::{Bytes, Digest};
+
+use crate::disk::Disk;
+use crate::error::{Error, io_error};
+use crate::space::Space;
 
 const INCOMING: &str = "incoming";
 const DAMAGED: &str = ".damaged";
-
-/// Error of a file operation, or of bytes that do not match the announced size or digest.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
-    #[error("{doing} {}: {source}", path.display())]
-    Io { doing: &'static str, path: PathBuf, source: io::Error },
-    #[error(
-        "the received bytes have digest {actual}, not {claimed}: the file changed or was damaged in transit; upload the model again"
-    )]
-    Digest { claimed: Digest, actual: Digest },
-    #[error("received {received} of {claimed} bytes: the upload ended early; upload the model again")]
-    Short { received: u64, claimed: u64 },
-    #[error("received more than the {claimed} announced bytes: announce the file's size")]
-    Long { claimed: u64 },
-    #[error(
-        "{} has {} free of {}, and a model file of {bytes} must leave {}: free space on that disk, or delete functions; unused files are removed after an hour",
-        dir.display(),
-        space.available,
-        space.total,
-        space.floor()
-    )]
-    Full { dir: PathBuf, space: Space, bytes: Bytes },
-    #[error("artifact {digest} on this controller's disk is damaged: upload the model again")]
-    Damaged { digest: Digest },
-    #[error("artifact {digest} is not on this controller's disk")]
-    Missing { digest: Digest },
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let reason = match &error {
-            Error::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => Reason::StorageFull,
-            Error::Full { .. } => Reason::StorageFull,
-            Error::Io { .. } => Reason::Internal,
-            Error::Digest { .. } | Error::Damaged { .. } => Reason::DigestMismatch,
-            Error::Short { .. } | Error::Long { .. } => Reason::MalformedRequest,
-            Error::Missing { .. } => Reason::ArtifactNotFound,
-        };
-        Failure::new(reason, error.to_string())
-    }
-}
-
-fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let path = path.to_owned();
-    move |source| Error::Io { doing, path, source }
-}
-
-/// The space of a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Space {
-    total: Bytes,
-    available: Bytes,
-}
-
-/// The divisor of the disk size that gives the space that model files leave free, for snapshots and
-/// other files.
-const FREE_PART: u64 = 10;
-/// The maximum space that model files leave free: the expected size of the replicated state.
-const FREE_MAX: Bytes = Bytes(1 << 30);
+/// The part of a name that workers of earlier builds gave to unfinished files.
+const UNFINISHED: &str = ".tmp-";
 /// Bytes of a file between two checks of the space.
 const LOOK_EVERY: u64 = 8 << 20;
 
-impl Space {
-    /// Returns the space of the disk of a directory.
-    fn of(dir: &Path) -> io::Result<Self> {
-        let StatVfs { f_blocks, f_bavail, f_frsize, .. } = rustix::fs::statvfs(dir)?;
-        let bytes = |blocks: u64| Bytes(blocks.saturating_mul(f_frsize));
-        Ok(Self { total: bytes(f_blocks), available: bytes(f_bavail) })
-    }
-
-    /// Returns the space that must stay free. The log's reserve is already in use, or is not larger
-    /// than this.
-    fn floor(self) -> Bytes {
-        Bytes(self.total.get() / FREE_PART).min(FREE_MAX)
-    }
-
-    fn takes(self, bytes: u64) -> bool {
-        self.available.get().saturating_sub(bytes) >= self.floor().get()
-    }
-}
-
-/// The disk of a directory.
+/// The files of one folder. Clones share the folder.
 #[derive(Debug, Clone)]
-struct Disk {
+pub struct FileStore {
     dir: PathBuf,
-    /// The function that measures the space; tests replace it to simulate a full disk.
-    look: fn(&Path) -> io::Result<Space>,
-}
-
-impl Disk {
-    /// Refuses `more` further bytes of a file of `bytes` if too little space would stay free.
-    fn check_space(&self, bytes: Bytes, more: u64) -> Result<(), Error> {
-        let space = (self.look)(&self.dir).map_err(io_error("cannot measure the space of", &self.dir))?;
-        if space.takes(more) {
-            return Ok(());
-        }
-        Err(Error::Full { dir: self.dir.clone(), space, bytes })
-    }
-}
-
-/// The files of one data directory.
-#[derive(Debug)]
-pub(crate) struct ArtifactStore {
-    dir: PathBuf,
-    next_incoming: AtomicU64,
+    next_incoming: Arc<AtomicU64>,
     disk: Disk,
 }
 
-impl ArtifactStore {
-    /// Opens `<data>/artifacts`, and removes the remains of unfinished uploads.
-    pub(crate) fn open(data_dir: &Path) -> Result<Self, Error> {
-        Self::open_on(data_dir, Space::of)
+impl FileStore {
+    /// Opens the folder or creates a missing folder, and removes the remains of unfinished files.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        Self::open_on(dir, Space::of)
     }
 
-    fn open_on(data_dir: &Path, look: fn(&Path) -> io::Result<Space>) -> Result<Self, Error> {
-        let dir = data_dir.join("artifacts");
+    fn open_on(dir: &Path, look: fn(&Path) -> io::Result<Space>) -> Result<Self, Error> {
+        let dir = dir.to_owned();
         let incoming = dir.join(INCOMING);
         if incoming.exists() {
             fs::remove_dir_all(&incoming).map_err(io_error("cannot empty", &incoming))?;
         }
         fs::create_dir_all(&incoming).map_err(io_error("cannot create", &incoming))?;
-        let disk = Disk { dir: dir.clone(), look };
-        let store = Self { dir, next_incoming: AtomicU64::new(0), disk };
+        let disk = Disk::new(dir.clone(), look);
+        let store = Self { dir, next_incoming: Arc::default(), disk };
+        for entry in store.entries()? {
+            if entry.file_name().to_string_lossy().contains(UNFINISHED) {
+                remove(&entry.path())?;
+            }
+        }
         store.sync_dir()?;
         Ok(store)
     }
@@ -156,7 +73,10 @@ impl ArtifactStore {
     }
 
     /// Starts to receive a file with this digest and size.
-    pub(crate) fn begin(&self, digest: Digest, bytes: Bytes) -> Result<ArtifactWriter, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::Io`].
+    pub fn begin(&self, digest: Digest, bytes: Bytes) -> Result<FileWriter, Error> {
         self.disk.check_space(bytes, bytes.get())?;
         let number = self.next_incoming.fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join(INCOMING).join(format!("{}.{number}", digest.hex()));
@@ -164,20 +84,14 @@ impl ArtifactStore {
         let file = file.map_err(io_error("cannot create", &path))?;
         let hasher = Hasher::default();
         let disk = self.disk.clone();
-        Ok(ArtifactWriter {
-            file,
-            path: Temporary(path),
-            hasher,
-            digest,
-            bytes,
-            received: 0,
-            looked_at: 0,
-            disk,
-        })
+        Ok(FileWriter { file, path: Temporary(path), hasher, digest, bytes, received: 0, looked_at: 0, disk })
     }
 
     /// Renames a finished upload to its final name, durably.
-    pub(crate) fn publish(&self, verified: &Verified) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn publish(&self, verified: &VerifiedFile) -> Result<(), Error> {
         let from = &verified.path.0;
         let to = self.path(verified.digest);
         fs::rename(from, &to).map_err(io_error("cannot rename", from))?;
@@ -185,20 +99,21 @@ impl ArtifactStore {
     }
 
     /// Removes a file and the damaged copy, durably. A missing file counts as removed.
-    pub(crate) fn remove(&self, digest: Digest) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn remove(&self, digest: Digest) -> Result<(), Error> {
         for path in [self.path(digest), self.aside(digest)] {
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(io_error("cannot remove", &path)(error));
-                }
-                _ => {}
-            }
+            remove(&path)?;
         }
         self.sync_dir()
     }
 
     /// Renames a damaged file, so that a sound file can take its place.
-    pub(crate) fn set_aside(&self, digest: Digest) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn set_aside(&self, digest: Digest) -> Result<(), Error> {
         let path = self.path(digest);
         fs::rename(&path, self.aside(digest)).map_err(io_error("cannot rename", &path))?;
         self.sync_dir()
@@ -209,16 +124,18 @@ impl ArtifactStore {
     }
 
     /// Whether a file with this digest and size exists.
-    pub(crate) fn has(&self, digest: Digest, bytes: Bytes) -> bool {
+    pub fn has(&self, digest: Digest, bytes: Bytes) -> bool {
         fs::metadata(self.path(digest)).is_ok_and(|metadata| metadata.len() == bytes.get())
     }
 
     /// Returns every file, including damaged files that were set aside.
-    pub(crate) fn list(&self) -> Result<Vec<ListedFile>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn list(&self) -> Result<Vec<ListedFile>, Error> {
         let cannot = || io_error("cannot list", &self.dir);
         let mut files = Vec::new();
-        for entry in fs::read_dir(&self.dir).map_err(cannot())? {
-            let entry = entry.map_err(cannot())?;
+        for entry in self.entries()? {
             let name = entry.file_name();
             let hex = name.to_str().map(|name| name.strip_suffix(DAMAGED).unwrap_or(name));
             let digest = hex.and_then(|hex| format!("sha256:{hex}").parse().ok());
@@ -232,24 +149,79 @@ impl ArtifactStore {
         Ok(files)
     }
 
+    fn entries(&self) -> Result<Vec<fs::DirEntry>, Error> {
+        let cannot = || io_error("cannot list", &self.dir);
+        let entries = fs::read_dir(&self.dir).map_err(cannot())?;
+        entries.collect::<Result<_, _>>().map_err(cannot())
+    }
+
+    /// Removes every file for which `keep` returns false.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for the first file that cannot be removed. Later files stay.
+    pub fn retain(&self, keep: impl Fn(Digest) -> bool) -> Result<(), Error> {
+        for file in self.list()? {
+            if !keep(file.digest) {
+                self.remove(file.digest)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a whole file into memory, after a check of the digest. Returns `None` if the file is
+    /// missing or damaged. A damaged file is removed and has to be fetched again. A file that is larger
+    /// than announced counts as damaged and is not read, because memory was reserved for the announced
+    /// size.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn read_all(&self, digest: Digest, announced: Bytes) -> Result<Option<Vec<u8>>, Error> {
+        let path = self.path(digest);
+        let cannot = || io_error("cannot read", &path);
+        let mut file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(cannot()(error)),
+        };
+        let found = file.metadata().map_err(cannot())?.len();
+        if found <= announced.get() {
+            let mut bytes = Vec::new();
+            // Reserved fallibly: memory that is missing now may be free at the next try.
+            bytes
+                .try_reserve_exact(usize::try_from(found).unwrap_or(usize::MAX))
+                .map_err(|_| cannot()(io::ErrorKind::OutOfMemory.into()))?;
+            // `take` bounds the read. A file that grows meanwhile fails the check of its digest.
+            (&mut file).take(found).read_to_end(&mut bytes).map_err(cannot())?;
+            if Digest::of(&bytes) == digest {
+                return Ok(Some(bytes));
+            }
+        }
+        tracing::warn!(path = %path.display(), bytes = found, "a damaged model file is removed and fetched again");
+        remove(&path)?;
+        Ok(None)
+    }
+
     /// Opens a file for reading.
-    pub(crate) fn open_file(&self, digest: Digest) -> Result<ArtifactReader, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Missing`], [`Error::Io`].
+    pub fn open_file(&self, digest: Digest) -> Result<FileReader, Error> {
         let path = self.path(digest);
         let file = File::open(&path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => Error::Missing { digest },
             _ => io_error("cannot open", &path)(error),
         })?;
-        Ok(ArtifactReader { file, path, hasher: Hasher::default(), digest })
+        Ok(FileReader { file, path, hasher: Hasher::default(), digest })
     }
 }
 
 /// A file in a listing.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ListedFile {
-    pub(crate) digest: Digest,
-    pub(crate) bytes: u64,
+pub struct ListedFile {
+    pub digest: Digest,
+    pub bytes: u64,
     /// The time of the last write.
-    pub(crate) written: SystemTime,
+    pub written: SystemTime,
 }
 
 /// A file that is removed on drop unless renamed before.
@@ -258,18 +230,16 @@ struct Temporary(PathBuf);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0)
-            && error.kind() != io::ErrorKind::NotFound
-        {
+        if let Err(error) = remove(&self.0) {
             // The next start empties the directory, so a warning suffices.
-            tracing::warn!(path = %self.0.display(), %error, "cannot remove an unfinished upload");
+            tracing::warn!(%error, "cannot remove an unfinished file");
         }
     }
 }
 
 /// An upload in progress. Dropping the value removes the file.
 #[derive(Debug)]
-pub(crate) struct ArtifactWriter {
+pub struct FileWriter {
     file: File,
     path: Temporary,
     hasher: Hasher,
@@ -281,9 +251,12 @@ pub(crate) struct ArtifactWriter {
     disk: Disk,
 }
 
-impl ArtifactWriter {
+impl FileWriter {
     /// Writes the next bytes.
-    pub(crate) fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Long`], [`Error::Full`], [`Error::Io`].
+    pub fn write(&mut self, chunk: &[u8]) -> Result<(), Error> {
         self.received += chunk.len() as u64;
         if self.received > self.bytes.get() {
             return Err(Error::Long { claimed: self.bytes.get() });
@@ -297,7 +270,10 @@ impl ArtifactWriter {
     }
 
     /// Verifies the received bytes and makes the file durable.
-    pub(crate) fn finish(self) -> Result<Verified, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Short`], [`Error::Digest`], [`Error::Io`].
+    pub fn finish(self) -> Result<VerifiedFile, Error> {
         if self.received < self.bytes.get() {
             return Err(Error::Short { received: self.received, claimed: self.bytes.get() });
         }
@@ -306,45 +282,48 @@ impl ArtifactWriter {
             return Err(Error::Digest { claimed: self.digest, actual });
         }
         self.file.sync_all().map_err(io_error("cannot sync", &self.path.0))?;
-        Ok(Verified { path: self.path, digest: self.digest, bytes: self.bytes })
+        Ok(VerifiedFile { path: self.path, digest: self.digest, bytes: self.bytes })
     }
 }
 
 /// A complete, durable and verified upload. Dropping the value before publication removes the file.
 #[derive(Debug)]
-pub(crate) struct Verified {
+pub struct VerifiedFile {
     path: Temporary,
     digest: Digest,
     bytes: Bytes,
 }
 
-impl Verified {
-    pub(crate) fn digest(&self) -> Digest {
+impl VerifiedFile {
+    pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    pub(crate) fn bytes(&self) -> Bytes {
+    pub fn bytes(&self) -> Bytes {
         self.bytes
     }
 
     /// Opens the file for reading from the beginning.
-    pub(crate) fn open(&self) -> Result<File, Error> {
+    pub fn open(&self) -> Result<File, Error> {
         File::open(&self.path.0).map_err(io_error("cannot open", &self.path.0))
     }
 }
 
 /// A file being read. The last read verifies the digest of the whole file.
 #[derive(Debug)]
-pub(crate) struct ArtifactReader {
+pub struct FileReader {
     file: File,
     path: PathBuf,
     hasher: Hasher,
     digest: Digest,
 }
 
-impl ArtifactReader {
+impl FileReader {
     /// Returns the next bytes, at most `most`; `None` at the end of a sound file.
-    pub(crate) fn read(&mut self, most: usize) -> Result<Option<Vec<u8>>, Error> {
+    ///
+    /// # Errors
+    /// [`Error::Damaged`] at the end of a file with another digest; [`Error::Io`].
+    pub fn read(&mut self, most: usize) -> Result<Option<Vec<u8>>, Error> {
         let mut chunk = Vec::with_capacity(most);
         let read = (&self.file).take(most as u64).read_to_end(&mut chunk);
         if read.map_err(io_error("cannot read", &self.path))? > 0 {
@@ -359,21 +338,30 @@ impl ArtifactReader {
     }
 }
 
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("cannot remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use millrace_types::{Failure, Reason};
+
     use super::*;
 
     const BYTES: &[u8] = b"a model file";
 
-    fn store() -> (tempfile::TempDir, ArtifactStore) {
+    fn store() -> (tempfile::TempDir, FileStore) {
         let dir = tempfile::tempdir().unwrap();
-        let store = ArtifactStore::open(dir.path()).unwrap();
+        let store = FileStore::open(dir.path()).unwrap();
         (dir, store)
     }
 
     fn files(dir: &Path) -> Vec<String> {
         let mut found = Vec::new();
-        for sub in [dir.join("artifacts"), dir.join("artifacts").join(INCOMING)] {
+        for sub in [dir.to_owned(), dir.join(INCOMING)] {
             for entry in fs::read_dir(sub).unwrap() {
                 let entry = entry.unwrap();
                 if entry.metadata().unwrap().is_file() {
@@ -384,13 +372,13 @@ mod tests {
         found
     }
 
-    fn receive(store: &ArtifactStore, digest: Digest, claimed: u64, bytes: &[u8]) -> Result<Verified, Error> {
+    fn receive(store: &FileStore, digest: Digest, claimed: u64, bytes: &[u8]) -> Result<VerifiedFile, Error> {
         let mut incoming = store.begin(digest, Bytes(claimed))?;
         incoming.write(bytes)?;
         incoming.finish()
     }
 
-    fn read_all(store: &ArtifactStore, digest: Digest) -> Result<Vec<u8>, Error> {
+    fn read_all(store: &FileStore, digest: Digest) -> Result<Vec<u8>, Error> {
         let mut file = store.open_file(digest)?;
         let mut all = Vec::new();
         while let Some(chunk) = file.read(5)? {
@@ -427,16 +415,6 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_of_the_disk_but_at_most_a_gibibyte_stays_free() {
-        let space = |available| Space { total: Bytes(1_000), available: Bytes(available) };
-        assert!(space(500).takes(400));
-        assert!(!space(500).takes(401));
-        assert!(!space(99).takes(0));
-        let large = Space { total: Bytes::gib(10_000), available: Bytes::gib(100) };
-        assert_eq!(large.floor(), Bytes::gib(1));
-    }
-
-    #[test]
     fn a_disk_that_fills_during_an_upload_refuses_the_rest() {
         /// Returns a nearly full disk once an upload has begun.
         fn fills(dir: &Path) -> io::Result<Space> {
@@ -445,7 +423,7 @@ mod tests {
             Ok(Space { total: Bytes::gib(20), available })
         }
         let dir = tempfile::tempdir().unwrap();
-        let store = ArtifactStore::open_on(dir.path(), fills).unwrap();
+        let store = FileStore::open_on(dir.path(), fills).unwrap();
         let announced = store.begin(Digest::of(BYTES), Bytes::mib(8_704)).unwrap_err().to_string();
         assert!(announced.contains("has 9.0 GiB free of 20.0 GiB"), "{announced}");
         assert!(announced.contains("a model file of 8.5 GiB must leave 1.0 GiB: free space"), "{announced}");
@@ -465,7 +443,7 @@ mod tests {
         let incoming = store.begin(Digest::of(BYTES), Bytes(1)).unwrap();
         std::mem::forget(incoming);
         assert_eq!(files(dir.path()).len(), 1);
-        ArtifactStore::open(dir.path()).unwrap();
+        FileStore::open(dir.path()).unwrap();
         assert_eq!(files(dir.path()), Vec::<String>::new());
     }
 
@@ -474,13 +452,53 @@ mod tests {
         let (dir, store) = store();
         let digest = Digest::of(BYTES);
         store.publish(&receive(&store, digest, BYTES.len() as u64, BYTES).unwrap()).unwrap();
-        fs::write(dir.path().join("artifacts").join(digest.hex()), b"a model fLle").unwrap();
+        fs::write(dir.path().join(digest.hex()), b"a model fLle").unwrap();
         assert!(matches!(read_all(&store, digest), Err(Error::Damaged { .. })));
         assert!(matches!(read_all(&store, Digest::of(b"x")), Err(Error::Missing { .. })));
         store.set_aside(digest).unwrap();
         assert!(!store.has(digest, Bytes(BYTES.len() as u64)), "a sound file may be uploaded");
         assert_eq!(store.list().unwrap().len(), 1, "the damaged file is collected with its record");
         store.remove(digest).unwrap();
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_damaged_or_larger_file_is_removed_and_not_returned() {
+        let (dir, store) = store();
+        let digest = Digest::of(BYTES);
+        let len = Bytes(BYTES.len() as u64);
+        let put = || store.publish(&receive(&store, digest, len.get(), BYTES).unwrap()).unwrap();
+        put();
+        assert_eq!(store.read_all(digest, len).unwrap().as_deref(), Some(BYTES));
+        fs::write(dir.path().join(digest.hex()), b"a model fLle").unwrap();
+        assert!(store.read_all(digest, len).unwrap().is_none());
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+        put();
+        // The file is sparse, and larger than any memory.
+        File::options().write(true).open(dir.path().join(digest.hex())).unwrap().set_len(1 << 42).unwrap();
+        assert!(store.read_all(digest, len).unwrap().is_none());
+        assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn retain_removes_only_files_that_are_not_kept() {
+        let (dir, store) = store();
+        let put = |bytes: &[u8]| {
+            let digest = Digest::of(bytes);
+            store.publish(&receive(&store, digest, bytes.len() as u64, bytes).unwrap()).unwrap();
+            digest
+        };
+        let kept = put(b"a");
+        put(b"b");
+        store.retain(|digest| digest == kept).unwrap();
+        assert_eq!(files(dir.path()), [kept.hex()]);
+    }
+
+    #[test]
+    fn unfinished_files_of_an_earlier_worker_are_removed() {
+        let (dir, _) = store();
+        fs::write(dir.path().join(format!("{}.tmp-7", Digest::of(BYTES).hex())), b"half").unwrap();
+        FileStore::open(dir.path()).unwrap();
         assert_eq!(files(dir.path()), Vec::<String>::new());
     }
 }
