@@ -48,7 +48,7 @@ reasons! {
     RevisionNotFound = "REVISION_NOT_FOUND", retryable: false;
     /// The function was unloaded: load the function first.
     FunctionDisabled = "FUNCTION_DISABLED", retryable: false;
-    /// Workers are still preparing the function.
+    /// No worker has the function ready now.
     FunctionNotReady = "FUNCTION_NOT_READY", retryable: true;
     /// An input is missing, misnamed, sent twice, or of the wrong type, shape or size.
     InvalidInput = "INVALID_INPUT", retryable: false;
