@@ -75,7 +75,7 @@ fn function(wire: &wire::DesiredFunction) -> Result<PlacedFunction, Failure> {
     let revision = Revision::new(wire.revision).ok_or_else(|| invalid("revision 0".into()))?;
     let slo = wire.slo_deadline.map(|deadline| {
         let deadline = Duration::try_from(deadline).map_err(|error| invalid(error.to_string()))?;
-        Ok(Slo { deadline, percentile: wire.slo_percentile })
+        Ok::<_, Failure>(Slo { deadline, percentile: wire.slo_percentile })
     });
     let serving = millrace_proto::convert::placed_serving(wire)?;
     let sequences = wire.sequences.clone().map(millrace_proto::convert::placed_sequences).transpose()?;
