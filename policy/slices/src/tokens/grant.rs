@@ -107,7 +107,10 @@ impl TokenCore {
 
     fn rank(&self, now: Timestamp, id: RunId, run: &Run) -> Option<Rank> {
         let account = self.slices.get(&run.slice)?;
-        let gap = account.gap(self.config.cap());
+        // Without the charge of the token ahead: else the promise would lower the run's own rank, and the token
+        // would be withdrawn and promised again without end.
+        let promised = run.ahead.as_ref().map_or(0, |ahead| ahead.charged);
+        let gap = account.gap(self.config.cap()) + promised;
         let wider_first = Reverse(account.least);
         let deadline = run.deadline.unwrap_or(Timestamp::MAX);
         let at = |class, key| Rank { class, key, wider_first, slice: run.slice, deadline, run: id };

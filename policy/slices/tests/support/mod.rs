@@ -85,7 +85,10 @@ impl Executor {
     /// Sends events of the present time, carries out the actions, and checks the tokens.
     pub(crate) fn send(&mut self, events: Vec<Event>) {
         let mut events = events;
+        let mut rounds = 0;
         while !events.is_empty() {
+            rounds += 1;
+            assert!(rounds <= 100, "the core and the executor answer each other without end");
             let mut actions = Vec::new();
             self.core.on_events(self.now, events.drain(..), &mut actions);
             for action in &actions {
