@@ -8,7 +8,7 @@ use millrace_slices::tokens::{Action, Config, Event, QuotaCap, RunId, TokenCore,
 use millrace_types::{ComputeCurve, Permille, SliceId, Terms, Timestamp};
 use rand::Rng as _;
 
-use super::{SECOND, SKIP, percentages};
+use super::setup::{SECOND, SKIP, percentages};
 use crate::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;

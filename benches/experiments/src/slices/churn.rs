@@ -8,7 +8,7 @@ use millrace_slices::tokens::Config;
 use millrace_types::{SliceId, Terms};
 use rand::Rng;
 
-use super::{MEMORY, SMS, ours, slice, terms};
+use super::setup::{MEMORY, SMS, ours, slice, terms};
 use crate::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;

@@ -6,7 +6,7 @@ use millrace_slices::rectangles::{RectanglePacker, Restructure};
 use millrace_slices::tokens::{Config, QuotaCap, TokenOrder};
 use millrace_types::{SliceId, Terms};
 
-use super::{MEMORY, SECOND, ours, percentages, slice, terms};
+use super::setup::{MEMORY, SECOND, ours, percentages, slice, terms};
 use crate::Effort;
 use crate::figures::{PaperFigure, SeedValues, Unit};
 use crate::report::ExperimentReport;

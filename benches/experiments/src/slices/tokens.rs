@@ -10,7 +10,7 @@ use millrace_slices::tokens::{Config, QuotaCap, TokenOrder};
 use rand::Rng;
 use rand::seq::SliceRandom as _;
 
-use super::{SECOND, SKIP, SMS, percentages, terms};
+use super::setup::{SECOND, SKIP, SMS, percentages, terms};
 use crate::Effort;
 use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
