@@ -144,6 +144,6 @@ mod tests {
             let failure = slow.await.unwrap().unwrap_err();
             assert_eq!(failure.reason, Reason::TimedOut, "{}", failure.message);
         }
-        assert_eq!(std::fs::read_dir(dir.path().join("artifacts/incoming")).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(dir.path().join("incoming")).unwrap().count(), 0);
     }
 }
