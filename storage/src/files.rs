@@ -269,7 +269,7 @@ impl FileWriter {
         self.file.write_all(chunk).map_err(io_error("cannot write", &self.path.0))
     }
 
-    /// Verifies the received bytes and makes the file durable.
+    /// Verifies the received bytes and makes the file durable. The file must be as long as announced.
     ///
     /// # Errors
     /// [`Error::Short`], [`Error::Digest`], [`Error::Io`].
@@ -277,12 +277,20 @@ impl FileWriter {
         if self.received < self.bytes.get() {
             return Err(Error::Short { received: self.received, claimed: self.bytes.get() });
         }
+        self.finish_within()
+    }
+
+    /// Verifies the received bytes and makes the file durable. The file may be shorter than announced.
+    ///
+    /// # Errors
+    /// [`Error::Digest`], [`Error::Io`].
+    pub fn finish_within(self) -> Result<VerifiedFile, Error> {
         let actual = self.hasher.finish();
         if actual != self.digest {
             return Err(Error::Digest { claimed: self.digest, actual });
         }
         self.file.sync_all().map_err(io_error("cannot sync", &self.path.0))?;
-        Ok(VerifiedFile { path: self.path, digest: self.digest, bytes: self.bytes })
+        Ok(VerifiedFile { path: self.path, digest: self.digest, bytes: Bytes(self.received) })
     }
 }
 

@@ -78,7 +78,7 @@ async fn download(
     let writer = writer.await.map_err(panicked)?.map_err(store_failure)?;
     received.map_err(fetch_failure)?;
     let store = store.clone();
-    let stored = spawn_blocking(move || store.publish(&writer.finish()?));
+    let stored = spawn_blocking(move || store.publish(&writer.finish_within()?));
     stored.await.map_err(panicked)?.map_err(store_failure)
 }
 

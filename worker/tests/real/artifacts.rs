@@ -8,8 +8,11 @@ use crate::controller::Controller;
 use crate::support::{client, config, invoke, row, serving_mlp, values, worker};
 
 fn files(dir: &tempfile::TempDir) -> Vec<String> {
-    let files = std::fs::read_dir(dir.path().join("artifacts")).unwrap();
-    files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+    let folder = dir.path().join("artifacts");
+    let folders = [folder.clone(), folder.join("incoming")];
+    let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
+    let entries = entries.map(Result::unwrap).filter(|entry| entry.metadata().unwrap().is_file());
+    entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
