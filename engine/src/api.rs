@@ -94,7 +94,7 @@ pub enum LaunchThreads {
     Whole,
 }
 
-/// What loads and launches models on one device.
+/// Loads and launches models on one device.
 pub trait Engine: Debug + Send + Sync + 'static {
     /// The device whose memory holds the models' weights.
     type Device: Device;
@@ -123,7 +123,7 @@ pub trait Engine: Debug + Send + Sync + 'static {
     /// [`Error::UnknownValue`]; of the device a bad extent, if a read is outside the region.
     fn kernel(&self, module: &Self::Module, spec: &KernelSpec) -> Result<Self::Kernel, Error>;
 
-    /// Creates a queue whose launches use these threads.
+    /// Creates a queue. Launches of the queue use these threads.
     ///
     /// # Errors
     /// As [`Device::stream`].

@@ -87,7 +87,7 @@ impl FileStore {
         Ok(FileWriter { file, path: Temporary(path), hasher, digest, bytes, received: 0, looked_at: 0, disk })
     }
 
-    /// Renames a finished upload to its final name, durably.
+    /// Renames a verified file to its final name, durably.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -237,7 +237,7 @@ impl Drop for Temporary {
     }
 }
 
-/// An upload in progress. Dropping the value removes the file.
+/// A file that is being received. Dropping the value removes the file.
 #[derive(Debug)]
 pub struct FileWriter {
     file: File,
@@ -294,7 +294,7 @@ impl FileWriter {
     }
 }
 
-/// A complete, durable and verified upload. Dropping the value before publication removes the file.
+/// A complete, durable and verified file. Dropping the value before publication removes the file.
 #[derive(Debug)]
 pub struct VerifiedFile {
     path: Temporary,
@@ -486,6 +486,18 @@ mod tests {
         File::options().write(true).open(dir.path().join(digest.hex())).unwrap().set_len(1 << 42).unwrap();
         assert!(store.read_all(digest, len).unwrap().is_none());
         assert_eq!(files(dir.path()), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_receiver_may_accept_a_file_that_is_shorter_than_announced() {
+        let (dir, store) = store();
+        let digest = Digest::of(BYTES);
+        let mut short = store.begin(digest, Bytes::mib(1)).unwrap();
+        short.write(BYTES).unwrap();
+        let verified = short.finish_within().unwrap();
+        assert_eq!(verified.bytes(), Bytes(BYTES.len() as u64));
+        store.publish(&verified).unwrap();
+        assert_eq!(files(dir.path()), [digest.hex()]);
     }
 
     #[test]

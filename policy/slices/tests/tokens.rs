@@ -221,6 +221,21 @@ fn a_message_about_an_unknown_token_or_slice_changes_nothing() {
 }
 
 #[test]
+fn the_charge_of_a_token_ahead_does_not_take_the_token_away() {
+    let window = QuotaCap::Window(Duration::from_secs(1));
+    let config = Config::new(Grid::Caps100, TOKEN, TokenOrder::Head, window).unwrap();
+    // The first slice is owed more than the second before the charge of a token ahead, and less after it.
+    let mut executor = Executor::new(config, &[terms(600, 500, 1000), terms(600, 493, 1000)]);
+    executor.ask(0);
+    executor.ask(1);
+    executor.ask(0);
+    assert!(executor.seats[0].ahead.is_some(), "the first run continues");
+    assert!(executor.seats[1].present.is_none(), "the second run waits for SMs");
+    executor.send(vec![Event::Tick]);
+    assert_eq!(executor.actions, [], "nothing changed, so no token is withdrawn");
+}
+
+#[test]
 fn runs_of_a_slice_that_left_get_no_further_token() {
     let mut executor = Executor::new(Config::SLICES, &[terms(1000, 300, 1000), terms(1000, 300, 1000)]);
     executor.ask(0);

@@ -39,7 +39,8 @@ fn between_top_modules(files: &Edges) -> Edges {
     let top = |module: &str| module.split("::").nth(1).unwrap_or("").to_owned();
     let mut edges = Edges::new();
     for ((from, to), names) in files {
-        let (from, to) = (top(from), top(to));
+        let from = top(from);
+        let to = top(to);
         if from != to && !from.is_empty() && !to.is_empty() {
             edges.entry((from, to)).or_default().extend(names.iter().cloned());
         }
