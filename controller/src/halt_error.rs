@@ -14,7 +14,7 @@ pub enum HaltError {
     /// A majority of the controllers has a different state: this controller's state is corrupt, and the
     /// snapshots may be too.
     #[error(
-        "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with an empty directory and another id", id.0
+        "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with a new id and an empty directory", id.0
     )]
     Diverged {
         id: ControllerId,

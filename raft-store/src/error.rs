@@ -38,7 +38,7 @@ pub enum Error {
 
     /// The bytes are torn, cut, flipped or foreign. They are never skipped and never repaired.
     #[error(
-        "{what} is damaged ({flaw}): keep the data directory for inspection, and start the controller with an empty directory and another id. Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
+        "{what} is damaged ({flaw}): keep the data directory for inspection, and start a controller with a new id and an empty directory in its place (docs/operate/controllers.md). Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
     )]
     Damaged {
         /// The name of the file or record.
@@ -50,7 +50,7 @@ pub enum Error {
     /// A majority of the controllers has another state. This state must not be read, used for
     /// votes, or sent.
     #[error(
-        "the state in {} differs from that of a majority after log entry {entry}: keep the directory for inspection, 'millrace cluster remove' its controller, and start one with an empty directory and another id",
+        "the state in {} differs from that of a majority after log entry {entry}: keep the directory for inspection, 'millrace cluster remove' its controller, and start one with a new id and an empty directory",
         path.display()
     )]
     Diverged {
@@ -61,7 +61,7 @@ pub enum Error {
 
     /// A part of the directory that the rest requires is missing.
     #[error(
-        "{what} is missing although {because}: it was deleted or lost by the disk. Start the controller with an empty directory and another id. Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
+        "{what} is missing although {because}: it was deleted or lost by the disk. Start a controller with a new id and an empty directory in its place (docs/operate/controllers.md). Restore a backup only if no majority of the controllers is left (docs/operate/backup.md)"
     )]
     Missing {
         /// The name of the missing part.

@@ -210,7 +210,7 @@ impl Replica {
             None if intent == Intent::Moved => Err(Failure::new(
                 Reason::MembershipRefused,
                 format!(
-                    "controller {} was removed from the group: stop it, and start one with an empty data directory and another id in its place",
+                    "controller {} was removed from the group: stop it, and start one with a new id and an empty data directory in its place",
                     request.id
                 ),
             )),

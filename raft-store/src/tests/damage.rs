@@ -62,7 +62,7 @@ async fn a_damaged_snapshot_is_refused() {
         flip(&path, at);
         let error = refusal(dir.path());
         assert!(matches!(error, Error::Damaged { .. }), "byte {at}: {error}");
-        assert!(error.to_string().contains("keep the data directory for inspection"), "{error}");
+        assert!(error.to_string().contains("with a new id"), "{error}");
         fs::write(&path, &good).unwrap();
     }
     for len in [0, 7, good.len() / 2, good.len() - 1] {
