@@ -1,24 +1,20 @@
 //! Logs and traces: the exported spans, and a collector that is gone, which must not delay a verb.
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../client/tests/fake/mod.rs"]
-mod fake;
-mod support;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use fake::Fake;
 use http::HeaderMap;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use support::Sandbox;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+
+use crate::fake::Fake;
+use crate::support::Sandbox;
 
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 

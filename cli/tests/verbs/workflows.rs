@@ -1,12 +1,7 @@
 //! Workflows on the command line, against a small server in this process.
-#![allow(clippy::unwrap_used)]
 
-#[path = "../../client/tests/fake/mod.rs"]
-mod fake;
-mod support;
-
-use fake::Fake;
-use support::{Run, Sandbox, manifest};
+use crate::fake::Fake;
+use crate::support::{Run, Sandbox, manifest};
 
 /// Returns a workflow of consecutive steps.
 fn workflow(name: &str, runs: &[&str]) -> String {

@@ -1,9 +1,6 @@
 //! `millrace sim` as its users run it.
-#![allow(clippy::unwrap_used)]
 
-mod support;
-
-use support::Sandbox;
+use crate::support::{Run, Sandbox};
 
 #[tokio::test]
 async fn policies_are_compared_and_equal_seeds_give_equal_output() {
@@ -90,7 +87,7 @@ async fn every_shape_of_a_workload_is_accepted() {
 async fn tenants_have_their_own_rows_and_their_caps_apply() {
     let sandbox = Sandbox::new();
     let line = "sim --gpus 1 --functions 12 --minutes 1 --rate 600 --pattern sporadic --tenants quiet=4 --tenants noisy=8,times=10";
-    let p99 = |run: &support::Run| {
+    let p99 = |run: &Run| {
         let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
         let tenants = rows[0]["tenants"].as_array().unwrap().clone();
         let names: Vec<_> = tenants.iter().map(|it| it["tenant"].as_str().unwrap().to_owned()).collect();

@@ -1,24 +1,20 @@
 //! The load generator against small servers in this process.
-#![allow(clippy::unwrap_used)]
-
-#[path = "../../client/tests/fake/mod.rs"]
-mod fake;
-mod support;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 
 use bytes::Bytes;
-use fake::{Fake, STALL};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use support::Sandbox;
 use tokio::net::TcpListener;
+
+use crate::fake::{Fake, STALL};
+use crate::support::Sandbox;
 
 async fn report(sandbox: &Sandbox, line: &str) -> Value {
     let run = sandbox.run(&format!("load --warm-up 0s -o json {line}")).await;
@@ -44,7 +40,7 @@ async fn a_closed_loop_sends_the_requested_number_of_requests() {
 async fn requests_are_spread_over_the_endpoints_that_can_be_reached() {
     let one = Fake::start().await;
     let two = Fake::start().await;
-    let gone = fake::dead_address().await;
+    let gone = crate::fake::dead_address().await;
     let sandbox = Sandbox::of(&format!("{},{},{gone}", one.address, two.address));
     let report = report(&sandbox, "echo --requests 90 --concurrency 3").await;
     assert_eq!(

@@ -1,10 +1,8 @@
 //! The command lines that the binary refuses before it connects to a server.
-#![allow(clippy::unwrap_used)]
-
-mod support;
 
 use millrace_types::manifest::ModelSource;
-use support::{Sandbox, manifest};
+
+use crate::support::{Sandbox, manifest};
 
 /// Runs a line that must be refused as bad usage, with these texts in the message.
 async fn refused(sandbox: &Sandbox, line: &str, says: &[&str]) {
@@ -159,7 +157,7 @@ async fn a_closed_output_pipe_causes_no_error_message() {
 #[tokio::test]
 async fn slices_are_planned_without_a_server() {
     let sandbox = Sandbox::new();
-    sandbox.write("pods.yaml", include_str!("../../examples/slices/pods.yaml"));
+    sandbox.write("pods.yaml", include_str!("../../../examples/slices/pods.yaml"));
     let run = sandbox.run("slices plan -f pods.yaml").await;
     assert_eq!(run.code, 0, "{run:?}");
     for text in [

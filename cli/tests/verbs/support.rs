@@ -1,5 +1,4 @@
 //! Runs the binary as a user would, without this machine's own settings.
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

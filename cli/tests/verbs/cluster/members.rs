@@ -3,8 +3,8 @@
 use millrace_client::messages as wire;
 use serde_json::json;
 
-use super::support::{Run, Sandbox};
 use super::{cluster, json_of, ok};
+use crate::support::{Run, Sandbox};
 
 /// Runs a verb that times out. Doubles the timeout until the verb has looked once, which may last
 /// long on a busy machine.

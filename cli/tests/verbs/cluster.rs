@@ -1,23 +1,15 @@
 //! Every verb that calls a cluster, against a small server in this process.
-#![allow(clippy::unwrap_used)]
 
-#[path = "cluster/again.rs"]
 mod again;
-#[path = "../../client/tests/fake/mod.rs"]
-mod fake;
-#[path = "cluster/invoke.rs"]
 mod invoke;
-#[path = "cluster/members.rs"]
 mod members;
-#[path = "cluster/operators.rs"]
 mod operators;
-#[path = "cluster/rules.rs"]
 mod rules;
-mod support;
 
-use fake::Fake;
 use serde_json::{Value, json};
-use support::{Run, Sandbox, manifest};
+
+use crate::fake::Fake;
+use crate::support::{Run, Sandbox, manifest};
 
 async fn cluster() -> (Fake, Sandbox) {
     let server = Fake::start().await;
