@@ -40,21 +40,17 @@ pub fn check(
         if !input.parts.is_empty() && !input.data.is_empty() {
             return Err(invalid(format!("input {name:?} has bytes and parts: send only one of the two")));
         }
-        let datatype: DataType =
+        let parsed: DataType =
             datatype.parse().map_err(|error| invalid(format!("input {name:?}: {error}")))?;
         let found = size_of(input);
         // A shape of elements without a fixed size has to be countable too, because a program gets
         // the shape as it is.
-        let fits = element_count(shape).is_some_and(|elements| match datatype.size() {
-            Some(size) => elements.checked_mul(size) == Some(found),
-            None => true,
-        });
-        if !fits {
+        if !fits(parsed, shape, found as u64) {
             return Err(invalid(format!(
                 "input {name:?}: {found} bytes do not make {datatype} of shape {shape:?}"
             )));
         }
-        given.push(RequestInput { name, datatype, shape });
+        given.push(RequestInput { name, datatype: parsed, shape });
     }
     check_inputs(&signature.inputs, &given).map_err(|error| invalid(error.to_string()))?;
     match outputs.iter().find(|name| signature.outputs.iter().all(|output| output.name != **name)) {
@@ -187,6 +183,9 @@ pub enum UnpackError {
     /// The output names a descriptor that was not sent.
     #[error("output {0:?} names descriptor {1}, which was not sent")]
     NoDescriptor(String, u32),
+    /// The output's bytes are not those of its shape.
+    #[error("output {0:?}: {1} bytes do not make {2} of shape {3:?}")]
+    Size(String, u64, String, Vec<i64>),
     /// The output does not have a row for each row of the batched run.
     #[error("output {0:?} has shape {1:?}, which does not fit the rows of the batched run")]
     Rows(String, Vec<i64>),
@@ -249,9 +248,21 @@ pub(crate) fn take(
                 },
             },
         };
+        let bytes = contents.len();
+        if !datatype.parse().is_ok_and(|datatype| fits(datatype, &shape, bytes)) {
+            return Err(UnpackError::Size(name, bytes, datatype, shape));
+        }
         Ok(InputTensor { name, datatype, shape, contents })
     };
     outputs.into_iter().map(one).collect()
+}
+
+/// Returns whether a tensor of this type and shape may have this number of bytes.
+fn fits(datatype: DataType, shape: &[i64], bytes: u64) -> bool {
+    element_count(shape).is_some_and(|elements| match datatype.size() {
+        Some(size) => elements.checked_mul(size).is_some_and(|expected| expected as u64 == bytes),
+        None => true,
+    })
 }
 
 fn memory_of(fd: &Descriptor, share: Option<BatchShare>) -> io::Result<Held> {
@@ -287,6 +298,7 @@ mod tests {
     use millrace_types::{
         Digest, Dim, FunctionKey, FunctionName, Revision, RevisionKey, TenantName, TensorSpec, Timestamp,
     };
+    use proptest::prelude::*;
 
     use super::*;
     use crate::signature::InputReader;
@@ -408,6 +420,55 @@ mod tests {
             let input = InferTensor { datatype: datatype.to_string(), shape, ..tensor("x", 4) };
             let failure = check(&[input], &[], &signature).unwrap_err();
             assert_eq!(failure.reason, Reason::InvalidInput, "{datatype}");
+        }
+    }
+
+    fn contents() -> impl Strategy<Value = Option<Contents>> {
+        let inline = prop::collection::vec(any::<u8>(), 0..40);
+        prop_oneof![
+            6 => inline.prop_map(|bytes| Some(Contents::Inline(bytes.into()))),
+            3 => (0..4u32).prop_map(|place| Some(Contents::ContentsFd(place))),
+            1 => any::<[u64; 3]>().prop_map(|[object, offset, bytes]| {
+                Some(Contents::Object(ObjectPart { object, offset, bytes }))
+            }),
+            1 => any::<u64>().prop_map(|bytes| Some(Contents::KeptBytes(bytes))),
+            1 => Just(None),
+        ]
+    }
+
+    fn output() -> impl Strategy<Value = Tensor> {
+        let datatype = prop::sample::select(vec!["UINT8", "FP32", "BYTES", "float", ""]);
+        let dim = prop_oneof![6 => 0..6i64, 1 => any::<i64>()];
+        (datatype, prop::collection::vec(dim, 0..4), contents()).prop_map(|(datatype, shape, contents)| {
+            Tensor { name: "y".into(), datatype: datatype.into(), shape, contents }
+        })
+    }
+
+    proptest! {
+        /// Whatever an executor answers is refused, or is what its type and shape say.
+        #[test]
+        fn any_answer_of_an_executor_is_refused_or_has_the_bytes_of_its_shape(
+            outputs in prop::collection::vec(output(), 0..4),
+            files in prop::collection::vec(0..40usize, 0..4),
+            share in prop::option::of(any::<[u32; 3]>()),
+            small in any::<bool>(),
+        ) {
+            let descriptors: Vec<Descriptor> =
+                files.iter().map(|&bytes| Arc::new(memfd(&vec![7; bytes]).unwrap())).collect();
+            let narrow = |number: u32| if small { number % 6 } else { number };
+            let share = share.map(|[first, rows, of]| BatchShare {
+                first: narrow(first),
+                rows: narrow(rows),
+                of: narrow(of),
+            });
+            if let Ok(answers) = unpack(outputs, &descriptors, share) {
+                for InferTensor { datatype, shape, data, .. } in answers {
+                    prop_assert!(data.len() <= 40);
+                    let size = datatype.parse::<DataType>().unwrap().size();
+                    let elements = element_count(&shape).unwrap();
+                    prop_assert!(size.is_none_or(|size| size * elements == data.len()));
+                }
+            }
         }
     }
 

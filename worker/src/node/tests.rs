@@ -261,7 +261,7 @@ fn hints_of_a_request_are_followed_after_its_own_model_is_loaded() {
     in_virtual_time(async {
         let node = node();
         node.install(function(), prepared()).await.unwrap();
-        let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint64, shape: Vec::new() };
+        let output = TensorSpec { name: "run".to_owned(), datatype: DataType::Uint8, shape: Vec::new() };
         let signature = |digest| {
             Arc::new(FunctionSignature {
                 digest,

@@ -351,11 +351,12 @@ fn failed(run: u64, failure: RunFailure, message: &str) -> Event {
 
 /// Returns the output of a modelled run: the run's number, or a kept output of this many bytes.
 fn answer(run: u64, kept: Option<Bytes>) -> Tensor {
-    let name = || Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()));
+    let number = || Contents::Inline(Buffer::copy_from_slice(&run.to_le_bytes()));
+    let bytes = kept.map_or(size_of::<u64>() as u64, Bytes::get);
     Tensor {
         name: "run".to_owned(),
-        datatype: "UINT64".to_owned(),
-        shape: vec![1],
-        contents: Some(kept.map_or_else(name, |bytes| Contents::KeptBytes(bytes.get()))),
+        datatype: "UINT8".to_owned(),
+        shape: vec![bytes.cast_signed()],
+        contents: Some(kept.map_or_else(number, |bytes| Contents::KeptBytes(bytes.get()))),
     }
 }
