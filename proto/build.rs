@@ -27,8 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(FILES, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // `bytes` lets tensor bytes stay in the buffer in which they arrived. `btree_map` gives the
-    // parameters a stable encoding; there are few of them.
+    // `bytes` lets tensor bytes stay in the buffer in which they arrived. `btree_map` gives
+    // small maps a stable encoding.
     let configured = || tonic_prost_build::configure().bytes(".").codec_path("crate::decoding::CheckedCodec");
     // The codec finds a message's shape by the name of the message type.
     let named = || {
@@ -43,6 +43,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .extern_path(".millrace.log.v1", "crate::log")
         .extern_path(".millrace.policy.v1", "crate::policy")
         .extern_path(".millrace.trace.v1", "crate::trace::wire");
-    shared.btree_map(".inference").compile_fds_with_config(descriptors, named())?;
+    let ordered = [".inference", ".millrace.worker.v1", ".millrace.admin.v1.Node.alphas"];
+    let shared = ordered.into_iter().fold(shared, tonic_prost_build::Builder::btree_map);
+    shared.compile_fds_with_config(descriptors, named())?;
     Ok(())
 }

@@ -7,7 +7,9 @@
 
 use imbl::OrdMap;
 use millrace_types::limits::{INDEX_ENTRIES_PER_NODE_MAX, MODELS_PER_NODE_MAX};
-use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloBase, SloCounts, Usage};
+use millrace_types::{
+    Alpha, Alphas, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloBase, SloCounts, Usage,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::table::TableRecord;
@@ -74,8 +76,12 @@ pub struct NodeCheckpoint {
     /// Usage of the node's functions, cumulative in its epoch.
     #[serde(deserialize_with = "crate::packed::map")]
     pub usage: OrdMap<FunctionKey, Usage>,
-    /// The node's share of prioritised requests.
-    pub alpha: Alpha,
+    /// Always [`Alpha::ONE`]: the first versions of the rules encode the field, and no worker ever
+    /// reported another value in it.
+    pub(crate) alpha: Alpha,
+    /// The node's alphas.
+    #[serde(default, skip_serializing_if = "Alphas::is_empty")]
+    pub alphas: Alphas,
     /// Pieces of data that the node holds beyond the bound of its reports, by its own count.
     pub overflow: u64,
     /// Items beyond the bounds that the node reported since the last full sync; 0 for a worker that

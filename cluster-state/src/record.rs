@@ -6,7 +6,7 @@ use std::sync::Arc;
 use imbl::OrdSet;
 use millrace_types::workflow::{Signature, SignatureRef};
 use millrace_types::{
-    Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
+    Alphas, Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
     PolicySpec, Quota, Revision, Runtime, TenantName, TensorSpec, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
@@ -307,6 +307,10 @@ pub struct NodeRecord {
     pub topology: String,
     /// Bytes of host memory.
     pub host_memory: Bytes,
+    /// The alphas with which the node begins: those of its last registration or, for a node that
+    /// had none, of a lost node whose functions came here.
+    #[serde(default, skip_serializing_if = "Alphas::is_empty")]
+    pub alphas: Alphas,
     /// The state's version at the last change of the node.
     pub resource_version: u64,
     /// Time of the last registration or loss.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millrace_cluster_state::{
     CallerName, CheckpointCoverage, CommandEffect, CommandOutcome, CommandRefusal, ControllerId,
-    DataLocation, ModelSummary, Proposal, State, StateCommand, UnixMillis,
+    DataLocation, ModelSummary, Proposal, RulesVersion, State, StateCommand, UnixMillis,
 };
 use millrace_core::Core;
 use millrace_nodes::checkpoint::{Action, Config, Event, WorkerCheckpoint};
@@ -36,6 +36,7 @@ impl Group {
     fn new() -> Self {
         let mut group = Self { state: State::default(), index: 0 };
         group.propose(StateCommand::InitCluster { cluster_id: ClusterId("test".into()) }).unwrap();
+        group.propose(StateCommand::SetClusterVersion { version: RulesVersion::NEWEST }).unwrap();
         let digest = Digest::of(b"model");
         let model =
             ModelSummary { weights: Bytes(1), parameters: 1, launches: 1, inputs: vec![], outputs: vec![] };
@@ -252,7 +253,8 @@ proptest! {
             let counts = checkpoint.scores.iter().map(|(key, score)| (key.clone(), score.counts));
             prop_assert_eq!(pairs(counts), truth.slo);
             prop_assert_eq!(pairs(checkpoint.usage.clone()), truth.usage);
-            prop_assert_eq!((Some(checkpoint.alpha), Some(checkpoint.overflow)), (truth.alpha, truth.overflow));
+            prop_assert_eq!(Some(checkpoint.alphas.clone()), truth.alphas);
+            prop_assert_eq!(Some(checkpoint.overflow), truth.overflow);
             prop_assert_eq!(checkpoint.dropped, 0);
             for (id, _) in &truth.entries {
                 match state.locate(id) {

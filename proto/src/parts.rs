@@ -198,6 +198,8 @@ pub struct DesiredHead {
     pub scheduling: NodeScheduling,
     /// The scheduling policy; `None` means the default preset.
     pub policy: Option<Policy>,
+    /// The alphas with which the node begins, in millionths, by priority.
+    pub alphas_ppm: BTreeMap<u32, u32>,
 }
 
 /// An item of a desired state.
@@ -237,15 +239,16 @@ impl PartMessage for DesiredState {
                 DesiredItem::Quota(quota) => quotas.push(quota),
             }
         }
-        let DesiredHead { term, index, scheduling, policy } = head.clone();
+        let DesiredHead { term, index, scheduling, policy, alphas_ppm } = head.clone();
         let part = Some(part);
-        Self { term, index, functions, scheduling: scheduling.into(), quotas, policy, part, gone }
+        let scheduling = scheduling.into();
+        Self { term, index, functions, scheduling, quotas, policy, part, gone, alphas_ppm }
     }
 
     fn decompose(self) -> PartPieces<Self> {
         let scheduling = self.scheduling();
-        let Self { term, index, functions, scheduling: _, quotas, policy, part, gone } = self;
-        let head = DesiredHead { term, index, scheduling, policy };
+        let Self { term, index, functions, scheduling: _, quotas, policy, part, gone, alphas_ppm } = self;
+        let head = DesiredHead { term, index, scheduling, policy, alphas_ppm };
         let functions = functions.into_iter().map(DesiredItem::Function);
         let items = functions.chain(quotas.into_iter().map(DesiredItem::Quota)).collect();
         PartPieces { head, part, items, gone }

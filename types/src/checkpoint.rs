@@ -17,6 +17,7 @@
 //! can grow only at its end, as [`Usage`] did. [`NodeDelta`] around the items is a map and may
 //! grow.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::counts::{Alpha, SloCounts};
 use crate::digest::Digest;
 use crate::ids::{Epoch, FunctionKey, GpuIndex, NodeName};
+use crate::serving::Priority;
 use crate::units::Bytes;
 use crate::usage::Usage;
 
@@ -97,6 +99,10 @@ impl From<ModelCopy> for (Digest, MemoryTier) {
     }
 }
 
+/// The alpha of each priority level that has one, on a node. Levels without functions with an
+/// objective, and policies other than `torpor`, have none.
+pub type Alphas = BTreeMap<Priority, Alpha>;
+
 /// The changes on a node since the previous batch. In a full sync, a portion of the complete state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
@@ -120,9 +126,9 @@ pub struct NodeDelta {
     /// Usage by function, cumulative in this epoch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub usage: Vec<(FunctionKey, Usage)>,
-    /// The node's alpha, if alpha changed.
+    /// The node's alphas, all of them, if one changed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub alpha: Option<Alpha>,
+    pub alphas: Option<Alphas>,
     /// The number of pieces of data that the node holds beyond the bound on its index entries, if
     /// that number changed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,8 +176,9 @@ pub struct SyncBatch {
 const NUMBER: usize = 9;
 const COPY: usize = 1 + 73 + 1 + 4 + NUMBER;
 const KEY_FIELDS: usize = 1 + "tenant".len() + 1 + "name".len() + 1;
-/// Upper bound on the encoded size of a batch without its items, in bytes.
-const AROUND: usize = 256;
+/// Upper bound on the encoded size of a batch without its items, in bytes. The alphas of all levels
+/// take at most 7 bytes each.
+const AROUND: usize = 320;
 
 fn id_len(id: &DataId) -> usize {
     1 + 2 + id.home.as_str().len() + 2 * NUMBER
@@ -229,7 +236,7 @@ impl NodeDelta {
             + self.usage.len()
     }
 
-    /// Returns whether the delta reports no change at all: neither items nor alpha nor overflow.
+    /// Returns whether the delta reports no change at all: neither items nor alphas nor overflow.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

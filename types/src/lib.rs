@@ -50,7 +50,7 @@ pub mod units;
 pub mod usage;
 pub mod workflow;
 
-pub use checkpoint::{DataId, MemoryTier, ModelCopy, NodeDelta, SyncBatch, SyncPart, SyncPortion};
+pub use checkpoint::{Alphas, DataId, MemoryTier, ModelCopy, NodeDelta, SyncBatch, SyncPart, SyncPortion};
 pub use compute::ComputeCurve;
 pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;

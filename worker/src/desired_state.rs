@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Digest, Quota, RevisionKey, SchedulingOptions, SequenceSpec, Slo, SloBase, TenantName,
+    Alphas, Bytes, Digest, Quota, RevisionKey, SchedulingOptions, SequenceSpec, Slo, SloBase, TenantName,
 };
 
 use crate::policy::DesiredPolicy;
@@ -90,6 +90,8 @@ pub struct DesiredState {
     pub quotas: Arc<TenantQuotas>,
     /// Scheduling policy.
     pub policy: DesiredPolicy,
+    /// Alphas with which the node begins.
+    pub alphas: Alphas,
 }
 
 pub type TenantQuotas = BTreeMap<TenantName, Quota>;

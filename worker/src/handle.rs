@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use millrace_core::ids::{FunctionIndex, RequestKey};
 use millrace_proto::executor::Fault;
-use millrace_types::{Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp};
+use millrace_types::{
+    Alphas, Bytes, Digest, Failure, GpuIndex, ModelId, Priority, Reason, RevisionKey, Timestamp,
+};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actor_runtime::{LETTERS_PER_REQUEST, Mailbox};
@@ -295,6 +297,11 @@ impl NodeHandle {
     /// Sets the scheduling policy.
     pub fn set_policy(&self, wanted: DesiredPolicy) {
         self.directory.post(node::Message::Policy(wanted));
+    }
+
+    /// Begins with the alphas of an earlier registration.
+    pub(crate) fn begin_with(&self, alphas: Alphas) {
+        self.directory.post(node::Message::AlphasCommitted(alphas));
     }
 
     /// Returns a snapshot of the whole node.

@@ -176,6 +176,7 @@ pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
         objects,
         sequences: service.sequences().clone(),
         desired: desired_shown,
+        scores: control.scores(),
         hints,
         programs: programs.clone(),
         page: SharedResult::every(MetricsPage::EVERY),

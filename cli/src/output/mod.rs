@@ -7,6 +7,7 @@ pub(crate) mod fields;
 mod format;
 pub(crate) mod lines;
 pub(crate) mod logs;
+pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod policies;
 pub(crate) mod residents;

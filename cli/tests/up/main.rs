@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod again;
+mod alphas;
 mod clients;
 mod events;
 mod functions;

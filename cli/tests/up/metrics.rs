@@ -19,7 +19,7 @@ fn names(text: &str) -> BTreeSet<String> {
     words.filter(|word| word.starts_with("millrace_")).map(str::to_owned).collect()
 }
 
-fn metrics(server: &str) -> String {
+pub(crate) fn metrics(server: &str) -> String {
     scrape(server, "text/plain")
 }
 

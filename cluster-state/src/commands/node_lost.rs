@@ -1,7 +1,7 @@
 //! Fences a lost worker. A loss of a registration that has already ended changes nothing.
 //!
 //! The node's placements and checkpoint are removed. The counts of its functions wait for their
-//! next placements, and their usage is already billed. Data that no other node holds is lost.
+//! next placements, and their usage is already billed. The node keeps its alphas. Data that no other node holds is lost.
 
 use std::sync::Arc;
 
@@ -28,6 +28,11 @@ pub(crate) fn node_lost(
     lost.status = NodeStatus::Lost;
     lost.resource_version = version;
     lost.changed_at = context.now;
+    if let Some(checkpoint) = state.checkpoints.get(name)
+        && !checkpoint.alphas.is_empty()
+    {
+        lost.alphas.clone_from(&checkpoint.alphas);
+    }
     state.nodes.insert(name.clone(), node);
     let placed: Vec<_> = state.placements.on(name).cloned().collect();
     for function in &placed {

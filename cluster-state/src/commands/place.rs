@@ -1,5 +1,6 @@
 //! Places a function's model in a node's host tier. The placement takes over the counts of removed
-//! replicas, so that the required request count is not lost.
+//! replicas, so that the required request count is not lost. A node that takes over the functions of
+//! a lost node begins with its alphas, unless the node has alphas of its own.
 
 use std::sync::Arc;
 
@@ -35,6 +36,9 @@ pub(crate) fn place(
         return Err(CommandRefusal::Full { what: "placements".into(), limit: PLACEMENTS_MAX as u64 });
     }
     claim_counts(state, function, name);
+    if reason == PlacementReason::NodeLost {
+        claim_alphas(state, name);
+    }
     let version = state.next_version();
     state.placements.insert(Arc::new(PlacementRecord {
         function: function.clone(),
@@ -57,14 +61,30 @@ fn claim_counts(state: &mut State, function: &FunctionKey, name: &NodeName) {
     state.change_score(name, function, |score| score.base = score.base.plus(unclaimed));
 }
 
+/// Gives the alphas of the node that was lost last to a node without alphas. A node with alphas
+/// keeps them, because they follow the functions that it served.
+fn claim_alphas(state: &mut State, name: &NodeName) {
+    let Some(mut node) = state.nodes.get(name).cloned() else { return };
+    let reported = state.checkpoints.get(name).is_some_and(|checkpoint| !checkpoint.alphas.is_empty());
+    if reported || !node.alphas.is_empty() {
+        return;
+    }
+    let lost = state.nodes.values().filter(|node| node.status == NodeStatus::Lost);
+    let Some(last) = lost.max_by_key(|node| node.resource_version) else { return };
+    if !last.alphas.is_empty() {
+        Arc::make_mut(&mut node).alphas = last.alphas.clone();
+        state.nodes.insert(name.clone(), node);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use millrace_types::{Epoch, SloBase};
+    use millrace_types::{Alphas, Bytes, Epoch, NodeDelta, SloBase};
 
     use super::*;
     use crate::StateCommand;
     use crate::commands::testing::{
-        TestLog, counts, key, node_name, place, schedule, scored, sync_all, unplace,
+        TestLog, alphas, counts, key, node_name, place, schedule, scored, sync_all, unplace,
     };
 
     fn nodes_of(log: &TestLog, function: &str) -> Vec<String> {
@@ -113,6 +133,49 @@ mod tests {
         log.apply(sync_all("n2", 2, 1, scored("f", 1, 2))).unwrap();
         let score = log.state.score(&key("f"));
         assert_eq!((score.total, score.unclaimed), (counts(8, 11), counts(0, 0)));
+    }
+
+    /// T16 with T20.
+    #[test]
+    fn a_lost_nodes_alphas_outlive_it_and_go_to_a_node_without_any() {
+        let reported = |ppm| NodeDelta { alphas: Some(alphas(ppm)), ..NodeDelta::default() };
+        let lost = || StateCommand::NodeLost { name: node_name("n1"), epoch: Epoch(1) };
+        let taken = |function| StateCommand::Place {
+            function: key(function),
+            node: node_name("n2"),
+            reason: PlacementReason::NodeLost,
+        };
+        let of = |log: &TestLog, name| log.state.node(&node_name(name)).unwrap().alphas.clone();
+
+        let mut log = TestLog::with_two_nodes();
+        log.apply(place("f", "n1")).unwrap();
+        log.apply(sync_all("n1", 1, 1, reported(250_000))).unwrap();
+        assert_eq!(of(&log, "n1"), Alphas::new(), "the node itself knows its alphas");
+        log.apply(lost()).unwrap();
+        log.apply(taken("f")).unwrap();
+        assert_eq!(of(&log, "n2"), alphas(250_000));
+        log.register("n1", "b", Bytes::gib(1)).unwrap();
+        assert_eq!(of(&log, "n1"), alphas(250_000));
+
+        let mut log = TestLog::with_two_nodes();
+        log.apply(sync_all("n1", 1, 1, reported(250_000))).unwrap();
+        log.apply(sync_all("n2", 2, 1, reported(500_000))).unwrap();
+        log.apply(lost()).unwrap();
+        log.apply(taken("f")).unwrap();
+        assert_eq!(of(&log, "n2"), Alphas::new(), "the node serves by an alpha of its own");
+    }
+
+    /// A worker that is lost again before its functions return has reported no alpha.
+    #[test]
+    fn a_registration_without_alphas_leaves_the_alphas_of_the_one_before() {
+        let mut log = TestLog::with_two_nodes();
+        let reported = |alphas| NodeDelta { alphas: Some(alphas), ..NodeDelta::default() };
+        log.apply(sync_all("n1", 1, 1, reported(alphas(250_000)))).unwrap();
+        log.apply(StateCommand::NodeLost { name: node_name("n1"), epoch: Epoch(1) }).unwrap();
+        log.register("n1", "b", Bytes::gib(1)).unwrap();
+        log.apply(sync_all("n1", 3, 1, reported(Alphas::new()))).unwrap();
+        log.apply(StateCommand::NodeLost { name: node_name("n1"), epoch: Epoch(3) }).unwrap();
+        assert_eq!(log.state.node(&node_name("n1")).unwrap().alphas, alphas(250_000));
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //! same process keeps its epoch, because a worker attaches to several controllers at once.
 //!
 //! The state trusts no earlier report of the node's contents: the node starts with an empty
-//! checkpoint, until its full sync.
+//! checkpoint, until its full sync. The node begins with the alphas of its last registration.
 
 use std::sync::Arc;
 
-use millrace_types::{Bytes, Epoch, NodeName};
+use millrace_types::{Alphas, Bytes, Epoch, NodeName};
 
 use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
@@ -37,17 +37,17 @@ pub(crate) fn register_node(
         let problem = format!("node {name} claims to have seen epoch {}", registration.seen);
         return Err(CommandRefusal::InvalidSpec { problem });
     }
-    let scheduling = match state.nodes.get(name) {
+    let (scheduling, alphas) = match state.nodes.get(name) {
         Some(node) if node.status == NodeStatus::Live && node.instance != registration.instance => {
             return Err(CommandRefusal::NodeNameTaken { name: name.clone() });
         }
         Some(node) if node.status == NodeStatus::Live => {
             return Ok(CommandEffect::AlreadyRegistered { epoch: node.epoch });
         }
-        Some(node) => node.scheduling,
+        Some(node) => (node.scheduling, node.alphas.clone()),
         None => {
             evict_lost_node(state)?;
-            SchedulingState::default()
+            (SchedulingState::default(), Alphas::new())
         }
     };
     state.epochs_given = state.epochs_given.max(registration.seen.0) + 1;
@@ -61,6 +61,7 @@ pub(crate) fn register_node(
         gpus: registration.gpus.to_vec(),
         topology: registration.topology.to_owned(),
         host_memory: registration.host_memory,
+        alphas,
         resource_version: state.next_version(),
         changed_at: context.now,
     };

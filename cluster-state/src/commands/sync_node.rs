@@ -102,7 +102,11 @@ fn merge_batch(state: &mut State, name: &NodeName, checkpoint: &mut NodeCheckpoi
     for (function, usage) in &delta.usage {
         bill(state, checkpoint, function, *usage);
     }
-    checkpoint.alpha = delta.alpha.unwrap_or(checkpoint.alpha);
+    if let Some(alphas) = &delta.alphas
+        && state.rules.has_alphas()
+    {
+        checkpoint.alphas.clone_from(alphas);
+    }
     checkpoint.overflow = delta.overflow.unwrap_or(checkpoint.overflow);
     if let SyncPart::Full(SyncPortion::Only | SyncPortion::Last) = batch.part {
         end_full_sync(state, name, checkpoint);

@@ -3,9 +3,9 @@
 
 use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
-    Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
-    GpuIndex, NodeDelta, NodeName, SloCounts, SyncBatch, SyncPart, SyncPortion, TenantName, TensorSpec,
-    WorkflowSpec,
+    Alpha, Alphas, Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName,
+    FunctionSpec, GpuIndex, NodeDelta, NodeName, Priority, SloCounts, SyncBatch, SyncPart, SyncPortion,
+    TenantName, TensorSpec, WorkflowSpec,
 };
 
 use crate::caller::{CallerName, IdempotencyKey};
@@ -239,6 +239,11 @@ pub(crate) fn sync(node: &str, epoch: u64, seq: u64, part: SyncPart, delta: Node
 /// Returns a full sync in a single batch.
 pub(crate) fn sync_all(node: &str, epoch: u64, seq: u64, delta: NodeDelta) -> StateCommand {
     sync(node, epoch, seq, SyncPart::Full(SyncPortion::Only), delta)
+}
+
+/// Returns the alpha of the default priority alone.
+pub(crate) fn alphas(ppm: u32) -> Alphas {
+    Alphas::from([(Priority::default(), Alpha::from_ppm(ppm).unwrap())])
 }
 
 pub(crate) fn counts(m: u64, n: u64) -> SloCounts {

@@ -11,8 +11,8 @@ use millrace_cluster_state::{
 use millrace_types::policy::{DispatchName, Setting};
 use millrace_types::{
     Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
-    MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Quota, ResourceShare, SloCounts, SyncBatch,
-    SyncPart, SyncPortion, TenantName, Usage,
+    MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Priority, Quota, ResourceShare, SloCounts,
+    SyncBatch, SyncPart, SyncPortion, TenantName, Usage,
 };
 use proptest::prelude::*;
 
@@ -84,6 +84,14 @@ fn usage() -> impl Strategy<Value = Usage> {
     (0u64..9, 0u64..9, 0u64..9).prop_map(|(gpu_ns, requests, idle_ms)| Usage { gpu_ns, requests, idle_ms })
 }
 
+fn priority() -> impl Strategy<Value = Priority> {
+    (1u64..=8).prop_map(|level| Priority::new(level).unwrap())
+}
+
+fn alpha() -> impl Strategy<Value = Alpha> {
+    (0u32..1_000_000).prop_map(|ppm| Alpha::from_ppm(ppm).unwrap())
+}
+
 fn delta() -> impl Strategy<Value = NodeDelta> {
     let few = 0..3usize;
     (
@@ -97,16 +105,16 @@ fn delta() -> impl Strategy<Value = NodeDelta> {
             few.clone(),
         ),
         prop::collection::vec((key(), usage()), few),
-        prop::option::of((0u32..1_000_000).prop_map(|ppm| Alpha::from_ppm(ppm).unwrap())),
+        prop::option::of(prop::collection::btree_map(priority(), alpha(), 0..3)),
     )
-        .prop_map(|(models, models_gone, entries, entries_gone, slo, usage, alpha)| NodeDelta {
+        .prop_map(|(models, models_gone, entries, entries_gone, slo, usage, alphas)| NodeDelta {
             models,
             models_gone,
             entries,
             entries_gone,
             slo,
             usage,
-            alpha,
+            alphas,
             overflow: None,
         })
 }

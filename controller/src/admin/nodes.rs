@@ -1,5 +1,6 @@
 //! The workers, their GPUs and resident models. Also passes fault injection on to a worker.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_cluster_state::{NodeRecord, NodeStatus, SchedulingState, State};
@@ -8,7 +9,7 @@ use millrace_proto::admin as api;
 use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
-use millrace_types::{Failure, NodeName, Reason};
+use millrace_types::{Alpha, Alphas, Failure, NodeName, Reason};
 use tonic::Request;
 
 use super::listing::{fill, page_size_or_all};
@@ -48,12 +49,14 @@ impl AdminService {
         let stream_break = worker.as_ref().and_then(|it| it.stream_break(self.fleet.now()));
         let connected = worker.is_some() && stream_break.is_none();
         let checkpoint = state.checkpoint(&node.name);
+        let reported = checkpoint.map(|it| &it.alphas).filter(|alphas| !alphas.is_empty());
         let placements = state.placements_on(&node.name).count();
         api::Node {
             placements: u32::try_from(placements).unwrap_or(u32::MAX),
             lease: lease.into(),
             operation: state.drain_of(&node.name).map(|it| it.id.to_string()).unwrap_or_default(),
             checkpoint_seq: checkpoint.map_or(0, |it| it.seq),
+            alphas: alphas(reported.unwrap_or(&node.alphas)),
             index_entries: checkpoint.map_or(0, |it| it.entries.len() as u64),
             index_overflow: checkpoint.map_or(0, |it| it.overflow.saturating_add(it.dropped)),
             conditions: vec![stream_condition(worker.is_some(), stream_break)],
@@ -85,6 +88,12 @@ impl AdminService {
         worker.calls.inject_fault(Request::new(fault)).await.map_err(|status| from_status(&status))?;
         Ok(api::InjectFaultResponse {})
     }
+}
+
+/// Converts alphas to shares by the number of their priority.
+fn alphas(alphas: &Alphas) -> BTreeMap<u32, f64> {
+    let share = |alpha: Alpha| f64::from(alpha.ppm()) / f64::from(Alpha::ONE.ppm());
+    alphas.iter().map(|(level, &alpha)| (level.get().into(), share(alpha))).collect()
 }
 
 /// Returns the condition "Stream": whether this controller has a stable stream of the node.

@@ -50,6 +50,7 @@ impl DesiredStates {
                 known.items == next.items
                     && known.head.scheduling == next.head.scheduling
                     && known.head.policy == next.head.policy
+                    && known.head.alphas_ppm == next.head.alphas_ppm
             });
             (node.name.clone(), (node.epoch, same.unwrap_or_else(|| Arc::new(next))))
         });
@@ -80,6 +81,7 @@ fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
         policy: state
             .policy()
             .map(|it| wire::Policy { generation: it.generation, spec: Some(policy_spec_wire(&it.spec)) }),
+        alphas_ppm: node.alphas.iter().map(|(level, alpha)| (level.get().into(), alpha.ppm())).collect(),
     };
     NodeDesired { head, items: Arc::new(items) }
 }

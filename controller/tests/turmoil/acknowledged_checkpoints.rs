@@ -68,7 +68,7 @@ fn same(worker: &WorkerEnd, checkpoint: &NodeCheckpoint) -> Verdict {
     let differs = models != everything.models.iter().copied().collect()
         || entries != everything.entries.iter().cloned().collect()
         || Some(checkpoint.overflow) != everything.overflow
-        || Some(checkpoint.alpha) != everything.alpha;
+        || Some(&checkpoint.alphas) != everything.alphas.as_ref();
     if differs {
         return Err(format!(
             "{worker:?} has an acknowledgement for all of this, but the state has {checkpoint:?}"
@@ -145,7 +145,7 @@ mod planted {
         assert!(check(&lost).is_ok(), "the node is not registered");
         let holds = |counter| {
             let everything =
-                NodeDelta { alpha: Some(Default::default()), overflow: Some(0), ..delta(counter) };
+                NodeDelta { alphas: Some(Default::default()), overflow: Some(0), ..delta(counter) };
             let worker = WorkerEnd {
                 node: name("n1"),
                 epoch: Some(Epoch(1)),

@@ -46,6 +46,9 @@ impl ActorBehaviour for NodeActor {
                 self.state.set_caps(quotas).into_iter().for_each(|event| self.dispatch(now, event));
             }
             Message::Policy(wanted) => self.set_policy(now, &wanted),
+            Message::AlphasCommitted(alphas) => {
+                self.dispatch(now, dispatch::Event::AlphasCommitted(alphas));
+            }
             Message::Evicted { gpu, models } => {
                 self.dispatch(now, dispatch::Event::ModelsEvicted { gpu, models })
             }

@@ -1,6 +1,7 @@
 //! The leader's messages about the desired state of this node. A state is obeyed only if the state's
 //! stamp is higher than the stamp of the last state obeyed.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,8 @@ use std::time::Duration;
 use millrace_proto::parts::{DesiredItem, ItemSet};
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Bytes, Failure, Quota, Reason, ResourceShare, Revision, RevisionKey, Slo, SloBase, TenantName,
+    Alpha, Alphas, Bytes, Failure, Priority, Quota, Reason, ResourceShare, Revision, RevisionKey, Slo,
+    SloBase, TenantName,
 };
 use tokio::sync::watch;
 
@@ -41,7 +43,8 @@ pub fn obey(
     }
     let quotas = Arc::new(quotas);
     let policy = policy(head.policy.clone().unwrap_or_default())?;
-    let mut new = Some(DesiredState { stamp, functions, scheduling, quotas, policy });
+    let alphas = alphas(&head.alphas_ppm)?;
+    let mut new = Some(DesiredState { stamp, functions, scheduling, quotas, policy, alphas });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -54,6 +57,16 @@ pub fn obey(
 fn policy(wire: wire::Policy) -> Result<DesiredPolicy, Failure> {
     let spec = millrace_proto::convert::policy_spec(&wire.spec.unwrap_or_default())?;
     Ok(DesiredPolicy { generation: wire.generation, spec })
+}
+
+fn alphas(wire: &BTreeMap<u32, u32>) -> Result<Alphas, Failure> {
+    let alpha = |(&level, &ppm): (&u32, &u32)| {
+        let invalid = |what: String| Failure::new(Reason::InvalidSpec, format!("priority {level}: {what}"));
+        let priority = Priority::new(level.into()).ok_or_else(|| invalid("no such priority".into()))?;
+        let alpha = Alpha::from_ppm(ppm).map_err(|error| invalid(error.to_string()))?;
+        Ok((priority, alpha))
+    };
+    wire.iter().map(alpha).collect()
 }
 
 fn quota(wire: &wire::TenantQuota) -> Result<(TenantName, Quota), Failure> {

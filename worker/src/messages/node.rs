@@ -9,7 +9,7 @@ use millrace_core::attempts::{AttemptProgress, AttemptRecord};
 use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_proto::executor::Fault;
 use millrace_transfers::fabric::{self, TransferCargo};
-use millrace_types::{Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts};
+use millrace_types::{Alphas, Digest, GpuIndex, Incarnation, ModelId, RevisionKey, SloCounts};
 use tokio::sync::oneshot;
 
 use super::work::SharedWork;
@@ -52,6 +52,8 @@ pub(crate) enum Message {
     Quotas(Arc<TenantQuotas>),
     /// The scheduling policy of the node from now on.
     Policy(DesiredPolicy),
+    /// The alphas of an earlier registration, with which the node begins.
+    AlphasCommitted(Alphas),
     /// A GPU evicted models.
     Evicted { gpu: GpuIndex, models: Vec<ModelId> },
     /// A GPU asks for a transfer: weights or an object to the GPU, or an object from the GPU to the host.

@@ -1,7 +1,7 @@
 //! The counters of one function, summed over its revisions.
 
 use millrace_scheduling::admission::FunctionTotals;
-use millrace_types::Slo;
+use millrace_types::{Slo, SloCounts};
 
 use crate::sequences::SequenceTally;
 
@@ -24,12 +24,9 @@ impl Counted {
         self.restarts = self.restarts.into_iter().chain(restarts).reduce(|a, b| a + b);
         self.sequences = self.sequences.into_iter().chain(sequences).reduce(SequenceTally::plus);
     }
+}
 
-    /// Returns the required request count (T17), `(pn - m) / (1 - p)`, of the requests counted on
-    /// this node.
-    pub(super) fn required(&self, slo: &Slo) -> f64 {
-        let m = self.score.in_time as f64;
-        let n = self.score.scored as f64;
-        (slo.percentile * n - m) / (1.0 - slo.percentile)
-    }
+/// Returns the required request count (T18), `(pn - m) / (1 - p)`, for m of n requests in time.
+pub(super) fn required(SloCounts { m, n }: SloCounts, slo: &Slo) -> f64 {
+    (slo.percentile * n as f64 - m as f64) / (1.0 - slo.percentile)
 }

@@ -13,6 +13,7 @@ mod writer;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use axum::body::Body;
 use http::header::CONTENT_TYPE;
@@ -25,14 +26,14 @@ use millrace_transfers::fabric;
 use millrace_transfers::paths::HostDirection;
 use millrace_transport::SharedResult;
 use millrace_types::topology::LinkId;
-use millrace_types::{FunctionKey, Slo};
+use millrace_types::{Alpha, FunctionKey, Priority, Slo, SloCounts};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
-use self::counted::Counted;
+use self::counted::{Counted, required};
 use self::writer::{MetricLabels, MetricsWriter};
 use crate::control::telemetry;
 use crate::desired_state::{DesiredState, PlacedFunction};
@@ -42,6 +43,7 @@ use crate::objects::{ObjectStore, ObjectTally};
 use crate::prewarming::{HintFollower, HintOutcomes};
 use crate::programs::ProgramStore;
 use crate::sequences::{self, SequenceManager};
+use crate::slo_scores::SloScores;
 use crate::snapshot::{GpuHealth, NodeSnapshot};
 
 /// Maximum number of functions with separate labels.
@@ -57,6 +59,7 @@ pub(crate) struct MetricsHandler {
     pub(crate) objects: ObjectStore,
     pub(crate) sequences: SequenceManager,
     pub(crate) desired: watch::Receiver<DesiredState>,
+    pub(crate) scores: watch::Receiver<SloScores>,
     pub(crate) hints: HintFollower,
     pub(crate) programs: Option<ProgramStore>,
     pub(crate) page: SharedResult<Result<MetricsPage, fmt::Error>>,
@@ -99,6 +102,7 @@ impl MetricsHandler {
             host_counts,
             objects,
             objectives,
+            scores: Arc::clone(&self.scores.borrow()),
             followed,
             restarts,
             sequences,
@@ -116,6 +120,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) objects: ObjectTally,
     /// Objectives of the functions that have one.
     pub(crate) objectives: BTreeMap<FunctionKey, Slo>,
+    /// SLO counts by which the node schedules, earlier placements included.
+    pub(crate) scores: SloScores,
     /// Outcomes of the hints that were not passed on to the node.
     pub(crate) followed: HintOutcomes,
     /// Restarts of the processes of functions that are programs.
@@ -349,9 +355,12 @@ impl MetricsSnapshot {
         ] {
             writer.gauge((name, help, unit), value)?;
         }
-        // Only the `torpor` policy has an alpha.
-        let help = "Share of required request counts that is prioritised";
-        stats.alpha.map_or(Ok(()), |alpha| writer.gauge(("millrace_dispatch_alpha", help, None), alpha))
+        // Only the `torpor` policy has alphas.
+        let help = "Share of required request counts that is prioritised, by priority level";
+        let alpha = |(level, alpha): (&Priority, &Alpha)| {
+            (vec![("priority", level.to_string())], f64::from(alpha.ppm()) / f64::from(Alpha::ONE.ppm()))
+        };
+        writer.gauges(("millrace_dispatch_alpha", help, None), stats.alphas.iter().map(alpha))
     }
 
     fn prewarms(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
@@ -469,7 +478,10 @@ impl MetricsSnapshot {
         let mut shown: Vec<_> = all
             .into_iter()
             .map(|(key, it)| {
-                let required = self.objectives.get(key).map(|slo| it.required(slo));
+                // Before the first look of the checkpoints, the node schedules by its own counts.
+                let own = || SloCounts { m: it.score.in_time, n: it.score.scored };
+                let counts = self.scores.get(key).copied().unwrap_or_else(own);
+                let required = self.objectives.get(key).map(|slo| required(counts, slo));
                 (labels(key.tenant.as_str(), key.name.as_str()), Counted { required, ..it })
             })
             .collect();

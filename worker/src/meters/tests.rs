@@ -4,7 +4,7 @@ use millrace_nodes::index::{IndexUsage, LookupCounts};
 use millrace_scheduling::dispatch::{DispatchStats, PredictionError, TurnKind};
 use millrace_transfers::fabric::{FirstBatchWait, GuaranteeCounts};
 use millrace_transfers::paths::PerDirection;
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
+use millrace_types::{Alphas, Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
 
 use super::*;
 use crate::objects::{FetchCounts, ObjectTally};
@@ -177,6 +177,20 @@ fn function_metrics_show_the_score_and_the_required_requests() {
     assert!((value - 10.0).abs() < 1e-9, "(0.9 * 100 - 89) / 0.1: {required}");
 }
 
+/// The metric shows the count by which the node schedules: earlier placements count too.
+#[test]
+fn required_requests_include_the_counts_of_earlier_placements() {
+    let snapshot = NodeSnapshot { functions: vec![scored("a", 90, 84)], ..NodeSnapshot::default() };
+    let seen = MetricsSnapshot {
+        snapshot,
+        objectives: [(function("a"), Slo { deadline: Duration::from_millis(50), percentile: 0.5 })].into(),
+        scores: Arc::new([(function("a"), SloCounts { m: 84, n: 200 })].into()),
+        ..MetricsSnapshot::default()
+    };
+    let required = r#"millrace_function_required_requests{tenant="default",function="a"} 32.0"#;
+    assert_eq!(lines(seen, "millrace_function_required_requests"), [required]);
+}
+
 #[test]
 fn functions_beyond_the_bound_are_shown_as_one() {
     let functions = (0..FUNCTIONS_MAX as u64 + 3).map(|i| scored(&format!("f{i:04}"), i, 0)).collect();
@@ -246,15 +260,19 @@ fn sequences_are_shown_only_for_functions_that_keep_state() {
 
 #[test]
 fn alpha_is_shown_if_the_policy_has_one() {
-    let with = |alpha| {
-        let dispatch = DispatchStats { alpha, ..DispatchStats::default() };
+    let with = |alphas| {
+        let dispatch = DispatchStats { alphas, ..DispatchStats::default() };
         MetricsSnapshot {
             snapshot: NodeSnapshot { dispatch, ..NodeSnapshot::default() },
             ..MetricsSnapshot::default()
         }
     };
-    assert_eq!(lines(with(Some(0.25)), "millrace_dispatch_alpha"), ["millrace_dispatch_alpha 0.25"]);
-    assert_eq!(lines(with(None), "millrace_dispatch_alpha"), [""; 0]);
+    let level = |level, ppm| (Priority::new(level).unwrap(), Alpha::from_ppm(ppm).unwrap());
+    let expected =
+        [r#"millrace_dispatch_alpha{priority="4"} 0.25"#, r#"millrace_dispatch_alpha{priority="8"} 1.0"#];
+    let alphas = Alphas::from([level(4, 250_000), level(8, 1_000_000)]);
+    assert_eq!(lines(with(alphas), "millrace_dispatch_alpha"), expected);
+    assert_eq!(lines(with(Alphas::new()), "millrace_dispatch_alpha"), [""; 0]);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Passes SLO counts, tenants' caps and the policy from the control streams to the node, where the
+//! Passes SLO counts, tenants' caps, the policy and committed alphas from the control streams to the node, where the
 //! queue depends on them.
 
 use std::sync::Arc;
@@ -20,6 +20,8 @@ pub(super) fn start(
     let scheduler = node.clone();
     let queue = node.clone();
     tasks.spawn(tell(desired.clone(), |it| it.policy, move |wanted| scheduler.set_policy(wanted)));
+    let levels = node.clone();
+    tasks.spawn(tell(desired.clone(), |it| it.alphas.clone(), move |alphas| levels.begin_with(alphas)));
     tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.set_quotas(quotas)));
     tasks
 }

@@ -379,7 +379,13 @@ impl State {
 /// Returns the fields that all parts of a state repeat.
 fn head(state: &wire::DesiredState) -> DesiredHead {
     let scheduling = state.scheduling();
-    DesiredHead { term: state.term, index: state.index, scheduling, policy: state.policy.clone() }
+    DesiredHead {
+        term: state.term,
+        index: state.index,
+        scheduling,
+        policy: state.policy.clone(),
+        alphas_ppm: state.alphas_ppm.clone(),
+    }
 }
 
 /// Returns the items of a state in the order of their keys.

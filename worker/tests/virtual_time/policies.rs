@@ -9,7 +9,7 @@ use millrace_transfers::rates::TransferSharing;
 use millrace_types::policy::{
     AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
 };
-use millrace_types::{BatchingOptions, Bytes, PolicySpec, SchedulingOptions};
+use millrace_types::{BatchingOptions, Bytes, PolicySpec, Priority, SchedulingOptions};
 use millrace_worker::install::FunctionConfig;
 use millrace_worker::node::NodeConfig;
 use millrace_worker::policy::{DesiredPolicy, EffectivePolicy};
@@ -77,7 +77,7 @@ fn a_policy_that_uses_scores_gets_them_once_it_is_in_force() {
         let now = in_force(&world).await;
         assert_eq!(now.policy.dispatch.alpha(), Some(AlphaReading::Artifact));
         assert_eq!(now.policy.eviction, Eviction::Torpor);
-        assert!(world.node.snapshot().await.dispatch.alpha.is_some());
+        assert!(world.node.snapshot().await.dispatch.alphas.contains_key(&Priority::default()));
         // The request of the function behind its objective runs before an earlier request.
         let running = world.ask(request(1));
         world.pass_ms(1).await;

@@ -1,6 +1,7 @@
-//! `describe`: all details of a function or workflow, for people.
+//! `describe`: all details of a function, workflow or node, for people.
 
 mod lines;
+mod node;
 mod workflow;
 
 use std::time::SystemTime;
@@ -17,10 +18,10 @@ use crate::output::{ListOutput, document, documents, print, text};
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
-/// Show all details of one function or workflow.
+/// Show all details of one function, workflow or node.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The item to describe, such as function/digits or workflow/traffic.
+    /// The item to describe, such as function/digits, workflow/traffic or node/n0.
     #[arg(value_name = "TYPE[/NAME]")]
     target: ResourceTarget,
     /// The name, if the type stands alone.
@@ -34,23 +35,32 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
     let word = match kind {
         ResourceKind::Function => "function",
         ResourceKind::Workflow => "workflow",
-        ResourceKind::Node
-        | ResourceKind::Gpu
+        ResourceKind::Node => "node",
+        ResourceKind::Gpu
         | ResourceKind::Tenant
         | ResourceKind::Policy
         | ResourceKind::Operation
         | ResourceKind::Scaling => {
-            return Err(CommandFailure::usage("only functions and workflows can be described")
-                .hint("nodes and GPUs show everything with 'millrace get nodes -o yaml'"));
+            return Err(CommandFailure::usage("only functions, workflows and nodes can be described")
+                .hint("'millrace get -o yaml' shows everything of the others"));
         }
     };
     let name = args.target.name(args.name)?.ok_or_else(|| {
         CommandFailure::usage(format!("no {word} is named"))
             .hint(format!("name it: millrace describe {word} NAME"))
     })?;
+    let format = args.output.output;
+    if kind == ResourceKind::Node {
+        let node = session.admin.nodes().await?.into_iter().find(|node| node.name == name);
+        let node = node.ok_or_else(|| {
+            CommandFailure::not_found(format!("there is no node {name:?}"))
+                .hint("list the nodes: millrace get nodes")
+        })?;
+        let text = node::report(&node);
+        return print(&document(format, &documents::NodeDocument::from(node))?.unwrap_or(text));
+    }
     let name = FunctionName::new(&name).map_err(|error| CommandFailure::usage(error.to_string()))?;
     let key = session.key(&name);
-    let format = args.output.output;
     if kind == ResourceKind::Workflow {
         let workflow = session.admin.workflow_with_traffic(&key).await?;
         let text = workflow::report(&workflow, clock::wall());

@@ -3,6 +3,7 @@
 use millrace_client::{Admin, messages as wire};
 
 use crate::failure::CommandFailure;
+use crate::output::nodes::{host_budget, node_status};
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{ListFormat, document, documents, list, print, text};
 
@@ -77,28 +78,6 @@ fn node_table(nodes: &[wire::Node]) -> TextTable {
         ]);
     }
     table
-}
-
-/// Returns the node's host memory for models. A node without a report has its whole capacity.
-fn host_budget(node: &wire::Node) -> u64 {
-    if node.host_budget_bytes > 0 { node.host_budget_bytes } else { node.host_memory_bytes }
-}
-
-/// Formats a node's state and scheduling as `kubectl` does.
-fn node_status(node: &wire::Node) -> String {
-    let breaks = node.conditions.iter().any(|condition| condition.reason == "StreamBreaks");
-    let known = match (node.status(), node.lease()) {
-        (wire::NodeStatus::Lost, _) => "Lost",
-        (_, wire::NodeLease::Fenced) => "Silent",
-        _ if breaks => "StreamBreaks",
-        _ if node.connected => "Connected",
-        _ => "Disconnected",
-    };
-    match node.scheduling() {
-        wire::NodeScheduling::Cordoned => format!("{known},Cordoned"),
-        wire::NodeScheduling::Draining => format!("{known},Draining"),
-        wire::NodeScheduling::Schedulable | wire::NodeScheduling::Unspecified => known.to_owned(),
-    }
 }
 
 fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> TextTable {

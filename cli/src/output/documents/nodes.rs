@@ -1,5 +1,7 @@
 //! The documents of nodes, their GPUs and the models on them.
 
+use std::collections::BTreeMap;
+
 use millrace_client::messages as wire;
 use serde::Serialize;
 
@@ -29,6 +31,7 @@ pub(crate) struct NodeDocument {
     checkpoint_seq: u64,
     index_entries: u64,
     index_overflow: u64,
+    alphas: BTreeMap<u32, f64>,
     conditions: Vec<Condition>,
     gpus: Vec<GpuDocument>,
 }
@@ -95,6 +98,7 @@ impl From<wire::Node> for NodeDocument {
             checkpoint_seq: node.checkpoint_seq,
             index_entries: node.index_entries,
             index_overflow: node.index_overflow,
+            alphas: node.alphas,
             conditions: node.conditions.into_iter().map(Condition::from).collect(),
             gpus: node.gpus.into_iter().map(|gpu| GpuDocument::new(&node.name, gpu)).collect(),
             name: node.name,

@@ -1,11 +1,11 @@
 use std::ops::Bound;
 
-use millrace_types::{Alpha, Digest, Epoch, MemoryTier};
+use millrace_types::{Digest, Epoch, MemoryTier};
 
 use super::*;
 use crate::StateCommand;
 use crate::commands::testing::{
-    TestLog, counts, data, delete, holding, key, node_name, scored, sync, sync_all,
+    TestLog, alphas, counts, data, delete, holding, key, node_name, scored, sync, sync_all,
 };
 use crate::index::DataLocation;
 
@@ -133,12 +133,12 @@ fn data_of_a_lost_node_is_located_on_a_replica_or_lost() {
 }
 
 #[test]
-fn models_alpha_and_overflow_of_a_checkpoint_are_stored() {
+fn models_alphas_and_overflow_of_a_checkpoint_are_stored() {
     let mut log = TestLog::with_two_nodes();
     let copy = |tier| ModelCopy { digest: Digest::of(b"m"), tier };
     let delta = NodeDelta {
         models: vec![(copy(MemoryTier::Host), Bytes(7))],
-        alpha: Some(Alpha::from_ppm(500_000).unwrap()),
+        alphas: Some(alphas(500_000)),
         overflow: Some(3),
         ..NodeDelta::default()
     };
@@ -151,7 +151,7 @@ fn models_alpha_and_overflow_of_a_checkpoint_are_stored() {
         checkpoint.models.iter().map(|(copy, bytes)| (*copy, *bytes)).collect::<Vec<_>>(),
         moved.models
     );
-    assert_eq!((checkpoint.alpha.ppm(), checkpoint.overflow), (500_000, 3));
+    assert_eq!((checkpoint.alphas.clone(), checkpoint.overflow), (alphas(500_000), 3));
 }
 
 #[test]

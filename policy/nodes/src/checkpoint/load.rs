@@ -3,8 +3,8 @@
 //! tests of `cluster-state` include this file too.
 
 use millrace_types::{
-    Alpha, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy,
-    NodeName, SloCounts, TenantName, Usage,
+    Alpha, Alphas, Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy,
+    NodeName, Priority, SloCounts, TenantName, Usage,
 };
 
 use super::Event;
@@ -47,7 +47,8 @@ impl NodeLoad {
             9 => Event::ModelDropped { copy: self.copy() },
             10 => {
                 let alpha = Alpha::from_ppm(u32::try_from(self.draw(1_000_000)).unwrap_or(0));
-                Event::AlphaSet { alpha: alpha.unwrap_or_default() }
+                let priority = Priority::default().asked(self.draw(8));
+                Event::AlphasSet(Alphas::from([(priority, alpha.unwrap_or_default())]))
             }
             11..14 => {
                 let m = self.draw(2);

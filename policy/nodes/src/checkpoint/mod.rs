@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use millrace_types::checkpoint::{SYNC_ITEMS_MAX, encoded};
 use millrace_types::{
-    Alpha, Bytes, Epoch, FunctionKey, ModelCopy, NodeDelta, SloCounts, SyncBatch, SyncPart, SyncPortion,
+    Alphas, Bytes, Epoch, FunctionKey, ModelCopy, NodeDelta, SloCounts, SyncBatch, SyncPart, SyncPortion,
     Timestamp, Usage,
 };
 
@@ -68,8 +68,8 @@ pub struct WorkerCheckpoint {
     data: DataHoldings,
     scores: SyncLedger<FunctionKey, SloCounts>,
     usage: SyncLedger<FunctionKey, Usage>,
-    alpha: Alpha,
-    alpha_told: Option<Alpha>,
+    alphas: Alphas,
+    alphas_told: Option<Alphas>,
     overflow_told: Option<u64>,
 }
 
@@ -110,8 +110,8 @@ impl WorkerCheckpoint {
             data: DataHoldings::new(config.entries_max),
             scores: SyncLedger::new(),
             usage: SyncLedger::new(),
-            alpha: Alpha::default(),
-            alpha_told: None,
+            alphas: Alphas::new(),
+            alphas_told: None,
             overflow_told: None,
         }
     }
@@ -138,7 +138,7 @@ impl WorkerCheckpoint {
             entries: self.data.named.iter().map(|(id, bytes)| (id.clone(), *bytes)).collect(),
             slo: self.scores.iter().map(pairs).collect(),
             usage: self.usage.iter().map(|(key, usage)| (key.clone(), *usage)).collect(),
-            alpha: Some(self.alpha),
+            alphas: Some(self.alphas.clone()),
             overflow: Some(self.data.overflow()),
             ..NodeDelta::default()
         }
@@ -165,7 +165,7 @@ impl WorkerCheckpoint {
                 self.usage.set(function, sum);
             }
             Event::FunctionDeleted { function } => self.scores.forget(&function),
-            Event::AlphaSet { alpha } => self.alpha = alpha,
+            Event::AlphasSet(alphas) => self.alphas = alphas,
             Event::Registered { epoch } => self.register(now, epoch),
             Event::Reached => self.hurry(now),
             Event::Acknowledged { epoch, seq } => self.acknowledge(epoch, seq),
@@ -272,7 +272,7 @@ impl WorkerCheckpoint {
         self.data.named.begin_again();
         self.scores.begin_again();
         self.usage.begin_again();
-        self.alpha_told = None;
+        self.alphas_told = None;
         self.overflow_told = None;
         self.stage = Stage::Syncing;
     }
@@ -286,15 +286,15 @@ impl WorkerCheckpoint {
 
     fn has_changes(&self) -> bool {
         self.has_more(SyncScope::Changes)
-            || self.alpha_told != Some(self.alpha)
+            || self.alphas_told.as_ref() != Some(&self.alphas)
             || self.overflow_told != Some(self.data.overflow())
     }
 
     fn fill(&mut self, source: SyncScope) -> NodeDelta {
         let mut delta = NodeDelta::default();
-        if self.alpha_told != Some(self.alpha) {
-            self.alpha_told = Some(self.alpha);
-            delta.alpha = self.alpha_told;
+        if self.alphas_told.as_ref() != Some(&self.alphas) {
+            self.alphas_told = Some(self.alphas.clone());
+            delta.alphas = self.alphas_told.clone();
         }
         if self.overflow_told != Some(self.data.overflow()) {
             self.overflow_told = Some(self.data.overflow());

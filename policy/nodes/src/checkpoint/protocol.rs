@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millrace_types::checkpoint::{SYNC_BYTES_MAX, SYNC_ITEMS_MAX};
 use millrace_types::limits::INDEX_ENTRIES_PER_NODE_MAX;
-use millrace_types::{Alpha, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloCounts, SyncBatch, Usage};
+use millrace_types::{Alphas, Bytes, DataId, Epoch, FunctionKey, ModelCopy, SloCounts, SyncBatch, Usage};
 
 /// Bounds of batches and of named data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +52,8 @@ pub enum Event {
     },
     /// A function and its SLO counts were deleted. A function that only moved away is not reported.
     FunctionDeleted { function: FunctionKey },
-    /// The share of prioritised requests changed.
-    AlphaSet { alpha: Alpha },
+    /// An alpha of the node changed; holds the alphas of all levels.
+    AlphasSet(Alphas),
     /// The node was registered. The same epoch again, from another controller, changes nothing.
     Registered { epoch: Epoch },
     /// Another leader than before became reachable, so the batch in flight is sent to that leader.

@@ -2,13 +2,14 @@
 //! arrival, each once; requests on GPUs stay there and end there. The change refuses no request,
 //! and resets the overtaking counts and the idle times of the GPUs.
 
-use millrace_types::{SloCounts, Timestamp};
+use millrace_types::{Alphas, SloCounts, Timestamp};
 
 use super::config::PolicyConfig;
 use super::create_policy::create_policy;
-use super::dispatcher::{Dispatcher, RequestLocation};
+use super::dispatcher::{CommittedAlphas, Dispatcher, RequestLocation};
 use super::policy::QueueEntry;
 use super::protocol::{Action, LatencyObjective};
+use super::torpor::ALPHA_PERIOD;
 use millrace_core::ids::FunctionIndex;
 use millrace_memory::eviction::Eviction;
 
@@ -34,19 +35,35 @@ impl Dispatcher {
         }
     }
 
+    /// Begins with the committed alphas of an earlier registration, now or with a policy that is set
+    /// soon: the policy and the alphas arrive in any order.
+    pub(super) fn commit_alphas(&mut self, now: Timestamp, alphas: Alphas) {
+        self.committed = CommittedAlphas { alphas, until: now + ALPHA_PERIOD };
+        self.begin_with_committed();
+    }
+
+    fn begin_with_committed(&mut self) {
+        for (&priority, &alpha) in &self.committed.alphas {
+            self.policy.begin_with(priority, alpha);
+        }
+    }
+
     fn change_policy(
         &mut self,
         now: Timestamp,
         functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
         actions: &mut Vec<Action>,
     ) {
-        // The old policy's counters stay in the totals; its alpha does not.
+        // The old policy's counters stay in the totals; its alphas do not.
         self.policy.add_stats(&mut self.stats);
-        self.stats.alpha = None;
+        self.stats.alphas.clear();
         let (policy, idle_order) = create_policy(&self.config, self.sizes.len());
         self.policy = policy;
         self.fleet.reorder(idle_order);
         self.look_again = None;
+        if now < self.committed.until {
+            self.begin_with_committed();
+        }
         for &(function, objective, _) in &functions {
             self.policy.objective(function, objective);
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
+use millrace_types::{Alphas, Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 use super::config::{Config, GpuConfig};
 use super::cost::PredictionErrors;
@@ -24,6 +24,14 @@ use millrace_memory::blocks_for;
 pub(super) enum RequestLocation {
     Queued { request: WaitingRequest, reserved: Option<GpuIndex> },
     On(GpuIndex),
+}
+
+/// The alphas of an earlier registration.
+#[derive(Debug, Default)]
+pub(super) struct CommittedAlphas {
+    pub(super) alphas: Alphas,
+    /// Time until which a new policy begins with the alphas.
+    pub(super) until: Timestamp,
 }
 
 /// Queue of a node, with the dispatcher's model of the node's GPUs.
@@ -52,6 +60,7 @@ pub struct Dispatcher {
     pub(super) inputs: BTreeMap<RequestKey, InputLocations>,
     /// Time of the next check whether an idle GPU should recall a request from a busy GPU.
     pub(super) look_again: Option<Timestamp>,
+    pub(super) committed: CommittedAlphas,
     pub(super) errors: PredictionErrors,
     pub(super) stats: DispatchStats,
 }
@@ -83,6 +92,7 @@ impl Dispatcher {
             rows: BTreeMap::new(),
             inputs: BTreeMap::new(),
             look_again: None,
+            committed: CommittedAlphas::default(),
             errors: PredictionErrors::default(),
             stats: DispatchStats::default(),
             sizes,

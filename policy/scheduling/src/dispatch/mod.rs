@@ -203,6 +203,7 @@ impl Core for Dispatcher {
             }
             Event::SloCountsChanged { function, counts } => self.policy.score(&self.models, function, counts),
             Event::FunctionRemoved { function } => self.policy.forget(function),
+            Event::AlphasCommitted(alphas) => self.commit_alphas(now, alphas),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {

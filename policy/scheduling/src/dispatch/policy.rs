@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, Reason, SloCounts, Timestamp};
+use millrace_types::{Alpha, Alphas, BytesPerSec, GpuIndex, Priority, Reason, SloCounts, Timestamp};
 
 use super::cost::PredictionError;
 use super::fleet::GpuTable;
@@ -100,8 +100,8 @@ pub struct DispatchStats {
     pub top_copies: usize,
     /// Outcomes of prewarming (D29).
     pub prewarms: PrewarmCounts,
-    /// Share of required request counts that is prioritised (A.3).
-    pub alpha: Option<f64>,
+    /// Share of required request counts that is prioritised (A.3), by priority level.
+    pub alphas: Alphas,
     /// Errors of the cost model (L15).
     pub errors: Vec<PredictionError>,
     /// Mean error, in percent, of the regression of run time over rows at batch sizes left out of
@@ -172,6 +172,15 @@ pub(super) trait DispatchPolicy: fmt::Debug {
     fn next_wake(&self) -> Option<Timestamp> {
         None
     }
+
+    /// Returns the share of required request counts that is prioritised. `None` without such a
+    /// share, or without a function with an objective.
+    fn alpha(&self) -> Option<Alpha> {
+        None
+    }
+
+    /// Begins with the alpha of an earlier registration at a priority.
+    fn begin_with(&mut self, _priority: Priority, _alpha: Alpha) {}
 
     /// Adds the policy's own counters.
     fn add_stats(&self, _stats: &mut DispatchStats) {}

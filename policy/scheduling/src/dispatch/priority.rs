@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use millrace_types::{GpuIndex, Priority, SloCounts, Timestamp};
+use millrace_types::{Alpha, Alphas, GpuIndex, Priority, SloCounts, Timestamp};
 
 use super::gpus::ExpectedFinish;
 use super::models::ModelTable;
@@ -37,6 +37,8 @@ pub(super) struct Prioritised {
     objectives: BTreeMap<FunctionIndex, LatencyObjective>,
     /// SLO counts of all functions, for levels that are created later.
     counts: BTreeMap<FunctionIndex, SloCounts>,
+    /// Alphas of an earlier registration, for levels that are created later.
+    committed: Alphas,
 }
 
 impl fmt::Debug for Prioritised {
@@ -49,12 +51,15 @@ impl Prioritised {
     pub(super) fn new(make: Box<dyn Fn() -> Box<dyn DispatchPolicy>>) -> Self {
         let usual = Level { policy: make(), waiting: 0, fresh: false };
         let levels = BTreeMap::from([(Priority::default(), usual)]);
-        Self { levels, make, objectives: BTreeMap::new(), counts: BTreeMap::new() }
+        Self { levels, make, objectives: BTreeMap::new(), counts: BTreeMap::new(), committed: Alphas::new() }
     }
 
     fn level(&mut self, priority: Priority) -> &mut Level {
         self.levels.entry(priority).or_insert_with(|| {
             let mut policy = (self.make)();
+            if let Some(&alpha) = self.committed.get(&priority) {
+                policy.begin_with(priority, alpha);
+            }
             for (&function, &objective) in &self.objectives {
                 policy.objective(function, Some(objective));
             }
@@ -156,20 +161,25 @@ impl DispatchPolicy for Prioritised {
         self.levels.values().filter_map(|level| level.policy.next_wake()).min()
     }
 
-    /// Combines the counters of all levels: sums of overtakings, the largest of maxima, and alpha
-    /// of the default priority.
+    fn begin_with(&mut self, priority: Priority, alpha: Alpha) {
+        self.committed.insert(priority, alpha);
+        if let Some(level) = self.levels.get_mut(&priority) {
+            level.policy.begin_with(priority, alpha);
+        }
+    }
+
+    /// Combines the counters of all levels: sums of overtakings, the largest of maxima, and the
+    /// alpha of each.
     fn add_stats(&self, stats: &mut DispatchStats) {
-        for level in self.levels.values() {
+        for (&priority, level) in &self.levels {
             let mut of_level = DispatchStats::default();
             level.policy.add_stats(&mut of_level);
             stats.reserved += of_level.reserved;
             stats.overtakings += of_level.overtakings;
             stats.overtaken_max = stats.overtaken_max.max(of_level.overtaken_max);
             stats.visits_max = stats.visits_max.max(of_level.visits_max);
+            stats.alphas.extend(level.policy.alpha().map(|alpha| (priority, alpha)));
         }
-        let mut usual = DispatchStats::default();
-        self.usual().add_stats(&mut usual);
-        stats.alpha = usual.alpha;
     }
 
     #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
+use millrace_types::{Alphas, Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
 
 use super::config::PolicyConfig;
 use super::inputs::InputLocations;
@@ -138,6 +138,11 @@ pub enum Event {
     },
     /// A function was removed.
     FunctionRemoved { function: FunctionIndex },
+    /// The cluster's committed alphas of the node's earlier registration, or of a lost node whose
+    /// functions come here (T16, T20). A level begins with its alpha, unless the level has adjusted
+    /// an alpha of its own. The alphas also hold for a policy that is set within the next
+    /// `ALPHA_PERIOD`.
+    AlphasCommitted(Alphas),
     /// A request is ready to run.
     Enqueue(QueuedRequest),
     /// A request stands for a batch that runs as one. Sent before the batch is assigned to a GPU,

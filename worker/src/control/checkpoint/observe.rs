@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_nodes::checkpoint::Event;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, FunctionKey, MemoryTier, ModelCopy, SloCounts, Usage};
+use millrace_types::{Alphas, Bytes, FunctionKey, MemoryTier, ModelCopy, SloCounts, Usage};
 
 use crate::snapshot::NodeSnapshot;
 
@@ -28,6 +28,7 @@ pub(super) enum ReportThreshold {
 pub(super) struct NodeObservation {
     copies: BTreeMap<ModelCopy, Bytes>,
     totals: BTreeMap<FunctionKey, Totals>,
+    alphas: Alphas,
 }
 
 /// A function's counters on this node since the worker began.
@@ -55,6 +56,10 @@ impl NodeObservation {
         self.models(copies(snapshot, host), &mut events);
         for (function, now) in totals(snapshot) {
             self.count(look, function, now, &mut events);
+        }
+        if snapshot.dispatch.alphas != self.alphas {
+            self.alphas.clone_from(&snapshot.dispatch.alphas);
+            events.push(Event::AlphasSet(self.alphas.clone()));
         }
         events
     }

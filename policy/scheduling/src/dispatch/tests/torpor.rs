@@ -1,7 +1,7 @@
 use super::*;
 use crate::dispatch::gpus::LoadClass;
 use crate::dispatch::torpor::ALPHA_PERIOD;
-use millrace_types::Slo;
+use millrace_types::{Alpha, Alphas, Slo};
 
 fn torpor(config: TorporConfig) -> PolicyConfig {
     PolicyConfig::Torpor(config)
@@ -89,7 +89,7 @@ fn prioritised_functions_go_by_largest_count_and_others_by_least() {
     // Functions 3 and 4 have a count of 1000 each, of 2070 in all; alpha is at its floor of one in
     // five.
     fill(&mut node, 200);
-    assert_eq!(node.dispatch.stats().alpha, Some(0.2));
+    assert_eq!(node.dispatch.stats().alphas, usual_alpha(200_000));
     assert_eq!(node.drain(200), [201, 207, 205, 202, 206, 203, 204]);
 }
 
@@ -245,7 +245,72 @@ fn a_removed_function_no_longer_counts() {
     node.now = node.now + ALPHA_PERIOD;
     node.step(Event::Tick);
     assert_eq!(node.dispatch.next_wake(), None, "no function has an objective");
-    assert_eq!(node.dispatch.stats().alpha, Some(1.0));
+    assert_eq!(node.dispatch.stats().alphas, Alphas::new());
+}
+
+/// Returns the alpha of the default priority alone.
+fn usual_alpha(ppm: u32) -> Alphas {
+    Alphas::from([(Priority::default(), Alpha::from_ppm(ppm).unwrap())])
+}
+
+/// T16 with T20: a node that starts again prioritises the functions that it prioritised before.
+#[test]
+fn a_node_that_starts_again_prioritises_the_same_functions() {
+    let order = |node: &mut Node| {
+        node.ask(100, 9, A);
+        (1..=5).for_each(|function| drop(node.ask(100 + u64::from(function), function, A)));
+        node.drain(100)
+    };
+    let period = |node: &mut Node| {
+        node.now = node.now + ALPHA_PERIOD;
+        node.step(Event::Tick);
+    };
+    let mut undisturbed = queue_of(TorporConfig::default());
+    for function in [3, 4] {
+        undisturbed.now = undisturbed.now + ALPHA_PERIOD;
+        undisturbed.held_to(function, 0.9, (0, 100));
+        period(&mut undisturbed);
+    }
+    let committed = undisturbed.dispatch.stats().alphas;
+    assert_eq!(committed, usual_alpha(200_000));
+    let expected = order(&mut undisturbed);
+
+    for alphas_come_first in [true, false] {
+        let mut again = node_with(torpor(TorporConfig::default()), &[64]);
+        again.dispatch.queue_max = 100;
+        if alphas_come_first {
+            again.step(Event::AlphasCommitted(committed.clone()));
+        }
+        for (function, m) in [(1, 86), (2, 89), (3, 0), (4, 0), (5, 88)] {
+            again.held_to(function, 0.9, (m, 100));
+        }
+        if !alphas_come_first {
+            again.step(Event::AlphasCommitted(committed.clone()));
+        }
+        for _ in 0..2 {
+            period(&mut again);
+            assert_eq!(again.dispatch.stats().alphas, committed);
+        }
+        assert_eq!(order(&mut again), expected);
+    }
+}
+
+/// A worker that starts receives its alphas and its policy in any order. Alphas of long ago do not
+/// hold for a policy that an operator sets later.
+#[test]
+fn a_policy_begins_with_the_committed_alphas_only_if_it_is_set_soon() {
+    for (after, ppm) in [(Duration::ZERO, 250_000), (ALPHA_PERIOD, 1_000_000)] {
+        let mut node = node_with(PolicyConfig::Fifo, &[64]);
+        node.step(Event::AlphasCommitted(usual_alpha(250_000)));
+        node.now = node.now + after;
+        node.step(Event::PolicyChanged {
+            policy: torpor(TorporConfig::default()),
+            eviction: Eviction::Lru,
+            functions: Vec::new(),
+        });
+        node.held_to(1, 0.9, (90, 100));
+        assert_eq!(node.dispatch.stats().alphas, usual_alpha(ppm), "after {after:?}");
+    }
 }
 
 /// docs/develop/mechanisms.md, T21.

@@ -1,6 +1,8 @@
 //! Rule by which alpha follows the share of functions that meet their objective (T20, algorithm 2
 //! of Torpor).
 
+use millrace_types::Alpha;
+
 use crate::dispatch::config::AlphaRule;
 
 /// Factor of one adjustment of alpha.
@@ -19,16 +21,28 @@ pub(super) struct PrioritisedShare {
     rule: AlphaRule,
     alpha: f64,
     /// Share of compliant functions in the last period; in the artifact, at the last adjustment.
-    last: f64,
+    /// `None` behind a committed alpha, whose share is unknown: the next period only records its
+    /// own.
+    last: Option<f64>,
+    /// Whether a period has ended.
+    adjusted: bool,
 }
 
 impl PrioritisedShare {
     pub(super) fn new(rule: AlphaRule) -> Self {
-        Self { rule, alpha: 1.0, last: 1.0 }
+        Self { rule, alpha: 1.0, last: Some(1.0), adjusted: false }
     }
 
     pub(super) fn get(&self) -> f64 {
         self.alpha
+    }
+
+    /// Begins with the alpha of an earlier registration, unless a period has ended here.
+    pub(super) fn begin_with(&mut self, alpha: Alpha) {
+        if !self.adjusted {
+            self.alpha = f64::from(alpha.ppm()) / f64::from(Alpha::ONE.ppm());
+            self.last = None;
+        }
     }
 
     /// Adjusts alpha at the end of a period in which `compliant` of `functions` met their
@@ -37,10 +51,15 @@ impl PrioritisedShare {
         if functions == 0 {
             return;
         }
+        self.adjusted = true;
         let ratio = compliant as f64 / functions as f64;
+        let Some(last) = self.last else {
+            self.last = Some(ratio);
+            return;
+        };
         let change = match self.rule {
-            AlphaRule::Paper => ratio - self.last,
-            AlphaRule::Artifact if self.last > 0.0 => (ratio - self.last) / self.last,
+            AlphaRule::Paper => ratio - last,
+            AlphaRule::Artifact if last > 0.0 => (ratio - last) / last,
             // A rise from zero exceeds every threshold.
             AlphaRule::Artifact => ratio * f64::INFINITY,
         };
@@ -54,7 +73,7 @@ impl PrioritisedShare {
         };
         self.alpha = (self.alpha * factor).clamp(1.0 / functions as f64, 1.0);
         if jumped || self.rule == AlphaRule::Paper {
-            self.last = ratio;
+            self.last = Some(ratio);
         }
     }
 }
@@ -89,6 +108,21 @@ mod tests {
         for (alpha, expected) in alphas.iter().zip(expected) {
             assert!((alpha - expected).abs() < 1e-12, "{alphas:?}, not {expected}");
         }
+    }
+
+    /// T16, T20: the first period behind a committed alpha only records its share, so that a steady
+    /// share leaves the alpha as it was.
+    #[test]
+    fn a_committed_alpha_stays_while_the_share_is_steady_and_follows_it_otherwise() {
+        let committed = Alpha::from_ppm(250_000).unwrap();
+        let mut alpha = PrioritisedShare::new(AlphaRule::Paper);
+        alpha.begin_with(committed);
+        for (compliant, expected) in [(80, 0.25), (81, 0.25), (86, 0.5), (81, 0.25)] {
+            alpha.adjust(compliant, 100);
+            assert_eq!(alpha.get(), expected, "{compliant}");
+        }
+        alpha.begin_with(Alpha::ONE);
+        assert_eq!(alpha.get(), 0.25, "an alpha that was adjusted here is newer");
     }
 
     #[test]

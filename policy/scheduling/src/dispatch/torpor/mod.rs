@@ -22,14 +22,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, SloCounts, Timestamp};
+use millrace_types::{Alpha, BytesPerSec, GpuIndex, Priority, SloCounts, Timestamp};
 
 use self::alpha::PrioritisedShare;
 use self::groups::{ALPHA_ONE, PriorityGroups};
 use self::required::{RequiredRequestCount, ScoredRequests};
 use super::config::{AlphaRule, TorporConfig, TorporGpuChoice, TorporOrder};
 use super::models::{ModelSlot, ModelTable};
-use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
+use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
@@ -181,6 +181,10 @@ impl Torpor {
 
     fn adjust(&mut self) {
         self.alpha.adjust(self.compliant, self.held);
+        self.regroup();
+    }
+
+    fn regroup(&mut self) {
         self.groups.set_alpha((self.alpha.get() * ALPHA_ONE as f64).round() as u64);
         self.settle();
     }
@@ -333,8 +337,14 @@ impl DispatchPolicy for Torpor {
         [self.next_regroup, self.next_adjust].into_iter().flatten().min()
     }
 
-    fn add_stats(&self, stats: &mut DispatchStats) {
-        stats.alpha = Some(self.alpha.get());
+    fn alpha(&self) -> Option<Alpha> {
+        let ppm = (self.alpha.get() * f64::from(Alpha::ONE.ppm())).round();
+        Some(Alpha::from_ppm(ppm as u32).unwrap_or(Alpha::ONE)).filter(|_| self.held > 0)
+    }
+
+    fn begin_with(&mut self, _priority: Priority, alpha: Alpha) {
+        self.alpha.begin_with(alpha);
+        self.regroup();
     }
 }
 
