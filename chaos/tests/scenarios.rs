@@ -103,16 +103,25 @@ fn killed_executors_of_a_swapping_node_leave_nothing_behind() {
     assert_eq!(page.matches("<svg").count(), 4);
 }
 
+/// Kills the executor of a model, where each model has an executor of its own.
+fn an_executor_is_replaced_under(isolation: &str) {
+    let Some(report) = run(&["executor-kill", "--isolation", isolation]) else { return };
+    assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
+    let events = report["timeline"].as_array().unwrap().iter();
+    let kills = events.filter(|event| event["kind"] == "fault");
+    let said: Vec<_> = kills.filter_map(|event| event["what"].as_str()).collect();
+    assert!(said.len() == 1 && said[0].starts_with("kill -9 of the executor of "), "{said:?}");
+}
+
 #[test]
 fn a_killed_executor_of_a_single_model_is_replaced() {
-    for isolation in ["model", "resident"] {
-        let Some(report) = run(&["executor-kill", "--isolation", isolation]) else { return };
-        assert!(verdicts(&report).iter().all(|&(_, verdict)| verdict == "pass"), "{report}");
-        let events = report["timeline"].as_array().unwrap().iter();
-        let kills = events.filter(|event| event["kind"] == "fault");
-        let said: Vec<_> = kills.filter_map(|event| event["what"].as_str()).collect();
-        assert!(said.len() == 1 && said[0].starts_with("kill -9 of the executor of "), "{said:?}");
-    }
+    an_executor_is_replaced_under("model");
+}
+
+#[test]
+#[ignore = "differs from the isolation of models in the executor's end alone: scripts/nightly"]
+fn a_killed_executor_of_a_resident_model_is_replaced() {
+    an_executor_is_replaced_under("resident");
 }
 
 #[test]
@@ -150,7 +159,9 @@ fn dropped_packets_between_namespaces_break_no_promise() {
     assert_eq!(mends.count(), 3, "{report}");
 }
 
+/// `cli/tests/compose` is the check of containers that each run makes.
 #[test]
+#[ignore = "starts a cluster in containers: scripts/nightly"]
 fn killed_executors_in_containers_are_replaced() {
     let Some(report) = run(&["executor-storm", "--functions", "20", "--ground", "compose"]) else { return };
     if skipped(&report) {
