@@ -239,15 +239,21 @@ fn router(c: &mut Criterion) {
         queued: worker * 7 % 11,
         unseen: worker % 5,
         run: Duration::from_millis(7),
-        held: if worker.is_multiple_of(4) { ModelResidency::OnIdleGpu } else { ModelResidency::InHost },
-        host_rate: BytesPerSec::gb(12),
+        assigned: Duration::from_millis(u64::from(worker % 9)),
+        waiting: Duration::from_millis(u64::from(worker * 7 % 11)),
+        held: match worker % 4 {
+            0 => ModelResidency::OnIdleGpu,
+            1 => ModelResidency::OnBusyGpu { free_in: Duration::from_millis(3) },
+            _ => ModelResidency::InHost,
+        },
+        load: Duration::from_millis(20),
+        has_room: worker.is_multiple_of(2),
         missing: Bytes::ZERO,
     };
-    let request = router::RouteRequest { weights: Bytes::mib(200) };
     for workers in [4, 100] {
         let candidates: Vec<_> = (0..workers).map(candidate).collect();
         c.bench_function(&format!("router/choose among {workers} workers"), |b| {
-            b.iter(|| router::choose(black_box(&candidates).iter().copied(), &request));
+            b.iter(|| router::choose(black_box(&candidates).iter().copied()));
         });
     }
 }

@@ -1,13 +1,12 @@
 //! The choice of a node for each request, as in a controller's gateway: the pure router over the latest
-//! telemetry, which arrives every 100 ms, and an assumed rate of every host link. Two details are simpler
-//! than in the gateway. A request that was answered since the last report counts as unseen until the next
-//! report. A function's only node gets all its requests, even without a GPU that is up.
+//! telemetry, which arrives every 100 ms. Two details are simpler than in the gateway. A request that was
+//! answered since the last report counts as unseen until the next report. A function's only node gets all its requests, even without a GPU that is up.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_nodes::router::{
-    self, HOST_RATE, MachineRunTimes, MachineType, ModelResidency, RouteRequest, WorkerCandidate,
+    self, MachineRunTimes, MachineType, MeasuredLoads, ModelResidency, RouteRequest, WorkerCandidate,
 };
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, Digest};
@@ -26,8 +25,11 @@ struct Known {
     queued: u32,
     /// Requests that were sent to the node after its last report.
     unseen: u32,
-    on_idle: BTreeSet<Digest>,
-    on_busy: BTreeSet<Digest>,
+    assigned: Duration,
+    waiting: Duration,
+    held: BTreeMap<Digest, ModelResidency>,
+    /// Most free memory of a GPU.
+    room: Bytes,
 }
 
 /// The nodes, and the nodes that serve each function.
@@ -37,6 +39,10 @@ pub struct SimulatedRouter {
     /// The observed run times of each function.
     runs: BTreeMap<u32, MachineRunTimes>,
     serving: BTreeMap<u32, Vec<usize>>,
+    /// Measured load times of models.
+    loads: BTreeMap<Digest, Duration>,
+    /// Weights of the requested models.
+    weights: BTreeMap<Digest, Bytes>,
 }
 
 impl SimulatedRouter {
@@ -50,8 +56,10 @@ impl SimulatedRouter {
             gpus_coming: 0,
             queued: 0,
             unseen: 0,
-            on_idle: BTreeSet::new(),
-            on_busy: BTreeSet::new(),
+            assigned: Duration::ZERO,
+            waiting: Duration::ZERO,
+            held: BTreeMap::new(),
+            room: topology.gpus.iter().map(|gpu| gpu.memory).max().unwrap_or_default(),
         };
         self.nodes.insert(node, known);
     }
@@ -68,15 +76,27 @@ impl SimulatedRouter {
         let coming = said.gpus.iter().filter(coming).count();
         let up = said.gpus.iter().filter(|gpu| gpu.health == GpuHealth::Up);
         let (idle, busy): (Vec<_>, Vec<_>) = up.partition(|gpu| gpu.running.is_none());
-        let held = |gpus: &[&GpuSnapshot]| {
-            gpus.iter().flat_map(|gpu| gpu.models.iter().map(|model| model.digest)).collect()
-        };
         let count = |gpus: usize| u32::try_from(gpus).unwrap_or(u32::MAX);
         known.gpus_up = count(idle.len() + busy.len());
         known.gpus_idle = count(idle.len());
         known.gpus_coming = count(coming);
         (known.queued, known.unseen) = (said.queued, 0);
-        (known.on_idle, known.on_busy) = (held(&idle), held(&busy));
+        known.held.clear();
+        let free_in =
+            |gpu: &GpuSnapshot| said.work.assigned.get(gpu.index.0 as usize).copied().unwrap_or_default();
+        let on_idle = idle.iter().map(|&gpu| (gpu, ModelResidency::OnIdleGpu));
+        let on_busy = busy.iter().map(|&gpu| (gpu, ModelResidency::OnBusyGpu { free_in: free_in(gpu) }));
+        for (gpu, here) in on_idle.chain(on_busy) {
+            for model in &gpu.models {
+                let held = known.held.entry(model.digest).or_insert(here);
+                *held = here.min(*held);
+            }
+        }
+        known.assigned = said.work.assigned.iter().sum();
+        known.waiting = said.work.waiting;
+        let free = |gpu: &&GpuSnapshot| Bytes(gpu.memory.get().saturating_sub(gpu.used.get()));
+        known.room = idle.iter().chain(&busy).map(free).max().unwrap_or_default();
+        self.loads.extend(said.loads.iter().map(|(digest, load)| (*digest, *load)));
     }
 
     /// Records the duration of a run of a function on a node.
@@ -93,14 +113,15 @@ impl SimulatedRouter {
         if let [only] = serving[..] {
             return Some(only);
         }
+        self.weights.insert(digest, request.weights);
+        let mut measured = MeasuredLoads::default();
+        for (digest, load) in &self.loads {
+            measured.add(self.weights.get(digest).copied().unwrap_or_default(), *load);
+        }
         let runs = self.runs.entry(function).or_default();
         let candidate = |&node: &usize| {
             let known = self.nodes.get(&node)?;
-            let held = match () {
-                () if known.on_idle.contains(&digest) => ModelResidency::OnIdleGpu,
-                () if known.on_busy.contains(&digest) => ModelResidency::OnBusyGpu,
-                () => ModelResidency::InHost,
-            };
+            let load = self.loads.get(&digest).copied();
             Some(WorkerCandidate {
                 worker: node,
                 gpus_up: known.gpus_up,
@@ -109,13 +130,16 @@ impl SimulatedRouter {
                 queued: known.queued,
                 unseen: known.unseen,
                 run: runs.estimate(&known.machine),
-                held,
-                host_rate: HOST_RATE,
+                held: known.held.get(&digest).copied().unwrap_or(ModelResidency::InHost),
+                assigned: known.assigned,
+                waiting: known.waiting,
+                load: load.unwrap_or_else(|| request.assumed_load(measured)),
+                has_room: known.room >= request.memory,
                 // A simulated request carries its inputs, so no node has to fetch any.
                 missing: Bytes::ZERO,
             })
         };
-        let chosen = router::choose(serving.iter().filter_map(candidate), request)?;
+        let chosen = router::choose(serving.iter().filter_map(candidate))?;
         self.nodes.get_mut(&chosen)?.unseen += 1;
         Some(chosen)
     }

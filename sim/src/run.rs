@@ -126,7 +126,7 @@ struct RunContext {
     held: RefCell<(u64, u64)>,
     answered: Notify,
     timeout: Duration,
-    requests: Vec<(RevisionKey, Digest, millrace_types::Bytes)>,
+    requests: Vec<(RevisionKey, Digest, RouteRequest)>,
     /// Whether each function's requests carry a row, so that several requests may run as a batch.
     rows: Vec<bool>,
 }
@@ -153,7 +153,8 @@ impl SimulatedCluster {
             machines.push(machine);
         }
         let request = |(place, function): (usize, &SimulatedFunction)| {
-            (machine::revision(place, function), digest(place), function.model.weights)
+            let needs = RouteRequest { weights: function.model.weights, memory: function.model.memory };
+            (machine::revision(place, function), digest(place), needs)
         };
         let shared = Rc::new(RunContext {
             clock,
@@ -303,9 +304,8 @@ async fn inject_requests(shared: &Rc<RunContext>, scenario: &ClusterScenario, be
 
 async fn send_request(shared: Rc<RunContext>, request: usize, function: u32) {
     let arrived = shared.clock.now();
-    let (revision, digest, weights) = &shared.requests[function as usize];
-    let needs = RouteRequest { weights: *weights };
-    let node = shared.router.borrow_mut().choose(function, *digest, &needs);
+    let (revision, digest, needs) = &shared.requests[function as usize];
+    let node = shared.router.borrow_mut().choose(function, *digest, needs);
     let Some(node) = node else {
         let ending = RequestEnding::Failed { reason: Reason::FunctionNotReady };
         return shared.record_request(SimulatedRequest {

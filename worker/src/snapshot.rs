@@ -1,11 +1,12 @@
 //! Snapshots of the node, from which telemetry, routing and `millrace ps` are served.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_scheduling::admission::FunctionTotals;
 use millrace_scheduling::batching::BatchCounts;
-use millrace_scheduling::dispatch::{DispatchStats, PredictionError};
+use millrace_scheduling::dispatch::{DispatchStats, NodeWork, PredictionError};
 use millrace_transfers::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
@@ -31,6 +32,10 @@ pub struct NodeSnapshot {
     pub links: Vec<LinkSnapshot>,
     /// Number of requests in the node's queue.
     pub queued: u32,
+    /// Expected GPU time of the node's requests.
+    pub work: NodeWork,
+    /// Time that bringing each model to a GPU adds to a run, for models that were brought to one.
+    pub loads: Arc<BTreeMap<Digest, Duration>>,
     /// Counters of the dispatch policy (L17).
     pub dispatch: DispatchStats,
     /// Counters of batched runs.
@@ -176,6 +181,8 @@ pub(crate) enum SnapshotPart {
     Past(BTreeMap<FunctionKey, FunctionTotals>),
     Queue {
         queued: u32,
+        work: NodeWork,
+        loads: Arc<BTreeMap<Digest, Duration>>,
         stats: DispatchStats,
         batches: BatchCounts,
         transfers: TransferCounts,
@@ -194,8 +201,10 @@ impl NodeSnapshot {
             SnapshotPart::Function(function) => self.functions.push(function),
             SnapshotPart::Link(link) => self.links.push(link),
             SnapshotPart::Past(past) => self.past = past,
-            SnapshotPart::Queue { queued, stats, batches, transfers, policy } => {
+            SnapshotPart::Queue { queued, work, loads, stats, batches, transfers, policy } => {
                 self.queued = queued;
+                self.work = work;
+                self.loads = loads;
                 self.dispatch = stats;
                 self.batches = batches;
                 self.transfers = transfers;

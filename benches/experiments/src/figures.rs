@@ -37,6 +37,12 @@ impl SeedValues {
         Self(self.0.iter().zip(&other.0).map(|(a, b)| a - b).collect())
     }
 
+    /// Returns the ratio of each value to the base value of the same seed.
+    #[must_use]
+    pub fn ratio_to(&self, base: &Self) -> Self {
+        Self(self.0.iter().zip(&base.0).map(|(ours, base)| ours / base).collect())
+    }
+
     /// Returns the share by which each value is below the base value of the same seed.
     #[must_use]
     pub fn reduction_from(&self, base: &Self) -> Self {

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use millrace_nodes::router::ModelResidency;
+use millrace_nodes::router::{MeasuredLoads, ModelResidency};
 use millrace_proto::worker as wire;
-use millrace_types::Digest;
+use millrace_types::{Bytes, Digest};
 
 /// The load of a worker, and the location of each model there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,6 +20,16 @@ pub(crate) struct WorkerLoad {
     pub(crate) gpus_coming: u32,
     /// Requests in the worker's queue.
     pub(crate) queued: u32,
+    /// GPU time of the requests that were assigned to GPUs.
+    pub(crate) assigned: Duration,
+    /// GPU time of the requests in the worker's queue.
+    pub(crate) waiting: Duration,
+    /// Most free memory of a GPU.
+    pub(crate) room: Bytes,
+    /// Measured load times of models.
+    pub(crate) loads: BTreeMap<Digest, Duration>,
+    /// The loads together, for models that were not measured.
+    pub(crate) measured: MeasuredLoads,
     /// Models on GPUs or in transit to a GPU. Models absent from the map are in host memory.
     pub(crate) held: BTreeMap<Digest, ModelResidency>,
 }
@@ -27,11 +38,21 @@ impl WorkerLoad {
     /// Returns the assumed load before the first report, which arrives within 100 ms: all GPUs serve
     /// and are idle.
     pub(super) fn unknown(gpus: u32) -> Self {
-        Self { gpus_up: gpus, gpus_idle: gpus, ..Self::default() }
+        Self { gpus_up: gpus, gpus_idle: gpus, room: Bytes(u64::MAX), ..Self::default() }
     }
 
     pub(super) fn of(telemetry: &wire::Telemetry) -> Self {
-        let mut load = Self { queued: telemetry.queued, ..Self::default() };
+        let measured = telemetry.host_models.iter().filter(|model| model.load_ns > 0);
+        let mut load = Self {
+            queued: telemetry.queued,
+            waiting: Duration::from_nanos(telemetry.waiting_ns),
+            ..Self::default()
+        };
+        for model in measured {
+            let time = Duration::from_nanos(model.load_ns);
+            load.measured.add(Bytes(model.bytes), time);
+            load.loads.extend(model.digest.parse().ok().map(|digest| (digest, time)));
+        }
         for gpu in &telemetry.gpus {
             match gpu.health() {
                 wire::GpuHealth::Up => load.count_up(gpu),
@@ -46,7 +67,10 @@ impl WorkerLoad {
         let idle = gpu.running.is_empty();
         self.gpus_up += 1;
         self.gpus_idle += u32::from(idle);
-        let here = if idle { ModelResidency::OnIdleGpu } else { ModelResidency::OnBusyGpu };
+        let free_in = Duration::from_nanos(gpu.assigned_ns);
+        self.assigned = self.assigned.saturating_add(free_in);
+        self.room = self.room.max(Bytes(gpu.memory_bytes.saturating_sub(gpu.used_bytes)));
+        let here = if idle { ModelResidency::OnIdleGpu } else { ModelResidency::OnBusyGpu { free_in } };
         // A digest that does not parse names a model that no request can ask for.
         for digest in gpu.models.iter().filter_map(|model| model.digest.parse().ok()) {
             let held = self.held.entry(digest).or_insert(here);
@@ -106,10 +130,21 @@ mod tests {
 
     #[test]
     fn a_report_yields_the_serving_gpus_and_the_location_of_each_model() {
+        let load = |model: &[u8], load_ns| {
+            let digest = Digest::of(model).to_string();
+            wire::HostModel { digest, load_ns, bytes: 2 }
+        };
         let telemetry = wire::Telemetry {
             queued: 5,
+            waiting_ns: 9_000,
+            host_models: vec![load(b"a", 3_000), load(b"d", 0)],
             gpus: vec![
-                gpu(wire::GpuHealth::Up, "default/f@1", &[b"a", b"b"]),
+                wire::GpuTelemetry {
+                    assigned_ns: 7_000,
+                    memory_bytes: 9,
+                    used_bytes: 4,
+                    ..gpu(wire::GpuHealth::Up, "default/f@1", &[b"a", b"b"])
+                },
                 gpu(wire::GpuHealth::Up, "", &[b"b", b"c"]),
                 gpu(wire::GpuHealth::Restarting, "", &[b"d"]),
                 gpu(wire::GpuHealth::Unhealthy, "", &[b"d"]),
@@ -117,7 +152,7 @@ mod tests {
             ..wire::Telemetry::default()
         };
         let held = [
-            (b"a", ModelResidency::OnBusyGpu),
+            (b"a", ModelResidency::OnBusyGpu { free_in: Duration::from_micros(7) }),
             (b"b", ModelResidency::OnIdleGpu),
             (b"c", ModelResidency::OnIdleGpu),
         ];
@@ -126,6 +161,11 @@ mod tests {
             gpus_idle: 1,
             gpus_coming: 1,
             queued: 5,
+            assigned: Duration::from_micros(7),
+            waiting: Duration::from_micros(9),
+            room: Bytes(5),
+            loads: [(Digest::of(b"a"), Duration::from_micros(3))].into(),
+            measured: MeasuredLoads { weights: Bytes(2), loads: Duration::from_micros(3) },
             held: held.into_iter().map(|(model, held)| (Digest::of(model), held)).collect(),
         };
         assert_eq!(WorkerLoad::of(&telemetry), expected);

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use millrace_cluster_state::{FUNCTIONS_MAX, FunctionRecord, RevisionRecord, State};
 use millrace_gateway::backend::{Kind, ModelAvailability, ModelRevision};
+use millrace_nodes::router::RouteRequest;
 use millrace_types::workflow::Signature;
 use millrace_types::{Digest, Failure, FunctionKey, Reason, Revision, RevisionKey, SequenceSpec, TenantName};
 
@@ -39,6 +40,8 @@ struct Served {
 #[derive(Debug, Clone)]
 pub(super) struct Candidates {
     pub(super) digest: Digest,
+    /// Sizes of the model.
+    pub(super) request: RouteRequest,
     /// The ready workers, ordered by name.
     pub(super) workers: Arc<[Arc<AttachedWorker>]>,
 }
@@ -173,9 +176,11 @@ fn served(state: &State, function: &FunctionRecord, workers: &Workers, shortages
             weights: artifact.model.weights,
             availability: availability(readiness),
         };
+        let memory = revision.gpu_memory(&artifact.model);
+        let request = RouteRequest { weights: artifact.model.weights, memory };
         let ready = readiness::serving(state, function, revision, workers);
         let workers = ready.into_iter().cloned().collect();
-        let candidates = Candidates { digest: revision.digest, workers };
+        let candidates = Candidates { digest: revision.digest, request, workers };
         Some(Served { model: Arc::new(model), candidates })
     };
     served.iter().filter_map(|revision| one(revision)).collect()

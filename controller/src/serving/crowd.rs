@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_cluster_state::{
     CallerName, ControllerId, ModelSummary, Proposal, State, StateCommand, UnixMillis,
 };
-use millrace_nodes::router::{MachineRunTimes, RouteRequest};
+use millrace_nodes::router::MachineRunTimes;
 use millrace_proto::parts::PartAssembler;
 use millrace_proto::worker as wire;
 use millrace_types::{
@@ -24,7 +24,7 @@ use crate::leadership::LeaderStatus;
 const GPUS: usize = 8;
 const MODELS_PER_GPU: usize = 10;
 const RUN: Duration = Duration::from_millis(4);
-const REQUEST: RouteRequest = RouteRequest { weights: Bytes::mib(100) };
+const WEIGHTS: Bytes = Bytes::mib(100);
 
 /// Functions on nodes, and a gateway's knowledge of both.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl RoutingFixture {
     pub fn route(&self, function: usize) -> Option<NodeName> {
         let sight = CatalogInputs { state: &self.state, fleet: &self.fleet, outlook: &self.outlook };
         let candidates = self.catalog.candidates(&sight, self.keys.get(function)?)?;
-        let chosen = route::choose(&candidates, &REQUEST, &self.runs, |_| Bytes::ZERO, |_| false);
+        let chosen = route::choose(&candidates, &self.runs, |_| Bytes::ZERO, |_| false);
         chosen.map(|worker| worker.name.clone())
     }
 }
@@ -88,7 +88,7 @@ fn state(keys: &[RevisionKey]) -> State {
     };
     apply(StateCommand::InitCluster { cluster_id: ClusterId("crowd".into()) });
     for (function, key) in keys.iter().enumerate() {
-        let weights = REQUEST.weights;
+        let weights = WEIGHTS;
         let inputs = Vec::new();
         let outputs = Vec::new();
         let model = ModelSummary { weights, parameters: 1, launches: 1, inputs, outputs };

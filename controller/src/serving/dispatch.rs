@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use millrace_gateway::backend::ModelRevision;
 use millrace_nodes::retries::OTHER_WORKERS_MAX;
-use millrace_nodes::router;
 use millrace_proto::convert::{duration_wire, in_sequence_wire};
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
@@ -36,13 +35,6 @@ enum AttemptFailure {
     Declined(Failure),
     /// The worker was lost.
     Lost(Failure),
-}
-
-/// The requested revision and its properties for routing.
-#[derive(Debug)]
-struct Demand {
-    key: RevisionKey,
-    request: router::RouteRequest,
 }
 
 /// A call of a function, for a request or for a step of a workflow.
@@ -92,7 +84,8 @@ impl ServingBackend {
 struct CallDispatcher<'a> {
     serving: &'a ServingBackend,
     model: &'a ModelRevision,
-    demand: Demand,
+    /// The requested revision.
+    key: RevisionKey,
     run: &'a RevisionEstimates,
     call: DispatchedCall,
     deadline: Instant,
@@ -114,13 +107,12 @@ impl<'a> CallDispatcher<'a> {
         run: &'a RevisionEstimates,
         call: DispatchedCall,
     ) -> Self {
-        let demand = Demand { key, request: router::RouteRequest { weights: model.weights } };
         let deadline = Instant::now() + call.timeout;
         run.count_request();
         Self {
             serving,
             model,
-            demand,
+            key,
             run,
             call,
             deadline,
@@ -163,10 +155,10 @@ impl<'a> CallDispatcher<'a> {
     }
 
     fn choose(&self) -> Option<Arc<AttachedWorker>> {
-        let candidates = self.serving.candidates(&self.demand.key)?;
+        let candidates = self.serving.candidates(&self.key)?;
         let tried = |worker: &AttachedWorker| self.tried.iter().any(|tried| tried.is_process_of(worker));
         let runs = self.run.estimates();
-        route::choose(&candidates, &self.demand.request, &runs, |worker| self.missing(worker), tried)
+        route::choose(&candidates, &runs, |worker| self.missing(worker), tried)
     }
 
     /// Returns the input bytes that a worker would have to fetch from other workers.
@@ -177,7 +169,7 @@ impl<'a> CallDispatcher<'a> {
     }
 
     fn no_worker(&self) -> Failure {
-        Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.demand.key))
+        Failure::new(Reason::NoWorker, format!("no worker can serve {} now: try again soon", self.key))
     }
 
     /// Returns the next worker for a declined request. If the worker is shutting down, waits for
@@ -211,7 +203,7 @@ impl<'a> CallDispatcher<'a> {
         lost: &AttachedWorker,
         failure: Failure,
     ) -> Result<Arc<AttachedWorker>, Failure> {
-        tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.demand.key, error = failure.message, "worker lost under a request");
+        tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
         }
@@ -304,9 +296,9 @@ impl<'a> CallDispatcher<'a> {
             attempt: self.attempts,
             // The number of attempts left includes this one.
             attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
-            tenant: self.demand.key.function.tenant.to_string(),
-            function: self.demand.key.function.name.to_string(),
-            revision: self.demand.key.revision.get(),
+            tenant: self.key.function.tenant.to_string(),
+            function: self.key.function.name.to_string(),
+            revision: self.key.revision.get(),
             timeout: Some(duration_wire(left)),
             priority: self.call.priority,
             // Cloning shares the tensors' bytes.

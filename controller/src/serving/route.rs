@@ -1,9 +1,10 @@
 //! The router's input about each worker that is ready for a revision, from telemetry.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_nodes::router::{
-    self, HOST_RATE, MachineRunTimes, ModelResidency, RUN_GUESS, RouteRequest, WorkerCandidate,
+    self, MachineRunTimes, MeasuredLoads, ModelResidency, RUN_GUESS, RouteRequest, WorkerCandidate,
 };
 use millrace_types::{Bytes, Digest};
 
@@ -15,26 +16,36 @@ use crate::fleet::{AttachedWorker, WorkerLoad};
 /// fetch. While no GPU serves on any candidate, the router picks a worker with a starting GPU.
 pub(super) fn choose(
     candidates: &Candidates,
-    request: &RouteRequest,
     runs: &MachineRunTimes,
     missing: impl Fn(&AttachedWorker) -> Bytes,
     excluded: impl Fn(&AttachedWorker) -> bool,
 ) -> Option<Arc<AttachedWorker>> {
-    let digest = candidates.digest;
-    let able = candidates.workers.iter().filter(|worker| !excluded(worker));
-    let known = able.map(|worker| worker.with_load(|load| candidate(worker, load, digest)));
+    let Candidates { digest, request, .. } = *candidates;
+    let able = || candidates.workers.iter().filter(|worker| !excluded(worker));
+    // A worker that never loaded the model is expected to take as long as the slowest that did.
+    let measured = able().filter_map(|worker| worker.with_load(|load| load.loads.get(&digest).copied()));
+    let load = measured.max().unwrap_or_else(|| {
+        let mut all = MeasuredLoads::default();
+        for worker in able() {
+            worker.with_load(|load| all.add(load.measured.weights, load.measured.loads));
+        }
+        request.assumed_load(all)
+    });
+    let known = able().map(|worker| worker.with_load(|it| candidate(worker, it, digest, &request, load)));
     let known = known.map(|candidate| {
         let run = runs.estimate(&candidate.worker.machine);
         let missing = missing(candidate.worker);
         WorkerCandidate { run, missing, ..candidate }
     });
-    router::choose(known, request).cloned()
+    router::choose(known).cloned()
 }
 
 fn candidate<'a>(
     worker: &'a Arc<AttachedWorker>,
     load: &WorkerLoad,
     digest: Digest,
+    request: &RouteRequest,
+    expected: Duration,
 ) -> WorkerCandidate<&'a Arc<AttachedWorker>> {
     WorkerCandidate {
         missing: Bytes::ZERO,
@@ -46,6 +57,9 @@ fn candidate<'a>(
         queued: load.queued,
         unseen: worker.unseen(),
         held: load.held.get(&digest).copied().unwrap_or(ModelResidency::InHost),
-        host_rate: HOST_RATE,
+        assigned: load.assigned,
+        waiting: load.waiting,
+        load: load.loads.get(&digest).copied().unwrap_or(expected),
+        has_room: load.room >= request.memory,
     }
 }

@@ -12,18 +12,61 @@ use millrace_types::{Bytes, BytesPerSec};
 /// Assumed run time before the first measurement.
 pub const RUN_GUESS: Duration = Duration::from_millis(10);
 
-/// Assumed rate of copies from host memory to a GPU: PCIe 3.0 ×16 in practice. Workers do not
-/// report a rate, and only the comparison with run times matters here.
-pub const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
+/// Assumed rate of copies from host memory to a GPU before a worker has measured one: PCIe 3.0 ×16
+/// in practice.
+const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
 
 /// Assumed rate at which a worker fetches inputs from another worker: 10 Gbit/s.
 pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
+
+/// Charge for a load into free memory, in percent of the load: a load also takes GPU time from other
+/// requests.
+const LOAD_PERCENT: u32 = 105;
+/// Charge for a load that evicts another model, in percent: that model will be loaded again.
+const EVICTING_PERCENT: u32 = 180;
+/// Charge for a wait until a GPU that holds the model is free, in percent: a wait takes no GPU time from
+/// other requests, and a load elsewhere does. Our own value; smaller ones leave GPUs idle, larger ones
+/// spread each model over more workers (ROUTED).
+const WAIT_PERCENT: u32 = 50;
+
+/// Measured loads of models, in total.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MeasuredLoads {
+    /// Weights of the models.
+    pub weights: Bytes,
+    /// Times of the loads.
+    pub loads: Duration,
+}
+
+impl MeasuredLoads {
+    /// Adds the load of a model.
+    pub fn add(&mut self, weights: Bytes, load: Duration) {
+        self.weights = Bytes(self.weights.get().saturating_add(weights.get()));
+        self.loads = self.loads.saturating_add(load);
+    }
+}
 
 /// Needs of a request that are the same on every worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteRequest {
     /// Size of the model's weights.
     pub weights: Bytes,
+    /// GPU memory that the model occupies.
+    pub memory: Bytes,
+}
+
+impl RouteRequest {
+    /// Returns the assumed time of a load of this model, which no worker has measured: as long as
+    /// the measured loads of other models, in proportion to their weights.
+    #[must_use]
+    pub fn assumed_load(&self, measured: MeasuredLoads) -> Duration {
+        let nanos = measured.loads.as_nanos() * u128::from(self.weights.get());
+        let nanos = nanos.checked_div(u128::from(measured.weights.get()));
+        nanos.map_or_else(
+            || HOST_RATE.time_for(self.weights),
+            |nanos| Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)),
+        )
+    }
 }
 
 /// Location of a model on a worker.
@@ -32,7 +75,10 @@ pub enum ModelResidency {
     /// On a GPU that runs nothing.
     OnIdleGpu,
     /// Only on GPUs that run something.
-    OnBusyGpu,
+    OnBusyGpu {
+        /// Time until the first of these GPUs has finished its requests.
+        free_in: Duration,
+    },
     /// In host memory only.
     InHost,
 }
@@ -51,12 +97,18 @@ pub struct WorkerCandidate<W> {
     pub queued: u32,
     /// Requests sent to the worker that its telemetry cannot include yet.
     pub unseen: u32,
+    /// GPU time of the requests that were assigned to the worker's GPUs, of all GPUs together.
+    pub assigned: Duration,
+    /// GPU time of the requests in the worker's queue.
+    pub waiting: Duration,
     /// Estimated run time of the request on this worker: see [`MachineRunTimes`].
     pub run: Duration,
     /// Location of the model on this worker.
     pub held: ModelResidency,
-    /// Rate at which a model is copied to the worker's GPUs.
-    pub host_rate: BytesPerSec,
+    /// Time that bringing the model to one of the worker's GPUs adds to the run.
+    pub load: Duration,
+    /// Whether a GPU has free memory for the model.
+    pub has_room: bool,
     /// Bytes of the request's inputs that the worker would have to fetch from other workers first.
     pub missing: Bytes,
 }
@@ -65,47 +117,48 @@ impl<W> WorkerCandidate<W> {
     /// Returns the estimated time until the request has run on this worker. `None` if no GPU
     /// serves.
     #[must_use]
-    pub fn finish(&self, request: &RouteRequest) -> Option<Duration> {
+    pub fn finish(&self) -> Option<Duration> {
         if self.gpus_up == 0 {
             return None;
         }
         // Earlier requests, without the ones that idle GPUs begin at once.
         let before = u64::from(self.queued) + u64::from(self.unseen);
         let idle = u64::from(self.gpus_idle.min(self.gpus_up));
-        let busy = idle <= before;
-        let rounds = if busy { 1 + (before - idle) / u64::from(self.gpus_up) } else { 0 };
-        let wait = self.run.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX));
-        let resident = match self.held {
-            ModelResidency::OnIdleGpu => true,
-            // An idle GPU begins the request at once, with or without the model.
-            ModelResidency::OnBusyGpu => busy,
-            ModelResidency::InHost => false,
+        // The worker does not know how long models run that never ran there.
+        let unknown = if self.waiting.is_zero() { self.queued } else { 0 };
+        let unknown = self.run.saturating_mul(self.unseen.saturating_add(unknown));
+        let queue = self.waiting.saturating_add(unknown) / self.gpus_up;
+        let turn = if before < idle { Duration::ZERO } else { queue + self.assigned / self.gpus_up };
+        let percent = if self.has_room { LOAD_PERCENT } else { EVICTING_PERCENT };
+        let loaded = turn.saturating_add(self.load.saturating_mul(percent) / 100);
+        let begins = match self.held {
+            ModelResidency::OnIdleGpu => turn,
+            ModelResidency::OnBusyGpu { free_in } => {
+                (free_in * WAIT_PERCENT / 100).saturating_add(queue).min(loaded)
+            }
+            ModelResidency::InHost => loaded,
         };
-        let swap = if resident { Duration::ZERO } else { self.host_rate.time_for(request.weights) };
         let fetch = PEER_RATE.time_for(self.missing);
-        Some(wait.saturating_add(swap).saturating_add(fetch).saturating_add(self.run))
+        Some(begins.saturating_add(fetch).saturating_add(self.run))
     }
 }
 
 /// Chooses the candidate that is likely to finish first; among equals the candidate with fewer
 /// requests, then the first. If no candidate has a serving GPU, chooses among the candidates with
 /// GPUs about to serve. `None` if there are none.
-pub fn choose<W>(
-    candidates: impl IntoIterator<Item = WorkerCandidate<W>> + Clone,
-    request: &RouteRequest,
-) -> Option<W> {
+pub fn choose<W>(candidates: impl IntoIterator<Item = WorkerCandidate<W>> + Clone) -> Option<W> {
     let soon = |candidate: WorkerCandidate<W>| WorkerCandidate {
         gpus_up: candidate.gpus_coming,
         gpus_idle: 0,
         ..candidate
     };
-    first(candidates.clone(), request).or_else(|| first(candidates.into_iter().map(soon), request))
+    first(candidates.clone()).or_else(|| first(candidates.into_iter().map(soon)))
 }
 
-fn first<W>(candidates: impl IntoIterator<Item = WorkerCandidate<W>>, request: &RouteRequest) -> Option<W> {
+fn first<W>(candidates: impl IntoIterator<Item = WorkerCandidate<W>>) -> Option<W> {
     let mut best: Option<((Duration, u64), W)> = None;
     for candidate in candidates {
-        let Some(finish) = candidate.finish(request) else { continue };
+        let Some(finish) = candidate.finish() else { continue };
         let busy = candidate.gpus_up.saturating_sub(candidate.gpus_idle);
         let rank = (finish, u64::from(candidate.queued) + u64::from(candidate.unseen) + u64::from(busy));
         if best.as_ref().is_none_or(|(best, _)| rank < *best) {
@@ -119,8 +172,6 @@ fn first<W>(candidates: impl IntoIterator<Item = WorkerCandidate<W>>, request: &
 mod tests {
     use super::*;
 
-    const REQUEST: RouteRequest = RouteRequest { weights: Bytes(120_000_000) };
-
     /// A worker with two idle GPUs and the model in host memory, 10 ms from either GPU.
     const IDLE: WorkerCandidate<&str> = WorkerCandidate {
         worker: "idle",
@@ -129,42 +180,81 @@ mod tests {
         gpus_coming: 0,
         queued: 0,
         unseen: 0,
+        assigned: Duration::ZERO,
+        waiting: Duration::ZERO,
         run: Duration::from_millis(4),
         held: ModelResidency::InHost,
-        host_rate: HOST_RATE,
+        load: Duration::from_millis(10),
+        has_room: true,
         missing: Bytes::ZERO,
     };
     const HOLDER: WorkerCandidate<&str> =
         WorkerCandidate { worker: "holder", held: ModelResidency::OnIdleGpu, ..IDLE };
 
     fn check(candidates: &[WorkerCandidate<&'static str>], expected: Option<&'static str>) {
-        assert_eq!(choose(candidates.iter().copied(), &REQUEST), expected);
+        assert_eq!(choose(candidates.iter().copied()), expected);
+    }
+
+    const fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    /// Returns the holder without an idle GPU, and with this work.
+    fn busy(free_in_us: u64, assigned_us: u64, waiting_us: u64) -> WorkerCandidate<&'static str> {
+        WorkerCandidate {
+            gpus_idle: 0,
+            queued: u32::from(waiting_us > 0),
+            held: ModelResidency::OnBusyGpu { free_in: us(free_in_us) },
+            assigned: us(assigned_us),
+            waiting: us(waiting_us),
+            ..HOLDER
+        }
     }
 
     #[test]
     fn finish_is_the_sum_of_wait_swap_and_run() {
-        let ms = |ms| Some(Duration::from_millis(ms));
-        assert_eq!(IDLE.finish(&REQUEST), ms(14));
-        assert_eq!(HOLDER.finish(&REQUEST), ms(4));
-        let full = WorkerCandidate { gpus_idle: 0, queued: 3, held: ModelResidency::OnBusyGpu, ..HOLDER };
-        assert_eq!(full.finish(&REQUEST), ms(4 + 2 * 4));
-        let other_gpu_is_idle = WorkerCandidate { gpus_idle: 1, held: ModelResidency::OnBusyGpu, ..HOLDER };
-        assert_eq!(other_gpu_is_idle.finish(&REQUEST), ms(14));
-        assert_eq!(WorkerCandidate { gpus_up: 0, ..HOLDER }.finish(&REQUEST), None);
+        assert_eq!(HOLDER.finish(), Some(us(4_000)));
+        assert_eq!(IDLE.finish(), Some(us(10_500 + 4_000)));
+        let full = WorkerCandidate { has_room: false, ..IDLE };
+        assert_eq!(full.finish(), Some(us(18_000 + 4_000)), "a load that evicts costs more");
+        assert_eq!(busy(3_000, 7_000, 0).finish(), Some(us(1_500 + 4_000)));
+        assert_eq!(busy(3_000, 7_000, 6_000).finish(), Some(us(1_500 + 6_000 / 2 + 4_000)));
+        let unknown = WorkerCandidate { queued: 3, ..busy(0, 0, 0) };
+        assert_eq!(unknown.finish(), Some(us(3 * 4_000 / 2 + 4_000)), "runs like this request's");
+        let slow = WorkerCandidate { held: ModelResidency::InHost, ..busy(0, 8_000, 0) };
+        assert_eq!(slow.finish(), Some(us(8_000 / 2 + 10_500 + 4_000)));
+        assert_eq!(WorkerCandidate { gpus_up: 0, ..HOLDER }.finish(), None);
     }
 
     #[test]
     fn a_holder_wins_over_a_short_wait_but_not_over_a_long_one() {
-        let busy =
-            |queued| WorkerCandidate { gpus_idle: 0, queued, held: ModelResidency::OnBusyGpu, ..HOLDER };
-        check(&[IDLE, busy(0)], Some("holder"));
-        check(&[IDLE, busy(10)], Some("idle"));
+        check(&[IDLE, busy(20_000, 20_000, 0)], Some("holder"));
+        check(&[IDLE, busy(22_000, 22_000, 0)], Some("idle"));
+    }
+
+    #[test]
+    fn a_load_that_nobody_measured_takes_as_long_as_others_for_its_weights() {
+        let request = RouteRequest { weights: Bytes(120_000_000), memory: Bytes::gib(1) };
+        assert_eq!(request.assumed_load(MeasuredLoads::default()), us(10_000), "at 12 GB/s");
+        let mut measured = MeasuredLoads::default();
+        measured.add(Bytes(40_000_000), us(500_000));
+        measured.add(Bytes(20_000_000), us(400_000));
+        assert_eq!(request.assumed_load(measured), us(1_800_000));
+    }
+
+    /// A cold model goes where it evicts no other model.
+    #[test]
+    fn a_load_goes_to_a_worker_with_room() {
+        let full = WorkerCandidate { worker: "full", has_room: false, ..IDLE };
+        check(&[full, IDLE], Some("idle"));
+        let waits = WorkerCandidate { gpus_idle: 0, assigned: us(20_000), ..IDLE };
+        check(&[full, waits], Some("full"));
     }
 
     #[test]
     fn a_faster_machine_wins_if_it_saves_more_than_a_swap() {
         let slow = |ms| WorkerCandidate { run: Duration::from_millis(ms), ..HOLDER };
-        check(&[IDLE, slow(13)], Some("holder"));
+        check(&[IDLE, slow(14)], Some("holder"));
         check(&[IDLE, slow(15)], Some("idle"));
     }
 

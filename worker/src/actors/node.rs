@@ -86,7 +86,7 @@ impl ActorBehaviour for NodeActor {
             }
             Message::Retired(function) => self.retired(now, function),
             Message::FunctionReset(function) => self.function_reset(now, function),
-            Message::Report { look, parts } => self.report(look, &parts),
+            Message::Report { look, parts } => self.report(now, look, &parts),
             Message::Inject { gpu, fault, function, reply } => {
                 drop(reply.send(self.inject(gpu, fault, function)));
             }

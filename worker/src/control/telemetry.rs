@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, RevisionKey};
+use millrace_types::{Bytes, Digest, RevisionKey};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -87,10 +87,10 @@ fn wire_telemetry(
     wire::Telemetry {
         epoch: 0,
         seq,
-        gpus: snapshot.gpus.iter().map(|it| gpu(it, &mut names)).collect(),
+        gpus: snapshot.gpus.iter().map(|it| gpu(it, snapshot, &mut names)).collect(),
         queued: snapshot.queued,
         host_tier_bytes: models.iter().map(|model| model.bytes).sum(),
-        host_models: models.iter().take(HOST_MODELS_MAX).cloned().collect(),
+        host_models: models.iter().take(HOST_MODELS_MAX).map(|model| host_model(model, snapshot)).collect(),
         host_models_left_out: left_out(models.len(), HOST_MODELS_MAX),
         scheduling: wire::NodeScheduling::from(scheduling).into(),
         host_budget_bytes: host.budget.get(),
@@ -98,7 +98,18 @@ fn wire_telemetry(
         host_evictions: counts.evictions,
         group_bytes: 0,
         policy: snapshot.policy.map(|policy| policy.wire()),
+        waiting_ns: nanos(snapshot.work.waiting),
     }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Adds a model's measured load time.
+fn host_model(model: &wire::HostModel, snapshot: &NodeSnapshot) -> wire::HostModel {
+    let load = model.digest.parse().ok().and_then(|digest: Digest| snapshot.loads.get(&digest));
+    wire::HostModel { load_ns: load.copied().map_or(0, nanos), ..model.clone() }
 }
 
 /// The remaining capacity for names in a telemetry message.
@@ -144,7 +155,7 @@ fn left_out(all: usize, named: usize) -> u32 {
     u32::try_from(all.saturating_sub(named)).unwrap_or(u32::MAX)
 }
 
-fn gpu(gpu: &GpuSnapshot, names: &mut NameBudget) -> wire::GpuTelemetry {
+fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::GpuTelemetry {
     let health = match gpu.health {
         GpuHealth::Starting => wire::GpuHealth::Starting,
         GpuHealth::Up => wire::GpuHealth::Up,
@@ -172,7 +183,8 @@ fn gpu(gpu: &GpuSnapshot, names: &mut NameBudget) -> wire::GpuTelemetry {
         swaps: gpu.swaps,
         peer_swaps: gpu.peer_swaps,
         evictions: gpu.evictions,
-        busy_ns: u64::try_from(gpu.busy.as_nanos()).unwrap_or(u64::MAX),
+        busy_ns: nanos(gpu.busy),
+        assigned_ns: node.work.assigned.get(gpu.index.0 as usize).copied().map_or(0, nanos),
         gpu_type: gpu.gpu_type.clone(),
         object_bytes: gpu.data.used.get(),
     }
@@ -207,6 +219,7 @@ fn model(
 #[cfg(test)]
 mod tests {
     use millrace_proto::parts::TELEMETRY_BYTES_MAX;
+    use millrace_scheduling::dispatch::NodeWork;
     use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
     use millrace_types::{Bytes, Digest, GpuIndex, Incarnation};
     use prost::Message as _;
@@ -234,13 +247,19 @@ mod tests {
                 ..with_models(vec![model], None)
             }],
             queued: 6,
+            work: NodeWork {
+                assigned: [0, 7].map(Duration::from_micros).to_vec(),
+                waiting: Duration::from_micros(8),
+            },
+            loads: Arc::new([(digest, Duration::from_micros(9))].into()),
             ..NodeSnapshot::default()
         };
-        let models = vec![wire::HostModel { digest: digest.to_string(), bytes: 10 }];
+        let models = vec![wire::HostModel { digest: digest.to_string(), bytes: 10, load_ns: 0 }];
+        let models_with_loads = vec![wire::HostModel { load_ns: 9_000, ..models[0].clone() }];
         let counts = HostTierCounts { cold_starts: 4, evictions: 5 };
         let host = HostTierTelemetry {
             budget: Bytes(20),
-            models: watch::channel(Arc::new(models.clone())).1,
+            models: watch::channel(Arc::new(models)).1,
             counts: watch::channel(Arc::new(counts)).1,
         };
         let idle = Some(duration_wire(Duration::from_secs(3)));
@@ -272,10 +291,11 @@ mod tests {
                 gpu_type: "V100".into(),
                 object_bytes: 0,
                 models_left_out: 0,
+                assigned_ns: 7_000,
             }],
             queued: 6,
             host_tier_bytes: 10,
-            host_models: models,
+            host_models: models_with_loads,
             scheduling: wire::NodeScheduling::Cordoned.into(),
             host_budget_bytes: 20,
             cold_starts: 4,
@@ -283,6 +303,7 @@ mod tests {
             group_bytes: 0,
             policy: None,
             host_models_left_out: 0,
+            waiting_ns: 8_000,
         };
         assert_eq!(wire_telemetry(9, &snapshot, &host, NodeScheduling::Cordoned), expected);
     }
@@ -329,6 +350,7 @@ mod tests {
         let host_model = |number: usize| wire::HostModel {
             digest: Digest::of(&number.to_le_bytes()).to_string(),
             bytes: 1 << 48,
+            load_ns: u64::MAX,
         };
         let host = HostTierTelemetry {
             budget: Bytes(20),

@@ -32,6 +32,7 @@ impl HostTier {
         let model = |(digest, bytes): (Digest, Bytes)| wire::HostModel {
             digest: digest.to_string(),
             bytes: bytes.get(),
+            load_ns: 0,
         };
         set(&self.models_now, self.plan.resident().into_iter().map(model).collect());
         set(&self.counts_now, self.counts);

@@ -13,7 +13,7 @@ use millrace_proto::trace::{self, FinishedSpan};
 use millrace_scheduling::batching::{self, Batcher};
 use millrace_scheduling::dispatch;
 use millrace_transfers::fabric::{self, LinkScheduler, TransferCargo, WeightsCargo, link as link_core};
-use millrace_types::{GpuIndex, RevisionKey, SloCounts, Timestamp};
+use millrace_types::{Digest, GpuIndex, RevisionKey, SloCounts, Timestamp};
 use tokio::sync::oneshot;
 
 use super::queued_request::{WaitingEntry, log_lost};
@@ -26,6 +26,9 @@ use crate::messages::{executor, gpu, link};
 use crate::node_state::NodeState;
 use crate::snapshot::{SnapshotPart, SnapshotScope, SnapshotSender};
 use crate::traced_core::TracedCore;
+
+/// Interval at which the load times of models are collected for snapshots.
+const LOADS_EVERY: Duration = Duration::from_secs(1);
 
 /// The Node actor.
 pub(crate) struct NodeActor {
@@ -40,6 +43,9 @@ pub(crate) struct NodeActor {
     /// The supervisor of the actors of functions.
     pub(super) functions: FunctionSupervisor,
     pub(super) state: Rc<NodeState>,
+    /// Load times of models, and the time of their last renewal.
+    loads: Arc<BTreeMap<Digest, Duration>>,
+    loads_renewed: Option<Timestamp>,
     stopping: Vec<oneshot::Sender<()>>,
     /// GPUs whose executors have not stopped for good.
     pub(super) running_executors: Vec<GpuIndex>,
@@ -60,6 +66,8 @@ impl NodeActor {
             transfers: BTreeMap::new(),
             functions: FunctionSupervisor::new(Rc::clone(&state)),
             state,
+            loads: Arc::default(),
+            loads_renewed: None,
             stopping: Vec::new(),
             running_executors: alive,
         }
@@ -279,11 +287,23 @@ impl NodeActor {
         }
     }
 
-    pub(super) fn report(&self, look: SnapshotScope, parts: &SnapshotSender) {
+    /// Returns the time that bringing each model to a GPU adds to a run, as known about a second ago.
+    fn loads(&mut self, now: Timestamp) -> Arc<BTreeMap<Digest, Duration>> {
+        if self.loads_renewed.is_none_or(|at| now.since(at) >= LOADS_EVERY) {
+            self.loads_renewed = Some(now);
+            let loads = self.learned().into_iter().filter_map(|(digest, it)| Some((digest, it.swap?)));
+            self.loads = Arc::new(loads.collect());
+        }
+        Arc::clone(&self.loads)
+    }
+
+    pub(super) fn report(&mut self, now: Timestamp, look: SnapshotScope, parts: &SnapshotSender) {
         let queued = u32::try_from(self.dispatch.core.queued()).unwrap_or(u32::MAX);
         let stats = self.dispatch.core.dispatch().stats();
         let part = SnapshotPart::Queue {
             queued,
+            work: self.dispatch.core.dispatch().work(now),
+            loads: self.loads(now),
             stats,
             batches: self.dispatch.core.totals(),
             transfers: self.fabric.core.tally().clone(),

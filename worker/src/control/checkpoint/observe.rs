@@ -283,7 +283,7 @@ mod tests {
     #[test]
     fn loaded_and_dropped_copies_are_reported_by_tier() {
         let copy = |name: &[u8], tier| ModelCopy { digest: Digest::of(name), tier };
-        let host = [wire::HostModel { digest: Digest::of(b"a").to_string(), bytes: 7 }];
+        let host = [wire::HostModel { digest: Digest::of(b"a").to_string(), bytes: 7, load_ns: 0 }];
         let mut seen = NodeObservation::default();
         let on_host = copy(b"a", MemoryTier::Host);
         let on_gpu = copy(b"a", MemoryTier::Gpu(GpuIndex(1)));
