@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(FILES, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // `bytes` lets tensor bytes stay in the buffer in which they arrived. `btree_map` gives
+    // `bytes` lets tensor bytes stay in the buffer of their arrival. `btree_map` gives
     // small maps a stable encoding.
     let configured = || tonic_prost_build::configure().bytes(".").codec_path("crate::decoding::CheckedCodec");
     // The codec finds a message's shape by the name of the message type.

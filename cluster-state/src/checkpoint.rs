@@ -77,7 +77,7 @@ pub struct NodeCheckpoint {
     #[serde(deserialize_with = "crate::packed::map")]
     pub usage: OrdMap<FunctionKey, Usage>,
     /// Always [`Alpha::ONE`]: the first versions of the rules encode the field, and no worker ever
-    /// reported another value in it.
+    /// reported another value.
     pub(crate) alpha: Alpha,
     /// The node's alphas.
     #[serde(default, skip_serializing_if = "Alphas::is_empty")]

@@ -307,8 +307,8 @@ pub struct NodeRecord {
     pub topology: String,
     /// Bytes of host memory.
     pub host_memory: Bytes,
-    /// The alphas with which the node begins: those of its last registration or, for a node that
-    /// had none, of a lost node whose functions came here.
+    /// The alphas with which the node begins: the alphas of its last registration or, without any,
+    /// the alphas of a lost node that had functions of this node.
     #[serde(default, skip_serializing_if = "Alphas::is_empty")]
     pub alphas: Alphas,
     /// The state's version at the last change of the node.

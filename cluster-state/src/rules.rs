@@ -56,7 +56,7 @@ impl RulesVersion {
         self.0 >= 10
     }
 
-    /// Whether nodes keep the alphas that they report.
+    /// Whether nodes keep reported alphas.
     pub(crate) const fn has_alphas(self) -> bool {
         self.0 >= 10
     }

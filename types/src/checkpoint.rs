@@ -99,7 +99,7 @@ impl From<ModelCopy> for (Digest, MemoryTier) {
     }
 }
 
-/// The alpha of each priority level that has one, on a node. Levels without functions with an
+/// The alphas of a node, by priority level. Levels without functions with an
 /// objective, and policies other than `torpor`, have none.
 pub type Alphas = BTreeMap<Priority, Alpha>;
 
@@ -126,7 +126,7 @@ pub struct NodeDelta {
     /// Usage by function, cumulative in this epoch.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub usage: Vec<(FunctionKey, Usage)>,
-    /// The node's alphas, all of them, if one changed.
+    /// All alphas of the node, if any changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alphas: Option<Alphas>,
     /// The number of pieces of data that the node holds beyond the bound on its index entries, if

@@ -34,7 +34,7 @@ pub struct NodeSnapshot {
     pub queued: u32,
     /// Expected GPU time of the node's requests.
     pub work: NodeWork,
-    /// Time that bringing each model to a GPU adds to a run, for models that were brought to one.
+    /// Measured time that bringing each model to a GPU adds to a run.
     pub loads: Arc<BTreeMap<Digest, Duration>>,
     /// Counters of the dispatch policy (L17).
     pub dispatch: DispatchStats,

@@ -445,7 +445,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever an executor answers is refused, or is what its type and shape say.
+        /// Any answer of an executor is refused, or has the bytes of its type and shape.
         #[test]
         fn any_answer_of_an_executor_is_refused_or_has_the_bytes_of_its_shape(
             outputs in prop::collection::vec(output(), 0..4),

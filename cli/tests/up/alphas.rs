@@ -1,5 +1,5 @@
 //! Torpor's alpha and the functions' counts outlive the worker that counted and the leader that
-//! committed them (T16, T20).
+//! committed both (T16, T20).
 
 use std::collections::BTreeMap;
 use std::time::Duration;

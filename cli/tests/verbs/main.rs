@@ -1,5 +1,5 @@
 //! The verbs as a user runs them: the binary as a process, against small servers in this process or
-//! without a server. The tests share one binary, because each further binary costs seconds to link.
+//! without a server. The tests share a binary, because each further binary costs seconds to link.
 
 #![allow(clippy::unwrap_used)]
 

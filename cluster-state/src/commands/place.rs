@@ -1,6 +1,6 @@
 //! Places a function's model in a node's host tier. The placement takes over the counts of removed
 //! replicas, so that the required request count is not lost. A node that takes over the functions of
-//! a lost node begins with its alphas, unless the node has alphas of its own.
+//! a lost node begins with its alphas, unless the node has own alphas.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn claim_counts(state: &mut State, function: &FunctionKey, name: &NodeName) {
 }
 
 /// Gives the alphas of the node that was lost last to a node without alphas. A node with alphas
-/// keeps them, because they follow the functions that it served.
+/// keeps its own, which follow its functions.
 fn claim_alphas(state: &mut State, name: &NodeName) {
     let Some(mut node) = state.nodes.get(name).cloned() else { return };
     let reported = state.checkpoints.get(name).is_some_and(|checkpoint| !checkpoint.alphas.is_empty());

@@ -12,8 +12,8 @@ use millrace_types::{Bytes, BytesPerSec};
 /// Assumed run time before the first measurement.
 pub const RUN_GUESS: Duration = Duration::from_millis(10);
 
-/// Assumed rate of copies from host memory to a GPU before a worker has measured one: PCIe 3.0 ×16
-/// in practice.
+/// Assumed rate of copies from host memory to a GPU before the first measurement: PCIe 3.0 ×16 in
+/// practice.
 const HOST_RATE: BytesPerSec = BytesPerSec::gb(12);
 
 /// Assumed rate at which a worker fetches inputs from another worker: 10 Gbit/s.
@@ -25,8 +25,8 @@ const LOAD_PERCENT: u32 = 105;
 /// Charge for a load that evicts another model, in percent: that model will be loaded again.
 const EVICTING_PERCENT: u32 = 180;
 /// Charge for a wait until a GPU that holds the model is free, in percent: a wait takes no GPU time from
-/// other requests, and a load elsewhere does. Our own value; smaller ones leave GPUs idle, larger ones
-/// spread each model over more workers (ROUTED).
+/// other requests, and a load elsewhere does. Our own value: a smaller value leaves GPUs idle, and a larger value
+/// spreads each model over more workers (ROUTED).
 const WAIT_PERCENT: u32 = 50;
 
 /// Measured loads of models, in total.
@@ -105,7 +105,7 @@ pub struct WorkerCandidate<W> {
     pub run: Duration,
     /// Location of the model on this worker.
     pub held: ModelResidency,
-    /// Time that bringing the model to one of the worker's GPUs adds to the run.
+    /// Time that bringing the model to a GPU of the worker adds to the run.
     pub load: Duration,
     /// Whether a GPU has free memory for the model.
     pub has_room: bool,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_nobody_measured_takes_as_long_as_others_for_its_weights() {
+    fn an_unmeasured_load_takes_as_long_as_other_loads_for_the_weights() {
         let request = RouteRequest { weights: Bytes(120_000_000), memory: Bytes::gib(1) };
         assert_eq!(request.assumed_load(MeasuredLoads::default()), us(10_000), "at 12 GB/s");
         let mut measured = MeasuredLoads::default();
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(request.assumed_load(measured), us(1_800_000));
     }
 
-    /// A cold model goes where it evicts no other model.
+    /// A cold model goes to a worker with free memory.
     #[test]
     fn a_load_goes_to_a_worker_with_room() {
         let full = WorkerCandidate { worker: "full", has_room: false, ..IDLE };

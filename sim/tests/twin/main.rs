@@ -146,8 +146,8 @@ fn every_policy_answers_every_request_in_any_order_of_simultaneous_events() {
             check(&scenario, &outcome, &format!("{name}, ties {ties}"));
             latencies.push(outcome.summary(&scenario.functions).p50.as_secs_f64());
         }
-        // The order of simultaneous events moves the median latency by at most 20% and 1 ms. It decides which
-        // node first brings a model to a GPU, and the router keeps to that node.
+        // The order of simultaneous events moves the median latency by at most 20% and 1 ms. The order decides
+        // which node first brings a model to a GPU, and the router keeps to that node.
         let (least, most) = latencies.iter().fold((f64::MAX, 0.0_f64), |(a, b), &it| (a.min(it), b.max(it)));
         // With early binding, that order decides once which functions get memory, so medians may differ.
         assert!(dispatch.binds_early() || most <= least * 1.2 + 1e-3, "{name}: {latencies:?}");

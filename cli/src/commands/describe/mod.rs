@@ -18,7 +18,7 @@ use crate::output::{ListOutput, document, documents, print, text};
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
-/// Show all details of one function, workflow or node.
+/// Show all details of a function, workflow or node.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The item to describe, such as function/digits, workflow/traffic or node/n0.

@@ -1,4 +1,4 @@
-//! The work on a node's GPUs, as the router of the controllers reads it.
+//! The work on a node's GPUs, for the router of the controllers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -253,7 +253,7 @@ fn usual_alpha(ppm: u32) -> Alphas {
     Alphas::from([(Priority::default(), Alpha::from_ppm(ppm).unwrap())])
 }
 
-/// T16 with T20: a node that starts again prioritises the functions that it prioritised before.
+/// T16 with T20: a node that starts again prioritises the same functions as before.
 #[test]
 fn a_node_that_starts_again_prioritises_the_same_functions() {
     let order = |node: &mut Node| {

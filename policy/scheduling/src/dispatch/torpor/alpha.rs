@@ -111,7 +111,7 @@ mod tests {
     }
 
     /// T16, T20: the first period behind a committed alpha only records its share, so that a steady
-    /// share leaves the alpha as it was.
+    /// share leaves the alpha unchanged.
     #[test]
     fn a_committed_alpha_stays_while_the_share_is_steady_and_follows_it_otherwise() {
         let committed = Alpha::from_ppm(250_000).unwrap();
