@@ -206,6 +206,29 @@ fn no_request_fails_when_one_of_two_workers_with_the_function_is_killed() {
     eventually("the end is reported", || up.said().contains("1 of 2 workers are left"));
 }
 
+/// A cluster under LALB/O3: the requests of a function stay with the worker that has its model on a GPU.
+#[test]
+fn requests_under_lalb_o3_go_to_the_worker_with_the_model() {
+    let up = RunningCluster::group(None, 2, &["--preset", "lalb-o3"]);
+    let manifest = std::fs::read_to_string(repository("examples/digits/function.yaml")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("function.yaml");
+    let model = format!("file: {}", repository("examples/digits/digits.onnx"));
+    let twice = manifest.replace("file: digits.onnx", &model).replace("spec:", "spec:\n  replicas: 2");
+    std::fs::write(&path, twice).unwrap();
+    up.ok(&["apply", "-f", path.to_str().unwrap()]);
+    let policies = up.json(&["get", "policies"]);
+    assert_eq!(policies["status"]["nodes"][1]["actual"]["dispatch"], "lalb-o3", "{policies}");
+    let first = invoke(&up);
+    for _ in 0..20 {
+        assert_eq!(invoke(&up), first);
+    }
+    let nodes = up.json(&["get", "nodes"]);
+    let on_gpus: Vec<_> = nodes.as_array().unwrap().iter().map(|it| &it["gpus"][0]["models"]).collect();
+    let holders = on_gpus.iter().filter(|models| models.as_array().is_some_and(|it| !it.is_empty()));
+    assert_eq!(holders.count(), 1, "{nodes}");
+}
+
 #[test]
 fn a_function_moves_to_another_worker_when_its_only_worker_is_killed() {
     let up = RunningCluster::group(None, 2, &[]);
