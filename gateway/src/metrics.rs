@@ -18,7 +18,7 @@ use crate::backend::ModelRevision;
 pub(crate) use self::tally::{Cumulative, RequestTimes, RevisionCounts};
 
 use self::labels::{FunctionLabels, OutcomeLabels, WorkflowLabels};
-use self::tally::{FunctionMetrics, SloCounter, TracedHistogram};
+use self::tally::{FunctionMetrics, SloCounter, SquaredSeconds, TracedHistogram};
 
 mod labels;
 pub(crate) mod latencies;
@@ -40,6 +40,8 @@ pub(crate) struct RequestMetrics {
     labelled_max: usize,
     outcomes: Family<OutcomeLabels, Counter>,
     total_seconds: Family<FunctionLabels, TracedHistogram, fn() -> TracedHistogram>,
+    /// Sum of the squared times, from which the variance follows (L17).
+    squared_seconds: Family<FunctionLabels, SquaredSeconds>,
     queue_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     swap_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     /// Only of requests with a cold start, so that the histogram's count is the number of cold starts.
@@ -86,6 +88,7 @@ impl RequestMetrics {
             labelled_max,
             outcomes: Family::default(),
             total_seconds: Family::new_with_constructor(traced as fn() -> TracedHistogram),
+            squared_seconds: Family::default(),
             queue_seconds: family(),
             swap_seconds: family(),
             cold_seconds: family(),
@@ -107,6 +110,11 @@ impl RequestMetrics {
             "Time from a request's arrival to its response",
             Unit::Seconds,
             meters.total_seconds.clone(),
+        );
+        registry.register(
+            "millrace_request_squared_seconds",
+            "Sum of the squares of millrace_request_seconds, for the variance",
+            meters.squared_seconds.clone(),
         );
         for (name, help, family) in [
             ("millrace_request_queue", "Time that requests wait for a GPU", &meters.queue_seconds),
@@ -227,6 +235,7 @@ impl RequestMetrics {
         let series = FunctionMetrics {
             answered: self.outcomes.get_or_create_owned(&answered),
             total_seconds: self.total_seconds.get_or_create_owned(&labels),
+            squared_seconds: self.squared_seconds.get_or_create_owned(&labels),
             queue_seconds: self.queue_seconds.get_or_create_owned(&labels),
             swap_seconds: self.swap_seconds.get_or_create_owned(&labels),
             cold_seconds: self.cold_seconds.get_or_create_owned(&labels),
@@ -254,6 +263,7 @@ impl RequestMetrics {
             self.in_time.remove(&workflow);
             let labels = FunctionLabels { tenant, function };
             self.total_seconds.remove(&labels);
+            self.squared_seconds.remove(&labels);
             for family in [&self.queue_seconds, &self.swap_seconds, &self.run_seconds, &self.cold_seconds] {
                 family.remove(&labels);
             }
@@ -308,6 +318,28 @@ mod tests {
         let text = text(&registry);
         assert!(text.contains(r#"function="z""#) && text.contains(r#"function="b""#));
         assert!(!text.contains(r#"function="a""#), "{text}");
+    }
+
+    /// L17: the variance of 100 ms and 300 ms is 0.01 s².
+    #[test]
+    fn the_variance_of_the_latency_follows_from_sums() {
+        let mut registry = Registry::default();
+        let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
+        let tally = meters.tally(&model("f"), |_| true);
+        for ms in [100, 300] {
+            let total = Duration::from_millis(ms);
+            let times = RequestTimes { split: AnswerTimes::default(), output: Duration::ZERO, total };
+            tally.answered(&times, 99, None);
+        }
+        let text = text(&registry);
+        let value = |metric: &str| -> f64 {
+            let line = text.lines().find(|line| line.starts_with(&format!("{metric}{{"))).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        let count = value("millrace_request_seconds_count");
+        let mean = value("millrace_request_seconds_sum") / count;
+        let variance = value("millrace_request_squared_seconds_total") / count - mean * mean;
+        assert!((variance - 0.01).abs() < 1e-9, "{variance}: {text}");
     }
 
     #[test]

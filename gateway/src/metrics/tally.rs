@@ -33,11 +33,15 @@ pub(crate) struct RevisionCounts {
     series: FunctionMetrics,
 }
 
+/// A sum of squared times.
+pub(super) type SquaredSeconds = Counter<f64, AtomicU64>;
+
 /// The metrics of a tally's function.
 #[derive(Debug)]
 pub(super) struct FunctionMetrics {
     pub(super) answered: Counter,
     pub(super) total_seconds: TracedHistogram,
+    pub(super) squared_seconds: SquaredSeconds,
     pub(super) queue_seconds: Histogram,
     pub(super) swap_seconds: Histogram,
     pub(super) cold_seconds: Histogram,
@@ -89,6 +93,7 @@ impl RevisionCounts {
         let exemplar = trace_id.map(|trace_id| Exemplar { trace_id });
         let at = exemplar.is_some().then(|| SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms));
         self.series.total_seconds.observe(times.total.as_secs_f64(), exemplar, at);
+        self.series.squared_seconds.inc_by(times.total.as_secs_f64().powi(2));
         self.series.queue_seconds.observe(queue.as_secs_f64());
         self.series.swap_seconds.observe(swap.as_secs_f64());
         if cold > Duration::ZERO {
