@@ -251,3 +251,39 @@ proptest! {
         prop_assert!(node.dispatch.stats().overtaken_max <= limit.into());
     }
 }
+
+/// L23: a scheduler of 1,000 GPUs assigns each request once.
+#[test]
+fn a_thousand_gpus_serve_every_request_once() {
+    const GPUS: usize = 1_000;
+    const MODELS: u64 = 200;
+    const REQUESTS: u64 = 5_000;
+    let model = |number: u64| ModelId(10 + (number % MODELS) as u32);
+    for policy in [PolicyConfig::Lalb { overtakes_max: 25 }, PolicyConfig::Torpor(TorporConfig::default())] {
+        let gpus = vec![GpuConfig::new(Bytes::mib(512), BytesPerSec::gb(12)); GPUS];
+        let mut node = node_of(&Config::new(gpus, REQUESTS as u32).with_policy(policy, 1));
+        for number in 0..MODELS {
+            let memory = Bytes::mib(2);
+            node.step(Event::Install { model: model(number), memory, weights: memory });
+        }
+        let mut assigned = BTreeSet::new();
+        let mut running = std::collections::VecDeque::new();
+        let mut note = |actions: Vec<Action>, running: &mut std::collections::VecDeque<(u32, u64)>| {
+            for action in actions {
+                if let Action::Assign { gpu, key, .. } = action {
+                    assert!(assigned.insert(key), "{policy:?}: {key:?} was assigned twice");
+                    running.push_back((gpu.0, key.0));
+                }
+            }
+        };
+        for key in 1..=REQUESTS {
+            note(node.ask(key, F.0, model(key * 7)), &mut running);
+        }
+        assert_eq!(running.len(), GPUS, "{policy:?}: every GPU has a request");
+        while let Some((gpu, key)) = running.pop_front() {
+            node.now = node.now + Duration::from_millis(5);
+            note(node.ended(gpu, key, 5), &mut running);
+        }
+        assert_eq!((assigned.len() as u64, node.dispatch.queued()), (REQUESTS, 0), "{policy:?}");
+    }
+}
