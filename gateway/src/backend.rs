@@ -216,6 +216,9 @@ pub struct ModelResponse {
     pub split: AnswerTimes,
     /// Number of attempts, including the successful one.
     pub attempts: u32,
+    /// The worker, and the index and type of its GPU, such as `worker-1/0 V100`. `None` for a
+    /// workflow, because the steps may run on several workers.
+    pub served_by: Option<Arc<str>>,
 }
 
 /// The latency breakdown of a request, from its acceptance by the backend to the response.

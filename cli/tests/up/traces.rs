@@ -181,6 +181,8 @@ fn a_retried_request_has_both_runs_in_its_trace_without_a_collector() {
     assert_eq!((of("queue").len(), of("swap").len()), (2, 2), "{text}");
     // `logs --function` finds the lines within the span by this attribute.
     assert_eq!(of("worker.invoke")[0]["attributes"]["millrace.function"], "default/digits", "{text}");
+    let served_by = &of("attempt")[0]["attributes"]["millrace.served_by"];
+    assert!(served_by.as_str().unwrap().starts_with("worker-1/0 "), "{text}");
     let by_trace = up.json(&["trace", trace["traceId"].as_str().unwrap()]);
     assert_eq!(by_trace["spans"], trace["spans"]);
     // The exemplar links a slow bucket to its trace.

@@ -11,7 +11,7 @@ use millrace_nodes::router::MachineType;
 use millrace_proto::parts::{SetBounds, SetUpdate, TEXT_BYTES_MAX, cut_text};
 use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
-use millrace_types::{Epoch, FunctionKey, NodeName, Revision, RevisionKey, Timestamp};
+use millrace_types::{Epoch, FunctionKey, GpuIndex, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +38,8 @@ pub(crate) struct AttachedWorker {
     pub(crate) hello: wire::WorkerHello,
     /// The type of the worker's GPUs, by which the durations of runs are estimated.
     pub(crate) machine: MachineType,
+    /// The names of the worker's GPUs in answers and traces, and the name without a GPU.
+    served_by: BTreeMap<Option<GpuIndex>, Arc<str>>,
     /// The transport of calls to the worker.
     pub(crate) calls: Transport,
     /// Cancelled when the worker's stream ends.
@@ -74,9 +76,15 @@ impl AttachedWorker {
     ) -> Self {
         let gpus = u32::try_from(hello.gpus.len()).unwrap_or(u32::MAX);
         let machine = MachineType::of(hello.gpus.iter().map(|gpu| gpu.gpu_type.as_str()));
+        let gpu = |it: &wire::GpuCapacity| {
+            (Some(GpuIndex(it.index)), format!("{name}/{} {}", it.index, it.gpu_type).into())
+        };
+        let mut served_by: BTreeMap<_, Arc<str>> = hello.gpus.iter().map(gpu).collect();
+        served_by.insert(None, name.to_string().into());
         Self {
             name,
             machine,
+            served_by,
             hello,
             calls,
             lost: CancellationToken::new(),
@@ -89,6 +97,12 @@ impl AttachedWorker {
             load: watch::Sender::new(WorkerLoad::unknown(gpus)),
             unseen: Unseen::default(),
         }
+    }
+
+    /// Returns the name of the worker and of a GPU, such as `worker-1/0 V100`.
+    pub(crate) fn served_by(&self, gpu: Option<GpuIndex>) -> Arc<str> {
+        let known = self.served_by.get(&gpu).or_else(|| self.served_by.get(&None));
+        known.cloned().unwrap_or_default()
     }
 
     /// Returns the epoch of the worker's registration, as far as this controller knows.
@@ -311,6 +325,18 @@ mod tests {
         let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
         let hello = wire::WorkerHello { gpus: vec![wire::GpuCapacity::default()], ..Default::default() };
         AttachedWorker::new(name, hello, Epoch(3), transport, Timestamp::ZERO)
+    }
+
+    /// L04.
+    #[tokio::test]
+    async fn answers_name_the_worker_and_the_gpu_with_its_type() {
+        let name = NodeName::new("n1").unwrap();
+        let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
+        let gpu = wire::GpuCapacity { index: 1, gpu_type: "V100".into(), ..Default::default() };
+        let hello = wire::WorkerHello { gpus: vec![gpu], ..Default::default() };
+        let worker = AttachedWorker::new(name, hello, Epoch(3), transport, Timestamp::ZERO);
+        let named = [Some(GpuIndex(1)), Some(GpuIndex(7)), None].map(|gpu| worker.served_by(gpu).to_string());
+        assert_eq!(named, ["n1/1 V100", "n1", "n1"], "a GPU of the worker, an unknown GPU, a program");
     }
 
     fn status(phase: wire::FunctionPhase, revision: u64) -> wire::FunctionStatus {

@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 use super::backend::ServingBackend;
 use super::route;
 use super::runs::RevisionEstimates;
+use super::tensors;
 use crate::fleet::AttachedWorker;
 
 /// Attempts of one request over all workers.
@@ -251,6 +252,12 @@ impl<'a> CallDispatcher<'a> {
             millrace.worker = %worker.name,
         );
         let result = self.ask(worker).instrument(span.clone()).await;
+        if let Ok(answer) = &result {
+            trace::add_attributes(&span, || {
+                let served_by = worker.served_by(tensors::gpu_of(self.model, answer));
+                vec![trace::KeyValue::new("millrace.served_by", served_by.to_string())]
+            });
+        }
         if let Err(
             AttemptFailure::Declined(failure)
             | AttemptFailure::Lost(failure)

@@ -203,11 +203,13 @@ impl Backend for ServingBackend {
         };
         let answer = self.call(model, call).await?;
         let split = answer.response.split.unwrap_or_default();
+        let served_by = answer.worker.served_by(tensors::gpu_of(model, &answer.response));
         let outputs = answer.response.outputs.into_iter().map(tensors::received);
         Ok(ModelResponse {
             outputs: outputs.collect::<Result<_, _>>()?,
             split: tensors::split(&split),
             attempts: answer.attempts,
+            served_by: Some(served_by),
         })
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use millrace_gateway::backend::{AnswerTimes, NamedTensor};
+use millrace_gateway::backend::{AnswerTimes, Kind, ModelRevision, NamedTensor};
 use millrace_proto::worker as wire;
-use millrace_types::{Failure, Reason};
+use millrace_types::{Failure, GpuIndex, Reason, Runtime};
 
 /// Converts a tensor for a worker. The bytes are shared.
 pub(super) fn sent(tensor: NamedTensor) -> wire::InferTensor {
@@ -21,6 +21,11 @@ pub(super) fn received(wire: wire::InferTensor) -> Result<NamedTensor, Failure> 
         Failure::new(Reason::Internal, format!("cannot read the worker's answer: {error}")).after_execution()
     })?;
     Ok(NamedTensor { name: wire.name, datatype, shape: wire.shape, data: wire.data })
+}
+
+/// Returns the GPU of an answer; `None` for a program, which runs on no GPU.
+pub(super) fn gpu_of(model: &ModelRevision, answer: &wire::InvokeResponse) -> Option<GpuIndex> {
+    (model.kind == Kind::Function(Runtime::Onnx)).then_some(GpuIndex(answer.gpu))
 }
 
 /// Converts a worker's latency breakdown.

@@ -20,7 +20,7 @@ use crate::handler::{
     ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, ValidatedRequest, check_named,
     check_requested, check_size,
 };
-use crate::header_names::SERVER_TIMING;
+use crate::header_names::{SERVED_BY, SERVER_TIMING};
 use crate::parameters::{ParameterValue, RequestParameters, refuse_unserved};
 
 /// Responds to a call of a single request.
@@ -39,6 +39,7 @@ pub(super) async fn infer(
         }
         Err(failure) => return Err(run.fail(failure)),
     };
+    let served_by = answer.completion.served_by.clone();
     let is_large = answer.bytes() >= COMPRESS_APART_MIN as u64;
     let (answer, message) = response(answer, id);
     let mut response = Response::new(message);
@@ -50,6 +51,10 @@ pub(super) async fn infer(
     // The value has only digits, letters and punctuation, so the value is always valid.
     if let Ok(timing) = AsciiMetadataValue::try_from(times.to_string()) {
         response.metadata_mut().insert(SERVER_TIMING, timing);
+    }
+    // A worker may report a GPU type that no header can carry.
+    if let Some(Ok(served_by)) = served_by.map(|it| AsciiMetadataValue::try_from(&*it)) {
+        response.metadata_mut().insert(SERVED_BY, served_by);
     }
     Ok(response)
 }

@@ -27,7 +27,7 @@ use crate::budget::ByteCharge;
 use crate::call::CallContext;
 use crate::decompression::ContentEncoding;
 use crate::handler::InferenceHandler;
-use crate::header_names::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING, SERVER_TIMING};
+use crate::header_names::{GRPC_ACCEPT_ENCODING, GRPC_ENCODING, SERVED_BY, SERVER_TIMING};
 use crate::parameters::SEQUENCE_ID;
 use crate::request_id;
 
@@ -147,6 +147,9 @@ async fn answer(
             let times = run.succeed(&answer);
             response.parameters = parameters(&request_id);
             response.parameters.insert(SERVER_TIMING.to_owned(), text(times.to_string()));
+            if let Some(served_by) = &answer.completion.served_by {
+                response.parameters.insert(SERVED_BY.to_owned(), text(served_by.to_string()));
+            }
             let answer =
                 ModelStreamInferResponse { error_message: String::new(), infer_response: Some(response) };
             (answer, charge)

@@ -34,9 +34,10 @@ use crate::call::CallContext;
 use crate::config::message_len;
 use crate::descriptions as said;
 use crate::handler::InferenceHandler;
-use crate::header_names::SERVER_TIMING;
+use crate::header_names::{SERVED_BY, SERVER_TIMING};
 
 const TIMING: HeaderName = HeaderName::from_static(SERVER_TIMING);
+const SERVER: HeaderName = HeaderName::from_static(SERVED_BY);
 
 type Shared = State<Arc<InferenceHandler>>;
 type Called = Extension<CallContext>;
@@ -227,6 +228,11 @@ async fn infer(
     // The value has only digits, letters and punctuation, so the value is always valid.
     if let Ok(timing) = HeaderValue::from_str(&times.to_string()) {
         response.headers_mut().insert(TIMING, timing);
+    }
+    // A worker may report a GPU type that no header can carry.
+    let served_by = answer.completion.served_by.as_deref().map(HeaderValue::from_str);
+    if let Some(Ok(served_by)) = served_by {
+        response.headers_mut().insert(SERVER, served_by);
     }
     Ok(response)
 }

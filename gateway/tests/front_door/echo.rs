@@ -255,7 +255,7 @@ impl Drop for Underway<'_> {
 }
 
 fn completion(outputs: Vec<NamedTensor>) -> ModelResponse {
-    ModelResponse { outputs, split: SPLIT, attempts: 1 }
+    ModelResponse { outputs, split: SPLIT, attempts: 1, served_by: Some("worker-1/0 V100".into()) }
 }
 
 fn echoed(model: &ModelRevision, invocation: ModelRequest) -> ModelResponse {

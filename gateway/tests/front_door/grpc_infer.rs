@@ -104,6 +104,7 @@ async fn a_response_has_the_model_the_version_and_the_latency_breakdown() {
     assert_eq!(server.echo.last().caller.as_str(), "anonymous");
     let timing = response.metadata().get("server-timing").unwrap().to_str().unwrap();
     assert!(timing.starts_with("queue;dur=0.100, swap;dur=0.200, run;dur=0.300, total;dur="), "{timing}");
+    assert_eq!(response.metadata().get("millrace-served-by").unwrap(), "worker-1/0 V100");
     let response = response.into_inner();
     assert_eq!((response.model_name.as_str(), response.model_version.as_str()), ("versioned", "3"));
     assert_eq!(response.id, "mine");

@@ -100,6 +100,7 @@ async fn each_response_has_its_id_timing_and_reason() {
     };
     let good = answers.message().await.unwrap().unwrap();
     assert!(text(&good, "server-timing").contains("run;dur=0.300"));
+    assert_eq!(text(&good, "millrace-served-by"), "worker-1/0 V100");
     assert_eq!(text(&good, "triton_final_response"), "true");
     let failed = answers.message().await.unwrap().unwrap();
     assert_eq!(text(&failed, "reason"), "QUEUE_FULL");

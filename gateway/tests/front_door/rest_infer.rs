@@ -194,6 +194,7 @@ async fn versions_ids_and_timing_are_the_same_as_over_grpc() {
         assert_eq!(reply.header("x-request-id"), "r-1");
         let timing = reply.header("server-timing");
         assert!(timing.starts_with("queue;dur=0.100, swap;dur=0.200, run;dur=0.300, total;dur="), "{timing}");
+        assert_eq!(reply.header("millrace-served-by"), "worker-1/0 V100");
     }
     let reply =
         server.post_with("/v2/models/private/infer", &[("millrace-tenant", "acme")], row().to_string());

@@ -89,7 +89,7 @@ impl ServingBackend {
             tensors::received(value.whole(name)?)
         };
         let outputs = names.into_iter().map(tensor).collect::<Result<_, _>>()?;
-        Ok(ModelResponse { outputs, split: answer.split, attempts: answer.attempts })
+        Ok(ModelResponse { outputs, split: answer.split, attempts: answer.attempts, served_by: None })
     }
 
     /// Returns the plan of a workflow, and the model with inputs and outputs.
