@@ -95,6 +95,15 @@ async fn poisoned(
     admin: &Admin,
     inference: &Inference,
 ) -> anyhow::Result<(usize, Result<(), Error>)> {
+    // A report of the request before would name an executor that the poison request has not reached.
+    until("no GPU runs the function of the poison request", async || match admin.nodes().await {
+        Ok(nodes) => {
+            let pids: Vec<_> = nodes.iter().flat_map(|node| &node.gpus).filter_map(running).collect();
+            (!pids.is_empty()).then(|| format!("executors {pids:?} run it"))
+        }
+        Err(error) => Some(error.to_string()),
+    })
+    .await?;
     stage.timeline.fault("sent the poison request");
     let mut sent = std::pin::pin!(inference.infer(request(TEXTS)));
     let mut looks = tokio::time::interval(LOOK_EVERY);
