@@ -1,6 +1,7 @@
 //! The choice of a node for each request, as in a controller's gateway: the pure router over the latest
 //! telemetry, which arrives every 100 ms. Two details are simpler than in the gateway. A request that was
-//! answered since the last report counts as unseen until the next report. A function's only node gets all its requests, even without a GPU that is up.
+//! answered since the last report counts as unseen until the next report. A function's only node gets all its
+//! requests, even without a GPU that is up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -214,19 +214,31 @@ fn requests_under_lalb_o3_go_to_the_worker_with_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("function.yaml");
     let model = format!("file: {}", repository("examples/digits/digits.onnx"));
-    let twice = manifest.replace("file: digits.onnx", &model).replace("spec:", "spec:\n  replicas: 2");
-    std::fs::write(&path, twice).unwrap();
-    up.ok(&["apply", "-f", path.to_str().unwrap()]);
+    let apply = |replicas: u32| {
+        let manifest = manifest.replace("file: digits.onnx", &model);
+        let manifest = manifest.replace("spec:", &format!("spec:\n  replicas: {replicas}"));
+        std::fs::write(&path, manifest).unwrap();
+        up.ok(&["apply", "-f", path.to_str().unwrap()]);
+    };
+    // The model is on the GPU of the second worker before the first worker serves it too. Of equal
+    // workers the router would choose the first.
+    up.ok(&["cordon", "worker-1"]);
+    apply(1);
+    let first = invoke(&up);
+    up.ok(&["uncordon", "worker-1"]);
+    apply(2);
+    eventually("both workers have the model", || {
+        let nodes = up.json(&["get", "nodes"]);
+        nodes.as_array().unwrap().iter().all(|it| it["hostTierBytes"].as_u64() > Some(0))
+    });
     let policies = up.json(&["get", "policies"]);
     assert_eq!(policies["status"]["nodes"][1]["actual"]["dispatch"], "lalb-o3", "{policies}");
-    let first = invoke(&up);
     for _ in 0..20 {
         assert_eq!(invoke(&up), first);
     }
     let nodes = up.json(&["get", "nodes"]);
-    let on_gpus: Vec<_> = nodes.as_array().unwrap().iter().map(|it| &it["gpus"][0]["models"]).collect();
-    let holders = on_gpus.iter().filter(|models| models.as_array().is_some_and(|it| !it.is_empty()));
-    assert_eq!(holders.count(), 1, "{nodes}");
+    let models = |node: usize| nodes[node]["gpus"][0]["models"].as_array().unwrap().len();
+    assert_eq!((models(0), models(1)), (0, 1), "{nodes}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Fences a lost worker. A loss of a registration that has already ended changes nothing.
 //!
 //! The node's placements and checkpoint are removed. The counts of its functions wait for their
-//! next placements, and their usage is already billed. The node keeps its alphas. Data that no other node holds is lost.
+//! next placements, and their usage is already billed. The node keeps its alphas. Data that no other
+//! node holds is lost.
 
 use std::sync::Arc;
 

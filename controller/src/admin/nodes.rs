@@ -49,14 +49,13 @@ impl AdminService {
         let stream_break = worker.as_ref().and_then(|it| it.stream_break(self.fleet.now()));
         let connected = worker.is_some() && stream_break.is_none();
         let checkpoint = state.checkpoint(&node.name);
-        let reported = checkpoint.map(|it| &it.alphas).filter(|alphas| !alphas.is_empty());
         let placements = state.placements_on(&node.name).count();
         api::Node {
             placements: u32::try_from(placements).unwrap_or(u32::MAX),
             lease: lease.into(),
             operation: state.drain_of(&node.name).map(|it| it.id.to_string()).unwrap_or_default(),
             checkpoint_seq: checkpoint.map_or(0, |it| it.seq),
-            alphas: alphas(reported.unwrap_or(&node.alphas)),
+            alphas: checkpoint.map(|it| alphas(&it.alphas)).unwrap_or_default(),
             index_entries: checkpoint.map_or(0, |it| it.entries.len() as u64),
             index_overflow: checkpoint.map_or(0, |it| it.overflow.saturating_add(it.dropped)),
             conditions: vec![stream_condition(worker.is_some(), stream_break)],

@@ -24,9 +24,9 @@ pub const PEER_RATE: BytesPerSec = BytesPerSec(1_250_000_000);
 const LOAD_PERCENT: u32 = 105;
 /// Charge for a load that evicts another model, in percent: that model will be loaded again.
 const EVICTING_PERCENT: u32 = 180;
-/// Charge for a wait until a GPU that holds the model is free, in percent: a wait takes no GPU time from
-/// other requests, and a load elsewhere does. Our own value: a smaller value leaves GPUs idle, and a larger value
-/// spreads each model over more workers (ROUTED).
+/// Charge for a wait until a GPU that holds the model is free, in percent: a wait takes no GPU time
+/// from other requests, and a load elsewhere does. Fitted to LALB's workload (ROUTED) on seeds 11 to
+/// 13 and 21 to 25; the figures are judged on seeds 1 to 10.
 const WAIT_PERCENT: u32 = 50;
 
 /// Measured loads of models, in total.
@@ -60,7 +60,7 @@ impl RouteRequest {
     /// the measured loads of other models, in proportion to their weights.
     #[must_use]
     pub fn assumed_load(&self, measured: MeasuredLoads) -> Duration {
-        let nanos = measured.loads.as_nanos() * u128::from(self.weights.get());
+        let nanos = measured.loads.as_nanos().saturating_mul(u128::from(self.weights.get()));
         let nanos = nanos.checked_div(u128::from(measured.weights.get()));
         nanos.map_or_else(
             || HOST_RATE.time_for(self.weights),
@@ -128,13 +128,14 @@ impl<W> WorkerCandidate<W> {
         let unknown = if self.waiting.is_zero() { self.queued } else { 0 };
         let unknown = self.run.saturating_mul(self.unseen.saturating_add(unknown));
         let queue = self.waiting.saturating_add(unknown) / self.gpus_up;
-        let turn = if before < idle { Duration::ZERO } else { queue + self.assigned / self.gpus_up };
+        let turn =
+            if before < idle { Duration::ZERO } else { queue.saturating_add(self.assigned / self.gpus_up) };
         let percent = if self.has_room { LOAD_PERCENT } else { EVICTING_PERCENT };
         let loaded = turn.saturating_add(self.load.saturating_mul(percent) / 100);
         let begins = match self.held {
             ModelResidency::OnIdleGpu => turn,
             ModelResidency::OnBusyGpu { free_in } => {
-                (free_in * WAIT_PERCENT / 100).saturating_add(queue).min(loaded)
+                (free_in.saturating_mul(WAIT_PERCENT) / 100).saturating_add(queue).min(loaded)
             }
             ModelResidency::InHost => loaded,
         };
@@ -240,6 +241,28 @@ mod tests {
         measured.add(Bytes(40_000_000), us(500_000));
         measured.add(Bytes(20_000_000), us(400_000));
         assert_eq!(request.assumed_load(measured), us(1_800_000));
+    }
+
+    /// Workers report any number, and a panic would end the request.
+    #[test]
+    fn the_largest_reported_times_are_compared_too() {
+        let most = Duration::MAX;
+        let held = ModelResidency::OnBusyGpu { free_in: most };
+        let worst = WorkerCandidate {
+            gpus_idle: 0,
+            queued: u32::MAX,
+            unseen: u32::MAX,
+            assigned: most,
+            waiting: most,
+            run: most,
+            load: most,
+            held,
+            ..HOLDER
+        };
+        check(&[worst, IDLE], Some("idle"));
+        let request = RouteRequest { weights: Bytes(u64::MAX), memory: Bytes::ZERO };
+        let measured = MeasuredLoads { weights: Bytes(1), loads: most };
+        assert_eq!(request.assumed_load(measured), Duration::from_nanos(u64::MAX));
     }
 
     /// A cold model goes to a worker with free memory.

@@ -1,5 +1,5 @@
-//! Passes SLO counts, tenants' caps, the policy and committed alphas from the control streams to the node, where the
-//! queue depends on them.
+//! Passes SLO counts, tenants' caps, the policy and committed alphas from the control streams to the
+//! node, where the queue depends on all of these.
 
 use std::sync::Arc;
 

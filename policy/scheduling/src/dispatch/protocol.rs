@@ -138,8 +138,8 @@ pub enum Event {
     },
     /// A function was removed.
     FunctionRemoved { function: FunctionIndex },
-    /// The cluster's committed alphas of the node's earlier registration, or of a lost node whose
-    /// functions come here (T16, T20). A level begins with its alpha, unless the level has adjusted
+    /// The committed alphas of the node's earlier registration, or of a lost node with functions that
+    /// come here (T16, T20). A level begins with its alpha, unless the level has adjusted
     /// an alpha of its own. The alphas also hold for a policy that is set within the next
     /// `ALPHA_PERIOD`.
     AlphasCommitted(Alphas),
