@@ -28,7 +28,7 @@ pub(super) fn report(node: &wire::Node) -> String {
     lines.extend(node.gpus.iter().map(|gpu| {
         let used = sizes(gpu.used_bytes, gpu.memory_bytes);
         format!(
-            "  {:<3} {:<12} {:<10} {used}, {} models",
+            "  {:<3} {:<12} {:<10} {used}, models: {}",
             gpu.index,
             gpu.gpu_type,
             gpu.health,
@@ -108,7 +108,7 @@ Policy:      torpor, with the eviction torpor and batching on
 Alpha:       0.25 at priority 4, 1 at priority 8
 Drain:       -
 GPUs:
-  0   v100         Up         1.0 GiB of 16.0 GiB, 1 models
+  0   v100         Up         1.0 GiB of 16.0 GiB, models: 1
 Conditions:
   Stream     True     Attached";
         assert_eq!(report(&node), expected);
