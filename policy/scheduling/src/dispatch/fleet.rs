@@ -15,7 +15,8 @@ use super::load_summary::GpuLoadSummary;
 use super::models::{ModelSlot, ModelTable};
 use super::size_rank::SizeRank;
 
-/// Factor by which a run may exceed its expected time before its end counts as unknown.
+/// Factor by which a run may exceed its expected time before its end counts as unknown. A request needs up to
+/// [`RECALL_COST`] in addition to reach its GPU and to be reported, however short its run is.
 const OVERDUE: u32 = 2;
 
 /// Order of the idle GPUs.
@@ -394,8 +395,8 @@ impl GpuTable {
     }
 
     /// Returns the time until a GPU finishes its running request and the first `ahead` requests
-    /// behind it. A run that exceeds its expected time counts as about to end. `None` after twice
-    /// the expected time, or if a run time is unknown.
+    /// behind it. A run that exceeds its expected time counts as about to end. `None` from
+    /// [`Self::overdue_at`] on, or if a run time is unknown.
     pub(super) fn backlog_of(
         &self,
         models: &ModelTable,
@@ -407,7 +408,7 @@ impl GpuTable {
         let Some(running) = &gpu.running else { return Some(Duration::ZERO) };
         let takes = gpu.turn_time(models, running)?;
         let elapsed = now.since(running.since);
-        if elapsed > takes * OVERDUE {
+        if elapsed > takes * OVERDUE + RECALL_COST {
             return None;
         }
         let rest: Option<Duration> =

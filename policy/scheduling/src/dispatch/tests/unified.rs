@@ -267,6 +267,23 @@ fn short_hits_are_assigned_to_a_busy_gpu_up_to_the_bound() {
     assert_eq!(node.ended(0, 0, 0), [assign(0, 100, A)]);
 }
 
+/// Reports reach the dispatcher later than runs of microseconds end.
+#[test]
+fn a_short_run_counts_as_hanging_only_a_recall_later_than_twice_its_time() {
+    let behind = |waited: Duration| {
+        let mut node = node_with(unified(UNIFIED_OVERTAKES_MAX), &[64]);
+        node.enqueue(1000, A);
+        let ran = Duration::from_micros(3);
+        node.step(Event::RequestEnded { gpu: gpu(0), key: RequestKey(1000), ran: Some(ran) });
+        assert_eq!(node.enqueue(0, A), [assign(0, 0, A)]);
+        node.now = node.now + waited;
+        node.enqueue(1, A)
+    };
+    let hangs_after = 2 * Duration::from_micros(3) + RECALL_COST;
+    assert_eq!(behind(hangs_after), [assign(0, 1, A)]);
+    assert_eq!(behind(hangs_after + Duration::from_nanos(1)), []);
+}
+
 #[test]
 fn a_hit_is_not_assigned_to_a_busy_gpu_if_an_urgent_request_cannot_wait() {
     let asked = |deadline_ms| {
