@@ -8,6 +8,7 @@ presets.
 
 import argparse
 import json
+import math
 import socket
 import statistics
 import subprocess
@@ -62,11 +63,23 @@ class Server:
         return json.loads(done.stdout)["throughput"]
 
 
+def median_interval(values):
+    """Returns two of the values between which the median lies with at least 95%, by the binomial law."""
+    ordered, count = sorted(values), len(values)
+    below, rank = 0.0, 0
+    while rank < count // 2 and below + math.comb(count, rank) / 2**count <= 0.025:
+        below += math.comb(count, rank) / 2**count
+        rank += 1
+    # Fewer than six values have no such interval: their whole range covers the median less often.
+    rank = max(rank, 1)
+    return ordered[rank - 1], ordered[count - rank]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--binary", default=str(ROOT / "target" / "release" / "millrace"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=3, help="the length of one turn")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=int, default=2, help="the length of one turn")
     args = parser.parse_args()
     measured = {(name, concurrency): [] for name in PRESETS for concurrency in CONCURRENCIES}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,10 +97,12 @@ def main():
     for concurrency in CONCURRENCIES:
         fifo, unified = (measured[name, concurrency] for name in PRESETS)
         ratios = [ours / theirs for ours, theirs in zip(unified, fifo)]
+        least, most = median_interval(ratios)
         print(
             f"{concurrency} clients: fifo {statistics.median(fifo):,.0f} requests a second,"
             f" unified {statistics.median(unified):,.0f},"
-            f" unified / fifo {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+            f" unified / fifo {statistics.median(ratios):.3f},"
+            f" 95% interval of the median {least:.3f}-{most:.3f}, all {min(ratios):.2f}-{max(ratios):.2f}"
         )
 
 
