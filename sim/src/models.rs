@@ -32,6 +32,17 @@ pub struct ModelFigures {
     pub start: Duration,
 }
 
+/// The part of a V100's 32 GB that holds models in the Torpor paper (T12), as in the artifact.
+pub const TORPOR_GPU_MEMORY: Bytes = Bytes::gib(25);
+/// The memory of a GPU in the LALB paper, of which the sizes of models are decimal too (L19).
+pub const LALB_GPU_MEMORY: Bytes = Bytes(8_000_000_000);
+
+/// Returns the deadline of a function of this model in the Torpor paper (§7.1): 80 ms, and 200 ms for Bert-qa.
+#[must_use]
+pub fn torpor_deadline(model: &ModelFigures) -> Duration {
+    Duration::from_millis(if model.name == "bert-qa" { 200 } else { 80 })
+}
+
 /// The rate of a PCIe link at which a swap of Bert-qa lasts as long as in table 4.
 pub const TORPOR_PCIE: BytesPerSec = BytesPerSec::gb(10);
 

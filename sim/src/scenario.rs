@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_gpu::isolation::ExecutorIsolation;
 use millrace_memory::eviction::Eviction;
 use millrace_scheduling::dispatch::PolicyConfig;
+use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_transfers::paths::HostLinks;
 use millrace_transfers::rates::TransferSharing;
 use millrace_types::topology::Topology;
@@ -35,6 +36,18 @@ pub struct SimulatedNode {
 }
 
 impl SimulatedNode {
+    /// Returns the scheduling policy of the node, as a worker would report it.
+    #[must_use]
+    pub fn scheduling(&self) -> SchedulingPolicy {
+        SchedulingPolicy {
+            dispatch: self.dispatch,
+            eviction: self.eviction,
+            sharing: self.sharing,
+            host_links: self.host_links,
+            ..SchedulingPolicy::default()
+        }
+    }
+
     /// Returns a machine with this topology and dispatch policy, whose host memory fits any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {

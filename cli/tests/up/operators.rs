@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::running::RunningCluster;
+use crate::running::{RunningCluster, eventually, millrace};
 
 /// Returns the id of the operation that a verb reports to have started.
 fn begun(said: &str) -> String {
@@ -11,6 +11,18 @@ fn begun(said: &str) -> String {
 
 fn operation(up: &RunningCluster, id: &str) -> Value {
     up.json(&["get", "operations"]).as_array().unwrap().iter().find(|it| it["id"] == id).unwrap().clone()
+}
+
+#[test]
+fn up_and_the_simulator_without_options_have_the_same_policy() {
+    let simulated =
+        millrace().args(["sim", "--functions", "8", "--minutes", "1", "-o", "json"]).output().unwrap();
+    let rows: Value = serde_json::from_slice(&simulated.stdout).unwrap();
+    let up = RunningCluster::ephemeral(&[]);
+    let actual = || up.json(&["get", "policies"])["status"]["nodes"][0]["actual"].clone();
+    eventually("a node that reports its policy", || actual().is_object());
+    assert_eq!(rows[0]["settings"], actual());
+    assert_eq!(rows[0]["withObjective"], 8, "the deadlines of the paper: {rows}");
 }
 
 #[test]

@@ -125,3 +125,24 @@ async fn invalid_simulations_are_refused_with_advice() {
         assert!(run.stderr.contains(says), "{line}: {}", run.stderr);
     }
 }
+
+#[tokio::test]
+async fn deadlines_are_those_of_the_models_paper_unless_one_is_given() {
+    let sandbox = Sandbox::new();
+    for (options, bound) in [
+        ("", 8),
+        ("--deadline paper", 8),
+        ("--deadline 80ms", 8),
+        ("--deadline none", 0),
+        ("--models lalb", 0),
+        ("--models lalb --deadline 9s", 8),
+    ] {
+        let run = sandbox.run(&format!("sim --functions 8 --minutes 1 {options} -o json")).await;
+        assert_eq!(run.code, 0, "{options}: {run:?}");
+        let rows: serde_json::Value = serde_json::from_str(&run.stdout).unwrap();
+        assert_eq!(rows[0]["withObjective"], bound, "{options}");
+    }
+    let run = sandbox.run("sim --models lalb --deadline paper").await;
+    assert_eq!(run.code, 2, "{run:?}");
+    assert!(run.stderr.contains("--models torpor only: set a time such as 80ms"), "{}", run.stderr);
+}

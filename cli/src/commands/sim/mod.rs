@@ -7,9 +7,11 @@ mod workload;
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use millrace_device::topology::preset_names;
+use millrace_sim::models::{LALB_GPU_MEMORY, TORPOR_GPU_MEMORY, torpor_deadline};
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_types::{Bytes, Slo};
 use millrace_worker::start::{
@@ -23,9 +25,13 @@ use crate::commands::options::{one_of, topology};
 use crate::failure::CommandFailure;
 use crate::output::ListOutput;
 
+/// The default topology: the machine of the Torpor paper.
+const TOPOLOGY: &str = "v100x4-pcie-switch";
+
 const EXAMPLES: &str = "\
 Examples:
-  millrace sim --policy unified,torpor,fifo --functions 480 --deadline 80ms
+  millrace sim --policy unified,torpor,fifo --functions 480
+  millrace sim --functions 480 --deadline 80ms --minutes 15
   millrace sim --topology a10x4 --nodes 3 --models models.yaml --trace azure.csv --rate 325 --out results
   millrace sim --functions 40 --pattern bursty --rate 4000 --policy lb,lalb,lalb-o3
   millrace sim --tenants quiet=80 --tenants noisy=80,times=10,gpus-max=1
@@ -39,12 +45,13 @@ and functions use its models in turn.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// The GPUs and links of each node.
-    #[arg(long, value_name = "NAME", default_value = "v100x4-pcie-switch", value_parser = preset_names())]
+    #[arg(long, value_name = "NAME", default_value = TOPOLOGY, value_parser = preset_names())]
     topology: String,
     /// The number of GPUs of each node [default: the topology's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
-    /// The memory of each GPU for models, such as 25GiB [default: the topology's].
+    /// The memory of each GPU for models, such as 16GiB [default: with the default topology that of
+    /// the models' paper, 25GiB (torpor) or 8GB (lalb); else the topology's].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
     /// The number of nodes.
@@ -85,11 +92,13 @@ pub(crate) struct Args {
     tenants: Vec<SimulatedTenant>,
     #[command(flatten)]
     workload: Workload,
-    /// The deadline of each request, for scores of functions [default: none].
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    deadline: Option<Duration>,
+    /// The deadline of each request, for scores of functions: one time for all functions, those of
+    /// the Torpor paper (80ms, and 200ms for bert-qa), or none [default: paper with the models of
+    /// the Torpor paper, else none].
+    #[arg(long, value_name = "TIME|paper|none", value_parser = DeadlineChoice::from_str)]
+    deadline: Option<DeadlineChoice>,
     /// The share of a function's requests that must meet the deadline.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.98, requires = "deadline")]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.98)]
     percentile: f64,
     /// The timeout of the clients.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
@@ -137,7 +146,11 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
     let runs: Vec<PolicyRun> = policies
         .into_iter()
         .zip(runs)
-        .map(|(policy, (summary, tenants, outcome))| PolicyRun { policy, summary, outcome, tenants })
+        .zip(&scenarios)
+        .map(|((policy, (summary, tenants, outcome)), scenario)| {
+            let settings = scenario.nodes[0].scheduling();
+            PolicyRun { policy, settings, summary, outcome, tenants }
+        })
         .collect();
     results::print(&runs, args.output.output)?;
     match &args.out {
@@ -150,26 +163,71 @@ fn plural(count: u32, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
+/// The deadlines of functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeadlineChoice {
+    /// Those of the Torpor paper.
+    Paper,
+    /// One for all functions.
+    Each(Duration),
+    None,
+}
+
+impl FromStr for DeadlineChoice {
+    type Err = humantime::DurationError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "paper" => Ok(Self::Paper),
+            "none" => Ok(Self::None),
+            time => humantime::parse_duration(time).map(Self::Each),
+        }
+    }
+}
+
 impl Args {
+    /// Returns the memory of each GPU, if it differs from the topology's.
+    fn memory(&self) -> Option<Bytes> {
+        let papers = match self.models.as_str() {
+            "torpor" => Some(TORPOR_GPU_MEMORY),
+            "lalb" => Some(LALB_GPU_MEMORY),
+            _ => None,
+        };
+        self.gpu_memory.or(papers.filter(|_| self.topology == TOPOLOGY))
+    }
+
+    fn deadlines(&self) -> Result<DeadlineChoice, CommandFailure> {
+        let is_torpor = self.models == "torpor";
+        match self.deadline {
+            Some(DeadlineChoice::Paper) if !is_torpor => Err(CommandFailure::usage(
+                "--deadline paper has deadlines for --models torpor only: set a time such as 80ms",
+            )),
+            Some(choice) => Ok(choice),
+            None if is_torpor => Ok(DeadlineChoice::Paper),
+            None => Ok(DeadlineChoice::None),
+        }
+    }
+
     fn scenario(&self) -> Result<ClusterScenario, CommandFailure> {
         let models = models::read(&self.models)?;
-        let slo = match self.deadline {
-            None => None,
-            Some(deadline) if self.percentile > 0.0 && self.percentile < 1.0 => {
-                Some(Slo { deadline, percentile: self.percentile })
-            }
-            Some(_) => {
-                return Err(CommandFailure::usage(
-                    "--percentile is out of range: write a number between 0 and 1, both excluded",
-                ));
-            }
-        };
-        let topology = topology(&self.topology, self.gpus, self.gpu_memory)?;
+        let deadlines = self.deadlines()?;
+        if !(self.percentile > 0.0 && self.percentile < 1.0) {
+            return Err(CommandFailure::usage(
+                "--percentile is out of range: write a number between 0 and 1, both excluded",
+            ));
+        }
+        let topology = topology(&self.topology, self.gpus, self.memory())?;
         let functions = self.functions.get() as usize;
         let times = tenants::times(&self.tenants, functions);
         let (counts, arrivals) = self.workload.arrivals(&times, self.seed)?;
         let function = |place: usize| {
             let model = models[place % models.len()].clone();
+            let deadline = match deadlines {
+                DeadlineChoice::Paper => Some(torpor_deadline(&model)),
+                DeadlineChoice::Each(deadline) => Some(deadline),
+                DeadlineChoice::None => None,
+            };
+            let slo = deadline.map(|deadline| Slo { deadline, percentile: self.percentile });
             SimulatedFunction { replicas: self.replicas.get(), ..SimulatedFunction::new(model, slo) }
         };
         // A trace may have fewer functions than requested.

@@ -4,19 +4,22 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::time::Duration;
 
+use millrace_proto::convert::policy_spec_wire;
 use millrace_sim::outcome::TenantSummary;
 use millrace_sim::report::{PlotCurve, draw_curves, requests_csv, summary_csv};
 use millrace_sim::{RunSummary, SimulatedRequest, SimulationOutcome};
-use millrace_worker::start::PolicyConfig;
+use millrace_worker::start::{PolicyConfig, SchedulingPolicy};
 use serde::Serialize;
 
 use crate::failure::CommandFailure;
+use crate::output::policies::PolicySpecDocument;
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{self, ListFormat, text};
 
 /// The run of a policy.
 pub(super) struct PolicyRun {
     pub(super) policy: PolicyConfig,
+    pub(super) settings: SchedulingPolicy,
     pub(super) summary: RunSummary,
     pub(super) outcome: SimulationOutcome,
     pub(super) tenants: Vec<TenantSummary>,
@@ -27,6 +30,8 @@ pub(super) struct PolicyRun {
 #[serde(rename_all = "camelCase")]
 struct Row {
     policy: String,
+    /// The settings in force, as `get policy` shows those of a node.
+    settings: PolicySpecDocument,
     requests: u64,
     failed: u64,
     mean_ms: f64,
@@ -78,6 +83,7 @@ fn row(run: &PolicyRun) -> Row {
     let summary = &run.summary;
     Row {
         policy: run.policy.to_string(),
+        settings: policy_spec_wire(&run.settings.spec()).into(),
         requests: summary.requests,
         failed: summary.failed,
         mean_ms: millis(summary.mean),
