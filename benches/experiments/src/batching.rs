@@ -14,7 +14,7 @@ use millrace_sim::{SimulationOutcome, models, run_each};
 use millrace_types::{BatchingOptions, SchedulingOptions, Slo};
 
 use crate::experiment::{Effort, Experiment};
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;
 use crate::versus::Quantity;
@@ -102,7 +102,7 @@ struct BatchingResult {
 }
 
 fn measure(policy: &str, mode: Mode, load: u32, slo: bool, effort: Effort) -> Result<BatchingResult> {
-    let setups = (1..=effort.seeds).map(|seed| scenario(policy, mode, load, slo, seed, effort));
+    let setups = effort.each_seed().map(|seed| scenario(policy, mode, load, slo, seed, effort));
     let setups = setups.collect::<Result<Vec<_>>>()?;
     let each = run_each(&setups, |_, outcome| {
         let latencies = outcome.latencies_of(|_| true);
@@ -170,15 +170,17 @@ fn throughput(effort: Effort, report: &mut ExperimentReport) -> Result<()> {
                     format!("{:.1}", it.members.mean()),
                     if held_out.0.is_empty() { "-".to_owned() } else { format!("{:.1}%", held_out.mean()) },
                 ]);
-                report.figures.push(PaperFigure {
+                report.figures.push(Figure {
                     what: format!(
                         "{policy}, {by_member}% for each further request, {}: throughput relative to single runs",
                         mode.name()
                     ),
-                    paper: format!("{} (full batches)", Unit::Times.show(mode.ideal())),
+                    claim: Claim::goal(
+                        format!("{} (full batches)", Unit::Times.show(mode.ideal())),
+                        Bound::About(mode.ideal()),
+                    ),
                     ours: by.clone(),
                     unit: Unit::Times,
-                    band: mode.ideal() * 0.9..=mode.ideal() * 1.01,
                     cause: (by.mean() > mode.ideal()).then_some(OWN_MICROSECOND),
                 });
             }

@@ -1,4 +1,8 @@
-//! A figure of a paper beside ours, and the verdict on whether the two agree.
+//! Figures and orders of a paper, goals of our own, and the status of each.
+//!
+//! One rule gives the band of every figure: 20% of a latency, a throughput or a ratio on either side, 5 points of
+//! a share, and nothing for a count. A claim with one end ("over 80%") is judged at that end; "up to 4×" is the
+//! value of the greatest. A cause explains a status and never changes it.
 
 use std::ops::RangeInclusive;
 
@@ -51,20 +55,66 @@ impl SeedValues {
     }
 }
 
-/// A figure of a paper beside ours.
+/// A figure of a paper, or a goal of our own, beside our values.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PaperFigure {
+pub struct Figure {
     /// The measured quantity.
     pub what: String,
-    /// The value in the paper, as text.
-    pub paper: String,
+    pub claim: Claim,
     /// The values in the simulator.
     pub ours: SeedValues,
     pub unit: Unit,
-    /// The values at which our mean agrees with the paper.
-    pub band: RangeInclusive<f64>,
     /// The cause of a mean outside the band, if known.
     pub cause: Option<&'static str>,
+}
+
+/// The claim with which a figure is compared.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Claim {
+    pub source: ClaimSource,
+    /// The claim as its source states it.
+    pub text: String,
+    pub bound: Bound,
+}
+
+impl Claim {
+    /// Returns a claim of a paper.
+    pub fn paper(text: impl Into<String>, bound: Bound) -> Self {
+        Self { source: ClaimSource::Paper, text: text.into(), bound }
+    }
+
+    /// Returns a goal of our own.
+    pub fn goal(text: impl Into<String>, bound: Bound) -> Self {
+        Self { source: ClaimSource::Goal, text: text.into(), bound }
+    }
+
+    /// Returns a claim that our figure cannot contradict. `text` has the paper's value, and why ours is not judged.
+    pub fn not_judged(text: impl Into<String>) -> Self {
+        Self { source: ClaimSource::NotJudged, text: text.into(), bound: Bound::AtLeast(f64::NEG_INFINITY) }
+    }
+}
+
+/// The source of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimSource {
+    Paper,
+    /// A goal of our own, or the result of a reference model.
+    Goal,
+    /// Our figure follows from the setup or was fitted, so it is not judged.
+    NotJudged,
+}
+
+/// The values with which a claim agrees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bound {
+    /// About this value.
+    About(f64),
+    /// About this value, and more is better.
+    MoreThanAbout(f64),
+    /// At least this value.
+    AtLeast(f64),
+    /// At most this value.
+    AtMost(f64),
 }
 
 /// The unit of a figure.
@@ -93,56 +143,199 @@ impl Unit {
     }
 }
 
-/// The verdict on a figure or an order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Our result agrees with the paper.
-    Inside,
-    /// Our result differs from the paper, with a known cause.
-    Explained,
-    /// Our result differs from the paper without a known cause.
-    Outside,
-}
+/// The part of a latency, a throughput or a ratio by which ours may differ.
+const RATIO_SLACK: f64 = 0.2;
+/// The part of the whole by which a share may differ: 5 points.
+const SHARE_SLACK: f64 = 0.05;
 
-impl PaperFigure {
-    /// Returns whether our mean is in the band.
-    #[must_use]
-    pub fn verdict(&self) -> Verdict {
-        match (self.band.contains(&self.ours.mean()), self.cause) {
-            (true, _) => Verdict::Inside,
-            (false, Some(_)) => Verdict::Explained,
-            (false, None) => Verdict::Outside,
+impl Unit {
+    /// Returns the distance from a value at which ours still agrees.
+    fn slack(self, value: f64) -> f64 {
+        match self {
+            Self::Percent => SHARE_SLACK,
+            Self::Millis | Self::Times => RATIO_SLACK * value,
+            Self::Count => 0.0,
         }
     }
 }
 
-/// An order of two systems in a quantity, as in the paper.
+/// The status of a figure or an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// The mean is in the band of the paper's figure.
+    Reproduced,
+    /// The mean is outside the band, on the better side.
+    BeyondThePaper,
+    /// The mean is outside the band.
+    NotReproduced,
+    /// The mean meets a goal of our own.
+    Met,
+    /// The mean misses a goal of our own.
+    Missed,
+    /// The paired seeds show the order.
+    Shown,
+    /// The paired seeds show neither the order nor its opposite.
+    NotShown,
+    /// The paired seeds show the opposite order.
+    Opposite,
+    /// Our figure follows from the setup or was fitted.
+    NotJudged,
+}
+
+impl Status {
+    const ALL: [Self; 9] = [
+        Self::Reproduced,
+        Self::BeyondThePaper,
+        Self::NotReproduced,
+        Self::Met,
+        Self::Missed,
+        Self::Shown,
+        Self::NotShown,
+        Self::Opposite,
+        Self::NotJudged,
+    ];
+
+    /// Returns the status as text.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reproduced => "reproduced",
+            Self::BeyondThePaper => "beyond the paper",
+            Self::NotReproduced => "not reproduced",
+            Self::Met => "met",
+            Self::Missed => "missed",
+            Self::Shown => "shown",
+            Self::NotShown => "not shown",
+            Self::Opposite => "opposite",
+            Self::NotJudged => "not judged",
+        }
+    }
+
+    /// Returns the status with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.name() == name)
+    }
+}
+
+/// The distance within which a mean counts as at the end of its band. Shares of seeds are sums of fractions.
+const ROUNDING: f64 = 1e-9;
+
+impl Figure {
+    /// Returns the lowest and the highest mean that agree with the claim.
+    #[must_use]
+    pub fn band(&self) -> RangeInclusive<f64> {
+        match self.claim.bound {
+            Bound::About(value) | Bound::MoreThanAbout(value) => {
+                let slack = self.unit.slack(value);
+                value - slack..=value + slack
+            }
+            Bound::AtLeast(value) => value..=f64::INFINITY,
+            Bound::AtMost(value) => f64::NEG_INFINITY..=value,
+        }
+    }
+
+    /// Returns our mean, with half of its 95% interval if there are several values.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        let mean = self.unit.show(self.ours.mean());
+        if self.ours.0.len() < 2 {
+            return mean;
+        }
+        format!("{mean} ± {}", self.unit.show(self.ours.half_interval()))
+    }
+
+    /// Returns the band as text.
+    #[must_use]
+    pub fn band_text(&self) -> String {
+        let show = |value: f64| self.unit.show(value);
+        match (self.claim.source, self.claim.bound) {
+            (ClaimSource::NotJudged, _) => "-".to_owned(),
+            (_, Bound::AtLeast(value)) => format!("at least {}", show(value)),
+            (_, Bound::AtMost(value)) => format!("at most {}", show(value)),
+            (_, Bound::About(value) | Bound::MoreThanAbout(value)) => {
+                let slack = self.unit.slack(value);
+                format!("{} to {}", show(value - slack), show(value + slack))
+            }
+        }
+    }
+
+    /// Returns the status of a mean.
+    fn status_of(&self, mean: f64) -> Status {
+        let band = self.band();
+        let inside = (*band.start() - ROUNDING..=*band.end() + ROUNDING).contains(&mean);
+        match (self.claim.source, inside, self.claim.bound) {
+            (ClaimSource::NotJudged, ..) => Status::NotJudged,
+            (ClaimSource::Paper, true, _) => Status::Reproduced,
+            (ClaimSource::Paper, false, Bound::MoreThanAbout(value)) if mean > value => {
+                Status::BeyondThePaper
+            }
+            (ClaimSource::Paper, false, _) => Status::NotReproduced,
+            (ClaimSource::Goal, true, _) => Status::Met,
+            (ClaimSource::Goal, false, _) => Status::Missed,
+        }
+    }
+
+    /// Returns the status of our mean.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status_of(self.ours.mean())
+    }
+
+    /// Returns whether our values, of other seeds than those of a recorded status, allow that status: whether a
+    /// mean with that status lies in the 95% interval.
+    #[must_use]
+    pub fn allows(&self, recorded: Status) -> bool {
+        let mean = self.ours.mean();
+        let half = self.ours.half_interval();
+        // Each status covers one or two half-lines or one range, so the ends of the interval and of the band suffice.
+        let ends = [mean - half, mean, mean + half, *self.band().start(), *self.band().end()];
+        let in_interval = ends.into_iter().filter(|end| (mean - half..=mean + half).contains(end));
+        in_interval.into_iter().any(|value| self.status_of(value) == recorded)
+    }
+}
+
+/// An order of two systems in a quantity.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyOrder {
     /// The quantity and the order of the systems.
     pub what: String,
-    /// The difference in each seed. A positive difference agrees with the paper.
+    /// The difference in each seed. A positive difference agrees with the order.
     pub by: SeedValues,
     /// The cause of the opposite order, if known.
     pub cause: Option<&'static str>,
 }
 
 impl PolicyOrder {
-    /// Returns whether the order agrees with the paper: with the seeds paired, the opposite does not hold
-    /// at 95%.
+    /// Returns whether the paired seeds show the order at 95%.
     #[must_use]
-    pub fn verdict(&self) -> Verdict {
-        match (self.by.mean() + self.by.half_interval() >= 0.0, self.cause) {
-            (true, _) => Verdict::Inside,
-            (false, Some(_)) => Verdict::Explained,
-            (false, None) => Verdict::Outside,
+    pub fn status(&self) -> Status {
+        let mean = self.by.mean();
+        let half = self.by.half_interval();
+        match () {
+            () if mean - half > 0.0 => Status::Shown,
+            () if mean + half < 0.0 => Status::Opposite,
+            () => Status::NotShown,
         }
+    }
+
+    /// Returns whether our values, of other seeds than those of a recorded status, allow that status.
+    #[must_use]
+    pub fn allows(&self, recorded: Status) -> bool {
+        !matches!(
+            (recorded, self.status()),
+            (Status::Shown, Status::Opposite) | (Status::Opposite, Status::Shown)
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn figure(claim: Claim, unit: Unit, ours: &[f64]) -> Figure {
+        Figure { what: String::new(), claim, ours: SeedValues(ours.to_vec()), unit, cause: Some("because") }
+    }
 
     #[test]
     fn half_follows_students_distribution() {
@@ -153,26 +346,59 @@ mod tests {
     }
 
     #[test]
-    fn an_order_differs_only_if_the_opposite_is_significant() {
-        let order =
-            |by: &[f64]| PolicyOrder { what: String::new(), by: SeedValues(by.to_vec()), cause: None };
-        assert_eq!(order(&[1.0, 2.0, 1.5]).verdict(), Verdict::Inside);
-        assert_eq!(order(&[-1.0, 0.8, -0.5]).verdict(), Verdict::Inside, "chance may explain the difference");
-        assert_eq!(order(&[-1.0, -1.1, -0.9]).verdict(), Verdict::Outside);
+    fn an_order_is_shown_only_if_significant() {
+        let order = |by: &[f64]| {
+            PolicyOrder { what: String::new(), by: SeedValues(by.to_vec()), cause: None }.status()
+        };
+        assert_eq!(order(&[1.0, 2.0, 1.5]), Status::Shown);
+        assert_eq!(order(&[-1.0, 0.8, 0.5]), Status::NotShown, "chance may explain the difference");
+        assert_eq!(order(&[0.0, 0.0, 0.0]), Status::NotShown, "a tie");
+        assert_eq!(order(&[-1.0, -1.1, -0.9]), Status::Opposite);
     }
 
     #[test]
-    fn a_figure_outside_its_band_needs_a_cause() {
-        let figure = |ours, cause| PaperFigure {
-            what: String::new(),
-            paper: String::new(),
-            ours: SeedValues(vec![ours]),
-            unit: Unit::Percent,
-            band: 0.8..=1.0,
-            cause,
-        };
-        assert_eq!(figure(0.9, None).verdict(), Verdict::Inside);
-        assert_eq!(figure(0.7, Some("because")).verdict(), Verdict::Explained);
-        assert_eq!(figure(0.7, None).verdict(), Verdict::Outside);
+    fn each_unit_has_the_slack_of_its_rule() {
+        let status = |bound, unit, ours| figure(Claim::paper("", bound), unit, &[ours]).status();
+        assert_eq!(status(Bound::About(0.4), Unit::Percent, 0.45), Status::Reproduced);
+        assert_eq!(status(Bound::About(0.4), Unit::Percent, 0.451), Status::NotReproduced);
+        assert_eq!(status(Bound::About(100.0), Unit::Millis, 80.0), Status::Reproduced);
+        assert_eq!(status(Bound::About(100.0), Unit::Millis, 79.0), Status::NotReproduced);
+        assert_eq!(status(Bound::About(72.0), Unit::Count, 71.0), Status::NotReproduced);
+        assert_eq!(status(Bound::About(72.0), Unit::Count, 72.0), Status::Reproduced);
+        assert_eq!(status(Bound::AtLeast(0.8), Unit::Percent, 0.79), Status::NotReproduced);
+        assert_eq!(status(Bound::AtLeast(0.8), Unit::Percent, 1.0), Status::Reproduced);
+        assert_eq!(status(Bound::AtMost(50.0), Unit::Millis, 51.0), Status::NotReproduced);
+    }
+
+    #[test]
+    fn more_than_a_paper_has_is_beyond_it_and_a_cause_changes_no_status() {
+        let bound = Bound::MoreThanAbout(0.8);
+        let paper = |ours| figure(Claim::paper("", bound), Unit::Percent, &[ours]).status();
+        assert_eq!(paper(0.9), Status::BeyondThePaper);
+        assert_eq!(paper(0.82), Status::Reproduced);
+        assert_eq!(paper(0.7), Status::NotReproduced);
+        let goal = |ours| figure(Claim::goal("", Bound::AtLeast(0.8)), Unit::Percent, &[ours]).status();
+        assert_eq!((goal(0.9), goal(0.7)), (Status::Met, Status::Missed));
+        assert_eq!(figure(Claim::not_judged(""), Unit::Times, &[9.0]).status(), Status::NotJudged);
+    }
+
+    #[test]
+    fn other_seeds_contradict_a_status_only_with_their_whole_interval() {
+        let of = |ours: &[f64]| figure(Claim::paper("", Bound::About(1.0)), Unit::Times, ours);
+        let near = of(&[1.1, 1.2, 1.5, 1.3, 1.2]);
+        assert_eq!(near.status(), Status::NotReproduced);
+        assert!(near.allows(Status::Reproduced) && near.allows(Status::NotReproduced));
+        let far = of(&[1.5, 1.6, 1.5, 1.6, 1.5]);
+        assert!(!far.allows(Status::Reproduced) && far.allows(Status::NotReproduced));
+        let around = of(&[-4.0, 6.0, 1.0, -3.0, 5.0]);
+        assert!(around.allows(Status::Reproduced), "the band lies in the interval");
+    }
+
+    #[test]
+    fn a_status_is_found_by_its_name() {
+        for status in Status::ALL {
+            assert_eq!(Status::named(status.name()), Some(status));
+        }
+        assert_eq!(Status::named("agrees"), None);
     }
 }

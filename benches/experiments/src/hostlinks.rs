@@ -18,7 +18,7 @@ use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 
 use crate::experiment::{Effort, Experiment};
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::overload::{OBJECTIVE, in_time_of};
 use crate::report::ExperimentReport;
 
@@ -130,7 +130,7 @@ struct HostLinksResult {
 
 fn measure(policy: &str, host_links: HostLinks, load: u32, effort: Effort) -> Result<HostLinksResult> {
     let dispatch = crate::lalb::policy(policy)?;
-    let setups = (1..=effort.seeds).map(|seed| swapping(dispatch, host_links, load, seed, effort));
+    let setups = effort.each_seed().map(|seed| swapping(dispatch, host_links, load, seed, effort));
     let each = run_each(&setups.collect::<Result<Vec<_>>>()?, |scenario, outcome| {
         let loads = uplink_loads(&outcome).and_then(|uplinks| Ok((uplinks, nvlink_loads(&outcome)?)));
         (outcome.summary(&scenario.functions), in_time_of(&outcome), loads)
@@ -175,12 +175,11 @@ fn lone_swap(report: &mut ExperimentReport) -> Result<()> {
         ["own", "all", "ratio"].map(String::from).to_vec(),
         vec![row],
     ));
-    report.figures.push(PaperFigure {
+    report.figures.push(Figure {
         what: "a lone swap: time with own relative to all".to_owned(),
-        paper: "up to 4.00× (four links)".to_owned(),
+        claim: Claim::goal("4.00×, the rate of four links", Bound::About(4.0)),
         ours: SeedValues(vec![own / all]),
         unit: Unit::Times,
-        band: 2.5..=4.0,
         cause: None,
     });
     Ok(())

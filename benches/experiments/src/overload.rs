@@ -79,7 +79,7 @@ fn overload(effort: Effort) -> Result<ExperimentReport> {
             let dispatch = crate::lalb::policy(name)?;
             let span = if effort.short { MINUTE / 20 } else { MINUTE * 5 };
             let setup = |seed: u64| equal(dispatch, Some(OBJECTIVE), load, seed, span);
-            let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
+            let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
             let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
                 (in_time_of(&outcome), (unanswered(&outcome), outcome.summary(&scenario.functions)))
             })?;

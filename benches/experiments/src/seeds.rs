@@ -3,6 +3,7 @@
 use anyhow::Result;
 use millrace_sim::{ClusterScenario, RunSummary, run_each};
 
+use crate::experiment::Effort;
 use crate::figures::SeedValues;
 
 /// The summaries of one setup, by seed.
@@ -10,12 +11,12 @@ use crate::figures::SeedValues;
 pub struct Summaries(pub Vec<RunSummary>);
 
 impl Summaries {
-    /// Runs a setup with each seed from 1.
+    /// Runs a setup with each seed.
     ///
     /// # Errors
     /// Returns the errors of [`run_each`].
-    pub fn of(seeds: u64, setup: impl Fn(u64) -> ClusterScenario) -> Result<Self> {
-        let scenarios: Vec<_> = (1..=seeds).map(setup).collect();
+    pub fn of(effort: Effort, setup: impl Fn(u64) -> ClusterScenario) -> Result<Self> {
+        let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
         Ok(Self(run_each(&scenarios, |scenario, outcome| outcome.summary(&scenario.functions))?))
     }
 

@@ -15,7 +15,7 @@ use millrace_sim::{models, report::format_percent};
 use millrace_types::{Quota, ResourceShare, TenantName};
 
 use crate::experiment::{Effort, Experiment};
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;
 
@@ -108,7 +108,7 @@ fn isolation(effort: Effort) -> Result<ExperimentReport> {
             for (name, quota) in caps()? {
                 let at = |times: u32| {
                     let setup = |seed| scenario(policy, quota, functions, apart, times, seed, effort);
-                    measure(&(1..=effort.seeds).map(setup).collect::<Result<Vec<_>>>()?, functions)
+                    measure(&effort.each_seed().map(setup).collect::<Result<Vec<_>>>()?, functions)
                 };
                 let (before, _) = at(1)?;
                 let (under, answered) = at(TIMES)?;
@@ -128,12 +128,11 @@ fn isolation(effort: Effort) -> Result<ExperimentReport> {
                     continue;
                 }
                 let what = format!("{workload}, {policy}, {name}");
-                report.figures.push(PaperFigure {
+                report.figures.push(Figure {
                     what: format!("{what}: the quiet tenant's p99 under the load, relative to before"),
-                    paper: "below 1.10× (our requirement)".to_owned(),
+                    claim: Claim::goal("at most 1.10× (our aim)", Bound::AtMost(1.10)),
                     ours: by,
                     unit: Unit::Times,
-                    band: 0.0..=1.10,
                     cause: (policy == "fifo" && workload == "resident").then_some(ONE_IN_A_HUNDRED),
                 });
                 if let Some(uncapped) = &uncapped {

@@ -10,30 +10,25 @@ use millrace_sim::passing::{DataflowOutcome, DataflowSetup, ModelledWorkflow, Sy
 
 use super::setup::{LOAD, Server, closed};
 use crate::experiment::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 
-/// The extent of a band beyond the paper's range, as a share of a latency.
-pub(super) const SLACK: f64 = 0.05;
-
-/// Runs a setup with each seed from 1, in parallel.
+/// Runs a setup with each seed, in parallel.
 pub(super) fn outcomes(
     effort: Effort,
     setup: impl Fn(u64) -> DataflowSetup + Sync,
 ) -> Result<Vec<DataflowOutcome>> {
     let next = AtomicUsize::new(0);
-    let seeds = usize::try_from(effort.seeds)?;
+    let seeds: Vec<_> = effort.each_seed().collect();
     let results = Mutex::new(BTreeMap::new());
     let work = || {
         loop {
             let place = next.fetch_add(1, Ordering::Relaxed);
-            if place >= seeds {
-                return;
-            }
-            let result = run(&setup(place as u64 + 1));
+            let Some(&seed) = seeds.get(place) else { return };
+            let result = run(&setup(seed));
             results.lock().unwrap_or_else(PoisonError::into_inner).insert(place, result);
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(seeds);
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(seeds.len());
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(work);
@@ -61,7 +56,7 @@ pub(super) fn throughput(
 
 /// Returns the capacity of a system for a workflow with the first seed, in requests a second.
 pub(super) fn most(server: &Server, workflow: &ModelledWorkflow, system: System) -> Result<f64> {
-    Ok(throughput(server, workflow, system, Effort { seeds: 1, short: false })?.mean())
+    Ok(throughput(server, workflow, system, Effort { seeds: 1, ..Effort::FULL })?.mean())
 }
 
 /// Returns the rate of requests for a workflow on a server, the same for every system.
@@ -101,12 +96,16 @@ pub(super) fn average(spreads: &[SeedValues]) -> SeedValues {
 
 pub(super) fn figure(
     what: String,
-    paper: &str,
+    claim: Claim,
     (ours, unit): (SeedValues, Unit),
-    band: (f64, f64),
     cause: Option<&'static str>,
-) -> PaperFigure {
-    PaperFigure { what, paper: paper.to_owned(), ours, unit, band: band.0..=band.1, cause }
+) -> Figure {
+    Figure { what, claim, ours, unit, cause }
+}
+
+/// Returns the paper's claim of a share or a ratio, of which more is better.
+pub(super) fn gain(unit: Unit, value: f64) -> Claim {
+    Claim::paper(unit.show(value), Bound::MoreThanAbout(value))
 }
 
 pub(super) fn order(what: String, by: SeedValues, cause: Option<&'static str>) -> PolicyOrder {

@@ -9,11 +9,11 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::{Bytes, Timestamp};
 
 use super::measurements::{
-    average, figure, header, load, most, ms, order, outcomes, p99_passing, range, spread,
+    average, figure, gain, header, load, most, ms, order, outcomes, p99_passing, range, spread,
 };
 use super::setup::{Server, Shape, as_h18, bursts, open, open_as};
 use crate::experiment::Effort;
-use crate::figures::{SeedValues, Unit};
+use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 /// The burst that fills stores: the number of requests, and the time between two requests.
@@ -51,7 +51,12 @@ fn pool(report: &mut ExperimentReport, effort: Effort) -> Result<()> {
         saved.push(means[1].reduction_from(&means[0]));
     }
     let ours = (average(&saved), Unit::Percent);
-    report.figures.push(figure("the pool saves, on average".to_owned(), "19%", ours, (0.11, 0.27), None));
+    report.figures.push(figure(
+        "the pool saves, on average".to_owned(),
+        gain(Unit::Percent, 0.19),
+        ours,
+        None,
+    ));
     let columns = header(["workflow", "no pool", "elastic pool"]);
     report.tables.push(("8xV100, mean latency without queues:".to_owned(), columns, rows));
     Ok(())
@@ -92,7 +97,7 @@ fn migration(report: &mut ExperimentReport, effort: Effort) -> Result<()> {
     }
     let ours = (range(&saved).1, Unit::Percent);
     let what = "queue-aware migration, most of the p99 saved".to_owned();
-    report.figures.push(figure(what, "14%", ours, (0.07, 0.21), None));
+    report.figures.push(figure(what, gain(Unit::Percent, 0.14), ours, None));
     let columns = header([
         "workflow",
         "migration",
@@ -213,19 +218,15 @@ fn judge_pools(
     };
     let ratio =
         |a: &SeedValues, b: &SeedValues| SeedValues(a.0.iter().zip(&b.0).map(|(a, b)| a / b).collect());
-    let times = |what: &str, ours, band, cause| {
-        figure(format!("{name}: {what}"), "up to 4×", (ours, Unit::Times), band, cause)
+    let times = |what: &str, ours, cause| {
+        let claim = Claim::paper("up to 4×", Bound::About(4.0));
+        figure(format!("{name}: {what}"), claim, (ours, Unit::Times), cause)
     };
     let memory = ratio(&never.held, &elastic.held);
-    report.figures.push(times(
-        "memory of PyTorch's pool relative to the elastic pool",
-        memory,
-        (2.0, 6.0),
-        reserved,
-    ));
+    report.figures.push(times("memory of PyTorch's pool relative to the elastic pool", memory, reserved));
     let tail = ratio(&minute.tail, &never.tail);
     let what = "p99 of passing, reclaimed each minute relative to never";
-    report.figures.push(times(what, tail, (1.5, 5.0), Some(RECLAIMED)));
+    report.figures.push(times(what, tail, Some(RECLAIMED)));
     for (what, by) in [
         ("memory: elastic below PyTorch's", never.held.differences(&elastic.held)),
         ("memory: elastic below GMLake's", gmlake.held.differences(&elastic.held)),

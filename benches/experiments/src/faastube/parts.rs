@@ -8,11 +8,11 @@ use millrace_sim::passing::{
 };
 
 use super::measurements::{
-    SLACK, figure, header, load, most, ms, order, outcomes, p99_split, range, spread, throughput,
+    figure, gain, header, load, most, ms, order, outcomes, p99_split, range, spread, throughput,
 };
 use super::setup::{Server, Shape, as_h18, open};
 use crate::experiment::Effort;
-use crate::figures::{SeedValues, Unit};
+use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 /// The parts, in the order in which the paper turns the parts on.
@@ -68,22 +68,14 @@ pub(super) fn ablation(effort: Effort) -> Result<ExperimentReport> {
         let (least, most) = range(&totals);
         for (which, ours, paper) in [("least", least, total.0), ("most", most, total.1)] {
             let what = format!("{}, all parts save, {which}", server.name);
-            let band = (total.0 - SLACK, total.1 + SLACK);
-            let paper = Unit::Percent.show(paper);
-            report.figures.push(figure(
-                what,
-                &paper,
-                (ours, Unit::Percent),
-                band,
-                ablation_cause(server.name, "all"),
-            ));
+            let cause = ablation_cause(server.name, "all");
+            report.figures.push(figure(what, gain(Unit::Percent, paper), (ours, Unit::Percent), cause));
         }
         for (part, (name, paper)) in ["UI", "PS", "NS", "ES"].into_iter().zip(parts).enumerate() {
             let what = format!("{}, {name} saves, most", server.name);
             let ours = (range(&by_part[part]).1, Unit::Percent);
-            let band = ((paper - SLACK).max(-0.01), paper + SLACK);
             let cause = ablation_cause(server.name, name);
-            report.figures.push(figure(what, &Unit::Percent.show(paper), ours, band, cause));
+            report.figures.push(figure(what, gain(Unit::Percent, paper), ours, cause));
         }
     }
     Ok(report)
@@ -139,7 +131,7 @@ pub(super) fn isolation(effort: Effort) -> Result<ExperimentReport> {
         "One replica of each workflow, with bursty arrivals of both: driving at 40% and the other workflow at 80% of FaaSTube's capacity. At the load of the other experiments, which INFless+ can still serve, their copies rarely meet. *In time* means within 1.5 times the shortest run of driving, without queues (§9.2.2). FaaSTube-PS shares PCIe evenly and keeps the pinned ring.".to_owned(),
     );
     let mut rows = Vec::new();
-    for (other, paper) in [(workflow::video(), "32%"), (workflow::image(), "0%")] {
+    for (other, paper) in [(workflow::video(), 0.32), (workflow::image(), 0.0)] {
         // Capacities are measured with two replicas of a workflow, but run here with one.
         let rates = [
             most(&server, &workflow::driving(), System::FAASTUBE)? / 2.0 * 0.4,
@@ -177,10 +169,9 @@ pub(super) fn isolation(effort: Effort) -> Result<ExperimentReport> {
             p99.push(tail);
         }
         let saved = p99[1].reduction_from(&p99[0]);
-        let band = if other.name == "video" { (0.22, 0.42) } else { (-0.01, 0.01) };
         let what = format!("driving beside {}: p99 without queues, saved", other.name);
         let cause = (other.name == "video").then_some(LITTLE);
-        report.figures.push(figure(what, paper, (saved, Unit::Percent), band, cause));
+        report.figures.push(figure(what, gain(Unit::Percent, paper), (saved, Unit::Percent), cause));
         if other.name == "video" {
             let what = "driving beside video: p99 below FaaSTube-PS's".to_owned();
             report.orders.push(order(what, p99[0].differences(&p99[1]), None));
@@ -234,7 +225,12 @@ pub(super) fn interference(effort: Effort) -> Result<ExperimentReport> {
         let by = SeedValues(loads[1].0.iter().zip(&loads[0].0).map(|(with, alone)| with / alone).collect());
         if system == System::DEEPPLAN {
             let what = "driving's loads, with video relative to alone".to_owned();
-            report.figures.push(figure(what, "5×", (by, Unit::Times), (3.0, 7.0), Some(APART)));
+            report.figures.push(figure(
+                what,
+                Claim::paper("5×", Bound::About(5.0)),
+                (by, Unit::Times),
+                Some(APART),
+            ));
         }
     }
     let columns = header(["memory is pinned", "driving", "mean load", "p99"]);
@@ -265,13 +261,7 @@ pub(super) fn nvlink(effort: Effort) -> Result<ExperimentReport> {
         let [ours, mapa, ucx] = &by_system[..] else { continue };
         let more = SeedValues(ours.0.iter().zip(&mapa.0).map(|(ours, mapa)| ours / mapa - 1.0).collect());
         let what = format!("{}: throughput above mapa's", workflow.name);
-        report.figures.push(figure(
-            what,
-            &Unit::Percent.show(paper),
-            (more, Unit::Percent),
-            (paper - 0.08, paper + 0.08),
-            Some(COMPUTES),
-        ));
+        report.figures.push(figure(what, gain(Unit::Percent, paper), (more, Unit::Percent), Some(COMPUTES)));
         report.orders.push(order(
             format!("{}: faastube above mapa", workflow.name),
             ours.differences(mapa),

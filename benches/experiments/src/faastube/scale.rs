@@ -6,10 +6,12 @@ use millrace_sim::passing::{Costs, DataflowSetup, ServedWorkflow, System, workfl
 use millrace_transfers::paths::{Config, PathPlanner};
 use millrace_types::{BytesPerSec, GpuIndex};
 
-use super::measurements::{average, figure, header, load, ms, order, outcomes, p99_split, range, spread};
+use super::measurements::{
+    average, figure, gain, header, load, ms, order, outcomes, p99_split, range, spread,
+};
 use super::setup::{Server, Shape, as_h18, open};
 use crate::experiment::Effort;
-use crate::figures::{SeedValues, Unit};
+use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 const SYSTEMS: [System; 4] = [System::INFLESS, System::DEEPPLAN, System::STAR, System::FAASTUBE];
@@ -66,13 +68,7 @@ fn compare(
         let what = format!("saved against {}, {which}", SYSTEMS[place].name);
         let ours = (ours, Unit::Percent);
         let cause = (nodes > 1).then_some(NETWORK);
-        report.figures.push(figure(
-            what,
-            &Unit::Percent.show(paper),
-            ours,
-            (paper - 0.1, (paper + 0.1).min(1.0)),
-            cause,
-        ));
+        report.figures.push(figure(what, gain(Unit::Percent, paper), ours, cause));
     }
     let title = if nodes > 1 {
         format!("{nodes} x {}, {network} Gbit/s, p99 without queues:", server.name)
@@ -116,16 +112,14 @@ pub(super) fn topology(_effort: Effort) -> Result<ExperimentReport> {
             .to_owned(),
     );
     let mut rows = Vec::new();
-    for (what, rate, paper, count) in [
-        ("full: 48 GB/s", 48, "30%", 8),
-        ("half: 24 GB/s", 24, "28%", 8),
-        ("no NVLink: 7.9 GB/s over PCIe", 0, "42%", 12),
-    ] {
+    for (what, rate, paper) in
+        [("full: 48 GB/s", 48, 0.30), ("half: 24 GB/s", 24, 0.28), ("no NVLink: 7.9 GB/s over PCIe", 0, 0.42)]
+    {
         let share = of(rate) as f64 / pairs.len() as f64;
         rows.push(vec![what.to_owned(), of(rate).to_string()]);
-        let exact = f64::from(count) / 28.0;
         let ours = (SeedValues(vec![share]), Unit::Percent);
-        report.figures.push(figure(format!("pairs with {what}"), paper, ours, (exact, exact), None));
+        let claim = Claim::paper(Unit::Percent.show(paper), Bound::About(paper));
+        report.figures.push(figure(format!("pairs with {what}"), claim, ours, None));
     }
     report.tables.push((format!("{} pairs:", pairs.len()), header(["joined by", "pairs"]), rows));
     Ok(report)

@@ -10,7 +10,7 @@ use rand::Rng as _;
 
 use super::setup::{SECOND, SKIP, percentages};
 use crate::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 const RUN: Duration = Duration::from_millis(14);
@@ -111,7 +111,7 @@ pub(super) fn cap(effort: Effort) -> Result<ExperimentReport> {
             let config = percentages(SKIP, cap, token)?;
             let mut p98s = SeedValues::default();
             let mut p99s = SeedValues::default();
-            for seed in 1..=effort.seeds {
+            for seed in effort.each_seed() {
                 let sorted = latencies(config, load, span, seed)?;
                 p98s.0.push(percentile(&sorted, 98));
                 p99s.0.push(percentile(&sorted, 99));
@@ -129,11 +129,14 @@ pub(super) fn cap(effort: Effort) -> Result<ExperimentReport> {
         if load == JUDGED {
             report.figures.push(figure(
                 "window of 1000 ms",
-                "none stated; 127 ms in a reference model",
+                Claim::goal("none stated; 127 ms in a reference model", Bound::About(127.0)),
                 window,
-                100.0..=250.0,
             ));
-            report.figures.push(figure("bucket", "none stated; our aim is 50 ms", bucket, 0.0..=50.0));
+            report.figures.push(figure(
+                "bucket",
+                Claim::goal("none stated; our aim is at most 50 ms", Bound::AtMost(50.0)),
+                bucket,
+            ));
         }
     }
     let header = ["load", "cap", "p98", "p99"].map(String::from).to_vec();
@@ -141,13 +144,12 @@ pub(super) fn cap(effort: Effort) -> Result<ExperimentReport> {
     Ok(report)
 }
 
-fn figure(cap: &str, paper: &str, p99: &SeedValues, band: std::ops::RangeInclusive<f64>) -> PaperFigure {
-    PaperFigure {
+fn figure(cap: &str, claim: Claim, p99: &SeedValues) -> Figure {
+    Figure {
         what: format!("{cap}: p99 at a load of {JUDGED}"),
-        paper: paper.to_owned(),
+        claim,
         ours: p99.clone(),
         unit: Unit::Millis,
-        band,
         cause: None,
     }
 }

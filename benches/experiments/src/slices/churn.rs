@@ -10,7 +10,7 @@ use rand::Rng;
 
 use super::setup::{MEMORY, SMS, ours, slice, terms};
 use crate::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 const STEPS: usize = 1500;
@@ -161,7 +161,7 @@ pub(super) fn churn(effort: Effort) -> Result<ExperimentReport> {
         let mut gpus: Vec<SeedValues> = Vec::new();
         for (place, name) in WAYS.into_iter().enumerate() {
             let mut means = Vec::new();
-            for seed in 1..=effort.seeds {
+            for seed in effort.each_seed() {
                 let (packing, moves) = way(place)?;
                 means.push(run(packing, moves, alive_max, seed, steps)?);
             }
@@ -196,24 +196,22 @@ pub(super) fn churn(effort: Effort) -> Result<ExperimentReport> {
     Ok(report)
 }
 
-fn saved(population: &str, ours: &SeedValues, exact: &SeedValues) -> PaperFigure {
-    PaperFigure {
+fn saved(population: &str, ours: &SeedValues, exact: &SeedValues) -> Figure {
+    Figure {
         what: format!("{population}: GPUs saved by dry run and moves, of those of exact rectangles"),
-        paper: "none stated; our aim is 10%".to_owned(),
+        claim: Claim::goal("none stated; our aim is at least 10%", Bound::AtLeast(0.10)),
         ours: ours.reduction_from(exact),
         unit: Unit::Percent,
-        band: 0.10..=1.0,
         cause: None,
     }
 }
 
-fn moves_a_step(population: &str, moves: SeedValues) -> PaperFigure {
-    PaperFigure {
+fn moves_a_step(population: &str, moves: SeedValues) -> Figure {
+    Figure {
         what: format!("{population}: moves for each arrival or leave, in percent"),
-        paper: "none stated; our bound is 20%".to_owned(),
+        claim: Claim::goal("none stated; our aim is at most 20%", Bound::AtMost(0.20)),
         ours: moves,
         unit: Unit::Percent,
-        band: 0.0..=0.2,
         cause: None,
     }
 }

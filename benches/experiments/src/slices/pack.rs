@@ -8,7 +8,7 @@ use millrace_types::{SliceId, Terms};
 
 use super::setup::{MEMORY, SECOND, ours, percentages, slice, terms};
 use crate::Effort;
-use crate::figures::{PaperFigure, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 /// Request in thousandths of the time, percent of the SMs, and number of pods: ResNet, RNNT and BERT.
@@ -106,14 +106,12 @@ pub(super) fn pack(_: Effort) -> Result<ExperimentReport> {
 }
 
 /// Returns a count that must have a certain value.
-fn exact(what: String, paper: &str, ours: usize, wanted: usize) -> PaperFigure {
-    let wanted = wanted as f64;
-    PaperFigure {
+fn exact(what: String, paper: &str, ours: usize, wanted: usize) -> Figure {
+    Figure {
         what,
-        paper: paper.to_owned(),
+        claim: Claim::goal(paper, Bound::About(wanted as f64)),
         ours: SeedValues(vec![ours as f64]),
         unit: Unit::Count,
-        band: wanted..=wanted,
         cause: None,
     }
 }

@@ -12,7 +12,7 @@ use millrace_types::Slo;
 use super::allocation;
 use super::setup::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, systems};
 use crate::experiment::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 
@@ -31,7 +31,7 @@ pub(super) fn compliance(effort: Effort) -> Result<ExperimentReport> {
     systems.insert(4, block);
     for system in systems {
         for &functions in counts {
-            let summaries = Summaries::of(effort.seeds, |seed| mixed(&system, 4, functions, seed, effort))?;
+            let summaries = Summaries::of(effort, |seed| mixed(&system, 4, functions, seed, effort))?;
             report.versus.add_summaries(&format!("{functions} functions"), system.name, &summaries);
             let compliant = summaries.spread(millrace_sim::RunSummary::compliance);
             rows.push(vec![
@@ -47,22 +47,20 @@ pub(super) fn compliance(effort: Effort) -> Result<ExperimentReport> {
                 format_percent(summaries.spread(|it| it.miss_ratio).mean()),
                 format_percent(summaries.spread(|it| it.gpu_load).mean()),
             ]);
-            let figure = |what: String, paper: &str, ours, band| PaperFigure {
-                what,
-                paper: paper.to_owned(),
-                ours,
-                unit: Unit::Percent,
-                band,
-                cause: None,
-            };
+            let figure =
+                |what: String, claim, ours| Figure { what, claim, ours, unit: Unit::Percent, cause: None };
             if functions == 480 && matches!(system.name, "torpor" | "unified") {
                 let what = format!("H08 compliant of 480, {}", system.name);
-                report.figures.push(figure(what, "100%", compliant.clone(), 0.995..=1.0));
+                report.figures.push(figure(what, Claim::paper("100%", Bound::About(1.0)), compliant.clone()));
             }
             if functions == 560 {
                 if matches!(system.name, "torpor" | "unified") {
                     let what = format!("H09 compliant of 560, {}", system.name);
-                    report.figures.push(figure(what, "over 80%", compliant.clone(), 0.80..=1.0));
+                    report.figures.push(figure(
+                        what,
+                        Claim::paper("over 80%", Bound::AtLeast(0.80)),
+                        compliant.clone(),
+                    ));
                 }
                 at_560.push((system.name, compliant));
             }
@@ -113,7 +111,7 @@ pub(super) fn deadlines(effort: Effort) -> Result<ExperimentReport> {
                     counts.iter_mut().flatten().for_each(|count| *count = (*count * load).div_ceil(100));
                     at_counts(vec![system.node(4)], functions, &counts, seed)
                 };
-                let summaries = Summaries::of(effort.seeds, setup)?;
+                let summaries = Summaries::of(effort, setup)?;
                 let setup = format!("rates at {load}%, {deadline} ms");
                 report.versus.add_summaries(&setup, system.name, &summaries);
                 let share = summaries.spread(millrace_sim::RunSummary::compliance);

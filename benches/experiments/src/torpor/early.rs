@@ -14,7 +14,7 @@ use millrace_types::Slo;
 
 use super::setup::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, named, slo};
 use crate::experiment::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::versus::Quantity;
@@ -37,7 +37,7 @@ pub(super) fn early(effort: Effort) -> Result<ExperimentReport> {
     let mut by_name = Vec::new();
     for system in &systems {
         let scenarios: Vec<_> =
-            (1..=effort.seeds).map(|seed| mixed(system, 4, FUNCTIONS, seed, effort)).collect();
+            effort.each_seed().map(|seed| mixed(system, 4, FUNCTIONS, seed, effort)).collect();
         let counts = run_each(&scenarios, |scenario, outcome| {
             let mut ran = vec![false; FUNCTIONS];
             let answered = outcome.records.iter().filter(|record| record.answered());
@@ -56,30 +56,26 @@ pub(super) fn early(effort: Effort) -> Result<ExperimentReport> {
         by_name.push((system.name, ran, compliant));
     }
     for (name, ran, compliant) in &by_name {
-        let figure = |what: &str, paper: &str, ours: &SeedValues, band| PaperFigure {
+        let figure = |what: &str, paper: u32, ours: &SeedValues| Figure {
             what: format!("{what}, {name}"),
-            paper: paper.to_owned(),
+            claim: Claim::paper(paper.to_string(), Bound::About(f64::from(paper))),
             ours: ours.clone(),
             unit: Unit::Count,
-            band,
             cause: None,
         };
         match *name {
-            "native" => report.figures.push(PaperFigure {
+            "native" => report.figures.push(Figure {
                 cause: Some("native has the 25 GB of T12 here, and all 32 GB of a GPU in the paper"),
-                ..figure("functions that run", "72", ran, 65.0..=80.0)
+                ..figure("functions that run", 72, ran)
             }),
             "infless-ka" => {
                 let cause = "with a cold start of 8 s and clients that wait for 60 s, nearly every function gets an answer at some time; the paper does not state when a request counts as failed";
-                report.figures.push(PaperFigure {
-                    cause: Some(cause),
-                    ..figure("functions that run", "112", ran, 95.0..=130.0)
-                });
-                report.figures.push(figure("functions that comply", "7", compliant, 0.0..=25.0));
+                report.figures.push(Figure { cause: Some(cause), ..figure("functions that run", 112, ran) });
+                report.figures.push(figure("functions that comply", 7, compliant));
             }
             _ => {
-                report.figures.push(figure("functions that run", "160", ran, 160.0..=160.0));
-                report.figures.push(figure("functions that comply", "160", compliant, 159.0..=160.0));
+                report.figures.push(figure("functions that run", 160, ran));
+                report.figures.push(figure("functions that comply", 160, compliant));
             }
         }
     }
@@ -126,7 +122,7 @@ pub(super) fn balance(effort: Effort) -> Result<ExperimentReport> {
                     ..ClusterScenario::new(vec![system.node(4)], functions, arrivals, seed)
                 }
             };
-            let summaries = Summaries::of(effort.seeds, setup)?;
+            let summaries = Summaries::of(effort, setup)?;
             report.versus.add_summaries(&format!("{kind} bursts"), system.name, &summaries);
             let tail = summaries.spread(|it| it.p98.as_secs_f64() * 1e3);
             let variance = summaries.spread(|it| it.gpu_load_variance);
@@ -152,15 +148,14 @@ fn balanced(report: &mut ExperimentReport, kind: &str, by_name: &[(&str, SeedVal
     const EVENS_OUT: &str = "over five minutes the load of the ten equal functions bound to each GPU evens out, whereas torpor sends a hit to the first idle holder by index; in windows of a second torpor's variance of sharp bursts is 0.066 and native's 0.129. The paper does not state the window of its loads";
     const SHARP: &str = "three bursts at once exceed the capacity of four GPUs under any assignment";
     let [native, torpor, unified] = by_name else { return };
-    for (system, paper, band) in
-        [(native, "multi-seconds", 1000.0..=20_000.0), (torpor, "around 35 ms", 20.0..=60.0)]
+    for (system, paper, bound) in
+        [(native, "multi-seconds", Bound::AtLeast(2_000.0)), (torpor, "around 35 ms", Bound::About(35.0))]
     {
-        report.figures.push(PaperFigure {
+        report.figures.push(Figure {
             what: format!("p98, {}, {kind} bursts", system.0),
-            paper: paper.to_owned(),
+            claim: Claim::paper(paper, bound),
             ours: system.1.clone(),
             unit: Unit::Millis,
-            band,
             cause: (kind == "sharp" && system.0 != "native").then_some(SHARP),
         });
     }
@@ -250,7 +245,7 @@ fn on_six_nodes(
         let counts = counts(functions, minutes_of(effort).min(5), seed);
         at_counts(vec![system.node(4); 6], published.collect(), &counts, seed)
     };
-    let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
+    let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
     let each = run_each(&scenarios, |scenario, outcome| {
         let by_deadline = |record: &SimulatedRequest| {
             let slo = scenario.functions[record.function as usize].slo;
@@ -283,17 +278,17 @@ fn judge_six_nodes(report: &mut ExperimentReport, found: &[OnSixNodes]) {
     const FIRST: &str = "at so low a load hits run on the first idle holder by index, whereas bound functions are spread evenly by number";
     let of =
         |system: &str, functions| found.iter().find(|it| (it.system, it.functions) == (system, functions));
-    let mut figure = |what: String, paper: &str, ours: &SeedValues, (unit, band, cause)| {
-        let paper = paper.to_owned();
-        report.figures.push(PaperFigure { what, paper, ours: ours.clone(), unit, band, cause });
+    let mut figure = |what: String, claim: Claim, ours: &SeedValues, unit, cause| {
+        report.figures.push(Figure { what, claim, ours: ours.clone(), unit, cause });
     };
     for name in ["torpor", "unified"] {
         for functions in [1000, 2880] {
             let Some(it) = of(name, functions) else { continue };
             let what = format!("H15 compliant of {functions}, {name}");
-            figure(what, "consistently compliant", &it.compliant, (Unit::Percent, 0.98..=1.0, None));
+            let claim = Claim::paper("consistently compliant (read as 98%)", Bound::AtLeast(0.98));
+            figure(what, claim, &it.compliant, Unit::Percent, None);
             let what = format!("tail relative to the deadline, {functions} functions, {name}");
-            figure(what, "below 1×", &it.tail, (Unit::Times, 0.0..=1.0, None));
+            figure(what, Claim::paper("below 1×", Bound::AtMost(1.0)), &it.tail, Unit::Times, None);
         }
     }
     for (name, paper, least, cause) in
@@ -303,16 +298,17 @@ fn judge_six_nodes(report: &mut ExperimentReport, found: &[OnSixNodes]) {
             let Some(it) = of(name, functions) else { continue };
             let what = format!("tail relative to the deadline, {functions} functions, {name}");
             let cause = Some(cause).filter(|_| functions == 1000 || name == "nonswap");
-            figure(what, paper, &it.tail, (Unit::Times, least..=1000.0, cause));
+            figure(what, Claim::paper(paper, Bound::AtLeast(least)), &it.tail, Unit::Times, cause);
         }
     }
     if let Some(it) = of("native", 1000) {
         let served = SeedValues(it.answered.0.iter().map(|share| share * 1000.0).collect());
         figure(
             "functions that native serves of 1000".to_owned(),
-            "500",
+            Claim::paper("500", Bound::About(500.0)),
             &served,
-            (Unit::Count, 300.0..=550.0, None),
+            Unit::Count,
+            None,
         );
     }
     let mut order = |what: String, ours: Option<&SeedValues>, theirs: Option<&SeedValues>, cause| {

@@ -13,7 +13,7 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 
 use super::setup::{assumed, at_counts, counts, minutes_of, named, slo, systems};
 use crate::experiment::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::versus::Quantity;
 
@@ -53,7 +53,7 @@ pub(super) fn one_gpu(effort: Effort) -> Result<ExperimentReport> {
                 ..ClusterScenario::new(vec![system.node(1)], published, arrivals, seed)
             }
         };
-        let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
+        let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
         let measured = run_each(&scenarios, |_, outcome| {
             let latencies = outcome.latencies_of(|_| true);
             let throughput = latencies.len() as f64 / outcome.span.as_secs_f64();
@@ -71,21 +71,19 @@ pub(super) fn one_gpu(effort: Effort) -> Result<ExperimentReport> {
             Unit::Millis.show(tail.mean()),
         ]);
         if rate == 10 {
-            report.figures.push(PaperFigure {
+            report.figures.push(Figure {
                 what: format!("throughput relative to native, 10 requests a minute, {}", system.name),
-                paper: "over 10×".to_owned(),
+                claim: Claim::not_judged("over 10×: ours is the offered load over the rate of 18 functions"),
                 ours: throughput,
                 unit: Unit::Times,
-                band: 10.0..=30.0,
                 cause: None,
             });
         }
-        report.figures.push(PaperFigure {
+        report.figures.push(Figure {
             what: format!("p98, {rate} requests a minute, {}", system.name),
-            paper: "below 50 ms".to_owned(),
+            claim: Claim::paper("below 50 ms", Bound::AtMost(50.0)),
             ours: tail,
             unit: Unit::Millis,
-            band: 0.0..=50.0,
             cause: None,
         });
     }
@@ -118,7 +116,7 @@ pub(super) fn heaviness(effort: Effort) -> Result<ExperimentReport> {
             counts.iter_mut().flatten().for_each(|count| *count = count.div_ceil(3));
             at_counts(vec![system.node(4)], published.collect(), &counts, seed)
         };
-        let scenarios: Vec<_> = (1..=effort.seeds).map(setup).collect();
+        let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
         let each = run_each(&scenarios, |scenario, outcome| {
             let tails = |name: &'static str| {
                 let is = |function: u32| scenario.functions[function as usize].model.name == name;
@@ -153,22 +151,21 @@ pub(super) fn heaviness(effort: Effort) -> Result<ExperimentReport> {
 /// Compares the 98th percentiles of the light and the heavy model by system with Fig 12.
 fn judge_heaviness(report: &mut ExperimentReport, by_name: &[(&'static str, SeedValues, SeedValues)]) {
     let of = |name: &str| by_name.iter().find(|it| it.0 == name).map(|(_, light, heavy)| (light, heavy));
-    let mut figure = |what: &str, paper: &str, ours: &SeedValues, band| {
-        report.figures.push(PaperFigure {
+    let mut figure = |what: &str, paper: &str, ours: &SeedValues, bound| {
+        report.figures.push(Figure {
             what: what.to_owned(),
-            paper: paper.to_owned(),
+            claim: Claim::paper(paper, bound),
             ours: ours.clone(),
             unit: Unit::Millis,
-            band,
             cause: None,
         });
     };
     if let (Some(torpor), Some(lru), Some(unified)) = (of("torpor"), of("torpor-lru"), of("unified")) {
-        figure("p98 of Bert-qa, torpor", "within 200 ms", torpor.1, 0.0..=200.0);
-        figure("p98 of Bert-qa, torpor-lru", "over 200 ms", lru.1, 200.0..=2000.0);
-        figure("p98 of DenseNet-201, torpor", "within 80 ms", torpor.0, 0.0..=80.0);
-        figure("p98 of Bert-qa, unified", "within 200 ms", unified.1, 0.0..=200.0);
-        figure("p98 of DenseNet-201, unified", "within 80 ms", unified.0, 0.0..=80.0);
+        figure("p98 of Bert-qa, torpor", "within 200 ms", torpor.1, Bound::AtMost(200.0));
+        figure("p98 of Bert-qa, torpor-lru", "over 200 ms", lru.1, Bound::AtLeast(200.0));
+        figure("p98 of DenseNet-201, torpor", "within 80 ms", torpor.0, Bound::AtMost(80.0));
+        figure("p98 of Bert-qa, unified", "within 200 ms", unified.1, Bound::AtMost(200.0));
+        figure("p98 of DenseNet-201, unified", "within 80 ms", unified.0, Bound::AtMost(80.0));
         for (what, by) in [
             ("p98 of Bert-qa: torpor below torpor-lru", lru.1.differences(torpor.1)),
             ("p98 of DenseNet-201: torpor at most torpor-lru", lru.0.differences(torpor.0)),

@@ -22,8 +22,8 @@ mod setup;
 
 use crate::experiment::Experiment;
 
-pub(crate) use self::setup::v100;
 pub use self::setup::{ComparedSystem, mixed, named};
+pub(crate) use self::setup::{PERCENTILE, assumed, v100};
 
 pub const EXPERIMENTS: [Experiment; 11] = [
     Experiment {

@@ -22,7 +22,7 @@ use rand::Rng as _;
 
 use super::setup::GPU_MEMORY;
 use crate::experiment::Effort;
-use crate::figures::{PaperFigure, PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 
 /// The assumed machine, drawn by the seed.
@@ -224,7 +224,7 @@ pub(super) fn swap(effort: Effort) -> Result<ExperimentReport> {
     let mut grouping = Vec::new();
     for mut net in nets(effort) {
         let mut ways: [SeedValues; 5] = Default::default();
-        for seed in 1..=effort.seeds {
+        for seed in effort.each_seed() {
             let swaps = net.swaps(DrawnMachine::of(seed))?;
             ways.iter_mut().zip(swaps).for_each(|(way, swap)| way.0.push(swap.as_secs_f64() * 1e3));
         }
@@ -236,18 +236,17 @@ pub(super) fn swap(effort: Effort) -> Result<ExperimentReport> {
             rows.push(vec![net.name.to_owned(), (*name).to_owned(), ms, below]);
         }
         let by = |place: usize| ways[place].reduction_from(&ways[place - 1]);
-        let figure = |what: &str, paper: &str, place: usize, band| PaperFigure {
+        let figure = |what: &str, paper: f64, place: usize| Figure {
             what: format!("{}, {what}", net.name),
-            paper: paper.to_owned(),
+            claim: Claim::paper(Unit::Percent.show(paper), Bound::MoreThanAbout(paper)),
             ours: by(place),
             unit: Unit::Percent,
-            band,
             cause: None,
         };
-        report.figures.push(figure("pinned below unpinned", "around -35%", 1, 0.25..=0.45));
-        report.figures.push(figure("pipelined below pinned", "-15%", 2, 0.05..=0.30));
+        report.figures.push(figure("pinned below unpinned", 0.35, 1));
+        report.figures.push(figure("pipelined below pinned", 0.15, 2));
         if net.name == "ResNet-152" {
-            report.figures.push(figure("grouped below pipelined", "-22%", 3, 0.10..=0.35));
+            report.figures.push(figure("grouped below pipelined", 0.22, 3));
         }
         for place in 1..=3 {
             let what = format!("{}: {} below {}", net.name, WAYS[place], WAYS[place - 1]);

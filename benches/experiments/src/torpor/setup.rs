@@ -10,17 +10,17 @@ use millrace_sim::models::{self, ModelFigures, TORPOR_PCIE};
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::{MINUTE, minutes, rates};
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Slo};
+use millrace_types::{BytesPerSec, GpuIndex, Slo};
 
 use crate::experiment::Effort;
 use crate::lalb::policy;
 
-/// The part of a V100's 32 GB that holds models (T12), as in the artifact.
-pub(super) const GPU_MEMORY: Bytes = Bytes::gib(25);
+pub(super) use millrace_sim::models::TORPOR_GPU_MEMORY as GPU_MEMORY;
+
 /// The rate of a PCIe switch's uplink, at which two simultaneous swaps of Bert-qa last as long as in table 3.
 const UPLINK: BytesPerSec = BytesPerSec(11_650_000_000);
 /// The share of a function's requests that must be in time.
-pub(super) const PERCENTILE: f64 = 0.98;
+pub(crate) const PERCENTILE: f64 = 0.98;
 
 /// Returns the first `gpus` of the four GPUs of table 4's machine.
 pub(crate) fn v100(gpus: u32) -> Topology {
@@ -58,6 +58,12 @@ pub struct ComparedSystem {
 }
 
 impl ComparedSystem {
+    /// Returns a system that needs no time to allocate.
+    #[must_use]
+    pub fn new(name: &'static str, dispatch: PolicyConfig, eviction: Eviction) -> Self {
+        Self { name, dispatch, eviction, allocation: Vec::new() }
+    }
+
     pub(super) fn node(&self, gpus: u32) -> SimulatedNode {
         SimulatedNode { eviction: self.eviction, ..SimulatedNode::new(v100(gpus), self.dispatch) }
     }
@@ -67,10 +73,7 @@ pub(super) fn systems() -> Result<Vec<ComparedSystem>> {
     let torpor = TorporConfig::default();
     let by_age = TorporConfig { order: QueueOrder::Arrival, ..torpor };
     let at_random = TorporConfig { choice: TorporGpuChoice::Random, ..torpor };
-    let system = |name, config, eviction| {
-        let dispatch = PolicyConfig::Torpor(config);
-        ComparedSystem { name, dispatch, eviction, allocation: Vec::new() }
-    };
+    let system = |name, config, eviction| ComparedSystem::new(name, PolicyConfig::Torpor(config), eviction);
     Ok(vec![
         system("torpor", torpor, Eviction::Torpor),
         system("torpor-fifo", by_age, Eviction::Torpor),
@@ -82,8 +85,7 @@ pub(super) fn systems() -> Result<Vec<ComparedSystem>> {
 
 /// Returns the paper's objective of a model: 80 ms, and 200 ms for Bert-qa.
 pub(super) fn slo(model: &ModelFigures) -> Slo {
-    let deadline = if model.name == "bert-qa" { 200 } else { 80 };
-    Slo { deadline: Duration::from_millis(deadline), percentile: PERCENTILE }
+    Slo { deadline: models::torpor_deadline(model), percentile: PERCENTILE }
 }
 
 pub(super) fn minutes_of(effort: Effort) -> usize {
@@ -137,7 +139,7 @@ pub(super) fn at_counts(
     }
 }
 
-pub(super) fn assumed() -> Vec<String> {
+pub(crate) fn assumed() -> Vec<String> {
     [
         "Four V100 with 25 of 32 GB for models; PCIe at 10 GB/s, each switch's uplink at 11.65 GB/s, NVLink at 48 and 24 GB/s between the artifact's pairs. At these rates a single swap lasts as long as in table 4, and two swaps of Bert-qa at once as long as in table 3.",
         "A model occupies the memory of its published weights (single precision). Activations of one run at a time are in the remaining 7 GB. Every run lasts as long as in table 4 with GPU remoting.",
@@ -152,5 +154,5 @@ pub(super) fn assumed() -> Vec<String> {
 /// # Errors
 /// Returns an error if no policy has the name.
 pub fn named(name: &'static str, eviction: Eviction) -> Result<ComparedSystem> {
-    Ok(ComparedSystem { name, dispatch: policy(name)?, eviction, allocation: Vec::new() })
+    Ok(ComparedSystem::new(name, policy(name)?, eviction))
 }
