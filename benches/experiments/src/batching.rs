@@ -13,7 +13,8 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulationOutcome, models, run_each};
 use millrace_types::{BatchingOptions, SchedulingOptions, Slo};
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;

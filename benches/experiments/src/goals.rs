@@ -11,7 +11,8 @@ use millrace_sim::RunSummary;
 use millrace_sim::report::format_percent;
 use millrace_types::Slo;
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{Bound, Claim, Figure, SeedValues, Unit};
 use crate::lalb::policy;
 use crate::overload::{OBJECTIVE, equal};

@@ -17,7 +17,8 @@ use millrace_transfers::paths::HostLinks;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, Timestamp};
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::overload::{OBJECTIVE, in_time_of};
 use crate::report::ExperimentReport;

@@ -17,7 +17,8 @@ use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, Topology
 use millrace_types::{BytesPerSec, GpuIndex};
 use rand::seq::SliceRandom as _;
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
@@ -338,7 +339,8 @@ fn routed(effort: Effort) -> Result<ExperimentReport> {
 }
 
 /// The cause of fewer false misses under O3 than in the paper.
-const FEWER_MISSES: &str = "the remaining misses under our O3 are those of the least popular models, which one GPU holds or none";
+const FEWER_MISSES: &str =
+    "the remaining misses under our O3 are those of the least popular models, which one GPU holds or none";
 
 fn efficiency(effort: Effort) -> Result<ExperimentReport> {
     let grid = ResultGrid::run(&["lb", "lalb", "lalb-o3"], &[15, 35], Arrangement::OneDomain, effort)?;

@@ -15,6 +15,7 @@
 //! | [`slices`] | slices of GPUs, without a simulated cluster |
 
 pub mod batching;
+mod effort;
 mod experiment;
 pub mod faastube;
 pub mod figures;
@@ -30,7 +31,8 @@ pub mod tenants;
 pub mod torpor;
 pub mod versus;
 
-pub use experiment::{Effort, Experiment};
+pub use effort::Effort;
+pub use experiment::Experiment;
 
 /// Returns every experiment, in the order of the modules.
 #[must_use]

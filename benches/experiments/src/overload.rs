@@ -14,7 +14,8 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulationOutcome, models};
 use millrace_types::Slo;
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;

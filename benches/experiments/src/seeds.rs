@@ -3,7 +3,7 @@
 use anyhow::Result;
 use millrace_sim::{ClusterScenario, RunSummary, run_each};
 
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::SeedValues;
 
 /// The summaries of one setup, by seed.

@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{ClaimSource, Figure, PolicyOrder, SeedValues, Status};
 use crate::report::ExperimentReport;
 

@@ -14,7 +14,8 @@ use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{models, report::format_percent};
 use millrace_types::{Quota, ResourceShare, TenantName};
 
-use crate::experiment::{Effort, Experiment};
+use crate::effort::Effort;
+use crate::experiment::Experiment;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::torpor::v100;

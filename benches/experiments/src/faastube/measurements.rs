@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use millrace_sim::passing::{DataflowOutcome, DataflowSetup, ModelledWorkflow, System, run};
 
 use super::setup::{LOAD, Server, closed};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 
 /// Runs a setup with each seed, in parallel.

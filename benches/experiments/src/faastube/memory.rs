@@ -12,7 +12,7 @@ use super::measurements::{
     average, figure, gain, header, load, most, ms, order, outcomes, p99_passing, range, spread,
 };
 use super::setup::{Server, Shape, as_h18, bursts, open, open_as};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -11,7 +11,7 @@ use super::measurements::{
     throughput,
 };
 use super::setup::{LOAD, Server, Shape, as_h18, assumed, open, requests};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -11,7 +11,7 @@ use super::measurements::{
     figure, gain, header, load, most, ms, order, outcomes, p99_split, range, spread, throughput,
 };
 use super::setup::{Server, Shape, as_h18, open};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

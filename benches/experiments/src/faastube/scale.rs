@@ -10,7 +10,7 @@ use super::measurements::{
     average, figure, gain, header, load, ms, order, outcomes, p99_split, range, spread,
 };
 use super::setup::{Server, Shape, as_h18, open};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

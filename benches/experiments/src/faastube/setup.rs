@@ -8,7 +8,7 @@ use millrace_sim::passing::{ArrivalProcess, DataflowSetup, ModelledWorkflow, Ser
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_types::topology::Topology;
 
-use crate::experiment::Effort;
+use crate::effort::Effort;
 
 /// The number of requests of a run.
 const REQUESTS: usize = 400;

@@ -13,7 +13,7 @@ use millrace_types::{Bytes, ModelId, Timestamp};
 use rand::Rng;
 
 use super::setup::GPU_MEMORY;
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -11,7 +11,7 @@ use millrace_types::Slo;
 
 use super::allocation;
 use super::setup::{ComparedSystem, PERCENTILE, assumed, at_counts, counts, minutes_of, mixed, systems};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;

@@ -12,7 +12,7 @@ use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 
 use super::setup::{assumed, at_counts, counts, minutes_of, named, slo, systems};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::versus::Quantity;

@@ -15,7 +15,7 @@ use millrace_types::{Bytes, Timestamp};
 use rand::Rng as _;
 
 use super::setup::{ComparedSystem, named};
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

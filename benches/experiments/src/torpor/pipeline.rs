@@ -21,7 +21,7 @@ use millrace_types::{Bytes, BytesPerSec, GpuIndex, ModelId, Timestamp};
 use rand::Rng as _;
 
 use super::setup::GPU_MEMORY;
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -9,7 +9,7 @@ use millrace_sim::models;
 use millrace_sim::workload::random;
 use rand::Rng as _;
 
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::figures::{Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 

@@ -12,7 +12,7 @@ use millrace_sim::workload::{MINUTE, minutes, rates};
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{BytesPerSec, GpuIndex, Slo};
 
-use crate::experiment::Effort;
+use crate::effort::Effort;
 use crate::lalb::policy;
 
 pub(super) use millrace_sim::models::TORPOR_GPU_MEMORY as GPU_MEMORY;
