@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 MILLRACE, LOAD = TARGET / "millrace", TARGET / "examples" / "write_load"
 MEMBERS = 3
-AIMS = {1: 1.0, 64: 2.0, 256: 2.0}
+AIMS = {1: 1.0, 64: 1.0, 256: 1.0}
 
 
 def free_ports(count):
