@@ -63,15 +63,17 @@ class Server:
         return json.loads(done.stdout)["throughput"]
 
 
+# The median of fewer values lies outside their whole range more often than in 5% of the cases.
+ROUNDS_MIN = 6
+
+
 def median_interval(values):
     """Returns two of the values between which the median lies with at least 95%, by the binomial law."""
     ordered, count = sorted(values), len(values)
-    below, rank = 0.0, 0
-    while rank < count // 2 and below + math.comb(count, rank) / 2**count <= 0.025:
+    below, rank = 1 / 2**count, 1
+    while below + math.comb(count, rank) / 2**count <= 0.025:
         below += math.comb(count, rank) / 2**count
         rank += 1
-    # Fewer than six values have no such interval: their whole range covers the median less often.
-    rank = max(rank, 1)
     return ordered[rank - 1], ordered[count - rank]
 
 
@@ -81,6 +83,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seconds", type=int, default=2, help="the length of one turn")
     args = parser.parse_args()
+    if args.rounds < ROUNDS_MIN:
+        parser.error(f"--rounds must be at least {ROUNDS_MIN}: the median of fewer has no 95% interval")
     measured = {(name, concurrency): [] for name in PRESETS for concurrency in CONCURRENCIES}
     with tempfile.TemporaryDirectory() as folder:
         server = Server(args.binary, Path(folder))

@@ -238,6 +238,14 @@ impl SimulationOutcome {
     /// request without an answer counts as late.
     #[must_use]
     pub fn compliance(&self, functions: &[SimulatedFunction]) -> (u64, u64) {
+        let met = self.objectives_met(functions);
+        (met.values().filter(|met| **met).count() as u64, met.len() as u64)
+    }
+
+    /// Returns whether each function with an objective and a request met its objective, as in
+    /// [`Self::compliance`].
+    #[must_use]
+    pub fn objectives_met(&self, functions: &[SimulatedFunction]) -> BTreeMap<u32, bool> {
         let mut counts = BTreeMap::<u32, (u64, u64)>::new();
         for record in &self.records {
             let Some(slo) = functions[record.function as usize].slo else { continue };
@@ -245,11 +253,11 @@ impl SimulationOutcome {
             *n += 1;
             *m += u64::from(record.answered() && record.latency() <= slo.deadline);
         }
-        let met = counts.iter().filter(|(function, (m, n))| {
-            let percentile = functions[**function as usize].slo.map_or(0.0, |slo| slo.percentile);
-            *m as f64 >= percentile * *n as f64
-        });
-        (met.count() as u64, counts.len() as u64)
+        let met = |(function, (m, n)): (u32, (u64, u64))| {
+            let percentile = functions[function as usize].slo.map_or(0.0, |slo| slo.percentile);
+            (function, m as f64 >= percentile * n as f64)
+        };
+        counts.into_iter().map(met).collect()
     }
 
     /// Returns the latencies of the answers of the `wanted` functions, in ascending order.

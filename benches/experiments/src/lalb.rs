@@ -247,15 +247,17 @@ fn assumed() -> Vec<String> {
 /// Returns the reduction of a quantity against load balancing, under each reading.
 fn reductions(
     grid: &ResultGrid,
-    (what, paper): (&str, f64),
-    (policy, functions): (&'static str, usize),
+    what: &str,
+    paper: f64,
+    policy: &'static str,
+    functions: usize,
     of: impl Fn(&millrace_sim::RunSummary) -> f64 + Copy,
 ) -> [Figure; 2] {
     PopularityReading::ALL.map(|reading| {
         let base = grid.at("lb", functions, reading).spread(of);
         Figure {
             what: format!("{what}, {policy}, {functions} functions ({})", reading.name()),
-            claim: Claim::paper(Unit::Percent.show(paper), Bound::MoreThanAbout(paper)),
+            claim: Claim::paper(Unit::Percent.show(paper), Bound::About(paper)),
             ours: grid.at(policy, functions, reading).spread(of).reduction_from(&base),
             unit: Unit::Percent,
             cause: None,
@@ -270,13 +272,13 @@ fn latency(effort: Effort) -> Result<ExperimentReport> {
     let mean = |summary: &millrace_sim::RunSummary| summary.mean.as_secs_f64();
     let miss = |summary: &millrace_sim::RunSummary| summary.miss_ratio;
     let figures = [
-        reductions(&grid, ("H01 mean latency below lb", 0.9774), ("lalb", 15), mean),
-        reductions(&grid, ("H02 mean latency below lb", 0.9333), ("lalb", 25), mean),
-        reductions(&grid, ("H03 mean latency below lb", 0.7943), ("lalb", 35), mean),
-        reductions(&grid, ("H03 mean latency below lb", 0.9693), ("lalb-o3", 35), mean),
-        reductions(&grid, ("H04 misses below lb", 0.9411), ("lalb", 15), miss),
-        reductions(&grid, ("H03 misses below lb", 0.6521), ("lalb", 35), miss),
-        reductions(&grid, ("H03 misses below lb", 0.8115), ("lalb-o3", 35), miss),
+        reductions(&grid, "H01 mean latency below lb", 0.9774, "lalb", 15, mean),
+        reductions(&grid, "H02 mean latency below lb", 0.9333, "lalb", 25, mean),
+        reductions(&grid, "H03 mean latency below lb", 0.7943, "lalb", 35, mean),
+        reductions(&grid, "H03 mean latency below lb", 0.9693, "lalb-o3", 35, mean),
+        reductions(&grid, "H04 misses below lb", 0.9411, "lalb", 15, miss),
+        reductions(&grid, "H03 misses below lb", 0.6521, "lalb", 35, miss),
+        reductions(&grid, "H03 misses below lb", 0.8115, "lalb-o3", 35, miss),
     ]
     .concat();
     let mut orders = Vec::new();
@@ -359,13 +361,13 @@ fn efficiency(effort: Effort) -> Result<ExperimentReport> {
     let caused = |figures: [Figure; 2]| figures.map(|it| Figure { cause: Some(FEWER_MISSES), ..it });
     let figures = [
         lb_false,
-        reductions(&grid, (falsely, 0.3438), ("lalb", 15), false_miss),
-        reductions(&grid, (falsely, 0.3541), ("lalb-o3", 15), false_miss),
-        caused(reductions(&grid, (falsely, 0.0365), ("lalb-o3", 35), false_miss)),
-        reductions(&grid, (holders, 0.4896), ("lalb", 15), held),
-        reductions(&grid, (holders, 0.4948), ("lalb-o3", 15), held),
-        reductions(&grid, (holders, 0.3532), ("lalb", 35), held),
-        reductions(&grid, (holders, 0.3347), ("lalb-o3", 35), held),
+        reductions(&grid, falsely, 0.3438, "lalb", 15, false_miss),
+        reductions(&grid, falsely, 0.3541, "lalb-o3", 15, false_miss),
+        caused(reductions(&grid, falsely, 0.0365, "lalb-o3", 35, false_miss)),
+        reductions(&grid, holders, 0.4896, "lalb", 15, held),
+        reductions(&grid, holders, 0.4948, "lalb-o3", 15, held),
+        reductions(&grid, holders, 0.3532, "lalb", 35, held),
+        reductions(&grid, holders, 0.3347, "lalb-o3", 35, held),
     ]
     .concat();
     let mut orders = Vec::new();
@@ -417,7 +419,7 @@ fn limits(effort: Effort) -> Result<ExperimentReport> {
             let at = |limit| by_limit[&(reading, limit)].spread(of);
             Figure {
                 what: format!("{what}, limit 45 below limit 0 ({})", reading.name()),
-                claim: Claim::paper(Unit::Percent.show(paper), Bound::MoreThanAbout(paper)),
+                claim: Claim::paper(Unit::Percent.show(paper), Bound::About(paper)),
                 ours: at(last).reduction_from(&at(0)),
                 unit: Unit::Percent,
                 cause: Some(

@@ -1,11 +1,14 @@
 //! `millrace-experiments`: runs the papers' experiments and prints the papers' figures beside ours.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use millrace_experiments::{Effort, Experiment, all, statuses};
+use millrace_experiments::statuses::{self, JUDGED_SEEDS, StatusRecord};
+use millrace_experiments::{Effort, Experiment, all};
 
 /// Runs the papers' experiments on the simulator, and prints each figure beside its claim.
 ///
@@ -41,7 +44,16 @@ struct Args {
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let effort = Effort { first_seed: args.first_seed, seeds: args.seeds, short: args.short };
+    if args.record.is_some() && effort.seeds < JUDGED_SEEDS {
+        bail!("--record needs at least {JUDGED_SEEDS} seeds: fewer have no status");
+    }
     let committed = statuses::committed()?;
+    // Files are opened before the runs, which may take an hour.
+    let recorded = args.record.as_deref().map(read).transpose()?;
+    let mut json = args.json.as_ref().map(File::create).transpose().context("--json")?;
+    if let Some(dir) = &args.reports {
+        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
     let mut measured = Vec::new();
     let mut exit = 0;
     for Experiment { id, title, run } in chosen(&args.experiments)? {
@@ -65,18 +77,22 @@ fn main() -> Result<ExitCode> {
             }
         }
     }
-    if let Some(path) = &args.json {
-        std::fs::write(path, statuses::text(&measured)?).with_context(|| path.display().to_string())?;
+    if let Some(json) = &mut json {
+        json.write_all(statuses::text(&measured)?.as_bytes()).context("--json")?;
     }
-    if let Some(path) = &args.record {
-        let before = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let mut records = statuses::parse(&before).with_context(|| path.display().to_string())?;
+    if let Some((path, mut records)) = args.record.as_ref().zip(recorded) {
         statuses::replace(&mut records, &measured);
         let place = |experiment: &str| all().iter().position(|it| it.id == experiment);
         records.sort_by_key(|record| place(&record.experiment));
         std::fs::write(path, statuses::text(&records)?).with_context(|| path.display().to_string())?;
     }
     Ok(ExitCode::from(exit))
+}
+
+/// Reads the records in a file.
+fn read(path: &Path) -> Result<Vec<StatusRecord>> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    statuses::parse(&text).with_context(|| path.display().to_string())
 }
 
 fn chosen(names: &[String]) -> Result<Vec<Experiment>> {

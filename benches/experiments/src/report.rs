@@ -66,10 +66,8 @@ fn table(text: &mut String, header: &[String], rows: &[Vec<String>]) {
 }
 
 fn status_text(status: Status, cause: Option<&str>, judged: bool) -> String {
-    let explained = matches!(
-        status,
-        Status::BeyondThePaper | Status::NotReproduced | Status::Missed | Status::NotShown | Status::Opposite
-    );
+    let explained =
+        matches!(status, Status::NotReproduced | Status::Missed | Status::NotShown | Status::Opposite);
     match (judged, cause.filter(|_| explained)) {
         (false, _) => "-".to_owned(),
         (true, None) => status.name().to_owned(),

@@ -34,7 +34,7 @@ const POLICIES: [&str; 2] = ["fifo", "unified"];
 const TIMES: u32 = 10;
 
 /// The cause of `fifo` outside the band with resident models, with 10 seeds.
-const ONE_IN_A_HUNDRED: &str = "`fifo` copies a model to an idle GPU if the GPUs that hold the model are busy: for about one in a hundred of the quiet tenant's requests that model is Bert-qa, so the p99 is the time of that swap (144 ms), in 7 of 10 seeds before the other tenant's load and in all seeds under the load";
+const ONE_IN_A_HUNDRED: &str = "`fifo` copies a model to an idle GPU if the GPUs that hold the model are busy. For about one in a hundred of the quiet tenant's requests that model is Bert-qa, so the p99 is the time of that swap (144 ms). That holds in 7 of 10 seeds before the other tenant's load, and in all seeds under the load";
 
 /// Returns the compared caps of the noisy tenant, by name.
 fn caps() -> Result<[(&'static str, Quota); 4]> {

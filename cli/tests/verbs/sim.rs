@@ -127,7 +127,7 @@ async fn invalid_simulations_are_refused_with_advice() {
 }
 
 #[tokio::test]
-async fn deadlines_are_those_of_the_models_paper_unless_one_is_given() {
+async fn functions_have_the_papers_deadlines_unless_a_deadline_is_given() {
     let sandbox = Sandbox::new();
     for (options, bound) in [
         ("", 8),
@@ -145,4 +145,9 @@ async fn deadlines_are_those_of_the_models_paper_unless_one_is_given() {
     let run = sandbox.run("sim --models lalb --deadline paper").await;
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.stderr.contains("--models torpor only: set a time such as 80ms"), "{}", run.stderr);
+    for none in ["--models lalb", "--deadline none"] {
+        let run = sandbox.run(&format!("sim {none} --percentile 0.9")).await;
+        assert_eq!(run.code, 2, "{none}: {run:?}");
+        assert!(run.stderr.contains("set --deadline, such as 80ms"), "{}", run.stderr);
+    }
 }

@@ -103,9 +103,9 @@ pub(super) fn figure(
     Figure { what, claim, ours, unit, cause }
 }
 
-/// Returns the paper's claim of a share or a ratio, of which more is better.
+/// Returns the paper's claim of a share or a ratio.
 pub(super) fn gain(unit: Unit, value: f64) -> Claim {
-    Claim::paper(unit.show(value), Bound::MoreThanAbout(value))
+    Claim::paper(unit.show(value), Bound::About(value))
 }
 
 pub(super) fn order(what: String, by: SeedValues, cause: Option<&'static str>) -> PolicyOrder {

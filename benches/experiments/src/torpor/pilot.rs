@@ -285,7 +285,7 @@ pub(super) fn bills(effort: Effort) -> Result<ExperimentReport> {
         ]);
         let figure = |what: &str, paper: f64, ours: SeedValues| Figure {
             what: format!("{what}, {mean_run} s"),
-            claim: Claim::paper(Unit::Percent.show(paper), Bound::MoreThanAbout(paper)),
+            claim: Claim::paper(Unit::Percent.show(paper), Bound::About(paper)),
             ours,
             unit: Unit::Percent,
             cause: None,
@@ -304,7 +304,7 @@ pub(super) fn bills(effort: Effort) -> Result<ExperimentReport> {
     let savings = case(&system, effort)?;
     report.figures.push(Figure {
         what: "the case's cost below a GPU of its own".to_owned(),
-        claim: Claim::paper("84%", Bound::MoreThanAbout(0.84)),
+        claim: Claim::paper("84%", Bound::About(0.84)),
         ours: savings,
         unit: Unit::Percent,
         cause: None,

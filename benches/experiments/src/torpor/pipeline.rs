@@ -238,7 +238,7 @@ pub(super) fn swap(effort: Effort) -> Result<ExperimentReport> {
         let by = |place: usize| ways[place].reduction_from(&ways[place - 1]);
         let figure = |what: &str, paper: f64, place: usize| Figure {
             what: format!("{}, {what}", net.name),
-            claim: Claim::paper(Unit::Percent.show(paper), Bound::MoreThanAbout(paper)),
+            claim: Claim::paper(Unit::Percent.show(paper), Bound::About(paper)),
             ours: by(place),
             unit: Unit::Percent,
             cause: None,

@@ -97,9 +97,9 @@ pub(crate) struct Args {
     /// the Torpor paper, else none].
     #[arg(long, value_name = "TIME|paper|none", value_parser = DeadlineChoice::from_str)]
     deadline: Option<DeadlineChoice>,
-    /// The share of a function's requests that must meet the deadline.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.98)]
-    percentile: f64,
+    /// The share of a function's requests that must meet the deadline [default: 0.98].
+    #[arg(long, value_name = "SHARE")]
+    percentile: Option<f64>,
     /// The timeout of the clients.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "60s")]
     timeout: Duration,
@@ -166,9 +166,9 @@ fn plural(count: u32, noun: &str) -> String {
 /// The deadlines of functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DeadlineChoice {
-    /// Those of the Torpor paper.
+    /// The deadlines of the Torpor paper.
     Paper,
-    /// One for all functions.
+    /// One deadline for all functions.
     Each(Duration),
     None,
 }
@@ -211,7 +211,13 @@ impl Args {
     fn scenario(&self) -> Result<ClusterScenario, CommandFailure> {
         let models = models::read(&self.models)?;
         let deadlines = self.deadlines()?;
-        if !(self.percentile > 0.0 && self.percentile < 1.0) {
+        if self.percentile.is_some() && deadlines == DeadlineChoice::None {
+            return Err(CommandFailure::usage(
+                "--percentile needs deadlines, and these functions have none: set --deadline, such as 80ms",
+            ));
+        }
+        let percentile = self.percentile.unwrap_or(0.98);
+        if !(percentile > 0.0 && percentile < 1.0) {
             return Err(CommandFailure::usage(
                 "--percentile is out of range: write a number between 0 and 1, both excluded",
             ));
@@ -227,7 +233,7 @@ impl Args {
                 DeadlineChoice::Each(deadline) => Some(deadline),
                 DeadlineChoice::None => None,
             };
-            let slo = deadline.map(|deadline| Slo { deadline, percentile: self.percentile });
+            let slo = deadline.map(|deadline| Slo { deadline, percentile });
             SimulatedFunction { replicas: self.replicas.get(), ..SimulatedFunction::new(model, slo) }
         };
         // A trace may have fewer functions than requested.
