@@ -32,7 +32,7 @@ pub const EXPERIMENTS: [Experiment; 2] = [
 /// The deadline of every function in the second setting.
 const ONE_DEADLINE: Duration = Duration::from_millis(80);
 /// The cause of functions that miss one deadline for all.
-const SWAP: &str = "nearly all that miss are Bert-qa, whose swap alone takes 144 ms: such a function can comply only while 98% of its requests find the model on a GPU";
+const SWAP: &str = "nine in ten or more of the functions that miss are Bert-qa, whose swap alone takes 144 ms. Such a function can comply only while 98% of its requests find the model on a GPU";
 
 /// Counts the functions that comply, with the deadlines of the paper and with one deadline for all.
 fn compliance(effort: Effort) -> Result<ExperimentReport> {
