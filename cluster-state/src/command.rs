@@ -14,6 +14,7 @@ pub use crate::caller::{CallerName, IdempotencyKey};
 use crate::operation_record::{OperationKind, OperationResult};
 use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
 use crate::rules::RulesVersion;
+use crate::table::encoded_len;
 pub use crate::time::UnixMillis;
 
 /// A command with everything else on which its effect may depend.
@@ -172,6 +173,12 @@ pub enum StateCommand {
 }
 
 impl StateCommand {
+    /// Returns the size of the encoded command, in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> u64 {
+        encoded_len(self)
+    }
+
     /// Returns the name of the variant, without its fields.
     #[must_use]
     pub fn name(&self) -> &'static str {

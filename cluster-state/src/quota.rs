@@ -33,14 +33,33 @@ use crate::table::{TableRecord, encoded_len};
 
 /// Bytes of a state with empty tables, its policies included.
 const STATE_BYTES_AROUND: u64 = 32 << 10;
+/// Bytes of a function's record beside its key, caller and revisions: the names of the fields, and
+/// numbers of nine bytes.
+const FUNCTION_BYTES_AROUND: u64 = 136;
+/// Bytes of an artifact's record beside its digest, model, holders and caller.
+const ARTIFACT_BYTES_AROUND: u64 = 96;
 /// Maximum bytes of a row with a function's key and some numbers.
 const KEYED_BYTES_MAX: u64 = 288;
 /// Maximum bytes of the record of a lost piece of data.
 const LOST_BYTES_MAX: u64 = 112;
 
-impl TableRecord for FunctionRecord {}
+impl TableRecord for FunctionRecord {
+    fn bytes(&self) -> u64 {
+        let Self { key, updated_by, revisions, .. } = self;
+        let revisions: u64 = revisions.iter().map(|revision| revision.encoded_len()).sum();
+        FUNCTION_BYTES_AROUND + encoded_len(key) + encoded_len(updated_by) + revisions
+    }
+}
 impl TableRecord for WorkflowRecord {}
-impl TableRecord for Artifact {}
+impl TableRecord for Artifact {
+    /// Does not depend on `uses` and `touched_at`.
+    fn bytes(&self) -> u64 {
+        let Self { digest, model, holders, created_by, .. } = self;
+        let parts = [encoded_len(digest), encoded_len(model), encoded_len(holders), encoded_len(created_by)];
+        ARTIFACT_BYTES_AROUND + parts.iter().sum::<u64>()
+    }
+}
+
 impl TableRecord for NodeRecord {}
 impl TableRecord for TenantRecord {}
 impl TableRecord for OperationRecord {}
@@ -248,6 +267,7 @@ impl State {
             StateCommand::RegisterNode { .. } | StateCommand::BeginOperation { .. } => {
                 capacity_refusal(self.dry_run(proposal).0)
             }
+            StateCommand::ApplyFunction { spec, .. } if self.has_ample_capacity(spec) => Ok(()),
             command if charged_tenant(command).is_some() => {
                 let (outcome, after) = self.dry_run(proposal);
                 capacity_refusal(
@@ -257,6 +277,16 @@ impl State {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a change of this function needs no trial, because the function exists and at most half
+    /// of each bound is in use.
+    fn has_ample_capacity(&self, spec: &FunctionSpec) -> bool {
+        let half = |limit: usize| limit as u64 / 2;
+        self.functions.contains_key(&spec.key)
+            && self.tenant_bytes(&spec.key.tenant) <= half(TENANT_BYTES_MAX)
+            && self.definition_bytes() <= half(DEFINITIONS_BYTES_MAX)
+            && self.bytes() <= half(STATE_BYTES_MAX)
     }
 
     /// Applies a command under rules that have a quota. `carry_out` changes the state. If the

@@ -1,7 +1,7 @@
 //! The stored form of functions, workflows, artifacts, nodes and tenants.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use imbl::OrdSet;
 use millrace_types::workflow::{Signature, SignatureRef};
@@ -12,6 +12,7 @@ use millrace_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::caller::CallerName;
+use crate::table::encoded_len;
 use crate::time::UnixMillis;
 
 /// Number of a function's newest revisions that workers prepare: see [`FunctionRecord::served`].
@@ -136,6 +137,23 @@ pub struct FunctionRecord {
     pub requests_before: u64,
 }
 
+/// The bytes of an encoded record, once they are counted. Equal to every other count, because the
+/// count follows from the record. A clone counts again, because the clone may be changed.
+#[derive(Debug, Default)]
+pub(crate) struct CountedLen(OnceLock<u64>);
+
+impl Clone for CountedLen {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for CountedLen {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
 /// An immutable version of a function.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RevisionRecord {
@@ -147,6 +165,9 @@ pub struct RevisionRecord {
     pub digest: Digest,
     pub created_at: UnixMillis,
     pub created_by: CallerName,
+    /// Not part of the record: see [`Self::encoded_len`].
+    #[serde(skip)]
+    pub(crate) encoded_len: CountedLen,
 }
 
 impl FunctionRecord {
@@ -172,6 +193,12 @@ impl FunctionRecord {
 }
 
 impl RevisionRecord {
+    /// Returns the bytes of the encoded record. They are counted once, because each change of a
+    /// function counts all revisions of the function.
+    pub(crate) fn encoded_len(&self) -> u64 {
+        *self.encoded_len.0.get_or_init(|| encoded_len(self))
+    }
+
     /// Returns the GPU memory of a run: the requested amount, and at least the weights.
     #[must_use]
     pub fn gpu_memory(&self, model: &ModelSummary) -> Bytes {

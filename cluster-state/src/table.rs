@@ -81,9 +81,14 @@ pub(crate) struct CountedTable<K, V> {
 impl<K: TableKey, V: TableRecord> CountedTable<K, V> {
     /// Inserts a record, and replaces the record with the same key.
     pub(crate) fn insert(&mut self, key: K, record: Arc<V>) {
-        self.charge(&key, row_bytes(&key, &*record));
-        if let Some(old) = self.rows.insert(key.clone(), record) {
-            self.discharge(&key, row_bytes(&key, &*old));
+        let bytes = record.bytes();
+        match self.rows.insert(key.clone(), record).map(|old| old.bytes()) {
+            None => self.charge(&key, encoded_len(&key) + bytes),
+            Some(before) if before != bytes => {
+                self.charge(&key, bytes);
+                self.discharge(&key, before);
+            }
+            Some(_) => {}
         }
     }
 
@@ -100,13 +105,25 @@ impl<K: TableKey, V: TableRecord> CountedTable<K, V> {
         V: Clone,
     {
         let Some(record) = self.rows.get_mut(key) else { return };
-        let before = row_bytes(key, &**record);
+        let before = record.bytes();
         change(Arc::make_mut(record));
-        let after = row_bytes(key, &**record);
+        let after = record.bytes();
         if before != after {
             self.charge(key, after);
             self.discharge(key, before);
         }
+    }
+
+    /// Changes numbers of a record in place, which the bytes of the record do not depend on
+    /// ([`TableRecord::bytes`]), so that the record is not counted again.
+    pub(crate) fn change_numbers(&mut self, key: &K, change: impl FnOnce(&mut V))
+    where
+        V: Clone,
+    {
+        let Some(record) = self.rows.get_mut(key) else { return };
+        let before = cfg!(debug_assertions).then(|| record.bytes());
+        change(Arc::make_mut(record));
+        debug_assert!(before.is_none_or(|before| before == record.bytes()), "only numbers changed");
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -9,7 +9,7 @@ use millrace_types::{Digest, FunctionSpec};
 use super::{check_expected, count_use, next_number};
 use crate::context::CommandContext;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
-use crate::record::{ControllerId, FunctionRecord, ModelKind, ModelSummary, RevisionRecord};
+use crate::record::{ControllerId, CountedLen, FunctionRecord, ModelKind, ModelSummary, RevisionRecord};
 use crate::state::{FUNCTIONS_MAX, REVISIONS_KEPT, State};
 use crate::workflows::function_run;
 
@@ -39,6 +39,7 @@ pub(crate) fn apply_function(
         digest,
         created_at: context.now,
         created_by: context.caller.clone(),
+        encoded_len: CountedLen::default(),
     });
     let model = check_model(state, &revision)?;
     check_held(state, digest, voters)?;

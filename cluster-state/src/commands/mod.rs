@@ -107,7 +107,7 @@ fn retire(state: &mut State, key: &FunctionKey, retired: RetiredName) {
 /// Changes the number of revisions that use the artifact, and sets the time of its last use to now:
 /// the grace period of an artifact begins when its last use ends.
 fn count_use(state: &mut State, digest: Digest, now: UnixMillis, count: impl FnOnce(u64) -> u64) {
-    state.artifacts.change(&digest, |artifact| {
+    state.artifacts.change_numbers(&digest, |artifact| {
         artifact.uses = count(artifact.uses);
         artifact.touched_at = now;
     });

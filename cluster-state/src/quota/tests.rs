@@ -17,7 +17,7 @@ use crate::commands::testing::{
     TestLog, apply, apply_workflow, chain, data, delete, digest, holding, key, model, model_of, place,
     run_function, spec, sync, sync_all, tensor, unplace,
 };
-use crate::record::{ControllerId, PlacementReason, PlacementRecord, RevisionRecord};
+use crate::record::{ControllerId, CountedLen, PlacementReason, PlacementRecord, RevisionRecord};
 use crate::rules::RulesVersion;
 use crate::state::RetiredName;
 
@@ -30,6 +30,7 @@ fn fill(state: &mut State, bytes: u64) {
         digest: digest("m"),
         created_at: UnixMillis(1),
         created_by: CallerName("alice".into()),
+        encoded_len: CountedLen::default(),
     };
     let revision = Arc::new(revision);
     let function = FunctionRecord {
@@ -334,6 +335,39 @@ fn no_record_takes_more_bytes_than_are_counted() {
     let counted = state.bytes() - STATE_BYTES_AROUND;
     let encoded = state.encode().len() as u64;
     assert!(counted >= encoded, "{counted} bytes are counted and {encoded} are encoded");
+}
+
+/// The records whose bytes are not counted by encoding them whole.
+#[test]
+fn a_function_and_an_artifact_count_with_at_least_their_encoded_bytes_and_little_more() {
+    let mut log = TestLog::with_artifacts(&["m", "n"]);
+    for revision in 0..=REVISIONS_KEPT {
+        log.apply(apply("f", if revision % 2 == 0 { "m" } else { "n" })).unwrap();
+        log.apply(labelled("g")).unwrap();
+        let counts = log.state.functions.iter().map(|(_, it)| (it.bytes(), encoded_len(&**it)));
+        let artifacts = log.state.artifacts.iter().map(|(_, it)| (it.bytes(), encoded_len(&**it)));
+        for (counted, encoded) in counts.chain(artifacts) {
+            assert!((encoded..encoded + 64).contains(&counted), "{counted} for {encoded} bytes");
+        }
+    }
+    let function = log.state.functions.get(&key("f")).unwrap();
+    assert_eq!(function.revisions.len(), REVISIONS_KEPT);
+    let largest = FunctionRecord {
+        resource_version: u64::MAX,
+        created_at: UnixMillis(u64::MAX),
+        updated_at: UnixMillis(u64::MAX),
+        requests_before: u64::MAX,
+        ..FunctionRecord::clone(function)
+    };
+    assert!(largest.bytes() >= encoded_len(&largest));
+    let artifact = log.state.artifacts.get(&digest("m")).unwrap();
+    let largest = Artifact {
+        bytes: Bytes(u64::MAX),
+        uses: u64::MAX,
+        touched_at: UnixMillis(u64::MAX),
+        ..Artifact::clone(artifact)
+    };
+    assert!(largest.bytes() >= encoded_len(&largest), "{} {}", largest.bytes(), encoded_len(&largest));
 }
 
 /// `docs/operate/limits.md` states these sizes. A tenant may also have as many functions as a cluster.

@@ -40,13 +40,15 @@ impl ArtifactService {
     /// Waits until a majority of the voters holds a recorded file, for example after a membership
     /// change. The voters fetch the file by themselves. The caller must check the result.
     pub(crate) async fn copied_within(&self, patience: Duration, digest: &Digest) {
-        let mut changes = self.replica.changes();
-        let copied = async {
-            let short = |it: &Arc<Artifact>| !is_safe(it, &self.voters());
-            while self.replica.state().artifact(digest).is_some_and(short) && changes.changed().await.is_ok()
-            {
-            }
+        let waits = || {
+            let state = self.replica.state();
+            state.artifact(digest).is_some_and(|it: &Arc<Artifact>| !is_safe(it, &self.voters()))
         };
+        if !waits() {
+            return;
+        }
+        let mut changes = self.replica.changes();
+        let copied = async { while waits() && changes.changed().await.is_ok() {} };
         if tokio::time::timeout(patience, copied).await.is_err() {
             tracing::debug!(%digest, "a model file is not on a majority of the controllers yet");
         }

@@ -54,13 +54,21 @@ pub(super) struct ForwardedWrite {
 }
 
 impl ForwardedWrite {
-    /// Checks the bounds of each part of the write, and returns the size of the command.
-    fn check_sizes(&self) -> Result<usize, Failure> {
-        let Self { caller, idempotency, command } = self;
+    /// Checks the bounds of each part of the write.
+    pub(super) fn checked(self) -> Result<CheckedWrite, Failure> {
+        let Self { caller, idempotency, command } = &self;
         let checked = check_sizes(caller, idempotency.as_ref(), command);
         checked.map_err(|error| refused(&CommandRefusal::from(error)))?;
-        command_bytes(command)
+        Ok(CheckedWrite { bytes: command_bytes(command)?, write: self })
     }
+}
+
+/// A write within the bounds on sizes.
+#[derive(Debug)]
+pub(super) struct CheckedWrite {
+    write: ForwardedWrite,
+    /// The size of the encoded command, in bytes.
+    bytes: usize,
 }
 
 /// The leader's answer to a write.
@@ -85,13 +93,12 @@ impl Replica {
         idempotency: Option<IdempotencyKey>,
         command: StateCommand,
     ) -> Result<CommandEffect, Failure> {
-        let write = ForwardedWrite { caller, idempotency, command };
-        write.check_sizes()?;
+        let write = ForwardedWrite { caller, idempotency, command }.checked()?;
         self.check_disk()?;
         // Commands without a client's trace, such as the checkpoint each second, start no trace.
         let span = match tracing::Span::current().is_none() {
             true => tracing::Span::none(),
-            false => tracing::info_span!("raft.propose", millrace.command = write.command.name()),
+            false => tracing::info_span!("raft.propose", millrace.command = write.write.command.name()),
         };
         let proposed = self.propose_anywhere(write).instrument(span.clone()).await;
         if let Err(failure) = &proposed {
@@ -100,15 +107,15 @@ impl Replica {
         proposed
     }
 
-    async fn propose_anywhere(&self, write: ForwardedWrite) -> Result<CommandEffect, Failure> {
-        let repeatable = write.idempotency.is_some();
+    async fn propose_anywhere(&self, write: CheckedWrite) -> Result<CommandEffect, Failure> {
+        let repeatable = write.write.idempotency.is_some();
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
         let mut attempts = self.attempts();
         let mut sent_before = false;
         let WriteResult { applied, index } = loop {
             let tried = match self.leader() {
                 KnownLeader::Here => self.propose_here(&write).await,
-                KnownLeader::There(leader) => self.forward(&leader, &write).await,
+                KnownLeader::There(leader) => self.forward(&leader, &write.write).await,
                 KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
@@ -138,7 +145,7 @@ impl Replica {
         if self.leading_term() != Some(term) {
             return Err(nobody_leads());
         }
-        let write = ForwardedWrite { caller, idempotency: None, command };
+        let write = ForwardedWrite { caller, idempotency: None, command }.checked()?;
         self.propose_here(&write).await.map(|done| done.applied)
     }
 
@@ -209,8 +216,8 @@ impl Replica {
     }
 
     /// Proposes a command of this controller, or a command that another controller forwarded.
-    pub(super) async fn propose_here(&self, write: &ForwardedWrite) -> Result<WriteResult, Failure> {
-        let bytes = write.check_sizes()?;
+    pub(super) async fn propose_here(&self, write: &CheckedWrite) -> Result<WriteResult, Failure> {
+        let &CheckedWrite { ref write, bytes } = write;
         let term = self.check_leads()?;
         self.check_space(&write.command)?;
         let ForwardedWrite { caller, idempotency, command } = write.clone();
@@ -327,16 +334,16 @@ fn ended(last: Failure, sent_before: bool) -> Failure {
 
 /// Returns the encoded size of a command, if the log accepts that size.
 fn command_bytes(command: &StateCommand) -> Result<usize, Failure> {
-    let encoded = rmp_serde::to_vec_named(command)
-        .map_err(|error| Failure::new(Reason::Internal, format!("cannot encode a command: {error}")))?;
-    if encoded.len() > COMMAND_BYTES_MAX {
-        let message = format!(
-            "the change takes {} bytes, and COMMAND_BYTES_MAX is {COMMAND_BYTES_MAX}: shorten its labels, or declare fewer tensors",
-            encoded.len()
-        );
-        return Err(Failure::new(Reason::InvalidSpec, message));
+    let bytes = command.encoded_len();
+    match usize::try_from(bytes) {
+        Ok(bytes) if bytes <= COMMAND_BYTES_MAX => Ok(bytes),
+        _ => Err(Failure::new(
+            Reason::InvalidSpec,
+            format!(
+                "the change takes {bytes} bytes, and COMMAND_BYTES_MAX is {COMMAND_BYTES_MAX}: shorten its labels, or declare fewer tensors"
+            ),
+        )),
     }
-    Ok(encoded.len())
 }
 
 fn deposed(leader: &PeerClient) -> Failure {

@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 
 use super::codec::{self, MessageReceiver};
 use super::replica::Replica;
+use super::route::ForwardedWrite;
 use crate::pace::TransferPace;
 
 /// Answers the other members of the group as one member of one cluster.
@@ -165,7 +166,7 @@ impl GroupService {
     }
 
     pub(crate) async fn propose(&self, request: Request<Message>) -> Answer {
-        let write = self.decode(request.get_ref())?;
+        let write = self.decode::<ForwardedWrite>(request.get_ref())?.checked().map_err(codec::status)?;
         // A write without a trace header starts no trace, as at the proposing controller.
         let span = match request.metadata().contains_key("traceparent") {
             true => tracing::info_span!("raft.lead", otel.kind = "server"),
