@@ -14,7 +14,7 @@ use crate::machine_store::StateMachineStore;
 
 /// The two halves that `openraft::Raft::new` takes. Both are closed when the Raft node with them is
 /// shut down; the directory's lock is released with the log.
-pub struct RaftStore<M> {
+pub struct RaftStore<M: StateMachine> {
     pub log: LogStore<M>,
     /// The state machine. Take a [`StateMachineStore::reader`] before openraft takes the state machine.
     pub machine: StateMachineStore<M>,

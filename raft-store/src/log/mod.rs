@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`record`] | the encoding of an entry in sled |
 //! | [`tables`] | opening, checking and reading |
+//! | [`recent`] | the newest entries in memory |
 //! | [`writer`] | the writer thread, and the durability of its writes |
 //! | [`sync_marker`] | detection of a log that lost acknowledged syncs |
 //! | [`disk`] | durations of syncs, and an injected stall |
@@ -11,6 +12,7 @@
 //! | [`space`] | disk space reserved for the log on a disk that others fill |
 
 pub(crate) mod disk;
+pub(crate) mod recent;
 pub(crate) mod record;
 #[cfg(any(test, feature = "sim"))]
 pub(crate) mod simulated;
@@ -20,7 +22,6 @@ pub(crate) mod tables;
 pub(crate) mod writer;
 
 use std::fmt::Debug;
-use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -32,6 +33,7 @@ use openraft::{OptionalSend, RaftLogReader};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::disk::LogDisk;
+use self::recent::RecentEntries;
 use self::space::{LogSpace, ReservedBlocks};
 use self::sync_marker::SyncMarker;
 use self::tables::{LogBounds, LogTables, MetaKey, MetaRecord};
@@ -58,7 +60,7 @@ pub(crate) enum ExpectedLog {
 }
 
 /// openraft's log storage, for a single data directory.
-pub struct LogStore<M> {
+pub struct LogStore<M: StateMachine> {
     reader: LogReader<M>,
     /// The last log index that a durable snapshot covers; `None` if there is no snapshot.
     covered: watch::Receiver<Option<u64>>,
@@ -69,22 +71,22 @@ pub struct LogStore<M> {
 }
 
 /// Reads the log, while the [`LogStore`] writes it.
-pub struct LogReader<M> {
+pub struct LogReader<M: StateMachine> {
     tables: LogTables,
+    recent: RecentEntries<M>,
     /// Read by replication tasks while the writer thread changes a few words at a time.
     bounds: Arc<RwLock<LogBounds>>,
     /// A reader keeps sled open, and therefore the directory locked.
     dir: Option<Arc<DataDir>>,
-    _machine: PhantomData<fn() -> M>,
 }
 
-impl<M> Clone for LogReader<M> {
+impl<M: StateMachine> Clone for LogReader<M> {
     fn clone(&self) -> Self {
         Self {
             tables: self.tables.clone(),
+            recent: self.recent.clone(),
             bounds: Arc::clone(&self.bounds),
             dir: self.dir.clone(),
-            _machine: PhantomData,
         }
     }
 }
@@ -219,7 +221,7 @@ impl<M: StateMachine> LogStore<M> {
         let writer = LogWriter::new(tables.clone(), Arc::clone(&bounds), &log_dir, syncing)?;
         let writer = start(writer, &log_dir)?;
         Ok(Self {
-            reader: LogReader { tables, bounds, dir: None, _machine: PhantomData },
+            reader: LogReader { tables, recent: RecentEntries::default(), bounds, dir: None },
             covered,
             writer,
             disk,
@@ -288,6 +290,7 @@ impl<M: StateMachine> LogStore<M> {
         };
         let mut before = self.reader.bounds().last.map(|last| last.index);
         let mut encoded = Vec::with_capacity(entries.len());
+        let mut sizes = Vec::with_capacity(entries.len());
         for entry in &entries {
             let index = entry.log_id.index;
             // Only a gap is refused: openraft's suite appends after a purge of later entries, which
@@ -299,12 +302,15 @@ impl<M: StateMachine> LogStore<M> {
                 what: format!("log entry {index}"),
                 reason: error.to_string(),
             })?;
+            sizes.push(body.len());
             encoded.push(record::encode(index, &body)?);
             before = before.max(Some(index));
         }
         let durable: DurableCallback =
             Box::new(|result| flushed.log_io_completed(result.map_err(std::io::Error::other)));
-        self.carry_out(|readable| LogJob::Append { entries: encoded, last, readable, durable }).await
+        self.carry_out(|readable| LogJob::Append { entries: encoded, last, readable, durable }).await?;
+        self.reader.recent.append(entries.into_iter().zip(sizes));
+        Ok(())
     }
 
     async fn truncate_from(&self, from: u64) -> Result<(), Error> {
@@ -313,6 +319,7 @@ impl<M: StateMachine> LogStore<M> {
             Some(before) if before >= bounds.first_index() => self.reader.tables.position(before)?,
             _ => bounds.purged,
         };
+        self.reader.recent.truncate(from);
         self.carry_out(|durable| LogJob::Truncate { from, last, durable }).await
     }
 
@@ -373,6 +380,9 @@ impl<M: StateMachine> LogReader<M> {
             let bounds = self.bounds();
             let from = from.max(bounds.first_index());
             let to = to.min(bounds.end_index());
+            if let Some(entries) = self.recent.read(from, to, bytes_max) {
+                return Ok(entries);
+            }
             match self.read_within(from, to, bytes_max) {
                 // Entries were removed during the read, so read again.
                 Err(_) if self.bounds().removals != bounds.removals => {}

@@ -27,7 +27,7 @@ mod restart;
 mod sim_fs;
 mod simulated;
 mod suite;
-mod tally;
+pub(crate) mod tally;
 mod upgrade;
 
 use std::path::Path;

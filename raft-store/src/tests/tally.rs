@@ -16,10 +16,10 @@ use crate::{DataDir, DirectoryOwner, Entry, Error, LogId, RaftStore, StateMachin
 
 /// A machine that stores every command's value with the index of its entry.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RecordingMachine(pub(super) Vec<(u64, u64)>);
+pub(crate) struct RecordingMachine(pub(super) Vec<(u64, u64)>);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Command {
+pub(crate) enum Command {
     Add(u64),
     /// A command that only makes its entry large.
     Pad(String),
@@ -63,11 +63,11 @@ impl Command {
     }
 }
 
-pub(super) fn position(term: u64, index: u64) -> LogId {
+pub(crate) fn position(term: u64, index: u64) -> LogId {
     LogId::new(CommittedLeaderId::new(term, 1), index)
 }
 
-pub(super) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<RecordingMachine> {
+pub(crate) fn entry(term: u64, index: u64, commands: Vec<Command>) -> Entry<RecordingMachine> {
     Entry::<RecordingMachine> { log_id: position(term, index), payload: EntryPayload::Normal(commands) }
 }
 
