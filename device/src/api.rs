@@ -64,6 +64,15 @@ pub enum InjectedFault<'a, R> {
     Corrupt(&'a R),
 }
 
+/// Bytes of a region that are not loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MissingBytes<E> {
+    /// No copy of the first of these bytes was issued.
+    NotIssued(Range<u64>),
+    /// Copies of all missing bytes were issued. The bytes are loaded after these events.
+    Issued(Vec<E>),
+}
+
 /// A single GPU.
 ///
 /// The virtual memory calls follow CUDA's:
@@ -81,6 +90,9 @@ pub trait Device: Debug + Send + Sync + 'static {
     type Chunk: Debug + Send + Sync;
     /// Bytes of device memory that an engine lends for a copy, such as the bytes of a tensor.
     type Bytes<'a>: Debug + Send;
+    /// A point in the queue of a stream. All threads and streams may wait for the event, and clones
+    /// are the same event.
+    type Event: Event + Clone + Debug + Send + Sync;
     /// An ordered queue of work on the device.
     type Stream: Stream<Self> + Send;
 
@@ -123,11 +135,11 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Unmaps all memory of a region. An unmapped region is no error.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a launch or copy uses the region.
+    /// [`Error::Busy`] until every launch and copy that uses the region has finished.
     fn unmap(&self, region: &Self::Region) -> Result<(), Error>;
 
-    /// Returns the first bytes of this range that are not loaded, or `None` if all bytes are loaded.
-    fn missing(&self, region: &Self::Region, bytes: Range<u64>) -> Option<Range<u64>>;
+    /// Returns which bytes of this range are not loaded, or `None` if all bytes are loaded.
+    fn missing(&self, region: &Self::Region, bytes: Range<u64>) -> Option<MissingBytes<Self::Event>>;
 
     /// Imports host memory, so that copies may read it.
     ///
@@ -149,14 +161,17 @@ pub trait Device: Debug + Send + Sync + 'static {
 }
 
 /// An ordered queue of work on a device. Work runs in the order of the calls, and may still be
-/// running when a call returns; [`Stream::record`] returns an event to wait for.
+/// running when a call returns; [`Stream::record`] returns an event to wait for. Work that fails
+/// after its call has returned fails the next event.
 pub trait Stream<D: Device + ?Sized> {
-    /// A point in the queue that the caller can wait for.
-    type Event: Event;
+    /// Lets all later work of this stream wait for an event of another stream (cuStreamWaitEvent).
+    ///
+    /// # Errors
+    /// [`Error::Lost`]; the error of the other stream's work, if it has failed.
+    fn after(&mut self, event: &D::Event) -> Result<(), Error>;
 
     /// Copies bytes of a host region to the same offset of a device region, at most
-    /// [`Capabilities::copy_max`]. The bytes count as loaded once the caller has waited for a later
-    /// event.
+    /// [`Capabilities::copy_max`]. The bytes are loaded once the copy has finished.
     ///
     /// # Errors
     /// [`Error::NotMapped`], [`Error::BadExtent`], [`Error::CopyFailed`], [`Error::OutOfMemory`],
@@ -164,8 +179,7 @@ pub trait Stream<D: Device + ?Sized> {
     fn copy(&mut self, region: &D::Region, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error>;
 
     /// Copies bytes of another device's memory to a device region, at most
-    /// [`Capabilities::copy_max`]. The source starts at `offset` of `peer`, an imported chunk. The
-    /// bytes count as loaded under the same rule as with [`Self::copy`].
+    /// [`Capabilities::copy_max`]. The source starts at `offset` of `peer`, an imported chunk.
     ///
     /// # Errors
     /// As [`Self::copy`]; [`Error::PeerLost`].
@@ -179,7 +193,6 @@ pub trait Stream<D: Device + ?Sized> {
 
     /// Copies bytes of a file in host memory to the same offset of a device region, at most
     /// [`Capabilities::copy_max`]. The file need not be sealed, because it is read and never mapped.
-    /// The bytes count as loaded under the same rule as with [`Self::copy`].
     ///
     /// # Errors
     /// As [`Self::copy`].
@@ -191,14 +204,14 @@ pub trait Stream<D: Device + ?Sized> {
     ) -> Result<(), Error>;
 
     /// Copies bytes that an engine lends to the start of a device region, within the device
-    /// (cuMemcpyDtoDAsync). The bytes count as loaded under the same rule as with [`Self::copy`].
+    /// (cuMemcpyDtoDAsync).
     ///
     /// # Errors
     /// As [`Self::copy`].
     fn fill(&mut self, region: &D::Region, source: D::Bytes<'_>) -> Result<(), Error>;
 
     /// Copies bytes from the device to a file in host memory, starting at `at` (cuMemcpyDtoHAsync),
-    /// at most [`Capabilities::copy_max`].
+    /// at most [`Capabilities::copy_max`]. The bytes are in the file once the copy has finished.
     ///
     /// # Errors
     /// [`Error::NotResident`] if bytes of a region are not loaded, [`Error::BadExtent`],
@@ -209,7 +222,7 @@ pub trait Stream<D: Device + ?Sized> {
     ///
     /// # Errors
     /// [`Error::Lost`].
-    fn record(&mut self) -> Result<Self::Event, Error>;
+    fn record(&mut self) -> Result<D::Event, Error>;
 }
 
 /// A point in a stream's queue that the caller can wait for.
@@ -217,6 +230,6 @@ pub trait Event {
     /// Waits until all earlier work has finished, and returns the time at which it finished.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::CopyFailed`], if earlier work failed.
-    fn wait(self) -> Result<Timestamp, Error>;
+    /// The error of the work before this event and after the previous event, if some has failed.
+    fn wait(&self) -> Result<Timestamp, Error>;
 }

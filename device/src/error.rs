@@ -2,12 +2,13 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use millrace_types::Bytes;
 
 /// Reason why a device refused a call or failed. The variant shows whether the caller or the
 /// device is at fault.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// An extent is outside the memory or the region, is not aligned, or overlaps another extent.
     #[error("extent of {bytes} bytes at {offset} is not valid: {problem}")]
@@ -58,18 +59,22 @@ pub enum Error {
     Os {
         /// Operation that was tried.
         what: &'static str,
-        /// Error of the operating system.
-        source: io::Error,
+        /// Error of the operating system. Shared, because each waiter for an event gets the error.
+        source: Arc<io::Error>,
     },
 }
 
 impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Os { what, source: Arc::new(source) }
+    }
+
     pub(crate) fn os(what: &'static str) -> impl FnOnce(rustix::io::Errno) -> Self {
         move |errno| match errno {
             rustix::io::Errno::NOMEM | rustix::io::Errno::NOSPC => {
                 Self::OutOfMemory(format!("{what}: {errno}"))
             }
-            _ => Self::Os { what, source: errno.into() },
+            _ => Self::Os { what, source: Arc::new(errno.into()) },
         }
     }
 }

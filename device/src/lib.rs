@@ -31,7 +31,7 @@ pub mod probe;
 pub mod ranges;
 pub mod topology;
 
-pub use api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, Stream};
+pub use api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, MissingBytes, Stream};
 pub use clock::{StartDecision, StartWindow, monotonic_now};
 pub use error::Error;
 pub use memory::{DeviceMemory, HostAccess, HostRegion, HostRegionBuilder, PinState};

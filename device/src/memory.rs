@@ -3,6 +3,7 @@
 //! later executor sees the data of a dead one.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use millrace_types::Bytes;
 use rustix::fs::SealFlags;
@@ -107,7 +108,8 @@ impl HostRegionBuilder {
                 reason: format!("{} could not be locked ({errno}): raise the limit (ulimit -l)", self.bytes),
             },
         };
-        Ok(HostRegion { file: self.file, mapping, pinned, access: HostAccess::Direct })
+        let file = SealedFile { file: self.file, mapping, pinned, access: HostAccess::Direct };
+        Ok(HostRegion(Arc::new(file)))
     }
 }
 
@@ -123,8 +125,13 @@ pub enum HostAccess {
 
 /// A model's weights, or other bytes that executors read, in a sealed memfd. This is the
 /// authoritative copy: evicting a model from a GPU never copies data back (T10).
+///
+/// Clones are the same region: work that is queued on a device keeps the region alive.
+#[derive(Debug, Clone)]
+pub struct HostRegion(Arc<SealedFile>);
+
 #[derive(Debug)]
-pub struct HostRegion {
+struct SealedFile {
     file: OwnedFd,
     mapping: ReadMapping,
     pinned: PinState,
@@ -151,13 +158,13 @@ impl HostRegion {
         // Not locked here: its owner already locks the pages, and locking the same pages twice has no
         // benefit.
         let pinned = PinState::Pageable { reason: "only the owner of the region locks its pages".to_owned() };
-        Ok(Self { file, mapping, pinned, access })
+        Ok(Self(Arc::new(SealedFile { file, mapping, pinned, access })))
     }
 
     /// Returns the bytes of the region.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        self.mapping.as_slice()
+        self.0.mapping.as_slice()
     }
 
     /// Returns the size of the region.
@@ -169,13 +176,13 @@ impl HostRegion {
     /// Returns whether the pages of the region are locked.
     #[must_use]
     pub fn pinned(&self) -> &PinState {
-        &self.pinned
+        &self.0.pinned
     }
 
     /// Returns the way in which a device reads the region.
     #[must_use]
     pub fn access(&self) -> HostAccess {
-        self.access
+        self.0.access
     }
 
     /// Returns a new descriptor of the region, to send to an executor.
@@ -183,18 +190,18 @@ impl HostRegion {
     /// # Errors
     /// [`Error::Os`] if this process has too many open descriptors.
     pub fn share(&self) -> Result<OwnedFd, Error> {
-        share(self.file.as_fd())
+        share(self.0.file.as_fd())
     }
 }
 
 impl AsFd for HostRegion {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.0.file.as_fd()
     }
 }
 
 fn share(file: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
-    file.try_clone_to_owned().map_err(|source| Error::Os { what: "share memory", source })
+    file.try_clone_to_owned().map_err(Error::io("share memory"))
 }
 
 #[cfg(test)]

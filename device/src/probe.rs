@@ -1,10 +1,12 @@
 //! Measures the rate of a device's copies by their size. The curve's elbow is the size of a group of
-//! weights (T09). The probe waits for each copy before the next, as the executor does.
+//! weights (T09). The probe issues [`COPIES_AHEAD`] copies before it waits for the first, as the
+//! executor does.
 //!
 //! The caller manages the memory: it passes an extent of the device's memory that is not in use. The
 //! results are valid only for the moment of the measurement: other work on the machine, or memory
 //! that was never touched before, distorts them. This module makes no decision.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 
 use crate::api::{Device, Event as _, MemoryExtent, Stream as _};
@@ -12,6 +14,9 @@ use crate::clock::monotonic_now;
 use crate::error::Error;
 use crate::memory::HostRegion;
 
+/// Number of copies that are issued before the first of them is awaited: while the device carries
+/// out one, the next is ready.
+pub const COPIES_AHEAD: usize = 2;
 /// Smallest measured copy in bytes.
 const SMALLEST: u64 = 4096;
 
@@ -48,10 +53,17 @@ pub fn copy_rates<D: Device>(
     for round in 0..=rounds.get() {
         for (&size, nanos) in sizes.iter().zip(&mut nanos) {
             let began = monotonic_now();
+            let mut issued = VecDeque::new();
             for start in (0..extent.bytes).step_by(size as usize) {
                 stream.copy(&region, &host, start..extent.bytes.min(start + size))?;
-                stream.record()?.wait()?;
+                issued.push_back(stream.record()?);
+                if issued.len() == COPIES_AHEAD
+                    && let Some(oldest) = issued.pop_front()
+                {
+                    oldest.wait()?;
+                }
             }
+            issued.iter().try_for_each(|event| event.wait().map(drop))?;
             if round > 0 {
                 nanos.push(monotonic_now().since(began).as_nanos().max(1));
             }

@@ -20,6 +20,8 @@ use crate::error::Error;
 pub type Region<E> = <<E as Engine>::Device as Device>::Region;
 /// A stream of an engine's device.
 pub type Stream<E> = <<E as Engine>::Device as Device>::Stream;
+/// An event of an engine's device.
+pub type DeviceEvent<E> = <<E as Engine>::Device as Device>::Event;
 /// Bytes that an engine lends to its device.
 pub type LentBytes<'a, E> = <<E as Engine>::Device as Device>::Bytes<'a>;
 

@@ -15,7 +15,7 @@ mod error;
 pub mod rten;
 
 pub use api::{
-    Engine, HostTensor, KernelSpec, LaunchArg, LaunchThreads, LentBytes, ModelCode, Queue, Region, Stream,
-    TensorBytes, TensorPart,
+    DeviceEvent, Engine, HostTensor, KernelSpec, LaunchArg, LaunchThreads, LentBytes, ModelCode, Queue,
+    Region, Stream, TensorBytes, TensorPart,
 };
 pub use error::Error;

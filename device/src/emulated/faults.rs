@@ -21,4 +21,13 @@ impl Faults {
         }
         Ok(())
     }
+
+    /// Fails if a copy may not be carried out.
+    pub(super) fn may_copy(&self) -> Result<(), Error> {
+        self.alive()?;
+        if self.fail_copy.swap(false, Ordering::Relaxed) {
+            return Err(Error::CopyFailed("this fault was injected".to_owned()));
+        }
+        Ok(())
+    }
 }

@@ -3,47 +3,57 @@
 //! The GPU's memory is a memfd that the worker owns. An extent of physical memory is an extent of
 //! this file, `map` is `mmap` with MAP_FIXED, and an access to bytes that are not loaded faults.
 //!
-//! A stream runs its work synchronously on the caller's thread. Work is therefore ordered by
-//! construction, and an event has already happened when it is recorded.
+//! A stream runs its work synchronously on the caller's thread, so that an event has already
+//! happened when it is recorded. [`EmulatedGpu::with_late_work`] gives each stream a thread instead,
+//! which finishes work late, as a GPU does.
 //!
 //! An engine runs models on the CPU. The engine reads a region in place through the region's
 //! [pins](PinnedBytes), so a byte that changes in device memory changes the result.
 
+mod event;
 mod extent;
 mod faults;
+mod late;
 mod region;
+mod sources;
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use millrace_types::{Bytes, Timestamp};
+use millrace_types::Bytes;
 use rustix::fs::SealFlags;
 
-use crate::api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, Stream};
-use crate::clock::monotonic_now;
+use crate::api::{
+    Capabilities, CopySource, Device, Event as _, InjectedFault, MemoryExtent, MissingBytes, Stream,
+};
 use crate::error::Error;
 use crate::map::page;
 use crate::memfd;
 use crate::memory::{HostAccess, HostRegion};
 
+pub use event::EmulatedEvent;
 pub use extent::Chunk;
 pub use region::{EmulatedRegion, PinnedBytes, RegionPin};
 
 use extent::check_extent;
 use faults::Faults;
+use late::LateQueue;
+use sources::{FileSource, FillSource, carry_out};
 
 /// Value of [`Capabilities::copy_max`].
 const COPY_MAX: Bytes = Bytes::mib(2);
 
-/// An emulated GPU: memory in a memfd, and copies on the caller's thread.
+/// An emulated GPU, whose memory is a memfd.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     memory: Arc<OwnedFd>,
     bytes: Bytes,
     faults: Arc<Faults>,
+    /// Seed of the next stream's delays; `None` if work is carried out on the caller's thread.
+    late: Option<AtomicU64>,
 }
 
 impl EmulatedGpu {
@@ -53,7 +63,13 @@ impl EmulatedGpu {
     /// [`Error::Unsealed`] if the memory does not have `bytes` bytes, or could shrink.
     pub fn new(memory: OwnedFd, bytes: Bytes) -> Result<Self, Error> {
         memfd::check_sealed(&memory, bytes.get(), SealFlags::empty())?;
-        Ok(Self { memory: Arc::new(memory), bytes, faults: Arc::default() })
+        Ok(Self { memory: Arc::new(memory), bytes, faults: Arc::default(), late: None })
+    }
+
+    /// Returns the GPU with streams that finish their work late. The seed decides the delays.
+    #[must_use]
+    pub fn with_late_work(self, seed: u64) -> Self {
+        Self { late: Some(AtomicU64::new(seed)), ..self }
     }
 
     /// Fails if the GPU is lost. An engine calls this before it works without a stream.
@@ -69,6 +85,7 @@ impl Device for EmulatedGpu {
     type Region = EmulatedRegion;
     type Chunk = Chunk;
     type Bytes<'a> = Cow<'a, [u8]>;
+    type Event = EmulatedEvent;
     type Stream = EmulatedStream;
 
     fn capabilities(&self) -> Capabilities {
@@ -87,7 +104,7 @@ impl Device for EmulatedGpu {
     }
 
     fn export(&self, chunk: &Chunk) -> Result<(OwnedFd, MemoryExtent), Error> {
-        let file = chunk.file.try_clone().map_err(|source| Error::Os { what: "export a chunk", source })?;
+        let file = chunk.file.try_clone().map_err(Error::io("export a chunk"))?;
         Ok((file, chunk.extent))
     }
 
@@ -111,7 +128,7 @@ impl Device for EmulatedGpu {
         region.unmap()
     }
 
-    fn missing(&self, region: &EmulatedRegion, bytes: Range<u64>) -> Option<Range<u64>> {
+    fn missing(&self, region: &EmulatedRegion, bytes: Range<u64>) -> Option<MissingBytes<EmulatedEvent>> {
         region.missing(bytes)
     }
 
@@ -121,7 +138,8 @@ impl Device for EmulatedGpu {
 
     fn stream(&self) -> Result<EmulatedStream, Error> {
         self.faults.alive()?;
-        Ok(EmulatedStream { faults: Arc::clone(&self.faults), staging: Vec::new() })
+        let seed = self.late.as_ref().map(|next| next.fetch_add(1, Ordering::Relaxed));
+        EmulatedStream::new(Arc::clone(&self.faults), seed)
     }
 
     fn inject(&self, fault: InjectedFault<'_, EmulatedRegion>) -> Result<(), Error> {
@@ -137,22 +155,43 @@ impl Device for EmulatedGpu {
     }
 }
 
-/// A stream of an emulated GPU. Work runs synchronously on the caller's thread.
+/// A stream of an emulated GPU.
 #[derive(Debug)]
 pub struct EmulatedStream {
     faults: Arc<Faults>,
-    /// Intermediate buffer for copies from another GPU, from pageable memory or from a file.
-    staging: Vec<u8>,
+    thread: StreamThread,
+}
+
+/// The thread that carries out a stream's work.
+#[derive(Debug)]
+enum StreamThread {
+    /// The caller's thread, with the buffer for copies from another GPU, from pageable memory or
+    /// from a file.
+    Caller(Vec<u8>),
+    /// A thread that finishes work late.
+    Late(LateQueue),
 }
 
 impl EmulatedStream {
-    /// Fails if a launch may not begin: the GPU is lost, or a fault was injected. Also called after a
-    /// launch, because a launch on a GPU that was lost in the meantime returns no results.
+    /// Creates a stream. If there is a seed, the stream's work finishes late.
+    fn new(faults: Arc<Faults>, late: Option<u64>) -> Result<Self, Error> {
+        let thread = match late {
+            None => StreamThread::Caller(Vec::new()),
+            Some(seed) => StreamThread::Late(LateQueue::start(seed)?),
+        };
+        Ok(Self { faults, thread })
+    }
+
+    /// Waits for the stream's earlier work, and fails if a launch may not begin: the GPU is lost, or a
+    /// fault was injected. An engine that computes on the caller's thread calls this before a launch.
     ///
     /// # Errors
-    /// [`Error::Lost`], [`Error::OutOfMemory`].
-    pub fn check_launch(&self) -> Result<(), Error> {
-        self.faults.alive()?;
+    /// [`Error::Lost`], [`Error::OutOfMemory`]; the errors of the earlier work.
+    pub fn begin_launch(&mut self) -> Result<(), Error> {
+        if let StreamThread::Late(_) = self.thread {
+            self.record()?.wait()?;
+        }
+        self.alive()?;
         if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
             return Err(Error::OutOfMemory("this fault was injected".to_owned()));
         }
@@ -167,41 +206,53 @@ impl EmulatedStream {
         self.faults.alive()
     }
 
-    /// Checks that a copy of these bytes may begin, and returns their number.
-    fn begin_copy(&self, bytes: &Range<u64>) -> Result<u64, Error> {
+    /// Checks that a copy of these bytes may begin.
+    fn check_copy(&self, bytes: &Range<u64>) -> Result<(), Error> {
         let length = bytes.end.saturating_sub(bytes.start);
         if length > COPY_MAX.get() {
             let problem = "more than one copy may move";
             return Err(Error::BadExtent { offset: bytes.start, bytes: length, problem });
         }
-        self.may_copy()?;
-        Ok(length)
+        self.alive()
     }
 
-    fn may_copy(&self) -> Result<(), Error> {
-        self.faults.alive()?;
-        if self.faults.fail_copy.swap(false, Ordering::Relaxed) {
-            return Err(Error::CopyFailed("this fault was injected".to_owned()));
+    /// Copies a source to these bytes of a region.
+    fn fill_from(
+        &mut self,
+        region: &EmulatedRegion,
+        bytes: Range<u64>,
+        source: FillSource<'_>,
+    ) -> Result<(), Error> {
+        let mut fill = region.issue(bytes.clone())?;
+        match &mut self.thread {
+            StreamThread::Caller(buffer) => carry_out(&self.faults, fill, bytes, &source, buffer),
+            StreamThread::Late(queue) => {
+                let event = EmulatedEvent::awaited();
+                fill.announce(&event);
+                let faults = Arc::clone(&self.faults);
+                let source = source.into_owned()?;
+                let work = move |buffer: &mut Vec<u8>| carry_out(&faults, fill, bytes, &source, buffer);
+                queue.push(Box::new(work), event)
+            }
         }
-        Ok(())
     }
 }
 
 impl Stream<EmulatedGpu> for EmulatedStream {
-    type Event = PastEvent;
-
-    fn copy(&mut self, region: &EmulatedRegion, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
-        let length = self.begin_copy(&bytes)?;
-        let source = region::part(host.as_slice(), &bytes)?;
-        match host.access() {
-            HostAccess::Direct => region.fill_from(source, bytes),
-            HostAccess::Buffered => {
-                // The length is at most COPY_MAX, so the cast is lossless.
-                self.staging.resize(length as usize, 0);
-                self.staging.copy_from_slice(source);
-                region.fill_from(&self.staging, bytes)
+    fn after(&mut self, event: &EmulatedEvent) -> Result<(), Error> {
+        match &self.thread {
+            StreamThread::Caller(_) => event.wait().map(drop),
+            StreamThread::Late(queue) => {
+                let awaited = event.clone();
+                queue.push(Box::new(move |_| awaited.wait().map(drop)), EmulatedEvent::awaited())
             }
         }
+    }
+
+    fn copy(&mut self, region: &EmulatedRegion, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {
+        self.check_copy(&bytes)?;
+        region::part(host.as_slice(), &bytes)?;
+        self.fill_from(region, bytes, FillSource::Host(Cow::Borrowed(host)))
     }
 
     fn copy_from_peer(
@@ -211,19 +262,16 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         offset: u64,
         bytes: Range<u64>,
     ) -> Result<(), Error> {
-        let length = self.begin_copy(&bytes)?;
+        self.check_copy(&bytes)?;
         if self.faults.peers_lost.load(Ordering::Relaxed) {
             return Err(Error::PeerLost("this fault was injected".to_owned()));
         }
+        let length = bytes.end.saturating_sub(bytes.start);
         if offset.checked_add(length).is_none_or(|end| end > peer.extent.bytes) {
             let problem = "past the end of the other device's memory";
             return Err(Error::BadExtent { offset, bytes: length, problem });
         }
-        // The length is at most COPY_MAX, so the cast is lossless. The peer's memory is read and not
-        // mapped, because its owner may write to it at any time.
-        self.staging.resize(length as usize, 0);
-        memfd::read_at(&peer.file, &mut self.staging, peer.extent.offset + offset)?;
-        region.fill_from(&self.staging, bytes)
+        self.fill_from(region, bytes, FillSource::Peer(Cow::Borrowed(peer), offset))
     }
 
     fn copy_from_file(
@@ -232,17 +280,13 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         file: BorrowedFd<'_>,
         bytes: Range<u64>,
     ) -> Result<(), Error> {
-        let length = self.begin_copy(&bytes)?;
-        // The length is at most COPY_MAX, so the cast is lossless. The file is read and not mapped,
-        // because other processes may write to it at any time.
-        self.staging.resize(length as usize, 0);
-        memfd::read_at(file, &mut self.staging, bytes.start)?;
-        region.fill_from(&self.staging, bytes)
+        self.check_copy(&bytes)?;
+        self.fill_from(region, bytes, FillSource::File(FileSource::Lent(file)))
     }
 
     fn fill(&mut self, region: &EmulatedRegion, source: Cow<'_, [u8]>) -> Result<(), Error> {
-        self.may_copy()?;
-        region.fill_from(&source, 0..source.len() as u64)
+        self.alive()?;
+        self.fill_from(region, 0..source.len() as u64, FillSource::Bytes(source))
     }
 
     fn copy_out(
@@ -251,30 +295,51 @@ impl Stream<EmulatedGpu> for EmulatedStream {
         file: BorrowedFd<'_>,
         at: u64,
     ) -> Result<(), Error> {
+        let bytes = match &source {
+            CopySource::Region(_, bytes) => bytes.clone(),
+            CopySource::Bytes(source) => 0..source.len() as u64,
+        };
+        self.check_copy(&bytes)?;
+        let StreamThread::Late(queue) = &self.thread else {
+            self.faults.may_copy()?;
+            return match source {
+                CopySource::Region(region, bytes) => {
+                    memfd::write_at(file, region.hold(bytes)?.as_slice(), at)
+                }
+                CopySource::Bytes(source) => memfd::write_at(file, &source, at),
+            };
+        };
+        let faults = Arc::clone(&self.faults);
+        let file = FileSource::Lent(file).into_owned()?;
+        let event = EmulatedEvent::awaited();
         match source {
             CopySource::Region(region, bytes) => {
-                self.begin_copy(&bytes)?;
-                memfd::write_at(file, region.hold(bytes)?.as_slice(), at)
+                let region = region.clone();
+                let work = move |_: &mut Vec<u8>| {
+                    faults.may_copy()?;
+                    memfd::write_at(&file, region.hold(bytes)?.as_slice(), at)
+                };
+                queue.push(Box::new(work), event)
             }
             CopySource::Bytes(source) => {
-                self.begin_copy(&(0..source.len() as u64))?;
-                memfd::write_at(file, &source, at)
+                let source = source.into_owned();
+                let work = move |_: &mut Vec<u8>| {
+                    faults.may_copy()?;
+                    memfd::write_at(&file, &source, at)
+                };
+                queue.push(Box::new(work), event)
             }
         }
     }
 
-    fn record(&mut self) -> Result<PastEvent, Error> {
-        self.faults.alive()?;
-        Ok(PastEvent(monotonic_now()))
+    fn record(&mut self) -> Result<EmulatedEvent, Error> {
+        self.alive()?;
+        match &self.thread {
+            StreamThread::Caller(_) => Ok(EmulatedEvent::now()),
+            StreamThread::Late(queue) => queue.record(),
+        }
     }
 }
 
-/// A recorded point of an emulated stream, which has already been reached.
-#[derive(Debug)]
-pub struct PastEvent(Timestamp);
-
-impl Event for PastEvent {
-    fn wait(self) -> Result<Timestamp, Error> {
-        Ok(self.0)
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -13,6 +13,8 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::api::MissingBytes;
+use crate::emulated::event::EmulatedEvent;
 use crate::emulated::extent::Chunk;
 use crate::error::Error;
 use crate::map::{PageAccess, Reservation, page, page_up};
@@ -41,8 +43,20 @@ struct State {
     loaded: RangeSet,
     /// Number of live pins: running launches, and values that view the region.
     pins: usize,
-    /// Number of running copies into the region.
+    /// Number of copies into the region that were issued and have not finished.
     fills: usize,
+    /// Those of the copies that finish on another thread.
+    issued: Vec<IssuedCopy>,
+    /// Identity of the next copy in `issued`.
+    next_copy: u64,
+}
+
+/// A copy that finishes on another thread.
+#[derive(Debug)]
+struct IssuedCopy {
+    id: u64,
+    bytes: Range<u64>,
+    event: EmulatedEvent,
 }
 
 /// A chunk of physical memory that is mapped into part of a region.
@@ -151,38 +165,36 @@ impl EmulatedRegion {
         unsafe { self.0.reservation.unmap() }
     }
 
-    pub(super) fn missing(&self, bytes: Range<u64>) -> Option<Range<u64>> {
-        self.state().loaded.first_gap(bytes)
+    pub(super) fn missing(&self, bytes: Range<u64>) -> Option<MissingBytes<EmulatedEvent>> {
+        let state = self.state();
+        let gap = state.loaded.first_gap(bytes.clone())?;
+        let copies = state.issued.iter().filter(|copy| overlap(&copy.bytes, &bytes));
+        let copies: Vec<_> = copies.collect();
+        if copies.is_empty() {
+            return Some(MissingBytes::NotIssued(gap));
+        }
+        let mut expected = state.loaded.clone();
+        copies.iter().for_each(|copy| expected.insert(copy.bytes.clone()));
+        let events = || copies.iter().map(|copy| copy.event.clone()).collect();
+        Some(
+            expected.first_gap(bytes).map_or_else(|| MissingBytes::Issued(events()), MissingBytes::NotIssued),
+        )
     }
 
-    /// Copies `source` to the byte range `bytes` of equal length. The bytes are loaded when the call returns.
-    pub(super) fn fill_from(&self, source: &[u8], bytes: Range<u64>) -> Result<(), Error> {
+    /// Begins a copy to the byte range `bytes`, which is not loaded until the copy has finished.
+    pub(super) fn issue(&self, bytes: Range<u64>) -> Result<IssuedFill, Error> {
         if bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
         }
-        let (fill, pieces) = self.begin_fill(bytes.clone())?;
-        let mut rest = source;
-        for (part, file, file_offset) in pieces {
-            let (now, later) = rest.split_at((part.end - part.start) as usize);
-            memfd::write_at(&file, now, file_offset)?;
-            rest = later;
-        }
-        self.open(&bytes)?;
-        self.state().loaded.insert(bytes);
-        drop(fill);
-        Ok(())
-    }
-
-    fn begin_fill(&self, bytes: Range<u64>) -> Result<(Fill<'_>, Vec<Piece>), Error> {
         let mut state = self.state();
         let pieces = state.locate(bytes.clone())?;
         if state.pins > 0 && state.loaded.intersects(bytes.clone()) {
             return Err(Error::Busy);
         }
         // Removed before the copy, so that no launch can start to read these bytes while they change.
-        state.loaded.remove(bytes);
+        state.loaded.remove(bytes.clone());
         state.fills += 1;
-        Ok((Fill(self), pieces))
+        Ok(IssuedFill { region: self.clone(), bytes, pieces, announced: None })
     }
 
     /// Pins the region, so that a launch may read these bytes until the pin is dropped. All of them
@@ -333,11 +345,50 @@ impl PinnedBytes {
     }
 }
 
-/// Counts a running copy until it is dropped.
-struct Fill<'a>(&'a EmulatedRegion);
+/// A copy into a region that was issued and has not finished. Dropping the value ends the copy.
+#[derive(Debug)]
+pub(super) struct IssuedFill {
+    region: EmulatedRegion,
+    bytes: Range<u64>,
+    pieces: Vec<Piece>,
+    /// Identity of the copy among those that finish on another thread.
+    announced: Option<u64>,
+}
 
-impl Drop for Fill<'_> {
-    fn drop(&mut self) {
-        self.0.state().fills -= 1;
+impl IssuedFill {
+    /// Lets [`EmulatedRegion::missing`] name the event at which the copy has finished.
+    pub(super) fn announce(&mut self, event: &EmulatedEvent) {
+        let mut state = self.region.state();
+        let id = state.next_copy;
+        state.next_copy += 1;
+        state.issued.push(IssuedCopy { id, bytes: self.bytes.clone(), event: event.clone() });
+        self.announced = Some(id);
     }
+
+    /// Copies `source`, which is as long as the byte range. The bytes are loaded when the call returns.
+    pub(super) fn finish(self, source: &[u8]) -> Result<(), Error> {
+        let mut rest = source;
+        for (part, file, file_offset) in &self.pieces {
+            let (now, later) = rest.split_at((part.end - part.start) as usize);
+            memfd::write_at(file, now, *file_offset)?;
+            rest = later;
+        }
+        self.region.open(&self.bytes)?;
+        self.region.state().loaded.insert(self.bytes.clone());
+        Ok(())
+    }
+}
+
+impl Drop for IssuedFill {
+    fn drop(&mut self) {
+        let mut state = self.region.state();
+        state.fills -= 1;
+        if let Some(id) = self.announced {
+            state.issued.retain(|copy| copy.id != id);
+        }
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }

@@ -99,7 +99,7 @@ impl Queue<RtenEngine> for RtenQueue {
         kernel: &Kernel,
         args: Vec<LaunchArg<'_, RtenValue>>,
     ) -> Result<Vec<RtenValue>, Error> {
-        self.stream.check_launch()?;
+        self.stream.begin_launch()?;
         let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
         let values = module.launch(kernel, args, options)?;
         // A launch on a device that was lost in the meantime returns no results.

@@ -1,15 +1,17 @@
 //! A batch of a transfer: bytes that are copied under a grant, within its window.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_device::probe::COPIES_AHEAD;
 use millrace_device::{
     Device as _, Error as DeviceError, Event as _, HostRegion, StartDecision, StartWindow, Stream as _,
     monotonic_now,
 };
-use millrace_engine::{Engine, Error as EngineError, Stream};
+use millrace_engine::{DeviceEvent, Engine, Error as EngineError, Stream};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{Copy, CopyDone, CopyFailed, CopyFailure};
 use millrace_types::Timestamp;
@@ -234,41 +236,116 @@ fn copy_to_gpu<E: Engine>(
     using: &MappingUse<E>,
     from: &GpuSource<E>,
 ) -> Result<Option<Timestamp>, CopyError> {
-    let mut finished = None;
-    for (index, range) in job.ranges.iter().enumerate() {
-        for piece in pieces(range.clone(), job.group) {
-            mapping.check(generation)?;
-            match copy(from, stream, piece.clone(), using) {
-                Ok(at) => finished = Some(at),
-                // Launches that wait for these bytes continue to wait, because the worker grants the
-                // bytes again from the host.
-                Err(error) if matches!(from, GpuSource::Peer(_)) => return Err(error.into()),
-                Err(error) => {
-                    let mut lost = job.ranges[index..].to_vec();
-                    lost[0].start = piece.start;
-                    using.failed(&lost);
-                    return Err(error.into());
-                }
-            }
+    let mut issued = IssuedPieces::<E>::default();
+    let mut outcome = Ok(None);
+    for (index, piece) in all_pieces(&job.ranges, job.group) {
+        outcome = mapping.check(generation).map_err(CopyError::from).and_then(|()| {
+            let oldest = issued.oldest_of(COPIES_AHEAD)?;
+            issued.push(copy(from, stream, piece.clone(), using), index, piece)?;
+            Ok(oldest)
+        });
+        if outcome.is_err() {
+            break;
         }
     }
-    Ok(finished)
+    // The mapping may be unmapped only after all issued copies have finished.
+    let rest = issued.rest();
+    let failed = issued.failed;
+    let outcome = outcome.and_then(|at| Ok(rest?.or(at)));
+    // Launches that wait for bytes of a peer continue to wait, because the worker grants the bytes
+    // again from the host.
+    if let Some((index, piece)) = failed.filter(|_| !matches!(from, GpuSource::Peer(_))) {
+        let mut lost = job.ranges[index..].to_vec();
+        lost[0].start = piece.start;
+        using.failed(&lost);
+    }
+    outcome
 }
 
+/// Returns the pieces of the ranges, each with the index of its range.
+fn all_pieces(ranges: &[Range<u64>], group: u64) -> impl Iterator<Item = (usize, Range<u64>)> {
+    let pieces =
+        move |(index, range): (usize, &Range<u64>)| pieces(range.clone(), group).map(move |it| (index, it));
+    ranges.iter().enumerate().flat_map(pieces)
+}
+
+/// The pieces of a batch that were issued and not awaited, oldest first.
+struct IssuedPieces<E: Engine> {
+    events: VecDeque<(DeviceEvent<E>, usize, Range<u64>)>,
+    /// The first piece that failed, with the index of its range.
+    failed: Option<(usize, Range<u64>)>,
+}
+
+impl<E: Engine> Default for IssuedPieces<E> {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), failed: None }
+    }
+}
+
+impl<E: Engine> IssuedPieces<E> {
+    fn push(
+        &mut self,
+        issued: Result<DeviceEvent<E>, DeviceError>,
+        index: usize,
+        piece: Range<u64>,
+    ) -> Result<(), DeviceError> {
+        match issued {
+            Ok(event) => self.events.push_back((event, index, piece)),
+            Err(error) => {
+                self.fail(index, piece);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest piece if this number of pieces is issued. Returns the time at which it
+    /// arrived.
+    fn oldest_of(&mut self, ahead: usize) -> Result<Option<Timestamp>, DeviceError> {
+        if self.events.len() < ahead { Ok(None) } else { self.await_oldest() }
+    }
+
+    /// Waits for all pieces. Returns the time at which the last piece arrived, or the first error.
+    fn rest(&mut self) -> Result<Option<Timestamp>, DeviceError> {
+        let mut outcome = Ok(None);
+        while !self.events.is_empty() {
+            let arrived = self.await_oldest();
+            outcome = outcome.and(arrived);
+        }
+        outcome
+    }
+
+    fn await_oldest(&mut self) -> Result<Option<Timestamp>, DeviceError> {
+        let Some((event, index, piece)) = self.events.pop_front() else { return Ok(None) };
+        event.wait().map(Some).inspect_err(|_| self.fail(index, piece))
+    }
+
+    /// Records the first failure. Earlier pieces fail first, except for a piece that could not be
+    /// issued.
+    fn fail(&mut self, index: usize, piece: Range<u64>) {
+        let earlier =
+            self.failed.as_ref().is_none_or(|(other, at)| (index, piece.start) < (*other, at.start));
+        if earlier {
+            self.failed = Some((index, piece));
+        }
+    }
+}
+
+/// Issues the copy of a piece, and wakes the launches that wait for its bytes.
 fn copy<E: Engine>(
     from: &GpuSource<E>,
     stream: &mut Stream<E>,
     piece: Range<u64>,
     mapping: &MappingUse<E>,
-) -> Result<Timestamp, DeviceError> {
+) -> Result<DeviceEvent<E>, DeviceError> {
     match from {
         GpuSource::Host(host) => stream.copy(mapping.region(), host, piece)?,
         GpuSource::File(file) => stream.copy_from_file(mapping.region(), file.as_fd(), piece)?,
         GpuSource::Peer(peer) => peer.copy(stream, mapping.region(), piece)?,
     }
-    let at = stream.record()?.wait()?;
-    mapping.loaded_more();
-    Ok(at)
+    let event = stream.record()?;
+    mapping.issued_more();
+    Ok(event)
 }
 
 /// Returns the failure kind of a copy for a refused step.

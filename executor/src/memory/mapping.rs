@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use millrace_device::{Device as _, Error as DeviceError, MemoryExtent};
-use millrace_engine::{Engine, Region};
+use millrace_device::{Device as _, Error as DeviceError, MemoryExtent, MissingBytes, Stream as _};
+use millrace_engine::{DeviceEvent, Engine, Region, Stream};
 use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
 
@@ -31,7 +31,7 @@ pub(crate) struct RegionMapping<E: Engine> {
     of: MappingOwner,
     pub(crate) region: Region<E>,
     residency: Mutex<MappingState>,
-    /// Signalled when bytes were loaded or the mapping changed.
+    /// Signalled when copies were issued or the mapping changed.
     changed: Condvar,
 }
 
@@ -136,21 +136,52 @@ impl<E: Engine> RegionMapping<E> {
         Ok(self.missing(reads).is_none().then(|| self.enter(&mut residency)))
     }
 
-    /// Waits until these bytes are loaded, and uses the mapping for a launch that reads them.
-    pub(crate) fn wait_loaded(
+    /// Waits until the copies of these bytes are issued, and lets the later work of the stream wait
+    /// until the copies have finished. Uses the mapping for a launch that reads the bytes.
+    pub(crate) fn wait_issued(
         self: &Arc<Self>,
         generation: u64,
         reads: &[Range<u64>],
+        stream: &mut Stream<E>,
     ) -> Result<MappingUse<E>, StepRefusal> {
+        loop {
+            let (using, copies) = self.wait_copies(generation, reads)?;
+            // A copy that fails makes its bytes missing again. The next round then waits for another
+            // copy, or fails because there will be none.
+            if copies.iter().all(|copy| stream.after(copy).is_ok()) {
+                return Ok(using);
+            }
+        }
+    }
+
+    /// Waits until the copies of these bytes are issued. Returns the copies that have not finished.
+    fn wait_copies(
+        self: &Arc<Self>,
+        generation: u64,
+        reads: &[Range<u64>],
+    ) -> Result<(MappingUse<E>, Vec<DeviceEvent<E>>), StepRefusal> {
         let mut residency = self.residency();
         loop {
             self.check_that(&residency, generation)?;
-            if self.missing(reads).is_none() {
-                return Ok(self.enter(&mut residency));
+            if let Some(copies) = self.issued(reads) {
+                return Ok((self.enter(&mut residency), copies));
             }
             reads.iter().try_for_each(|read| residency.check_awaitable(read.clone()))?;
             residency = self.changed.wait(residency).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Returns the copies of these bytes that have not finished, or `None` if some are not issued.
+    fn issued(&self, reads: &[Range<u64>]) -> Option<Vec<DeviceEvent<E>>> {
+        let mut copies = Vec::new();
+        for read in reads {
+            match self.shared.device().missing(&self.region, read.clone()) {
+                None => {}
+                Some(MissingBytes::Issued(events)) => copies.extend(events),
+                Some(MissingBytes::NotIssued(_)) => return None,
+            }
+        }
+        Some(copies)
     }
 
     /// Uses the mapping, whether or not the bytes are loaded.
@@ -178,9 +209,13 @@ impl<E: Engine> RegionMapping<E> {
         ranges.iter().for_each(|range| residency.expect(range.clone()));
     }
 
-    /// Returns the first of these bytes that are not loaded.
+    /// Returns the first of these ranges that is not loaded, or the part of it that no copy was
+    /// issued for.
     pub(crate) fn missing(&self, reads: &[Range<u64>]) -> Option<Range<u64>> {
-        reads.iter().find_map(|read| self.shared.device().missing(&self.region, read.clone()))
+        reads.iter().find_map(|read| match self.shared.device().missing(&self.region, read.clone())? {
+            MissingBytes::NotIssued(gap) => Some(gap),
+            MissingBytes::Issued(_) => Some(read.clone()),
+        })
     }
 
     fn enter(self: &Arc<Self>, residency: &mut MappingState) -> MappingUse<E> {
@@ -205,9 +240,9 @@ impl<E: Engine> MappingUse<E> {
         &self.mapping.region
     }
 
-    /// Wakes the waiting launches, because more bytes are loaded.
-    pub(crate) fn loaded_more(&self) {
-        // Notifies under the lock. Otherwise a launch could check before the bytes arrived, and start
+    /// Wakes the waiting launches, because more copies are issued.
+    pub(crate) fn issued_more(&self) {
+        // Notifies under the lock. Otherwise a launch could check before the copy was issued, and start
         // to wait after this notification.
         let _residency = self.mapping.residency();
         self.mapping.changed.notify_all();

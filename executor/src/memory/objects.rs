@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use millrace_device::{Device as _, Error as DeviceError, MemoryExtent, RangeSet, Stream as _};
+use millrace_device::{Device as _, Error as DeviceError, Event as _, MemoryExtent, RangeSet, Stream as _};
 use millrace_engine::{Engine, Region, Stream};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{ObjectFreed, ObjectPart, PlaceObject};
@@ -205,8 +205,14 @@ impl<E: Engine> ObjectFill<E> {
         let KeptOutputBytes { output, bytes } = &self.output;
         let lent = shared.engine.lend(&output.value, output.datatype, bytes.clone());
         let region = self.using.region();
-        match lent.and_then(|lent| Ok(stream.fill(region, lent)?)) {
-            Ok(()) => shared.events.send(object_reports::placed(self.object.id)),
+        let filled = lent.and_then(|lent| {
+            stream.fill(region, lent)?;
+            // The output must stay until the copy has finished, and the object must be loaded when the
+            // worker learns of it.
+            Ok(stream.record()?.wait()?)
+        });
+        match filled {
+            Ok(_) => shared.events.send(object_reports::placed(self.object.id)),
             Err(error) => {
                 if let Some(message) = error.lost() {
                     shared.events.device_failed(message);

@@ -60,7 +60,10 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
     let threads = NonZeroUsize::new(hello.threads as usize).unwrap_or(NonZeroUsize::MIN);
     limit_memory(Bytes(hello.device_memory_bytes));
-    let gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes))?;
+    let mut gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes))?;
+    if hello.allow_faults && hello.late_seed != 0 {
+        gpu = gpu.with_late_work(hello.late_seed);
+    }
     serve(RtenEngine::new(gpu, threads), socket, decoder, &hello)
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_device::{Event as _, Stream as _, monotonic_now};
-use millrace_engine::{Engine, LaunchArg, Queue as _};
+use millrace_engine::{DeviceEvent, Engine, LaunchArg, Queue as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone};
 use millrace_types::Timestamp;
@@ -124,9 +124,18 @@ fn carry_out<E: Engine>(
     let began = monotonic_now();
     let bytes = inline_bytes(&inputs);
     let inputs = upload::<E>(&program.inputs, inputs, launches)?;
-    let mut running = RunInProgress { program: &program, generation, launches, times: RunTimes::start(told) };
-    let mut values = running.run(inputs)?;
+    let mut running = RunInProgress {
+        program: &program,
+        generation,
+        launches,
+        issued: Vec::new(),
+        times: RunTimes::start(told),
+    };
+    let values = running.run(inputs);
+    let finished = running.finish();
     let times = running.times;
+    let mut values = values?;
+    finished?;
     let mut answer = RunResponse::<E>::new();
     for index in wanted {
         answer.add(&asked, &program.outputs[index], &mut values[index], launches)?;
@@ -191,8 +200,8 @@ impl RunTimes {
         Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
     }
 
-    /// Records a finished launch: the waiting time, the start and the end.
-    fn launched(&mut self, waited: Duration, started: Timestamp, finished: Timestamp) {
+    /// Records a finished launch.
+    fn launched(&mut self, IssuedTimes { waited, started }: IssuedTimes, finished: Timestamp) {
         if self.told == TimeReporting::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
             self.each.push(LaunchTimes {
                 launch: self.launches,
@@ -207,11 +216,28 @@ impl RunTimes {
     }
 }
 
+/// The times at which a launch was issued.
+#[derive(Debug, Clone, Copy)]
+struct IssuedTimes {
+    /// The wait for the launch's weights before the start.
+    waited: Duration,
+    started: Timestamp,
+}
+
+/// A launch that was issued, and may still be running.
+struct IssuedLaunch<E: Engine> {
+    /// Keeps the launch's weights mapped until the launch has finished.
+    _using: MappingUse<E>,
+    event: DeviceEvent<E>,
+    times: IssuedTimes,
+}
+
 /// A run while the launches execute.
 struct RunInProgress<'a, E: Engine> {
     program: &'a LoadedProgram<E>,
     generation: u64,
     launches: &'a mut E::Queue,
+    issued: Vec<IssuedLaunch<E>>,
     times: RunTimes,
 }
 
@@ -220,8 +246,8 @@ impl<E: Engine> RunInProgress<'_, E> {
     fn run(&mut self, mut slots: Vec<Option<E::Value>>) -> Result<Vec<Option<E::Value>>, RunError> {
         let program = self.program;
         if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
-            let values =
-                self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, Duration::ZERO)?;
+            let times = IssuedTimes { waited: Duration::ZERO, started: monotonic_now() };
+            let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, times)?;
             return Ok(values.into_iter().map(Some).collect());
         }
         slots.resize_with(program.plan.slots, || None);
@@ -231,7 +257,7 @@ impl<E: Engine> RunInProgress<'_, E> {
         Ok(program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
     }
 
-    /// Runs a launch as soon as the weights that the launch reads are loaded.
+    /// Issues a launch that begins as soon as the weights that the launch reads are loaded.
     fn step(
         &mut self,
         step: &PlannedLaunch,
@@ -239,9 +265,11 @@ impl<E: Engine> RunInProgress<'_, E> {
         slots: &mut [Option<E::Value>],
     ) -> Result<(), RunError> {
         let before = monotonic_now();
-        let mapping = self.program.mapping.wait_loaded(self.generation, &step.spec.reads)?;
-        let waited = monotonic_now().since(before);
-        let values = self.launch(step, kernel, slots, mapping, waited)?;
+        let stream = self.launches.stream();
+        let mapping = self.program.mapping.wait_issued(self.generation, &step.spec.reads, stream)?;
+        let started = monotonic_now();
+        let times = IssuedTimes { waited: started.since(before), started };
+        let values = self.launch(step, kernel, slots, mapping, times)?;
         for (&slot, value) in step.writes.iter().zip(values) {
             slots[slot] = Some(value);
         }
@@ -254,9 +282,8 @@ impl<E: Engine> RunInProgress<'_, E> {
         kernel: &E::Kernel,
         slots: &mut [Option<E::Value>],
         mapping: MappingUse<E>,
-        waited: Duration,
+        times: IssuedTimes,
     ) -> Result<Vec<E::Value>, RunError> {
-        let started = monotonic_now();
         let given: Vec<_> = step.args.iter().map(|arg| arg.last.then(|| slots[arg.slot].take())).collect();
         let missing = |index: usize| RunError::ValueMissing(step.spec.args[index].clone());
         let lent = |slot: Slot| slots[slot].as_ref().map(LaunchArg::Lend);
@@ -266,10 +293,22 @@ impl<E: Engine> RunInProgress<'_, E> {
         });
         let args = args.collect::<Result<Vec<_>, _>>()?;
         let values = self.launches.launch(&self.program.module, kernel, args)?;
-        let finished = self.launches.stream().record()?.wait()?;
-        self.times.launched(waited, started, finished);
-        // Dropped only after the device has finished reading the launch's weights.
-        drop(mapping);
+        let event = self.launches.stream().record()?;
+        self.issued.push(IssuedLaunch { _using: mapping, event, times });
         Ok(values)
+    }
+
+    /// Waits until all launches have finished, and then lets their weights go. Without this wait, the
+    /// weights of a launch that still runs could be unmapped.
+    fn finish(&mut self) -> Result<(), RunError> {
+        let mut outcome = Ok(());
+        for IssuedLaunch { event, times, .. } in &self.issued {
+            match event.wait() {
+                Ok(finished) => self.times.launched(*times, finished),
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        self.issued.clear();
+        outcome
     }
 }

@@ -4,6 +4,7 @@
 mod copies_out;
 mod failures;
 mod handshake;
+mod late_work;
 mod limits;
 mod loading;
 mod object_failures;

@@ -148,6 +148,7 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
         threads: 1,
         allow_faults: true,
         probe_bytes: 0,
+        late_seed: 0,
     }
 }
 

@@ -189,6 +189,7 @@ impl ProcessPort {
             allow_faults: *allow_faults,
             // Only the first executor measures: requests that lost an executor wait for the next one.
             probe_bytes: if self.probed { 0 } else { PROBE_MAX.min(memory.bytes).get() },
+            late_seed: 0,
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
         let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;
