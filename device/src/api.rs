@@ -58,6 +58,8 @@ pub enum InjectedFault<'a, R> {
     ExhaustNextLaunch,
     /// The device is lost, as after an Xid when the GPU has fallen off the bus.
     Lose,
+    /// The process's context is broken, as after an illegal access. The next use detects this.
+    LoseContext,
     /// Copies from other devices fail from now on, as when the links to these devices are down.
     LosePeers,
     /// Loaded bytes of this region change.

@@ -38,6 +38,10 @@ pub enum Error {
     /// The memory of another device cannot be read.
     #[error("the other GPU cannot be read: {0}")]
     PeerLost(String),
+    /// The process's context on the device is broken, for example after an illegal access, and all
+    /// further calls of this process will fail. Another process can use the device.
+    #[error("the context is lost: {0}")]
+    ContextLost(String),
     /// The device is gone (an Xid), and all further calls will fail.
     #[error("the device is lost: {0}")]
     Lost(String),
@@ -64,7 +68,26 @@ pub enum Error {
     },
 }
 
+/// The part of a device that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceLoss {
+    /// The context of this process.
+    Context,
+    /// The GPU.
+    Gpu,
+}
+
 impl Error {
+    /// Returns the part of the device that is lost, if the error says so.
+    #[must_use]
+    pub fn loss(&self) -> Option<DeviceLoss> {
+        match self {
+            Self::ContextLost(_) => Some(DeviceLoss::Context),
+            Self::Lost(_) => Some(DeviceLoss::Gpu),
+            _ => None,
+        }
+    }
+
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Os { what, source: Arc::new(source) }
     }

@@ -33,6 +33,6 @@ pub mod topology;
 
 pub use api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, MissingBytes, Stream};
 pub use clock::{StartDecision, StartWindow, monotonic_now};
-pub use error::Error;
+pub use error::{DeviceLoss, Error};
 pub use memory::{DeviceMemory, HostAccess, HostRegion, HostRegionBuilder, PinState};
 pub use ranges::RangeSet;

@@ -1,5 +1,6 @@
 //! The errors of an engine.
 
+use millrace_device::DeviceLoss;
 use millrace_types::DataType;
 
 /// Reason why an engine refused a call or failed. The variant shows whether the caller, the model or
@@ -27,11 +28,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the device's message if the device is lost.
+    /// Returns the part of the device that is lost, if the error says so.
     #[must_use]
-    pub fn lost(&self) -> Option<&str> {
+    pub fn loss(&self) -> Option<DeviceLoss> {
         match self {
-            Self::Device(millrace_device::Error::Lost(message)) => Some(message),
+            Self::Device(error) => error.loss(),
             _ => None,
         }
     }

@@ -140,7 +140,10 @@ impl ScenarioStage {
         let nodes = self.cluster.admin()?.nodes().await?;
         let node = nodes.iter().find(|node| node.name == name).context("the worker is a node")?;
         let gpu = node.gpus.choose(&mut self.rng).context("a worker has a GPU")?.index;
-        if matches!(fault, DeviceFault::Xid | DeviceFault::OffTheBus | DeviceFault::AbortOnRun) {
+        if matches!(
+            fault,
+            DeviceFault::Xid | DeviceFault::OffTheBus | DeviceFault::LostContext | DeviceFault::AbortOnRun
+        ) {
             let now = self.timeline.now();
             self.killed.push(now..=now + ARMED);
         }
@@ -246,6 +249,7 @@ impl From<DeviceFault> for millrace_proto::executor::Fault {
             DeviceFault::FailedMap => Self::FailNextMap,
             DeviceFault::Xid => Self::Xid,
             DeviceFault::OffTheBus => Self::OffTheBus,
+            DeviceFault::LostContext => Self::LoseContext,
             DeviceFault::OutOfMemory => Self::OutOfMemory,
             DeviceFault::AbortOnRun => Self::AbortOnRun,
         }

@@ -11,6 +11,7 @@ pub(super) struct Faults {
     pub(super) fail_map: AtomicBool,
     pub(super) exhaust_launch: AtomicBool,
     pub(super) lost: AtomicBool,
+    pub(super) context_lost: AtomicBool,
     pub(super) peers_lost: AtomicBool,
 }
 
@@ -18,6 +19,9 @@ impl Faults {
     pub(super) fn alive(&self) -> Result<(), Error> {
         if self.lost.load(Ordering::Relaxed) {
             return Err(Error::Lost("Xid 79 was injected: the GPU has fallen off the bus".to_owned()));
+        }
+        if self.context_lost.load(Ordering::Relaxed) {
+            return Err(Error::ContextLost("an illegal access was injected".to_owned()));
         }
         Ok(())
     }

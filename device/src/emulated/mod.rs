@@ -148,6 +148,7 @@ impl Device for EmulatedGpu {
             InjectedFault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
             InjectedFault::ExhaustNextLaunch => self.faults.exhaust_launch.store(true, Ordering::Relaxed),
             InjectedFault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
+            InjectedFault::LoseContext => self.faults.context_lost.store(true, Ordering::Relaxed),
             InjectedFault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
             InjectedFault::Corrupt(region) => return region.corrupt(),
         }

@@ -155,10 +155,8 @@ impl<E: Engine> CopyBatch<E> {
         match copy_ranges(&shared.engine, &self, stream) {
             Ok(done) => Event::CopyDone(done),
             Err(failed) => {
-                if let CopyError::Engine(error) = &failed
-                    && let Some(message) = error.lost()
-                {
-                    shared.events.device_failed(message);
+                if let CopyError::Engine(error) = &failed {
+                    shared.events.report_loss(error);
                 }
                 refused(self.transfer, self.batch, failure(&failed), failed)
             }

@@ -123,9 +123,7 @@ impl<E: Engine> ImmediateHostCopy<E> {
         {
             Ok(()) => Event::CopiedOut(CopiedOut { copy }),
             Err(error) => {
-                if let Some(message) = error.lost() {
-                    shared.events.device_failed(message);
-                }
+                shared.events.report_loss(&error);
                 refused(copy, error)
             }
         }

@@ -4,7 +4,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use millrace_device::{Device as _, Error as DeviceError, MemoryExtent, MissingBytes, Stream as _};
+use millrace_device::{
+    Device as _, DeviceLoss, Error as DeviceError, MemoryExtent, MissingBytes, Stream as _,
+};
 use millrace_engine::{DeviceEvent, Engine, Region, Stream};
 use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
@@ -104,7 +106,11 @@ impl<E: Engine> RegionMapping<E> {
                     fate.record_unmapped(*object, |event| self.shared.events.send(event))
                 }
             },
-            Err(error) => self.shared.events.device_failed(&format!("memory cannot be unmapped: {error}")),
+            // The GPU works, so only this process must end.
+            Err(error) => {
+                let message = format!("memory cannot be unmapped: {error}");
+                self.shared.events.device_failed(error.loss().unwrap_or(DeviceLoss::Context), &message);
+            }
         }
     }
 

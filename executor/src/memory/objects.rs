@@ -214,9 +214,7 @@ impl<E: Engine> ObjectFill<E> {
         match filled {
             Ok(_) => shared.events.send(object_reports::placed(self.object.id)),
             Err(error) => {
-                if let Some(message) = error.lost() {
-                    shared.events.device_failed(message);
-                }
+                shared.events.report_loss(&error);
                 self.fail(error);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use millrace_device::{Device as _, InjectedFault, monotonic_now};
+use millrace_device::{Device as _, DeviceLoss, InjectedFault, monotonic_now};
 use millrace_engine::Engine;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
@@ -319,7 +319,7 @@ impl<E: Engine> ControlThread<E> {
             wire_messages::Fault::Xid => {
                 let lost = device.inject(InjectedFault::Lose);
                 let message = "an Xid was injected: the GPU is lost";
-                self.shared.events.device_failed(message);
+                self.shared.events.device_failed(DeviceLoss::Gpu, message);
                 self.programs.values().for_each(|program| program.mapping.lose(message));
                 self.objects.lose(message);
                 self.copies.reconsider();
@@ -334,6 +334,7 @@ impl<E: Engine> ControlThread<E> {
                 Ok(())
             }
             wire_messages::Fault::OffTheBus => device.inject(InjectedFault::Lose),
+            wire_messages::Fault::LoseContext => device.inject(InjectedFault::LoseContext),
             wire_messages::Fault::OutOfMemory => device.inject(InjectedFault::ExhaustNextLaunch),
             wire_messages::Fault::LosePeers => device.inject(InjectedFault::LosePeers),
             wire_messages::Fault::Unspecified => Ok(()),

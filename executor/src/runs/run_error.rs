@@ -78,6 +78,7 @@ fn run_failure(error: &DeviceError) -> RunFailure {
         | DeviceError::Busy
         | DeviceError::CopyFailed(_)
         | DeviceError::PeerLost(_)
+        | DeviceError::ContextLost(_)
         | DeviceError::Lost(_)
         | DeviceError::Unsealed { .. }
         | DeviceError::Unsupported(_)

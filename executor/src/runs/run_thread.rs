@@ -103,10 +103,8 @@ pub(crate) fn carry_out_and_report<E: Engine>(
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
     });
     if let Err(error) = sent {
-        if let RunError::Engine(error) = &error
-            && let Some(message) = error.lost()
-        {
-            shared.events.device_failed(message);
+        if let RunError::Engine(error) = &error {
+            shared.events.report_loss(error);
         }
         shared.events.send(failed(run, error.kind(), error));
     }

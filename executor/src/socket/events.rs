@@ -4,6 +4,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use millrace_device::DeviceLoss;
+use millrace_engine::Error as EngineError;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{self as wire, DeviceFailed};
 use millrace_proto::frames::{self, FrameQueue, SocketFrame};
@@ -46,10 +48,21 @@ impl EventSender {
         Ok(())
     }
 
-    /// Reports once that the device is gone.
-    pub(crate) fn device_failed(&self, message: &str) {
+    /// Reports once that the GPU or the context is lost, if an error says so.
+    pub(crate) fn report_loss(&self, error: &EngineError) {
+        if let Some(loss) = error.loss() {
+            self.device_failed(loss, &error.to_string());
+        }
+    }
+
+    /// Reports once that the GPU or the context is lost.
+    pub(crate) fn device_failed(&self, loss: DeviceLoss, message: &str) {
         if !self.device_failed.swap(true, Ordering::Relaxed) {
-            self.send(Event::DeviceFailed(DeviceFailed { message: clip(message) }));
+            let loss = match loss {
+                DeviceLoss::Context => wire::DeviceLoss::Context,
+                DeviceLoss::Gpu => wire::DeviceLoss::Gpu,
+            };
+            self.send(Event::DeviceFailed(DeviceFailed { message: clip(message), loss: loss.into() }));
         }
     }
 }

@@ -211,6 +211,24 @@ fn the_next_use_of_a_gpu_off_the_bus_reports_the_lost_device() {
 }
 
 #[test]
+fn a_lost_context_is_told_apart_from_a_lost_gpu() {
+    let (model, input) = cnn();
+    for (fault, loss) in [(Fault::OffTheBus, DeviceLoss::Gpu), (Fault::LoseContext, DeviceLoss::Context)] {
+        let mut executor = Executor::with(&model, 1);
+        executor.bring_in(&model, 1, 1);
+        executor.inject(fault, 0);
+        executor.run(1, 1, 1, input.clone());
+        assert_eq!(executor.run_failure(1), RunFailure::Device);
+        let failed = executor.expect(|event| match event {
+            Event::DeviceFailed(failed) => Some(failed.loss()),
+            _ => None,
+        });
+        assert_eq!(failed, loss);
+        executor.said_no_more();
+    }
+}
+
+#[test]
 fn out_of_memory_fails_a_run_but_not_the_next_one() {
     let (model, input) = cnn();
     let mut executor = Executor::with(&model, 1);
@@ -244,6 +262,7 @@ fn faults_are_ignored_if_they_are_not_allowed() {
         Fault::Xid,
         Fault::AbortOnRun,
         Fault::OffTheBus,
+        Fault::LoseContext,
         Fault::OutOfMemory,
     ] {
         executor.inject(fault, 1);

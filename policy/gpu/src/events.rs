@@ -105,6 +105,7 @@ impl Core for GpuCore {
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
             Event::DeviceFailed => self.replace(ExecutorHealth::Unhealthy, actions),
+            Event::ContextLost => self.replace(ExecutorHealth::Restarting, actions),
             Event::Data(event) => self.on_data(now, event, actions),
             Event::Tick => {
                 if self.data.as_ref().and_then(GpuDataStore::next_wake).is_some_and(|at| at <= now) {

@@ -112,6 +112,8 @@ pub enum Event {
     RunCancelled { run: RunId },
     /// The device itself failed.
     DeviceFailed,
+    /// The executor can no longer use the device, which works.
+    ContextLost,
     /// An event for the store of intermediate data.
     Data(elastic::Event),
     /// Time has passed; no other event happened.

@@ -115,6 +115,25 @@ async fn a_request_that_finds_a_gpu_off_the_bus_is_answered_by_the_next_executor
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_finds_a_lost_context_is_answered_by_the_next_executor_and_the_gpu_stays_healthy() {
+    let dir = tempfile::tempdir().unwrap();
+    let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;
+    let mut client = client(&worker);
+    let expected = values(&invoke(&mut client, "mlp", 1, &row(1)).await.unwrap());
+    inject(&mut client, 0, Fault::LoseContext, "").await;
+    let mut second = client.clone();
+    let answer = tokio::spawn(async move { invoke(&mut second, "mlp", 2, &row(1)).await });
+    let replaced = |telemetry: &wire::Telemetry| {
+        assert_ne!(telemetry.gpus[0].health(), wire::GpuHealth::Unhealthy);
+        telemetry.gpus[0].incarnation > 1
+    };
+    controller.telemetry("another executor", replaced).await;
+    assert_eq!(values(&answer.await.unwrap().unwrap()), expected);
+    assert_eq!(all_up(&controller).await.gpus[0].restarts, 1);
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn runs_copies_and_mappings_that_fail_once_cost_their_requests_time_only() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = serving_mlp(dir.path(), 1, &["mlp"]).await;

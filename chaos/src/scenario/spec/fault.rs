@@ -161,6 +161,8 @@ pub(crate) enum DeviceFault {
     Xid,
     /// The GPU is lost without a report.
     OffTheBus,
+    /// The executor's context on the GPU is lost without a report.
+    LostContext,
     /// Memory runs out in the next launch.
     OutOfMemory,
     /// The executor aborts at the beginning of its next run.

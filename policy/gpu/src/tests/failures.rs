@@ -121,6 +121,17 @@ fn a_failed_device_is_unhealthy_until_another_executor_is_up() {
 }
 
 #[test]
+fn a_gpu_with_a_lost_context_restarts_and_is_not_unhealthy() {
+    let mut bench = Bench::running_a();
+    assert_eq!(bench.step(Event::ContextLost), [down(&[(1, AttemptProgress::Begun)]), Action::Replace]);
+    assert_eq!(bench.gpu.health(), ExecutorHealth::Restarting);
+    assert_eq!(bench.step(Event::ContextLost), [], "reported twice");
+    assert_eq!(bench.step(Event::Down), []);
+    bench.step(Event::Up { incarnation: Incarnation(2) });
+    assert_eq!(bench.gpu.health(), ExecutorHealth::Up);
+}
+
+#[test]
 fn an_executor_with_a_hung_cancelled_run_is_replaced() {
     let mut bench = Bench::running_a();
     bench.cancel(1);

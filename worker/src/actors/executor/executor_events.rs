@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_gpu::{Event as GpuEvent, RunFailure};
-use millrace_proto::executor::{CopyFailure, RunFailure as WireRunFailure, event};
+use millrace_proto::executor::{CopyFailure, DeviceLoss, RunFailure as WireRunFailure, event};
 use millrace_transfers::fabric::{BatchFailure, link as link_core};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
@@ -112,7 +112,10 @@ impl ExecutorActor {
             }
             Said::DeviceFailed(failed) => {
                 tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
-                self.tell_gpu(GpuEvent::DeviceFailed);
+                self.tell_gpu(match failed.loss() {
+                    DeviceLoss::Context => GpuEvent::ContextLost,
+                    DeviceLoss::Gpu | DeviceLoss::Unspecified => GpuEvent::DeviceFailed,
+                });
             }
             // The executor runs commands in order, so no actor waits for an unmap or a free. A second Ready
             // has no meaning.
