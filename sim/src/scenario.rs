@@ -26,8 +26,7 @@ pub struct SimulatedNode {
     pub eviction: Eviction,
     /// The rule that decides which models share an executor process.
     pub isolation: ExecutorIsolation,
-    /// The division of a link among transfers from the host. By default transfers take turns, as in the
-    /// papers that share by no objective.
+    /// The division of a link among transfers from the host.
     pub sharing: TransferSharing,
     /// The links that a transfer from the host may use: those of its own GPU, or those of other GPUs too.
     pub host_links: HostLinks,
@@ -48,16 +47,18 @@ impl SimulatedNode {
         }
     }
 
-    /// Returns a machine with this topology and dispatch policy, whose host memory fits any number of models.
+    /// Returns a machine with this topology and the preset of this dispatch policy, whose host memory fits
+    /// any number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
+        let SchedulingPolicy { eviction, sharing, host_links, .. } = SchedulingPolicy::around(dispatch);
         Self {
             topology,
             dispatch,
-            eviction: Eviction::default(),
+            eviction,
             isolation: ExecutorIsolation::default(),
-            sharing: TransferSharing::Fair,
-            host_links: HostLinks::default(),
+            sharing,
+            host_links,
             host_memory: Bytes(u64::MAX / 2),
         }
     }

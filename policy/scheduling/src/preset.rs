@@ -56,6 +56,19 @@ impl SchedulingPolicy {
         }
     }
 
+    /// Returns the preset of a dispatch policy, with the settings of that policy. The papers' baselines
+    /// have no preset, and get the other settings of `fifo`.
+    #[must_use]
+    pub fn around(dispatch: PolicyConfig) -> Self {
+        let name = match dispatch {
+            PolicyConfig::Unified(_) => PresetName::Unified,
+            PolicyConfig::Torpor(_) => PresetName::Torpor,
+            PolicyConfig::Lalb { .. } => PresetName::LalbO3,
+            PolicyConfig::Fifo | PolicyConfig::Lb | PolicyConfig::Bound(_) => PresetName::Fifo,
+        };
+        Self { dispatch, ..Self::preset(name) }
+    }
+
     /// Returns the policy that an operator set on a node with the base policy `self`. In production
     /// the base is the default preset.
     #[must_use]
@@ -109,6 +122,17 @@ impl PolicyConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_policy_around_the_dispatch_of_a_preset_is_the_preset() {
+        for name in [PresetName::Unified, PresetName::Torpor, PresetName::LalbO3, PresetName::Fifo] {
+            let preset = SchedulingPolicy::preset(name);
+            assert_eq!(SchedulingPolicy::around(preset.dispatch), preset);
+        }
+        let plain = PolicyConfig::Lalb { overtakes_max: 0 };
+        let around = SchedulingPolicy::around(plain);
+        assert_eq!((around.dispatch, around.eviction), (plain, Eviction::Lru));
+    }
 
     #[test]
     fn a_setting_replaces_its_part_of_the_preset() {

@@ -16,6 +16,7 @@ use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_types::{Bytes, Slo};
 use millrace_worker::start::{
     EVICTIONS, Eviction, ExecutorIsolation, HOST_LINKS, HostLinks, ISOLATIONS, POLICIES, PolicyConfig,
+    SchedulingPolicy,
 };
 
 use self::results::PolicyRun;
@@ -63,9 +64,10 @@ pub(crate) struct Args {
     /// The policies to compare, separated by commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_values_t = [PolicyConfig::default()], value_parser = one_of(POLICIES))]
     policy: Vec<PolicyConfig>,
-    /// The rule that selects the models to evict from a GPU.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(EVICTIONS))]
-    eviction: Eviction,
+    /// The rule that selects the models to evict from a GPU [default: that of each policy's preset,
+    /// and lru for a policy without a preset].
+    #[arg(long, value_name = "NAME", value_parser = one_of(EVICTIONS))]
+    eviction: Option<Eviction>,
     /// The models that share an executor process: all models of a GPU (gpu), or none, with one
     /// process for each model from its first request on (model) or while it is on the GPU
     /// (resident).
@@ -124,7 +126,9 @@ pub(crate) fn run(args: &Args) -> Result<(), CommandFailure> {
         }
     });
     let scenarios = policies.iter().map(|&dispatch| {
-        let nodes = base.nodes.iter().map(|node| SimulatedNode { dispatch, ..node.clone() }).collect();
+        let eviction = args.eviction.unwrap_or(SchedulingPolicy::around(dispatch).eviction);
+        let node = |node: &SimulatedNode| SimulatedNode { dispatch, eviction, ..node.clone() };
+        let nodes = base.nodes.iter().map(node).collect();
         ClusterScenario { nodes, ..base.clone() }
     });
     let scenarios: Vec<_> = scenarios.collect();
@@ -241,7 +245,6 @@ impl Args {
         tenants::assign(&self.tenants, &mut functions)?;
         let quotas = self.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.quota)).collect();
         let node = SimulatedNode {
-            eviction: self.eviction,
             isolation: self.isolation,
             host_links: self.host_links,
             ..SimulatedNode::new(topology, self.policy[0])
