@@ -337,7 +337,7 @@ fn no_record_takes_more_bytes_than_are_counted() {
     assert!(counted >= encoded, "{counted} bytes are counted and {encoded} are encoded");
 }
 
-/// The records whose bytes are not counted by encoding them whole.
+/// The bytes of these records are counted without an encoding of the whole record.
 #[test]
 fn a_function_and_an_artifact_count_with_at_least_their_encoded_bytes_and_little_more() {
     let mut log = TestLog::with_artifacts(&["m", "n"]);

@@ -1,10 +1,7 @@
 //! A thread that carries out a stream's work late, as a GPU does: a call returns before its work has
 //! finished. A program that does not wait for the right event then fails, because it reads bytes
 //! that are not loaded yet.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "a delay is what this thread is for, and no other work waits on it"
-)]
+#![allow(clippy::disallowed_methods, reason = "this thread exists to delay work, and does no other work")]
 
 use std::sync::mpsc;
 use std::thread;

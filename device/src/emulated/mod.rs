@@ -46,7 +46,7 @@ use sources::{FileSource, FillSource, carry_out};
 /// Value of [`Capabilities::copy_max`].
 const COPY_MAX: Bytes = Bytes::mib(2);
 
-/// An emulated GPU, whose memory is a memfd.
+/// An emulated GPU. Its memory is a memfd.
 #[derive(Debug)]
 pub struct EmulatedGpu {
     memory: Arc<OwnedFd>,

@@ -45,7 +45,7 @@ struct State {
     pins: usize,
     /// Number of copies into the region that were issued and have not finished.
     fills: usize,
-    /// Those of the copies that finish on another thread.
+    /// The issued copies that finish on another thread.
     issued: Vec<IssuedCopy>,
     /// Identity of the next copy in `issued`.
     next_copy: u64,

@@ -29,7 +29,7 @@ pub(super) enum FileSource<'a> {
 }
 
 impl FillSource<'_> {
-    /// Returns a source that keeps what it reads, for work on another thread.
+    /// Returns a source that owns the bytes to read, for work on another thread.
     pub(super) fn into_owned(self) -> Result<FillSource<'static>, Error> {
         Ok(match self {
             Self::Host(host) => FillSource::Host(Cow::Owned(host.into_owned())),

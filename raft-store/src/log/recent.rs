@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::config::Entry;
 use crate::machine::StateMachine;
 
-/// Maximum size of the entries in memory, in encoded bytes. The newest entry stays whatever its
-/// size.
+/// Maximum size of the entries in memory, in encoded bytes. The newest entry stays, even if it
+/// alone is larger.
 const BYTES_MAX: usize = 2 << 20;
 
 /// The newest entries, without gaps between them. Clones share the entries.
