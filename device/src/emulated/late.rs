@@ -16,7 +16,7 @@ const DELAY_MAX: Duration = Duration::from_micros(500);
 /// Work of a stream. The argument is the stream's buffer.
 pub(super) type QueuedWork = Box<dyn FnOnce(&mut Vec<u8>) -> Result<(), Error> + Send>;
 
-/// The queue of a stream whose work finishes late. Dropping the queue lets the thread finish the
+/// The queue of a stream that finishes its work late. Dropping the queue lets the thread finish the
 /// rest.
 #[derive(Debug)]
 pub(super) struct LateQueue(mpsc::Sender<Step>);

@@ -7,7 +7,7 @@ use millrace_proto::executor::*;
 use crate::object_support::{Part, ROWS, Y_BYTES, file, object, on, placed, whole};
 use crate::support::{Executor, MEMORY, Model, hello, x};
 
-/// Returns an executor with a model, on a GPU whose delays have this seed.
+/// Returns an executor with a model, on a GPU that delays copies by this seed.
 fn late(model: &Model, seed: u64) -> Executor {
     eprintln!("late_seed={seed}");
     let mut executor = Executor::start_with(Hello { late_seed: seed, ..hello(MEMORY) });
