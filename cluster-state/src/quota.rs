@@ -50,7 +50,9 @@ impl TableRecord for FunctionRecord {
         FUNCTION_BYTES_AROUND + encoded_len(key) + encoded_len(updated_by) + revisions
     }
 }
+
 impl TableRecord for WorkflowRecord {}
+
 impl TableRecord for Artifact {
     /// Does not depend on `uses` and `touched_at`.
     fn bytes(&self) -> u64 {

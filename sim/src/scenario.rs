@@ -47,8 +47,8 @@ impl SimulatedNode {
         }
     }
 
-    /// Returns a machine with this topology and the preset of this dispatch policy, whose host memory fits
-    /// any number of models.
+    /// Returns a machine with this topology and the preset of this dispatch policy. Its host memory fits any
+    /// number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
         let SchedulingPolicy { eviction, sharing, host_links, .. } = SchedulingPolicy::around(dispatch);

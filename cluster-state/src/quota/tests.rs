@@ -211,6 +211,21 @@ fn a_command_over_the_number_of_functions_is_refused_before_it_reaches_the_log()
 }
 
 #[test]
+fn a_change_of_a_known_function_needs_a_trial_once_half_of_a_bound_is_in_use() {
+    let mut log = TestLog::with_artifacts(&["m"]);
+    log.apply(apply("f", "m")).unwrap();
+    let ample = |state: &State, name| state.has_ample_capacity(&spec(name));
+    assert!(ample(&log.state, "f"));
+    assert!(!ample(&log.state, "unknown"), "the number of functions is bounded too");
+    fill(&mut log.state, DEFINITIONS_BYTES_MAX as u64 / 2 + STATE_BYTES_AROUND);
+    assert!(!ample(&log.state, "f"));
+    let mut tenant = full_tenant();
+    assert!(!ample(&tenant, "f"), "the tenant uses more than half of its bytes");
+    tenant.functions.remove(&key("f"));
+    assert!(!ample(&tenant, "f"));
+}
+
+#[test]
 fn a_repeated_write_is_admitted_by_a_full_cluster() {
     let mut log = TestLog::with_artifacts(&["m"]);
     log.apply_keyed(labelled("f"), 1).unwrap();

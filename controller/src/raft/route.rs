@@ -59,14 +59,14 @@ impl ForwardedWrite {
         let Self { caller, idempotency, command } = &self;
         let checked = check_sizes(caller, idempotency.as_ref(), command);
         checked.map_err(|error| refused(&CommandRefusal::from(error)))?;
-        Ok(CheckedWrite { bytes: command_bytes(command)?, write: self })
+        Ok(CheckedWrite { bytes: command_bytes(command)?, forwarded: self })
     }
 }
 
 /// A write within the bounds on sizes.
 #[derive(Debug)]
 pub(super) struct CheckedWrite {
-    write: ForwardedWrite,
+    forwarded: ForwardedWrite,
     /// The size of the encoded command, in bytes.
     bytes: usize,
 }
@@ -98,7 +98,7 @@ impl Replica {
         // Commands without a client's trace, such as the checkpoint each second, start no trace.
         let span = match tracing::Span::current().is_none() {
             true => tracing::Span::none(),
-            false => tracing::info_span!("raft.propose", millrace.command = write.write.command.name()),
+            false => tracing::info_span!("raft.propose", millrace.command = write.forwarded.command.name()),
         };
         let proposed = self.propose_anywhere(write).instrument(span.clone()).await;
         if let Err(failure) = &proposed {
@@ -108,14 +108,14 @@ impl Replica {
     }
 
     async fn propose_anywhere(&self, write: CheckedWrite) -> Result<CommandEffect, Failure> {
-        let repeatable = write.write.idempotency.is_some();
+        let repeatable = write.forwarded.idempotency.is_some();
         let again = |failure: &Failure| no_leader(failure) && (repeatable || !failure.may_have_executed);
         let mut attempts = self.attempts();
         let mut sent_before = false;
         let WriteResult { applied, index } = loop {
             let tried = match self.leader() {
                 KnownLeader::Here => self.propose_here(&write).await,
-                KnownLeader::There(leader) => self.forward(&leader, &write.write).await,
+                KnownLeader::There(leader) => self.forward(&leader, &write.forwarded).await,
                 KnownLeader::Unknown => Err(nobody_leads()),
             };
             match tried {
@@ -217,10 +217,10 @@ impl Replica {
 
     /// Proposes a command of this controller, or a command that another controller forwarded.
     pub(super) async fn propose_here(&self, write: &CheckedWrite) -> Result<WriteResult, Failure> {
-        let &CheckedWrite { ref write, bytes } = write;
+        let CheckedWrite { forwarded, bytes } = write;
         let term = self.check_leads()?;
-        self.check_space(&write.command)?;
-        let ForwardedWrite { caller, idempotency, command } = write.clone();
+        self.check_space(&forwarded.command)?;
+        let ForwardedWrite { caller, idempotency, command } = forwarded.clone();
         // This stamp serves the trial only: the batch gets another.
         let proposal = Proposal { stamp: self.time.now(), caller, idempotency, command };
         let state = &self.reader.latest().state;
@@ -231,7 +231,7 @@ impl Replica {
         state.admit(&proposal).map_err(|refusal| refused(&refusal))?;
         let Proposal { caller, idempotency, command, .. } = proposal;
         let (answer, answered) = oneshot::channel();
-        let proposed = Proposed { caller, idempotency, command, term, bytes, answer };
+        let proposed = Proposed { caller, idempotency, command, term, bytes: *bytes, answer };
         self.proposals.try_send(proposed).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Failure::new(
                 Reason::QueueFull,

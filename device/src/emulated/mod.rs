@@ -228,10 +228,11 @@ impl EmulatedStream {
         match &mut self.thread {
             StreamThread::Caller(buffer) => carry_out(&self.faults, fill, bytes, &source, buffer),
             StreamThread::Late(queue) => {
+                let source = source.into_owned()?;
+                // Announced last, because an announced event has to be reached.
                 let event = EmulatedEvent::awaited();
                 fill.announce(&event);
                 let faults = Arc::clone(&self.faults);
-                let source = source.into_owned()?;
                 let work = move |buffer: &mut Vec<u8>| carry_out(&faults, fill, bytes, &source, buffer);
                 queue.push(Box::new(work), event)
             }

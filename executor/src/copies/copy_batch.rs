@@ -56,7 +56,7 @@ pub(crate) enum GpuTarget<'a, E: Engine> {
 /// Source of bytes for the GPU.
 #[derive(Debug)]
 enum GpuSource<E: Engine> {
-    Host(Arc<HostRegion>),
+    Host(HostRegion),
     /// Unsealed host memory, to which other processes may still write.
     File(OwnedFd),
     Peer(PeerCopySource<E>),
@@ -112,7 +112,7 @@ impl<E: Engine> CopyBatch<E> {
         };
         let from = match (peer, to) {
             (Some(peer), _) => GpuSource::Peer(peer),
-            (None, GpuTarget::Program(program)) => GpuSource::Host(Arc::clone(&program.host)),
+            (None, GpuTarget::Program(program)) => GpuSource::Host(program.host.clone()),
             (None, GpuTarget::Object(GpuObject { host, .. })) => {
                 let host = host.as_ref().ok_or(GrantError::NoHost(object))?;
                 GpuSource::File(host.try_clone().map_err(GrantError::Host)?)

@@ -34,7 +34,7 @@ pub(crate) struct LoadedProgram<E: Engine> {
     /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
     /// Authoritative copy of the program's weights (T10).
-    pub(crate) host: Arc<HostRegion>,
+    pub(crate) host: HostRegion,
     /// Most bytes that are copied before waiting launches are woken.
     pub(crate) group: u64,
 }
@@ -99,7 +99,7 @@ impl<E: Engine> LoadedProgram<E> {
             outputs,
             mapping: Arc::new(mapping),
             quick_inputs: AtomicUsize::new(0),
-            host: Arc::new(host),
+            host,
             group,
         })
     }

@@ -28,7 +28,7 @@ pub(super) enum PreparedArtifact {
     Model {
         prepared: Arc<PreparedModel>,
         // The weights' pages stay locked only while this region maps them (T07).
-        weights: Arc<HostRegion>,
+        weights: HostRegion,
     },
     Program(Arc<HostedProgram>),
 }
@@ -121,7 +121,7 @@ pub(super) fn compile(
         state: None,
     };
     Ok(HostModel {
-        artifact: PreparedArtifact::Model { prepared: Arc::new(prepared), weights: Arc::new(weights) },
+        artifact: PreparedArtifact::Model { prepared: Arc::new(prepared), weights },
         signature: Arc::new(signature),
         bytes: graph_bytes + weights_bytes,
     })
