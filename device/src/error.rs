@@ -55,6 +55,9 @@ pub enum Error {
         /// Whether the memory must also be sealed against writing.
         written: bool,
     },
+    /// The CUDA driver refused a call, for a reason that none of the other variants names.
+    #[error(transparent)]
+    Driver(DriverError),
     /// The device does not support this operation.
     #[error("this device does not support {0}")]
     Unsupported(&'static str),
@@ -66,6 +69,32 @@ pub enum Error {
         /// Error of the operating system. Shared, because each waiter for an event gets the error.
         source: Arc<io::Error>,
     },
+}
+
+/// A call that the driver refused, or earlier work that failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{call}: {name} ({code}): {text}")]
+pub struct DriverError {
+    /// Function of the driver.
+    pub call: &'static str,
+    /// Number of the error.
+    pub code: u32,
+    /// Name of the error, such as CUDA_ERROR_OUT_OF_MEMORY.
+    pub name: String,
+    /// Description by the driver.
+    pub text: String,
+}
+
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        match error.code {
+            2 => Self::OutOfMemory(error.to_string()),
+            217 => Self::PeerLost(error.to_string()),
+            // Errors after which every call in the context fails, such as an illegal address.
+            214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 999 => Self::ContextLost(error.to_string()),
+            _ => Self::Driver(error),
+        }
+    }
 }
 
 /// The part of a device that is lost.

@@ -21,9 +21,12 @@
 #![warn(missing_docs)]
 
 pub mod api;
+pub mod check;
 pub mod clock;
+pub mod cuda;
 pub mod emulated;
 mod error;
+mod faults;
 mod map;
 pub mod memfd;
 pub mod memory;
@@ -33,6 +36,6 @@ pub mod topology;
 
 pub use api::{Capabilities, CopySource, Device, Event, InjectedFault, MemoryExtent, MissingBytes, Stream};
 pub use clock::{StartDecision, StartWindow, monotonic_now};
-pub use error::{DeviceLoss, Error};
+pub use error::{DeviceLoss, DriverError, Error};
 pub use memory::{DeviceMemory, HostAccess, HostRegion, HostRegionBuilder, PinState};
 pub use ranges::RangeSet;

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::error::Error;
@@ -74,16 +75,22 @@ impl Reservation {
         view: PageAccess,
     ) -> Result<(), Error> {
         let (at, length) = self.part(offset, bytes);
-        let (protection, sharing) = match view {
-            PageAccess::Closed => (ProtFlags::empty(), MapFlags::SHARED),
-            // A private mapping that is never written shows the file's pages. Unlike a shared
-            // mapping, every kernel allows it for a file that is sealed against writing.
-            PageAccess::Readable => (ProtFlags::READ, MapFlags::PRIVATE),
+        let map = |protection, sharing: MapFlags| {
+            let flags = sharing | MapFlags::FIXED;
+            // SAFETY: the part lies within this reservation, where no other code maps memory. The
+            // caller guarantees that no code reads the part.
+            unsafe { rustix::mm::mmap(at, length, protection, flags, file.as_fd(), file_offset) }
         };
-        // SAFETY: the part lies within this reservation, where no other code maps memory. The caller
-        // guarantees that no code reads the part.
-        let shown =
-            unsafe { rustix::mm::mmap(at, length, protection, sharing | MapFlags::FIXED, file, file_offset) };
+        let shown = match view {
+            PageAccess::Closed => map(ProtFlags::empty(), MapFlags::SHARED),
+            // A driver that pins a private mapping first makes a private copy of all its pages. Linux
+            // before 6.7 refuses a shared mapping of a file that is sealed against writing. There a
+            // private mapping, which is never written, shows the file's pages.
+            PageAccess::Readable => map(ProtFlags::READ, MapFlags::SHARED).or_else(|refused| match refused {
+                Errno::PERM => map(ProtFlags::READ, MapFlags::PRIVATE),
+                refused => Err(refused),
+            }),
+        };
         shown.map(drop).map_err(Error::os("map memory"))
     }
 

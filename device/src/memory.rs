@@ -2,8 +2,9 @@
 //! region outlives every executor. Device memory is created again for each incarnation, so that no
 //! later executor sees the data of a dead one.
 
+use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use millrace_types::Bytes;
 use rustix::fs::SealFlags;
@@ -108,7 +109,13 @@ impl HostRegionBuilder {
                 reason: format!("{} could not be locked ({errno}): raise the limit (ulimit -l)", self.bytes),
             },
         };
-        let file = SealedFile { file: self.file, mapping, pinned, access: HostAccess::Direct };
+        let file = SealedFile {
+            file: self.file,
+            attached: OnceLock::new(),
+            mapping,
+            pinned,
+            access: HostAccess::Direct,
+        };
         Ok(HostRegion(Arc::new(file)))
     }
 }
@@ -133,10 +140,18 @@ pub struct HostRegion(Arc<SealedFile>);
 #[derive(Debug)]
 struct SealedFile {
     file: OwnedFd,
+    /// Before the mapping, because it goes first.
+    attached: OnceLock<Box<dyn Attachment>>,
     mapping: ReadMapping,
     pinned: PinState,
     access: HostAccess,
 }
+
+/// What a device attaches to a host region, such as the registration with a driver. The value is
+/// dropped before the region's memory.
+pub(crate) trait Attachment: Debug + Send + Sync {}
+
+impl<T: Debug + Send + Sync> Attachment for T {}
 
 impl HostRegion {
     /// Creates a region with a copy of these bytes.
@@ -158,7 +173,7 @@ impl HostRegion {
         // Not locked here: its owner already locks the pages, and locking the same pages twice has no
         // benefit.
         let pinned = PinState::Pageable { reason: "only the owner of the region locks its pages".to_owned() };
-        Ok(Self(Arc::new(SealedFile { file, mapping, pinned, access })))
+        Ok(Self(Arc::new(SealedFile { file, attached: OnceLock::new(), mapping, pinned, access })))
     }
 
     /// Returns the bytes of the region.
@@ -183,6 +198,17 @@ impl HostRegion {
     #[must_use]
     pub fn access(&self) -> HostAccess {
         self.0.access
+    }
+
+    /// Keeps a value until the region's memory goes. Only the first value is kept.
+    pub(crate) fn attach(&self, value: Box<dyn Attachment>) {
+        // A second device of the same process would find the first one's value.
+        drop(self.0.attached.set(value));
+    }
+
+    /// Returns whether a device has attached a value.
+    pub(crate) fn is_attached(&self) -> bool {
+        self.0.attached.get().is_some()
     }
 
     /// Returns a new descriptor of the region, to send to an executor.

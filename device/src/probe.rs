@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use crate::api::{Device, Event as _, MemoryExtent, Stream as _};
 use crate::clock::monotonic_now;
 use crate::error::Error;
-use crate::memory::HostRegion;
+use crate::memory::{HostAccess, HostRegion};
 
 /// Number of copies that are issued before the first of them is awaited: while the device carries
 /// out one, the next is ready.
@@ -42,6 +42,7 @@ pub fn copy_rates<D: Device>(
     rounds: NonZeroU32,
 ) -> Result<Vec<CopyRate>, Error> {
     let host = HostRegion::from_bytes("millrace-probe", &vec![0xA5; extent.bytes as usize])?;
+    let host = device.import_host(host.share()?, host.bytes(), HostAccess::Direct)?;
     let region = device.reserve(host.bytes())?;
     device.map(&region, vec![(0, device.create(extent)?)])?;
     let mut stream = device.stream()?;

@@ -52,6 +52,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         &["actix", "openraft", "tonic", "tokio", "rten", "millrace-model"],
         "it is one GPU behind one trait, and knows no models",
     ),
+    (
+        "millrace-gpu-check",
+        &["actix", "openraft", "tonic", "tokio", "rten", "millrace-executor"],
+        "it is carried to machines with a GPU, and has to be small",
+    ),
     ("millrace-engine", &["actix", "openraft", "tonic", "tokio"], "it is one way to run models"),
     ("millrace-client", &["actix", "openraft", "sled", "rten"], "users link it"),
     ("millrace-function", &["actix", "openraft", "sled", "rten"], "users link it"),
@@ -95,6 +100,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("openraft", &["millrace-raft-store", "millrace-controller"]),
     ("actix", &["millrace-worker", "millrace-sim"]),
     ("rten", &["millrace-engine"]),
+    ("cudarc", &["millrace-device"]),
 ];
 
 fn metadata() -> Metadata {

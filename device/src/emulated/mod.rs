@@ -12,7 +12,6 @@
 
 mod event;
 mod extent;
-mod faults;
 mod late;
 mod region;
 mod sources;
@@ -38,8 +37,8 @@ pub use event::EmulatedEvent;
 pub use extent::Chunk;
 pub use region::{EmulatedRegion, PinnedBytes, RegionPin};
 
+use crate::faults::Faults;
 use extent::check_extent;
-use faults::Faults;
 use late::LateQueue;
 use sources::{FileSource, FillSource, carry_out};
 
@@ -143,16 +142,7 @@ impl Device for EmulatedGpu {
     }
 
     fn inject(&self, fault: InjectedFault<'_, EmulatedRegion>) -> Result<(), Error> {
-        match fault {
-            InjectedFault::FailNextCopy => self.faults.fail_copy.store(true, Ordering::Relaxed),
-            InjectedFault::FailNextMap => self.faults.fail_map.store(true, Ordering::Relaxed),
-            InjectedFault::ExhaustNextLaunch => self.faults.exhaust_launch.store(true, Ordering::Relaxed),
-            InjectedFault::Lose => self.faults.lost.store(true, Ordering::Relaxed),
-            InjectedFault::LoseContext => self.faults.context_lost.store(true, Ordering::Relaxed),
-            InjectedFault::LosePeers => self.faults.peers_lost.store(true, Ordering::Relaxed),
-            InjectedFault::Corrupt(region) => return region.corrupt(),
-        }
-        Ok(())
+        self.faults.inject(fault, EmulatedRegion::corrupt)
     }
 }
 
@@ -192,11 +182,7 @@ impl EmulatedStream {
         if let StreamThread::Late(_) = self.thread {
             self.record()?.wait()?;
         }
-        self.alive()?;
-        if self.faults.exhaust_launch.swap(false, Ordering::Relaxed) {
-            return Err(Error::OutOfMemory("this fault was injected".to_owned()));
-        }
-        Ok(())
+        self.faults.may_launch()
     }
 
     /// Fails if the GPU is lost.

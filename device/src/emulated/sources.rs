@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use crate::emulated::extent::Chunk;
-use crate::emulated::faults::Faults;
 use crate::emulated::region::{self, IssuedFill};
 use crate::error::Error;
+use crate::faults::Faults;
 use crate::memfd;
 use crate::memory::{HostAccess, HostRegion};
 
