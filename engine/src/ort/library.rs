@@ -52,8 +52,11 @@ fn too_old(path: &Path, version: u32) -> String {
 }
 
 /// Opens the library and creates the environment of this process. Later calls return the same environment,
-/// with the threads of the first call.
-pub(super) fn environment(threads: NonZeroUsize) -> Result<Environment, Error> {
+/// with the threads of the first call. Public for benches, which compare an engine with sessions of their own.
+///
+/// # Errors
+/// [`Error::Library`].
+pub fn environment(threads: NonZeroUsize) -> Result<Environment, Error> {
     let mut current = ENVIRONMENT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(environment) = &*current {
         return Ok(environment.clone());

@@ -14,8 +14,8 @@ use ort::ep::CUDA;
 /// The execution provider by which ONNX Runtime computes on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Provider {
-    /// The CPU provider, for a device whose memory this process reads and writes like its own. Launches run
-    /// synchronously on the caller's thread.
+    /// The CPU provider, for a device with memory at addresses of this process. Launches run synchronously on
+    /// the caller's thread.
     Cpu,
     /// The CUDA provider. Launches are enqueued to a stream of the device.
     Cuda {

@@ -72,7 +72,7 @@ impl<D: OrtDevice> fmt::Debug for Shared<D> {
 }
 
 impl<D: OrtDevice> OrtEngine<D> {
-    /// Opens the library, and creates an engine whose launches use `threads` host threads. The number of
+    /// Opens the library, and creates an engine with `threads` host threads for its launches. The number of
     /// threads of a process's first engine holds for all of its engines.
     ///
     /// # Errors

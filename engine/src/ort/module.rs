@@ -205,8 +205,9 @@ impl BoundSession {
         weights: Vec<(String, DynTensor)>,
     ) -> Result<Self, Error> {
         let code = |error: ort::Error| Error::Code(error.to_string());
-        // Extended optimizations fuse nodes. They change no weight, because weights are inputs.
-        let mut builder = shared.session(GraphOptimizationLevel::Level2)?;
+        // Extended optimizations fuse nodes, but not across the end of a launch: the same run would then have
+        // other last bits as a whole than launch by launch. They gain nothing where weights are inputs.
+        let mut builder = shared.session(GraphOptimizationLevel::Level1)?;
         let session = builder.commit_from_memory(onnx).map_err(code)?;
         let mut binding = session.create_binding().map_err(code)?;
         let mut kept = Vec::with_capacity(weights.len());

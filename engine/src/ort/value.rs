@@ -30,7 +30,7 @@ const READ_MAX: usize = 4 << 20;
 pub struct OrtValue<D: OrtDevice> {
     // Declared before the pin so that it is dropped first: it may refer to the pinned bytes.
     tensor: DynTensor,
-    /// Pin of the region whose bytes the tensor reads in place.
+    /// Pin of the bytes that the tensor reads in place.
     pin: Option<D::Pin>,
 }
 
