@@ -56,6 +56,11 @@ impl Reservation {
         Ok(Self { base: NonNull::new(base).expect("mmap never returns null without MAP_FIXED"), bytes })
     }
 
+    /// Returns the address of the first byte.
+    pub(crate) fn address(&self) -> *const u8 {
+        self.base.as_ptr().cast_const().cast()
+    }
+
     /// Returns the length, which is a multiple of the page size.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes as u64

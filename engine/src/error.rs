@@ -19,12 +19,22 @@ pub enum Error {
     /// An input does not match its datatype and shape, or a value cannot be represented.
     #[error("{0}")]
     Tensor(String),
-    /// The device does not support this element type.
-    #[error("datatype {0} is not supported by this engine: use FP32, INT32, INT64, INT8, UINT8 or BOOL")]
-    DataType(DataType),
+    /// The engine does not support this element type. The text lists the types that it supports.
+    #[error("datatype {0} is not supported by this engine: use {1}")]
+    DataType(DataType, &'static str),
+    /// The library of an engine cannot be opened.
+    #[error("cannot open the library of ONNX Runtime: {0}")]
+    Library(String),
     /// The model failed on these inputs.
     #[error("{0}")]
     Launch(String),
+}
+
+impl From<ort::Error> for Error {
+    /// An error of ONNX Runtime outside loading and launching.
+    fn from(error: ort::Error) -> Self {
+        Self::Library(error.to_string())
+    }
 }
 
 impl Error {

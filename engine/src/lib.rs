@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`api`] | [`Engine`] and [`Queue`]: the interface that an executor uses |
+//! | [`ort`] | [`OrtEngine`](ort::OrtEngine): runs ONNX models with ONNX Runtime on the memory of a device |
 //! | [`rten`] | [`RtenEngine`](rten::RtenEngine): runs ONNX models with rten on the memory of an emulated GPU |
 //!
 //! A device moves bytes and knows no models; an engine owns modules, kernels and values, and lends
@@ -12,6 +13,7 @@
 
 pub mod api;
 mod error;
+pub mod ort;
 pub mod rten;
 
 pub use api::{

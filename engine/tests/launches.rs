@@ -1,9 +1,10 @@
-//! Tests launches of rten on an emulated device: a launch reads only loaded bytes.
+//! Tests launches of each engine on an emulated device: a launch reads only loaded bytes.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+#[allow(dead_code, reason = "`in_place` uses the rest")]
+mod engines;
 mod tiny;
 
-use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
@@ -12,37 +13,50 @@ use millrace_device::{
     Device as _, DeviceMemory, Error as DeviceError, Event as _, HostRegion, InjectedFault, MemoryExtent,
     Stream as _,
 };
-use millrace_engine::rten::{Kernel, Module, RtenEngine, RtenQueue, RtenValue};
+use millrace_engine::ort::OrtEngine;
+use millrace_engine::rten::RtenEngine;
 use millrace_engine::{
     Engine as _, Error, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes,
 };
 use millrace_types::{Bytes, DataType};
+
+use engines::{TestedEngine, test_each_engine};
 
 const PAGE: u64 = 4096;
 /// Elements of a weight: the first weight fills a page, and the second starts on the next page.
 const ELEMENTS: usize = PAGE as usize / 4;
 const WEIGHTS: u64 = 2 * PAGE;
 
-struct Bench {
-    engine: RtenEngine,
-    host: HostRegion,
-    region: EmulatedRegion,
-    queue: RtenQueue,
+test_each_engine! {
+    a_launch_runs_only_after_the_bytes_it_reads_are_loaded,
+    a_launch_reads_its_weights_from_device_memory,
+    a_launch_fails_once_without_memory_and_always_on_a_lost_device,
+    a_broken_model_and_an_unknown_value_are_refused,
+    a_launch_that_fails_on_an_input_does_not_affect_the_next,
+    a_launch_begins_at_a_value_of_an_earlier_launch,
+    branches_read_their_own_weights_from_device_memory,
 }
 
-fn bench() -> Bench {
+struct Bench<E: TestedEngine> {
+    engine: E,
+    host: HostRegion,
+    region: EmulatedRegion,
+    queue: E::Queue,
+}
+
+fn bench<E: TestedEngine>() -> Option<Bench<E>> {
     let memory = DeviceMemory::create("test", Bytes::mib(1)).unwrap();
     let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap();
     let weights = [vec![10.0f32; ELEMENTS], vec![200.0; ELEMENTS]].concat();
     let bytes: Vec<u8> = weights.into_iter().flat_map(f32::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &bytes).unwrap();
     let region = gpu.reserve(Bytes(WEIGHTS)).unwrap();
-    let engine = RtenEngine::new(gpu, NonZeroUsize::MIN);
+    let engine = E::create(gpu)?;
     let queue = engine.queue(LaunchThreads::Whole).unwrap();
-    Bench { engine, host, region, queue }
+    Some(Bench { engine, host, region, queue })
 }
 
-impl Bench {
+impl<E: TestedEngine> Bench<E> {
     fn gpu(&self) -> &EmulatedGpu {
         self.engine.device()
     }
@@ -60,7 +74,7 @@ impl Bench {
     }
 
     /// Loads a model in which `sum` is `input + first`, and `total` is `sum + second`.
-    fn module(&self) -> Module {
+    fn module(&self) -> E::Module {
         let code = ModelCode {
             graph: tiny::two_adds("weights.data", ELEMENTS as u64),
             weights_name: "weights.data",
@@ -69,29 +83,32 @@ impl Bench {
         self.engine.load(&self.region, code).unwrap()
     }
 
-    fn kernel(&self, module: &Module, writes: &str, reads: std::ops::Range<u64>) -> Kernel {
+    fn kernel(&self, module: &E::Module, writes: &str, reads: std::ops::Range<u64>) -> E::Kernel {
         let spec = KernelSpec { args: vec!["input".into()], writes: vec![writes.into()], reads: vec![reads] };
         self.engine.kernel(module, &spec).unwrap()
     }
 
-    fn input(&mut self) -> RtenValue {
+    fn input(&mut self) -> E::Value {
         let contents = TensorBytes::Inline(1.0f32.to_le_bytes().repeat(ELEMENTS).into());
         let tensor = HostTensor { datatype: DataType::Fp32, shape: vec![ELEMENTS], contents };
         self.queue.upload(tensor).unwrap()
     }
 
-    fn launch(&mut self, module: &Module, kernel: &Kernel) -> Result<f32, Error> {
+    fn launch(&mut self, module: &E::Module, kernel: &E::Kernel) -> Result<f32, Error> {
         let input = self.input();
         let values = self.queue.launch(module, kernel, vec![LaunchArg::Give(input)])?;
-        let tensor = self.queue.download(&values[0], DataType::Fp32, usize::MAX)?;
+        Ok(self.first(&values[0]))
+    }
+
+    /// Returns the first element of a value.
+    fn first(&mut self, value: &E::Value) -> f32 {
+        let tensor = self.queue.download(value, DataType::Fp32, usize::MAX).unwrap();
         let TensorBytes::Inline(bytes) = tensor.contents else { panic!("inline was asked for") };
-        Ok(f32::from_le_bytes(*bytes.first_chunk().unwrap()))
+        f32::from_le_bytes(*bytes.first_chunk().unwrap())
     }
 }
 
-#[test]
-fn a_launch_runs_only_after_the_bytes_it_reads_are_loaded() {
-    let mut bench = bench();
+fn a_launch_runs_only_after_the_bytes_it_reads_are_loaded<E: TestedEngine>(mut bench: Bench<E>) {
     let module = bench.module();
     let first = bench.kernel(&module, "sum", 0..PAGE);
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
@@ -118,9 +135,7 @@ fn a_launch_runs_only_after_the_bytes_it_reads_are_loaded() {
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
 
-#[test]
-fn a_launch_reads_its_weights_from_device_memory() {
-    let mut bench = bench();
+fn a_launch_reads_its_weights_from_device_memory<E: TestedEngine>(mut bench: Bench<E>) {
     let module = bench.module();
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
     bench.map(0);
@@ -131,9 +146,7 @@ fn a_launch_reads_its_weights_from_device_memory() {
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
 
-#[test]
-fn a_launch_fails_once_without_memory_and_always_on_a_lost_device() {
-    let mut bench = bench();
+fn a_launch_fails_once_without_memory_and_always_on_a_lost_device<E: TestedEngine>(mut bench: Bench<E>) {
     let module = bench.module();
     let both = bench.kernel(&module, "total", 0..WEIGHTS);
     bench.map(0);
@@ -152,9 +165,7 @@ fn a_launch_fails_once_without_memory_and_always_on_a_lost_device() {
     assert!(matches!(launched, Err(Error::Device(DeviceError::Lost(_)))));
 }
 
-#[test]
-fn a_broken_model_and_an_unknown_value_are_refused() {
-    let bench = bench();
+fn a_broken_model_and_an_unknown_value_are_refused<E: TestedEngine>(bench: Bench<E>) {
     let code = |graph| ModelCode { graph, weights_name: "weights.data", weights: &bench.host };
     assert!(matches!(bench.engine.load(&bench.region, code(b"not a graph".to_vec())), Err(Error::Code(_))));
     let longer = tiny::two_adds("weights.data", ELEMENTS as u64 * 2);
@@ -174,9 +185,7 @@ fn a_broken_model_and_an_unknown_value_are_refused() {
     ));
 }
 
-#[test]
-fn a_launch_that_fails_on_an_input_does_not_affect_the_next() {
-    let mut bench = bench();
+fn a_launch_that_fails_on_an_input_does_not_affect_the_next<E: TestedEngine>(mut bench: Bench<E>) {
     let module = bench.module();
     bench.map(0);
     bench.copy(0..WEIGHTS).unwrap();
@@ -188,9 +197,57 @@ fn a_launch_that_fails_on_an_input_does_not_affect_the_next() {
     assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
 }
 
+fn a_launch_begins_at_a_value_of_an_earlier_launch<E: TestedEngine>(mut bench: Bench<E>) {
+    let module = bench.module();
+    bench.map(0);
+    bench.copy(0..WEIGHTS).unwrap();
+    let first = bench.kernel(&module, "sum", 0..PAGE);
+    let reads = PAGE..WEIGHTS;
+    let writes = vec!["total".into(), "sum".into()];
+    let spec = KernelSpec { args: vec!["sum".into()], writes, reads: vec![reads] };
+    let second = bench.engine.kernel(&module, &spec).unwrap();
+    let input = bench.input();
+    let sum = bench.queue.launch(&module, &first, vec![LaunchArg::Give(input)]).unwrap().remove(0);
+    let values = bench.queue.launch(&module, &second, vec![LaunchArg::Lend(&sum)]).unwrap();
+    let firsts = values.iter().map(|value| bench.first(value)).collect::<Vec<_>>();
+    assert_eq!((firsts, bench.first(&sum)), (vec![211.0, 11.0], 11.0));
+}
+
+fn branches_read_their_own_weights_from_device_memory<E: TestedEngine>(mut bench: Bench<E>) {
+    let graph = tiny::choose("weights.data", ELEMENTS as u64);
+    let code = ModelCode { graph, weights_name: "weights.data", weights: &bench.host };
+    let module = bench.engine.load(&bench.region, code).unwrap();
+    let args = vec!["doubled".into(), "flag".into()];
+    let whole = 0..WEIGHTS;
+    let spec = KernelSpec { args, writes: vec!["sum".into()], reads: vec![whole] };
+    let kernel = bench.engine.kernel(&module, &spec).unwrap();
+    bench.map(0);
+    bench.copy(0..WEIGHTS).unwrap();
+    let chosen = [1, 0].map(|flag| {
+        let contents = TensorBytes::Inline(vec![flag].into());
+        let flag = HostTensor { datatype: DataType::Bool, shape: vec![1], contents };
+        let flag = bench.queue.upload(flag).unwrap();
+        let args = vec![LaunchArg::Give(bench.input()), LaunchArg::Give(flag)];
+        let sum = bench.queue.launch(&module, &kernel, args).unwrap();
+        bench.first(&sum[0])
+    });
+    assert_eq!(chosen, [11.0, 201.0]);
+}
+
+#[test]
+fn a_launch_over_onnx_runtime_also_needs_the_weights_that_it_did_not_declare() {
+    let Some(mut bench) = bench::<OrtEngine<EmulatedGpu>>() else { return };
+    let module = bench.module();
+    bench.map(0);
+    bench.copy(0..PAGE).unwrap();
+    let liar = bench.kernel(&module, "total", 0..PAGE);
+    let refused = bench.launch(&module, &liar);
+    assert!(matches!(refused, Err(Error::Device(DeviceError::NotResident(gap))) if gap == (PAGE..WEIGHTS)));
+}
+
 #[test]
 fn constants_stored_in_another_form_are_read_from_the_host_copy() {
-    let mut bench = bench();
+    let mut bench = bench::<RtenEngine>().unwrap();
     let indices: Vec<u8> = [3i64, -1, 0].into_iter().flat_map(i64::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &indices).unwrap();
     let region = bench.gpu().reserve(host.bytes()).unwrap();
@@ -212,7 +269,7 @@ fn constants_stored_in_another_form_are_read_from_the_host_copy() {
 const CHILD: &str = "MILLRACE_DEVICE_TEST_CHILD";
 
 fn read_more_than_declared() {
-    let mut bench = bench();
+    let mut bench = bench::<RtenEngine>().unwrap();
     let module = bench.module();
     bench.map(0);
     bench.copy(0..PAGE).unwrap();

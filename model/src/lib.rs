@@ -11,7 +11,8 @@
 //!                         └─ constants ─ arrange ─ layout ─ cut ─► graph, weights, launches
 //!                             hoist      order     place    launches
 //! ```
-//! [`program`] is the alternative to a model: a file to run, and its declared inputs and outputs.
+//! [`extract`] extracts the parts of a compiled graph that run as launches, for an engine that loads each
+//! part alone. [`program`] is the alternative to a model: a file to run, and its declared inputs and outputs.
 //! [`synth`] writes ONNX networks with seeded random weights, for tests and measurements.
 
 mod compile;
@@ -19,6 +20,7 @@ mod constants;
 mod cut;
 pub mod elbow;
 mod error;
+pub mod extract;
 mod layout;
 mod node_order;
 mod onnx;

@@ -12,10 +12,16 @@ pub(crate) mod element {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const UINT8: i32 = 2;
     pub(crate) const INT8: i32 = 3;
+    pub(crate) const UINT16: i32 = 4;
+    pub(crate) const INT16: i32 = 5;
     pub(crate) const INT32: i32 = 6;
     pub(crate) const INT64: i32 = 7;
     pub(crate) const BOOL: i32 = 9;
+    pub(crate) const FLOAT16: i32 = 10;
     pub(crate) const DOUBLE: i32 = 11;
+    pub(crate) const UINT32: i32 = 12;
+    pub(crate) const UINT64: i32 = 13;
+    pub(crate) const BFLOAT16: i32 = 16;
 
     const NAMES: [&str; 26] = [
         "UNDEFINED",

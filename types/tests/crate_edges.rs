@@ -101,6 +101,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("actix", &["millrace-worker", "millrace-sim"]),
     ("rten", &["millrace-engine"]),
     ("cudarc", &["millrace-device"]),
+    ("ort", &["millrace-engine"]),
 ];
 
 fn metadata() -> Metadata {

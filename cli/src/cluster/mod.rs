@@ -19,8 +19,8 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{InjectedFaults, ServiceLimits};
 use millrace_worker::start::{
-    DataConfig, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker, SchedulingPolicy,
-    WorkerConfig,
+    DataConfig, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker,
+    SchedulingPolicy, WorkerConfig,
 };
 
 use crate::cluster::connector::{InProcessConnector, ServiceSlots};
@@ -61,6 +61,7 @@ pub(crate) struct LocalClusterPlan {
     pub(crate) preset: Option<PresetName>,
     /// The models that share an executor process.
     pub(crate) isolation: ExecutorIsolation,
+    pub(crate) engine: ExecutorEngine,
     /// The launcher of users' programs, if workers may run programs.
     pub(crate) programs: Option<ProgramLauncher>,
     /// Whether tests may inject faults.
@@ -192,6 +193,7 @@ async fn start_workers(
             model_storage: plan.model_storage,
             policy: SchedulingPolicy::default(),
             isolation: plan.isolation,
+            engine: plan.engine,
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,

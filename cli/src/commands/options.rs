@@ -15,7 +15,7 @@ use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_worker::service::InjectedFaults;
 use millrace_worker::start::DataConfig;
-use millrace_worker::start::{ExecutorIsolation, ISOLATIONS, ProgramLauncher};
+use millrace_worker::start::{ENGINES, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher};
 
 use crate::failure::CommandFailure;
 
@@ -51,6 +51,10 @@ pub(crate) struct WorkerOptions {
     /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: ExecutorIsolation,
+    /// The engine that runs models on the CPU: rten, which is part of this program, or ONNX Runtime
+    /// (ort) from the library at ORT_DYLIB_PATH.
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ENGINES))]
+    engine: ExecutorEngine,
     /// The memory limit of objects on each GPU, at most a quarter of the GPU; 0 keeps all objects
     /// in host memory.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -245,6 +249,20 @@ impl WorkerOptions {
         }
     }
 
+    /// Returns the engine of the executors, after a check that its library can be opened.
+    pub(crate) fn engine(&self) -> Result<ExecutorEngine, CommandFailure> {
+        if self.engine == ExecutorEngine::Ort {
+            millrace_executor::check_library().map_err(|error| {
+                CommandFailure::failed(format!("--engine ort: {error}")).hint(format!(
+                    "install the Python package onnxruntime (1.24 or newer) and set {} to the \
+                     libonnxruntime.so in its folder capi, or start with --engine rten",
+                    millrace_executor::LIBRARY_VARIABLE
+                ))
+            })?;
+        }
+        Ok(self.engine)
+    }
+
     /// Returns the launcher of users' programs, if the worker may run programs.
     pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
         let launcher = self.allow_processes.then(ProgramLauncher::this_program).transpose();
@@ -271,6 +289,7 @@ impl WorkerOptions {
             words.extend(["--model-storage".to_owned(), storage.get().to_string()]);
         }
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
+        words.extend(["--engine".to_owned(), self.engine.to_string()]);
         words.extend(["--gpu-object-memory".to_owned(), self.gpu_object_memory.get().to_string()]);
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words
@@ -424,6 +443,8 @@ mod tests {
                     "8GiB",
                     "--isolation",
                     "resident",
+                    "--engine",
+                    "ort",
                     "--gpu-object-memory",
                     "0",
                     "--connections-max",
@@ -522,6 +543,11 @@ mod tests {
     #[test]
     fn isolation_accepts_only_the_names_of_its_table() {
         takes_the_names("--isolation", &ISOLATIONS, |line| line.machine.isolation);
+    }
+
+    #[test]
+    fn engine_accepts_only_the_names_of_its_table() {
+        takes_the_names("--engine", &ENGINES, |line| line.machine.engine);
     }
 
     #[test]

@@ -128,6 +128,7 @@ impl Args {
             model_storage: self.machine.model_storage()?,
             policy: SchedulingPolicy::default(),
             isolation: self.machine.isolation,
+            engine: self.machine.engine()?,
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,

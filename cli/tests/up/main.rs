@@ -6,6 +6,7 @@
 mod again;
 mod alphas;
 mod clients;
+mod engine;
 mod events;
 mod functions;
 mod group;

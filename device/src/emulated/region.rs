@@ -82,6 +82,13 @@ impl EmulatedRegion {
         self.0.bytes
     }
 
+    /// Returns the address of the first byte, which stays the same for the life of the region. Bytes may be
+    /// read only under a [`RegionPin`].
+    #[must_use]
+    pub fn address(&self) -> *const u8 {
+        self.0.reservation.address()
+    }
+
     pub(super) fn map(&self, chunks: Vec<(u64, Chunk)>) -> Result<(), Error> {
         let placed = self.placed(chunks)?;
         let mut state = self.state();

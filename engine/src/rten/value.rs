@@ -25,6 +25,9 @@ use crate::error::Error;
 #[cfg(target_endian = "big")]
 compile_error!("tensors are little-endian on the wire and are not swapped");
 
+/// Datatypes that this engine supports, for messages.
+const SUPPORTED: &str = "FP32, INT32, INT64, INT8, UINT8 or BOOL";
+
 /// A tensor of rten.
 #[derive(Debug)]
 pub struct RtenValue(pub(super) ValueElements);
@@ -58,7 +61,7 @@ impl RtenValue {
                 let bytes = elements::<u8>(shape, parts)?;
                 from_shape(shape, bytes.into_iter().map(|byte| i32::from(byte != 0)).collect())
             }
-            other => return Err(Error::DataType(other)),
+            other => return Err(Error::DataType(other, SUPPORTED)),
         };
         Ok(Self::own(value))
     }
@@ -106,7 +109,7 @@ impl RtenValue {
             DataType::Uint8 => self.tensor::<u8>("UINT8").map(|view| view.shape().to_vec()),
             DataType::Int64 => self.tensor::<i32>("INT64").map(|view| view.shape().to_vec()),
             DataType::Bool => self.tensor::<i32>("BOOL").map(|view| view.shape().to_vec()),
-            other => Err(Error::DataType(other)),
+            other => Err(Error::DataType(other, SUPPORTED)),
         }
     }
 
@@ -120,13 +123,13 @@ impl RtenValue {
             DataType::Uint8 => exact_part(self.tensor::<u8>("UINT8")?, part),
             DataType::Int64 => converted_part(&self.tensor::<i32>("INT64")?, part, i64::from),
             DataType::Bool => converted_part(&self.tensor::<i32>("BOOL")?, part, |x| u8::from(x != 0)),
-            other => Err(Error::DataType(other)),
+            other => Err(Error::DataType(other, SUPPORTED)),
         }
     }
 
     pub(super) fn download(&self, datatype: DataType, inline_max: usize) -> Result<HostTensor, Error> {
         let shape = self.shape(datatype)?;
-        let size = datatype.size().ok_or(Error::DataType(datatype))?;
+        let size = datatype.size().ok_or(Error::DataType(datatype, SUPPORTED))?;
         let bytes = (shape.iter().product::<usize>() * size) as u64;
         let contents = packed(&self.bytes(datatype, &(0..bytes))?, inline_max)?;
         Ok(HostTensor { datatype, shape, contents })
@@ -330,7 +333,7 @@ mod tests {
     #[test]
     fn unsupported_datatypes_and_mismatched_outputs_are_refused() {
         let refused = upload(inline(DataType::Fp64, &[1], &[0; 8]));
-        assert!(matches!(refused, Err(Error::DataType(DataType::Fp64))));
+        assert!(matches!(refused, Err(Error::DataType(DataType::Fp64, _))));
         let value = upload(inline(DataType::Fp32, &[1], &[0; 4])).unwrap();
         let error = value.download(DataType::Int64, 64).unwrap_err().to_string();
         assert!(error.contains("declared INT64"), "{error}");

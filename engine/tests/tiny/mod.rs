@@ -42,6 +42,18 @@ struct Node {
     output: Vec<String>,
     #[prost(string, tag = "4")]
     op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    attribute: Vec<Attribute>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Attribute {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(message, optional, tag = "6")]
+    g: Option<Graph>,
+    #[prost(int32, tag = "20")]
+    r#type: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -70,11 +82,28 @@ struct Entry {
 struct ValueInfo {
     #[prost(string, tag = "1")]
     name: String,
+    #[prost(message, optional, tag = "2")]
+    r#type: Option<Type>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Type {
+    #[prost(message, optional, tag = "1")]
+    tensor_type: Option<TensorType>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorType {
+    #[prost(int32, tag = "1")]
+    elem_type: i32,
 }
 
 const FLOAT: i32 = 1;
 const INT64: i32 = 7;
+const BOOL: i32 = 9;
 const EXTERNAL: i32 = 1;
+/// Number of the attribute type of a subgraph.
+const GRAPH: i32 = 5;
 
 /// Returns a tensor of `elements` elements in `file`.
 fn external(name: &str, data_type: i32, file: &str, bytes: std::ops::Range<u64>, elements: u64) -> Tensor {
@@ -94,13 +123,22 @@ fn external(name: &str, data_type: i32, file: &str, bytes: std::ops::Range<u64>,
 
 fn node(op_type: &str, inputs: [&str; 2], output: &str) -> Node {
     let input = inputs.map(str::to_owned).into();
-    Node { input, output: vec![output.to_owned()], op_type: op_type.to_owned() }
+    Node { input, output: vec![output.to_owned()], op_type: op_type.to_owned(), attribute: vec![] }
 }
 
 fn model(node: Vec<Node>, initializer: Vec<Tensor>, output: &str) -> Vec<u8> {
-    let value = |name: &str| vec![ValueInfo { name: name.to_owned() }];
+    let input = vec![value("input", FLOAT)];
     let graph =
-        Graph { node, name: "tiny".to_owned(), initializer, input: value("input"), output: value(output) };
+        Graph { node, name: "tiny".to_owned(), initializer, input, output: vec![value(output, FLOAT)] };
+    encode(graph)
+}
+
+fn value(name: &str, elem_type: i32) -> ValueInfo {
+    let tensor_type = Some(TensorType { elem_type });
+    ValueInfo { name: name.to_owned(), r#type: Some(Type { tensor_type }) }
+}
+
+fn encode(graph: Graph) -> Vec<u8> {
     let opset_import = vec![Opset { domain: String::new(), version: 17 }];
     Model { ir_version: 8, graph: Some(graph), opset_import }.encode_to_vec()
 }
@@ -120,4 +158,34 @@ pub(crate) fn two_adds(file: &str, elements: u64) -> Vec<u8> {
 pub(crate) fn pick(file: &str, elements: u64) -> Vec<u8> {
     let indices = external("indices", INT64, file, 0..elements * 8, elements);
     model(vec![node("Gather", ["input", "indices"], "picked")], vec![indices], "picked")
+}
+
+/// Returns a model that adds to `doubled = input + input` a vector that `flag` chooses. Both branches name
+/// their vector `chosen`; the vectors are those of [`two_adds`].
+pub(crate) fn choose(file: &str, elements: u64) -> Vec<u8> {
+    let branch = |name: &str, output: &str, index: u64| {
+        let bytes = index * elements * 4..(index + 1) * elements * 4;
+        let graph = Graph {
+            node: vec![node("Add", ["doubled", "chosen"], output)],
+            name: name.to_owned(),
+            initializer: vec![external("chosen", FLOAT, file, bytes, elements)],
+            input: vec![],
+            output: vec![value(output, FLOAT)],
+        };
+        Attribute { name: name.to_owned(), g: Some(graph), r#type: GRAPH }
+    };
+    let attribute = vec![branch("then_branch", "first", 0), branch("else_branch", "second", 1)];
+    let choice = Node {
+        input: vec!["flag".to_owned()],
+        output: vec!["sum".to_owned()],
+        op_type: "If".to_owned(),
+        attribute,
+    };
+    encode(Graph {
+        node: vec![node("Add", ["input", "input"], "doubled"), choice],
+        name: "tiny".to_owned(),
+        initializer: vec![],
+        input: vec![value("input", FLOAT), value("flag", BOOL)],
+        output: vec![value("sum", FLOAT)],
+    })
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 
 use millrace_device::emulated::EmulatedGpu;
 use millrace_device::{Device, MemoryExtent, probe};
+use millrace_engine::ort::OrtEngine;
 use millrace_engine::rten::RtenEngine;
 use millrace_engine::{Engine, LaunchThreads};
 use millrace_proto::executor::command::Command;
@@ -64,7 +65,11 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     if hello.allow_faults && hello.late_seed != 0 {
         gpu = gpu.with_late_work(hello.late_seed);
     }
-    serve(RtenEngine::new(gpu, threads), socket, decoder, &hello)
+    match hello.engine() {
+        wire_messages::Engine::Rten => serve(RtenEngine::new(gpu, threads), socket, decoder, &hello),
+        wire_messages::Engine::Ort => serve(OrtEngine::new(gpu, threads)?, socket, decoder, &hello),
+        wire_messages::Engine::Unspecified => Err(Error::Protocol("Hello names no engine of this build")),
+    }
 }
 
 fn serve<E: Engine>(engine: E, socket: OwnedFd, decoder: FrameDecoder, hello: &Hello) -> Result<(), Error> {

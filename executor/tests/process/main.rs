@@ -2,6 +2,7 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod copies_out;
+mod engines;
 mod failures;
 mod handshake;
 mod late_work;

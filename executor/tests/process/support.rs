@@ -149,6 +149,7 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
         allow_faults: true,
         probe_bytes: 0,
         late_seed: 0,
+        engine: Engine::Rten.into(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of [`compile`](crate::compile()) as a whole, on graphs that are written message by message.
 
 mod digits;
+mod extract;
 mod hostile;
 mod layouts;
 mod refusals;

@@ -23,11 +23,13 @@ use crate::port::isolating::IsolatingPort;
 use crate::port::{ExecutorPort, PortFactory, PortSink};
 
 pub(crate) mod connection;
+mod engine;
 mod isolated;
 mod port;
 pub(crate) mod stderr;
 mod watch;
 
+pub use self::engine::{ENGINES, ExecutorEngine};
 pub use self::port::ExecutorCommand;
 
 /// The factory of the ports of a worker's executor processes.
@@ -41,20 +43,20 @@ impl ProcessSpawner {
     pub fn new(command: ExecutorCommand, topology: &Topology, threads: u32, allow_faults: bool) -> Self {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
         let isolation = ExecutorIsolation::default();
-        Self(Arc::new(SpawnSettings { command, memory, threads, allow_faults, isolation }))
+        let engine = ExecutorEngine::default();
+        Self(Arc::new(SpawnSettings { command, memory, threads, allow_faults, isolation, engine }))
     }
 
     /// Returns the spawner with this isolation: whether the models of a GPU share an executor process.
     #[must_use]
     pub fn with_isolation(self, isolation: ExecutorIsolation) -> Self {
-        let SpawnSettings { command, memory, threads, allow_faults, .. } = &*self.0;
-        Self(Arc::new(SpawnSettings {
-            command: command.clone(),
-            memory: memory.clone(),
-            threads: *threads,
-            allow_faults: *allow_faults,
-            isolation,
-        }))
+        Self(Arc::new(SpawnSettings { isolation, ..SpawnSettings::clone(&self.0) }))
+    }
+
+    /// Returns the spawner with this engine for the executors.
+    #[must_use]
+    pub fn with_engine(self, engine: ExecutorEngine) -> Self {
+        Self(Arc::new(SpawnSettings { engine, ..SpawnSettings::clone(&self.0) }))
     }
 }
 

@@ -16,6 +16,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::connection::ProcessConnection;
+use super::engine::ExecutorEngine;
 use super::{stderr, watch};
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, SharedDeviceMemory};
 
@@ -23,10 +24,11 @@ use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, 
 const PROBE_MAX: Bytes = Bytes::mib(4);
 
 /// The worker's environment variables that an executor gets, besides those with the prefix
-/// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the others for the messages of panics.
+/// [`ALLOCATOR_VARIABLES`]. The first is for the dynamic loader, the second names the library of ONNX
+/// Runtime, and the others are for the messages of panics.
 /// Other variables may hold the operator's secrets, and an executor needs no others: the configuration
 /// arrives over its socket.
-const VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
+const VARIABLES: [&str; 4] = ["LD_LIBRARY_PATH", "ORT_DYLIB_PATH", "RUST_BACKTRACE", "RUST_LIB_BACKTRACE"];
 /// The prefix of the environment variables that tune the allocator.
 const ALLOCATOR_VARIABLES: &str = "MIMALLOC_";
 
@@ -51,7 +53,7 @@ impl ExecutorCommand {
 }
 
 /// The settings of a worker's executor processes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SpawnSettings {
     pub(super) command: ExecutorCommand,
     /// The memory of each GPU.
@@ -60,6 +62,7 @@ pub(super) struct SpawnSettings {
     pub(super) threads: u32,
     pub(super) allow_faults: bool,
     pub(super) isolation: ExecutorIsolation,
+    pub(super) engine: ExecutorEngine,
 }
 
 /// The port of an executor process.
@@ -177,7 +180,7 @@ impl ProcessPort {
         incarnation: Incarnation,
         memory: &SharedDeviceMemory,
     ) -> Result<SocketFrame, StartError> {
-        let SpawnSettings { threads, allow_faults, .. } = &*self.settings;
+        let SpawnSettings { threads, allow_faults, engine, .. } = &*self.settings;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.into(),
@@ -190,6 +193,7 @@ impl ProcessPort {
             // Only the first executor measures: requests that lost an executor wait for the next one.
             probe_bytes: if self.probed { 0 } else { PROBE_MAX.min(memory.bytes).get() },
             late_seed: 0,
+            engine: engine.wire().into(),
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
         let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;

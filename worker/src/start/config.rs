@@ -13,7 +13,7 @@ use millrace_types::{Bytes, NodeName};
 use crate::data_dir;
 use crate::faults::InjectedFaults;
 use crate::node_config::DataConfig;
-use crate::process_port::ExecutorCommand;
+use crate::process_port::{ExecutorCommand, ExecutorEngine};
 use crate::programs::ProgramLauncher;
 use crate::service::ServiceLimits;
 
@@ -49,6 +49,8 @@ pub struct WorkerConfig {
     pub policy: SchedulingPolicy,
     /// The models that share an executor process.
     pub isolation: ExecutorIsolation,
+    /// The engine that executors run models with.
+    pub engine: ExecutorEngine,
     /// The first place to ask for data that a program names and this worker does not have.
     pub lookup: LookupOrder,
     /// Number of threads for one executor's launches.

@@ -31,7 +31,8 @@ impl ActorThread {
             config.executor_threads,
             allow_faults,
         )
-        .with_isolation(isolation);
+        .with_isolation(isolation)
+        .with_engine(config.engine);
         let context = NodeContext::new(config.seed, Box::new(spawner));
         let (started, handle) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -37,6 +37,8 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
 fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, CommandFailure> {
     args.options.check_exposed(args.listen)?;
     args.options.check_exposed(args.internal())?;
+    // Checked here too, so that the refusal is not the message of a worker among those of other processes.
+    args.machine.engine()?;
     let gpus = args.machine.topology()?.gpus.len() * args.workers().get() as usize;
     let threads = ["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
     Ok(GroupPlan {

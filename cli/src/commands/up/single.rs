@@ -54,6 +54,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<LocalClusterP
         model_storage: args.machine.model_storage()?,
         preset: args.policy.preset,
         isolation: args.machine.isolation,
+        engine: args.machine.engine()?,
         programs: args.machine.programs()?,
         faults: args.options.faults(),
         insecure: args.options.insecure,
