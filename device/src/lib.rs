@@ -6,12 +6,14 @@
 //! | [`emulated`] | the implementation that needs no GPU: memory is a memfd | executor, engine |
 //! | [`memfd`] | reads and writes files in memory | executor, engine |
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
+//! | [`nvml`] | discovery and health of NVIDIA GPUs, through the driver's management library | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
 //! | [`clock`] | CLOCK_MONOTONIC and the time windows of grants | both |
 //! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
 //!
-//! The unsafe code is in `map` (address space) and in `emulated/region.rs`, which builds on it.
+//! The unsafe code is in `map` (address space), in `emulated/region.rs`, which builds on it, and in
+//! `nvml/raw.rs` (calls of NVML).
 //!
 //! # Tests on hardware
 //! No GPU has run this trait so far: only the emulated device exists and is tested. The trait follows
@@ -30,6 +32,7 @@ mod faults;
 mod map;
 pub mod memfd;
 pub mod memory;
+pub mod nvml;
 pub mod probe;
 pub mod ranges;
 pub mod topology;

@@ -102,6 +102,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("rten", &["millrace-engine"]),
     ("cudarc", &["millrace-device"]),
     ("ort", &["millrace-engine"]),
+    ("nvml-wrapper", &["millrace-device"]),
 ];
 
 fn metadata() -> Metadata {

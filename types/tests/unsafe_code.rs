@@ -17,6 +17,7 @@ const ALLOWED: [&str; 11] = [
     "client/function/src/ffi/tests.rs",
     "client/function/src/memory.rs",
     "engine/src/ort/library.rs",
+    "engine/src/ort/cuda.rs",
     "engine/src/ort/memory.rs",
     "engine/src/ort/module.rs",
     "engine/src/ort/value.rs",

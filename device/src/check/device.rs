@@ -116,7 +116,7 @@ fn swap_in(
     }
     issued.iter().try_for_each(|event| event.wait().map(drop))?;
     // A launch could begin.
-    drop(region.pin(std::slice::from_ref(&(0..bytes)))?);
+    drop(stream.pin(region, std::slice::from_ref(&(0..bytes)))?);
     let time = monotonic_now().since(began);
     match gpu.missing(region, 0..bytes) {
         None => Ok(time),

@@ -27,7 +27,7 @@ pub use event::CudaEvent;
 pub use gpu::CudaGpu;
 pub use pool::CudaChunk;
 pub use region::{CudaRegion, CudaRegionPin};
-pub use stream::{CudaBytes, CudaStream, GpuBytes, Owner};
+pub use stream::{CudaBytes, CudaStream, GpuBytes};
 
 /// Opens the driver, and checks that it shows a GPU.
 ///

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{AddressRange, RawStream};
+use super::driver::{AddressRange, RawEvent, RawStream};
 use super::event::CudaEvent;
 use super::mapper::Mapper;
 use super::pool::{BLOCK, CudaChunk, Pool};
@@ -49,6 +49,8 @@ struct State {
     /// Number of launches and values that read the region.
     pins: usize,
     issued: Vec<IssuedCopy>,
+    /// Events after work that was queued under pins which are gone.
+    readers: Vec<RawEvent>,
 }
 
 /// A part of the region, and where its memory is in the pool.
@@ -203,7 +205,7 @@ impl CudaRegion {
         let mut state = self.state();
         state.settle();
         let pieces = state.locate(&self.0.pool, bytes.clone())?;
-        if state.pins > 0 && state.loaded.intersects(bytes.clone()) {
+        if (state.pins > 0 || !state.readers.is_empty()) && state.loaded.intersects(bytes.clone()) {
             return Err(Error::Busy);
         }
         // A copy over bytes of an earlier copy comes after it.
@@ -221,12 +223,12 @@ impl CudaRegion {
         Ok(())
     }
 
-    /// Pins the region, so that a launch may read these bytes until the pin is dropped. The copies of
-    /// all of them were issued, and the launch comes after their events. Waits until the region is mapped.
+    /// Pins the region, so that work of the stream may read these bytes until the pin is dropped. Lets
+    /// the stream wait for the copies of the bytes, and waits until the region is mapped.
     ///
     /// # Errors
-    /// [`Error::NotResident`]; the error of the mapping.
-    pub fn pin(&self, reads: &[Range<u64>]) -> Result<CudaRegionPin, Error> {
+    /// [`Error::NotResident`] if the copy of some byte was not issued; the error of the mapping.
+    pub(super) fn pin(&self, stream: &Arc<RawStream>, reads: &[Range<u64>]) -> Result<CudaRegionPin, Error> {
         let mut state = self.state();
         while state.unmapped > 0 {
             state = self.0.mapped.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -242,11 +244,16 @@ impl CudaRegion {
                 return Err(Error::NotResident(gap));
             }
         }
+        for copy in &state.issued {
+            if reads.iter().any(|read| overlap(read, &copy.bytes)) {
+                stream.after(copy.event.raw())?;
+            }
+        }
         state.pins += 1;
-        Ok(CudaRegionPin(self.clone()))
+        Ok(CudaRegionPin { region: self.clone(), stream: Some(Arc::clone(stream)) })
     }
 
-    /// Pins bytes that are loaded, and returns where they are.
+    /// Pins bytes that are loaded, for work that the caller awaits, and returns where they are.
     pub(super) fn hold(&self, bytes: Range<u64>) -> Result<(CudaRegionPin, Vec<Piece>), Error> {
         if bytes.start > bytes.end || bytes.end > self.bytes() {
             return Err(past_the_end(&bytes));
@@ -258,7 +265,7 @@ impl CudaRegion {
         }
         let pieces = state.locate(&self.0.pool, bytes)?;
         state.pins += 1;
-        Ok((CudaRegionPin(self.clone()), pieces))
+        Ok((CudaRegionPin { region: self.clone(), stream: None }, pieces))
     }
 
     /// Returns where the first loaded bytes are.
@@ -277,7 +284,7 @@ impl CudaRegion {
 
 impl State {
     fn is_used(&self) -> bool {
-        self.pins > 0 || !self.issued.is_empty()
+        self.pins > 0 || !self.issued.is_empty() || !self.readers.is_empty()
     }
 
     /// Counts the bytes of finished copies as loaded. The bytes of a failed copy are missing.
@@ -291,6 +298,7 @@ impl State {
             }
             Err(_) => false,
         });
+        self.readers.retain(|event| matches!(event.is_done(), Ok(false)));
     }
 
     /// Returns the parts of the pool behind these bytes.
@@ -318,16 +326,27 @@ impl Drop for Inner {
             // After an error the context is lost, and its work with it.
             drop(copy.event.wait());
         }
+        for event in &state.readers {
+            drop(event.wait());
+        }
     }
 }
 
 /// Keeps the memory of a region mapped while a launch or a value reads it.
 #[derive(Debug)]
-pub struct CudaRegionPin(CudaRegion);
+pub struct CudaRegionPin {
+    region: CudaRegion,
+    /// The stream of the work that reads the region, if the work may still run after the pin.
+    stream: Option<Arc<RawStream>>,
+}
 
 impl Drop for CudaRegionPin {
     fn drop(&mut self) {
-        self.0.state().pins -= 1;
+        let last = self.stream.as_ref().map(|stream| stream.record());
+        let mut state = self.region.state();
+        state.pins -= 1;
+        // Without an event the context is lost, and its work with it.
+        state.readers.extend(last.and_then(Result::ok));
     }
 }
 

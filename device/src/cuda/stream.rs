@@ -1,8 +1,8 @@
 //! Streams: copies between host and GPU, and the events after them.
 #![allow(unsafe_code, reason = "queues copies of memory that is kept until they have finished")]
 
-use std::any::Any;
 use std::borrow::Cow;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::driver::stream::StreamPriority;
 use super::driver::{Context, PinnedBuffer, RawEvent, RawStream};
 use super::event::CudaEvent;
 use super::pool::CudaChunk;
-use super::region::{CudaRegion, Piece};
+use super::region::{CudaRegion, CudaRegionPin, Piece};
 use super::shared::{COPY_MAX, Shared};
 use crate::api::{CopySource, Device, Stream};
 use crate::error::Error;
@@ -27,30 +27,25 @@ pub enum CudaBytes<'a> {
     /// The bytes are in host memory.
     Host(Cow<'a, [u8]>),
     /// The bytes are on the GPU.
-    Gpu(GpuBytes),
+    Gpu(GpuBytes<'a>),
 }
 
 /// Bytes of the GPU's memory that an engine owns.
-#[derive(Debug, Clone)]
-pub struct GpuBytes {
+#[derive(Debug, Clone, Copy)]
+pub struct GpuBytes<'a> {
     address: u64,
     bytes: u64,
-    owner: Arc<dyn Owner>,
+    owner: PhantomData<&'a [u8]>,
 }
 
-/// A value that keeps memory of the GPU.
-pub trait Owner: Any + std::fmt::Debug + Send + Sync {}
-
-impl<T: Any + std::fmt::Debug + Send + Sync> Owner for T {}
-
-impl GpuBytes {
+impl GpuBytes<'_> {
     /// Names bytes of the GPU's memory.
     ///
     /// # Safety
-    /// The bytes stay as long as `owner`, and all work that writes to them was queued before.
+    /// The bytes stay for the lifetime, and all work that writes to them has finished.
     #[must_use]
-    pub unsafe fn new(address: u64, bytes: u64, owner: Arc<dyn Owner>) -> Self {
-        Self { address, bytes, owner }
+    pub unsafe fn new(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, owner: PhantomData }
     }
 }
 
@@ -66,8 +61,9 @@ impl CudaBytes<'_> {
 /// A stream of a CUDA GPU.
 #[derive(Debug)]
 pub struct CudaStream {
-    /// Before the ring, because a stream ends before the buffers of its copies.
-    raw: RawStream,
+    /// Before the ring, because a stream ends before the buffers of its copies. Shared with the pins
+    /// of launches in this stream.
+    raw: Arc<RawStream>,
     shared: Arc<Shared>,
     ring: Ring,
 }
@@ -100,7 +96,7 @@ impl Ring {
 impl CudaStream {
     pub(super) fn new(shared: &Arc<Shared>) -> Result<Self, Error> {
         let raw = RawStream::new(shared.context(), StreamPriority::High)?;
-        Ok(Self { raw, shared: Arc::clone(shared), ring: Ring::default() })
+        Ok(Self { raw: Arc::new(raw), shared: Arc::clone(shared), ring: Ring::default() })
     }
 
     /// Returns the driver's address of the stream, for an engine that queues its launches here.
@@ -117,6 +113,73 @@ impl CudaStream {
     pub fn begin_launch(&mut self) -> Result<(), Error> {
         self.enter()?;
         self.shared.faults.may_launch()
+    }
+
+    /// Pins the region, so that work which is queued to this stream may read these bytes until the pin
+    /// is dropped. The stream waits for the copies of the bytes, which were issued. The region stays
+    /// mapped until the work that was queued while the pin lived has finished.
+    ///
+    /// # Errors
+    /// [`Error::NotResident`]; the error of the mapping.
+    pub fn pin(&mut self, region: &CudaRegion, bytes: &[Range<u64>]) -> Result<CudaRegionPin, Error> {
+        self.enter()?;
+        region.pin(&self.raw, bytes)
+    }
+
+    /// Copies host memory to memory of the GPU that an engine owns. The source may change when the
+    /// call returns.
+    ///
+    /// # Safety
+    /// The target stays until the work of the stream has finished.
+    ///
+    /// # Errors
+    /// [`Error::ContextLost`], [`Error::Lost`].
+    pub unsafe fn write(&mut self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.enter()?;
+        let most = COPY_MAX.get() as usize;
+        for (at, part) in bytes.chunks(most).enumerate() {
+            let (buffer, used) = self.ring.free()?;
+            let buffer = &mut buffer.as_mut_slice()[..part.len()];
+            buffer.copy_from_slice(part);
+            // SAFETY: the buffer is not used again before its event; the caller keeps the target.
+            unsafe { self.raw.copy_to_gpu(to + (at * most) as u64, buffer)? };
+            *used = Some(self.raw.record()?);
+        }
+        Ok(())
+    }
+
+    /// Copies memory of the GPU to the host after the stream's earlier work, and waits for the copy.
+    ///
+    /// # Safety
+    /// The source stays for the call.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; the errors of the earlier work.
+    pub unsafe fn read(&mut self, from: u64, to: &mut [u8]) -> Result<(), Error> {
+        self.enter()?;
+        let most = COPY_MAX.get() as usize;
+        for (at, part) in to.chunks_mut(most).enumerate() {
+            let (buffer, _) = self.ring.free()?;
+            let length = part.len() as u64;
+            // SAFETY: the buffer has room for the largest copy, and the copy is awaited below.
+            unsafe { self.raw.copy_to_host(buffer.as_ptr(), from + (at * most) as u64, length)? };
+            self.raw.record()?.wait()?;
+            part.copy_from_slice(&buffer.as_slice()[..part.len()]);
+        }
+        Ok(())
+    }
+
+    /// Copies memory of the GPU within the GPU.
+    ///
+    /// # Safety
+    /// Both ranges stay until the work of the stream has finished.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), Error> {
+        self.enter()?;
+        // SAFETY: the caller's promise.
+        Ok(unsafe { self.raw.copy_on_gpu(to, from, bytes)? })
     }
 
     /// Makes the GPU current on this thread.
@@ -241,7 +304,7 @@ where
     fn fill(&mut self, region: &CudaRegion, source: CudaBytes<'_>) -> Result<(), Error> {
         self.enter()?;
         self.shared.faults.may_copy()?;
-        let GpuBytes { address, bytes, owner } = match source {
+        let GpuBytes { address, bytes, .. } = match source {
             CudaBytes::Gpu(bytes) => bytes,
             CudaBytes::Host(source) => {
                 let most = COPY_MAX.get() as usize;
@@ -256,14 +319,15 @@ where
             }
         };
         let raw = &self.raw;
-        region.issue(raw, 0..bytes, Box::new(owner), |pieces| {
+        region.issue(raw, 0..bytes, Box::new(()), |pieces| {
             for piece in pieces {
                 let length = piece.bytes.end - piece.bytes.start;
-                // SAFETY: the region keeps the owner of the source until the copies have finished.
+                // SAFETY: the source is borrowed until the copies are awaited below.
                 unsafe { raw.copy_on_gpu(piece.address, address + piece.bytes.start, length)? };
             }
             Ok(())
-        })
+        })?;
+        Ok(raw.synchronize()?)
     }
 
     fn copy_out(&mut self, source: CopySource<'_, D>, file: BorrowedFd<'_>, at: u64) -> Result<(), Error> {
@@ -282,10 +346,8 @@ where
                 self.write_out(&pieces, file, at)
             }
             CopySource::Bytes(CudaBytes::Host(bytes)) => memfd::write_at(file, &bytes, at),
-            CopySource::Bytes(CudaBytes::Gpu(GpuBytes { address, bytes, owner })) => {
-                let written = self.write_out(&[(address, bytes)], file, at);
-                drop(owner);
-                written
+            CopySource::Bytes(CudaBytes::Gpu(GpuBytes { address, bytes, .. })) => {
+                self.write_out(&[(address, bytes)], file, at)
             }
         }
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`library`] | opens the library, which is no part of this program |
 //! | [`memory`] | [`OrtDevice`]: what ONNX Runtime needs of a device, and the emulated GPU |
+//! | `cuda` | the CUDA GPU |
 //! | `module` | a loaded model and its launches, each a session of its own |
 //! | `value` | tensors |
 //!
@@ -15,6 +16,7 @@
 //! is made. A launch waits for the earlier work of its queue's stream, and the later work of that stream
 //! waits for the launch. **No GPU has run this code so far.**
 
+mod cuda;
 pub mod library;
 pub mod memory;
 mod module;
