@@ -1,6 +1,9 @@
 //! GPUs and the links between them, as data. `millrace-device` has the presets; a policy sees only
 //! these types.
 
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::GpuIndex;
@@ -18,6 +21,25 @@ pub struct Topology {
 }
 
 impl Topology {
+    /// Returns the topology of the first `count` GPUs and of the links between them and to the host, or
+    /// `None` if there are fewer GPUs.
+    #[must_use]
+    pub fn first_gpus(&self, count: NonZeroU32) -> Option<Self> {
+        let mut gpus = self.gpus.get(..count.get() as usize)?.to_vec();
+        let is_used = |(id, link): &(LinkId, &TopologyLink)| match link.kind {
+            LinkKind::NvLink { a, b } => a.0.max(b.0) < count.get(),
+            LinkKind::Pcie | LinkKind::PcieUplink => gpus.iter().any(|gpu| gpu.host_path.contains(id)),
+        };
+        let used: Vec<_> = (0..).map(LinkId).zip(&self.links).filter(is_used).collect();
+        let links = used.iter().map(|(_, link)| (*link).clone()).collect();
+        let renumbered: BTreeMap<LinkId, LinkId> =
+            used.iter().map(|(id, _)| *id).zip((0..).map(LinkId)).collect();
+        for gpu in &mut gpus {
+            gpu.host_path = gpu.host_path.iter().filter_map(|id| renumbered.get(id).copied()).collect();
+        }
+        Some(Self { name: self.name.clone(), gpus, links })
+    }
+
     /// Returns a GPU's NVLinks, each with the GPU at the other end.
     pub fn nvlinks_of(&self, gpu: GpuIndex) -> impl Iterator<Item = (LinkId, GpuIndex)> {
         (0..).map(LinkId).zip(&self.links).filter_map(move |(id, link)| match link.kind {

@@ -13,7 +13,7 @@ mod thread;
 
 pub use millrace_gpu::isolation::{ExecutorIsolation, ISOLATIONS};
 
-pub use crate::process_port::{ENGINES, ExecutorEngine};
+pub use crate::process_port::{ENGINES, ExecutorDevice, ExecutorEngine};
 pub use millrace_memory::elastic::MigrationPolicy;
 pub use millrace_memory::eviction::{EVICTIONS, Eviction};
 pub use millrace_nodes::index::LookupOrder;
@@ -187,7 +187,7 @@ pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
     let passing = forwarding::start(control.scores(), quotas_now, &node);
     // Requests are served from here until the worker is stopped.
     let (server, health) = server::serve(&service, config.limits, shown, listener);
-    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, engine = %config.engine, "worker started");
+    tracing::info!(node = %config.node, %addr, gpus = config.topology.gpus.len(), device = %config.device, dispatch = %config.policy.dispatch, eviction = %config.policy.eviction, isolation = %config.isolation, engine = %config.engine, "worker started");
     Ok(RunningWorker {
         addr,
         node: node.clone(),

@@ -19,8 +19,8 @@ use millrace_types::{Bytes, NodeName};
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{InjectedFaults, ServiceLimits};
 use millrace_worker::start::{
-    DataConfig, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker,
-    SchedulingPolicy, WorkerConfig,
+    DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher,
+    RunningWorker, SchedulingPolicy, WorkerConfig,
 };
 
 use crate::cluster::connector::{InProcessConnector, ServiceSlots};
@@ -62,6 +62,7 @@ pub(crate) struct LocalClusterPlan {
     /// The models that share an executor process.
     pub(crate) isolation: ExecutorIsolation,
     pub(crate) engine: ExecutorEngine,
+    pub(crate) device: ExecutorDevice,
     /// The launcher of users' programs, if workers may run programs.
     pub(crate) programs: Option<ProgramLauncher>,
     /// Whether tests may inject faults.
@@ -194,6 +195,7 @@ async fn start_workers(
             policy: SchedulingPolicy::default(),
             isolation: plan.isolation,
             engine: plan.engine,
+            device: plan.device.clone(),
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,

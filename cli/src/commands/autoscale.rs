@@ -1,6 +1,7 @@
 //! `autoscale`: starts and stops worker processes on this machine, by the cluster's scaling signal
 //! (Torpor's cluster manager, T02; the replacement of a lost node, T16).
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,10 +88,12 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
 }
 
 fn options(args: &Args) -> Result<Vec<String>, CommandFailure> {
-    let gpus = args.machine.topology()?.gpus.len() * args.max.max(1) as usize;
+    let workers = NonZeroU32::new(args.max).unwrap_or(NonZeroU32::MIN);
+    let machine = args.machine.gpus(workers)?;
+    let gpus = machine.topology.gpus.len() * workers.get() as usize;
     let threads = vec!["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
     let connections = [args.connections.words(), args.address.words()].concat();
-    Ok([args.machine.words(), args.options.words(), connections, threads].concat())
+    Ok([args.machine.words(&machine), args.options.words(), connections, threads].concat())
 }
 
 /// Reads the scaling signal and takes a step.

@@ -11,6 +11,7 @@ pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod events;
 pub(crate) mod get;
+pub(crate) mod gpus;
 pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod invoke;

@@ -15,8 +15,11 @@ use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_worker::service::InjectedFaults;
 use millrace_worker::start::DataConfig;
-use millrace_worker::start::{ENGINES, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher};
+use millrace_worker::start::{
+    ENGINES, ExecutorDevice, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher,
+};
 
+use crate::commands::gpus::{self, DeviceChoice, GpuLimits, WorkerGpus};
 use crate::failure::CommandFailure;
 
 /// The default port of a worker, for gateways.
@@ -25,10 +28,14 @@ pub(crate) const WORKER_PORT: u16 = 7080;
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerOptions {
-    /// The number of GPUs of each worker [default: the topology's].
+    /// The GPUs of each worker: this machine's (cuda), emulated ones (emulated), or this machine's if
+    /// it has GPUs, a driver and the library of ONNX Runtime for them, else emulated ones (auto).
+    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
+    device: DeviceChoice,
+    /// The number of GPUs of each worker [default: all of the machine's or of the topology's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
-    /// The memory of each GPU, such as 2GiB [default: the topology's].
+    /// The memory of each GPU for models and objects, such as 2GiB [default: nearly all of it].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
     /// The GPUs and links to emulate.
@@ -51,10 +58,11 @@ pub(crate) struct WorkerOptions {
     /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
     pub(crate) isolation: ExecutorIsolation,
-    /// The engine that runs models on the CPU: rten, which is part of this program, or ONNX Runtime
-    /// (ort) from the library at ORT_DYLIB_PATH.
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ENGINES))]
-    engine: ExecutorEngine,
+    /// The engine that runs models: rten, which is part of this program and needs emulated GPUs, or
+    /// ONNX Runtime (ort) from the library at ORT_DYLIB_PATH [default: rten with emulated GPUs, ort
+    /// with this machine's].
+    #[arg(long, value_name = "NAME", value_parser = one_of(ENGINES))]
+    engine: Option<ExecutorEngine>,
     /// The memory limit of objects on each GPU, at most a quarter of the GPU; 0 keeps all objects
     /// in host memory.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -232,9 +240,51 @@ pub(crate) struct ParentProcess {
 }
 
 impl WorkerOptions {
-    /// Returns the topology: a preset with its number of GPUs and memory changed.
-    pub(crate) fn topology(&self) -> Result<Topology, CommandFailure> {
-        topology(&self.topology, self.gpus, self.gpu_memory)
+    /// Returns the GPUs of a worker on a machine with this many workers.
+    pub(crate) fn gpus(&self, workers: NonZeroU32) -> Result<WorkerGpus, CommandFailure> {
+        let limits = GpuLimits { gpus: self.gpus, memory: self.gpu_memory };
+        match (self.device, self.why_emulated(workers)) {
+            (DeviceChoice::Cuda, Some(reason)) => {
+                Err(CommandFailure::usage(format!("--device cuda cannot be used with {reason}")))
+            }
+            (DeviceChoice::Cuda, None) => gpus::cuda(limits),
+            (DeviceChoice::Emulated, _) | (DeviceChoice::Auto, Some(_)) => self.emulated(),
+            (DeviceChoice::Auto, None) => gpus::cuda(limits).or_else(|missing| {
+                tracing::info!("the GPUs are emulated: {}", missing.message);
+                self.emulated()
+            }),
+        }
+    }
+
+    /// Returns the option that only emulated GPUs have, if there is one.
+    fn why_emulated(&self, workers: NonZeroU32) -> Option<String> {
+        if workers.get() > 1 {
+            // Each worker would take the memory of all GPUs.
+            return Some("several workers on a machine".to_owned());
+        }
+        if self.topology != DEFAULT_PRESET {
+            return Some("--topology".to_owned());
+        }
+        if self.isolation.per_model() {
+            return Some(format!("--isolation {}", self.isolation));
+        }
+        (self.engine == Some(ExecutorEngine::Rten)).then(|| "--engine rten".to_owned())
+    }
+
+    /// Returns emulated GPUs, after a check that the engine's library can be opened.
+    fn emulated(&self) -> Result<WorkerGpus, CommandFailure> {
+        let engine = self.engine.unwrap_or_default();
+        if engine == ExecutorEngine::Ort {
+            millrace_executor::check_library().map_err(|error| {
+                CommandFailure::failed(format!("--engine ort: {error}")).hint(format!(
+                    "install the Python package onnxruntime (1.24 or newer) and set {} to the \
+                     libonnxruntime.so in its folder capi, or start with --engine rten",
+                    millrace_executor::LIBRARY_VARIABLE
+                ))
+            })?;
+        }
+        let topology = topology(&self.topology, self.gpus, self.gpu_memory)?;
+        Ok(WorkerGpus { topology, device: ExecutorDevice::Emulated, engine })
     }
 
     /// Returns the disk limit of the models that a worker accepts.
@@ -249,20 +299,6 @@ impl WorkerOptions {
         }
     }
 
-    /// Returns the engine of the executors, after a check that its library can be opened.
-    pub(crate) fn engine(&self) -> Result<ExecutorEngine, CommandFailure> {
-        if self.engine == ExecutorEngine::Ort {
-            millrace_executor::check_library().map_err(|error| {
-                CommandFailure::failed(format!("--engine ort: {error}")).hint(format!(
-                    "install the Python package onnxruntime (1.24 or newer) and set {} to the \
-                     libonnxruntime.so in its folder capi, or start with --engine rten",
-                    millrace_executor::LIBRARY_VARIABLE
-                ))
-            })?;
-        }
-        Ok(self.engine)
-    }
-
     /// Returns the launcher of users' programs, if the worker may run programs.
     pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
         let launcher = self.allow_processes.then(ProgramLauncher::this_program).transpose();
@@ -274,9 +310,10 @@ impl WorkerOptions {
         DataConfig { memory: self.gpu_object_memory, ..DataConfig::default() }
     }
 
-    /// Returns the command-line words for these options.
-    pub(crate) fn words(&self) -> Vec<String> {
+    /// Returns the command-line words for these options with these GPUs.
+    pub(crate) fn words(&self, gpus: &WorkerGpus) -> Vec<String> {
         let mut words = vec!["--topology".to_owned(), self.topology.clone()];
+        words.extend(["--device".to_owned(), gpus.device.to_string()]);
         if let Some(gpus) = self.gpus {
             words.extend(["--gpus".to_owned(), gpus.to_string()]);
         }
@@ -289,7 +326,7 @@ impl WorkerOptions {
             words.extend(["--model-storage".to_owned(), storage.get().to_string()]);
         }
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
-        words.extend(["--engine".to_owned(), self.engine.to_string()]);
+        words.extend(["--engine".to_owned(), gpus.engine.to_string()]);
         words.extend(["--gpu-object-memory".to_owned(), self.gpu_object_memory.get().to_string()]);
         words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words
@@ -464,7 +501,7 @@ mod tests {
                 let first = Line::parse_from(typed.iter().chain(more));
                 let connections = &first.connections;
                 let words = [
-                    first.machine.words(),
+                    first.machine.words(&first.machine.gpus(NonZeroU32::MIN).unwrap()),
                     connections.controller.words(),
                     connections.worker.words(),
                     connections.address.words(),
@@ -547,7 +584,7 @@ mod tests {
 
     #[test]
     fn engine_accepts_only_the_names_of_its_table() {
-        takes_the_names("--engine", &ENGINES, |line| line.machine.engine);
+        takes_the_names("--engine", &ENGINES, |line| line.machine.engine.unwrap());
     }
 
     #[test]

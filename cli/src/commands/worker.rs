@@ -11,6 +11,7 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::ServiceLimits;
 use millrace_worker::start::{LookupOrder, RunningWorker, SchedulingPolicy, WorkerConfig};
 
+use crate::commands::gpus::WorkerGpus;
 use crate::commands::options::{
     AddressConnections, ParentProcess, ServerOptions, WORKER_PORT, WorkerConnections, WorkerOptions,
     advertised,
@@ -112,7 +113,7 @@ impl Args {
 
     fn config(&self) -> Result<WorkerConfig, CommandFailure> {
         self.options.check_exposed(self.listen)?;
-        let topology = self.machine.topology()?;
+        let WorkerGpus { topology, device, engine } = self.machine.gpus(NonZeroU32::MIN)?;
         let threads = self.executor_threads.map(NonZeroU32::get);
         Ok(WorkerConfig {
             node: self.name.clone(),
@@ -128,7 +129,8 @@ impl Args {
             model_storage: self.machine.model_storage()?,
             policy: SchedulingPolicy::default(),
             isolation: self.machine.isolation,
-            engine: self.machine.engine()?,
+            engine,
+            device,
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,

@@ -17,14 +17,16 @@ use super::finding::{CheckError, Findings, median, millis, rate};
 
 /// Bytes of a copy.
 const PIECE: u64 = 4 << 20;
-/// Memory that the check leaves to engines.
-const SCRATCH: Bytes = Bytes::gib(2);
+/// Memory that the check leaves free.
+const SPARE: Bytes = Bytes::gib(6);
 
 /// Check 27: takes the pool, and swaps models through the device's interface. All bytes that come back
 /// are compared with those that went there.
 pub(super) fn swaps(found: &mut Findings) -> Result<(), CheckError> {
-    let ceiling = Bench::new()?.ceiling_to_gpu()?;
-    let (gpu, time) = host_time(|| CudaGpu::open(SCRATCH))?;
+    let bench = Bench::new()?;
+    let ceiling = bench.ceiling_to_gpu()?;
+    let (free, _) = bench.context.memory()?;
+    let (gpu, time) = host_time(|| CudaGpu::open(free.saturating_sub(SPARE)))?;
     let memory = gpu.capabilities().memory;
     found.expect("taking the pool", millis(time), "ms", 100.0..=5000.0);
     found.value("memory of the pool", memory.get() as f64 / (1 << 20) as f64, "MiB");

@@ -20,8 +20,6 @@ use crate::api::{Capabilities, Device, InjectedFault, MemoryExtent, MissingBytes
 use crate::error::{DriverError, Error};
 use crate::memory::{HostAccess, HostRegion};
 
-/// Part of the free memory that stays free, beside the scratch memory: a twentieth.
-const SPARE: u64 = 20;
 /// Bytes that an injected fault changes.
 const CORRUPTED_BYTES: u64 = 4096;
 
@@ -34,18 +32,16 @@ pub struct CudaGpu {
 }
 
 impl CudaGpu {
-    /// Opens the first GPU that the driver shows to this process, and takes its memory except for
-    /// `scratch` and a twentieth of what is free. Engines use the scratch memory.
+    /// Opens the first GPU that the driver shows to this process, and takes whole blocks of its memory.
+    /// What is left is for the context, and for the memory that engines take by themselves.
     ///
     /// # Errors
-    /// [`Error::Lost`] without a driver or a GPU, [`Error::OutOfMemory`] if no memory is free.
-    pub fn open(scratch: Bytes) -> Result<Self, Error> {
+    /// [`Error::Lost`] without a driver or a GPU, [`Error::OutOfMemory`] if less memory is free.
+    pub fn open(memory: Bytes) -> Result<Self, Error> {
         let gpu = Gpu::all()?.first().copied();
         let gpu = gpu.ok_or_else(|| Error::Lost("the driver shows no GPU".to_owned()))?;
         let context = Context::open(gpu, WaitMode::Block)?;
-        let (free, _) = context.memory()?;
-        let most = free.saturating_sub(scratch);
-        let pool = Pool::take(&context, most.saturating_sub(Bytes(most.get() / SPARE)))?;
+        let pool = Pool::take(&context, memory)?;
         let mapper = Mapper::start(&context)?;
         let shared = Arc::new(Shared::new(context));
         Ok(Self { pool: Arc::new(pool), mapper, shared })
@@ -99,7 +95,7 @@ impl Device for CudaGpu {
     type Stream = CudaStream;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { memory: self.pool.bytes(), granularity: Bytes(BLOCK), copy_max: COPY_MAX }
+        Capabilities { memory: self.pool.bytes(), granularity: BLOCK, copy_max: COPY_MAX }
     }
 
     fn reserve(&self, bytes: Bytes) -> Result<CudaRegion, Error> {

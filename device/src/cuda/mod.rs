@@ -25,7 +25,7 @@ mod stream;
 pub use driver::DriverMissing;
 pub use event::CudaEvent;
 pub use gpu::CudaGpu;
-pub use pool::CudaChunk;
+pub use pool::{BLOCK, CudaChunk};
 pub use region::{CudaRegion, CudaRegionPin};
 pub use stream::{CudaBytes, CudaStream, GpuBytes};
 

@@ -11,7 +11,8 @@ use crate::error::{DriverError, Error};
 
 /// Bytes of a handle, and the unit of all extents. Mapping a handle takes as long whatever its size is
 /// (27 µs on an H100), so that smaller handles would make mapping slower than copying.
-pub(super) const BLOCK: u64 = 16 << 20;
+pub const BLOCK: Bytes = Bytes::mib(16);
+const BLOCK_BYTES: u64 = BLOCK.get();
 
 /// The memory of a GPU.
 #[derive(Debug)]
@@ -29,27 +30,32 @@ pub struct CudaChunk {
 }
 
 impl Pool {
-    /// Takes `bytes` of the GPU's memory, or less if another process was faster.
+    /// Takes `bytes` of the GPU's memory, in whole blocks.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if not all of it is free.
     pub(super) fn take(context: &Context, bytes: Bytes) -> Result<Self, Error> {
-        let blocks = bytes.get() / BLOCK;
-        let mut arena = AddressRange::reserve((blocks * BLOCK).max(BLOCK), 0)?;
+        let blocks = bytes.get() / BLOCK_BYTES;
+        if blocks == 0 {
+            return Err(Error::OutOfMemory(format!("{bytes} are less than a block of {BLOCK}")));
+        }
+        let mut arena = AddressRange::reserve(blocks * BLOCK_BYTES, 0)?;
         let mut handles = Vec::new();
         for at in 0..blocks {
-            let handle = match MemoryHandle::create(context.gpu(), BLOCK).map_err(Error::from) {
-                Ok(handle) => handle,
-                Err(Error::OutOfMemory(_)) => break,
-                Err(error) => return Err(error),
-            };
-            arena.map(at * BLOCK, &handle)?;
+            let handle = MemoryHandle::create(context.gpu(), BLOCK_BYTES).map_err(|error| {
+                let taken = Bytes(at * BLOCK_BYTES);
+                match error.into() {
+                    Error::OutOfMemory(_) => Error::OutOfMemory(format!(
+                        "only {taken} of the GPU are free, and {bytes} were asked for: another process uses \
+                         the GPU, or --gpu-memory is too large"
+                    )),
+                    error => error,
+                }
+            })?;
+            arena.map(at * BLOCK_BYTES, &handle)?;
             handles.push(handle);
         }
-        if handles.is_empty() {
-            let asked = Bytes(blocks * BLOCK);
-            return Err(Error::OutOfMemory(format!(
-                "the GPU has no block free of {asked} that were asked for"
-            )));
-        }
-        arena.open(0, handles.len() as u64 * BLOCK, context.gpu())?;
+        arena.open(0, blocks * BLOCK_BYTES, context.gpu())?;
         Ok(Self { arena, handles, context: context.clone() })
     }
 
@@ -58,7 +64,7 @@ impl Pool {
     }
 
     pub(super) fn bytes(&self) -> Bytes {
-        Bytes(self.handles.len() as u64 * BLOCK)
+        Bytes(self.handles.len() as u64 * BLOCK_BYTES)
     }
 
     /// Returns the address of an offset in the GPU's memory.
@@ -69,7 +75,7 @@ impl Pool {
     /// Checks that an extent is of whole blocks and within the memory.
     pub(super) fn check(&self, extent: MemoryExtent) -> Result<(), Error> {
         let MemoryExtent { offset, bytes } = extent;
-        let problem = if !offset.is_multiple_of(BLOCK) || !bytes.is_multiple_of(BLOCK) {
+        let problem = if !offset.is_multiple_of(BLOCK_BYTES) || !bytes.is_multiple_of(BLOCK_BYTES) {
             "not whole blocks of 16 MiB"
         } else if bytes == 0 {
             "empty"
@@ -88,10 +94,10 @@ impl Pool {
         at: u64,
         extent: MemoryExtent,
     ) -> Result<(), DriverError> {
-        let first = extent.offset / BLOCK;
-        for block in 0..extent.bytes / BLOCK {
+        let first = extent.offset / BLOCK_BYTES;
+        for block in 0..extent.bytes / BLOCK_BYTES {
             // The extent was checked, so the handle exists.
-            range.map(at + block * BLOCK, &self.handles[(first + block) as usize])?;
+            range.map(at + block * BLOCK_BYTES, &self.handles[(first + block) as usize])?;
         }
         Ok(())
     }

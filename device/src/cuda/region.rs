@@ -77,7 +77,7 @@ pub(super) struct Piece {
 
 impl CudaRegion {
     pub(super) fn new(pool: &Arc<Pool>, mapper: &Mapper, bytes: u64) -> Result<Self, Error> {
-        let whole = bytes.max(1).checked_next_multiple_of(BLOCK);
+        let whole = bytes.max(1).checked_next_multiple_of(BLOCK.get());
         let problem = "longer than the address space";
         let whole = whole.ok_or(Error::BadExtent { offset: 0, bytes, problem })?;
         let range = AddressRange::reserve(whole, 0)?;
@@ -113,7 +113,7 @@ impl CudaRegion {
             })
             .collect();
         placed.sort_by_key(|place| place.range.start);
-        check(&placed, self.0.bytes.next_multiple_of(BLOCK))?;
+        check(&placed, self.0.bytes.next_multiple_of(BLOCK.get()))?;
         let mut state = self.state();
         state.settle();
         if !state.placed.is_empty() || state.is_used() {
@@ -354,7 +354,7 @@ impl Drop for CudaRegionPin {
 fn check(sorted: &[Placed], bytes: u64) -> Result<(), Error> {
     let mut end = 0;
     for Placed { range, .. } in sorted {
-        let problem = if !range.start.is_multiple_of(BLOCK) {
+        let problem = if !range.start.is_multiple_of(BLOCK.get()) {
             "does not start at a block"
         } else if range.end > bytes {
             "past the end of the region"

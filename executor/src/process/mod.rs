@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use millrace_device::cuda::CudaGpu;
 use millrace_device::emulated::EmulatedGpu;
 use millrace_device::{Device, MemoryExtent, probe};
 use millrace_engine::ort::OrtEngine;
@@ -57,18 +58,34 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
     if hello.protocol_version != PROTOCOL_VERSION {
         return Err(Error::Version { theirs: hello.protocol_version, build: hello.build });
     }
-    let memory = descriptors.take(hello.device_memory_fd);
-    let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
+    let bytes = Bytes(hello.device_memory_bytes);
+    limit_memory(bytes);
     let threads = NonZeroUsize::new(hello.threads as usize).unwrap_or(NonZeroUsize::MIN);
-    limit_memory(Bytes(hello.device_memory_bytes));
-    let mut gpu = EmulatedGpu::new(memory, Bytes(hello.device_memory_bytes))?;
-    if hello.allow_faults && hello.late_seed != 0 {
-        gpu = gpu.with_late_work(hello.late_seed);
-    }
-    match hello.engine() {
-        wire_messages::Engine::Rten => serve(RtenEngine::new(gpu, threads), socket, decoder, &hello),
-        wire_messages::Engine::Ort => serve(OrtEngine::new(gpu, threads)?, socket, decoder, &hello),
-        wire_messages::Engine::Unspecified => Err(Error::Protocol("Hello names no engine of this build")),
+    match (hello.device(), hello.engine()) {
+        (wire_messages::Device::Cuda, wire_messages::Engine::Ort) => {
+            serve(OrtEngine::new(CudaGpu::open(bytes)?, threads)?, socket, decoder, &hello)
+        }
+        (wire_messages::Device::Emulated, engine) => {
+            let memory = descriptors.take(hello.device_memory_fd);
+            let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
+            let mut gpu = EmulatedGpu::new(memory, bytes)?;
+            if hello.allow_faults && hello.late_seed != 0 {
+                gpu = gpu.with_late_work(hello.late_seed);
+            }
+            match engine {
+                wire_messages::Engine::Rten => serve(RtenEngine::new(gpu, threads), socket, decoder, &hello),
+                wire_messages::Engine::Ort => serve(OrtEngine::new(gpu, threads)?, socket, decoder, &hello),
+                wire_messages::Engine::Unspecified => {
+                    Err(Error::Protocol("Hello names no engine of this build"))
+                }
+            }
+        }
+        (wire_messages::Device::Cuda, _) => {
+            Err(Error::Protocol("Hello names an engine that cannot use CUDA"))
+        }
+        (wire_messages::Device::Unspecified, _) => {
+            Err(Error::Protocol("Hello names no device of this build"))
+        }
     }
 }
 

@@ -82,6 +82,7 @@ fn run_failure(error: &DeviceError) -> RunFailure {
         | DeviceError::Lost(_)
         | DeviceError::Unsealed { .. }
         | DeviceError::Unsupported(_)
+        | DeviceError::Driver(_)
         | DeviceError::Os { .. } => RunFailure::Device,
     }
 }

@@ -150,6 +150,7 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
         probe_bytes: 0,
         late_seed: 0,
         engine: Engine::Rten.into(),
+        device: Device::Emulated.into(),
     }
 }
 

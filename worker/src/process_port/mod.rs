@@ -23,12 +23,14 @@ use crate::port::isolating::IsolatingPort;
 use crate::port::{ExecutorPort, PortFactory, PortSink};
 
 pub(crate) mod connection;
+mod device;
 mod engine;
 mod isolated;
 mod port;
 pub(crate) mod stderr;
 mod watch;
 
+pub use self::device::ExecutorDevice;
 pub use self::engine::{ENGINES, ExecutorEngine};
 pub use self::port::ExecutorCommand;
 
@@ -44,7 +46,8 @@ impl ProcessSpawner {
         let memory = topology.gpus.iter().map(|gpu| gpu.memory).collect();
         let isolation = ExecutorIsolation::default();
         let engine = ExecutorEngine::default();
-        Self(Arc::new(SpawnSettings { command, memory, threads, allow_faults, isolation, engine }))
+        let device = ExecutorDevice::default();
+        Self(Arc::new(SpawnSettings { command, memory, threads, allow_faults, isolation, engine, device }))
     }
 
     /// Returns the spawner with this isolation: whether the models of a GPU share an executor process.
@@ -57,6 +60,12 @@ impl ProcessSpawner {
     #[must_use]
     pub fn with_engine(self, engine: ExecutorEngine) -> Self {
         Self(Arc::new(SpawnSettings { engine, ..SpawnSettings::clone(&self.0) }))
+    }
+
+    /// Returns the spawner with these GPUs for the executors.
+    #[must_use]
+    pub fn with_device(self, device: ExecutorDevice) -> Self {
+        Self(Arc::new(SpawnSettings { device, ..SpawnSettings::clone(&self.0) }))
     }
 }
 

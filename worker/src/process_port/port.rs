@@ -16,6 +16,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::connection::ProcessConnection;
+use super::device::ExecutorDevice;
 use super::engine::ExecutorEngine;
 use super::{stderr, watch};
 use crate::port::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortSink, SharedDeviceMemory};
@@ -63,6 +64,7 @@ pub(super) struct SpawnSettings {
     pub(super) allow_faults: bool,
     pub(super) isolation: ExecutorIsolation,
     pub(super) engine: ExecutorEngine,
+    pub(super) device: ExecutorDevice,
 }
 
 /// The port of an executor process.
@@ -82,9 +84,9 @@ pub(super) struct ProcessPort {
 #[derive(Debug)]
 struct ExecutorProcess {
     incarnation: Incarnation,
-    /// The device memory. Without isolation the memory is dropped with the process, and its contents are
-    /// never used again.
-    memory: SharedDeviceMemory,
+    /// The memory of an emulated GPU. Without isolation the memory is dropped with the process, and its
+    /// contents are never used again. `None` for a CUDA GPU, whose memory the process owns.
+    memory: Option<SharedDeviceMemory>,
     connection: Rc<ProcessConnection>,
     // A pidfd refers to this process only, even after the process was reaped and its pid reused.
     pidfd: OwnedFd,
@@ -108,9 +110,14 @@ pub(super) enum StartError {
 }
 
 impl SpawnSettings {
-    /// Allocates the memory of a GPU, filled with zeros.
+    /// Returns the size of a GPU's memory.
+    fn memory_bytes(&self, gpu: GpuIndex) -> Result<Bytes, StartError> {
+        self.memory.get(gpu.0 as usize).copied().ok_or(StartError::NoSuchGpu(gpu))
+    }
+
+    /// Allocates the memory of an emulated GPU, filled with zeros.
     pub(super) fn device_memory(&self, gpu: GpuIndex) -> Result<SharedDeviceMemory, StartError> {
-        let bytes = self.memory.get(gpu.0 as usize).copied().ok_or(StartError::NoSuchGpu(gpu))?;
+        let bytes = self.memory_bytes(gpu)?;
         let memory = DeviceMemory::create(&format!("millrace-gpu{gpu}"), bytes)?;
         Ok(SharedDeviceMemory { descriptor: Arc::new(memory.share()?), bytes })
     }
@@ -136,11 +143,12 @@ impl ProcessPort {
 
     fn try_start(&mut self, incarnation: Incarnation) -> Result<(), StartError> {
         let (connection, theirs) = ProcessConnection::pair().map_err(StartError::Socket)?;
-        let memory = match &self.lent {
-            Some(lent) => lent.clone(),
-            None => self.settings.device_memory(self.gpu)?,
+        let memory = match (&self.settings.device, &self.lent) {
+            (ExecutorDevice::Cuda { .. }, _) => None,
+            (ExecutorDevice::Emulated, Some(lent)) => Some(lent.clone()),
+            (ExecutorDevice::Emulated, None) => Some(self.settings.device_memory(self.gpu)?),
         };
-        connection.send(self.hello(incarnation, &memory)?)?;
+        connection.send(self.hello(incarnation, memory.as_ref())?)?;
         let command = &self.settings.command;
         let failed = |error| StartError::Spawn { program: command.program.clone(), error };
         let passed =
@@ -150,6 +158,7 @@ impl ProcessPort {
             .args(&command.args)
             .env_clear()
             .envs(variables)
+            .envs(self.settings.device.variables(self.gpu))
             .envs(command.envs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -178,26 +187,32 @@ impl ProcessPort {
     fn hello(
         &self,
         incarnation: Incarnation,
-        memory: &SharedDeviceMemory,
+        memory: Option<&SharedDeviceMemory>,
     ) -> Result<SocketFrame, StartError> {
         let SpawnSettings { threads, allow_faults, engine, .. } = &*self.settings;
+        let bytes = self.settings.memory_bytes(self.gpu)?;
         let hello = Hello {
             protocol_version: PROTOCOL_VERSION,
             build: BUILD.into(),
             incarnation: incarnation.0,
             gpu: self.gpu.0,
-            device_memory_bytes: memory.bytes.get(),
+            device_memory_bytes: bytes.get(),
             device_memory_fd: 0,
             threads: *threads,
             allow_faults: *allow_faults,
             // Only the first executor measures: requests that lost an executor wait for the next one.
-            probe_bytes: if self.probed { 0 } else { PROBE_MAX.min(memory.bytes).get() },
+            probe_bytes: if self.probed {
+                0
+            } else {
+                PROBE_MAX.max(self.settings.device.block()).min(bytes).get()
+            },
             late_seed: 0,
+            device: self.settings.device.wire().into(),
             engine: engine.wire().into(),
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
-        let memory = memory.descriptor.try_clone().map_err(StartError::Descriptor)?;
-        Ok(SocketFrame::new(&command, vec![memory])?)
+        let memory = memory.map(|memory| memory.descriptor.try_clone()).transpose();
+        Ok(SocketFrame::new(&command, memory.map_err(StartError::Descriptor)?.into_iter().collect())?)
     }
 
     fn try_send(&self, command: command::Command, descriptors: &[Descriptor]) -> Result<(), SendError> {
@@ -239,7 +254,7 @@ impl ExecutorPort for ProcessPort {
     }
 
     fn memory(&self) -> Option<SharedDeviceMemory> {
-        Some(self.process.as_ref()?.memory.clone())
+        self.process.as_ref()?.memory.clone()
     }
 
     fn kill(&mut self) {

@@ -17,8 +17,9 @@ use tokio::process::Child;
 use super::connection::{ProcessConnection, ReceivedEvent};
 use crate::port::{PortEvent, PortEventKind, PortSink};
 
-/// Maximum time from the start of a process to `Ready`.
-const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time from the start of a process to `Ready`. A CUDA GPU of 80 GB takes 3 s, most of them for its
+/// memory.
+const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The watch of an executor process.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use millrace_types::{Bytes, NodeName};
 use crate::data_dir;
 use crate::faults::InjectedFaults;
 use crate::node_config::DataConfig;
-use crate::process_port::{ExecutorCommand, ExecutorEngine};
+use crate::process_port::{ExecutorCommand, ExecutorDevice, ExecutorEngine};
 use crate::programs::ProgramLauncher;
 use crate::service::ServiceLimits;
 
@@ -51,6 +51,8 @@ pub struct WorkerConfig {
     pub isolation: ExecutorIsolation,
     /// The engine that executors run models with.
     pub engine: ExecutorEngine,
+    /// The kind of GPUs. The topology describes them.
+    pub device: ExecutorDevice,
     /// The first place to ask for data that a program names and this worker does not have.
     pub lookup: LookupOrder,
     /// Number of threads for one executor's launches.

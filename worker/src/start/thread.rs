@@ -32,7 +32,8 @@ impl ActorThread {
             allow_faults,
         )
         .with_isolation(isolation)
-        .with_engine(config.engine);
+        .with_engine(config.engine)
+        .with_device(config.device.clone());
         let context = NodeContext::new(config.seed, Box::new(spawner));
         let (started, handle) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -16,8 +16,8 @@ use millrace_types::{Bytes, BytesPerSec, DataId, Epoch, Failure, GpuIndex, NodeN
 use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::{InjectedFaults, ServiceLimits, WorkerService};
 use millrace_worker::start::{
-    DataConfig, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher, RunningWorker,
-    SchedulingPolicy, WorkerConfig, start,
+    DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher,
+    RunningWorker, SchedulingPolicy, WorkerConfig, start,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -113,6 +113,7 @@ pub(crate) fn config(dir: &Path, controllers: &[SocketAddr], gpus: u32) -> Worke
         policy: SchedulingPolicy::default(),
         isolation: ExecutorIsolation::default(),
         engine: ExecutorEngine::default(),
+        device: ExecutorDevice::default(),
         lookup: LookupOrder::default(),
         executor_threads: 1,
         faults: InjectedFaults::Obey,

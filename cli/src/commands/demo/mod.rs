@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use millrace_proto::trace::SpanRing;
 use millrace_types::Bytes;
 use millrace_worker::service::InjectedFaults;
-use millrace_worker::start::{DataConfig, ExecutorEngine, ExecutorIsolation, OBJECT_MEMORY};
+use millrace_worker::start::{DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, OBJECT_MEMORY};
 
 use crate::cluster::{InProcessCluster, LocalClusterPlan};
 use crate::commands::options::{AllConnections, topology};
@@ -127,6 +127,7 @@ fn plan(args: &Args, folder: &Path) -> Result<LocalClusterPlan, CommandFailure> 
         preset: None,
         isolation: ExecutorIsolation::default(),
         engine: ExecutorEngine::default(),
+        device: ExecutorDevice::default(),
         programs: None,
         faults: InjectedFaults::Refuse,
         insecure: false,

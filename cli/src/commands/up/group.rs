@@ -38,8 +38,8 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, Co
     args.options.check_exposed(args.listen)?;
     args.options.check_exposed(args.internal())?;
     // Checked here too, so that the refusal is not the message of a worker among those of other processes.
-    args.machine.engine()?;
-    let gpus = args.machine.topology()?.gpus.len() * args.workers().get() as usize;
+    let machine = args.machine.gpus(args.workers())?;
+    let gpus = machine.topology.gpus.len() * args.workers().get() as usize;
     let threads = ["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
     Ok(GroupPlan {
         data_dir,
@@ -58,7 +58,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, Co
             .chain(args.policy.words())
             .chain(args.connections.controller.words())
             .collect(),
-        machine: [args.machine.words(), args.connections.worker.words(), threads.to_vec()].concat(),
+        machine: [args.machine.words(&machine), args.connections.worker.words(), threads.to_vec()].concat(),
         grace: args.options.grace,
         restart: if args.restart { RestartPolicy::WithBackoff } else { RestartPolicy::Never },
         log: match config.log_format {

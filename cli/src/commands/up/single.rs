@@ -41,20 +41,22 @@ pub(super) async fn run(
 
 fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<LocalClusterPlan, CommandFailure> {
     alone(&data_dir)?;
+    let gpus = args.machine.gpus(args.workers())?;
     Ok(LocalClusterPlan {
         data_dir,
         client: args.listen,
         internal: args.internal(),
         worker: args.worker(),
         workers: args.workers(),
-        topology: args.machine.topology()?,
+        topology: gpus.topology,
         host_memory: args.machine.host_memory,
         object_memory: args.machine.object_memory,
         gpu_data: args.machine.gpu_data(),
         model_storage: args.machine.model_storage()?,
         preset: args.policy.preset,
         isolation: args.machine.isolation,
-        engine: args.machine.engine()?,
+        engine: gpus.engine,
+        device: gpus.device,
         programs: args.machine.programs()?,
         faults: args.options.faults(),
         insecure: args.options.insecure,
