@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use millrace_device::{Error as DeviceError, RangeSet};
+use millrace_device::{Error as DeviceError, Event as _, RangeSet, Stream as _};
 use millrace_model::extract::{ExtractError, ExtractableGraph, ValueType};
 use ort::AsPointer as _;
 use ort::memory::MemoryInfo;
@@ -22,7 +22,7 @@ use ort::sys;
 use ort::value::{DynTensor, DynTensorValueType};
 
 use super::Shared;
-use super::memory::OrtDevice;
+use super::memory::{OrtDevice, Provider};
 use super::value::{self, OrtValue};
 use crate::api::{KernelSpec, LaunchArg, ModelCode};
 use crate::error::Error;
@@ -61,6 +61,8 @@ struct BoundSession {
     outputs: Vec<String>,
     /// Memory in which the outputs are allocated.
     memory: MemoryInfo<'static>,
+    /// Whether an argument is copied to the host when it is bound, because a node on the CPU reads the value.
+    copies_args: bool,
     /// Tensors over the region, to which the binding refers.
     _weights: Vec<DynTensor>,
 }
@@ -170,6 +172,10 @@ impl<D: OrtDevice> OrtKernel<D> {
         let tensors: Vec<_> = args.iter().map(|arg| value_of(arg).tensor()).collect();
         let outputs = {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+            if session.copies_args {
+                // ONNX Runtime copies such an argument outside the stream.
+                stream.record()?.wait()?;
+            }
             session.run(&tensors).map_err(launch_error)?
         };
         let tensors = outputs.into_iter().map(|output| {
@@ -209,6 +215,12 @@ impl BoundSession {
         // other last bits as a whole than launch by launch. They gain nothing where weights are inputs.
         let mut builder = shared.session(GraphOptimizationLevel::Level1)?;
         let session = builder.commit_from_memory(onnx).map_err(code)?;
+        let elsewhere = inputs_elsewhere(&session, shared.provider).map_err(code)?;
+        // The copy of a weight would be made now, while no weight is on the device.
+        if let Some((weight, _)) = weights.iter().find(|(name, _)| elsewhere.contains(&name.as_str())) {
+            return Err(Error::Code(format!("the device lacks an operator that reads weight {weight:?}")));
+        }
+        let copies_args = args.iter().any(|arg| elsewhere.contains(&arg.as_str()));
         let mut binding = session.create_binding().map_err(code)?;
         let mut kept = Vec::with_capacity(weights.len());
         for (name, weight) in weights {
@@ -229,7 +241,7 @@ impl BoundSession {
         // The device orders the work by its streams, so a run need not wait for the provider.
         options.disable_device_sync().map_err(code)?;
         let memory = shared.output_memory()?;
-        Ok(Self { binding, session, options, args, outputs, memory, _weights: kept })
+        Ok(Self { binding, session, options, args, outputs, memory, copies_args, _weights: kept })
     }
 
     /// Runs the session, and returns its outputs in order.
@@ -254,6 +266,29 @@ impl BoundSession {
         let missing = || ort::Error::new("a run made no value for an output");
         self.outputs.iter().map(|output| made.remove(output).ok_or_else(missing)).collect()
     }
+}
+
+/// Returns the inputs that a session takes from other memory than that of its provider's device.
+fn inputs_elsewhere(session: &Session, provider: Provider) -> Result<Vec<&str>, ort::Error> {
+    let expected = match provider {
+        Provider::Cpu => sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU,
+        Provider::Cuda { .. } => sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_GPU,
+    };
+    let inputs = session.inputs();
+    let mut infos = vec![std::ptr::null(); inputs.len()];
+    // SAFETY: the session is alive, and the list has an entry for each of its inputs.
+    let status =
+        unsafe { (ort::api().SessionGetMemoryInfoForInputs)(session.ptr(), infos.as_mut_ptr(), infos.len()) };
+    // SAFETY: the status comes from the call above and is used once.
+    unsafe { ort::Error::result_from_status(status)? };
+    let named = inputs.iter().zip(infos).filter(|(_, info)| !info.is_null());
+    let elsewhere = named.filter(|(_, info)| {
+        let mut found = expected;
+        // SAFETY: the info belongs to the session, which is alive.
+        unsafe { (ort::api().MemoryInfoGetDeviceType)(*info, &raw mut found) };
+        found != expected
+    });
+    Ok(elsewhere.map(|(input, _)| input.name()).collect())
 }
 
 /// Binds a value to an input. `IoBinding::bind_input` is no choice: it copies a tensor over memory that ONNX
