@@ -21,7 +21,7 @@ use ort::session::{IoBinding, RunOptions, Session};
 use ort::sys;
 use ort::value::{DynTensor, DynTensorValueType};
 
-use super::Shared;
+use super::context::SessionContext;
 use super::memory::{OrtDevice, Provider};
 use super::value::{self, OrtValue};
 use crate::api::{KernelSpec, LaunchArg, ModelCode};
@@ -49,7 +49,7 @@ pub struct OrtKernel<D: OrtDevice> {
     // Declared after the session, which is dropped first: the region's addresses and the engine's stream must
     // outlive the session.
     region: D::Region,
-    _engine: Arc<Shared<D>>,
+    _context: Arc<SessionContext<D>>,
 }
 
 /// A session with bound weights.
@@ -94,7 +94,11 @@ impl<D: OrtDevice> OrtModule<D> {
         Ok(Self { graph, types: OnceLock::new(), region: region.clone() })
     }
 
-    pub(super) fn kernel(&self, shared: &Arc<Shared<D>>, spec: &KernelSpec) -> Result<OrtKernel<D>, Error> {
+    pub(super) fn kernel(
+        &self,
+        context: &Arc<SessionContext<D>>,
+        spec: &KernelSpec,
+    ) -> Result<OrtKernel<D>, Error> {
         let region_bytes = D::region_bytes(&self.region);
         for read in &spec.reads {
             if read.end > region_bytes || read.start > read.end {
@@ -105,7 +109,7 @@ impl<D: OrtDevice> OrtModule<D> {
         }
         let none = HashMap::new();
         let types = match spec.args.iter().any(|arg| self.graph.is_computed(arg)) {
-            true => self.types(shared)?,
+            true => self.types(context)?,
             false => &none,
         };
         let part = self.graph.extract(&spec.args, &spec.writes, types).map_err(|error| match error {
@@ -122,25 +126,25 @@ impl<D: OrtDevice> OrtModule<D> {
             // SAFETY: the extractor checked that the bytes are within the region. Only a launch reads the
             // tensor, and a launch pins these bytes. The kernel keeps the region alive.
             let tensor =
-                unsafe { value::over(&shared.allocator(), address, weight.bytes, element, &weight.shape)? };
+                unsafe { value::over(&context.allocator(), address, weight.bytes, element, &weight.shape)? };
             weights.push((weight.name, tensor));
         }
-        let session = BoundSession::new(shared, &part.onnx, &spec.args, part.outputs, weights)?;
+        let session = BoundSession::new(context, &part.onnx, &spec.args, part.outputs, weights)?;
         Ok(OrtKernel {
             session: Mutex::new(session),
             args: spec.args.len(),
             reads: reads.iter().collect(),
             region: self.region.clone(),
-            _engine: Arc::clone(shared),
+            _context: Arc::clone(context),
         })
     }
 
     /// Returns the types that ONNX Runtime infers for the values that nodes compute.
-    fn types(&self, shared: &Shared<D>) -> Result<&HashMap<String, ValueType>, Error> {
+    fn types(&self, context: &SessionContext<D>) -> Result<&HashMap<String, ValueType>, Error> {
         if let Some(types) = self.types.get() {
             return Ok(types);
         }
-        let session = shared
+        let session = context
             .cpu_session(GraphOptimizationLevel::Disable)?
             .commit_from_memory(&self.graph.typed_by_engine())
             .map_err(|error| Error::Code(error.to_string()))?;
@@ -204,7 +208,7 @@ fn launch_error(error: ort::Error) -> Error {
 
 impl BoundSession {
     fn new<D: OrtDevice>(
-        shared: &Shared<D>,
+        context: &SessionContext<D>,
         onnx: &[u8],
         args: &[String],
         outputs: Vec<String>,
@@ -213,9 +217,9 @@ impl BoundSession {
         let code = |error: ort::Error| Error::Code(error.to_string());
         // Extended optimizations fuse nodes, but not across the end of a launch: the same run would then have
         // other last bits as a whole than launch by launch. They gain nothing where weights are inputs.
-        let mut builder = shared.session(GraphOptimizationLevel::Level1)?;
+        let mut builder = context.session(GraphOptimizationLevel::Level1)?;
         let session = builder.commit_from_memory(onnx).map_err(code)?;
-        let elsewhere = inputs_elsewhere(&session, shared.provider).map_err(code)?;
+        let elsewhere = inputs_elsewhere(&session, context.provider).map_err(code)?;
         // The copy of a weight would be made now, while no weight is on the device.
         if let Some((weight, _)) = weights.iter().find(|(name, _)| elsewhere.contains(&name.as_str())) {
             return Err(Error::Code(format!("the device lacks an operator that reads weight {weight:?}")));
@@ -233,14 +237,14 @@ impl BoundSession {
             let element = element.ok_or_else(|| Error::Code(format!("input {name:?} is not a tensor")))?;
             Ok(BoundArg {
                 name: c_string(name)?,
-                placeholder: value::allocate(&shared.allocator(), element, &[0])?,
+                placeholder: value::allocate(&context.allocator(), element, &[0])?,
             })
         });
         let args = placeholders.collect::<Result<_, Error>>()?;
         let mut options = RunOptions::new().map_err(code)?;
         // The device orders the work by its streams, so a run need not wait for the provider.
         options.disable_device_sync().map_err(code)?;
-        let memory = shared.output_memory()?;
+        let memory = context.output_memory()?;
         Ok(Self { binding, session, options, args, outputs, memory, copies_args, _weights: kept })
     }
 
