@@ -56,6 +56,7 @@ fn main() {
 }
 
 fn measure(name: &str, model: Vec<u8>, input: &Input, repeats: u32) {
+    println!("\n{name}: first ONNX Runtime, then rten");
     let file = Buffer::from(model);
     let compiled = compile(&file).unwrap();
     let mut ort = launches(|gpu| OrtEngine::new(gpu, NonZeroUsize::MIN).unwrap(), &compiled, &file, input);
@@ -78,7 +79,7 @@ fn measure(name: &str, model: Vec<u8>, input: &Input, repeats: u32) {
             }
         }
     }
-    println!("\n{name}: median of {ROUNDS}");
+    println!("  median of {ROUNDS}:");
     for Way { name, mut times, .. } in ways {
         times.sort();
         println!("  {:>10.3} ms  {name}", times[ROUNDS / 2].as_secs_f64() * 1e3);
@@ -127,6 +128,14 @@ fn launches<E: Engine<Device = EmulatedGpu>>(
         reads: compiled.launches.iter().flat_map(|launch| launch.reads.clone()).collect(),
     };
     let kernel = engine.kernel(&module, &spec).unwrap();
+    let began = monotonic_now();
+    let cut = compiled.launches.iter().map(|launch| {
+        let args = launch.args.clone();
+        let writes = launch.writes.clone();
+        engine.kernel(&module, &KernelSpec { args, writes, reads: launch.reads.clone() }).unwrap()
+    });
+    let count = cut.collect::<Vec<_>>().len();
+    println!("  {:>10.3} ms  {count} launches prepared", monotonic_now().since(began).as_secs_f64() * 1e3);
     let chunk = engine.device().create(MemoryExtent { offset: 0, bytes: mapped }).unwrap();
     engine.device().map(&region, vec![(0, chunk)]).unwrap();
     let mut queue = engine.queue(LaunchThreads::One).unwrap();

@@ -204,11 +204,13 @@ fn a_launch_begins_at_a_value_of_an_earlier_launch<E: TestedEngine>(mut bench: B
     let first = bench.kernel(&module, "sum", 0..PAGE);
     let reads = PAGE..WEIGHTS;
     let writes = vec!["total".into(), "sum".into()];
-    let spec = KernelSpec { args: vec!["sum".into()], writes, reads: vec![reads] };
-    let second = bench.engine.kernel(&module, &spec).unwrap();
+    // A launch may take values that it does not read, such as an unused input of the model.
+    let args = vec!["input".into(), "sum".into()];
+    let second = bench.engine.kernel(&module, &KernelSpec { args, writes, reads: vec![reads] }).unwrap();
     let input = bench.input();
-    let sum = bench.queue.launch(&module, &first, vec![LaunchArg::Give(input)]).unwrap().remove(0);
-    let values = bench.queue.launch(&module, &second, vec![LaunchArg::Lend(&sum)]).unwrap();
+    let sum = bench.queue.launch(&module, &first, vec![LaunchArg::Lend(&input)]).unwrap().remove(0);
+    let args = vec![LaunchArg::Give(input), LaunchArg::Lend(&sum)];
+    let values = bench.queue.launch(&module, &second, args).unwrap();
     let firsts = values.iter().map(|value| bench.first(value)).collect::<Vec<_>>();
     assert_eq!((firsts, bench.first(&sum)), (vec![211.0, 11.0], 11.0));
 }
@@ -243,6 +245,31 @@ fn a_launch_over_onnx_runtime_also_needs_the_weights_that_it_did_not_declare() {
     let liar = bench.kernel(&module, "total", 0..PAGE);
     let refused = bench.launch(&module, &liar);
     assert!(matches!(refused, Err(Error::Device(DeviceError::NotResident(gap))) if gap == (PAGE..WEIGHTS)));
+}
+
+#[test]
+fn onnx_runtime_computes_in_half_precision() {
+    let Some(mut bench) = bench::<OrtEngine<EmulatedGpu>>() else { return };
+    let halves = |number: u16| number.to_le_bytes().repeat(PAGE as usize / 2);
+    // The FP16 numbers 1, 2 and 3.
+    let [one, two, three] = [0x3c00, 0x4000, 0x4200].map(halves);
+    let host = HostRegion::from_bytes("test", &two).unwrap();
+    let region = bench.gpu().reserve(host.bytes()).unwrap();
+    let graph = tiny::half_add("weights.data", PAGE / 2);
+    let code = ModelCode { graph, weights_name: "weights.data", weights: &host };
+    let module = bench.engine.load(&region, code).unwrap();
+    let spec = KernelSpec { args: vec!["input".into()], writes: vec!["sum".into()], reads: vec![] };
+    let kernel = bench.engine.kernel(&module, &spec).unwrap();
+    let chunk = bench.gpu().create(MemoryExtent { offset: 0, bytes: PAGE }).unwrap();
+    bench.gpu().map(&region, vec![(0, chunk)]).unwrap();
+    bench.queue.stream().copy(&region, &host, 0..PAGE).unwrap();
+    let contents = TensorBytes::Inline(one.into());
+    let shape = vec![PAGE as usize / 2];
+    let input = bench.queue.upload(HostTensor { datatype: DataType::Fp16, shape, contents }).unwrap();
+    let sum = bench.queue.launch(&module, &kernel, vec![LaunchArg::Give(input)]).unwrap();
+    let sum = bench.queue.download(&sum[0], DataType::Fp16, usize::MAX).unwrap();
+    let TensorBytes::Inline(sum) = sum.contents else { panic!("inline was asked for") };
+    assert_eq!(sum, three);
 }
 
 #[test]

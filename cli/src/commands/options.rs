@@ -250,7 +250,8 @@ impl WorkerOptions {
             (DeviceChoice::Cuda, None) => gpus::cuda(limits),
             (DeviceChoice::Emulated, _) | (DeviceChoice::Auto, Some(_)) => self.emulated(),
             (DeviceChoice::Auto, None) => gpus::cuda(limits).or_else(|missing| {
-                tracing::info!("the GPUs are emulated: {}", missing.message);
+                let reason = missing.message.unwrap_or_default();
+                tracing::info!("the GPUs are emulated: {reason}");
                 self.emulated()
             }),
         }

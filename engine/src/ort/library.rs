@@ -61,7 +61,7 @@ pub fn environment(threads: NonZeroUsize) -> Result<Environment, Error> {
     if let Some(environment) = &*current {
         return Ok(environment.clone());
     }
-    let path = check_library()?;
+    let path = library_path()?;
     let builder = ort::init_from(&path).map_err(|error| Error::Library(error.to_string()))?;
     let environment = builder
         .with_name("millrace")

@@ -135,7 +135,7 @@ pub unsafe trait OrtDevice: Device {
 
 /// Lets CUDA's provider enqueue all work to a stream of the device.
 pub(super) fn cuda_provider(provider: CUDA, stream: NonNull<c_void>) -> CUDA {
-    // SAFETY: the stream is the compute stream of the engine's shared part, which every kernel keeps alive and
+    // SAFETY: the stream is the compute stream of a `SessionContext`, which every kernel keeps alive and
     // which drops its own session first.
     unsafe { provider.with_compute_stream(stream.as_ptr().cast()) }
 }

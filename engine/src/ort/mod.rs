@@ -5,6 +5,7 @@
 //! | [`library`] | opens the library, which is no part of this program |
 //! | [`memory`] | [`OrtDevice`]: what ONNX Runtime needs of a device, and the emulated GPU |
 //! | `cuda` | the CUDA GPU |
+//! | `context` | the environment, allocator and stream of an engine's sessions |
 //! | `module` | a loaded model and its launches, each a session of its own |
 //! | `value` | tensors |
 //!
@@ -16,28 +17,24 @@
 //! is made. A launch waits for the earlier work of its queue's stream, and the later work of that stream
 //! waits for the launch. **No GPU has run this code so far.**
 
+mod context;
 mod cuda;
 pub mod library;
 pub mod memory;
 mod module;
 mod value;
 
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use millrace_device::Stream as _;
 use millrace_types::DataType;
-use ort::environment::Environment;
-use ort::ep::CUDA;
-use ort::logging::LogLevel;
-use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
-use ort::session::Session;
-use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use crate::api::{Engine, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue, TensorPart};
 use crate::error::Error;
+
+use context::SessionContext;
 
 pub use memory::{DeviceAddress, OrtDevice, Provider};
 pub use module::{OrtKernel, OrtModule};
@@ -46,31 +43,7 @@ pub use value::OrtValue;
 /// ONNX Runtime on a device.
 #[derive(Debug)]
 pub struct OrtEngine<D: OrtDevice> {
-    shared: Arc<Shared<D>>,
-}
-
-/// The parts of an engine that its queues and kernels use. The fields are dropped in this order: a session
-/// must be dropped before the stream in which it runs.
-struct Shared<D: OrtDevice> {
-    /// Allocates values in the device's memory. Locked, because allocators of some providers are not safe on
-    /// several threads.
-    allocator: Mutex<Allocator>,
-    /// Keeps the provider of the allocator alive.
-    _anchor: Option<Session>,
-    /// The stream in which all sessions run; `None` if launches run on the caller's thread.
-    compute: Option<Mutex<D::Stream>>,
-    environment: Environment,
-    provider: Provider,
-    device: D,
-}
-
-impl<D: OrtDevice> fmt::Debug for Shared<D> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("device", &self.device)
-            .field("provider", &self.provider)
-            .finish_non_exhaustive()
-    }
+    context: Arc<SessionContext<D>>,
 }
 
 impl<D: OrtDevice> OrtEngine<D> {
@@ -80,82 +53,7 @@ impl<D: OrtDevice> OrtEngine<D> {
     /// # Errors
     /// [`Error::Library`] if the library cannot be opened or lacks the device's provider; of the device lost.
     pub fn new(device: D, threads: NonZeroUsize) -> Result<Self, Error> {
-        let environment = library::environment(threads)?;
-        let provider = device.provider();
-        let compute = match provider {
-            Provider::Cpu => None,
-            Provider::Cuda { .. } => Some(Mutex::new(device.stream()?)),
-        };
-        let cpu = Mutex::new(Allocator::default());
-        let mut shared = Shared { allocator: cpu, _anchor: None, compute, environment, provider, device };
-        if let Provider::Cuda { device_id } = provider {
-            // An allocator of CUDA belongs to a session.
-            let anchor = shared.session(GraphOptimizationLevel::Disable)?.commit_from_memory(&IDENTITY)?;
-            shared.allocator = Mutex::new(Allocator::new(&anchor, cuda_memory(device_id)?)?);
-            shared._anchor = Some(anchor);
-        }
-        Ok(Self { shared: Arc::new(shared) })
-    }
-}
-
-/// An ONNX model with a single node, `y = Identity(x)` of type FLOAT, in IR version 8 and opset 17.
-const IDENTITY: [u8; 45] = [
-    0x08, 8, // IR version
-    0x3a, 37, // graph
-    0x0a, 16, 0x0a, 1, b'x', 0x12, 1, b'y', 0x22, 8, b'I', b'd', b'e', b'n', b't', b'i', b't',
-    b'y', // node
-    0x12, 1, b'g', // name
-    0x5a, 9, 0x0a, 1, b'x', 0x12, 4, 0x0a, 2, 0x08, 1, // input
-    0x62, 3, 0x0a, 1, b'y', // output
-    0x42, 2, 0x10, 17, // opset
-];
-
-fn cuda_memory(device_id: i32) -> Result<MemoryInfo<'static>, ort::Error> {
-    MemoryInfo::new(AllocationDevice::CUDA, device_id, AllocatorType::Device, MemoryType::Default)
-}
-
-impl<D: OrtDevice> Shared<D> {
-    fn allocator(&self) -> MutexGuard<'_, Allocator> {
-        self.allocator.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the memory in which sessions allocate outputs.
-    fn output_memory(&self) -> Result<MemoryInfo<'static>, ort::Error> {
-        match self.provider {
-            Provider::Cpu => {
-                MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default)
-            }
-            Provider::Cuda { device_id } => cuda_memory(device_id),
-        }
-    }
-
-    /// Begins a session that runs on the CPU.
-    fn cpu_session(&self, optimizations: GraphOptimizationLevel) -> Result<SessionBuilder, ort::Error> {
-        let builder = Session::builder(&self.environment)?
-            .with_optimization_level(optimizations)?
-            // Packed constants would be copies of them.
-            .with_prepacking(false)?
-            .with_env_allocators()?
-            // Every error is also returned, and a request's error is no matter for the log.
-            .with_log_level(LogLevel::Fatal)?;
-        Ok(builder)
-    }
-
-    /// Begins a session that runs on the device.
-    fn session(&self, optimizations: GraphOptimizationLevel) -> Result<SessionBuilder, ort::Error> {
-        let builder = self.cpu_session(optimizations)?;
-        let Provider::Cuda { device_id } = self.provider else { return Ok(builder) };
-        let compute = self.compute();
-        let Some(stream) = compute.as_deref().and_then(D::raw_stream) else {
-            return Err(ort::Error::new("the device has no CUDA stream"));
-        };
-        let cuda = memory::cuda_provider(CUDA::default().with_device_id(device_id), stream);
-        // Without `error_on_failure`, a provider that cannot be loaded is silently replaced by the CPU.
-        Ok(builder.with_execution_providers([cuda.build().error_on_failure()])?)
-    }
-
-    fn compute(&self) -> Option<MutexGuard<'_, D::Stream>> {
-        self.compute.as_ref().map(|stream| stream.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(Self { context: Arc::new(SessionContext::new(device, threads)?) })
     }
 }
 
@@ -167,23 +65,23 @@ impl<D: OrtDevice> Engine for OrtEngine<D> {
     type Queue = OrtQueue<D>;
 
     fn device(&self) -> &D {
-        &self.shared.device
+        &self.context.device
     }
 
     fn load(&self, region: &D::Region, code: ModelCode<'_>) -> Result<OrtModule<D>, Error> {
-        self.shared.device.check_alive()?;
+        self.context.device.check_alive()?;
         OrtModule::load(region, code)
     }
 
     fn kernel(&self, module: &OrtModule<D>, spec: &KernelSpec) -> Result<OrtKernel<D>, Error> {
-        self.shared.device.check_alive()?;
-        module.kernel(&self.shared, spec)
+        self.context.device.check_alive()?;
+        module.kernel(&self.context, spec)
     }
 
     /// Creates a queue. The number of threads is a hint that is not followed: all sessions share the threads of
     /// the environment.
     fn queue(&self, _threads: LaunchThreads) -> Result<OrtQueue<D>, Error> {
-        Ok(OrtQueue { stream: self.shared.device.stream()?, shared: Arc::clone(&self.shared) })
+        Ok(OrtQueue { stream: self.context.device.stream()?, context: Arc::clone(&self.context) })
     }
 
     fn enter<R: Send>(&self, queue: OrtQueue<D>, body: impl FnOnce(OrtQueue<D>) -> R + Send) -> R {
@@ -203,14 +101,14 @@ impl<D: OrtDevice> Engine for OrtEngine<D> {
 /// A queue of launches.
 pub struct OrtQueue<D: OrtDevice> {
     stream: D::Stream,
-    shared: Arc<Shared<D>>,
+    context: Arc<SessionContext<D>>,
 }
 
 impl<D: OrtDevice> OrtQueue<D> {
     /// Lets later work of the queue's stream wait for all launches so far. Memory that a value gives back may
     /// still be used by a launch when the allocator hands it out again.
     fn join_compute(&mut self) -> Result<(), Error> {
-        if let Some(mut compute) = self.shared.compute() {
+        if let Some(mut compute) = self.context.compute() {
             let launched = compute.record()?;
             self.stream.after(&launched)?;
         }
@@ -230,7 +128,7 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
         args: Vec<LaunchArg<'_, OrtValue<D>>>,
     ) -> Result<Vec<OrtValue<D>>, Error> {
         D::begin_launch(&mut self.stream)?;
-        let values = match self.shared.compute() {
+        let values = match self.context.compute() {
             None => kernel.launch(&mut self.stream, args),
             Some(mut compute) => {
                 let earlier = self.stream.record()?;
@@ -242,7 +140,7 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
             }
         };
         // A launch on a device that was lost in the meantime returns no results, and its error is the loss.
-        self.shared.device.check_alive()?;
+        self.context.device.check_alive()?;
         values
     }
 
@@ -252,9 +150,9 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
         shape: Vec<usize>,
         parts: Vec<TensorPart<'_, D::Region>>,
     ) -> Result<OrtValue<D>, Error> {
-        self.shared.device.check_alive()?;
+        self.context.device.check_alive()?;
         self.join_compute()?;
-        OrtValue::gather(&self.shared.allocator(), &mut self.stream, datatype, &shape, parts)
+        OrtValue::gather(&self.context.allocator(), &mut self.stream, datatype, &shape, parts)
     }
 
     fn view_region(
@@ -264,15 +162,15 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
         region: &D::Region,
         bytes: Range<u64>,
     ) -> Result<OrtValue<D>, Error> {
-        self.shared.device.check_alive()?;
+        self.context.device.check_alive()?;
         self.join_compute()?;
         let stream = &mut self.stream;
-        OrtValue::in_place(&self.shared.allocator(), stream, datatype, &shape, region, bytes)
+        OrtValue::in_place(&self.context.allocator(), stream, datatype, &shape, region, bytes)
     }
 
     fn detach(&mut self, value: OrtValue<D>) -> OrtValue<D> {
         match self.join_compute() {
-            Ok(()) => value.detached(&self.shared.allocator(), &mut self.stream),
+            Ok(()) => value.detached(&self.context.allocator(), &mut self.stream),
             // The device is lost, so no value is read any more.
             Err(_) => value,
         }
@@ -288,23 +186,7 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
         datatype: DataType,
         inline_max: usize,
     ) -> Result<HostTensor, Error> {
-        self.shared.device.check_alive()?;
+        self.context.device.check_alive()?;
         value.download(&mut self.stream, datatype, inline_max)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_model_behind_the_allocator_loads() {
-        if std::env::var_os(library::LIBRARY_VARIABLE).is_none() {
-            eprintln!("skipped: {} is not set", library::LIBRARY_VARIABLE);
-            return;
-        }
-        let environment = library::environment(NonZeroUsize::MIN).unwrap();
-        let session = Session::builder(&environment).unwrap().commit_from_memory(&IDENTITY).unwrap();
-        assert_eq!((session.inputs()[0].name(), session.outputs()[0].name()), ("x", "y"));
     }
 }

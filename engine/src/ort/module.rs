@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use millrace_device::{Error as DeviceError, RangeSet};
+use millrace_device::{Error as DeviceError, Event as _, RangeSet, Stream as _};
 use millrace_model::extract::{ExtractError, ExtractableGraph, ValueType};
 use ort::AsPointer as _;
 use ort::memory::MemoryInfo;
@@ -21,8 +21,8 @@ use ort::session::{IoBinding, RunOptions, Session};
 use ort::sys;
 use ort::value::{DynTensor, DynTensorValueType};
 
-use super::Shared;
-use super::memory::OrtDevice;
+use super::context::SessionContext;
+use super::memory::{OrtDevice, Provider};
 use super::value::{self, OrtValue};
 use crate::api::{KernelSpec, LaunchArg, ModelCode};
 use crate::error::Error;
@@ -49,7 +49,7 @@ pub struct OrtKernel<D: OrtDevice> {
     // Declared after the session, which is dropped first: the region's addresses and the engine's stream must
     // outlive the session.
     region: D::Region,
-    _engine: Arc<Shared<D>>,
+    _context: Arc<SessionContext<D>>,
 }
 
 /// A session with bound weights.
@@ -61,6 +61,8 @@ struct BoundSession {
     outputs: Vec<String>,
     /// Memory in which the outputs are allocated.
     memory: MemoryInfo<'static>,
+    /// Whether an argument is copied to the host when it is bound, because a node on the CPU reads the value.
+    copies_args: bool,
     /// Tensors over the region, to which the binding refers.
     _weights: Vec<DynTensor>,
 }
@@ -92,7 +94,11 @@ impl<D: OrtDevice> OrtModule<D> {
         Ok(Self { graph, types: OnceLock::new(), region: region.clone() })
     }
 
-    pub(super) fn kernel(&self, shared: &Arc<Shared<D>>, spec: &KernelSpec) -> Result<OrtKernel<D>, Error> {
+    pub(super) fn kernel(
+        &self,
+        context: &Arc<SessionContext<D>>,
+        spec: &KernelSpec,
+    ) -> Result<OrtKernel<D>, Error> {
         let region_bytes = D::region_bytes(&self.region);
         for read in &spec.reads {
             if read.end > region_bytes || read.start > read.end {
@@ -103,7 +109,7 @@ impl<D: OrtDevice> OrtModule<D> {
         }
         let none = HashMap::new();
         let types = match spec.args.iter().any(|arg| self.graph.is_computed(arg)) {
-            true => self.types(shared)?,
+            true => self.types(context)?,
             false => &none,
         };
         let part = self.graph.extract(&spec.args, &spec.writes, types).map_err(|error| match error {
@@ -120,25 +126,25 @@ impl<D: OrtDevice> OrtModule<D> {
             // SAFETY: the extractor checked that the bytes are within the region. Only a launch reads the
             // tensor, and a launch pins these bytes. The kernel keeps the region alive.
             let tensor =
-                unsafe { value::over(&shared.allocator(), address, weight.bytes, element, &weight.shape)? };
+                unsafe { value::over(&context.allocator(), address, weight.bytes, element, &weight.shape)? };
             weights.push((weight.name, tensor));
         }
-        let session = BoundSession::new(shared, &part.onnx, &spec.args, part.outputs, weights)?;
+        let session = BoundSession::new(context, &part.onnx, &spec.args, part.outputs, weights)?;
         Ok(OrtKernel {
             session: Mutex::new(session),
             args: spec.args.len(),
             reads: reads.iter().collect(),
             region: self.region.clone(),
-            _engine: Arc::clone(shared),
+            _context: Arc::clone(context),
         })
     }
 
     /// Returns the types that ONNX Runtime infers for the values that nodes compute.
-    fn types(&self, shared: &Shared<D>) -> Result<&HashMap<String, ValueType>, Error> {
+    fn types(&self, context: &SessionContext<D>) -> Result<&HashMap<String, ValueType>, Error> {
         if let Some(types) = self.types.get() {
             return Ok(types);
         }
-        let session = shared
+        let session = context
             .cpu_session(GraphOptimizationLevel::Disable)?
             .commit_from_memory(&self.graph.typed_by_engine())
             .map_err(|error| Error::Code(error.to_string()))?;
@@ -170,6 +176,10 @@ impl<D: OrtDevice> OrtKernel<D> {
         let tensors: Vec<_> = args.iter().map(|arg| value_of(arg).tensor()).collect();
         let outputs = {
             let mut session = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+            if session.copies_args {
+                // ONNX Runtime copies such an argument outside the stream.
+                stream.record()?.wait()?;
+            }
             session.run(&tensors).map_err(launch_error)?
         };
         let tensors = outputs.into_iter().map(|output| {
@@ -198,7 +208,7 @@ fn launch_error(error: ort::Error) -> Error {
 
 impl BoundSession {
     fn new<D: OrtDevice>(
-        shared: &Shared<D>,
+        context: &SessionContext<D>,
         onnx: &[u8],
         args: &[String],
         outputs: Vec<String>,
@@ -207,8 +217,14 @@ impl BoundSession {
         let code = |error: ort::Error| Error::Code(error.to_string());
         // Extended optimizations fuse nodes, but not across the end of a launch: the same run would then have
         // other last bits as a whole than launch by launch. They gain nothing where weights are inputs.
-        let mut builder = shared.session(GraphOptimizationLevel::Level1)?;
+        let mut builder = context.session(GraphOptimizationLevel::Level1)?;
         let session = builder.commit_from_memory(onnx).map_err(code)?;
+        let elsewhere = inputs_elsewhere(&session, context.provider).map_err(code)?;
+        // The copy of a weight would be made now, while no weight is on the device.
+        if let Some((weight, _)) = weights.iter().find(|(name, _)| elsewhere.contains(&name.as_str())) {
+            return Err(Error::Code(format!("the device lacks an operator that reads weight {weight:?}")));
+        }
+        let copies_args = args.iter().any(|arg| elsewhere.contains(&arg.as_str()));
         let mut binding = session.create_binding().map_err(code)?;
         let mut kept = Vec::with_capacity(weights.len());
         for (name, weight) in weights {
@@ -221,15 +237,15 @@ impl BoundSession {
             let element = element.ok_or_else(|| Error::Code(format!("input {name:?} is not a tensor")))?;
             Ok(BoundArg {
                 name: c_string(name)?,
-                placeholder: value::allocate(&shared.allocator(), element, &[0])?,
+                placeholder: value::allocate(&context.allocator(), element, &[0])?,
             })
         });
         let args = placeholders.collect::<Result<_, Error>>()?;
         let mut options = RunOptions::new().map_err(code)?;
         // The device orders the work by its streams, so a run need not wait for the provider.
         options.disable_device_sync().map_err(code)?;
-        let memory = shared.output_memory()?;
-        Ok(Self { binding, session, options, args, outputs, memory, _weights: kept })
+        let memory = context.output_memory()?;
+        Ok(Self { binding, session, options, args, outputs, memory, copies_args, _weights: kept })
     }
 
     /// Runs the session, and returns its outputs in order.
@@ -254,6 +270,29 @@ impl BoundSession {
         let missing = || ort::Error::new("a run made no value for an output");
         self.outputs.iter().map(|output| made.remove(output).ok_or_else(missing)).collect()
     }
+}
+
+/// Returns the inputs that a session takes from other memory than that of its provider's device.
+fn inputs_elsewhere(session: &Session, provider: Provider) -> Result<Vec<&str>, ort::Error> {
+    let expected = match provider {
+        Provider::Cpu => sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU,
+        Provider::Cuda { .. } => sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_GPU,
+    };
+    let inputs = session.inputs();
+    let mut infos = vec![std::ptr::null(); inputs.len()];
+    // SAFETY: the session is alive, and the list has an entry for each of its inputs.
+    let status =
+        unsafe { (ort::api().SessionGetMemoryInfoForInputs)(session.ptr(), infos.as_mut_ptr(), infos.len()) };
+    // SAFETY: the status comes from the call above and is used once.
+    unsafe { ort::Error::result_from_status(status)? };
+    let named = inputs.iter().zip(infos).filter(|(_, info)| !info.is_null());
+    let elsewhere = named.filter(|(_, info)| {
+        let mut found = expected;
+        // SAFETY: the info belongs to the session, which is alive.
+        unsafe { (ort::api().MemoryInfoGetDeviceType)(*info, &raw mut found) };
+        found != expected
+    });
+    Ok(elsewhere.map(|(input, _)| input.name()).collect())
 }
 
 /// Binds a value to an input. `IoBinding::bind_input` is no choice: it copies a tensor over memory that ONNX

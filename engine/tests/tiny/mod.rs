@@ -101,6 +101,7 @@ struct TensorType {
 const FLOAT: i32 = 1;
 const INT64: i32 = 7;
 const BOOL: i32 = 9;
+const FLOAT16: i32 = 10;
 const EXTERNAL: i32 = 1;
 /// Number of the attribute type of a subgraph.
 const GRAPH: i32 = 5;
@@ -158,6 +159,17 @@ pub(crate) fn two_adds(file: &str, elements: u64) -> Vec<u8> {
 pub(crate) fn pick(file: &str, elements: u64) -> Vec<u8> {
     let indices = external("indices", INT64, file, 0..elements * 8, elements);
     model(vec![node("Gather", ["input", "indices"], "picked")], vec![indices], "picked")
+}
+
+/// Returns a model of FP16 with `sum = input + weight`. The weight is a vector of `elements` elements in `file`.
+pub(crate) fn half_add(file: &str, elements: u64) -> Vec<u8> {
+    encode(Graph {
+        node: vec![node("Add", ["input", "weight"], "sum")],
+        name: "tiny".to_owned(),
+        initializer: vec![external("weight", FLOAT16, file, 0..elements * 2, elements)],
+        input: vec![value("input", FLOAT16)],
+        output: vec![value("sum", FLOAT16)],
+    })
 }
 
 /// Returns a model that adds to `doubled = input + input` a vector that `flag` chooses. Both branches name
