@@ -463,6 +463,14 @@ mod tests {
         host_names: HostNames,
     }
 
+    /// Returns the GPUs of a line, without a look for the library of its engine.
+    fn emulated_gpus(line: &Line) -> WorkerGpus {
+        let machine = &line.machine;
+        let topology = topology(&machine.topology, machine.gpus, machine.gpu_memory).unwrap();
+        let engine = machine.engine.unwrap_or_default();
+        WorkerGpus { topology, device: ExecutorDevice::Emulated, engine }
+    }
+
     #[test]
     fn options_round_trip_through_their_words() {
         let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
@@ -499,10 +507,14 @@ mod tests {
                     "models",
                 ],
             ] {
-                let first = Line::parse_from(typed.iter().chain(more));
+                let mut first = Line::parse_from(typed.iter().chain(more));
+                let gpus = emulated_gpus(&first);
+                // The words name the outcome of a choice.
+                first.machine.device = DeviceChoice::Emulated;
+                first.machine.engine = Some(gpus.engine);
                 let connections = &first.connections;
                 let words = [
-                    first.machine.words(&first.machine.gpus(NonZeroU32::MIN).unwrap()),
+                    first.machine.words(&gpus),
                     connections.controller.words(),
                     connections.worker.words(),
                     connections.address.words(),
