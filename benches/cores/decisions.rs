@@ -9,7 +9,7 @@ use millrace_core::Core;
 use millrace_core::attempts::{AttemptRecord, Idempotence};
 use millrace_core::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
 use millrace_gpu::GpuCore;
-use millrace_memory::{BLOCK, MemoryMap};
+use millrace_memory::{BlockSize, CHUNK, MemoryMap};
 use millrace_nodes::placement;
 use millrace_nodes::router::{self, ModelResidency, WorkerCandidate};
 use millrace_scheduling::dispatch::{self, Dispatcher};
@@ -106,7 +106,7 @@ fn memory(c: &mut Criterion) {
     // 16 GiB full of models of 20 to 120 MiB; each turn loads the model that was evicted longest
     // ago.
     let blocks = |model: u32| 10 + model * 37 % 51;
-    let mut map = MemoryMap::new(Bytes::gib(16));
+    let mut map = MemoryMap::new(Bytes::gib(16), BlockSize::DEFAULT);
     let mut model = 0;
     let mut now = 0;
     let mut bring = || {
@@ -135,7 +135,7 @@ fn topology() -> Topology {
 }
 
 fn start(transfer: u64, gpu: u32) -> fabric::Event {
-    let bytes = Bytes(BLOCK.0 * 1_000_000);
+    let bytes = Bytes(CHUNK.0 * 1_000_000);
     let cargo =
         TransferCargo::Weights(WeightsCargo { model: ModelId(gpu), generation: Generation(1), bytes });
     let chunks = std::iter::once(0..1_000_000).collect();
@@ -184,7 +184,7 @@ fn granted(actions: &[fabric::Action], out: &mut Vec<(TransferId, BatchId)>) {
 }
 
 fn gpu_request(c: &mut Criterion) {
-    let mut gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16)));
+    let mut gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::gib(16), BlockSize::DEFAULT));
     let mut actions = Vec::new();
     let model = ModelId(1);
     let weights = Bytes::mib(2);

@@ -21,6 +21,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use millrace_core::Core;
 use millrace_core::ids::FunctionIndex;
 use millrace_core::ids::ObjectKey;
+use millrace_memory::BlockSize;
 use millrace_memory::elastic::{
     Action, AllocationPurpose, Config, ConsumerDistance, ElasticStore, Event, MIGRATIONS, MemoryPool,
     MigrationPolicy, POOLS, PoolPolicy,
@@ -60,7 +61,7 @@ fn nanos(work: impl FnOnce()) -> u64 {
 
 /// Times the replacement of an object among [`LIVE`] in a pool.
 fn takes(policy: PoolPolicy) -> (u64, u64) {
-    let mut pool = MemoryPool::new(policy, CAP);
+    let mut pool = MemoryPool::new(policy, CAP, BlockSize::DEFAULT);
     let mut draws = Draws(1);
     let mut actions = Vec::new();
     let mut take = |pool: &mut MemoryPool, size| {

@@ -106,7 +106,7 @@ fn invalid_extents_are_refused_and_leave_the_region_unmapped() {
         &[(0, end, PAGE)],
         &[(0, u64::MAX - PAGE + 1, PAGE)],
         &[(1, 0, PAGE)],
-        &[(2 * PAGE, 0, PAGE)],
+        &[(Bytes::mib(2).get(), 0, PAGE)],
         &[(0, 0, PAGE), (0, PAGE, PAGE)],
         &[(0, 0, 2 * PAGE), (PAGE, 2 * PAGE, PAGE)],
     ] {
@@ -117,6 +117,14 @@ fn invalid_extents_are_refused_and_leave_the_region_unmapped() {
     assert!(matches!(bench.map(&[(PAGE, PAGE, PAGE)]), Err(Error::Busy)), "it is mapped");
     assert!(matches!(bench.copy(0..BYTES), Err(Error::NotMapped(gap)) if gap == (PAGE..BYTES)));
     assert!(matches!(bench.copy(0..BYTES + 1), Err(Error::BadExtent { .. })));
+}
+
+#[test]
+fn an_extent_may_end_behind_the_region_within_its_last_block() {
+    let mut bench = bench();
+    bench.map(&[(0, 0, Bytes::mib(1).get())]).unwrap();
+    bench.copy(0..BYTES).unwrap();
+    assert!(matches!(bench.copy(0..BYTES + 1), Err(Error::BadExtent { .. })), "the region is no longer");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use millrace_gpu::ExecutorIsolation;
+use millrace_memory::BlockSize;
 use millrace_memory::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, STORE_CAP};
 use millrace_memory::eviction::Eviction;
 use millrace_scheduling::dispatch::PolicyConfig;
@@ -52,7 +53,13 @@ impl DataConfig {
         let Self { memory, pool, migration } = self;
         let cap = memory.min(Bytes(gpu.get() / DATA_SHARE));
         let floor = Bytes(POOL_FLOOR.get() * cap.get().min(STORE_CAP.get()) / STORE_CAP.get());
-        (cap > Bytes::ZERO).then_some(elastic::Config { cap, floor, pool, migration })
+        (cap > Bytes::ZERO).then_some(elastic::Config {
+            cap,
+            floor,
+            pool,
+            migration,
+            ..elastic::Config::default()
+        })
     }
 }
 
@@ -60,6 +67,8 @@ impl DataConfig {
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
     pub topology: Topology,
+    /// The unit in which every GPU's memory is given out.
+    pub block: BlockSize,
     /// Maximum number of requests at a time, waiting and running.
     pub requests_max: u32,
     /// Maximum number of requests in flight for one function.
@@ -90,6 +99,7 @@ impl NodeConfig {
         let data = DataConfig::default();
         Self {
             topology,
+            block: BlockSize::DEFAULT,
             requests_max: REQUESTS_MAX,
             in_flight_max: IN_FLIGHT_MAX,
             dispatch: policy.dispatch,

@@ -125,6 +125,7 @@ impl Supervisor {
         let config = dispatch::Config::of(topology, self.state.config.requests_max)
             .with_peers(topology)
             .with_ways(topology)
+            .with_block(self.state.config.block)
             .with_eviction(self.state.policy().eviction)
             .with_policy(self.state.policy().dispatch, self.state.seed);
         let mut dispatch = Batcher::new(&config);
@@ -190,7 +191,7 @@ impl Supervisor {
             directory: Arc::clone(self.state.directory()),
             joined: self.neighbours_of(index).into_iter().collect(),
         };
-        let core = GpuCore::new(index, MemoryMap::new(hardware.memory))
+        let core = GpuCore::new(index, MemoryMap::new(hardware.memory, self.state.config.block))
             .with_eviction(self.state.policy().eviction)
             .with_isolation(self.state.config.isolation)
             .with_data(self.state.config.data.store_config(hardware.memory));

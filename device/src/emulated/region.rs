@@ -25,6 +25,10 @@ use crate::ranges::RangeSet;
 /// Number of bytes that an injected fault changes at the start of each loaded range.
 const CORRUPTED_BYTES: u64 = 4096;
 
+/// Block of an emulated GPU's memory in bytes. Memory is mapped in whole blocks, so a region has addresses
+/// for the rest of its last block.
+const BLOCK: u64 = 2 << 20;
+
 /// Reserved addresses of an emulated GPU. Clones refer to the same region.
 #[derive(Debug, Clone)]
 pub struct EmulatedRegion(Arc<Inner>);
@@ -32,7 +36,7 @@ pub struct EmulatedRegion(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     reservation: Reservation,
-    /// Requested size in bytes; the reservation has whole pages.
+    /// Requested size in bytes; the reservation has whole blocks.
     bytes: u64,
     state: Mutex<State>,
 }
@@ -72,7 +76,9 @@ type Piece = (Range<u64>, Arc<OwnedFd>, u64);
 
 impl EmulatedRegion {
     pub(super) fn new(bytes: u64) -> Result<Self, Error> {
-        let reservation = Reservation::new(bytes)?;
+        // A size without a next block is beyond the address space, which the reservation reports.
+        let whole = bytes.max(1).checked_next_multiple_of(BLOCK).unwrap_or(bytes);
+        let reservation = Reservation::new(whole)?;
         Ok(Self(Arc::new(Inner { reservation, bytes, state: Mutex::default() })))
     }
 

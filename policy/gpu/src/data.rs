@@ -22,9 +22,9 @@
 
 use std::collections::BTreeSet;
 
-use millrace_types::{Bytes, ModelId, Timestamp};
+use millrace_types::{ModelId, Timestamp};
 
-use super::data_store::{GpuDataStore, blocks_of};
+use super::data_store::GpuDataStore;
 use super::gpu_core::GpuCore;
 use super::isolation::ExecutorIsolation;
 use super::object_action::ObjectAction;
@@ -34,7 +34,7 @@ use millrace_core::Core as _;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::RequestKey;
 use millrace_memory::elastic::{self, ElasticStore, ObjectCounts, ObjectLocation, StoreExtent};
-use millrace_memory::{BLOCK, BlockRun, EvictedModel, MemoryShortage};
+use millrace_memory::{BlockRun, EvictedModel, MemoryShortage};
 
 impl GpuCore {
     /// Returns the store of intermediate data; `None` before the first object.
@@ -83,7 +83,7 @@ impl GpuCore {
     pub(super) fn limit_data(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let Some(store) = self.store() else { return };
         let was = store.limit();
-        let limit = Bytes(BLOCK.0 * u64::from(self.spare_blocks()));
+        let limit = self.memory.block().bytes(self.spare_blocks());
         if limit.min(self.data.as_ref().map_or(limit, |data| data.config.cap)) != was {
             self.tell_store(now, elastic::Event::Limit { limit }, actions);
         }
@@ -141,9 +141,10 @@ impl GpuCore {
             }
             Wanted::Release { extents } => {
                 let Some(data) = &mut self.data else { return None };
-                for run in extents.iter().flat_map(blocks_of).filter_map(|block| data.backing.remove(&block))
-                {
-                    self.memory.give_back_block(run);
+                for block in data.blocks_of(&extents) {
+                    if let Some(run) = data.backing.remove(&block) {
+                        self.memory.give_back_block(run);
+                    }
                 }
                 return None;
             }
@@ -175,7 +176,8 @@ impl GpuCore {
     /// ensures that there are enough blocks. If there were none, the store's objects in these
     /// extents would be refused.
     fn back(&mut self, extents: &[StoreExtent], actions: &mut Vec<Action>) {
-        let places: Vec<_> = extents.iter().flat_map(blocks_of).collect();
+        let Some(data) = &self.data else { return };
+        let places = data.blocks_of(extents);
         let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
         // Models that requests wait for here are evicted last.
         let taken = match self.memory.take_blocks(count, &self.waited_for()) {

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use millrace_types::{Bytes, Timestamp};
+use millrace_types::Timestamp;
 
 use millrace_core::Core as _;
 use millrace_memory::elastic::{self, ElasticStore, ObjectCounts, StoreExtent};
-use millrace_memory::{BLOCK, BlockRun};
+use millrace_memory::{BlockRun, BlockSize};
 
 /// The intermediate data on a GPU.
 #[derive(Debug)]
@@ -20,9 +20,10 @@ pub(super) struct GpuDataStore {
 }
 
 impl GpuDataStore {
-    pub(super) fn new(config: elastic::Config) -> Self {
+    /// Returns an empty store on a GPU with blocks of this size.
+    pub(super) fn new(config: elastic::Config, block: BlockSize) -> Self {
         // The store rounds its cap down in the same way.
-        let config = elastic::Config { cap: Bytes(config.cap.0 / BLOCK.0 * BLOCK.0), ..config };
+        let config = elastic::Config { cap: block.round_down(config.cap), block, ..config };
         Self { config, store: None, backing: BTreeMap::new(), before: ObjectCounts::default() }
     }
 
@@ -50,7 +51,7 @@ impl GpuDataStore {
     /// Returns the GPU blocks of some extents; `None` if any of them has none.
     pub(super) fn blocks(&self, extents: &[StoreExtent]) -> Option<Vec<BlockRun>> {
         let mut runs: Vec<BlockRun> = Vec::new();
-        for block in extents.iter().flat_map(blocks_of) {
+        for block in self.blocks_of(extents) {
             let BlockRun { start, .. } = *self.backing.get(&block)?;
             match runs.last_mut() {
                 Some(last) if last.end() == start => last.len += 1,
@@ -59,10 +60,12 @@ impl GpuDataStore {
         }
         Some(runs)
     }
-}
 
-/// Returns the blocks of the store's range that an extent covers. Extents of a store of blocks
-/// cover whole blocks.
-pub(super) fn blocks_of(extent: &StoreExtent) -> impl Iterator<Item = u64> + use<> {
-    extent.at / BLOCK.0..(extent.at + extent.len.0).div_ceil(BLOCK.0)
+    /// Returns the blocks of the store's range that some extents cover. Extents of a store of blocks
+    /// cover whole blocks.
+    pub(super) fn blocks_of(&self, extents: &[StoreExtent]) -> Vec<u64> {
+        let block = self.config.block.get().0;
+        let covered = |extent: &StoreExtent| extent.at / block..(extent.at + extent.len.0).div_ceil(block);
+        extents.iter().flat_map(covered).collect()
+    }
 }

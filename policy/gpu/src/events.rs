@@ -48,7 +48,9 @@ impl Core for GpuCore {
 
     fn on_event(&mut self, now: Timestamp, event: Event, actions: &mut Vec<Action>) {
         match event {
-            Event::Install { model, memory, weights } => self.programs.install(model, memory, weights),
+            Event::Install { model, memory, weights } => {
+                self.programs.install(model, memory, weights, self.memory.block());
+            }
             Event::Remove { model } => {
                 self.pinned.remove(&model);
                 self.kept.remove(&model);

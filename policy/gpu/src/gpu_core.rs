@@ -12,7 +12,7 @@ use super::slots::RequestQueue;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::elastic;
 use millrace_memory::eviction::Eviction;
-use millrace_memory::{BLOCK, MemoryMap};
+use millrace_memory::{CHUNK, MemoryMap};
 
 /// The health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,11 +143,13 @@ impl GpuCore {
     }
 
     /// Returns the GPU with a store of intermediate data. Without effect unless models share an
-    /// executor and the memory layout can give out any free block.
+    /// executor and the memory layout can give out any free block. The store's unit is the GPU's
+    /// block, whatever the configuration names.
     #[must_use]
     pub fn with_data(self, config: Option<elastic::Config>) -> Self {
         let fits = !self.isolation.per_model() && self.memory.gives_any_block();
-        let data = config.filter(|_| fits).map(GpuDataStore::new);
+        let block = self.memory.block();
+        let data = config.filter(|_| fits).map(|config| GpuDataStore::new(config, block));
         Self { data, ..self }
     }
 
@@ -196,6 +198,6 @@ impl GpuCore {
         let chunks = self.memory.region(model).map_or(0, |region| region.loaded().held());
         let weights = self.programs.shape(model).map_or(Bytes::ZERO, |shape| shape.weights);
         // The last chunk is short.
-        Bytes(BLOCK.0 * u64::from(chunks)).min(weights)
+        Bytes(CHUNK.0 * u64::from(chunks)).min(weights)
     }
 }

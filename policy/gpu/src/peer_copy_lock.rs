@@ -33,8 +33,9 @@ impl GpuCore {
             return None;
         }
         let region = self.memory.lock(model)?;
-        let blocks = first_blocks(region.runs(), shape.chunks);
-        Some(PeerBlocks { gpu: self.index, incarnation, blocks, skip: Bytes::ZERO })
+        let blocks = first_blocks(region.runs(), shape.weight_blocks);
+        let block = self.memory.block();
+        Some(PeerBlocks { gpu: self.index, incarnation, blocks, block, skip: Bytes::ZERO })
     }
 
     pub(super) fn unlock(&mut self, transfer: TransferId) {

@@ -153,7 +153,7 @@ impl GpuCore {
             actions.push(Action::LoadProgram { model });
         }
         if let Some(region) = self.memory.region(model) {
-            let blocks = first_blocks(region.runs(), shape.chunks);
+            let blocks = first_blocks(region.runs(), shape.weight_blocks);
             actions.push(Action::Map { model, generation: region.generation(), blocks });
         }
         Ok(())

@@ -6,8 +6,8 @@ use millrace_types::{Bytes, ModelId, ResidencyOptions, Timestamp};
 
 use crate::lifecycle::RESTARTS;
 use millrace_core::backoff::Backoff;
-use millrace_memory::blocks_for;
 use millrace_memory::eviction::EvictionCandidate;
+use millrace_memory::{BlockSize, chunks_for};
 
 /// Programs that an executor holds at a time, at most. The idle program with the oldest last
 /// request is unloaded first.
@@ -19,7 +19,9 @@ pub(super) struct ModelFootprint {
     pub(super) weights: Bytes,
     /// Blocks of GPU memory that the model needs.
     pub(super) blocks: u32,
-    /// Chunks that the weights fill: at most `blocks`.
+    /// Blocks that the weights fill: at most `blocks`.
+    pub(super) weight_blocks: u32,
+    /// Chunks in which the weights arrive.
     pub(super) chunks: u32,
 }
 
@@ -65,9 +67,13 @@ pub(super) struct ProgramTable {
 }
 
 impl ProgramTable {
-    pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
-        let shape =
-            ModelFootprint { weights, blocks: blocks_for(memory.max(weights)), chunks: blocks_for(weights) };
+    pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes, block: BlockSize) {
+        let shape = ModelFootprint {
+            weights,
+            blocks: block.blocks_for(memory.max(weights)),
+            weight_blocks: block.blocks_for(weights),
+            chunks: chunks_for(weights),
+        };
         let new = Program {
             shape,
             known: ProgramLoadState::No,

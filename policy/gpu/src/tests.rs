@@ -8,9 +8,10 @@ use millrace_core::Core;
 use millrace_core::attempts::{AttemptProgress, ReturnReason};
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::eviction::Eviction;
-use millrace_memory::{BLOCK, BlockPlacement, BlockRun, MemoryMap, blocks_for};
+use millrace_memory::{BlockPlacement, BlockRun, BlockSize, CHUNK, MemoryMap};
 use millrace_transfers::fabric::{TransferOutcome, WeightsCargo};
 
+mod blocks;
 mod data;
 mod eviction;
 mod failures;
@@ -33,14 +34,14 @@ struct Bench {
 }
 
 fn bench() -> Bench {
-    installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))))
+    installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT)))
 }
 
 /// Returns a bench with all models installed on this GPU, and an executor up.
 fn installed(gpu: GpuCore) -> Bench {
     let mut bench = Bench { gpu, now: Timestamp(1_000) };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
-        let weights = Bytes(BLOCK.0 * u64::from(chunks));
+        let weights = Bytes(CHUNK.0 * u64::from(chunks));
         assert_eq!(bench.step(Event::Install { model, memory: weights, weights }), []);
     }
     assert_eq!(bench.step(Event::Up { incarnation: FIRST }), [Action::Up { incarnation: FIRST }]);
@@ -130,7 +131,7 @@ fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
 }
 
 fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
-    let bytes = Bytes(BLOCK.0 * u64::from(CHUNKS[model.0 as usize]));
+    let bytes = Bytes(CHUNK.0 * u64::from(CHUNKS[model.0 as usize]));
     let weights = WeightsCargo { model, generation: Generation(generation), bytes };
     Action::Transfer { transfer: TransferId(transfer), weights, chunks: vec![chunks], from: None }
 }
@@ -397,15 +398,17 @@ fn a_transfer_protects_the_weights_and_is_cancelled_for_a_request_without_room()
 
 #[test]
 fn the_idle_program_with_the_oldest_request_is_unloaded_at_programs_max() {
-    let mut bench =
-        Bench { gpu: GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))), now: Timestamp(1_000) };
+    let mut bench = Bench {
+        gpu: GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT)),
+        now: Timestamp(1_000),
+    };
     bench.step(Event::Up { incarnation: FIRST });
     let models = PROGRAMS_MAX as u32 + 1;
     let mut unloaded = Vec::new();
     for model in (0..models).map(ModelId) {
         bench.now = Timestamp(bench.now.0 + 1_000);
         let key = u64::from(model.0) + 1;
-        let weights = BLOCK;
+        let weights = CHUNK;
         bench.step(Event::Install { model, memory: weights, weights });
         let actions = bench.assign(key, model);
         let unload =
@@ -425,7 +428,7 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
     let model = ModelId(9);
     bench.step(Event::Install { model, memory: Bytes::mib(20), weights: Bytes::mib(5) });
     let actions = bench.assign(1, model);
-    let blocks = vec![BlockRun { start: 0, len: blocks_for(Bytes::mib(5)) }];
+    let blocks = vec![BlockRun { start: 0, len: 3 }];
     assert_eq!(actions[1], Action::Map { model, generation: Generation(1), blocks });
     assert_eq!(bench.gpu.memory().used_blocks(), 10);
     bench.step(Event::Arrived { model, generation: Generation(1), chunks: 0..3 });
@@ -434,10 +437,11 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
 
 #[test]
 fn a_model_that_fits_no_free_run_waits_or_evicts() {
-    let memory = MemoryMap::with(Bytes(BLOCK.0 * 30), BlockPlacement::Contiguous);
+    let block = BlockSize::DEFAULT;
+    let memory = MemoryMap::with(block.bytes(30), block, BlockPlacement::Contiguous);
     let mut bench = Bench { gpu: GpuCore::new(GpuIndex(0), memory), now: Timestamp(1_000) };
     bench.step(Event::Up { incarnation: FIRST });
-    let sizes = [10, 10, 15].map(|blocks| Bytes(BLOCK.0 * blocks));
+    let sizes = [10, 10, 15].map(|blocks| block.bytes(blocks));
     for (model, memory) in [A, B, C].into_iter().zip(sizes) {
         bench.step(Event::Install { model, memory, weights: memory });
     }

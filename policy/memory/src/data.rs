@@ -60,7 +60,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{BLOCK, BlockPlacement};
+    use crate::{BlockPlacement, BlockSize};
 
     #[derive(Debug, Clone, Copy)]
     enum Step {
@@ -84,10 +84,12 @@ mod tests {
         #[test]
         fn models_and_data_share_the_blocks(
             placement in prop_oneof![Just(BlockPlacement::Scattered), Just(BlockPlacement::Contiguous)],
+            mib in prop_oneof![Just(2u64), Just(16)],
             steps in proptest::collection::vec(step(), 1..60),
         ) {
             let total = 160;
-            let mut map = MemoryMap::with(Bytes(BLOCK.0 * total), placement);
+            let block = BlockSize::new(Bytes::mib(mib)).unwrap();
+            let mut map = MemoryMap::with(block.bytes(total), block, placement);
             let mut data: Vec<BlockRun> = Vec::new();
             for (now, step) in steps.into_iter().enumerate() {
                 let now = Timestamp(now as u64);
@@ -130,7 +132,7 @@ mod tests {
 
     #[test]
     fn data_evicts_idle_models_and_no_model_in_use() {
-        let mut map = MemoryMap::new(Bytes(BLOCK.0 * 10));
+        let mut map = MemoryMap::new(BlockSize::DEFAULT.bytes(10), BlockSize::DEFAULT);
         map.map(Timestamp(1), ModelId(1), 4, 4, &[]).unwrap();
         map.map(Timestamp(2), ModelId(2), 4, 4, &[]).unwrap();
         let (runs, evicted) = map.take_blocks(5, &[ModelId(1)]).unwrap();

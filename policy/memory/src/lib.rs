@@ -13,6 +13,7 @@
 //! (`millrace_sim::memory`); `sim/benches/memory.rs` compares all of them.
 
 mod allocator;
+mod block_size;
 mod chunks;
 mod data;
 pub mod elastic;
@@ -25,6 +26,7 @@ use std::ops::Range;
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 pub use allocator::{BestFit, BlockPlacement, BlockRun};
+pub use block_size::{BlockSize, BlockSizeError, CHUNK, chunks_for};
 pub use chunks::ChunkSet;
 use region::EvictionOrder;
 pub use region::{EvictionRank, ModelRegion};
@@ -33,17 +35,8 @@ use allocator::join;
 
 use millrace_core::ids::Generation;
 
-/// A block: the unit of GPU memory, and the chunk in which weights travel (D12, T09).
-pub const BLOCK: Bytes = Bytes::mib(2);
-
 /// Victims of LRU that are looked at again, at most, to see whether they may stay.
 const SPARED_MAX: usize = 4;
-
-/// Returns the number of blocks that hold `size`.
-#[must_use]
-pub fn blocks_for(size: Bytes) -> u32 {
-    u32::try_from(size.0.div_ceil(BLOCK.0)).unwrap_or(u32::MAX)
-}
 
 /// A model that was evicted, and the mapping that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +60,7 @@ pub enum MemoryShortage {
 /// The blocks of a GPU and their owners.
 #[derive(Debug)]
 pub struct MemoryMap {
+    block: BlockSize,
     placement: BlockPlacement,
     total: u32,
     allocator: BestFit,
@@ -79,18 +73,19 @@ pub struct MemoryMap {
 }
 
 impl MemoryMap {
-    /// Returns an empty map of `memory`, with scattered placement. A remainder smaller than a block
-    /// is left out.
+    /// Returns an empty map of `memory` in blocks of the GPU's size, with scattered placement. A
+    /// remainder smaller than a block is left out.
     #[must_use]
-    pub fn new(memory: Bytes) -> Self {
-        Self::with(memory, BlockPlacement::Scattered)
+    pub fn new(memory: Bytes, block: BlockSize) -> Self {
+        Self::with(memory, block, BlockPlacement::Scattered)
     }
 
     /// Returns an empty map of `memory` with this placement; see [`Self::new`].
     #[must_use]
-    pub fn with(memory: Bytes, placement: BlockPlacement) -> Self {
-        let total = u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX);
+    pub fn with(memory: Bytes, block: BlockSize, placement: BlockPlacement) -> Self {
+        let total = block.blocks_in(memory);
         Self {
+            block,
             placement,
             total,
             allocator: BestFit::new(total, placement),
@@ -99,6 +94,12 @@ impl MemoryMap {
             last_generation: Generation(0),
             data: BTreeSet::new(),
         }
+    }
+
+    /// Returns the size of a block.
+    #[must_use]
+    pub fn block(&self) -> BlockSize {
+        self.block
     }
 
     /// Returns the number of all blocks.
@@ -125,7 +126,7 @@ impl MemoryMap {
     }
 
     /// Maps a region of `blocks` blocks for a model that has none, and evicts models that are not
-    /// in `pinned` until there is room. `chunks` blocks of the region will be filled. A shortage
+    /// in `pinned` until there is room. `chunks` chunks of weights will arrive in the region. A shortage
     /// evicts no model. With contiguous placement the region is one run.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ fn placement() -> impl Strategy<Value = BlockPlacement> {
 /// A memory map, and the pieces that each model asked for.
 struct Checked {
     memory: MemoryMap,
+    /// The GPU's memory.
+    bytes: Bytes,
     asked: BTreeMap<ModelId, Vec<u32>>,
 }
 
@@ -88,6 +90,9 @@ impl Checked {
         owned.sort_unstable();
         assert!(owned.windows(2).all(|pair| pair[0].end() <= pair[1].start), "a block has two owners");
         assert_eq!(memory.used_blocks(), owned.iter().map(|run| run.len).sum::<u32>());
+        // Every block is whole: none ends behind the GPU's memory.
+        let ends = owned.iter().map(|run| memory.block().bytes(run.end()));
+        assert!(ends.max() <= Some(self.bytes), "a block is partly outside of the memory");
         assert_eq!(memory.order.len(), memory.regions.len());
     }
 }
@@ -98,11 +103,16 @@ proptest! {
     #[test]
     fn every_block_has_a_single_owner(
         placement in placement(),
-        blocks in prop_oneof![Just(192u64), Just(200)],
+        blocks in prop_oneof![Just(192u32), Just(200)],
+        block in prop_oneof![Just(2u64), Just(16)],
+        rest in 0..2u64 << 20,
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        let memory = MemoryMap::with(Bytes::mib(2 * blocks), placement);
-        let mut checked = Checked { memory, asked: BTreeMap::new() };
+        let block = BlockSize::new(Bytes::mib(block)).unwrap();
+        // A rest that is smaller than a block is not given out.
+        let bytes = block.bytes(blocks) + Bytes(rest);
+        let memory = MemoryMap::with(bytes, block, placement);
+        let mut checked = Checked { memory, bytes, asked: BTreeMap::new() };
         let ids = |models: Vec<u32>| models.into_iter().map(ModelId).collect::<Vec<_>>();
         for (at, step) in steps.into_iter().enumerate() {
             let now = Timestamp(at as u64);
@@ -128,7 +138,7 @@ proptest! {
         for model in (0..16).map(ModelId) {
             checked.memory.unmap(model);
         }
-        let all = checked.memory.map(Timestamp(1_000), ModelId(99), blocks as u32, 0, &[]);
+        let all = checked.memory.map(Timestamp(1_000), ModelId(99), blocks, 0, &[]);
         prop_assert_eq!(all, Ok(vec![]), "the freed blocks join into one run");
     }
 
@@ -139,7 +149,7 @@ proptest! {
         gone in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
         asked in 1..200u32,
     ) {
-        let mut memory = MemoryMap::new(Bytes::mib(2 * 200));
+        let mut memory = MemoryMap::new(BlockSize::DEFAULT.bytes(200), BlockSize::DEFAULT);
         let mut models = Vec::new();
         for (model, &blocks) in (0..).map(ModelId).zip(&sizes) {
             let held = models.clone();

@@ -12,7 +12,7 @@ fn map(memory: &mut MemoryMap, at: u64, model: ModelId, blocks: u32, pinned: &[M
 
 #[test]
 fn the_least_recently_used_models_are_evicted_and_no_more_than_needed() {
-    let mut memory = MemoryMap::new(Bytes::mib(20));
+    let mut memory = MemoryMap::new(Bytes::mib(20), BlockSize::DEFAULT);
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 4, &[]);
     map(&mut memory, 3, C, 2, &[]);
@@ -23,7 +23,7 @@ fn the_least_recently_used_models_are_evicted_and_no_more_than_needed() {
 
 #[test]
 fn pinned_models_are_never_evicted() {
-    let mut memory = MemoryMap::new(Bytes::mib(20));
+    let mut memory = MemoryMap::new(Bytes::mib(20), BlockSize::DEFAULT);
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 4, &[]);
     assert_eq!(map(&mut memory, 3, C, 4, &[A]), [B]);
@@ -34,7 +34,7 @@ fn pinned_models_are_never_evicted() {
 
 #[test]
 fn every_mapping_has_a_generation_of_its_own() {
-    let mut memory = MemoryMap::new(Bytes::mib(20));
+    let mut memory = MemoryMap::new(Bytes::mib(20), BlockSize::DEFAULT);
     map(&mut memory, 1, A, 4, &[]);
     let first = memory.region(A).unwrap().generation();
     memory.clear();
@@ -44,15 +44,8 @@ fn every_mapping_has_a_generation_of_its_own() {
 }
 
 #[test]
-fn sizes_round_up_to_blocks() {
-    for (size, blocks) in [(0, 0), (1, 1), (BLOCK.0, 1), (BLOCK.0 + 1, 2)] {
-        assert_eq!(blocks_for(Bytes(size)), blocks);
-    }
-}
-
-#[test]
 fn a_victim_that_a_later_victim_makes_needless_stays() {
-    let mut memory = MemoryMap::new(Bytes::mib(20));
+    let mut memory = MemoryMap::new(Bytes::mib(20), BlockSize::DEFAULT);
     map(&mut memory, 1, A, 3, &[]);
     map(&mut memory, 2, B, 6, &[]);
     assert_eq!(map(&mut memory, 3, C, 7, &[]), [B], "one block is free and B has six");
@@ -61,7 +54,7 @@ fn a_victim_that_a_later_victim_makes_needless_stays() {
 
 #[test]
 fn contiguous_placement_evicts_until_a_run_is_long_enough() {
-    let mut memory = MemoryMap::with(Bytes::mib(20), BlockPlacement::Contiguous);
+    let mut memory = MemoryMap::with(Bytes::mib(20), BlockSize::DEFAULT, BlockPlacement::Contiguous);
     map(&mut memory, 1, A, 4, &[]);
     map(&mut memory, 2, B, 2, &[]);
     map(&mut memory, 3, C, 4, &[]);

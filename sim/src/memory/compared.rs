@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use millrace_memory::{BlockPlacement, BlockRun, MemoryMap, MemoryShortage};
+use millrace_memory::{BlockPlacement, BlockRun, BlockSize, MemoryMap, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{BaselineMemory, BlockMove, Fragmentation, NativeCalls, TierSizes};
@@ -43,7 +43,9 @@ impl AllocatorUnderTest {
     #[must_use]
     pub fn new(memory: Bytes, kind: AllocatorKind) -> Self {
         match kind {
-            AllocatorKind::BestFit(placement) => Self::BestFit(MemoryMap::with(memory, placement)),
+            AllocatorKind::BestFit(placement) => {
+                Self::BestFit(MemoryMap::with(memory, BlockSize::DEFAULT, placement))
+            }
             AllocatorKind::TwoTiers(placement) => {
                 Self::Baseline(BaselineMemory::two_tiers(memory, TierSizes::default(), placement))
             }

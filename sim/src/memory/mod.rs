@@ -27,7 +27,7 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_memory::{BLOCK, BlockPlacement, BlockRun, MemoryShortage};
+use millrace_memory::{BlockPlacement, BlockRun, BlockSize, MemoryShortage};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
 pub use self::compared::{AllocatorKind, AllocatorUnderTest};
@@ -152,14 +152,14 @@ impl BaselineMemory {
     /// Returns an empty GPU with memory in two tiers (T13).
     #[must_use]
     pub fn two_tiers(memory: Bytes, sizes: TierSizes, placement: BlockPlacement) -> Self {
-        let total = blocks_in(memory);
+        let total = BlockSize::DEFAULT.blocks_in(memory);
         Self::new(total, Allocator::TwoTier(Partitions::new(total, &sizes), placement), sizes)
     }
 
     /// Returns an empty GPU with memory in a pool over a native allocator (Torpor-Block).
     #[must_use]
     pub fn pool(memory: Bytes) -> Self {
-        let total = blocks_in(memory);
+        let total = BlockSize::DEFAULT.blocks_in(memory);
         Self::new(total, Allocator::Pool(BlockPool::new(total)), TierSizes::default())
     }
 
@@ -298,10 +298,6 @@ impl BaselineMemory {
         }
         moves
     }
-}
-
-fn blocks_in(memory: Bytes) -> u32 {
-    u32::try_from(memory.0 / BLOCK.0).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use millrace_memory::BLOCK;
+use millrace_memory::CHUNK;
 use millrace_transfers::paths::{HostDirection, HostLinks};
 use millrace_transfers::rates::{BATCH, TransferObjective};
 use millrace_types::topology::Topology;
@@ -234,7 +234,7 @@ impl<T: Copy> FluidFabric<T> {
             TransferStep::Gpus { from, to, bytes, objective } => {
                 self.methods.inter_node += 1;
                 let (legs, fill) = self.through_host(from, to, bytes, self.system.host_links, objective)?;
-                let network = self.costs.network.time_for(BLOCK);
+                let network = self.costs.network.time_for(CHUNK);
                 self.moves(bytes, legs, Some((from.node, to.node)), f64::MAX, fill + network)
             }
             TransferStep::Network { from, to, bytes } => {
@@ -256,7 +256,7 @@ impl<T: Copy> FluidFabric<T> {
         if let Some(hops) = self.nodes[node].begin_nvlink(leg, from.gpu, to.gpu)? {
             let rate = BytesPerSec(self.nodes[node].rate(leg) as u64);
             // Each GPU on the way receives a whole chunk before it sends the chunk on.
-            let fill = rate.time_for(BLOCK).min(Duration::from_millis(1)) * (hops as u32 - 1);
+            let fill = rate.time_for(CHUNK).min(Duration::from_millis(1)) * (hops as u32 - 1);
             return Ok(self.moves(bytes, vec![(node, leg)], None, f64::MAX, fill));
         }
         if pipelines_through_host(self.system.selection) && !self.nodes[node].has_nvlinks() {
@@ -297,7 +297,7 @@ impl<T: Copy> FluidFabric<T> {
     /// Returns the time of a chunk over the PCIe link of a GPU.
     fn chunk(&self, site: GpuSite) -> Duration {
         let links = &self.nodes[site.node];
-        links.rate_of(links.pcie(site.gpu)).time_for(BLOCK)
+        links.rate_of(links.pcie(site.gpu)).time_for(CHUNK)
     }
 
     fn leg(&mut self) -> LegId {

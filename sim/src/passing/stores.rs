@@ -58,7 +58,8 @@ impl GpuStores {
     pub(super) fn new(setup: &DataflowSetup, sites: impl Iterator<Item = GpuSite>) -> Result<Self, Error> {
         let floor = Config::default().floor.min(setup.store_cap);
         let pool = setup.system.pool;
-        let config = Config { cap: setup.store_cap, floor, pool, migration: setup.system.migration };
+        let migration = setup.system.migration;
+        let config = Config { cap: setup.store_cap, floor, pool, migration, ..Config::default() };
         let mut stores = Self {
             stores: sites.map(|site| Ok((site, ElasticStore::new(config)?))).collect::<Result<_, Error>>()?,
             pool,

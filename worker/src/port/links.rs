@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_memory::BLOCK;
+use millrace_memory::CHUNK;
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::{LinkId, LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
@@ -81,7 +81,7 @@ impl SharedLinks {
         let rate = |link: LinkId| self.topology.links[link.0 as usize].rate;
         let host = self.host_path(neighbour(direction, &hops)).iter().map(|&link| rate(link)).min();
         let nvlinks = hops.links().filter_map(|(from, to)| self.between(from, to)).map(rate);
-        let chunk = size.min(BLOCK);
+        let chunk = size.min(CHUNK);
         let stages = host.into_iter().chain(nvlinks).map(|rate| rate.time_for(chunk));
         let (all, longest) = stages.fold((Duration::ZERO, Duration::ZERO), |(all, longest), stage| {
             (all + stage, longest.max(stage))

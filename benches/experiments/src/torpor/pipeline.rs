@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use millrace_core::Core as _;
 use millrace_core::ids::{Generation, TransferId};
-use millrace_memory::blocks_for;
+use millrace_memory::chunks_for;
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::synth::{self, Encoder};
 use millrace_model::{CompiledModel, Grouping};
@@ -143,7 +143,7 @@ fn granted(weights: Bytes, machine: DrawnMachine) -> Result<Arrivals> {
     let mut fabric = LinkScheduler::new(&Topology { name: "one".to_owned(), gpus: vec![gpu_memory], links });
     let cargo =
         TransferCargo::Weights(WeightsCargo { model: ModelId(0), generation: Generation(1), bytes: weights });
-    let chunks = std::iter::once(0..blocks_for(weights)).collect();
+    let chunks = std::iter::once(0..chunks_for(weights)).collect();
     let mut actions = Vec::new();
     let mut grants = VecDeque::<BatchGrant>::new();
     let mut arrivals = Vec::new();

@@ -13,12 +13,14 @@ const ONLY: usize = 0;
 /// Returns a bench with 32 blocks, of which data may have 16.
 fn data_bench() -> Bench {
     let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, ..Config::default() };
-    installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)))
+    installed(
+        GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT)).with_data(Some(config)),
+    )
 }
 
 fn store(object: u64, blocks: u64) -> Event {
     let object = ObjectKey(object);
-    let size = Bytes(BLOCK.0 * blocks);
+    let size = Bytes(CHUNK.0 * blocks);
     let function = FunctionIndex(0);
     let consumers = vec![ConsumerDistance::Unqueued];
     Event::Data(elastic::Event::Store { object, function, size, consumers })
@@ -153,8 +155,8 @@ fn objects_are_declined_without_an_executor_and_with_an_executor_per_model() {
     let mut bench = data_bench();
     bench.step(Event::Down);
     assert!(wants(&bench.step(store(1, 1)), ObjectAction::Decline { object: ObjectKey(1) }));
-    let gpu =
-        GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_isolation(ExecutorIsolation::Model);
+    let gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT))
+        .with_isolation(ExecutorIsolation::Model);
     assert!(!gpu.with_data(Some(Config::default())).keeps_data());
 }
 
@@ -216,9 +218,11 @@ proptest! {
     fn the_map_and_the_store_agree(
         steps in proptest::collection::vec(step(), 1..80),
         pool in prop_oneof![Just(PoolPolicy::Elastic), Just(PoolPolicy::GmLake), Just(PoolPolicy::Unpooled)],
+        block in prop_oneof![2 => Just(2), 1 => Just(16)],
     ) {
+        let block = BlockSize::new(Bytes::mib(block)).unwrap();
         let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, pool, ..Config::default() };
-        let mut bench = installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64))).with_data(Some(config)));
+        let mut bench = installed(GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), block)).with_data(Some(config)));
         let mut incarnation = 1;
         let mut key = 0;
         let mut running = Vec::new();
@@ -261,7 +265,7 @@ proptest! {
             let held = bench.gpu.store().map_or(Bytes::ZERO, |store| store.pool().size());
             let memory = bench.gpu.memory();
             let regions = bench.gpu.memory().regions();
-            prop_assert_eq!(Bytes(BLOCK.0 * u64::from(memory.data_blocks())), held);
+            prop_assert_eq!(block.bytes(memory.data_blocks()), held);
             let models: u32 = regions.map(|(_, region)| region.blocks()).sum();
             prop_assert_eq!(memory.used_blocks(), models + memory.data_blocks());
         }

@@ -33,7 +33,7 @@ impl Bench {
     /// Returns the models that a model of `chunks` chunks evicts.
     fn evicts(&mut self, chunks: u64) -> Vec<ModelId> {
         let model = ModelId(50);
-        let weights = Bytes(BLOCK.0 * chunks);
+        let weights = Bytes(CHUNK.0 * chunks);
         self.step(Event::Install { model, memory: weights, weights });
         let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
         self.assign(9, model).into_iter().find_map(evicted).unwrap_or_default()
@@ -125,7 +125,7 @@ impl Bench {
 
     fn evicts_model(&mut self, model: u32, chunks: u64) -> Vec<ModelId> {
         let model = ModelId(model);
-        let weights = Bytes(BLOCK.0 * chunks);
+        let weights = Bytes(CHUNK.0 * chunks);
         self.step(Event::Install { model, memory: weights, weights });
         let evicted = |action| if let Action::Evicted { models } = action { Some(models) } else { None };
         self.assign(11, model).into_iter().find_map(evicted).unwrap_or_default()
@@ -138,6 +138,7 @@ fn locked(transfer: u64, start: u32) -> Action {
         gpu: GpuIndex(0),
         incarnation: FIRST,
         blocks,
+        block: BlockSize::DEFAULT,
         skip: Bytes::ZERO,
     };
     Action::Locked { transfer: TransferId(transfer), peer }

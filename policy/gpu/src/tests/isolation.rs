@@ -172,11 +172,11 @@ fn an_evicted_model_loses_the_process_only_with_resident_isolation() {
 fn the_process_with_the_oldest_request_is_ended_at_processes_max() {
     let mut bench = bench();
     let blocks = 1 + PROCESSES_MAX as u64;
-    bench.gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes(BLOCK.0 * blocks)))
+    bench.gpu = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes(CHUNK.0 * blocks), BlockSize::DEFAULT))
         .with_isolation(ExecutorIsolation::Model);
     let small = |number: u64| ModelId(100 + number as u32);
     for model in (0..blocks).map(small) {
-        bench.step(Event::Install { model, memory: BLOCK, weights: BLOCK });
+        bench.step(Event::Install { model, memory: CHUNK, weights: CHUNK });
     }
     bench.step(Event::Up { incarnation: FIRST });
     for number in 0..PROCESSES_MAX as u64 {

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use millrace_gpu::ExecutorIsolation;
-use millrace_memory::BlockPlacement;
+use millrace_memory::{BlockPlacement, BlockSize};
 use millrace_transfers::fabric::BatchFailure;
-use millrace_types::ModelId;
+use millrace_types::{Bytes, ModelId};
 use proptest::prelude::*;
 
 use crate::world::{GPUS, MODELS, World};
@@ -71,9 +71,10 @@ fn copies_read_only_their_own_model_and_every_request_ends() {
     proptest!(ProptestConfig::with_cases(768), |(
         isolation in isolation,
         placement in placement,
+        block in prop_oneof![2 => Just(2), 1 => Just(16)],
         steps in prop::collection::vec(step(), 1..400),
     )| {
-        let mut world = World::new(isolation, placement);
+        let mut world = World::new(isolation, placement, BlockSize::new(Bytes::mib(block)).unwrap());
         for step in steps {
             match step {
                 Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),

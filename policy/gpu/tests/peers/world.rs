@@ -1,4 +1,4 @@
-//! Three GPUs joined by NVLinks, a fabric, and executors whose memory is modelled block by block.
+//! Three GPUs joined by NVLinks, a fabric, and executors whose memory is modelled chunk by chunk.
 //!
 //! A message from one core to another waits in their channel until its delivery by the test, so
 //! every order that preserves the order within each channel is possible. Executors obey at once,
@@ -11,19 +11,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use millrace_core::Core as _;
 use millrace_core::ids::{Generation, RequestKey, RunId};
 use millrace_gpu::{ExecutorIsolation, GpuCore};
-use millrace_memory::{BLOCK, BlockPlacement, MemoryMap};
+use millrace_memory::{BlockPlacement, BlockSize, CHUNK, MemoryMap};
 use millrace_transfers::fabric::{
     self, BatchFailure, BatchGrant, LinkScheduler, TransferCargo, WeightsCargo,
 };
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu as GpuOf, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Timestamp};
 
-use self::wiring::each;
+use self::wiring::chunks_of;
 
 pub(crate) const GPUS: usize = 3;
 pub(crate) const MODELS: u32 = 5;
-/// Blocks of a GPU: room for two or three models.
-const GPU_BLOCKS: u64 = 24;
+/// Chunks of a GPU's memory: room for two or three models.
+const GPU_CHUNKS: u64 = 24;
 /// Maximum number of requests on one GPU at a time.
 const REQUESTS_MAX: usize = 3;
 
@@ -33,7 +33,7 @@ pub(crate) fn chunks(model: ModelId) -> u32 {
 
 /// A chunk of a model's weights.
 type Chunk = (ModelId, u32);
-/// Content of each block.
+/// Content of each chunk of a GPU's memory.
 type Memory = Vec<Option<Chunk>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +51,7 @@ struct Place {
     incarnation: Incarnation,
     /// Models with a loaded program.
     programs: BTreeSet<ModelId>,
+    /// The place in the GPU's memory of each chunk of a model's weights.
     mapped: BTreeMap<ModelId, (Generation, Vec<u32>)>,
     copies: VecDeque<BatchGrant>,
     runs: VecDeque<(RunId, ModelId, Generation)>,
@@ -67,6 +68,8 @@ impl Place {
 
 pub(crate) struct World {
     isolation: ExecutorIsolation,
+    /// Unit of memory of all GPUs.
+    block: BlockSize,
     fabric: LinkScheduler,
     places: Vec<Place>,
     /// Memory of every incarnation: a copy may still read the memory of a dead incarnation.
@@ -90,7 +93,7 @@ fn topology() -> Topology {
     let gpu = |index: u32| GpuOf {
         index: GpuIndex(index),
         gpu_type: "test".to_owned(),
-        memory: Bytes(BLOCK.0 * GPU_BLOCKS),
+        memory: Bytes(CHUNK.0 * GPU_CHUNKS),
         host_path: vec![LinkId(index)],
     };
     let link = |kind, gb| TopologyLink { kind, rate: BytesPerSec::gb(gb) };
@@ -102,10 +105,11 @@ fn topology() -> Topology {
 }
 
 impl World {
-    pub(crate) fn new(isolation: ExecutorIsolation, placement: BlockPlacement) -> Self {
-        let memory = Bytes(BLOCK.0 * GPU_BLOCKS);
+    pub(crate) fn new(isolation: ExecutorIsolation, placement: BlockPlacement, block: BlockSize) -> Self {
+        let memory = Bytes(CHUNK.0 * GPU_CHUNKS);
         let place = |index: u32| Place {
-            core: GpuCore::new(GpuIndex(index), MemoryMap::with(memory, placement)).with_isolation(isolation),
+            core: GpuCore::new(GpuIndex(index), MemoryMap::with(memory, block, placement))
+                .with_isolation(isolation),
             incarnation: Incarnation(0),
             programs: BTreeSet::new(),
             mapped: BTreeMap::new(),
@@ -114,6 +118,7 @@ impl World {
         };
         let mut world = Self {
             isolation,
+            block,
             fabric: LinkScheduler::new(&topology()),
             places: (0..GPUS as u32).map(place).collect(),
             memories: BTreeMap::new(),
@@ -125,7 +130,7 @@ impl World {
         };
         for index in 0..GPUS {
             for model in (0..MODELS).map(ModelId) {
-                let weights = Bytes(BLOCK.0 * u64::from(chunks(model)));
+                let weights = Bytes(CHUNK.0 * u64::from(chunks(model)));
                 world.gpu(index, millrace_gpu::Event::Install { model, memory: weights, weights });
             }
             world.start(index);
@@ -137,7 +142,7 @@ impl World {
     fn start(&mut self, index: usize) {
         let incarnation = Incarnation(self.places[index].incarnation.0 + 1);
         self.places[index].incarnation = incarnation;
-        self.memories.insert((index, incarnation), vec![None; GPU_BLOCKS as usize]);
+        self.memories.insert((index, incarnation), vec![None; GPU_CHUNKS as usize]);
         self.gpu(index, millrace_gpu::Event::Up { incarnation });
     }
 
@@ -239,7 +244,9 @@ impl World {
             return grant.chunks.clone().map(|chunk| Some((model, chunk))).collect();
         };
         let memory = &self.memories[&(peer.gpu.0 as usize, peer.incarnation)];
-        each(&peer.blocks).map(|block| memory[block as usize]).collect()
+        let first = (peer.skip.0 / CHUNK.0) as usize;
+        let places = chunks_of(&peer.blocks, peer.block).skip(first).take(grant.chunks.len());
+        places.map(|place| memory[place as usize]).collect()
     }
 
     /// Fails the first copy that an executor was granted.

@@ -1,4 +1,4 @@
-//! Memory in blocks of 2 MiB behind a single address range. Any block serves any object, so no
+//! Memory in blocks behind a single address range. Any block serves any object, so no
 //! request that fits by size is refused for fragmentation. This type only records which blocks are
 //! backed and which are free; the caller decides.
 
@@ -6,35 +6,21 @@ use millrace_types::Bytes;
 
 use super::protocol::StoreExtent;
 use super::slots::BlockSet;
-use crate::{BLOCK, BlockRun};
+use crate::{BlockRun, BlockSize};
 
 #[derive(Debug)]
 pub(super) struct Blocks {
+    block: BlockSize,
     /// Blocks that are backed and used by no object.
     free: BlockSet,
     unbacked: BlockSet,
     total: u32,
 }
 
-fn extents(runs: Vec<BlockRun>) -> Vec<StoreExtent> {
-    let extent = |run: BlockRun| StoreExtent { at: u64::from(run.start) * BLOCK.0, len: bytes(run.len) };
-    runs.into_iter().map(extent).collect()
-}
-
-fn run(extent: StoreExtent) -> BlockRun {
-    let blocks = |bytes: u64| u32::try_from(bytes / BLOCK.0).unwrap_or(u32::MAX);
-    BlockRun { start: blocks(extent.at), len: blocks(extent.len.0) }
-}
-
-/// Returns the bytes of a number of blocks.
-pub(super) fn bytes(blocks: u32) -> Bytes {
-    Bytes(u64::from(blocks) * BLOCK.0)
-}
-
 impl Blocks {
     /// Returns `total` blocks, none of them backed.
-    pub(super) fn new(total: u32) -> Self {
-        Self { free: BlockSet::empty(total), unbacked: BlockSet::full(total), total }
+    pub(super) fn new(block: BlockSize, total: u32) -> Self {
+        Self { block, free: BlockSet::empty(total), unbacked: BlockSet::full(total), total }
     }
 
     pub(super) fn backed(&self) -> u32 {
@@ -49,22 +35,32 @@ impl Blocks {
     pub(super) fn grow(&mut self, blocks: u32) -> Vec<StoreExtent> {
         let runs = self.unbacked.take_lowest(blocks);
         runs.iter().for_each(|&run| self.free.insert(run));
-        extents(runs)
+        self.extents(runs)
     }
 
     /// Unbacks the highest free blocks.
     pub(super) fn shrink(&mut self, blocks: u32) -> Vec<StoreExtent> {
         let runs = self.free.take_highest(blocks);
         runs.iter().for_each(|&run| self.unbacked.insert(run));
-        extents(runs)
+        self.extents(runs)
     }
 
     /// Removes the lowest free blocks from the free set for an object.
     pub(super) fn take(&mut self, blocks: u32) -> Vec<StoreExtent> {
-        extents(self.free.take_lowest(blocks))
+        let runs = self.free.take_lowest(blocks);
+        self.extents(runs)
     }
 
     pub(super) fn give_back(&mut self, extents: &[StoreExtent]) {
-        extents.iter().for_each(|&extent| self.free.insert(run(extent)));
+        for extent in extents {
+            let start = self.block.blocks_in(Bytes(extent.at));
+            self.free.insert(BlockRun { start, len: self.block.blocks_in(extent.len) });
+        }
+    }
+
+    fn extents(&self, runs: Vec<BlockRun>) -> Vec<StoreExtent> {
+        let extent =
+            |run: BlockRun| StoreExtent { at: self.block.bytes(run.start).0, len: self.block.bytes(run.len) };
+        runs.into_iter().map(extent).collect()
     }
 }

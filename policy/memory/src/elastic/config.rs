@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_types::Bytes;
 
-use crate::BLOCK;
+use crate::BlockSize;
 use millrace_core::names::{self, UnknownName};
 
 /// Default maximum of the store's memory on a GPU (D26): the paper's 1 GB. The paper's MB and GB
@@ -104,6 +104,8 @@ pub struct Config {
     pub floor: Bytes,
     pub pool: PoolPolicy,
     pub migration: MigrationPolicy,
+    /// Unit of the GPU's memory.
+    pub block: BlockSize,
 }
 
 impl Default for Config {
@@ -113,6 +115,7 @@ impl Default for Config {
             floor: POOL_FLOOR,
             pool: PoolPolicy::default(),
             migration: MigrationPolicy::default(),
+            block: BlockSize::DEFAULT,
         }
     }
 }
@@ -146,8 +149,8 @@ impl Config {
         if self.cap > CAP_MAX {
             return Err(ConfigError::CapTooLarge { cap: self.cap });
         }
-        let cap = Bytes(self.cap.0 / BLOCK.0 * BLOCK.0);
-        let floor = Bytes(self.floor.0.next_multiple_of(BLOCK.0)).min(cap);
+        let cap = self.block.round_down(self.cap);
+        let floor = self.block.round_up(self.floor).min(cap);
         Ok(Self { cap, floor, ..self })
     }
 }
@@ -173,8 +176,12 @@ mod tests {
     #[test]
     fn sizes_are_checked_and_rounded_to_blocks() {
         let with = |cap, floor| Config { cap, floor, ..Config::default() }.checked();
-        let rounded = with(Bytes(BLOCK.0 * 5 + 1), Bytes(BLOCK.0 * 4 + 1)).unwrap();
+        let rounded = with(Bytes::mib(10) + Bytes(1), Bytes::mib(8) + Bytes(1)).unwrap();
         assert_eq!((rounded.cap, rounded.floor), (Bytes::mib(10), Bytes::mib(10)));
+        let block = BlockSize::new(Bytes::mib(16)).unwrap();
+        let large = Config { cap: Bytes::mib(79), floor: Bytes::mib(17), block, ..Config::default() };
+        let rounded = large.checked().unwrap();
+        assert_eq!((rounded.cap, rounded.floor), (Bytes::mib(64), Bytes::mib(32)));
         assert_eq!(with(Bytes(1), Bytes(1)).unwrap().floor, Bytes::ZERO);
         let refused = |cap, floor| with(cap, floor).unwrap_err().to_string();
         assert_eq!(

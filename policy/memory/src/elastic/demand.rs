@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, Timestamp};
 
-use crate::{BLOCK, blocks_for};
+use crate::BlockSize;
 use millrace_core::ids::FunctionIndex;
 
 /// Samples remembered per value and function.
@@ -87,17 +87,18 @@ impl FunctionDemand {
         self.concurrency.p99()
     }
 
-    fn due(&self, now: Timestamp) -> Option<(Timestamp, Bytes)> {
+    fn due(&self, now: Timestamp, block: BlockSize) -> Option<(Timestamp, Bytes)> {
         let ends = self.last_request? + self.window()?;
-        let object = u64::from(blocks_for(self.size()?).max(1)).saturating_mul(BLOCK.0);
-        let reservation = object.saturating_mul(self.concurrency()?);
+        let object = block.round_up(self.size()?).max(block.get());
+        let reservation = object.0.saturating_mul(self.concurrency()?);
         (now <= ends).then_some((ends, Bytes(reservation)))
     }
 }
 
 /// Recent behaviour of all functions on a GPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DemandTable {
+    block: BlockSize,
     functions: BTreeMap<FunctionIndex, FunctionDemand>,
     /// Ends of open windows.
     ends: BTreeSet<(Timestamp, FunctionIndex)>,
@@ -107,6 +108,12 @@ pub struct DemandTable {
 }
 
 impl DemandTable {
+    /// Returns an empty table. Reservations are whole blocks of this size.
+    #[must_use]
+    pub fn new(block: BlockSize) -> Self {
+        Self { block, functions: BTreeMap::new(), ends: BTreeSet::new(), total: 0 }
+    }
+
     /// Returns the sum of all open reservations, as of the last change or [`Self::expire`].
     #[must_use]
     pub fn total(&self) -> Bytes {
@@ -149,7 +156,7 @@ impl DemandTable {
     pub fn recompute(&mut self, now: Timestamp, function: FunctionIndex) {
         let Some(demand) = self.functions.get_mut(&function) else { return };
         let before = demand.reserved;
-        let after = demand.due(now);
+        let after = demand.due(now, self.block);
         demand.reserved = after;
         if let Some((ends, size)) = before {
             self.ends.remove(&(ends, function));
@@ -232,7 +239,7 @@ mod tests {
 
     #[test]
     fn reserves_size_times_concurrency_until_the_window_ends() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         demands.requested(secs(0), F);
         demands.stored(F, Bytes::mib(3));
         demands.stored(F, Bytes::mib(5));
@@ -254,7 +261,7 @@ mod tests {
 
     #[test]
     fn functions_add_up_and_are_forgotten_one_by_one() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         for function in [FunctionIndex(0), FunctionIndex(1)] {
             demands.requested(secs(0), function);
             demands.stored(function, Bytes::mib(2));
@@ -268,7 +275,7 @@ mod tests {
 
     #[test]
     fn concurrency_counts_only_objects_that_exist_together() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         for _ in 0..5 {
             demands.stored(F, Bytes::mib(1));
             demands.gone(F);
@@ -278,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_full_table_drops_the_idle_function_with_the_oldest_request() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         let all = || (0..FUNCTIONS_MAX as u32).map(FunctionIndex);
         for function in all() {
             demands.requested(secs(u64::from(function.0)), function);
@@ -298,7 +305,7 @@ mod tests {
 
     #[test]
     fn objects_of_forgotten_functions_do_not_keep_new_functions_out() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         for function in (0..FUNCTIONS_MAX as u32).map(FunctionIndex) {
             demands.forget(function);
             demands.stored(function, Bytes::mib(1));
@@ -311,7 +318,7 @@ mod tests {
 
     #[test]
     fn functions_beyond_the_limit_have_no_reservation() {
-        let mut demands = DemandTable::default();
+        let mut demands = DemandTable::new(BlockSize::DEFAULT);
         let all = (0..=FUNCTIONS_MAX as u32).map(FunctionIndex);
         all.for_each(|function| demands.stored(function, Bytes::mib(1)));
         assert!(demands.of(FunctionIndex(FUNCTIONS_MAX as u32)).is_none());

@@ -89,7 +89,6 @@ use millrace_core::ids::ObjectKey;
 
 use self::demand::DemandTable;
 use self::object::{ObjectOrders, StoredObject};
-use crate::BLOCK;
 use millrace_core::Core;
 
 /// Maximum number of objects of a GPU, in any place.
@@ -141,8 +140,8 @@ impl ElasticStore {
             config,
             objects: BTreeMap::new(),
             orders: ObjectOrders::new(config.migration),
-            pool: MemoryPool::new(config.pool, config.cap),
-            demands: DemandTable::default(),
+            pool: MemoryPool::new(config.pool, config.cap, config.block),
+            demands: DemandTable::new(config.block),
             limit: config.cap,
             clock: 0,
             counts: ObjectCounts::default(),
@@ -245,7 +244,7 @@ impl ElasticStore {
             Event::Reloaded { object } => self.arrived(object, ObjectLocation::Reloading, actions),
             Event::CopyFailed { object } => self.copy_failed(now, object, actions),
             Event::Limit { limit } => {
-                self.limit = Bytes(limit.0 / BLOCK.0 * BLOCK.0).min(self.config.cap);
+                self.limit = self.config.block.round_down(limit).min(self.config.cap);
             }
             Event::Tick => {}
         }

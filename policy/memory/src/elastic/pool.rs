@@ -17,11 +17,11 @@
 
 use millrace_types::{Bytes, Timestamp};
 
-use super::blocks::{self, Blocks};
+use super::blocks::Blocks;
 use super::config::PoolPolicy;
 use super::protocol::{Action, StoreExtent};
 use super::segments::{self, Segments};
-use crate::{BLOCK, blocks_for};
+use crate::BlockSize;
 
 /// Cumulative native calls of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -81,6 +81,7 @@ enum PoolMemory {
 pub struct MemoryPool {
     policy: PoolPolicy,
     cap: Bytes,
+    block: BlockSize,
     books: PoolMemory,
     used: Bytes,
     calls: NativeCalls,
@@ -88,24 +89,25 @@ pub struct MemoryPool {
 }
 
 impl MemoryPool {
-    /// Returns an empty pool of at most `cap`, a multiple of the block size.
+    /// Returns an empty pool of at most `cap`, a multiple of the block size. All memory is allocated
+    /// and released in whole blocks.
     #[must_use]
-    pub fn new(policy: PoolPolicy, cap: Bytes) -> Self {
+    pub fn new(policy: PoolPolicy, cap: Bytes, block: BlockSize) -> Self {
         let books = match policy {
-            PoolPolicy::Caching { .. } => PoolMemory::Segments(Segments::default()),
+            PoolPolicy::Caching { .. } => PoolMemory::Segments(Segments::new(block)),
             PoolPolicy::Elastic | PoolPolicy::GmLake | PoolPolicy::Unpooled => {
-                PoolMemory::Blocks(Blocks::new(u32::try_from(cap.0 / BLOCK.0).unwrap_or(u32::MAX)))
+                PoolMemory::Blocks(Blocks::new(block, block.blocks_in(cap)))
             }
         };
         let calls = NativeCalls::default();
-        Self { policy, cap, books, used: Bytes::ZERO, calls, next_reclaim: None }
+        Self { policy, cap, block, books, used: Bytes::ZERO, calls, next_reclaim: None }
     }
 
     /// Returns the allocated memory.
     #[must_use]
     pub fn size(&self) -> Bytes {
         match &self.books {
-            PoolMemory::Blocks(blocks) => blocks::bytes(blocks.backed()),
+            PoolMemory::Blocks(blocks) => self.block.bytes(blocks.backed()),
             PoolMemory::Segments(segments) => segments.size(),
         }
     }
@@ -126,7 +128,7 @@ impl MemoryPool {
     #[must_use]
     pub fn takes(&self, size: Bytes) -> Bytes {
         match &self.books {
-            PoolMemory::Blocks(_) => Bytes(u64::from(blocks_for(size).max(1)).saturating_mul(BLOCK.0)),
+            PoolMemory::Blocks(_) => self.block.round_up(size).max(self.block.get()),
             PoolMemory::Segments(_) => segments::rounded(size),
         }
     }
@@ -147,7 +149,7 @@ impl MemoryPool {
         }
         let extents = match &mut self.books {
             PoolMemory::Blocks(blocks) => {
-                let wanted = blocks_for(size).max(1);
+                let wanted = self.block.blocks_for(size).max(1);
                 let short = wanted.saturating_sub(blocks.free());
                 if short > 0 {
                     self.calls.allocated(blocks.grow(short), purpose, actions);
@@ -189,7 +191,7 @@ impl MemoryPool {
     /// Counts the IPC operations of a function that maps an object's memory.
     pub fn mapped(&mut self, extents: &[StoreExtent]) {
         if self.policy == PoolPolicy::GmLake {
-            self.calls.ipc += held(extents).0 / BLOCK.0;
+            self.calls.ipc += u64::from(self.block.blocks_in(held(extents)));
         }
     }
 
@@ -202,7 +204,7 @@ impl MemoryPool {
         let goal = wanted.min(limit).max(self.used);
         match &mut self.books {
             PoolMemory::Blocks(blocks) => {
-                let goal = blocks_for(goal);
+                let goal = self.block.blocks_for(goal);
                 let backed = blocks.backed();
                 if backed < goal {
                     self.calls.allocated(blocks.grow(goal - backed), AllocationPurpose::Ahead, actions);
@@ -246,7 +248,7 @@ mod tests {
 
     /// Takes and gives back an object of each size in MiB, in turn.
     fn one_by_one(policy: PoolPolicy, sizes: &[u64]) -> (Bytes, NativeCalls) {
-        let mut pool = MemoryPool::new(policy, CAP);
+        let mut pool = MemoryPool::new(policy, CAP, BlockSize::DEFAULT);
         for &size in sizes {
             let extents =
                 pool.take(Bytes::mib(size), CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap();
@@ -273,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_caching_pool_gives_free_segments_back_before_it_refuses() {
-        let mut pool = MemoryPool::new(PoolPolicy::Caching { reclaim_every: None }, CAP);
+        let mut pool = MemoryPool::new(PoolPolicy::Caching { reclaim_every: None }, CAP, BlockSize::DEFAULT);
         let mut actions = Vec::new();
         let one = pool.take(Bytes::mib(16), CAP, AllocationPurpose::Object, &mut actions).unwrap();
         let two = pool.take(Bytes::mib(16), CAP, AllocationPurpose::Object, &mut actions).unwrap();
@@ -292,7 +294,8 @@ mod tests {
     #[test]
     fn a_caching_pool_reclaims_once_a_period() {
         let every = std::time::Duration::from_secs(60);
-        let mut pool = MemoryPool::new(PoolPolicy::Caching { reclaim_every: Some(every) }, CAP);
+        let mut pool =
+            MemoryPool::new(PoolPolicy::Caching { reclaim_every: Some(every) }, CAP, BlockSize::DEFAULT);
         let at = |secs: u64| Timestamp(secs * 1_000_000_000);
         pool.reclaim(at(5), &mut Vec::new());
         assert_eq!(pool.next_reclaim(), Some(at(65)));
@@ -308,7 +311,7 @@ mod tests {
     #[test]
     fn every_pool_gives_free_memory_back_when_the_limit_falls_and_takes_no_more() {
         for (name, policy) in super::super::config::POOLS {
-            let mut pool = MemoryPool::new(policy, CAP);
+            let mut pool = MemoryPool::new(policy, CAP, BlockSize::DEFAULT);
             let sizes = [14, 14].map(Bytes::mib);
             let taken =
                 sizes.map(|size| pool.take(size, CAP, AllocationPurpose::Object, &mut Vec::new()).unwrap());

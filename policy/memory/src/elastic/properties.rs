@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use self::world::{ModelledObject, StoreModel};
 use super::*;
+use crate::BlockSize;
 use millrace_core::ids::FunctionIndex;
 
 const CAP: Bytes = Bytes::mib(64);
@@ -78,9 +79,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn policies() -> impl Strategy<Value = (PoolPolicy, MigrationPolicy)> {
+fn configs() -> impl Strategy<Value = Config> {
     let pools = prop::sample::select(POOLS.map(|(_, pool)| pool).to_vec());
-    (pools, prop::sample::select(MIGRATIONS.map(|(_, migration)| migration).to_vec()))
+    let migrations = prop::sample::select(MIGRATIONS.map(|(_, migration)| migration).to_vec());
+    let blocks = prop_oneof![2 => Just(2u64), 1 => Just(16)];
+    (pools, migrations, blocks).prop_map(|(pool, migration, block)| {
+        let block = BlockSize::new(Bytes::mib(block)).unwrap();
+        Config { cap: CAP, floor: FLOOR, pool, migration, block }
+    })
 }
 
 impl StoreModel {
@@ -164,10 +170,10 @@ proptest! {
 
     #[test]
     fn the_store_and_the_device_agree_on_every_byte(
-        (pool, migration) in policies(),
+        config in configs(),
         steps in prop::collection::vec(step(), 1..150),
     ) {
-        let mut world = StoreModel::new(pool, migration);
+        let mut world = StoreModel::new(config);
         steps.into_iter().for_each(|step| world.step(step));
         world.settle();
         let store = &world.store;
@@ -177,7 +183,9 @@ proptest! {
         prop_assert_eq!((store.orders.away.len(), store.orders.reloading), (0, 0));
         prop_assert_eq!(store.orders.leaving, Bytes::ZERO);
         match world.config.pool {
-            PoolPolicy::Elastic => prop_assert_eq!(pool.size(), FLOOR, "never 0 (D24)"),
+            PoolPolicy::Elastic => {
+                prop_assert_eq!(pool.size(), config.block.round_up(FLOOR), "never 0 (D24)");
+            }
             PoolPolicy::Unpooled | PoolPolicy::Caching { reclaim_every: Some(_) } => {
                 prop_assert_eq!(pool.size(), Bytes::ZERO);
             }
@@ -190,11 +198,11 @@ proptest! {
 
     #[test]
     fn the_same_events_give_the_same_actions(
-        (pool, migration) in policies(),
+        config in configs(),
         steps in prop::collection::vec(step(), 1..80),
     ) {
         let run = || {
-            let mut world = StoreModel::new(pool, migration);
+            let mut world = StoreModel::new(config);
             steps.iter().cloned().for_each(|step| world.step(step));
             world.done
         };

@@ -12,6 +12,8 @@
 //! - when the device is out of memory (here: at the limit), all wholly free segments are released,
 //!   and the allocation is retried once.
 //!
+//! Segments are whole blocks of the GPU, so a GPU with larger blocks has larger segments.
+//!
 //! Not modelled: streams, because a store's copies end before their memory is given back; and
 //! `max_split_size`, expandable segments and the garbage collector, all of which are off by
 //! default.
@@ -22,7 +24,7 @@ use millrace_types::Bytes;
 
 use super::config::CAP_MAX;
 use super::protocol::StoreExtent;
-use crate::BLOCK;
+use crate::BlockSize;
 
 /// Granularity to which sizes are rounded up, in bytes.
 const QUANTUM: u64 = 512;
@@ -58,8 +60,9 @@ struct Piece {
 }
 
 /// All segments and their pieces, by start address.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Segments {
+    block: BlockSize,
     segments: BTreeMap<u64, Segment>,
     pieces: BTreeMap<u64, Piece>,
     /// Free pieces as (class, length, address), the shortest first.
@@ -77,15 +80,21 @@ fn class_of(rounded: u64) -> Class {
     if rounded <= SMALL_MAX { Class::Small } else { Class::Large }
 }
 
-fn segment_for(rounded: u64) -> u64 {
-    match class_of(rounded) {
-        Class::Small => SMALL_SEGMENT,
-        Class::Large if rounded < OWN_SEGMENT_MIN => SHARED_SEGMENT,
-        Class::Large => rounded.next_multiple_of(BLOCK.0),
-    }
-}
-
 impl Segments {
+    pub(super) fn new(block: BlockSize) -> Self {
+        Self { block, segments: BTreeMap::new(), pieces: BTreeMap::new(), free: BTreeSet::new(), size: 0 }
+    }
+
+    /// Returns the length of a new segment for a request.
+    fn segment_for(&self, rounded: u64) -> u64 {
+        let len = match class_of(rounded) {
+            Class::Small => SMALL_SEGMENT,
+            Class::Large if rounded < OWN_SEGMENT_MIN => SHARED_SEGMENT,
+            Class::Large => rounded,
+        };
+        self.block.round_up(Bytes(len)).0
+    }
+
     /// Returns the memory of all segments.
     pub(super) fn size(&self) -> Bytes {
         Bytes(self.size)
@@ -95,7 +104,7 @@ impl Segments {
     /// request.
     pub(super) fn short(&self, size: Bytes) -> Option<Bytes> {
         let len = rounded(size).0;
-        self.best_fit(len).is_none().then(|| Bytes(segment_for(len)))
+        self.best_fit(len).is_none().then(|| Bytes(self.segment_for(len)))
     }
 
     fn best_fit(&self, len: u64) -> Option<(Class, u64, u64)> {
@@ -107,7 +116,7 @@ impl Segments {
     pub(super) fn grow(&mut self, size: Bytes) -> StoreExtent {
         let len = rounded(size).0;
         let class = class_of(len);
-        let len = segment_for(len);
+        let len = self.segment_for(len);
         let at = self.gap(len);
         self.segments.insert(at, Segment { class, len, free: true });
         self.pieces.insert(at, Piece { segment: at, len, free: true });
@@ -226,13 +235,13 @@ mod tests {
             (Bytes::mib(11), 12),
             (Bytes::mib(120), 120),
         ] {
-            assert_eq!(Segments::default().short(size), Some(Bytes::mib(segment)), "{size}");
+            assert_eq!(Segments::new(BlockSize::DEFAULT).short(size), Some(Bytes::mib(segment)), "{size}");
         }
     }
 
     #[test]
     fn pieces_are_split_and_join_again() {
-        let mut segments = Segments::default();
+        let mut segments = Segments::new(BlockSize::DEFAULT);
         let one = take(&mut segments, Bytes(1000));
         let two = take(&mut segments, Bytes(512));
         assert_eq!((one, two), (extent(0, 1024), extent(1024, 512)));
@@ -247,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_large_piece_is_split_only_if_more_than_a_mebibyte_is_left() {
-        let mut segments = Segments::default();
+        let mut segments = Segments::new(BlockSize::DEFAULT);
         assert_eq!(take(&mut segments, Bytes::mib(9)), extent(0, 9 << 20));
         assert_eq!(segments.take(Bytes::mib(10), Bytes::mib(10)), None, "the rest is too much");
         assert_eq!(take(&mut segments, Bytes::mib(10)), extent(9 << 20, 11 << 20));
@@ -257,7 +266,7 @@ mod tests {
     /// The paper's example of fragmentation (§9.2.4).
     #[test]
     fn two_free_segments_of_100_mib_do_not_serve_120_mib() {
-        let mut segments = Segments::default();
+        let mut segments = Segments::new(BlockSize::DEFAULT);
         let pieces = [take(&mut segments, Bytes::mib(100)), take(&mut segments, Bytes::mib(100))];
         pieces.into_iter().for_each(|piece| segments.give_back(piece));
         assert_eq!(segments.short(Bytes::mib(120)), Some(Bytes::mib(120)));
@@ -265,7 +274,7 @@ mod tests {
 
     #[test]
     fn segments_in_use_are_not_released() {
-        let mut segments = Segments::default();
+        let mut segments = Segments::new(BlockSize::DEFAULT);
         let pieces = [1, 2, 3].map(|_| take(&mut segments, Bytes::mib(12)));
         segments.give_back(pieces[0]);
         segments.give_back(pieces[2]);

@@ -51,7 +51,7 @@ impl DispatchPolicy for Fifo {
 fn idle_holder(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
     let holders = &view.models.get(request.model).holders;
     let inputs = view.inputs(request);
-    let key = |gpu| (view.fleet.move_time(inputs, gpu), view.fleet.get(gpu).resident_blocks());
+    let key = |gpu| (view.fleet.move_time(inputs, gpu), view.fleet.get(gpu).resident_size());
     view.fleet.idle_holder(holders, request.rank, key)
 }
 

@@ -25,7 +25,7 @@ impl Dispatcher {
         let before = self.places.insert(key, RequestLocation::On(to));
         let model = self.models.get(slot);
         let id = model.id;
-        let blocks = model.blocks;
+        let memory = model.memory;
         let gpu = self.fleet.get(to);
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
         let hit = gpu.holds(slot);
@@ -68,7 +68,7 @@ impl Dispatcher {
             self.send_eviction_rank(slot, to, actions);
         }
         self.fleet.change(to, |gpu| {
-            gpu.add_resident(now, slot, blocks);
+            gpu.add_resident(now, slot, memory);
             gpu.dispatched += 1;
             if gpu.running.is_none() {
                 gpu.running = Some(held);

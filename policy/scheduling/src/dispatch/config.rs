@@ -9,6 +9,7 @@ use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
 use millrace_core::names::{self, UnknownName};
+use millrace_memory::BlockSize;
 use millrace_memory::eviction::Eviction;
 use millrace_transfers::paths::{self, PairRate};
 
@@ -20,13 +21,21 @@ pub struct GpuConfig {
     pub host_rate: BytesPerSec,
     /// Type of the GPU. Run times learned on one GPU apply to all GPUs of its kind (L21).
     pub kind: u32,
+    /// Unit of the GPU's memory.
+    pub block: BlockSize,
 }
 
 impl GpuConfig {
-    /// Creates a GPU of kind 0.
+    /// Creates a GPU of kind 0, with blocks of the default size.
     #[must_use]
     pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
-        Self { memory, host_rate, kind: 0 }
+        Self { memory, host_rate, kind: 0, block: BlockSize::DEFAULT }
+    }
+
+    /// Returns the memory that the GPU gives out: its whole blocks.
+    #[must_use]
+    pub(super) fn usable(&self) -> Bytes {
+        self.block.round_down(self.memory)
     }
 }
 
@@ -94,6 +103,7 @@ impl Config {
             memory: gpu.memory,
             host_rate: rate(gpu),
             kind: kind_of(topology, &gpu.gpu_type).unwrap_or(0),
+            block: BlockSize::DEFAULT,
         };
         let gpus = topology.gpus.iter().map(gpu).collect();
         let under = |link: u32| {
@@ -122,6 +132,13 @@ impl Config {
     #[must_use]
     pub fn with_ways(self, topology: &Topology) -> Self {
         Self { ways: paths::pair_rates(topology, paths::Config::default()).unwrap_or_default(), ..self }
+    }
+
+    /// Returns the same node, with GPUs that all have blocks of this size.
+    #[must_use]
+    pub fn with_block(mut self, block: BlockSize) -> Self {
+        self.gpus.iter_mut().for_each(|gpu| gpu.block = block);
+        self
     }
 
     /// Returns the same node with another eviction rule.

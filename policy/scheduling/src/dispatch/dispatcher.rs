@@ -18,7 +18,6 @@ use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
 use super::warm_copies::WarmCopyTable;
 use millrace_core::ids::RequestKey;
-use millrace_memory::blocks_for;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RequestLocation {
@@ -38,8 +37,8 @@ pub(super) struct CommittedAlphas {
 #[derive(Debug)]
 pub struct Dispatcher {
     pub(super) queue_max: u32,
-    /// Distinct memory sizes of the GPUs in blocks, ascending.
-    pub(super) sizes: Vec<u32>,
+    /// Distinct sizes of the memory that the GPUs give out, ascending.
+    pub(super) sizes: Vec<Bytes>,
     pub(super) fleet: GpuTable,
     pub(super) models: ModelTable,
     pub(super) policy: Box<dyn DispatchPolicy>,
@@ -69,12 +68,10 @@ impl Dispatcher {
     /// Creates an empty queue, with all GPUs down.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        let size =
-            |gpu: &GpuConfig| u32::try_from(gpu.memory.0 / millrace_memory::BLOCK.0).unwrap_or(u32::MAX);
-        let mut sizes: Vec<u32> = config.gpus.iter().map(size).collect();
+        let mut sizes: Vec<Bytes> = config.gpus.iter().map(GpuConfig::usable).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let rank = |gpu| SizeRank(sizes.partition_point(|&other| other < size(gpu)));
+        let rank = |gpu: &GpuConfig| SizeRank(sizes.partition_point(|&other| other < gpu.usable()));
         let ranks: Vec<SizeRank> = config.gpus.iter().map(rank).collect();
         let (policy, idle_order) = create_policy(config, sizes.len());
         Self {
@@ -174,10 +171,11 @@ impl Dispatcher {
     }
 
     pub(super) fn install(&mut self, model: ModelId, memory: Bytes, weights: Bytes) {
-        let blocks = blocks_for(memory.max(weights));
-        let rank = self.sizes.partition_point(|&size| size < blocks);
+        let memory = memory.max(weights);
+        // A GPU gives out whole blocks, so a model that is at most as large fits in whole blocks too.
+        let rank = self.sizes.partition_point(|&size| size < memory);
         let rank = (rank < self.sizes.len()).then_some(SizeRank(rank));
-        self.models.install(model, blocks, weights, rank);
+        self.models.install(model, memory, weights, rank);
     }
 
     pub(super) fn enqueue(&mut self, now: Timestamp, request: QueuedRequest, actions: &mut Vec<Action>) {

@@ -20,20 +20,20 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use millrace_types::{GpuIndex, Reason, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Reason, Timestamp};
 
 use super::config::{BindingLifetime, BoundConfig, GpuConfig};
 use super::models::ModelTable;
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::queue::WaitingRequest;
 use millrace_core::ids::{FunctionIndex, RequestKey};
-use millrace_memory::{BLOCK, blocks_for};
 
 /// Binding of a function to a GPU.
 #[derive(Debug)]
 struct FunctionBinding {
     gpu: GpuIndex,
-    blocks: u64,
+    /// Size of the function's blocks on the GPU.
+    size: Bytes,
     /// End of the cold start.
     ready: Timestamp,
     /// Requests that wait for the end of the cold start.
@@ -56,12 +56,11 @@ pub(super) struct EarlyBinding {
     look: bool,
     /// Requests that wait for each GPU.
     own: Vec<BTreeMap<RequestKey, WaitingRequest>>,
-    /// Unbound blocks of each GPU.
-    room: Vec<u64>,
-    /// Blocks of the largest GPU.
-    largest: u64,
-    /// GPUs by unbound blocks, most first.
-    by_room: BTreeSet<(Reverse<u64>, GpuIndex)>,
+    gpus: Vec<GpuConfig>,
+    /// Unbound memory of each GPU.
+    room: Vec<Bytes>,
+    /// GPUs by unbound memory, most first.
+    by_room: BTreeSet<(Reverse<Bytes>, GpuIndex)>,
     /// Functions in their cold start, by its end.
     starting: BTreeSet<(Timestamp, FunctionIndex)>,
     /// Functions without requests, by the end of their keep-alive time.
@@ -73,7 +72,7 @@ pub(super) struct EarlyBinding {
 
 impl EarlyBinding {
     pub(super) fn new(config: BoundConfig, gpus: &[GpuConfig]) -> Self {
-        let room: Vec<u64> = gpus.iter().map(|gpu| gpu.memory.0 / BLOCK.0).collect();
+        let room: Vec<Bytes> = gpus.iter().map(GpuConfig::usable).collect();
         let by_room = (0..).map(GpuIndex).zip(&room).map(|(gpu, &room)| (Reverse(room), gpu));
         Self {
             config,
@@ -83,7 +82,7 @@ impl EarlyBinding {
             look: false,
             own: vec![BTreeMap::new(); gpus.len()],
             by_room: by_room.collect(),
-            largest: room.iter().copied().max().unwrap_or(0),
+            gpus: gpus.to_vec(),
             room,
             starting: BTreeSet::new(),
             expiring: BTreeSet::new(),
@@ -114,7 +113,7 @@ impl EarlyBinding {
         its
     }
 
-    fn set_room(&mut self, gpu: GpuIndex, change: impl FnOnce(u64) -> u64) {
+    fn set_room(&mut self, gpu: GpuIndex, change: impl FnOnce(Bytes) -> Bytes) {
         let room = &mut self.room[gpu.0 as usize];
         self.by_room.remove(&(Reverse(*room), gpu));
         *room = change(*room);
@@ -125,7 +124,7 @@ impl EarlyBinding {
         let bound = self.functions.remove(&function)?;
         self.starting.remove(&(bound.ready, function));
         bound.expires.map(|at| self.expiring.remove(&(at, function)));
-        self.set_room(bound.gpu, |room| room + bound.blocks);
+        self.set_room(bound.gpu, |room| room + bound.size);
         self.look = true;
         Some(bound)
     }
@@ -155,14 +154,14 @@ impl EarlyBinding {
             let Some(request) = self.unbound.get(&function).and_then(|its| its.get(&oldest)).copied() else {
                 continue;
             };
-            let blocks =
-                u64::from(view.models.get(request.model).blocks) + u64::from(blocks_for(self.config.runtime));
-            match self.find_room(view, &request, blocks) {
+            let memory = view.models.get(request.model).memory;
+            match self.find_room(view, &request, memory) {
                 MemorySearch::On(gpu) => {
+                    let size = self.size_on(&self.gpus[gpu.0 as usize], memory);
                     let ready = view.now + self.config.cold_start;
                     let bound = FunctionBinding {
                         gpu,
-                        blocks,
+                        size,
                         ready,
                         cold: BTreeMap::new(),
                         waiting: 0,
@@ -170,7 +169,7 @@ impl EarlyBinding {
                     };
                     self.functions.insert(function, bound);
                     self.starting.insert((ready, function));
-                    self.set_room(gpu, |room| room - blocks);
+                    self.set_room(gpu, |room| room - size);
                     self.take_unbound(function).into_values().for_each(|its| self.push(its, QueueEntry::New));
                 }
                 MemorySearch::Later => {}
@@ -185,15 +184,23 @@ impl EarlyBinding {
         None
     }
 
-    fn find_room(&self, view: &DispatchView<'_>, request: &WaitingRequest, blocks: u64) -> MemorySearch {
-        let roomy = self.by_room.iter().take_while(|(Reverse(room), _)| *room >= blocks);
+    /// Returns the size of the blocks that a function with a model of `memory` needs on a GPU: the
+    /// model and the runtime have blocks of their own.
+    fn size_on(&self, gpu: &GpuConfig, memory: Bytes) -> Bytes {
+        gpu.block.round_up(memory) + gpu.block.round_up(self.config.runtime)
+    }
+
+    fn find_room(&self, view: &DispatchView<'_>, request: &WaitingRequest, memory: Bytes) -> MemorySearch {
+        let size = |gpu: GpuIndex| self.size_on(&self.gpus[gpu.0 as usize], memory);
+        let roomy = self.by_room.iter().filter(|&&(Reverse(room), gpu)| room >= size(gpu));
         let mut fits = roomy.map(|&(_, gpu)| gpu).filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
         let up = |gpu: &GpuIndex| view.fleet.get(*gpu).executor.is_some();
         // Permanent bindings free no memory; a GPU that is down may return with some.
         let full = self.config.binding == BindingLifetime::ForGood && fits.clone().next().is_none();
+        let too_large = self.gpus.iter().all(|gpu| self.size_on(gpu, memory) > gpu.usable());
         match fits.find(up) {
             Some(gpu) => MemorySearch::On(gpu),
-            None if full || blocks > self.largest => MemorySearch::Never,
+            None if full || too_large => MemorySearch::Never,
             None => MemorySearch::Later,
         }
     }

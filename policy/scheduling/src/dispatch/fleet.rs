@@ -214,12 +214,12 @@ impl GpuTable {
     fn idle_key(&self, index: GpuIndex, before: Option<u64>) -> u64 {
         let gpu = &self.gpus[index.0 as usize];
         match self.order {
-            IdleOrder::Emptiest => gpu.resident_blocks(),
+            IdleOrder::Emptiest => gpu.resident_size().0,
             IdleOrder::Longest => before.unwrap_or(self.idled),
             IdleOrder::MostUsed => u64::MAX - gpu.dispatched,
             IdleOrder::Calmest => {
-                // No GPU has 2^56 blocks, so the two parts of the key do not overlap.
-                ((self.loading_beside(index) as u64) << 56) | gpu.resident_blocks()
+                // No GPU has 2^56 bytes, so the two parts of the key do not overlap.
+                ((self.loading_beside(index) as u64) << 56) | gpu.resident_size().0
             }
             IdleOrder::Coldest if gpu.has_free_quarter() => 0,
             IdleOrder::Coldest => gpu.least_recently_used().map_or(0, |(used, _)| used.0),

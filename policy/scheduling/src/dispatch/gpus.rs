@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
-use millrace_types::{BytesPerSec, GpuIndex, Incarnation, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Timestamp};
 
 use super::config::GpuConfig;
 use super::cost::{ModelCost, SwapSource};
@@ -12,7 +12,7 @@ use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
 use millrace_core::SLOTS_MAX;
 use millrace_core::ids::RequestKey;
-use millrace_memory::BLOCK;
+use millrace_memory::BlockSize;
 
 /// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
 /// overdue only after exceeding its expected end by this time.
@@ -92,7 +92,8 @@ pub(super) struct Assignment {
 #[derive(Debug, Clone, Copy)]
 struct ResidentEntry {
     model: ModelSlot,
-    blocks: u32,
+    /// Size of the model's blocks on this GPU.
+    size: Bytes,
     /// Time of the last request for the model.
     used: Timestamp,
 }
@@ -117,8 +118,11 @@ pub(super) struct GpuRecord {
     arriving: BTreeSet<ModelSlot>,
     /// Resident models by last use, oldest first.
     by_use: BTreeSet<(Timestamp, ModelSlot)>,
-    resident_blocks: u64,
-    blocks: u64,
+    /// Size of the blocks of all resident models.
+    resident_size: Bytes,
+    /// Memory that the GPU gives out.
+    memory: Bytes,
+    block: BlockSize,
 }
 
 impl GpuRecord {
@@ -134,8 +138,9 @@ impl GpuRecord {
             resident: Vec::new(),
             arriving: BTreeSet::new(),
             by_use: BTreeSet::new(),
-            resident_blocks: 0,
-            blocks: config.memory.0 / BLOCK.0,
+            resident_size: Bytes::ZERO,
+            memory: config.usable(),
+            block: config.block,
         }
     }
 
@@ -195,19 +200,31 @@ impl GpuRecord {
         self.resident.binary_search_by_key(&model, |it| it.model)
     }
 
-    pub(super) fn resident_blocks(&self) -> u64 {
-        self.resident_blocks
+    /// Returns the memory that the GPU gives out, in use or not.
+    pub(super) fn memory(&self) -> Bytes {
+        self.memory
     }
 
-    /// Returns the blocks of the resident models that requests refer to.
-    pub(super) fn wanted_blocks(&self, models: &ModelTable) -> u64 {
+    /// Returns the size of the blocks that `memory` needs on this GPU.
+    pub(super) fn size_of(&self, memory: Bytes) -> Bytes {
+        self.block.round_up(memory)
+    }
+
+    pub(super) fn resident_size(&self) -> Bytes {
+        self.resident_size
+    }
+
+    /// Returns the size of the resident models that requests refer to.
+    pub(super) fn wanted_size(&self, models: &ModelTable) -> Bytes {
         let wanted = self.resident.iter().filter(|it| models.get(it.model).users > 0);
-        wanted.map(|it| u64::from(it.blocks)).sum()
+        wanted.map(|it| it.size).sum()
     }
 
-    /// Notes that a model is requested here. The model is loaded unless resident.
-    pub(super) fn add_resident(&mut self, now: Timestamp, model: ModelSlot, blocks: u32) {
-        let asked = ResidentEntry { model, blocks, used: now };
+    /// Notes that a model, which needs `memory`, is requested here. The model is loaded unless
+    /// resident.
+    pub(super) fn add_resident(&mut self, now: Timestamp, model: ModelSlot, memory: Bytes) {
+        let size = self.size_of(memory);
+        let asked = ResidentEntry { model, size, used: now };
         match self.place_of(model) {
             Ok(place) => {
                 let before = std::mem::replace(&mut self.resident[place], asked);
@@ -219,7 +236,7 @@ impl GpuRecord {
             }
         }
         self.by_use.insert((now, model));
-        self.resident_blocks += u64::from(blocks);
+        self.resident_size += size;
     }
 
     pub(super) fn remove_resident(&mut self, model: ModelSlot) {
@@ -232,12 +249,12 @@ impl GpuRecord {
 
     fn uncount(&mut self, before: ResidentEntry) {
         self.by_use.remove(&(before.used, before.model));
-        self.resident_blocks -= u64::from(before.blocks);
+        self.resident_size = self.resident_size - before.size;
     }
 
     /// Returns whether a quarter of the memory is free, so that most models fit.
     pub(super) fn has_free_quarter(&self) -> bool {
-        self.resident_blocks * 4 <= self.blocks * 3
+        self.resident_size.0 * 4 <= self.memory.0 * 3
     }
 
     /// Returns the model that was requested longest ago, with the time of that request.
@@ -245,15 +262,15 @@ impl GpuRecord {
         self.by_use.first().copied()
     }
 
-    /// Returns the models that are likely to be evicted to free `blocks` blocks, least recently
+    /// Returns the models that are likely to be evicted to make room for `memory`, least recently
     /// used first (L07), each with the time of its last request.
-    pub(super) fn victims(&self, blocks: u32) -> impl Iterator<Item = (Timestamp, ModelSlot)> {
-        let free = self.blocks.saturating_sub(self.resident_blocks);
-        let mut lacking = u64::from(blocks).saturating_sub(free);
+    pub(super) fn victims(&self, memory: Bytes) -> impl Iterator<Item = (Timestamp, ModelSlot)> {
+        let free = self.memory.saturating_sub(self.resident_size);
+        let mut lacking = self.size_of(memory).saturating_sub(free);
         self.by_use.iter().copied().take_while(move |(_, model)| {
-            let lacked = lacking > 0;
-            let held = self.place_of(*model).map_or(0, |place| self.resident[place].blocks);
-            lacking = lacking.saturating_sub(held.into());
+            let lacked = lacking > Bytes::ZERO;
+            let held = self.place_of(*model).map_or(Bytes::ZERO, |place| self.resident[place].size);
+            lacking = lacking.saturating_sub(held);
             lacked
         })
     }

@@ -24,7 +24,8 @@ impl ModelSlot {
 #[derive(Debug)]
 pub(super) struct ModelRecord {
     pub(super) id: ModelId,
-    pub(super) blocks: u32,
+    /// GPU memory that the model needs, before any rounding to a GPU's blocks.
+    pub(super) memory: Bytes,
     pub(super) weights: Bytes,
     /// Size rank of the smallest GPU that fits the model. `None`: no GPU is large enough.
     pub(super) rank: Option<SizeRank>,
@@ -60,15 +61,15 @@ pub(super) struct ModelTable {
 }
 
 impl ModelTable {
-    pub(super) fn install(&mut self, id: ModelId, blocks: u32, weights: Bytes, rank: Option<SizeRank>) {
+    pub(super) fn install(&mut self, id: ModelId, memory: Bytes, weights: Bytes, rank: Option<SizeRank>) {
         if let Some(&slot) = self.by_id.get(&id) {
             let model = self.get_mut(slot);
-            (model.blocks, model.weights, model.rank, model.installed) = (blocks, weights, rank, true);
+            (model.memory, model.weights, model.rank, model.installed) = (memory, weights, rank, true);
             return;
         }
         let model = ModelRecord {
             id,
-            blocks,
+            memory,
             weights,
             rank,
             holders: ModelHolders::default(),
@@ -275,18 +276,18 @@ mod tests {
     #[test]
     fn slot_is_reused_only_after_the_last_reference_is_gone() {
         let mut models = ModelTable::default();
-        models.install(ModelId(7), 1, Bytes(1), None);
+        models.install(ModelId(7), Bytes(1), Bytes(1), None);
         let slot = models.installed(ModelId(7)).unwrap();
         models.add_user(slot);
         models.record_assignment(slot, GpuIndex(3));
         models.remove(ModelId(7));
         assert_eq!((models.installed(ModelId(7)), models.slot(ModelId(7))), (None, Some(slot)));
         models.remove_user(slot);
-        models.install(ModelId(8), 1, Bytes(1), None);
+        models.install(ModelId(8), Bytes(1), Bytes(1), None);
         assert_ne!(models.installed(ModelId(8)), Some(slot), "a GPU still has it");
         models.remove_holder(slot, GpuIndex(3));
         assert_eq!(models.slot(ModelId(7)), None);
-        models.install(ModelId(9), 1, Bytes(1), None);
+        models.install(ModelId(9), Bytes(1), Bytes(1), None);
         assert_eq!(models.installed(ModelId(9)), Some(slot));
         assert_eq!(models.run_time(slot, 0), None, "the old model's run time is gone");
     }
@@ -294,7 +295,7 @@ mod tests {
     #[test]
     fn costs_are_separate_for_each_kind_of_gpu() {
         let mut models = ModelTable::default();
-        models.install(ModelId(1), 1, Bytes(1), None);
+        models.install(ModelId(1), Bytes(1), Bytes(1), None);
         let slot = models.installed(ModelId(1)).unwrap();
         let ms = Duration::from_millis;
         models.learn(slot, 1, |cost| cost.ran(1, ms(8)));
@@ -308,7 +309,7 @@ mod tests {
     fn removing_the_most_requested_model_promotes_the_next() {
         let mut models = ModelTable::default();
         for (id, given) in [(1, 2), (2, 5), (3, 3), (4, 0)] {
-            models.install(ModelId(id), 1, Bytes(1), None);
+            models.install(ModelId(id), Bytes(1), Bytes(1), None);
             let slot = models.installed(ModelId(id)).unwrap();
             (0..given).for_each(|_| models.record_assignment(slot, GpuIndex(0)));
         }

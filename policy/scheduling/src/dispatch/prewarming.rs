@@ -68,7 +68,7 @@ impl Dispatcher {
         let rank = model.rank?;
         let room = |gpu: GpuIndex| {
             let it = self.fleet.get(gpu);
-            let room = self.room_beside(gpu).filter(|&room| room >= u64::from(model.blocks))?;
+            let room = self.room_beside(gpu).filter(|&room| room >= it.size_of(model.memory))?;
             (it.rank >= rank && !it.is_loading_any()).then_some(room)
         };
         let before = after.and_then(|after| self.models.slot(after));

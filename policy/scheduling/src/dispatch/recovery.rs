@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use millrace_types::{GpuIndex, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
 use super::dispatcher::Dispatcher;
 use super::models::ModelSlot;
@@ -19,16 +19,17 @@ impl Dispatcher {
         let homeless: Vec<_> = self.models.models_without_holder().collect();
         let room = |index: GpuIndex| {
             let gpu = self.fleet.get(index);
-            (index, u64::from(self.sizes[gpu.rank.0]).saturating_sub(gpu.wanted_blocks(&self.models)))
+            (index, gpu.memory().saturating_sub(gpu.wanted_size(&self.models)))
         };
-        let mut room: BTreeMap<GpuIndex, u64> = self.fleet.up().map(room).collect();
+        let mut room: BTreeMap<GpuIndex, Bytes> = self.fleet.up().map(room).collect();
         for slot in homeless {
-            let blocks = self.models.get(slot).blocks;
-            let fits = room.iter_mut().filter(|(_, room)| **room >= u64::from(blocks));
+            let memory = self.models.get(slot).memory;
+            let needs = |gpu: GpuIndex| self.fleet.get(gpu).size_of(memory);
+            let fits = room.iter_mut().filter(|(gpu, room)| **room >= needs(**gpu));
             let Some((&gpu, left)) = fits.min_by_key(|(gpu, room)| (Reverse(**room), **gpu)) else {
                 continue;
             };
-            *left -= u64::from(blocks);
+            *left = *left - needs(gpu);
             self.prefetch(now, slot, gpu, actions);
         }
     }
@@ -55,9 +56,9 @@ impl Dispatcher {
     ) -> ModelId {
         let model = self.models.get(slot);
         let id = model.id;
-        let blocks = model.blocks;
+        let memory = model.memory;
         self.models.add_holder(slot, gpu);
-        self.fleet.change(gpu, |it| it.add_resident(now, slot, blocks));
+        self.fleet.change(gpu, |it| it.add_resident(now, slot, memory));
         self.send_eviction_rank(slot, gpu, actions);
         id
     }

@@ -14,6 +14,7 @@ use millrace_memory::eviction::Eviction;
 use millrace_transfers::paths::PairRate;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, Reason, SloCounts};
 
+mod blocks;
 mod bound;
 mod change;
 mod cost;

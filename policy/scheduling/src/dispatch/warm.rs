@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use millrace_types::{GpuIndex, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
 use super::dispatcher::Dispatcher;
 use super::models::ModelSlot;
@@ -89,15 +89,15 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the blocks that a GPU has left beside its warm copies and the models that requests
+    /// Returns the memory that a GPU has left beside its warm copies and the models that requests
     /// wait for. `None` if these exceed its memory.
-    pub(super) fn room_beside(&self, gpu: GpuIndex) -> Option<u64> {
+    pub(super) fn room_beside(&self, gpu: GpuIndex) -> Option<Bytes> {
         let it = self.fleet.get(gpu);
-        let blocks = |slot: ModelSlot| u64::from(self.models.get(slot).blocks);
+        let size = |slot: ModelSlot| it.size_of(self.models.get(slot).memory);
         let unwanted = |slot: &ModelSlot| self.models.get(*slot).users == 0 || !it.holds(*slot);
-        let kept: u64 = self.warm.on(gpu).filter(unwanted).map(blocks).sum();
-        let used = it.wanted_blocks(&self.models) + kept;
-        u64::from(self.sizes[it.rank.0]).checked_sub(used)
+        let kept: Bytes = self.warm.on(gpu).filter(unwanted).map(size).sum();
+        let used = it.wanted_size(&self.models) + kept;
+        it.memory().0.checked_sub(used.0).map(Bytes)
     }
 
     /// Returns a holder for a further warm copy; otherwise the idle GPU with most memory left, if
@@ -112,7 +112,8 @@ impl Dispatcher {
         let rank = model.rank?;
         let idle = self.fleet.all_idle().into_iter().filter(|&gpu| self.fleet.get(gpu).rank >= rank);
         let fits = idle.filter_map(|gpu| Some((self.room_beside(gpu)?, gpu)));
-        let fits = fits.filter(|&(room, gpu)| room >= model.blocks.into() && !kept.on.contains(&gpu));
+        let needs = |gpu: GpuIndex| self.fleet.get(gpu).size_of(model.memory);
+        let fits = fits.filter(|&(room, gpu)| room >= needs(gpu) && !kept.on.contains(&gpu));
         fits.min_by_key(|&(room, gpu)| (Reverse(room), gpu)).map(|(_, gpu)| gpu)
     }
 }

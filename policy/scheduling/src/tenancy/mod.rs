@@ -63,7 +63,7 @@ use self::window::moves_on;
 use crate::dispatch::{self, Action, Config, Dispatcher};
 use millrace_core::Core;
 use millrace_core::ids::{FunctionIndex, RequestKey};
-use millrace_memory::blocks_for;
+use millrace_memory::BlockSize;
 
 /// Requests on a GPU in order of assignment: the first request has its turn.
 #[derive(Debug, Default)]
@@ -82,6 +82,8 @@ pub struct TenantGate {
     up: u32,
     /// Time at which the window frees more of a share for parked requests.
     look_again: Option<Timestamp>,
+    /// Unit of memory shares: the largest block of the node's GPUs.
+    block: BlockSize,
     /// Blocks of each installed model.
     models: BTreeMap<ModelId, u32>,
     queue_max: usize,
@@ -93,7 +95,8 @@ impl TenantGate {
     #[must_use]
     pub fn new(config: &Config) -> Self {
         let gpus: Vec<_> = config.gpus.iter().map(|_| OnGpu::default()).collect();
-        let blocks = config.gpus.iter().map(|gpu| u64::from(blocks_for(gpu.memory))).sum();
+        let block = config.gpus.iter().map(|gpu| gpu.block).max().unwrap_or_default();
+        let blocks = config.gpus.iter().map(|gpu| u64::from(block.blocks_for(gpu.memory))).sum();
         let whole = SharedCapacity { gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX), blocks };
         Self {
             dispatch: Dispatcher::new(config),
@@ -101,6 +104,7 @@ impl TenantGate {
             gpus,
             up: 0,
             look_again: None,
+            block,
             models: BTreeMap::new(),
             queue_max: config.queue_max as usize,
             parked_max: (config.queue_max as usize / 2).max(1),
@@ -183,7 +187,7 @@ impl TenantGate {
                 self.forward(now, event, actions);
             }
             dispatch::Event::Install { model, memory, weights } => {
-                self.models.insert(model, blocks_for(memory.max(weights)));
+                self.models.insert(model, self.block.blocks_for(memory.max(weights)));
                 self.forward(now, event, actions);
             }
             dispatch::Event::Remove { model } => {

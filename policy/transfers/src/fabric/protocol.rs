@@ -9,7 +9,7 @@ use crate::paths::{HostDirection, HostLinks, RouteHops};
 use crate::rates::{TransferObjective, TransferSharing};
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{BatchId, Generation, TransferId};
-use millrace_memory::{BLOCK, BlockRun};
+use millrace_memory::{BlockRun, BlockSize, CHUNK};
 
 /// Weights of a model, as the copying executor is told about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,7 +90,7 @@ impl TransferCargo {
 }
 
 fn span(size: Bytes, chunks: &Range<u32>) -> (Bytes, Bytes) {
-    let at = |chunk: u32| (u64::from(chunk) * BLOCK.0).min(size.0);
+    let at = |chunk: u32| (u64::from(chunk) * CHUNK.0).min(size.0);
     (Bytes(at(chunks.start)), Bytes(at(chunks.end) - at(chunks.start)))
 }
 
@@ -103,6 +103,8 @@ pub struct PeerBlocks {
     pub incarnation: Incarnation,
     /// The blocks, in the order of the weights' or the object's bytes.
     pub blocks: Vec<BlockRun>,
+    /// Size of a block on that GPU.
+    pub block: BlockSize,
     /// Offset of the cargo in the first block: a part of an object may begin anywhere in a block.
     pub skip: Bytes,
 }
@@ -111,16 +113,33 @@ impl PeerBlocks {
     /// Returns the blocks that hold the given chunks.
     #[must_use]
     pub fn of(&self, chunks: &Range<u32>) -> Self {
-        // Chunks that begin inside a block end in the following block.
-        let end = chunks.end + u32::from(self.skip > Bytes::ZERO);
+        let at = |chunk: u32| CHUNK.0 * u64::from(chunk);
+        self.part(at(chunks.start)..at(chunks.end))
+    }
+
+    /// Returns the blocks that hold the cargo from `offset` to its end.
+    #[must_use]
+    pub fn after(&self, offset: Bytes) -> Self {
+        self.part(offset.0..u64::MAX)
+    }
+
+    /// Returns the blocks that hold these bytes of the cargo.
+    fn part(&self, bytes: Range<u64>) -> Self {
+        let block = self.block.get().0;
+        let first = bytes.start.saturating_add(self.skip.0);
+        // A part that begins inside a block may end in the following block.
+        let end = bytes.end.saturating_add(self.skip.0).div_ceil(block);
+        let skip = Bytes(first % block);
+        let first = first / block;
         let mut at = 0;
         let part = |run: &BlockRun| {
-            let first = chunks.start.max(at) - at;
-            let last = end.min(at + run.len).saturating_sub(at);
-            at += run.len;
-            (first < last).then(|| BlockRun { start: run.start + first, len: last - first })
+            let len = u64::from(run.len);
+            let from = first.saturating_sub(at).min(len) as u32;
+            let to = end.saturating_sub(at).min(len) as u32;
+            at += len;
+            (from < to).then(|| BlockRun { start: run.start + from, len: to - from })
         };
-        Self { blocks: self.blocks.iter().filter_map(part).collect(), ..*self }
+        Self { blocks: self.blocks.iter().filter_map(part).collect(), skip, ..*self }
     }
 }
 

@@ -8,7 +8,7 @@ use super::lanes::LinkLane;
 use super::*;
 use crate::paths::HostDirection;
 use millrace_core::ids::Generation;
-use millrace_memory::BLOCK;
+use millrace_memory::CHUNK;
 
 mod forwards;
 mod leaving;
@@ -113,7 +113,7 @@ impl Node {
         ms: Option<u64>,
     ) -> Vec<Action> {
         // The last chunk is half a chunk.
-        let bytes = Bytes(BLOCK.0 * u64::from(chunks) - BLOCK.0 / 2);
+        let bytes = Bytes(CHUNK.0 * u64::from(chunks) - CHUNK.0 / 2);
         let cargo = cargo(transfer, bytes);
         let transfer = TransferId(transfer);
         let gpu = GpuIndex(gpu);
@@ -173,8 +173,8 @@ fn batches_of_a_transfer_are_paced_at_the_rate_of_the_link() {
 
 #[test]
 fn the_last_chunk_is_short() {
-    let cargo = weights(0, Bytes(BLOCK.0 * 6 + 7));
-    assert_eq!(cargo.span(&(5..7)), (Bytes(BLOCK.0 * 5), Bytes(BLOCK.0 + 7)));
+    let cargo = weights(0, Bytes(CHUNK.0 * 6 + 7));
+    assert_eq!(cargo.span(&(5..7)), (Bytes(CHUNK.0 * 5), Bytes(CHUNK.0 + 7)));
 }
 
 #[test]

@@ -28,7 +28,7 @@ impl GpuActor {
                 self.send(Command::UnloadProgram(UnloadProgram { program: model.0.into() }), Vec::new());
             }
             Action::Map { model, generation, blocks } => {
-                let extents = extents::of_program(&blocks, self.weights(model));
+                let extents = extents::of_blocks(&blocks, self.block());
                 let map = Map { program: model.0.into(), generation: generation.0, extents };
                 self.send(Command::Map(map), Vec::new());
                 self.peers.directory.changed();

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use millrace_core::ids::{RequestKey, RunId};
 use millrace_gpu::{Action, Event, GpuCore as Core};
+use millrace_memory::BlockSize;
 use millrace_proto::executor::command::Command;
 use millrace_transfers::fabric;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp, topology};
+use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp, topology};
 
 use super::assigned_request::GpuRequest;
 use super::object_table::GpuObjects;
@@ -82,6 +83,11 @@ impl GpuActor {
         self.hardware.index
     }
 
+    /// Returns the unit of this GPU's memory.
+    pub(super) fn block(&self) -> BlockSize {
+        self.core.core.memory().block()
+    }
+
     /// Lets the core handle an event, and then the events about data that the event caused.
     pub(super) fn step(&mut self, now: Timestamp, event: Event, carried: GpuPayload) {
         self.step_once(now, event, carried);
@@ -116,9 +122,5 @@ impl GpuActor {
     pub(super) fn send(&self, command: Command, descriptors: Vec<Descriptor>) {
         let incarnation = self.incarnation;
         self.peers.executor.post(executor::Message::Send { incarnation, command, descriptors });
-    }
-
-    pub(super) fn weights(&self, model: ModelId) -> Bytes {
-        self.models.get(&model).map_or(Bytes::ZERO, |model| model.weights_bytes)
     }
 }

@@ -172,6 +172,7 @@ impl GpuActor {
     }
 
     fn place_object(&mut self, object: ObjectKey, blocks: &[BlockRun]) {
+        let block = self.block();
         let made = self.data.records.get_mut(&object).and_then(|book| Some((book.made.clone()?, book)));
         let Some((output, book)) = made else { return self.place_coming(object, blocks) };
         book.mapped = true;
@@ -179,7 +180,7 @@ impl GpuActor {
         let place = PlaceObject {
             object: object.0,
             bytes,
-            extents: extents::of_program(blocks, Bytes(bytes)),
+            extents: extents::of_blocks(blocks, block),
             output: Some(output),
             ..PlaceObject::default()
         };

@@ -16,7 +16,7 @@ use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{RunId, TransferId};
 use millrace_gpu::Event;
 use millrace_memory::elastic::{self, ConsumerDistance, ObjectLocation as Stored};
-use millrace_memory::{BLOCK, BlockRun, blocks_for};
+use millrace_memory::{BlockRun, chunks_for};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, PlaceObject};
@@ -77,6 +77,7 @@ impl GpuActor {
             TransferPurpose::Input { source, offset, .. } => (source.key, Bytes(*offset), Some(source.gpu)),
             TransferPurpose::Reload | TransferPurpose::Cancelled { .. } => (object, Bytes::ZERO, None),
         };
+        let block = self.block();
         let Some(book) = self.data.records.get_mut(&object) else { return };
         book.mapped = true;
         let reader = TransferReader::run(book.next_reader());
@@ -87,14 +88,14 @@ impl GpuActor {
         let place = PlaceObject {
             object: object.0,
             bytes: bytes.get(),
-            extents: extents::of_program(blocks, bytes),
+            extents: extents::of_blocks(blocks, block),
             has_host: !host.is_empty(),
             ..PlaceObject::default()
         };
         self.send(Command::PlaceObject(place), host);
         let cargo = TransferCargo::Object(ObjectPiece { object, of, offset, bytes });
         let gpu = self.index();
-        let chunks = std::iter::once(0..blocks_for(bytes)).collect();
+        let chunks = std::iter::once(0..chunks_for(bytes)).collect();
         self.peers.node.post(node::Message::Transfer { gpu, transfer, cargo, chunks, from, reader });
     }
 
@@ -232,9 +233,10 @@ impl GpuActor {
         let Some(blocks) = blocks else { return self.tell_fabric(fabric::Event::NotLocked { transfer }) };
         self.data.reserve(piece.of);
         self.data.moves.lent.insert(transfer, piece.of);
-        let all = PeerBlocks { gpu: self.index(), incarnation: self.incarnation, blocks, skip: Bytes::ZERO };
-        let first = u32::try_from(piece.offset.get() / BLOCK.get()).unwrap_or(u32::MAX);
-        let peer = PeerBlocks { skip: Bytes(piece.offset.get() % BLOCK.get()), ..all.of(&(first..u32::MAX)) };
+        let incarnation = self.incarnation;
+        let block = self.block();
+        let all = PeerBlocks { gpu: self.index(), incarnation, blocks, block, skip: Bytes::ZERO };
+        let peer = all.after(piece.offset);
         self.tell_fabric(fabric::Event::Locked { transfer, peer });
     }
 

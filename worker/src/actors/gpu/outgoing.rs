@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::TransferId;
-use millrace_memory::blocks_for;
+use millrace_memory::chunks_for;
 use millrace_memory::elastic::{self, ElasticStore};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::copy_out::Source;
@@ -125,7 +125,7 @@ impl GpuActor {
                 gpu,
                 transfer,
                 cargo,
-                chunks: std::iter::once(0..blocks_for(bytes)).collect(),
+                chunks: std::iter::once(0..chunks_for(bytes)).collect(),
                 from: None,
                 reader,
             });

@@ -1,8 +1,7 @@
 //! The GPU's part of a snapshot.
 
 use millrace_gpu::ExecutorHealth;
-use millrace_memory::BLOCK;
-use millrace_types::{Bytes, ModelId, Timestamp};
+use millrace_types::{ModelId, Timestamp};
 
 use super::actor::GpuActor;
 use crate::messages::gpu::ModelUsers;
@@ -12,7 +11,7 @@ impl GpuActor {
     pub(super) fn report(&self, now: Timestamp, parts: &SnapshotSender, users: &ModelUsers) {
         let core = &self.core.core;
         let totals = core.totals();
-        let blocks = |blocks: u32| Bytes(BLOCK.0 * u64::from(blocks));
+        let blocks = |blocks: u32| core.memory().block().bytes(blocks);
         let resident = |(model, region): (ModelId, &millrace_memory::ModelRegion)| {
             Some(ResidentModel {
                 digest: self.models.get(&model)?.digest,

@@ -8,8 +8,8 @@ use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_core::trace::CoreId;
 use millrace_gpu::{Event, GpuCore};
-use millrace_memory::MemoryMap;
 use millrace_memory::elastic::{self};
+use millrace_memory::{BlockSize, MemoryMap};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{ObjectPart, Run, Tensor, tensor::Contents};
 use millrace_transfers::fabric::{TransferCargo, TransferOutcome};
@@ -117,8 +117,8 @@ impl Bench {
             memory,
             host_path: vec![LinkId(0)],
         };
-        let core =
-            GpuCore::new(HERE, MemoryMap::new(memory)).with_data(DataConfig::default().store_config(memory));
+        let core = GpuCore::new(HERE, MemoryMap::new(memory, BlockSize::DEFAULT))
+            .with_data(DataConfig::default().store_config(memory));
         let peers = GpuPeers {
             node: node.slot.clone(),
             executor: executor.slot.clone(),

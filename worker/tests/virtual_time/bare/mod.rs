@@ -10,7 +10,7 @@ use millrace_core::attempts::Idempotence;
 use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, TransferId};
 use millrace_core::trace::{CoreId, CoreTrace};
 use millrace_gpu::lifecycle::{self, Lifecycle};
-use millrace_memory::MemoryMap;
+use millrace_memory::{BlockSize, MemoryMap};
 use millrace_scheduling::admission::{self, Admission};
 use millrace_scheduling::dispatch::{self, Dispatcher, LatencyObjective};
 use millrace_transfers::fabric::{self, LinkScheduler, link};
@@ -90,7 +90,7 @@ impl<'a> Node<'a> {
             })
         };
         let place = |gpu: &millrace_types::topology::TopologyGpu| GpuSlot {
-            gpu: millrace_gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory))
+            gpu: millrace_gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory, BlockSize::DEFAULT))
                 .with_eviction(scenario.eviction),
             life: Lifecycle::new(
                 gpu.index,

@@ -2,11 +2,11 @@
 //! once.
 
 use millrace_core::Core as _;
-use millrace_memory::BlockRun;
+use millrace_memory::{BlockRun, BlockSize, CHUNK};
 use millrace_transfers::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo};
 use millrace_types::GpuIndex;
 
-use super::{FABRIC, Mail, Who, World};
+use super::{FABRIC, Mail, Who, World, chunks};
 
 impl World {
     pub(super) fn post(&mut self, from: Who, to: Who, mail: Mail) {
@@ -100,11 +100,13 @@ impl World {
                 place.mapped.remove(&model);
             }
             millrace_gpu::Action::Map { model, generation, blocks } => {
-                let blocks: Vec<u32> = each(&blocks).collect();
+                let weights = chunks(model) as usize;
+                let places: Vec<u32> = chunks_of(&blocks, self.block).take(weights).collect();
+                assert_eq!(places.len(), weights, "the blocks do not hold the weights");
                 // Old content of the mapped blocks counts as erased.
                 let memory = self.memories.get_mut(&(index, place.incarnation)).unwrap();
-                blocks.iter().for_each(|&block| memory[block as usize] = None);
-                place.mapped.insert(model, (generation, blocks));
+                places.iter().for_each(|&place| memory[place as usize] = None);
+                place.mapped.insert(model, (generation, places));
             }
             millrace_gpu::Action::Unmap { model, .. } => {
                 place.mapped.remove(&model);
@@ -128,6 +130,8 @@ impl World {
     }
 }
 
-pub(super) fn each(runs: &[BlockRun]) -> impl Iterator<Item = u32> {
-    runs.iter().flat_map(|run| run.start..run.start + run.len)
+/// Returns the places of all chunks of memory in some blocks.
+pub(super) fn chunks_of(runs: &[BlockRun], block: BlockSize) -> impl Iterator<Item = u32> {
+    let chunks = (block.get().0 / CHUNK.0) as u32;
+    runs.iter().flat_map(move |run| run.start * chunks..run.end() * chunks)
 }

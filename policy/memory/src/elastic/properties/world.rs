@@ -58,8 +58,7 @@ pub(super) struct StoreModel {
 }
 
 impl StoreModel {
-    pub(super) fn new(pool: PoolPolicy, migration: MigrationPolicy) -> Self {
-        let config = Config { cap: CAP, floor: FLOOR, pool, migration };
+    pub(super) fn new(config: Config) -> Self {
         Self {
             store: ElasticStore::new(config).unwrap(),
             config,
@@ -243,6 +242,9 @@ impl StoreModel {
         let pool = self.store.pool();
         let size: u64 = self.backed.iter().map(|(start, end)| end - start).sum();
         assert_eq!(pool.size(), Bytes(size), "backed memory");
+        let block = self.config.block.get().0;
+        let whole = |(&start, &end): (&u64, &u64)| start.is_multiple_of(block) && end.is_multiple_of(block);
+        assert!(self.backed.iter().all(whole), "backed memory is no whole blocks: {:?}", self.backed);
         assert!(pool.size() <= CAP, "{} is over the cap", pool.size());
         let mut owned: Vec<_> = self.seen.values().flat_map(|seen| &seen.extents).copied().collect();
         owned.sort_unstable();

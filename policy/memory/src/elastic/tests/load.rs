@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::blocks_for;
+use crate::BlockSize;
 
 const B: FunctionIndex = FunctionIndex(1);
 
@@ -71,7 +71,7 @@ fn check_steady(load: Load) {
     let warm = bench.store.pool().calls();
     load.run(&mut bench, 100);
     assert_eq!(bench.store.pool().calls(), warm, "no native calls");
-    let objects = Bytes(u64::from(blocks_for(load.size)) * BLOCK.0 * load.objects);
+    let objects = Bytes(BlockSize::DEFAULT.round_up(load.size).0 * load.objects);
     assert_eq!((bench.store.pool().size(), bench.store.objects()), (objects.max(POOL_FLOOR), 0));
     let window = bench.store.demands.of(A).unwrap().window();
     assert_eq!(window, Some(load.period));

@@ -46,7 +46,7 @@ fn idle_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuInde
     let moved = |gpu: GpuIndex| view.fleet.move_time(view.inputs(request), gpu);
     let holders = view.models.get(request.model).holders.iter();
     let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
-    let holder = idle.min_by_key(|&gpu| (moved(gpu), view.fleet.get(gpu).resident_blocks(), gpu));
+    let holder = idle.min_by_key(|&gpu| (moved(gpu), view.fleet.get(gpu).resident_size(), gpu));
     holder.or_else(|| nearest_idle(view, request, |_| ()))
 }
 

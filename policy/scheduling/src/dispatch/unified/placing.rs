@@ -218,7 +218,7 @@ impl Unified {
             Some((rate, _)) => it.swap_time(view.models, model, SwapSource::Peer(rate)),
             None => view.fleet.swap_time(view.models, gpu, model),
         };
-        let victims = it.victims(view.models.get(model).blocks);
+        let victims = it.victims(view.models.get(model).memory);
         let sole = victims.filter(|(_, victim)| view.models.get(*victim).holders.len() == 1);
         let lost = sole.map(|(used, victim)| {
             let again = it.swap_time(view.models, victim, SwapSource::Host);

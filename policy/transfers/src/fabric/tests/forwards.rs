@@ -78,7 +78,7 @@ fn batches_without_room_on_the_own_link_are_forwarded_by_idle_neighbours() {
         node.now = start + BATCH_TIME;
         let actions = node.done(1, 2);
         let direction = HostDirection::ToGpu;
-        let size = Bytes(BLOCK.0 * 5);
+        let size = Bytes(CHUNK.0 * 5);
         assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
         assert_eq!(forwarded(&actions), [(20..25, LinkId(NVLINKS), hops(&[2, 0]))]);
         assert_eq!(grants(&actions, start), [(1, 4, 20..25, BATCH_TIME)]);
@@ -108,7 +108,7 @@ fn data_for_the_host_is_forwarded_by_idle_neighbours() {
     node.now = start + BATCH_TIME;
     let actions = node.done(1, 2);
     let direction = HostDirection::FromGpu;
-    let size = Bytes(BLOCK.0 * 5);
+    let size = Bytes(CHUNK.0 * 5);
     assert!(actions.contains(&Action::Carried { link: LinkId(2), direction, size }), "{actions:?}");
     assert_eq!(forwarded(&actions), [by_2(20..25)]);
 }

@@ -26,7 +26,7 @@ fn batches_for_the_host_cross_every_link_of_the_host_path() {
     let link = LinkId(0);
     assert_eq!(left(&actions), [(gpu, link, 0..5), (gpu, link, 5..10)]);
     let actions = node.done(1, 0);
-    let size = Bytes(BLOCK.0 * 5);
+    let size = Bytes(CHUNK.0 * 5);
     let carried = Action::Carried { link: LINK_3, direction: HostDirection::FromGpu, size };
     assert!(actions.contains(&carried), "{actions:?}");
     assert_eq!(grants(&actions, start), [(1, 2, 10..13, BATCH_TIME * 2)]);

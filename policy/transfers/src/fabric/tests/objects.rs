@@ -6,7 +6,7 @@ use millrace_types::Incarnation;
 
 use super::*;
 use millrace_core::ids::ObjectKey;
-use millrace_memory::BlockRun;
+use millrace_memory::{BlockRun, BlockSize};
 
 /// A ring of four GPUs, with GPUs 0 and 2 also joined across at twice the rate. GPU 4 has no
 /// NVLinks.
@@ -38,14 +38,20 @@ fn object(transfer: u64, chunks: u32) -> TransferCargo {
         object,
         of,
         offset: Bytes::ZERO,
-        bytes: Bytes(BLOCK.0 * u64::from(chunks)),
+        bytes: Bytes(CHUNK.0 * u64::from(chunks)),
     })
 }
 
 /// Returns the blocks of an object of `chunks` chunks on a GPU.
 fn there(gpu: u32, chunks: u32) -> PeerBlocks {
     let blocks = vec![BlockRun { start: 7, len: chunks }];
-    PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(1), blocks, skip: Bytes::ZERO }
+    PeerBlocks {
+        gpu: GpuIndex(gpu),
+        incarnation: Incarnation(1),
+        blocks,
+        block: BlockSize::DEFAULT,
+        skip: Bytes::ZERO,
+    }
 }
 
 impl Node {
@@ -131,7 +137,7 @@ fn an_object_uses_every_free_route_and_all_links_of_a_route_at_once() {
     let carried = node.done(1, first.batch.0);
     let link = LinkId(GPUS + 4);
     let direction = HostDirection::ToGpu;
-    let across = Action::Carried { link, direction, size: Bytes(BLOCK.0 * 5) };
+    let across = Action::Carried { link, direction, size: Bytes(CHUNK.0 * 5) };
     assert!(carried.contains(&across), "{carried:?}");
 }
 
@@ -217,10 +223,42 @@ fn an_object_is_reloaded_from_the_host_like_weights() {
 fn a_part_of_an_object_may_begin_within_a_block() {
     let runs = vec![BlockRun { start: 3, len: 2 }, BlockRun { start: 20, len: 2 }];
     let gpu = GpuIndex(0);
-    let all = PeerBlocks { gpu, incarnation: Incarnation(1), blocks: runs, skip: Bytes(9) };
+    let all = PeerBlocks {
+        gpu,
+        incarnation: Incarnation(1),
+        blocks: runs,
+        block: BlockSize::DEFAULT,
+        skip: Bytes(9),
+    };
     let of = |chunks| all.of(&chunks).blocks.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>();
     assert_eq!((of(0..1), of(1..2), of(2..3)), (vec![(3, 2)], vec![(4, 1), (20, 1)], vec![(20, 2)]));
     assert_eq!(all.of(&(1..2)).skip, Bytes(9));
+}
+
+#[test]
+fn chunks_of_a_peer_with_large_blocks_share_a_block() {
+    let block = BlockSize::new(Bytes::mib(16)).unwrap();
+    let blocks = vec![BlockRun { start: 3, len: 1 }, BlockRun { start: 20, len: 2 }];
+    let gpu = GpuIndex(0);
+    let all = PeerBlocks { gpu, incarnation: Incarnation(1), blocks, block, skip: Bytes::ZERO };
+    let of = |peer: PeerBlocks| {
+        (peer.blocks.iter().map(|run| (run.start, run.len)).collect::<Vec<_>>(), peer.skip)
+    };
+    for (chunks, blocks, skip) in [
+        (0..5, vec![(3, 1)], 0),
+        (5..10, vec![(3, 1), (20, 1)], 10),
+        (8..16, vec![(20, 1)], 0),
+        (14..24, vec![(20, 2)], 12),
+        (23..24, vec![(21, 1)], 14),
+        (24..25, vec![], 0),
+    ] {
+        assert_eq!(of(all.of(&chunks)), (blocks, Bytes::mib(skip)), "{chunks:?}");
+    }
+    // A part of an object from its byte 17 MiB + 9 on, and the chunks of that part.
+    let part = all.after(Bytes::mib(17) + Bytes(9));
+    assert_eq!(of(part.clone()), (vec![(20, 2)], Bytes::mib(1) + Bytes(9)));
+    assert_eq!(of(part.of(&(7..8))), (vec![(20, 2)], Bytes::mib(15) + Bytes(9)));
+    assert_eq!(of(part.of(&(8..9))), (vec![(21, 1)], Bytes::mib(1) + Bytes(9)));
 }
 
 /// Each of the two links that the transfer needs has a stream of new transfers.

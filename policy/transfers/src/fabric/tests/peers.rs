@@ -2,7 +2,7 @@
 //! that must hold for any order of events.
 
 use super::*;
-use millrace_memory::BlockRun;
+use millrace_memory::{BlockRun, BlockSize};
 use millrace_types::Incarnation;
 
 const TIMES: u32 = 4;
@@ -21,11 +21,17 @@ fn blocks(start: u32, len: u32) -> BlockRun {
 }
 
 fn peer(gpu: u32, runs: &[BlockRun]) -> PeerBlocks {
-    PeerBlocks { gpu: GpuIndex(gpu), incarnation: Incarnation(7), blocks: runs.to_vec(), skip: Bytes::ZERO }
+    PeerBlocks {
+        gpu: GpuIndex(gpu),
+        incarnation: Incarnation(7),
+        blocks: runs.to_vec(),
+        block: BlockSize::DEFAULT,
+        skip: Bytes::ZERO,
+    }
 }
 
 fn lock(gpu: u32, transfer: u64, chunks: u32) -> Action {
-    let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
+    let cargo = weights(transfer, Bytes(CHUNK.0 * u64::from(chunks)));
     Action::Lock { gpu: GpuIndex(gpu), transfer: TransferId(transfer), cargo }
 }
 
@@ -39,7 +45,7 @@ fn down(gpu: u32) -> Event {
 
 impl Node {
     fn start_from(&mut self, from: u32, transfer: u64, gpu: u32, chunks: u32) -> Vec<Action> {
-        let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
+        let cargo = weights(transfer, Bytes(CHUNK.0 * u64::from(chunks)));
         let transfer = TransferId(transfer);
         let gpu = GpuIndex(gpu);
         let chunks = std::iter::once(0..chunks).collect();
@@ -94,7 +100,7 @@ fn a_locked_model_crosses_the_nvlink_at_full_rate_and_is_unlocked() {
     let actions = node.locked(1, peer(0, &[blocks(3, 2), blocks(20, 9)]));
     let begins: Vec<_> =
         grants(&actions, start).into_iter().map(|(.., chunks, begin)| (chunks, begin)).collect();
-    let second = BytesPerSec(RATE.0 * u64::from(TIMES)).time_for(Bytes(BLOCK.0 * 5));
+    let second = BytesPerSec(RATE.0 * u64::from(TIMES)).time_for(Bytes(CHUNK.0 * 5));
     assert_eq!(begins, [(0..5, Duration::ZERO), (5..7, second)]);
     let part = |action: &Action| match action {
         Action::Grant { grant } => grant.peer.clone(),

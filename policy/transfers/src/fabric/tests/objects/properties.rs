@@ -155,7 +155,7 @@ proptest! {
                 Step::Weights { from, to, .. } if from == Some(to) => continue,
                 Step::Weights { from, to, chunks } => {
                     let transfer = begin(&mut world, to, chunks);
-                    let cargo = weights(transfer, Bytes(BLOCK.0 * u64::from(chunks)));
+                    let cargo = weights(transfer, Bytes(CHUNK.0 * u64::from(chunks)));
                     let gpu = GpuIndex(to);
                     let transfer = TransferId(transfer);
                     let chunks = std::iter::once(0..chunks).collect();
