@@ -1,0 +1,59 @@
+//! The double of the CUDA driver: a `libcuda.so.1` over host memory, for tests only.
+//!
+//! A handle of physical memory is a memfd, a mapping is an `mmap` at the reserved address, and access is
+//! `mprotect`. An exported handle is a descriptor of the memfd, so processes share memory, also when the
+//! exporter was killed. A stream is a thread that carries out its work in order. The helper kernels of
+//! `device/src/cuda/kernels.ptx` have Rust bodies.
+//!
+//! The double is stricter than a driver. A call that breaks a rule gets an error, and a line on stderr that
+//! begins with `cuda double:`. A program that a driver would let corrupt memory is aborted, with the
+//! call that is wrong and the queued call that still needs the memory.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `MILLRACE_DOUBLE_MEMORY` | memory of each device: bytes, or a number with KiB, MiB or GiB; 1GiB by default |
+//! | `MILLRACE_DOUBLE_DEVICES` | number of devices, 1 to 8; 1 by default |
+//! | `MILLRACE_DOUBLE_SEED` | seed of the delays before queued work; 0, the default, means no delays |
+//! | `MILLRACE_DOUBLE_STRICT` | `0` reports what would abort the process, and goes on |
+//! | `MILLRACE_DOUBLE_FAULT` | faults, with commas between: `CALL:NTH:CODE`, or `CALL:NTH:CODE:late` for work that fails when it runs |
+//! | `MILLRACE_DOUBLE_FAULT_ONCE` | a file that the first fault creates; while the file exists, no other fault occurs, and a lost device stays lost in new processes |
+//! | `MILLRACE_DOUBLE_REPORT` | a file for the counters and leftovers at exit, as JSON; `%p` is the process id |
+//! | `CUDA_VISIBLE_DEVICES` | as for the driver: indices, or UUIDs and their beginnings |
+//!
+//! Absent on purpose: speed, implicit synchronization (also that of the default stream), machine code, and
+//! graphs of more than one stream.
+#![allow(non_snake_case, reason = "the functions have the driver's names")]
+
+/// Defines functions of the driver. A function has the driver's name and signature; the constant after it
+/// does not compile if the signature differs from that of cudarc's bindings. The word before the name says
+/// which state the function requires: see [`calls::Requires`].
+macro_rules! driver {
+    ($($(#[$meta:meta])* $requires:ident fn $name:ident($($arg:ident: $kind:ty),* $(,)?) |$call:ident| $body:block)*) => {$(
+        $(#[$meta])*
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($arg: $kind),*) -> cudarc::driver::sys::CUresult {
+            $crate::calls::answer(stringify!($name), $crate::calls::Requires::$requires, |$call| $body)
+        }
+        const _: unsafe fn($($kind),*) -> cudarc::driver::sys::CUresult = cudarc::driver::sys::$name;
+    )*};
+}
+
+mod calls;
+mod codes;
+mod config;
+mod context;
+mod copies;
+mod event;
+mod faults;
+mod graph;
+mod green;
+mod host;
+mod kernels;
+mod mapping;
+mod maps;
+mod memory;
+mod module;
+mod report;
+mod state;
+mod stream;
+mod work;
