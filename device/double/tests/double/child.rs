@@ -87,10 +87,12 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: impl FnOnce
     command.env("LD_LIBRARY_PATH", folder.path()).env(TEST, test);
     command.env("MILLRACE_DOUBLE_MEMORY", "64MiB").env("MILLRACE_DOUBLE_REPORT", &report);
     let output = command.envs(variables.iter().copied()).output().unwrap();
+    let ran = String::from_utf8_lossy(&output.stdout).contains(RAN);
+    assert!(ran || !output.status.success(), "there is no test {test}");
     let report = std::fs::read(&report).ok().map(|json| serde_json::from_slice(&json).unwrap());
     Some(Ended {
         status: output.status,
-        ran: String::from_utf8_lossy(&output.stdout).contains(RAN),
+        ran,
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         report,
     })

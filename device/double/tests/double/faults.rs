@@ -63,13 +63,14 @@ fn a_late_fault_shows_at_the_event() {
 fn a_fault_occurs_once_and_a_lost_device_stays_lost() {
     let folder = tempfile::tempdir().unwrap();
     let once = folder.path().join("once");
+    let test = this_test!();
     for (code, next) in [("700", 0), ("999", 999)] {
         let fault = format!("cuMemGetInfo_v2:1:{code}");
         let variables =
             [("MILLRACE_DOUBLE_FAULT", &*fault), ("MILLRACE_DOUBLE_FAULT_ONCE", once.to_str().unwrap())];
         let run = |expected: &str| {
             let variables = [variables[0], variables[1], ("EXPECTED", expected)];
-            isolated(this_test!(), &variables, || {
+            isolated(test, &variables, || {
                 let expected: u32 = std::env::var("EXPECTED").unwrap().parse().unwrap();
                 let code = cu!(cuInit(0));
                 if code != 0 {

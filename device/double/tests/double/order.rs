@@ -52,7 +52,6 @@ fn a_missing_event_shows_at_some_seed() {
     for seed in SEEDS {
         let Some(ended) = isolated(this_test!(), &[("MILLRACE_DOUBLE_SEED", seed)], || {
             enter();
-            println!("arrived: {}", copy_over_two_streams(false));
             assert!(copy_over_two_streams(false));
         }) else {
             return;
