@@ -105,6 +105,13 @@ impl Stream {
                 faults::end_context(code);
             }
             let mut queue = self.queue();
+            // The event happens when the queue no longer holds its recording, because whoever sees the event
+            // may destroy the stream.
+            if let Work::Record { event, generation } = &item.work
+                && faults::ended_by().is_none()
+            {
+                event.complete(*generation);
+            }
             queue.items.pop_front();
             queue.finished += 1;
             self.changed.notify_all();

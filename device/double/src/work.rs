@@ -170,10 +170,8 @@ impl Work {
                 Ok(())
             }
             Self::Launch(launch) => launch.run(stream, call),
-            Self::Record { event, generation } => {
-                event.complete(*generation);
-                Ok(())
-            }
+            // The stream lets the event happen when it removes the work from its queue.
+            Self::Record { .. } => Ok(()),
             Self::Wait { event, generation } => event.wait(*generation),
             Self::AwaitValue { at, value, condition } => {
                 await_flag(*at, None, |found| condition.holds(found, *value))
