@@ -28,7 +28,7 @@ pub(crate) enum Requires {
 
 /// A call of the program.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct DriverCall {
     pub(crate) name: &'static str,
     /// Number of the call among those of the same name, from 1.
     pub(crate) nth: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Call {
     pub(crate) late_fault: Option<CUresult>,
 }
 
-impl std::fmt::Display for Call {
+impl std::fmt::Display for DriverCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} (call {})", self.name, self.nth)
     }
@@ -57,15 +57,15 @@ pub(crate) fn has_started() -> bool {
 pub(crate) fn answer(
     name: &'static str,
     requires: Requires,
-    body: impl FnOnce(&Call) -> CallOutcome,
+    body: impl FnOnce(&DriverCall) -> CallOutcome,
 ) -> CUresult {
     let nth = report::count_call(name);
-    let mut call = Call { name, nth, late_fault: None };
+    let mut call = DriverCall { name, nth, late_fault: None };
     let outcome = admit(&mut call, requires).and_then(|()| body(&call));
     outcome.err().unwrap_or(CUresult::CUDA_SUCCESS)
 }
 
-fn admit(call: &mut Call, requires: Requires) -> CallOutcome {
+fn admit(call: &mut DriverCall, requires: Requires) -> CallOutcome {
     if requires == Requires::Nothing {
         return Ok(());
     }
@@ -89,7 +89,7 @@ fn admit(call: &mut Call, requires: Requires) -> CallOutcome {
     Ok(())
 }
 
-impl Call {
+impl DriverCall {
     /// Reports a broken rule, and returns the error for the caller.
     pub(crate) fn broken(&self, code: CUresult, rule: impl AsRef<str>) -> CUresult {
         eprintln!("cuda double: {self}: {}", rule.as_ref());
@@ -108,7 +108,7 @@ impl Call {
         self.broken(CUresult::CUDA_ERROR_INVALID_HANDLE, rule)
     }
 
-    /// Reports what a driver would let pass, with corrupt memory or lost work as the effect. Ends the
+    /// Reports a call that a driver lets pass, although memory is corrupted or work is lost. Ends the
     /// process if the double is strict.
     pub(crate) fn dangerous(&self, rule: impl AsRef<str>) {
         eprintln!("cuda double: {self}: {}", rule.as_ref());

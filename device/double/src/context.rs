@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 use rustix::process::{Resource, Rlimit};
 
-use crate::calls::{self, Call, CallOutcome, put};
+use crate::calls::{self, CallOutcome, DriverCall, put};
 use crate::config::{self, CONFIG};
 use crate::green::SMS;
 use crate::state::{State, next_id, state};
@@ -19,7 +19,7 @@ use crate::stream;
 
 /// A visible device with its primary context.
 #[derive(Debug)]
-pub(crate) struct Device {
+pub(crate) struct VisibleDevice {
     /// Index among all devices.
     index: usize,
     /// Primary context. The context exists while `retained` is above 0.
@@ -59,24 +59,24 @@ impl State {
     }
 
     /// Returns the context of this thread. Only calls that require one ask, and it was checked.
-    pub(crate) fn current(&self, call: &Call) -> Result<Current, CUresult> {
+    pub(crate) fn current(&self, call: &DriverCall) -> Result<Current, CUresult> {
         let missing = || call.broken(CUDA_ERROR_INVALID_CONTEXT, "no context is current on this thread");
         self.context(CURRENT.get()).ok_or_else(missing)
     }
 
-    pub(crate) fn device(&self, call: &Call, device: CUdevice) -> Result<&Device, CUresult> {
+    pub(crate) fn device(&self, call: &DriverCall, device: CUdevice) -> Result<&VisibleDevice, CUresult> {
         let found = usize::try_from(device).ok().and_then(|at| self.devices.get(at));
         found.ok_or_else(|| call.broken(CUDA_ERROR_INVALID_DEVICE, format!("there is no device {device}")))
     }
 
-    fn device_mut(&mut self, call: &Call, device: CUdevice) -> Result<&mut Device, CUresult> {
+    fn device_mut(&mut self, call: &DriverCall, device: CUdevice) -> Result<&mut VisibleDevice, CUresult> {
         self.device(call, device)?;
         Ok(&mut self.devices[device as usize])
     }
 }
 
 /// Creates the devices, and takes as many descriptors as the process may have: each handle is a file.
-fn init(call: &Call) -> CallOutcome {
+fn init(call: &DriverCall) -> CallOutcome {
     if crate::faults::is_lost_elsewhere() {
         crate::faults::end_context(CUDA_ERROR_UNKNOWN);
         return Err(call.broken(CUDA_ERROR_UNKNOWN, "the device was lost"));
@@ -93,7 +93,8 @@ fn init(call: &Call) -> CallOutcome {
         return Err(CUDA_ERROR_NO_DEVICE);
     }
     if state.devices.is_empty() {
-        let new = |&index: &usize| Device { index, context: next_id(), retained: 0, used: Arc::default() };
+        let new =
+            |&index: &usize| VisibleDevice { index, context: next_id(), retained: 0, used: Arc::default() };
         state.devices = CONFIG.visible.iter().map(new).collect();
     }
     calls::start();
@@ -127,14 +128,15 @@ fn attribute(attribute: CUdevice_attribute, index: usize) -> c_int {
     }
 }
 
-fn release_primary(call: &Call, device: CUdevice) -> CallOutcome {
+fn release_primary(call: &DriverCall, device: CUdevice) -> CallOutcome {
     let mut state = state();
     let found = state.device_mut(call, device)?;
     if found.retained == 0 {
         return Err(call.broken(CUDA_ERROR_INVALID_CONTEXT, "the primary context is not retained"));
     }
     found.retained -= 1;
-    let (ends, context) = (found.retained == 0, found.context);
+    let ends = found.retained == 0;
+    let context = found.context;
     if ends {
         state.default_streams.remove(&context);
         let busy = state.streams.values().find(|stream| stream.device == device && !stream.is_idle());
@@ -147,7 +149,7 @@ fn release_primary(call: &Call, device: CUdevice) -> CallOutcome {
 }
 
 /// Returns whether two different devices exist.
-fn are_peers(state: &State, call: &Call, one: CUdevice, other: CUdevice) -> Result<bool, CUresult> {
+fn are_peers(state: &State, call: &DriverCall, one: CUdevice, other: CUdevice) -> Result<bool, CUresult> {
     state.device(call, one)?;
     state.device(call, other)?;
     Ok(one != other)
@@ -276,7 +278,7 @@ driver! {
         let streams: Vec<_> = {
             let state = state();
             let current = state.current(call)?;
-            let of_context = |stream: &&Arc<stream::Stream>| stream.device == current.device
+            let of_context = |stream: &&Arc<stream::DeviceStream>| stream.device == current.device
                 && current.green.is_none_or(|green| stream.green == Some(green));
             state.all_streams().filter(of_context).cloned().collect()
         };

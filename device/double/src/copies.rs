@@ -6,12 +6,12 @@ use std::ffi::{c_uchar, c_void};
 
 use cudarc::driver::sys::{CUdeviceptr, CUmemcpyAttributes, CUmemcpySrcAccessOrder, CUresult, CUstream};
 
-use crate::calls::{Call, CallOutcome};
-use crate::host::Pinning;
+use crate::calls::{CallOutcome, DriverCall};
+use crate::host::PinState;
 use crate::mapping::Access;
 use crate::report::{self, Direction};
 use crate::state::{State, state};
-use crate::stream::{Stream, enqueue};
+use crate::stream::{DeviceStream, enqueue};
 use crate::work::{Touch, Work};
 
 /// Most copies of a batch: above that, the count is taken for a mistake.
@@ -23,49 +23,72 @@ impl State {
     }
 
     /// Checks host memory of a copy.
-    fn host_touch(&self, call: &Call, at: u64, bytes: u64, write: bool) -> Result<Touch, CUresult> {
+    fn host_touch(&self, call: &DriverCall, at: u64, bytes: u64, write: bool) -> Result<Touch, CUresult> {
         if self.is_device_memory(at, bytes) {
             return Err(call.invalid(format!("{at:#x} is memory of a device, not of the host")));
         }
         // A range that is pinned only in part is refused by `Touch::check`.
-        let pageable = self.pinning(at, bytes) == Pinning::Pageable;
+        let pageable = self.pinning(at, bytes) == PinState::Pageable;
         Ok(Touch { at, bytes, write, pageable })
     }
 
-    /// Checks a copy, and counts its bytes.
-    fn copy(
+    /// Checks a copy.
+    fn checked_copy(
         &self,
-        call: &Call,
-        stream: &Stream,
+        call: &DriverCall,
+        stream: &DeviceStream,
         direction: Direction,
-        (to, from): (u64, u64),
-        bytes: u64,
-    ) -> Result<Work, CUresult> {
+        CopyRange { to, from, bytes }: CopyRange,
+    ) -> Result<CheckedCopy, CUresult> {
         let to = match direction {
             Direction::ToHost => self.host_touch(call, to, bytes, true)?,
-            Direction::ToDevice | Direction::Within => Touch::write(to, bytes),
+            Direction::ToDevice | Direction::Within => self.device_touch(call, Touch::write(to, bytes))?,
         };
         let from = match direction {
             Direction::ToDevice => self.host_touch(call, from, bytes, false)?,
-            Direction::ToHost | Direction::Within => Touch::read(from, bytes),
+            Direction::ToHost | Direction::Within => self.device_touch(call, Touch::read(from, bytes))?,
         };
-        for (touch, is_device) in
-            [(to, direction != Direction::ToHost), (from, direction != Direction::ToDevice)]
-        {
-            // Pinned memory has the same address on the device, but a copy within the device does not
-            // begin or end there.
-            if is_device && bytes > 0 && !self.is_device_memory(touch.at, bytes) {
-                return Err(call.invalid(format!("{:#x} is not mapped memory of a device", touch.at)));
-            }
-        }
         self.check_memory(call, stream, &[to, from])?;
-        report::count_bytes(direction, bytes, to.pageable || from.pageable);
-        Ok(Work::Copy { to, from })
+        Ok(CheckedCopy { direction, to, from })
+    }
+
+    /// Checks device memory of a copy. Pinned memory has the same address on the device, but a copy within
+    /// the device does not begin or end there.
+    fn device_touch(&self, call: &DriverCall, touch: Touch) -> Result<Touch, CUresult> {
+        if touch.bytes > 0 && !self.is_device_memory(touch.at, touch.bytes) {
+            return Err(call.invalid(format!("{:#x} is not mapped memory of a device", touch.at)));
+        }
+        Ok(touch)
+    }
+}
+
+/// Addresses and size of a copy.
+#[derive(Debug, Clone, Copy)]
+struct CopyRange {
+    to: u64,
+    from: u64,
+    bytes: u64,
+}
+
+/// A copy that the double accepts.
+#[derive(Debug)]
+struct CheckedCopy {
+    direction: Direction,
+    to: Touch,
+    from: Touch,
+}
+
+impl CheckedCopy {
+    /// Queues the copy, and counts its bytes.
+    fn queue(self, call: &DriverCall, stream: &DeviceStream) -> CallOutcome {
+        let Self { direction, to, from } = self;
+        report::count_bytes(direction, to.bytes, to.pageable || from.pageable);
+        stream.push(call, Work::Copy { to, from })
     }
 }
 
 fn copy(
-    call: &Call,
+    call: &DriverCall,
     direction: Direction,
     to: u64,
     from: u64,
@@ -74,38 +97,38 @@ fn copy(
 ) -> CallOutcome {
     let mut state = state();
     let stream = state.stream(call, stream)?;
-    let work = state.copy(call, &stream, direction, (to, from), bytes as u64)?;
-    stream.push(call, work)
+    let range = CopyRange { to, from, bytes: bytes as u64 };
+    state.checked_copy(call, &stream, direction, range)?.queue(call, &stream)
 }
 
 /// Copies on the default stream, and waits for the copy.
-fn copy_now(call: &Call, direction: Direction, to: u64, from: u64, bytes: usize) -> CallOutcome {
+fn copy_now(call: &DriverCall, direction: Direction, to: u64, from: u64, bytes: usize) -> CallOutcome {
     copy(call, direction, to, from, bytes, std::ptr::null_mut())?;
     let stream = state().stream(call, std::ptr::null_mut())?;
     stream.finish(call)
 }
 
 /// Checks all copies of a batch, and then queues them in order.
-fn copy_batch(call: &Call, copies: &[(u64, u64, usize)], stream: CUstream) -> CallOutcome {
+fn copy_batch(call: &DriverCall, ranges: &[CopyRange], stream: CUstream) -> CallOutcome {
     let mut state = state();
     let stream = state.stream(call, stream)?;
-    let mut works = Vec::with_capacity(copies.len());
-    for &(to, from, bytes) in copies {
-        let bytes = bytes as u64;
-        let direction = match (state.is_device_memory(to, bytes), state.is_device_memory(from, bytes)) {
+    let mut copies = Vec::with_capacity(ranges.len());
+    for &range in ranges {
+        let is_device = |at| state.is_device_memory(at, range.bytes);
+        let direction = match (is_device(range.to), is_device(range.from)) {
             (true, true) => Direction::Within,
             (true, false) => Direction::ToDevice,
             (false, true) => Direction::ToHost,
             (false, false) => return Err(call.invalid("neither side of a copy is memory of a device")),
         };
-        works.push(state.copy(call, &stream, direction, (to, from), bytes)?);
+        copies.push(state.checked_copy(call, &stream, direction, range)?);
     }
-    works.into_iter().try_for_each(|work| stream.push(call, work))
+    copies.into_iter().try_for_each(|copy| copy.queue(call, &stream))
 }
 
 /// Checks the attributes of a batch: each applies from its index on.
 fn check_attributes(
-    call: &Call,
+    call: &DriverCall,
     attributes: &[CUmemcpyAttributes],
     indices: &[usize],
     count: usize,
@@ -170,7 +193,8 @@ driver! {
             )
         };
         check_attributes(call, attributes, indices, count)?;
-        let copies = to.iter().zip(from).zip(bytes).map(|((&to, &from), &bytes)| (to, from, bytes));
-        copy_batch(call, &copies.collect::<Vec<_>>(), stream)
+        let range = |((&to, &from), &bytes): ((&u64, &u64), &usize)| CopyRange { to, from, bytes: bytes as u64 };
+        let ranges: Vec<_> = to.iter().zip(from).zip(bytes).map(range).collect();
+        copy_batch(call, &ranges, stream)
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{CUdevice, CUevent, CUresult, CUresult::*, CUstream};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::faults;
 use crate::state::{State, next_id, state};
 use crate::work::{Work, monotonic_nanos};
@@ -34,7 +34,7 @@ struct Progress {
     done: u64,
     /// Time of that generation, in nanoseconds of CLOCK_MONOTONIC.
     at: u64,
-    /// Stream whose capture contains the last recording.
+    /// Name of the stream with the capture that contains the last recording.
     captured: Option<usize>,
 }
 
@@ -65,7 +65,7 @@ impl Event {
 
     /// Returns the last generation, for a wait. A wait before the recording is dangerous: a driver does
     /// not wait at all.
-    fn awaited(&self, call: &Call) -> Result<u64, CUresult> {
+    fn awaited(&self, call: &DriverCall) -> Result<u64, CUresult> {
         let progress = self.progress();
         if progress.captured.is_some() {
             return Err(call.broken(CUDA_ERROR_CAPTURED_EVENT, "the event is part of a capture"));
@@ -78,13 +78,13 @@ impl Event {
 }
 
 impl State {
-    fn event(&self, call: &Call, event: CUevent) -> Result<Arc<Event>, CUresult> {
+    fn event(&self, call: &DriverCall, event: CUevent) -> Result<Arc<Event>, CUresult> {
         let found = self.events.get(&event.addr()).cloned();
         found.ok_or_else(|| call.unknown("event", event.addr()))
     }
 }
 
-fn record(call: &Call, event: CUevent, stream: CUstream) -> CallOutcome {
+fn record(call: &DriverCall, event: CUevent, stream: CUstream) -> CallOutcome {
     let mut state = state();
     let event = state.event(call, event)?;
     let stream = state.stream(call, stream)?;
@@ -104,7 +104,7 @@ fn record(call: &Call, event: CUevent, stream: CUstream) -> CallOutcome {
     stream.push(call, Work::Record { event, generation })
 }
 
-fn let_stream_wait(call: &Call, stream: CUstream, event: CUevent) -> CallOutcome {
+fn let_stream_wait(call: &DriverCall, stream: CUstream, event: CUevent) -> CallOutcome {
     let mut state = state();
     let event = state.event(call, event)?;
     let stream = state.stream(call, stream)?;
@@ -126,7 +126,7 @@ fn let_stream_wait(call: &Call, stream: CUstream, event: CUevent) -> CallOutcome
 }
 
 /// Returns the milliseconds between two events that have happened.
-fn elapsed(call: &Call, start: CUevent, end: CUevent) -> Result<f32, CUresult> {
+fn elapsed(call: &DriverCall, start: CUevent, end: CUevent) -> Result<f32, CUresult> {
     let state = state();
     let time = |event: CUevent| {
         let event = state.event(call, event)?;
@@ -159,7 +159,7 @@ driver! {
     Context fn cuEventDestroy_v2(event: CUevent) |call| {
         let mut state = state();
         state.event(call, event)?;
-        // Queued work keeps what it needs of the event, as the driver does.
+        // Queued work shares the ownership of the event, as with the driver.
         state.events.remove(&event.addr());
         Ok(())
     }

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
     CUresult, CUresult::*, CUstream,
 };
 
-use crate::calls::{Call, put};
+use crate::calls::{DriverCall, put};
 use crate::context::Current;
 use crate::state::{next_id, state};
 
@@ -76,7 +76,7 @@ pub(crate) struct GreenContext {
 ///
 /// # Safety
 /// `at` is null, or the caller's resource.
-unsafe fn read(call: &Call, at: *const CUdevResource) -> Result<SmSet, CUresult> {
+unsafe fn read(call: &DriverCall, at: *const CUdevResource) -> Result<SmSet, CUresult> {
     let not_known = || call.broken(CUDA_ERROR_INVALID_RESOURCE_TYPE, "not SMs that this driver returned");
     if at.is_null() {
         return Err(not_known());
@@ -205,7 +205,7 @@ driver! {
     }
 }
 
-fn is_busy_stream_of(stream: &crate::stream::Stream, green: usize) -> bool {
+fn is_busy_stream_of(stream: &crate::stream::DeviceStream, green: usize) -> bool {
     stream.green == Some(green) && !stream.is_idle()
 }
 

@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 };
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::mapping::overlap;
 use crate::maps;
 use crate::state::{State, state};
@@ -28,7 +28,7 @@ pub(crate) struct HostRange {
 
 /// The state of host memory that work names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pinning {
+pub(crate) enum PinState {
     Pageable,
     Pinned {
         read_only: bool,
@@ -38,16 +38,16 @@ pub(crate) enum Pinning {
 }
 
 impl State {
-    pub(crate) fn pinning(&self, at: u64, bytes: u64) -> Pinning {
+    pub(crate) fn pinning(&self, at: u64, bytes: u64) -> PinState {
         let before = self.host.range(..at.saturating_add(bytes.max(1))).next_back();
         let found = before.filter(|(start, range)| overlap((**start, range.bytes), (at, bytes.max(1))));
-        let Some((&start, range)) = found else { return Pinning::Pageable };
+        let Some((&start, range)) = found else { return PinState::Pageable };
         let inside = start <= at && at.checked_add(bytes).is_some_and(|end| end <= start + range.bytes);
-        if inside { Pinning::Pinned { read_only: range.read_only } } else { Pinning::Mixed }
+        if inside { PinState::Pinned { read_only: range.read_only } } else { PinState::Mixed }
     }
 }
 
-fn register(call: &Call, at: u64, bytes: u64, flags: c_uint) -> CallOutcome {
+fn register(call: &DriverCall, at: u64, bytes: u64, flags: c_uint) -> CallOutcome {
     let known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
     if at == 0 || bytes == 0 || flags & !known != 0 {
         return Err(call.invalid(format!("{at:#x}+{bytes:#x} with the flags {flags:#x}")));
@@ -64,7 +64,7 @@ fn register(call: &Call, at: u64, bytes: u64, flags: c_uint) -> CallOutcome {
         return Err(call.invalid("memory that is mapped read-only: CU_MEMHOSTREGISTER_READ_ONLY is required"));
     }
     let mut state = state();
-    if state.pinning(at, bytes) != Pinning::Pageable {
+    if state.pinning(at, bytes) != PinState::Pageable {
         let rule = format!("a byte of {at:#x}+{bytes:#x} is registered or allocated already");
         return Err(call.broken(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, rule));
     }
@@ -77,7 +77,7 @@ fn register(call: &Call, at: u64, bytes: u64, flags: c_uint) -> CallOutcome {
 
 /// Removes pinned memory that no queued work uses, and returns its size. `unknown` is the answer for
 /// memory that is not of this kind.
-fn remove(call: &Call, at: u64, allocated: bool, unknown: CUresult) -> Result<u64, CUresult> {
+fn remove(call: &DriverCall, at: u64, allocated: bool, unknown: CUresult) -> Result<u64, CUresult> {
     let mut reported = false;
     loop {
         let mut state = state();
@@ -100,7 +100,7 @@ fn remove(call: &Call, at: u64, allocated: bool, unknown: CUresult) -> Result<u6
     }
 }
 
-fn allocate(call: &Call, bytes: usize, flags: c_uint) -> Result<*mut c_void, CUresult> {
+fn allocate(call: &DriverCall, bytes: usize, flags: c_uint) -> Result<*mut c_void, CUresult> {
     let known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if bytes == 0 || flags & !known != 0 {
         return Err(call.invalid(format!("{bytes} bytes with the flags {flags:#x}")));
@@ -147,7 +147,7 @@ driver! {
 
     Context fn cuMemHostGetDevicePointer_v2(device: *mut CUdeviceptr, at: *mut c_void, flags: c_uint) |call| {
         let at = at.addr() as u64;
-        if flags != 0 || !matches!(state().pinning(at, 1), Pinning::Pinned { .. }) {
+        if flags != 0 || !matches!(state().pinning(at, 1), PinState::Pinned { .. }) {
             return Err(call.invalid(format!("{at:#x} is not pinned, or flags are set")));
         }
         // SAFETY: the caller's address for an address.

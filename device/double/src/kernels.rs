@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::CUresult::*;
 
-use crate::calls::{Call, CallOutcome};
-use crate::stream::Stream;
+use crate::calls::{CallOutcome, DriverCall};
+use crate::stream::DeviceStream;
 use crate::work::{Touch, await_flag, nap, write_flag};
 
 #[derive(Debug)]
@@ -153,7 +153,7 @@ impl Launch {
     }
 
     /// Runs the kernel on the thread of its stream. The memory was checked.
-    pub(crate) fn run(&self, stream: &Stream, call: &Call) -> CallOutcome {
+    pub(crate) fn run(&self, stream: &DeviceStream, call: &DriverCall) -> CallOutcome {
         let aligned = |(argument, &alignment): (&u64, &u64)| argument.is_multiple_of(alignment);
         if !self.arguments.iter().zip(self.kernel.alignments).all(aligned) {
             let rule = format!("{} with misaligned arguments {:x?}", self.kernel.name, self.arguments);
@@ -231,7 +231,7 @@ fn fma_chains(thread: f32, rounds: u32) -> f32 {
     fma_chains_of(thread, rounds)
 }
 
-/// The same, without a call of the mathematics library for each step.
+/// Computes [`fma_chains_of`] without a call of the mathematics library for each step.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "fma")]
 fn fma_chains_in_hardware(thread: f32, rounds: u32) -> f32 {

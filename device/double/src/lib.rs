@@ -6,15 +6,15 @@
 //! `device/src/cuda/kernels.ptx` have Rust bodies.
 //!
 //! The double is stricter than a driver. A call that breaks a rule gets an error, and a line on stderr that
-//! begins with `cuda double:`. A program that a driver would let corrupt memory is aborted, with the
-//! call that is wrong and the queued call that still needs the memory.
+//! begins with `cuda double:`. A dangerous call, which a driver lets corrupt memory or lose work, aborts the
+//! process with a message that names the call and the queued call that still needs the memory.
 //!
 //! | variable | meaning |
 //! |---|---|
 //! | `MILLRACE_DOUBLE_MEMORY` | memory of each device: bytes, or a number with KiB, MiB or GiB; 1GiB by default |
 //! | `MILLRACE_DOUBLE_DEVICES` | number of devices, 1 to 8; 1 by default |
 //! | `MILLRACE_DOUBLE_SEED` | seed of the delays before queued work; 0, the default, means no delays |
-//! | `MILLRACE_DOUBLE_STRICT` | `0` reports what would abort the process, and goes on |
+//! | `MILLRACE_DOUBLE_STRICT` | `0` reports dangerous calls, and does not abort the process |
 //! | `MILLRACE_DOUBLE_FAULT` | faults, with commas between: `CALL:NTH:CODE`, or `CALL:NTH:CODE:late` for work that fails when it runs |
 //! | `MILLRACE_DOUBLE_FAULT_ONCE` | a file that the first fault creates; while the file exists, no other fault occurs, and a lost device stays lost in new processes |
 //! | `MILLRACE_DOUBLE_REPORT` | a file for the counters and leftovers at exit, as JSON; `%p` is the process id |

@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::config::{CONFIG, DEVICES_MAX, GRANULARITY};
 use crate::memory::{Memory, Physical, device_of};
 use crate::state::state;
@@ -37,13 +37,13 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-fn system(call: &Call, code: CUresult) -> impl Fn(rustix::io::Errno) -> CUresult {
+fn system(call: &DriverCall, code: CUresult) -> impl Fn(rustix::io::Errno) -> CUresult {
     let call = *call;
     move |errno| call.broken(code, format!("mmap: {errno}"))
 }
 
 /// Reserves addresses, at the hint if they are free.
-fn reserve(call: &Call, bytes: u64, hint: u64) -> Result<u64, CUresult> {
+fn reserve(call: &DriverCall, bytes: u64, hint: u64) -> Result<u64, CUresult> {
     let none = ProtFlags::empty();
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     if hint != 0 && hint.is_multiple_of(GRANULARITY) {
@@ -63,7 +63,7 @@ fn reserve(call: &Call, bytes: u64, hint: u64) -> Result<u64, CUresult> {
     let base = start.next_multiple_of(GRANULARITY);
     for (at, bytes) in [(start, base - start), (base + bytes, start + more - base - bytes)] {
         if bytes > 0 {
-            // SAFETY: the range was mapped just now, and nobody knows it.
+            // SAFETY: the range was mapped just now, and no other code has its address.
             unsafe { rustix::mm::munmap(pointer(at), bytes as usize) }
                 .map_err(system(call, CUDA_ERROR_OUT_OF_MEMORY))?;
         }
@@ -72,7 +72,7 @@ fn reserve(call: &Call, bytes: u64, hint: u64) -> Result<u64, CUresult> {
 }
 
 /// Maps a file without access over reserved addresses.
-fn map_file(call: &Call, at: u64, physical: &Physical) -> CallOutcome {
+fn map_file(call: &DriverCall, at: u64, physical: &Physical) -> CallOutcome {
     let flags = MapFlags::SHARED | MapFlags::FIXED;
     let bytes = physical.bytes as usize;
     // SAFETY: the addresses are reserved by the program, and nothing is mapped there.
@@ -82,7 +82,7 @@ fn map_file(call: &Call, at: u64, physical: &Physical) -> CallOutcome {
 }
 
 /// Puts a reservation in the place of mappings.
-fn unmap_file(call: &Call, at: u64, bytes: u64) -> CallOutcome {
+fn unmap_file(call: &DriverCall, at: u64, bytes: u64) -> CallOutcome {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
     // SAFETY: the addresses are mappings of the program, and no queued work uses them.
     let reserved =
@@ -90,7 +90,7 @@ fn unmap_file(call: &Call, at: u64, bytes: u64) -> CallOutcome {
     reserved.map(|_| ()).map_err(system(call, CUDA_ERROR_UNKNOWN))
 }
 
-fn protect(call: &Call, at: u64, bytes: u64, access: Access) -> CallOutcome {
+fn protect(call: &DriverCall, at: u64, bytes: u64, access: Access) -> CallOutcome {
     let flags = match access {
         Access::None => MprotectFlags::empty(),
         Access::Read => MprotectFlags::READ,
@@ -151,7 +151,7 @@ impl Memory {
     }
 }
 
-fn map(call: &Call, at: u64, bytes: u64, offset: usize, handle: u64) -> CallOutcome {
+fn map(call: &DriverCall, at: u64, bytes: u64, offset: usize, handle: u64) -> CallOutcome {
     let mut state = state();
     let physical = Arc::clone(&state.memory.handle(call, handle)?.physical);
     if offset != 0 {
@@ -176,7 +176,7 @@ fn map(call: &Call, at: u64, bytes: u64, offset: usize, handle: u64) -> CallOutc
     Ok(())
 }
 
-fn unmap(call: &Call, at: u64, bytes: u64) -> CallOutcome {
+fn unmap(call: &DriverCall, at: u64, bytes: u64) -> CallOutcome {
     let mut reported = false;
     loop {
         let mut state = state();
@@ -201,7 +201,7 @@ fn unmap(call: &Call, at: u64, bytes: u64) -> CallOutcome {
     }
 }
 
-fn set_access(call: &Call, at: u64, bytes: u64, descriptions: &[CUmemAccessDesc]) -> CallOutcome {
+fn set_access(call: &DriverCall, at: u64, bytes: u64, descriptions: &[CUmemAccessDesc]) -> CallOutcome {
     let mut state = state();
     let Some(found) = state.memory.whole_mappings(at, bytes) else {
         return Err(call.invalid(format!("{at:#x}+{bytes:#x} is not a row of whole mappings")));
@@ -229,7 +229,7 @@ fn set_access(call: &Call, at: u64, bytes: u64, descriptions: &[CUmemAccessDesc]
     Ok(())
 }
 
-fn allocate(call: &Call, bytes: usize) -> Result<u64, CUresult> {
+fn allocate(call: &DriverCall, bytes: usize) -> Result<u64, CUresult> {
     let mut state = state();
     let device = state.current(call)?.device;
     let whole = (bytes as u64).checked_next_multiple_of(GRANULARITY).filter(|_| bytes > 0);
@@ -246,7 +246,7 @@ fn allocate(call: &Call, bytes: usize) -> Result<u64, CUresult> {
 }
 
 /// Frees memory of `cuMemAlloc`. As the driver's function does, waits for work that uses the memory.
-fn free(call: &Call, at: u64) -> CallOutcome {
+fn free(call: &DriverCall, at: u64) -> CallOutcome {
     loop {
         let mut state = state();
         let Some(&bytes) = state.memory.allocations.get(&at) else {

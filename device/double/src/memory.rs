@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 };
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::config::{CONFIG, GRANULARITY};
 use crate::mapping::Mapping;
 use crate::state::{State, next_id, state};
@@ -68,7 +68,7 @@ impl Physical {
     /// Takes memory of a device. `bytes` is a multiple of the granularity.
     pub(crate) fn take(
         state: &State,
-        call: &Call,
+        call: &DriverCall,
         device: CUdevice,
         bytes: u64,
         exportable: bool,
@@ -105,7 +105,7 @@ fn fresh_file(bytes: u64) -> rustix::io::Result<OwnedFd> {
 }
 
 /// Returns the device of a location.
-pub(crate) fn device_of(call: &Call, location: CUmemLocation) -> Result<CUdevice, CUresult> {
+pub(crate) fn device_of(call: &DriverCall, location: CUmemLocation) -> Result<CUdevice, CUresult> {
     if location.type_ == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
         return Ok(location.id);
     }
@@ -113,7 +113,7 @@ pub(crate) fn device_of(call: &Call, location: CUmemLocation) -> Result<CUdevice
 }
 
 /// Reads a properties structure of the caller.
-fn properties(call: &Call, at: *const CUmemAllocationProp) -> Result<(CUdevice, bool), CUresult> {
+fn properties(call: &DriverCall, at: *const CUmemAllocationProp) -> Result<(CUdevice, bool), CUresult> {
     if at.is_null() {
         return Err(call.invalid("the properties are null"));
     }
@@ -131,7 +131,7 @@ fn properties(call: &Call, at: *const CUmemAllocationProp) -> Result<(CUdevice, 
 }
 
 fn create(
-    call: &Call,
+    call: &DriverCall,
     handle: *mut CUmemGenericAllocationHandle,
     bytes: usize,
     at: *const CUmemAllocationProp,
@@ -152,13 +152,18 @@ fn create(
 }
 
 impl Memory {
-    pub(crate) fn handle(&self, call: &Call, handle: u64) -> Result<&Handle, CUresult> {
+    pub(crate) fn handle(&self, call: &DriverCall, handle: u64) -> Result<&Handle, CUresult> {
         let missing = || call.invalid(format!("there is no handle {handle:#x}: released, or never created"));
         self.handles.get(&handle).ok_or_else(missing)
     }
 }
 
-fn export(call: &Call, descriptor: *mut c_void, handle: u64, kind: CUmemAllocationHandleType) -> CallOutcome {
+fn export(
+    call: &DriverCall,
+    descriptor: *mut c_void,
+    handle: u64,
+    kind: CUmemAllocationHandleType,
+) -> CallOutcome {
     let state = state();
     let physical = &state.memory.handle(call, handle)?.physical;
     if kind != DESCRIPTOR || !physical.exportable {
@@ -192,7 +197,7 @@ fn imported_file(descriptor: usize) -> Option<(OwnedFd, u64)> {
 }
 
 fn import(
-    call: &Call,
+    call: &DriverCall,
     handle: *mut CUmemGenericAllocationHandle,
     descriptor: *mut c_void,
     kind: CUmemAllocationHandleType,

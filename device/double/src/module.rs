@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_uint, c_void};
 
 use cudarc::driver::sys::{CUfunction, CUjit_option, CUmodule, CUresult, CUresult::*, CUstream};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::kernels::{Kernel, Launch};
 use crate::state::{State, next_id, state};
 use crate::work::Work;
@@ -86,11 +86,11 @@ fn parse(text: &str) -> Option<BTreeMap<String, Vec<usize>>> {
     Some(entries)
 }
 
-fn load(call: &Call, module: *mut CUmodule, image: *const c_void) -> CallOutcome {
+fn load(call: &DriverCall, module: *mut CUmodule, image: *const c_void) -> CallOutcome {
     if image.is_null() {
         return Err(call.invalid("the image is null"));
     }
-    // SAFETY: the caller passes a text with a zero at its end, or machine code, whose first bytes have
+    // SAFETY: the caller passes a text with a zero at its end, or machine code, and its first bytes have
     // a zero soon.
     let text = unsafe { CStr::from_ptr(image.cast::<c_char>()) };
     if text.to_bytes().starts_with(b"\x7fELF") || text.to_bytes().starts_with(&[0x50, 0xed, 0x55, 0xba]) {
@@ -108,7 +108,7 @@ fn load(call: &Call, module: *mut CUmodule, image: *const c_void) -> CallOutcome
 }
 
 impl State {
-    fn function(&self, call: &Call, module: usize, name: &str) -> Result<Function, CUresult> {
+    fn function(&self, call: &DriverCall, module: usize, name: &str) -> Result<Function, CUresult> {
         let found = self.modules.get(&module).ok_or_else(|| call.unknown("module", module))?;
         let not_found = |rule: String| call.broken(CUDA_ERROR_NOT_FOUND, rule);
         let sizes = found.entries.get(name);
@@ -124,7 +124,7 @@ impl State {
     }
 }
 
-fn unload(call: &Call, module: usize) -> CallOutcome {
+fn unload(call: &DriverCall, module: usize) -> CallOutcome {
     let mut state = state();
     if !state.modules.contains_key(&module) {
         return Err(call.unknown("module", module));
@@ -155,7 +155,7 @@ impl Shape {
 }
 
 fn launch(
-    call: &Call,
+    call: &DriverCall,
     function: CUfunction,
     shape: Shape,
     stream: CUstream,
@@ -212,6 +212,23 @@ driver! {
         Ok(())
     }
 
+    Start fn cuFuncGetParamInfo(function: CUfunction, index: usize, offset: *mut usize, bytes: *mut usize) |call| {
+        let state = state();
+        let found = state.functions.get(&function.addr());
+        let sizes = found.ok_or_else(|| call.unknown("function", function.addr()))?.kernel.parameters;
+        // The end of the list is how a program learns the number of parameters, so there is no message.
+        let &size = sizes.get(index).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        // Each parameter is aligned to its size.
+        let start = sizes[..index].iter().fold(0_usize, |end, &bytes| end.next_multiple_of(bytes) + bytes);
+        // SAFETY: null, or the caller's addresses for sizes.
+        unsafe {
+            put(offset, start.next_multiple_of(size))?;
+            // Null means that the caller does not ask for the size.
+            put(bytes, size).ok();
+        }
+        Ok(())
+    }
+
     Context fn cuModuleUnload(module: CUmodule) |call| { unload(call, module.addr()) }
 
     Context fn cuLaunchKernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, _shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void) |call| {
@@ -239,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_of_the_bodies_are_those_of_the_helper_kernels() {
+    fn bodies_have_the_parameters_of_the_helper_kernels() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../src/cuda/kernels.ptx");
         let Ok(text) = std::fs::read_to_string(path) else {
             eprintln!("skipped: there is no {path}");

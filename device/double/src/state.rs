@@ -6,25 +6,25 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::context::Device;
+use crate::context::VisibleDevice;
 use crate::event::Event;
 use crate::graph::Graph;
 use crate::green::{GreenContext, SmSet};
 use crate::host::HostRange;
 use crate::memory::Memory;
 use crate::module::{Function, Module};
-use crate::stream::Stream;
+use crate::stream::DeviceStream;
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Visible devices, in the driver's order.
-    pub(crate) devices: Vec<Device>,
+    pub(crate) devices: Vec<VisibleDevice>,
     pub(crate) memory: Memory,
     /// Pinned host memory by its first address.
     pub(crate) host: BTreeMap<u64, HostRange>,
-    pub(crate) streams: BTreeMap<usize, Arc<Stream>>,
+    pub(crate) streams: BTreeMap<usize, Arc<DeviceStream>>,
     /// Default streams by their context.
-    pub(crate) default_streams: BTreeMap<usize, Arc<Stream>>,
+    pub(crate) default_streams: BTreeMap<usize, Arc<DeviceStream>>,
     pub(crate) events: BTreeMap<usize, Arc<Event>>,
     pub(crate) modules: BTreeMap<usize, Module>,
     pub(crate) functions: BTreeMap<usize, Function>,
@@ -49,7 +49,7 @@ pub(crate) fn next_id() -> usize {
 
 impl State {
     /// Returns all streams, the default streams too.
-    pub(crate) fn all_streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
+    pub(crate) fn all_streams(&self) -> impl Iterator<Item = &Arc<DeviceStream>> {
         self.streams.values().chain(self.default_streams.values())
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{CUdevice, CUdeviceptr, CUresult, CUresult::*, CUstream, cuuint32_t};
 
-use crate::calls::{Call, CallOutcome, put};
+use crate::calls::{CallOutcome, DriverCall, put};
 use crate::config::CONFIG;
 use crate::context::Current;
 use crate::event::LOOK;
@@ -24,7 +24,7 @@ pub(crate) const GREATEST_PRIORITY: c_int = -5;
 const DEFAULT_STREAMS: [usize; 3] = [0, 1, 2];
 
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct DeviceStream {
     pub(crate) id: usize,
     pub(crate) device: CUdevice,
     pub(crate) green: Option<usize>,
@@ -49,13 +49,18 @@ struct Queue {
 /// Work and the call that queued the work.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
-    pub(crate) call: Call,
+    pub(crate) call: DriverCall,
     pub(crate) work: Work,
 }
 
-impl Stream {
+impl DeviceStream {
     /// Creates a stream and its thread.
-    fn start(call: &Call, device: CUdevice, green: Option<usize>, sms: SmSet) -> Result<Arc<Self>, CUresult> {
+    fn start(
+        call: &DriverCall,
+        device: CUdevice,
+        green: Option<usize>,
+        sms: SmSet,
+    ) -> Result<Arc<Self>, CUresult> {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let stream = Arc::new(Self {
@@ -119,7 +124,7 @@ impl Stream {
     }
 
     /// Queues work, or adds the work to the capture.
-    pub(crate) fn push(&self, call: &Call, work: Work) -> CallOutcome {
+    pub(crate) fn push(&self, call: &DriverCall, work: Work) -> CallOutcome {
         let mut queue = self.queue();
         let item = Item { call: *call, work };
         if let Some(capture) = &mut queue.capture {
@@ -133,7 +138,7 @@ impl Stream {
     }
 
     /// Waits for all work that is queued by now.
-    pub(crate) fn finish(&self, call: &Call) -> CallOutcome {
+    pub(crate) fn finish(&self, call: &DriverCall) -> CallOutcome {
         let mut queue = self.queue();
         if queue.capture.is_some() {
             return Err(call.broken(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "a wait during a capture"));
@@ -207,14 +212,22 @@ fn delay(random: u64) -> u64 {
 
 impl State {
     /// Creates a stream of a context.
-    pub(crate) fn new_stream(&mut self, call: &Call, context: Current) -> Result<Arc<Stream>, CUresult> {
+    pub(crate) fn new_stream(
+        &mut self,
+        call: &DriverCall,
+        context: Current,
+    ) -> Result<Arc<DeviceStream>, CUresult> {
         let green = context.green.and_then(|green| self.green_contexts.get(&green));
         let sms = green.map_or_else(SmSet::all, |green| green.sms.clone());
-        Stream::start(call, context.device, context.green, sms)
+        DeviceStream::start(call, context.device, context.green, sms)
     }
 
     /// Returns a stream by its handle. Null is the default stream of the current context.
-    pub(crate) fn stream(&mut self, call: &Call, stream: CUstream) -> Result<Arc<Stream>, CUresult> {
+    pub(crate) fn stream(
+        &mut self,
+        call: &DriverCall,
+        stream: CUstream,
+    ) -> Result<Arc<DeviceStream>, CUresult> {
         if DEFAULT_STREAMS.contains(&stream.addr()) {
             let current = self.current(call)?;
             if let Some(found) = self.default_streams.get(&current.context) {
@@ -235,14 +248,19 @@ impl State {
     }
 
     /// Checks the memory of work before the work is queued.
-    pub(crate) fn check_memory(&self, call: &Call, stream: &Stream, touches: &[Touch]) -> CallOutcome {
+    pub(crate) fn check_memory(
+        &self,
+        call: &DriverCall,
+        stream: &DeviceStream,
+        touches: &[Touch],
+    ) -> CallOutcome {
         let check = |touch: &Touch| touch.check(self, stream.device);
         touches.iter().try_for_each(check).map_err(|rule| call.invalid(rule))
     }
 }
 
 /// Checks the memory of work, and queues the work.
-pub(crate) fn enqueue(call: &Call, stream: CUstream, work: Work) -> CallOutcome {
+pub(crate) fn enqueue(call: &DriverCall, stream: CUstream, work: Work) -> CallOutcome {
     let mut state = state();
     let stream = state.stream(call, stream)?;
     state.check_memory(call, &stream, &work.touches())?;
@@ -250,7 +268,7 @@ pub(crate) fn enqueue(call: &Call, stream: CUstream, work: Work) -> CallOutcome 
 }
 
 /// Checks an address and flags of a wait for a value, or of a write of a value.
-fn check_value(call: &Call, at: u64, flags: c_uint, most: c_uint) -> CallOutcome {
+fn check_value(call: &DriverCall, at: u64, flags: c_uint, most: c_uint) -> CallOutcome {
     if at.is_multiple_of(4) && flags <= most {
         return Ok(());
     }

@@ -8,15 +8,15 @@ use cudarc::driver::sys::{CUdevice, CUresult, CUresult::*};
 use rustix::thread::{NanosleepRelativeResult, nanosleep};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::calls::{Call, CallOutcome};
+use crate::calls::{CallOutcome, DriverCall};
 use crate::event::Event;
 use crate::faults;
-use crate::host::Pinning;
+use crate::host::PinState;
 use crate::kernels::Launch;
 use crate::mapping::{Access, overlap};
 use crate::maps;
 use crate::state::{State, state};
-use crate::stream::Stream;
+use crate::stream::DeviceStream;
 
 /// Returns CLOCK_MONOTONIC in nanoseconds.
 pub(crate) fn monotonic_nanos() -> u64 {
@@ -80,15 +80,15 @@ impl Touch {
             None => {}
         }
         match state.pinning(at, bytes) {
-            Pinning::Pinned { read_only: true } if write => Err(format!("{at:#x} is registered read-only")),
-            Pinning::Pinned { .. } => Ok(()),
-            Pinning::Mixed => Err(format!("{at:#x}+{bytes:#x} is registered only in part")),
-            Pinning::Pageable => Err(format!("{at:#x}+{bytes:#x} is neither mapped nor pinned")),
+            PinState::Pinned { read_only: true } if write => Err(format!("{at:#x} is registered read-only")),
+            PinState::Pinned { .. } => Ok(()),
+            PinState::Mixed => Err(format!("{at:#x}+{bytes:#x} is registered only in part")),
+            PinState::Pageable => Err(format!("{at:#x}+{bytes:#x} is neither mapped nor pinned")),
         }
     }
 }
 
-/// How a value in memory is compared.
+/// Comparison of a value in memory with the value of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// The cyclic difference is not negative.
@@ -143,7 +143,7 @@ impl Work {
     }
 
     /// Carries out the work on the thread of its stream. The call is that which queued the work.
-    pub(crate) fn run(&self, stream: &Stream, call: &Call) -> CallOutcome {
+    pub(crate) fn run(&self, stream: &DeviceStream, call: &DriverCall) -> CallOutcome {
         let check = |touch: &Touch| touch.check(&state(), stream.device);
         if let Err(rule) = self.touches().iter().try_for_each(check) {
             return Err(call.broken(CUDA_ERROR_ILLEGAL_ADDRESS, rule));

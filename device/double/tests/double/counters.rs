@@ -11,7 +11,8 @@ use crate::device::*;
 fn the_report_counts_calls_bytes_and_leftovers() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream) = (mapped(2), stream());
+        let at = mapped(2);
+        let stream = stream();
         let memory = pinned(64);
         memory.fill(0);
         ok!(cuMemcpyHtoDAsync_v2(at, memory.as_ptr().cast(), 64, stream));
@@ -46,7 +47,9 @@ fn the_report_counts_calls_bytes_and_leftovers() {
 fn a_tidy_program_leaves_nothing() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream, event) = (mapped(2), stream(), event());
+        let at = mapped(2);
+        let stream = stream();
+        let event = event();
         let mut memory = null_mut();
         ok!(cuMemHostAlloc(&raw mut memory, 64, 1));
         ok!(cuMemcpyHtoDAsync_v2(at, memory, 64, stream));

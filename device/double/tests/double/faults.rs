@@ -13,7 +13,9 @@ fn the_nth_call_answers_the_code() {
     let variables = [("MILLRACE_DOUBLE_FAULT", "cuMemcpyHtoDAsync_v2:3:2")];
     let Some(ended) = isolated(this_test!(), &variables, || {
         enter();
-        let (at, stream, memory) = (mapped(1), stream(), pinned(64));
+        let at = mapped(1);
+        let stream = stream();
+        let memory = pinned(64);
         let copy = || cu!(cuMemcpyHtoDAsync_v2(at, memory.as_ptr().cast(), 64, stream));
         assert_eq!([copy(), copy(), copy(), copy()], [0, 0, 2, 0]);
     }) else {
@@ -28,7 +30,8 @@ fn an_illegal_address_stays() {
     let variables = [("MILLRACE_DOUBLE_FAULT", "cuEventRecord:1:700")];
     let Some(ended) = isolated(this_test!(), &variables, || {
         enter();
-        let (stream, event) = (stream(), event());
+        let stream = stream();
+        let event = event();
         assert_eq!(cu!(cuEventRecord(event, stream)), 700);
         assert_eq!(cu!(cuStreamSynchronize(stream)), 700);
         assert_eq!(cu!(cuEventQuery(event)), 700);
@@ -47,7 +50,10 @@ fn a_late_fault_shows_at_the_event() {
     let variables = [("MILLRACE_DOUBLE_FAULT", "cuMemcpyHtoDAsync_v2:1:700:late")];
     let Some(ended) = isolated(this_test!(), &variables, || {
         enter();
-        let (at, stream, memory, event) = (mapped(1), stream(), pinned(64), event());
+        let at = mapped(1);
+        let stream = stream();
+        let memory = pinned(64);
+        let event = event();
         let mut gate = Gate::close(stream);
         ok!(cuMemcpyHtoDAsync_v2(at, memory.as_ptr().cast(), 64, stream));
         ok!(cuEventRecord(event, stream));
@@ -78,7 +84,8 @@ fn a_fault_occurs_once_and_a_lost_device_stays_lost() {
                     return;
                 }
                 enter();
-                let (mut free, mut total) = (0, 0);
+                let mut free = 0;
+                let mut total = 0;
                 assert_eq!(cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total)), expected);
             })
         };

@@ -16,7 +16,10 @@ fn words(at: u64, count: usize) -> Vec<u64> {
 fn kernels_give_the_results_of_their_descriptions() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, out, stream, module) = (mapped(1), mapped(1), stream(), module());
+        let at = mapped(1);
+        let out = mapped(1);
+        let stream = stream();
+        let module = module();
         let run = |name, blocks, arguments: &[u64]| {
             ok!(cuMemsetD8Async(out, 0, 4096, stream));
             launch(module, name, blocks, 64, stream, arguments);
@@ -69,7 +72,8 @@ fn mix(mut x: u64) -> u64 {
 fn only_entries_with_a_body_are_found() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (module, mut function) = (module(), null_mut());
+        let module = module();
+        let mut function = null_mut();
         assert_eq!(cu!(cuModuleGetFunction(&raw mut function, module, c"another".as_ptr())), 500);
         assert_eq!(cu!(cuModuleGetFunction(&raw mut function, module, c"absent".as_ptr())), 500);
         let text = c".version 7.0\n.target sm_75\n.entry millrace_spin(.param .u32 ns) { ret; }";
@@ -79,6 +83,13 @@ fn only_entries_with_a_body_are_found() {
         assert_eq!(cu!(cuModuleLoadData(&raw mut other, c"no text".as_ptr().cast())), 218);
         assert_eq!(cu!(cuModuleLoadData(&raw mut other, c"\x7fELF".as_ptr().cast())), 209);
         ok!(cuModuleGetFunction(&raw mut function, module, c"millrace_spin".as_ptr()));
+        let parameter = |index| {
+            let mut offset = 0;
+            let mut bytes = 0;
+            let code = cu!(cuFuncGetParamInfo(function, index, &raw mut offset, &raw mut bytes));
+            (code, offset, bytes)
+        };
+        assert_eq!([parameter(0), parameter(1)], [(0, 0, 8), (1, 0, 0)]);
         let launch = |grid_y, threads| {
             cu!(cuLaunchKernel(function, 1, grid_y, 1, threads, 1, 1, 0, null_mut(), null_mut(), null_mut()))
         };
@@ -97,7 +108,9 @@ fn only_entries_with_a_body_are_found() {
 fn a_kernel_that_reads_unmapped_memory_ends_the_context() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream, module) = (mapped(1), stream(), module());
+        let at = mapped(1);
+        let stream = stream();
+        let module = module();
         let event = event();
         launch(module, c"millrace_pattern", 1, 1, stream, &[at, BLOCK as u64 + 8, 7]);
         ok!(cuEventRecord(event, stream));
@@ -147,9 +160,12 @@ fn green_contexts_run_on_their_own_sms() {
             unsafe { resource.__bindgen_anon_1.sm }.smCount
         };
         assert_eq!((count, sms(&all), sms(&parts[0]), sms(&parts[1]), sms(&rest)), (2, 132, 16, 16, 100));
-        let (out, module) = (mapped(1), module());
+        let out = mapped(1);
+        let module = module();
         for (at, part) in parts.iter_mut().enumerate() {
-            let (mut description, mut green, mut stream) = (null_mut(), null_mut(), null_mut());
+            let mut description = null_mut();
+            let mut green = null_mut();
+            let mut stream = null_mut();
             ok!(cuDevResourceGenerateDesc(&raw mut description, part, 1));
             ok!(cuGreenCtxCreate(&raw mut green, description, 0, 1));
             ok!(cuGreenCtxStreamCreate(&raw mut stream, green, 1, 0));

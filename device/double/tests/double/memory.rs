@@ -13,7 +13,8 @@ use crate::device::*;
 fn a_handle_mapped_twice_shows_the_same_bytes() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, handle) = (reserve(2), create(1));
+        let at = reserve(2);
+        let handle = create(1);
         let second = at + BLOCK as u64;
         ok!(cuMemMap(at, BLOCK, 0, handle, 0));
         ok!(cuMemMap(second, BLOCK, 0, handle, 0));
@@ -48,10 +49,11 @@ fn the_process_cannot_read_memory_without_access() {
 }
 
 #[test]
-fn addresses_are_those_of_the_hint_if_these_are_free() {
+fn free_addresses_are_reserved_at_the_hint() {
     let Some(ended) = isolated(this_test!(), &[], || {
         ok!(cuInit(0));
-        let (hint, mut at) = (0x3000_0000_0000, 0);
+        let hint = 0x3000_0000_0000;
+        let mut at = 0;
         ok!(cuMemAddressReserve(&raw mut at, BLOCK, 0, hint, 0));
         assert_eq!(at, hint);
         let mut other = 0;
@@ -127,7 +129,9 @@ fn this_test_name() -> &'static str {
 
 /// Writes to memory, exports the memory, and waits to be killed.
 fn export_and_wait() {
-    let (at, handle, stream) = (reserve(1), create(1), stream());
+    let at = reserve(1);
+    let handle = create(1);
+    let stream = stream();
     ok!(cuMemMap(at, BLOCK, 0, handle, 0));
     assert_eq!(open(at, 1), 0);
     ok!(cuMemsetD8Async(at, 9, 64, stream));

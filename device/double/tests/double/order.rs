@@ -14,7 +14,8 @@ const SEEDS: [&str; 6] = ["1", "2", "3", "4", "5", "6"];
 fn copy_over_two_streams(with_event: bool) -> bool {
     let at = mapped(2);
     let second = at + BLOCK as u64;
-    let (first_stream, second_stream) = (stream(), stream());
+    let first_stream = stream();
+    let second_stream = stream();
     let source = pinned(BLOCK);
     let mut arrived = true;
     for round in 0..16 {
@@ -65,8 +66,10 @@ fn a_missing_event_shows_at_some_seed() {
 fn events_have_the_times_of_their_work() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (stream, module) = (stream(), module());
-        let (start, end) = (event(), event());
+        let stream = stream();
+        let module = module();
+        let start = event();
+        let end = event();
         let mut millis = 0.0;
         ok!(cuEventRecord(start, stream));
         launch(module, c"millrace_spin", 1, 1, stream, &[20_000_000]);
@@ -88,7 +91,9 @@ fn events_have_the_times_of_their_work() {
 fn a_wait_is_for_the_recording_before_the_wait() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (held, free, event) = (stream(), stream(), event());
+        let held = stream();
+        let free = stream();
+        let event = event();
         ok!(cuEventRecord(event, free));
         ok!(cuStreamWaitEvent(free, event, 0));
         let mut gate = Gate::close(held);
@@ -114,7 +119,8 @@ fn streams_write_and_await_values() {
         flag.fill(0);
         let mut at = 0;
         ok!(cuMemHostGetDevicePointer_v2(&raw mut at, flag.as_mut_ptr().cast(), 0));
-        let (waits, writes) = (stream(), stream());
+        let waits = stream();
+        let writes = stream();
         ok!(cuStreamWaitValue32_v2(waits, at, 5, 1));
         ok!(cuStreamWriteValue32_v2(waits, at + 4, 6, 0));
         assert_eq!(cu!(cuStreamQuery(waits)), 600);
@@ -132,8 +138,10 @@ fn streams_write_and_await_values() {
 fn a_batch_copies_in_all_directions() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream) = (mapped(1), stream());
-        let (source, target) = (pinned(64), pinned(64));
+        let at = mapped(1);
+        let stream = stream();
+        let source = pinned(64);
+        let target = pinned(64);
         source.fill(3);
         let address = |memory: &[u8]| memory.as_ptr().expose_provenance() as u64;
         let mut to = [at, at + 64, address(target)];
@@ -175,13 +183,16 @@ fn a_batch_copies_in_all_directions() {
 fn a_graph_repeats_its_work() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream, module) = (mapped(1), stream(), module());
+        let at = mapped(1);
+        let stream = stream();
+        let module = module();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         ok!(cuMemsetD8Async(at, 0, 64, stream));
         ok!(cuStreamBeginCapture_v2(stream, mode));
         launch(module, c"millrace_xor", 1, 32, stream, &[at, 64, 0x0101_0101]);
         assert_eq!(cu!(cuStreamSynchronize(stream)), 900);
-        let (mut graph, mut executable) = (null_mut(), null_mut());
+        let mut graph = null_mut();
+        let mut executable = null_mut();
         ok!(cuStreamEndCapture(stream, &raw mut graph));
         ok!(cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
         ok!(cuGraphDestroy(graph));

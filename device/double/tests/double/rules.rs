@@ -48,7 +48,8 @@ fn calls_that_need_a_context_are_refused_without_one() {
         assert_eq!(cu!(cuStreamCreateWithPriority(&raw mut pointer, 1, 0)), INVALID_CONTEXT);
         let mut event = null_mut();
         assert_eq!(cu!(cuEventCreate(&raw mut event, 0)), INVALID_CONTEXT);
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         assert_eq!(cu!(cuMemGetInfo_v2(&raw mut free, &raw mut total)), INVALID_CONTEXT);
         assert_eq!(cu!(cuMemHostRegister_v2(memory, 4096, 1)), INVALID_CONTEXT);
         assert_eq!(cu!(cuMemcpyHtoDAsync_v2(0, memory, 8, null_mut())), INVALID_CONTEXT);
@@ -79,7 +80,8 @@ fn pinned_page() -> *mut std::ffi::c_void {
 fn a_mapping_begins_at_the_start_of_a_handle() {
     answers(this_test!(), &["cuMemMap", "the offset is 2097152"], || {
         ok!(cuInit(0));
-        let (at, handle) = (reserve(2), create(2));
+        let at = reserve(2);
+        let handle = create(2);
         assert_eq!(cu!(cuMemMap(at, BLOCK, BLOCK, handle, 0)), INVALID_VALUE);
     });
 }
@@ -88,7 +90,8 @@ fn a_mapping_begins_at_the_start_of_a_handle() {
 fn a_mapping_has_the_size_of_its_handle() {
     answers(this_test!(), &["cuMemMap", "the handle has 4194304"], || {
         ok!(cuInit(0));
-        let (at, handle) = (reserve(2), create(2));
+        let at = reserve(2);
+        let handle = create(2);
         assert_eq!(cu!(cuMemMap(at, BLOCK, 0, handle, 0)), INVALID_VALUE);
     });
 }
@@ -97,7 +100,8 @@ fn a_mapping_has_the_size_of_its_handle() {
 fn a_mapping_needs_reserved_addresses_without_a_mapping() {
     answers(this_test!(), &["cuMemMap", "is mapped already"], || {
         ok!(cuInit(0));
-        let (at, handle) = (mapped(1), create(1));
+        let at = mapped(1);
+        let handle = create(1);
         assert_eq!(cu!(cuMemMap(at, BLOCK, 0, handle, 0)), INVALID_VALUE);
         assert_eq!(cu!(cuMemMap(at + BLOCK as u64, BLOCK, 0, handle, 0)), INVALID_VALUE);
         assert_eq!(cu!(cuMemAddressFree(at, BLOCK)), INVALID_VALUE);
@@ -110,7 +114,8 @@ fn a_mapping_needs_reserved_addresses_without_a_mapping() {
 fn whole_mappings_are_unmapped() {
     answers(this_test!(), &["cuMemUnmap", "is not a row of whole mappings"], || {
         ok!(cuInit(0));
-        let (at, handle) = (reserve(4), create(2));
+        let at = reserve(4);
+        let handle = create(2);
         ok!(cuMemMap(at, 2 * BLOCK, 0, handle, 0));
         assert_eq!(cu!(cuMemUnmap(at, BLOCK)), INVALID_VALUE);
         assert_eq!(cu!(cuMemUnmap(at + BLOCK as u64, BLOCK)), INVALID_VALUE);
@@ -164,7 +169,9 @@ fn memory_is_registered_once() {
 fn copies_need_mapped_memory_with_access() {
     answers(this_test!(), &["cuMemcpyHtoDAsync_v2", "device 0 may not write"], || {
         enter();
-        let (at, handle, stream) = (reserve(1), create(1), stream());
+        let at = reserve(1);
+        let handle = create(1);
+        let stream = stream();
         let memory = pinned(64);
         assert_eq!(cu!(cuMemcpyHtoDAsync_v2(at, memory.as_ptr().cast(), 64, stream)), INVALID_VALUE);
         ok!(cuMemMap(at, BLOCK, 0, handle, 0));
@@ -180,7 +187,8 @@ fn copies_need_mapped_memory_with_access() {
 fn copies_are_within_registered_memory_or_outside() {
     answers(this_test!(), &["is registered only in part"], || {
         enter();
-        let (at, memory) = (mapped(1), pinned_page());
+        let at = mapped(1);
+        let memory = pinned_page();
         ok!(cuMemHostRegister_v2(memory, 4096, 1));
         assert_eq!(cu!(cuMemcpyHtoDAsync_v2(at, memory, 8192, stream())), INVALID_VALUE);
     });
@@ -190,7 +198,8 @@ fn copies_are_within_registered_memory_or_outside() {
 fn pageable_sources_are_read_late() {
     let Some(ended) = isolated(this_test!(), &[], || {
         enter();
-        let (at, stream) = (mapped(1), stream());
+        let at = mapped(1);
+        let stream = stream();
         let mut source = vec![1_u8; 64];
         let mut gate = Gate::close(stream);
         ok!(cuMemcpyHtoDAsync_v2(at, source.as_ptr().cast(), 64, stream));
@@ -213,7 +222,8 @@ fn device_memory_is_limited() {
         let whole = create(32);
         assert_eq!(cu!(cuMemCreate(&raw mut handle, BLOCK, &raw const properties, 0)), 2);
         ok!(cuMemRelease(whole));
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         ok!(cuMemGetInfo_v2(&raw mut free, &raw mut total));
         assert_eq!((free, total), (64 << 20, 64 << 20));
         assert_eq!(cu!(cuMemCreate(&raw mut handle, 4096, &raw const properties, 0)), INVALID_VALUE);
@@ -251,7 +261,8 @@ fn unmapping_memory_of_queued_work_aborts() {
     let queued = ["cuMemUnmap (call 1)", "cuMemcpyHtoDAsync_v2 (call 1)", "is still queued"];
     let body = || {
         enter();
-        let (at, stream) = (mapped(1), stream());
+        let at = mapped(1);
+        let stream = stream();
         let gate = Gate::close(stream);
         ok!(cuMemcpyHtoDAsync_v2(at, pinned(64).as_ptr().cast(), 64, stream));
         open_later(gate);
@@ -292,7 +303,9 @@ fn unregistering_memory_of_queued_work_aborts() {
     let message = ["cuMemHostUnregister", "cuMemcpyHtoDAsync_v2 (call 1)", "is still queued"];
     aborts(this_test!(), &message, || {
         enter();
-        let (at, stream, memory) = (mapped(1), stream(), pinned_page());
+        let at = mapped(1);
+        let stream = stream();
+        let memory = pinned_page();
         ok!(cuMemHostRegister_v2(memory, 8192, 1));
         let gate = Gate::close(stream);
         ok!(cuMemcpyHtoDAsync_v2(at, memory, 64, stream));
@@ -305,7 +318,8 @@ fn unregistering_memory_of_queued_work_aborts() {
 fn unloading_a_module_of_queued_launches_aborts() {
     aborts(this_test!(), &["cuModuleUnload", "cuLaunchKernel (call 1) is still queued"], || {
         enter();
-        let (stream, module) = (stream(), module());
+        let stream = stream();
+        let module = module();
         let _gate = Gate::close(stream);
         launch(module, c"millrace_spin", 1, 1, stream, &[1]);
         ok!(cuModuleUnload(module));
@@ -316,7 +330,8 @@ fn unloading_a_module_of_queued_launches_aborts() {
 fn destroyed_objects_are_unknown() {
     answers(this_test!(), &["cuEventRecord", "there is no event"], || {
         enter();
-        let (stream, event) = (stream(), event());
+        let stream = stream();
+        let event = event();
         ok!(cuEventDestroy_v2(event));
         assert_eq!(cu!(cuEventRecord(event, stream)), 400);
         ok!(cuStreamDestroy_v2(stream));
