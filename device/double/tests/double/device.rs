@@ -1,4 +1,5 @@
 //! The calls of a program, in the forms that the tests need.
+#![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};

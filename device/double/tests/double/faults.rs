@@ -1,4 +1,5 @@
 //! Injected faults.
+#![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ffi::CStr;
 use std::ptr::null;

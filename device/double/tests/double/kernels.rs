@@ -1,4 +1,5 @@
 //! The helper kernels, and the SMs on which they run.
+#![allow(unsafe_code, reason = "calls the driver")]
 
 use std::ptr::null_mut;
 
@@ -112,8 +113,10 @@ fn a_kernel_that_reads_unmapped_memory_ends_the_context() {
         let stream = stream();
         let module = module();
         let event = event();
+        let mut gate = Gate::close(stream);
         launch(module, c"millrace_pattern", 1, 1, stream, &[at, BLOCK as u64 + 8, 7]);
         ok!(cuEventRecord(event, stream));
+        gate.open();
         assert_eq!(cu!(cuEventSynchronize(event)), 700);
         assert_eq!(cu!(cuMemUnmap(at, BLOCK)), 700);
     }) else {

@@ -1,4 +1,5 @@
 //! Memory: aliases, fresh bytes, sharing between processes.
+#![allow(unsafe_code, reason = "calls the driver, and reads memory without access")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::AsRawFd as _;
