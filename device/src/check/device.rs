@@ -120,6 +120,8 @@ fn swap_in(
     // A launch could begin.
     drop(stream.pin(region, std::slice::from_ref(&(0..bytes)))?);
     let time = monotonic_now().since(began);
+    // The pin counts until the work that was queued under it has finished.
+    record(stream)?.wait()?;
     match gpu.missing(region, 0..bytes) {
         None => Ok(time),
         Some(MissingBytes::NotIssued(gap)) => {

@@ -138,6 +138,7 @@ fn many(bench: &Bench, all: &SmSet, found: &mut Findings) -> Result<(), CheckErr
     found.note(format!("{} shares of 8 SMs at once", parts.len()));
     found.expect("memory of all these shares", mib, "MiB", 0.0..=200.0);
     found.expect("time to make them", millis(time), "ms", 0.0..=2000.0);
+    made.0.iter().try_for_each(RawStream::synchronize)?;
     drop(made);
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::error::{DriverError, Error};
 
 /// Bytes of a handle, and the unit of all extents. Mapping a handle takes as long whatever its size is
 /// (27 µs on an H100), so that smaller handles would make mapping slower than copying.
-pub const BLOCK: Bytes = Bytes::mib(2);
+pub const BLOCK: Bytes = Bytes::mib(16);
 const BLOCK_BYTES: u64 = BLOCK.get();
 
 /// The memory of a GPU.

@@ -1,8 +1,9 @@
 //! The GPUs that a worker's executors drive.
 
 use millrace_device::cuda;
+use millrace_memory::BlockSize;
 use millrace_proto::executor::Device;
-use millrace_types::{Bytes, GpuIndex};
+use millrace_types::GpuIndex;
 
 /// The GPUs of a worker's executors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -20,10 +21,10 @@ pub enum ExecutorDevice {
 impl ExecutorDevice {
     /// Returns the unit of a GPU's memory: models and objects take whole blocks.
     #[must_use]
-    pub fn block(&self) -> Bytes {
+    pub fn block(&self) -> BlockSize {
         match self {
-            Self::Emulated => millrace_memory::BLOCK,
-            Self::Cuda { .. } => cuda::BLOCK,
+            Self::Emulated => BlockSize::DEFAULT,
+            Self::Cuda { .. } => BlockSize::new(cuda::BLOCK).expect("a CUDA block is a multiple of a chunk"),
         }
     }
 

@@ -204,7 +204,7 @@ impl ProcessPort {
             probe_bytes: if self.probed {
                 0
             } else {
-                PROBE_MAX.max(self.settings.device.block()).min(bytes).get()
+                PROBE_MAX.max(self.settings.device.block().get()).min(bytes).get()
             },
             late_seed: 0,
             device: self.settings.device.wire().into(),

@@ -23,7 +23,8 @@ impl ActorThread {
         let isolation = config.isolation;
         let data = config.gpu_data;
         let base = NodeConfig::new(config.topology.clone()).with_policy(config.policy);
-        let node_config = NodeConfig { isolation, data, ..base };
+        let block = config.device.block();
+        let node_config = NodeConfig { isolation, data, block, ..base };
         let allow_faults = config.faults == InjectedFaults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),
