@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ort::environment::Environment;
-use ort::ep::CUDA;
+use ort::ep::cuda::ConvAlgorithmSearch;
+use ort::ep::{ArenaExtendStrategy, CUDA};
 use ort::logging::LogLevel;
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::Session;
@@ -116,7 +117,13 @@ impl<D: OrtDevice> SessionContext<D> {
         let Some(stream) = compute.as_deref().and_then(D::raw_stream) else {
             return Err(ort::Error::new("the device has no CUDA stream"));
         };
-        let cuda = memory::cuda_provider(CUDA::default().with_device_id(device_id), stream);
+        let cuda = CUDA::default()
+            .with_device_id(device_id)
+            // The exhaustive search runs every algorithm in the first run of a model, which a request waits for.
+            .with_conv_algorithm_search(ConvAlgorithmSearch::Heuristic)
+            // Each session has an arena of its own, so none may grow beyond what it uses.
+            .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
+        let cuda = memory::cuda_provider(cuda, stream);
         // Without `error_on_failure`, a provider that cannot be loaded is silently replaced by the CPU.
         Ok(builder.with_execution_providers([cuda.build().error_on_failure()])?)
     }
