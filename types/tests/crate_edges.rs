@@ -100,7 +100,7 @@ const SOLE_USERS: &[(&str, &[&str])] = &[
     ("openraft", &["millrace-raft-store", "millrace-controller"]),
     ("actix", &["millrace-worker", "millrace-sim"]),
     ("rten", &["millrace-engine"]),
-    ("cudarc", &["millrace-device"]),
+    ("cudarc", &["millrace-device", "millrace-cuda-double"]),
 ];
 
 fn metadata() -> Metadata {
