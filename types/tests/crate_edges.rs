@@ -53,6 +53,11 @@ const FORBIDDEN: &[(&str, &[&str], &str)] = &[
         "it is one GPU behind one trait, and knows no models",
     ),
     (
+        "millrace-cuda-double",
+        &["actix", "openraft", "tonic", "tokio", "rten", "millrace-device"],
+        "it stands for a driver, which knows no program",
+    ),
+    (
         "millrace-gpu-check",
         &["actix", "openraft", "tonic", "tokio", "rten", "millrace-executor"],
         "it is carried to machines with a GPU, and has to be small",

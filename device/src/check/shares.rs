@@ -134,6 +134,8 @@ fn many(bench: &Bench, all: &SmSet, found: &mut Findings) -> Result<(), CheckErr
         Ok::<(Vec<RawStream>, Vec<GreenContext>), CheckError>((streams, contexts))
     })?;
     let (after, _) = bench.context.memory()?;
+    // A stream ends after its work.
+    made.0.iter().try_for_each(RawStream::synchronize)?;
     let mib = before.saturating_sub(after).get() as f64 / (1 << 20) as f64;
     found.note(format!("{} shares of 8 SMs at once", parts.len()));
     found.expect("memory of all these shares", mib, "MiB", 0.0..=200.0);

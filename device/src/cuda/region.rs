@@ -43,7 +43,7 @@ struct State {
     placed: Vec<Placed>,
     /// Number of jobs that the mapping thread has not carried out.
     unmapped: usize,
-    /// Error of the mapping thread.
+    /// Error of the last job of the mapping thread.
     failed: Option<Error>,
     loaded: RangeSet,
     /// Number of launches and values that read the region.
@@ -160,9 +160,8 @@ impl CudaRegion {
             let done = job(&inner.pool, &mut inner.range.lock().unwrap_or_else(PoisonError::into_inner));
             let mut state = region.state();
             state.unmapped -= 1;
-            if let Err(error) = done {
-                state.failed = Some(error.into());
-            }
+            // Unmapping after a failed mapping makes the region usable again.
+            state.failed = done.err().map(Error::from);
             inner.mapped.notify_all();
         }));
         if queued.is_err() {

@@ -179,7 +179,7 @@ impl CudaStream {
     pub unsafe fn copy_within(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), Error> {
         self.enter()?;
         // SAFETY: the caller's promise.
-        Ok(unsafe { self.raw.copy_on_gpu(to, from, bytes)? })
+        unsafe { self.raw.copy_on_gpu(to, from, bytes) }.map_err(Error::from)
     }
 
     /// Makes the GPU current on this thread.
