@@ -4,6 +4,8 @@
 //! |---|---|---|
 //! | [`api`] | [`Device`] and [`Stream`]: the GPU interface that an executor uses | executor |
 //! | [`emulated`] | the implementation that needs no GPU: memory is a memfd | executor, engine |
+//! | [`cuda`] | the implementation over the CUDA driver | executor, engine |
+//! | [`check`] | what a GPU has to show, for `gpu-check` | `gpu-check` |
 //! | [`memfd`] | reads and writes files in memory | executor, engine |
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`nvml`] | discovery and health of NVIDIA GPUs, through the driver's management library | worker |
@@ -12,13 +14,12 @@
 //! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
 //!
-//! The unsafe code is in `map` (address space), in `emulated/region.rs`, which builds on it, and in
-//! `nvml/raw.rs` (calls of NVML).
+//! The unsafe code is in `map` (address space), in `emulated/region.rs`, which builds on it, in `cuda`
+//! and `check` (calls of the driver), and in `nvml/raw.rs` (calls of NVML).
 //!
 //! # Tests on hardware
-//! No GPU has run this trait so far: only the emulated device exists and is tested. The trait follows
-//! the CUDA driver's virtual memory calls, which the documentation of [`Device`] lists, so that a
-//! `cuda` implementation would add a module and change no caller.
+//! `gpu-check` runs [`check`] on a machine with a GPU, and `docs/gpu.md` has the results of an H100.
+//! The tests of `millrace-cuda-double` run the CUDA device on a double of the driver.
 
 #![warn(missing_docs)]
 

@@ -13,7 +13,7 @@ use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{BytesPerSec, GpuIndex};
 use proptest::prelude::*;
 
-const RECORDS: [&str; 5] = ["h200", "h100x8-nvswitch", "v100x4-nvlink", "a10x4", "a100x3-mig"];
+const RECORDS: [&str; 6] = ["h100", "h200", "h100x8-nvswitch", "v100x4-nvlink", "a10x4", "a100x3-mig"];
 
 fn path(file: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "topology", "recorded", file].iter().collect()

@@ -20,8 +20,9 @@
 //! uses NVML, and only its executors have a CUDA context. Nothing here changes a setting of a GPU.
 //!
 //! # Tests on hardware
-//! No GPU has answered this module so far. The records in `topology/recorded/` are written by hand,
-//! and `tests/nvml_calls.rs` runs the calls on a fake library that follows nvml.h.
+//! An H100 has answered `read.rs` (`topology/recorded/h100.json`). The other records in
+//! `topology/recorded/` are written by hand, and `tests/nvml_calls.rs` runs the calls on a fake library
+//! that follows nvml.h.
 
 mod discover;
 mod error;
