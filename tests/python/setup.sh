@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes target/python, a virtual environment with the unmodified clients that the tests drive the
-# server with, and the library of ONNX Runtime. Where there is no Python or no package index, says so and succeeds: the tests that
-# need it then say that they were skipped.
+# server with, and with the library of ONNX Runtime. Where there is no Python or no package index,
+# says so and succeeds: the tests that need it then say that they were skipped.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
