@@ -40,7 +40,7 @@ use std::process::ExitCode;
 pub use copies::COPIES_QUEUED_MAX;
 pub use error::Error;
 pub use memory::{OBJECTS_MAX, RUNS_KEPT_MAX};
-pub use millrace_engine::ort::library::{LIBRARY_VARIABLE, check_library};
+pub use millrace_engine::ort::library::{LIBRARY_VARIABLE, check_cuda_library, check_library};
 pub use process::{MEMORY_BESIDE_GPU, PROGRAMS_MAX, run};
 pub use runs::RUNS_QUEUED_MAX;
 pub use socket::INLINE_BYTES_MAX;

@@ -46,7 +46,7 @@ pub(crate) struct GpuLimits {
 pub(crate) fn cuda(limits: GpuLimits) -> Result<WorkerGpus, CommandFailure> {
     let found = nvml::machine().and_then(|machine| nvml::discover(&machine));
     let found = found.map_err(|error| CommandFailure::failed(error.to_string()).hint(error.hint()))?;
-    millrace_executor::check_library().map_err(|error| {
+    millrace_executor::check_cuda_library().map_err(|error| {
         CommandFailure::failed(format!("--device cuda: {error}")).hint(format!(
             "install the Python package onnxruntime-gpu (1.24 or newer) and set {} to the \
              libonnxruntime.so in its folder capi, or start with --device emulated",

@@ -250,9 +250,10 @@ impl WorkerOptions {
             (DeviceChoice::Cuda, None) => gpus::cuda(limits),
             (DeviceChoice::Emulated, _) | (DeviceChoice::Auto, Some(_)) => self.emulated(),
             (DeviceChoice::Auto, None) => gpus::cuda(limits).or_else(|missing| {
+                let emulated = self.emulated()?;
                 let reason = missing.message.unwrap_or_default();
                 tracing::info!("the GPUs are emulated: {reason}");
-                self.emulated()
+                Ok(emulated)
             }),
         }
     }

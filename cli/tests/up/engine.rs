@@ -49,3 +49,38 @@ fn a_server_without_the_library_is_refused_before_it_starts() {
         }
     }
 }
+
+#[test]
+fn gpus_that_cannot_be_used_are_refused_before_the_start() {
+    if Path::new("/proc/driver/nvidia").exists() {
+        eprintln!("skipped: this machine has an NVIDIA driver");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("data");
+    let data = ["--data-dir", dir.to_str().unwrap()];
+    let worker = ["worker", "--name", "w", "--controllers", "127.0.0.1:1"];
+    for command in [&["up"][..], &["up", "--controllers", "3"], &worker] {
+        let output = millrace().args(command).args(data).args(["--device", "cuda"]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let due = [
+            "error: no NVIDIA driver on this machine: libnvidia-ml.so.1 cannot be opened",
+            "hint: install an NVIDIA driver (580 or newer), or start with --device emulated",
+        ];
+        assert_eq!(said.lines().collect::<Vec<_>>(), due, "{command:?}");
+        assert_eq!(output.status.code(), Some(1), "{command:?}");
+    }
+    for (options, reason) in [
+        (&["--workers", "2"][..], "several workers on a machine"),
+        (&["--topology", "a10x4"], "--topology"),
+        (&["--isolation", "model"], "--isolation model"),
+        (&["--engine", "rten"], "--engine rten"),
+    ] {
+        let output =
+            millrace().arg("up").args(data).args(["--device", "cuda"]).args(options).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let error = format!("error: --device cuda cannot be used with {reason}");
+        assert!(said.starts_with(&error), "{said}");
+        assert_eq!(output.status.code(), Some(2), "{said}");
+    }
+}

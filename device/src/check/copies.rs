@@ -21,9 +21,12 @@ const MIB: usize = 1 << 20;
 pub(super) fn ceilings(found: &mut Findings) -> Result<(), CheckError> {
     const BYTES: usize = 512 * MIB;
     let bench = Bench::new()?;
-    let (host, other) = (PinnedBuffer::new(BYTES)?, PinnedBuffer::new(BYTES)?);
-    let (gpu, second) = (GpuBuffer::new(&bench, BYTES as u64)?, GpuBuffer::new(&bench, BYTES as u64)?);
-    let (up, down) = (bench.copy_stream()?, bench.copy_stream()?);
+    let host = PinnedBuffer::new(BYTES)?;
+    let other = PinnedBuffer::new(BYTES)?;
+    let gpu = GpuBuffer::new(&bench, BYTES as u64)?;
+    let second = GpuBuffer::new(&bench, BYTES as u64)?;
+    let up = bench.copy_stream()?;
+    let down = bench.copy_stream()?;
     let bytes = BYTES as u64;
     // SAFETY: all buffers stay until the end, and each measurement waits.
     let to_gpu = bench.gpu_time(&up, 5, || unsafe { up.copy_to_gpu(gpu.base(), host.as_slice()) })?;
@@ -299,7 +302,8 @@ pub(super) fn beside_kernels(found: &mut Findings) -> Result<(), CheckError> {
     const ROUNDS: u32 = 24;
     let bench = Bench::new()?;
     let host = PinnedBuffer::new(BYTES)?;
-    let (gpu, read) = (GpuBuffer::new(&bench, BYTES as u64)?, GpuBuffer::new(&bench, 2 << 30)?);
+    let gpu = GpuBuffer::new(&bench, BYTES as u64)?;
+    let read = GpuBuffer::new(&bench, 2 << 30)?;
     let result = GpuBuffer::new(&bench, 8)?;
     let out = result.base();
     let copies = bench.copy_stream()?;

@@ -46,7 +46,7 @@ pub struct Expectation {
 /// A measured value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// What was measured.
+    /// Name of the measured quantity.
     pub name: String,
     /// The value.
     pub value: f64,

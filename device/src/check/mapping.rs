@@ -162,7 +162,8 @@ pub(super) fn remap(found: &mut Findings) -> Result<(), CheckError> {
     let mut range = AddressRange::reserve(BLOCKS * BLOCK, 0)?;
     let count = crate::cuda::driver::PinnedBuffer::new(8)?;
     let out = count.device_address()?;
-    let (base, bytes) = (range.base(), range.bytes());
+    let base = range.base();
+    let bytes = range.bytes();
     // A graph over the words of each seed, captured while nothing is mapped.
     let graphs: Vec<_> = (0..3)
         .map(|seed| {

@@ -96,8 +96,10 @@ fn switching(bench: &Bench, all: &SmSet, out: &GpuBuffer, found: &mut Findings) 
     const LAUNCHES: u32 = 200;
     let (parts, _) = all.split(32, 2)?;
     let [one, other] = [&parts[0], &parts[1]].map(|part| GreenContext::new(&bench.context, part));
-    let (one, other) = (one?, other?);
-    let (first, second) = (one.stream()?, other.stream()?);
+    let one = one?;
+    let other = other?;
+    let first = one.stream()?;
+    let second = other.stream()?;
     let chain = |streams: [&RawStream; 2]| {
         host_time(|| {
             let mut before = streams[0].record()?;

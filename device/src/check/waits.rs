@@ -114,12 +114,14 @@ pub(super) fn chains(found: &mut Findings) -> Result<(), CheckError> {
         })
         .map(|((), time)| millis(time))
     };
-    let (mut by_host, mut by_gpu) = (Vec::new(), Vec::new());
+    let mut by_host = Vec::new();
+    let mut by_gpu = Vec::new();
     for _ in 0..9 {
         by_host.push(run(false)?);
         by_gpu.push(run(true)?);
     }
-    let (by_host, by_gpu) = (median(by_host), median(by_gpu));
+    let by_host = median(by_host);
+    let by_gpu = median(by_gpu);
     found.value("64 copies and kernels, the host waits", by_host, "ms");
     found.value("64 copies and kernels, the GPU waits", by_gpu, "ms");
     found.expect("what the waits of the host cost", by_host - by_gpu, "ms", 0.6..=10.0);

@@ -14,6 +14,9 @@ use crate::error::Error;
 /// Variable that holds the path of the library, as in other programs over ONNX Runtime.
 pub const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 
+/// File of the CUDA provider, beside the library.
+const CUDA_PROVIDER: &str = "libonnxruntime_providers_cuda.so";
+
 /// The environment of this process. ONNX Runtime allows a single one, so it is never dropped.
 static ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
 
@@ -43,6 +46,21 @@ pub fn check_library() -> Result<PathBuf, Error> {
         Some(version) if version >= ort::MINOR_VERSION => Ok(path),
         Some(version) => Err(Error::Library(too_old(&path, version))),
         None => Err(Error::Library(format!("{} is no library of ONNX Runtime", path.display()))),
+    }
+}
+
+/// Checks that the library can compute on CUDA GPUs too: the library of the provider is beside it.
+///
+/// # Errors
+/// [`Error::Library`].
+pub fn check_cuda_library() -> Result<(), Error> {
+    let provider = check_library()?.with_file_name(CUDA_PROVIDER);
+    match provider.is_file() {
+        true => Ok(()),
+        false => Err(Error::Library(format!(
+            "there is no file {}: this build of ONNX Runtime is for the CPU alone",
+            provider.display()
+        ))),
     }
 }
 
