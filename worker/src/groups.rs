@@ -7,6 +7,8 @@
 //! The curve covers only copies, one after another. It leaves out the other costs of a group, such
 //! as a wake and a launch; the lower bound accounts for such costs.
 
+use std::num::NonZeroUsize;
+
 use millrace_model::elbow::{Throughput, elbow};
 use millrace_model::{GROUP_BYTES, Grouping};
 use millrace_proto::executor::CopyRate;
@@ -25,9 +27,9 @@ pub(crate) fn measured(rates: &[CopyRate]) -> Option<Bytes> {
     Some(Bytes(elbow).clamp(GROUP_MIN, GROUP_MAX))
 }
 
-/// Returns the rule by which a model is cut into groups.
-pub(crate) fn grouping(measured: Option<Bytes>) -> Grouping {
-    Grouping { bytes: measured.map_or(GROUP_BYTES, Bytes::get), ..Grouping::default() }
+/// Returns the rule by which a model is cut into groups, with at most this many launches.
+pub(crate) fn grouping(measured: Option<Bytes>, launches_max: NonZeroUsize) -> Grouping {
+    Grouping { bytes: measured.map_or(GROUP_BYTES, Bytes::get), launches_max }
 }
 
 #[cfg(test)]
@@ -53,7 +55,8 @@ mod tests {
 
     #[test]
     fn without_a_measurement_groups_have_the_papers_size() {
-        assert_eq!(grouping(None), Grouping::default());
-        assert_eq!(grouping(Some(GROUP_MIN)).bytes, GROUP_MIN.get());
+        let launches_max = Grouping::default().launches_max;
+        assert_eq!(grouping(None, launches_max), Grouping::default());
+        assert_eq!(grouping(Some(GROUP_MIN), launches_max).bytes, GROUP_MIN.get());
     }
 }

@@ -153,6 +153,7 @@ pub async fn start(config: WorkerConfig) -> Result<RunningWorker, StartError> {
             clock,
             gate: gate.clone(),
             seed: config.seed,
+            launches_max: config.device.launches_max(),
             programs: programs.clone(),
         },
         showing,

@@ -12,6 +12,7 @@
 //! Idle models are evicted when other models need host memory. `eviction` defines the order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use millrace_device::PinState;
@@ -65,6 +66,8 @@ pub struct Config {
     pub gate: HostMemoryGate,
     /// The seed of the jitter of retries.
     pub seed: u64,
+    /// Most launches of a model.
+    pub launches_max: NonZeroUsize,
     /// The storage and start of programs; `None` if this worker runs no programs.
     pub(crate) programs: Option<ProgramStore>,
 }
@@ -234,10 +237,19 @@ impl HostTier {
                 let store = self.config.store.clone();
                 let source = self.config.source.clone();
                 let node = self.config.node.clone();
+                let launches_max = self.config.launches_max;
                 let programs = self.config.programs.clone();
                 self.jobs.spawn(async move {
-                    let prepared =
-                        prepare_artifact(&store, &source, &node, programs, digest, artifact_bytes).await;
+                    let prepared = prepare_artifact(
+                        &store,
+                        &source,
+                        &node,
+                        launches_max,
+                        programs,
+                        digest,
+                        artifact_bytes,
+                    )
+                    .await;
                     (digest, prepared)
                 });
                 None
@@ -355,12 +367,13 @@ async fn prepare_artifact(
     store: &FileStore,
     source: &Arc<dyn ArtifactSource>,
     node: &NodeHandle,
+    launches_max: NonZeroUsize,
     programs: Option<ProgramStore>,
     digest: Digest,
     bytes: Bytes,
 ) -> Result<HostModel, plan::PrepareFailure> {
     let artifact = prepare::artifact(store, source, digest, bytes).await?;
-    let grouping = groups::grouping(node.weight_group_bytes());
+    let grouping = groups::grouping(node.weight_group_bytes(), launches_max);
     let make = move || compile::make_ready(digest, artifact, grouping, programs.as_ref());
     spawn_blocking(make).await.map_err(prepare::panicked)?
 }

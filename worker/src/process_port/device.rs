@@ -1,9 +1,15 @@
 //! The GPUs that a worker's executors drive.
 
+use std::num::NonZeroUsize;
+
 use millrace_device::cuda;
 use millrace_memory::BlockSize;
+use millrace_model::Grouping;
 use millrace_proto::executor::Device;
 use millrace_types::GpuIndex;
+
+/// Value of [`ExecutorDevice::launches_max`] for CUDA.
+const CUDA_LAUNCHES_MAX: NonZeroUsize = NonZeroUsize::new(4).expect("not zero");
 
 /// The GPUs of a worker's executors.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -25,6 +31,16 @@ impl ExecutorDevice {
         match self {
             Self::Emulated => BlockSize::DEFAULT,
             Self::Cuda { .. } => BlockSize::new(cuda::BLOCK).expect("a CUDA block is a multiple of a chunk"),
+        }
+    }
+
+    /// Returns the most launches of a model. On CUDA each launch is a session of ONNX Runtime, which takes
+    /// about 30 ms to make and 60 ms to run for the first time, so few launches share the copies of a swap.
+    #[must_use]
+    pub fn launches_max(&self) -> NonZeroUsize {
+        match self {
+            Self::Emulated => Grouping::default().launches_max,
+            Self::Cuda { .. } => CUDA_LAUNCHES_MAX,
         }
     }
 
