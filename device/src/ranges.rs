@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::error::Error;
+
 /// A set of bytes, stored as the smallest number of half-open ranges.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
@@ -83,6 +85,30 @@ impl RangeSet {
     pub fn bytes(&self) -> u64 {
         self.iter().map(|range| range.end - range.start).sum()
     }
+}
+
+/// Checks that the parts of a region, in ascending order, start at multiples of `unit`, are within its
+/// `bytes` bytes, and do not overlap.
+pub(crate) fn check_parts<'a>(
+    sorted: impl Iterator<Item = &'a Range<u64>>,
+    unit: u64,
+    bytes: u64,
+) -> Result<(), Error> {
+    let mut end = 0;
+    for range in sorted {
+        let problem = if !range.start.is_multiple_of(unit) {
+            "does not start at a multiple of the granularity"
+        } else if range.end > bytes {
+            "past the end of the region"
+        } else if range.start < end {
+            "overlaps another"
+        } else {
+            end = range.end;
+            continue;
+        };
+        return Err(Error::BadExtent { offset: range.start, bytes: range.end - range.start, problem });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -3,13 +3,14 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use millrace_device::nvml::{
     self, CpuList, Discovery, Error, Fabric, FabricState, GpuRecord, Machine, MigInstance, NvLink, P2pStatus,
     PcieAncestor, PeerRecord, RecordFormat, RemoteKind, UnreadableGpu, discover,
 };
-use millrace_types::topology::{LinkKind, Topology};
+use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu};
 use millrace_types::{BytesPerSec, GpuIndex};
 use proptest::prelude::*;
 
@@ -403,5 +404,30 @@ proptest! {
     fn records_are_read_as_they_were_written(machine in any_machine()) {
         let text = serde_json::to_string(&machine).unwrap();
         prop_assert_eq!(serde_json::from_str::<Machine>(&text).unwrap(), machine);
+    }
+}
+
+#[test]
+fn the_first_gpus_keep_only_their_own_links() {
+    for name in RECORDS {
+        let all = discovered(name).topology;
+        let gpus = u32::try_from(all.gpus.len()).unwrap();
+        for count in 1..=gpus {
+            let part = all.first_gpus(NonZeroU32::new(count).unwrap()).unwrap();
+            assert_eq!(part.gpus.len(), count as usize, "{name}");
+            for (before, after) in all.gpus.iter().zip(&part.gpus) {
+                let links = |topology: &Topology, gpu: &TopologyGpu| {
+                    let link = |id: &LinkId| topology.links[id.0 as usize].clone();
+                    gpu.host_path.iter().map(link).collect::<Vec<_>>()
+                };
+                assert_eq!(links(&all, before), links(&part, after), "{name}");
+                let peers = |topology: &Topology| {
+                    let within = topology.nvlinks_of(before.index).map(|(_, peer)| peer.0);
+                    within.filter(|peer| *peer < count).collect::<Vec<_>>()
+                };
+                assert_eq!(peers(&all), peers(&part), "{name}");
+            }
+        }
+        assert_eq!(all.first_gpus(NonZeroU32::new(gpus + 1).unwrap()), None);
     }
 }

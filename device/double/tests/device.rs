@@ -7,7 +7,7 @@ mod support;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use millrace_device::cuda::{CudaBytes, CudaGpu, CudaRegion, CudaRegionPin, CudaStream, GpuBytes};
+use millrace_device::cuda::{CudaGpu, CudaRegion, CudaRegionPin, CudaStream, GpuBytes};
 use millrace_device::{
     CopySource, Device, Error, Event as _, HostAccess, HostRegion, InjectedFault, MemoryExtent, MissingBytes,
     Stream, memfd,
@@ -143,11 +143,8 @@ fn each_call() {
         let part = part[0]..part[1];
         Stream::<CudaGpu>::copy_from_file(&mut stream, &region, file.as_fd(), part).unwrap();
     }
-    Stream::<CudaGpu>::fill(&mut stream, &region, CudaBytes::Host(expected[..5_000_000].into())).unwrap();
     record(&mut stream).unwrap().wait().unwrap();
-    let found = contents_of(&mut stream, &region);
-    assert!(found[..5_000_000] == expected[..5_000_000]);
-    assert!(found[5_000_000..] == file.as_slice()[5_000_000..]);
+    assert!(contents_of(&mut stream, &region) == file.as_slice());
 
     // Bytes that an engine lends are borrowed until their copy has ended.
     let lent = gpu.reserve(Bytes(BLOCK)).unwrap();
@@ -160,7 +157,7 @@ fn each_call() {
     let pinned = pin(&mut other, &lent, 0..BLOCK).unwrap();
     // SAFETY: the pin keeps the memory mapped, and the copies that write there have ended.
     let bytes = unsafe { GpuBytes::new(lent.address(), BLOCK) };
-    Stream::<CudaGpu>::fill(&mut stream, &region, CudaBytes::Gpu(bytes)).unwrap();
+    Stream::<CudaGpu>::fill(&mut stream, &region, bytes).unwrap();
     assert!(matches!(gpu.unmap(&lent), Err(Error::Busy)));
     drop(pinned);
     settle(&mut other);

@@ -76,7 +76,6 @@ fn verdict(verdict: &Verdict) -> String {
         Verdict::AsExpected => "as expected".to_owned(),
         Verdict::Surprising => "some values are not as expected".to_owned(),
         Verdict::Failed(reason) => format!("FAILED: {reason}"),
-        Verdict::Skipped(reason) => format!("skipped: {reason}"),
     }
 }
 

@@ -85,8 +85,6 @@ pub enum Verdict {
     Surprising,
     /// A call was refused, bytes were wrong, or the check took too long.
     Failed(String),
-    /// The check did not run.
-    Skipped(String),
 }
 
 /// What a check found.

@@ -15,7 +15,7 @@ use super::mapper::Mapper;
 use super::pool::{BLOCK, CudaChunk, Pool};
 use super::region::CudaRegion;
 use super::shared::{COPY_MAX, Shared};
-use super::stream::{CudaBytes, CudaStream};
+use super::stream::{CudaStream, GpuBytes};
 use crate::api::{Capabilities, Device, InjectedFault, MemoryExtent, MissingBytes};
 use crate::error::{DriverError, Error};
 use crate::memory::{HostAccess, HostRegion};
@@ -90,7 +90,7 @@ impl CudaGpu {
 impl Device for CudaGpu {
     type Region = CudaRegion;
     type Chunk = CudaChunk;
-    type Bytes<'a> = CudaBytes<'a>;
+    type Bytes<'a> = GpuBytes<'a>;
     type Event = CudaEvent;
     type Stream = CudaStream;
 

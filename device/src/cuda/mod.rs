@@ -27,7 +27,7 @@ pub use event::CudaEvent;
 pub use gpu::CudaGpu;
 pub use pool::{BLOCK, CudaChunk};
 pub use region::{CudaRegion, CudaRegionPin};
-pub use stream::{CudaBytes, CudaStream, GpuBytes};
+pub use stream::{CudaStream, GpuBytes};
 
 /// Opens the driver, and checks that it shows a GPU.
 ///

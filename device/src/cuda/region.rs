@@ -14,7 +14,7 @@ use super::mapper::Mapper;
 use super::pool::{BLOCK, CudaChunk, Pool};
 use crate::api::{Event as _, MemoryExtent, MissingBytes};
 use crate::error::{DriverError, Error};
-use crate::ranges::RangeSet;
+use crate::ranges::{RangeSet, check_parts};
 
 /// Reserved addresses of a CUDA GPU. Clones refer to the same region.
 #[derive(Debug, Clone)]
@@ -113,7 +113,11 @@ impl CudaRegion {
             })
             .collect();
         placed.sort_by_key(|place| place.range.start);
-        check(&placed, self.0.bytes.next_multiple_of(BLOCK.get()))?;
+        check_parts(
+            placed.iter().map(|place| &place.range),
+            BLOCK.get(),
+            self.0.bytes.next_multiple_of(BLOCK.get()),
+        )?;
         let mut state = self.state();
         state.settle();
         if !state.placed.is_empty() || state.is_used() {
@@ -347,25 +351,6 @@ impl Drop for CudaRegionPin {
         // Without an event the context is lost, and its work with it.
         state.readers.extend(last.and_then(Result::ok));
     }
-}
-
-/// Checks that parts are of whole blocks, within the region, and apart.
-fn check(sorted: &[Placed], bytes: u64) -> Result<(), Error> {
-    let mut end = 0;
-    for Placed { range, .. } in sorted {
-        let problem = if !range.start.is_multiple_of(BLOCK.get()) {
-            "does not start at a block"
-        } else if range.end > bytes {
-            "past the end of the region"
-        } else if range.start < end {
-            "overlaps another"
-        } else {
-            end = range.end;
-            continue;
-        };
-        return Err(Error::BadExtent { offset: range.start, bytes: range.end - range.start, problem });
-    }
-    Ok(())
 }
 
 /// Joins the ranges that touch, so that a call opens all of them.

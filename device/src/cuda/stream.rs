@@ -1,7 +1,6 @@
 //! Streams: copies between host and GPU, and the events after them.
 #![allow(unsafe_code, reason = "queues copies of memory that is kept until they have finished")]
 
-use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -21,16 +20,7 @@ use crate::memory::HostRegion;
 /// Number of pinned buffers of a stream, each as long as the largest copy.
 const RING: usize = 2;
 
-/// Bytes that an engine lends to a CUDA GPU.
-#[derive(Debug)]
-pub enum CudaBytes<'a> {
-    /// The bytes are in host memory.
-    Host(Cow<'a, [u8]>),
-    /// The bytes are on the GPU.
-    Gpu(GpuBytes<'a>),
-}
-
-/// Bytes of the GPU's memory that an engine owns.
+/// Bytes of the GPU's memory that an engine owns, and lends for a copy.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuBytes<'a> {
     address: u64,
@@ -46,15 +36,6 @@ impl GpuBytes<'_> {
     #[must_use]
     pub unsafe fn new(address: u64, bytes: u64) -> Self {
         Self { address, bytes, owner: PhantomData }
-    }
-}
-
-impl CudaBytes<'_> {
-    fn len(&self) -> u64 {
-        match self {
-            Self::Host(bytes) => bytes.len() as u64,
-            Self::Gpu(bytes) => bytes.bytes,
-        }
     }
 }
 
@@ -254,7 +235,7 @@ unsafe fn copy_pieces(stream: &RawStream, pieces: &[Piece], start: u64, source: 
 impl<D> Stream<D> for CudaStream
 where
     D: Device<Region = CudaRegion, Chunk = CudaChunk, Event = CudaEvent>,
-    D: for<'a> Device<Bytes<'a> = CudaBytes<'a>>,
+    D: for<'a> Device<Bytes<'a> = GpuBytes<'a>>,
 {
     fn after(&mut self, event: &CudaEvent) -> Result<(), Error> {
         self.enter()?;
@@ -301,23 +282,10 @@ where
         self.through_ring(region, bytes, |buffer| memfd::read_at(file, buffer, start))
     }
 
-    fn fill(&mut self, region: &CudaRegion, source: CudaBytes<'_>) -> Result<(), Error> {
+    fn fill(&mut self, region: &CudaRegion, source: GpuBytes<'_>) -> Result<(), Error> {
         self.enter()?;
         self.shared.faults.may_copy()?;
-        let GpuBytes { address, bytes, .. } = match source {
-            CudaBytes::Gpu(bytes) => bytes,
-            CudaBytes::Host(source) => {
-                let most = COPY_MAX.get() as usize;
-                for (at, part) in source.chunks(most).enumerate() {
-                    let start = (at * most) as u64;
-                    self.through_ring(region, start..start + part.len() as u64, |buffer| {
-                        buffer.copy_from_slice(part);
-                        Ok(())
-                    })?;
-                }
-                return Ok(());
-            }
-        };
+        let GpuBytes { address, bytes, .. } = source;
         let raw = &self.raw;
         region.issue(raw, 0..bytes, Box::new(()), |pieces| {
             for piece in pieces {
@@ -333,7 +301,7 @@ where
     fn copy_out(&mut self, source: CopySource<'_, D>, file: BorrowedFd<'_>, at: u64) -> Result<(), Error> {
         let bytes = match &source {
             CopySource::Region(_, bytes) => bytes.clone(),
-            CopySource::Bytes(source) => 0..source.len(),
+            CopySource::Bytes(source) => 0..source.bytes,
         };
         self.check_copy(&bytes)?;
         match source {
@@ -345,8 +313,7 @@ where
                     .collect();
                 self.write_out(&pieces, file, at)
             }
-            CopySource::Bytes(CudaBytes::Host(bytes)) => memfd::write_at(file, &bytes, at),
-            CopySource::Bytes(CudaBytes::Gpu(GpuBytes { address, bytes, .. })) => {
+            CopySource::Bytes(GpuBytes { address, bytes, .. }) => {
                 self.write_out(&[(address, bytes)], file, at)
             }
         }

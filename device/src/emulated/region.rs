@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::map::{PageAccess, Reservation, page, page_up};
 use crate::memfd;
 use crate::memory::HostRegion;
-use crate::ranges::RangeSet;
+use crate::ranges::{RangeSet, check_parts};
 
 /// Number of bytes that an injected fault changes at the start of each loaded range.
 const CORRUPTED_BYTES: u64 = 4096;
@@ -114,7 +114,7 @@ impl EmulatedRegion {
             })
             .collect();
         placed.sort_by_key(|place| place.range.start);
-        self.check(&placed)?;
+        check_parts(placed.iter().map(|place| &place.range), page(), self.0.reservation.bytes())?;
         Ok(placed)
     }
 
@@ -142,24 +142,6 @@ impl EmulatedRegion {
     fn open(&self, bytes: &Range<u64>) -> Result<(), Error> {
         let start = bytes.start - bytes.start % page();
         self.0.reservation.make_readable(start, page_up(bytes.end) - start)
-    }
-
-    fn check(&self, sorted: &[MappedChunk]) -> Result<(), Error> {
-        let mut end = 0;
-        for MappedChunk { range, .. } in sorted {
-            let problem = if !range.start.is_multiple_of(page()) {
-                "does not start at a page"
-            } else if range.end > self.0.reservation.bytes() {
-                "past the end of the region"
-            } else if range.start < end {
-                "overlaps another"
-            } else {
-                end = range.end;
-                continue;
-            };
-            return Err(Error::BadExtent { offset: range.start, bytes: range.end - range.start, problem });
-        }
-        Ok(())
     }
 
     pub(super) fn unmap(&self) -> Result<(), Error> {

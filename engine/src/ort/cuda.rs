@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use millrace_device::Error as DeviceError;
-use millrace_device::cuda::{CudaBytes, CudaGpu, CudaRegion, CudaRegionPin, CudaStream, GpuBytes};
+use millrace_device::cuda::{CudaGpu, CudaRegion, CudaRegionPin, CudaStream, GpuBytes};
 
 use super::memory::{DeviceAddress, OrtDevice, Provider};
 
@@ -67,8 +67,8 @@ unsafe impl OrtDevice for CudaGpu {
         unsafe { stream.read(from.0, to) }
     }
 
-    unsafe fn lend<'a>(from: DeviceAddress, bytes: u64) -> CudaBytes<'a> {
+    unsafe fn lend<'a>(from: DeviceAddress, bytes: u64) -> GpuBytes<'a> {
         // SAFETY: the bytes belong to a value that lives for 'a, and whose run was awaited before.
-        CudaBytes::Gpu(unsafe { GpuBytes::new(from.0, bytes) })
+        unsafe { GpuBytes::new(from.0, bytes) }
     }
 }

@@ -68,3 +68,17 @@ impl std::fmt::Display for ExecutorDevice {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_executor_sees_only_its_own_cuda_gpu() {
+        let cuda = ExecutorDevice::Cuda { uuids: vec!["GPU-a".to_owned(), "GPU-b".to_owned()] };
+        let variables = cuda.variables(GpuIndex(1));
+        assert!(variables.contains(&("CUDA_VISIBLE_DEVICES", "GPU-b".to_owned())), "{variables:?}");
+        assert_eq!(cuda.block().get(), cuda::BLOCK);
+        assert!(ExecutorDevice::Emulated.variables(GpuIndex(1)).is_empty());
+    }
+}
