@@ -33,6 +33,12 @@ local_id!(
     "tenant"
 );
 local_id!(
+    /// A seat: a place on a GPU where one request runs at a time. Numbered over all GPUs of the
+    /// worker. A GPU that is not shared has one seat, which has the number of the GPU.
+    SeatIndex(u32),
+    "seat"
+);
+local_id!(
     /// A run in one executor. A request that is started twice has two runs.
     RunId(u64),
     "run"
