@@ -1,32 +1,36 @@
-//! Assignment of a request to a GPU: expected times, counters, and the actions that inform the GPU.
+//! Assignment of a request to a seat: expected times, counters, and the actions that inform the GPU.
 
 use std::time::Duration;
 
-use millrace_types::{GpuIndex, Timestamp};
+use millrace_types::Timestamp;
 
 use super::cost::SwapSource;
 use super::dispatcher::{Dispatcher, RequestLocation};
-use super::gpus::{Assignment, LoadClass};
+use super::gpus::LoadClass;
 use super::policy::CopyOrigin;
 use super::protocol::Action;
 use super::queue::WaitingRequest;
+use super::seats::Assignment;
+use millrace_core::ids::SeatIndex;
 
 impl Dispatcher {
     pub(super) fn assign(
         &mut self,
         now: Timestamp,
         request: WaitingRequest,
-        to: GpuIndex,
+        seat: SeatIndex,
         over: CopyOrigin,
         actions: &mut Vec<Action>,
     ) {
         let WaitingRequest { key, model: slot, attempts, .. } = request;
         self.queued -= 1;
-        let before = self.places.insert(key, RequestLocation::On(to));
+        let before = self.places.insert(key, RequestLocation::On(seat));
         let model = self.models.get(slot);
         let id = model.id;
         let memory = model.memory;
+        let to = self.fleet.gpu_of(seat);
         let gpu = self.fleet.get(to);
+        let is_ahead = self.fleet.seat(seat).running.is_some();
         let incarnation = gpu.executor.expect("only GPUs with an executor are chosen");
         let hit = gpu.holds(slot);
         self.stats.hits += u64::from(hit);
@@ -46,7 +50,7 @@ impl Dispatcher {
             }
         };
         // Inputs that are copied while another request runs add no time.
-        let inputs = self.inputs.get(&key).filter(|_| gpu.running.is_none());
+        let inputs = self.inputs.get(&key).filter(|_| !is_ahead);
         let moved = inputs.map_or(Duration::ZERO, |inputs| self.fleet.move_time(inputs, to));
         let swap = gpu.swap_time(&self.models, slot, source).saturating_add(moved);
         let held = Assignment {
@@ -55,7 +59,7 @@ impl Dispatcher {
             since: now,
             source,
             swap,
-            ahead: gpu.running.is_some(),
+            ahead: is_ahead,
             // Part of the model may be there already, or inputs are copied beside it.
             unlike: (hit && source != SwapSource::Here) || !moved.is_zero(),
             predicted: run.map(|run| swap.saturating_add(run)),
@@ -67,20 +71,20 @@ impl Dispatcher {
         if !hit {
             self.send_eviction_rank(slot, to, actions);
         }
-        self.fleet.change(to, |gpu| {
+        self.fleet.change_seat(seat, |gpu, seat| {
             gpu.add_resident(now, slot, memory);
             gpu.dispatched += 1;
-            if gpu.running.is_none() {
-                gpu.running = Some(held);
+            if is_ahead {
+                seat.ahead.push_back(held);
             } else {
-                gpu.ahead.push_back(held);
+                seat.running = Some(held);
             }
         });
         if loading > LoadClass::FromPeer {
-            self.fleet.cross_loads(to);
+            self.fleet.cross_loads(seat);
         }
         let attempt = attempts.lost + 1;
-        actions.push(Action::Assign { gpu: to, key, model: id, incarnation, attempt, from });
+        actions.push(Action::Assign { gpu: to, seat, key, model: id, incarnation, attempt, from });
         // Unpin only after the assignment: in the other order the GPU could evict the model between
         // the two actions.
         if let Some(RequestLocation::Queued { reserved, .. }) = before {

@@ -81,6 +81,6 @@ impl Dispatcher {
             let entry = if request.attempts.lost > 0 { QueueEntry::Back } else { QueueEntry::New };
             self.policy.push(request, entry);
         }
-        self.fleet.all().for_each(|gpu| self.policy.on_gpu_freed(gpu));
+        self.fleet.all_seats().for_each(|seat| self.policy.on_seat_freed(seat, self.fleet.gpu_of(seat)));
     }
 }

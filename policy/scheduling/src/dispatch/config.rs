@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -23,13 +24,15 @@ pub struct GpuConfig {
     pub kind: u32,
     /// Unit of the GPU's memory.
     pub block: BlockSize,
+    /// Number of seats: requests that run at a time.
+    pub seats: NonZeroU32,
 }
 
 impl GpuConfig {
-    /// Creates a GPU of kind 0, with blocks of the default size.
+    /// Creates a GPU of kind 0 with one seat and with blocks of the default size.
     #[must_use]
     pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
-        Self { memory, host_rate, kind: 0, block: BlockSize::DEFAULT }
+        Self { memory, host_rate, kind: 0, block: BlockSize::DEFAULT, seats: NonZeroU32::MIN }
     }
 
     /// Returns the memory that the GPU gives out: its whole blocks.
@@ -104,6 +107,7 @@ impl Config {
             host_rate: rate(gpu),
             kind: kind_of(topology, &gpu.gpu_type).unwrap_or(0),
             block: BlockSize::DEFAULT,
+            seats: NonZeroU32::MIN,
         };
         let gpus = topology.gpus.iter().map(gpu).collect();
         let under = |link: u32| {

@@ -6,16 +6,16 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::dispatcher::{Dispatcher, RequestLocation};
-use super::gpus::Assignment;
 use super::models::ModelSlot;
 use super::policy::QueueEntry;
 use super::protocol::Action;
 use super::queue::WaitingRequest;
+use super::seats::{Assignment, Seat};
 use millrace_core::attempts::ReturnReason;
 use millrace_core::attempts::{AttemptLoss, AttemptProgress, RetryDecision};
 use millrace_core::ids::RequestKey;
 
-/// Position of a request on a lost GPU.
+/// Position of a request on a seat of a lost GPU.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TurnState {
     Running,
@@ -31,9 +31,13 @@ impl Dispatcher {
                 self.forget_request(&request);
                 self.queued -= 1;
             }
-            Some(RequestLocation::On(gpu)) => {
+            Some(RequestLocation::On(seat)) => {
+                let gpu = self.fleet.gpu_of(seat);
                 let withdraw = |held: &mut Assignment| held.withdrawn = true;
-                if self.fleet.change(gpu, |it| it.held_mut(key).map(withdraw)).is_some() {
+                let known = self.fleet.change_seat(seat, |_, it| {
+                    it.requests_mut().find(|held| held.request.key == key).map(withdraw)
+                });
+                if known.is_some() {
                     actions.push(Action::Cancel { gpu, key });
                 }
             }
@@ -51,8 +55,9 @@ impl Dispatcher {
 
     /// Removes a request from a GPU.
     fn remove_from_gpu(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Assignment> {
-        let held = self.fleet.change(gpu, |it| it.remove(now, key))?;
-        self.policy.on_gpu_freed(gpu);
+        let seat = self.fleet.seat_with(gpu, key)?;
+        let held = self.fleet.change_seat(seat, |_, it| it.remove(now, key))?;
+        self.policy.on_seat_freed(seat, gpu);
         Some(held)
     }
 
@@ -66,7 +71,7 @@ impl Dispatcher {
     ) {
         let Some(held) = self.remove_from_gpu(now, gpu, key) else { return };
         if let Some(ran) = ran {
-            self.fleet.change(gpu, |it| it.ran(held.request.model));
+            self.fleet.change(gpu, |it, _| it.arrived(held.request.model));
             self.learn(&held, gpu, now.since(held.since), ran, actions);
         }
         self.forget_request(&held.request);
@@ -111,16 +116,15 @@ impl Dispatcher {
         progress: impl Fn(&Assignment, TurnState) -> AttemptProgress,
         actions: &mut Vec<Action>,
     ) {
-        let (running, ahead, resident) = self.fleet.change(gpu, |gone| {
+        let (requests, resident) = self.fleet.change(gpu, |gone, seats| {
             gone.executor = None;
             let resident: Vec<ModelSlot> = gone.resident().collect();
             resident.iter().for_each(|&model| gone.remove_resident(model));
-            (gone.running.take(), std::mem::take(&mut gone.ahead), resident)
+            let requests: Vec<_> = seats.iter_mut().flat_map(take_requests).collect();
+            (requests, resident)
         });
         resident.into_iter().for_each(|model| self.remove_holder(model, gpu, actions));
-        let running = running.map(|held| (held, TurnState::Running));
-        let ahead = ahead.into_iter().map(|held| (held, TurnState::Next));
-        for (held, turn) in running.into_iter().chain(ahead) {
+        for (held, turn) in requests {
             self.lost(&held, AttemptLoss::Died(progress(&held, turn)), actions);
         }
         for request in self.policy.on_gpu_lost(gpu) {
@@ -129,4 +133,11 @@ impl Dispatcher {
         self.unpin_all(gpu, actions);
         self.remove_warm_copies(gpu, actions);
     }
+}
+
+/// Takes all requests from a seat.
+fn take_requests(seat: &mut Seat) -> Vec<(Assignment, TurnState)> {
+    let running = seat.running.take().map(|held| (held, TurnState::Running));
+    let ahead = std::mem::take(&mut seat.ahead).into_iter().map(|held| (held, TurnState::Next));
+    running.into_iter().chain(ahead).collect()
 }

@@ -17,12 +17,12 @@ use super::protocol::{Action, ModelProfile, QueuedRequest};
 use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
 use super::warm_copies::WarmCopyTable;
-use millrace_core::ids::RequestKey;
+use millrace_core::ids::{RequestKey, SeatIndex};
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum RequestLocation {
     Queued { request: WaitingRequest, reserved: Option<GpuIndex> },
-    On(GpuIndex),
+    On(SeatIndex),
 }
 
 /// The alphas of an earlier registration.

@@ -8,7 +8,7 @@
 //! | `infless-ka` | until the function had no request for the keep-alive time | the model and a runtime of its own | request waits |
 //!
 //! A function is bound at its first request, to the GPU with most free memory, and can run there
-//! after its cold start. A GPU runs a single request at a time, the oldest of its bound requests.
+//! after its cold start. An idle seat of a GPU takes the oldest of the requests bound to the GPU.
 //!
 //! The Torpor paper names these baselines and gives no further details (§7.3, §7.4). The memory of
 //! a runtime and the duration of a cold start belong to the device and its framework, which
@@ -26,7 +26,8 @@ use super::config::{BindingLifetime, BoundConfig, GpuConfig};
 use super::models::ModelTable;
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::queue::WaitingRequest;
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use super::size_rank::SizeRank;
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 
 /// Binding of a function to a GPU.
 #[derive(Debug)]
@@ -263,10 +264,10 @@ impl DispatchPolicy for EarlyBinding {
         // Functions without a cold start are ready at once.
         self.elapse(view.now);
         while let Some(gpu) = self.ready.pop_first() {
-            if !view.fleet.get(gpu).idle() {
-                continue;
-            }
+            let Some(seat) = view.fleet.idle_seat(gpu, SizeRank(0)) else { continue };
             let Some((_, request)) = self.own[gpu.0 as usize].pop_first() else { continue };
+            // The GPU may have another idle seat.
+            self.ready.insert(gpu);
             if let (Some(bound), BindingLifetime::KeepAlive(keep_alive)) =
                 (self.functions.get_mut(&request.function), self.config.binding)
             {
@@ -277,13 +278,13 @@ impl DispatchPolicy for EarlyBinding {
                     self.expiring.insert((at, request.function));
                 }
             }
-            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
+            return Some(DispatchDecision::Assign { request, seat, over: CopyOrigin::Host });
         }
         None
     }
 
     /// Also called after the GPU comes up.
-    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
+    fn on_seat_freed(&mut self, _seat: SeatIndex, gpu: GpuIndex) {
         self.ready.insert(gpu);
         self.look = true;
     }

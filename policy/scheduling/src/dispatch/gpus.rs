@@ -1,24 +1,18 @@
-//! The dispatcher's model of a GPU: its requests, its resident models, and its loads.
+//! The dispatcher's model of a GPU: its executor, its memory and its resident models.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::Duration;
 
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, Incarnation, Timestamp};
 
 use super::config::GpuConfig;
 use super::cost::{ModelCost, SwapSource};
 use super::models::{ModelSlot, ModelTable};
-use super::queue::WaitingRequest;
+use super::seats::Assignment;
 use super::size_rank::SizeRank;
-use millrace_core::SLOTS_MAX;
-use millrace_core::ids::RequestKey;
+use millrace_core::ids::SeatIndex;
 use millrace_memory::BlockSize;
-
-/// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
-/// overdue only after exceeding its expected end by this time.
-pub const RECALL_COST: Duration = Duration::from_micros(200);
-/// Maximum number of requests that are assigned to a GPU behind its running request.
-pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 /// Degree to which a load disturbs the copies of neighbouring GPUs (T22, T23), least first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,35 +53,6 @@ impl LoadClass {
     }
 }
 
-/// A request that is assigned to a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Assignment {
-    pub(super) request: WaitingRequest,
-    /// Number of rows that run as one for the request.
-    pub(super) rows: u32,
-    /// Start of the request's turn.
-    pub(super) since: Timestamp,
-    /// Expected source of the model.
-    pub(super) source: SwapSource,
-    /// Expected time to bring the model and the inputs.
-    pub(super) swap: Duration,
-    /// Whether the request was assigned behind other requests, so that its model may have arrived
-    /// meanwhile.
-    pub(super) ahead: bool,
-    /// Whether the duration of the turn tells nothing about the expected source: another load
-    /// disturbed this load, the model came from elsewhere or was partly there, or inputs were
-    /// copied too.
-    pub(super) unlike: bool,
-    /// Expected duration of the turn.
-    pub(super) predicted: Option<Duration>,
-    /// Degree to which the load of the model disturbs neighbours, while under way.
-    pub(super) loading: LoadClass,
-    /// Whether the dispatcher recalled the request.
-    pub(super) recalled: bool,
-    /// Whether the client no longer waits for the request.
-    pub(super) withdrawn: bool,
-}
-
 /// A model on a GPU, or on its way there.
 #[derive(Debug, Clone, Copy)]
 struct ResidentEntry {
@@ -105,10 +70,8 @@ pub(super) struct GpuRecord {
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
     pub(super) kind: u32,
-    pub(super) running: Option<Assignment>,
-    /// Requests behind the running request: each starts as soon as the previous request ends. At
-    /// most [`AHEAD_MAX`].
-    pub(super) ahead: VecDeque<Assignment>,
+    /// Numbers of the GPU's seats.
+    pub(super) seat_numbers: Range<u32>,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
     /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
@@ -126,14 +89,14 @@ pub(super) struct GpuRecord {
 }
 
 impl GpuRecord {
-    pub(super) fn new(config: &GpuConfig, rank: SizeRank) -> Self {
+    /// Returns a GPU without an executor, with the seats from `first_seat` on.
+    pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32) -> Self {
         Self {
             executor: None,
+            seat_numbers: first_seat..first_seat + config.seats.get(),
             rank,
             host_rate: config.host_rate,
             kind: config.kind,
-            running: None,
-            ahead: VecDeque::new(),
             dispatched: 0,
             resident: Vec::new(),
             arriving: BTreeSet::new(),
@@ -144,30 +107,14 @@ impl GpuRecord {
         }
     }
 
-    pub(super) fn idle(&self) -> bool {
-        self.executor.is_some() && self.running.is_none()
+    /// Returns the seats of the GPU.
+    pub(super) fn seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
+        self.seat_numbers.clone().map(SeatIndex)
     }
 
-    /// Returns whether the GPU is busy and accepts a next request. No request may wait behind a
-    /// suspect.
-    pub(super) fn accepts_queued(&self) -> bool {
-        let alone = |held: &Assignment| held.request.attempts.suspect();
-        self.executor.is_some() && self.running.as_ref().is_some_and(|held| !alone(held))
-    }
-
-    /// Returns the position in [`Self::ahead`] of the last request that can be recalled.
-    pub(super) fn recallable(&self) -> Option<usize> {
-        self.ahead.iter().rposition(|held| !held.recalled && !held.withdrawn)
-    }
-
-    /// Returns the number of recalled requests that have not returned yet.
-    pub(super) fn recalled_count(&self) -> usize {
-        self.ahead.iter().filter(|held| held.recalled).count()
-    }
-
-    /// Returns the class of the load under way for the running request.
-    pub(super) fn loading(&self) -> LoadClass {
-        self.running.as_ref().map_or(LoadClass::Nothing, |held| held.loading)
+    /// Notes that all weights of a model have arrived.
+    pub(super) fn arrived(&mut self, model: ModelSlot) {
+        self.arriving.remove(&model);
     }
 
     /// Returns whether a model is still in transit to this GPU, with or without a request.
@@ -178,13 +125,6 @@ impl GpuRecord {
     /// Returns whether any model is still in transit to this GPU.
     pub(super) fn is_loading_any(&self) -> bool {
         !self.arriving.is_empty()
-    }
-
-    /// Returns whether the next request for a model would find the model here: the model is
-    /// complete, or is loaded for a request with an earlier turn.
-    pub(super) fn has_for_next(&self, model: ModelSlot) -> bool {
-        let mut here = self.running.iter().chain(&self.ahead);
-        self.holds(model) && (!self.is_loading(model) || here.any(|held| held.request.model == model))
     }
 
     pub(super) fn holds(&self, model: ModelSlot) -> bool {
@@ -301,58 +241,6 @@ impl GpuRecord {
     /// Returns the expected time of a request from the beginning of its turn, if known.
     pub(super) fn turn_time(&self, models: &ModelTable, held: &Assignment) -> Option<Duration> {
         Some(held.swap + models.run_time_of(held.request.model, self.kind, held.rows)?)
-    }
-
-    /// Returns the request with this key, if it is on this GPU.
-    pub(super) fn held_mut(&mut self, key: RequestKey) -> Option<&mut Assignment> {
-        self.running.as_mut().into_iter().chain(&mut self.ahead).find(|held| held.request.key == key)
-    }
-
-    /// Notes that a model has arrived; `from` is the GPU that sent all weights, if any.
-    pub(super) fn loaded(&mut self, model: ModelSlot, from: Option<GpuIndex>) {
-        self.arriving.remove(&model);
-        let here = self.running.as_mut().into_iter().chain(&mut self.ahead);
-        for held in here.filter(|held| held.request.model == model) {
-            held.loading = LoadClass::Nothing;
-            held.unlike |= matches!(held.source, SwapSource::Peer(_)) && from.is_none();
-        }
-        // The model is here before the turns of these requests begin.
-        let ahead = self.ahead.iter_mut().filter(|held| held.request.model == model);
-        ahead.for_each(|held| held.swap = Duration::ZERO);
-    }
-
-    /// Notes that a request has run here, so all weights of its model have arrived.
-    pub(super) fn ran(&mut self, model: ModelSlot) {
-        self.arriving.remove(&model);
-    }
-
-    /// Removes a request. If the request was running, the turn of the next request begins.
-    pub(super) fn remove(&mut self, now: Timestamp, key: RequestKey) -> Option<Assignment> {
-        if let Some(running) = self.running.take_if(|held| held.request.key == key) {
-            self.running = self.ahead.pop_front().map(|held| Assignment { since: now, ..held });
-            return Some(running);
-        }
-        let place = self.ahead.iter().position(|held| held.request.key == key)?;
-        self.ahead.remove(place)
-    }
-}
-
-/// Time at which a GPU is expected to finish its requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum ExpectedFinish {
-    /// The GPU finishes at this time.
-    At(Timestamp),
-    /// The end is unknown: a model never ran here, or the running request is overdue.
-    Unknown,
-}
-
-impl ExpectedFinish {
-    /// Returns the expected time plus `time`.
-    pub(super) fn and(self, time: Duration) -> Self {
-        match self {
-            Self::At(at) => Self::At(at + time),
-            Self::Unknown => Self::Unknown,
-        }
     }
 }
 

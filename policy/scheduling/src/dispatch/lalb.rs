@@ -1,7 +1,7 @@
 //! Locality and load balance, with out-of-order dispatch (L03, L09 to L14, L16): algorithms 1 and 2
 //! of the LALB paper, in the reading of docs/develop/mechanisms.md.
 //!
-//! An idle GPU takes, in this order:
+//! An idle seat of a GPU takes, in this order:
 //!
 //! 1. the first request of its own queue (L10);
 //! 2. the oldest request for a model that the GPU holds. This hit overtakes older requests, unless
@@ -22,16 +22,16 @@ use std::time::Duration;
 
 use millrace_types::GpuIndex;
 
-use super::gpus::ExpectedFinish;
 use super::load_summary;
 use super::models::ModelSlot;
 use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::queue::WaitingRequest;
+use super::seats::ExpectedFinish;
 use super::size_rank::SizeRank;
-use millrace_core::ids::RequestKey;
+use millrace_core::ids::{RequestKey, SeatIndex};
 
-/// Own queue of a GPU: the requests that wait for this GPU alone.
+/// Own queue of a GPU: the requests that wait for this GPU alone. Each seat of the GPU serves it.
 #[derive(Debug, Default)]
 struct Own {
     queue: BTreeMap<RequestKey, (WaitingRequest, Duration)>,
@@ -107,14 +107,13 @@ impl Lalb {
     /// Returns the next request of an own queue, if its GPU can accept a request.
     fn next_reserved(&mut self, view: &DispatchView<'_>) -> Option<DispatchDecision> {
         while let Some(gpu) = self.ready.pop_first() {
-            let it = view.fleet.get(gpu);
             let own = &mut self.own[gpu.0 as usize];
-            let has_room = it.idle() || (it.accepts_queued() && it.ahead.is_empty());
-            let Some(&key) = own.queue.keys().next().filter(|_| has_room) else { continue };
+            let Some(&key) = own.queue.keys().next() else { continue };
+            let Some(seat) = view.fleet.next_seat(view.models, view.now, gpu) else { continue };
             let Some(request) = own.take(key) else { continue };
             self.reserved.remove(&key);
             self.ready.insert(gpu);
-            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
+            return Some(DispatchDecision::Assign { request, seat, over: CopyOrigin::Host });
         }
         None
     }
@@ -127,9 +126,10 @@ impl Lalb {
         Some((key, view.models.get(model).rank?))
     }
 
-    /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
+    /// Returns the decision for an idle seat: a request for this seat, or a request that has to go
     /// elsewhere first (algorithm 1).
-    fn for_gpu(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
+    fn for_seat(&mut self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<DispatchDecision> {
+        let gpu = view.fleet.gpu_of(seat);
         let rank = view.fleet.get(gpu).rank;
         let at_limit = self.ages.at_limit(rank);
         let hit = match at_limit {
@@ -143,25 +143,31 @@ impl Lalb {
         };
         if let Some((key, from)) = hit.filter(|hit| at_limit.is_none_or(|at_limit| hit.0 <= at_limit.0)) {
             let request = self.ages.get(from, key)?;
-            let gpu = self.nearest_holder(view, &request, gpu);
-            let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
+            let seat = self.nearest_holder(view, &request, seat);
+            let request = self.send(from, key, view.fleet.under(seat).rank)?;
+            return Some(DispatchDecision::Assign { request, seat, over: CopyOrigin::Host });
         }
         let (key, from) = at_limit.or_else(|| self.ages.oldest(rank))?;
         if at_limit.is_none() {
             self.ages.record_fruitless_search();
         }
-        self.balance(view, gpu, key, from)
+        self.balance(view, seat, key, from)
     }
 
-    /// Returns the idle holder of the model that a request's inputs reach soonest, and `idle` among
-    /// equals: the request is a hit on each of them.
-    fn nearest_holder(&self, view: &DispatchView<'_>, request: &WaitingRequest, idle: GpuIndex) -> GpuIndex {
+    /// Returns a seat of the idle holder of the model that a request's inputs reach soonest, and of
+    /// the GPU of `idle` among equals: the request is a hit on each of them.
+    fn nearest_holder(
+        &self,
+        view: &DispatchView<'_>,
+        request: &WaitingRequest,
+        idle: SeatIndex,
+    ) -> SeatIndex {
         let inputs = view.inputs(request);
         if inputs.is_empty() {
             return idle;
         }
-        let key = |gpu| (self.held_up(view, request, gpu), view.fleet.move_time(inputs, gpu), gpu != idle);
+        let here = view.fleet.gpu_of(idle);
+        let key = |gpu| (self.held_up(view, request, gpu), view.fleet.move_time(inputs, gpu), gpu != here);
         let holders = &view.models.get(request.model).holders;
         view.fleet.idle_holder(holders, request.rank, key).unwrap_or(idle)
     }
@@ -171,11 +177,11 @@ impl Lalb {
         !self.ages.may_go(request.key, view.fleet.get(gpu).rank)
     }
 
-    /// Decides where a request goes that is no hit on the idle GPU (algorithm 2).
+    /// Decides where a request goes that is no hit on the GPU of the idle seat (algorithm 2).
     fn balance(
         &mut self,
         view: &DispatchView<'_>,
-        idle: GpuIndex,
+        idle: SeatIndex,
         key: RequestKey,
         from: SizeRank,
     ) -> Option<DispatchDecision> {
@@ -184,27 +190,28 @@ impl Lalb {
         // GPUs for which an older request is at its limit sort last, and the filter drops them.
         let held_up = |gpu: GpuIndex| self.held_up(view, &request, gpu);
         let near = |gpu| (held_up(gpu), view.fleet.move_time(view.inputs(&request), gpu));
-        let other_idle = view.fleet.idle_holder(holders, from, near).filter(|&gpu| !held_up(gpu));
-        let busy = || self.busy_holder(view, &request, idle);
-        let gpu = match other_idle {
-            Some(gpu) => gpu,
+        let other_idle = view.fleet.idle_holder(holders, from, near);
+        let other_idle = other_idle.filter(|&seat| !held_up(view.fleet.gpu_of(seat)));
+        let busy = || self.busy_holder(view, &request, view.fleet.gpu_of(idle));
+        let seat = match other_idle {
+            Some(seat) => seat,
             None => match busy() {
-                Some(gpu) => return self.reserve(view, &request, gpu),
+                Some(seat) => return self.reserve(view, &request, seat),
                 None => idle,
             },
         };
-        let request = self.send(from, key, view.fleet.get(gpu).rank)?;
-        Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host })
+        let request = self.send(from, key, view.fleet.under(seat).rank)?;
+        Some(DispatchDecision::Assign { request, seat, over: CopyOrigin::Host })
     }
 
-    /// Returns the busy holder that would finish a request first, if sooner than the idle GPU
-    /// would.
+    /// Returns the busy seat of a holder that would finish a request first, if sooner than the idle
+    /// GPU would.
     fn busy_holder(
         &self,
         view: &DispatchView<'_>,
         request: &WaitingRequest,
         idle: GpuIndex,
-    ) -> Option<GpuIndex> {
+    ) -> Option<SeatIndex> {
         if request.attempts.suspect() {
             return None;
         }
@@ -212,12 +219,13 @@ impl Lalb {
         let here = view.fleet.get(idle);
         let load = view.fleet.swap_time(view.models, idle, request.model);
         let own = |gpu: GpuIndex| self.own[gpu.0 as usize].time;
-        let finish = |gpu: GpuIndex| {
+        let finish = |seat: SeatIndex| {
+            let gpu = view.fleet.gpu_of(seat);
             let it = view.fleet.get(gpu);
-            if !it.accepts_queued() || !self.ages.may_go(request.key, it.rank) {
+            if !view.fleet.accepts_queued(seat) || !self.ages.may_go(request.key, it.rank) {
                 return None;
             }
-            let wait = view.fleet.backlog(view.models, view.now, gpu)? + own(gpu);
+            let wait = view.fleet.backlog(view.models, view.now, seat)? + own(gpu);
             // On GPUs of the same kind the run takes equally long on both sides.
             let (there, miss) = match it.kind == here.kind {
                 true => (wait, load),
@@ -225,26 +233,31 @@ impl Lalb {
             };
             (there < miss).then_some(ExpectedFinish::At(view.now + there))
         };
-        let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
+        let bound = |seat: SeatIndex| {
+            let soonest = view.fleet.glance(seat).soonest(view.models, view.now);
+            soonest.and(own(view.fleet.gpu_of(seat)))
+        };
         let latest = ExpectedFinish::At(view.now + load + run(here.kind).unwrap_or_default());
-        let holders = view.models.get(request.model).holders.iter().map(|gpu| (bound(gpu), gpu));
-        let in_time = holders.filter(|&(bound, _)| bound < latest);
-        load_summary::first_of_close(in_time, finish).map(|(_, gpu)| gpu)
+        let holders = view.models.get(request.model).holders.iter();
+        let seats = holders.flat_map(|gpu| view.fleet.get(gpu).seats()).map(|seat| (bound(seat), seat));
+        let in_time = seats.filter(|&(bound, _)| bound < latest);
+        load_summary::first_of_close(in_time, finish).map(|(_, seat)| seat)
     }
 
-    /// Binds a request to a busy GPU, and assigns the request at once if no other request waits
-    /// there.
+    /// Binds a request to the GPU of a busy seat, and assigns the request to the seat at once if no
+    /// other request waits there.
     fn reserve(
         &mut self,
         view: &DispatchView<'_>,
         request: &WaitingRequest,
-        gpu: GpuIndex,
+        seat: SeatIndex,
     ) -> Option<DispatchDecision> {
+        let gpu = view.fleet.gpu_of(seat);
         let it = view.fleet.get(gpu);
         let request = self.send(request.rank, request.key, it.rank)?;
         self.reserves += 1;
-        if self.own[gpu.0 as usize].queue.is_empty() && it.ahead.is_empty() {
-            return Some(DispatchDecision::Assign { request, gpu, over: CopyOrigin::Host });
+        if self.own[gpu.0 as usize].queue.is_empty() && view.fleet.seat(seat).ahead.is_empty() {
+            return Some(DispatchDecision::Assign { request, seat, over: CopyOrigin::Host });
         }
         let time = view.models.run_time(request.model, it.kind).unwrap_or_default();
         let own = &mut self.own[gpu.0 as usize];
@@ -276,12 +289,12 @@ impl DispatchPolicy for Lalb {
         if let Some(decision) = self.next_reserved(view) {
             return Some(decision);
         }
-        // The first idle GPU that fits at least one waiting request (L09).
-        let gpu = view.fleet.first_idle(self.ages.smallest()?)?;
-        self.for_gpu(view, gpu)
+        // The first idle seat on a GPU that fits at least one waiting request (L09).
+        let seat = view.fleet.first_idle(self.ages.smallest()?)?;
+        self.for_seat(view, seat)
     }
 
-    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
+    fn on_seat_freed(&mut self, _seat: SeatIndex, gpu: GpuIndex) {
         self.ready.insert(gpu);
     }
 
@@ -310,12 +323,13 @@ impl DispatchPolicy for Lalb {
             let hit = view.fleet.get(gpu).resident().filter_map(oldest).min().map(|(key, _)| key);
             assert_eq!(self.hit(view, gpu).map(|(key, _)| key), hit);
             for (request, model) in super::tests::requests_of(view, models) {
-                let all = view.models.get(model).holders.iter();
+                let all = view.models.get(model).holders.iter().flat_map(|gpu| view.fleet.get(gpu).seats());
                 let own = |gpu: GpuIndex| self.own[gpu.0 as usize].time;
                 let may_go = |gpu: GpuIndex| self.ages.may_go(request.key, view.fleet.get(gpu).rank);
-                let through = |holder: GpuIndex| {
+                let through = |seat: SeatIndex| {
+                    let holder = view.fleet.gpu_of(seat);
                     let it = view.fleet.get(holder);
-                    let wait = view.fleet.backlog(view.models, view.now, holder)? + own(holder);
+                    let wait = view.fleet.backlog(view.models, view.now, seat)? + own(holder);
                     let load = view.fleet.swap_time(view.models, gpu, model);
                     let run = |kind| view.models.run_time(model, kind);
                     let here = view.fleet.get(gpu).kind;
@@ -323,20 +337,22 @@ impl DispatchPolicy for Lalb {
                         true => wait < load,
                         false => wait + run(it.kind)? < load + run(here)?,
                     };
-                    (sooner && it.accepts_queued() && may_go(holder)).then_some(())?;
-                    Some((if it.kind == here { wait } else { wait + run(it.kind)? }, holder))
+                    (sooner && view.fleet.accepts_queued(seat) && may_go(holder)).then_some(())?;
+                    Some((if it.kind == here { wait } else { wait + run(it.kind)? }, seat))
                 };
-                let by_scan = all.filter_map(through).min().map(|(_, holder)| holder);
+                let by_scan = all.filter_map(through).min().map(|(_, seat)| seat);
                 assert_eq!(self.busy_holder(view, &request, gpu), by_scan, "{request:?} for {gpu}");
                 let moved = |holder| view.fleet.move_time(view.inputs(&request), holder);
                 let idle = view.models.get(model).holders.iter();
-                let idle = idle.filter(|&holder| view.fleet.takes_now(holder, request.rank));
-                let key =
-                    |holder| (self.held_up(view, &request, holder), moved(holder), holder != gpu, holder);
-                let nearest =
-                    idle.min_by_key(|&holder| key(holder)).filter(|_| !view.inputs(&request).is_empty());
-                let chosen = self.nearest_holder(view, &request, gpu);
-                assert_eq!(chosen, nearest.unwrap_or(gpu), "{request:?} for {gpu}");
+                let idle = idle.filter_map(|holder| view.fleet.idle_seat(holder, request.rank));
+                let key = |seat: &SeatIndex| {
+                    let holder = view.fleet.gpu_of(*seat);
+                    (self.held_up(view, &request, holder), moved(holder), holder != gpu, *seat)
+                };
+                let nearest = idle.min_by_key(key).filter(|_| !view.inputs(&request).is_empty());
+                let seat = view.fleet.seats_of(gpu).next().map(|(seat, _)| seat).expect("a GPU has a seat");
+                let chosen = self.nearest_holder(view, &request, seat);
+                assert_eq!(chosen, nearest.unwrap_or(seat), "{request:?} for {gpu}");
             }
         }
     }

@@ -6,8 +6,9 @@ use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::cost::SwapSource;
 use super::dispatcher::Dispatcher;
-use super::gpus::{Assignment, LoadClass};
+use super::gpus::LoadClass;
 use super::protocol::Action;
+use super::seats::Assignment;
 
 impl Dispatcher {
     /// Adds a finished turn to the cost model and to its prediction errors.
@@ -55,11 +56,16 @@ impl Dispatcher {
         let it = self.fleet.get(gpu);
         let before = self.weights(model, it.kind);
         let its = |held: &&Assignment| held.request.model == model && held.loading != LoadClass::Nothing;
-        let alone = it.running.as_ref().filter(its).filter(|held| !held.ahead && !held.unlike);
-        if let Some(held) = alone.filter(|held| held.source == SwapSource::Host) {
-            self.models.learn(model, it.kind, |cost| cost.transferred(now.since(held.since)));
+        let kind = it.kind;
+        let running = self.fleet.seats_of(gpu).filter_map(|(_, seat)| seat.running.as_ref());
+        let alone = running.filter(its).find(|held| !held.ahead && !held.unlike);
+        if let Some(since) = alone.filter(|held| held.source == SwapSource::Host).map(|held| held.since) {
+            self.models.learn(model, kind, |cost| cost.transferred(now.since(since)));
         }
-        self.fleet.change(gpu, |it| it.loaded(model, from));
+        self.fleet.change(gpu, |it, seats| {
+            it.arrived(model);
+            seats.iter_mut().for_each(|seat| seat.loaded(model, from));
+        });
         self.send_changed_weights(model, before, actions);
     }
 }

@@ -1,16 +1,18 @@
-//! Compact load summary of each busy GPU. A model may be on hundreds of GPUs, and their full
-//! records are far apart in memory. A summary bounds the time at which the GPU can be free, so that
-//! a search examines in full only GPUs that could be the first.
+//! Compact load summary of each busy seat. A model may be on hundreds of GPUs, and their full
+//! records are far apart in memory. A summary bounds the time at which the seat can be free, so that
+//! a search examines in full only seats that could be the first.
 
 use std::time::Duration;
 
-use millrace_types::{GpuIndex, Timestamp};
+use millrace_types::Timestamp;
 
-use super::gpus::{Assignment, ExpectedFinish, GpuRecord};
+use super::gpus::GpuRecord;
 use super::models::{ModelSlot, ModelTable};
+use super::seats::{Assignment, ExpectedFinish, Seat};
 use super::size_rank::SizeRank;
+use millrace_core::ids::SeatIndex;
 
-/// Model and rows of a request on a GPU.
+/// Model and rows of a request on a seat.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     model: ModelSlot,
@@ -35,9 +37,9 @@ impl Work {
     }
 }
 
-/// Load summary of a GPU.
+/// Load summary of a seat.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct GpuLoadSummary {
+pub(super) struct SeatLoadSummary {
     /// Start of the running request's turn plus its expected swap, in nanoseconds.
     loaded: u64,
     /// Expected swap of the first next request, in nanoseconds.
@@ -48,13 +50,13 @@ pub(super) struct GpuLoadSummary {
     kind: u32,
     rank: u16,
     ahead: u8,
-    takes_ahead: bool,
+    accepts_queued: bool,
 }
 
-impl GpuLoadSummary {
-    pub(super) fn of(gpu: &GpuRecord) -> Self {
-        let running = gpu.running.as_ref();
-        let next = gpu.ahead.front();
+impl SeatLoadSummary {
+    pub(super) fn of(gpu: &GpuRecord, seat: &Seat) -> Self {
+        let running = seat.running.as_ref();
+        let next = seat.ahead.front();
         Self {
             loaded: running.map_or(0, |held| held.since.0.saturating_add(nanos(held.swap))),
             next_swap: next.map_or(0, |held| nanos(held.swap)),
@@ -62,15 +64,20 @@ impl GpuLoadSummary {
             next: Work::of(next),
             kind: gpu.kind,
             rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
-            ahead: u8::try_from(gpu.ahead.len()).unwrap_or(u8::MAX),
-            takes_ahead: gpu.accepts_queued(),
+            ahead: u8::try_from(seat.ahead.len()).unwrap_or(u8::MAX),
+            accepts_queued: gpu.executor.is_some() && seat.accepts_queued(),
         }
     }
 
-    /// Returns whether the GPU is busy, fits this rank, and has fewer than `ahead_max` next
+    /// Returns whether the seat is busy and accepts a next request.
+    pub(super) fn accepts_queued(&self) -> bool {
+        self.accepts_queued
+    }
+
+    /// Returns whether the seat is busy, fits this rank, and has fewer than `ahead_max` next
     /// requests.
     pub(super) fn takes(&self, rank: SizeRank, ahead_max: usize) -> bool {
-        self.takes_ahead && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
+        self.accepts_queued && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
     }
 
     pub(super) fn rank(&self) -> SizeRank {
@@ -81,7 +88,7 @@ impl GpuLoadSummary {
         self.ahead == 0
     }
 
-    /// Returns the earliest time at which the GPU can finish its running and its first next
+    /// Returns the earliest time at which the seat can finish its running and its first next
     /// request.
     pub(super) fn soonest(&self, models: &ModelTable, now: Timestamp) -> ExpectedFinish {
         let through = || {
@@ -97,31 +104,31 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Returns the GPU with the least `exact` value, with that value; the first by index among equals.
-/// Each GPU comes with a cheap lower bound of its exact value, which saves most calls of `exact`.
+/// Returns the seat with the least `exact` value, with that value; the first by index among equals.
+/// Each seat comes with a cheap lower bound of its exact value, which saves most calls of `exact`.
 pub(super) fn first<K: Ord + Copy>(
-    gpus: impl Iterator<Item = (K, GpuIndex)>,
-    exact: impl Fn(GpuIndex) -> Option<K>,
-) -> Option<(K, GpuIndex)> {
-    let mut best: Option<(K, GpuIndex)> = None;
-    for (bound, gpu) in gpus {
+    seats: impl Iterator<Item = (K, SeatIndex)>,
+    exact: impl Fn(SeatIndex) -> Option<K>,
+) -> Option<(K, SeatIndex)> {
+    let mut best: Option<(K, SeatIndex)> = None;
+    for (bound, seat) in seats {
         if best.is_none_or(|(best, _)| bound <= best)
-            && let Some(exact) = exact(gpu)
-            && best.is_none_or(|best| (exact, gpu) < best)
+            && let Some(exact) = exact(seat)
+            && best.is_none_or(|best| (exact, seat) < best)
         {
-            best = Some((exact, gpu));
+            best = Some((exact, seat));
         }
     }
     best
 }
 
-/// Returns the same as [`first`] for GPUs with tight bounds: the GPU with the least bound is
+/// Returns the same as [`first`] for seats with tight bounds: the seat with the least bound is
 /// evaluated first, so that hardly another evaluation is needed.
 pub(super) fn first_of_close(
-    gpus: impl Iterator<Item = (ExpectedFinish, GpuIndex)>,
-    exact: impl Fn(GpuIndex) -> Option<ExpectedFinish>,
-) -> Option<(ExpectedFinish, GpuIndex)> {
-    let mut all: Vec<_> = gpus.collect();
+    seats: impl Iterator<Item = (ExpectedFinish, SeatIndex)>,
+    exact: impl Fn(SeatIndex) -> Option<ExpectedFinish>,
+) -> Option<(ExpectedFinish, SeatIndex)> {
+    let mut all: Vec<_> = seats.collect();
     let (least, _) = all.iter().enumerate().min_by_key(|(_, it)| **it)?;
     all.swap(0, least);
     first(all.into_iter(), exact)

@@ -13,6 +13,7 @@ use millrace_types::{Bytes, GpuIndex};
 use super::fleet::GpuTable;
 use super::inputs::InputLocations;
 use super::size_rank::SizeRank;
+use millrace_core::ids::SeatIndex;
 
 impl GpuTable {
     /// Returns the time of bringing inputs to a GPU. Inputs travel over all NVLink routes from each
@@ -27,23 +28,26 @@ impl GpuTable {
         inputs.iter().filter(|&(from, _)| from != to).map(time).fold(Duration::ZERO, Duration::saturating_add)
     }
 
-    /// Returns the first idle GPU of at least this rank; among GPUs of the same `class`, the GPU
-    /// that the inputs reach soonest. Examines the first idle GPU, the GPUs that have some of the
-    /// inputs, and the GPUs that routes lead to from there: to all others the inputs travel over
-    /// the host.
+    /// Returns the first idle seat on a GPU of at least this rank; among GPUs of the same `class`, a
+    /// seat of the GPU that the inputs reach soonest. Examines the first idle seat, the GPUs that
+    /// have some of the inputs, and the GPUs that routes lead to from there: to all others the inputs
+    /// travel over the host.
     pub(super) fn nearest_idle<C: Ord>(
         &self,
         inputs: &InputLocations,
         rank: SizeRank,
         class: impl Fn(GpuIndex) -> C,
-    ) -> Option<GpuIndex> {
+    ) -> Option<SeatIndex> {
         let first = self.first_idle(rank)?;
         if inputs.is_empty() {
             return Some(first);
         }
-        let near = self.near(inputs).filter(|&gpu| self.takes_now(gpu, rank));
-        let key = |gpu| (class(gpu), self.move_time(inputs, gpu), self.idle_place(gpu), gpu);
-        near.chain([first]).min_by_key(|&gpu| key(gpu))
+        let near = self.near(inputs).filter_map(|gpu| self.idle_seat(gpu, rank));
+        let key = |&seat: &SeatIndex| {
+            let gpu = self.gpu_of(seat);
+            (class(gpu), self.move_time(inputs, gpu), self.idle_place(seat), seat)
+        };
+        near.chain([first]).min_by_key(key)
     }
 
     /// Returns the GPUs that have some of the inputs and the GPUs that routes lead to from there;

@@ -93,6 +93,7 @@ mod queue;
 mod recall;
 mod recovery;
 mod request_changes;
+mod seats;
 mod setting;
 mod size_rank;
 mod torpor;
@@ -109,19 +110,19 @@ pub use self::config::{
 };
 pub use self::cost::{PredictionError, TurnKind};
 pub use self::dispatcher::Dispatcher;
-pub use self::gpus::{AHEAD_MAX, RECALL_COST};
 pub use self::inputs::{INPUT_GPUS_MAX, InputLocations};
 pub use self::node_work::NodeWork;
 pub use self::policy::DispatchStats;
 pub use self::prewarm_hint::PrewarmCounts;
 pub use self::prewarming::{LIKELY_FOR, LIKELY_MAX};
 pub use self::protocol::{Action, Event, LatencyObjective, ModelProfile, QueuedRequest};
+pub use self::seats::{AHEAD_MAX, RECALL_COST};
 pub use self::warm::WARM_RETRY;
 
 use self::departures::TurnState;
 use self::dispatcher::RequestLocation;
-use self::gpus::Assignment;
 use self::policy::{DispatchDecision, DispatchView};
+use self::seats::Assignment;
 use millrace_core::Core;
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::decision_text::DecisionText;
@@ -140,8 +141,8 @@ impl Dispatcher {
                     let may_have_executed = request.attempts.begun;
                     actions.push(Action::Fail { key: request.key, reason, may_have_executed });
                 }
-                Some(DispatchDecision::Assign { request, gpu, over }) => {
-                    self.assign(now, request, gpu, over, actions);
+                Some(DispatchDecision::Assign { request, seat, over }) => {
+                    self.assign(now, request, seat, over, actions);
                 }
             }
         }
@@ -209,8 +210,8 @@ impl Core for Dispatcher {
             Event::Enqueue(request) => self.enqueue(now, request, actions),
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
-                self.fleet.change(gpu, |it| it.executor = Some(incarnation));
-                self.policy.on_gpu_freed(gpu);
+                self.fleet.change(gpu, |it, _| it.executor = Some(incarnation));
+                self.fleet.get(gpu).seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
             }
             Event::Down { gpu, lost } => {
                 // The GPU reports only requests that arrived there; the others were still in
@@ -231,7 +232,7 @@ impl Core for Dispatcher {
             Event::ModelsEvicted { gpu, models } => {
                 for model in models {
                     if let Some(model) = self.models.slot(model) {
-                        self.fleet.change(gpu, |it| it.remove_resident(model));
+                        self.fleet.change(gpu, |it, _| it.remove_resident(model));
                         self.remove_warm_copy(now, model, gpu, actions);
                         self.remove_holder(model, gpu, actions);
                     }

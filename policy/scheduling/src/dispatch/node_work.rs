@@ -21,8 +21,9 @@ impl Dispatcher {
     /// Returns the work on this node.
     #[must_use]
     pub fn work(&self, now: Timestamp) -> NodeWork {
-        let left = |gpu| self.fleet.backlog(&self.models, now, gpu).unwrap_or_default();
-        let assigned = self.fleet.all().map(left).collect();
+        let left = |seat| self.fleet.backlog(&self.models, now, seat).unwrap_or_default();
+        let longest = |gpu| self.fleet.seats_of(gpu).map(|(seat, _)| left(seat)).max().unwrap_or_default();
+        let assigned = self.fleet.all().map(longest).collect();
         let mut waiting = Duration::ZERO;
         let mut absent = BTreeSet::new();
         for (&key, place) in &self.places {

@@ -11,13 +11,13 @@ use millrace_types::{Alpha, Alphas, BytesPerSec, GpuIndex, Priority, Reason, Slo
 
 use super::cost::PredictionError;
 use super::fleet::GpuTable;
-use super::gpus::{ExpectedFinish, RECALL_COST};
 use super::inputs::InputLocations;
 use super::models::ModelTable;
 use super::prewarm_hint::PrewarmCounts;
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use super::seats::{ExpectedFinish, RECALL_COST};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 
 /// Inputs of a policy's decision.
 pub(super) struct DispatchView<'a> {
@@ -63,10 +63,10 @@ pub(super) enum CopyOrigin {
 /// Decision about a request. The policy no longer stores the request, except after `Reserve`.
 #[derive(Debug)]
 pub(super) enum DispatchDecision {
-    /// Assign the request to a GPU; behind the running request if the GPU is busy.
+    /// Assign the request to a seat; behind the running request if the seat is busy.
     Assign {
         request: WaitingRequest,
-        gpu: GpuIndex,
+        seat: SeatIndex,
         /// Source of the model, unless resident.
         over: CopyOrigin,
     },
@@ -125,16 +125,16 @@ pub(super) trait DispatchPolicy: fmt::Debug {
         false
     }
 
-    /// Returns when a GPU is expected to finish its running request and the first `ahead` requests
+    /// Returns when a seat is expected to finish its running request and the first `ahead` requests
     /// behind it.
-    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
-        view.fleet.expected_free(view.models, view.now, gpu, ahead)
+    fn expected_turn(&self, view: &DispatchView<'_>, seat: SeatIndex, ahead: usize) -> ExpectedFinish {
+        view.fleet.expected_free(view.models, view.now, seat, ahead)
     }
 
-    /// Returns the time at which a GPU's running request is overdue, so that recalls should be
+    /// Returns the time at which a seat's running request is overdue, so that recalls should be
     /// considered again.
-    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
-        match view.fleet.expected_free(view.models, view.now, gpu, 0) {
+    fn overdue_at(&self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<Timestamp> {
+        match view.fleet.expected_free(view.models, view.now, seat, 0) {
             ExpectedFinish::At(at) => Some(at + RECALL_COST),
             ExpectedFinish::Unknown => None,
         }
@@ -146,8 +146,8 @@ pub(super) trait DispatchPolicy: fmt::Debug {
         view.bringing(gpu, request)
     }
 
-    /// Notes that a GPU has capacity for another request.
-    fn on_gpu_freed(&mut self, _gpu: GpuIndex) {}
+    /// Notes that a seat has capacity for another request.
+    fn on_seat_freed(&mut self, _seat: SeatIndex, _gpu: GpuIndex) {}
 
     /// Notes that a GPU is lost: requests that waited for this GPU alone rejoin the common queue.
     /// Returns these requests.

@@ -73,12 +73,12 @@ impl Dispatcher {
         };
         let before = after.and_then(|after| self.models.slot(after));
         let runs_only_that = |gpu: &GpuIndex| {
-            let it = self.fleet.get(*gpu);
-            it.ahead.is_empty() && it.running.as_ref().map(|held| held.request.model) == before
+            let mut here = self.fleet.seats_of(*gpu).flat_map(|(_, seat)| seat.requests());
+            here.next().map(|held| held.request.model) == before && here.next().is_none()
         };
         let holders = before.into_iter().flat_map(|before| self.models.get(before).holders.iter());
         let beside = holders.filter(runs_only_that).find(|&gpu| room(gpu).is_some());
-        let idle = self.fleet.all_idle().into_iter().filter_map(|gpu| Some((room(gpu)?, gpu)));
+        let idle = self.fleet.idle_gpus().into_iter().filter_map(|gpu| Some((room(gpu)?, gpu)));
         beside.or_else(|| idle.min_by_key(|&(room, gpu)| (Reverse(room), gpu)).map(|(_, gpu)| gpu))
     }
 }

@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use millrace_types::{Alpha, Alphas, GpuIndex, Priority, SloCounts, Timestamp};
 
-use super::gpus::ExpectedFinish;
 use super::models::ModelTable;
 use super::policy::{DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
-use millrace_core::ids::FunctionIndex;
+use super::seats::ExpectedFinish;
+use millrace_core::ids::{FunctionIndex, SeatIndex};
 
 #[derive(Debug)]
 struct Level {
@@ -104,20 +104,20 @@ impl DispatchPolicy for Prioritised {
         self.usual().recalls()
     }
 
-    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
-        self.usual().expected_turn(view, gpu, ahead)
+    fn expected_turn(&self, view: &DispatchView<'_>, seat: SeatIndex, ahead: usize) -> ExpectedFinish {
+        self.usual().expected_turn(view, seat, ahead)
     }
 
-    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
-        self.usual().overdue_at(view, gpu)
+    fn overdue_at(&self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<Timestamp> {
+        self.usual().overdue_at(view, seat)
     }
 
     fn bringing(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         self.usual().bringing(view, gpu, request)
     }
 
-    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
-        self.all().for_each(|policy| policy.on_gpu_freed(gpu));
+    fn on_seat_freed(&mut self, seat: SeatIndex, gpu: GpuIndex) {
+        self.all().for_each(|policy| policy.on_seat_freed(seat, gpu));
     }
 
     fn on_gpu_lost(&mut self, gpu: GpuIndex) -> Vec<WaitingRequest> {

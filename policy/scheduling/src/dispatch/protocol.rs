@@ -7,7 +7,7 @@ use millrace_types::{Alphas, Bytes, GpuIndex, Incarnation, ModelId, Priority, Re
 use super::config::PolicyConfig;
 use super::inputs::InputLocations;
 use millrace_core::attempts::{AttemptProgress, AttemptRecord, ReturnReason};
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 use millrace_memory::eviction::{Eviction, EvictionCandidate};
 
 /// Latency objective of a function, as far as the queue order needs. Uses whole
@@ -215,9 +215,10 @@ pub enum Event {
 /// Output of the dispatcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Assign a request to a GPU.
+    /// Assign a request to a seat of a GPU.
     Assign {
         gpu: GpuIndex,
+        seat: SeatIndex,
         key: RequestKey,
         model: ModelId,
         /// Last known executor of the GPU. Another incarnation rejects the assignment.
@@ -236,7 +237,7 @@ pub enum Action {
     /// Set the eviction rank of a model on a GPU, or on its way there. Sent only if evictions
     /// depend on the rank.
     SetEvictionRank { gpu: GpuIndex, model: ModelId, standing: EvictionCandidate },
-    /// Recall a request that was assigned to a busy GPU. The request may have begun meanwhile.
+    /// Recall a request that was assigned to a busy seat. The request may have begun meanwhile.
     Recall { gpu: GpuIndex, key: RequestKey },
     /// Pin a model on a GPU: requests wait for the model there, so the GPU evicts other models
     /// first.

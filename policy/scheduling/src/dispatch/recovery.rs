@@ -58,7 +58,7 @@ impl Dispatcher {
         let id = model.id;
         let memory = model.memory;
         self.models.add_holder(slot, gpu);
-        self.fleet.change(gpu, |it| it.add_resident(now, slot, memory));
+        self.fleet.change(gpu, |it, _| it.add_resident(now, slot, memory));
         self.send_eviction_rank(slot, gpu, actions);
         id
     }

@@ -3,8 +3,8 @@
 use millrace_core::ids::RequestKey;
 
 use super::dispatcher::{Dispatcher, RequestLocation};
-use super::gpus::Assignment;
 use super::inputs::InputLocations;
+use super::seats::Assignment;
 
 impl Dispatcher {
     /// Sets the location of a request's inputs.
@@ -40,15 +40,16 @@ impl Dispatcher {
     /// Updates the rows of a request on a GPU, so that the cost model attributes the run to the
     /// actual number of rows.
     fn update_rows(&mut self, key: RequestKey, rows: u32, inputs: &InputLocations) {
-        let Some(&RequestLocation::On(gpu)) = self.places.get(&key) else { return };
+        let Some(&RequestLocation::On(seat)) = self.places.get(&key) else { return };
+        let gpu = self.fleet.gpu_of(seat);
         let it = self.fleet.get(gpu);
         let of_key = |held: &&Assignment| held.request.key == key && held.rows != rows;
-        let Some(&held) = it.running.iter().chain(&it.ahead).find(of_key) else { return };
+        let Some(&held) = self.fleet.seat(seat).requests().find(of_key) else { return };
         let run = self.models.run_time_of(held.request.model, it.kind, rows);
         let predicted = run.map(|run| held.swap.saturating_add(run));
         let moves = !self.fleet.move_time(inputs, gpu).is_zero();
-        self.fleet.change(gpu, |it| {
-            for held in it.running.iter_mut().chain(&mut it.ahead).filter(|held| held.request.key == key) {
+        self.fleet.change_seat(seat, |_, it| {
+            for held in it.requests_mut().filter(|held| held.request.key == key) {
                 (held.rows, held.predicted) = (rows, predicted);
                 held.unlike |= moves;
             }

@@ -6,10 +6,11 @@ use proptest::prelude::*;
 
 use super::models::ModelSlot;
 use super::queue::WaitingRequest;
+use super::seats::Seat;
 use super::size_rank::SizeRank;
 use super::*;
 use millrace_core::attempts::{AttemptRecord, Idempotence};
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 use millrace_memory::eviction::Eviction;
 use millrace_transfers::paths::PairRate;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Incarnation, ModelId, Priority, Reason, SloCounts};
@@ -92,6 +93,15 @@ impl Node {
         actions
     }
 
+    fn seat(&self, index: u32) -> &Seat {
+        self.dispatch.fleet.seat(SeatIndex(index))
+    }
+
+    /// Returns a busy seat of the first GPUs, with its GPU and its running request.
+    fn first_running(&self, gpus: u32) -> Option<(GpuIndex, RequestKey)> {
+        (0..gpus).find_map(|index| Some((gpu(index), self.seat(index).running?.request.key)))
+    }
+
     fn enqueue(&mut self, key: u64, model: ModelId) -> Vec<Action> {
         self.ask(key, F.0, model)
     }
@@ -149,7 +159,7 @@ fn assign(index: u32, key: u64, model: ModelId) -> Action {
     let gpu = gpu(index);
     let key = RequestKey(key);
     let incarnation = Incarnation(1);
-    Action::Assign { gpu, key, model, incarnation, attempt: 1, from: None }
+    Action::Assign { gpu, seat: SeatIndex(index), key, model, incarnation, attempt: 1, from: None }
 }
 
 /// Returns the same assignment, with the model copied from GPU `from`.
@@ -157,14 +167,15 @@ fn assign_from(from: u32, index: u32, key: u64, model: ModelId) -> Action {
     let to = gpu(index);
     let key = RequestKey(key);
     let incarnation = Incarnation(1);
-    Action::Assign { gpu: to, key, model, incarnation, attempt: 1, from: Some(gpu(from)) }
+    let seat = SeatIndex(index);
+    Action::Assign { gpu: to, seat, key, model, incarnation, attempt: 1, from: Some(gpu(from)) }
 }
 
 fn again(index: u32, key: u64, model: ModelId, attempt: u32) -> Action {
     let gpu = gpu(index);
     let key = RequestKey(key);
     let incarnation = Incarnation(1);
-    Action::Assign { gpu, key, model, incarnation, attempt, from: None }
+    Action::Assign { gpu, seat: SeatIndex(index), key, model, incarnation, attempt, from: None }
 }
 
 fn fail(key: u64, reason: Reason, may_have_executed: bool) -> Action {

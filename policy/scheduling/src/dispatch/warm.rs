@@ -110,7 +110,7 @@ impl Dispatcher {
             return here;
         }
         let rank = model.rank?;
-        let idle = self.fleet.all_idle().into_iter().filter(|&gpu| self.fleet.get(gpu).rank >= rank);
+        let idle = self.fleet.idle_gpus().into_iter().filter(|&gpu| self.fleet.get(gpu).rank >= rank);
         let fits = idle.filter_map(|gpu| Some((self.room_beside(gpu)?, gpu)));
         let needs = |gpu: GpuIndex| self.fleet.get(gpu).size_of(model.memory);
         let fits = fits.filter(|&(room, gpu)| room >= needs(gpu) && !kept.on.contains(&gpu));

@@ -9,7 +9,7 @@ use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::window::{GpuTimeWindow, PeakWindow, WINDOW};
 use crate::dispatch::{InputLocations, QueuedRequest};
-use millrace_core::ids::{FunctionIndex, RequestKey, TenantIndex};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex, TenantIndex};
 
 /// A request that is parked outside the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,8 +47,8 @@ struct TenantAccount {
     /// By model, the number of admitted requests and the blocks of a copy.
     models: BTreeMap<ModelId, (u32, u32)>,
     window: GpuTimeWindow,
-    /// GPUs that run the tenant's requests, with the start of the present turn.
-    turns: BTreeMap<GpuIndex, Timestamp>,
+    /// Seats that run the tenant's requests, with the start of the present turn.
+    turns: BTreeMap<SeatIndex, Timestamp>,
     /// Peak number of GPUs that the tenant used at once within its share.
     peak: PeakWindow,
 }
@@ -297,17 +297,17 @@ impl TenantAccounts {
         }
     }
 
-    /// Starts a turn of the request's tenant on a GPU.
-    pub(super) fn turn_began(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
+    /// Starts a turn of the request's tenant on a seat.
+    pub(super) fn turn_began(&mut self, now: Timestamp, key: RequestKey, seat: SeatIndex) {
         if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant)) {
-            account.turns.insert(gpu, now);
+            account.turns.insert(seat, now);
         }
     }
 
-    /// Ends a turn of the request's tenant on a GPU, and charges the GPU time.
-    pub(super) fn turn_ended(&mut self, now: Timestamp, key: RequestKey, gpu: GpuIndex) {
+    /// Ends a turn of the request's tenant on a seat, and charges the GPU time.
+    pub(super) fn turn_ended(&mut self, now: Timestamp, key: RequestKey, seat: SeatIndex) {
         if let Some(account) = self.inside.get(&key).and_then(|it| self.accounts.get_mut(&it.tenant))
-            && let Some(since) = account.turns.remove(&gpu)
+            && let Some(since) = account.turns.remove(&seat)
         {
             account.window.add(since, now);
         }

@@ -60,16 +60,33 @@ pub use self::window::WINDOW;
 
 use self::gate::{ParkedRequest, SharedCapacity, TenantAccounts};
 use self::window::moves_on;
-use crate::dispatch::{self, Action, Config, Dispatcher};
+use crate::dispatch::{self, Action, Config, Dispatcher, GpuConfig};
 use millrace_core::Core;
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 use millrace_memory::BlockSize;
 
-/// Requests on a GPU in order of assignment: the first request has its turn.
-#[derive(Debug, Default)]
+/// Requests on a seat in order of assignment: the first request has its turn.
+type SeatRequests = VecDeque<RequestKey>;
+
+/// Requests on a GPU.
+#[derive(Debug)]
 struct OnGpu {
     up: bool,
-    requests: VecDeque<RequestKey>,
+    /// Number of seats.
+    seats_max: usize,
+    /// Seats with requests.
+    seats: BTreeMap<SeatIndex, SeatRequests>,
+}
+
+impl OnGpu {
+    fn has_idle_seat(&self) -> bool {
+        self.up && self.seats.len() < self.seats_max
+    }
+
+    /// Returns all requests, by seat and in order of assignment.
+    fn requests(&self) -> Vec<RequestKey> {
+        self.seats.values().flatten().copied().collect()
+    }
 }
 
 /// The node's queue behind the gate.
@@ -94,7 +111,12 @@ impl TenantGate {
     /// Creates an empty queue, with all GPUs down and no caps.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        let gpus: Vec<_> = config.gpus.iter().map(|_| OnGpu::default()).collect();
+        let on_gpu = |gpu: &GpuConfig| OnGpu {
+            up: false,
+            seats_max: gpu.seats.get() as usize,
+            seats: BTreeMap::new(),
+        };
+        let gpus: Vec<_> = config.gpus.iter().map(on_gpu).collect();
         let block = config.gpus.iter().map(|gpu| gpu.block).max().unwrap_or_default();
         let blocks = config.gpus.iter().map(|gpu| u64::from(block.blocks_for(gpu.memory))).sum();
         let whole = SharedCapacity { gpus: u32::try_from(gpus.len()).unwrap_or(u32::MAX), blocks };
@@ -176,7 +198,7 @@ impl TenantGate {
                 self.forget_unless_held(now, key);
             }
             dispatch::Event::Down { gpu, .. } | dispatch::Event::Reset { gpu } => {
-                let lost: Vec<_> = self.gpus[gpu.0 as usize].requests.iter().copied().collect();
+                let lost = self.gpus[gpu.0 as usize].requests();
                 lost.iter().for_each(|&key| self.left(now, gpu, key));
                 self.up -= u32::from(std::mem::take(&mut self.gpus[gpu.0 as usize].up));
                 self.forward(now, event, actions);
@@ -205,12 +227,12 @@ impl TenantGate {
         self.dispatch.on_event(now, event, actions);
         for action in &actions[before..] {
             match *action {
-                Action::Assign { gpu, key, .. } => {
-                    let requests = &mut self.gpus[gpu.0 as usize].requests;
+                Action::Assign { gpu, seat, key, .. } => {
+                    let requests = self.gpus[gpu.0 as usize].seats.entry(seat).or_default();
                     requests.push_back(key);
                     self.gate.moved(key, Some(gpu));
                     if requests.len() == 1 {
-                        self.gate.turn_began(now, key, gpu);
+                        self.gate.turn_began(now, key, seat);
                     }
                 }
                 Action::Fail { key, .. } => self.gate.gone(now, key),
@@ -220,13 +242,16 @@ impl TenantGate {
     }
 
     fn left(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) {
-        let requests = &mut self.gpus[gpu.0 as usize].requests;
-        let Some(place) = requests.iter().position(|&on| on == key) else { return };
+        let seats = self.gpus[gpu.0 as usize].seats.iter_mut();
+        let place = |requests: &SeatRequests| requests.iter().position(|&on| on == key);
+        let mut found = seats.filter_map(|(&seat, requests)| Some((seat, place(requests)?, requests)));
+        let Some((seat, place, requests)) = found.next() else { return };
         requests.remove(place);
         if place == 0 {
-            self.gate.turn_ended(now, key, gpu);
-            if let Some(&next) = requests.front() {
-                self.gate.turn_began(now, next, gpu);
+            self.gate.turn_ended(now, key, seat);
+            match requests.front() {
+                Some(&next) => self.gate.turn_began(now, next, seat),
+                None => drop(self.gpus[gpu.0 as usize].seats.remove(&seat)),
             }
         }
         self.gate.moved(key, None);
@@ -251,9 +276,9 @@ impl TenantGate {
         {
             self.enter(now, key, actions);
         }
-        // The requests in the queue cannot use the GPUs that are idle now.
+        // The requests in the queue cannot use the seats that are idle now.
         while self.may_let_in()
-            && self.gpus.iter().any(|gpu| gpu.up && gpu.requests.is_empty())
+            && self.gpus.iter().any(OnGpu::has_idle_seat)
             && let Some(key) = self.gate.next_for_idle(now, self.dispatch.queued())
         {
             self.enter(now, key, actions);

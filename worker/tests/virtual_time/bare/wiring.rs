@@ -151,7 +151,7 @@ impl Node<'_> {
         self.trace.step(CoreId::Dispatch, &mut self.dispatch, self.now, event, &mut actions);
         for action in actions {
             match action {
-                dispatch::Action::Assign { gpu, key, model, incarnation, attempt, from } => {
+                dispatch::Action::Assign { gpu, seat: _, key, model, incarnation, attempt, from } => {
                     self.requests.get_mut(&key).unwrap().attempt = attempt;
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));

@@ -114,10 +114,10 @@ fn a_model_that_arrives_during_the_run_before_adds_no_swap_time() {
     );
     let backlog = |node: &Node| {
         let fleet = &node.dispatch.fleet;
-        fleet.backlog(&node.dispatch.models, node.now, gpu(0)).unwrap()
+        fleet.backlog(&node.dispatch.models, node.now, SeatIndex(0)).unwrap()
     };
     let before = backlog(&node);
-    let swap = node.dispatch.fleet.get(gpu(0)).ahead[0].swap;
+    let swap = node.seat(0).ahead[0].swap;
     assert!(swap > Duration::ZERO);
     node.step(Event::ModelLoaded { gpu: gpu(0), model: B, from: None });
     assert_eq!(backlog(&node), before - swap);

@@ -1,21 +1,20 @@
-//! Equivalence of searches through load summaries and full scans of every GPU.
+//! Equivalence of searches through load summaries and full scans of every seat.
 
 use std::cmp::Reverse;
 
 use super::*;
-use crate::dispatch::gpus::ExpectedFinish;
+use crate::dispatch::seats::ExpectedFinish;
 use crate::dispatch::{arrival, load_summary, torpor};
 
 /// Checks the searches of all policies against full scans, for each model.
 pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     let fleet = &dispatch.fleet;
-    let gpus = || (0..3).map(GpuIndex);
-    for gpu in gpus() {
-        let it = fleet.get(gpu);
-        let first_look = fleet.glance(gpu);
-        let takes = it.accepts_queued() && it.ahead.len() < AHEAD_MAX;
-        assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), takes, "{gpu}");
-        assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{gpu}");
+    for seat in fleet.all_seats() {
+        let it = fleet.seat(seat);
+        let first_look = fleet.glance(seat);
+        let accepts = fleet.under(seat).executor.is_some() && it.accepts_queued();
+        assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), accepts && it.ahead.len() < AHEAD_MAX, "{seat}");
+        assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{seat}");
     }
     let all: Vec<_> = [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)).collect();
     for read in [&[][..], &[(0, 32)], &[(1, 1), (2, 16)]] {
@@ -29,8 +28,16 @@ pub(super) fn check_with(dispatch: &Dispatcher, now: Timestamp, models: &[ModelS
     let view = DispatchView { now, fleet: &dispatch.fleet, models: &dispatch.models, inputs: &inputs };
     dispatch.policy.check(&view, models);
     for (request, slot) in requests_of(&view, models) {
-        assert_eq!(arrival::idle_gpu(&view, &request), idle_gpu(&view, &request), "{request:?} of {read:?}");
-        assert_eq!(arrival::busy_gpu(&view, &request), busy_gpu(&view, &request), "{request:?} of {read:?}");
+        assert_eq!(
+            arrival::idle_seat(&view, &request),
+            idle_seat(&view, &request),
+            "{request:?} of {read:?}"
+        );
+        assert_eq!(
+            arrival::busy_seat(&view, &request),
+            busy_seat(&view, &request),
+            "{request:?} of {read:?}"
+        );
         assert_eq!(torpor::from_peer(&view, &request), from_peer(&view, &request), "{request:?} of {read:?}");
         let calm = |gpu: GpuIndex| view.fleet.loading_beside(gpu);
         let nearest = view.fleet.nearest_idle(&read, request.rank, calm);
@@ -42,61 +49,78 @@ pub(super) fn check_with(dispatch: &Dispatcher, now: Timestamp, models: &[ModelS
     }
 }
 
-fn idle_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
-    let moved = |gpu: GpuIndex| view.fleet.move_time(view.inputs(request), gpu);
+/// Returns the seats of all holders of a request's model.
+fn holders<'a>(view: &'a DispatchView<'_>, request: &WaitingRequest) -> impl Iterator<Item = SeatIndex> + 'a {
     let holders = view.models.get(request.model).holders.iter();
-    let idle = holders.filter(|&gpu| view.fleet.takes_now(gpu, request.rank));
-    let holder = idle.min_by_key(|&gpu| (moved(gpu), view.fleet.get(gpu).resident_size(), gpu));
+    holders.flat_map(|gpu| view.fleet.get(gpu).seats())
+}
+
+fn is_idle(view: &DispatchView<'_>, seat: SeatIndex, rank: SizeRank) -> bool {
+    view.fleet.is_idle(seat) && view.fleet.under(seat).rank >= rank
+}
+
+fn idle_seat(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<SeatIndex> {
+    let moved = |seat| view.fleet.move_time(view.inputs(request), view.fleet.gpu_of(seat));
+    let idle = holders(view, request).filter(|&seat| is_idle(view, seat, request.rank));
+    let holder = idle.min_by_key(|&seat| (moved(seat), view.fleet.under(seat).resident_size(), seat));
     holder.or_else(|| nearest_idle(view, request, |_| ()))
 }
 
-/// Scans all idle GPUs. GPUs that the inputs reach over the host count only if they are first.
+/// Scans all idle seats. Seats that the inputs reach over the host count only if they are first.
 fn nearest_idle<C: Ord>(
     view: &DispatchView<'_>,
     request: &WaitingRequest,
     class: impl Fn(GpuIndex) -> C,
-) -> Option<GpuIndex> {
+) -> Option<SeatIndex> {
     let fleet = view.fleet;
     let inputs = view.inputs(request);
-    let idle = || fleet.all().filter(|&gpu| fleet.takes_now(gpu, request.rank));
-    let first = idle().min_by_key(|&gpu| (fleet.idle_place(gpu), gpu));
+    let idle = || fleet.all_seats().filter(|&seat| is_idle(view, seat, request.rank));
+    let first = idle().min_by_key(|&seat| (fleet.idle_place(seat), seat));
     let near = |gpu: GpuIndex| inputs.iter().any(|(from, _)| from == gpu || fleet.way(from, gpu).is_some());
-    let all = idle().filter(|&gpu| Some(gpu) == first || near(gpu));
-    all.min_by_key(|&gpu| (class(gpu), fleet.move_time(inputs, gpu), fleet.idle_place(gpu), gpu))
+    // Of a GPU that is near, the first idle seat counts.
+    let counts = |seat: SeatIndex| {
+        let gpu = fleet.gpu_of(seat);
+        near(gpu) && fleet.idle_seat(gpu, request.rank) == Some(seat)
+    };
+    let all = idle().filter(|&seat| Some(seat) == first || counts(seat));
+    all.min_by_key(|&seat| {
+        let gpu = fleet.gpu_of(seat);
+        (class(gpu), fleet.move_time(inputs, gpu), fleet.idle_place(seat), seat)
+    })
 }
 
-fn busy_gpu(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<GpuIndex> {
-    let turn = |gpu: GpuIndex| {
-        let ahead = view.fleet.get(gpu).ahead.len();
-        (view.fleet.expected_free(view.models, view.now, gpu, ahead), gpu)
+fn busy_seat(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<SeatIndex> {
+    let turn = |seat: SeatIndex| {
+        let ahead = view.fleet.seat(seat).ahead.len();
+        (view.fleet.expected_free(view.models, view.now, seat, ahead), seat)
     };
-    let begins = |(turn, gpu): (ExpectedFinish, GpuIndex)| {
-        let moved = view.fleet.move_time(view.inputs(request), gpu);
-        (turn.max(ExpectedFinish::At(view.now + moved)), moved, gpu)
+    let begins = |(turn, seat): (ExpectedFinish, SeatIndex)| {
+        let moved = view.fleet.move_time(view.inputs(request), view.fleet.gpu_of(seat));
+        (turn.max(ExpectedFinish::At(view.now + moved)), moved, seat)
     };
-    let holders = view.models.get(request.model).holders.iter();
-    let takers = holders.filter(|&gpu| {
-        let gpu = view.fleet.get(gpu);
-        gpu.accepts_queued() && gpu.rank >= request.rank && gpu.ahead.len() < AHEAD_MAX
+    let takers = holders(view, request).filter(|&seat| {
+        view.fleet.accepts_queued(seat)
+            && view.fleet.under(seat).rank >= request.rank
+            && view.fleet.seat(seat).ahead.len() < AHEAD_MAX
     });
     let soon = ExpectedFinish::At(view.now + RECALL_COST);
-    let turns = takers.map(turn).filter(|&(turn, gpu)| turn <= soon || view.fleet.get(gpu).ahead.is_empty());
-    let free = || view.fleet.free_ahead().filter(|&gpu| view.fleet.get(gpu).rank >= request.rank);
+    let turns =
+        takers.map(turn).filter(|&(turn, seat)| turn <= soon || view.fleet.seat(seat).ahead.is_empty());
+    let free = || view.fleet.free_ahead().filter(|&seat| view.fleet.under(seat).rank >= request.rank);
     let free_first = || free().map(turn).map(begins).min();
-    turns.map(begins).min().or_else(free_first).map(|(.., gpu)| gpu)
+    turns.map(begins).min().or_else(free_first).map(|(.., seat)| seat)
 }
 
 fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<torpor::PeerCopy> {
     let holders = view.models.get(request.model).holders.iter();
     let whole = holders.filter(|&gpu| !view.fleet.get(gpu).is_loading(request.model));
+    let moved = |to| view.fleet.move_time(view.inputs(request), to);
     let from_holder = whole.flat_map(|holder| {
-        let moved = |to| view.fleet.move_time(view.inputs(request), to);
-        view.fleet.peers(holder).iter().map(move |&(rate, to)| (Reverse(rate), moved(to), to, holder))
+        let to_idle = move |&(rate, to)| Some((rate, to, view.fleet.idle_seat(to, request.rank)?, holder));
+        view.fleet.peers(holder).iter().filter_map(to_idle)
     });
-    let faster = from_holder.filter(|&(Reverse(rate), _, to, _)| {
-        view.fleet.takes_now(to, request.rank) && rate > view.fleet.get(to).host_rate
-    });
-    faster.min()
+    let faster = from_holder.filter(|&(rate, to, ..)| rate > view.fleet.get(to).host_rate);
+    faster.map(|(rate, to, seat, holder)| (Reverse(rate), moved(to), seat, holder)).min()
 }
 
 /// Searches as LALB does, with requests of `own` time in each GPU's own queue.
@@ -105,11 +129,13 @@ fn first_of(
     model: ModelSlot,
     own: impl Fn(GpuIndex) -> Duration,
     most: Duration,
-) -> Option<(ExpectedFinish, GpuIndex)> {
-    let bound = |gpu: GpuIndex| view.fleet.glance(gpu).soonest(view.models, view.now).and(own(gpu));
-    let exact = |gpu: GpuIndex| through(view, gpu, own(gpu), most);
+) -> Option<(ExpectedFinish, SeatIndex)> {
+    let own = |seat| own(view.fleet.gpu_of(seat));
+    let bound = |seat| view.fleet.glance(seat).soonest(view.models, view.now).and(own(seat));
+    let exact = |seat| through(view, seat, own(seat), most);
     let in_time = || {
-        let bounded = view.models.get(model).holders.iter().map(|gpu| (bound(gpu), gpu));
+        let seats = view.models.get(model).holders.iter().flat_map(|gpu| view.fleet.get(gpu).seats());
+        let bounded = seats.map(|seat| (bound(seat), seat));
         bounded.filter(|&(bound, _)| bound < ExpectedFinish::At(view.now + most))
     };
     let first = load_summary::first(in_time(), exact);
@@ -122,12 +148,17 @@ fn first_by_scan(
     model: ModelSlot,
     own: impl Fn(GpuIndex) -> Duration,
     most: Duration,
-) -> Option<(ExpectedFinish, GpuIndex)> {
-    let holders = view.models.get(model).holders.iter();
-    holders.filter_map(|gpu| Some((through(view, gpu, own(gpu), most)?, gpu))).min()
+) -> Option<(ExpectedFinish, SeatIndex)> {
+    let seats = view.models.get(model).holders.iter().flat_map(|gpu| view.fleet.get(gpu).seats());
+    seats.filter_map(|seat| Some((through(view, seat, own(view.fleet.gpu_of(seat)), most)?, seat))).min()
 }
 
-fn through(view: &DispatchView<'_>, gpu: GpuIndex, own: Duration, most: Duration) -> Option<ExpectedFinish> {
-    let wait = view.fleet.backlog(view.models, view.now, gpu)? + own;
+fn through(
+    view: &DispatchView<'_>,
+    seat: SeatIndex,
+    own: Duration,
+    most: Duration,
+) -> Option<ExpectedFinish> {
+    let wait = view.fleet.backlog(view.models, view.now, seat)? + own;
     (wait < most).then_some(ExpectedFinish::At(view.now + wait))
 }

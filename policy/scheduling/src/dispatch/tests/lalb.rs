@@ -1,5 +1,4 @@
 use super::*;
-use crate::dispatch::gpus::GpuRecord;
 
 const LALB: PolicyConfig = PolicyConfig::Lalb { overtakes_max: 0 };
 const O3: PolicyConfig = PolicyConfig::Lalb { overtakes_max: OVERTAKES_MAX };
@@ -34,8 +33,8 @@ pub(super) fn check_order(
 /// Returns the requests that left the shared queue, with their GPUs.
 fn left(before: &BTreeMap<RequestKey, WaitingRequest>, after: &Dispatcher) -> Vec<(RequestKey, GpuIndex)> {
     let to = |&key: &RequestKey| match *after.places.get(&key)? {
-        RequestLocation::On(gpu) | RequestLocation::Queued { reserved: Some(gpu), .. } => Some((key, gpu)),
-        RequestLocation::Queued { reserved: None, .. } => None,
+        RequestLocation::On(seat) => Some((key, after.fleet.gpu_of(seat))),
+        RequestLocation::Queued { reserved, .. } => Some((key, reserved?)),
     };
     before.keys().filter_map(to).collect()
 }
@@ -75,8 +74,8 @@ impl Node {
     fn to(&mut self, key: u64, model: ModelId) -> Option<GpuIndex> {
         self.enqueue(key, model);
         match *self.dispatch.places.get(&RequestKey(key))? {
-            RequestLocation::On(gpu) | RequestLocation::Queued { reserved: Some(gpu), .. } => Some(gpu),
-            RequestLocation::Queued { reserved: None, .. } => None,
+            RequestLocation::On(seat) => Some(self.dispatch.fleet.gpu_of(seat)),
+            RequestLocation::Queued { reserved, .. } => reserved,
         }
     }
 }
@@ -236,9 +235,7 @@ proptest! {
         for (key, (what, model)) in (1..).zip(steps) {
             node.now = node.now + Duration::from_millis(3);
             let before = shared_queue(&node.dispatch);
-            let running = |gpu: &GpuRecord| gpu.running.map(|held| held.request.key);
-            let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
-            match busy.filter(|_| what < 5) {
+            match node.first_running(3).filter(|_| what < 5) {
                 Some((gpu, key)) => {
                     node.step(Event::RequestEnded { gpu, key, ran: Some(Duration::from_millis(u64::from(model) + 1)) });
                     node.step(Event::ModelsEvicted { gpu, models: vec![ModelId(model)] });

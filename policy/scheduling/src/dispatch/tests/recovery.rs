@@ -94,7 +94,7 @@ fn a_recovered_model_counts_as_resident_only_after_its_arrival() {
         // The next request in the queue is for LARGE, then one for A.
         assert_eq!(node.ended(1, 2, 5), [assign(1, 1, LARGE)]);
         assert_eq!(node.ended(1, 1, 5), [assign(1, 3, A)]);
-        let held = node.dispatch.fleet.get(gpu(1)).running.unwrap();
+        let held = node.seat(1).running.unwrap();
         assert_eq!(held.swap, if arrived { Duration::ZERO } else { swap });
         node.now = node.now + Duration::from_millis(6);
         node.ended(1, 3, 5);

@@ -1,6 +1,8 @@
 //! Equivalence of index lookups and full scans, on enough GPUs and models to make a difference: in
 //! every state, both lead to the same decision.
 
+use std::num::NonZeroU32;
+
 use super::*;
 use millrace_core::attempts::ReturnReason;
 
@@ -39,6 +41,7 @@ proptest! {
     fn index_lookups_agree_with_full_scans(
         policy in prop::sample::select(vec!["fifo", "lalb", "lalb-o3", "torpor", "unified"]),
         kinds in any::<bool>(),
+        seats in prop_oneof![2 => Just(NonZeroU32::MIN), 1 => (2..=8u32).prop_map(|seats| NonZeroU32::new(seats).unwrap())],
         deadlines in any::<bool>(),
         links in prop::collection::vec((0..GPUS, 0..GPUS, 1..40u64), 0..40),
         ways in prop::collection::btree_map((0..GPUS, 0..GPUS), 1..40u64, 0..60),
@@ -46,7 +49,8 @@ proptest! {
         steps in prop::collection::vec(step(), 1..250),
     ) {
         let (_, policy) = POLICIES.into_iter().find(|(name, _)| *name == policy).expect("a policy of the list");
-        let mut gpus = vec![GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)); GPUS as usize];
+        let one = GpuConfig { seats, ..GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)) };
+        let mut gpus = vec![one; GPUS as usize];
         if kinds {
             gpus.iter_mut().step_by(2).for_each(|gpu| gpu.kind = 1);
         }

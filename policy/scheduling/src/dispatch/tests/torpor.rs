@@ -143,7 +143,7 @@ fn a_load_goes_to_the_gpu_with_the_least_loading_neighbour() {
 fn force(node: &mut Node, index: u32, key: u64, model: ModelId) {
     let down: Vec<u32> = (0..4).filter(|&other| other != index).collect();
     let idle: Vec<u32> =
-        down.into_iter().filter(|&other| node.dispatch.fleet.get(gpu(other)).idle()).collect();
+        down.into_iter().filter(|&other| node.dispatch.fleet.is_idle(SeatIndex(other))).collect();
     for &other in &idle {
         node.step(Event::Down { gpu: gpu(other), lost: Vec::new() });
     }
@@ -160,7 +160,7 @@ fn a_model_is_copied_over_the_fastest_nvlink_from_a_busy_holder() {
     force(&mut node, 0, 1, A);
     node.loaded(0, A);
     assert_eq!(node.ask(2, 0, A), [assign_from(0, 3, 2, A)], "0-3 is a fast pair");
-    let copied = node.dispatch.fleet.get(gpu(3));
+    let copied = node.seat(3);
     assert_eq!(copied.loading(), LoadClass::FromPeer);
     assert_eq!(copied.running.unwrap().swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
     node.loaded(3, A);
@@ -189,10 +189,7 @@ fn a_peer_no_faster_than_the_host_is_no_source() {
     let mut node = node_of(&Config { peers, ..Config::new(vec![gpu_config; 2], 9).with_policy(policy, 1) });
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
     assert_eq!(node.ask(2, 0, A), [assign(1, 2, A)]);
-    assert_eq!(
-        node.dispatch.fleet.get(gpu(1)).running.unwrap().swap,
-        BytesPerSec::gb(12).time_for(Bytes::mib(8))
-    );
+    assert_eq!(node.seat(1).running.unwrap().swap, BytesPerSec::gb(12).time_for(Bytes::mib(8)));
 }
 
 #[test]

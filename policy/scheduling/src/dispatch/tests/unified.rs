@@ -1,6 +1,5 @@
 use super::*;
 use crate::dispatch::config::UNIFIED;
-use crate::dispatch::gpus::GpuRecord;
 use millrace_core::attempts::ReturnReason;
 use millrace_core::attempts::{AttemptLoss, RetryDecision};
 
@@ -90,13 +89,13 @@ fn a_model_is_copied_from_a_peer_if_faster_than_the_host_and_waiting() {
     assert_eq!(node.ask(1, 0, A), [assign(0, 1, A)]);
     node.step(Event::ModelLoaded { gpu: gpu(0), model: A, from: None });
     let from = |action: Action, holder| match action {
-        Action::Assign { gpu, key, model, incarnation, attempt, .. } => {
-            Action::Assign { gpu, key, model, incarnation, attempt, from: Some(holder) }
+        Action::Assign { gpu, seat, key, model, incarnation, attempt, .. } => {
+            Action::Assign { gpu, seat, key, model, incarnation, attempt, from: Some(holder) }
         }
         other => other,
     };
     assert_eq!(node.ask(2, 0, A), [from(assign(2, 2, A), gpu(0))]);
-    let copied = node.dispatch.fleet.get(gpu(2)).running.unwrap();
+    let copied = node.seat(2).running.unwrap();
     assert_eq!(copied.swap, BytesPerSec::gb(48).time_for(Bytes::mib(8)));
 }
 
@@ -328,9 +327,7 @@ proptest! {
             let before = shared_queue(&node.dispatch);
             waited = waited.max(before.len() as u64);
             let most_allowed = u64::from(limit) + u64::from(every - 1) * waited;
-            let running = |gpu: &GpuRecord| gpu.running.map(|held| held.request.key);
-            let busy = (0..3).map(gpu).find_map(|gpu| Some((gpu, running(node.dispatch.fleet.get(gpu))?)));
-            match busy.filter(|_| what < 5) {
+            match node.first_running(3).filter(|_| what < 5) {
                 Some((gpu, key)) => {
                     let ran = Some(Duration::from_millis(u64::from(model) + 1));
                     node.step(Event::RequestEnded { gpu, key, ran });

@@ -8,8 +8,8 @@
 //! of functions with equal counts, go by age. A function without an objective counts as just
 //! meeting its objective: prioritised, but after functions with a positive count.
 //!
-//! **GPU** (algorithm 1, and the reading in docs/develop/mechanisms.md). The first choice is an idle GPU
-//! that holds the model. The second is the idle GPU with the fastest direct link from a busy
+//! **GPU** (algorithm 1, and the reading in docs/develop/mechanisms.md). The first choice is an idle seat
+//! on a GPU that holds the model. The second is the idle GPU with the fastest direct link from a busy
 //! holder, if that link is faster than the path from the host. The third is the idle GPU with the
 //! least loading by neighbours under the same switch: nothing, from another GPU, a light, a medium
 //! or a heavy model, in this order. Ties go to the GPU that the request's inputs reach soonest
@@ -33,7 +33,7 @@ use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, 
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
-use millrace_core::ids::{FunctionIndex, RequestKey};
+use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 
 mod alpha;
 mod groups;
@@ -189,7 +189,7 @@ impl Torpor {
         self.settle();
     }
 
-    /// Returns the function with the first request that fits an idle GPU.
+    /// Returns the function with the first request that fits the GPU of an idle seat.
     fn first(&mut self, view: &DispatchView<'_>) -> Option<FunctionIndex> {
         self.fronts.clear();
         let lines = self.lines.iter().enumerate();
@@ -203,10 +203,10 @@ impl Torpor {
         &mut self,
         view: &DispatchView<'_>,
         request: &WaitingRequest,
-    ) -> Option<(GpuIndex, CopyOrigin)> {
+    ) -> Option<(SeatIndex, CopyOrigin)> {
         let holders = &view.models.get(request.model).holders;
         let inputs = view.inputs(request);
-        let moved = |gpu| view.fleet.move_time(inputs, gpu);
+        let moved = |gpu: GpuIndex| view.fleet.move_time(inputs, gpu);
         if let Some(hit) = view.fleet.idle_holder(holders, request.rank, moved) {
             return Some((hit, CopyOrigin::Host));
         }
@@ -217,17 +217,19 @@ impl Torpor {
         if let Some((Reverse(rate), _, to, holder)) = from_peer(view, request) {
             return Some((to, CopyOrigin::Peer { holder, rate }));
         }
-        let calm = |gpu| view.fleet.loading_beside(gpu);
+        let calm = |gpu: GpuIndex| view.fleet.loading_beside(gpu);
         Some((view.fleet.nearest_idle(inputs, request.rank, calm)?, CopyOrigin::Host))
     }
 }
 
-/// Returns the fastest direct link from a holder to an idle GPU, if that link is faster than the
+/// Returns the fastest direct link from a holder to a GPU with an idle seat, if that link is faster than the
 /// GPU's path from the host. Among equally fast links, the inputs decide: the link to the GPU that
 /// they reach soonest. Scans the smaller set of the two.
 pub(super) fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<PeerCopy> {
     let inputs = view.inputs(request);
-    let way = |rate, to, holder| (Reverse(rate), view.fleet.move_time(inputs, to), to, holder);
+    let way = |rate, to: SeatIndex, holder| {
+        (Reverse(rate), view.fleet.move_time(inputs, view.fleet.gpu_of(to)), to, holder)
+    };
     let holders = &view.models.get(request.model).holders;
     // A holder with a copy still in transit cannot serve as a source yet.
     let gives = |holder: GpuIndex| !view.fleet.get(holder).is_loading(request.model);
@@ -236,18 +238,20 @@ pub(super) fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Op
     if holders.len() <= view.fleet.idle_count(request.rank) {
         let whole = holders.iter().filter(|&holder| gives(holder));
         let ways = whole.flat_map(|holder| links(holder).map(move |(rate, to)| (rate, to, holder)));
-        let ways = ways.filter(|&(rate, to, _)| view.fleet.takes_now(to, request.rank) && faster(to, rate));
-        return ways.map(|(rate, to, holder)| way(rate, to, holder)).min();
+        let ways = ways.filter(|&(rate, to, _)| faster(to, rate));
+        let idle = |(rate, to, holder)| Some(way(rate, view.fleet.idle_seat(to, request.rank)?, holder));
+        return ways.filter_map(idle).min();
     }
     let ways = view.fleet.idle(request.rank);
-    let ways = ways.flat_map(|to| links(to).map(move |(rate, holder)| (rate, to, holder)));
-    let ways =
-        ways.filter(|&(rate, to, holder)| faster(to, rate) && holders.contains(holder) && gives(holder));
+    let ways = ways.flat_map(|to| links(view.fleet.gpu_of(to)).map(move |(rate, holder)| (rate, to, holder)));
+    let ways = ways.filter(|&(rate, to, holder)| {
+        faster(view.fleet.gpu_of(to), rate) && holders.contains(holder) && gives(holder)
+    });
     ways.map(|(rate, to, holder)| way(rate, to, holder)).min()
 }
 
 /// Rate of a link, transfer time of the request's inputs, destination and source.
-pub(super) type PeerCopy = (Reverse<BytesPerSec>, Duration, GpuIndex, GpuIndex);
+pub(super) type PeerCopy = (Reverse<BytesPerSec>, Duration, SeatIndex, GpuIndex);
 
 /// Returns the mean run time of a function, in microseconds: the artifact weights counts by mean
 /// milliseconds. A function that never ran has 1000. With several kinds of GPU, the first kind
@@ -277,9 +281,9 @@ impl DispatchPolicy for Torpor {
         }
         let function = self.first(view)?;
         let request = *self.functions.get(&function)?.waiting.first_key_value()?.1;
-        let (gpu, over) = self.choose(view, &request)?;
+        let (seat, over) = self.choose(view, &request)?;
         self.remove(&request);
-        Some(DispatchDecision::Assign { request, gpu, over })
+        Some(DispatchDecision::Assign { request, seat, over })
     }
 
     fn uses_scores(&self) -> bool {

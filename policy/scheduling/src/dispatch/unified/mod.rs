@@ -48,14 +48,14 @@ use millrace_types::{GpuIndex, SloCounts, Timestamp};
 use self::batching_class::BatchingClass;
 use self::flows::{CLASSES, FlowCandidate, FlowUrgency, RequestFlows};
 use super::config::UnifiedConfig;
-use super::gpus::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
 use super::models::{ModelSlot, ModelTable};
 use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
+use super::seats::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
 use super::torpor::required::{RequiredRequestCount, ScoredRequests};
-use millrace_core::ids::FunctionIndex;
+use millrace_core::ids::{FunctionIndex, SeatIndex};
 
 /// Maximum shortfall of an endangered function, in late requests beyond its objective. Above this,
 /// the function is hopeless.
@@ -90,9 +90,9 @@ pub(super) struct Unified {
     together: BatchingClass,
     ages: AgeQueues,
     flows: RequestFlows,
-    /// Busy GPUs that may accept a next request.
-    ready: BTreeSet<GpuIndex>,
-    /// Model of the most recent request, until busy GPUs were examined for it.
+    /// Busy seats that may accept a next request.
+    ready: BTreeSet<SeatIndex>,
+    /// Model of the most recent request, until busy seats were examined for it.
     fresh: Option<ModelSlot>,
 }
 
@@ -146,11 +146,11 @@ impl Unified {
         }
     }
 
-    /// Removes a request that goes to a GPU.
-    fn send(&mut self, view: &DispatchView<'_>, request: &WaitingRequest, gpu: GpuIndex) {
-        self.ages.send(request.rank, request.key, view.fleet.get(gpu).rank);
+    /// Removes a request that goes to a seat.
+    fn send(&mut self, view: &DispatchView<'_>, request: &WaitingRequest, seat: SeatIndex) {
+        self.ages.send(request.rank, request.key, view.fleet.under(seat).rank);
         self.flows.remove(request);
-        self.ready.insert(gpu);
+        self.ready.insert(seat);
     }
 
     /// Returns the most urgent request for a model that a GPU holds.
@@ -194,13 +194,14 @@ impl Unified {
         begins + other <= candidate.latest || begins > candidate.latest
     }
 
-    /// Returns the decision for an idle GPU: a request for this GPU, or a request that has to go
+    /// Returns the decision for an idle seat: a request for this seat, or a request that has to go
     /// elsewhere first.
-    fn for_idle(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
+    fn for_idle(&mut self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<DispatchDecision> {
+        let gpu = view.fleet.gpu_of(seat);
         let rank = view.fleet.get(gpu).rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
             let request = self.ages.get(from, key)?;
-            return self.place(view, gpu, &request);
+            return self.place(view, seat, &request);
         }
         let hit = self.hit(view, gpu);
         let first = self.most_pressing(view, gpu);
@@ -209,35 +210,36 @@ impl Unified {
                 if hit.late <= first.late
                     && self.can_wait(view, gpu, &first, self.takes(view, gpu, &hit)) =>
             {
-                self.place_hit(view, gpu, &hit.request)
+                self.place_hit(view, seat, &hit.request)
             }
-            (Some(hit), None) => self.place_hit(view, gpu, &hit.request),
-            (_, Some(first)) => self.place(view, gpu, &first.request),
+            (Some(hit), None) => self.place_hit(view, seat, &hit.request),
+            (_, Some(first)) => self.place(view, seat, &first.request),
             (None, None) => None,
         }
     }
 
     /// Returns whether no other busy holder would begin a request sooner because its inputs are
     /// there.
-    fn nearest(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> bool {
+    fn nearest(&self, view: &DispatchView<'_>, seat: SeatIndex, request: &WaitingRequest) -> bool {
         view.inputs(request).is_empty()
-            || self.busy_holder(view, request).is_none_or(|(_, first)| first == gpu)
+            || self.busy_holder(view, request).is_none_or(|(_, first)| first == seat)
     }
 
-    /// Returns the request to assign behind the running request of a busy GPU, if any.
-    fn for_busy(&mut self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<DispatchDecision> {
-        let it = view.fleet.get(gpu);
-        if !it.accepts_queued() || it.ahead.len() >= AHEAD_MAX {
+    /// Returns the request to assign behind the running request of a busy seat, if any.
+    fn for_busy(&mut self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<DispatchDecision> {
+        let ahead = view.fleet.seat(seat).ahead.len();
+        if !view.fleet.accepts_queued(seat) || ahead >= AHEAD_MAX {
             return None;
         }
-        let left = view.fleet.backlog(view.models, view.now, gpu)?;
-        let nobody_ahead = it.ahead.is_empty();
-        let rank = it.rank;
+        let left = view.fleet.backlog(view.models, view.now, seat)?;
+        let nobody_ahead = ahead == 0;
+        let gpu = view.fleet.gpu_of(seat);
+        let rank = view.fleet.get(gpu).rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
             let request = self.ages.get(from, key)?;
             // No other request may be assigned before the request at its limit.
             return (nobody_ahead && self.worth_bringing(view, gpu, left, &request))
-                .then(|| self.assign(view, &request, gpu, CopyOrigin::Host));
+                .then(|| self.assign(view, &request, seat, CopyOrigin::Host));
         }
         let soon = left <= RECALL_COST;
         let may_bring = nobody_ahead && self.flows.has_free(rank);
@@ -249,9 +251,9 @@ impl Unified {
             // is loaded.
             let goes = soon
                 && !hit.request.attempts.suspect()
-                && self.nearest(view, gpu, &hit.request)
+                && self.nearest(view, seat, &hit.request)
                 && self.delays_nobody(view, gpu, left, &hit);
-            return goes.then(|| self.assign(view, &hit.request, gpu, CopyOrigin::Host));
+            return goes.then(|| self.assign(view, &hit.request, seat, CopyOrigin::Host));
         }
         if !nobody_ahead {
             return None;
@@ -259,7 +261,7 @@ impl Unified {
         let free = self.flows.firsts(rank, FlowUrgency::Free, view.now, LOOKED_AT_MAX);
         let suits = |candidate: &&FlowCandidate| self.worth_bringing(view, gpu, left, &candidate.request);
         let request = free.iter().find(suits)?.request;
-        Some(self.assign(view, &request, gpu, CopyOrigin::Host))
+        Some(self.assign(view, &request, seat, CopyOrigin::Host))
     }
 
     /// Returns whether the most urgent request for a busy GPU can wait for a hit that is assigned
@@ -279,11 +281,13 @@ impl Unified {
     }
 }
 
-/// Returns the holders of a model that will begin a next request sooner than a recall would take.
-fn soon_free_holders(view: &DispatchView<'_>, model: ModelSlot) -> impl Iterator<Item = GpuIndex> {
+/// Returns the seats of a model's holders that will begin a next request sooner than a recall would
+/// take.
+fn soon_free_holders(view: &DispatchView<'_>, model: ModelSlot) -> impl Iterator<Item = SeatIndex> {
     let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let holders = view.models.get(model).holders.iter().take(COMPARED_MAX);
-    holders.filter(move |&gpu| view.fleet.glance(gpu).soonest(view.models, view.now) <= soon)
+    let seats = holders.flat_map(|gpu| view.fleet.get(gpu).seats());
+    seats.filter(move |&seat| view.fleet.glance(seat).soonest(view.models, view.now) <= soon)
 }
 
 fn class(objective: Option<LatencyObjective>, tally: &ScoredRequests) -> FlowUrgency {
@@ -329,15 +333,15 @@ impl DispatchPolicy for Unified {
         let deadline = |function| functions.get(&function).and_then(|it: &Function| it.objective?.deadline());
         self.flows.settle(view.now, view.models, deadline);
         let smallest = self.ages.smallest()?;
-        if let Some(gpu) = view.fleet.first_idle(smallest) {
-            return self.for_idle(view, gpu);
+        if let Some(seat) = view.fleet.first_idle(smallest) {
+            return self.for_idle(view, seat);
         }
         if let Some(model) = self.fresh.take() {
             self.ready.extend(view.fleet.free_ahead().take(AHEAD_LOOKS_MAX));
             self.ready.extend(soon_free_holders(view, model));
         }
-        while let Some(gpu) = self.ready.pop_first() {
-            if let Some(decision) = self.for_busy(view, gpu) {
+        while let Some(seat) = self.ready.pop_first() {
+            if let Some(decision) = self.for_busy(view, seat) {
                 return Some(decision);
             }
         }
@@ -349,21 +353,21 @@ impl DispatchPolicy for Unified {
     }
 
     /// Differs from the default: a slightly overdue run is no reason to load a model elsewhere.
-    fn expected_turn(&self, view: &DispatchView<'_>, gpu: GpuIndex, ahead: usize) -> ExpectedFinish {
-        let backlog = view.fleet.backlog_of(view.models, view.now, gpu, ahead);
+    fn expected_turn(&self, view: &DispatchView<'_>, seat: SeatIndex, ahead: usize) -> ExpectedFinish {
+        let backlog = view.fleet.backlog_of(view.models, view.now, seat, ahead);
         backlog.map_or(ExpectedFinish::Unknown, |backlog| ExpectedFinish::At(view.now + backlog))
     }
 
-    fn overdue_at(&self, view: &DispatchView<'_>, gpu: GpuIndex) -> Option<Timestamp> {
-        view.fleet.overdue_at(view.models, gpu)
+    fn overdue_at(&self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<Timestamp> {
+        view.fleet.overdue_at(view.models, seat)
     }
 
     fn bringing(&self, view: &DispatchView<'_>, gpu: GpuIndex, request: &WaitingRequest) -> Duration {
         self.charge(view, gpu, request).cost
     }
 
-    fn on_gpu_freed(&mut self, gpu: GpuIndex) {
-        self.ready.insert(gpu);
+    fn on_seat_freed(&mut self, seat: SeatIndex, _gpu: GpuIndex) {
+        self.ready.insert(seat);
     }
 
     fn uses_scores(&self) -> bool {
@@ -405,16 +409,17 @@ impl DispatchPolicy for Unified {
         self.together.check(&shares.map(|(&index, it)| (index, it.own)).collect());
         self.flows.check(view.now, models);
         for (request, model) in crate::dispatch::tests::requests_of(view, models) {
-            let takes = |gpu: &GpuIndex| {
-                let it = view.fleet.get(*gpu);
-                it.accepts_queued()
+            let takes = |seat: &SeatIndex| {
+                let it = view.fleet.under(*seat);
+                view.fleet.accepts_queued(*seat)
                     && it.rank >= request.rank
-                    && it.ahead.len() < AHEAD_MAX
+                    && view.fleet.seat(*seat).ahead.len() < AHEAD_MAX
                     && self.ages.may_go(request.key, it.rank)
             };
-            let few = view.models.get(model).holders.iter().filter(takes).take(COMPARED_MAX);
-            let moved = |gpu| view.fleet.move_time(view.inputs(&request), gpu);
-            let wait = |gpu| Some((view.fleet.backlog(view.models, view.now, gpu)?.max(moved(gpu)), gpu));
+            let holders = view.models.get(model).holders.iter();
+            let few = holders.flat_map(|gpu| view.fleet.get(gpu).seats()).filter(takes).take(COMPARED_MAX);
+            let moved = |seat| view.fleet.move_time(view.inputs(&request), view.fleet.gpu_of(seat));
+            let wait = |seat| Some((view.fleet.backlog(view.models, view.now, seat)?.max(moved(seat)), seat));
             assert_eq!(self.busy_holder(view, &request), few.filter_map(wait).min(), "{request:?}");
             self.check_choice(view, &request);
         }

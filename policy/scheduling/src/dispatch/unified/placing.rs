@@ -6,10 +6,11 @@ use millrace_types::{BytesPerSec, GpuIndex};
 
 use super::{COMPARED_MAX, Unified};
 use crate::dispatch::cost::SwapSource;
-use crate::dispatch::gpus::AHEAD_MAX;
 use crate::dispatch::models::ModelSlot;
 use crate::dispatch::policy::{CopyOrigin, DispatchDecision, DispatchView};
 use crate::dispatch::queue::WaitingRequest;
+use crate::dispatch::seats::AHEAD_MAX;
+use millrace_core::ids::SeatIndex;
 
 /// Maximum wait for a busy holder instead of a load on an idle GPU, in percent of the load: a load
 /// also takes GPU time from other requests. The charge for evictions is added. Our own value, from
@@ -34,35 +35,35 @@ pub(super) struct LoadCharge {
 }
 
 impl Unified {
-    /// Assigns a request to a GPU.
+    /// Assigns a request to a seat.
     pub(super) fn assign(
         &mut self,
         view: &DispatchView<'_>,
         request: &WaitingRequest,
-        gpu: GpuIndex,
+        seat: SeatIndex,
         over: CopyOrigin,
     ) -> DispatchDecision {
-        self.send(view, request, gpu);
-        DispatchDecision::Assign { request: *request, gpu, over }
+        self.send(view, request, seat);
+        DispatchDecision::Assign { request: *request, seat, over }
     }
 
-    /// Assigns the next request for an idle GPU to that GPU, to another idle GPU, or to a busy
-    /// holder.
+    /// Assigns the next request for an idle seat to that seat, to a seat of another idle GPU, or to a
+    /// busy holder.
     pub(super) fn place(
         &mut self,
         view: &DispatchView<'_>,
-        idle: GpuIndex,
+        idle: SeatIndex,
         request: &WaitingRequest,
     ) -> Option<DispatchDecision> {
-        let (gpu, over) = self.choose(view, idle, request)?;
-        Some(self.assign(view, request, gpu, over))
+        let (seat, over) = self.choose(view, idle, request)?;
+        Some(self.assign(view, request, seat, over))
     }
 
     /// Assigns a request to an idle holder of its model, or to the GPU near its inputs.
     pub(super) fn place_hit(
         &mut self,
         view: &DispatchView<'_>,
-        idle: GpuIndex,
+        idle: SeatIndex,
         request: &WaitingRequest,
     ) -> Option<DispatchDecision> {
         if view.inputs(request).is_empty() {
@@ -74,31 +75,34 @@ impl Unified {
     fn choose(
         &self,
         view: &DispatchView<'_>,
-        idle: GpuIndex,
+        idle: SeatIndex,
         request: &WaitingRequest,
-    ) -> Option<(GpuIndex, CopyOrigin)> {
-        let fits = |gpu: GpuIndex| {
-            view.fleet.takes_now(gpu, request.rank) && self.ages.may_go(request.key, view.fleet.get(gpu).rank)
-        };
+    ) -> Option<(SeatIndex, CopyOrigin)> {
+        let may_go = |gpu: GpuIndex| self.ages.may_go(request.key, view.fleet.get(gpu).rank);
+        let idle_seat = |gpu: GpuIndex| view.fleet.idle_seat(gpu, request.rank).filter(|_| may_go(gpu));
         let inputs = view.inputs(request);
         let moved = |gpu: GpuIndex| view.fleet.move_time(inputs, gpu);
         let holders = || view.models.get(request.model).holders.iter();
         // GPUs for which an older request is at its limit sort last, and the filter drops them.
         let all = &view.models.get(request.model).holders;
-        let hit = view.fleet.idle_holder(all, request.rank, |gpu| (!fits(gpu), moved(gpu)));
-        let hit = hit.filter(|&gpu| fits(gpu));
-        if let Some(hit) = hit.filter(|&gpu| moved(gpu).is_zero()) {
+        let hit = view.fleet.idle_holder(all, request.rank, |gpu| (!may_go(gpu), moved(gpu)));
+        let hit = hit.filter(|&seat| may_go(view.fleet.gpu_of(seat)));
+        if let Some(hit) = hit.filter(|&seat| moved(view.fleet.gpu_of(seat)).is_zero()) {
             return Some((hit, CopyOrigin::Host));
         }
         let firsts = || view.fleet.first_idles(request.rank, COMPARED_MAX);
-        let others = firsts().chain((!firsts().any(|gpu| gpu == idle)).then_some(idle));
-        // With few idle GPUs, the first ones are all of them.
+        let others = firsts().chain((!firsts().any(|seat| seat == idle)).then_some(idle));
+        // With few idle seats, the first ones are all of them.
         let few = view.fleet.idle_count(request.rank) <= COMPARED_MAX;
         let holders = || holders().take(if few { 0 } else { COMPARED_MAX });
         let near = (!few).then(|| view.fleet.near(inputs)).into_iter().flatten();
         let beside = holders().flat_map(|holder| view.fleet.peers(holder)).map(|&(_, gpu)| gpu).chain(near);
-        let all = others.chain(beside).chain(hit).filter(|&gpu| fits(gpu));
-        let (charge, gpu) = all.map(|gpu| (self.charge(view, gpu, request), gpu)).min()?;
+        let fits = |seat: &SeatIndex| {
+            view.fleet.under(*seat).rank >= request.rank && may_go(view.fleet.gpu_of(*seat))
+        };
+        let all = others.filter(fits).chain(beside.filter_map(idle_seat)).chain(hit);
+        let (charge, seat) =
+            all.map(|seat| (self.charge(view, view.fleet.gpu_of(seat), request), seat)).min()?;
         if !request.attempts.suspect()
             && !self.ages.is_back(request)
             && let Some((wait, busy)) = self.busy_holder(view, request)
@@ -108,34 +112,35 @@ impl Unified {
             return Some((busy, CopyOrigin::Host));
         }
         let over = self
-            .peer(view, gpu, request.model)
+            .peer(view, view.fleet.gpu_of(seat), request.model)
             .map_or(CopyOrigin::Host, |(rate, holder)| CopyOrigin::Peer { holder, rate });
-        Some((gpu, over))
+        Some((seat, over))
     }
 
     /// Asserts that a full scan of the GPUs chooses the same GPU, unless too many are idle.
     #[cfg(test)]
     pub(super) fn check_choice(&self, view: &DispatchView<'_>, request: &WaitingRequest) {
-        let fits = |gpu: &GpuIndex| {
-            let rank = view.fleet.get(*gpu).rank;
-            view.fleet.takes_now(*gpu, request.rank) && self.ages.may_go(request.key, rank)
+        let fits = |seat: &SeatIndex| {
+            let rank = view.fleet.under(*seat).rank;
+            view.fleet.is_idle(*seat) && rank >= request.rank && self.ages.may_go(request.key, rank)
         };
-        let idle: Vec<_> = view.fleet.all().filter(fits).collect();
+        let idle: Vec<_> = view.fleet.all_seats().filter(fits).collect();
         let holders = &view.models.get(request.model).holders;
         let Some(&any) = idle.first().filter(|_| idle.len() <= COMPARED_MAX) else { return };
-        let moved = |gpu: &GpuIndex| view.fleet.move_time(view.inputs(request), *gpu);
-        let at_once = |gpu: &&GpuIndex| holders.contains(**gpu) && moved(gpu).is_zero();
+        let gpu_of = |seat: SeatIndex| view.fleet.gpu_of(seat);
+        let moved = |seat: SeatIndex| view.fleet.move_time(view.inputs(request), gpu_of(seat));
+        let at_once = |seat: &&SeatIndex| holders.contains(gpu_of(**seat)) && moved(**seat).is_zero();
         let by_scan = idle.iter().find(at_once).copied().unwrap_or_else(|| {
-            let finishes = idle.iter().map(|&gpu| (self.charge(view, gpu, request), gpu));
-            let (charge, gpu) =
+            let finishes = idle.iter().map(|&seat| (self.charge(view, gpu_of(seat), request), seat));
+            let (charge, seat) =
                 finishes.min().unwrap_or((LoadCharge { cost: Duration::MAX, swap: Duration::MAX }, any));
             let busy = self.busy_holder(view, request).filter(|_| !self.ages.is_back(request));
             let busy = busy.filter(|&(wait, _)| {
                 wait < charge.cost && !self.only_in_time(view, request, wait, charge.swap)
             });
-            busy.map_or(gpu, |(_, busy)| busy)
+            busy.map_or(seat, |(_, busy)| busy)
         });
-        let chosen = self.choose(view, any, request).map(|(gpu, _)| gpu);
+        let chosen = self.choose(view, any, request).map(|(seat, _)| seat);
         assert_eq!(chosen, Some(by_scan), "{request:?} of {:?}", view.inputs(request));
     }
 
@@ -155,25 +160,26 @@ impl Unified {
         ends(swap) <= latest && ends(wait) > latest
     }
 
-    /// Returns the busy holder that first has both finished its requests and received the request's
-    /// inputs, with the time until then.
+    /// Returns the busy seat of a holder that first has both finished its requests and received the
+    /// request's inputs, with the time until then.
     pub(super) fn busy_holder(
         &self,
         view: &DispatchView<'_>,
         request: &WaitingRequest,
-    ) -> Option<(Duration, GpuIndex)> {
+    ) -> Option<(Duration, SeatIndex)> {
         let holders = view.models.get(request.model).holders.iter();
-        let takes = |&gpu: &GpuIndex| {
-            let it = view.fleet.glance(gpu);
+        let seats = holders.flat_map(|gpu| view.fleet.get(gpu).seats());
+        let takes = |&seat: &SeatIndex| {
+            let it = view.fleet.glance(seat);
             it.takes(request.rank, AHEAD_MAX) && self.ages.may_go(request.key, it.rank())
         };
         let inputs = view.inputs(request);
-        let wait = |gpu: GpuIndex| {
-            let through = view.fleet.backlog(view.models, view.now, gpu)?;
+        let wait = |seat: SeatIndex| {
+            let through = view.fleet.backlog(view.models, view.now, seat)?;
             // The inputs are copied while other requests run.
-            Some((through.max(view.fleet.move_time(inputs, gpu)), gpu))
+            Some((through.max(view.fleet.move_time(inputs, view.fleet.gpu_of(seat))), seat))
         };
-        holders.filter(takes).take(COMPARED_MAX).filter_map(wait).min()
+        seats.filter(takes).take(COMPARED_MAX).filter_map(wait).min()
     }
 
     /// Returns the fastest direct link from a holder, if faster than the host. A holder with a copy
