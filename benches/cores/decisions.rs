@@ -7,7 +7,7 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use millrace_core::Core;
 use millrace_core::attempts::{AttemptRecord, Idempotence};
-use millrace_core::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, TransferId};
+use millrace_core::ids::{BatchId, FunctionIndex, Generation, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_gpu::GpuCore;
 use millrace_memory::{BlockSize, CHUNK, MemoryMap};
 use millrace_nodes::placement;
@@ -190,9 +190,15 @@ fn gpu_request(c: &mut Criterion) {
     let weights = Bytes::mib(2);
     step(&mut gpu, 0, millrace_gpu::Event::Install { model, memory: weights, weights }, &mut actions);
     step(&mut gpu, 0, millrace_gpu::Event::Up { incarnation: INCARNATION }, &mut actions);
-    let assign =
-        millrace_gpu::Event::Assign { key: RequestKey(0), model, incarnation: INCARNATION, from: None };
-    step(&mut gpu, 0, assign, &mut actions);
+    let assign = |key| millrace_gpu::Event::Assign {
+        seat: SeatIndex(0),
+        key: RequestKey(key),
+        model,
+        incarnation: INCARNATION,
+        from: None,
+        deadline: None,
+    };
+    step(&mut gpu, 0, assign(0), &mut actions);
     step(
         &mut gpu,
         0,
@@ -212,9 +218,7 @@ fn gpu_request(c: &mut Criterion) {
     let mut key = 0;
     let mut serve = || {
         key += 1;
-        let event =
-            millrace_gpu::Event::Assign { key: RequestKey(key), model, incarnation: INCARNATION, from: None };
-        step(&mut gpu, key * 1000, event, &mut actions);
+        step(&mut gpu, key * 1000, assign(key), &mut actions);
         let started = Timestamp(key * 1000);
         let finished = Timestamp(key * 1000 + 500);
         let waited = Duration::ZERO;

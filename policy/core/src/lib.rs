@@ -22,7 +22,10 @@ pub mod trace;
 
 pub use machine::Core;
 
-/// Requests on a GPU at most: one runs, the others are queued on the busy GPU. With eight, the cost
-/// of waking an executor is spread well enough. Each further request would add to the loss when an
-/// executor dies.
+/// Requests on a seat of a GPU at most: one runs, the others are queued on the busy seat. With
+/// eight, the cost of waking an executor is spread well enough. Each further request would add to
+/// the loss when an executor dies.
 pub const SLOTS_MAX: usize = 8;
+
+/// Seats of a GPU at most: an executor has a run thread for each.
+pub const SEATS_MAX: usize = 16;

@@ -6,6 +6,7 @@ use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
 use super::gpu_core::{ExecutorHealth, GpuCore};
 use super::isolation::ExecutorIsolation;
+use super::lines::LinePlace;
 use super::model_processes::seed;
 use super::programs::ProgramLoadState;
 use super::protocol::{Action, GpuTimes, RunFailure};
@@ -19,28 +20,28 @@ pub const SENDS_MAX: u32 = 3;
 
 impl GpuCore {
     pub(super) fn cancel(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
-        let Some(place) = self.slots.place_of(key) else { return };
+        let Some(place) = self.lines.place_of(key) else { return };
         if self.give_up_waiting(place, actions) {
             actions.push(Action::Ended { key, ran: None });
-        } else if let Some(slot) = self.slots.get_mut(place) {
+        } else if let Some(slot) = self.lines.get_mut(place) {
             slot.cancelled = Some(now);
         }
     }
 
     pub(super) fn recall(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
-        // A request at its turn is served here.
-        let Some(place) = self.slots.place_of(key).filter(|&place| place > 0) else { return };
+        // A request at its turn is served here: the first request of each seat.
+        let Some(place) = self.lines.place_of(key).filter(|place| !place.is_first()) else { return };
         if self.give_up_waiting(place, actions) {
             actions.push(Action::RequestReturned { key, why: ReturnReason::Recalled });
-        } else if let Some(slot) = self.slots.get_mut(place) {
+        } else if let Some(slot) = self.lines.get_mut(place) {
             slot.recalled = true;
         }
     }
 
     /// Removes a request that was not sent. For a request that was sent, asks the executor to drop
     /// the run, and returns false.
-    fn give_up_waiting(&mut self, place: usize, actions: &mut Vec<Action>) -> bool {
-        let Some(slot) = self.slots.get(place) else { return false };
+    fn give_up_waiting(&mut self, place: LinePlace, actions: &mut Vec<Action>) -> bool {
+        let Some(slot) = self.lines.get(place) else { return false };
         if let Some(run) = slot.run() {
             actions.push(Action::CancelRun { run });
             return false;
@@ -50,9 +51,9 @@ impl GpuCore {
     }
 
     /// Removes a request, and tells the node if its model is not on this GPU.
-    pub(super) fn remove_request(&mut self, place: usize, actions: &mut Vec<Action>) -> AssignedRequest {
-        let slot = self.slots.remove(place);
-        if self.memory.region(slot.model).is_none() && !self.slots.uses(slot.model) {
+    pub(super) fn remove_request(&mut self, place: LinePlace, actions: &mut Vec<Action>) -> AssignedRequest {
+        let slot = self.lines.remove(place);
+        if self.memory.region(slot.model).is_none() && !self.lines.uses(slot.model) {
             actions.push(Action::Evicted { models: vec![slot.model] });
         }
         self.drop_part(slot.model, actions);
@@ -68,7 +69,7 @@ impl GpuCore {
         waited: Duration,
         actions: &mut Vec<Action>,
     ) {
-        let Some(place) = self.slots.place_of_run(run) else { return };
+        let Some(place) = self.lines.place_of_run(run) else { return };
         let slot = self.remove_request(place, actions);
         let swapped = slot.swapped + self.unheard(slot.model);
         self.memory.touch(now, slot.model);
@@ -90,8 +91,8 @@ impl GpuCore {
     }
 
     pub(super) fn run_failed(&mut self, run: RunId, why: RunFailure, actions: &mut Vec<Action>) {
-        let Some(place) = self.slots.place_of_run(run) else { return };
-        let Some(&slot) = self.slots.get(place) else { return };
+        let Some(place) = self.lines.place_of_run(run) else { return };
+        let Some(&slot) = self.lines.get(place) else { return };
         let key = slot.key;
         match why {
             RunFailure::Device => self.replace(ExecutorHealth::Unhealthy, actions),
@@ -108,29 +109,29 @@ impl GpuCore {
                 actions.push(Action::Failed { key, reason, may_have_executed });
                 actions.push(Action::Ended { key, ran: None });
             }
-            RunFailure::NotThere if slot.recalled && place > 0 => {
+            RunFailure::NotThere if slot.recalled && !place.is_first() => {
                 self.remove_request(place, actions);
                 actions.push(Action::RequestReturned { key, why: ReturnReason::Recalled });
             }
             RunFailure::NotThere if slot.sends < SENDS_MAX && !slot.doomed => {
                 let coming = self.moving.iter().any(|moving| moving.model == slot.model && !moving.cancelled);
-                self.slots.requeue(place, if coming { RequestStage::Starved } else { RequestStage::Waiting });
+                self.lines.requeue(place, if coming { RequestStage::Starved } else { RequestStage::Waiting });
             }
             RunFailure::NotThere | RunFailure::OutOfMemory => self.hand_back(place, actions),
         }
     }
 
     /// Hands back a request that cannot run here.
-    fn hand_back(&mut self, place: usize, actions: &mut Vec<Action>) {
-        let Some(slot) = self.slots.get(place) else { return };
+    fn hand_back(&mut self, place: LinePlace, actions: &mut Vec<Action>) {
+        let Some(slot) = self.lines.get(place) else { return };
         let progress = self.progress(place, slot);
         let key = self.remove_request(place, actions).key;
         actions.push(Action::RequestReturned { key, why: ReturnReason::Failed(progress) });
     }
 
     pub(super) fn run_cancelled(&mut self, run: RunId, actions: &mut Vec<Action>) {
-        let Some(place) = self.slots.place_of_run(run) else { return };
-        let Some(&slot) = self.slots.get(place) else { return };
+        let Some(place) = self.lines.place_of_run(run) else { return };
+        let Some(&slot) = self.lines.get(place) else { return };
         if slot.cancelled.is_some() {
             self.remove_request(place, actions);
             actions.push(Action::Ended { key: slot.key, ran: None });
@@ -150,10 +151,11 @@ impl GpuCore {
         }
         self.programs.forget(model);
         self.drop_region(model, actions);
-        // Iterate backwards, so that positions stay valid. Reports of these runs arrive too late
-        // and are ignored.
-        for place in (0..self.slots.len()).rev() {
-            let Some(&slot) = self.slots.get(place).filter(|slot| slot.model == model) else { continue };
+        let users = self.lines.places().filter(|(_, slot)| slot.model == model);
+        let users: Vec<_> = users.map(|(place, &slot)| (place, slot)).collect();
+        // Iterate backwards, so that places stay valid. Reports of these runs arrive too late and are
+        // ignored.
+        for (place, slot) in users.into_iter().rev() {
             if slot.cancelled.is_some() {
                 self.remove_request(place, actions);
                 actions.push(Action::Ended { key: slot.key, ran: None });
@@ -170,16 +172,16 @@ impl GpuCore {
             // be relied on.
             return self.replace(ExecutorHealth::Restarting, actions);
         }
-        self.slots.feed(model);
+        self.lines.feed(model);
         self.prefetched.remove(&model);
         if self.memory.unmap(model).is_some() {
             self.cancel_transfers(|moving| moving.model == model, actions);
-            if !self.slots.uses(model) {
+            if !self.lines.uses(model) {
                 actions.push(Action::Evicted { models: vec![model] });
             }
             // A request that waits here has the program loaded again at its turn. A run that was
             // sent is reported first.
-            let sent = self.slots.iter().any(|slot| slot.model == model && slot.run().is_some());
+            let sent = self.lines.iter().any(|slot| slot.model == model && slot.run().is_some());
             if self.isolation == ExecutorIsolation::Resident && !sent {
                 self.unload(model, actions);
             }
@@ -196,7 +198,7 @@ impl GpuCore {
         let Some(place) = self.moving.iter().position(|moving| moving.transfer == transfer) else { return };
         let ended = self.moving.remove(place);
         self.totals.peer_swaps += u64::from(outcome == TransferOutcome::Complete && from.is_some());
-        self.slots.feed(ended.model);
+        self.lines.feed(ended.model);
         if outcome == TransferOutcome::Complete {
             self.end_prewarm_protection(ended.model);
         }
@@ -204,7 +206,7 @@ impl GpuCore {
             // The model is loaded again when a request needs it.
             self.prefetched.remove(&ended.model);
             let relies = |slot: &&mut AssignedRequest| matches!(slot.stage, RequestStage::Sent { generation, .. } if generation == ended.generation);
-            for slot in self.slots.iter_mut().filter(relies) {
+            for slot in self.lines.iter_mut().filter(relies) {
                 slot.doomed = true;
                 if let Some(run) = slot.run() {
                     actions.push(Action::CancelRun { run });

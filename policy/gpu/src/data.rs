@@ -89,8 +89,8 @@ impl GpuCore {
         }
     }
 
-    /// Returns the request that waits for room for a model. Data that leaves makes room for this
-    /// request, so the request's deadline is the deadline of the copy to the host.
+    /// Returns the most urgent request that waits for room for a model, of the first such requests of
+    /// all seats. Data that leaves makes room for this request, so the request's deadline is the deadline of the copy to the host.
     #[must_use]
     pub fn waits_for_room(&self) -> Option<RequestKey> {
         self.roomless().map(|slot| slot.key)
@@ -100,7 +100,7 @@ impl GpuCore {
         let waits = |slot: &&AssignedRequest| {
             slot.stage == RequestStage::Waiting && self.memory.region(slot.model).is_none()
         };
-        self.slots.iter().find(waits)
+        self.lines.most_urgent(waits)
     }
 
     /// Returns the number of blocks that no model in use has and that no waiting request needs. A
@@ -203,7 +203,7 @@ impl GpuCore {
         }
         // A model that a request here still needs is loaded again at that request's turn, so the
         // node still counts it as here.
-        let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.slots.uses(model));
+        let gone = evicted.iter().map(|evicted| evicted.model).filter(|&model| !self.lines.uses(model));
         let gone: Vec<_> = gone.collect();
         if !gone.is_empty() {
             actions.push(Action::Evicted { models: gone });

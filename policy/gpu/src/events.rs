@@ -79,8 +79,10 @@ impl Core for GpuCore {
                 self.drop_part(model, actions);
             }
             // The node itself takes back a request that was assigned to a lost executor.
-            Event::Assign { key, model, incarnation, from } if self.incarnation == Some(incarnation) => {
-                self.slots.push(AssignedRequest::new(key, model, from));
+            Event::Assign { seat, key, model, incarnation, from, deadline }
+                if self.incarnation == Some(incarnation) =>
+            {
+                self.lines.push(seat, AssignedRequest::new(key, model, from, deadline));
             }
             Event::Assign { .. } => {}
             Event::Recall { key } => self.recall(key, actions),

@@ -6,6 +6,7 @@ use millrace_types::{Incarnation, Timestamp};
 
 use super::data_store::GpuDataStore;
 use super::gpu_core::{ExecutorHealth, GpuCore};
+use super::lines::LinePlace;
 use super::programs::ProgramLoadState;
 use super::protocol::Action;
 use super::slots::{AssignedRequest, RequestStage};
@@ -26,10 +27,10 @@ impl GpuCore {
     pub(super) fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
             let progress =
-                |(place, slot): (usize, &AssignedRequest)| Some((slot.key, self.progress(place, slot)));
-            let waited_for = self.slots.iter().enumerate().filter(|(_, slot)| slot.cancelled.is_none());
-            let lost = waited_for.filter_map(progress).collect();
-            self.slots.drain();
+                |(place, slot): (LinePlace, &AssignedRequest)| (slot.key, self.progress(place, slot));
+            let waited_for = self.lines.places().filter(|(_, slot)| slot.cancelled.is_none());
+            let lost = waited_for.map(progress).collect();
+            self.lines.clear();
             self.moving.clear();
             self.lent.clear();
             self.leftovers.clear();
@@ -49,10 +50,10 @@ impl GpuCore {
     }
 
     /// Returns a request's progress: whether the request may have run, and whether the request may
-    /// be the cause of a failure.
-    pub(super) fn progress(&self, place: usize, slot: &AssignedRequest) -> AttemptProgress {
+    /// be the cause of a failure. Only the first request of a seat may have begun.
+    pub(super) fn progress(&self, place: LinePlace, slot: &AssignedRequest) -> AttemptProgress {
         let sent = matches!(slot.stage, RequestStage::Sent { .. });
-        if place > 0 {
+        if !place.is_first() {
             let harmless = !sent || self.programs.known(slot.model) == ProgramLoadState::Loaded;
             return if harmless { AttemptProgress::Waiting } else { AttemptProgress::Preparing };
         }
@@ -71,7 +72,7 @@ impl GpuCore {
     /// Returns the time at which the executor counts as hung if a cancelled run does not end.
     pub(super) fn hung_at(&self) -> Option<Timestamp> {
         let cancelled =
-            self.slots.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
+            self.lines.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
         cancelled.min().map(|since| since + HANG_AFTER)
     }
 }

@@ -7,8 +7,8 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
 use super::data_store::GpuDataStore;
 use super::isolation::ExecutorIsolation;
+use super::lines::Lines;
 use super::programs::ProgramTable;
-use super::slots::RequestQueue;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::elastic;
 use millrace_memory::eviction::Eviction;
@@ -87,7 +87,7 @@ pub struct GpuCore {
     /// is spared.
     pub(super) prefetched: BTreeMap<ModelId, PrefetchProtection>,
     pub(super) programs: ProgramTable,
-    pub(super) slots: RequestQueue,
+    pub(super) lines: Lines,
     pub(super) moving: Vec<IncomingTransfer>,
     /// Models that other GPUs copy from this GPU, by transfer. None of these is evicted.
     pub(super) lent: BTreeMap<TransferId, ModelId>,
@@ -118,7 +118,7 @@ impl GpuCore {
             look_at: None,
             prefetched: BTreeMap::new(),
             programs: ProgramTable::default(),
-            slots: RequestQueue::default(),
+            lines: Lines::default(),
             moving: Vec::new(),
             lent: BTreeMap::new(),
             leftovers: BTreeSet::new(),
@@ -168,22 +168,21 @@ impl GpuCore {
         self.totals
     }
 
-    /// Returns the request that runs, or would run next.
-    #[must_use]
-    pub fn running(&self) -> Option<RequestKey> {
-        Some(self.slots.get(0)?.key)
+    /// Returns the request of each seat that runs, or would run next, in the order of the seats.
+    pub fn running(&self) -> impl Iterator<Item = RequestKey> {
+        self.lines.heads().map(|head| head.key)
     }
 
     /// Whether a request is assigned to this GPU.
     #[must_use]
     pub fn has(&self, key: RequestKey) -> bool {
-        self.slots.place_of(key).is_some()
+        self.lines.place_of(key).is_some()
     }
 
-    /// Returns the number of requests on this GPU.
+    /// Returns the number of requests on all seats of this GPU.
     #[must_use]
     pub fn requests(&self) -> usize {
-        self.slots.len()
+        self.lines.len()
     }
 
     /// Returns the number of models with a transfer to this GPU that has not ended.

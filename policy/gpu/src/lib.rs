@@ -10,8 +10,14 @@
 //!
 //! A request is sent to the executor at once, while the weights are still being copied. The
 //! executor lets each launch wait for the weights that the launch reads, so computing overlaps the
-//! transfer. The next request is prepared in the same way while the first runs. One transfer runs
-//! at a time: the first request that lacks weights has the link.
+//! transfer. The next request is prepared in the same way while the first runs.
+//!
+//! A GPU has one or more seats. The requests of a seat form a line, of which the first runs. A
+//! request that cannot be sent stops only its own line. Lines compete for memory and for the link,
+//! and there the earliest deadline is first. One transfer runs at a time. In each line only the
+//! first request that lacks weights may have the link. With one line, that request has the link at
+//! once, and other transfers make way. With several lines, a transfer that a line waits for ends
+//! first.
 //!
 //! A model is not evicted while another GPU copies it from this GPU (T25).
 //!
@@ -33,6 +39,7 @@ mod executor;
 mod gpu_core;
 pub mod isolation;
 pub mod lifecycle;
+mod lines;
 mod model_processes;
 mod object_action;
 mod peer_copy_lock;

@@ -15,7 +15,7 @@ use super::gpu_core::GpuCore;
 use super::isolation::PROCESSES_MAX;
 use super::programs::ProgramLoadState;
 use super::protocol::Action;
-use super::slots::RequestStage;
+use super::slots::{AssignedRequest, RequestStage};
 use millrace_core::attempts::{AttemptProgress, ReturnReason};
 use millrace_core::ids::RequestKey;
 use millrace_memory::{EvictedModel, MemoryShortage};
@@ -32,7 +32,7 @@ impl GpuCore {
         if self.programs.known(model) == ProgramLoadState::No {
             return;
         }
-        let far = self.slots.iter().enumerate().filter(|(_, slot)| slot.model == model);
+        let far = self.lines.places().filter(|(_, slot)| slot.model == model);
         let lost: Vec<_> = far.map(|(place, slot)| (slot.key, self.progress(place, slot))).collect();
         self.programs.died(now, model, seed(self.index, model));
         self.prefetched.remove(&model);
@@ -58,8 +58,8 @@ impl GpuCore {
     }
 
     fn lose_request(&mut self, key: RequestKey, progress: AttemptProgress, actions: &mut Vec<Action>) {
-        let Some(place) = self.slots.place_of(key) else { return };
-        let slot = self.slots.remove(place);
+        let Some(place) = self.lines.place_of(key) else { return };
+        let slot = self.lines.remove(place);
         actions.push(if slot.cancelled.is_some() {
             Action::Ended { key, ran: None }
         } else {
@@ -73,19 +73,19 @@ impl GpuCore {
         self.leftovers.contains(&model) || self.programs.starts(model) > now
     }
 
-    /// Moves requests behind the others if their model has to wait.
+    /// Moves requests behind the others of their seat if their model has to wait.
     pub(super) fn reorder_waiting(&mut self, now: Timestamp) {
         if !self.isolation.per_model() {
             return;
         }
-        let waits = |model| self.must_wait(now, model);
         let starts = |model| Some(self.programs.starts(model)).filter(|&at| at > now);
         let waiting =
-            self.slots.iter().filter(|slot| slot.stage == RequestStage::Waiting).map(|slot| slot.model);
+            self.lines.iter().filter(|slot| slot.stage == RequestStage::Waiting).map(|slot| slot.model);
         let look_again = waiting.chain(self.prefetched.keys().copied()).filter_map(starts).min();
-        let order = self.slots.iter().map(|slot| slot.stage == RequestStage::Waiting && waits(slot.model));
-        let order: Vec<bool> = order.collect();
-        self.slots.set_back(&order);
+        let waits =
+            |slot: &AssignedRequest| slot.stage == RequestStage::Waiting && self.must_wait(now, slot.model);
+        let waits: Vec<bool> = self.lines.iter().map(waits).collect();
+        self.lines.set_back(&waits);
         self.look_again = look_again;
     }
 
@@ -96,7 +96,7 @@ impl GpuCore {
         spared: &[ModelId],
         actions: &mut Vec<Action>,
     ) -> Result<(), MemoryShortage> {
-        let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
+        let idle = |model| self.memory.region(model).is_none() && !self.lines.uses(model);
         let may_go = |model| !spared.contains(&model) && !self.is_lent(model);
         let surplus = self.programs.surplus(PROCESSES_MAX, idle);
         let Some(model) = surplus.or_else(|| self.programs.surplus(PROCESSES_MAX, may_go)) else {
@@ -107,7 +107,7 @@ impl GpuCore {
             self.prefetched.remove(&model);
             self.totals.evictions += 1;
             actions.push(Action::Unmap { model, generation });
-            if !self.slots.uses(model) {
+            if !self.lines.uses(model) {
                 actions.push(Action::Evicted { models: vec![model] });
             }
         }
@@ -130,7 +130,7 @@ impl GpuCore {
     /// Ends the processes of cancelled runs that do not end. The end of such a process is reported
     /// like that of any process.
     pub(super) fn end_hung(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        for slot in self.slots.iter_mut().filter(|slot| slot.run().is_some()) {
+        for slot in self.lines.iter_mut().filter(|slot| slot.run().is_some()) {
             if slot.cancelled.is_some_and(|since| since + HANG_AFTER <= now) {
                 slot.cancelled = Some(now);
                 actions.push(Action::EndProgram { model: slot.model });

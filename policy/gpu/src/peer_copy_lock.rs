@@ -28,7 +28,7 @@ impl GpuCore {
         let shape = self.programs.shape(model)?;
         // Without this check, a model that is copied again and again could keep a request here from
         // ever getting room.
-        let waits_for_room = self.slots.iter().any(|slot| slot.stage == RequestStage::Waiting);
+        let waits_for_room = self.lines.iter().any(|slot| slot.stage == RequestStage::Waiting);
         if waits_for_room || !self.complete(model) {
             return None;
         }

@@ -16,7 +16,7 @@ use super::slots::RequestStage;
 impl GpuCore {
     pub(super) fn prefetch(&mut self, model: ModelId, until: PrefetchProtection) {
         // Prefetches are dropped with the executor, like everything else on the GPU.
-        if self.incarnation.is_none() || self.slots.uses(model) {
+        if self.incarnation.is_none() || self.lines.uses(model) {
             return;
         }
         let spared = self.prefetched.entry(model).or_insert(until);
@@ -41,7 +41,7 @@ impl GpuCore {
     /// Keeps the link busy while no request needs it.
     pub(super) fn move_prefetched(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         // A request that waits for room may need the room of a model in flight.
-        let waits_for_room = self.slots.iter().any(|slot| slot.stage == RequestStage::Waiting);
+        let waits_for_room = self.lines.iter().any(|slot| slot.stage == RequestStage::Waiting);
         if waits_for_room || !self.moving.is_empty() {
             return;
         }

@@ -3,23 +3,23 @@
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
 use super::gpu_core::{GpuCore, IncomingTransfer};
+use super::lines::LinePlace;
 use super::programs::{PROGRAMS_MAX, ProgramLoadState};
 use super::protocol::Action;
 use super::slots::{AssignedRequest, RequestStage};
-use millrace_core::SLOTS_MAX;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::{BlockRun, EvictedModel, MemoryShortage};
 use millrace_transfers::fabric::WeightsCargo;
 
 impl GpuCore {
-    /// Returns the first request that waits for a model's weights. Its deadline is the deadline of
-    /// the transfer.
+    /// Returns the most urgent request that waits for a model's weights, of the first such requests
+    /// of all seats. Its deadline is the deadline of the transfer.
     #[must_use]
     pub fn reader_of(&self, model: ModelId) -> Option<RequestKey> {
         let reads = |slot: &&AssignedRequest| {
             slot.model == model && slot.stage != RequestStage::Waiting && !slot.doomed
         };
-        self.slots.iter().find(reads).map(|slot| slot.key)
+        self.lines.most_urgent(reads).map(|slot| slot.key)
     }
 
     /// Moves every request on as far as possible.
@@ -28,21 +28,57 @@ impl GpuCore {
             return;
         }
         self.reorder_waiting(now);
-        self.begin_turn(now);
-        let mut place = 0;
-        while let Some(&slot) = self.slots.get(place) {
-            let sent = match slot.stage {
-                RequestStage::Sent { .. } => true,
-                RequestStage::Starved => false,
-                RequestStage::Waiting if self.must_wait(now, slot.model) => false,
-                RequestStage::Waiting => self.send(now, place, slot, actions),
-            };
-            if !sent {
-                break;
+        for (rank, line) in self.lines.visiting_order().enumerate() {
+            self.begin_turn(now, line);
+            if let Some(place) = self.send_line(now, line, actions) {
+                self.make_way(rank, place, actions);
             }
-            place += 1;
         }
         self.move_weights(now, actions);
+    }
+
+    /// Sends the requests of a line, up to the first that has to wait. Returns the place of that
+    /// request if it waits for room.
+    fn send_line(&mut self, now: Timestamp, line: usize, actions: &mut Vec<Action>) -> Option<LinePlace> {
+        let mut place = LinePlace::first_in(line);
+        while let Some(&slot) = self.lines.get(place) {
+            match slot.stage {
+                RequestStage::Sent { .. } => {}
+                RequestStage::Starved => return None,
+                RequestStage::Waiting if self.must_wait(now, slot.model) => return None,
+                RequestStage::Waiting => match self.send(now, place, slot, actions) {
+                    Ok(()) => {}
+                    Err(MemoryShortage::Pinned) => return Some(place),
+                    Err(MemoryShortage::TooLarge) => {
+                        self.refuse(place, actions);
+                        return None;
+                    }
+                },
+            }
+            place = place.behind();
+        }
+        None
+    }
+
+    /// Fails a request for a model that is too large for this GPU.
+    fn refuse(&mut self, place: LinePlace, actions: &mut Vec<Action>) {
+        let key = self.remove_request(place, actions).key;
+        actions.push(Action::Failed { key, reason: Reason::NoGpuMemory, may_have_executed: false });
+        actions.push(Action::Ended { key, ran: None });
+    }
+
+    /// Cancels transfers that keep memory from a request without room: transfers that no request
+    /// waits for. For the most urgent of all first requests, transfers for queued requests make way,
+    /// too. `rank` is the line's place in the visiting order.
+    fn make_way(&mut self, rank: usize, place: LinePlace, actions: &mut Vec<Action>) {
+        let spared: Vec<ModelId> = if rank == 0 && place.is_first() {
+            // The model of a sent run stays until the end of the run. Without its transfer, the run
+            // would only end later.
+            self.lines.get(place).map(|slot| slot.model).into_iter().chain(self.sent_models()).collect()
+        } else {
+            self.lines.iter().map(|slot| slot.model).collect()
+        };
+        self.cancel_transfers(|moving| !spared.contains(&moving.model), actions);
     }
 
     /// Whether all of a model's weights are on this GPU.
@@ -51,58 +87,41 @@ impl GpuCore {
             && !self.leftovers.contains(&model)
     }
 
-    fn begin_turn(&mut self, now: Timestamp) {
-        let Some(&slot) = self.slots.get(0).filter(|slot| slot.turn.is_none()) else { return };
+    fn begin_turn(&mut self, now: Timestamp, line: usize) {
+        let place = LinePlace::first_in(line);
+        let Some(&slot) = self.lines.get(place).filter(|slot| slot.turn.is_none()) else { return };
         let was_resident = self.complete(slot.model);
-        if let Some(slot) = self.slots.get_mut(0) {
+        if let Some(slot) = self.lines.get_mut(place) {
             slot.turn = Some(now);
             slot.was_resident = was_resident;
         }
     }
 
-    /// Sends a request to the executor, with everything that it needs. Returns false if the request
-    /// has to wait for room.
+    /// Sends a request to the executor, with everything that it needs.
     fn send(
         &mut self,
         now: Timestamp,
-        place: usize,
+        place: LinePlace,
         slot: AssignedRequest,
         actions: &mut Vec<Action>,
-    ) -> bool {
+    ) -> Result<(), MemoryShortage> {
         let model = slot.model;
         if self.memory.region(model).is_none() {
-            match self.load_model(now, model, actions) {
-                Ok(()) => {}
-                Err(MemoryShortage::Pinned) => {
-                    // Transfers for a later request, or for no request, make way.
-                    let first = if place == 0 { 1 } else { SLOTS_MAX };
-                    let wanted: Vec<_> = self.slots.iter().take(first).map(|slot| slot.model).collect();
-                    self.cancel_transfers(|moving| !wanted.contains(&moving.model), actions);
-                    return false;
-                }
-                Err(MemoryShortage::TooLarge) => {
-                    let key = self.remove_request(place, actions).key;
-                    let reason = Reason::NoGpuMemory;
-                    actions.push(Action::Failed { key, reason, may_have_executed: false });
-                    actions.push(Action::Ended { key, ran: None });
-                    return false;
-                }
-            }
+            self.load_model(now, model, actions)?;
         }
         self.prefetched.remove(&model);
         self.programs.asked(now, model);
         self.memory.touch(now, model);
-        let Some(generation) = self.memory.region(model).map(|region| region.generation()) else {
-            return false;
-        };
+        let region = self.memory.region(model).ok_or(MemoryShortage::Pinned)?;
+        let generation = region.generation();
         self.last_run = RunId(self.last_run.0 + 1);
         let run = self.last_run;
-        if let Some(slot) = self.slots.get_mut(place) {
+        if let Some(slot) = self.lines.get_mut(place) {
             slot.stage = RequestStage::Sent { run, generation };
             slot.sends += 1;
         }
         actions.push(Action::Run { run, key: slot.key, model, generation });
-        true
+        Ok(())
     }
 
     /// Has the executor load a model, and maps a region for it.
@@ -121,8 +140,11 @@ impl GpuCore {
 
     /// Returns the models with runs that were sent, or with a transfer in flight.
     pub(super) fn in_use(&self) -> Vec<ModelId> {
-        let sent = self.slots.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model);
-        sent.chain(self.moving.iter().map(|moving| moving.model)).collect()
+        self.sent_models().chain(self.moving.iter().map(|moving| moving.model)).collect()
+    }
+
+    fn sent_models(&self) -> impl Iterator<Item = ModelId> {
+        self.lines.iter().filter(|slot| slot.run().is_some()).map(|slot| slot.model)
     }
 
     /// Does the same as [`Self::load_model`], and evicts none of the models in `spared`.
@@ -144,7 +166,7 @@ impl GpuCore {
         self.totals.swaps += 1;
         self.note_evicted(&evicted, actions);
         if self.programs.known(model) == ProgramLoadState::No {
-            let idle = |model| self.memory.region(model).is_none() && !self.slots.uses(model);
+            let idle = |model| self.memory.region(model).is_none() && !self.lines.uses(model);
             if let Some(surplus) = self.programs.surplus(PROGRAMS_MAX, idle) {
                 self.programs.forget(surplus);
                 actions.push(Action::UnloadProgram { model: surplus });
@@ -159,26 +181,39 @@ impl GpuCore {
         Ok(())
     }
 
-    /// Keeps the link busy for the first request that lacks weights.
+    /// Keeps the link busy for the most urgent request that lacks weights. In each line only the
+    /// first such request has a claim.
     fn move_weights(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let lacks = |slot: &&AssignedRequest| {
             slot.stage != RequestStage::Waiting && !slot.doomed && !self.complete(slot.model)
         };
-        let Some(&AssignedRequest { key, model, from, .. }) = self.slots.iter().find(lacks) else {
+        let mut candidates: Vec<AssignedRequest> = self.lines.first_of_each(lacks).copied().collect();
+        candidates.sort_unstable_by_key(AssignedRequest::urgency);
+        let Some(&AssignedRequest { model, from, .. }) = candidates.first() else {
             return self.move_prefetched(now, actions);
         };
+        let wanted: Vec<ModelId> = candidates.iter().map(|candidate| candidate.model).collect();
         let here: Vec<_> = self
             .moving
             .iter()
             .filter(|moving| self.complete(moving.model))
             .map(|moving| moving.model)
             .collect();
-        self.cancel_transfers(|moving| moving.model != model && !here.contains(&moving.model), actions);
-        self.start_transfer(model, from, actions);
-        let late = |it: &&mut IncomingTransfer| it.model == model && !it.cancelled && !it.hastened;
-        for moving in self.moving.iter_mut().filter(late) {
-            moving.hastened = true;
-            actions.push(Action::Hasten { transfer: moving.transfer, key });
+        let unwanted = |model: &ModelId| !wanted.contains(model) && !here.contains(model);
+        self.cancel_transfers(|moving| unwanted(&moving.model), actions);
+        // A begun transfer for another line ends first. Otherwise lines could cancel each other's
+        // transfers without end.
+        let for_another =
+            |it: &IncomingTransfer| it.model != model && !it.cancelled && wanted.contains(&it.model);
+        if !self.moving.iter().any(for_another) {
+            self.start_transfer(model, from, actions);
+        }
+        for AssignedRequest { key, model, .. } in candidates {
+            let late = |it: &&mut IncomingTransfer| it.model == model && !it.cancelled && !it.hastened;
+            for moving in self.moving.iter_mut().filter(late) {
+                moving.hastened = true;
+                actions.push(Action::Hasten { transfer: moving.transfer, key });
+            }
         }
     }
 
@@ -213,13 +248,13 @@ impl GpuCore {
 
     /// Drops models that were removed and that nothing on this GPU uses any longer.
     pub(super) fn sweep(&mut self, actions: &mut Vec<Action>) {
-        let slots = &self.slots;
+        let lines = &self.lines;
         let moving = &self.moving;
         let lent = &self.lent;
         let moves = |model| moving.iter().any(|moving| moving.model == model);
         let used = |model| {
             let lent = || lent.values().any(|&lent| lent == model);
-            slots.uses(model) || moves(model) || lent()
+            lines.uses(model) || moves(model) || lent()
         };
         for (model, known) in self.programs.sweep(used) {
             if let Some(EvictedModel { model, generation }) = self.memory.unmap(model) {
@@ -249,11 +284,11 @@ impl GpuCore {
         let Some(shape) = self.programs.shape(model).filter(|_| mapped) else { return };
         let weights = WeightsCargo { model, generation, bytes: shape.weights };
         let counted = self.moving.iter().any(|moving| moving.generation == generation && moving.counted);
-        if let Some(slot) = self.slots.iter_mut().find(|slot| slot.model == model && !counted) {
+        if let Some(slot) = self.lines.most_urgent_mut(|slot| slot.model == model && !counted) {
             slot.swapped += weights.span(&chunks).1;
         }
         self.memory.arrived(model, chunks);
-        self.slots.feed(model);
+        self.lines.feed(model);
     }
 
     /// Returns the bytes that were copied for a run that has just ended but are not yet reported.

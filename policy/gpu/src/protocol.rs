@@ -8,7 +8,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOpt
 use super::object_action::ObjectAction;
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::attempts::ReturnReason;
-use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
+use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_memory::BlockRun;
 use millrace_memory::elastic;
 use millrace_memory::eviction::{Eviction, EvictionCandidate};
@@ -49,14 +49,17 @@ pub enum Event {
     Pin { model: ModelId },
     /// No request waits for this model here any longer.
     Unpin { model: ModelId },
-    /// A request is assigned to this GPU, behind the requests that are already here.
+    /// A request is assigned to a seat of this GPU, behind the requests that are already there.
     Assign {
+        seat: SeatIndex,
         key: RequestKey,
         model: ModelId,
         /// The executor that the request is meant for.
         incarnation: Incarnation,
         /// The GPU to copy the model from; `None` for the host.
         from: Option<GpuIndex>,
+        /// The time by which the response is due; `None` if no time was asked for.
+        deadline: Option<Timestamp>,
     },
     /// The node recalls a request that has not begun.
     Recall { key: RequestKey },
@@ -172,8 +175,8 @@ pub enum Action {
         /// The mapping to remove.
         generation: Generation,
     },
-    /// Executor: run a request as soon as the data that it reads has arrived, after the runs that
-    /// were sent before.
+    /// Executor: run a request as soon as the data that it reads has arrived, after the runs of its
+    /// seat that were sent before.
     Run {
         /// A new name for the run.
         run: RunId,

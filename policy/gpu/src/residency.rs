@@ -52,7 +52,7 @@ impl GpuCore {
             return;
         }
         let waited_for = self.waited_for();
-        let busy = |model| waited_for.contains(&model) || self.slots.uses(model) || self.stays(model);
+        let busy = |model| waited_for.contains(&model) || self.lines.uses(model) || self.stays(model);
         let mut unused = Vec::new();
         let mut next = None;
         for (model, region) in self.memory.regions() {
@@ -80,7 +80,7 @@ impl GpuCore {
         let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
         let comes = self.moving.iter().any(|moving| moving.model == model);
         let waited_for = self.prefetched.contains_key(&model) || self.pinned.contains(&model);
-        if !(region.loaded().complete() || comes || waited_for || self.slots.uses(model)) {
+        if !(region.loaded().complete() || comes || waited_for || self.lines.uses(model)) {
             self.drop_copy(model, actions);
         }
     }

@@ -1,4 +1,4 @@
-//! The requests on a GPU: the request that runs, and the requests queued behind it.
+//! The requests on a seat of a GPU: the request that runs, and the requests queued behind it.
 
 use millrace_core::SLOTS_MAX;
 use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
@@ -24,6 +24,8 @@ pub(super) struct AssignedRequest {
     pub(super) model: ModelId,
     /// The GPU to copy the model from; `None` for the host.
     pub(super) from: Option<GpuIndex>,
+    /// The time by which the response is due; `None` if no time was asked for.
+    pub(super) deadline: Option<Timestamp>,
     pub(super) stage: RequestStage,
     /// Start of the request's turn.
     pub(super) turn: Option<Timestamp>,
@@ -42,11 +44,17 @@ pub(super) struct AssignedRequest {
 }
 
 impl AssignedRequest {
-    pub(super) fn new(key: RequestKey, model: ModelId, from: Option<GpuIndex>) -> Self {
+    pub(super) fn new(
+        key: RequestKey,
+        model: ModelId,
+        from: Option<GpuIndex>,
+        deadline: Option<Timestamp>,
+    ) -> Self {
         Self {
             key,
             model,
             from,
+            deadline,
             stage: RequestStage::Waiting,
             turn: None,
             was_resident: false,
@@ -64,15 +72,27 @@ impl AssignedRequest {
             RequestStage::Waiting | RequestStage::Starved => None,
         }
     }
+
+    pub(super) fn urgency(&self) -> Urgency {
+        Urgency { deadline: self.deadline.unwrap_or(Timestamp::MAX), key: self.key }
+    }
 }
 
-/// At most [`SLOTS_MAX`] requests, in the order in which the executor runs them.
+/// The order of requests on different seats: the earliest deadline first. Requests without a
+/// deadline are last, in the order of their keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Urgency {
+    deadline: Timestamp,
+    key: RequestKey,
+}
+
+/// The line of a seat: at most [`SLOTS_MAX`] requests, in the order in which the executor runs them.
 #[derive(Debug, Default)]
 pub(super) struct RequestQueue(Vec<AssignedRequest>);
 
 impl RequestQueue {
     pub(super) fn push(&mut self, slot: AssignedRequest) {
-        assert!(self.0.len() < SLOTS_MAX, "the dispatcher gave {} to a GPU that is full", slot.key);
+        assert!(self.0.len() < SLOTS_MAX, "the dispatcher gave {} to a seat that is full", slot.key);
         self.0.push(slot);
     }
 
@@ -108,8 +128,8 @@ impl RequestQueue {
         self.0.remove(place)
     }
 
-    pub(super) fn drain(&mut self) -> Vec<AssignedRequest> {
-        std::mem::take(&mut self.0)
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
     }
 
     /// Sets the stage of a request that has to be sent again, and moves it behind the requests that

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
@@ -6,7 +6,7 @@ use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, Timestamp};
 use super::*;
 use millrace_core::Core;
 use millrace_core::attempts::{AttemptProgress, ReturnReason};
-use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
+use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_memory::eviction::Eviction;
 use millrace_memory::{BlockPlacement, BlockRun, BlockSize, CHUNK, MemoryMap};
 use millrace_transfers::fabric::{TransferOutcome, WeightsCargo};
@@ -18,6 +18,7 @@ mod failures;
 mod isolation;
 mod prefetch;
 mod residency;
+mod seats;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -56,7 +57,19 @@ impl Bench {
     }
 
     fn assign(&mut self, key: u64, model: ModelId) -> Vec<Action> {
-        self.step(Event::Assign { key: RequestKey(key), model, incarnation: FIRST, from: None })
+        self.assign_to(0, key, model, None)
+    }
+
+    /// Assigns a request to a seat.
+    fn assign_to(&mut self, seat: u32, key: u64, model: ModelId, deadline: Option<u64>) -> Vec<Action> {
+        self.step(Event::Assign {
+            seat: SeatIndex(seat),
+            key: RequestKey(key),
+            model,
+            incarnation: FIRST,
+            from: None,
+            deadline: deadline.map(Timestamp),
+        })
     }
 
     /// Has all of a model arrive and its transfer end.

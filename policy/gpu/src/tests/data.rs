@@ -244,7 +244,9 @@ proptest! {
                     key += 1;
                     let key = RequestKey(key);
                     let incarnation = Incarnation(incarnation);
-                    bench.step(Event::Assign { key, model: ModelId(model), incarnation, from: None })
+                    let model = ModelId(model);
+                    let seat = SeatIndex(0);
+                    bench.step(Event::Assign { seat, key, model, incarnation, from: None, deadline: None })
                 }
                 Step::RunEnds => match running.pop() {
                     Some(run) => bench.run_done(run, 1),

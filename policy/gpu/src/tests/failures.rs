@@ -14,8 +14,14 @@ fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
     assert_eq!(bench.run_done(1, 500), [], "the report of the dead executor");
     bench.step(Event::Up { incarnation: Incarnation(2) });
     assert_eq!(bench.assign(3, A), [], "meant for the dead executor");
-    let again =
-        bench.step(Event::Assign { key: RequestKey(3), model: A, incarnation: Incarnation(2), from: None });
+    let again = bench.step(Event::Assign {
+        seat: SeatIndex(0),
+        key: RequestKey(3),
+        model: A,
+        incarnation: Incarnation(2),
+        from: None,
+        deadline: None,
+    });
     assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
     assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (ExecutorHealth::Up, 1));
 }
@@ -63,7 +69,7 @@ fn a_request_that_is_sent_again_runs_behind_the_request_already_sent() {
     let mut bench = Bench::running_a();
     bench.assign(2, A);
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), [run(3, 1, A, 1)]);
-    assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
+    assert_eq!(bench.gpu.running().collect::<Vec<_>>(), [RequestKey(2)]);
 }
 
 #[test]

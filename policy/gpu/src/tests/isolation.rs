@@ -64,7 +64,7 @@ fn the_death_of_a_process_affects_a_single_model() {
 fn a_request_queued_behind_another_process_is_reported_as_waiting() {
     let mut bench = three(ExecutorIsolation::Model);
     assert_eq!(bench.step(lost(B)), [evicted(&[B]), died(3, AttemptProgress::Waiting)]);
-    assert_eq!(bench.gpu.running(), Some(RequestKey(2)));
+    assert_eq!(bench.gpu.running().collect::<Vec<_>>(), [RequestKey(2)]);
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_model_with_a_dying_process_backs_off_and_other_requests_go_first() {
     assert!(until > bench.now);
     let ran = bench.assign(12, B);
     assert_eq!(ran[..1], [run(5, 12, B, 3)], "another goes first");
-    assert_eq!(bench.gpu.running(), Some(RequestKey(12)));
+    assert_eq!(bench.gpu.running().collect::<Vec<_>>(), [RequestKey(12)]);
     bench.now = until;
     assert_eq!(bench.step(Event::Tick)[..1], [load(A)]);
     assert_eq!(bench.gpu.next_wake(), None);

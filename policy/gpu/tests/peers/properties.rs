@@ -10,9 +10,12 @@ use proptest::prelude::*;
 
 use crate::world::{GPUS, MODELS, World};
 
+/// Seats of a GPU, at most.
+const SEATS: u32 = 3;
+
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Assign { gpu: usize, model: u32, from: Option<usize> },
+    Assign { gpu: usize, seat: u32, model: u32, from: Option<usize> },
     Prefetch { gpu: usize, model: u32 },
     Deliver(usize),
     Copy(usize),
@@ -28,7 +31,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let from = prop_oneof![1 => Just(None), 4 => (0..GPUS).prop_map(Some)];
     prop_oneof![
-        6 => (0..GPUS, 0..MODELS, from).prop_map(|(gpu, model, from)| Step::Assign { gpu, model, from }),
+        6 => (0..GPUS, 0..SEATS, 0..MODELS, from)
+            .prop_map(|(gpu, seat, model, from)| Step::Assign { gpu, seat, model, from }),
         2 => (0..GPUS, 0..MODELS).prop_map(|(gpu, model)| Step::Prefetch { gpu, model }),
         30 => any::<usize>().prop_map(Step::Deliver),
         15 => (0..GPUS).prop_map(Step::Copy),
@@ -72,12 +76,13 @@ fn copies_read_only_their_own_model_and_every_request_ends() {
         isolation in isolation,
         placement in placement,
         block in prop_oneof![2 => Just(2), 1 => Just(16)],
+        seats in 1..=SEATS,
         steps in prop::collection::vec(step(), 1..400),
     )| {
         let mut world = World::new(isolation, placement, BlockSize::new(Bytes::mib(block)).unwrap());
         for step in steps {
             match step {
-                Step::Assign { gpu, model, from } => world.assign(gpu, ModelId(model), from),
+                Step::Assign { gpu, seat, model, from } => world.assign(gpu, seat % seats, ModelId(model), from),
                 Step::Prefetch { gpu, model } => world.prefetch(gpu, ModelId(model)),
                 Step::Deliver(which) => drop(world.deliver(which)),
                 Step::Copy(gpu) => drop(world.copy(gpu)),

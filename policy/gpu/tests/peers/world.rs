@@ -9,7 +9,7 @@ mod wiring;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millrace_core::Core as _;
-use millrace_core::ids::{Generation, RequestKey, RunId};
+use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex};
 use millrace_gpu::{ExecutorIsolation, GpuCore};
 use millrace_memory::{BlockPlacement, BlockSize, CHUNK, MemoryMap};
 use millrace_transfers::fabric::{
@@ -181,7 +181,7 @@ impl World {
         true
     }
 
-    pub(crate) fn assign(&mut self, index: usize, model: ModelId, from: Option<usize>) {
+    pub(crate) fn assign(&mut self, index: usize, seat: u32, model: ModelId, from: Option<usize>) {
         let place = &self.places[index];
         if place.core.requests() >= REQUESTS_MAX {
             return;
@@ -191,16 +191,19 @@ impl World {
         self.requests += 1;
         let key = RequestKey(self.last_key);
         let from = from.map(|from| GpuIndex(from as u32));
-        self.gpu(index, millrace_gpu::Event::Assign { key, model, incarnation, from });
+        let seat = SeatIndex(seat);
+        let event = millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline: None };
+        self.gpu(index, event);
     }
 
     pub(crate) fn prefetch(&mut self, index: usize, model: ModelId) {
         self.gpu(index, millrace_gpu::Event::Prefetch { model });
     }
 
-    /// Cancels the request that is running.
+    /// Cancels the request that is running on the first seat.
     pub(crate) fn cancel(&mut self, index: usize) {
-        if let Some(key) = self.places[index].core.running() {
+        let running = self.places[index].core.running().next();
+        if let Some(key) = running {
             self.gpu(index, millrace_gpu::Event::Cancel { key });
         }
     }

@@ -24,7 +24,7 @@ impl GpuActor {
         };
         let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
         models.sort_by_key(|model| model.digest);
-        let running = core.running().and_then(|key| self.entries.get(&key));
+        let running = core.running().next().and_then(|key| self.entries.get(&key));
         let part = SnapshotPart::Gpu(GpuSnapshot {
             index: self.index(),
             gpu_type: self.hardware.gpu_type.clone(),

@@ -1,7 +1,7 @@
 //! Requests on the GPU, from their assignment to the end of their run. Their inputs are in `inputs`, their
 //! outputs in `data`.
 
-use millrace_core::ids::{Generation, RequestKey, RunId};
+use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex};
 use millrace_gpu::{Event, GpuTimes};
 use millrace_proto::executor::Run;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
@@ -22,7 +22,10 @@ impl GpuActor {
         let key = entry.key;
         let model = entry.work().model;
         self.entries.insert(key, entry);
-        self.step(now, Event::Assign { key, model, incarnation, from }, GpuPayload::Nothing);
+        let seat = SeatIndex(self.index().0);
+        let deadline = None;
+        let event = Event::Assign { seat, key, model, incarnation, from, deadline };
+        self.step(now, event, GpuPayload::Nothing);
         // The core ignores a request that was assigned to an earlier executor.
         if !self.core.core.has(key) {
             self.entries.remove(&key);

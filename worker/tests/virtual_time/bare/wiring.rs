@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_core::attempts::AttemptProgress;
-use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_core::trace::CoreId;
 use millrace_gpu::RunFailure;
 use millrace_gpu::lifecycle;
@@ -155,9 +155,11 @@ impl Node<'_> {
                     self.requests.get_mut(&key).unwrap().attempt = attempt;
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
+                    let seat = SeatIndex(gpu.0);
+                    let deadline = None;
                     self.mail.push_back(Mail::Gpu(
                         gpu,
-                        millrace_gpu::Event::Assign { key, model, incarnation, from },
+                        millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline },
                     ));
                 }
                 dispatch::Action::Prefetch { gpu, model } => {
