@@ -29,3 +29,6 @@ pub const SLOTS_MAX: usize = 8;
 
 /// Seats of a GPU at most: an executor has a run thread for each.
 pub const SEATS_MAX: usize = 16;
+
+/// Requests on a GPU at most, over all seats. An executor queues no more runs.
+pub const GPU_REQUESTS_MAX: usize = 64;

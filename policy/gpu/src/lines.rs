@@ -4,14 +4,11 @@
 //! Lines have no fixed order among each other. If lines compete for memory or for a link, the line
 //! whose request is the more urgent has precedence.
 
-use millrace_core::SEATS_MAX;
 use millrace_core::ids::{RequestKey, RunId, SeatIndex};
+use millrace_core::{GPU_REQUESTS_MAX, SEATS_MAX};
 use millrace_types::ModelId;
 
 use super::slots::{AssignedRequest, RequestQueue, RequestStage};
-
-/// Requests on a GPU at most, over all seats. An executor queues no more runs.
-const REQUESTS_MAX: usize = 64;
 
 /// The place of a request. Valid until a request enters or leaves a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +51,7 @@ pub(super) struct Lines(Vec<SeatLine>);
 impl Lines {
     /// Adds a request at the end of a seat's line.
     pub(super) fn push(&mut self, seat: SeatIndex, request: AssignedRequest) {
-        assert!(self.len() < REQUESTS_MAX, "the dispatcher gave {} to a GPU that is full", request.key);
+        assert!(self.len() < GPU_REQUESTS_MAX, "the dispatcher gave {} to a GPU that is full", request.key);
         debug_assert!(self.place_of(request.key).is_none(), "{} is on the GPU already", request.key);
         let found = self.0.binary_search_by_key(&seat, |line| line.seat);
         let line = found.unwrap_or_else(|_| self.add_line(seat));

@@ -48,7 +48,7 @@ impl ActorBehaviour for GpuActor {
                 self.step(now, Event::Install { model, memory, weights }, GpuPayload::Nothing);
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, GpuPayload::Nothing),
-            Message::Assign { key, works, incarnation, attempt, from } => {
+            Message::Assign { seat, key, works, incarnation, attempt, from, deadline } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
                 let entry = GpuRequest {
                     key,
@@ -59,7 +59,9 @@ impl ActorBehaviour for GpuActor {
                     copies: Vec::new(),
                     fetches: Vec::new(),
                 };
-                self.assign(now, entry, incarnation, from);
+                let model = entry.work().model;
+                let assign = Event::Assign { seat, key, model, incarnation, from, deadline };
+                self.assign(now, entry, assign);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, GpuPayload::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, GpuPayload::Nothing),

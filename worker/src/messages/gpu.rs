@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_core::ids::ObjectKey;
-use millrace_core::ids::{RequestKey, RunId, TransferId};
+use millrace_core::ids::{RequestKey, RunId, SeatIndex, TransferId};
 use millrace_gpu::Event;
 use millrace_proto::executor::{Fault, LaunchTimes};
 use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
@@ -26,11 +26,14 @@ pub(crate) enum Message {
     Remove(ModelId),
     /// A request or a batch is assigned to this GPU. A batch has the key of one of its requests.
     Assign {
+        seat: SeatIndex,
         key: RequestKey,
         works: Vec<SharedWork>,
         incarnation: Incarnation,
         attempt: u32,
         from: Option<GpuIndex>,
+        /// The time by which the first response is due.
+        deadline: Option<Timestamp>,
     },
     /// The Node recalls a request, unless the request's run has begun.
     Recall(RequestKey),

@@ -7,7 +7,7 @@ use millrace_types::GpuIndex;
 use super::load_summary;
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchView, QueueEntry};
 use super::queue::{SizeClassQueues, WaitingRequest};
-use super::seats::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
+use super::seats::{ExpectedFinish, RECALL_COST};
 use millrace_core::ids::SeatIndex;
 
 /// Our own policy. An idle holder of the model gets the request, else the idle GPU that its inputs
@@ -81,7 +81,7 @@ pub(super) fn busy_seat(view: &DispatchView<'_>, request: &WaitingRequest) -> Op
     let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let takes = |&seat: &SeatIndex| {
         let it = view.fleet.glance(seat);
-        it.takes(request.rank, AHEAD_MAX) && (it.nobody_ahead() || bound(seat) <= soon)
+        it.takes(request.rank) && (it.nobody_ahead() || bound(seat) <= soon)
     };
     let in_turn = |seat: SeatIndex| {
         let turn = Some(turn(seat)).filter(|&turn| turn <= soon || view.fleet.glance(seat).nobody_ahead());

@@ -24,7 +24,7 @@ pub struct GpuConfig {
     pub kind: u32,
     /// Unit of the GPU's memory.
     pub block: BlockSize,
-    /// Number of seats: requests that run at a time.
+    /// Number of seats: requests that run at a time. At most [`SEATS_MAX`](millrace_core::SEATS_MAX).
     pub seats: NonZeroU32,
 }
 
@@ -66,7 +66,7 @@ pub struct Config {
     /// the host.
     pub ways: Vec<PairRate>,
     /// Maximum number of waiting requests. Requests that return from lost GPUs may exceed this
-    /// bound by [`SLOTS_MAX`](millrace_core::SLOTS_MAX) for each GPU.
+    /// bound by [`SLOTS_MAX`](millrace_core::SLOTS_MAX) for each seat.
     pub queue_max: u32,
     pub policy: PolicyConfig,
     /// Eviction rule of the GPUs. Some rules depend on the models that the other GPUs hold.

@@ -118,7 +118,8 @@ impl GpuTable {
         let mut seats = Vec::with_capacity(count);
         for ((index, config), &rank) in (0..).map(GpuIndex).zip(&config.gpus).zip(ranks) {
             let gpu = GpuRecord::new(config, rank, seats.len() as u32);
-            seats.extend(gpu.seats().map(|_| Seat::new(index)));
+            let count = gpu.seats().len();
+            seats.extend(gpu.seats().map(|_| Seat::new(index, count)));
             gpus.push(gpu);
         }
         let glance = |seat: &Seat| SeatLoadSummary::of(&gpus[seat.gpu.0 as usize], seat);

@@ -11,6 +11,7 @@ use super::cost::{ModelCost, SwapSource};
 use super::models::{ModelSlot, ModelTable};
 use super::seats::Assignment;
 use super::size_rank::SizeRank;
+use millrace_core::SEATS_MAX;
 use millrace_core::ids::SeatIndex;
 use millrace_memory::BlockSize;
 
@@ -93,7 +94,7 @@ impl GpuRecord {
     pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32) -> Self {
         Self {
             executor: None,
-            seat_numbers: first_seat..first_seat + config.seats.get(),
+            seat_numbers: first_seat..first_seat + config.seats.get().min(SEATS_MAX as u32),
             rank,
             host_rate: config.host_rate,
             kind: config.kind,

@@ -49,7 +49,8 @@ pub(super) struct SeatLoadSummary {
     next: Work,
     kind: u32,
     rank: u16,
-    ahead: u8,
+    nobody_ahead: bool,
+    has_room: bool,
     accepts_queued: bool,
 }
 
@@ -64,7 +65,8 @@ impl SeatLoadSummary {
             next: Work::of(next),
             kind: gpu.kind,
             rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
-            ahead: u8::try_from(seat.ahead.len()).unwrap_or(u8::MAX),
+            nobody_ahead: seat.ahead.is_empty(),
+            has_room: seat.ahead.len() < seat.ahead_max,
             accepts_queued: gpu.executor.is_some() && seat.accepts_queued(),
         }
     }
@@ -74,10 +76,9 @@ impl SeatLoadSummary {
         self.accepts_queued
     }
 
-    /// Returns whether the seat is busy, fits this rank, and has fewer than `ahead_max` next
-    /// requests.
-    pub(super) fn takes(&self, rank: SizeRank, ahead_max: usize) -> bool {
-        self.accepts_queued && usize::from(self.rank) >= rank.0 && usize::from(self.ahead) < ahead_max
+    /// Returns whether the seat is busy, fits this rank, and has room for a next request.
+    pub(super) fn takes(&self, rank: SizeRank) -> bool {
+        self.accepts_queued && usize::from(self.rank) >= rank.0 && self.has_room
     }
 
     pub(super) fn rank(&self) -> SizeRank {
@@ -85,7 +86,7 @@ impl SeatLoadSummary {
     }
 
     pub(super) fn nobody_ahead(&self) -> bool {
-        self.ahead == 0
+        self.nobody_ahead
     }
 
     /// Returns the earliest time at which the seat can finish its running and its first next

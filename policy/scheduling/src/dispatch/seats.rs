@@ -9,13 +9,14 @@ use super::cost::SwapSource;
 use super::gpus::LoadClass;
 use super::models::ModelSlot;
 use super::queue::WaitingRequest;
-use millrace_core::SLOTS_MAX;
 use millrace_core::ids::RequestKey;
+use millrace_core::{GPU_REQUESTS_MAX, SLOTS_MAX};
 
 /// Cost of a recall. A request that would begin sooner than this stays on its GPU, and a run is
 /// overdue only after exceeding its expected end by this time.
 pub const RECALL_COST: Duration = Duration::from_micros(200);
-/// Maximum number of requests that are assigned to a seat behind its running request.
+/// Maximum number of requests that are assigned to a seat behind its running request. A seat of a GPU
+/// with many seats takes fewer ([`GPU_REQUESTS_MAX`]).
 pub const AHEAD_MAX: usize = SLOTS_MAX - 1;
 
 /// A request that is assigned to a seat.
@@ -51,15 +52,18 @@ pub(super) struct Assignment {
 #[derive(Debug)]
 pub(super) struct Seat {
     pub(super) gpu: GpuIndex,
+    /// Maximum length of [`Self::ahead`].
+    pub(super) ahead_max: usize,
     pub(super) running: Option<Assignment>,
-    /// Requests behind the running request: each starts as soon as the previous request ends. At
-    /// most [`AHEAD_MAX`].
+    /// Requests behind the running request: each starts as soon as the previous request ends.
     pub(super) ahead: VecDeque<Assignment>,
 }
 
 impl Seat {
-    pub(super) fn new(gpu: GpuIndex) -> Self {
-        Self { gpu, running: None, ahead: VecDeque::new() }
+    /// Returns one of `seats` seats of a GPU, without requests.
+    pub(super) fn new(gpu: GpuIndex, seats: usize) -> Self {
+        let ahead_max = AHEAD_MAX.min(GPU_REQUESTS_MAX / seats - 1);
+        Self { gpu, ahead_max, running: None, ahead: VecDeque::new() }
     }
 
     /// Returns the requests of the seat: the running request, then those behind it.

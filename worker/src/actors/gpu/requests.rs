@@ -1,10 +1,10 @@
 //! Requests on the GPU, from their assignment to the end of their run. Their inputs are in `inputs`, their
 //! outputs in `data`.
 
-use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex};
+use millrace_core::ids::{Generation, RequestKey, RunId};
 use millrace_gpu::{Event, GpuTimes};
 use millrace_proto::executor::Run;
-use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
+use millrace_types::{ModelId, Timestamp};
 
 use super::actor::{GpuActor, GpuPayload};
 use super::assigned_request::GpuRequest;
@@ -12,20 +12,10 @@ use crate::actors::batch;
 use crate::messages::request_update::RunOutputs;
 
 impl GpuActor {
-    pub(super) fn assign(
-        &mut self,
-        now: Timestamp,
-        entry: GpuRequest,
-        incarnation: Incarnation,
-        from: Option<GpuIndex>,
-    ) {
+    pub(super) fn assign(&mut self, now: Timestamp, entry: GpuRequest, assign: Event) {
         let key = entry.key;
-        let model = entry.work().model;
         self.entries.insert(key, entry);
-        let seat = SeatIndex(self.index().0);
-        let deadline = None;
-        let event = Event::Assign { seat, key, model, incarnation, from, deadline };
-        self.step(now, event, GpuPayload::Nothing);
+        self.step(now, assign, GpuPayload::Nothing);
         // The core ignores a request that was assigned to an earlier executor.
         if !self.core.core.has(key) {
             self.entries.remove(&key);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use millrace_core::ids::ObjectKey;
-use millrace_core::ids::{FunctionIndex, RequestKey, RunId, TransferId};
+use millrace_core::ids::{FunctionIndex, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_core::trace::CoreId;
 use millrace_gpu::{Event, GpuCore};
 use millrace_memory::elastic::{self};
@@ -183,7 +183,9 @@ impl Bench {
             span: Span::none(),
         });
         let works = vec![work];
-        self.tell(Message::Assign { key, works, incarnation: INCARNATION, attempt: 1, from: None });
+        let (incarnation, from, deadline) = (INCARNATION, None, None);
+        let seat = SeatIndex(0);
+        self.tell(Message::Assign { seat, key, works, incarnation, attempt: 1, from, deadline });
     }
 
     /// Returns an object of the other GPU, in this place.

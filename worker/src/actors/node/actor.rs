@@ -100,11 +100,13 @@ impl NodeActor {
         let actions = self.dispatch.step(now, event.into());
         for &action in &actions {
             match action {
-                dispatch::Action::Assign { gpu, key, incarnation, attempt, from, .. } => {
+                dispatch::Action::Assign { gpu, seat, key, incarnation, attempt, from, .. } => {
                     let works = self.mark_assigned(key, gpu);
                     let Some(function) = works.first().map(|work| work.function) else { continue };
                     self.state.residence().began(now, function, gpu, key);
-                    let assign = gpu::Message::Assign { key, works, incarnation, attempt, from };
+                    let deadline = works.iter().filter_map(|work| self.wanted_by(&work.answered())).min();
+                    let assign =
+                        gpu::Message::Assign { seat, key, works, incarnation, attempt, from, deadline };
                     self.state.gpu(gpu).post(assign);
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),

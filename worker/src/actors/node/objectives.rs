@@ -69,7 +69,8 @@ impl NodeActor {
         Some(asker.came + objective)
     }
 
-    fn wanted_by(&self, request: &AnsweredRequest) -> Option<Timestamp> {
+    /// Returns the time by which the answer of a request is due.
+    pub(super) fn wanted_by(&self, request: &AnsweredRequest) -> Option<Timestamp> {
         let own = request.objective;
         let objective = own.or_else(|| self.state.deadline_of(request.function))?;
         Some(request.accepted + objective)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_core::attempts::AttemptProgress;
-use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, SeatIndex, TransferId};
+use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_core::trace::CoreId;
 use millrace_gpu::RunFailure;
 use millrace_gpu::lifecycle;
@@ -151,12 +151,11 @@ impl Node<'_> {
         self.trace.step(CoreId::Dispatch, &mut self.dispatch, self.now, event, &mut actions);
         for action in actions {
             match action {
-                dispatch::Action::Assign { gpu, seat: _, key, model, incarnation, attempt, from } => {
+                dispatch::Action::Assign { gpu, seat, key, model, incarnation, attempt, from } => {
                     self.requests.get_mut(&key).unwrap().attempt = attempt;
                     let function = self.function_of(key);
                     self.mail.push_back(Mail::Admission(function, admission::Event::Dispatched { key }));
-                    let seat = SeatIndex(gpu.0);
-                    let deadline = None;
+                    let deadline = Some(self.requests[&key].accepted + OBJECTIVE);
                     self.mail.push_back(Mail::Gpu(
                         gpu,
                         millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline },

@@ -13,7 +13,7 @@ pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
         let it = fleet.seat(seat);
         let first_look = fleet.glance(seat);
         let accepts = fleet.under(seat).executor.is_some() && it.accepts_queued();
-        assert_eq!(first_look.takes(SizeRank(0), AHEAD_MAX), accepts && it.ahead.len() < AHEAD_MAX, "{seat}");
+        assert_eq!(first_look.takes(SizeRank(0)), accepts && it.ahead.len() < it.ahead_max, "{seat}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{seat}");
     }
     let all: Vec<_> = [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)).collect();
@@ -101,7 +101,7 @@ fn busy_seat(view: &DispatchView<'_>, request: &WaitingRequest) -> Option<SeatIn
     let takers = holders(view, request).filter(|&seat| {
         view.fleet.accepts_queued(seat)
             && view.fleet.under(seat).rank >= request.rank
-            && view.fleet.seat(seat).ahead.len() < AHEAD_MAX
+            && view.fleet.seat(seat).ahead.len() < view.fleet.seat(seat).ahead_max
     });
     let soon = ExpectedFinish::At(view.now + RECALL_COST);
     let turns =

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::dispatch::config::UNIFIED;
-use millrace_core::SLOTS_MAX;
 use millrace_core::attempts::ReturnReason;
+use millrace_core::{GPU_REQUESTS_MAX, SLOTS_MAX};
 use millrace_memory::eviction::CopyKind;
 
 /// Next step of a random node; numbers are taken modulo the number of candidates.
@@ -93,6 +93,8 @@ impl World {
                     assert_eq!(seat.0 / self.seats_each.max(1), gpu.0, "{seat} is not on {gpu}");
                     self.on.insert(key, gpu);
                     self.seats.insert(key, seat);
+                    let on_gpu = self.on.values().filter(|&&on| on == gpu).count();
+                    assert!(on_gpu <= GPU_REQUESTS_MAX, "{gpu} has {on_gpu} requests");
                     let here: Vec<_> = self.on.keys().filter(|key| self.seats[key] == seat).collect();
                     assert!(here.len() <= SLOTS_MAX, "{seat} has {here:?}");
                     if attempt > 1 {
@@ -186,7 +188,7 @@ proptest! {
         levels in any::<bool>(),
         together in any::<bool>(),
         kept in prop::collection::vec(0..4u32, 3),
-        seats in prop_oneof![2 => Just(1), 1 => 2..=8u32],
+        seats in prop_oneof![2 => Just(1), 1 => 2..=16u32],
         steps in prop::collection::vec(step(), 1..200)
     ) {
         let each = NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);

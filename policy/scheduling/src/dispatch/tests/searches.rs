@@ -41,7 +41,7 @@ proptest! {
     fn index_lookups_agree_with_full_scans(
         policy in prop::sample::select(vec!["fifo", "lalb", "lalb-o3", "torpor", "unified"]),
         kinds in any::<bool>(),
-        seats in prop_oneof![2 => Just(NonZeroU32::MIN), 1 => (2..=8u32).prop_map(|seats| NonZeroU32::new(seats).unwrap())],
+        seats in prop_oneof![2 => Just(NonZeroU32::MIN), 1 => (2..=16u32).prop_map(|seats| NonZeroU32::new(seats).unwrap())],
         deadlines in any::<bool>(),
         links in prop::collection::vec((0..GPUS, 0..GPUS, 1..40u64), 0..40),
         ways in prop::collection::btree_map((0..GPUS, 0..GPUS), 1..40u64, 0..60),

@@ -53,7 +53,7 @@ use super::overtaking::{AgeQueues, OvertakingBound};
 use super::policy::{CopyOrigin, DispatchDecision, DispatchPolicy, DispatchStats, DispatchView, QueueEntry};
 use super::protocol::LatencyObjective;
 use super::queue::WaitingRequest;
-use super::seats::{AHEAD_MAX, ExpectedFinish, RECALL_COST};
+use super::seats::{ExpectedFinish, RECALL_COST};
 use super::torpor::required::{RequiredRequestCount, ScoredRequests};
 use millrace_core::ids::{FunctionIndex, SeatIndex};
 
@@ -227,12 +227,12 @@ impl Unified {
 
     /// Returns the request to assign behind the running request of a busy seat, if any.
     fn for_busy(&mut self, view: &DispatchView<'_>, seat: SeatIndex) -> Option<DispatchDecision> {
-        let ahead = view.fleet.seat(seat).ahead.len();
-        if !view.fleet.accepts_queued(seat) || ahead >= AHEAD_MAX {
+        let it = view.fleet.glance(seat);
+        if !it.takes(it.rank()) {
             return None;
         }
+        let nobody_ahead = it.nobody_ahead();
         let left = view.fleet.backlog(view.models, view.now, seat)?;
-        let nobody_ahead = ahead == 0;
         let gpu = view.fleet.gpu_of(seat);
         let rank = view.fleet.get(gpu).rank;
         if let Some((key, from)) = self.ages.at_limit(rank) {
@@ -413,7 +413,7 @@ impl DispatchPolicy for Unified {
                 let it = view.fleet.under(*seat);
                 view.fleet.accepts_queued(*seat)
                     && it.rank >= request.rank
-                    && view.fleet.seat(*seat).ahead.len() < AHEAD_MAX
+                    && view.fleet.seat(*seat).ahead.len() < view.fleet.seat(*seat).ahead_max
                     && self.ages.may_go(request.key, it.rank)
             };
             let holders = view.models.get(model).holders.iter();

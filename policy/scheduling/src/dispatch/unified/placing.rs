@@ -9,7 +9,6 @@ use crate::dispatch::cost::SwapSource;
 use crate::dispatch::models::ModelSlot;
 use crate::dispatch::policy::{CopyOrigin, DispatchDecision, DispatchView};
 use crate::dispatch::queue::WaitingRequest;
-use crate::dispatch::seats::AHEAD_MAX;
 use millrace_core::ids::SeatIndex;
 
 /// Maximum wait for a busy holder instead of a load on an idle GPU, in percent of the load: a load
@@ -171,7 +170,7 @@ impl Unified {
         let seats = holders.flat_map(|gpu| view.fleet.get(gpu).seats());
         let takes = |&seat: &SeatIndex| {
             let it = view.fleet.glance(seat);
-            it.takes(request.rank, AHEAD_MAX) && self.ages.may_go(request.key, it.rank())
+            it.takes(request.rank) && self.ages.may_go(request.key, it.rank())
         };
         let inputs = view.inputs(request);
         let wait = |seat: SeatIndex| {
