@@ -109,15 +109,17 @@ impl Lines {
     pub(super) fn visiting_order(&self) -> impl Iterator<Item = usize> + use<> {
         let mut order = [0; SEATS_MAX];
         let mut count = 0;
-        for (line, queue) in self.queues().enumerate() {
+        for (line, queue) in (0..).zip(self.queues()) {
             if queue.len() > 0 {
                 order[count] = line;
                 count += 1;
             }
         }
-        let head = |&line: &usize| self.0[line].queue.get(0).map(AssignedRequest::urgency);
-        order[..count].sort_unstable_by_key(head);
-        order.into_iter().take(count)
+        if count > 1 {
+            let head = |&line: &u8| self.0[usize::from(line)].queue.get(0).map(AssignedRequest::urgency);
+            order[..count].sort_unstable_by_key(head);
+        }
+        order.into_iter().take(count).map(usize::from)
     }
 
     /// Returns, for each line, the first request that matches. Matching requests behind it run later,

@@ -187,11 +187,11 @@ impl GpuCore {
         let lacks = |slot: &&AssignedRequest| {
             slot.stage != RequestStage::Waiting && !slot.doomed && !self.complete(slot.model)
         };
-        let mut candidates: Vec<AssignedRequest> = self.lines.first_of_each(lacks).copied().collect();
-        candidates.sort_unstable_by_key(AssignedRequest::urgency);
-        let Some(&AssignedRequest { model, from, .. }) = candidates.first() else {
+        let Some(&AssignedRequest { model, from, .. }) = self.lines.most_urgent(lacks) else {
             return self.move_prefetched(now, actions);
         };
+        let mut candidates: Vec<AssignedRequest> = self.lines.first_of_each(lacks).copied().collect();
+        candidates.sort_unstable_by_key(AssignedRequest::urgency);
         let wanted: Vec<ModelId> = candidates.iter().map(|candidate| candidate.model).collect();
         let here: Vec<_> = self
             .moving
