@@ -6,7 +6,7 @@ use millrace_types::Timestamp;
 
 use super::cost::SwapSource;
 use super::dispatcher::{Dispatcher, RequestLocation};
-use super::gpus::LoadClass;
+use super::load_class::LoadClass;
 use super::policy::CopyOrigin;
 use super::protocol::Action;
 use super::queue::WaitingRequest;

@@ -4,7 +4,7 @@
 use millrace_types::GpuIndex;
 
 use super::dispatcher::Dispatcher;
-use super::gpus::LoadClass;
+use super::load_class::LoadClass;
 use super::models::ModelSlot;
 use super::protocol::Action;
 use millrace_memory::eviction::EvictionCandidate;

@@ -12,8 +12,9 @@ use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
 
 use super::config::Config;
 use super::cost::SwapSource;
-use super::gpus::{GpuRecord, LoadClass};
+use super::gpus::GpuRecord;
 use super::holders::ModelHolders;
+use super::load_class::LoadClass;
 use super::load_summary::SeatLoadSummary;
 use super::models::{ModelSlot, ModelTable};
 use super::seats::{Assignment, ExpectedFinish, RECALL_COST, Seat};

@@ -6,7 +6,7 @@ use millrace_types::{GpuIndex, ModelId, Timestamp};
 
 use super::cost::SwapSource;
 use super::dispatcher::Dispatcher;
-use super::gpus::LoadClass;
+use super::load_class::LoadClass;
 use super::protocol::Action;
 use super::seats::Assignment;
 

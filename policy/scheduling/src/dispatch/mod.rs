@@ -78,6 +78,7 @@ mod holders;
 mod inputs;
 mod lalb;
 mod learn;
+mod load_class;
 mod load_summary;
 mod locality;
 mod models;

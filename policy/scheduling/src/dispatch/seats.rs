@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_types::{GpuIndex, Timestamp};
 
 use super::cost::SwapSource;
-use super::gpus::LoadClass;
+use super::load_class::LoadClass;
 use super::models::ModelSlot;
 use super::queue::WaitingRequest;
 use millrace_core::ids::RequestKey;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dispatch::gpus::LoadClass;
+use crate::dispatch::load_class::LoadClass;
 use crate::dispatch::torpor::ALPHA_PERIOD;
 use millrace_types::{Alpha, Alphas, Slo};
 
