@@ -2,7 +2,7 @@
 //! and the requests behind it are queued. A request is in one line only.
 //!
 //! Lines have no fixed order among each other. If lines compete for memory or for a link, the line
-//! whose request is the more urgent has precedence.
+//! of the more urgent request has precedence.
 
 use millrace_core::ids::{RequestKey, RunId, SeatIndex};
 use millrace_core::{GPU_REQUESTS_MAX, SEATS_MAX};

@@ -73,15 +73,15 @@ impl AssignedRequest {
         }
     }
 
-    pub(super) fn urgency(&self) -> Urgency {
-        Urgency { deadline: self.deadline.unwrap_or(Timestamp::MAX), key: self.key }
+    pub(super) fn urgency(&self) -> SeatUrgency {
+        SeatUrgency { deadline: self.deadline.unwrap_or(Timestamp::MAX), key: self.key }
     }
 }
 
 /// The order of requests on different seats: the earliest deadline first. Requests without a
 /// deadline are last, in the order of their keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Urgency {
+pub(super) struct SeatUrgency {
     deadline: Timestamp,
     key: RequestKey,
 }

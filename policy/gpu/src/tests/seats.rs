@@ -384,7 +384,7 @@ impl World {
         region.is_some_and(|region| region.generation() == generation && region.loaded().complete())
     }
 
-    /// Checks what holds after each event. `begun` has the models of the transfers that it began.
+    /// Checks the invariants after an event. `begun` has the models of the transfers that the event began.
     fn check(&self, begun: &[ModelId]) {
         let gpu = &self.bench.gpu;
         let memory = gpu.memory();
@@ -453,8 +453,7 @@ impl World {
         self.event(Event::TransferEnded { transfer, outcome, from: None });
     }
 
-    /// Ends the first run of the seat of a run, if the run has what it needs. Returns false if it
-    /// has not.
+    /// Ends the first run of the seat of a run. Returns false if weights of that run are missing.
     fn end_run(&mut self, which: usize) -> bool {
         let Some(seat) = self.sent.get(which).map(|sent| sent.seat) else { return false };
         let Some(first) = self.sent.iter().position(|sent| sent.seat == seat) else { return false };

@@ -183,9 +183,15 @@ impl Bench {
             span: Span::none(),
         });
         let works = vec![work];
-        let (incarnation, from, deadline) = (INCARNATION, None, None);
-        let seat = SeatIndex(0);
-        self.tell(Message::Assign { seat, key, works, incarnation, attempt: 1, from, deadline });
+        self.tell(Message::Assign {
+            seat: SeatIndex(0),
+            key,
+            works,
+            incarnation: INCARNATION,
+            attempt: 1,
+            from: None,
+            deadline: None,
+        });
     }
 
     /// Returns an object of the other GPU, in this place.
