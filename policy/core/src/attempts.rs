@@ -4,7 +4,8 @@
 
 use millrace_types::Reason;
 
-/// Number of executor deaths during a request's runs at which the request is quarantined.
+/// Number of executor deaths during a request's runs, without other runs beside, at which the request
+/// is quarantined.
 pub const DEATHS_MAX: u32 = 2;
 
 /// Attempts of a request, which travel with the request.
@@ -14,7 +15,7 @@ pub struct AttemptRecord {
     pub left: u32,
     /// Earlier starts that were lost.
     pub lost: u32,
-    /// Executors that died while the request was running in them.
+    /// Executors that died while the request was running in them alone.
     pub deaths: u32,
     /// Whether the request may have run by now, in any attempt.
     pub begun: bool,
@@ -39,8 +40,18 @@ pub enum AttemptProgress {
     Waiting,
     /// The request was being loaded onto the GPU. The request has not run, but may be the cause.
     Preparing,
-    /// The request may have run.
+    /// The request may have run, and no other request on the executor may have.
     Begun,
+    /// The request may have run beside others, any of which may be the cause.
+    BegunBeside,
+}
+
+impl AttemptProgress {
+    /// Returns the progress of one of `requests` requests on an executor that may all have run.
+    #[must_use]
+    pub fn begun(requests: usize) -> Self {
+        if requests > 1 { Self::BegunBeside } else { Self::Begun }
+    }
 }
 
 /// Decision about a request that lost its GPU.
@@ -102,13 +113,13 @@ impl AttemptRecord {
         if loss == AttemptLoss::Died(AttemptProgress::Waiting) {
             return RetryDecision::Again(self);
         }
-        let now_begun = progress == AttemptProgress::Begun;
+        let now_begun = matches!(progress, AttemptProgress::Begun | AttemptProgress::BegunBeside);
         let begun = self.begun || now_begun;
         let refuse = |reason| RetryDecision::Refuse { reason, may_have_executed: begun };
         if now_begun && self.idempotent == Idempotence::No {
             return refuse(Reason::ExecutorLost);
         }
-        let deaths = self.deaths + if now_begun { died } else { 0 };
+        let deaths = self.deaths + if progress == AttemptProgress::Begun { died } else { 0 };
         if deaths >= DEATHS_MAX {
             return refuse(Reason::Quarantined);
         }
@@ -123,7 +134,7 @@ impl AttemptRecord {
 mod tests {
     use super::*;
     use AttemptLoss::{Died, Failed};
-    use AttemptProgress::{Begun, Preparing, Waiting};
+    use AttemptProgress::{Begun, BegunBeside, Preparing, Waiting};
     use Idempotence::{No, Yes};
 
     fn check(left: u32, idempotent: Idempotence, losses: &[AttemptLoss], expected: RetryDecision) {
@@ -145,6 +156,16 @@ mod tests {
     fn a_request_that_runs_in_two_dying_executors_is_quarantined() {
         check(3, Yes, &[Died(Begun), Died(Begun)], refused(Reason::Quarantined, true));
         check(3, Yes, &[Died(Begun), Failed(Preparing), Died(Begun)], refused(Reason::Quarantined, true));
+    }
+
+    #[test]
+    fn a_death_beside_others_makes_a_suspect_and_only_deaths_alone_count() {
+        let suspect = AttemptRecord { left: 2, lost: 1, deaths: 0, begun: true, idempotent: Yes };
+        check(3, Yes, &[Died(BegunBeside)], RetryDecision::Again(suspect));
+        assert!(suspect.suspect());
+        check(3, Yes, &[Died(BegunBeside), Died(Begun), Died(Begun)], refused(Reason::Quarantined, true));
+        check(3, No, &[Died(BegunBeside)], refused(Reason::ExecutorLost, true));
+        assert_eq!([0, 1, 2].map(AttemptProgress::begun), [Begun, Begun, BegunBeside]);
     }
 
     #[test]

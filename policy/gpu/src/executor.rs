@@ -26,10 +26,9 @@ impl GpuCore {
     /// Clears the state of the GPU after everything on it is lost.
     pub(super) fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
-            let progress =
-                |(place, slot): (LinePlace, &AssignedRequest)| (slot.key, self.progress(place, slot));
-            let waited_for = self.lines.places().filter(|(_, slot)| slot.cancelled.is_none());
-            let lost = waited_for.map(progress).collect();
+            let lost = self.progress_of(|_| true).into_iter();
+            let waited_for = lost.filter(|(slot, _)| slot.cancelled.is_none());
+            let lost = waited_for.map(|(slot, progress)| (slot.key, progress)).collect();
             self.lines.clear();
             self.moving.clear();
             self.lent.clear();
@@ -47,6 +46,24 @@ impl GpuCore {
         if !(health == ExecutorHealth::Restarting && self.health == ExecutorHealth::Unhealthy) {
             self.health = health;
         }
+    }
+
+    /// Returns the requests of a process that died, with their progress. `its` says which requests are
+    /// of that process.
+    pub(super) fn progress_of(
+        &self,
+        its: impl Fn(&AssignedRequest) -> bool,
+    ) -> Vec<(AssignedRequest, AttemptProgress)> {
+        let there = self.lines.places().filter(|(_, slot)| its(slot));
+        let mut lost: Vec<_> = there.map(|(place, slot)| (*slot, self.progress(place, slot))).collect();
+        // A cancelled run may be the cause too.
+        let begun = lost.iter().filter(|(_, progress)| *progress == AttemptProgress::Begun).count();
+        for (_, progress) in &mut lost {
+            if *progress == AttemptProgress::Begun {
+                *progress = AttemptProgress::begun(begun);
+            }
+        }
+        lost
     }
 
     /// Returns a request's progress: whether the request may have run, and whether the request may

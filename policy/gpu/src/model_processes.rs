@@ -32,15 +32,14 @@ impl GpuCore {
         if self.programs.known(model) == ProgramLoadState::No {
             return;
         }
-        let far = self.lines.places().filter(|(_, slot)| slot.model == model);
-        let lost: Vec<_> = far.map(|(place, slot)| (slot.key, self.progress(place, slot))).collect();
+        let lost = self.progress_of(|slot| slot.model == model);
         self.programs.died(now, model, seed(self.index, model));
         self.prefetched.remove(&model);
         self.cancel_transfers(|moving| moving.model == model, actions);
         self.lose_region(model, actions);
         actions.push(Action::Evicted { models: vec![model] });
-        for (key, progress) in lost {
-            self.lose_request(key, progress, actions);
+        for (slot, progress) in lost {
+            self.lose_request(slot.key, progress, actions);
         }
     }
 

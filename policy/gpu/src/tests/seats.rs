@@ -148,16 +148,16 @@ fn a_queued_request_is_recalled_while_another_seat_runs() {
 }
 
 #[test]
-fn the_first_request_of_each_seat_may_have_begun_when_the_executor_is_lost() {
+fn the_first_requests_of_all_seats_may_have_begun_beside_each_other_when_the_executor_is_lost() {
     let mut bench = seated();
     bench.assign_to(4, 2, A, None);
     bench.assign_to(2, 3, A, None);
     bench.assign_to(2, 4, A, None);
     let lost = [
-        (1, AttemptProgress::Begun),
-        (3, AttemptProgress::Begun),
+        (1, AttemptProgress::BegunBeside),
+        (3, AttemptProgress::BegunBeside),
         (4, AttemptProgress::Waiting),
-        (2, AttemptProgress::Begun),
+        (2, AttemptProgress::BegunBeside),
     ];
     assert_eq!(bench.step(Event::Down), [down(&lost)]);
     assert_eq!(bench.gpu.requests(), 0);

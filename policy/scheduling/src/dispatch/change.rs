@@ -59,6 +59,7 @@ impl Dispatcher {
         self.stats.alphas.clear();
         let (policy, idle_order) = create_policy(&self.config, self.sizes.len());
         self.policy = policy;
+        self.stop_draining();
         self.fleet.reorder(idle_order);
         self.look_again = None;
         if now < self.committed.until {

@@ -26,7 +26,9 @@ impl Dispatcher {
     pub(super) fn withdraw(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
         match self.places.get(&key).copied() {
             Some(RequestLocation::Queued { request, reserved }) => {
-                self.policy.remove(&request);
+                if !self.withdraw_suspect(&request, reserved) {
+                    self.policy.remove(&request);
+                }
                 self.unpin(&request, reserved, actions);
                 self.forget_request(&request);
                 self.queued -= 1;
@@ -130,6 +132,7 @@ impl Dispatcher {
         for request in self.policy.on_gpu_lost(gpu) {
             self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
         }
+        self.return_suspects(gpu);
         self.unpin_all(gpu, actions);
         self.remove_warm_copies(gpu, actions);
     }

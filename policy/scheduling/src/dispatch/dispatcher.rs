@@ -1,6 +1,6 @@
 //! The queue of a node, and the requests, models and GPUs that it knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_types::{Alphas, Bytes, GpuIndex, ModelId, Reason, Timestamp};
@@ -49,6 +49,8 @@ pub struct Dispatcher {
     /// Number of requests that wait for a single GPU, by GPU and model.
     pub(super) pins: BTreeMap<(GpuIndex, ModelSlot), u32>,
     pub(super) warm: WarmCopyTable,
+    /// GPUs on which a suspect waits for the other requests to end.
+    pub(super) draining: BTreeSet<GpuIndex>,
     /// Models to prewarm for which no GPU has had time or room yet.
     pub(super) likely: Vec<PendingPrewarm>,
     /// Requests that tenant caps keep outside the queue.
@@ -84,6 +86,7 @@ impl Dispatcher {
             queued: 0,
             pins: BTreeMap::new(),
             warm: WarmCopyTable::default(),
+            draining: BTreeSet::new(),
             likely: Vec::new(),
             outside: 0,
             rows: BTreeMap::new(),

@@ -203,7 +203,9 @@ impl GpuTable {
         let before = self.loading(gpu);
         let it = &mut self.gpus[gpu.0 as usize];
         let numbers = it.seat_numbers.start as usize..it.seat_numbers.end as usize;
-        let result = change(it, &mut self.seats[numbers]);
+        let seats = &mut self.seats[numbers];
+        let result = change(it, seats);
+        it.update_closed(seats);
         for seat in self.gpus[gpu.0 as usize].seats() {
             self.glances[seat.0 as usize] = SeatLoadSummary::of(self.under(seat), self.seat(seat));
             self.note(seat);
@@ -227,9 +229,10 @@ impl GpuTable {
         self.change(gpu, |gpu, seats| change(gpu, &mut seats[place]))
     }
 
-    /// Returns whether a seat has an executor and no request.
+    /// Returns whether a seat has an executor and no request, and may get one.
     pub(super) fn is_idle(&self, seat: SeatIndex) -> bool {
-        self.seat(seat).running.is_none() && self.under(seat).executor.is_some()
+        let gpu = self.under(seat);
+        self.seat(seat).running.is_none() && gpu.executor.is_some() && !gpu.closed
     }
 
     /// Returns whether a seat is busy and accepts a next request.
@@ -327,7 +330,7 @@ impl GpuTable {
     /// Returns the first idle seat of a GPU, if the GPU is large enough.
     pub(super) fn idle_seat(&self, gpu: GpuIndex, rank: SizeRank) -> Option<SeatIndex> {
         let it = self.get(gpu);
-        let fits = it.executor.is_some() && it.rank >= rank;
+        let fits = it.executor.is_some() && !it.closed && it.rank >= rank;
         fits.then(|| it.seats().find(|&seat| self.seat(seat).running.is_none())).flatten()
     }
 

@@ -1,6 +1,6 @@
 //! The dispatcher's model of a GPU: its executor, its memory and its resident models.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use millrace_types::{Bytes, BytesPerSec, Incarnation, Timestamp};
 use super::config::GpuConfig;
 use super::cost::{ModelCost, SwapSource};
 use super::models::{ModelSlot, ModelTable};
-use super::seats::Assignment;
+use super::queue::WaitingRequest;
+use super::seats::{Assignment, Seat};
 use super::size_rank::SizeRank;
 use millrace_core::SEATS_MAX;
 use millrace_core::ids::SeatIndex;
@@ -34,6 +35,11 @@ pub(super) struct GpuRecord {
     pub(super) kind: u32,
     /// Numbers of the GPU's seats.
     pub(super) seat_numbers: Range<u32>,
+    /// Suspects that wait until the GPU has no other request.
+    pub(super) suspects: VecDeque<WaitingRequest>,
+    /// Whether no further request may come, because a suspect runs or waits here. Always false with
+    /// one seat.
+    pub(super) closed: bool,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
     /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
@@ -59,6 +65,8 @@ impl GpuRecord {
             rank,
             host_rate: config.host_rate,
             kind: config.kind,
+            suspects: VecDeque::new(),
+            closed: false,
             dispatched: 0,
             resident: Vec::new(),
             arriving: BTreeSet::new(),
@@ -72,6 +80,11 @@ impl GpuRecord {
     /// Returns the seats of the GPU.
     pub(super) fn seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
         self.seat_numbers.clone().map(SeatIndex)
+    }
+
+    /// Closes or opens the GPU for further requests.
+    pub(super) fn update_closed(&mut self, seats: &[Seat]) {
+        self.closed = seats.len() > 1 && (!self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect));
     }
 
     /// Notes that all weights of a model have arrived.

@@ -67,7 +67,7 @@ impl SeatLoadSummary {
             rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
             nobody_ahead: seat.ahead.is_empty(),
             has_room: seat.ahead.len() < seat.ahead_max,
-            accepts_queued: gpu.executor.is_some() && seat.accepts_queued(),
+            accepts_queued: gpu.executor.is_some() && !gpu.closed && seat.accepts_queued(),
         }
     }
 

@@ -41,8 +41,8 @@
 //! **Prewarming** ([`prewarming`], D29). The model that a workflow will need next is loaded onto a GPU
 //! that has time.
 //!
-//! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone: dispatch
-//! never assigns a suspect to a busy GPU, and assigns no request behind a suspect.
+//! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone ([`suspects`]):
+//! dispatch never assigns a suspect to a busy GPU, and assigns no request behind or beside a suspect.
 //!
 //! **Data locality** ([`locality`]). A workflow step that reads objects in GPU memory is sent to the
 //! GPU that has them if the policy has no reason to prefer another GPU. `fifo`, `lalb` and `torpor`
@@ -97,6 +97,7 @@ mod request_changes;
 mod seats;
 mod setting;
 mod size_rank;
+mod suspects;
 mod torpor;
 mod unified;
 mod warm;
@@ -131,6 +132,7 @@ use millrace_core::decision_text::DecisionText;
 impl Dispatcher {
     /// Carries out every decision that the policy can make now.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
+        self.assign_suspects(now, actions);
         while self.queued > 0 {
             let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
             match self.policy.decide(&view) {
@@ -143,7 +145,11 @@ impl Dispatcher {
                     actions.push(Action::Fail { key: request.key, reason, may_have_executed });
                 }
                 Some(DispatchDecision::Assign { request, seat, over }) => {
-                    self.assign(now, request, seat, over, actions);
+                    if self.has_to_drain(&request, seat) {
+                        self.drain(request, self.fleet.gpu_of(seat), actions);
+                    } else {
+                        self.assign(now, request, seat, over, actions);
+                    }
                 }
             }
         }
@@ -221,8 +227,10 @@ impl Core for Dispatcher {
                 self.down(gpu, |held, _| said(held.request.key).unwrap_or(AttemptProgress::Waiting), actions);
             }
             Event::Reset { gpu } => {
+                let running = self.fleet.seats_of(gpu).filter(|(_, seat)| seat.running.is_some());
+                let begun = AttemptProgress::begun(running.count());
                 let worst = |_: &Assignment, turn| match turn {
-                    TurnState::Running => AttemptProgress::Begun,
+                    TurnState::Running => begun,
                     TurnState::Next => AttemptProgress::Preparing,
                 };
                 self.down(gpu, worst, actions);

@@ -79,7 +79,12 @@ impl Seat {
     /// Returns whether a request may wait behind the running request. No request may wait behind a
     /// suspect.
     pub(super) fn accepts_queued(&self) -> bool {
-        self.running.as_ref().is_some_and(|held| !held.request.attempts.suspect())
+        self.running.is_some() && !self.runs_suspect()
+    }
+
+    /// Returns whether the running request is a suspect.
+    pub(super) fn runs_suspect(&self) -> bool {
+        self.running.as_ref().is_some_and(|held| held.request.attempts.suspect())
     }
 
     /// Returns the position in [`Self::ahead`] of the last request that can be recalled.

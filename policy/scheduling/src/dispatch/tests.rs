@@ -28,6 +28,7 @@ mod properties;
 mod recovery;
 mod searches;
 mod standings;
+mod suspects;
 mod torpor;
 mod unified;
 mod warm;

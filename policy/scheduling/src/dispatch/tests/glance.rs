@@ -12,7 +12,8 @@ pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     for seat in fleet.all_seats() {
         let it = fleet.seat(seat);
         let first_look = fleet.glance(seat);
-        let accepts = fleet.under(seat).executor.is_some() && it.accepts_queued();
+        let gpu = fleet.under(seat);
+        let accepts = gpu.executor.is_some() && !gpu.closed && it.accepts_queued();
         assert_eq!(first_look.takes(SizeRank(0)), accepts && it.ahead.len() < it.ahead_max, "{seat}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{seat}");
     }

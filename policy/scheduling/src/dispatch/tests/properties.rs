@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::dispatch::config::UNIFIED;
-use millrace_core::attempts::ReturnReason;
+use millrace_core::attempts::{DEATHS_MAX, ReturnReason};
 use millrace_core::{GPU_REQUESTS_MAX, SLOTS_MAX};
 use millrace_memory::eviction::CopyKind;
 
@@ -72,6 +72,8 @@ pub(super) struct World {
     pub(super) on: BTreeMap<RequestKey, GpuIndex>,
     /// Seat of each request that is on a GPU; may list requests that have left.
     pub(super) seats: BTreeMap<RequestKey, SeatIndex>,
+    /// Times that a GPU was lost while a request was on its only busy seat.
+    pub(super) deaths_alone: BTreeMap<RequestKey, u32>,
     /// Number of seats of each GPU; 0 counts as one.
     pub(super) seats_each: u32,
     /// Requests that were on a GPU when that GPU was lost.
@@ -100,8 +102,8 @@ impl World {
                     if attempt > 1 {
                         self.suspects.insert(key);
                     }
-                    let suspect = here.iter().any(|key| self.suspects.contains(key));
-                    assert!(!suspect || here.len() == 1, "{seat} has a suspect and {here:?}");
+                    let suspect = self.on.iter().any(|(key, on)| *on == gpu && self.suspects.contains(key));
+                    assert!(!suspect || on_gpu == 1, "{gpu} has a suspect and {on_gpu} requests");
                 }
                 Action::SetWarmCopy { gpu, model, kept } => {
                     let changed =
@@ -116,7 +118,11 @@ impl World {
                 }
                 Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
                 Action::Unpin { gpu, model } => assert!(self.pinned.remove(&(gpu, model)), "was not pinned"),
-                Action::Fail { key, .. } => assert!(self.waiting.remove(&key), "{key} failed after its end"),
+                Action::Fail { key, reason, .. } => {
+                    assert!(self.waiting.remove(&key), "{key} failed after its end");
+                    let blamed = reason == Reason::Quarantined;
+                    assert!(!blamed || self.deaths_alone[&key] >= DEATHS_MAX, "{key} is blamed for others");
+                }
                 Action::Cancel { gpu, key } | Action::Recall { gpu, key } => {
                     assert_eq!(self.on.get(&key), Some(&gpu));
                 }
@@ -136,9 +142,12 @@ impl World {
 
     /// Whether a seat of a GPU has no request.
     fn has_idle_seat(&self, index: u32) -> bool {
+        self.busy_seats(index) < self.seats_each.max(1) as usize
+    }
+
+    fn busy_seats(&self, index: u32) -> usize {
         let on = self.on.iter().filter(|(_, on)| on.0 == index);
-        let busy: BTreeSet<SeatIndex> = on.map(|(key, _)| self.seats[key]).collect();
-        busy.len() < self.seats_each.max(1) as usize
+        on.map(|(key, _)| self.seats[key]).collect::<BTreeSet<SeatIndex>>().len()
     }
 
     pub(super) fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
@@ -162,13 +171,18 @@ impl World {
         Some(Event::RequestEnded { gpu, key, ran: Some(ran) })
     }
 
-    /// Loses a GPU; all requests on it have the given progress and wait again.
+    /// Loses a GPU; all requests on it have the given progress and wait again. Requests that had begun
+    /// on several seats had begun beside each other.
     pub(super) fn lose(&mut self, index: u32, progress: AttemptProgress) -> Event {
+        let seats = self.busy_seats(index);
+        let began = progress == AttemptProgress::Begun;
+        let progress = if began { AttemptProgress::begun(seats) } else { progress };
         self.up.remove(&index);
         let lost: Vec<_> = self.on.iter().filter(|(_, on)| on.0 == index).map(|(&key, _)| key).collect();
         for key in &lost {
             self.on.remove(key);
             self.waiting.insert(*key);
+            *self.deaths_alone.entry(*key).or_default() += u32::from(seats == 1);
         }
         let lost = lost.into_iter().map(|key| (key, progress)).collect();
         Event::Down { gpu: gpu(index), lost }
@@ -285,7 +299,9 @@ proptest! {
             glance::check(&node.dispatch, node.now);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
-            let large_idle = world.up.iter().any(|&index| index > 0 && world.has_idle_seat(index));
+            let open = |index: u32| !node.dispatch.fleet.get(gpu(index)).closed;
+            let large_idle =
+                world.up.iter().any(|&index| index > 0 && open(index) && world.has_idle_seat(index));
             let waits = !shared_queue(&node.dispatch).is_empty();
             prop_assert!(policy.binds_early() || !large_idle || !waits, "a seat idles while a request waits");
         }

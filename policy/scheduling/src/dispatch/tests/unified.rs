@@ -3,7 +3,7 @@ use crate::dispatch::config::UNIFIED;
 use millrace_core::attempts::ReturnReason;
 use millrace_core::attempts::{AttemptLoss, RetryDecision};
 
-fn unified(overtakes_max: u32) -> PolicyConfig {
+pub(super) fn unified(overtakes_max: u32) -> PolicyConfig {
     unified_aging(overtakes_max, 1)
 }
 
