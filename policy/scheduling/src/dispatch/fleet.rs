@@ -205,7 +205,9 @@ impl GpuTable {
         let numbers = it.seat_numbers.start as usize..it.seat_numbers.end as usize;
         let seats = &mut self.seats[numbers];
         let result = change(it, seats);
-        it.update_closed(seats);
+        if seats.len() > 1 {
+            it.update_closed(seats);
+        }
         for seat in self.gpus[gpu.0 as usize].seats() {
             self.glances[seat.0 as usize] = SeatLoadSummary::of(self.under(seat), self.seat(seat));
             self.note(seat);

@@ -82,9 +82,9 @@ impl GpuRecord {
         self.seat_numbers.clone().map(SeatIndex)
     }
 
-    /// Closes or opens the GPU for further requests.
+    /// Closes or opens the GPU, which has several seats, for further requests.
     pub(super) fn update_closed(&mut self, seats: &[Seat]) {
-        self.closed = seats.len() > 1 && (!self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect));
+        self.closed = !self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect);
     }
 
     /// Notes that all weights of a model have arrived.

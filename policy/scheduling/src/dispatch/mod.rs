@@ -132,7 +132,9 @@ use millrace_core::decision_text::DecisionText;
 impl Dispatcher {
     /// Carries out every decision that the policy can make now.
     fn pump(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        self.assign_suspects(now, actions);
+        if !self.draining.is_empty() {
+            self.assign_suspects(now, actions);
+        }
         while self.queued > 0 {
             let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
             match self.policy.decide(&view) {

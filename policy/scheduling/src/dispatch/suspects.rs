@@ -25,6 +25,7 @@ impl Dispatcher {
 
     /// Lets a suspect wait until a GPU is empty: a GPU of the same size that drains already, else the
     /// chosen GPU. On a larger GPU the suspect could pass older requests.
+    #[cold]
     pub(super) fn drain(&mut self, request: WaitingRequest, chosen: GpuIndex, actions: &mut Vec<Action>) {
         let rank = self.fleet.get(chosen).rank;
         let drains = self.draining.iter().copied().find(|&gpu| self.fleet.get(gpu).rank == rank);
@@ -35,7 +36,8 @@ impl Dispatcher {
         self.fleet.change(gpu, |it, _| it.suspects.push_back(request));
     }
 
-    /// Assigns the suspects whose GPUs are empty now.
+    /// Assigns the suspects that wait for GPUs without requests.
+    #[cold]
     pub(super) fn assign_suspects(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         let empty: Vec<GpuIndex> = self.draining.iter().copied().filter(|&gpu| self.is_empty(gpu)).collect();
         for gpu in empty {
