@@ -110,7 +110,7 @@ fn a_model_is_stored_without_being_read_into_the_controllers_memory() {
 
 /// Run with `cargo test -p millrace-cli --test up -- --ignored a_model_of_a_gigabyte`.
 #[test]
-#[ignore = "takes a minute and 3 GiB of disk"]
+#[ignore = "takes a minute and 3 GiB of disk: scripts/nightly"]
 fn a_model_of_a_gigabyte_is_stored_without_being_read_into_the_controllers_memory() {
     upload(&["bert", "--layers", "24", "--hidden", "1024", "--heads", "16", "--inner", "4096"], 1 << 30);
 }

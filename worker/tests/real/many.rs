@@ -78,7 +78,7 @@ fn resident_mib() -> u64 {
 /// minutes in a debug build: `cargo test --release -p millrace-worker --test real -- --ignored
 /// --nocapture the_most_functions`
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: scripts/nightly"]
 async fn a_worker_serves_the_most_functions_of_a_node() {
     let dir = tempfile::tempdir().unwrap();
     let (worker, controller) = worker(dir.path(), 1).await;

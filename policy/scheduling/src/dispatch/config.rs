@@ -9,6 +9,7 @@ use std::time::Duration;
 use millrace_types::topology::{LinkKind, Topology};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex};
 
+use millrace_core::SEATS_MAX;
 use millrace_core::names::{self, UnknownName};
 use millrace_memory::BlockSize;
 use millrace_memory::eviction::Eviction;
@@ -33,6 +34,12 @@ impl GpuConfig {
     #[must_use]
     pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
         Self { memory, host_rate, kind: 0, block: BlockSize::DEFAULT, seats: NonZeroU32::MIN }
+    }
+
+    /// Returns the number of seats that dispatch uses.
+    #[must_use]
+    pub(crate) fn seat_count(&self) -> u32 {
+        self.seats.get().min(SEATS_MAX as u32)
     }
 
     /// Returns the memory that the GPU gives out: its whole blocks.

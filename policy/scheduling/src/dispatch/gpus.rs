@@ -12,7 +12,6 @@ use super::models::{ModelSlot, ModelTable};
 use super::queue::WaitingRequest;
 use super::seats::{Assignment, Seat};
 use super::size_rank::SizeRank;
-use millrace_core::SEATS_MAX;
 use millrace_core::ids::SeatIndex;
 use millrace_memory::BlockSize;
 
@@ -61,7 +60,7 @@ impl GpuRecord {
     pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32) -> Self {
         Self {
             executor: None,
-            seat_numbers: first_seat..first_seat + config.seats.get().min(SEATS_MAX as u32),
+            seat_numbers: first_seat..first_seat + config.seat_count(),
             rank,
             host_rate: config.host_rate,
             kind: config.kind,

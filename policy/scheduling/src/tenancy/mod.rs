@@ -62,7 +62,6 @@ use self::gate::{ParkedRequest, SharedCapacity, TenantAccounts};
 use self::window::moves_on;
 use crate::dispatch::{self, Action, Config, Dispatcher, GpuConfig};
 use millrace_core::Core;
-use millrace_core::SEATS_MAX;
 use millrace_core::ids::{FunctionIndex, RequestKey, SeatIndex};
 use millrace_memory::BlockSize;
 
@@ -114,7 +113,7 @@ impl TenantGate {
     pub fn new(config: &Config) -> Self {
         let on_gpu = |gpu: &GpuConfig| OnGpu {
             up: false,
-            seats_max: (gpu.seats.get() as usize).min(SEATS_MAX),
+            seats_max: gpu.seat_count() as usize,
             seats: BTreeMap::new(),
         };
         let gpus: Vec<_> = config.gpus.iter().map(on_gpu).collect();
