@@ -13,6 +13,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use millrace_types::slices::SmShare;
 use millrace_types::{Bytes, Timestamp};
 
 use crate::error::Error;
@@ -171,6 +172,13 @@ pub trait Stream<D: Device + ?Sized> {
     /// # Errors
     /// [`Error::Lost`]; the error of the other stream's work, if it has failed.
     fn after(&mut self, event: &D::Event) -> Result<(), Error>;
+
+    /// Lets all later launches of this stream use only these SMs. The launches of a new stream use the
+    /// whole GPU.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the device cannot restrict its launches to these SMs.
+    fn restrict(&mut self, on: SmShare) -> Result<(), Error>;
 
     /// Copies bytes of a host region to the same offset of a device region, at most
     /// [`Capabilities::copy_max`]. The bytes are loaded once the copy has finished.

@@ -5,7 +5,7 @@
 //! | [`api`] | [`Device`] and [`Stream`]: the GPU interface that an executor uses | executor |
 //! | [`emulated`] | the implementation that needs no GPU: memory is a memfd | executor, engine |
 //! | [`cuda`] | the implementation over the CUDA driver | executor, engine |
-//! | [`check`] | what a GPU has to show, for `gpu-check` | `gpu-check` |
+//! | [`check`] | the checks that a GPU must pass, for `gpu-check` | `gpu-check` |
 //! | [`memfd`] | reads and writes files in memory | executor, engine |
 //! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
 //! | [`nvml`] | discovery and health of NVIDIA GPUs, through the driver's management library | worker |
@@ -14,8 +14,8 @@
 //! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
 //! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
 //!
-//! The unsafe code is in `map` (address space), in `emulated/region.rs`, which builds on it, in `cuda`
-//! and `check` (calls of the driver), and in `nvml/raw.rs` (calls of NVML).
+//! The unsafe code is in `map` (address space and shared atomics), in `emulated/region.rs`, which builds
+//! on it, in `cuda` and `check` (calls of the driver), and in `nvml/raw.rs` (calls of NVML).
 //!
 //! # Tests on hardware
 //! `gpu-check` runs [`check`] on a machine with a GPU, and `docs/gpu.md` has the results of an H100.

@@ -1,11 +1,12 @@
-//! Address space: ranges that are reserved once and map different memory over time, and plain
-//! read-only mappings.
+//! Address space: ranges that are reserved once and map different memory over time, plain read-only
+//! mappings, and a page of atomics that processes share.
 #![allow(unsafe_code, reason = "one of the crate's unsafe parts")]
 
 use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -29,6 +30,8 @@ pub(crate) enum PageAccess {
     Closed,
     /// The file's pages are mapped and readable.
     Readable,
+    /// The file's pages are mapped, readable and writable.
+    Writable,
 }
 
 /// A range of addresses that is reserved until the value is dropped. Access to an unmapped part faults.
@@ -88,6 +91,7 @@ impl Reservation {
         };
         let shown = match view {
             PageAccess::Closed => map(ProtFlags::empty(), MapFlags::SHARED),
+            PageAccess::Writable => map(ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED),
             // A driver that pins a private mapping first makes a private copy of all its pages. Linux
             // before 6.7 refuses a shared mapping of a file that is sealed against writing. There a
             // private mapping, which is never written, shows the file's pages.
@@ -192,6 +196,37 @@ impl ReadMapping {
         }
         // SAFETY: locking changes no contents; dropping the mapping unlocks the pages.
         unsafe { rustix::mm::mlock(self.reservation.base.as_ptr(), self.reservation.bytes) }
+    }
+}
+
+/// Number of words of a [`SharedWords`].
+pub(crate) const WORDS: usize = 512;
+/// Size of the file of a [`SharedWords`] in bytes.
+pub(crate) const WORDS_BYTES: u64 = WORDS as u64 * 8;
+
+/// A file of 4 KiB that is mapped as atomics, which other processes may change at any time. Dropping
+/// the value unmaps the file.
+#[derive(Debug)]
+pub(crate) struct SharedWords(Reservation);
+
+impl SharedWords {
+    /// Maps a file, and checks the file's size and that the size cannot shrink. The safety of
+    /// `as_atomics` depends on this check.
+    pub(crate) fn of_sealed(file: impl AsFd) -> Result<Self, Error> {
+        crate::memfd::check_sealed(&file, WORDS_BYTES, rustix::fs::SealFlags::empty())?;
+        let reservation = Reservation::new(WORDS_BYTES)?;
+        // SAFETY: the reservation is new, so no reference to its bytes exists.
+        unsafe { reservation.map(0, file, 0, page_up(WORDS_BYTES), PageAccess::Writable)? };
+        Ok(Self(reservation))
+    }
+
+    /// Returns the words of the file.
+    pub(crate) fn as_atomics(&self) -> &[AtomicU64; WORDS] {
+        // SAFETY: the reference is bound to `self`, so it ends before the reservation does. The words are
+        // mapped and writable since construction, aligned to a page, and the file's seals prevent
+        // truncation. Every bit pattern is a valid word, and this process accesses the words only as
+        // atomics.
+        unsafe { &*self.0.address().cast() }
     }
 }
 

@@ -92,7 +92,7 @@ pub enum TensorBytes {
 pub enum LaunchThreads {
     /// Launches use only the queue's own thread.
     One,
-    /// Launches use all threads that the engine was given.
+    /// Launches use as many threads as the engine was given.
     Whole,
 }
 

@@ -7,8 +7,9 @@ mod tiny;
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
+use std::sync::Barrier;
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedRegion};
+use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, SmPage};
 use millrace_device::{
     Device as _, DeviceMemory, Error as DeviceError, Event as _, HostRegion, InjectedFault, MemoryExtent,
     Stream as _,
@@ -18,6 +19,7 @@ use millrace_engine::rten::RtenEngine;
 use millrace_engine::{
     Engine as _, Error, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes,
 };
+use millrace_types::slices::{SmShare, UNITS, UnitSet};
 use millrace_types::{Bytes, DataType};
 
 use engines::{TestedEngine, test_each_engine};
@@ -35,6 +37,7 @@ test_each_engine! {
     a_launch_that_fails_on_an_input_does_not_affect_the_next,
     a_launch_begins_at_a_value_of_an_earlier_launch,
     branches_read_their_own_weights_from_device_memory,
+    each_launch_is_counted_on_the_sms_of_its_stream,
 }
 
 struct Bench<E: TestedEngine> {
@@ -42,18 +45,21 @@ struct Bench<E: TestedEngine> {
     host: HostRegion,
     region: EmulatedRegion,
     queue: E::Queue,
+    /// Counters of the GPU's launches.
+    sms: SmPage,
 }
 
 fn bench<E: TestedEngine>() -> Option<Bench<E>> {
     let memory = DeviceMemory::create("test", Bytes::mib(1)).unwrap();
-    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap();
+    let sms = SmPage::create("test").unwrap();
+    let gpu = EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap().with_sms(sms.clone());
     let weights = [vec![10.0f32; ELEMENTS], vec![200.0; ELEMENTS]].concat();
     let bytes: Vec<u8> = weights.into_iter().flat_map(f32::to_le_bytes).collect();
     let host = HostRegion::from_bytes("test", &bytes).unwrap();
     let region = gpu.reserve(Bytes(WEIGHTS)).unwrap();
     let engine = E::create(gpu)?;
     let queue = engine.queue(LaunchThreads::Whole).unwrap();
-    Some(Bench { engine, host, region, queue })
+    Some(Bench { engine, host, region, queue, sms })
 }
 
 impl<E: TestedEngine> Bench<E> {
@@ -234,6 +240,39 @@ fn branches_read_their_own_weights_from_device_memory<E: TestedEngine>(mut bench
         bench.first(&sum[0])
     });
     assert_eq!(chosen, [11.0, 201.0]);
+}
+
+fn each_launch_is_counted_on_the_sms_of_its_stream<E: TestedEngine>(mut bench: Bench<E>) {
+    let module = bench.module();
+    let both = bench.kernel(&module, "total", 0..WEIGHTS);
+    bench.map(0);
+    bench.copy(0..WEIGHTS).unwrap();
+    let busy_units = |sms: &SmPage| sms.figures().busy.map(|busy| !busy.is_zero());
+    let upper = SmShare::Block(UnitSet::block(8, 8).unwrap());
+    bench.queue.stream().restrict(upper).unwrap();
+    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
+    assert_eq!(busy_units(&bench.sms), std::array::from_fn(|unit| unit >= 8));
+    let other = bench.sms.claim(SmShare::Block(UnitSet::block(12, 4).unwrap()));
+    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0, "a violation does not stop the launch");
+    drop(other);
+    assert_eq!((bench.sms.figures().launches, bench.sms.figures().violations), (3, 1));
+    bench.queue.stream().restrict(SmShare::Block(UnitSet::ALL)).unwrap();
+    assert_eq!(bench.launch(&module, &both).unwrap(), 211.0);
+    assert_eq!(busy_units(&bench.sms), [true; UNITS as usize]);
+    assert!(bench.queue.launch(&module, &both, vec![]).is_err());
+    assert_eq!(bench.sms.figures().owners, [0; UNITS as usize], "a failed launch frees its SMs");
+}
+
+#[test]
+fn two_queues_of_an_engine_with_one_thread_run_at_once() {
+    let Bench { engine, .. } = bench::<RtenEngine>().unwrap();
+    let queues = [(), ()].map(|()| engine.queue(LaunchThreads::Whole).unwrap());
+    let both_inside = Barrier::new(2);
+    std::thread::scope(|scope| {
+        for queue in queues {
+            scope.spawn(|| engine.enter(queue, |_| both_inside.wait()));
+        }
+    });
 }
 
 #[test]

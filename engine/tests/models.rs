@@ -6,6 +6,7 @@
 mod engines;
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 
 use bytes::Bytes as Buffer;
@@ -15,6 +16,7 @@ use millrace_engine::ort::OrtEngine;
 use millrace_engine::rten::RtenEngine;
 use millrace_engine::{HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes};
 use millrace_model::{CompiledModel, Grouping, Launch, WEIGHTS_FILE, WeightSource, compile_grouped, synth};
+use millrace_types::slices::{SmShare, UnitSet, Units};
 use millrace_types::{Bytes, DataType, Dim, TensorSpec};
 
 use engines::TestedEngine;
@@ -75,10 +77,19 @@ struct Loaded<'a, E: TestedEngine> {
 
 impl<'a, E: TestedEngine> Loaded<'a, E> {
     fn new(compiled: &'a CompiledModel, file: &Buffer) -> Option<Self> {
+        Self::with(compiled, file, E::create)
+    }
+
+    /// Loads a model on the engine that `create` returns.
+    fn with(
+        compiled: &'a CompiledModel,
+        file: &Buffer,
+        create: impl FnOnce(EmulatedGpu) -> Option<E>,
+    ) -> Option<Self> {
         let host = weights(compiled, file);
         let mapped = host.bytes().get().next_multiple_of(PAGE).max(PAGE);
         let memory = DeviceMemory::create("test", Bytes(mapped)).unwrap();
-        let engine = E::create(EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap())?;
+        let engine = create(EmulatedGpu::new(memory.share().unwrap(), memory.bytes()).unwrap())?;
         let region = engine.device().reserve(host.bytes()).unwrap();
         let code = ModelCode { graph: compiled.graph.clone(), weights_name: WEIGHTS_FILE, weights: &host };
         // Module and kernels are made while nothing is mapped, so a kernel that reads a weight faults.
@@ -182,6 +193,31 @@ fn synthetic_models_give_the_same_results_on_both_engines_whole_and_cut() {
         assert_close(&ort.run(false), &expected, name);
         assert_close(&ort.run(true), &expected, name);
     }
+}
+
+#[test]
+fn restricted_launches_give_the_same_bytes_as_unrestricted_launches() {
+    let threads = NonZeroUsize::new(4).unwrap();
+    for model in [synth::mlp(), synth::tiny_cnn(), synth::transformer_block()] {
+        let file = Buffer::from(model);
+        let compiled = compile_grouped(&file, Grouping::default()).unwrap();
+        let create = |gpu| Some(RtenEngine::new(gpu, threads));
+        let mut rten = Loaded::<RtenEngine>::with(&compiled, &file, create).unwrap();
+        let expected = bits(rten.run(true));
+        for on in [
+            SmShare::Block(UnitSet::block(4, 1).unwrap()),
+            SmShare::Block(UnitSet::block(8, 8).unwrap()),
+            SmShare::Cap(Units::new(75).unwrap()),
+        ] {
+            rten.queue.stream().restrict(on).unwrap();
+            assert_eq!(bits(rten.run(true)), expected, "{on:?}");
+        }
+    }
+}
+
+/// Returns the bits of the elements of all outputs.
+fn bits(outputs: Outputs) -> Vec<u32> {
+    outputs.into_iter().flat_map(|(_, elements)| elements).map(f32::to_bits).collect()
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use millrace_types::slices::SmShare;
+
 use super::driver::stream::StreamPriority;
 use super::driver::{Context, PinnedBuffer, RawEvent, RawStream};
 use super::event::CudaEvent;
@@ -240,6 +242,15 @@ where
     fn after(&mut self, event: &CudaEvent) -> Result<(), Error> {
         self.enter()?;
         Ok(self.raw.after(event.raw())?)
+    }
+
+    /// Accepts only the whole GPU. Green contexts, which restrict launches to some SMs, are not wired to
+    /// streams yet.
+    fn restrict(&mut self, on: SmShare) -> Result<(), Error> {
+        if on.units() == on.whole() {
+            return Ok(());
+        }
+        Err(Error::Unsupported("launches on a part of the SMs"))
     }
 
     fn copy(&mut self, region: &CudaRegion, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {

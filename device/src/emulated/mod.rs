@@ -7,6 +7,9 @@
 //! happened when it is recorded. [`EmulatedGpu::with_late_work`] gives each stream a thread instead,
 //! which finishes work late, as a GPU does.
 //!
+//! [`EmulatedGpu::with_sms`] counts which launch holds which SMs, so that a test can audit a
+//! scheduler.
+//!
 //! An engine runs models on the CPU. The engine reads a region in place through the region's
 //! [pins](PinnedBytes), so a byte that changes in device memory changes the result.
 
@@ -14,6 +17,7 @@ mod event;
 mod extent;
 mod late;
 mod region;
+mod sm;
 mod sources;
 
 use std::borrow::Cow;
@@ -23,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_types::Bytes;
+use millrace_types::slices::{SmShare, UnitSet};
 use rustix::fs::SealFlags;
 
 use crate::api::{
@@ -36,6 +41,7 @@ use crate::memory::{HostAccess, HostRegion};
 pub use event::EmulatedEvent;
 pub use extent::Chunk;
 pub use region::{EmulatedRegion, PinnedBytes, RegionPin};
+pub use sm::{EmulatedLaunch, SmClaim, SmFigures, SmPage};
 
 use crate::faults::Faults;
 use extent::check_extent;
@@ -53,6 +59,8 @@ pub struct EmulatedGpu {
     faults: Arc<Faults>,
     /// Seed of the next stream's delays; `None` if work is carried out on the caller's thread.
     late: Option<AtomicU64>,
+    /// Counters of the launches' SMs; `None` if no launch is counted.
+    sms: Option<SmPage>,
 }
 
 impl EmulatedGpu {
@@ -62,13 +70,19 @@ impl EmulatedGpu {
     /// [`Error::Unsealed`] if the memory does not have `bytes` bytes, or could shrink.
     pub fn new(memory: OwnedFd, bytes: Bytes) -> Result<Self, Error> {
         memfd::check_sealed(&memory, bytes.get(), SealFlags::empty())?;
-        Ok(Self { memory: Arc::new(memory), bytes, faults: Arc::default(), late: None })
+        Ok(Self { memory: Arc::new(memory), bytes, faults: Arc::default(), late: None, sms: None })
     }
 
     /// Returns the GPU with streams that finish their work late. The seed decides the delays.
     #[must_use]
     pub fn with_late_work(self, seed: u64) -> Self {
         Self { late: Some(AtomicU64::new(seed)), ..self }
+    }
+
+    /// Returns the GPU with a page that counts the SMs of the launches of all later streams.
+    #[must_use]
+    pub fn with_sms(self, sms: SmPage) -> Self {
+        Self { sms: Some(sms), ..self }
     }
 
     /// Fails if the GPU is lost. An engine calls this before it works without a stream.
@@ -138,7 +152,7 @@ impl Device for EmulatedGpu {
     fn stream(&self) -> Result<EmulatedStream, Error> {
         self.faults.alive()?;
         let seed = self.late.as_ref().map(|next| next.fetch_add(1, Ordering::Relaxed));
-        EmulatedStream::new(Arc::clone(&self.faults), seed)
+        EmulatedStream::new(Arc::clone(&self.faults), seed, self.sms.clone())
     }
 
     fn inject(&self, fault: InjectedFault<'_, EmulatedRegion>) -> Result<(), Error> {
@@ -151,6 +165,9 @@ impl Device for EmulatedGpu {
 pub struct EmulatedStream {
     faults: Arc<Faults>,
     thread: StreamThread,
+    sms: Option<SmPage>,
+    /// SMs of the next launches.
+    sm_share: SmShare,
 }
 
 /// The thread that carries out a stream's work.
@@ -165,24 +182,32 @@ enum StreamThread {
 
 impl EmulatedStream {
     /// Creates a stream. If there is a seed, the stream's work finishes late.
-    fn new(faults: Arc<Faults>, late: Option<u64>) -> Result<Self, Error> {
+    fn new(faults: Arc<Faults>, late: Option<u64>, sms: Option<SmPage>) -> Result<Self, Error> {
         let thread = match late {
             None => StreamThread::Caller(Vec::new()),
             Some(seed) => StreamThread::Late(LateQueue::start(seed)?),
         };
-        Ok(Self { faults, thread })
+        Ok(Self { faults, thread, sms, sm_share: SmShare::Block(UnitSet::ALL) })
     }
 
     /// Waits for the stream's earlier work, and fails if a launch may not begin: the GPU is lost, or a
-    /// fault was injected. An engine that computes on the caller's thread calls this before a launch.
+    /// fault was injected. An engine that computes on the caller's thread calls this before a launch,
+    /// and keeps the returned value while the launch computes.
     ///
     /// # Errors
     /// [`Error::Lost`], [`Error::OutOfMemory`]; the errors of the earlier work.
-    pub fn begin_launch(&mut self) -> Result<(), Error> {
+    pub fn begin_launch(&mut self) -> Result<EmulatedLaunch, Error> {
         if let StreamThread::Late(_) = self.thread {
             self.record()?.wait()?;
         }
-        self.faults.may_launch()
+        self.faults.may_launch()?;
+        Ok(EmulatedLaunch::begin(self.sms.as_ref(), self.sm_share))
+    }
+
+    /// Returns the SMs that the stream's next launch uses.
+    #[must_use]
+    pub fn sm_share(&self) -> SmShare {
+        self.sm_share
     }
 
     /// Fails if the GPU is lost.
@@ -235,6 +260,11 @@ impl Stream<EmulatedGpu> for EmulatedStream {
                 queue.push(Box::new(move |_| awaited.wait().map(drop)), EmulatedEvent::awaited())
             }
         }
+    }
+
+    fn restrict(&mut self, on: SmShare) -> Result<(), Error> {
+        self.sm_share = on;
+        Ok(())
     }
 
     fn copy(&mut self, region: &EmulatedRegion, host: &HostRegion, bytes: Range<u64>) -> Result<(), Error> {

@@ -14,6 +14,8 @@ use super::memory::{DeviceAddress, OrtDevice, Provider};
 // finished that was queued to the stream of a pin while the pin lived.
 unsafe impl OrtDevice for CudaGpu {
     type Pin = CudaRegionPin;
+    /// Launches on a CUDA GPU are not counted, so the engine keeps nothing.
+    type Launch = ();
 
     fn provider(&self) -> Provider {
         Provider::Cuda { device_id: self.ordinal() }

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream, RegionPin};
+use millrace_device::emulated::{EmulatedGpu, EmulatedLaunch, EmulatedRegion, EmulatedStream, RegionPin};
 use millrace_device::{Device, Error as DeviceError};
 use ort::ep::CUDA;
 
@@ -55,6 +55,9 @@ pub unsafe trait OrtDevice: Device {
     /// alive.
     type Pin: Debug + Send + Sync + 'static;
 
+    /// The SMs of a launch. The engine keeps the value until the launch's calls have returned.
+    type Launch: Debug;
+
     /// Returns the provider of this device.
     fn provider(&self) -> Provider;
 
@@ -87,7 +90,7 @@ pub unsafe trait OrtDevice: Device {
     ///
     /// # Errors
     /// [`DeviceError::Lost`], [`DeviceError::OutOfMemory`]; the errors of the earlier work.
-    fn begin_launch(stream: &mut Self::Stream) -> Result<(), DeviceError>;
+    fn begin_launch(stream: &mut Self::Stream) -> Result<Self::Launch, DeviceError>;
 
     /// Returns the CUstream of a stream, and `None` with [`Provider::Cpu`].
     fn raw_stream(stream: &Self::Stream) -> Option<NonNull<c_void>>;
@@ -144,6 +147,7 @@ pub(super) fn cuda_provider(provider: CUDA, stream: NonNull<c_void>) -> CUDA {
 // `millrace_device::emulated::region`, and launches run synchronously, so no work outlives its pin.
 unsafe impl OrtDevice for EmulatedGpu {
     type Pin = RegionPin;
+    type Launch = EmulatedLaunch;
 
     fn provider(&self) -> Provider {
         Provider::Cpu
@@ -169,7 +173,7 @@ unsafe impl OrtDevice for EmulatedGpu {
         region.pin(bytes)
     }
 
-    fn begin_launch(stream: &mut EmulatedStream) -> Result<(), DeviceError> {
+    fn begin_launch(stream: &mut EmulatedStream) -> Result<EmulatedLaunch, DeviceError> {
         stream.begin_launch()
     }
 

@@ -127,7 +127,7 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
         kernel: &OrtKernel<D>,
         args: Vec<LaunchArg<'_, OrtValue<D>>>,
     ) -> Result<Vec<OrtValue<D>>, Error> {
-        D::begin_launch(&mut self.stream)?;
+        let launch = D::begin_launch(&mut self.stream)?;
         let values = match self.context.compute() {
             None => kernel.launch(&mut self.stream, args),
             Some(mut compute) => {
@@ -139,6 +139,7 @@ impl<D: OrtDevice> Queue<OrtEngine<D>> for OrtQueue<D> {
                 values
             }
         };
+        drop(launch);
         // A launch on a device that was lost in the meantime returns no results, and its error is the loss.
         self.context.device.check_alive()?;
         values

@@ -2,22 +2,26 @@
 //!
 //! The weights of rten's model are views into the region, so rten reads them from device memory only:
 //! a byte that changes there changes the result.
+//!
+//! Host threads stand for SMs: a launch that is restricted to a part of the SMs uses that part of its
+//! queue's threads.
 
 mod module;
+mod threads;
 mod value;
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
 
 use millrace_device::Device as _;
 use millrace_device::emulated::{EmulatedGpu, EmulatedRegion, EmulatedStream};
 use millrace_types::DataType;
-use rten::ThreadPool;
 
 use crate::api::{Engine, HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue, TensorPart};
 use crate::error::Error;
+
+use threads::QueueThreads;
 
 pub use module::{Kernel, Module};
 pub use value::RtenValue;
@@ -26,14 +30,15 @@ pub use value::RtenValue;
 #[derive(Debug)]
 pub struct RtenEngine {
     gpu: EmulatedGpu,
-    threads: Arc<ThreadPool>,
+    threads: NonZeroUsize,
 }
 
 impl RtenEngine {
-    /// Creates an engine whose launches use `threads` threads.
+    /// Creates an engine. The launches of each queue with [`LaunchThreads::Whole`] use `threads` threads,
+    /// which belong to the queue.
     #[must_use]
     pub fn new(gpu: EmulatedGpu, threads: NonZeroUsize) -> Self {
-        Self { gpu, threads: Arc::new(ThreadPool::with_num_threads(threads.get())) }
+        Self { gpu, threads }
     }
 }
 
@@ -59,15 +64,17 @@ impl Engine for RtenEngine {
 
     fn queue(&self, threads: LaunchThreads) -> Result<RtenQueue, Error> {
         let threads = match threads {
-            LaunchThreads::One => Arc::new(ThreadPool::with_num_threads(1)),
-            LaunchThreads::Whole => Arc::clone(&self.threads),
+            LaunchThreads::One => NonZeroUsize::MIN,
+            LaunchThreads::Whole => self.threads,
         };
-        Ok(RtenQueue { stream: self.gpu.stream()?, threads })
+        // No queue shares the threads of another: `enter` occupies one thread for as long as its body
+        // runs, so two bodies that share the only thread would run one after the other.
+        Ok(RtenQueue { stream: self.gpu.stream()?, threads: QueueThreads::new(threads) })
     }
 
     /// Runs `body` on a thread of the queue's pool, so that a launch need not switch to one.
     fn enter<R: Send>(&self, queue: RtenQueue, body: impl FnOnce(RtenQueue) -> R + Send) -> R {
-        let threads = Arc::clone(&queue.threads);
+        let threads = queue.threads.own();
         threads.run(|| body(queue))
     }
 
@@ -85,7 +92,7 @@ impl Engine for RtenEngine {
 #[derive(Debug)]
 pub struct RtenQueue {
     stream: EmulatedStream,
-    threads: Arc<ThreadPool>,
+    threads: QueueThreads,
 }
 
 impl Queue<RtenEngine> for RtenQueue {
@@ -99,9 +106,12 @@ impl Queue<RtenEngine> for RtenQueue {
         kernel: &Kernel,
         args: Vec<LaunchArg<'_, RtenValue>>,
     ) -> Result<Vec<RtenValue>, Error> {
-        self.stream.begin_launch()?;
-        let options = rten::RunOptions::default().with_thread_pool(Some(Arc::clone(&self.threads)));
+        // Before the launch begins, so that a new pool's start does not count as busy time of the SMs.
+        let threads = self.threads.for_share(self.stream.sm_share());
+        let options = rten::RunOptions::default().with_thread_pool(Some(threads));
+        let launch = self.stream.begin_launch()?;
         let values = module.launch(kernel, args, options)?;
+        drop(launch);
         // A launch on a device that was lost in the meantime returns no results.
         self.stream.alive()?;
         Ok(values)
