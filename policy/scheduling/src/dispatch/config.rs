@@ -65,6 +65,9 @@ pub struct PeerLink {
 pub struct Config {
     /// GPUs in index order.
     pub gpus: Vec<GpuConfig>,
+    /// Number of each GPU's seats that take requests, until [`Event::SeatsOpened`](super::Event::SeatsOpened)
+    /// changes the number. A GPU with fewer seats opens all of them.
+    pub open_seats: NonZeroU32,
     /// Groups of GPUs that share the bandwidth of a link to the host: a group per PCIe switch.
     pub switches: Vec<Vec<GpuIndex>>,
     /// Links over which a model may be copied from one GPU to another.
@@ -83,13 +86,15 @@ pub struct Config {
 }
 
 impl Config {
-    /// Creates a node of GPUs that share no link, with the policies `fifo` and `lru`.
+    /// Creates a node of GPUs that share no link, with all seats open, and with the policies `fifo` and
+    /// `lru`.
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
         let policy = PolicyConfig::Fifo;
         let eviction = Eviction::Lru;
         Self {
             gpus,
+            open_seats: NonZeroU32::MAX,
             switches: Vec::new(),
             peers: Vec::new(),
             ways: Vec::new(),
@@ -150,6 +155,19 @@ impl Config {
     pub fn with_block(mut self, block: BlockSize) -> Self {
         self.gpus.iter_mut().for_each(|gpu| gpu.block = block);
         self
+    }
+
+    /// Returns the same node with this number of seats on each GPU.
+    #[must_use]
+    pub fn with_seats(mut self, seats: NonZeroU32) -> Self {
+        self.gpus.iter_mut().for_each(|gpu| gpu.seats = seats);
+        self
+    }
+
+    /// Returns the same node with this number of open seats on each GPU.
+    #[must_use]
+    pub fn with_open_seats(self, open_seats: NonZeroU32) -> Self {
+        Self { open_seats, ..self }
     }
 
     /// Returns the same node with another eviction rule.

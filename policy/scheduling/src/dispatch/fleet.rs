@@ -3,7 +3,8 @@
 //! a next request, and the neighbours of each GPU.
 //!
 //! A GPU has the executor, the memory and the links; a seat has the requests. A GPU that is not
-//! shared has one seat.
+//! shared has a single seat, or a single open seat. A closed seat takes no new request. An event
+//! examines the *active* seats of a GPU: the open seats, and the closed seats that still have requests.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -115,17 +116,19 @@ impl GpuTable {
             ways[from * count + to] = way.rate;
         }
         let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
+        let open_seats = config.open_seats;
         let mut gpus = Vec::with_capacity(count);
         let mut seats = Vec::with_capacity(count);
         for ((index, config), &rank) in (0..).map(GpuIndex).zip(&config.gpus).zip(ranks) {
-            let gpu = GpuRecord::new(config, rank, seats.len() as u32);
-            let count = gpu.seats().len();
-            seats.extend(gpu.seats().map(|_| Seat::new(index, count)));
+            let gpu = GpuRecord::new(config, rank, seats.len() as u32, open_seats);
+            let count = gpu.seat_numbers.len();
+            seats.extend(gpu.seat_numbers.clone().map(|_| Seat::new(index, count)));
             gpus.push(gpu);
         }
-        let glance = |seat: &Seat| SeatLoadSummary::of(&gpus[seat.gpu.0 as usize], seat);
+        let glance =
+            |(index, seat): (SeatIndex, &Seat)| SeatLoadSummary::of(&gpus[seat.gpu.0 as usize], index, seat);
         Self {
-            glances: seats.iter().map(glance).collect(),
+            glances: (0..).map(SeatIndex).zip(&seats).map(glance).collect(),
             noted: vec![SeatIndexEntry::default(); seats.len()],
             gpus,
             seats,
@@ -150,15 +153,18 @@ impl GpuTable {
         self.idle.iter_mut().for_each(BTreeSet::clear);
         self.listed.iter_mut().for_each(Vec::clear);
         self.noted.iter_mut().for_each(|noted| noted.idle = None);
-        self.all_seats().for_each(|seat| self.note(seat));
+        for gpu in self.all() {
+            self.get(gpu).seats().for_each(|seat| self.note(seat));
+        }
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = GpuIndex> + use<> {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
-    pub(super) fn all_seats(&self) -> impl Iterator<Item = SeatIndex> + use<> {
-        (0..self.seats.len() as u32).map(SeatIndex)
+    /// Returns the active seats of all GPUs.
+    pub(super) fn all_seats(&self) -> impl Iterator<Item = SeatIndex> {
+        self.gpus.iter().flat_map(GpuRecord::seats)
     }
 
     pub(super) fn get(&self, gpu: GpuIndex) -> &GpuRecord {
@@ -179,7 +185,7 @@ impl GpuTable {
         self.get(self.gpu_of(seat))
     }
 
-    /// Returns the seats of a GPU with their records.
+    /// Returns the active seats of a GPU with their records.
     pub(super) fn seats_of(&self, gpu: GpuIndex) -> impl Iterator<Item = (SeatIndex, &Seat)> {
         self.get(gpu).seats().map(|seat| (seat, self.seat(seat)))
     }
@@ -194,7 +200,7 @@ impl GpuTable {
         &self.glances[seat.0 as usize]
     }
 
-    /// Changes a GPU and its seats, and updates the indexes.
+    /// Changes a GPU and its active seats, and updates the indexes.
     pub(super) fn change<T>(
         &mut self,
         gpu: GpuIndex,
@@ -202,14 +208,18 @@ impl GpuTable {
     ) -> T {
         let before = self.loading(gpu);
         let it = &mut self.gpus[gpu.0 as usize];
-        let numbers = it.seat_numbers.start as usize..it.seat_numbers.end as usize;
-        let seats = &mut self.seats[numbers];
+        let active = it.seats();
+        let first = it.seat_numbers.start as usize;
+        let seats = &mut self.seats[first..first + active.len()];
         let result = change(it, seats);
-        if seats.len() > 1 {
-            it.update_closed(seats);
+        if it.seat_numbers.len() > 1 {
+            it.update_held_by_suspect(seats);
+            it.update_active(seats);
         }
-        for seat in self.gpus[gpu.0 as usize].seats() {
-            self.glances[seat.0 as usize] = SeatLoadSummary::of(self.under(seat), self.seat(seat));
+        // A seat that is no longer active has to leave the indexes, and a new one has to enter them.
+        let seats = if active.len() > it.seats().len() { active } else { it.seats() };
+        for seat in seats {
+            self.glances[seat.0 as usize] = SeatLoadSummary::of(self.under(seat), seat, self.seat(seat));
             self.note(seat);
         }
         if self.order == IdleOrder::Calmest && before != self.loading(gpu) {
@@ -233,8 +243,7 @@ impl GpuTable {
 
     /// Returns whether a seat has an executor and no request, and may get one.
     pub(super) fn is_idle(&self, seat: SeatIndex) -> bool {
-        let gpu = self.under(seat);
-        self.seat(seat).running.is_none() && gpu.executor.is_some() && !gpu.closed
+        self.seat(seat).running.is_none() && self.under(seat).accepts_requests_on(seat)
     }
 
     /// Returns whether a seat is busy and accepts a next request.
@@ -332,8 +341,8 @@ impl GpuTable {
     /// Returns the first idle seat of a GPU, if the GPU is large enough.
     pub(super) fn idle_seat(&self, gpu: GpuIndex, rank: SizeRank) -> Option<SeatIndex> {
         let it = self.get(gpu);
-        let fits = it.executor.is_some() && !it.closed && it.rank >= rank;
-        fits.then(|| it.seats().find(|&seat| self.seat(seat).running.is_none())).flatten()
+        let fits = it.accepts_requests() && it.rank >= rank;
+        fits.then(|| it.open_seats().find(|&seat| self.seat(seat).running.is_none())).flatten()
     }
 
     /// Returns the seat of a GPU that is idle, else the busy seat without a next request that will

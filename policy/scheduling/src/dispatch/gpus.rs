@@ -1,6 +1,7 @@
 //! The dispatcher's model of a GPU: its executor, its memory and its resident models.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -32,13 +33,18 @@ pub(super) struct GpuRecord {
     pub(super) rank: SizeRank,
     pub(super) host_rate: BytesPerSec,
     pub(super) kind: u32,
-    /// Numbers of the GPU's seats.
+    /// Numbers of the GPU's seats, open or closed.
     pub(super) seat_numbers: Range<u32>,
+    /// Number of open seats, which are the first ones.
+    open: u32,
+    /// Number of leading seats that an event examines: all seats up to the last seat that is open or
+    /// has a request. The closed seats behind cost no time.
+    active: u32,
     /// Suspects that wait until the GPU has no other request.
     pub(super) suspects: VecDeque<WaitingRequest>,
-    /// Whether no further request may come, because a suspect runs or waits here. Always false with
-    /// one seat.
-    pub(super) closed: bool,
+    /// Whether no further request may come, because a suspect runs or waits here. Always false on a GPU
+    /// that has a single seat. Says nothing about closed seats.
+    pub(super) held_by_suspect: bool,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
     /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
@@ -56,16 +62,20 @@ pub(super) struct GpuRecord {
 }
 
 impl GpuRecord {
-    /// Returns a GPU without an executor, with the seats from `first_seat` on.
-    pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32) -> Self {
+    /// Returns a GPU without an executor, with the seats from `first_seat` on, of which the first `open`
+    /// are open.
+    pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32, open: NonZeroU32) -> Self {
+        let open = config.seat_count().min(open.get());
         Self {
             executor: None,
             seat_numbers: first_seat..first_seat + config.seat_count(),
+            open,
+            active: open,
             rank,
             host_rate: config.host_rate,
             kind: config.kind,
             suspects: VecDeque::new(),
-            closed: false,
+            held_by_suspect: false,
             dispatched: 0,
             resident: Vec::new(),
             arriving: BTreeSet::new(),
@@ -76,14 +86,47 @@ impl GpuRecord {
         }
     }
 
-    /// Returns the seats of the GPU.
+    /// Returns the active seats of the GPU: the open seats, and the closed seats up to the last seat that
+    /// has a request.
     pub(super) fn seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
-        self.seat_numbers.clone().map(SeatIndex)
+        (self.seat_numbers.start..self.seat_numbers.start + self.active).map(SeatIndex)
     }
 
-    /// Closes or opens the GPU, which has several seats, for further requests.
-    pub(super) fn update_closed(&mut self, seats: &[Seat]) {
-        self.closed = !self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect);
+    /// Returns the open seats of the GPU.
+    pub(super) fn open_seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
+        (self.seat_numbers.start..self.seat_numbers.start + self.open).map(SeatIndex)
+    }
+
+    /// Returns whether a seat of the GPU is open.
+    fn is_open(&self, seat: SeatIndex) -> bool {
+        seat.0 < self.seat_numbers.start + self.open
+    }
+
+    /// Opens the first `seats` seats, or all if the GPU has fewer, and closes the others.
+    pub(super) fn open_first(&mut self, seats: NonZeroU32) {
+        self.open = seats.get().min(self.seat_numbers.len() as u32);
+    }
+
+    /// Updates the number of active seats from the seats that were active before.
+    pub(super) fn update_active(&mut self, seats: &[Seat]) {
+        let closed = seats.get(self.open as usize..).unwrap_or_default();
+        let last = closed.iter().rposition(|seat| seat.running.is_some());
+        self.active = self.open + last.map_or(0, |place| place as u32 + 1);
+    }
+
+    /// Returns whether a new request may come to any open seat.
+    pub(super) fn accepts_requests(&self) -> bool {
+        self.executor.is_some() && !self.held_by_suspect
+    }
+
+    /// Returns whether a new request may come to this seat, to run or to wait.
+    pub(super) fn accepts_requests_on(&self, seat: SeatIndex) -> bool {
+        self.accepts_requests() && self.is_open(seat)
+    }
+
+    /// Notes whether a suspect keeps other requests from the GPU, which has several seats.
+    pub(super) fn update_held_by_suspect(&mut self, seats: &[Seat]) {
+        self.held_by_suspect = !self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect);
     }
 
     /// Notes that all weights of a model have arrived.

@@ -35,6 +35,9 @@
 //! **Policy changes** ([`change`]). Another policy can take over at any time, with all waiting
 //! requests.
 //!
+//! **Open seats** ([`open_seats`]). The number of seats that take requests on each GPU can change at
+//! any time.
+//!
 //! **Warm copies** ([`warm`]). An operator can require a minimum number of GPUs that hold a model,
 //! even without requests.
 //!
@@ -83,6 +86,7 @@ mod load_summary;
 mod locality;
 mod models;
 mod node_work;
+mod open_seats;
 mod overtaking;
 mod pins;
 mod policy;
@@ -252,6 +256,7 @@ impl Core for Dispatcher {
             Event::PolicyChanged { policy, eviction, functions } => {
                 self.change(now, policy, eviction, functions, actions);
             }
+            Event::SeatsOpened { seats } => self.open_seats(seats),
             Event::PrewarmHint { model, after } => self.add_prewarm_hint(now, model, after),
             Event::BatchChanged { .. } | Event::InputsMoved { .. } | Event::Tick => {}
         }

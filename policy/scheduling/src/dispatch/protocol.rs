@@ -1,5 +1,6 @@
 //! Events and actions of the dispatcher.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::{Alphas, Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
@@ -209,6 +210,12 @@ pub enum Event {
         /// Objective and SLO counts of each function, if the policy [uses
         /// them](PolicyConfig::uses_scores).
         functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
+    },
+    /// The first `seats` seats of each GPU take requests from now on, and the other seats are closed.
+    /// A request that runs or waits on a seat that closes ends there, or is recalled if it waits.
+    SeatsOpened {
+        /// Number of open seats. A GPU with fewer seats opens all of them.
+        seats: NonZeroU32,
     },
 }
 

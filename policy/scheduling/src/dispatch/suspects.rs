@@ -3,7 +3,8 @@
 //! GPU on which others still run, the GPU *drains*: it takes no further request until the suspect has
 //! run. One GPU of each size drains at a time.
 //!
-//! With one seat on each GPU nothing ever drains, because a suspect goes to an idle GPU only.
+//! With one seat on each GPU nothing ever drains, because a suspect goes to an idle GPU only. The
+//! other requests of a GPU may be on closed seats too ([`open_seats`](super::open_seats)).
 
 use millrace_types::{GpuIndex, Timestamp};
 
@@ -77,7 +78,7 @@ impl Dispatcher {
         }
     }
 
-    /// Opens a GPU again if no suspect waits for it any longer.
+    /// Lets a GPU take requests again if no suspect waits for it any longer.
     fn forget_drained(&mut self, gpu: GpuIndex) {
         if self.fleet.get(gpu).suspects.is_empty() && self.draining.remove(&gpu) {
             self.fleet.get(gpu).seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));

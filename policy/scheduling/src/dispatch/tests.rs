@@ -23,6 +23,7 @@ mod glance;
 mod inputs;
 mod lalb;
 mod likely;
+mod open_seats;
 mod priority;
 mod properties;
 mod recovery;

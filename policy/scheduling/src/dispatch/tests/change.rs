@@ -1,6 +1,8 @@
 //! Change of the policy while requests wait.
 
-use super::properties::World;
+use std::num::NonZeroU32;
+
+use super::properties::{World, open_seats};
 use super::*;
 
 /// Returns every policy that may take over.
@@ -101,6 +103,7 @@ enum Step {
     Down(u32),
     Up(u32),
     Change { policy: usize, evicts: bool },
+    OpenSeats(NonZeroU32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -111,6 +114,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3u32).prop_map(Step::Down),
         2 => (0..3u32).prop_map(Step::Up),
         4 => (any::<usize>(), any::<bool>()).prop_map(|(policy, evicts)| Step::Change { policy, evicts }),
+        1 => open_seats().prop_map(Step::OpenSeats),
     ]
 }
 
@@ -120,17 +124,20 @@ proptest! {
     #[test]
     fn no_request_is_lost_or_doubled_by_policy_changes(
         first in any::<usize>(),
+        seats in prop_oneof![1 => Just(1), 1 => 2..=16u32],
         steps in prop::collection::vec(step(), 1..150)
     ) {
         let policies = policies();
-        let sizes = [16, 64, 64].map(|mib| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)));
+        let each = NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);
+        let one = |mib| GpuConfig { seats: each, ..GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)) };
+        let sizes = [16, 64, 64].map(one);
         let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
         let config = Config {
             peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
             ..Config::new(sizes.to_vec(), 1000).with_policy(policies[first % policies.len()], 1)
         };
         let mut node = node_of(&config);
-        let mut world = World { up: (0..3).collect(), ..World::default() };
+        let mut world = World { up: (0..3).collect(), seats_each: seats, ..World::default() };
         let mut next_key = 0;
         for step in steps {
             node.now = node.now + Duration::from_micros(150);
@@ -162,6 +169,7 @@ proptest! {
                     let eviction = if evicts { Eviction::Torpor } else { Eviction::Lru };
                     change_to(policies[policy % policies.len()], eviction)
                 }
+                Step::OpenSeats(seats) => world.open_seats(seats),
             };
             // A request that was started on enough GPUs that died is given up.
             let may_fail = matches!(event, Event::Down { .. });
@@ -169,6 +177,7 @@ proptest! {
             let fails = actions.iter().any(|it| matches!(it, Action::Fail { .. }));
             prop_assert!(may_fail || !fails, "no request may fail with memory and time for all: {actions:?}");
             world.take(&actions);
+            glance::check_seats(&node.dispatch);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
         }

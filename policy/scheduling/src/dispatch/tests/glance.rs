@@ -9,11 +9,12 @@ use crate::dispatch::{arrival, load_summary, torpor};
 /// Checks the searches of all policies against full scans, for each model.
 pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     let fleet = &dispatch.fleet;
+    check_seats(dispatch);
     for seat in fleet.all_seats() {
         let it = fleet.seat(seat);
         let first_look = fleet.glance(seat);
         let gpu = fleet.under(seat);
-        let accepts = gpu.executor.is_some() && !gpu.closed && it.accepts_queued();
+        let accepts = gpu.accepts_requests_on(seat) && it.accepts_queued();
         assert_eq!(first_look.takes(SizeRank(0)), accepts && it.ahead.len() < it.ahead_max, "{seat}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{seat}");
     }
@@ -21,6 +22,34 @@ pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     for read in [&[][..], &[(0, 32)], &[(1, 1), (2, 16)]] {
         check_with(dispatch, now, &all, data(read));
     }
+}
+
+/// Checks the active seats and the indexes against a scan of every seat, open or closed.
+pub(super) fn check_seats(dispatch: &Dispatcher) {
+    let fleet = &dispatch.fleet;
+    let open = dispatch.config.open_seats.get();
+    let mut idle = Vec::new();
+    let mut free_ahead = Vec::new();
+    let mut askable = Vec::new();
+    for gpu in fleet.all() {
+        let numbers = fleet.get(gpu).seat_numbers.clone();
+        let mut active = open.min(numbers.len() as u32);
+        for (place, index) in (0..).zip(numbers.map(SeatIndex)) {
+            let seat = fleet.seat(index);
+            if seat.running.is_some() {
+                active = active.max(place + 1);
+            }
+            let accepts = place < open && fleet.get(gpu).accepts_requests();
+            idle.extend((accepts && seat.running.is_none()).then_some(index));
+            let free = accepts && seat.accepts_queued() && seat.ahead.is_empty();
+            free_ahead.extend(free.then_some(index));
+            askable.extend(seat.recallable().is_some().then_some(index));
+        }
+        assert_eq!(fleet.get(gpu).seats().len(), active as usize, "active seats of {gpu}");
+    }
+    assert_eq!(fleet.all_idle(), idle);
+    assert_eq!(fleet.free_ahead().collect::<Vec<_>>(), free_ahead);
+    assert_eq!(fleet.askable().collect::<Vec<_>>(), askable);
 }
 
 /// Checks the same for requests with these inputs.
