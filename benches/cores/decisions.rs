@@ -212,8 +212,7 @@ fn gpu_request(c: &mut Criterion) {
     };
     step(&mut gpu, 0, done, &mut actions);
     let started = Timestamp(0);
-    let waited = Duration::ZERO;
-    let done = millrace_gpu::Event::RunDone { run: RunId(1), started, finished: started, waited };
+    let done = run_done(RunId(1), started, started);
     step(&mut gpu, 0, done, &mut actions);
     let mut key = 0;
     let mut serve = || {
@@ -221,17 +220,17 @@ fn gpu_request(c: &mut Criterion) {
         step(&mut gpu, key * 1000, assign(key), &mut actions);
         let started = Timestamp(key * 1000);
         let finished = Timestamp(key * 1000 + 500);
-        let waited = Duration::ZERO;
-        step(
-            &mut gpu,
-            key * 1000 + 500,
-            millrace_gpu::Event::RunDone { run: RunId(key + 1), started, finished, waited },
-            &mut actions,
-        );
+        step(&mut gpu, key * 1000 + 500, run_done(RunId(key + 1), started, finished), &mut actions);
         actions.len()
     };
     assert_eq!(serve(), 2, "answered and ended");
     c.bench_function("gpu/a resident request, from assignment to answer", |b| b.iter(&mut serve));
+}
+
+/// Returns the end of a run that waited for nothing.
+fn run_done(run: RunId, started: Timestamp, finished: Timestamp) -> millrace_gpu::Event {
+    let zero = Duration::ZERO;
+    millrace_gpu::Event::RunDone { run, started, finished, waited: zero, held: zero, sm: zero, token: None }
 }
 
 fn router(c: &mut Criterion) {

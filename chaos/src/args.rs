@@ -10,6 +10,7 @@ use millrace_chaos::cluster::{EnvironmentConfig, TestEnvironment};
 use millrace_chaos::hostile;
 use millrace_chaos::scenario::{self, ChaosScenario, KeepFolders, ScenarioOptions};
 use millrace_chaos::timeline::EventOutput;
+use millrace_types::policy::GpuSharingName;
 
 use crate::binary;
 
@@ -98,6 +99,9 @@ pub(crate) struct CommonArgs {
     /// Models that share an executor process, as in 'millrace up' [default: the scenario's].
     #[arg(long, value_name = "NAME", value_parser = ["gpu", "model", "resident"])]
     isolation: Option<String>,
+    /// Sharing of GPUs, as in 'millrace policy set' [default: the preset's].
+    #[arg(long, value_name = "MODE")]
+    gpu_sharing: Option<GpuSharingName>,
     /// Place where processes run: on loopback, each in its own network namespace (requires root, ip
     /// and nft), or as the containers of deploy/compose (requires root, a Docker Engine and a
     /// compose tool).
@@ -177,6 +181,7 @@ impl CommonArgs {
             functions: None,
             preset: self.preset.clone(),
             isolation: self.isolation.clone(),
+            gpu_sharing: self.gpu_sharing,
             echo: if self.output == ReportFormat::Text { EventOutput::Print } else { EventOutput::Silent },
             keep: if self.keep { KeepFolders::Always } else { KeepFolders::Failed },
         })
@@ -204,6 +209,7 @@ mod tests {
             functions: None,
             preset: None,
             isolation: None,
+            gpu_sharing: None,
             echo: EventOutput::Silent,
             keep: KeepFolders::Failed,
         }

@@ -34,6 +34,9 @@ pub enum Error {
         /// Process id of the worker.
         worker: i32,
     },
+    /// A run is for a seat that no executor has.
+    #[error("seat {0} is past the last seat, which is {last}", last = crate::SEATS_MAX - 1)]
+    Seat(usize),
     /// The device failed or cannot be used.
     #[error("the device: {0}")]
     Device(#[from] millrace_device::Error),

@@ -109,7 +109,7 @@ pub fn client_streaming_methods(descriptors: &[u8]) -> Vec<String> {
 
 /// The version of every internal protocol except that of users' programs. A handshake refuses a
 /// peer with another version.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// The version of the protocol between a worker and the processes of users' programs
 /// ([`function`]). Programs are built apart from workers, so this version is independent of

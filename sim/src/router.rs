@@ -76,7 +76,7 @@ impl SimulatedRouter {
         let coming = |gpu: &&GpuSnapshot| matches!(gpu.health, GpuHealth::Starting | GpuHealth::Restarting);
         let coming = said.gpus.iter().filter(coming).count();
         let up = said.gpus.iter().filter(|gpu| gpu.health == GpuHealth::Up);
-        let (idle, busy): (Vec<_>, Vec<_>) = up.partition(|gpu| gpu.running.is_none());
+        let (idle, busy): (Vec<_>, Vec<_>) = up.partition(|gpu| gpu.running.is_empty());
         let count = |gpus: usize| u32::try_from(gpus).unwrap_or(u32::MAX);
         known.gpus_up = count(idle.len() + busy.len());
         known.gpus_idle = count(idle.len());

@@ -195,6 +195,18 @@ named! {
 }
 
 named! {
+    /// The sharing of a GPU among requests.
+    #[derive(Default)]
+    GpuSharingName, "GPU sharing",
+    /// A request has the whole GPU while it runs.
+    #[default]
+    Off = "off",
+    /// Several requests run at once, each on its own part of the GPU's SMs, in turns of a few
+    /// milliseconds.
+    Slices = "slices",
+}
+
+named! {
     /// The rule by which alpha of `torpor` follows the share of functions that meet their
     /// objectives.
     AlphaReading, "reading of alpha",
@@ -234,6 +246,8 @@ named! {
     TransferSharing = "transfer_sharing",
     /// The setting [`PolicySpec::host_links`].
     HostLinks = "host_links",
+    /// The setting [`PolicySpec::gpu_sharing`].
+    GpuSharing = "gpu_sharing",
 }
 
 /// Maximum number of requests in [`PolicySpec::slo_window`].
@@ -269,6 +283,9 @@ pub struct PolicySpec {
     /// The links that transfers between host memory and GPUs may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_links: Option<HostLinksName>,
+    /// The sharing of a GPU among requests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_sharing: Option<GpuSharingName>,
 }
 
 /// A setting that the policy does not use, or a value out of range.
@@ -305,6 +322,7 @@ impl PolicySpec {
         slo_window: None,
         transfer_sharing: None,
         host_links: None,
+        gpu_sharing: None,
     };
 
     /// Returns the dispatch policy that is set, or else the preset's.
@@ -330,6 +348,7 @@ impl PolicySpec {
                 Setting::SloWindow => self.slo_window = given.slo_window,
                 Setting::TransferSharing => self.transfer_sharing = given.transfer_sharing,
                 Setting::HostLinks => self.host_links = given.host_links,
+                Setting::GpuSharing => self.gpu_sharing = given.gpu_sharing,
             }
         }
         self
@@ -372,6 +391,7 @@ impl PolicySpec {
             (Setting::SloWindow, self.slo_window.map(|it| it.to_string())),
             (Setting::TransferSharing, self.transfer_sharing.map(|it| it.to_string())),
             (Setting::HostLinks, self.host_links.map(|it| it.to_string())),
+            (Setting::GpuSharing, self.gpu_sharing.map(|it| it.to_string())),
         ];
         settings.into_iter().filter_map(|(setting, value)| Some((setting.name(), value?))).collect()
     }

@@ -6,8 +6,7 @@
 //! | [`Units`], [`UnitSet`], [`SmShare`] | the SMs on which a run may launch |
 //! | [`Terms`] | the limits on a slice's compute (F01) |
 //!
-//! Deliberately absent: owners, GPUs and the states of slices. Slices are planned and simulated; no worker runs
-//! them yet.
+//! Deliberately absent: owners, GPUs and the states of slices.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -180,6 +179,15 @@ impl SmShare {
         match self {
             Self::Block(block) => block.width(),
             Self::Cap(percent) => percent.get(),
+        }
+    }
+
+    /// Returns the number of units that are the whole GPU: 16, or 100.
+    #[must_use]
+    pub const fn whole(self) -> u8 {
+        match self {
+            Self::Block(_) => UNITS,
+            Self::Cap(_) => 100,
         }
     }
 }

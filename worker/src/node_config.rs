@@ -1,5 +1,6 @@
 //! The configuration and the environment of a node.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use millrace_gpu::ExecutorIsolation;
@@ -8,10 +9,11 @@ use millrace_memory::elastic::{self, MigrationPolicy, POOL_FLOOR, PoolPolicy, ST
 use millrace_memory::eviction::Eviction;
 use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_scheduling::preset::SchedulingPolicy;
+use millrace_slices::tokens;
 use millrace_transfers::paths::HostLinks;
 use millrace_transfers::rates::TransferSharing;
 use millrace_types::Bytes;
-use millrace_types::policy::Batches;
+use millrace_types::policy::{Batches, GpuSharingName};
 use millrace_types::topology::Topology;
 use millrace_workflow::hints::Prewarm;
 
@@ -24,6 +26,9 @@ use crate::traced_core::SharedTrace;
 pub const REQUESTS_MAX: u32 = 4096;
 /// Maximum number of requests in flight for one function.
 pub const IN_FLIGHT_MAX: u32 = 2048;
+
+/// Number of seats of a GPU that can be shared.
+const SHARED_SEATS: NonZeroU32 = NonZeroU32::new(8).expect("eight is not zero");
 
 /// Divisor of a GPU's memory: objects get at most one part in this number.
 const DATA_SHARE: u64 = 4;
@@ -73,6 +78,8 @@ pub struct NodeConfig {
     pub requests_max: u32,
     /// Maximum number of requests in flight for one function.
     pub in_flight_max: u32,
+    /// Whether the device can restrict a launch to a part of the SMs.
+    pub shareable: bool,
     /// The choice of the next request and its GPU.
     pub dispatch: PolicyConfig,
     /// The choice of the models that are evicted first.
@@ -85,6 +92,8 @@ pub struct NodeConfig {
     pub sharing: TransferSharing,
     /// The links that transfers from the host use: the GPU's own, or idle links of neighbours too.
     pub host_links: HostLinks,
+    /// The sharing of a GPU among requests.
+    pub gpu_sharing: GpuSharingName,
     /// Whether likely models are loaded before their first request.
     pub prewarm: Prewarm,
 }
@@ -102,12 +111,14 @@ impl NodeConfig {
             block: BlockSize::DEFAULT,
             requests_max: REQUESTS_MAX,
             in_flight_max: IN_FLIGHT_MAX,
+            shareable: true,
             dispatch: policy.dispatch,
             eviction: policy.eviction,
             isolation,
             data,
             sharing: policy.sharing,
             host_links: policy.host_links,
+            gpu_sharing: policy.gpu_sharing,
             prewarm: Prewarm::default(),
         }
     }
@@ -115,15 +126,45 @@ impl NodeConfig {
     /// Returns this configuration with another policy, which holds until an operator sets one.
     #[must_use]
     pub fn with_policy(self, policy: SchedulingPolicy) -> Self {
-        let SchedulingPolicy { dispatch, eviction, batching: _, sharing, host_links } = policy;
-        Self { dispatch, eviction, sharing, host_links, ..self }
+        let SchedulingPolicy { dispatch, eviction, batching: _, sharing, host_links, gpu_sharing } = policy;
+        Self { dispatch, eviction, sharing, host_links, gpu_sharing, ..self }
     }
 
     /// Returns the policy at the start, before an operator sets a policy.
     #[must_use]
     pub fn policy(&self) -> SchedulingPolicy {
-        let &Self { dispatch, eviction, sharing, host_links, .. } = self;
-        SchedulingPolicy { dispatch, eviction, batching: Batches::On, sharing, host_links }
+        let &Self { dispatch, eviction, sharing, host_links, gpu_sharing, .. } = self;
+        SchedulingPolicy { dispatch, eviction, batching: Batches::On, sharing, host_links, gpu_sharing }
+    }
+
+    /// Returns a policy with the settings that this node can obey.
+    #[must_use]
+    pub(crate) fn possible(&self, policy: SchedulingPolicy) -> SchedulingPolicy {
+        let shares = self.seats() > NonZeroU32::MIN;
+        let gpu_sharing = if shares { policy.gpu_sharing } else { GpuSharingName::Off };
+        SchedulingPolicy { gpu_sharing, ..policy }
+    }
+
+    /// Returns the number of seats of each GPU: the number of requests that may run on it at once. A GPU
+    /// can be shared if its device can restrict launches to SMs, and all models share an executor.
+    #[must_use]
+    pub(crate) fn seats(&self) -> NonZeroU32 {
+        if self.shareable && !self.isolation.per_model() { SHARED_SEATS } else { NonZeroU32::MIN }
+    }
+
+    /// Returns how a GPU is shared under a policy; `None`: a request has the whole GPU.
+    #[must_use]
+    pub(crate) fn sharing_of(&self, policy: &SchedulingPolicy) -> Option<tokens::Config> {
+        match self.possible(*policy).gpu_sharing {
+            GpuSharingName::Off => None,
+            GpuSharingName::Slices => Some(tokens::Config::SLICES),
+        }
+    }
+
+    /// Returns the number of seats that are open under a policy.
+    #[must_use]
+    pub(crate) fn open_seats(&self, policy: &SchedulingPolicy) -> NonZeroU32 {
+        if self.sharing_of(policy).is_some() { self.seats() } else { NonZeroU32::MIN }
     }
 }
 

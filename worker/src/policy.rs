@@ -59,6 +59,7 @@ mod tests {
             batching: "on".into(),
             transfer_sharing: "fair".into(),
             host_links: "own".into(),
+            gpu_sharing: "off".into(),
             ..Default::default()
         };
         let reported = EffectivePolicy::of(&started.policy(), &DesiredPolicy { generation: 3, spec }).wire();

@@ -15,6 +15,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use millrace_device::emulated::SmPage;
 use millrace_proto::executor::{command, event};
 use millrace_types::{Bytes, GpuIndex, Incarnation};
 
@@ -59,6 +60,8 @@ pub trait ExecutorPort: 'static {
 pub struct SharedDeviceMemory {
     pub descriptor: Descriptor,
     pub bytes: Bytes,
+    /// The account of the SMs of an emulated GPU, if there is one.
+    pub sms: Option<SmPage>,
 }
 
 /// An event of a port.

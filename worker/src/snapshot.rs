@@ -9,7 +9,7 @@ use millrace_scheduling::batching::BatchCounts;
 use millrace_scheduling::dispatch::{DispatchStats, NodeWork, PredictionError};
 use millrace_transfers::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey};
+use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey, SmShare};
 use tokio::sync::mpsc;
 
 use crate::policy::EffectivePolicy;
@@ -92,8 +92,11 @@ pub struct GpuSnapshot {
     pub used: Bytes,
     /// Models on the GPU, in [`Digest`] order.
     pub models: Vec<ResidentModel>,
-    /// Function of the request that runs now.
-    pub running: Option<RevisionKey>,
+    /// Requests that run now, one for each seat that runs.
+    pub running: Vec<RunningRequest>,
+    /// Number of launches on SM units that another launch had at the same time, as the emulated device
+    /// counted them.
+    pub sm_violations: u64,
     /// Incarnation of the present executor, or of the last executor.
     pub incarnation: Incarnation,
     /// Process id of the executor that all models share; `None` while the process is down, or in
@@ -113,6 +116,14 @@ pub struct GpuSnapshot {
     pub busy: Duration,
     /// Intermediate data on the GPU.
     pub data: GpuData,
+}
+
+/// A request that runs on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningRequest {
+    pub function: RevisionKey,
+    /// SMs of the request's last token; `None` if the request has the whole GPU, or no token yet.
+    pub sms: Option<SmShare>,
 }
 
 /// The intermediate data on a GPU.

@@ -126,6 +126,8 @@ impl Supervisor {
             .with_peers(topology)
             .with_ways(topology)
             .with_block(self.state.config.block)
+            .with_seats(self.state.config.seats())
+            .with_open_seats(self.state.config.open_seats(&self.state.policy()))
             .with_eviction(self.state.policy().eviction)
             .with_policy(self.state.policy().dispatch, self.state.seed);
         let mut dispatch = Batcher::new(&config);
@@ -194,7 +196,8 @@ impl Supervisor {
         let core = GpuCore::new(index, MemoryMap::new(hardware.memory, self.state.config.block))
             .with_eviction(self.state.policy().eviction)
             .with_isolation(self.state.config.isolation)
-            .with_data(self.state.config.data.store_config(hardware.memory));
+            .with_data(self.state.config.data.store_config(hardware.memory))
+            .with_sharing(self.state.config.sharing_of(&self.state.policy()));
         let core = self.state.drive(core, CoreId::Gpu(index));
         let actor = GpuActor::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));

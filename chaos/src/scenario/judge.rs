@@ -102,9 +102,24 @@ impl ScenarioStage {
                 asked.with_context(|| format!("the gateway of controller {id} does not serve {name}"))?;
             }
         }
+        self.sms_were_disjoint().await?;
         let controllers = self.cluster.controller_ids().len();
         let workers = self.workers;
         Ok(SettledCluster { controllers, functions, workers, took })
+    }
+
+    /// Fails if an emulated GPU counted launches on SMs of another launch.
+    async fn sms_were_disjoint(&self) -> anyhow::Result<()> {
+        let nodes = self.cluster.admin()?.nodes().await?;
+        let gpus = nodes.iter().flat_map(|node| node.gpus.iter().map(move |gpu| (&node.name, gpu)));
+        match gpus.clone().find(|(_, gpu)| gpu.sm_violations > 0) {
+            Some((node, gpu)) => anyhow::bail!(
+                "GPU {} of {node} counted {} launches on SMs of another launch",
+                gpu.index,
+                gpu.sm_violations
+            ),
+            None => Ok(()),
+        }
     }
 
     async fn functions_are_ready(&self) -> anyhow::Result<()> {

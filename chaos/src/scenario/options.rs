@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use millrace_types::policy::GpuSharingName;
+
 use super::spec::ScenarioSpec;
 use crate::cluster::{EnvironmentConfig, TestEnvironment};
 use crate::timeline::EventOutput;
@@ -26,6 +28,8 @@ pub struct ScenarioOptions {
     pub preset: Option<String>,
     /// The isolation of the workers; `None` for the scenario's own.
     pub isolation: Option<String>,
+    /// The sharing of GPUs, set before the first request; `None` for the preset's.
+    pub gpu_sharing: Option<GpuSharingName>,
     /// The destination of new events.
     pub echo: EventOutput,
     /// Whether the processes' folders and logs are kept.
@@ -50,6 +54,7 @@ impl ScenarioOptions {
         }
         words.extend(self.functions.map(|functions| format!("--functions {functions}")));
         words.extend(self.words());
+        words.extend(self.gpu_sharing.map(|it| format!("--gpu-sharing {it}")));
         let ground = self.terrain.ground;
         words.extend((ground != TestEnvironment::default()).then(|| format!("--ground {}", ground.word())));
         words.join(" ")

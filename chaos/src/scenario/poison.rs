@@ -143,7 +143,7 @@ impl ScenarioStage {
 /// request.
 fn running(gpu: &Gpu) -> Option<u32> {
     let is_poison = |revision: &str| revision.contains(&format!("/{POISON}@"));
-    if !is_poison(&gpu.running) {
+    if !gpu.running.iter().any(|running| is_poison(&running.function)) {
         return None;
     }
     let own = gpu.models.iter().find(|model| model.functions.iter().any(|it| is_poison(it)))?;
@@ -162,7 +162,7 @@ fn request(texts: usize) -> InferRequest {
 
 #[cfg(test)]
 mod tests {
-    use millrace_client::messages::ResidentModel;
+    use millrace_client::messages::{ResidentModel, RunningRequest};
 
     use super::*;
 
@@ -190,6 +190,7 @@ mod tests {
             loaded_bytes,
             ..Default::default()
         };
-        Gpu { running: running.into(), executor_pid, models: vec![model], ..Default::default() }
+        let running = RunningRequest { function: running.into(), ..Default::default() };
+        Gpu { running: vec![running], executor_pid, models: vec![model], ..Default::default() }
     }
 }

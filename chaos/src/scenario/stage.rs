@@ -7,7 +7,9 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use millrace_client::{Endpoints, messages::NodeStatus};
+use millrace_client::{Endpoints, PolicyChange, messages::NodeStatus};
+use millrace_types::PolicySpec;
+use millrace_types::policy::GpuSharingName;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
@@ -68,6 +70,15 @@ pub(super) struct LatestFault {
     pub(super) victims: Vec<ExecutorVictim>,
 }
 
+/// Sets the sharing of GPUs.
+async fn share_gpus(cluster: &TestCluster, sharing: GpuSharingName) -> anyhow::Result<()> {
+    let spec = PolicySpec { gpu_sharing: Some(sharing), ..PolicySpec::NONE };
+    let fields = Some(vec!["gpu_sharing".to_owned()]);
+    let change = PolicyChange { spec, fields, ..PolicyChange::default() };
+    cluster.admin()?.update_policy(&change).await.context("the sharing of GPUs cannot be set")?;
+    Ok(())
+}
+
 impl ScenarioStage {
     pub(super) async fn begin(spec: &ScenarioSpec, options: &ScenarioOptions) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(options.seed);
@@ -89,6 +100,9 @@ impl ScenarioStage {
             let chains = plan::chains(&spec.workflows);
             let counters = plan::counters(&spec.sequences);
             let root = folder.path();
+            if let Some(sharing) = options.gpu_sharing {
+                share_gpus(&cluster, sharing).await?;
+            }
             Targets::publish(&options.program, root, endpoints, functions, chains, counters, &mut rng).await
         };
         let targets = match started.await {

@@ -7,8 +7,8 @@ use millrace_client::{PolicyChange, messages as wire};
 use millrace_proto::convert::policy_settings;
 use millrace_types::PolicySpec;
 use millrace_types::policy::{
-    AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, SLO_WINDOW_MAX, Setting,
-    TransferSharingName,
+    AlphaReading, Batches, DispatchName, EvictionName, GpuSharingName, HostLinksName, PresetName,
+    SLO_WINDOW_MAX, Setting, TransferSharingName,
 };
 
 use crate::clock;
@@ -28,6 +28,7 @@ bundle of settings; the other options replace parts of it. A setting that is not
 Examples:
   millrace policy set --preset torpor
   millrace policy set --preset lalb-o3 --overtakes-max 50 --unset alpha --dry-run
+  millrace policy set --gpu-sharing slices               several requests at once on each GPU
   millrace policy set --unset preset,eviction            the default preset, with its own eviction
   millrace get policies                                  the policy, and the settings in force on each node
   millrace get policy -o yaml                            the same for 'millrace apply -f FILE'
@@ -93,6 +94,10 @@ struct Set {
     /// idle links of other GPUs, which forward over NVLinks (all).
     #[arg(long, value_name = "WHICH", value_parser = named(HostLinksName::ALL, HostLinksName::name))]
     host_links: Option<HostLinksName>,
+    /// The sharing of a GPU: a request has the whole GPU while it runs (off), or several requests run at
+    /// once, each on its own part of the GPU's SMs (slices). GPUs that cannot be shared stay as they are.
+    #[arg(long, value_name = "MODE", value_parser = named(GpuSharingName::ALL, GpuSharingName::name))]
+    gpu_sharing: Option<GpuSharingName>,
     /// The settings to return to the preset's values.
     #[arg(long, value_delimiter = ',', value_name = "SETTING", value_parser = setting())]
     unset: Vec<Setting>,
@@ -112,7 +117,7 @@ struct Set {
 
 /// Parses a setting, written as the flag.
 fn setting() -> impl TypedValueParser<Value = Setting> {
-    const FLAGS: [&str; 9] = [
+    const FLAGS: [&str; 10] = [
         "preset",
         "dispatch",
         "eviction",
@@ -122,6 +127,7 @@ fn setting() -> impl TypedValueParser<Value = Setting> {
         "slo-window",
         "transfer-sharing",
         "host-links",
+        "gpu-sharing",
     ];
     PossibleValuesParser::new(FLAGS).try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
@@ -151,6 +157,7 @@ impl Set {
             preset: self.preset,
             transfer_sharing: self.transfer_sharing,
             host_links: self.host_links,
+            gpu_sharing: self.gpu_sharing,
         };
         let set = spec.settings();
         let unset = |it: &&Setting| self.unset.contains(it);

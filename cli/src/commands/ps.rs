@@ -89,7 +89,7 @@ mod tests {
         let gpus = vec![
             wire::Gpu {
                 models: vec![model("default/a@1", 4 << 20), model("default/b@2", 1 << 20)],
-                running: "default/a@1".into(),
+                running: vec![wire::RunningRequest { function: "default/a@1".into(), ..Default::default() }],
                 executor_pid: 7,
                 ..Default::default()
             },

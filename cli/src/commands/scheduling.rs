@@ -142,7 +142,7 @@ fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Drai
     let left = drained.iter().filter_map(|name| {
         // A node that was removed meanwhile is empty.
         let node = nodes.iter().find(|node| node.name == name.as_str())?;
-        let running = node.gpus.iter().filter(|gpu| !gpu.running.is_empty()).count();
+        let running: usize = node.gpus.iter().map(|gpu| gpu.running.len()).sum();
         let under_way = node.queued as usize + running;
         let what = match (node.placements, under_way) {
             (0, 0) => return None,
@@ -164,7 +164,9 @@ mod tests {
     #[test]
     fn a_node_is_empty_without_functions_and_requests() {
         let node = |placements, queued, running: &str| {
-            let gpus = vec![wire::Gpu { running: running.into(), ..Default::default() }];
+            let request = wire::RunningRequest { function: running.into(), ..Default::default() };
+            let running = Some(request).filter(|it| !it.function.is_empty()).into_iter().collect();
+            let gpus = vec![wire::Gpu { running, ..Default::default() }];
             let scheduling = wire::NodeScheduling::Draining.into();
             wire::Node { name: "a".into(), placements, queued, gpus, scheduling, ..Default::default() }
         };

@@ -165,7 +165,7 @@ fn caps(quota: &wire::Quota) -> Fields<3> {
     ]
 }
 
-fn settings(spec: &WirePolicy) -> Fields<9> {
+fn settings(spec: &WirePolicy) -> Fields<10> {
     [
         ("preset", non_empty(spec.preset.clone())),
         ("dispatch", non_empty(spec.dispatch.clone())),
@@ -176,6 +176,7 @@ fn settings(spec: &WirePolicy) -> Fields<9> {
         ("sloWindow", spec.slo_window.map(|it| it.to_string())),
         ("transferSharing", non_empty(spec.transfer_sharing.clone())),
         ("hostLinks", non_empty(spec.host_links.clone())),
+        ("gpuSharing", non_empty(spec.gpu_sharing.clone())),
     ]
 }
 

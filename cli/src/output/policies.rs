@@ -71,6 +71,8 @@ pub(crate) struct PolicySpecDocument {
     transfer_sharing: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     host_links: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu_sharing: Option<String>,
 }
 
 impl From<PolicySpec> for PolicySpecDocument {
@@ -85,6 +87,7 @@ impl From<PolicySpec> for PolicySpecDocument {
             slo_window: spec.slo_window,
             transfer_sharing: non_empty(spec.transfer_sharing),
             host_links: non_empty(spec.host_links),
+            gpu_sharing: non_empty(spec.gpu_sharing),
         }
     }
 }
@@ -121,7 +124,7 @@ impl From<wire::PolicyChange> for PolicyChangeDocument {
 }
 
 /// Returns the columns of a policy's settings.
-fn columns() -> [TextColumn; 9] {
+fn columns() -> [TextColumn; 10] {
     [
         col("PRESET"),
         col("DISPATCH"),
@@ -132,11 +135,12 @@ fn columns() -> [TextColumn; 9] {
         col("WINDOW"),
         wide("TRANSFERS"),
         wide("HOST LINKS"),
+        wide("GPU SHARING"),
     ]
 }
 
 /// Returns the settings of a policy, in the order of the columns.
-fn cells(spec: &PolicySpec) -> [String; 9] {
+fn cells(spec: &PolicySpec) -> [String; 10] {
     let number = |number: Option<u32>| number.map(|number| number.to_string()).unwrap_or_default();
     [
         spec.preset.clone(),
@@ -148,6 +152,7 @@ fn cells(spec: &PolicySpec) -> [String; 9] {
         number(spec.slo_window),
         spec.transfer_sharing.clone(),
         spec.host_links.clone(),
+        spec.gpu_sharing.clone(),
     ]
 }
 
@@ -189,7 +194,7 @@ mod tests {
     use millrace_proto::convert::policy_spec_wire;
     use millrace_types::manifest::{self, Manifest};
     use millrace_types::policy::{
-        Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+        Batches, DispatchName, EvictionName, GpuSharingName, HostLinksName, PresetName, TransferSharingName,
     };
 
     #[test]
@@ -228,6 +233,7 @@ b          -        -          -          -           -       -          -      
             slo_window: None,
             transfer_sharing: Some(TransferSharingName::Faastube),
             host_links: Some(HostLinksName::All),
+            gpu_sharing: Some(GpuSharingName::Slices),
         };
         let windowed = millrace_types::PolicySpec {
             dispatch: Some(DispatchName::Unified),

@@ -55,5 +55,17 @@ impl ResidentState {
 
 /// Returns whether a function of the model is running.
 pub(crate) fn is_running(gpu: &wire::Gpu, model: &wire::ResidentModel) -> bool {
-    !gpu.running.is_empty() && model.functions.contains(&gpu.running)
+    gpu.running.iter().any(|running| model.functions.contains(&running.function))
 }
+
+/// Returns the functions that run on a GPU, each with its share of the SMs if that is a part.
+pub(crate) fn running(gpu: &wire::Gpu) -> String {
+    let one = |running: &wire::RunningRequest| match running.units {
+        0 | UNITS => running.function.clone(),
+        units => format!("{} ({}%)", running.function, units * 100 / UNITS),
+    };
+    gpu.running.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Number of SM units of a GPU.
+pub(crate) const UNITS: u32 = millrace_types::slices::UNITS as u32;

@@ -168,7 +168,8 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         used_bytes: gpu.used_bytes,
         models: gpu.models.iter().map(resident).collect(),
         models_left_out: gpu.models_left_out,
-        running: gpu.running.clone(),
+        running: gpu.running.iter().map(running).collect(),
+        sm_violations: gpu.sm_violations,
         executor_pid: gpu.executor_pid,
         executor_pids: gpu.executor_pids.clone(),
         restarts: gpu.restarts,
@@ -177,6 +178,11 @@ fn live_gpu(gpu: &wire::GpuTelemetry) -> api::Gpu {
         evictions: gpu.evictions,
         busy: Some(duration_wire(Duration::from_nanos(gpu.busy_ns))),
     }
+}
+
+fn running(running: &wire::RunningRequest) -> api::RunningRequest {
+    let wire::RunningRequest { function, first_unit, units } = running.clone();
+    api::RunningRequest { function, first_unit, units }
 }
 
 fn health(health: wire::GpuHealth) -> &'static str {

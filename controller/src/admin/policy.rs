@@ -72,6 +72,7 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
         preset: text(Setting::Preset, &given.preset),
         transfer_sharing: text(Setting::TransferSharing, &given.transfer_sharing),
         host_links: text(Setting::HostLinks, &given.host_links),
+        gpu_sharing: text(Setting::GpuSharing, &given.gpu_sharing),
     };
     Ok((policy_settings(&spec)?, settings))
 }

@@ -115,6 +115,12 @@ impl Unseen {
 mod tests {
     use super::*;
 
+    /// Returns the running request of a function; none for an empty name.
+    fn one_running(function: &str) -> Vec<wire::RunningRequest> {
+        let request = wire::RunningRequest { function: function.into(), ..Default::default() };
+        Some(request).filter(|it| !it.function.is_empty()).into_iter().collect()
+    }
+
     fn gpu(health: wire::GpuHealth, running: &str, models: &[&[u8]]) -> wire::GpuTelemetry {
         let resident = |model: &&[u8]| wire::ResidentModel {
             digest: Digest::of(model).to_string(),
@@ -122,7 +128,7 @@ mod tests {
         };
         wire::GpuTelemetry {
             health: health.into(),
-            running: running.into(),
+            running: one_running(running),
             models: models.iter().map(resident).collect(),
             ..wire::GpuTelemetry::default()
         }

@@ -122,7 +122,7 @@ async fn telemetry_appears_in_listings_while_its_worker_is_attached() {
         health: wire::GpuHealth::Up.into(),
         memory_bytes: 1 << 30,
         used_bytes: 5,
-        running: "default/f@1".into(),
+        running: vec![wire::RunningRequest { function: "default/f@1".into(), first_unit: 8, units: 4 }],
         gpu_type: "stub".into(),
         swaps: 3,
         ..Default::default()
@@ -139,7 +139,8 @@ async fn telemetry_appears_in_listings_while_its_worker_is_attached() {
         until("telemetry", async || nodes(&mut admin).await.into_iter().find(|it| it.queued == 4)).await;
     let gpu = &node.gpus[0];
     assert_eq!((gpu.health.as_str(), gpu.used_bytes, gpu.swaps), ("Up", 5, 3));
-    assert_eq!(gpu.running, "default/f@1");
+    let running = api::RunningRequest { function: "default/f@1".into(), first_unit: 8, units: 4 };
+    assert_eq!(gpu.running, [running]);
     worker.kill();
     let gone =
         until("the worker to go", async || nodes(&mut admin).await.into_iter().find(|it| !it.connected))

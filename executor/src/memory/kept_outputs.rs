@@ -50,8 +50,8 @@ impl<V> KeptOutputs<V> {
         Self(Mutex::default())
     }
 
-    /// Checks that the outputs of a run can be kept. The result is still valid when the run ends,
-    /// because runs execute one after another.
+    /// Checks that the outputs of a run can be kept. Runs that execute at the same time may exceed the bound
+    /// by their number.
     pub(crate) fn admit(&self, run: u64) -> Result<(), Error> {
         let kept = self.kept();
         if kept.contains_key(&run) {

@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use millrace_device::{Device as _, DeviceLoss, InjectedFault, monotonic_now};
 use millrace_engine::Engine;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
-    self as wire_messages, AddPeer, Copy, CopyFailure, CopyOut, InjectFault, LoadProgram, Map, MapFailed,
-    PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
+    self as wire_messages, AddPeer, Copy, CopyFailure, CopyOut, Grant, InjectFault, LoadProgram, Map,
+    MapFailed, PlaceObject, ProgramFailed, ProgramLoaded, Revoke, Run, RunCancelled, RunFailure,
 };
+use millrace_slices::tokens::TokenId;
 
 use crate::copies::copy_batch::{self, CopyBatch, GpuTarget, GrantError};
 use crate::copies::copy_thread::{COPIES_QUEUED_MAX, CopyWork};
@@ -26,6 +28,7 @@ use crate::programs::loaded_program::LoadedProgram;
 use crate::queue::WorkQueue;
 use crate::runs::run_error;
 use crate::runs::run_thread::{self, QueuedRun, RUNS_QUEUED_MAX};
+use crate::runs::seats::RunSeats;
 use crate::socket::conversions::{self, FrameDescriptors};
 use crate::socket::events::clip;
 
@@ -57,14 +60,14 @@ pub(super) struct ControlThread<E: Engine> {
     granted: GrantedHostCopies<E>,
     copies: Arc<WorkQueue<CopyWork<E>>>,
     copies_out: Arc<WorkQueue<CopyWork<E>>>,
-    runs: Arc<WorkQueue<QueuedRun<E>>>,
+    seats: RunSeats<E>,
 }
 
 impl<E: Engine> ControlThread<E> {
-    pub(super) fn new(shared: Arc<ExecutorState<E>>, faults: FaultPolicy) -> Self {
+    pub(super) fn new(shared: Arc<ExecutorState<E>>, faults: FaultPolicy) -> Result<Self, Error> {
         let copies = || Arc::new(WorkQueue::new(COPIES_QUEUED_MAX));
-        let runs = Arc::new(WorkQueue::new(RUNS_QUEUED_MAX));
-        Self {
+        let seats = RunSeats::new(Arc::clone(&shared))?;
+        Ok(Self {
             shared,
             faults,
             programs: BTreeMap::new(),
@@ -73,8 +76,8 @@ impl<E: Engine> ControlThread<E> {
             granted: GrantedHostCopies::new(),
             copies: copies(),
             copies_out: copies(),
-            runs,
-        }
+            seats,
+        })
     }
 
     /// Returns the queue of copies to the GPU.
@@ -85,11 +88,6 @@ impl<E: Engine> ControlThread<E> {
     /// Returns the queue of copies to the host.
     pub(super) fn copies_out(&self) -> Arc<WorkQueue<CopyWork<E>>> {
         Arc::clone(&self.copies_out)
-    }
-
-    /// Returns the queue of runs.
-    pub(super) fn runs(&self) -> Arc<WorkQueue<QueuedRun<E>>> {
-        Arc::clone(&self.runs)
     }
 
     /// Carries out a command.
@@ -129,10 +127,21 @@ impl<E: Engine> ControlThread<E> {
                     ));
                 }
             }
-            Command::Run(run) => self.run(run, descriptors, launches),
+            Command::Run(run) => self.run(run, descriptors, launches)?,
             Command::Cancel(cancel) => {
-                if self.runs.remove(|job| job.run == cancel.run).is_some() {
+                if self.seats.cancel(cancel.run) {
                     self.say(Event::RunCancelled(RunCancelled { run: cancel.run }));
+                }
+            }
+            Command::Grant(grant) => self.grant(grant)?,
+            Command::Shorten(it) => {
+                if let Some(gate) = self.seats.gate(it.seat) {
+                    gate.shorten(TokenId(it.token), Duration::from_nanos(it.busy_ns), &self.shared.events);
+                }
+            }
+            Command::Withdraw(it) => {
+                if let Some(gate) = self.seats.gate(it.seat) {
+                    gate.withdraw(TokenId(it.token), &self.shared.events);
                 }
             }
             Command::PlaceObject(place) => self.place(place, descriptors),
@@ -287,24 +296,53 @@ impl<E: Engine> ControlThread<E> {
 
     /// Starts a run. The control thread carries out a short run itself if the run waits for nothing
     /// and no other run is ahead, because waking the run thread would take longer.
-    fn run(&self, message: Run, descriptors: FrameDescriptors, launches: &mut E::Queue) {
+    fn run(
+        &mut self,
+        message: Run,
+        descriptors: FrameDescriptors,
+        launches: &mut E::Queue,
+    ) -> Result<(), Error> {
         let run = message.run;
         let id = message.program;
-        let fail = |failure, message: String| self.say(run_error::failed(run, failure, message));
+        let seat = message.seat as usize;
+        let events = &self.shared.events;
+        let fail = |failure, message: String| events.send(run_error::failed(run, failure, message));
+        let no_seats_busy = self.seats.are_idle();
+        let seat = match self.seats.start(seat) {
+            Ok(seat) => seat,
+            Err(error) => {
+                fail(RunFailure::Device, error.to_string());
+                return Ok(());
+            }
+        };
+        if let Some(tokens) = message.tokens.filter(|tokens| tokens.anew) {
+            seat.gate.begin(tokens.first.map(conversions::token).transpose()?);
+        }
         let Some(program) = self.programs.get(&id) else {
-            return fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
+            fail(RunFailure::UnknownProgram, format!("program {id} is not loaded"));
+            return Ok(());
         };
         match QueuedRun::new(message, Arc::clone(program), &self.objects, descriptors) {
             Err(error) => fail(error.kind(), error.to_string()),
-            Ok(job) if job.is_quick() && self.runs.is_idle() => {
-                run_thread::carry_out_and_report(&self.shared, job, launches)
+            Ok(job) if job.is_quick() && no_seats_busy => {
+                run_thread::carry_out_and_report(&self.shared, &seat.gate, job, launches)
             }
             Ok(job) => {
-                if self.runs.push(job).is_err() {
+                if seat.runs.push(job).is_err() {
                     fail(RunFailure::Device, format!("the queue of {RUNS_QUEUED_MAX} runs is full"));
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Gives a seat a token. A seat that has had no run has not asked for one.
+    fn grant(&self, Grant { seat, token }: Grant) -> Result<(), Error> {
+        let token = token.ok_or(Error::Protocol("a grant without a token"))?;
+        if let Some(gate) = self.seats.gate(seat) {
+            gate.grant(conversions::token(token)?);
+        }
+        Ok(())
     }
 
     fn inject(&self, message: InjectFault) {

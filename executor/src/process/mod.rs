@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use millrace_device::cuda::CudaGpu;
-use millrace_device::emulated::EmulatedGpu;
+use millrace_device::emulated::{EmulatedGpu, SmPage};
 use millrace_device::{Device, MemoryExtent, probe};
 use millrace_engine::ort::OrtEngine;
 use millrace_engine::rten::RtenEngine;
@@ -69,6 +69,11 @@ pub fn run(socket: OwnedFd) -> Result<(), Error> {
             let memory = descriptors.take(hello.device_memory_fd);
             let memory = memory.map_err(|_| Error::Protocol("Hello came without the GPU's memory"))?;
             let mut gpu = EmulatedGpu::new(memory, bytes)?;
+            if hello.sm_page_fd != 0 {
+                let page = descriptors.take(hello.sm_page_fd);
+                let page = page.map_err(|_| Error::Protocol("Hello came without the GPU's SM page"))?;
+                gpu = gpu.with_sms(SmPage::open(page)?);
+            }
             if hello.allow_faults && hello.late_seed != 0 {
                 gpu = gpu.with_late_work(hello.late_seed);
             }
@@ -99,7 +104,7 @@ fn serve<E: Engine>(engine: E, socket: OwnedFd, decoder: FrameDecoder, hello: &H
     });
     let faults = if hello.allow_faults { FaultPolicy::Obeyed } else { FaultPolicy::Refused };
     let copy_rates = probe(shared.device(), hello.probe_bytes);
-    let control = ControlThread::new(Arc::clone(&shared), faults);
+    let control = ControlThread::new(Arc::clone(&shared), faults)?;
     let _threads = WorkQueues::start(&shared, &control)?;
     shared.events.send(Event::Ready(Ready {
         protocol_version: PROTOCOL_VERSION,

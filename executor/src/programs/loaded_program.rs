@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millrace_device::{Device as _, Error as DeviceError, HostAccess, HostRegion};
@@ -33,6 +33,8 @@ pub(crate) struct LoadedProgram<E: Engine> {
     /// Size bound in bytes: runs with fewer bytes of inline inputs are likely to be quick. 0 until a
     /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
+    /// Device time of the last run under tokens, in nanoseconds; 0 before.
+    compute_ns: AtomicU64,
     /// Authoritative copy of the program's weights (T10).
     pub(crate) host: HostRegion,
     /// Most bytes that are copied before waiting launches are woken.
@@ -99,9 +101,20 @@ impl<E: Engine> LoadedProgram<E> {
             outputs,
             mapping: Arc::new(mapping),
             quick_inputs: AtomicUsize::new(0),
+            compute_ns: AtomicU64::new(0),
             host,
             group,
         })
+    }
+
+    /// Returns the device time of the last run under tokens; zero before.
+    pub(crate) fn compute_time(&self) -> Duration {
+        Duration::from_nanos(self.compute_ns.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn record_compute_time(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.compute_ns.store(nanos, Ordering::Relaxed);
     }
 
     /// Updates the bound for quick runs. A quick run raises the bound above the size of the run; a slower run

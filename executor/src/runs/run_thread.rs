@@ -1,6 +1,7 @@
-//! The run thread: runs programs, one run after another. If all weights of a program are loaded, the
-//! program runs as a whole. Otherwise the program runs launch by launch, and each launch waits for its own
-//! reads (T08).
+//! The run thread of a seat: runs programs, one run after another. If all weights of a program are loaded,
+//! the program runs as a whole. Otherwise the program runs launch by launch, and each launch waits for its
+//! own reads (T08). If the GPU is shared, the program runs launch by launch too, unless the run is short
+//! and its token has no end; and each launch waits for a token.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -12,7 +13,8 @@ use millrace_device::{Event as _, Stream as _, monotonic_now};
 use millrace_engine::{DeviceEvent, Engine, LaunchArg, Queue as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone};
-use millrace_types::Timestamp;
+use millrace_slices::gate::LaunchPermit;
+use millrace_types::{SmShare, Timestamp, UnitSet};
 
 use crate::memory::executor_state::ExecutorState;
 use crate::memory::mapping::MappingUse;
@@ -21,9 +23,11 @@ use crate::programs::launch_plan::{PlannedLaunch, Slot};
 use crate::programs::loaded_program::LoadedProgram;
 use crate::queue::WorkQueue;
 use crate::runs::batch::{self, RunInput, RunInputs};
+use crate::runs::gate::LaunchGate;
 use crate::runs::response::{RequestedOutputs, RunResponse};
 use crate::runs::run_error::{RunError, failed};
 use crate::socket::conversions::{DeclaredTensor, FrameDescriptors};
+use crate::socket::events::EventSender;
 
 /// Most runs that wait behind the running one. A worker sends fewer runs ahead, so more runs indicate
 /// a fault of the worker.
@@ -38,7 +42,21 @@ pub(crate) struct QueuedRun<E: Engine> {
     inputs: RunInputs<E>,
     asked: RequestedOutputs,
     told: TimeReporting,
+    sms: RunSms,
 }
+
+/// The SMs of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RunSms {
+    /// The whole GPU, which the run has to itself.
+    All,
+    /// The SMs of the seat's tokens.
+    OfTokens,
+}
+
+/// Longest run that is a single launch under a token without an end. Such a token may get an end at any
+/// time, and a longer launch would exceed it by too much.
+const WHOLE_UNDER_TOKEN_MAX: Duration = Duration::from_millis(10);
 
 /// Whether the response reports the times of the launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,15 +77,19 @@ impl<E: Engine> QueuedRun<E> {
         mut descriptors: FrameDescriptors,
     ) -> Result<Self, RunError> {
         let inputs = batch::inputs(message.inputs, message.members, objects, &mut descriptors)?;
-        let Run { run, generation, outputs, kept, times, .. } = message;
+        let Run { run, generation, outputs, kept, times, tokens, .. } = message;
         let told = if times { TimeReporting::Launches } else { TimeReporting::Nothing };
         let asked = RequestedOutputs { outputs, kept, rows: inputs.rows };
-        Ok(Self { run, program, generation, inputs, asked, told })
+        let sms = if tokens.is_some() { RunSms::OfTokens } else { RunSms::All };
+        Ok(Self { run, program, generation, inputs, asked, told, sms })
     }
 
     /// Whether the run waits for nothing and is likely to be quick, because an earlier run of the
     /// program with as much input was quick.
     pub(crate) fn is_quick(&self) -> bool {
+        if self.sms == RunSms::OfTokens {
+            return false;
+        }
         let quick = self.program.quick_inputs.load(Ordering::Relaxed);
         let reads = &self.program.plan.whole.spec.reads;
         inline_bytes(&self.inputs.tensors).is_some_and(|bytes| bytes < quick)
@@ -79,16 +101,18 @@ impl<E: Engine> QueuedRun<E> {
 pub(crate) fn serve<E: Engine>(
     shared: &ExecutorState<E>,
     queue: &WorkQueue<QueuedRun<E>>,
+    gate: &LaunchGate,
     mut launches: E::Queue,
 ) {
     while let Some(job) = queue.pop() {
-        carry_out_and_report(shared, job, &mut launches);
+        carry_out_and_report(shared, gate, job, &mut launches);
     }
 }
 
 /// Carries out a run, and reports the outcome.
 pub(crate) fn carry_out_and_report<E: Engine>(
     shared: &ExecutorState<E>,
+    gate: &LaunchGate,
     job: QueuedRun<E>,
     launches: &mut E::Queue,
 ) {
@@ -97,7 +121,7 @@ pub(crate) fn carry_out_and_report<E: Engine>(
         std::process::abort();
     }
     let run = job.run;
-    let sent = carry_out(shared, job, launches).and_then(|(done, descriptors)| {
+    let sent = carry_out(shared, gate, job, launches).and_then(|(done, descriptors)| {
         let sent = shared.events.send_with(Event::RunDone(done), descriptors);
         // Dropped, because the worker will not learn of the outputs.
         Ok(sent.inspect_err(|_| shared.kept.remove(run))?)
@@ -112,10 +136,15 @@ pub(crate) fn carry_out_and_report<E: Engine>(
 
 fn carry_out<E: Engine>(
     shared: &ExecutorState<E>,
+    gate: &LaunchGate,
     job: QueuedRun<E>,
     launches: &mut E::Queue,
 ) -> Result<(RunDone, Vec<OwnedFd>), RunError> {
-    let QueuedRun { run, program, generation, inputs, asked, told } = job;
+    let QueuedRun { run, program, generation, inputs, asked, told, sms } = job;
+    let gate = match sms {
+        RunSms::All => None,
+        RunSms::OfTokens => Some(SeatGate { gate, events: &shared.events }),
+    };
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
     // Declared before all values, so that the uses are dropped after them.
     let RunInputs { tensors: inputs, uses: _uses, .. } = inputs;
@@ -126,6 +155,7 @@ fn carry_out<E: Engine>(
         program: &program,
         generation,
         launches,
+        gate,
         issued: Vec::new(),
         times: RunTimes::start(told),
     };
@@ -139,17 +169,29 @@ fn carry_out<E: Engine>(
         answer.add(&asked, &program.outputs[index], &mut values[index], launches)?;
     }
     let (outputs, descriptors) = answer.keep(run, &shared.kept);
-    program.record_run_time(bytes, monotonic_now().since(began));
+    match gate {
+        None => program.record_run_time(bytes, monotonic_now().since(began)),
+        Some(_) => program.record_compute_time(times.computed),
+    }
+    let held = gate.and_then(|it| it.gate.held());
     let done = RunDone {
         run,
         outputs,
         started_ns: times.started.as_nanos(),
         finished_ns: times.finished.as_nanos(),
-        waited_ns: u64::try_from(times.waited.as_nanos()).unwrap_or(u64::MAX),
+        waited_ns: nanos(times.waited),
         launches: times.launches,
         launch_times: times.each,
+        held_ns: nanos(times.held),
+        sm_ns: nanos(times.sm),
+        token: held.map(|(token, _)| token.0),
+        token_busy_ns: held.map_or(0, |(_, busy)| nanos(busy)),
     };
     Ok((done, descriptors))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the number of input bytes if all inputs arrived inline; other inputs are too large for a
@@ -187,6 +229,12 @@ struct RunTimes {
     started: Timestamp,
     finished: Timestamp,
     waited: Duration,
+    /// The wait for tokens.
+    held: Duration,
+    /// Device time of all launches.
+    computed: Duration,
+    /// Device time of each launch, times the launch's share of the SMs.
+    sm: Duration,
     launches: u32,
     told: TimeReporting,
     each: Vec<LaunchTimes>,
@@ -195,15 +243,30 @@ struct RunTimes {
 impl RunTimes {
     fn start(told: TimeReporting) -> Self {
         let now = monotonic_now();
-        Self { started: now, finished: now, waited: Duration::ZERO, launches: 0, told, each: Vec::new() }
+        let zero = Duration::ZERO;
+        Self {
+            started: now,
+            finished: now,
+            waited: zero,
+            held: zero,
+            computed: zero,
+            sm: zero,
+            launches: 0,
+            told,
+            each: Vec::new(),
+        }
     }
 
     /// Records a finished launch.
-    fn launched(&mut self, IssuedTimes { waited, started }: IssuedTimes, finished: Timestamp) {
+    fn launched(&mut self, IssuedTimes { waited, held, started, on }: IssuedTimes, finished: Timestamp) {
+        let took = finished.since(started);
+        self.held += held;
+        self.computed += took;
+        self.sm += on.map_or(took, |on| took * u32::from(on.units()) / u32::from(on.whole()));
         if self.told == TimeReporting::Launches && self.each.len() < LAUNCHES_TOLD_MAX {
             self.each.push(LaunchTimes {
                 launch: self.launches,
-                waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
+                waited_ns: nanos(waited),
                 started_ns: started.as_nanos(),
                 finished_ns: finished.as_nanos(),
             });
@@ -219,7 +282,18 @@ impl RunTimes {
 struct IssuedTimes {
     /// The wait for the launch's weights before the start.
     waited: Duration,
+    /// The wait for a token before the start.
+    held: Duration,
     started: Timestamp,
+    /// The SMs of the launch's token.
+    on: Option<SmShare>,
+}
+
+/// The gate of a run on a shared GPU.
+#[derive(Debug, Clone, Copy)]
+struct SeatGate<'a> {
+    gate: &'a LaunchGate,
+    events: &'a EventSender,
 }
 
 /// A launch that was issued, and may still be running.
@@ -235,6 +309,8 @@ struct RunInProgress<'a, E: Engine> {
     program: &'a LoadedProgram<E>,
     generation: u64,
     launches: &'a mut E::Queue,
+    /// `None` if the run has the whole GPU.
+    gate: Option<SeatGate<'a>>,
     issued: Vec<IssuedLaunch<E>>,
     times: RunTimes,
 }
@@ -243,9 +319,7 @@ impl<E: Engine> RunInProgress<'_, E> {
     /// Runs the model on these inputs. Returns the outputs in the declared order.
     fn run(&mut self, mut slots: Vec<Option<E::Value>>) -> Result<Vec<Option<E::Value>>, RunError> {
         let program = self.program;
-        if let Some(mapping) = program.mapping.use_loaded(self.generation, &program.plan.whole.spec.reads)? {
-            let times = IssuedTimes { waited: Duration::ZERO, started: monotonic_now() };
-            let values = self.launch(&program.plan.whole, &program.whole, &mut slots, mapping, times)?;
+        if let Some(values) = self.run_whole(&mut slots)? {
             return Ok(values.into_iter().map(Some).collect());
         }
         slots.resize_with(program.plan.slots, || None);
@@ -253,6 +327,51 @@ impl<E: Engine> RunInProgress<'_, E> {
             self.step(step, kernel, &mut slots)?;
         }
         Ok(program.plan.outputs.iter().map(|&slot| slots[slot].take()).collect())
+    }
+
+    /// Runs the model as a single launch, if all its weights are loaded and the run's token allows it.
+    fn run_whole(&mut self, slots: &mut [Option<E::Value>]) -> Result<Option<Vec<E::Value>>, RunError> {
+        let program = self.program;
+        let plan = &program.plan.whole;
+        let Some(mapping) = program.mapping.use_loaded(self.generation, &plan.spec.reads)? else {
+            return Ok(None);
+        };
+        let before = monotonic_now();
+        let permit = match self.gate {
+            Some(_) if program.compute_time() > WHOLE_UNDER_TOKEN_MAX => return Ok(None),
+            Some(gate) => Some(gate.gate.enter(gate.events)),
+            None => None,
+        };
+        let started = if permit.is_some() { monotonic_now() } else { before };
+        let held = started.since(before);
+        if permit.is_some_and(|permit| !permit.open) {
+            self.times.held += held;
+            return Ok(None);
+        }
+        let on = permit.map(|permit| permit.on);
+        let times = IssuedTimes { waited: Duration::ZERO, held, started, on };
+        self.launch_permitted(plan, &program.whole, slots, mapping, permit, times).map(Some)
+    }
+
+    /// Launches under a permit, if the run needs one, and then waits for the end of the launch.
+    fn launch_permitted(
+        &mut self,
+        step: &PlannedLaunch,
+        kernel: &E::Kernel,
+        slots: &mut [Option<E::Value>],
+        mapping: MappingUse<E>,
+        permit: Option<LaunchPermit>,
+        times: IssuedTimes,
+    ) -> Result<Vec<E::Value>, RunError> {
+        let Some((gate, permit)) = self.gate.zip(permit) else {
+            return self.launch(step, kernel, slots, mapping, times);
+        };
+        self.launches.stream().restrict(permit.on)?;
+        let launched = self.launch(step, kernel, slots, mapping, times);
+        let finished = self.finish();
+        self.launches.stream().restrict(SmShare::Block(UnitSet::ALL))?;
+        gate.gate.leave(permit, monotonic_now().since(times.started), gate.events);
+        finished.and(launched)
     }
 
     /// Issues a launch that begins as soon as the weights that the launch reads are loaded.
@@ -263,11 +382,19 @@ impl<E: Engine> RunInProgress<'_, E> {
         slots: &mut [Option<E::Value>],
     ) -> Result<(), RunError> {
         let before = monotonic_now();
-        let stream = self.launches.stream();
-        let mapping = self.program.mapping.wait_issued(self.generation, &step.spec.reads, stream)?;
-        let started = monotonic_now();
-        let times = IssuedTimes { waited: started.since(before), started };
-        let values = self.launch(step, kernel, slots, mapping, times)?;
+        let mapping = &self.program.mapping;
+        if let Some(gate) = self.gate
+            && mapping.use_loaded(self.generation, &step.spec.reads)?.is_none()
+        {
+            gate.gate.rest(gate.events);
+        }
+        let mapping = mapping.wait_issued(self.generation, &step.spec.reads, self.launches.stream())?;
+        let loaded = monotonic_now();
+        let permit = self.gate.map(|gate| gate.gate.enter(gate.events));
+        let started = if permit.is_some() { monotonic_now() } else { loaded };
+        let on = permit.map(|permit| permit.on);
+        let times = IssuedTimes { waited: loaded.since(before), held: started.since(loaded), started, on };
+        let values = self.launch_permitted(step, kernel, slots, mapping, permit, times)?;
         for (&slot, value) in step.writes.iter().zip(values) {
             slots[slot] = Some(value);
         }

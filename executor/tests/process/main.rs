@@ -13,6 +13,7 @@ mod object_support;
 mod objects;
 mod peers;
 mod support;
+mod tokens;
 
 use std::os::fd::AsFd as _;
 

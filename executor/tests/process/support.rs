@@ -7,6 +7,7 @@ use std::process::{Child, Command as Process, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
+use millrace_device::emulated::SmPage;
 use millrace_device::{DeviceMemory, HostRegion, HostRegionBuilder, monotonic_now};
 use millrace_model::{CompiledModel, Grouping, WeightSource};
 use millrace_proto::executor::command::Command;
@@ -120,6 +121,7 @@ pub(crate) struct Executor {
     pub(crate) child: Child,
     pub(crate) socket: UnixStream,
     pub(crate) memory: DeviceMemory,
+    pub(crate) sms: SmPage,
     decoder: FrameDecoder,
     /// Received events that no call has awaited so far.
     set_aside: Vec<(Event, Vec<OwnedFd>)>,
@@ -151,6 +153,7 @@ pub(crate) fn hello(memory: Bytes) -> Hello {
         late_seed: 0,
         engine: Engine::Rten.into(),
         device: Device::Emulated.into(),
+        sm_page_fd: 0,
     }
 }
 
@@ -171,9 +174,11 @@ impl Executor {
         socket.set_read_timeout(Some(HANG)).unwrap();
         let child = spawn(theirs.into(), Stdio::inherit());
         let memory = DeviceMemory::create("gpu", MEMORY).unwrap();
-        send(&socket, Command::Hello(hello), vec![memory.share().unwrap()]);
+        let sms = SmPage::create("sms").unwrap();
+        let descriptors = vec![memory.share().unwrap(), sms.share().unwrap()];
+        send(&socket, Command::Hello(Hello { sm_page_fd: 1, ..hello }), descriptors);
         let decoder = FrameDecoder::default();
-        let mut executor = Self { child, socket, memory, decoder, set_aside: Vec::new(), batch: 0 };
+        let mut executor = Self { child, socket, memory, sms, decoder, set_aside: Vec::new(), batch: 0 };
         let pid = executor.child.id();
         let ready = executor.expect(|event| match event {
             Event::Ready(ready) => Some(ready),

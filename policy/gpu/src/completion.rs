@@ -18,6 +18,16 @@ use millrace_transfers::fabric::TransferOutcome;
 /// Times that a request is sent to an executor, at most.
 pub const SENDS_MAX: u32 = 3;
 
+/// The times of a run, as in [`Event::RunDone`](super::Event::RunDone).
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunTimes {
+    pub(super) started: Timestamp,
+    pub(super) finished: Timestamp,
+    pub(super) waited: Duration,
+    pub(super) held: Duration,
+    pub(super) sm: Duration,
+}
+
 impl GpuCore {
     pub(super) fn cancel(&mut self, now: Timestamp, key: RequestKey, actions: &mut Vec<Action>) {
         let Some(place) = self.lines.place_of(key) else { return };
@@ -64,17 +74,17 @@ impl GpuCore {
         &mut self,
         now: Timestamp,
         run: RunId,
-        started: Timestamp,
-        finished: Timestamp,
-        waited: Duration,
+        times: RunTimes,
         actions: &mut Vec<Action>,
     ) {
+        let RunTimes { started, finished, waited, held, sm } = times;
         let Some(place) = self.lines.place_of_run(run) else { return };
         let slot = self.remove_request(place, actions);
         let swapped = slot.swapped + self.unheard(slot.model);
         self.memory.touch(now, slot.model);
-        let ran = finished.since(started).saturating_sub(waited);
-        self.totals.busy += ran;
+        let occupied = finished.since(started).saturating_sub(waited);
+        let ran = occupied.saturating_sub(held);
+        self.totals.busy += if self.tokens.is_some() { sm } else { ran };
         if slot.cancelled.is_none() {
             // A queued request may begin before the end of the previous run is reported.
             let turn = match slot.turn {
@@ -82,12 +92,15 @@ impl GpuCore {
                 Some(turn) => turn,
                 None => started,
             };
-            let swap =
-                if slot.was_resident { Duration::ZERO } else { finished.since(turn).saturating_sub(ran) };
+            let swap = if slot.was_resident {
+                Duration::ZERO
+            } else {
+                finished.since(turn).saturating_sub(occupied)
+            };
             let spent = GpuTimes { turn, swap, ran, swapped };
             actions.push(Action::Completed { key: slot.key, spent });
         }
-        actions.push(Action::Ended { key: slot.key, ran: Some(ran) });
+        actions.push(Action::Ended { key: slot.key, ran: Some(occupied) });
     }
 
     pub(super) fn run_failed(&mut self, run: RunId, why: RunFailure, actions: &mut Vec<Action>) {

@@ -2,6 +2,7 @@
 
 use millrace_types::Timestamp;
 
+use super::completion::RunTimes;
 use super::data_store::GpuDataStore;
 use super::gpu_core::{ExecutorHealth, GpuCore, PrefetchProtection};
 use super::protocol::{Action, Event};
@@ -32,6 +33,9 @@ impl Core for GpuCore {
             | Action::UnloadProgram { .. }
             | Action::Map { .. }
             | Action::CancelRun { .. }
+            | Action::Grant { .. }
+            | Action::Shorten { .. }
+            | Action::Withdraw { .. }
             | Action::Hasten { .. }
             | Action::Locked { .. }
             | Action::NotLocked { .. }
@@ -103,9 +107,15 @@ impl Core for GpuCore {
             }
             Event::Lock { transfer, model } => self.lock(transfer, model, actions),
             Event::Unlock { transfer } => self.unlock(transfer),
-            Event::RunDone { run, started, finished, waited } => {
-                self.run_done(now, run, started, finished, waited, actions);
+            Event::RunDone { run, started, finished, waited, held, sm, token } => {
+                self.token_after_run(now, run, token, actions);
+                self.run_done(now, run, RunTimes { started, finished, waited, held, sm }, actions);
             }
+            Event::TokenAsked { seat } => self.token_asked(now, seat, actions),
+            Event::TokenSpent { seat, token, busy, more } => {
+                self.token_spent(now, seat, token, busy, more, actions);
+            }
+            Event::Sharing(sharing) => self.share(sharing),
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
             Event::DeviceFailed => self.replace(ExecutorHealth::Unhealthy, actions),
@@ -121,8 +131,11 @@ impl Core for GpuCore {
                     self.replace(ExecutorHealth::Restarting, actions);
                 }
                 self.drop_unused(now, actions);
+                self.tick_tokens(now, actions);
             }
         }
+        self.end_seat_periods(now, actions);
+        self.give_back_workspaces();
         self.advance(now, actions);
         let before = self.memory.used_blocks();
         self.limit_data(now, actions);
@@ -134,6 +147,7 @@ impl Core for GpuCore {
 
     fn next_wake(&self) -> Option<Timestamp> {
         let data = self.data.as_ref().and_then(GpuDataStore::next_wake);
-        [self.hung_at(), self.look_at, self.look_again, data].into_iter().flatten().min()
+        let tokens = self.tokens_wake();
+        [self.hung_at(), self.look_at, self.look_again, data, tokens].into_iter().flatten().min()
     }
 }

@@ -30,6 +30,8 @@ impl GpuCore {
             let waited_for = lost.filter(|(slot, _)| slot.cancelled.is_none());
             let lost = waited_for.map(|(slot, progress)| (slot.key, progress)).collect();
             self.lines.clear();
+            self.lose_tokens();
+            self.workspaces.clear();
             self.moving.clear();
             self.lent.clear();
             self.leftovers.clear();

@@ -9,10 +9,12 @@ use super::data_store::GpuDataStore;
 use super::isolation::ExecutorIsolation;
 use super::lines::Lines;
 use super::programs::ProgramTable;
+use super::seat_tokens::{ExecutorSeat, SeatTokens};
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::elastic;
 use millrace_memory::eviction::Eviction;
-use millrace_memory::{CHUNK, MemoryMap};
+use millrace_memory::{BlockRun, CHUNK, MemoryMap};
+use millrace_slices::tokens;
 
 /// The health of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,7 +38,7 @@ pub struct GpuCounters {
     pub peer_swaps: u64,
     /// Models evicted to make room.
     pub evictions: u64,
-    /// Time spent computing.
+    /// Time spent computing on all SMs: the time of a run on a part of the SMs counts in proportion.
     pub busy: Duration,
     /// Executors after the first.
     pub restarts: u64,
@@ -98,6 +100,22 @@ pub struct GpuCore {
     pub(super) last_run: RunId,
     pub(super) last_transfer: TransferId,
     pub(super) totals: GpuCounters,
+    /// How the GPU is to be shared; `None`: a single run has the whole GPU.
+    pub(super) sharing: Option<tokens::Config>,
+    /// The tokens of the seats, if the GPU is shared.
+    pub(super) tokens: Option<SeatTokens>,
+    /// The last period of a seat before the present [`Self::tokens`].
+    pub(super) last_period: u64,
+    pub(super) workspaces: Vec<RunWorkspace>,
+}
+
+/// Memory for what a seat's runs of a model compute, beside the memory of the model's region. The first
+/// seat that runs a model needs none.
+#[derive(Debug)]
+pub(super) struct RunWorkspace {
+    pub(super) seat: ExecutorSeat,
+    pub(super) model: ModelId,
+    pub(super) blocks: Vec<BlockRun>,
 }
 
 impl GpuCore {
@@ -127,6 +145,10 @@ impl GpuCore {
             // Transfer ids must differ between the GPUs of a node.
             last_transfer: TransferId(u64::from(gpu.0) << 40),
             totals: GpuCounters::default(),
+            sharing: None,
+            tokens: None,
+            last_period: 0,
+            workspaces: Vec::new(),
         }
     }
 
@@ -140,6 +162,12 @@ impl GpuCore {
     #[must_use]
     pub fn with_isolation(self, isolation: ExecutorIsolation) -> Self {
         Self { isolation, ..self }
+    }
+
+    /// Returns the GPU shared in this way; `None`: a single run has the whole GPU.
+    #[must_use]
+    pub fn with_sharing(self, sharing: Option<tokens::Config>) -> Self {
+        Self { sharing, ..self }
     }
 
     /// Returns the GPU with a store of intermediate data. Without effect unless models share an

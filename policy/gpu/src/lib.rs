@@ -19,6 +19,10 @@
 //! once, and other transfers make way. With several lines, a transfer that a line waits for ends
 //! first.
 //!
+//! If the GPU is shared, the first requests of several lines run at once, each on the SMs of its seat's
+//! tokens ([`millrace_slices::tokens`]). Runs of the same model read the same weights; each run beside the
+//! first takes memory of its own for what it computes.
+//!
 //! A model is not evicted while another GPU copies it from this GPU (T25).
 //!
 //! When the executor is lost, everything on the GPU is lost: the memory map is cleared, and each
@@ -49,6 +53,7 @@ pub mod process_pool;
 mod programs;
 mod protocol;
 mod residency;
+mod seat_tokens;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -60,3 +65,4 @@ pub use self::isolation::{ExecutorIsolation, PROCESSES_MAX};
 pub use self::object_action::ObjectAction;
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, GpuTimes, RunFailure};
+pub use self::seat_tokens::{ExecutorSeat, RunTokens};

@@ -8,6 +8,7 @@ use millrace_core::ids::{RequestKey, RunId, SeatIndex};
 use millrace_core::{GPU_REQUESTS_MAX, SEATS_MAX};
 use millrace_types::ModelId;
 
+use super::seat_tokens::ExecutorSeat;
 use super::slots::{AssignedRequest, RequestQueue, RequestStage};
 
 /// The place of a request. Valid until a request enters or leaves a line.
@@ -39,6 +40,8 @@ impl LinePlace {
 #[derive(Debug)]
 struct SeatLine {
     seat: SeatIndex,
+    /// The seat's number in the executor, which no other line has.
+    number: ExecutorSeat,
     queue: RequestQueue,
 }
 
@@ -64,8 +67,43 @@ impl Lines {
             assert!(self.0.len() < SEATS_MAX, "all seats of the GPU are taken: there is none for {seat}");
         }
         let line = self.0.partition_point(|line| line.seat < seat);
-        self.0.insert(line, SeatLine { seat, queue: RequestQueue::default() });
+        let is_free = |number: &ExecutorSeat| self.0.iter().all(|line| line.number != *number);
+        let number = (0..SEATS_MAX as u8).map(ExecutorSeat).find(is_free).expect("there is a free place");
+        self.0.insert(line, SeatLine { seat, number, queue: RequestQueue::default() });
         line
+    }
+
+    /// Returns the number in the executor of the seat of a place.
+    pub(super) fn seat(&self, place: LinePlace) -> ExecutorSeat {
+        self.0[place.line].number
+    }
+
+    /// Returns the line of a seat of the executor.
+    pub(super) fn line_of(&self, seat: ExecutorSeat) -> Option<usize> {
+        self.0.iter().position(|line| line.number == seat)
+    }
+
+    fn sent(&self, seat: ExecutorSeat) -> impl Iterator<Item = &AssignedRequest> {
+        let line = self.0.iter().find(|line| line.number == seat);
+        let requests = line.into_iter().flat_map(|line| line.queue.iter());
+        requests.filter(|request| request.run().is_some())
+    }
+
+    /// Returns the number of a seat's runs in the executor.
+    pub(super) fn sent_runs(&self, seat: ExecutorSeat) -> usize {
+        self.sent(seat).count()
+    }
+
+    /// Whether a seat has a run of a model in the executor.
+    pub(super) fn sends(&self, seat: ExecutorSeat, model: ModelId) -> bool {
+        self.sent(seat).any(|request| request.model == model)
+    }
+
+    /// Whether another seat has a run of a model in the executor.
+    pub(super) fn others_send(&self, seat: ExecutorSeat, model: ModelId) -> bool {
+        let others = self.0.iter().filter(|line| line.number != seat);
+        let mut requests = others.flat_map(|line| line.queue.iter());
+        requests.any(|request| request.model == model && request.run().is_some())
     }
 
     pub(super) fn len(&self) -> usize {

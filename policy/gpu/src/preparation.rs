@@ -2,7 +2,7 @@
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Reason, Timestamp};
 
-use super::gpu_core::{GpuCore, IncomingTransfer};
+use super::gpu_core::{GpuCore, IncomingTransfer, RunWorkspace};
 use super::lines::LinePlace;
 use super::programs::{PROGRAMS_MAX, ProgramLoadState};
 use super::protocol::Action;
@@ -28,7 +28,14 @@ impl GpuCore {
             return;
         }
         self.reorder_waiting(now);
+        if self.sharing_changes(now) {
+            return self.move_weights(now, actions);
+        }
+        let one_at_a_time = self.runs_one_at_a_time();
         for (rank, line) in self.lines.visiting_order().enumerate() {
+            if one_at_a_time && !self.is_next_alone(line) {
+                continue;
+            }
             self.begin_turn(now, line);
             if let Some(place) = self.send_line(now, line, actions) {
                 self.make_way(rank, place, actions);
@@ -37,15 +44,30 @@ impl GpuCore {
         self.move_weights(now, actions);
     }
 
+    /// Whether several seats have requests although the GPU is not shared: the sharing has just ended.
+    fn runs_one_at_a_time(&self) -> bool {
+        self.tokens.is_none() && self.lines.heads().nth(1).is_some()
+    }
+
+    /// Whether a line is the one that runs on a GPU that is not shared, while several lines have requests. The
+    /// oldest of the first requests runs, and then the next oldest.
+    fn is_next_alone(&self, line: usize) -> bool {
+        let key = self.lines.get(LinePlace::first_in(line)).map(|head| head.key);
+        let sent = self.lines.iter().any(|slot| slot.run().is_some());
+        !sent && key == self.lines.heads().map(|head| head.key).min()
+    }
+
     /// Sends the requests of a line, up to the first that has to wait. Returns the place of that
     /// request if it waits for room.
     fn send_line(&mut self, now: Timestamp, line: usize, actions: &mut Vec<Action>) -> Option<LinePlace> {
+        let alone = self.runs_one_at_a_time();
         let mut place = LinePlace::first_in(line);
         while let Some(&slot) = self.lines.get(place) {
             match slot.stage {
                 RequestStage::Sent { .. } => {}
                 RequestStage::Starved => return None,
                 RequestStage::Waiting if self.must_wait(now, slot.model) => return None,
+                RequestStage::Waiting if alone && !place.is_first() => return None,
                 RequestStage::Waiting => match self.send(now, place, slot, actions) {
                     Ok(()) => {}
                     Err(MemoryShortage::Pinned) => return Some(place),
@@ -109,6 +131,7 @@ impl GpuCore {
         if self.memory.region(model).is_none() {
             self.load_model(now, model, actions)?;
         }
+        self.take_workspace(place, model, actions)?;
         self.prefetched.remove(&model);
         self.programs.asked(now, model);
         self.memory.touch(now, model);
@@ -120,7 +143,37 @@ impl GpuCore {
             slot.stage = RequestStage::Sent { run, generation };
             slot.sends += 1;
         }
-        actions.push(Action::Run { run, key: slot.key, model, generation });
+        let tokens = self.tokens_for(now, place, actions);
+        let seat = self.lines.seat(place);
+        actions.push(Action::Run { run, key: slot.key, model, generation, seat, tokens });
+        Ok(())
+    }
+
+    /// Takes memory for what a run computes beside a run of the same model on another seat. The region of
+    /// the model has such memory for one run.
+    fn take_workspace(
+        &mut self,
+        place: LinePlace,
+        model: ModelId,
+        actions: &mut Vec<Action>,
+    ) -> Result<(), MemoryShortage> {
+        let seat = self.lines.seat(place);
+        let own = |it: &RunWorkspace| it.seat == seat && it.model == model;
+        if !self.lines.others_send(seat, model)
+            || self.lines.sends(seat, model)
+            || self.workspaces.iter().any(own)
+        {
+            return Ok(());
+        }
+        let needed = self.programs.shape(model).map_or(0, |shape| shape.blocks - shape.weight_blocks);
+        if needed > 0 {
+            let in_use = self.in_use();
+            // A run that has no room waits for the other run to end.
+            let taken = self.memory.take_blocks(needed, &in_use).map_err(|_| MemoryShortage::Pinned)?;
+            let (blocks, evicted) = taken;
+            self.note_evicted(&evicted, actions);
+            self.workspaces.push(RunWorkspace { seat, model, blocks });
+        }
         Ok(())
     }
 

@@ -6,12 +6,15 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
 
 use super::object_action::ObjectAction;
+use super::seat_tokens::{ExecutorSeat, RunTokens};
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::attempts::ReturnReason;
 use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_memory::BlockRun;
 use millrace_memory::elastic;
 use millrace_memory::eviction::{Eviction, EvictionCandidate};
+use millrace_slices::gate::SeatToken;
+use millrace_slices::tokens::{self, TokenId};
 use millrace_transfers::fabric::{PeerBlocks, TransferOutcome, WeightsCargo};
 
 /// An event that a GPU's core handles.
@@ -108,7 +111,26 @@ pub enum Event {
         finished: Timestamp,
         /// Time between these that launches waited for weights.
         waited: Duration,
+        /// Time between these that launches waited for tokens.
+        held: Duration,
+        /// SM time of the run: the device time of each launch, times its share of the SMs.
+        sm: Duration,
+        /// The token that the seat holds, with the device time of the launches under it.
+        token: Option<(TokenId, Duration)>,
     },
+    /// A seat of the executor wants a token.
+    TokenAsked { seat: ExecutorSeat },
+    /// A token was used up or given back.
+    TokenSpent {
+        seat: ExecutorSeat,
+        token: TokenId,
+        /// Device time of the launches under the token.
+        busy: Duration,
+        /// Whether the seat wants another token. Without, the seat has given back all tokens.
+        more: bool,
+    },
+    /// The GPU is shared in this way from now on; `None`: a single run has the whole GPU.
+    Sharing(Option<tokens::Config>),
     /// A run ended without outputs.
     RunFailed { run: RunId, why: RunFailure },
     /// A run was dropped before it began.
@@ -148,7 +170,7 @@ pub struct GpuTimes {
     /// Time from the start of the turn until the end, without computing; zero if the model was
     /// resident.
     pub swap: Duration,
-    /// Time spent computing.
+    /// Time spent computing, without waits for tokens.
     pub ran: Duration,
     /// Bytes copied for the request.
     pub swapped: Bytes,
@@ -184,7 +206,16 @@ pub enum Action {
         model: ModelId,
         /// The mapping that the run reads.
         generation: Generation,
+        seat: ExecutorSeat,
+        /// `None` if the run has the whole GPU.
+        tokens: Option<RunTokens>,
     },
+    /// Executor: give a seat a token.
+    Grant { seat: ExecutorSeat, token: SeatToken },
+    /// Executor: end a token after this device time, counted from its beginning.
+    Shorten { seat: ExecutorSeat, token: TokenId, busy: Duration },
+    /// Executor: take back a token that has not begun.
+    Withdraw { seat: ExecutorSeat, token: TokenId },
     /// Executor: drop a run that has not begun.
     CancelRun { run: RunId },
     /// Executor: end the process of a single model, because the process can no longer be relied on.
@@ -240,7 +271,7 @@ pub enum Action {
     /// Node: a request left this GPU.
     Ended {
         key: RequestKey,
-        /// Time that the request computed; `None` if it did not run.
+        /// Time that the request computed, waits for tokens included; `None` if it did not run.
         ran: Option<Duration>,
     },
     /// Node: take a request back.

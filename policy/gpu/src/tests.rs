@@ -9,6 +9,7 @@ use millrace_core::attempts::{AttemptProgress, ReturnReason};
 use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex, TransferId};
 use millrace_memory::eviction::Eviction;
 use millrace_memory::{BlockPlacement, BlockRun, BlockSize, CHUNK, MemoryMap};
+use millrace_slices::tokens::Config;
 use millrace_transfers::fabric::{TransferOutcome, WeightsCargo};
 
 mod blocks;
@@ -19,6 +20,7 @@ mod isolation;
 mod prefetch;
 mod residency;
 mod seats;
+mod sharing;
 
 const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
@@ -32,6 +34,8 @@ const FIRST: Incarnation = Incarnation(1);
 struct Bench {
     gpu: GpuCore,
     now: Timestamp,
+    /// Whether tests see no tokens of a shared GPU.
+    hides_tokens: bool,
 }
 
 fn bench() -> Bench {
@@ -40,7 +44,7 @@ fn bench() -> Bench {
 
 /// Returns a bench with all models installed on this GPU, and an executor up.
 fn installed(gpu: GpuCore) -> Bench {
-    let mut bench = Bench { gpu, now: Timestamp(1_000) };
+    let mut bench = Bench { gpu, now: Timestamp(1_000), hides_tokens: false };
     for (model, chunks) in (0..).map(ModelId).zip(CHUNKS) {
         let weights = Bytes(CHUNK.0 * u64::from(chunks));
         assert_eq!(bench.step(Event::Install { model, memory: weights, weights }), []);
@@ -53,7 +57,24 @@ impl Bench {
     fn step(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
         self.gpu.on_event(self.now, event, &mut actions);
+        if self.hides_tokens {
+            actions.retain(|it| {
+                !matches!(it, Action::Grant { .. } | Action::Shorten { .. } | Action::Withdraw { .. })
+            });
+            for action in &mut actions {
+                if let Action::Run { tokens, .. } = action {
+                    assert!(tokens.take().is_some());
+                }
+            }
+        }
         actions
+    }
+
+    /// Shares the GPU, for tests that are not about tokens.
+    fn shared(mut self) -> Self {
+        self.hides_tokens = true;
+        assert_eq!(self.step(Event::Sharing(Some(Config::SLICES))), []);
+        self
     }
 
     fn assign(&mut self, key: u64, model: ModelId) -> Vec<Action> {
@@ -88,7 +109,7 @@ impl Bench {
     fn run_done(&mut self, run: u64, ran: u64) -> Vec<Action> {
         let started = Timestamp(self.now.0 - ran);
         let finished = self.now;
-        self.step(Event::RunDone { run: RunId(run), started, finished, waited: Duration::ZERO })
+        self.step(run_done(RunId(run), started, finished))
     }
 
     fn run_failed(&mut self, run: u64, why: RunFailure) -> Vec<Action> {
@@ -105,11 +126,15 @@ impl Bench {
 
     /// Returns a bench on which the resident model A runs as request 1.
     fn running_a() -> Self {
-        let mut bench = bench();
-        bench.assign(1, A);
-        bench.step(Event::ProgramLoaded { model: A });
-        bench.arrive(A, 1, 1);
-        bench
+        bench().with_a()
+    }
+
+    /// Returns the bench with the resident model A running as request 1.
+    fn with_a(mut self) -> Self {
+        self.assign(1, A);
+        self.step(Event::ProgramLoaded { model: A });
+        self.arrive(A, 1, 1);
+        self
     }
 
     /// Returns a bench that holds A, B and C after one run of each.
@@ -140,7 +165,25 @@ fn unmap(model: ModelId, generation: u64) -> Action {
 }
 
 fn run(run: u64, key: u64, model: ModelId, generation: u64) -> Action {
-    Action::Run { run: RunId(run), key: RequestKey(key), model, generation: Generation(generation) }
+    run_on(0, run, key, model, generation)
+}
+
+/// Returns the start of a run on a seat of the executor.
+fn run_on(seat: u8, run: u64, key: u64, model: ModelId, generation: u64) -> Action {
+    Action::Run {
+        run: RunId(run),
+        key: RequestKey(key),
+        model,
+        generation: Generation(generation),
+        seat: ExecutorSeat(seat),
+        tokens: None,
+    }
+}
+
+/// Returns the end of a run that waited for nothing.
+fn run_done(run: RunId, started: Timestamp, finished: Timestamp) -> Event {
+    let zero = Duration::ZERO;
+    Event::RunDone { run, started, finished, waited: zero, held: zero, sm: zero, token: None }
 }
 
 fn transfer(transfer: u64, model: ModelId, generation: u64, chunks: std::ops::Range<u32>) -> Action {
@@ -414,6 +457,7 @@ fn the_idle_program_with_the_oldest_request_is_unloaded_at_programs_max() {
     let mut bench = Bench {
         gpu: GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT)),
         now: Timestamp(1_000),
+        hides_tokens: false,
     };
     bench.step(Event::Up { incarnation: FIRST });
     let models = PROGRAMS_MAX as u32 + 1;
@@ -452,7 +496,8 @@ fn memory_beyond_the_weights_is_held_but_not_mapped() {
 fn a_model_that_fits_no_free_run_waits_or_evicts() {
     let block = BlockSize::DEFAULT;
     let memory = MemoryMap::with(block.bytes(30), block, BlockPlacement::Contiguous);
-    let mut bench = Bench { gpu: GpuCore::new(GpuIndex(0), memory), now: Timestamp(1_000) };
+    let mut bench =
+        Bench { gpu: GpuCore::new(GpuIndex(0), memory), now: Timestamp(1_000), hides_tokens: false };
     bench.step(Event::Up { incarnation: FIRST });
     let sizes = [10, 10, 15].map(|blocks| block.bytes(blocks));
     for (model, memory) in [A, B, C].into_iter().zip(sizes) {

@@ -1,5 +1,5 @@
 //! Scheduling policy of a node: presets, each a bundle of settings that were measured together, and
-//! the settings with which an operator replaces parts of a preset.
+//! the settings with which an operator replaces parts of a preset. No preset shares GPUs.
 //!
 //! | preset | dispatch | eviction | transfers | host links |
 //! |---|---|---|---|---|
@@ -10,7 +10,7 @@
 
 use millrace_types::PolicySpec;
 use millrace_types::policy::{
-    Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+    Batches, DispatchName, EvictionName, GpuSharingName, HostLinksName, PresetName, TransferSharingName,
 };
 
 use crate::dispatch::PolicyConfig;
@@ -31,6 +31,8 @@ pub struct SchedulingPolicy {
     pub sharing: TransferSharing,
     /// PCIe links that data crosses between host memory and a GPU.
     pub host_links: HostLinks,
+    /// Sharing of a GPU among requests.
+    pub gpu_sharing: GpuSharingName,
 }
 
 impl Default for SchedulingPolicy {
@@ -53,6 +55,7 @@ impl SchedulingPolicy {
             batching: Batches::On,
             sharing: TransferSharing::Fair,
             host_links: HostLinks::Own,
+            gpu_sharing: GpuSharingName::Off,
         }
     }
 
@@ -80,6 +83,7 @@ impl SchedulingPolicy {
             batching: spec.batching.unwrap_or(base.batching),
             sharing: spec.transfer_sharing.map_or(base.sharing, TransferSharing::named),
             host_links: spec.host_links.map_or(base.host_links, HostLinks::named),
+            gpu_sharing: spec.gpu_sharing.unwrap_or(base.gpu_sharing),
         }
     }
 
@@ -107,6 +111,7 @@ impl SchedulingPolicy {
                 HostLinks::Own => HostLinksName::Own,
                 HostLinks::All => HostLinksName::All,
             }),
+            gpu_sharing: Some(self.gpu_sharing),
         }
     }
 }
@@ -149,6 +154,7 @@ mod tests {
             batching: Batches::On,
             sharing: TransferSharing::FaasTube,
             host_links: HostLinks::Own,
+            gpu_sharing: GpuSharingName::Off,
         };
         assert_eq!(SchedulingPolicy::default().with(&spec), expected);
     }

@@ -12,16 +12,18 @@
 //! | module | content |
 //! |---|---|
 //! | [`tokens`] | the token core: events in, actions out (F02, F09 to F12) |
+//! | [`gate`] | the other end: launches begin only under a token (F07) |
 //! | [`units`] | the SM units of a GPU: aligned blocks, or percentages (F23) |
 //! | [`dry_run`] | whether a set of slices meets its requests |
 //! | [`pack`] | slices to GPUs by dry runs, with moves |
 //! | [`rectangles`] | the paper's Maximal Rectangles Algorithm (F15, F16) |
 //! | [`plan`] | a list of orders, packed in both ways |
 //!
-//! Deliberately absent: owners, nodes, forecasts and scaling. Slices are planned and simulated; no worker runs
-//! them yet.
+//! Deliberately absent: owners, nodes, forecasts and scaling. Workers share GPUs among the seats of one slice
+//! without an owner; slices with owners are planned and simulated.
 
 pub mod dry_run;
+pub mod gate;
 pub mod pack;
 pub mod plan;
 pub mod rectangles;

@@ -93,6 +93,14 @@ impl UnitPool {
         taken
     }
 
+    /// Whether no unit is taken.
+    pub(crate) fn is_free(&self) -> bool {
+        match self {
+            Self::Blocks { free } => *free == u16::MAX,
+            Self::Caps { given, .. } => *given == 0,
+        }
+    }
+
     pub(crate) fn put_back(&mut self, share: SmShare) {
         match (self, share) {
             (Self::Blocks { free }, SmShare::Block(block)) => {

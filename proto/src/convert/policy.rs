@@ -36,6 +36,7 @@ pub fn policy_settings(wire: &policy::PolicySpec) -> Result<PolicySpec, Failure>
         preset: named(&wire.preset)?,
         transfer_sharing: named(&wire.transfer_sharing)?,
         host_links: named(&wire.host_links)?,
+        gpu_sharing: named(&wire.gpu_sharing)?,
     })
 }
 
@@ -52,13 +53,15 @@ pub fn policy_spec_wire(spec: &PolicySpec) -> policy::PolicySpec {
         preset: spec.preset.map(|it| it.to_string()).unwrap_or_default(),
         transfer_sharing: spec.transfer_sharing.map(|it| it.to_string()).unwrap_or_default(),
         host_links: spec.host_links.map(|it| it.to_string()).unwrap_or_default(),
+        gpu_sharing: spec.gpu_sharing.map(|it| it.to_string()).unwrap_or_default(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use millrace_types::policy::{
-        AlphaReading, Batches, DispatchName, EvictionName, HostLinksName, PresetName, TransferSharingName,
+        AlphaReading, Batches, DispatchName, EvictionName, GpuSharingName, HostLinksName, PresetName,
+        TransferSharingName,
     };
 
     use super::*;
@@ -75,6 +78,7 @@ mod tests {
             slo_window: Some(100),
             transfer_sharing: Some(TransferSharingName::Faastube),
             host_links: Some(HostLinksName::All),
+            gpu_sharing: Some(GpuSharingName::Slices),
         };
         for spec in [spec, PolicySpec::NONE] {
             assert_eq!(policy_spec(&policy_spec_wire(&spec)), Ok(spec));

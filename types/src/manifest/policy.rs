@@ -23,6 +23,7 @@ pub(super) struct PolicyText {
     slo_window: Option<u32>,
     transfer_sharing: Option<String>,
     host_links: Option<String>,
+    gpu_sharing: Option<String>,
 }
 
 impl PolicyText {
@@ -43,6 +44,7 @@ impl PolicyText {
             slo_window: self.slo_window,
             transfer_sharing: named("spec.transferSharing", self.transfer_sharing)?,
             host_links: named("spec.hostLinks", self.host_links)?,
+            gpu_sharing: named("spec.gpuSharing", self.gpu_sharing)?,
         };
         spec.check().map_err(|error| (about(&error), error.to_string()))?;
         Ok(spec)

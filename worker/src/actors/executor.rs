@@ -106,7 +106,8 @@ impl ExecutorActor {
                         tracing::info!(gpu = self.gpu.0, %incarnation, pid = self.pid, "executor up");
                     }
                     self.up = true;
-                    self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid });
+                    let sms = self.port.memory().and_then(|memory| memory.sms);
+                    self.peers.gpu.post(gpu::Message::Up { incarnation, pid: self.pid, sms });
                     self.exchange_memory(incarnation);
                 }
                 Action::Down { .. } => {
@@ -261,7 +262,7 @@ impl ActorBehaviour for ExecutorActor {
                 }
             }
             Message::Peer { gpu, incarnation, memory } => {
-                let SharedDeviceMemory { descriptor, bytes } = memory;
+                let SharedDeviceMemory { descriptor, bytes, sms: _ } = memory;
                 let peer = AddPeer {
                     gpu: gpu.0,
                     incarnation: incarnation.0,

@@ -15,6 +15,7 @@ mod object_table;
 mod outgoing;
 mod report;
 mod requests;
+mod seat_tokens;
 #[cfg(test)]
 mod tests;
 mod transfers;
@@ -65,7 +66,8 @@ impl ActorBehaviour for GpuActor {
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, GpuPayload::Nothing),
             Message::Cancel(key) => self.step(now, Event::Cancel { key }, GpuPayload::Nothing),
-            Message::Up { incarnation, pid } => {
+            Message::Up { incarnation, pid, sms } => {
+                self.note_sms(sms);
                 self.data.start_keys(incarnation);
                 self.incarnation = incarnation;
                 // In isolation each model has its own process, and the shared executor's number is 0.

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use millrace_proto::convert::duration_wire;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Digest, RevisionKey};
+use millrace_types::{Bytes, Digest, SmShare};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::desired_state::{DesiredState, NodeScheduling};
 use crate::handle::NodeHandle;
 use crate::host_tier::HostTierCounts;
-use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel, SnapshotScope};
+use crate::snapshot::{GpuHealth, GpuSnapshot, NodeSnapshot, ResidentModel, RunningRequest, SnapshotScope};
 
 /// Interval between messages without changes.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -165,7 +165,7 @@ fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::
     let mut models = Vec::new();
     for it in &gpu.models {
         if names.has(it.idle) {
-            models.push(model(it, gpu.running.as_ref(), names));
+            models.push(model(it, &gpu.running, names));
         }
     }
     wire::GpuTelemetry {
@@ -175,7 +175,8 @@ fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::
         used_bytes: gpu.used.get(),
         models_left_out: left_out(gpu.models.len(), models.len()),
         models,
-        running: gpu.running.as_ref().map(ToString::to_string).unwrap_or_default(),
+        running: gpu.running.iter().map(running).collect(),
+        sm_violations: gpu.sm_violations,
         incarnation: gpu.incarnation.0,
         executor_pid: gpu.executor_pid.unwrap_or_default(),
         executor_pids: gpu.executor_pids.clone(),
@@ -190,13 +191,18 @@ fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::
     }
 }
 
-fn model(
-    model: &ResidentModel,
-    running: Option<&RevisionKey>,
-    names: &mut NameBudget,
-) -> wire::ResidentModel {
-    let running = running.filter(|running| model.functions.binary_search(running).is_ok());
-    let others = model.functions.iter().filter(|&it| Some(it) != running);
+fn running(running: &RunningRequest) -> wire::RunningRequest {
+    let (first_unit, units) = match running.sms {
+        Some(SmShare::Block(block)) => (block.first().into(), block.width().into()),
+        // A percentage is on no certain units.
+        Some(SmShare::Cap(_)) | None => (0, 0),
+    };
+    wire::RunningRequest { function: running.function.to_string(), first_unit, units }
+}
+
+fn model(model: &ResidentModel, running: &[RunningRequest], names: &mut NameBudget) -> wire::ResidentModel {
+    let running: Vec<_> = running.iter().map(|it| &it.function).collect();
+    let (running, others): (Vec<_>, Vec<_>) = model.functions.iter().partition(|it| running.contains(it));
     let mut functions = Vec::new();
     for function in running.into_iter().chain(others).take(MODEL_FUNCTIONS_MAX) {
         let name = function.to_string();
@@ -225,6 +231,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+    use millrace_types::RevisionKey;
 
     #[test]
     fn telemetry_reports_the_snapshot() {
@@ -279,7 +286,8 @@ mod tests {
                     idle,
                     executor_pid: 9,
                 }],
-                running: String::new(),
+                running: Vec::new(),
+                sm_violations: 0,
                 incarnation: 4,
                 executor_pid: 0,
                 executor_pids: vec![8, 9],
@@ -333,7 +341,8 @@ mod tests {
             memory: Bytes(u64::MAX),
             used: Bytes(u64::MAX),
             models,
-            running,
+            running: running.into_iter().map(|function| RunningRequest { function, sms: None }).collect(),
+            sm_violations: 0,
             incarnation: Incarnation(4),
             executor_pid: None,
             executor_pids: Vec::new(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{RequestKey, RunId, SeatIndex, TransferId};
+use millrace_device::emulated::SmPage;
 use millrace_gpu::Event;
 use millrace_proto::executor::{Fault, LaunchTimes};
 use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
@@ -40,7 +41,12 @@ pub(crate) enum Message {
     /// No caller waits for a request's answer any longer.
     Cancel(RequestKey),
     /// The GPU's executor is ready. `pid` is 0 if each model has its own executor.
-    Up { incarnation: Incarnation, pid: u32 },
+    Up {
+        incarnation: Incarnation,
+        pid: u32,
+        /// The account of the SMs of an emulated GPU, if there is one.
+        sms: Option<SmPage>,
+    },
     /// A model's own executor is up.
     ProgramUp { model: ModelId, pid: u32 },
     /// An event for the GPU's core.

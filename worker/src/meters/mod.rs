@@ -222,6 +222,14 @@ impl MetricsSnapshot {
             gpus().map(|(labels, gpu)| (labels, gpu.peer_swaps as f64)),
         )?;
         writer.counters(
+            (
+                "millrace_gpu_sm_violations",
+                "Launches on SM units that another launch had at the same time, as the emulated GPU counted",
+                None,
+            ),
+            gpus().map(|(labels, gpu)| (labels, gpu.sm_violations as f64)),
+        )?;
+        writer.counters(
             ("millrace_gpu_evictions", "Models evicted from the GPU", None),
             gpus().map(|(labels, gpu)| (labels, gpu.evictions as f64)),
         )?;

@@ -45,7 +45,8 @@ fn gpu() -> GpuSnapshot {
         memory: Bytes(100),
         used: Bytes(10),
         models: Vec::new(),
-        running: None,
+        running: Vec::new(),
+        sm_violations: 6,
         incarnation: Incarnation(4),
         executor_pid: None,
         executor_pids: Vec::new(),
@@ -73,6 +74,7 @@ fn gpu_metrics_show_memory_swaps_and_evictions() {
         r#"millrace_gpu_busy_seconds_total{gpu="1"} 0.25"#,
         r#"millrace_gpu_swaps_total{gpu="1"} 5.0"#,
         r#"millrace_gpu_peer_swaps_total{gpu="1"} 2.0"#,
+        r#"millrace_gpu_sm_violations_total{gpu="1"} 6.0"#,
         r#"millrace_gpu_evictions_total{gpu="1"} 1.0"#,
         r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
     ];

@@ -26,7 +26,8 @@ impl NodeState {
 
     /// Sets the policy that an operator chose. Returns the previous policy and the new policy.
     pub(crate) fn set_policy(&self, wanted: &DesiredPolicy) -> (EffectivePolicy, EffectivePolicy) {
-        let after = EffectivePolicy::of(&self.config.policy(), wanted);
+        let mut after = EffectivePolicy::of(&self.config.policy(), wanted);
+        after.policy = self.config.possible(after.policy);
         self.slo_reports.set(slo_reports(&after));
         (self.in_force.replace(after), after)
     }

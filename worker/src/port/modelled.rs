@@ -9,17 +9,20 @@ use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
     CopiedOut, Copy, CopyDone, CopyFailed, CopyFailure, CopyOut, ObjectPlaced, ProgramLoaded, Ready, Run,
-    RunCancelled, RunDone, RunFailed, RunFailure, Tensor, copy_out::Source, tensor::Contents,
+    RunCancelled, RunDone, RunFailed, RunFailure, Shorten, Tensor, TokenAsked, TokenSpent, Withdraw,
+    copy_out::Source, tensor::Contents,
 };
-use millrace_proto::{BUILD, PROTOCOL_VERSION};
+use millrace_proto::{BUILD, PROTOCOL_VERSION, executor as wire};
+use millrace_slices::gate::{GateEvent, SeatToken};
+use millrace_slices::tokens::TokenId;
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, SmShare, Timestamp, UnitSet, Units};
 
 use super::links::SharedLinks;
 use super::model::{
     CopiedObject, CopyCommand, CopyPath, CopyRefusal, ExecutorBehaviour, ModelledCommand, ModelledEvent,
-    ModelledExecutor,
+    ModelledExecutor, ModelledTokens,
 };
 use super::{Descriptor, ExecutorPort, PortEvent, PortEventKind, PortFactory, PortSink};
 use crate::clock::Clock;
@@ -254,14 +257,25 @@ fn order(command: Command) -> Option<ModelledCommand> {
         Command::Copy(copy) => ModelledCommand::Copy(copy_order(&copy)),
         Command::Revoke(revoke) => ModelledCommand::Revoke { transfer: revoke.transfer, batch: revoke.batch },
         Command::Run(run) => {
-            let Run { run, program, generation, members, kept, .. } = run;
+            let Run { run, program, generation, members, kept, seat, tokens, .. } = run;
+            let tokens = tokens.map(|it| ModelledTokens { anew: it.anew, first: it.first.and_then(token) });
             ModelledCommand::Run {
                 run,
                 program,
                 generation,
                 members: members.max(1),
                 keeps: !kept.is_empty(),
+                seat,
+                tokens,
             }
+        }
+        Command::Grant(grant) => ModelledCommand::Grant { seat: grant.seat, token: token(grant.token?)? },
+        Command::Shorten(Shorten { seat, token, busy_ns }) => {
+            let busy = Duration::from_nanos(busy_ns);
+            ModelledCommand::Shorten { seat, token: TokenId(token), busy }
+        }
+        Command::Withdraw(Withdraw { seat, token }) => {
+            ModelledCommand::Withdraw { seat, token: TokenId(token) }
         }
         Command::Cancel(cancel) => ModelledCommand::Cancel { run: cancel.run },
         // A copy takes the same time whatever memory it reads, so the model needs no memory of peers.
@@ -274,6 +288,23 @@ fn order(command: Command) -> Option<ModelledCommand> {
         Command::DropOutputs(_) => return None,
         Command::Hello(_) | Command::InjectFault(_) | Command::Shutdown(_) => return None,
     })
+}
+
+fn token(token: wire::Token) -> Option<SeatToken> {
+    let wire::Token { token, period, on, busy_ns } = token;
+    let unit = |number: u32| u8::try_from(number).ok();
+    let on = match on? {
+        wire::token::On::Block(block) => {
+            SmShare::Block(UnitSet::block(unit(block.first)?, unit(block.width)?)?)
+        }
+        wire::token::On::Percent(percent) => SmShare::Cap(Units::new(unit(percent)?)?),
+    };
+    let busy = (busy_ns > 0).then(|| Duration::from_nanos(busy_ns));
+    Some(SeatToken { token: TokenId(token), period, on, busy })
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn copy_order(copy: &Copy) -> CopyCommand {
@@ -329,15 +360,25 @@ fn translate(word: ModelledEvent, incarnation: Incarnation) -> PortEventKind {
         }
         ModelledEvent::Placed { object } => Event::ObjectPlaced(ObjectPlaced { object }),
         ModelledEvent::CopiedOut { copy } => Event::CopiedOut(CopiedOut { copy }),
-        ModelledEvent::RunDone { run, started, finished, waited, kept } => Event::RunDone(RunDone {
-            run,
-            outputs: vec![answer(run, kept)],
-            started_ns: started.0,
-            finished_ns: finished.0,
-            waited_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
-            launches: 1,
-            launch_times: Vec::new(),
-        }),
+        ModelledEvent::Token { seat, event: GateEvent::Asked } => Event::TokenAsked(TokenAsked { seat }),
+        ModelledEvent::Token { seat, event: GateEvent::Spent { token, busy, more } } => {
+            Event::TokenSpent(TokenSpent { seat, token: token.0, busy_ns: nanos(busy), more })
+        }
+        ModelledEvent::RunDone { run, started, finished, waited, kept, held, sm, token } => {
+            Event::RunDone(RunDone {
+                run,
+                outputs: vec![answer(run, kept)],
+                started_ns: started.0,
+                finished_ns: finished.0,
+                waited_ns: nanos(waited),
+                launches: 1,
+                launch_times: Vec::new(),
+                held_ns: nanos(held),
+                sm_ns: nanos(sm),
+                token: token.map(|(token, _)| token.0),
+                token_busy_ns: token.map_or(0, |(_, busy)| nanos(busy)),
+            })
+        }
         ModelledEvent::RunFailed { run } => failed(run, RunFailure::Model, "the model failed"),
         ModelledEvent::RunNotThere { run } => failed(run, RunFailure::NotResident, "not resident"),
         ModelledEvent::RunCancelled { run } => Event::RunCancelled(RunCancelled { run }),

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use millrace_device::DeviceMemory;
+use millrace_device::emulated::SmPage;
 use millrace_gpu::ExecutorIsolation;
 use millrace_proto::executor::{Command, Hello, command};
 use millrace_proto::frames::SocketFrame;
@@ -119,7 +120,8 @@ impl SpawnSettings {
     pub(super) fn device_memory(&self, gpu: GpuIndex) -> Result<SharedDeviceMemory, StartError> {
         let bytes = self.memory_bytes(gpu)?;
         let memory = DeviceMemory::create(&format!("millrace-gpu{gpu}"), bytes)?;
-        Ok(SharedDeviceMemory { descriptor: Arc::new(memory.share()?), bytes })
+        let sms = SmPage::create(&format!("millrace-gpu{gpu}-sms"))?;
+        Ok(SharedDeviceMemory { descriptor: Arc::new(memory.share()?), bytes, sms: Some(sms) })
     }
 }
 
@@ -198,6 +200,7 @@ impl ProcessPort {
             gpu: self.gpu.0,
             device_memory_bytes: bytes.get(),
             device_memory_fd: 0,
+            sm_page_fd: 1,
             threads: *threads,
             allow_faults: *allow_faults,
             // Only the first executor measures: requests that lost an executor wait for the next one.
@@ -211,8 +214,14 @@ impl ProcessPort {
             engine: engine.wire().into(),
         };
         let command = Command { command: Some(command::Command::Hello(hello)) };
-        let memory = memory.map(|memory| memory.descriptor.try_clone()).transpose();
-        Ok(SocketFrame::new(&command, memory.map_err(StartError::Descriptor)?.into_iter().collect())?)
+        let mut descriptors = Vec::new();
+        if let Some(memory) = memory {
+            descriptors.push(memory.descriptor.try_clone().map_err(StartError::Descriptor)?);
+            if let Some(sms) = &memory.sms {
+                descriptors.push(sms.share()?);
+            }
+        }
+        Ok(SocketFrame::new(&command, descriptors)?)
     }
 
     fn try_send(&self, command: command::Command, descriptors: &[Descriptor]) -> Result<(), SendError> {

@@ -24,7 +24,8 @@ impl ActorThread {
         let data = config.gpu_data;
         let base = NodeConfig::new(config.topology.clone()).with_policy(config.policy);
         let block = config.device.block();
-        let node_config = NodeConfig { isolation, data, block, ..base };
+        let shareable = matches!(config.device, crate::process_port::ExecutorDevice::Emulated);
+        let node_config = NodeConfig { isolation, data, block, shareable, ..base };
         let allow_faults = config.faults == InjectedFaults::Obey;
         let spawner = ProcessSpawner::new(
             config.executor.clone(),

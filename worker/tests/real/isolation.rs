@@ -106,7 +106,8 @@ async fn slow_and_quick(dir: &Path) -> (RunningWorker, Controller, Vec<f32>) {
 
 /// Waits until the slow model runs, and returns its process.
 async fn running_slow(controller: &Controller) -> u32 {
-    let runs = |telemetry: &wire::Telemetry| telemetry.gpus[0].running.contains("slow");
+    let runs =
+        |telemetry: &wire::Telemetry| telemetry.gpus[0].running.iter().any(|it| it.function.contains("slow"));
     controller.telemetry("the slow model at work", runs).await;
     resident(controller, "slow").await
 }

@@ -32,6 +32,7 @@ mod programs;
 mod recovery;
 mod sequences;
 mod serving;
+mod sharing;
 mod support;
 mod to_host;
 

@@ -109,7 +109,7 @@ impl Joined {
     /// Waits until GPU 0 runs a request. Telemetry may still show its earlier state, so snapshots
     /// are read.
     async fn busy(&self) {
-        let look = async || self.worker.node().snapshot().await.gpus[0].running.is_some();
+        let look = async || self.worker.node().snapshot().await.gpus[0].running.len() == 1;
         while !look().await {
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -21,6 +21,7 @@ async fn drive(scenario: &Scenario) -> (Outcome, NodeSnapshot) {
         dispatch: scenario.dispatch,
         eviction: scenario.eviction,
         sharing: scenario.sharing,
+        gpu_sharing: scenario.gpu_sharing,
         ..NodeConfig::new(scenario.topology.clone())
     };
     let world = World::start_with(config, &scenario.behaviour(), scenario.seed, |machine| Box::new(machine));

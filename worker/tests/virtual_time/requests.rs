@@ -244,7 +244,7 @@ fn requests_of_clients_that_leave_are_removed_from_every_queue() {
         // The run continues to its end; the request behind it never starts.
         world.pass_ms(60).await;
         let snapshot = world.node.snapshot().await;
-        assert_eq!(snapshot.gpus[0].running, None);
+        assert_eq!(snapshot.gpus[0].running, []);
         assert!(snapshot.gpus[0].busy < Duration::from_millis(51), "{:?}", snapshot.gpus[0].busy);
     });
 }

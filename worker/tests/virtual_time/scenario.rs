@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_memory::eviction::Eviction;
 use millrace_scheduling::dispatch::{PolicyConfig, TorporConfig};
 use millrace_transfers::rates::TransferSharing;
+use millrace_types::policy::GpuSharingName;
 use millrace_types::topology::{LinkId, LinkKind, Topology, TopologyGpu, TopologyLink};
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Reason, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -47,6 +48,7 @@ pub(crate) struct Scenario {
     pub(crate) dispatch: PolicyConfig,
     pub(crate) eviction: Eviction,
     pub(crate) sharing: TransferSharing,
+    pub(crate) gpu_sharing: GpuSharingName,
     /// The functions, each with a separate model that has the same number.
     pub(crate) functions: Vec<FunctionModel>,
     pub(crate) copy_fails_every: Option<u64>,
@@ -99,6 +101,7 @@ impl Scenario {
             dispatch: PolicyConfig::default(),
             eviction: Eviction::default(),
             sharing: TransferSharing::Fair,
+            gpu_sharing: GpuSharingName::Off,
             functions,
             copy_fails_every: Some(23),
             happenings,

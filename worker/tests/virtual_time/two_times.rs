@@ -12,6 +12,7 @@ use millrace_core::trace::{CoreDigest, CoreId};
 use millrace_scheduling::dispatch::POLICIES;
 use millrace_transfers::rates::{SHARINGS, TransferSharing};
 use millrace_types::Reason;
+use millrace_types::policy::GpuSharingName;
 
 use crate::scenario::{Ending, Scenario};
 use crate::{actors, bare};
@@ -56,6 +57,19 @@ fn every_policy_takes_the_same_actions_in_both() {
         let (actors, _) = actors::run(&scenario);
         assert_eq!(first_difference(&bare, &actors), None, "{name}");
         assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
+    }
+}
+
+#[test]
+fn shared_gpus_take_the_same_actions_in_both() {
+    let shown = ["unified", "torpor", "lalb-o3", "fifo"];
+    for (name, dispatch) in POLICIES.into_iter().filter(|(name, _)| shown.contains(name)) {
+        let scenario = Scenario { dispatch, gpu_sharing: GpuSharingName::Slices, ..Scenario::draw(42) };
+        let bare = bare::run(&scenario);
+        let (actors, snapshot) = actors::run(&scenario);
+        assert_eq!(first_difference(&bare, &actors), None, "{name}");
+        assert_eq!(bare.endings.len(), scenario.requests(), "{name}: a request was never answered");
+        assert!(snapshot.gpus.iter().all(|gpu| gpu.running.is_empty()), "{name}: a seat still runs");
     }
 }
 
@@ -144,7 +158,7 @@ fn every_resource_is_released_in_the_end() {
     assert!(snapshot.functions.iter().all(|function| function.in_flight == 0));
     assert!(snapshot.links.iter().all(|link| link.outstanding == 0));
     for gpu in &snapshot.gpus {
-        assert_eq!(gpu.running, None);
+        assert_eq!(gpu.running, []);
         assert_eq!(gpu.used, gpu.models.iter().map(|model| model.bytes).sum());
         assert!(gpu.swaps > gpu.models.len() as u64, "{gpu:?}");
     }

@@ -4,6 +4,7 @@ use millrace_client::{Admin, messages as wire};
 
 use crate::failure::CommandFailure;
 use crate::output::nodes::{host_budget, node_status};
+use crate::output::residents;
 use crate::output::table::{TextTable, col, wide};
 use crate::output::{ListFormat, document, documents, list, print, text};
 
@@ -106,7 +107,7 @@ fn gpu_table<'a>(gpus: impl Iterator<Item = (&'a str, &'a wire::Gpu)>) -> TextTa
             text::size(gpu.used_bytes),
             text::size(gpu.memory_bytes),
             (gpu.models.len() + gpu.models_left_out as usize).to_string(),
-            gpu.running.clone(),
+            residents::running(gpu),
             gpu.busy.and_then(|busy| busy.try_into().ok()).map(text::age).unwrap_or_default(),
             gpu.swaps.to_string(),
             gpu.peer_swaps.to_string(),

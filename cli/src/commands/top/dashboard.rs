@@ -12,6 +12,7 @@ use super::pane::{EVENTS, FUNCTIONS, GPUS, LINKS, Pane};
 use super::sample::{ClusterSample, EventLog, SampleHistory, SampleInterval, quantile};
 use super::table::{Cell, PaneRow, SortableTable, Tone};
 use crate::output::events::EventDocument;
+use crate::output::residents::UNITS;
 use crate::output::text::{latency, size};
 
 /// The data of a display.
@@ -175,7 +176,7 @@ impl<'a> SampleComparison<'a> {
                     (true, "Starting") => state.tone(Tone::Warning),
                     _ => state.tone(Tone::Bad),
                 },
-                Cell::number(taken, format!("{} {:>3.0}%", bar(taken, 18), taken * 100.0)),
+                Cell::number(taken, format!("{} {:>3.0}%", bar(taken, 8), taken * 100.0)),
                 Cell::number(gpu.models.len() as f64, gpu.models.len().to_string()),
                 busy.map_or_else(Cell::unknown, |busy| {
                     Cell::number(busy, format!("{:.0}%", busy.min(1.0) * 100.0))
@@ -187,7 +188,8 @@ impl<'a> SampleComparison<'a> {
                 } else {
                     Tone::Quiet
                 }),
-                Cell::text(&gpu.running),
+                Cell::text(sms(gpu)),
+                Cell::text(running(gpu)),
             ],
         }
     }
@@ -312,6 +314,31 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
 pub(super) fn bar(share: f64, width: usize) -> String {
     let full = (share.clamp(0.0, 1.0) * width as f64).round() as usize;
     format!("{}{}", "█".repeat(full), "░".repeat(width - full))
+}
+
+/// Returns the SM units of a GPU, a letter for each request that has a token for them and a dot for each free
+/// unit.
+fn sms(gpu: &wire::Gpu) -> String {
+    let mut strip = ['.'; UNITS as usize];
+    for (letter, running) in ('a'..='z').zip(&gpu.running) {
+        let whole = running.units == 0 && gpu.running.len() == 1;
+        let (first, units) = if whole { (0, UNITS) } else { (running.first_unit, running.units) };
+        let places = strip.iter_mut().skip(first as usize).take(units as usize);
+        places.for_each(|place| *place = letter);
+    }
+    strip.iter().collect()
+}
+
+/// Returns the functions that run on a GPU, each after its letter in [`sms`] if there are several.
+fn running(gpu: &wire::Gpu) -> String {
+    match gpu.running.as_slice() {
+        [] => String::new(),
+        [one] => one.function.clone(),
+        several => {
+            let named = ('a'..='z').zip(several).map(|(letter, it)| format!("{letter} {}", it.function));
+            named.collect::<Vec<_>>().join(", ")
+        }
+    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ fn gpu(swaps: u64, busy: i64) -> wire::Gpu {
             loaded_bytes: 1 << 29,
             ..Default::default()
         }],
-        running: "default/digits@1".into(),
+        running: vec![wire::RunningRequest { function: "default/digits@1".into(), ..Default::default() }],
         swaps,
         restarts: 1,
         busy: Some(prost_types::Duration { seconds: busy, nanos: 0 }),

@@ -40,12 +40,13 @@ pub(super) const GPUS: &[PaneColumn] = &[
     rest("NODE", 2),
     number("GPU", 3),
     words("STATE", 10),
-    words("MEMORY", 24),
+    words("MEMORY", 14),
     number("MODELS", 6),
     number("BUSY", 5),
     number("SWAPS/S", 8),
     number("EVICT/S", 8),
     number("RESTARTS", 8),
+    words("SMS", 16),
     rest("RUNNING", 3),
 ];
 pub(super) const FUNCTIONS: &[PaneColumn] = &[

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::Condition;
 use crate::output::residents::is_running;
-use crate::output::text::non_empty;
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -45,7 +44,7 @@ pub(crate) struct GpuDocument {
     health: String,
     memory_bytes: u64,
     used_bytes: u64,
-    running: Option<String>,
+    running: Vec<RunningDocument>,
     executor_pid: u32,
     executor_pids: Vec<u32>,
     restarts: u64,
@@ -53,8 +52,28 @@ pub(crate) struct GpuDocument {
     peer_swaps: u64,
     evictions: u64,
     busy_seconds: f64,
+    sm_violations: u64,
     models: Vec<ResidentModelDocument>,
     models_left_out: u32,
+}
+
+/// A running request. Without units, the request has the whole GPU.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct RunningDocument {
+    function: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    first_unit: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    units: Option<u32>,
+}
+
+impl From<wire::RunningRequest> for RunningDocument {
+    fn from(running: wire::RunningRequest) -> Self {
+        let wire::RunningRequest { function, first_unit, units } = running;
+        let part = units > 0;
+        Self { function, first_unit: part.then_some(first_unit), units: part.then_some(units) }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -128,7 +147,7 @@ impl GpuDocument {
             health: gpu.health,
             memory_bytes: gpu.memory_bytes,
             used_bytes: gpu.used_bytes,
-            running: non_empty(gpu.running),
+            running: gpu.running.into_iter().map(RunningDocument::from).collect(),
             executor_pid: gpu.executor_pid,
             executor_pids: gpu.executor_pids,
             restarts: gpu.restarts,
@@ -136,6 +155,7 @@ impl GpuDocument {
             peer_swaps: gpu.peer_swaps,
             evictions: gpu.evictions,
             busy_seconds: gpu.busy.and_then(seconds).unwrap_or(0.0),
+            sm_violations: gpu.sm_violations,
             models,
             models_left_out: gpu.models_left_out,
         }

@@ -14,7 +14,7 @@ fn large_bench() -> Bench {
     let config = Config { cap: Bytes::mib(32), floor: Bytes::ZERO, ..Config::default() };
     let memory = MemoryMap::new(Bytes::mib(16 * 6 + 15), large());
     let gpu = GpuCore::new(GpuIndex(0), memory).with_data(Some(config));
-    let mut bench = Bench { gpu, now: Timestamp(1_000) };
+    let mut bench = Bench { gpu, now: Timestamp(1_000), hides_tokens: false };
     bench.step(Event::Up { incarnation: FIRST });
     bench
 }

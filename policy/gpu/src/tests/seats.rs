@@ -8,7 +8,7 @@ use crate::slots::RequestStage;
 
 /// Returns a bench on which seat 0 runs request 1 for the resident model A.
 fn seated() -> Bench {
-    let mut bench = Bench::running_a();
+    let mut bench = bench().shared().with_a();
     bench.step(Event::Tick);
     bench
 }
@@ -19,9 +19,9 @@ fn running(bench: &Bench) -> Vec<u64> {
 
 #[test]
 fn two_seats_run_two_models_at_once() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
-    let sent = [load(B), map(B, 2, 10), run(2, 2, B, 2)];
+    let sent = [load(B), map(B, 2, 10), run_on(1, 2, 2, B, 2)];
     assert_eq!(bench.assign_to(1, 2, B, None), sent, "A has the link");
     assert_eq!(running(&bench), [1, 2]);
     assert_eq!(bench.arrive(A, 1, 1), [transfer(2, B, 2, 0..10)]);
@@ -34,9 +34,9 @@ fn two_seats_run_two_models_at_once() {
 
 #[test]
 fn two_seats_run_one_model_after_one_transfer() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     assert_eq!(bench.assign_to(3, 1, A, None)[3..], [transfer(1, A, 1, 0..10)]);
-    assert_eq!(bench.assign_to(5, 2, A, None), [run(2, 2, A, 1)]);
+    assert_eq!(bench.assign_to(5, 2, A, None), [run_on(1, 2, 2, A, 1)]);
     assert_eq!(bench.arrive(A, 1, 1), []);
     assert_eq!(running(&bench), [1, 2]);
 }
@@ -45,31 +45,31 @@ fn two_seats_run_one_model_after_one_transfer() {
 fn a_head_without_room_does_not_stop_the_line_of_another_seat() {
     let mut bench = seated();
     assert_eq!(bench.assign_to(1, 2, LARGE, None), []);
-    assert_eq!(bench.assign_to(2, 3, A, None), [run(2, 3, A, 1)]);
+    assert_eq!(bench.assign_to(2, 3, A, None), [run_on(2, 2, 3, A, 1)]);
     assert_eq!(bench.assign_to(1, 4, A, None), [], "behind the head without room");
-    assert_eq!(bench.assign_to(2, 5, B, None)[2..], [run(3, 5, B, 2), transfer(2, B, 2, 0..10)]);
+    assert_eq!(bench.assign_to(2, 5, B, None)[2..], [run_on(2, 3, 5, B, 2), transfer(2, B, 2, 0..10)]);
     assert_eq!(running(&bench), [1, 2, 3]);
     bench.arrive(B, 2, 2);
     for done in [1, 2] {
         bench.run_done(done, 100);
     }
     let actions = bench.run_done(3, 100);
-    assert!(actions.contains(&run(4, 2, LARGE, 3)), "{actions:?}");
+    assert!(actions.contains(&run_on(1, 4, 2, LARGE, 3)), "{actions:?}");
 }
 
 #[test]
 fn the_earliest_deadline_has_the_link_once_the_begun_transfer_has_ended() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
     bench.assign_to(1, 2, B, Some(9_000));
-    assert_eq!(bench.assign_to(2, 3, C, Some(5_000)), [load(C), map(C, 3, 20), run(3, 3, C, 3)]);
+    assert_eq!(bench.assign_to(2, 3, C, Some(5_000)), [load(C), map(C, 3, 20), run_on(2, 3, 3, C, 3)]);
     assert_eq!(bench.arrive(A, 1, 1), [transfer(2, C, 3, 0..10)]);
     assert_eq!(bench.arrive(C, 3, 2), [transfer(3, B, 2, 0..10)]);
 }
 
 #[test]
 fn a_transfer_that_no_line_waits_for_is_cancelled_for_the_earliest_deadline() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
     bench.assign_to(1, 2, B, None);
     bench.cancel(1);
@@ -79,17 +79,17 @@ fn a_transfer_that_no_line_waits_for_is_cancelled_for_the_earliest_deadline() {
 
 #[test]
 fn a_prefetch_that_a_later_line_waits_for_is_hastened_and_ends_first() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     assert_eq!(bench.step(Event::Prefetch { model: B })[2..], [transfer(1, B, 1, 0..10)]);
     let hasten = Action::Hasten { transfer: TransferId(1), key: RequestKey(1) };
     assert_eq!(bench.assign_to(0, 1, B, None), [run(1, 1, B, 1), hasten]);
-    assert_eq!(bench.assign_to(1, 2, A, Some(2_000)), [load(A), map(A, 2, 10), run(2, 2, A, 2)]);
+    assert_eq!(bench.assign_to(1, 2, A, Some(2_000)), [load(A), map(A, 2, 10), run_on(1, 2, 2, A, 2)]);
     assert_eq!(bench.arrive(B, 1, 1), [transfer(2, A, 2, 0..10)]);
 }
 
 #[test]
 fn the_earliest_deadline_is_the_deadline_of_a_transfer_for_several_seats() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
     assert_eq!(bench.gpu.reader_of(A), Some(RequestKey(1)));
     bench.assign_to(1, 2, A, Some(9_000));
@@ -107,7 +107,7 @@ fn the_earliest_deadline_is_the_deadline_of_a_transfer_for_several_seats() {
 /// Returns a bench on which seat 0's request 1 for A waits for the rest of A, because the run found
 /// no weights.
 fn starved() -> Bench {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
     assert_eq!(bench.run_failed(1, RunFailure::NotThere), []);
     bench
@@ -121,17 +121,17 @@ fn transfers_for_queued_requests_make_way_only_for_the_most_urgent_head() {
     let mut bench = starved();
     assert_eq!(bench.assign_to(1, 2, LARGE, Some(2_000)), [cancel_transfer(1)]);
     let actions = bench.end_transfer(1, TransferOutcome::Cancelled);
-    assert_eq!(actions[..4], [unmap(A, 1), load(LARGE), map(LARGE, 2, 0), run(2, 2, LARGE, 2)]);
+    assert_eq!(actions[..4], [unmap(A, 1), load(LARGE), map(LARGE, 2, 0), run_on(1, 2, 2, LARGE, 2)]);
 }
 
 /// The sent run keeps its model on the GPU, so the end of the transfer would free no memory.
 #[test]
 fn a_transfer_for_a_sent_run_does_not_make_way_for_a_head_without_room() {
-    let mut bench = bench();
+    let mut bench = bench().shared();
     bench.assign_to(0, 1, A, None);
     assert_eq!(bench.assign_to(1, 2, LARGE, Some(2_000)), []);
     assert_eq!(bench.arrive(A, 1, 1), []);
-    assert!(bench.run_done(1, 500).contains(&run(2, 2, LARGE, 2)));
+    assert!(bench.run_done(1, 500).contains(&run_on(1, 2, 2, LARGE, 2)));
 }
 
 #[test]
@@ -168,7 +168,8 @@ fn a_seat_takes_the_place_of_a_seat_without_requests() {
     let mut bench = seated();
     for seat in 1..40 {
         let key = u64::from(seat) + 1;
-        assert_eq!(bench.assign_to(seat, key, A, None), [run(key, key, A, 1)]);
+        let number = 1 + ((seat - 1) % 15) as u8;
+        assert_eq!(bench.assign_to(seat, key, A, None), [run_on(number, key, key, A, 1)]);
         assert_eq!(running(&bench), [1, key]);
         bench.run_done(key, 10);
     }
@@ -287,7 +288,7 @@ impl World {
     fn new(isolation: ExecutorIsolation) -> Self {
         let memory = MemoryMap::new(Bytes::mib(64), BlockSize::DEFAULT);
         Self {
-            bench: installed(GpuCore::new(GpuIndex(0), memory).with_isolation(isolation)),
+            bench: installed(GpuCore::new(GpuIndex(0), memory).with_isolation(isolation)).shared(),
             incarnation: FIRST,
             last_key: 0,
             last_lock: 0,
@@ -323,7 +324,7 @@ impl World {
                 assert!(self.sent.iter().all(|sent| sent.model != model), "{model} is unloaded in a run");
                 self.loading.retain(|&loading| loading != model);
             }
-            Action::Run { run, key, model, generation } => {
+            Action::Run { run, key, model, generation, .. } => {
                 let seat = self.seats[&key];
                 self.sent.push(Sent { run, seat, model, generation, cancelled: false });
             }
@@ -468,7 +469,7 @@ impl World {
         let started = Timestamp(self.bench.now.0 - 10);
         let finished = self.bench.now;
         self.event(if mapped {
-            Event::RunDone { run, started, finished, waited: Duration::ZERO }
+            run_done(run, started, finished)
         } else {
             Event::RunFailed { run, why: RunFailure::NotThere }
         });

@@ -7,6 +7,7 @@
 mod wiring;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use millrace_core::Core as _;
 use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex};
@@ -289,7 +290,16 @@ impl World {
         place.runs.pop_front();
         let started = self.now;
         let finished = self.now;
-        self.gpu(index, millrace_gpu::Event::RunDone { run, started, finished, waited: Default::default() });
+        let done = millrace_gpu::Event::RunDone {
+            run,
+            started,
+            finished,
+            waited: Duration::ZERO,
+            held: Duration::ZERO,
+            sm: Duration::ZERO,
+            token: None,
+        };
+        self.gpu(index, done);
         true
     }
 

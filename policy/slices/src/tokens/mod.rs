@@ -162,6 +162,12 @@ impl TokenCore {
         }
     }
 
+    /// Whether no token is out and no run wants one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.runs.is_empty() && self.pool.is_free()
+    }
+
     /// Returns by how much a slice missed its request in the last period during all of which it wanted to run.
     #[must_use]
     pub fn missed(&self, slice: SliceId) -> Duration {

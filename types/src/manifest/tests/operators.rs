@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use crate::ids::TenantName;
 use crate::manifest::{Manifest, TenantManifest, parse};
 use crate::policy::{
-    Batches, DispatchName, EvictionName, HostLinksName, PolicySpec, PresetName, TransferSharingName,
+    Batches, DispatchName, EvictionName, GpuSharingName, HostLinksName, PolicySpec, PresetName,
+    TransferSharingName,
 };
 use crate::tenancy::{Quota, ResourceShare};
 
@@ -20,7 +21,7 @@ const POLICY_TEXT: &str = "\
 apiVersion: millrace/v1
 kind: Policy
 metadata: {name: cluster}
-spec: {preset: torpor, dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, batching: on, transferSharing: faastube, hostLinks: all}
+spec: {preset: torpor, dispatch: lalb-o3, eviction: replicas, overtakesMax: 9, batching: on, transferSharing: faastube, hostLinks: all, gpuSharing: slices}
 ";
 
 #[test]
@@ -41,6 +42,7 @@ fn tenants_and_policies_are_parsed() {
         slo_window: None,
         transfer_sharing: Some(TransferSharingName::Faastube),
         host_links: Some(HostLinksName::All),
+        gpu_sharing: Some(GpuSharingName::Slices),
     };
     let both = parse(&format!("{TENANT}---\n{POLICY_TEXT}")).unwrap();
     let tenant = Manifest::Tenant(TenantManifest { name: name.clone(), quota });

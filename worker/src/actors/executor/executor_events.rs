@@ -4,10 +4,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_core::SEATS_MAX;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{BatchId, Generation, RunId, TransferId};
-use millrace_gpu::{Event as GpuEvent, RunFailure};
+use millrace_gpu::{Event as GpuEvent, ExecutorSeat, RunFailure};
 use millrace_proto::executor::{CopyFailure, DeviceLoss, RunFailure as WireRunFailure, event};
+use millrace_slices::tokens::TokenId;
 use millrace_transfers::fabric::{BatchFailure, link as link_core};
 use millrace_types::{Bytes, ModelId, Timestamp};
 
@@ -53,6 +55,9 @@ impl ExecutorActor {
                     started: Timestamp(done.started_ns),
                     finished: Timestamp(done.finished_ns),
                     waited: Duration::from_nanos(done.waited_ns),
+                    held: Duration::from_nanos(done.held_ns),
+                    sm: Duration::from_nanos(done.sm_ns),
+                    token: done.token.map(|token| (TokenId(token), Duration::from_nanos(done.token_busy_ns))),
                 };
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
                 let tensors = done.outputs;
@@ -86,6 +91,18 @@ impl ExecutorActor {
                 );
                 let generation = Generation(failed.generation);
                 self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
+            }
+            Said::TokenAsked(asked) => {
+                if let Some(seat) = seat_of(asked.seat) {
+                    self.tell_gpu(GpuEvent::TokenAsked { seat });
+                }
+            }
+            Said::TokenSpent(spent) => {
+                if let Some(seat) = seat_of(spent.seat) {
+                    let token = TokenId(spent.token);
+                    let busy = Duration::from_nanos(spent.busy_ns);
+                    self.tell_gpu(GpuEvent::TokenSpent { seat, token, busy, more: spent.more });
+                }
             }
             Said::RunCancelled(cancelled) => {
                 self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
@@ -143,6 +160,12 @@ impl ExecutorActor {
             link.post(link::Message::Event(event));
         }
     }
+}
+
+/// Returns a seat of the executor; `None` for a number that no seat has.
+fn seat_of(number: u32) -> Option<ExecutorSeat> {
+    let seat = u8::try_from(number).ok().filter(|&seat| usize::from(seat) < SEATS_MAX)?;
+    Some(ExecutorSeat(seat))
 }
 
 fn batch_failure(failure: CopyFailure) -> BatchFailure {

@@ -10,6 +10,7 @@ use millrace_transfers::fabric::{self, TransferCargo};
 use millrace_types::{ModelId, Reason, Timestamp};
 
 use super::actor::{GpuActor, GpuPayload};
+use super::requests::RunPlace;
 use crate::actors::extents;
 use crate::messages::request_update::RequestUpdate;
 use crate::messages::{executor, node};
@@ -38,7 +39,14 @@ impl GpuActor {
                 self.send(Command::Unmap(unmap), Vec::new());
                 self.peers.directory.changed();
             }
-            Action::Run { run, key, model, generation } => self.run(now, run, key, model, generation),
+            Action::Run { run, key, model, generation, seat, tokens } => {
+                tokens.into_iter().for_each(|tokens| self.periods.begin(seat, tokens));
+                let place = RunPlace { generation, seat, shared: tokens.is_some() };
+                self.run(now, run, key, model, place);
+            }
+            Action::Grant { seat, token } => self.grant(seat, token),
+            Action::Shorten { seat, token, busy } => self.shorten(seat, token, busy),
+            Action::Withdraw { seat, token } => self.withdraw(seat, token),
             Action::CancelRun { run } => {
                 if !self.cancel_waiting_run(run) {
                     self.send(Command::Cancel(Cancel { run: run.0 }), Vec::new());
@@ -100,6 +108,7 @@ impl GpuActor {
                 let lost = self.correct_progress(lost);
                 self.mark_data_lost();
                 self.unfinished_swaps.clear();
+                self.periods.clear();
                 self.pid = None;
                 self.loaded.clear();
                 self.peers.node.post(node::Message::Down { gpu, lost });

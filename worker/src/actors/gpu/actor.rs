@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millrace_core::ids::{RequestKey, RunId};
+use millrace_device::emulated::SmPage;
 use millrace_gpu::{Action, Event, GpuCore as Core};
 use millrace_memory::BlockSize;
 use millrace_proto::executor::command::Command;
@@ -12,6 +13,7 @@ use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp, topology};
 
 use super::assigned_request::GpuRequest;
 use super::object_table::GpuObjects;
+use super::seat_tokens::UnsentPeriods;
 use crate::actor_runtime::AddressSlot;
 use crate::actors::spans::GpuSpans;
 use crate::handle::ActorDirectory;
@@ -59,6 +61,11 @@ pub(crate) struct GpuActor {
     /// The number of models that the current step evicts.
     pub(super) evicted: usize,
     pub(super) data: GpuObjects,
+    pub(super) periods: UnsentPeriods,
+    /// The account of the SMs of the present executor, or of the last.
+    sms: Option<SmPage>,
+    /// The SM violations of earlier executors.
+    past_violations: u64,
     pub(super) peers: GpuPeers,
 }
 
@@ -75,8 +82,22 @@ impl GpuActor {
             unfinished_swaps: Vec::new(),
             evicted: 0,
             data: GpuObjects::default(),
+            periods: UnsentPeriods::default(),
+            sms: None,
+            past_violations: 0,
             peers,
         }
+    }
+
+    /// Takes the account of the SMs of a new executor.
+    pub(super) fn note_sms(&mut self, sms: Option<SmPage>) {
+        self.past_violations = self.sm_violations();
+        self.sms = sms;
+    }
+
+    /// Returns the number of launches on SMs that another launch had at the same time.
+    pub(super) fn sm_violations(&self) -> u64 {
+        self.past_violations + self.sms.as_ref().map_or(0, |sms| sms.figures().violations)
     }
 
     pub(super) fn index(&self) -> GpuIndex {

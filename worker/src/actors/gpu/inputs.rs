@@ -1,5 +1,6 @@
-//! Runs and the objects that they read. A run that waits for an input also holds back the runs behind it,
-//! because the executor must get runs in the core's order. The copy of the run's model goes on meanwhile.
+//! Runs and the objects that they read. A run that waits for an input also holds back the runs behind it on
+//! its seat, because the executor must get the runs of a seat in the core's order. The copy of the run's model
+//! goes on meanwhile.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +12,6 @@ use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{RequestKey, RunId};
 use millrace_gpu::{Event, RunFailure};
 use millrace_memory::elastic::{self};
-use millrace_proto::executor::command::Command;
 use millrace_proto::executor::tensor::Contents;
 use millrace_proto::executor::{ObjectPart, Run};
 use millrace_proto::worker::FetchMethod;
@@ -136,13 +136,24 @@ impl GpuActor {
         self.send_ready();
     }
 
-    /// Sends runs to the executor in their order, up to the first run that waits for an input.
+    /// Sends the runs of each seat to the executor in their order, up to the first run of the seat that waits
+    /// for an input.
     pub(super) fn send_ready(&mut self) {
-        while self.data.waiting.front().is_some_and(|first| first.missing.is_empty()) {
-            if let Some(WaitingRun { run, descriptors, .. }) = self.data.waiting.pop_front() {
-                self.send(Command::Run(run), descriptors);
+        let mut blocked = 0u16;
+        let mut at = 0;
+        while let Some(next) = self.data.waiting.get(at) {
+            let seat = 1u16 << (next.run.seat % 16);
+            if blocked & seat == 0
+                && next.missing.is_empty()
+                && let Some(WaitingRun { run, descriptors, .. }) = self.data.waiting.remove(at)
+            {
+                self.send_run(run, descriptors);
+            } else {
+                blocked |= seat;
+                at += 1;
             }
         }
+        self.give_tokens_back();
     }
 
     /// Cancels a run that was not sent to the executor yet. Returns false if the run was sent.

@@ -59,7 +59,7 @@ pub(super) struct PendingAnswer {
     pub(super) left: BTreeSet<ObjectKey>,
 }
 
-/// A run that waits for an input, or behind another run that does.
+/// A run that waits for an input, or behind another run of its seat that does.
 pub(super) struct WaitingRun {
     pub(super) key: RequestKey,
     pub(super) run: Run,

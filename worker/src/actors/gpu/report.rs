@@ -5,7 +5,7 @@ use millrace_types::{ModelId, Timestamp};
 
 use super::actor::GpuActor;
 use crate::messages::gpu::ModelUsers;
-use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, SnapshotPart, SnapshotSender};
+use crate::snapshot::{GpuHealth, GpuSnapshot, ResidentModel, RunningRequest, SnapshotPart, SnapshotSender};
 
 impl GpuActor {
     pub(super) fn report(&self, now: Timestamp, parts: &SnapshotSender, users: &ModelUsers) {
@@ -24,7 +24,10 @@ impl GpuActor {
         };
         let mut models: Vec<_> = core.memory().regions().filter_map(resident).collect();
         models.sort_by_key(|model| model.digest);
-        let running = core.running().next().and_then(|key| self.entries.get(&key));
+        let running = |key| {
+            let function = self.entries.get(&key)?.work().invocation.revision.clone();
+            Some(RunningRequest { function, sms: core.sms_of(key) })
+        };
         let part = SnapshotPart::Gpu(GpuSnapshot {
             index: self.index(),
             gpu_type: self.hardware.gpu_type.clone(),
@@ -37,7 +40,8 @@ impl GpuActor {
             memory: blocks(core.memory().total_blocks()),
             used: blocks(core.memory().used_blocks()),
             models,
-            running: running.map(|entry| entry.work().invocation.revision.clone()),
+            running: core.running().filter_map(running).collect(),
+            sm_violations: self.sm_violations(),
             incarnation: self.incarnation,
             executor_pid: self.pid,
             executor_pids: self.pid.into_iter().chain(self.loaded.values().copied().flatten()).collect(),

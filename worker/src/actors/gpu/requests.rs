@@ -2,14 +2,23 @@
 //! outputs in `data`.
 
 use millrace_core::ids::{Generation, RequestKey, RunId};
-use millrace_gpu::{Event, GpuTimes};
-use millrace_proto::executor::Run;
+use millrace_gpu::{Event, ExecutorSeat, GpuTimes};
+use millrace_proto::executor::{Run, SeatTokens};
 use millrace_types::{ModelId, Timestamp};
 
 use super::actor::{GpuActor, GpuPayload};
 use super::assigned_request::GpuRequest;
 use crate::actors::batch;
 use crate::messages::request_update::RunOutputs;
+
+/// The place of a run in the executor.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunPlace {
+    pub(super) generation: Generation,
+    pub(super) seat: ExecutorSeat,
+    /// Whether the GPU is shared, so that the run needs tokens.
+    pub(super) shared: bool,
+}
 
 impl GpuActor {
     pub(super) fn assign(&mut self, now: Timestamp, entry: GpuRequest, assign: Event) {
@@ -28,8 +37,9 @@ impl GpuActor {
         run: RunId,
         key: RequestKey,
         model: ModelId,
-        generation: Generation,
+        place: RunPlace,
     ) {
+        let RunPlace { generation, seat, shared } = place;
         let Some(entry) = self.entries.get_mut(&key) else { return };
         let times = entry.spans.run_begins(run, entry.attempt, entry.works.len());
         // If the core starts the request's run again, its inputs are fetched and recorded again.
@@ -48,6 +58,8 @@ impl GpuActor {
             kept,
             times,
             members: u32::try_from(members).unwrap_or(u32::MAX),
+            seat: seat.0.into(),
+            tokens: shared.then(SeatTokens::default),
         };
         self.start_run(now, key, run, descriptors);
     }

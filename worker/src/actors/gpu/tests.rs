@@ -129,7 +129,7 @@ impl Bench {
         };
         let gpu = GpuActor::new(hardware, TracedCore::new(core, CoreId::Gpu(HERE), None), peers);
         let mut bench = Self { gpu, node, executor, function, own, own_objects, other };
-        bench.tell(Message::Up { incarnation: INCARNATION, pid: 1 });
+        bench.tell(Message::Up { incarnation: INCARNATION, pid: 1, sms: None });
         for model in [0, 1].map(ModelId) {
             let memory = Bytes::mib(4);
             bench.tell(Message::Install { model, memory, prepared: prepared(memory) });
@@ -206,7 +206,15 @@ impl Bench {
         let contents = Some(Contents::KeptBytes(OBJECT_BYTES));
         let output = Tensor { name: "y".to_owned(), contents, ..Tensor::default() };
         let outputs = RunOutputs { tensors: vec![output], ..RunOutputs::default() };
-        let event = Event::RunDone { run, started: NOW, finished: NOW, waited: Duration::ZERO };
+        let event = Event::RunDone {
+            run,
+            started: NOW,
+            finished: NOW,
+            waited: Duration::ZERO,
+            held: Duration::ZERO,
+            sm: Duration::ZERO,
+            token: None,
+        };
         self.tell(Message::RunDone { run, times: Vec::new(), event, outputs });
     }
 

@@ -30,6 +30,14 @@ impl NodeActor {
                 dispatch::Event::PolicyChanged { policy, eviction: after.eviction, functions },
             );
         }
+        if before.gpu_sharing != after.gpu_sharing {
+            let sharing = self.state.config.sharing_of(&after);
+            for gpu in self.state.gpu_indices() {
+                self.tell_gpu(gpu, GpuEvent::Sharing(sharing));
+            }
+            let seats = self.state.config.open_seats(&after);
+            self.dispatch(now, dispatch::Event::SeatsOpened { seats });
+        }
         if before.batching != after.batching {
             for limits in self.state.all_limits() {
                 self.dispatch(now, limits);
@@ -52,6 +60,7 @@ impl NodeActor {
             batching = %after.batching,
             sharing = %after.sharing,
             host_links = %after.host_links,
+            gpu_sharing = %after.gpu_sharing,
             "the policy was set"
         );
     }

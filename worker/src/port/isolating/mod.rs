@@ -343,6 +343,8 @@ impl<P: IsolatedProcessFactory> ExecutorPort for IsolatingPort<P> {
                 place.send_to(fault.program, command, descriptors);
             }
             Command::InjectFault(_) | Command::Shutdown(_) => place.send_to_all(&command, &descriptors),
+            // A GPU with several processes is not shared: one process at a time has runs.
+            Command::Grant(_) | Command::Shorten(_) | Command::Withdraw(_) => {}
             // Each process gets `Hello` from its own port. No process could read another's objects, so
             // objects are not kept on the GPU in isolation.
             Command::Hello(_)

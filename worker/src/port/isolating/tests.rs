@@ -61,7 +61,7 @@ impl IsolatedProcessFactory for Fakes {
         }
         self.memories += 1;
         let descriptor = Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
-        Ok(SharedDeviceMemory { descriptor, bytes: Bytes(self.memories.into()) })
+        Ok(SharedDeviceMemory { descriptor, bytes: Bytes(self.memories.into()), sms: None })
     }
 
     fn part(&mut self, _: &SharedDeviceMemory, _: &str, sink: PortSink) -> Box<dyn ExecutorPort> {

@@ -1,23 +1,29 @@
 //! A model of an executor process: a pure state machine that computes the executor's events and their
 //! times. [`super::modelled`] drives the model in virtual time, a test with a bare heap of events.
 //!
-//! The model has four ordered streams, as a real executor. Control commands take no time. Copies to the
-//! GPU and copies to the host proceed at the rate of the way, within the windows of the grants. A run
-//! begins with the first bytes of its weights, and ends no earlier than its tail after the last bytes.
+//! The model has ordered streams, as a real executor. Control commands take no time. Copies to the GPU and
+//! copies to the host proceed at the rate of the way, within the windows of the grants. A run begins with
+//! the first bytes of its weights, and ends no earlier than its tail after the last bytes. The runs of
+//! different seats (`seats`) proceed at the same time.
 //!
 //! Copies that other GPUs forward proceed beside the GPU's own copies, one copy at a time on each way. A
 //! real GPU works like this; an emulated GPU does not. The model emits one event at a time.
 
 mod copies;
 mod protocol;
+mod seats;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use millrace_slices::gate::GateEvent;
+use millrace_slices::tokens::TokenId;
 use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
 
 use self::copies::{CopyPaths, CopyQueue};
 pub use self::protocol::{CopiedObject, CopyCommand, CopyPath, CopyRefusal, ModelledCommand, ModelledEvent};
+pub use self::seats::ModelledTokens;
+use self::seats::{ModelledSeat, RunJob, SharedProgress, SharedWork};
 use crate::clock::{Sleeper, own_microsecond};
 
 /// The timing and the faults of a modelled executor.
@@ -90,15 +96,13 @@ pub enum RunEnd {
     Aborts,
 }
 
-#[derive(Debug)]
-struct RunJob {
-    run: u64,
-    program: u64,
-    generation: u64,
-    members: u32,
-    keeps: bool,
-    begun: Option<Timestamp>,
-    ends: Option<Timestamp>,
+/// The waits and the SM time of a run.
+#[derive(Debug, Clone, Copy, Default)]
+struct SharedTimes {
+    waited: Duration,
+    held: Duration,
+    sm: Duration,
+    token: Option<(TokenId, Duration)>,
 }
 
 #[derive(Debug)]
@@ -139,7 +143,7 @@ pub struct ModelledExecutor {
     /// The time at which the process notices that a copy began or ended, if the process has not noticed
     /// yet.
     notices: Option<Timestamp>,
-    runs: VecDeque<RunJob>,
+    seats: BTreeMap<u32, ModelledSeat>,
     copied: u64,
     /// The pending events, each with its earliest time of emission.
     words: VecDeque<(Timestamp, ModelledEvent)>,
@@ -161,7 +165,7 @@ impl ModelledExecutor {
             programs: BTreeMap::new(),
             objects: BTreeSet::new(),
             copies_out: BTreeSet::new(),
-            runs: VecDeque::new(),
+            seats: BTreeMap::new(),
             copied: 0,
             words: VecDeque::new(),
             speaks: Timestamp::ZERO,
@@ -187,7 +191,7 @@ impl ModelledExecutor {
             self.objects.clear();
             self.copies_out.clear();
             self.copies.clear();
-            self.runs.clear();
+            self.seats.clear();
             self.say(ModelledEvent::Exited);
         }
     }
@@ -233,9 +237,28 @@ impl ModelledExecutor {
             }
             ModelledCommand::Copy(order) => self.copies.of_mut(order.way()).push(now, order),
             ModelledCommand::Revoke { transfer, batch } => self.revoke(transfer, batch),
-            ModelledCommand::Run { run, program, generation, members, keeps } => {
-                let job = RunJob { run, program, generation, members, keeps, begun: None, ends: None };
-                self.runs.push_back(job);
+            ModelledCommand::Run { run, program, generation, members, keeps, seat, tokens } => {
+                let seat = self.seats.entry(seat).or_default();
+                if let Some(ModelledTokens { anew: true, first }) = tokens {
+                    seat.gate.begin(first);
+                }
+                let shared = tokens.map(|_| SharedWork::default());
+                let begun = None;
+                let ends = None;
+                seat.runs.push_back(RunJob { run, program, generation, members, keeps, begun, ends, shared });
+            }
+            ModelledCommand::Grant { seat, token } => {
+                if let Some(seat) = self.seats.get_mut(&seat) {
+                    seat.gate.grant(token);
+                }
+            }
+            ModelledCommand::Shorten { seat, token, busy } => {
+                let event = self.seats.get_mut(&seat).and_then(|seat| seat.gate.shorten(token, busy));
+                self.say_token(seat, event);
+            }
+            ModelledCommand::Withdraw { seat, token } => {
+                let event = self.seats.get_mut(&seat).and_then(|seat| seat.gate.withdraw(token));
+                self.say_token(seat, event);
             }
             ModelledCommand::Cancel { run } => self.cancel(run),
             ModelledCommand::Place { object } => {
@@ -262,7 +285,8 @@ impl ModelledExecutor {
         let life = if let ProcessState::Starting(at) = self.life { Some(at) } else { None };
         let word = self.words.front().map(|&(at, _)| at);
         let copy = self.next_copy().map(|at| self.own(at));
-        let run = self.runs.front().and_then(|job| job.ends.or_else(|| self.begins(job)));
+        let heads = self.seats.values().filter_map(|seat| seat.runs.front());
+        let run = heads.filter_map(|job| self.next_of(job)).min();
         [life, word, copy, self.notices, run].into_iter().flatten().min()
     }
 
@@ -351,9 +375,12 @@ impl ModelledExecutor {
             // The bytes are missing for good, so a run that waits for them fails.
             let waits =
                 |job: &RunJob| matches!(of, CopiedObject::Program { program, .. } if job.program == program);
-            if let Some(place) = self.runs.iter().position(|job| waits(job) && job.ends.is_none()) {
-                let run = self.runs[place].run;
-                self.runs.remove(place);
+            let is_lost = |job: &RunJob| waits(job) && job.ends.is_none();
+            let lost = self.seats.values_mut().find_map(|seat| {
+                let place = seat.runs.iter().position(is_lost)?;
+                seat.runs.remove(place)
+            });
+            if let Some(RunJob { run, .. }) = lost {
                 self.say_of(at, ModelledEvent::RunNotThere { run });
             }
             return;
@@ -401,8 +428,12 @@ impl ModelledExecutor {
     }
 
     fn cancel(&mut self, run: u64) {
-        if let Some(place) = self.runs.iter().position(|job| job.run == run && job.begun.is_none()) {
-            self.runs.remove(place);
+        let is_it = |job: &RunJob| job.run == run && job.begun.is_none();
+        let removed = self.seats.values_mut().any(|seat| {
+            let place = seat.runs.iter().position(is_it);
+            place.is_some_and(|place| seat.runs.remove(place).is_some())
+        });
+        if removed {
             self.say(ModelledEvent::RunCancelled { run });
         }
     }
@@ -411,15 +442,32 @@ impl ModelledExecutor {
     fn settle(&mut self, now: Timestamp) {
         self.advance(now);
         self.notices = None;
-        while self.settle_run(now) {}
+        let mut next = self.seats.keys().next().copied();
+        while let Some(seat) = next {
+            while self.settle_run(now, seat) {}
+            next = self.seats.range(seat + 1..).next().map(|(&seat, _)| seat);
+        }
     }
 
-    fn settle_run(&mut self, now: Timestamp) -> bool {
-        let Some(job) = self.runs.front() else { return false };
-        let &RunJob { run, members, keeps, begun, ends, .. } = job;
+    /// Returns the time at which something happens to the first run of a seat.
+    fn next_of(&self, job: &RunJob) -> Option<Timestamp> {
+        let launch = job.shared.as_ref().and_then(SharedWork::next);
+        launch.or(job.ends).or_else(|| self.begins(job))
+    }
+
+    fn say_token(&mut self, seat: u32, event: Option<GateEvent>) {
+        if let Some(event) = event {
+            self.say(ModelledEvent::Token { seat, event });
+        }
+    }
+
+    fn settle_run(&mut self, now: Timestamp, seat: u32) -> bool {
+        let Some(here) = self.seats.get_mut(&seat) else { return false };
+        let Some(job) = here.runs.front_mut() else { return false };
+        let &mut RunJob { run, members, keeps, begun, ends, .. } = job;
         let Some(program) = self.programs.get(&job.program).filter(|p| p.generation == Some(job.generation))
         else {
-            self.runs.pop_front();
+            here.runs.pop_front();
             self.say(ModelledEvent::RunNotThere { run });
             return true;
         };
@@ -428,27 +476,75 @@ impl ModelledExecutor {
         let started = now >= program.begins();
         match (begun, ends) {
             (None, _) if started && (complete || program.loaded > Bytes::ZERO) => {
-                self.runs[0].begun = Some(now);
+                job.begun = Some(now);
+            }
+            (Some(begun), _) if job.shared.is_some() => {
+                return self.settle_shared(now, seat, begun, complete, model);
             }
             (Some(begun), None) if complete => {
                 let ends = (begun + model.takes).max(now + model.tail);
-                self.runs[0].ends = Some(self.own(ends));
+                job.ends = Some(own_microsecond(ends, self.sleeper));
             }
             (Some(begun), Some(ends)) if ends <= now => {
-                self.runs.pop_front();
-                self.end_run(run, begun, ends, model, keeps);
+                here.runs.pop_front();
+                let waited = ends.since(begun).saturating_sub(model.takes);
+                let alone = SharedTimes { waited, ..SharedTimes::default() };
+                self.end_run(run, begun, ends, model, keeps, alone);
             }
             _ => return false,
         }
         true
     }
 
-    fn end_run(&mut self, run: u64, started: Timestamp, finished: Timestamp, model: RunModel, keeps: bool) {
+    /// Moves the first run of a seat of a shared GPU on.
+    fn settle_shared(
+        &mut self,
+        now: Timestamp,
+        seat: u32,
+        begun: Timestamp,
+        complete: bool,
+        model: RunModel,
+    ) -> bool {
+        let sleeper = self.sleeper;
+        let Some(ModelledSeat { gate, runs }) = self.seats.get_mut(&seat) else { return false };
+        let Some(job) = runs.front_mut() else { return false };
+        let Some(work) = &mut job.shared else { return false };
+        if !complete {
+            let event = work.rest(gate);
+            self.say_token(seat, event);
+            return false;
+        }
+        let left = model.takes.saturating_sub(now.since(begun)).max(model.tail);
+        work.loaded(left, model.takes.saturating_sub(left));
+        let (progress, event) = work.settle(now, gate, |at| own_microsecond(at, sleeper));
+        let &mut SharedWork { held, computed, sm, .. } = work;
+        let &mut RunJob { run, keeps, .. } = job;
+        let token = gate.held();
+        if progress == SharedProgress::Ended {
+            runs.pop_front();
+        }
+        self.say_token(seat, event);
+        if progress == SharedProgress::Ended {
+            let waited = now.since(begun).saturating_sub(computed + held);
+            self.end_run(run, begun, now, model, keeps, SharedTimes { waited, held, sm, token });
+        }
+        progress != SharedProgress::Waits
+    }
+
+    fn end_run(
+        &mut self,
+        run: u64,
+        started: Timestamp,
+        finished: Timestamp,
+        model: RunModel,
+        keeps: bool,
+        times: SharedTimes,
+    ) {
         match model.end {
             RunEnd::Done => {
-                let waited = finished.since(started).saturating_sub(model.takes);
+                let SharedTimes { waited, held, sm, token } = times;
                 let kept = Some(model.keeps).filter(|&bytes| keeps && bytes > Bytes::ZERO);
-                self.say(ModelledEvent::RunDone { run, started, finished, waited, kept });
+                self.say(ModelledEvent::RunDone { run, started, finished, waited, kept, held, sm, token });
             }
             RunEnd::Fails => self.say(ModelledEvent::RunFailed { run }),
             RunEnd::Aborts => self.end(),

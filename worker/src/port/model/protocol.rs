@@ -3,6 +3,9 @@
 
 use std::time::Duration;
 
+use super::seats::ModelledTokens;
+use millrace_slices::gate::{GateEvent, SeatToken};
+use millrace_slices::tokens::TokenId;
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::{Bytes, GpuIndex, Timestamp};
 
@@ -45,7 +48,16 @@ pub enum ModelledCommand {
         members: u32,
         /// Whether the outputs stay on the GPU.
         keeps: bool,
+        seat: u32,
+        /// `None` if the run has the whole GPU.
+        tokens: Option<ModelledTokens>,
     },
+    /// Gives a seat a token.
+    Grant { seat: u32, token: SeatToken },
+    /// Ends a token after this device time.
+    Shorten { seat: u32, token: TokenId, busy: Duration },
+    /// Takes back a token that has not begun.
+    Withdraw { seat: u32, token: TokenId },
     /// Maps memory for an object, and fills the object if it is a run's output. This takes no time, because
     /// the bytes move within the GPU.
     Place { object: u64 },
@@ -143,7 +155,15 @@ pub enum ModelledEvent {
         waited: Duration,
         /// The size of the outputs that stay on the GPU, if any do.
         kept: Option<Bytes>,
+        /// The total time that launches waited for tokens.
+        held: Duration,
+        /// The SM time of the run.
+        sm: Duration,
+        /// The token that the seat holds, with the device time under it.
+        token: Option<(TokenId, Duration)>,
     },
+    /// A seat's gate has an event for the token core.
+    Token { seat: u32, event: GateEvent },
     /// An object has memory.
     Placed { object: u64 },
     /// A copy to the host without grants has ended.

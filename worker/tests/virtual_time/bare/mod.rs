@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::num::NonZeroU32;
 
 use millrace_core::Core as _;
 use millrace_core::attempts::Idempotence;
@@ -13,7 +14,9 @@ use millrace_gpu::lifecycle::{self, Lifecycle};
 use millrace_memory::{BlockSize, MemoryMap};
 use millrace_scheduling::admission::{self, Admission};
 use millrace_scheduling::dispatch::{self, Dispatcher, LatencyObjective};
+use millrace_slices::tokens;
 use millrace_transfers::fabric::{self, LinkScheduler, link};
+use millrace_types::policy::GpuSharingName;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp};
 use millrace_worker::clock::{Sleeper, own_microsecond};
@@ -89,9 +92,15 @@ impl<'a> Node<'a> {
                 idempotent: if function.idempotent { Idempotence::Yes } else { Idempotence::No },
             })
         };
+        let seats = NonZeroU32::new(8).unwrap();
+        let (sharing, open) = match scenario.gpu_sharing {
+            GpuSharingName::Off => (None, NonZeroU32::MIN),
+            GpuSharingName::Slices => (Some(tokens::Config::SLICES), seats),
+        };
         let place = |gpu: &millrace_types::topology::TopologyGpu| GpuSlot {
             gpu: millrace_gpu::GpuCore::new(gpu.index, MemoryMap::new(gpu.memory, BlockSize::DEFAULT))
-                .with_eviction(scenario.eviction),
+                .with_eviction(scenario.eviction)
+                .with_sharing(sharing),
             life: Lifecycle::new(
                 gpu.index,
                 Incarnation(u64::from(gpu.index.0) + 1),
@@ -109,6 +118,8 @@ impl<'a> Node<'a> {
             .with_peers(topology)
             .with_ways(topology)
             .with_eviction(scenario.eviction)
+            .with_seats(seats)
+            .with_open_seats(open)
             .with_policy(scenario.dispatch, scenario.seed);
         Self {
             scenario,

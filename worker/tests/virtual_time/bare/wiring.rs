@@ -5,15 +5,18 @@ use std::time::Duration;
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::ids::{BatchId, FunctionIndex, RequestKey, RunId, TransferId};
 use millrace_core::trace::CoreId;
-use millrace_gpu::RunFailure;
 use millrace_gpu::lifecycle;
+use millrace_gpu::{ExecutorSeat, RunFailure};
 use millrace_scheduling::admission;
 use millrace_scheduling::dispatch;
+use millrace_slices::gate::GateEvent;
 use millrace_transfers::fabric::{self, BatchFailure, BatchGrant, TransferCargo, WeightsCargo, link};
 use millrace_transfers::rates::TransferObjective;
 use millrace_types::topology::LinkId;
 use millrace_types::{GpuIndex, Incarnation, ModelId, Priority, SloCounts};
-use millrace_worker::port::model::{CopiedObject, CopyCommand, CopyRefusal, ModelledCommand, ModelledEvent};
+use millrace_worker::port::model::{
+    CopiedObject, CopyCommand, CopyRefusal, ModelledCommand, ModelledEvent, ModelledTokens,
+};
 
 use super::{Node, request_of};
 use crate::scenario::Ending;
@@ -324,13 +327,24 @@ impl Node<'_> {
             millrace_gpu::Action::Unmap { model, generation } => {
                 ModelledCommand::Unmap { program: program(model), generation: generation.0 }
             }
-            millrace_gpu::Action::Run { run, model, generation, .. } => ModelledCommand::Run {
+            millrace_gpu::Action::Run { run, model, generation, seat, tokens, .. } => ModelledCommand::Run {
                 run: run.0,
                 program: program(model),
                 generation: generation.0,
                 members: 1,
                 keeps: false,
+                seat: seat.0.into(),
+                tokens: tokens.map(|it| ModelledTokens { anew: it.anew, first: it.first }),
             },
+            millrace_gpu::Action::Grant { seat, token } => {
+                ModelledCommand::Grant { seat: seat.0.into(), token }
+            }
+            millrace_gpu::Action::Shorten { seat, token, busy } => {
+                ModelledCommand::Shorten { seat: seat.0.into(), token, busy }
+            }
+            millrace_gpu::Action::Withdraw { seat, token } => {
+                ModelledCommand::Withdraw { seat: seat.0.into(), token }
+            }
             millrace_gpu::Action::CancelRun { run } => ModelledCommand::Cancel { run: run.0 },
             other => unreachable!("{other:?} is not for the executor"),
         }
@@ -430,8 +444,20 @@ impl Node<'_> {
                 let Some(link) = place.out.remove(&(transfer, batch)) else { return };
                 Mail::Link(link, link::Event::Failed { transfer, batch, why })
             }
-            ModelledEvent::RunDone { run, started, finished, waited, .. } => {
-                Mail::Gpu(index, millrace_gpu::Event::RunDone { run: RunId(run), started, finished, waited })
+            ModelledEvent::RunDone { run, started, finished, waited, held, sm, token, .. } => {
+                let run = RunId(run);
+                let done = millrace_gpu::Event::RunDone { run, started, finished, waited, held, sm, token };
+                Mail::Gpu(index, done)
+            }
+            ModelledEvent::Token { seat, event } => {
+                let seat = ExecutorSeat(seat as u8);
+                let event = match event {
+                    GateEvent::Asked => millrace_gpu::Event::TokenAsked { seat },
+                    GateEvent::Spent { token, busy, more } => {
+                        millrace_gpu::Event::TokenSpent { seat, token, busy, more }
+                    }
+                };
+                Mail::Gpu(index, event)
             }
             ModelledEvent::RunFailed { run } => failed(index, run, RunFailure::Model),
             ModelledEvent::RunNotThere { run } => failed(index, run, RunFailure::NotThere),

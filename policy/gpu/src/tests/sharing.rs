@@ -1,0 +1,387 @@
+//! Tests of a shared GPU: seats launch under tokens, on SMs that no other seat has at the same time.
+
+use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
+use millrace_slices::tokens::TokenId;
+use millrace_types::{SmShare, UnitSet};
+use proptest::prelude::*;
+
+use super::*;
+use crate::seat_tokens::{ExecutorSeat, RunTokens};
+
+const MS: u64 = 1_000_000;
+
+fn block(first: u8, width: u8) -> SmShare {
+    SmShare::Block(UnitSet::block(first, width).unwrap())
+}
+
+/// Returns a shared GPU that holds the models A, B and C.
+fn shared() -> Bench {
+    let mut bench = Bench::holding_three();
+    assert_eq!(bench.step(Event::Sharing(Some(Config::SLICES))), []);
+    bench
+}
+
+fn tokens_of(actions: &[Action]) -> Option<RunTokens> {
+    actions.iter().find_map(|action| if let Action::Run { tokens, .. } = action { *tokens } else { None })
+}
+
+fn grants(actions: &[Action]) -> Vec<(ExecutorSeat, SmShare)> {
+    let grant = |action: &Action| match action {
+        Action::Grant { seat, token } => Some((*seat, token.on)),
+        _ => None,
+    };
+    actions.iter().filter_map(grant).collect()
+}
+
+#[test]
+fn a_run_alone_has_the_whole_gpu_and_sends_no_message() {
+    let mut bench = shared();
+    let actions = bench.assign(4, A);
+    let RunTokens { anew: true, first: Some(first) } = tokens_of(&actions).unwrap() else {
+        panic!("the run begins without a token: {actions:?}");
+    };
+    assert_eq!((first.on, first.busy), (block(0, 16), None));
+    // The next run of the seat continues under the same token.
+    let behind = bench.assign(5, A);
+    assert_eq!(tokens_of(&behind), Some(RunTokens { anew: false, first: None }));
+    assert!(grants(&bench.run_done(4, 100)).is_empty());
+}
+
+#[test]
+fn a_second_run_shortens_the_token_of_the_first_and_both_get_half() {
+    let mut bench = shared();
+    let first = tokens_of(&bench.assign(4, A)).unwrap().first.unwrap();
+    bench.now = Timestamp(bench.now.0 + 7 * MS);
+    let actions = bench.assign_to(1, 5, B, None);
+    assert_eq!(tokens_of(&actions), Some(RunTokens { anew: true, first: None }));
+    let busy = Duration::from_millis(10);
+    assert!(actions.contains(&Action::Shorten { seat: ExecutorSeat(0), token: first.token, busy }));
+    let spent = Event::TokenSpent { seat: ExecutorSeat(0), token: first.token, busy, more: true };
+    let granted = grants(&bench.step(spent));
+    assert_eq!(granted.len(), 2, "{granted:?}");
+    assert!(granted.iter().all(|(_, on)| on.units() == 8), "{granted:?}");
+}
+
+#[test]
+fn a_seat_that_waits_for_weights_gives_its_sms_to_the_others() {
+    let mut bench = shared();
+    let first = tokens_of(&bench.assign(4, A)).unwrap().first.unwrap();
+    bench.assign_to(1, 5, B, None);
+    let busy = Duration::from_millis(1);
+    let rests = Event::TokenSpent { seat: ExecutorSeat(0), token: first.token, busy, more: false };
+    assert_eq!(grants(&bench.step(rests)), [(ExecutorSeat(1), block(0, 16))]);
+    // The seat is not alone any longer.
+    assert!(grants(&bench.step(Event::TokenAsked { seat: ExecutorSeat(0) })).is_empty());
+}
+
+#[test]
+fn a_change_of_sharing_waits_for_the_runs_in_the_executor() {
+    let mut bench = Bench::holding_three();
+    bench.assign(4, A);
+    bench.step(Event::Sharing(Some(Config::SLICES)));
+    assert_eq!(tokens_of(&bench.assign_to(1, 5, B, None)), None, "the run waits");
+    let actions = bench.run_done(4, 100);
+    assert!(tokens_of(&actions).is_some(), "{actions:?}");
+    bench.step(Event::Sharing(None));
+    assert_eq!(bench.assign_to(1, 6, A, None), []);
+    let actions = bench.run_done(5, 100);
+    assert!(actions.iter().any(|it| matches!(it, Action::Run { tokens: None, .. })), "{actions:?}");
+}
+
+#[test]
+fn a_run_beside_a_run_of_the_same_model_takes_memory_for_what_it_computes() {
+    let mut bench = shared();
+    let weights = Bytes::mib(4);
+    let model = ModelId(9);
+    bench.step(Event::Install { model, memory: Bytes::mib(10), weights });
+    let before = bench.gpu.memory().used_blocks();
+    bench.assign(4, model);
+    bench.assign_to(1, 5, model, None);
+    // 5 blocks for the model, of which 3 are for computing, and 3 for the second run.
+    let evicted = 10;
+    let expected = before.min(32 - 8).max(before - evicted) + 8;
+    assert_eq!(bench.gpu.memory().data_blocks(), 3);
+    assert!(bench.gpu.memory().used_blocks() <= expected);
+    bench.run_done(5, 100);
+    assert_eq!(bench.gpu.memory().data_blocks(), 0);
+}
+
+/// A run in the modelled executor.
+#[derive(Debug)]
+struct ModelledRun {
+    run: RunId,
+    gated: bool,
+    launches_left: u32,
+    /// The SMs of the launch under way; an ungated launch has the whole GPU.
+    launch: Option<(Option<LaunchPermit>, Timestamp)>,
+    /// Whether the weights of the next launch are missing.
+    waits: bool,
+}
+
+#[derive(Debug, Default)]
+struct ModelledSeat {
+    gate: SeatGate,
+    runs: VecDeque<ModelledRun>,
+}
+
+/// A GPU's core, and an executor that gets commands and sends events with delays.
+struct World {
+    bench: Bench,
+    seats: BTreeMap<ExecutorSeat, ModelledSeat>,
+    to_executor: VecDeque<Action>,
+    to_core: VecDeque<Event>,
+    requests: BTreeMap<RequestKey, u32>,
+    last_key: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Assign {
+        seat: u32,
+        model: u32,
+        deadline: Option<u64>,
+    },
+    Cancel(usize),
+    /// The executor gets its next commands.
+    Command(usize),
+    /// The core gets the executor's next events.
+    Event(usize),
+    /// A seat begins its next launch, or ends the launch under way.
+    Work {
+        seat: u8,
+        weights_missing: bool,
+    },
+    Pass {
+        micros: u64,
+    },
+    Share(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let deadline = prop_oneof![Just(None), (0..50_000_000u64).prop_map(Some)];
+    prop_oneof![
+        3 => (0..6u32, 0..3u32, deadline)
+            .prop_map(|(seat, model, deadline)| Step::Assign { seat, model, deadline }),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        5 => (1..4usize).prop_map(Step::Command),
+        5 => (1..4usize).prop_map(Step::Event),
+        8 => (0..6u8, prop::bool::weighted(0.1))
+            .prop_map(|(seat, weights_missing)| Step::Work { seat, weights_missing }),
+        4 => (0..8_000u64).prop_map(|micros| Step::Pass { micros }),
+        1 => prop::bool::weighted(0.8).prop_map(Step::Share),
+    ]
+}
+
+impl World {
+    fn new() -> Self {
+        let mut bench = Bench::holding_three();
+        bench.step(Event::Sharing(Some(Config::SLICES)));
+        Self {
+            bench,
+            seats: BTreeMap::new(),
+            to_executor: VecDeque::new(),
+            to_core: VecDeque::new(),
+            requests: BTreeMap::new(),
+            last_key: 100,
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        for action in self.bench.step(event) {
+            match action {
+                Action::Ended { key, .. } | Action::RequestReturned { key, .. } => {
+                    assert!(self.requests.remove(&key).is_some(), "{key} leaves twice");
+                }
+                Action::Run { .. }
+                | Action::CancelRun { .. }
+                | Action::Grant { .. }
+                | Action::Shorten { .. }
+                | Action::Withdraw { .. } => self.to_executor.push_back(action),
+                Action::Transfer { .. } | Action::Unmap { .. } => panic!("all models are there: {action:?}"),
+                _ => {}
+            }
+        }
+    }
+
+    fn say(to_core: &mut VecDeque<Event>, seat: ExecutorSeat, event: Option<GateEvent>) {
+        to_core.extend(event.map(|event| match event {
+            GateEvent::Asked => Event::TokenAsked { seat },
+            GateEvent::Spent { token, busy, more } => Event::TokenSpent { seat, token, busy, more },
+        }));
+    }
+
+    fn command(&mut self) {
+        let Some(command) = self.to_executor.pop_front() else { return };
+        match command {
+            Action::Run { run, seat, tokens, .. } => {
+                let here = self.seats.entry(seat).or_default();
+                if let Some(RunTokens { anew: true, first }) = tokens {
+                    assert!(here.runs.is_empty(), "a period begins while a run is under way");
+                    here.gate.begin(first);
+                }
+                here.runs.push_back(ModelledRun {
+                    run,
+                    gated: tokens.is_some(),
+                    launches_left: 1 + (run.0 % 4) as u32,
+                    launch: None,
+                    waits: false,
+                });
+            }
+            Action::CancelRun { run } => {
+                for here in self.seats.values_mut() {
+                    let begun = |it: &ModelledRun| it.launch.is_some() || it.waits;
+                    let at = here.runs.iter().position(|it| it.run == run);
+                    if let Some(at) = at.filter(|&at| at > 0 || !begun(&here.runs[at])) {
+                        here.runs.remove(at);
+                        self.to_core.push_back(Event::RunCancelled { run });
+                    }
+                }
+            }
+            Action::Grant { seat, token } => {
+                if let Some(here) = self.seats.get_mut(&seat) {
+                    here.gate.grant(token);
+                }
+            }
+            Action::Shorten { seat, token, busy } => {
+                if let Some(here) = self.seats.get_mut(&seat) {
+                    Self::say(&mut self.to_core, seat, here.gate.shorten(token, busy));
+                }
+            }
+            Action::Withdraw { seat, token } => {
+                if let Some(here) = self.seats.get_mut(&seat) {
+                    Self::say(&mut self.to_core, seat, here.gate.withdraw(token));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn work(&mut self, seat: ExecutorSeat, weights_missing: bool) {
+        let now = self.bench.now;
+        let Some(here) = self.seats.get_mut(&seat) else { return };
+        let Some(run) = here.runs.front_mut() else { return };
+        if let Some((permit, began)) = run.launch.take() {
+            let took = now.since(began);
+            if let Some(permit) = permit {
+                Self::say(&mut self.to_core, seat, here.gate.leave(permit, took));
+            }
+            run.launches_left -= 1;
+            if run.launches_left == 0 {
+                let held = Duration::ZERO;
+                let token = run.gated.then(|| here.gate.held()).flatten();
+                let run = run.run;
+                here.runs.pop_front();
+                let times = (now, now, Duration::ZERO);
+                let (started, finished, waited) = times;
+                let sm = Duration::ZERO;
+                self.to_core.push_back(Event::RunDone { run, started, finished, waited, held, sm, token });
+            }
+            return;
+        }
+        if run.gated && weights_missing && !run.waits {
+            run.waits = true;
+            return Self::say(&mut self.to_core, seat, here.gate.rest());
+        }
+        if run.gated {
+            let (permit, event) = here.gate.enter();
+            Self::say(&mut self.to_core, seat, event);
+            if let Some(permit) = permit {
+                run.launch = Some((Some(permit), now));
+                run.waits = false;
+            }
+        } else {
+            run.launch = Some((None, now));
+        }
+        self.check();
+    }
+
+    /// Checks that no SM unit has two launches.
+    fn check(&self) {
+        let mut taken = 0u16;
+        for (seat, here) in &self.seats {
+            let Some((permit, _)) = here.runs.front().and_then(|run| run.launch) else { continue };
+            let on = match permit.map(|permit| permit.on) {
+                None => u16::MAX,
+                Some(SmShare::Block(block)) => block.bits(),
+                Some(SmShare::Cap(_)) => panic!("blocks were asked for"),
+            };
+            assert_eq!(taken & on, 0, "seat {seat} launches on SMs of another seat");
+            taken |= on;
+        }
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Assign { seat, model, deadline } => {
+                if self.requests.values().filter(|&&other| other == seat).count() < 4 {
+                    self.last_key += 1;
+                    let key = RequestKey(self.last_key);
+                    self.requests.insert(key, seat);
+                    let deadline = deadline.map(|after| Timestamp(self.bench.now.0 + after));
+                    self.step(Event::Assign {
+                        seat: SeatIndex(seat),
+                        key,
+                        model: ModelId(model),
+                        incarnation: FIRST,
+                        from: None,
+                        deadline,
+                    });
+                }
+            }
+            Step::Cancel(which) => {
+                let key = self.requests.keys().nth(which % self.requests.len().max(1)).copied();
+                key.into_iter().for_each(|key| self.step(Event::Cancel { key }));
+            }
+            Step::Command(count) => (0..count).for_each(|_| self.command()),
+            Step::Event(count) => {
+                for _ in 0..count {
+                    self.to_core.pop_front().into_iter().for_each(|event| self.step(event));
+                }
+            }
+            Step::Work { seat, weights_missing } => self.work(ExecutorSeat(seat), weights_missing),
+            Step::Pass { micros } => self.bench.now = Timestamp(self.bench.now.0 + micros * 1_000),
+            Step::Share(on) => self.step(Event::Sharing(on.then_some(Config::SLICES))),
+        }
+    }
+
+    /// Lets all requests end.
+    fn drain(&mut self) {
+        for _ in 0..2_000 {
+            while !self.to_executor.is_empty() || !self.to_core.is_empty() {
+                self.take(Step::Command(8));
+                self.take(Step::Event(8));
+            }
+            if self.requests.is_empty() {
+                return;
+            }
+            (0..6).for_each(|seat| self.work(ExecutorSeat(seat), false));
+            let wake = self.bench.gpu.tokens_wake().unwrap_or(Timestamp(self.bench.now.0 + MS));
+            self.bench.now = Timestamp(self.bench.now.0 + MS).max(wake);
+            self.step(Event::Tick);
+        }
+        panic!("requests are stuck: {:?}, seats {:?}", self.requests, self.seats);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 200 }))]
+
+    /// Whatever the delays of messages: no SM has two launches, and every request ends.
+    #[test]
+    fn seats_never_share_an_sm_and_every_request_ends(
+        steps in proptest::collection::vec(step(), 1..200),
+    ) {
+        let mut world = World::new();
+        steps.into_iter().for_each(|step| world.take(step));
+        world.drain();
+        let sms_free = world.bench.gpu.tokens.as_ref().is_none_or(|tokens| tokens.is_idle());
+        prop_assert!(sms_free, "SMs stay taken: {:?}", world.bench.gpu.tokens);
+    }
+}
+
+#[test]
+fn a_token_id_of_zero_is_a_token() {
+    let mut bench = shared();
+    let first: SeatToken = tokens_of(&bench.assign(4, A)).unwrap().first.unwrap();
+    assert_eq!(first.token, TokenId(0));
+}
