@@ -1,6 +1,13 @@
-//! Change of the policy while requests wait. The waiting requests enter the new policy in order of
-//! arrival, each once; requests on GPUs stay there and end there. The change refuses no request,
-//! and resets the overtaking counts and the idle times of the GPUs.
+//! Changes of the policy, and of the number of open seats, while requests wait and run.
+//!
+//! **Policy.** The waiting requests enter the new policy in order of arrival, each once; requests on
+//! GPUs stay there and end there. The change refuses no request, and resets the overtaking counts and
+//! the idle times of the GPUs.
+//!
+//! **Open seats.** A seat that opens gets a waiting request at once. A seat that closes takes no
+//! further request, and its requests end there, unless an idle seat recalls them.
+
+use std::num::NonZeroU32;
 
 use millrace_types::{Alphas, SloCounts, Timestamp};
 
@@ -82,6 +89,16 @@ impl Dispatcher {
             let entry = if request.attempts.lost > 0 { QueueEntry::Back } else { QueueEntry::New };
             self.policy.push(request, entry);
         }
-        self.fleet.all_seats().for_each(|seat| self.policy.on_seat_freed(seat, self.fleet.gpu_of(seat)));
+        for gpu in self.fleet.all() {
+            self.fleet.get(gpu).open_seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
+        }
+    }
+
+    /// Opens the first `open_seats` seats of each GPU, and closes the other seats.
+    pub(super) fn open_seats(&mut self, open_seats: NonZeroU32) {
+        self.config.open_seats = open_seats;
+        for gpu in self.fleet.all() {
+            self.fleet.open_seats(gpu, open_seats).for_each(|seat| self.policy.on_seat_freed(seat, gpu));
+        }
     }
 }

@@ -25,7 +25,7 @@ pub struct GpuConfig {
     pub kind: u32,
     /// Unit of the GPU's memory.
     pub block: BlockSize,
-    /// Number of seats: requests that run at a time. At most [`SEATS_MAX`](millrace_core::SEATS_MAX).
+    /// Number of seats, open or closed: requests that run at a time. At most [`SEATS_MAX`](millrace_core::SEATS_MAX).
     pub seats: NonZeroU32,
 }
 
@@ -40,6 +40,12 @@ impl GpuConfig {
     #[must_use]
     pub(crate) fn seat_count(&self) -> u32 {
         self.seats.get().min(SEATS_MAX as u32)
+    }
+
+    /// Returns the number of open seats if `open_seats` seats of each GPU are open.
+    #[must_use]
+    pub(crate) fn open_seat_count(&self, open_seats: NonZeroU32) -> u32 {
+        self.seat_count().min(open_seats.get())
     }
 
     /// Returns the memory that the GPU gives out: its whole blocks.
@@ -65,9 +71,6 @@ pub struct PeerLink {
 pub struct Config {
     /// GPUs in index order.
     pub gpus: Vec<GpuConfig>,
-    /// Number of each GPU's seats that take requests, until [`Event::SeatsOpened`](super::Event::SeatsOpened)
-    /// changes the number. A GPU with fewer seats opens all of them.
-    pub open_seats: NonZeroU32,
     /// Groups of GPUs that share the bandwidth of a link to the host: a group per PCIe switch.
     pub switches: Vec<Vec<GpuIndex>>,
     /// Links over which a model may be copied from one GPU to another.
@@ -78,6 +81,10 @@ pub struct Config {
     /// Maximum number of waiting requests. Requests that return from lost GPUs may exceed this
     /// bound by [`SLOTS_MAX`](millrace_core::SLOTS_MAX) for each seat.
     pub queue_max: u32,
+    /// Number of open seats of each GPU at the start: only the first so many seats take requests. All
+    /// seats of a GPU with fewer are open. [`Event::SeatsOpened`](super::Event::SeatsOpened) changes
+    /// the number.
+    pub open_seats: NonZeroU32,
     pub policy: PolicyConfig,
     /// Eviction rule of the GPUs. Some rules depend on the models that the other GPUs hold.
     pub eviction: Eviction,
@@ -86,19 +93,19 @@ pub struct Config {
 }
 
 impl Config {
-    /// Creates a node of GPUs that share no link, with all seats open, and with the policies `fifo` and
-    /// `lru`.
+    /// Creates a node of GPUs that share no link, with the policies `fifo` and `lru`. All seats are
+    /// open.
     #[must_use]
     pub fn new(gpus: Vec<GpuConfig>, queue_max: u32) -> Self {
         let policy = PolicyConfig::Fifo;
         let eviction = Eviction::Lru;
         Self {
             gpus,
-            open_seats: NonZeroU32::MAX,
             switches: Vec::new(),
             peers: Vec::new(),
             ways: Vec::new(),
             queue_max,
+            open_seats: NonZeroU32::MAX,
             policy,
             eviction,
             seed: 0,
@@ -164,7 +171,7 @@ impl Config {
         self
     }
 
-    /// Returns the same node with this number of open seats on each GPU.
+    /// Returns the same node with another number of open seats of each GPU.
     #[must_use]
     pub fn with_open_seats(self, open_seats: NonZeroU32) -> Self {
         Self { open_seats, ..self }

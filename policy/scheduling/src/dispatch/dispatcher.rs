@@ -42,7 +42,7 @@ pub struct Dispatcher {
     pub(super) fleet: GpuTable,
     pub(super) models: ModelTable,
     pub(super) policy: Box<dyn DispatchPolicy>,
-    /// Current configuration; changes with the policy and with the number of open seats.
+    /// Current configuration; changes with the policy.
     pub(super) config: Config,
     pub(super) places: BTreeMap<RequestKey, RequestLocation>,
     pub(super) queued: usize,

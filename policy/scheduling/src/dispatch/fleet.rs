@@ -3,10 +3,12 @@
 //! a next request, and the neighbours of each GPU.
 //!
 //! A GPU has the executor, the memory and the links; a seat has the requests. A GPU that is not
-//! shared has a single seat, or a single open seat. A closed seat takes no new request. An event
-//! examines the *active* seats of a GPU: the open seats, and the closed seats that still have requests.
+//! shared has a single open seat. The open seats are the first seats of the GPU. A closed seat takes no
+//! request, is in no index of seats that take requests, and is examined only until its last request
+//! ends.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use millrace_types::{BytesPerSec, GpuIndex, Timestamp};
@@ -115,20 +117,21 @@ impl GpuTable {
             reached[from].push(way.to);
             ways[from * count + to] = way.rate;
         }
-        let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
         let open_seats = config.open_seats;
+        let classes = ranks.iter().map(|rank| rank.0 + 1).max().unwrap_or(0);
         let mut gpus = Vec::with_capacity(count);
         let mut seats = Vec::with_capacity(count);
         for ((index, config), &rank) in (0..).map(GpuIndex).zip(&config.gpus).zip(ranks) {
-            let gpu = GpuRecord::new(config, rank, seats.len() as u32, open_seats);
-            let count = gpu.seat_numbers.len();
-            seats.extend(gpu.seat_numbers.clone().map(|_| Seat::new(index, count)));
+            let gpu = GpuRecord::new(config, open_seats, rank, seats.len() as u32);
+            let count = gpu.seat_count();
+            seats.extend((0..count).map(|_| Seat::new(index, count)));
             gpus.push(gpu);
         }
+        let numbered = (0..).map(SeatIndex).zip(&seats);
         let glance =
             |(index, seat): (SeatIndex, &Seat)| SeatLoadSummary::of(&gpus[seat.gpu.0 as usize], index, seat);
         Self {
-            glances: (0..).map(SeatIndex).zip(&seats).map(glance).collect(),
+            glances: numbered.map(glance).collect(),
             noted: vec![SeatIndexEntry::default(); seats.len()],
             gpus,
             seats,
@@ -153,18 +156,15 @@ impl GpuTable {
         self.idle.iter_mut().for_each(BTreeSet::clear);
         self.listed.iter_mut().for_each(Vec::clear);
         self.noted.iter_mut().for_each(|noted| noted.idle = None);
-        for gpu in self.all() {
-            self.get(gpu).seats().for_each(|seat| self.note(seat));
-        }
+        self.all_seats().for_each(|seat| self.note(seat));
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = GpuIndex> + use<> {
         (0..self.gpus.len() as u32).map(GpuIndex)
     }
 
-    /// Returns the active seats of all GPUs.
-    pub(super) fn all_seats(&self) -> impl Iterator<Item = SeatIndex> {
-        self.gpus.iter().flat_map(GpuRecord::seats)
+    pub(super) fn all_seats(&self) -> impl Iterator<Item = SeatIndex> + use<> {
+        (0..self.seats.len() as u32).map(SeatIndex)
     }
 
     pub(super) fn get(&self, gpu: GpuIndex) -> &GpuRecord {
@@ -185,7 +185,7 @@ impl GpuTable {
         self.get(self.gpu_of(seat))
     }
 
-    /// Returns the active seats of a GPU with their records.
+    /// Returns the seats in use of a GPU with their records.
     pub(super) fn seats_of(&self, gpu: GpuIndex) -> impl Iterator<Item = (SeatIndex, &Seat)> {
         self.get(gpu).seats().map(|seat| (seat, self.seat(seat)))
     }
@@ -200,7 +200,7 @@ impl GpuTable {
         &self.glances[seat.0 as usize]
     }
 
-    /// Changes a GPU and its active seats, and updates the indexes.
+    /// Changes a GPU and its seats in use, and updates the indexes.
     pub(super) fn change<T>(
         &mut self,
         gpu: GpuIndex,
@@ -208,17 +208,16 @@ impl GpuTable {
     ) -> T {
         let before = self.loading(gpu);
         let it = &mut self.gpus[gpu.0 as usize];
-        let active = it.seats();
-        let first = it.seat_numbers.start as usize;
-        let seats = &mut self.seats[first..first + active.len()];
+        let numbers = it.seats();
+        let seats = &mut self.seats[it.places_in_use()];
         let result = change(it, seats);
-        if it.seat_numbers.len() > 1 {
-            it.update_held_by_suspect(seats);
-            it.update_active(seats);
+        // A suspect that runs on the only seat in use needs no hold, because no other seat could take
+        // a request. A hold from the time of several seats has to end, though.
+        if seats.len() > 1 || it.held_for_suspect {
+            it.update_seats(seats);
         }
-        // A seat that is no longer active has to leave the indexes, and a new one has to enter them.
-        let seats = if active.len() > it.seats().len() { active } else { it.seats() };
-        for seat in seats {
+        // A seat that the change took out of use must leave the indexes too.
+        for seat in numbers {
             self.glances[seat.0 as usize] = SeatLoadSummary::of(self.under(seat), seat, self.seat(seat));
             self.note(seat);
         }
@@ -237,13 +236,27 @@ impl GpuTable {
         change: impl FnOnce(&mut GpuRecord, &mut Seat) -> T,
     ) -> T {
         let gpu = self.gpu_of(seat);
-        let place = (seat.0 - self.get(gpu).seat_numbers.start) as usize;
+        let place = seat.0 as usize - self.get(gpu).places_in_use().start;
         self.change(gpu, |gpu, seats| change(gpu, &mut seats[place]))
+    }
+
+    /// Opens the first `open_seats` seats of a GPU, and closes its other seats. Requests on seats
+    /// that close stay there. Returns the seats that are open now and were closed before.
+    pub(super) fn open_seats(
+        &mut self,
+        gpu: GpuIndex,
+        open_seats: NonZeroU32,
+    ) -> impl Iterator<Item = SeatIndex> + use<> {
+        let it = &mut self.gpus[gpu.0 as usize];
+        let before = it.open_seats().len();
+        let count = it.extend_seats_in_use(open_seats);
+        self.change(gpu, |it, _| it.set_open_seats(count));
+        self.get(gpu).open_seats().skip(before)
     }
 
     /// Returns whether a seat has an executor and no request, and may get one.
     pub(super) fn is_idle(&self, seat: SeatIndex) -> bool {
-        self.seat(seat).running.is_none() && self.under(seat).accepts_requests_on(seat)
+        self.seat(seat).running.is_none() && self.under(seat).may_take(seat)
     }
 
     /// Returns whether a seat is busy and accepts a next request.
@@ -341,7 +354,7 @@ impl GpuTable {
     /// Returns the first idle seat of a GPU, if the GPU is large enough.
     pub(super) fn idle_seat(&self, gpu: GpuIndex, rank: SizeRank) -> Option<SeatIndex> {
         let it = self.get(gpu);
-        let fits = it.accepts_requests() && it.rank >= rank;
+        let fits = it.executor.is_some() && !it.held_for_suspect && it.rank >= rank;
         fits.then(|| it.open_seats().find(|&seat| self.seat(seat).running.is_none())).flatten()
     }
 

@@ -34,17 +34,17 @@ pub(super) struct GpuRecord {
     pub(super) host_rate: BytesPerSec,
     pub(super) kind: u32,
     /// Numbers of the GPU's seats, open or closed.
-    pub(super) seat_numbers: Range<u32>,
-    /// Number of open seats, which are the first ones.
-    open: u32,
-    /// Number of leading seats that an event examines: all seats up to the last seat that is open or
-    /// has a request. The closed seats behind cost no time.
-    active: u32,
+    seat_numbers: Range<u32>,
+    /// Number of open seats. The GPU's first seats are the open ones.
+    open_seats: u32,
+    /// Number of seats up to the last seat that is open or has a request. No event examines the seats
+    /// behind that seat, so that closed seats cost nothing.
+    seats_in_use: u32,
     /// Suspects that wait until the GPU has no other request.
     pub(super) suspects: VecDeque<WaitingRequest>,
-    /// Whether no further request may come, because a suspect runs or waits here. Always false on a GPU
-    /// that has a single seat. Says nothing about closed seats.
-    pub(super) held_by_suspect: bool,
+    /// Whether no seat takes a further request, because a suspect runs or waits here. May be false
+    /// while a suspect runs on the only seat in use, because no request may wait behind a suspect.
+    pub(super) held_for_suspect: bool,
     /// Requests assigned to the GPU so far.
     pub(super) dispatched: u64,
     /// Models on the GPU or on their way, sorted. Stored contiguously, because the search for a hit
@@ -62,20 +62,20 @@ pub(super) struct GpuRecord {
 }
 
 impl GpuRecord {
-    /// Returns a GPU without an executor, with the seats from `first_seat` on, of which the first `open`
-    /// are open.
-    pub(super) fn new(config: &GpuConfig, rank: SizeRank, first_seat: u32, open: NonZeroU32) -> Self {
-        let open = config.seat_count().min(open.get());
+    /// Returns a GPU without an executor, with the seats from `first_seat` on, of which at most the
+    /// first `open_seats` are open.
+    pub(super) fn new(config: &GpuConfig, open_seats: NonZeroU32, rank: SizeRank, first_seat: u32) -> Self {
+        let open_seats = config.open_seat_count(open_seats);
         Self {
             executor: None,
             seat_numbers: first_seat..first_seat + config.seat_count(),
-            open,
-            active: open,
+            open_seats,
+            seats_in_use: open_seats,
             rank,
             host_rate: config.host_rate,
             kind: config.kind,
             suspects: VecDeque::new(),
-            held_by_suspect: false,
+            held_for_suspect: false,
             dispatched: 0,
             resident: Vec::new(),
             arriving: BTreeSet::new(),
@@ -86,47 +86,64 @@ impl GpuRecord {
         }
     }
 
-    /// Returns the active seats of the GPU: the open seats, and the closed seats up to the last seat that
-    /// has a request.
+    /// Returns the seats in use: the first seats of the GPU, up to the last seat that is open or has a
+    /// request.
     pub(super) fn seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
-        (self.seat_numbers.start..self.seat_numbers.start + self.active).map(SeatIndex)
+        self.numbers(self.seats_in_use).map(SeatIndex)
     }
 
-    /// Returns the open seats of the GPU.
+    /// Returns the open seats: the seats that take requests.
     pub(super) fn open_seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
-        (self.seat_numbers.start..self.seat_numbers.start + self.open).map(SeatIndex)
+        self.numbers(self.open_seats).map(SeatIndex)
     }
 
-    /// Returns whether a seat of the GPU is open.
-    fn is_open(&self, seat: SeatIndex) -> bool {
-        seat.0 < self.seat_numbers.start + self.open
+    /// Returns whether a seat of this GPU takes requests.
+    pub(super) fn is_open(&self, seat: SeatIndex) -> bool {
+        seat.0 - self.seat_numbers.start < self.open_seats
     }
 
-    /// Opens the first `seats` seats, or all if the GPU has fewer, and closes the others.
-    pub(super) fn open_first(&mut self, seats: NonZeroU32) {
-        self.open = seats.get().min(self.seat_numbers.len() as u32);
+    /// Returns whether a seat of this GPU may take a request, if the seat has room: the GPU has an
+    /// executor, no suspect holds the GPU, and the seat is open.
+    pub(super) fn may_take(&self, seat: SeatIndex) -> bool {
+        self.executor.is_some() && !self.held_for_suspect && self.is_open(seat)
     }
 
-    /// Updates the number of active seats from the seats that were active before.
-    pub(super) fn update_active(&mut self, seats: &[Seat]) {
-        let closed = seats.get(self.open as usize..).unwrap_or_default();
-        let last = closed.iter().rposition(|seat| seat.running.is_some());
-        self.active = self.open + last.map_or(0, |place| place as u32 + 1);
+    /// Returns the number of seats, open or closed.
+    pub(super) fn seat_count(&self) -> usize {
+        self.seat_numbers.len()
     }
 
-    /// Returns whether a new request may come to any open seat.
-    pub(super) fn accepts_requests(&self) -> bool {
-        self.executor.is_some() && !self.held_by_suspect
+    /// Returns the positions of the seats in use among the seats of all GPUs.
+    pub(super) fn places_in_use(&self) -> Range<usize> {
+        let numbers = self.numbers(self.seats_in_use);
+        numbers.start as usize..numbers.end as usize
     }
 
-    /// Returns whether a new request may come to this seat, to run or to wait.
-    pub(super) fn accepts_requests_on(&self, seat: SeatIndex) -> bool {
-        self.accepts_requests() && self.is_open(seat)
+    fn numbers(&self, count: u32) -> Range<u32> {
+        self.seat_numbers.start..self.seat_numbers.start + count
     }
 
-    /// Notes whether a suspect keeps other requests from the GPU, which has several seats.
-    pub(super) fn update_held_by_suspect(&mut self, seats: &[Seat]) {
-        self.held_by_suspect = !self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect);
+    /// Counts at least the first `open_seats` seats as in use, because these seats open next. Returns the
+    /// number of seats to open.
+    pub(super) fn extend_seats_in_use(&mut self, open_seats: NonZeroU32) -> u32 {
+        let count = open_seats.get().min(self.seat_count() as u32);
+        self.seats_in_use = self.seats_in_use.max(count);
+        count
+    }
+
+    /// Opens the first `count` seats, and closes the others.
+    pub(super) fn set_open_seats(&mut self, count: u32) {
+        self.open_seats = count;
+    }
+
+    /// Updates the records that depend on the requests of all seats in use: whether a suspect holds
+    /// the GPU, and the number of seats in use.
+    pub(super) fn update_seats(&mut self, seats: &[Seat]) {
+        self.held_for_suspect = !self.suspects.is_empty() || seats.iter().any(Seat::runs_suspect);
+        let used = |seat: &Seat| seat.running.is_some();
+        let closed = seats.get(self.open_seats as usize..).unwrap_or_default();
+        let in_use = closed.iter().rposition(used).map_or(0, |last| last as u32 + 1);
+        self.seats_in_use = self.open_seats + in_use;
     }
 
     /// Notes that all weights of a model have arrived.

@@ -55,6 +55,7 @@ pub(super) struct SeatLoadSummary {
 }
 
 impl SeatLoadSummary {
+    /// Returns the summary of a seat; `index` is the number of the seat.
     pub(super) fn of(gpu: &GpuRecord, index: SeatIndex, seat: &Seat) -> Self {
         let running = seat.running.as_ref();
         let next = seat.ahead.front();
@@ -67,7 +68,7 @@ impl SeatLoadSummary {
             rank: u16::try_from(gpu.rank.0).unwrap_or(u16::MAX),
             nobody_ahead: seat.ahead.is_empty(),
             has_room: seat.ahead.len() < seat.ahead_max,
-            accepts_queued: gpu.accepts_requests_on(index) && seat.accepts_queued(),
+            accepts_queued: gpu.may_take(index) && seat.accepts_queued(),
         }
     }
 

@@ -35,9 +35,6 @@
 //! **Policy changes** ([`change`]). Another policy can take over at any time, with all waiting
 //! requests.
 //!
-//! **Open seats** ([`open_seats`]). The number of seats that take requests on each GPU can change at
-//! any time.
-//!
 //! **Warm copies** ([`warm`]). An operator can require a minimum number of GPUs that hold a model,
 //! even without requests.
 //!
@@ -86,7 +83,6 @@ mod load_summary;
 mod locality;
 mod models;
 mod node_work;
-mod open_seats;
 mod overtaking;
 mod pins;
 mod policy;
@@ -224,7 +220,7 @@ impl Core for Dispatcher {
             Event::Withdraw { key } => self.withdraw(key, actions),
             Event::Up { gpu, incarnation } => {
                 self.fleet.change(gpu, |it, _| it.executor = Some(incarnation));
-                self.fleet.get(gpu).seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
+                self.fleet.get(gpu).open_seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
             }
             Event::Down { gpu, lost } => {
                 // The GPU reports only requests that arrived there; the others were still in

@@ -211,10 +211,10 @@ pub enum Event {
         /// them](PolicyConfig::uses_scores).
         functions: Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)>,
     },
-    /// The first `seats` seats of each GPU take requests from now on, and the other seats are closed.
-    /// A request that runs or waits on a seat that closes ends there, or is recalled if it waits.
+    /// The first `seats` seats of each GPU take requests from now on, and its other seats take none.
+    /// Requests on seats that close stay there and end there, or are recalled.
     SeatsOpened {
-        /// Number of open seats. A GPU with fewer seats opens all of them.
+        /// Number of open seats of each GPU. All seats of a GPU with fewer are open.
         seats: NonZeroU32,
     },
 }

@@ -60,7 +60,8 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Returns one of `seats` seats of a GPU, without requests.
+    /// Returns one of `seats` seats of a GPU, without requests. Closed seats count too, because
+    /// the bound of a GPU's requests must also hold after all seats open.
     pub(super) fn new(gpu: GpuIndex, seats: usize) -> Self {
         let ahead_max = AHEAD_MAX.min(GPU_REQUESTS_MAX / seats - 1);
         Self { gpu, ahead_max, running: None, ahead: VecDeque::new() }

@@ -3,8 +3,8 @@
 //! GPU on which others still run, the GPU *drains*: it takes no further request until the suspect has
 //! run. One GPU of each size drains at a time.
 //!
-//! With one seat on each GPU nothing ever drains, because a suspect goes to an idle GPU only. The
-//! other requests of a GPU may be on closed seats too ([`open_seats`](super::open_seats)).
+//! A GPU with a single seat in use never drains, because a suspect is assigned to an idle seat only.
+//! Requests that still run on closed seats have to end before a suspect runs.
 
 use millrace_types::{GpuIndex, Timestamp};
 
@@ -44,7 +44,7 @@ impl Dispatcher {
         for gpu in empty {
             let suspect = self.fleet.change(gpu, |it, _| it.suspects.pop_front());
             self.forget_drained(gpu);
-            if let (Some(request), Some(seat)) = (suspect, self.fleet.get(gpu).seats().next()) {
+            if let (Some(request), Some(seat)) = (suspect, self.fleet.get(gpu).open_seats().next()) {
                 self.assign(now, request, seat, CopyOrigin::Host, actions);
             }
         }
@@ -78,10 +78,10 @@ impl Dispatcher {
         }
     }
 
-    /// Lets a GPU take requests again if no suspect waits for it any longer.
+    /// Ends the draining of a GPU if no suspect waits for the GPU any longer.
     fn forget_drained(&mut self, gpu: GpuIndex) {
         if self.fleet.get(gpu).suspects.is_empty() && self.draining.remove(&gpu) {
-            self.fleet.get(gpu).seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
+            self.fleet.get(gpu).open_seats().for_each(|seat| self.policy.on_seat_freed(seat, gpu));
         }
     }
 }

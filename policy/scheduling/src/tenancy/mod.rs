@@ -52,6 +52,8 @@ mod protocol;
 mod window;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
+use std::ops::Range;
 
 use millrace_types::{GpuIndex, ModelId, Reason, Timestamp};
 
@@ -72,15 +74,23 @@ type SeatRequests = VecDeque<RequestKey>;
 #[derive(Debug)]
 struct OnGpu {
     up: bool,
-    /// Number of seats.
-    seats_max: usize,
+    /// Numbers of the open seats.
+    open_seats: Range<u32>,
+    /// Number of seats, open or closed.
+    seats_max: u32,
     /// Seats with requests.
     seats: BTreeMap<SeatIndex, SeatRequests>,
 }
 
 impl OnGpu {
     fn has_idle_seat(&self) -> bool {
-        self.up && self.seats.len() < self.seats_max
+        let open = SeatIndex(self.open_seats.start)..SeatIndex(self.open_seats.end);
+        self.up && self.seats.range(open).count() < self.open_seats.len()
+    }
+
+    /// Opens the first `seats` seats, and closes the others.
+    fn open_seats(&mut self, seats: NonZeroU32) {
+        self.open_seats.end = self.open_seats.start + self.seats_max.min(seats.get());
     }
 
     /// Returns all requests, by seat and in order of assignment.
@@ -111,10 +121,16 @@ impl TenantGate {
     /// Creates an empty queue, with all GPUs down and no caps.
     #[must_use]
     pub fn new(config: &Config) -> Self {
-        let on_gpu = |gpu: &GpuConfig| OnGpu {
-            up: false,
-            seats_max: gpu.seat_count() as usize,
-            seats: BTreeMap::new(),
+        let mut seat_count = 0;
+        let on_gpu = |gpu: &GpuConfig| {
+            let first_seat = seat_count;
+            seat_count += gpu.seat_count();
+            OnGpu {
+                up: false,
+                open_seats: first_seat..first_seat + gpu.open_seat_count(config.open_seats),
+                seats_max: gpu.seat_count(),
+                seats: BTreeMap::new(),
+            }
         };
         let gpus: Vec<_> = config.gpus.iter().map(on_gpu).collect();
         let block = config.gpus.iter().map(|gpu| gpu.block).max().unwrap_or_default();
@@ -206,6 +222,10 @@ impl TenantGate {
             }
             dispatch::Event::Up { gpu, .. } => {
                 self.up += u32::from(!std::mem::replace(&mut self.gpus[gpu.0 as usize].up, true));
+                self.forward(now, event, actions);
+            }
+            dispatch::Event::SeatsOpened { seats } => {
+                self.gpus.iter_mut().for_each(|gpu| gpu.open_seats(seats));
                 self.forward(now, event, actions);
             }
             dispatch::Event::Install { model, memory, weights } => {

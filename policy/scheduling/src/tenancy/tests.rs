@@ -43,8 +43,11 @@ impl Node {
     fn of(policy: PolicyConfig, memories_mib: &[u64]) -> Self {
         let gpu = |&mib: &u64| GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000));
         let gpus: Vec<_> = memories_mib.iter().map(gpu).collect();
-        let config = Config::new(gpus, 1 << 14).with_policy(policy, 1);
-        let mut node = Self { core: TenantGate::new(&config), now: Timestamp(MS) };
+        Self::with_config(&Config::new(gpus, 1 << 14).with_policy(policy, 1))
+    }
+
+    fn with_config(config: &Config) -> Self {
+        let mut node = Self { core: TenantGate::new(config), now: Timestamp(MS) };
         for (model, mib) in [(0, 8), (1, 16), (2, 32)] {
             let model = ModelId(model);
             let memory = Bytes::mib(mib);
@@ -376,4 +379,32 @@ fn parked_requests_are_bounded_separately_from_the_queue() {
         [false, false, false, true],
         "the queue has one request of the tenant and three others"
     );
+}
+
+#[test]
+fn only_open_seats_count_as_idle() {
+    let seats = NonZeroU32::new(4).unwrap();
+    let one = GpuConfig { seats, ..GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)) };
+    let config = Config::new(vec![one; 2], 16).with_open_seats(NonZeroU32::MIN);
+    let mut node = Node::with_config(&config);
+    let idle = |node: &Node| node.core.gpus.iter().map(OnGpu::has_idle_seat).collect::<Vec<_>>();
+    assert_eq!(idle(&node), [true, true]);
+    let assigned = [1, 2].map(|key| node.enqueue(key, 0, 0).len());
+    assert_eq!((assigned, idle(&node)), ([1, 1], vec![false, false]));
+    node.tell(dispatch::Event::SeatsOpened { seats });
+    assert_eq!(idle(&node), [true, true]);
+    for key in 3..=8 {
+        node.enqueue(key, 0, 0);
+    }
+    assert_eq!(idle(&node), [false, false]);
+    // Requests run on closed seats of GPU 1, and its only open seat is idle.
+    node.tell(dispatch::Event::SeatsOpened { seats: NonZeroU32::MIN });
+    let on_seat = |node: &Node, seat| node.core.gpus[1].seats[&SeatIndex(seat)][0];
+    let key = on_seat(&node, 4);
+    node.tell(dispatch::Event::RequestEnded { gpu: GpuIndex(1), key, ran: None });
+    assert_eq!(idle(&node), [false, true]);
+    let key = on_seat(&node, 5);
+    node.tell(dispatch::Event::RequestEnded { gpu: GpuIndex(1), key, ran: None });
+    node.enqueue(9, 0, 0);
+    assert_eq!(idle(&node), [false, false], "a closed seat without a request is not idle");
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::properties::{World, open_seats};
+use super::properties::World;
 use super::*;
 
 /// Returns every policy that may take over.
@@ -103,7 +103,7 @@ enum Step {
     Down(u32),
     Up(u32),
     Change { policy: usize, evicts: bool },
-    OpenSeats(NonZeroU32),
+    OpenSeats(u32),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -114,7 +114,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3u32).prop_map(Step::Down),
         2 => (0..3u32).prop_map(Step::Up),
         4 => (any::<usize>(), any::<bool>()).prop_map(|(policy, evicts)| Step::Change { policy, evicts }),
-        1 => open_seats().prop_map(Step::OpenSeats),
+        2 => (1..=4u32).prop_map(Step::OpenSeats),
     ]
 }
 
@@ -122,22 +122,24 @@ proptest! {
     /// The checks of [`World`]: no request is assigned twice, to a GPU that is down or beyond a
     /// GPU's slots, and pins and unpins alternate.
     #[test]
-    fn no_request_is_lost_or_doubled_by_policy_changes(
+    fn no_request_is_lost_or_doubled_by_changes_of_policy_and_of_open_seats(
         first in any::<usize>(),
-        seats in prop_oneof![1 => Just(1), 1 => 2..=16u32],
+        seats in prop_oneof![Just(1), Just(4u32)],
         steps in prop::collection::vec(step(), 1..150)
     ) {
         let policies = policies();
         let each = NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);
-        let one = |mib| GpuConfig { seats: each, ..GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)) };
-        let sizes = [16, 64, 64].map(one);
+        let sizes = [16, 64, 64].map(|mib| GpuConfig {
+            seats: each,
+            ..GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000))
+        });
         let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
         let config = Config {
             peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
             ..Config::new(sizes.to_vec(), 1000).with_policy(policies[first % policies.len()], 1)
         };
         let mut node = node_of(&config);
-        let mut world = World { up: (0..3).collect(), seats_each: seats, ..World::default() };
+        let mut world = World { up: (0..3).collect(), seats_each: seats, open_each: seats, ..World::default() };
         let mut next_key = 0;
         for step in steps {
             node.now = node.now + Duration::from_micros(150);
@@ -169,7 +171,10 @@ proptest! {
                     let eviction = if evicts { Eviction::Torpor } else { Eviction::Lru };
                     change_to(policies[policy % policies.len()], eviction)
                 }
-                Step::OpenSeats(seats) => world.open_seats(seats),
+                Step::OpenSeats(open) => {
+                    world.open_each = open.min(seats);
+                    Event::SeatsOpened { seats: NonZeroU32::new(open).unwrap_or(NonZeroU32::MIN) }
+                }
             };
             // A request that was started on enough GPUs that died is given up.
             let may_fail = matches!(event, Event::Down { .. });
@@ -177,7 +182,7 @@ proptest! {
             let fails = actions.iter().any(|it| matches!(it, Action::Fail { .. }));
             prop_assert!(may_fail || !fails, "no request may fail with memory and time for all: {actions:?}");
             world.take(&actions);
-            glance::check_seats(&node.dispatch);
+            glance::check_indexes(&node.dispatch);
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
         }

@@ -9,47 +9,51 @@ use crate::dispatch::{arrival, load_summary, torpor};
 /// Checks the searches of all policies against full scans, for each model.
 pub(super) fn check(dispatch: &Dispatcher, now: Timestamp) {
     let fleet = &dispatch.fleet;
-    check_seats(dispatch);
     for seat in fleet.all_seats() {
         let it = fleet.seat(seat);
         let first_look = fleet.glance(seat);
         let gpu = fleet.under(seat);
-        let accepts = gpu.accepts_requests_on(seat) && it.accepts_queued();
+        let accepts =
+            gpu.executor.is_some() && !gpu.held_for_suspect && gpu.is_open(seat) && it.accepts_queued();
         assert_eq!(first_look.takes(SizeRank(0)), accepts && it.ahead.len() < it.ahead_max, "{seat}");
         assert_eq!(first_look.nobody_ahead(), it.ahead.is_empty(), "{seat}");
     }
+    check_indexes(dispatch);
     let all: Vec<_> = [A, B, LARGE].into_iter().filter_map(|model| dispatch.models.slot(model)).collect();
     for read in [&[][..], &[(0, 32)], &[(1, 1), (2, 16)]] {
         check_with(dispatch, now, &all, data(read));
     }
 }
 
-/// Checks the active seats and the indexes against a scan of every seat, open or closed.
-pub(super) fn check_seats(dispatch: &Dispatcher) {
+/// Checks the indexes of seats, and the seats in use of each GPU, against a scan of all seats, open or
+/// closed.
+pub(super) fn check_indexes(dispatch: &Dispatcher) {
     let fleet = &dispatch.fleet;
-    let open = dispatch.config.open_seats.get();
-    let mut idle = Vec::new();
-    let mut free_ahead = Vec::new();
-    let mut askable = Vec::new();
-    for gpu in fleet.all() {
-        let numbers = fleet.get(gpu).seat_numbers.clone();
-        let mut active = open.min(numbers.len() as u32);
-        for (place, index) in (0..).zip(numbers.map(SeatIndex)) {
-            let seat = fleet.seat(index);
-            if seat.running.is_some() {
-                active = active.max(place + 1);
-            }
-            let accepts = place < open && fleet.get(gpu).accepts_requests();
-            idle.extend((accepts && seat.running.is_none()).then_some(index));
-            let free = accepts && seat.accepts_queued() && seat.ahead.is_empty();
-            free_ahead.extend(free.then_some(index));
-            askable.extend(seat.recallable().is_some().then_some(index));
-        }
-        assert_eq!(fleet.get(gpu).seats().len(), active as usize, "active seats of {gpu}");
-    }
-    assert_eq!(fleet.all_idle(), idle);
-    assert_eq!(fleet.free_ahead().collect::<Vec<_>>(), free_ahead);
+    let takes = |seat: SeatIndex| {
+        let gpu = fleet.under(seat);
+        gpu.executor.is_some() && !gpu.held_for_suspect && gpu.is_open(seat)
+    };
+    let idle = |&seat: &SeatIndex| takes(seat) && fleet.seat(seat).running.is_none();
+    assert_eq!(fleet.all_idle(), fleet.all_seats().filter(idle).collect::<Vec<_>>());
+    let free_ahead = |&seat: &SeatIndex| {
+        let it = fleet.seat(seat);
+        let normal = it.running.is_some_and(|held| !held.request.attempts.suspect());
+        takes(seat) && normal && it.ahead.is_empty()
+    };
+    let by_scan: Vec<_> = fleet.all_seats().filter(free_ahead).collect();
+    assert_eq!(fleet.free_ahead().collect::<Vec<_>>(), by_scan);
+    let askable: Vec<_> = fleet.all_seats().filter(|&seat| fleet.seat(seat).recallable().is_some()).collect();
     assert_eq!(fleet.askable().collect::<Vec<_>>(), askable);
+    for gpu in fleet.all() {
+        let it = fleet.get(gpu);
+        let in_use = |&seat: &SeatIndex| it.is_open(seat) || fleet.seat(seat).running.is_some();
+        let last = fleet.all_seats().filter(|&seat| fleet.gpu_of(seat) == gpu).filter(in_use).last();
+        assert_eq!(it.seats().last(), last, "{gpu}");
+        if it.seats().len() > 1 {
+            let suspect_runs = fleet.seats_of(gpu).any(|(_, seat)| seat.runs_suspect());
+            assert_eq!(it.held_for_suspect, suspect_runs || !it.suspects.is_empty(), "{gpu}");
+        }
+    }
 }
 
 /// Checks the same for requests with these inputs.

@@ -1,6 +1,5 @@
 //! Properties of every policy under random events, with one seat or several on each GPU: no request
-//! is lost, no request runs twice or on two seats, and no open seat idles while a request waits. The
-//! number of open seats changes at random, and no request comes to a closed seat.
+//! is lost, no request runs twice or on two seats, and no seat idles while a request waits.
 
 use std::num::NonZeroU32;
 
@@ -23,22 +22,8 @@ enum Step {
     Evict { gpu: u32, model: u32 },
     Score { model: u32, in_time: bool },
     Move { key: u64, data: Option<(u32, u32)> },
-    OpenSeats(NonZeroU32),
+    OpenSeats(u32),
     Pass,
-}
-
-impl Step {
-    /// Returns the time from the step before.
-    fn elapsed(self) -> Duration {
-        let pause = if matches!(self, Self::Pass) { Duration::from_secs(30) } else { Duration::ZERO };
-        Duration::from_micros(150) + pause
-    }
-}
-
-/// Returns a number of open seats: of up to 16 seats, all are open in some cases.
-pub(super) fn open_seats() -> impl Strategy<Value = NonZeroU32> {
-    let count = |seats| NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);
-    prop_oneof![2 => Just(NonZeroU32::MIN), 3 => (2..=16u32).prop_map(count), 1 => Just(NonZeroU32::MAX)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -55,7 +40,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..3u32, 0..3u32).prop_map(|(gpu, model)| Step::Evict { gpu, model }),
         2 => (0..3u32, any::<bool>()).prop_map(|(model, in_time)| Step::Score { model, in_time }),
         2 => (0..60u64, data()).prop_map(|(key, data)| Step::Move { key, data }),
-        2 => open_seats().prop_map(Step::OpenSeats),
+        2 => (1..=20u32).prop_map(Step::OpenSeats),
         1 => Just(Step::Pass),
     ]
 }
@@ -91,13 +76,10 @@ pub(super) struct World {
     pub(super) seats: BTreeMap<RequestKey, SeatIndex>,
     /// Times that a GPU was lost while a request was on its only busy seat.
     pub(super) deaths_alone: BTreeMap<RequestKey, u32>,
-    /// Number of seats of each GPU; 0 counts as one.
+    /// Number of seats of each GPU; 0 counts as 1.
     pub(super) seats_each: u32,
-    /// Number of each GPU's open seats; `None` if all are open.
-    pub(super) open: Option<NonZeroU32>,
-    /// Number of requests so far.
-    pub(super) enqueued: u64,
-    pub(super) scores: [SloCounts; 3],
+    /// Number of open seats of each GPU, at most [`Self::seats_each`]; 0 counts as 1.
+    pub(super) open_each: u32,
     /// Requests that were on a GPU when that GPU was lost.
     pub(super) suspects: BTreeSet<RequestKey>,
     pub(super) up: BTreeSet<u32>,
@@ -115,7 +97,7 @@ impl World {
                     assert!(self.waiting.remove(&key), "{key} was given out twice");
                     assert!(self.up.contains(&gpu.0), "{gpu} is down");
                     assert_eq!(seat.0 / self.seats_each.max(1), gpu.0, "{seat} is not on {gpu}");
-                    assert!(self.is_open(seat), "{seat} is closed");
+                    assert!(seat.0 % self.seats_each.max(1) < self.open_each.max(1), "{seat} is closed");
                     self.on.insert(key, gpu);
                     self.seats.insert(key, seat);
                     let on_gpu = self.on.values().filter(|&&on| on == gpu).count();
@@ -163,28 +145,16 @@ impl World {
         }
     }
 
-    fn is_open(&self, seat: SeatIndex) -> bool {
-        self.open.is_none_or(|open| seat.0 % self.seats_each.max(1) < open.get())
-    }
-
     /// Whether an open seat of a GPU has no request.
     fn has_idle_seat(&self, index: u32) -> bool {
-        let seats = self.seats_each.max(1);
-        let open = self.open.map_or(seats, |open| open.get().min(seats));
-        let busy = self.busy_seats(index).into_iter().filter(|&seat| self.is_open(seat));
-        busy.count() < open as usize
+        let first = index * self.seats_each.max(1);
+        let busy: BTreeSet<SeatIndex> = self.on.keys().map(|key| self.seats[key]).collect();
+        (first..first + self.open_each.max(1)).any(|seat| !busy.contains(&SeatIndex(seat)))
     }
 
-    /// Returns the seats of a GPU that have requests.
-    fn busy_seats(&self, index: u32) -> BTreeSet<SeatIndex> {
+    fn busy_seats(&self, index: u32) -> usize {
         let on = self.on.iter().filter(|(_, on)| on.0 == index);
-        on.map(|(key, _)| self.seats[key]).collect()
-    }
-
-    /// Changes the number of open seats.
-    pub(super) fn open_seats(&mut self, seats: NonZeroU32) -> Event {
-        self.open = Some(seats);
-        Event::SeatsOpened { seats }
+        on.map(|(key, _)| self.seats[key]).collect::<BTreeSet<SeatIndex>>().len()
     }
 
     pub(super) fn pick(&self, number: usize) -> Option<(RequestKey, GpuIndex)> {
@@ -211,7 +181,7 @@ impl World {
     /// Loses a GPU; all requests on it have the given progress and wait again. Requests that had begun
     /// on several seats had begun beside each other.
     pub(super) fn lose(&mut self, index: u32, progress: AttemptProgress) -> Event {
-        let seats = self.busy_seats(index).len();
+        let seats = self.busy_seats(index);
         let began = progress == AttemptProgress::Begun;
         let progress = if began { AttemptProgress::begun(seats) } else { progress };
         self.up.remove(&index);
@@ -225,53 +195,6 @@ impl World {
         Event::Down { gpu: gpu(index), lost }
     }
 
-    /// Returns the event of a step, if the step is possible now. With `levels`, requests have different
-    /// priorities.
-    fn event(&mut self, step: Step, levels: bool) -> Option<Event> {
-        let inputs = |data: Option<(u32, u32)>| {
-            InputLocations::of(data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into()))))
-        };
-        Some(match step {
-            Step::Enqueue { model, data } => {
-                self.enqueued += 1;
-                let key = RequestKey(self.enqueued);
-                self.waiting.insert(key);
-                let attempts = AttemptRecord::new(3, Idempotence::Yes);
-                let level = if levels { 1 + self.enqueued % 3 * 3 } else { 0 };
-                let priority = Priority::new(level).unwrap_or_default();
-                let function = FunctionIndex(model);
-                let model = ModelId(model);
-                let inputs = inputs(data);
-                Event::Enqueue(QueuedRequest { key, function, model, attempts, priority, inputs })
-            }
-            Step::Withdraw(number) => self.withdraw(number)?,
-            Step::End(number) => self.end(number)?,
-            Step::GiveBack(number) => {
-                let (key, gpu) = self.pick(number)?;
-                self.on.remove(&key);
-                self.waiting.insert(key);
-                Event::RequestReturned { gpu, key, why: ReturnReason::Failed(AttemptProgress::Preparing) }
-            }
-            Step::Down(index) => self.lose(index, AttemptProgress::Begun),
-            Step::Up(index) => self.revive(index)?,
-            Step::Loaded(number) => {
-                let (_, gpu) = self.pick(number)?;
-                Event::ModelLoaded { gpu, model: ModelId(number as u32 % 3), from: None }
-            }
-            Step::Evict { gpu, model } => {
-                Event::ModelsEvicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
-            }
-            Step::Score { model, in_time } => {
-                let counts = &mut self.scores[model as usize];
-                *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
-                Event::SloCountsChanged { function: FunctionIndex(model), counts: *counts }
-            }
-            Step::Move { key, data } => Event::InputsMoved { key: RequestKey(key), inputs: inputs(data) },
-            Step::OpenSeats(seats) => self.open_seats(seats),
-            Step::Pass => Event::Tick,
-        })
-    }
-
     /// Brings up a GPU that was lost.
     pub(super) fn revive(&mut self, index: u32) -> Option<Event> {
         let event = Event::Up { gpu: gpu(index), incarnation: Incarnation(1) };
@@ -279,28 +202,29 @@ impl World {
     }
 }
 
-/// Returns a node of a small GPU and two large GPUs, and of three functions with objectives.
-fn random_node(policy: PolicyConfig, seats: u32, open: NonZeroU32, together: bool) -> Node {
-    let seats = NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);
-    let sizes = [16, 64, 64]
-        .map(|mib| GpuConfig { seats, ..GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000)) });
-    let peer =
-        |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
-    let config = Config {
-        peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
-        ways: both_ways(0, 1, BytesPerSec::gb(4)).to_vec(),
-        ..Config::new(sizes.to_vec(), 4).with_policy(policy, 1).with_open_seats(open)
-    };
-    let mut node = node_of(&config.with_eviction(Eviction::Torpor));
-    for model in 0..3 {
-        let objective = LatencyObjective::from_billionths(900_000_000 - model * 100_000_000);
-        // The third function has no deadline.
-        let within =
-            |objective: LatencyObjective| objective.within(Duration::from_millis(2)).together(together);
-        let objective = if model < 2 { objective.map(within) } else { objective };
-        node.step(Event::Objective { function: FunctionIndex(model), objective });
+/// Number of seats of each GPU of the twin node, with which a single seat is open.
+const TWIN_SEATS: u32 = 8;
+
+/// Sends an event to a node of GPUs with a single seat, and to its twin, if any: a node of GPUs with a
+/// single open seat. Asserts that both return the same actions, apart from the numbers of the seats.
+fn step_both(node: &mut Node, twin: Option<&mut Node>, event: Event) -> Vec<Action> {
+    let expected = twin.map(|twin| {
+        twin.now = node.now;
+        // More seats would open on the twin alone.
+        let opens = matches!(event, Event::SeatsOpened { .. });
+        twin.step(if opens { Event::Tick } else { event.clone() })
+    });
+    let actions = node.step(event);
+    if let Some(mut expected) = expected {
+        for action in &mut expected {
+            if let Action::Assign { seat, .. } = action {
+                assert_eq!(seat.0 % TWIN_SEATS, 0, "{seat} is closed");
+                seat.0 /= TWIN_SEATS;
+            }
+        }
+        assert_eq!(expected, actions);
     }
-    node
+    actions
 }
 
 proptest! {
@@ -310,20 +234,107 @@ proptest! {
         levels in any::<bool>(),
         together in any::<bool>(),
         kept in prop::collection::vec(0..4u32, 3),
-        seats in prop_oneof![1 => Just(1), 1 => 2..=16u32],
-        open in open_seats(),
+        seats in prop_oneof![2 => Just(1), 2 => 2..=16u32],
+        open in prop_oneof![1 => Just(u32::MAX), 1 => 1..=16u32],
+        twin in any::<bool>(),
         steps in prop::collection::vec(step(), 1..200)
     ) {
-        let mut node = random_node(policy, seats, open, together);
-        let mut world = World { up: (0..3).collect(), seats_each: seats, open: Some(open), ..World::default() };
-        for (model, &copies) in (0..).map(ModelId).zip(&kept) {
-            world.take(&node.step(Event::WarmCopiesRequired { model, copies }));
+        let each = NonZeroU32::new(seats).unwrap_or(NonZeroU32::MIN);
+        let sizes = [16, 64, 64].map(|mib| GpuConfig {
+            seats: each,
+            ..GpuConfig::new(Bytes::mib(mib), BytesPerSec(1_000_000_000))
+        });
+        let peer = |(a, b, mb): (u32, u32, u64)| PeerLink { a: gpu(a), b: gpu(b), rate: BytesPerSec(mb * 1_000_000) };
+        let config = Config {
+            peers: [(0, 1, 500), (1, 2, 4000), (0, 2, 8000)].map(peer).to_vec(),
+            ways: both_ways(0, 1, BytesPerSec::gb(4)).to_vec(),
+            ..Config::new(sizes.to_vec(), 4).with_policy(policy, 1)
+        };
+        let config = config.with_eviction(Eviction::Torpor);
+        let config = config.with_open_seats(NonZeroU32::new(open).unwrap_or(NonZeroU32::MIN));
+        // GPUs with a single open seat get the same decisions as GPUs with a single seat.
+        let mut twin = (twin && seats == 1).then(|| {
+            let seats = NonZeroU32::new(TWIN_SEATS).unwrap_or(NonZeroU32::MIN);
+            let gpus = config.gpus.iter().map(|&gpu| GpuConfig { seats, ..gpu }).collect();
+            node_of(&Config { gpus, ..config.clone() }.with_open_seats(NonZeroU32::MIN))
+        });
+        let mut node = node_of(&config);
+        for model in 0..3 {
+            let objective = LatencyObjective::from_billionths(900_000_000 - model * 100_000_000);
+            // The third function has no deadline.
+            let within = |objective: LatencyObjective| objective.within(Duration::from_millis(2)).together(together);
+            let objective = if model < 2 { objective.map(within) } else { objective };
+            let event = Event::Objective { function: FunctionIndex(model), objective };
+            step_both(&mut node, twin.as_mut(), event);
         }
+        let mut world =
+            World { up: (0..3).collect(), seats_each: seats, open_each: open.min(seats), ..World::default() };
+        for (model, &copies) in (0..).map(ModelId).zip(&kept) {
+            world.take(&step_both(&mut node, twin.as_mut(), Event::WarmCopiesRequired { model, copies }));
+        }
+        let mut scores = [SloCounts::default(); 3];
+        let mut next_key = 0;
         for step in steps {
-            node.now = node.now + step.elapsed();
-            let Some(event) = world.event(step, levels) else { continue };
+            node.now = node.now + Duration::from_micros(150);
+            let event = match step {
+                Step::Enqueue { model, data } => {
+                    next_key += 1;
+                    let key = RequestKey(next_key);
+                    world.waiting.insert(key);
+                    let attempts = AttemptRecord::new(3, Idempotence::Yes);
+                    let level = if levels { 1 + next_key % 3 * 3 } else { 0 };
+                    let priority = Priority::new(level).unwrap_or_default();
+                    let function = FunctionIndex(model);
+                    let model = ModelId(model);
+                    let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
+                    Event::Enqueue(QueuedRequest { key, function, model, attempts, priority, inputs: InputLocations::of(data) })
+                }
+                Step::Withdraw(number) => {
+                    let Some(event) = world.withdraw(number) else { continue };
+                    event
+                }
+                Step::End(number) => {
+                    let Some(event) = world.end(number) else { continue };
+                    event
+                }
+                Step::GiveBack(number) => {
+                    let Some((key, gpu)) = world.pick(number) else { continue };
+                    world.on.remove(&key);
+                    world.waiting.insert(key);
+                    Event::RequestReturned { gpu, key, why: ReturnReason::Failed(AttemptProgress::Preparing) }
+                }
+                Step::Down(index) => world.lose(index, AttemptProgress::Begun),
+                Step::Up(index) => {
+                    let Some(event) = world.revive(index) else { continue };
+                    event
+                }
+                Step::Loaded(number) => {
+                    let Some((_, gpu)) = world.pick(number) else { continue };
+                    Event::ModelLoaded { gpu, model: ModelId(number as u32 % 3), from: None }
+                }
+                Step::Evict { gpu, model } => {
+                    Event::ModelsEvicted { gpu: GpuIndex(gpu), models: vec![ModelId(model)] }
+                }
+                Step::Score { model, in_time } => {
+                    let counts = &mut scores[model as usize];
+                    *counts = counts.plus(SloCounts { m: u64::from(in_time), n: 1 });
+                    Event::SloCountsChanged { function: FunctionIndex(model), counts: *counts }
+                }
+                Step::Move { key, data } => {
+                    let data = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
+                    Event::InputsMoved { key: RequestKey(key), inputs: InputLocations::of(data) }
+                }
+                Step::OpenSeats(open) => {
+                    world.open_each = open.min(seats);
+                    Event::SeatsOpened { seats: NonZeroU32::new(open).unwrap_or(NonZeroU32::MIN) }
+                }
+                Step::Pass => {
+                    node.now = node.now + Duration::from_secs(30);
+                    Event::Tick
+                }
+            };
             let queued = shared_queue(&node.dispatch);
-            let actions = node.step(event);
+            let actions = step_both(&mut node, twin.as_mut(), event);
             world.take(&actions);
             world.check_originals(&node.dispatch);
             for (model, &copies) in (0..).map(ModelId).zip(&kept) {
@@ -334,11 +345,16 @@ proptest! {
                 lalb::check_order(policy, &queued, &node.dispatch);
             }
             glance::check(&node.dispatch, node.now);
+            if let Some(twin) = &twin {
+                let gpus = (0..3).map(gpu);
+                prop_assert!(gpus.clone().all(|gpu| twin.dispatch.fleet.get(gpu).seats().len() == 1));
+                prop_assert_eq!(twin.dispatch.next_wake(), node.dispatch.next_wake());
+            }
             prop_assert_eq!(node.dispatch.queued(), world.waiting.len());
             prop_assert_eq!(node.dispatch.in_flight(), world.waiting.len() + world.on.len());
-            let accepts = |index: u32| node.dispatch.fleet.get(gpu(index)).accepts_requests();
+            let takes = |index: u32| !node.dispatch.fleet.get(gpu(index)).held_for_suspect;
             let large_idle =
-                world.up.iter().any(|&index| index > 0 && accepts(index) && world.has_idle_seat(index));
+                world.up.iter().any(|&index| index > 0 && takes(index) && world.has_idle_seat(index));
             let waits = !shared_queue(&node.dispatch).is_empty();
             prop_assert!(policy.binds_early() || !large_idle || !waits, "a seat idles while a request waits");
         }
@@ -346,7 +362,7 @@ proptest! {
         // All requests are answered once every GPU is up and no more events interfere.
         for index in 0..3 {
             if let Some(event) = world.revive(index) {
-                world.take(&node.step(event));
+                world.take(&step_both(&mut node, twin.as_mut(), event));
             }
         }
         loop {
@@ -362,47 +378,9 @@ proptest! {
                 }
                 (None, _) => break,
             };
-            world.take(&node.step(event));
+            world.take(&step_both(&mut node, twin.as_mut(), event));
         }
         prop_assert_eq!((node.dispatch.in_flight(), world.waiting.len(), world.pinned.len()), (0, 0, 0));
         prop_assert!(node.dispatch.inputs.is_empty());
-    }
-
-    /// A GPU with a single open seat costs as much as a GPU with a single seat, and gets the same
-    /// requests.
-    #[test]
-    fn gpus_with_one_open_seat_of_several_act_as_gpus_with_one_seat(
-        policy in policy(),
-        levels in any::<bool>(),
-        together in any::<bool>(),
-        // A GPU with more seats lets fewer requests wait behind each.
-        seats in 2..=8u32,
-        steps in prop::collection::vec(step(), 1..200)
-    ) {
-        let one_seat = |action: Action| match action {
-            Action::Assign { gpu, key, model, incarnation, attempt, from, .. } => {
-                Action::Assign { gpu, seat: SeatIndex(gpu.0), key, model, incarnation, attempt, from }
-            }
-            action => action,
-        };
-        let mut shareable = random_node(policy, seats, NonZeroU32::MIN, together);
-        let mut single = random_node(policy, 1, NonZeroU32::MIN, together);
-        let mut world = World { up: (0..3).collect(), ..World::default() };
-        for step in steps {
-            single.now = single.now + step.elapsed();
-            shareable.now = single.now;
-            if matches!(step, Step::OpenSeats(_)) {
-                continue;
-            }
-            let Some(event) = world.event(step, levels) else { continue };
-            let expected = single.step(event.clone());
-            let actions: Vec<_> = shareable.step(event).into_iter().map(one_seat).collect();
-            prop_assert_eq!(&actions, &expected);
-            prop_assert_eq!(shareable.dispatch.next_wake(), single.dispatch.next_wake());
-            world.take(&expected);
-            let examined = shareable.dispatch.fleet.all_seats().count();
-            prop_assert_eq!(examined, 3, "an event examines one seat of each GPU");
-        }
-        prop_assert_eq!(shareable.dispatch.stats(), single.dispatch.stats());
     }
 }

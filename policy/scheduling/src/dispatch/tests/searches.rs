@@ -3,7 +3,6 @@
 
 use std::num::NonZeroU32;
 
-use super::properties::open_seats;
 use super::*;
 use millrace_core::attempts::ReturnReason;
 
@@ -20,7 +19,6 @@ enum Step {
     GiveBack(usize),
     Withdraw(u64),
     Move { key: u64, data: Option<(u32, u32)> },
-    OpenSeats(NonZeroU32),
     Pass { us: u32 },
 }
 
@@ -34,7 +32,6 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<usize>().prop_map(Step::GiveBack),
         1 => (0..200u64).prop_map(Step::Withdraw),
         1 => (0..200u64, on()).prop_map(|(key, data)| Step::Move { key, data }),
-        1 => open_seats().prop_map(Step::OpenSeats),
         3 => (0..9_000u32).prop_map(|us| Step::Pass { us }),
     ]
 }
@@ -45,7 +42,6 @@ proptest! {
         policy in prop::sample::select(vec!["fifo", "lalb", "lalb-o3", "torpor", "unified"]),
         kinds in any::<bool>(),
         seats in prop_oneof![2 => Just(NonZeroU32::MIN), 1 => (2..=16u32).prop_map(|seats| NonZeroU32::new(seats).unwrap())],
-        open in open_seats(),
         deadlines in any::<bool>(),
         links in prop::collection::vec((0..GPUS, 0..GPUS, 1..40u64), 0..40),
         ways in prop::collection::btree_map((0..GPUS, 0..GPUS), 1..40u64, 0..60),
@@ -65,7 +61,7 @@ proptest! {
         let ways = ways.into_iter().filter(|((from, to), _)| from != to).map(way).collect();
         let peers = joined.into_values().collect();
         let config = Config { peers, ways, switches, ..Config::new(gpus, 1 << 10) };
-        let mut node = node_of(&config.with_policy(policy, 1).with_open_seats(open));
+        let mut node = node_of(&config.with_policy(policy, 1));
         for model in (0..MODELS).map(ModelId) {
             let memory = Bytes::mib(4 + u64::from(model.0));
             node.step(Event::Install { model, memory, weights: memory });
@@ -104,7 +100,6 @@ proptest! {
                     let inputs = data.map(|(gpu, mib)| (GpuIndex(gpu), Bytes::mib(mib.into())));
                     Event::InputsMoved { key: RequestKey(key), inputs: InputLocations::of(inputs) }
                 }
-                Step::OpenSeats(seats) => Event::SeatsOpened { seats },
                 Step::Pass { us } => {
                     node.now = node.now + Duration::from_micros(us.into());
                     Event::Tick
@@ -123,7 +118,6 @@ proptest! {
                     actions.extend(node.step(Event::ModelsEvicted { gpu, models }));
                 }
             }
-            glance::check_seats(&node.dispatch);
             let inputs = BTreeMap::new();
             let Dispatcher { fleet, models, .. } = &node.dispatch;
             node.dispatch.policy.check(&DispatchView { now: node.now, fleet, models, inputs: &inputs }, &slots);

@@ -6,7 +6,7 @@ use super::*;
 use millrace_core::attempts::AttemptProgress::{BegunBeside, Waiting};
 
 /// Returns a node of GPUs with four seats each, where request 1 runs beside request 2 on GPU 0.
-fn two_beside(policy: PolicyConfig, gpus: usize) -> Node {
+pub(super) fn two_beside(policy: PolicyConfig, gpus: usize) -> Node {
     let seats = NonZeroU32::new(4).unwrap();
     let one = GpuConfig { seats, ..GpuConfig::new(Bytes::mib(64), BytesPerSec(1_000_000_000)) };
     let mut node = node_of(&Config::new(vec![one; gpus], 9).with_policy(policy, 1));
@@ -19,7 +19,7 @@ fn two_beside(policy: PolicyConfig, gpus: usize) -> Node {
 }
 
 /// Returns the assigned requests, each with its seat.
-fn seats_of(actions: &[Action]) -> Vec<(u64, u32)> {
+pub(super) fn seats_of(actions: &[Action]) -> Vec<(u64, u32)> {
     let assigned = |action: &Action| match *action {
         Action::Assign { seat, key, .. } => Some((key.0, seat.0)),
         _ => None,
