@@ -385,3 +385,20 @@ fn a_token_id_of_zero_is_a_token() {
     let first: SeatToken = tokens_of(&bench.assign(4, A)).unwrap().first.unwrap();
     assert_eq!(first.token, TokenId(0));
 }
+
+/// The second run has no deadline, as the first, and came later; it waits for one token at most.
+#[test]
+fn a_run_that_began_alone_keeps_the_whole_gpu_no_longer_than_its_token() {
+    for deadline in [None, Some(1_000)] {
+        let mut bench = shared();
+        let first = tokens_of(&bench.assign_to(0, 4, A, deadline)).unwrap().first.unwrap();
+        bench.assign_to(1, 5, B, None);
+        let asked = bench.step(Event::TokenAsked { seat: ExecutorSeat(0) });
+        assert!(grants(&asked).is_empty(), "deadline {deadline:?}: the first run is promised {asked:?}");
+        let busy = Duration::from_millis(5);
+        let spent = Event::TokenSpent { seat: ExecutorSeat(0), token: first.token, busy, more: true };
+        let granted = grants(&bench.step(spent));
+        let seats: Vec<_> = granted.iter().map(|(seat, on)| (seat.0, on.units())).collect();
+        assert!(seats.contains(&(0, 8)) && seats.contains(&(1, 8)), "deadline {deadline:?}: {granted:?}");
+    }
+}

@@ -23,6 +23,8 @@ struct Rank {
     wider_first: Reverse<u8>,
     slice: SliceId,
     deadline: Timestamp,
+    /// Device time of the run so far: of the runs of a slice, the run that was served least goes first.
+    served: Duration,
     run: RunId,
 }
 
@@ -47,6 +49,8 @@ struct Pass {
     ahead: Vec<RunId>,
     /// Whether a run waits for units that a later run must not be promised.
     blocked: bool,
+    /// Whether any run waits for units, so that no run may keep more units than the least of its terms.
+    crowded: bool,
     /// Whether no later run gets free units.
     stopped: bool,
 }
@@ -77,6 +81,7 @@ impl TokenCore {
     fn serve_line(&mut self, now: Timestamp, pass: &mut Pass, actions: &mut Vec<Action>) {
         let mut line = self.line(now);
         line.sort_unstable();
+        pass.crowded = self.is_crowded();
         let mut later = Vec::new();
         for rank in line {
             // An earlier run of the same slice may have taken the time that the slice was owed.
@@ -113,7 +118,8 @@ impl TokenCore {
         let gap = account.gap(self.config.cap()) + promised;
         let wider_first = Reverse(account.least);
         let deadline = run.deadline.unwrap_or(Timestamp::MAX);
-        let at = |class, key| Rank { class, key, wider_first, slice: run.slice, deadline, run: id };
+        let Run { slice, served, .. } = *run;
+        let at = |class, key| Rank { class, key, wider_first, slice, deadline, served, run: id };
         let aged = |age| run.skipped_since.filter(|since| now.since(*since) > age);
         Some(match self.config.order() {
             TokenOrder::Skip { age } => match (aged(age), run.deadline) {
@@ -131,8 +137,9 @@ impl TokenCore {
         let Some(run) = self.runs.get(&rank.run) else { return };
         let Some(account) = self.slices.get(&run.slice) else { return };
         let below_limit = account.below_limit(self.config.cap());
-        if run.present.is_some() {
-            self.serve_holder(now, rank.run, below_limit, pass, actions);
+        if let Some(present) = &run.present {
+            let withheld = pass.blocked || (pass.crowded && present.on.units() > account.least);
+            self.serve_holder(now, rank.run, below_limit && !withheld, withheld, pass, actions);
         } else if below_limit && run.wants {
             let least = account.least;
             let on = if pass.stopped { None } else { self.pool.take(least) };
@@ -144,6 +151,16 @@ impl TokenCore {
                 None => self.skip(now, rank, pass),
             }
         }
+    }
+
+    /// Whether a run below its limit waits although its least units are not free.
+    fn is_crowded(&self) -> bool {
+        let cap = self.config.cap();
+        self.runs.values().filter(|run| run.waits()).any(|run| {
+            self.slices.get(&run.slice).is_some_and(|account| {
+                account.below_limit(cap) && self.pool.clone().take(account.least).is_none()
+            })
+        })
     }
 
     fn skip(&mut self, now: Timestamp, rank: Rank, pass: &mut Pass) {
@@ -159,17 +176,18 @@ impl TokenCore {
         &mut self,
         now: Timestamp,
         id: RunId,
-        below_limit: bool,
+        may_continue: bool,
+        withheld: bool,
         pass: &mut Pass,
         actions: &mut Vec<Action>,
     ) {
-        if pass.blocked {
+        if withheld {
             let ahead = self.runs.get_mut(&id).and_then(|run| run.ahead.as_mut());
             if let Some(ahead) = ahead.filter(|ahead| !ahead.withdrawn) {
                 ahead.withdrawn = true;
                 actions.push(Action::Withdraw { run: id, token: ahead.id });
             }
-        } else if below_limit && let Some(on) = self.ahead_on(id) {
+        } else if may_continue && let Some(on) = self.ahead_on(id) {
             let length = self.config.token();
             let token = self.token(now, on, Some(length));
             self.charge(id, token.charged);

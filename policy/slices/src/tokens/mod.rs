@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **Order of service** ([`TokenOrder::Skip`]). Slices that miss a part of their request go first, the largest gap
-//! before the others; then runs by deadline; then the slice that was served least. A run is skipped if its SMs
-//! are not free. After an age, a skipped run goes first and no run passes it, so no run starves. Units that are
+//! before the others; then runs by deadline; then the slice, and of a slice the run, that was served least. A run
+//! is skipped if its SMs are not free. After an age, a skipped run goes first and no run passes it, so no run starves. Units that are
 //! left widen the runs that gain most, up to the greatest share of their terms. [`TokenOrder::Head`] is the
 //! paper's order instead (F10, F11).
 //!
@@ -18,7 +18,8 @@
 //! with a single run exchanges no messages.
 //!
 //! **Ahead.** A run that holds a token may be granted the next one before the present one ends, on the same SMs,
-//! unless a run that comes first waits. The next token is withdrawn if such a run arrives.
+//! unless a run that comes first waits, or any run waits while this one has more than the least SMs of its terms.
+//! The next token is withdrawn if such a run arrives.
 //!
 //! **Bounds.** A run holds at most one token and one token ahead. A slice exceeds its limit by at most one token
 //! for each of its runs (F09). The caller bounds the number of slices and runs.
@@ -84,6 +85,8 @@ struct Run {
     skipped_since: Option<Timestamp>,
     present: Option<Token>,
     ahead: Option<Token>,
+    /// Device time so far.
+    served: Duration,
 }
 
 impl Run {
@@ -267,7 +270,17 @@ impl TokenCore {
         let Some(account) = self.slices.get_mut(&slice) else { return };
         let known = self.runs.entry(run).or_insert_with(|| {
             account.add_run(now);
-            Run { slice, deadline, curve, wants: true, skipped_since: None, present: None, ahead: None }
+            let served = Duration::ZERO;
+            Run {
+                slice,
+                deadline,
+                curve,
+                wants: true,
+                skipped_since: None,
+                present: None,
+                ahead: None,
+                served,
+            }
         });
         known.deadline = deadline;
         known.curve = curve;
@@ -298,6 +311,7 @@ impl TokenCore {
         }
         // A token ahead answers the wish already.
         run.wants = more && (!was_present || run.present.is_none());
+        run.served = run.served.saturating_add(busy);
         let slice = run.slice;
         self.settle(now, slice, &ended, busy);
         if !busy.is_zero() {
