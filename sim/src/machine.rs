@@ -45,6 +45,8 @@ impl SimulatedMachine {
                     tail: paced(scenario, &gpu.gpu_type, model.tail),
                     start: model.start,
                     keeps: Bytes::ZERO,
+                    curve: model.shared.curve,
+                    demand: model.shared.demand,
                     end: RunEnd::Done,
                 };
                 (model_name(place), run)
@@ -70,6 +72,7 @@ impl SimulatedMachine {
         (config.dispatch, config.eviction, config.isolation) = (node.dispatch, node.eviction, node.isolation);
         config.sharing = node.sharing;
         config.host_links = node.host_links;
+        config.gpu_sharing = node.gpu_sharing;
         (config.requests_max, config.in_flight_max) = (REQUESTS_MAX, REQUESTS_MAX);
         let seed = scenario.seed.wrapping_add(place as u64);
         let context = NodeContext::new(seed, Box::new(executors.clone())).with_clock(Arc::clone(clock));

@@ -9,13 +9,16 @@
 //! one run at a time, all models share the memory of one run's activations, which is in the 7 GB reserved for
 //! other uses. The tail of a run after the last weights is chosen so that a swap at [`TORPOR_PCIE`] lasts as
 //! long as in table 4.
+//!
+//! **Shared GPUs:** only ResNet-50 has figures of its speed on a part of the SMs, from FaST-GShare. Every other
+//! model is as fast as its part is large, so that sharing gains nothing.
 
 use std::time::Duration;
 
-use millrace_types::{Bytes, BytesPerSec};
+use millrace_types::{Bytes, BytesPerSec, ComputeCurve, Permille};
 
 /// The sizes and times of a model in a simulation.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ModelFigures {
     /// The name of the network.
     pub name: String,
@@ -30,6 +33,30 @@ pub struct ModelFigures {
     /// The start time of the model's own process, before which the model cannot run. Zero in a shared
     /// process.
     pub start: Duration,
+    pub shared: SharedSpeed,
+}
+
+/// The speed of a model's runs on a shared GPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharedSpeed {
+    /// The speed on a part of the SMs.
+    pub curve: ComputeCurve,
+    /// The part of the GPU's memory bandwidth that a run uses at full speed.
+    pub demand: Permille,
+}
+
+impl SharedSpeed {
+    /// A run that is as fast as its part of the SMs is large, so that sharing gains nothing.
+    pub const PROPORTIONAL: Self = Self { curve: ComputeCurve::PROPORTIONAL, demand: Permille::ZERO };
+
+    /// Returns the speed of ResNet-50, fitted to FaST-GShare: 24% of the SMs saturate the model (§5.2, figure 8),
+    /// and eight pods on 12% each have 4.16 times the throughput of one pod on the whole GPU (figure 10).
+    #[must_use]
+    pub fn resnet() -> Self {
+        let share = |thousandths| Permille::new(thousandths).unwrap_or(Permille::ALL);
+        let curve = ComputeCurve::new(share(240), 0.38).unwrap_or(ComputeCurve::PROPORTIONAL);
+        Self { curve, demand: share(240) }
+    }
 }
 
 /// The part of a V100's 32 GB that holds models in the Torpor paper (T12), as in the artifact.
@@ -87,6 +114,7 @@ pub fn lalb() -> Vec<ModelFigures> {
             run,
             tail: run,
             start: Duration::from_millis(load),
+            shared: SharedSpeed::PROPORTIONAL,
         }
     };
     LALB.iter().map(figures).collect()
@@ -112,7 +140,8 @@ pub fn torpor() -> Vec<ModelFigures> {
         let weights = Bytes(megabytes * 1_000_000);
         let tail = Duration::from_millis(swapped).saturating_sub(TORPOR_PCIE.time_for(weights)).min(run);
         let memory = weights;
-        ModelFigures { name: name.to_owned(), weights, memory, run, tail, start: Duration::ZERO }
+        let shared = if name == "resnet-50" { SharedSpeed::resnet() } else { SharedSpeed::PROPORTIONAL };
+        ModelFigures { name: name.to_owned(), weights, memory, run, tail, start: Duration::ZERO, shared }
     };
     TORPOR.iter().map(figures).collect()
 }

@@ -9,6 +9,7 @@ use millrace_scheduling::dispatch::PolicyConfig;
 use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_transfers::paths::HostLinks;
 use millrace_transfers::rates::TransferSharing;
+use millrace_types::policy::GpuSharingName;
 use millrace_types::topology::Topology;
 use millrace_types::{Bytes, GpuIndex, Quota, SchedulingOptions, Slo, TenantName, Timestamp};
 
@@ -30,6 +31,8 @@ pub struct SimulatedNode {
     pub sharing: TransferSharing,
     /// The links that a transfer from the host may use: those of its own GPU, or those of other GPUs too.
     pub host_links: HostLinks,
+    /// The sharing of a GPU among requests.
+    pub gpu_sharing: GpuSharingName,
     /// The host memory for models.
     pub host_memory: Bytes,
 }
@@ -43,6 +46,7 @@ impl SimulatedNode {
             eviction: self.eviction,
             sharing: self.sharing,
             host_links: self.host_links,
+            gpu_sharing: self.gpu_sharing,
             ..SchedulingPolicy::default()
         }
     }
@@ -51,7 +55,8 @@ impl SimulatedNode {
     /// number of models.
     #[must_use]
     pub fn new(topology: Topology, dispatch: PolicyConfig) -> Self {
-        let SchedulingPolicy { eviction, sharing, host_links, .. } = SchedulingPolicy::around(dispatch);
+        let SchedulingPolicy { eviction, sharing, host_links, gpu_sharing, .. } =
+            SchedulingPolicy::around(dispatch);
         Self {
             topology,
             dispatch,
@@ -59,6 +64,7 @@ impl SimulatedNode {
             isolation: ExecutorIsolation::default(),
             sharing,
             host_links,
+            gpu_sharing,
             host_memory: Bytes(u64::MAX / 2),
         }
     }

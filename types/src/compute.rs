@@ -16,6 +16,8 @@ pub struct ComputeCurve {
 impl ComputeCurve {
     /// A run that is as fast on any share of the SMs.
     pub const FLAT: Self = Self { saturation: Permille::ALL, exponent: 0.0 };
+    /// A run that is as fast as its share of the SMs is large.
+    pub const PROPORTIONAL: Self = Self { saturation: Permille::ALL, exponent: 1.0 };
 
     /// Returns the curve of a run that is fastest from `saturation` on, with the exponent `γ` below.
     ///

@@ -7,7 +7,7 @@ use anyhow::Result;
 use millrace_device::topology::TopologyDescription;
 use millrace_memory::eviction::Eviction;
 use millrace_scheduling::dispatch::PolicyConfig;
-use millrace_sim::models::{self, ModelFigures};
+use millrace_sim::models::{self, ModelFigures, SharedSpeed};
 use millrace_sim::report::format_percent;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
@@ -51,6 +51,7 @@ fn node(dispatch: PolicyConfig, host_links: HostLinks) -> Result<SimulatedNode> 
 /// Returns an error if the topology cannot be read.
 pub fn lone(host_links: HostLinks) -> Result<ClusterScenario> {
     let model = ModelFigures {
+        shared: SharedSpeed::PROPORTIONAL,
         name: "lone".to_owned(),
         weights: LONE,
         memory: LONE,

@@ -13,17 +13,20 @@ use millrace_sim::workload::MINUTE;
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
 use millrace_sim::{SimulationOutcome, models};
 use millrace_types::Slo;
+use millrace_types::policy::GpuSharingName;
 
 use crate::effort::Effort;
 use crate::experiment::Experiment;
-use crate::figures::{PolicyOrder, SeedValues, Unit};
+use crate::figures::{Bound, Claim, Figure, PolicyOrder, SeedValues, Unit};
 use crate::report::ExperimentReport;
 use crate::seeds::Summaries;
 use crate::torpor::v100;
 use crate::versus::Quantity;
 
-pub const EXPERIMENTS: [Experiment; 1] =
-    [Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload }];
+pub const EXPERIMENTS: [Experiment; 2] = [
+    Experiment { id: "OVERLOAD", title: "Equal functions, from light load to overload", run: overload },
+    Experiment { id: "SLICES-COMPUTE", title: "Equal functions on shared GPUs", run: slices },
+];
 
 const FUNCTIONS: usize = 200;
 /// The load in percent at which Torpor's rule loses to FIFO.
@@ -125,6 +128,53 @@ fn overload(effort: Effort) -> Result<ExperimentReport> {
         "mean latency",
         "p99",
     ];
+    report.tables.push((String::new(), header.map(String::from).to_vec(), rows));
+    Ok(report)
+}
+
+/// Runs loads from below to far above the capacity of four GPUs that are not shared, with shared GPUs and
+/// without.
+fn slices(effort: Effort) -> Result<ExperimentReport> {
+    let loads: &[u32] = if effort.short { &[200] } else { &[60, 100, 150, 200, 300, 400] };
+    let mut report = ExperimentReport::default();
+    report.assumed.push(format!(
+        "The {FUNCTIONS} functions of OVERLOAD for 10 seconds, under `unified`. The speed of ResNet-50 on a part of the SMs is fitted to FaST-GShare's figures 8 and 10, and not judged: eight runs at once have 4.16 times the throughput of one. A launch is slowed by the launches under way at its begin, and not by later ones."
+    ));
+    let mut rows = Vec::new();
+    for &load in loads {
+        for sharing in [GpuSharingName::Off, GpuSharingName::Slices] {
+            let span = if effort.short { MINUTE / 20 } else { MINUTE / 6 };
+            let setup = |seed: u64| {
+                let mut scenario = equal(PolicyConfig::default(), Some(OBJECTIVE), load, seed, span);
+                scenario.nodes.iter_mut().for_each(|node| node.gpu_sharing = sharing);
+                scenario
+            };
+            let scenarios: Vec<_> = effort.each_seed().map(setup).collect();
+            let measured = millrace_sim::run_each(&scenarios, |scenario, outcome| {
+                (in_time_of(&outcome), outcome.summary(&scenario.functions))
+            })?;
+            let (shares, summaries): (Vec<_>, Vec<_>) = measured.into_iter().unzip();
+            let shares = SeedValues(shares);
+            let summaries = Summaries(summaries);
+            rows.push(vec![
+                format!("{load}%"),
+                sharing.to_string(),
+                format_percent(shares.mean()),
+                Unit::Millis.show(summaries.mean_ms().mean()),
+                Unit::Millis.show(summaries.spread(|it| it.p99.as_secs_f64() * 1e3).mean()),
+            ]);
+            if sharing == GpuSharingName::Slices && load == 200 {
+                report.figures.push(Figure {
+                    what: "requests in time on shared GPUs at twice the load of OVERLOAD's 100%".to_owned(),
+                    claim: Claim::goal("at least 98%".to_owned(), Bound::AtLeast(0.98)),
+                    ours: shares,
+                    unit: Unit::Percent,
+                    cause: None,
+                });
+            }
+        }
+    }
+    let header = ["load", "GPU sharing", "requests in time", "mean latency", "p99"];
     report.tables.push((String::new(), header.map(String::from).to_vec(), rows));
     Ok(report)
 }

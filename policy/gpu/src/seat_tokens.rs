@@ -48,11 +48,9 @@ fn free_terms() -> Terms {
     Terms::new(least, Permille::ALL, Permille::ZERO, Permille::ALL).expect("the least share is above zero")
 }
 
-/// The speed of a model that was not profiled: in proportion to its SMs. So runs that are alone have the whole
-/// GPU, and runs at the same time have about equal parts.
-fn assumed_curve() -> ComputeCurve {
-    ComputeCurve::new(Permille::ALL, 1.0).expect("the exponent is at most 1")
-}
+/// The assumed speed of a model, as no model is profiled. With it a lone run has the whole GPU, and runs at the
+/// same time have about equal parts.
+const ASSUMED_CURVE: ComputeCurve = ComputeCurve::PROPORTIONAL;
 
 /// A period of a seat.
 #[derive(Debug, Clone, Copy)]
@@ -108,7 +106,7 @@ impl SeatTokens {
             self.periods[usize::from(seat.0)] = Some(period);
         }
         let run = TokenHolder(number);
-        self.decide(now, TokenEvent::Ask { slice: FREE_SLICE, run, deadline, curve: assumed_curve() });
+        self.decide(now, TokenEvent::Ask { slice: FREE_SLICE, run, deadline, curve: ASSUMED_CURVE });
         begun.is_none()
     }
 

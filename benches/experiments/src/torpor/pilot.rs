@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use millrace_memory::eviction::Eviction;
-use millrace_sim::models::{ModelFigures, TORPOR_PCIE};
+use millrace_sim::models::{ModelFigures, SharedSpeed, TORPOR_PCIE};
 use millrace_sim::run_each;
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction};
 use millrace_sim::workload::patterns::{self, WorkloadPattern};
@@ -66,7 +66,8 @@ fn model(place: usize, run: Duration) -> ModelFigures {
     let (name, megabytes, resume) = MODELS[place % MODELS.len()];
     let weights = Bytes(megabytes * 1_000_000);
     let start = TORPOR_PCIE.time_for(weights) + Duration::from_millis(resume);
-    ModelFigures { name: name.to_owned(), weights, memory: weights, run, tail: run, start }
+    let shared = SharedSpeed::PROPORTIONAL;
+    ModelFigures { name: name.to_owned(), weights, memory: weights, run, tail: run, start, shared }
 }
 
 /// Returns the simulated functions. `mean_run` is the mean time of a run in seconds.

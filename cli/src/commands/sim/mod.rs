@@ -13,6 +13,7 @@ use std::time::Duration;
 use millrace_device::topology::preset_names;
 use millrace_sim::models::{LALB_GPU_MEMORY, TORPOR_GPU_MEMORY, torpor_deadline};
 use millrace_sim::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
+use millrace_types::policy::GpuSharingName;
 use millrace_types::{Bytes, Slo};
 use millrace_worker::start::{
     EVICTIONS, Eviction, ExecutorIsolation, HOST_LINKS, HostLinks, ISOLATIONS, POLICIES, PolicyConfig,
@@ -22,7 +23,7 @@ use millrace_worker::start::{
 use self::results::PolicyRun;
 use self::tenants::SimulatedTenant;
 use self::workload::Workload;
-use crate::commands::options::{one_of, topology};
+use crate::commands::options::{named, one_of, topology};
 use crate::failure::CommandFailure;
 use crate::output::ListOutput;
 
@@ -80,6 +81,10 @@ pub(crate) struct Args {
     /// idle links of other GPUs, which forward over NVLinks (all).
     #[arg(long, value_name = "WHOSE", default_value_t, value_parser = one_of(HOST_LINKS))]
     host_links: HostLinks,
+    /// The sharing of a GPU: a request has the whole GPU while it runs (off), or up to 8 requests run at
+    /// once on parts of the SMs (slices). Only ResNet-50 of the Torpor paper's models is known to gain.
+    #[arg(long, value_name = "MODE", default_value_t, value_parser = named(GpuSharingName::ALL, GpuSharingName::name))]
+    gpu_sharing: GpuSharingName,
     /// The models that functions use in turn: those of the Torpor paper, those of the LALB paper,
     /// or a file.
     #[arg(long, value_name = "torpor|lalb|FILE", default_value = "torpor")]
@@ -247,6 +252,7 @@ impl Args {
         let node = SimulatedNode {
             isolation: self.isolation,
             host_links: self.host_links,
+            gpu_sharing: self.gpu_sharing,
             ..SimulatedNode::new(topology, self.policy[0])
         };
         let nodes = vec![node; self.nodes.get() as usize];

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_sim::models::{ModelFigures, lalb, torpor};
+use millrace_sim::models::{ModelFigures, SharedSpeed, lalb, torpor};
 use millrace_types::Bytes;
 use serde::Deserialize;
 
@@ -69,7 +69,7 @@ fn figures(entry: ModelEntry) -> Result<ModelFigures, String> {
         return Err(format!("model {name}: weights or run is zero: write values above zero"));
     }
     let memory = memory.unwrap_or(weights).max(weights);
-    Ok(ModelFigures { name, weights, memory, run, tail, start })
+    Ok(ModelFigures { name, weights, memory, run, tail, start, shared: SharedSpeed::PROPORTIONAL })
 }
 
 #[cfg(test)]
@@ -82,6 +82,7 @@ mod tests {
                     - {name: b, weights: 1GB, memory: 2GB, run: 40ms, tail: 5ms, start: 2s}\n";
         let ms = Duration::from_millis;
         let a = ModelFigures {
+            shared: SharedSpeed::PROPORTIONAL,
             name: "a".to_owned(),
             weights: Bytes(100_000_000),
             memory: Bytes(100_000_000),
@@ -90,6 +91,7 @@ mod tests {
             start: Duration::ZERO,
         };
         let b = ModelFigures {
+            shared: SharedSpeed::PROPORTIONAL,
             name: "b".to_owned(),
             weights: Bytes(1_000_000_000),
             memory: Bytes(2_000_000_000),

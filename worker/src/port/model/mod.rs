@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use millrace_slices::gate::GateEvent;
 use millrace_slices::tokens::TokenId;
-use millrace_types::{Bytes, BytesPerSec, GpuIndex, Timestamp};
+use millrace_types::{Bytes, BytesPerSec, ComputeCurve, GpuIndex, Permille, Timestamp};
 
 use self::copies::{CopyPaths, CopyQueue};
 pub use self::protocol::{CopiedObject, CopyCommand, CopyPath, CopyRefusal, ModelledCommand, ModelledEvent};
 pub use self::seats::ModelledTokens;
-use self::seats::{ModelledSeat, RunJob, SharedProgress, SharedWork};
+use self::seats::{ModelledSeat, RunJob, RunSpeed, SharedProgress, SharedWork};
 use crate::clock::{Sleeper, own_microsecond};
 
 /// The timing and the faults of a modelled executor.
@@ -46,7 +46,7 @@ pub struct ExecutorBehaviour {
 }
 
 /// The timing and the end of a program's runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunModel {
     /// The duration of a run of one request with resident weights.
     pub takes: Duration,
@@ -61,12 +61,18 @@ pub struct RunModel {
     /// The size of the outputs that stay on the GPU if the request keeps them. With zero bytes all outputs
     /// are answered.
     pub keeps: Bytes,
+    /// The speed on a part of the SMs of a shared GPU.
+    pub curve: ComputeCurve,
+    /// The part of the GPU's memory bandwidth that the run uses at full speed. Runs at the same time slow
+    /// each other if the sum exceeds the whole.
+    pub demand: Permille,
     pub end: RunEnd,
 }
 
 impl RunModel {
     /// Returns a run that ends with outputs, overlaps three quarters of the computation with the load,
-    /// takes no longer for several requests, and keeps no outputs on the GPU.
+    /// takes no longer for several requests, keeps no outputs on the GPU, and is as fast as its part of the
+    /// SMs is large.
     #[must_use]
     pub fn new(takes: Duration) -> Self {
         Self {
@@ -75,6 +81,8 @@ impl RunModel {
             tail: takes / 4,
             start: Duration::ZERO,
             keeps: Bytes::ZERO,
+            curve: ComputeCurve::PROPORTIONAL,
+            demand: Permille::ZERO,
             end: RunEnd::Done,
         }
     }
@@ -506,6 +514,8 @@ impl ModelledExecutor {
         model: RunModel,
     ) -> bool {
         let sleeper = self.sleeper;
+        let heads = self.seats.values().filter_map(|seat| seat.runs.front());
+        let others = heads.filter_map(|job| job.shared.as_ref()).map(SharedWork::bandwidth).sum();
         let Some(ModelledSeat { gate, runs }) = self.seats.get_mut(&seat) else { return false };
         let Some(job) = runs.front_mut() else { return false };
         let Some(work) = &mut job.shared else { return false };
@@ -516,7 +526,8 @@ impl ModelledExecutor {
         }
         let left = model.takes.saturating_sub(now.since(begun)).max(model.tail);
         work.loaded(left, model.takes.saturating_sub(left));
-        let (progress, event) = work.settle(now, gate, |at| own_microsecond(at, sleeper));
+        let speed = RunSpeed { curve: model.curve, demand: model.demand, others };
+        let (progress, event) = work.settle(now, gate, speed, |at| own_microsecond(at, sleeper));
         let &mut SharedWork { held, computed, sm, .. } = work;
         let &mut RunJob { run, keeps, .. } = job;
         let token = gate.held();

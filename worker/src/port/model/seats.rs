@@ -2,14 +2,15 @@
 //! the same time.
 //!
 //! On a GPU that is not shared, a run computes while its weights arrive. On a shared GPU a run launches piece by
-//! piece under the seat's tokens, and is faster the more SMs a token has, in proportion. There a run computes
-//! only after all weights have arrived, for the rest of its time. Runs do not slow each other's memory.
+//! piece under the seat's tokens, at the speed of its curve on the SMs of the token. There a run computes only
+//! after all weights have arrived, for the rest of its time. A launch is slower by the factor by which the
+//! launches under way at its begin exceed the memory bandwidth; launches that begin later do not slow it.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
-use millrace_types::Timestamp;
+use millrace_types::{ComputeCurve, Permille, Timestamp};
 
 /// Device time of a launch under a token with an end, and of a launch of a long run.
 const PIECE: Duration = Duration::from_micros(2_500);
@@ -61,11 +62,23 @@ pub(super) struct SharedWork {
     rests: bool,
 }
 
+/// The speed of a run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunSpeed {
+    pub(super) curve: ComputeCurve,
+    /// The part of the memory bandwidth that the run uses at full speed.
+    pub(super) demand: Permille,
+    /// The part of the memory bandwidth that the launches of other seats use.
+    pub(super) others: f64,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Launch {
     permit: LaunchPermit,
     began: Timestamp,
     ends: Timestamp,
+    /// The part of the memory bandwidth that the launch uses.
+    bandwidth: f64,
     /// The part of the run's time on all SMs.
     work: Duration,
 }
@@ -83,6 +96,11 @@ impl SharedWork {
     /// Returns the time at which the launch under way ends.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.launch.map(|launch| launch.ends)
+    }
+
+    /// Returns the part of the memory bandwidth that the launch under way uses.
+    pub(super) fn bandwidth(&self) -> f64 {
+        self.launch.map_or(0.0, |launch| launch.bandwidth)
     }
 
     /// Gives the tokens back once, because weights are missing.
@@ -105,18 +123,19 @@ impl SharedWork {
         &mut self,
         now: Timestamp,
         gate: &mut SeatGate,
+        speed: RunSpeed,
         own: impl Fn(Timestamp) -> Timestamp,
     ) -> (SharedProgress, Option<GateEvent>) {
         let Some(left) = self.left else { return (SharedProgress::Waits, None) };
-        if let Some(Launch { permit, began, ends, work }) = self.launch {
+        if let Some(Launch { permit, began, ends, work, .. }) = self.launch {
             if ends > now {
                 return (SharedProgress::Waits, None);
             }
             self.launch = None;
             let left = left.saturating_sub(work);
             self.left = Some(left);
-            self.sm += work;
             let took = ends.since(began);
+            self.sm += took * u32::from(permit.on.units()) / u32::from(permit.on.whole());
             self.computed += took;
             let event = gate.leave(permit, took);
             return (if left.is_zero() { SharedProgress::Ended } else { SharedProgress::Moved }, event);
@@ -127,12 +146,14 @@ impl SharedWork {
             return (SharedProgress::Waits, event);
         };
         self.held += self.waits_since.take().map_or(Duration::ZERO, |since| now.since(since));
+        let share = u16::from(permit.on.units()) * 1000 / u16::from(permit.on.whole());
+        let alone = speed.curve.rate(Permille::new(share).unwrap_or(Permille::ALL));
+        let bandwidth = f64::from(speed.demand.get()) / 1000.0 * alone;
+        let rate = alone / (speed.others + bandwidth).max(1.0);
         let whole = permit.open && left <= WHOLE_MAX;
-        let units = u32::from(permit.on.units());
-        let all = u32::from(permit.on.whole());
-        let work = if whole { left } else { left.min(PIECE * units / all) };
-        let ends = own(now + work * all / units);
-        self.launch = Some(Launch { permit, began: now, ends, work });
+        let work = if whole { left } else { left.min(PIECE.mul_f64(rate)) };
+        let ends = own(now + work.div_f64(rate));
+        self.launch = Some(Launch { permit, began: now, ends, bandwidth, work });
         (SharedProgress::Moved, event)
     }
 }
