@@ -354,14 +354,31 @@ mod tests {
     }
 
     #[test]
+    fn the_sms_of_a_shared_gpu_are_drawn_with_a_letter_for_each_request() {
+        let part = |function: &str, first_unit, units| wire::RunningRequest {
+            function: function.into(),
+            first_unit,
+            units,
+        };
+        let gpu = |running| wire::Gpu { running, ..Default::default() };
+        let shared = gpu(vec![part("t/x@1", 8, 4), part("t/y@1", 0, 8), part("t/z@1", 0, 0)]);
+        assert_eq!(sms(&shared), "bbbbbbbbaaaa....");
+        assert_eq!(running(&shared), "a t/x@1, b t/y@1, c t/z@1");
+        assert_eq!(sms(&gpu(Vec::new())), "................");
+        // A part beyond the last unit, from a worker of another build, is not drawn.
+        assert_eq!(sms(&gpu(vec![part("t/x@1", 12, 30)])), "............aaaa");
+    }
+
+    #[test]
     fn rates_and_shares_cover_the_time_between_two_samples() {
         let (history, events) = history();
         let picture = Dashboard::of(&history, &events).unwrap();
         let gpus = texts(&picture, Pane::Gpus);
-        let memory = "█████████░░░░░░░░░  50%";
+        let memory = "████░░░░  50%";
+        let sms = "aaaaaaaaaaaaaaaa";
         assert_eq!(
             gpus,
-            [["worker-1", "1", "Up", memory, "1", "50%", "2.0", "0.0", "1", "default/digits@1"]]
+            [["worker-1", "1", "Up", memory, "1", "50%", "2.0", "0.0", "1", sms, "default/digits@1"]]
         );
         let functions = texts(&picture, Pane::Functions);
         assert_eq!(
