@@ -145,6 +145,7 @@ mod tests {
             batching: "on".into(),
             transfer_sharing: "fair".into(),
             host_links: "own".into(),
+            gpu_sharing: "off".into(),
             ..Default::default()
         };
         assert!(obeys(&wanted, &does(9)));
