@@ -6,10 +6,11 @@ use std::time::Duration;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
 
 use super::data_store::GpuDataStore;
+use super::executor_seat::ExecutorSeat;
 use super::isolation::ExecutorIsolation;
 use super::lines::Lines;
 use super::programs::ProgramTable;
-use super::seat_tokens::{ExecutorSeat, SeatTokens};
+use super::seat_tokens::SeatTokens;
 use millrace_core::ids::{Generation, RequestKey, RunId, TransferId};
 use millrace_memory::elastic;
 use millrace_memory::eviction::Eviction;

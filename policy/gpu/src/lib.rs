@@ -40,6 +40,7 @@ mod data;
 mod data_store;
 mod events;
 mod executor;
+mod executor_seat;
 mod gpu_core;
 pub mod isolation;
 pub mod lifecycle;
@@ -54,15 +55,16 @@ mod programs;
 mod protocol;
 mod residency;
 mod seat_tokens;
+mod sharing;
 mod slots;
 #[cfg(test)]
 mod tests;
 
 pub use self::completion::SENDS_MAX;
 pub use self::executor::HANG_AFTER;
+pub use self::executor_seat::{ExecutorSeat, RunTokens};
 pub use self::gpu_core::{ExecutorHealth, GpuCore, GpuCounters};
 pub use self::isolation::{ExecutorIsolation, PROCESSES_MAX};
 pub use self::object_action::ObjectAction;
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, GpuTimes, RunFailure};
-pub use self::seat_tokens::{ExecutorSeat, RunTokens};

@@ -8,7 +8,7 @@ use millrace_core::ids::{RequestKey, RunId, SeatIndex};
 use millrace_core::{GPU_REQUESTS_MAX, SEATS_MAX};
 use millrace_types::ModelId;
 
-use super::seat_tokens::ExecutorSeat;
+use super::executor_seat::ExecutorSeat;
 use super::slots::{AssignedRequest, RequestQueue, RequestStage};
 
 /// The place of a request. Valid until a request enters or leaves a line.

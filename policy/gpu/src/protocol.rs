@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
 
+use super::executor_seat::{ExecutorSeat, RunTokens};
 use super::object_action::ObjectAction;
-use super::seat_tokens::{ExecutorSeat, RunTokens};
 use millrace_core::attempts::AttemptProgress;
 use millrace_core::attempts::ReturnReason;
 use millrace_core::ids::{Generation, RequestKey, RunId, SeatIndex, TransferId};

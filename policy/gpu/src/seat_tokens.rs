@@ -5,39 +5,17 @@
 //! tokens one after another. A period ends early if a run waits for weights: the seat then gives its tokens
 //! back, and asks again once the weights are there.
 
-use std::fmt;
 use std::time::Duration;
 
 use millrace_core::SEATS_MAX;
-use millrace_core::ids::RunId;
 use millrace_slices::gate::SeatToken;
 use millrace_slices::tokens::{
     Action as TokenAction, Config, Event as TokenEvent, RunId as TokenHolder, TokenCore, TokenId,
 };
 use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp};
 
-use super::gpu_core::GpuCore;
-use super::lines::LinePlace;
+use super::executor_seat::ExecutorSeat;
 use super::protocol::Action;
-
-/// The number of a seat in its executor, from 0 to 15.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ExecutorSeat(pub u8);
-
-impl fmt::Display for ExecutorSeat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)
-    }
-}
-
-/// How a run on a shared GPU comes by its tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct RunTokens {
-    /// Whether a period of the seat begins, so that all earlier tokens of the seat are void.
-    pub anew: bool,
-    /// The first token of a new period; `None` if the token follows.
-    pub first: Option<SeatToken>,
-}
 
 /// The slice of all requests without a slice of their own: on any of the SMs, at any time.
 const FREE_SLICE: SliceId = SliceId(0);
@@ -54,12 +32,12 @@ const ASSUMED_CURVE: ComputeCurve = ComputeCurve::PROPORTIONAL;
 
 /// A period of a seat.
 #[derive(Debug, Clone, Copy)]
-struct SeatPeriod {
+pub(super) struct SeatPeriod {
     number: u64,
     /// The last token that was granted before the period began.
     after: Option<TokenId>,
     /// The SMs of the last token.
-    on: Option<SmShare>,
+    pub(super) on: Option<SmShare>,
 }
 
 /// The tokens of all seats of a GPU.
@@ -68,7 +46,7 @@ pub(super) struct SeatTokens {
     pub(super) config: Config,
     core: TokenCore,
     periods: [Option<SeatPeriod>; SEATS_MAX],
-    last_period: u64,
+    pub(super) last_period: u64,
     last_token: Option<TokenId>,
     /// Actions of the token core in the present step.
     decided: Vec<TokenAction>,
@@ -76,7 +54,7 @@ pub(super) struct SeatTokens {
 
 impl SeatTokens {
     /// Returns the tokens of a GPU without runs. Numbers of periods continue after `last_period`.
-    fn new(config: Config, last_period: u64, now: Timestamp) -> Self {
+    pub(super) fn new(config: Config, last_period: u64, now: Timestamp) -> Self {
         let mut core = TokenCore::new(config);
         core.on_event(now, TokenEvent::Terms { slice: FREE_SLICE, terms: free_terms() }, &mut Vec::new());
         Self { config, core, periods: [None; SEATS_MAX], last_period, last_token: None, decided: Vec::new() }
@@ -88,16 +66,16 @@ impl SeatTokens {
         self.periods.iter().all(Option::is_none) && self.core.is_idle()
     }
 
-    fn period(&self, seat: ExecutorSeat) -> Option<SeatPeriod> {
+    pub(super) fn period(&self, seat: ExecutorSeat) -> Option<SeatPeriod> {
         self.periods.get(usize::from(seat.0)).copied().flatten()
     }
 
-    fn decide(&mut self, now: Timestamp, event: TokenEvent) {
+    pub(super) fn decide(&mut self, now: Timestamp, event: TokenEvent) {
         self.core.on_event(now, event, &mut self.decided);
     }
 
     /// Tells the core that a seat wants a token. Returns whether a period of the seat begins.
-    fn ask(&mut self, now: Timestamp, seat: ExecutorSeat, deadline: Option<Timestamp>) -> bool {
+    pub(super) fn ask(&mut self, now: Timestamp, seat: ExecutorSeat, deadline: Option<Timestamp>) -> bool {
         let begun = self.period(seat);
         let number = begun.map_or(self.last_period + 1, |period| period.number);
         if begun.is_none() {
@@ -111,13 +89,20 @@ impl SeatTokens {
     }
 
     /// Ends the period of a seat that has no runs any longer.
-    fn end(&mut self, now: Timestamp, seat: ExecutorSeat) {
+    pub(super) fn end(&mut self, now: Timestamp, seat: ExecutorSeat) {
         if let Some(period) = self.periods[usize::from(seat.0)].take() {
             self.decide(now, TokenEvent::Left { run: TokenHolder(period.number) });
         }
     }
 
-    fn spent(&mut self, now: Timestamp, seat: ExecutorSeat, token: TokenId, busy: Duration, more: bool) {
+    pub(super) fn spent(
+        &mut self,
+        now: Timestamp,
+        seat: ExecutorSeat,
+        token: TokenId,
+        busy: Duration,
+        more: bool,
+    ) {
         let Some(period) = self.period(seat).filter(|period| period.after.is_none_or(|last| token > last))
         else {
             return;
@@ -130,7 +115,7 @@ impl SeatTokens {
 
     /// Returns the decisions of the core as actions. The first token of `begun`, a seat whose run is about to
     /// be sent, is returned apart.
-    fn take_decisions(
+    pub(super) fn take_decisions(
         &mut self,
         begun: Option<ExecutorSeat>,
         actions: &mut Vec<Action>,
@@ -165,144 +150,13 @@ impl SeatTokens {
         first
     }
 
+    /// Returns the time at which the token core decides again.
+    pub(super) fn next_wake(&self) -> Option<Timestamp> {
+        self.core.next_wake()
+    }
+
     fn seat_of(&self, run: TokenHolder) -> Option<ExecutorSeat> {
         let of = |period: &Option<SeatPeriod>| period.is_some_and(|period| period.number == run.0);
         (0..).map(ExecutorSeat).zip(&self.periods).find(|(_, period)| of(period)).map(|(seat, _)| seat)
-    }
-}
-
-impl GpuCore {
-    /// Sets whether and how the GPU is shared. The change takes effect once no run is in the executor; until
-    /// then no further run is sent there.
-    pub(super) fn share(&mut self, sharing: Option<Config>) {
-        self.sharing = sharing;
-    }
-
-    /// Carries out a change of the sharing if possible. Returns whether runs have to wait for the change.
-    pub(super) fn sharing_changes(&mut self, now: Timestamp) -> bool {
-        if self.tokens.as_ref().map(|tokens| tokens.config) == self.sharing {
-            return false;
-        }
-        if self.lines.iter().any(|slot| slot.run().is_some()) {
-            return true;
-        }
-        let last_period = self.last_period();
-        self.tokens = self.sharing.map(|config| SeatTokens::new(config, last_period, now));
-        self.last_period = last_period;
-        false
-    }
-
-    fn last_period(&self) -> u64 {
-        self.tokens.as_ref().map_or(self.last_period, |tokens| tokens.last_period)
-    }
-
-    /// Forgets all tokens, because the executor is lost.
-    pub(super) fn lose_tokens(&mut self) {
-        self.last_period = self.last_period();
-        self.tokens = None;
-    }
-
-    /// Returns how a run that is about to be sent comes by its tokens; `None` if the GPU is not shared.
-    pub(super) fn tokens_for(
-        &mut self,
-        now: Timestamp,
-        place: LinePlace,
-        actions: &mut Vec<Action>,
-    ) -> Option<RunTokens> {
-        let deadline = self.lines.get(place).and_then(|slot| slot.deadline);
-        let seat = self.lines.seat(place);
-        let sent = self.lines.sent_runs(seat);
-        let tokens = self.tokens.as_mut()?;
-        // A run ahead that waits for weights has no period now, and will ask for one.
-        if sent > 1 {
-            return Some(RunTokens { anew: false, first: None });
-        }
-        tokens.ask(now, seat, deadline);
-        let first = tokens.take_decisions(Some(seat), actions);
-        Some(RunTokens { anew: true, first })
-    }
-
-    /// Handles the wish of a seat for a token.
-    pub(super) fn token_asked(&mut self, now: Timestamp, seat: ExecutorSeat, actions: &mut Vec<Action>) {
-        let Some(line) = self.lines.line_of(seat) else { return };
-        let head = self.lines.get(LinePlace::first_in(line)).filter(|head| head.run().is_some());
-        let Some((tokens, head)) = self.tokens.as_mut().zip(head) else { return };
-        tokens.ask(now, seat, head.deadline);
-        tokens.take_decisions(None, actions);
-    }
-
-    pub(super) fn token_spent(
-        &mut self,
-        now: Timestamp,
-        seat: ExecutorSeat,
-        token: TokenId,
-        busy: Duration,
-        more: bool,
-        actions: &mut Vec<Action>,
-    ) {
-        if let Some(tokens) = &mut self.tokens {
-            tokens.spent(now, seat, token, busy, more);
-            tokens.take_decisions(None, actions);
-        }
-    }
-
-    /// Gives back the token that a seat holds after the end of its last run.
-    pub(super) fn token_after_run(
-        &mut self,
-        now: Timestamp,
-        run: RunId,
-        token: Option<(TokenId, Duration)>,
-        actions: &mut Vec<Action>,
-    ) {
-        let Some((token, busy)) = token else { return };
-        let Some(place) = self.lines.place_of_run(run) else { return };
-        let seat = self.lines.seat(place);
-        if self.lines.sent_runs(seat) == 1 {
-            self.token_spent(now, seat, token, busy, false, actions);
-        }
-    }
-
-    /// Ends the periods of seats that have no run in the executor.
-    pub(super) fn end_seat_periods(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        let Some(tokens) = &mut self.tokens else { return };
-        for seat in (0..SEATS_MAX as u8).map(ExecutorSeat) {
-            if tokens.period(seat).is_some() && self.lines.sent_runs(seat) == 0 {
-                tokens.end(now, seat);
-            }
-        }
-        tokens.take_decisions(None, actions);
-    }
-
-    /// Gives back the memory of runs beside others that have ended.
-    pub(super) fn give_back_workspaces(&mut self) {
-        let lines = &self.lines;
-        let memory = &mut self.memory;
-        self.workspaces.retain_mut(|workspace| {
-            let kept = lines.sends(workspace.seat, workspace.model);
-            if !kept {
-                workspace.blocks.drain(..).for_each(|run| memory.give_back_block(run));
-            }
-            kept
-        });
-    }
-
-    /// Lets the token core decide after time has passed.
-    pub(super) fn tick_tokens(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        if let Some(tokens) = &mut self.tokens {
-            tokens.decide(now, TokenEvent::Tick);
-            tokens.take_decisions(None, actions);
-        }
-    }
-
-    /// Returns the time at which the token core decides again.
-    pub(super) fn tokens_wake(&self) -> Option<Timestamp> {
-        self.tokens.as_ref()?.core.next_wake()
-    }
-
-    /// Returns the SMs of the last token of the request's seat; `None` without a token.
-    #[must_use]
-    pub fn sms_of(&self, key: millrace_core::ids::RequestKey) -> Option<SmShare> {
-        let place = self.lines.place_of(key)?;
-        self.tokens.as_ref()?.period(self.lines.seat(place))?.on
     }
 }

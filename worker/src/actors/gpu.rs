@@ -19,6 +19,7 @@ mod seat_tokens;
 #[cfg(test)]
 mod tests;
 mod transfers;
+mod unsent_periods;
 
 use millrace_gpu::Event;
 use millrace_proto::executor::InjectFault;

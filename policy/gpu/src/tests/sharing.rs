@@ -6,7 +6,7 @@ use millrace_types::{SmShare, UnitSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::seat_tokens::{ExecutorSeat, RunTokens};
+use crate::executor_seat::{ExecutorSeat, RunTokens};
 
 const MS: u64 = 1_000_000;
 

@@ -13,7 +13,7 @@ use millrace_types::{GpuIndex, Incarnation, ModelId, Timestamp, topology};
 
 use super::assigned_request::GpuRequest;
 use super::object_table::GpuObjects;
-use super::seat_tokens::UnsentPeriods;
+use super::unsent_periods::UnsentPeriods;
 use crate::actor_runtime::AddressSlot;
 use crate::actors::spans::GpuSpans;
 use crate::handle::ActorDirectory;

@@ -4,10 +4,9 @@
 //! of the period yet. Until then this actor holds the seat's token in place of the executor: a token without
 //! an end stays, and any other is given back, so that no SM waits for an input.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millrace_gpu::{Event, ExecutorSeat, RunTokens};
+use millrace_gpu::{Event, ExecutorSeat};
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::{self as wire, Grant, Run, SeatTokens, Shorten, UnitBlock, Withdraw};
 use millrace_slices::gate::SeatToken;
@@ -15,31 +14,7 @@ use millrace_slices::tokens::TokenId;
 use millrace_types::SmShare;
 
 use super::actor::GpuActor;
-
-/// A period of a seat that the executor does not know of yet.
-#[derive(Debug, Default)]
-struct UnsentPeriod {
-    first: Option<SeatToken>,
-    /// Whether the seat gave its token back, and has to ask for another.
-    asks: bool,
-}
-
-/// The periods of seats that the executor does not know of yet.
-#[derive(Debug, Default)]
-pub(super) struct UnsentPeriods(BTreeMap<ExecutorSeat, UnsentPeriod>);
-
-impl UnsentPeriods {
-    /// Notes that a run was decided on.
-    pub(super) fn begin(&mut self, seat: ExecutorSeat, tokens: RunTokens) {
-        if tokens.anew {
-            self.0.insert(seat, UnsentPeriod { first: tokens.first, asks: false });
-        }
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
-    }
-}
+use super::unsent_periods::UnsentPeriod;
 
 fn given_back(seat: ExecutorSeat, token: TokenId) -> Event {
     Event::TokenSpent { seat, token, busy: Duration::ZERO, more: false }
