@@ -3,6 +3,7 @@
 mod policy;
 mod sequences;
 mod times;
+mod tokens;
 
 use std::num::NonZeroU32;
 
@@ -17,6 +18,7 @@ use millrace_types::{
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
 pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, placed_sequences_wire};
 pub use self::times::{duration, duration_wire, timestamp_wire};
+pub use self::tokens::{sm_share, sm_share_wire};
 
 use self::times::time;
 use crate::{admin, worker};

@@ -13,7 +13,7 @@ use millrace_device::{Event as _, Stream as _, monotonic_now};
 use millrace_engine::{DeviceEvent, Engine, LaunchArg, Queue as _};
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{LaunchTimes, Run, RunDone};
-use millrace_slices::gate::LaunchPermit;
+use millrace_slices::gate::{LaunchPermit, WHOLE_RUN_MAX};
 use millrace_types::{SmShare, Timestamp, UnitSet};
 
 use crate::memory::executor_state::ExecutorState;
@@ -53,10 +53,6 @@ enum RunSms {
     /// The SMs of the seat's tokens.
     OfTokens,
 }
-
-/// Longest run that is a single launch under a token without an end. Such a token may get an end at any
-/// time, and a longer launch would exceed it by too much.
-const WHOLE_UNDER_TOKEN_MAX: Duration = Duration::from_millis(10);
 
 /// Whether the response reports the times of the launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -338,7 +334,7 @@ impl<E: Engine> RunInProgress<'_, E> {
         };
         let before = monotonic_now();
         let permit = match self.gate {
-            Some(_) if program.compute_time() > WHOLE_UNDER_TOKEN_MAX => return Ok(None),
+            Some(_) if program.compute_time() > WHOLE_RUN_MAX => return Ok(None),
             Some(gate) => Some(gate.gate.enter(gate.events)),
             None => None,
         };

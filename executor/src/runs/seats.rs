@@ -38,7 +38,7 @@ impl<E: Engine> RunSeats<E> {
         Ok(seats)
     }
 
-    /// Returns a seat, whose thread is started if the seat had no run before.
+    /// Returns a seat. The first call for a seat starts its thread.
     pub(crate) fn start(&mut self, seat: usize) -> Result<&RunSeat<E>, Error> {
         let entry = self.seats.get_mut(seat).ok_or(Error::Seat(seat))?;
         match entry {

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use millrace_device::MemoryExtent;
 use millrace_engine::{HostTensor, KernelSpec, TensorBytes};
+use millrace_proto::convert::sm_share;
 use millrace_proto::executor::{self as wire, tensor};
 use millrace_slices::gate::SeatToken;
 use millrace_slices::tokens::TokenId;
-use millrace_types::{DataType, SmShare, UnitSet, Units};
+use millrace_types::DataType;
 
 use crate::error::Error as ProcessError;
 
@@ -50,14 +51,7 @@ impl FrameDescriptors {
 /// Converts a token of a seat.
 pub(crate) fn token(token: wire::Token) -> Result<SeatToken, ProcessError> {
     let wire::Token { token, period, on, busy_ns } = token;
-    let unit = |number: u32| u8::try_from(number).ok();
-    let on = on.and_then(|on| match on {
-        wire::token::On::Block(block) => {
-            Some(SmShare::Block(UnitSet::block(unit(block.first)?, unit(block.width)?)?))
-        }
-        wire::token::On::Percent(percent) => Some(SmShare::Cap(Units::new(unit(percent)?)?)),
-    });
-    let on = on.ok_or(ProcessError::Protocol("a token for SMs that no GPU has"))?;
+    let on = sm_share(on).ok_or(ProcessError::Protocol("a token for SMs that no GPU has"))?;
     let busy = (busy_ns > 0).then(|| Duration::from_nanos(busy_ns));
     Ok(SeatToken { token: TokenId(token), period, on, busy })
 }

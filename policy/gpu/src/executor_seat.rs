@@ -14,7 +14,7 @@ impl fmt::Display for ExecutorSeat {
     }
 }
 
-/// How a run on a shared GPU comes by its tokens.
+/// The tokens with which a run on a shared GPU begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RunTokens {
     /// Whether a period of the seat begins, so that all earlier tokens of the seat are void.

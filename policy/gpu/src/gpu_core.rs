@@ -101,7 +101,7 @@ pub struct GpuCore {
     pub(super) last_run: RunId,
     pub(super) last_transfer: TransferId,
     pub(super) totals: GpuCounters,
-    /// How the GPU is to be shared; `None`: a single run has the whole GPU.
+    /// The wanted sharing of the GPU; `None`: a single run has the whole GPU.
     pub(super) sharing: Option<tokens::Config>,
     /// The tokens of the seats, if the GPU is shared.
     pub(super) tokens: Option<SeatTokens>,

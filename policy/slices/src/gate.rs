@@ -17,6 +17,10 @@ use millrace_types::SmShare;
 
 use crate::tokens::TokenId;
 
+/// Longest run that is a single launch under a token without an end. Such a token may get an end at any time, and
+/// a longer launch would exceed it by too much.
+pub const WHOLE_RUN_MAX: Duration = Duration::from_millis(10);
+
 /// Permission for a seat to launch on certain SMs for a certain time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SeatToken {

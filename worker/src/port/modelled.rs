@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes as Buffer;
+use millrace_proto::convert::sm_share;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{
@@ -17,7 +18,7 @@ use millrace_slices::gate::{GateEvent, SeatToken};
 use millrace_slices::tokens::TokenId;
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Incarnation, SmShare, Timestamp, UnitSet, Units};
+use millrace_types::{Bytes, GpuIndex, Incarnation, Timestamp};
 
 use super::links::SharedLinks;
 use super::model::{
@@ -292,13 +293,7 @@ fn order(command: Command) -> Option<ModelledCommand> {
 
 fn token(token: wire::Token) -> Option<SeatToken> {
     let wire::Token { token, period, on, busy_ns } = token;
-    let unit = |number: u32| u8::try_from(number).ok();
-    let on = match on? {
-        wire::token::On::Block(block) => {
-            SmShare::Block(UnitSet::block(unit(block.first)?, unit(block.width)?)?)
-        }
-        wire::token::On::Percent(percent) => SmShare::Cap(Units::new(unit(percent)?)?),
-    };
+    let on = sm_share(on)?;
     let busy = (busy_ns > 0).then(|| Duration::from_nanos(busy_ns));
     Some(SeatToken { token: TokenId(token), period, on, busy })
 }

@@ -147,7 +147,7 @@ async fn sharing_starts_and_ends_under_load_without_a_lost_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_whose_models_have_their_own_processes_is_not_shared() {
+async fn a_gpu_with_a_process_for_each_model_is_not_shared() {
     let dir = tempfile::tempdir().unwrap();
     let isolates = |config: &mut WorkerConfig| {
         config.policy.gpu_sharing = GpuSharingName::Slices;

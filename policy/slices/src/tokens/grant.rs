@@ -139,7 +139,7 @@ impl TokenCore {
         let below_limit = account.below_limit(self.config.cap());
         if let Some(present) = &run.present {
             let withheld = pass.blocked || (pass.crowded && present.on.units() > account.least);
-            self.serve_holder(now, rank.run, below_limit && !withheld, withheld, pass, actions);
+            self.serve_holder(now, rank.run, below_limit, withheld, pass, actions);
         } else if below_limit && run.wants {
             let least = account.least;
             let on = if pass.stopped { None } else { self.pool.take(least) };
@@ -176,7 +176,7 @@ impl TokenCore {
         &mut self,
         now: Timestamp,
         id: RunId,
-        may_continue: bool,
+        below_limit: bool,
         withheld: bool,
         pass: &mut Pass,
         actions: &mut Vec<Action>,
@@ -187,7 +187,7 @@ impl TokenCore {
                 ahead.withdrawn = true;
                 actions.push(Action::Withdraw { run: id, token: ahead.id });
             }
-        } else if may_continue && let Some(on) = self.ahead_on(id) {
+        } else if below_limit && let Some(on) = self.ahead_on(id) {
             let length = self.config.token();
             let token = self.token(now, on, Some(length));
             self.charge(id, token.charged);

@@ -9,17 +9,17 @@
 //!
 //! **Order of service** ([`TokenOrder::Skip`]). Slices that miss a part of their request go first, the largest gap
 //! before the others; then runs by deadline; then the slice, and of a slice the run, that was served least. A run
-//! is skipped if its SMs are not free. After an age, a skipped run goes first and no run passes it, so no run starves. Units that are
-//! left widen the runs that gain most, up to the greatest share of their terms. [`TokenOrder::Head`] is the
-//! paper's order instead (F10, F11).
+//! is skipped if its SMs are not free. After an age, a skipped run goes first and no run passes it, so no run
+//! starves. Units that are left widen the runs that gain most, up to the greatest share of their terms.
+//! [`TokenOrder::Head`] is the paper's order instead (F10, F11).
 //!
 //! **Amounts.** A token is worth a few milliseconds of device time. A run that is alone on the GPU gets a token
 //! without an end, or one for all that its limit leaves (F12); the first other run shortens that token. So a GPU
 //! with a single run exchanges no messages.
 //!
-//! **Ahead.** A run that holds a token may be granted the next one before the present one ends, on the same SMs,
-//! unless a run that comes first waits, or any run waits while this one has more than the least SMs of its terms.
-//! The next token is withdrawn if such a run arrives.
+//! **Ahead.** A run that holds a token may be granted the next token early, on the same SMs. That does not happen
+//! while a run that comes first waits, or while any run waits and the holder has more than its least SMs. The next
+//! token is withdrawn if such a run arrives.
 //!
 //! **Bounds.** A run holds at most one token and one token ahead. A slice exceeds its limit by at most one token
 //! for each of its runs (F09). The caller bounds the number of slices and runs.

@@ -7,11 +7,11 @@
 use std::time::Duration;
 
 use millrace_gpu::{Event, ExecutorSeat};
+use millrace_proto::convert::sm_share_wire;
 use millrace_proto::executor::command::Command;
-use millrace_proto::executor::{self as wire, Grant, Run, SeatTokens, Shorten, UnitBlock, Withdraw};
+use millrace_proto::executor::{self as wire, Grant, Run, SeatTokens, Shorten, Withdraw};
 use millrace_slices::gate::SeatToken;
 use millrace_slices::tokens::TokenId;
-use millrace_types::SmShare;
 
 use super::actor::GpuActor;
 use super::unsent_periods::UnsentPeriod;
@@ -84,11 +84,5 @@ fn nanos(time: Duration) -> u64 {
 
 fn token_wire(token: SeatToken) -> wire::Token {
     let SeatToken { token, period, on, busy } = token;
-    let on = match on {
-        SmShare::Block(block) => {
-            wire::token::On::Block(UnitBlock { first: block.first().into(), width: block.width().into() })
-        }
-        SmShare::Cap(percent) => wire::token::On::Percent(percent.get().into()),
-    };
-    wire::Token { token: token.0, period, on: Some(on), busy_ns: busy.map_or(0, nanos) }
+    wire::Token { token: token.0, period, on: Some(sm_share_wire(on)), busy_ns: busy.map_or(0, nanos) }
 }

@@ -9,13 +9,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
+use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken, WHOLE_RUN_MAX};
 use millrace_types::{ComputeCurve, Permille, Timestamp};
 
 /// Device time of a launch under a token with an end, and of a launch of a long run.
 const PIECE: Duration = Duration::from_micros(2_500);
-/// Longest run that is a single launch under a token without an end.
-const WHOLE_MAX: Duration = Duration::from_millis(10);
 
 /// How a run comes by its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +148,7 @@ impl SharedWork {
         let alone = speed.curve.rate(Permille::new(share).unwrap_or(Permille::ALL));
         let bandwidth = f64::from(speed.demand.get()) / 1000.0 * alone;
         let rate = alone / (speed.others + bandwidth).max(1.0);
-        let whole = permit.open && left <= WHOLE_MAX;
+        let whole = permit.open && left <= WHOLE_RUN_MAX;
         let work = if whole { left } else { left.min(PIECE.mul_f64(rate)) };
         let ends = own(now + work.div_f64(rate));
         self.launch = Some(Launch { permit, began: now, ends, bandwidth, work });
