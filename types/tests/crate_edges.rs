@@ -178,3 +178,13 @@ fn restricted_libraries_are_named_only_by_the_allowed_crates() {
     }
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
+
+/// `cargo run -- demo` of the README runs `millrace`. Cargo refuses the command if a second package names a
+/// program to run.
+#[test]
+fn cargo_run_without_a_package_runs_millrace() {
+    let metadata = metadata();
+    let named: Vec<_> =
+        metadata.workspace_packages().iter().filter_map(|it| it.default_run.clone()).collect();
+    assert_eq!(named, ["millrace"]);
+}
