@@ -59,6 +59,10 @@ const ALLOCATION_BYTES: u64 = 16;
 const LONG_DECODED_BYTES: u64 = 1 << 20;
 /// Maximum length of a varint, in bytes.
 const VARINT_BYTES_MAX: u32 = 10;
+/// Why a message with a group is malformed. prost skips groups; none of the schemas has them.
+const GROUP: &str = "a group or a wire type that protobuf does not have";
+/// Why a message field or an entry of a map with another wire type is malformed.
+const UNLENGTHED: &str = "a message or a map's entry without a length";
 /// The message type whose lists are elements of tensors: their bytes count as contents, not as
 /// text.
 const TENSOR_CONTENTS: &str = "inference.InferTensorContents";
@@ -522,6 +526,11 @@ impl MessageWalk {
             self.number_bytes += bytes;
             self.structure_bytes += SHORT_LIST_BYTES;
         }
+        // prost reads an entry of a map as a message whatever its wire type says. The walk and prost
+        // would then disagree about where the next field begins.
+        if matches!(field, FieldShape::Message { .. }) && wire_type != 2 {
+            return Err(DecodeRefusal::Malformed(UNLENGTHED));
+        }
         let fixed = |bytes: u64| match innermost.end - self.read < bytes {
             true => Err(DecodeRefusal::Malformed("a field is longer than the message that holds it")),
             false => Ok(WalkPosition::Payload { left: bytes }),
@@ -531,7 +540,7 @@ impl MessageWalk {
             1 => fixed(8)?,
             2 => WalkPosition::Length(field, Varint::default()),
             5 => fixed(4)?,
-            _ => return Err(DecodeRefusal::Malformed("a group or a wire type that protobuf does not have")),
+            _ => return Err(DecodeRefusal::Malformed(GROUP)),
         };
         if self.fields > self.limits.fields_max {
             return Err(DecodeRefusal::TooManyFields { max: self.limits.fields_max });
