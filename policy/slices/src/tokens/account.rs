@@ -14,6 +14,9 @@ use crate::units::Grid;
 pub(super) type Picos = i64;
 
 const PICOS_PER_NANO: i64 = 1000;
+/// Longest pause between two runs of a slice that wants to run all the time: the end of a run is reported before
+/// the next run arrives.
+const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// The longest time that is credited at once: a bucket is full long before.
 const CREDIT_MAX: Duration = Duration::from_secs(1_000_000);
 
@@ -42,8 +45,10 @@ pub(super) struct Account {
     pub(super) most: u8,
     /// Number of runs that want or hold a token.
     pub(super) runs: u32,
-    /// The time since which the slice has wanted to run without a pause.
+    /// The time since which the slice has wanted to run without a long pause.
     wants_since: Option<Timestamp>,
+    /// The time of the last run's end, while there is no run.
+    idle_since: Option<Timestamp>,
     /// Time charged in the present window; used by [`QuotaCap::Window`] alone.
     used: Picos,
     /// Content of the bucket and growing gap; used by [`QuotaCap::Bucket`] alone.
@@ -64,6 +69,7 @@ impl Account {
             most: config.grid().units(terms.most()),
             runs: 0,
             wants_since: None,
+            idle_since: None,
             used: 0,
             level: part(terms.limit(), config.cap().period()),
             gap: 0,
@@ -81,19 +87,27 @@ impl Account {
         self.gap = self.gap.min(part(terms.request(), cap.period()));
     }
 
+    /// Adds a run. A slice that paused for longer than [`PAUSE_MAX`] has forgotten its growing gap: a guarantee
+    /// is for the time in which the slice wants to run.
     pub(super) fn add_run(&mut self, now: Timestamp) {
         self.runs += 1;
-        self.wants_since.get_or_insert(now);
+        let paused = self.idle_since.take().is_some_and(|since| now.since(since) > PAUSE_MAX);
+        if self.wants_since.is_none() || paused {
+            self.wants_since = Some(now);
+            self.gap = self.gap.min(0);
+        }
     }
 
-    /// Removes a run. A slice that stops wanting forgets its growing gap: a guarantee is for the time in which
-    /// the slice wants to run.
-    pub(super) fn remove_run(&mut self) {
+    pub(super) fn remove_run(&mut self, now: Timestamp) {
         self.runs = self.runs.saturating_sub(1);
         if self.runs == 0 {
-            self.wants_since = None;
-            self.gap = 0;
+            self.idle_since = Some(now);
         }
+    }
+
+    /// Whether the slice wants to run, or paused a moment ago.
+    fn wants(&self, now: Timestamp) -> bool {
+        self.idle_since.is_none_or(|since| now.since(since) <= PAUSE_MAX)
     }
 
     /// Credits the bucket and the growing gap with the time since the last event.
@@ -101,7 +115,7 @@ impl Account {
         let QuotaCap::Bucket(burst) = cap else { return };
         let limit = self.terms.limit();
         self.level = self.level.saturating_add(part(limit, elapsed)).min(part(limit, burst));
-        if self.wants_since.is_some() {
+        if self.runs > 0 {
             let request = self.terms.request();
             self.gap = self.gap.saturating_add(part(request, elapsed)).min(part(request, burst));
         }
@@ -110,7 +124,8 @@ impl Account {
     /// Ends a period at `boundary`. Returns the shortfall of a slice that wanted to run during all of it.
     /// `carried` is the rest of the tokens out, which counts in the new window.
     pub(super) fn end_period(&mut self, boundary: Timestamp, cap: QuotaCap, carried: Picos) -> Picos {
-        let wanted = self.wants_since.is_some_and(|since| boundary.since(since) >= cap.period());
+        let wanted = self.wants(boundary)
+            && self.wants_since.is_some_and(|since| boundary.since(since) >= cap.period());
         self.missed = if wanted { self.gap(cap).max(0) } else { 0 };
         self.used = carried;
         self.missed

@@ -51,6 +51,8 @@ struct Pass {
     blocked: bool,
     /// Whether any run waits for units, so that no run may keep more units than the least of its terms.
     crowded: bool,
+    /// Whether a run that is owed time waits for units, so that runs that are owed nothing get none.
+    owed_waits: bool,
     /// Whether no later run gets free units.
     stopped: bool,
 }
@@ -63,7 +65,7 @@ impl TokenCore {
             TokenOrder::Turns => self.serve_turn(now, &mut pass),
             TokenOrder::All => self.serve_all(now, &mut pass),
         }
-        if !pass.stopped {
+        if !pass.stopped && !pass.owed_waits {
             self.widen(&pass.granted);
         }
         self.note_company();
@@ -142,7 +144,8 @@ impl TokenCore {
             self.serve_holder(now, rank.run, below_limit, withheld, pass, actions);
         } else if below_limit && run.wants {
             let least = account.least;
-            let on = if pass.stopped { None } else { self.pool.take(least) };
+            let withheld = pass.stopped || (pass.owed_waits && rank.class > Class::Owed);
+            let on = if withheld { None } else { self.pool.take(least) };
             match on {
                 Some(on) => {
                     self.start(now, rank.run, on);
@@ -168,6 +171,7 @@ impl TokenCore {
             run.skipped_since.get_or_insert(now);
         }
         pass.blocked = true;
+        pass.owed_waits |= rank.class == Class::Owed;
         pass.stopped |= rank.class == Class::Aged || self.config.order() == TokenOrder::Head;
     }
 

@@ -9,8 +9,10 @@
 //!
 //! **Order of service** ([`TokenOrder::Skip`]). Slices that miss a part of their request go first, the largest gap
 //! before the others; then runs by deadline; then the slice, and of a slice the run, that was served least. A run
-//! is skipped if its SMs are not free. After an age, a skipped run goes first and no run passes it, so no run
-//! starves. Units that are left widen the runs that gain most, up to the greatest share of their terms.
+//! is skipped if its SMs are not free; while a run of a slice that misses time waits, only such runs get units,
+//! because else a wide slice would never find all of its units free. After an age, a skipped run goes first and
+//! no run passes it, so no run starves. Units that are left widen the runs that gain most, up to the greatest share
+//! of their terms.
 //! [`TokenOrder::Head`] is the paper's order instead (F10, F11).
 //!
 //! **Amounts.** A token is worth a few milliseconds of device time. A run that is alone on the GPU gets a token
@@ -169,6 +171,12 @@ impl TokenCore {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.runs.is_empty() && self.pool.is_free()
+    }
+
+    /// Returns the time since which a run has held its present token; `None` without a token.
+    #[must_use]
+    pub fn held_since(&self, run: RunId) -> Option<Timestamp> {
+        Some(self.runs.get(&run)?.present.as_ref()?.begun)
     }
 
     /// Returns by how much a slice missed its request in the last period during all of which it wanted to run.
@@ -355,7 +363,7 @@ impl TokenCore {
             self.settle(now, run.slice, ahead, Duration::ZERO);
         }
         if let Some(account) = self.slices.get_mut(&run.slice) {
-            account.remove_run();
+            account.remove_run(now);
         }
     }
 

@@ -199,6 +199,55 @@ fn free_units_widen_the_run_that_gains_most() {
     assert_eq!(widths, [(RunId(0), 4), (RunId(1), 8), (RunId(2), 4)]);
 }
 
+/// Two runs without a request hold half of the SMs each, and their tokens end at different times.
+#[test]
+fn runs_that_are_owed_nothing_leave_their_units_to_a_wide_slice_that_is_owed_time() {
+    let mut gpu =
+        Gpu::caps(SKIP, QuotaCap::Window(SECOND), &[(50, 50, 0, 100), (50, 50, 0, 100), (100, 100, 30, 100)]);
+    gpu.send(at(0), &[ask(0), ask(1)]);
+    assert_eq!(gpu.send(at(1), &[ask(2)]), [], "the tokens of the two are short already");
+    assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [], "half of the SMs stay free for the wide slice");
+    assert_eq!(gpu.send(at(6), &[spent(1, 1, TOKEN)]), [grant(2, 2, cap(100), at(6), TOKEN)]);
+}
+
+/// Both slices want half of the time. The runs of the first are short, and the next comes a moment after the
+/// last.
+#[test]
+fn a_slice_with_short_runs_gets_its_request_beside_a_slice_with_long_runs() {
+    let mut gpu = Gpu::new(Config::SLICES, &[(100, 100, 50, 100), (100, 100, 50, 100)]);
+    let half = |slice, run| Event::Ask {
+        slice: SliceId(slice),
+        run: RunId(run),
+        deadline: None,
+        curve: ComputeCurve::FLAT,
+    };
+    let mut now = Timestamp::ZERO;
+    let mut computed = [Duration::ZERO; 2];
+    let mut short = 10;
+    let mut left = millis(9);
+    let mut tokens = gpu.send(now, &[half(0, short), half(1, 1)]);
+    while now < at(4_000) {
+        let held = tokens.iter().find_map(|action| match *action {
+            Action::Grant { run, token, busy, .. } => Some((run, token, busy.unwrap_or(TOKEN))),
+            _ => None,
+        });
+        let (run, token, busy) = held.expect("a run has a token at any time");
+        let is_short = run.0 == short;
+        let busy = if is_short { busy.min(left) } else { busy };
+        now = now + busy;
+        computed[usize::from(!is_short)] += busy;
+        left -= if is_short { busy } else { Duration::ZERO };
+        let ends = is_short && left.is_zero();
+        tokens = gpu.send(now, &[Event::Spent { run, token, busy, more: !ends }]);
+        if ends {
+            short += 1;
+            left = millis(9);
+            tokens.extend(gpu.send(now, &[half(0, short)]));
+        }
+    }
+    assert!(computed[0] + millis(20) >= millis(2_000), "{computed:?}");
+}
+
 #[test]
 fn turns_serve_one_run_at_a_time() {
     let mut gpu = Gpu::caps(TokenOrder::Turns, QuotaCap::Window(SECOND), &[(24, 24, 0, 100); 3]);
