@@ -19,6 +19,7 @@ const SHARED: &[&str] = &[
     "proto/millrace/activity/v1/activity.proto",
     "proto/millrace/log/v1/log.proto",
     "proto/millrace/policy/v1/policy.proto",
+    "proto/millrace/slices/v1/slices.proto",
     "proto/millrace/trace/v1/trace.proto",
 ];
 
@@ -42,6 +43,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .extern_path(".millrace.activity.v1", "crate::activity")
         .extern_path(".millrace.log.v1", "crate::log")
         .extern_path(".millrace.policy.v1", "crate::policy")
+        .extern_path(".millrace.slices.v1", "crate::slices")
         .extern_path(".millrace.trace.v1", "crate::trace::wire");
     let ordered = [".inference", ".millrace.worker.v1", ".millrace.admin.v1.Node.alphas"];
     let shared = ordered.into_iter().fold(shared, tonic_prost_build::Builder::btree_map);

@@ -15,6 +15,7 @@ pub(crate) enum ResourceKind {
     Workflow,
     Node,
     Gpu,
+    Slice,
     Tenant,
     Policy,
     Operation,
@@ -31,7 +32,7 @@ pub(crate) struct ResourceTarget {
 /// The error of a word that is not a kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a resource type: write functions, workflows, nodes, gpus, tenants, policies, operations or scaling; a single function is function/NAME"
+    "{0:?} is not a resource type: write functions, workflows, nodes, gpus, slices, tenants, policies, operations or scaling; a single function is function/NAME"
 )]
 pub(crate) struct UnknownKind(String);
 
@@ -47,6 +48,7 @@ impl FromStr for ResourceTarget {
             "workflow" | "workflows" | "wf" => ResourceKind::Workflow,
             "node" | "nodes" | "no" => ResourceKind::Node,
             "gpu" | "gpus" => ResourceKind::Gpu,
+            "slice" | "slices" => ResourceKind::Slice,
             "tenant" | "tenants" => ResourceKind::Tenant,
             "policy" | "policies" => ResourceKind::Policy,
             "operation" | "operations" | "op" | "ops" => ResourceKind::Operation,

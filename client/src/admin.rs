@@ -9,6 +9,7 @@ mod nodes;
 mod operations;
 mod pages;
 mod policy;
+mod slices;
 mod tenants;
 mod workflows;
 

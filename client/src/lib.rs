@@ -67,5 +67,9 @@ pub mod log {
     pub use millrace_proto::log::*;
     pub use millrace_proto::logs::PAGE_MAX as PAGE_LINES;
 }
+/// The messages about slices in [`messages`].
+pub mod slices {
+    pub use millrace_proto::slices::*;
+}
 /// A span of a trace that [`Admin::trace`] returns.
 pub use millrace_proto::trace::wire::{Span, SpanEvent};

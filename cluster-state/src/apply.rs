@@ -67,6 +67,7 @@ impl State {
         if self.cluster.is_none() && !begins {
             return Err(CommandRefusal::NotInitialized);
         }
+        commands::check_slices_known(self, &proposal.command)?;
         match &proposal.command {
             StateCommand::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
             StateCommand::ApplyFunction { spec, digest, expected, voters } => {
@@ -97,6 +98,7 @@ impl State {
                 commands::place(self, context, function, node, *reason)
             }
             StateCommand::Unplace { function, node } => commands::unplace(self, function, node),
+            StateCommand::SetSlices { node, slices } => commands::set_slices(self, node, slices),
             StateCommand::SetNodeScheduling { name, scheduling } => {
                 commands::set_node_scheduling(self, context, name, *scheduling)
             }

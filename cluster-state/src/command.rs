@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::caller::{CallerName, IdempotencyKey};
 use crate::operation_record::{OperationKind, OperationResult};
-use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState};
+use crate::record::{ControllerId, ModelSummary, NodeGpu, PlacementReason, SchedulingState, SliceRecord};
 use crate::rules::RulesVersion;
 use crate::table::encoded_len;
 pub use crate::time::UnixMillis;
@@ -117,6 +117,12 @@ pub enum StateCommand {
     Place { function: FunctionKey, node: NodeName, reason: PlacementReason },
     /// Removes the assignment of a function's model to a node's host tier.
     Unplace { function: FunctionKey, node: NodeName },
+    /// Sets all slices of a node's GPUs.
+    SetSlices {
+        node: NodeName,
+        /// The slices, in any order. Slices of the node that are not among them end.
+        slices: Vec<NodeSlice>,
+    },
     /// Sets whether a node accepts functions.
     SetNodeScheduling {
         name: NodeName,
@@ -172,6 +178,13 @@ pub enum StateCommand {
     },
 }
 
+/// A slice of a GPU, with its function.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeSlice {
+    pub function: FunctionKey,
+    pub slice: SliceRecord,
+}
+
 impl StateCommand {
     /// Returns the size of the encoded command, in bytes.
     #[must_use]
@@ -194,6 +207,7 @@ impl StateCommand {
             Self::SyncNode { .. } => "SyncNode",
             Self::Place { .. } => "Place",
             Self::Unplace { .. } => "Unplace",
+            Self::SetSlices { .. } => "SetSlices",
             Self::SetNodeScheduling { .. } => "SetNodeScheduling",
             Self::RemoveNode { .. } => "RemoveNode",
             Self::RemoveArtifactHolder { .. } => "RemoveArtifactHolder",

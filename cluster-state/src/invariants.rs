@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millrace_types::workflow::CompositionError;
-use millrace_types::{ClusterId, Digest, FunctionKey, NodeName};
+use millrace_types::{ClusterId, Digest, FunctionKey, NodeName, SliceId};
 
 use crate::operation_record::OperationKind;
 use crate::operations::OPERATIONS_MAX;
@@ -77,6 +77,9 @@ pub enum InvariantViolation {
     /// A record belongs to a function or registration that does not exist.
     #[error("{0} belongs to a function, registration or placement that does not exist")]
     Stray(String),
+    /// A slice has a number that was never given, or that another slice has.
+    #[error("slice {0} has a number that is not its own")]
+    Slice(SliceId),
     /// The data index differs from the nodes' checkpoints.
     #[error("the data index differs from the nodes' checkpoints")]
     Index,

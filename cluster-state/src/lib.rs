@@ -65,7 +65,7 @@ pub use accounts::{BillAccount, FORGOTTEN_TENANTS_MAX, FunctionScore};
 pub use apply_set::{ApplySet, SetItem, SetRefusal, SetStep};
 pub use caller::{CallerName, IdempotencyKey};
 pub use checkpoint::{CheckpointCoverage, NodeCheckpoint, ReplicaScore};
-pub use command::{Proposal, StateCommand};
+pub use command::{NodeSlice, Proposal, StateCommand};
 pub use index::{DataLocation, LOST_ENTRIES_MAX};
 pub use invariants::InvariantViolation;
 pub use operation_record::OperationRecord;
@@ -75,7 +75,7 @@ pub use placements::{PLACEMENTS_MAX, first_key};
 pub use record::{
     Artifact, ClusterRecord, ControllerId, FunctionRecord, ModelKind, ModelSummary, NodeGpu, NodeRecord,
     NodeStatus, PlacementReason, PlacementRecord, PolicyRecord, REVISIONS_SERVED, RevisionRecord,
-    SchedulingState, TenantRecord, WorkflowRecord,
+    SchedulingState, SliceRecord, TenantRecord, WorkflowRecord,
 };
 pub use rules::{KnownRules, RulesVersion, UnknownRules};
 pub use sessions::{SESSION_TTL, SESSIONS_MAX};

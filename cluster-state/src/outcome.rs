@@ -211,6 +211,13 @@ pub enum CommandRefusal {
         /// The operator's scheduling state.
         scheduling: SchedulingState,
     },
+    /// A node cannot have these slices.
+    #[error("the slices of node {node} are refused: {problem}")]
+    SlicesRefused {
+        node: NodeName,
+        /// The fault, and the correction.
+        problem: String,
+    },
     /// The checkpoint belongs to a registration that has ended.
     #[error("epoch {epoch} of node {name} is over: register again, then send everything")]
     Fenced {
@@ -321,6 +328,7 @@ impl CommandRefusal {
     pub fn shortened(mut self) -> Self {
         if let Self::InvalidSpec { problem }
         | Self::BreaksWorkflow { problem, .. }
+        | Self::SlicesRefused { problem, .. }
         | Self::InvalidCheckpoint { problem, .. } = &mut self
             && problem.len() > REFUSAL_BYTES_MAX
         {
@@ -348,6 +356,7 @@ impl CommandRefusal {
             Self::OperationNotFound { .. } => Reason::OperationNotFound,
             Self::OperationGoesOn { .. } => Reason::OperationState,
             Self::ArtifactNotFound { .. } => Reason::ArtifactNotFound,
+            Self::SlicesRefused { .. } => Reason::Conflict,
             Self::ArtifactDiffers { .. } => Reason::DigestMismatch,
             Self::ModelTooLarge { .. } => Reason::ModelTooLarge,
             Self::NodeNameTaken { .. } => Reason::NodeNameTaken,

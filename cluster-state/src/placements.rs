@@ -42,16 +42,16 @@ impl Placements {
         let function = placement.function.clone();
         let node = placement.node.clone();
         self.by_node.insert((node.clone(), function.clone()));
-        self.bytes += row_bytes(&function, &node);
-        if self.by_function.insert((function.clone(), node.clone()), placement).is_some() {
-            self.bytes -= row_bytes(&function, &node);
+        self.bytes += row_bytes(&placement);
+        if let Some(before) = self.by_function.insert((function, node), placement) {
+            self.bytes -= row_bytes(&before);
         }
     }
 
     pub(crate) fn remove(&mut self, function: &FunctionKey, node: &NodeName) -> Option<Arc<PlacementRecord>> {
         self.by_node.remove(&(node.clone(), function.clone()));
         let placement = self.by_function.remove(&(function.clone(), node.clone()))?;
-        self.bytes -= row_bytes(function, node);
+        self.bytes -= row_bytes(&placement);
         Some(placement)
     }
 
@@ -91,7 +91,7 @@ impl Placements {
     /// matches.
     pub(crate) fn is_consistent(&self) -> bool {
         self.by_function.len() == self.by_node.len()
-            && self.bytes == self.by_function.keys().map(|(function, node)| row_bytes(function, node)).sum()
+            && self.bytes == self.by_function.values().map(|placement| row_bytes(placement)).sum::<u64>()
             && self.by_function.iter().all(|((function, node), placement)| {
                 placement.function == *function
                     && placement.node == *node
@@ -100,11 +100,14 @@ impl Placements {
     }
 }
 
-/// Returns the bytes of an encoded placement: its names, the names of its fields, a reason and two
-/// numbers.
-fn row_bytes(function: &FunctionKey, node: &NodeName) -> u64 {
+/// Returns the bytes of an encoded placement: its names, the names of its fields, a reason, two
+/// numbers and the slices.
+fn row_bytes(placement: &PlacementRecord) -> u64 {
     const AROUND: usize = 144;
-    (AROUND + function.tenant.as_str().len() + function.name.as_str().len() + node.as_str().len()) as u64
+    const SLICE: usize = 80;
+    let PlacementRecord { function, node, slices, .. } = placement;
+    let names = function.tenant.as_str().len() + function.name.as_str().len() + node.as_str().len();
+    (AROUND + names + SLICE * slices.len()) as u64
 }
 
 /// Returns the first name in the order: names begin with a letter or a digit, so none sorts before

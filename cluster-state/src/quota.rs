@@ -23,6 +23,7 @@ use millrace_types::{Dim, FunctionSpec, TenantName, TensorSpec, WorkflowSpec};
 
 use crate::caller::{CallerName, IdempotencyKey};
 use crate::command::{Proposal, StateCommand};
+use crate::commands;
 use crate::operation_record::{OperationRecord, OperationResult};
 use crate::outcome::{CommandOutcome, CommandRefusal};
 use crate::record::{
@@ -261,6 +262,7 @@ impl State {
         if idempotency.as_ref().is_some_and(|key| self.sessions.has_answer(caller, key)) {
             return Ok(());
         }
+        commands::check_slices_known(self, command)?;
         self.check_state_capacity(command)?;
         match command {
             StateCommand::Place { .. } if self.placements.len() >= PLACEMENTS_MAX => {
@@ -319,6 +321,7 @@ impl State {
             StateCommand::RegisterNode { .. }
             | StateCommand::Place { .. }
             | StateCommand::BeginOperation { .. } => true,
+            StateCommand::SetSlices { slices, .. } => !slices.is_empty(),
             StateCommand::SyncNode { batch, .. } => {
                 let delta = &batch.delta;
                 !(delta.models.is_empty()

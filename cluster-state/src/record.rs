@@ -7,7 +7,7 @@ use imbl::OrdSet;
 use millrace_types::workflow::{Signature, SignatureRef};
 use millrace_types::{
     Alphas, Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
-    PolicySpec, Quota, Revision, Runtime, TenantName, TensorSpec, WorkflowSpec,
+    PolicySpec, Quota, Revision, Runtime, SliceId, TenantName, TensorSpec, Terms, WorkflowSpec,
 };
 use serde::{Deserialize, Serialize};
 
@@ -308,9 +308,21 @@ pub struct PlacementRecord {
     pub function: FunctionKey,
     pub node: NodeName,
     pub reason: PlacementReason,
-    /// The state's version at the placement.
+    /// The state's version at the placement, or at the last change of its slices.
     pub resource_version: u64,
     pub placed_at: UnixMillis,
+    /// The function's slices of the node's GPUs, by id.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slices: Vec<SliceRecord>,
+}
+
+/// A slice of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceRecord {
+    /// A number that no other slice of the cluster ever has.
+    pub id: SliceId,
+    pub gpu: GpuIndex,
+    pub terms: Terms,
 }
 
 /// A worker machine.

@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 /// | version | since | change |
 /// |---|---|---|
 /// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot without a version has this version |
-/// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state; nodes keep their alphas |
+/// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state; nodes keep their alphas; functions have slices of GPUs |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RulesVersion(pub u64);
@@ -53,6 +53,11 @@ impl RulesVersion {
     /// Whether commands are checked against the bounds of [`millrace_types::limits`] when they are
     /// applied.
     pub(crate) const fn has_quota(self) -> bool {
+        self.0 >= 10
+    }
+
+    /// Whether functions may have slices of GPUs.
+    pub(crate) const fn has_slices(self) -> bool {
         self.0 >= 10
     }
 

@@ -4,8 +4,9 @@
 //! while the index is small. With a larger index, a full check is made after every
 //! [`CHECKED_EVERY`]th change, and the other commands check only the node that they name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use millrace_types::limits::SLICES_PER_GPU_MAX;
 use millrace_types::{FunctionKey, NodeName, SloCounts};
 
 use crate::checkpoint::NodeCheckpoint;
@@ -59,7 +60,24 @@ impl State {
                 return Err(InvariantViolation::Future(name()));
             }
         }
-        Ok(())
+        self.check_slices()
+    }
+
+    fn check_slices(&self) -> Result<(), InvariantViolation> {
+        let mut given = BTreeSet::new();
+        let mut counts: BTreeMap<_, usize> = BTreeMap::new();
+        for placement in self.placements.all() {
+            for slice in &placement.slices {
+                if slice.id.0 > self.slices_given || !given.insert(slice.id) {
+                    return Err(InvariantViolation::Slice(slice.id));
+                }
+                *counts.entry((&placement.node, slice.gpu)).or_default() += 1;
+            }
+        }
+        match counts.values().any(|&count| count > SLICES_PER_GPU_MAX) {
+            true => Err(InvariantViolation::Unbounded("slices of a GPU")),
+            false => Ok(()),
+        }
     }
 
     fn check_checkpoint(

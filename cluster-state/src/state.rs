@@ -8,7 +8,7 @@ pub use millrace_types::limits::{
     ARTIFACTS_MAX, FUNCTIONS_MAX, NODES_MAX, POLICIES_KEPT, RETIRED_MAX, REVISIONS_KEPT, TENANTS_MAX,
     WORKFLOWS_MAX, WORKFLOWS_PER_TENANT_MAX,
 };
-use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Quota, Revision, TenantName};
+use millrace_types::{Bytes, Digest, FunctionKey, NodeName, Quota, Revision, SliceId, TenantName};
 use serde::{Deserialize, Serialize};
 
 use crate::accounts::{BillTotals, FunctionScore};
@@ -17,7 +17,7 @@ use crate::index::HolderIndex;
 use crate::operation_record::OperationRecord;
 use crate::placements::{Placements, first_key};
 use crate::record::{
-    Artifact, ClusterRecord, FunctionRecord, NodeRecord, NodeStatus, PolicyRecord, TenantRecord,
+    Artifact, ClusterRecord, FunctionRecord, NodeRecord, NodeStatus, PolicyRecord, SliceRecord, TenantRecord,
     WorkflowRecord,
 };
 use crate::rules::RulesVersion;
@@ -47,6 +47,9 @@ pub struct State {
     pub(crate) artifacts: CountedTable<Digest, Artifact>,
     pub(crate) nodes: CountedTable<NodeName, NodeRecord>,
     pub(crate) epochs_given: u64,
+    /// The highest number of a slice so far.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) slices_given: u64,
     /// The last numbers of deleted functions and workflows. If a deleted name returns, its numbers
     /// continue from there, so that a number never means two models to a worker or a client. An
     /// existing function is never in this map. An existing workflow may be: nodes may still have to
@@ -85,6 +88,11 @@ pub struct State {
     /// The rules in force for the next command. The header of the encoded state names them.
     #[serde(skip)]
     pub(crate) rules: RulesVersion,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The record of a deleted function or workflow.
@@ -183,6 +191,21 @@ impl State {
     /// Returns every node, by name.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<NodeRecord>> {
         self.nodes.values()
+    }
+
+    /// Returns the slices of a node's GPUs with their functions, by function.
+    pub fn slices_on<'a>(
+        &'a self,
+        node: &'a NodeName,
+    ) -> impl Iterator<Item = (&'a FunctionKey, SliceRecord)> + use<'a> {
+        let placements = self.placements.on(node).filter_map(|function| self.placements.get(function, node));
+        placements.flat_map(|placement| placement.slices.iter().map(|&slice| (&placement.function, slice)))
+    }
+
+    /// Returns the highest number of a slice so far. A new slice has a higher number.
+    #[must_use]
+    pub fn slices_given(&self) -> SliceId {
+        SliceId(self.slices_given)
     }
 
     /// Returns the caps on a tenant's functions.

@@ -2,6 +2,7 @@
 
 mod policy;
 mod sequences;
+mod slices;
 mod times;
 mod tokens;
 
@@ -17,6 +18,7 @@ use millrace_types::{
 
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
 pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, placed_sequences_wire};
+pub use self::slices::{placed_slices, placed_slices_wire, slice_terms, slice_terms_wire};
 pub use self::times::{duration, duration_wire, timestamp_wire};
 pub use self::tokens::{sm_share, sm_share_wire};
 
@@ -62,6 +64,7 @@ pub fn function_spec(wire: admin::FunctionSpec) -> Result<FunctionSpec, Failure>
         serving: serving(wire.priority, wire.residency, wire.batching)?,
         processes: if wire.processes == 0 { DEFAULT_PROCESSES } else { wire.processes },
         sequences: wire.sequences.map(sequences::of_spec).transpose()?,
+        slices: wire.slices.map(slices::asked).transpose()?,
     };
     spec.validate().map_err(|error| invalid_spec(error.to_string()))?;
     Ok(spec)
@@ -95,6 +98,7 @@ pub fn function_spec_wire(spec: &FunctionSpec) -> admin::FunctionSpec {
         }),
         processes: spec.processes,
         sequences: spec.sequences.as_ref().map(sequences::spec_wire),
+        slices: spec.slices.map(slices::asked_wire),
     }
 }
 

@@ -15,6 +15,7 @@
 //! | [`pages`] | the byte budget of a page |
 //! | [`parts`] | sets split into messages below a limit, and assembled again |
 //! | [`policy`] | the scheduling policy |
+//! | [`slices`] | slices of GPUs |
 //! | [`status`] | the mapping between failures and gRPC or HTTP status |
 //! | [`convert`] | checked conversions between wire and domain types |
 //! | [`decoding`] | bounds on the memory of a decoded message, checked before decoding |
@@ -66,6 +67,11 @@ pub mod log {
 #[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
 pub mod policy {
     tonic::include_proto!("millrace.policy.v1");
+}
+
+#[allow(clippy::all, clippy::pedantic, unreachable_pub, reason = "generated")]
+pub mod slices {
+    tonic::include_proto!("millrace.slices.v1");
 }
 
 pub mod browser;

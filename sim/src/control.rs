@@ -5,16 +5,21 @@
 use std::collections::BTreeMap;
 
 use millrace_cluster_state::{
-    CallerName, CommandEffect, CommandRefusal, ControllerId, ModelSummary, NodeGpu, PlacementReason,
-    Proposal, RulesVersion, State, StateCommand, UnixMillis,
+    CallerName, CommandEffect, CommandRefusal, ControllerId, ModelSummary, NodeGpu, NodeSlice,
+    PlacementReason, Proposal, RulesVersion, SliceRecord, State, StateCommand, UnixMillis,
 };
 use millrace_nodes::placement::{
     self, ClusterSnapshot, GpuLoad, PlacementChange, PlacementPhase, PlanLimits, Unplaced,
 };
+use millrace_slices::pack::FitCheck;
+use millrace_slices::placing::{self, NoGpu, NodeSharing, PlacedSlice, SharedNode, SliceWish};
+use millrace_slices::tokens::Config;
+use millrace_types::policy::GpuSharingName;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Quota,
-    ResourceRequest, TenantName,
+    ResourceRequest, Revision, RevisionKey, TenantName,
 };
+use millrace_worker::desired_state::{NodeSlices, PlacedSlices};
 
 use crate::scenario::{ClusterScenario, SimulatedFunction, SimulatedNode};
 
@@ -34,6 +39,9 @@ pub enum Error {
         /// The reason and the next step.
         why: placement::UnplacedReason,
     },
+    /// No GPU has room for a slice of a function.
+    #[error("{count} slices of function {function} have no GPU: {why}")]
+    NoSlice { function: FunctionKey, count: u32, why: NoGpu },
     /// The planner still proposes changes after 10,000 plans.
     #[error("the placement did not settle within {PLANS_MAX} plans: please report this scenario")]
     Unsettled,
@@ -91,6 +99,7 @@ impl SimulatedControlPlane {
             let mut spec = FunctionSpec::new(function_key(place, function));
             (spec.slo, spec.replicas, spec.serving) = (function.slo, function.replicas, function.serving);
             spec.resources = ResourceRequest { gpu_memory: Some(function.model.memory) };
+            spec.slices = function.slices;
             control.apply(StateCommand::ApplyFunction {
                 spec,
                 digest,
@@ -99,6 +108,7 @@ impl SimulatedControlPlane {
             })?;
         }
         control.place()?;
+        control.place_slices(scenario)?;
         let placed = (0..nodes.len()).map(|node| control.placed_on(node, functions)).collect();
         Ok((control, placed))
     }
@@ -107,6 +117,59 @@ impl SimulatedControlPlane {
     #[must_use]
     pub fn quotas(&self) -> BTreeMap<TenantName, Quota> {
         self.state.tenants().map(|tenant| (tenant.name.clone(), tenant.quota)).collect()
+    }
+
+    /// Returns the slices of a node's GPUs, as a controller sends the slices to the node.
+    #[must_use]
+    pub fn slices(&self, node: usize) -> NodeSlices {
+        let mut slices = NodeSlices::new();
+        for (function, slice) in self.state.slices_on(&node_name(node)) {
+            let key = RevisionKey { function: function.clone(), revision: Revision::FIRST };
+            let placed = PlacedSlices { terms: slice.terms, on: Vec::new() };
+            slices.entry(key).or_insert(placed).on.push((slice.id, slice.gpu));
+        }
+        slices
+    }
+
+    /// Places the slices that functions ask for, as the leader does.
+    fn place_slices(&mut self, scenario: &ClusterScenario) -> Result<(), Error> {
+        let ClusterScenario { nodes, functions, .. } = scenario;
+        let wish = |(place, function): (usize, &SimulatedFunction)| {
+            let asked = function.slices?;
+            let key = function_key(place, function);
+            let nodes = self.state.placements_of(&key).map(|placement| placement.node.clone()).collect();
+            Some(SliceWish {
+                function: key,
+                terms: asked.terms,
+                count: asked.min,
+                memory: function.model.memory,
+                nodes,
+            })
+        };
+        let wishes: Vec<_> = functions.iter().enumerate().filter_map(wish).collect();
+        let node = |(place, node): (usize, &SimulatedNode)| SharedNode {
+            name: node_name(place),
+            sharing: match node.gpu_sharing {
+                GpuSharingName::Off => NodeSharing::SharesNot,
+                GpuSharingName::Slices => NodeSharing::Shares,
+            },
+            gpus: node.topology.gpus.iter().map(|gpu| (gpu.index, gpu.memory)).collect(),
+        };
+        let nodes: Vec<_> = nodes.iter().enumerate().map(node).collect();
+        let mut fit = FitCheck::new(Config::SLICES);
+        let plan = placing::place(&wishes, &nodes, &[], self.state.slices_given(), &mut fit);
+        if let Some(placing::MissingSlices { function, count, why }) = plan.missing.into_iter().next() {
+            return Err(Error::NoSlice { function, count, why });
+        }
+        let mut by_node: BTreeMap<NodeName, Vec<NodeSlice>> = BTreeMap::new();
+        for PlacedSlice { id, function, node, gpu, terms } in plan.slices {
+            let slice = SliceRecord { id, gpu, terms };
+            by_node.entry(node).or_default().push(NodeSlice { function, slice });
+        }
+        for (node, slices) in by_node {
+            self.apply(StateCommand::SetSlices { node, slices })?;
+        }
+        Ok(())
     }
 
     fn apply(&mut self, command: StateCommand) -> Result<CommandEffect, Error> {

@@ -10,8 +10,8 @@
 //! other uses. The tail of a run after the last weights is chosen so that a swap at [`TORPOR_PCIE`] lasts as
 //! long as in table 4.
 //!
-//! **Shared GPUs:** only ResNet-50 has figures of its speed on a part of the SMs, from FaST-GShare. Every other
-//! model is as fast as its part is large, so that sharing gains nothing.
+//! **Shared GPUs:** only ResNet-50 and RNNT have figures of their speed on a part of the SMs, from FaST-GShare.
+//! Every other model is as fast as its part is large, so that sharing gains nothing.
 
 use std::time::Duration;
 
@@ -56,6 +56,15 @@ impl SharedSpeed {
         let share = |thousandths| Permille::new(thousandths).unwrap_or(Permille::ALL);
         let curve = ComputeCurve::new(share(240), 0.38).unwrap_or(ComputeCurve::PROPORTIONAL);
         Self { curve, demand: share(240) }
+    }
+
+    /// Returns the speed of RNNT, fitted to FaST-GShare: about half of the SMs saturate the model (§5.2, figure 8),
+    /// and eight pods on 12% each have 3.46 times the throughput of one pod on the whole GPU (figure 10).
+    #[must_use]
+    pub fn rnnt() -> Self {
+        let share = |thousandths| Permille::new(thousandths).unwrap_or(Permille::ALL);
+        let curve = ComputeCurve::new(share(500), 0.37).unwrap_or(ComputeCurve::PROPORTIONAL);
+        Self { curve, demand: share(290) }
     }
 }
 

@@ -150,6 +150,7 @@ impl SimulatedCluster {
                 router.add_server(place, function as u32);
             }
             machine.handle.set_quotas(Arc::new(control.quotas()));
+            machine.handle.set_slices(Arc::new(control.slices(place)));
             machines.push(machine);
         }
         let request = |(place, function): (usize, &SimulatedFunction)| {

@@ -11,7 +11,7 @@ use millrace_transfers::paths::HostLinks;
 use millrace_transfers::rates::TransferSharing;
 use millrace_types::policy::GpuSharingName;
 use millrace_types::topology::Topology;
-use millrace_types::{Bytes, GpuIndex, Quota, SchedulingOptions, Slo, TenantName, Timestamp};
+use millrace_types::{AskedSlices, Bytes, GpuIndex, Quota, SchedulingOptions, Slo, TenantName, Timestamp};
 
 use crate::models::ModelFigures;
 use crate::workload::RequestArrival;
@@ -86,6 +86,8 @@ pub struct SimulatedFunction {
     pub serving: SchedulingOptions,
     /// The tenant that owns the function.
     pub tenant: TenantName,
+    /// The slices of GPUs that the function asks for.
+    pub slices: Option<AskedSlices>,
 }
 
 impl SimulatedFunction {
@@ -99,6 +101,7 @@ impl SimulatedFunction {
             replicas: 1,
             serving: SchedulingOptions::default(),
             tenant: TenantName::default(),
+            slices: None,
         }
     }
 }

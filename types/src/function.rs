@@ -10,6 +10,7 @@ use crate::ids::FunctionKey;
 use crate::limits::{LABEL_LEN_MAX, LABELS_MAX};
 use crate::sequences::{SequenceSpec, SequenceSpecError};
 use crate::serving::{ResidencyOptions, SchedulingOptions, SchedulingOptionsError};
+use crate::slices::{ASKED_SLICES_MAX, AskedSlices};
 use crate::units::Bytes;
 
 /// The timeout of a request that sets none.
@@ -116,6 +117,10 @@ pub struct FunctionSpec {
     /// state.
     #[serde(default)]
     pub sequences: Option<SequenceSpec>,
+    /// The slices of GPUs in which the function computes; `None` for a function that computes on any
+    /// SMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slices: Option<AskedSlices>,
 }
 
 /// Returns the replica count of specs that were stored without one.
@@ -168,6 +173,9 @@ pub enum SpecError {
     /// The number of processes is zero or exceeds [`PROCESSES_MAX`].
     #[error("processes is {0}: write a number from 1 to {PROCESSES_MAX}, or leave processes out for 1")]
     Processes(u32),
+    /// The number of slices is zero or exceeds [`ASKED_SLICES_MAX`].
+    #[error("slices.min is {0}: write a number from 1 to {ASKED_SLICES_MAX}, or leave slices out for 1")]
+    Slices(u32),
     /// The spec sets a field that only functions with the other runtime have.
     #[error("{field} applies only to functions with runtime {}: leave it out", .of.as_str())]
     Runtime {
@@ -218,6 +226,7 @@ impl FunctionSpec {
             serving: SchedulingOptions::default(),
             processes: DEFAULT_PROCESSES,
             sequences: None,
+            slices: None,
         }
     }
 
@@ -237,6 +246,11 @@ impl FunctionSpec {
         if !(1..=PROCESSES_MAX).contains(&self.processes) {
             return Err(SpecError::Processes(self.processes));
         }
+        if let Some(AskedSlices { min, .. }) = self.slices
+            && !(1..=ASKED_SLICES_MAX).contains(&min)
+        {
+            return Err(SpecError::Slices(min));
+        }
         self.validate_runtime()?;
         if let Some(sequences) = &self.sequences {
             sequences.validate(self.replicas, self.serving.batching.is_some())?;
@@ -247,12 +261,13 @@ impl FunctionSpec {
     /// Refuses a program that uses a place on a GPU, and a model that has processes of its own.
     fn validate_runtime(&self) -> Result<(), SpecError> {
         let misplaced = match self.runtime {
-            Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 4],
+            Runtime::Onnx => [("processes", self.processes != DEFAULT_PROCESSES); 5],
             Runtime::Process => [
                 ("resources.gpuMemory", self.resources.gpu_memory.is_some()),
                 ("residency", self.serving.residency != ResidencyOptions::default()),
                 ("batching", self.serving.batching.is_some()),
                 ("sequences", self.sequences.is_some()),
+                ("resources.sm", self.slices.is_some()),
             ],
         };
         let of = if self.runtime == Runtime::Onnx { Runtime::Process } else { Runtime::Onnx };
@@ -372,6 +387,20 @@ mod tests {
         assert_eq!(memory, refused("resources.gpuMemory", Runtime::Onnx));
         let model = FunctionSpec { runtime: Runtime::Onnx, ..program }.validate();
         assert_eq!(model, refused("processes", Runtime::Process));
+    }
+
+    #[test]
+    fn slices_are_counted_from_one_and_a_program_has_none() {
+        let whole = crate::Permille::ALL;
+        let terms = crate::Terms::new(whole, whole, crate::Permille::ZERO, whole).unwrap();
+        let check = |min| FunctionSpec { slices: Some(AskedSlices { terms, min }), ..spec() }.validate();
+        assert_eq!((check(1), check(ASKED_SLICES_MAX)), (Ok(()), Ok(())));
+        assert_eq!(check(0), Err(SpecError::Slices(0)));
+        assert_eq!(check(ASKED_SLICES_MAX + 1), Err(SpecError::Slices(ASKED_SLICES_MAX + 1)));
+        let slices = Some(AskedSlices { terms, min: 1 });
+        let program = FunctionSpec { runtime: Runtime::Process, slices, ..spec() };
+        let refused = SpecError::Runtime { field: "resources.sm", of: Runtime::Onnx };
+        assert_eq!(program.validate(), Err(refused));
     }
 
     #[test]

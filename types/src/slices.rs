@@ -5,19 +5,37 @@
 //! | [`Permille`] | a share in thousandths: of the SMs, of the time, of a bandwidth |
 //! | [`Units`], [`UnitSet`], [`SmShare`] | the SMs on which a run may launch |
 //! | [`Terms`] | the limits on a slice's compute (F01) |
+//! | [`AskedSlices`] | the slices that a function asks for |
 //!
-//! Deliberately absent: owners, GPUs and the states of slices.
+//! Deliberately absent: the GPUs and the states of slices.
 
 use std::fmt;
 use std::num::NonZeroU8;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Number of SM units of a GPU that is divided into blocks.
 pub const UNITS: u8 = 16;
 
 /// A share in thousandths, from 0 to 1000.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u16", into = "u16")]
 pub struct Permille(u16);
+
+impl TryFrom<u16> for Permille {
+    type Error = String;
+
+    fn try_from(thousandths: u16) -> Result<Self, String> {
+        Self::new(thousandths).ok_or_else(|| format!("{thousandths} thousandths are more than the whole"))
+    }
+}
+
+impl From<Permille> for u16 {
+    fn from(share: Permille) -> Self {
+        share.0
+    }
+}
 
 impl Permille {
     /// Nothing.
@@ -193,7 +211,8 @@ impl SmShare {
 }
 
 /// Identifier of a slice. An identifier is never used again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct SliceId(pub u64);
 
 impl fmt::Display for SliceId {
@@ -203,7 +222,8 @@ impl fmt::Display for SliceId {
 }
 
 /// The checked limits on the compute of a slice: the SM partition and the quotas of a FaSTPod (F01).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "TermsText", into = "TermsText")]
 pub struct Terms {
     least: Permille,
     most: Permille,
@@ -263,6 +283,55 @@ impl Terms {
     pub const fn limit(self) -> Permille {
         self.limit
     }
+}
+
+/// [`Terms`] as stored, not yet checked.
+#[derive(Serialize, Deserialize)]
+#[serde(rename = "Terms")]
+struct TermsText {
+    least: Permille,
+    most: Permille,
+    request: Permille,
+    limit: Permille,
+}
+
+impl TryFrom<TermsText> for Terms {
+    type Error = TermsError;
+
+    fn try_from(text: TermsText) -> Result<Self, TermsError> {
+        Self::new(text.least, text.most, text.request, text.limit)
+    }
+}
+
+impl From<Terms> for TermsText {
+    fn from(Terms { least, most, request, limit }: Terms) -> Self {
+        Self { least, most, request, limit }
+    }
+}
+
+/// Displays the shares: `12%..50% of the SMs, 30%..80% of the time`.
+impl fmt::Display for Terms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { least, most, request, limit } = self;
+        match least == most {
+            true => write!(f, "{least} of the SMs")?,
+            false => write!(f, "{least}..{most} of the SMs")?,
+        }
+        write!(f, ", {request}..{limit} of the time")
+    }
+}
+
+/// Maximum number of slices that a function asks for.
+pub const ASKED_SLICES_MAX: u32 = 64;
+
+/// The slices that a function asks for. On GPUs that are shared, the function then computes in these
+/// slices alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AskedSlices {
+    /// The terms of each slice.
+    pub terms: Terms,
+    /// The number of slices, from 1 to [`ASKED_SLICES_MAX`].
+    pub min: u32,
 }
 
 /// The fault of refused [`Terms`].

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Alphas, Bytes, Digest, Quota, RevisionKey, SchedulingOptions, SequenceSpec, Slo, SloBase, TenantName,
+    Alphas, Bytes, Digest, GpuIndex, Quota, RevisionKey, SchedulingOptions, SequenceSpec, SliceId, Slo,
+    SloBase, TenantName, Terms,
 };
 
 use crate::policy::DesiredPolicy;
@@ -44,6 +45,15 @@ pub struct PlacedFunction {
     pub processes: u32,
     /// Outputs of the model that are state; `None`: the function keeps no state.
     pub sequences: Option<SequenceSpec>,
+}
+
+/// The slices of a function on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlacedSlices {
+    /// The limits on the compute of each slice.
+    pub terms: Terms,
+    /// The slices and their GPUs. If empty, the function's requests wait.
+    pub on: Vec<(SliceId, GpuIndex)>,
 }
 
 /// The operator's setting for this node. The node itself does not act on the setting: the leader
@@ -92,6 +102,11 @@ pub struct DesiredState {
     pub policy: DesiredPolicy,
     /// Alphas with which the node begins.
     pub alphas: Alphas,
+    /// Slices of the functions that ask for slices.
+    pub slices: Arc<NodeSlices>,
 }
+
+/// The slices of each function that asks for slices. Other functions compute on any SMs.
+pub type NodeSlices = BTreeMap<RevisionKey, PlacedSlices>;
 
 pub type TenantQuotas = BTreeMap<TenantName, Quota>;

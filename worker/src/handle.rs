@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use crate::actor_runtime::{LETTERS_PER_REQUEST, Mailbox};
 use crate::clock::Clock;
-use crate::desired_state::TenantQuotas;
+use crate::desired_state::{NodeSlices, TenantQuotas};
 use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::messages::function::NewRequest;
@@ -292,6 +292,11 @@ impl NodeHandle {
     /// Sets the tenants' caps on this node. Tenants that `quotas` does not name have no caps.
     pub fn set_quotas(&self, quotas: Arc<TenantQuotas>) {
         self.directory.post(node::Message::Quotas(quotas));
+    }
+
+    /// Sets the slices of the node's GPUs, which are in force while the GPUs are shared.
+    pub fn set_slices(&self, slices: Arc<NodeSlices>) {
+        self.directory.post(node::Message::Slices(slices));
     }
 
     /// Sets the scheduling policy.

@@ -13,6 +13,7 @@ use millrace_slices::tokens;
 use millrace_transfers::paths::HostLinks;
 use millrace_transfers::rates::TransferSharing;
 use millrace_types::Bytes;
+use millrace_types::limits::SLICES_PER_GPU_MAX;
 use millrace_types::policy::{Batches, GpuSharingName};
 use millrace_types::topology::Topology;
 use millrace_workflow::hints::Prewarm;
@@ -29,6 +30,8 @@ pub const IN_FLIGHT_MAX: u32 = 2048;
 
 /// Number of seats of a GPU that can be shared.
 const SHARED_SEATS: NonZeroU32 = NonZeroU32::new(8).expect("eight is not zero");
+/// The number of seats for slices of a GPU that can be shared: the packer puts no more slices on a GPU.
+const SLICE_SEATS: u32 = SLICES_PER_GPU_MAX as u32;
 
 /// Divisor of a GPU's memory: objects get at most one part in this number.
 const DATA_SHARE: u64 = 4;
@@ -140,16 +143,27 @@ impl NodeConfig {
     /// Returns a policy with the settings that this node can obey.
     #[must_use]
     pub(crate) fn possible(&self, policy: SchedulingPolicy) -> SchedulingPolicy {
-        let shares = self.seats() > NonZeroU32::MIN;
-        let gpu_sharing = if shares { policy.gpu_sharing } else { GpuSharingName::Off };
+        let gpu_sharing = if self.can_share() { policy.gpu_sharing } else { GpuSharingName::Off };
         SchedulingPolicy { gpu_sharing, ..policy }
     }
 
-    /// Returns the number of seats of each GPU: the number of requests that may run on it at once. A GPU
-    /// can be shared if its device can restrict launches to SMs, and all models share an executor.
+    /// Returns the number of seats of each GPU for requests of all functions: the number of such requests
+    /// that may run on it at once.
     #[must_use]
     pub(crate) fn seats(&self) -> NonZeroU32 {
-        if self.shareable && !self.isolation.per_model() { SHARED_SEATS } else { NonZeroU32::MIN }
+        if self.can_share() { SHARED_SEATS } else { NonZeroU32::MIN }
+    }
+
+    /// Returns the number of seats of each GPU for slices.
+    #[must_use]
+    pub(crate) fn slice_seats(&self) -> u32 {
+        if self.can_share() { SLICE_SEATS } else { 0 }
+    }
+
+    /// Returns whether GPUs can be shared: the device can restrict launches to SMs, and all models share an
+    /// executor.
+    fn can_share(&self) -> bool {
+        self.shareable && !self.isolation.per_model()
     }
 
     /// Returns how a GPU is shared under a policy; `None`: a request has the whole GPU.

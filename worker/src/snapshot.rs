@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_gpu::SliceUse;
 use millrace_scheduling::admission::FunctionTotals;
 use millrace_scheduling::batching::BatchCounts;
 use millrace_scheduling::dispatch::{DispatchStats, NodeWork, PredictionError};
 use millrace_transfers::fabric::TransferCounts;
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey, SmShare};
+use millrace_types::{
+    Bytes, BytesPerSec, Digest, FunctionKey, GpuIndex, Incarnation, RevisionKey, SliceId, SmShare,
+};
 use tokio::sync::mpsc;
 
 use crate::policy::EffectivePolicy;
@@ -97,6 +100,8 @@ pub struct GpuSnapshot {
     /// Number of launches on SM units that another launch had at the same time, as the emulated device
     /// counted them.
     pub sm_violations: u64,
+    /// The use of each slice of the GPU.
+    pub slices: Vec<(SliceId, SliceUse)>,
     /// Incarnation of the present executor, or of the last executor.
     pub incarnation: Incarnation,
     /// Process id of the executor that all models share; `None` while the process is down, or in

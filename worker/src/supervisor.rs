@@ -127,6 +127,7 @@ impl Supervisor {
             .with_ways(topology)
             .with_block(self.state.config.block)
             .with_seats(self.state.config.seats())
+            .with_slice_seats(self.state.config.slice_seats())
             .with_open_seats(self.state.config.open_seats(&self.state.policy()))
             .with_eviction(self.state.policy().eviction)
             .with_policy(self.state.policy().dispatch, self.state.seed);
@@ -163,6 +164,9 @@ impl Supervisor {
             }
         }
         drop(registry);
+        for event in self.state.all_slices() {
+            dispatch.on_event(self.state.clock.now(), event.into(), &mut Vec::new());
+        }
         let policy = self.state.policy();
         let fabric = LinkScheduler::with_sharing(topology, policy.sharing).with_host_links(policy.host_links);
         let node = NodeActor::new(
@@ -197,7 +201,8 @@ impl Supervisor {
             .with_eviction(self.state.policy().eviction)
             .with_isolation(self.state.config.isolation)
             .with_data(self.state.config.data.store_config(hardware.memory))
-            .with_sharing(self.state.config.sharing_of(&self.state.policy()));
+            .with_sharing(self.state.config.sharing_of(&self.state.policy()))
+            .with_slices(self.state.slices_on(index));
         let core = self.state.drive(core, CoreId::Gpu(index));
         let actor = GpuActor::new(hardware, core, peers);
         let sleeper = Sleeper::core(CoreId::Gpu(index));

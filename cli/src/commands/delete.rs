@@ -78,6 +78,10 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
                     return Err(CommandFailure::usage("a GPU is deleted with its node")
                         .hint("millrace delete node NAME"));
                 }
+                ResourceKind::Slice => {
+                    return Err(CommandFailure::usage("a slice is deleted with its function")
+                        .hint("millrace delete function NAME; or apply the function without sm and quotas"));
+                }
                 ResourceKind::Tenant => {
                     return Err(CommandFailure::usage("a tenant consists of functions, workflows and caps").hint(
                         "delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps",

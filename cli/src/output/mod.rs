@@ -12,6 +12,7 @@ pub(crate) mod operations;
 pub(crate) mod policies;
 pub(crate) mod residents;
 pub(crate) mod responses;
+pub(crate) mod slices;
 pub(crate) mod table;
 pub(crate) mod tenants;
 pub(crate) mod text;

@@ -2,11 +2,29 @@
 
 use std::time::{Duration, SystemTime};
 
-use millrace_types::Bytes;
+use millrace_client::slices::SliceTerms;
+use millrace_types::{Bytes, Permille};
 
 /// Formats a size in binary units.
 pub(crate) fn size(bytes: u64) -> String {
     Bytes(bytes).to_string()
+}
+
+/// Formats thousandths as a percentage: `12%`, `12.5%`.
+pub(crate) fn percent(thousandths: u32) -> String {
+    let share = u16::try_from(thousandths).ok().and_then(Permille::new);
+    share.map_or_else(|| format!("{thousandths}‰"), |share| share.to_string())
+}
+
+/// Formats the SMs of a slice as a manifest has them: `12%`, or `12%..50%`.
+pub(crate) fn sm_range(terms: &SliceTerms) -> String {
+    percent_range(terms.sm_least_permille, terms.sm_most_permille)
+}
+
+/// Formats the least and the greatest share: `30%..80%`, or `30%` if both are equal.
+pub(crate) fn percent_range(least: u32, most: u32) -> String {
+    let least_text = percent(least);
+    if least == most { least_text } else { format!("{least_text}..{}", percent(most)) }
 }
 
 /// Formats a latency with three significant digits: `412 µs`, `1.93 ms`, `12.0 s`.

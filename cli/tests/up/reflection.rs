@@ -280,6 +280,7 @@ fn cluster(admin: &ReflectionClient) {
 }
 
 fn nodes(admin: &ReflectionClient) {
+    assert_eq!(admin.ok("ListSlices", json!({})), json!({}), "no function asks for slices");
     let nodes = admin.ok("ListNodes", json!({}));
     let name = nodes["nodes"][0]["name"].as_str().unwrap();
     assert_eq!(nodes["nodes"][0]["gpus"][0]["health"], "Up");

@@ -42,6 +42,7 @@ page!(ListWorkflowsResponse, workflows: Workflow);
 page!(ListTenantsResponse, tenants: Tenant);
 page!(ListBillingResponse, bills: Bill);
 page!(ListNodesResponse, nodes: Node);
+page!(ListSlicesResponse, slices: Slice);
 page!(ListOperationsResponse, operations: Operation);
 
 /// Returns all items of a list, page by page. `ask` requests the page of a token from one endpoint.

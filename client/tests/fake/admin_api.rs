@@ -323,6 +323,13 @@ impl admin_server::Admin for Service {
         self.set_policy(request.into_inner()).await
     }
 
+    async fn list_slices(
+        &self,
+        _request: Request<admin::ListSlicesRequest>,
+    ) -> Result<Response<admin::ListSlicesResponse>, Status> {
+        Ok(Response::new(admin::ListSlicesResponse::default()))
+    }
+
     async fn list_operations(
         &self,
         _request: Request<admin::ListOperationsRequest>,

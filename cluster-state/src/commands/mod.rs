@@ -21,6 +21,7 @@ mod set_function_enabled;
 mod set_node_scheduling;
 mod set_policy;
 mod set_quota;
+mod set_slices;
 mod sync_node;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -48,6 +49,7 @@ pub(crate) use set_function_enabled::set_function_enabled;
 pub(crate) use set_node_scheduling::set_node_scheduling;
 pub(crate) use set_policy::set_policy;
 pub(crate) use set_quota::set_quota;
+pub(crate) use set_slices::{check_slices_known, set_slices};
 pub(crate) use sync_node::sync_node;
 pub(crate) use unplace::unplace;
 

@@ -46,6 +46,7 @@ pub(crate) fn place(
         reason,
         resource_version: version,
         placed_at: context.now,
+        slices: Vec::new(),
     }));
     Ok(CommandEffect::Created { version })
 }

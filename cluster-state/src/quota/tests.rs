@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_types::limits::{FUNCTIONS_MAX, LABEL_LEN_MAX, LABELS_MAX, REVISIONS_KEPT};
+use millrace_types::limits::{FUNCTIONS_MAX, LABEL_LEN_MAX, LABELS_MAX, REVISIONS_KEPT, SLICES_PER_GPU_MAX};
 use millrace_types::sequences::{IDLE_DEFAULT, StatePair};
 use millrace_types::{
     Bytes, DataId, Digest, Epoch, FunctionKey, FunctionName, GpuIndex, MemoryTier, ModelCopy, NodeName,
-    Quota, Reason, Revision, SequenceSpec, SloBase, SloCounts, SyncPart, Usage,
+    Permille, Quota, Reason, Revision, SequenceSpec, SliceId, SloBase, SloCounts, SyncPart, Terms, Usage,
 };
 
 use super::*;
@@ -17,7 +17,9 @@ use crate::commands::testing::{
     TestLog, apply, apply_workflow, chain, data, delete, digest, holding, key, model, model_of, place,
     run_function, spec, sync, sync_all, tensor, unplace,
 };
-use crate::record::{ControllerId, CountedLen, PlacementReason, PlacementRecord, RevisionRecord};
+use crate::record::{
+    ControllerId, CountedLen, PlacementReason, PlacementRecord, RevisionRecord, SliceRecord,
+};
 use crate::rules::RulesVersion;
 use crate::state::RetiredName;
 
@@ -328,6 +330,9 @@ fn no_record_takes_more_bytes_than_are_counted() {
     };
     let mut state = State::default();
     state.checkpoints.insert(node(0), Arc::new(checkpoint));
+    let all = Permille::ALL;
+    let terms = Terms::new(all, all, all, all).unwrap();
+    let slice = SliceRecord { id: SliceId(u64::MAX), gpu: GpuIndex(u32::MAX), terms };
     for n in 0..1_000 {
         let placement = PlacementRecord {
             function: key(n),
@@ -335,6 +340,7 @@ fn no_record_takes_more_bytes_than_are_counted() {
             reason: PlacementReason::MissingReplica,
             resource_version: u64::MAX,
             placed_at: UnixMillis(u64::MAX),
+            slices: vec![slice; SLICES_PER_GPU_MAX],
         };
         state.placements.insert(Arc::new(placement));
         state.scores.insert(key(n), FunctionScore { total: counts, unclaimed: counts });

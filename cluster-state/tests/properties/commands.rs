@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use millrace_cluster_state::operations::{OperationKind, OperationResult};
 use millrace_cluster_state::{
-    CallerName, ControllerId, IdempotencyKey, NodeGpu, PlacementReason, Proposal, RulesVersion,
-    SchedulingState, StateCommand, UnixMillis,
+    CallerName, ControllerId, IdempotencyKey, NodeGpu, NodeSlice, PlacementReason, Proposal, RulesVersion,
+    SchedulingState, SliceRecord, StateCommand, UnixMillis,
 };
 use millrace_types::policy::{DispatchName, Setting};
 use millrace_types::{
-    Alpha, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, GpuIndex,
-    MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Priority, Quota, ResourceShare, SloCounts,
-    SyncBatch, SyncPart, SyncPortion, TenantName, Usage,
+    Alpha, AskedSlices, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec,
+    GpuIndex, MemoryTier, ModelCopy, NodeDelta, NodeName, Permille, PolicySpec, Priority, Quota,
+    ResourceShare, SliceId, SloCounts, SyncBatch, SyncPart, SyncPortion, TenantName, Terms, Usage,
 };
 use proptest::prelude::*;
 
@@ -41,12 +41,19 @@ pub(crate) fn digest_of(number: u8) -> Digest {
 
 pub(crate) fn spec() -> impl Strategy<Value = FunctionSpec> {
     // A timeout of zero is refused, and a memory beyond 3 GiB fits no GPU of this test.
-    (key(), 0u64..4, prop::option::of(1u64..5)).prop_map(|(key, timeout, gib)| {
+    let slices = prop::option::weighted(0.2, (1u16..=1000, 0u32..3));
+    (key(), 0u64..4, prop::option::of(1u64..5), slices).prop_map(|(key, timeout, gib, slices)| {
         let mut spec = FunctionSpec::new(key);
+        spec.slices = slices.map(|(sms, min)| AskedSlices { terms: terms(sms), min });
         spec.timeout = Duration::from_secs(timeout);
         spec.resources.gpu_memory = gib.map(Bytes::gib);
         spec
     })
+}
+
+fn terms(sms: u16) -> Terms {
+    let sms = Permille::new(sms).unwrap();
+    Terms::new(sms, sms, Permille::ZERO, Permille::ALL).unwrap()
 }
 
 fn node_name() -> impl Strategy<Value = NodeName> {
@@ -167,6 +174,15 @@ fn set_policy() -> impl Strategy<Value = StateCommand> {
     )
 }
 
+fn set_slices() -> impl Strategy<Value = StateCommand> {
+    let slice = (key(), 1u64..20, 0u32..2, 1u16..=1000).prop_map(|(function, id, gpu, sms)| {
+        let slice = SliceRecord { id: SliceId(id), gpu: GpuIndex(gpu), terms: terms(sms) };
+        NodeSlice { function, slice }
+    });
+    (node_name(), prop::collection::vec(slice, 0..4))
+        .prop_map(|(node, slices)| StateCommand::SetSlices { node, slices })
+}
+
 pub(crate) fn command() -> impl Strategy<Value = StateCommand> {
     let expected = || prop::option::weighted(0.3, 0u64..30);
     prop_oneof![
@@ -200,6 +216,7 @@ pub(crate) fn command() -> impl Strategy<Value = StateCommand> {
             function, node, reason: PlacementReason::Rebalance,
         }),
         2 => (key(), node_name()).prop_map(|(function, node)| StateCommand::Unplace { function, node }),
+        4 => set_slices(),
         1 => (node_name(), scheduling())
             .prop_map(|(name, scheduling)| StateCommand::SetNodeScheduling { name, scheduling }),
         1 => node_name().prop_map(|name| StateCommand::RemoveNode { name }),

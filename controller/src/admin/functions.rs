@@ -134,9 +134,8 @@ impl AdminService {
         let mask = ResponseMask::read(request.read_mask, "Function")?;
         let state = self.read(consistency).await?;
         let workers = self.fleet.workers();
-        let shortages = self.outlook.shortages();
         let view = |function: &&Arc<FunctionRecord>| {
-            mask.cut(views::function(&state, function, &function.revisions, &workers, &shortages))
+            mask.cut(views::function(&state, function, &function.revisions, &workers, &self.outlook))
         };
         let found = state.functions_from(listing.start().as_ref());
         let (functions, next_page_token) = listing.page(found, |function| &function.key, view);
@@ -149,7 +148,7 @@ impl AdminService {
         function: &FunctionRecord,
         revisions: &[Arc<RevisionRecord>],
     ) -> api::Function {
-        views::function(state, function, revisions, &self.fleet.workers(), &self.outlook.shortages())
+        views::function(state, function, revisions, &self.fleet.workers(), &self.outlook)
     }
 }
 

@@ -42,6 +42,7 @@ mod positions;
 mod scaling;
 mod scheduling;
 mod service;
+mod slices;
 mod tenants;
 mod views;
 mod workflows;

@@ -240,6 +240,13 @@ impl Admin for AdminService {
         answer(self.update_policy(request).await)
     }
 
+    async fn list_slices(
+        &self,
+        request: Request<api::ListSlicesRequest>,
+    ) -> Result<Response<api::ListSlicesResponse>, Status> {
+        answer(self.list_slices(request.into_inner()).await)
+    }
+
     async fn list_operations(
         &self,
         request: Request<api::ListOperationsRequest>,

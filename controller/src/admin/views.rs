@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use millrace_cluster_state::{FunctionRecord, ModelSummary, RevisionRecord, State, WorkflowRecord};
+use millrace_cluster_state::{
+    FunctionRecord, ModelSummary, RevisionRecord, SliceRecord, State, WorkflowRecord,
+};
 use millrace_nodes::placement::UnplacedReason;
 use millrace_proto::admin as api;
 use millrace_proto::convert::{function_spec_wire, tensor_spec_wire, timestamp_wire, workflow_spec_wire};
-use millrace_types::{Bytes, Digest};
+use millrace_scheduling::preset::SchedulingPolicy;
+use millrace_types::policy::GpuSharingName;
+use millrace_types::{Bytes, Digest, PolicySpec};
 
 use super::objective;
 use crate::fleet::Workers;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leadership::Shortages;
+use crate::leadership::{LeaderStatus, Shortages};
 
 /// Converts a function with the given revisions.
 pub(super) fn function(
@@ -19,10 +23,12 @@ pub(super) fn function(
     function: &FunctionRecord,
     revisions: &[Arc<RevisionRecord>],
     workers: &Workers,
-    shortages: &Shortages,
+    outlook: &LeaderStatus,
 ) -> api::Function {
+    let shortages = &outlook.shortages();
     let ready = readiness::of_revision(state, function, function.latest(), workers, shortages);
     let mut conditions = vec![ready_condition(&ready), placed_condition(state, function, shortages)];
+    conditions.extend(sliced_condition(state, function, outlook));
     let score = state.score(&function.key);
     let usage = state.usage(&function.key);
     let slo = function.latest().spec.slo.as_ref();
@@ -87,6 +93,36 @@ fn placed_condition(state: &State, function: &FunctionRecord, shortages: &Shorta
         None if is_short => condition("Placed", false, "Placing", copies),
         None => condition("Placed", true, "Placed", copies),
     }
+}
+
+/// Returns the condition "Sliced": whether each slice that the function asks for has a GPU. `None` for a
+/// function that asks for no slices.
+fn sliced_condition(
+    state: &State,
+    function: &FunctionRecord,
+    outlook: &LeaderStatus,
+) -> Option<api::Condition> {
+    let asked = function.latest().spec.slices?;
+    let policy = state.policy().map_or(PolicySpec::NONE, |policy| policy.spec);
+    if SchedulingPolicy::default().with(&policy).gpu_sharing == GpuSharingName::Off {
+        let message = "GPUs are not shared, so resources.sm and the quotas have no effect: share them with \
+                       'millrace policy set --gpu-sharing slices'";
+        return Some(condition("Sliced", false, "NotShared", message.into()));
+    }
+    let placements = state.placements_of(&function.key);
+    let on = placements.flat_map(|placement| {
+        let place = |slice: &SliceRecord| format!("{}/{}", placement.node, slice.gpu.0);
+        placement.slices.iter().map(place).collect::<Vec<_>>()
+    });
+    let on: Vec<_> = on.collect();
+    let places = if on.is_empty() { String::new() } else { format!(" (on {})", on.join(", ")) };
+    let slices = format!("{} of {} slices of {}{places}", on.len(), asked.min, asked.terms);
+    let missing = outlook.missing_slices().get(&function.key).map(|missing| missing.why.to_string());
+    Some(match missing {
+        Some(why) => condition("Sliced", false, "NoRoom", format!("{slices}: {why}")),
+        None if on.len() < asked.min as usize => condition("Sliced", false, "Placing", slices),
+        None => condition("Sliced", true, "Sliced", slices),
+    })
 }
 
 /// Returns the reason why a copy cannot be placed, in CamelCase.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use millrace_cluster_state::{NodeStatus, PolicyRecord, SchedulingState};
+use millrace_cluster_state::{NodeStatus, PolicyRecord, SchedulingState, SliceRecord};
 use millrace_proto::worker::GpuHealth;
 use millrace_types::policy::DispatchName;
 use millrace_types::{FunctionKey, NodeName, PolicySpec};
@@ -12,7 +12,7 @@ use millrace_types::{FunctionKey, NodeName, PolicySpec};
 use super::event::{Event, Severity};
 use crate::fleet::WorkerFleet;
 use crate::fleet::readiness::{self, RevisionReadiness};
-use crate::leadership::{LeaderStatus, Shortages};
+use crate::leadership::{LeaderStatus, MissingSlices, Shortages};
 use crate::raft::Replica;
 
 /// A snapshot of the cluster.
@@ -30,6 +30,7 @@ pub(super) struct ObservedCluster {
     /// The shortages from which `functions` was computed.
     seen: (u64, u64),
     short: Shortages,
+    missing: MissingSlices,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -54,6 +55,10 @@ pub(super) struct ObservedFunction {
     pub(super) revision: u64,
     pub(super) by: String,
     pub(super) readiness: RevisionReadiness,
+    /// The GPUs of the function's slices, as "node/gpu".
+    pub(super) slices: Vec<String>,
+    /// The slices without a GPU, and the reason.
+    pub(super) missing: Option<(u32, String)>,
 }
 
 impl ObservedCluster {
@@ -69,7 +74,9 @@ impl ObservedCluster {
         let workers = fleet.workers();
         let seen = (state.version(), fleet.version());
         let short = outlook.shortages();
-        let unchanged = before.filter(|before| before.seen == seen && before.short == short);
+        let missing = outlook.missing_slices();
+        let unchanged =
+            before.filter(|before| before.seen == seen && before.short == short && before.missing == missing);
         let nodes = state.nodes().map(|node| {
             let worker = workers.get(&node.name);
             let seen = ObservedNode {
@@ -102,7 +109,13 @@ impl ObservedCluster {
                 let readiness = readiness::of_revision(&state, it, latest, &workers, &short);
                 let revision = latest.number.get();
                 let by = latest.created_by.to_string();
-                (it.key.clone(), ObservedFunction { revision, by, readiness })
+                let slices = state.placements_of(&it.key).flat_map(|placement| {
+                    let place = |slice: &SliceRecord| format!("{}/{}", placement.node, slice.gpu.0);
+                    placement.slices.iter().map(place).collect::<Vec<_>>()
+                });
+                let slices = slices.collect();
+                let missing = missing.get(&it.key).map(|missing| (missing.count, missing.why.to_string()));
+                (it.key.clone(), ObservedFunction { revision, by, readiness, slices, missing })
             };
             state.functions().map(function).collect()
         };
@@ -117,7 +130,7 @@ impl ObservedCluster {
         let functions = unchanged.map_or_else(functions, |before| before.functions.clone());
         let voters = replica.membership().voter_ids().collect();
         let policies = state.policies().cloned().collect();
-        Self { leader: replica.leading(), voters, nodes, gpus, functions, policies, seen, short }
+        Self { leader: replica.leading(), voters, nodes, gpus, functions, policies, seen, short, missing }
     }
 }
 
@@ -316,6 +329,7 @@ fn function(
         let message = format!("revision {} by {}", is.revision, is.by);
         events.push(normal("FunctionApplied", &object, message));
     }
+    slices(&object, was, is, events);
     let stands = |it: &ObservedFunction| (it.revision, it.readiness.reason());
     if was.map(stands) == Some(stands(is)) {
         return;
@@ -331,6 +345,25 @@ fn function(
         | RevisionReadiness::Unplaced(_)
         | RevisionReadiness::Away(_)
         | RevisionReadiness::NoWorker => events.push(warning("FunctionNotReady", &object, message)),
+    }
+}
+
+/// Reports changes of a function's slices.
+fn slices(object: &str, was: Option<&ObservedFunction>, is: &ObservedFunction, events: &mut Vec<Event>) {
+    let had = was.map_or(&[][..], |was| &was.slices);
+    if had != is.slices {
+        let message = match is.slices.len() {
+            0 => "the function has no slices any longer".to_owned(),
+            1 => format!("one slice, on {}", is.slices[0]),
+            count => format!("{count} slices, on {}", is.slices.join(", ")),
+        };
+        events.push(normal("SlicesChanged", object, message));
+    }
+    if let Some((count, why)) = &is.missing
+        && was.and_then(|was| was.missing.as_ref()) != is.missing.as_ref()
+    {
+        let slices = if *count == 1 { "one slice has".to_owned() } else { format!("{count} slices have") };
+        events.push(warning("SlicesWithoutGpu", object, format!("{slices} no GPU: {why}")));
     }
 }
 
@@ -355,7 +388,8 @@ mod tests {
             tenant: millrace_types::TenantName::default(),
             name: FunctionName::new("f").unwrap(),
         };
-        let function = ObservedFunction { revision, by: "ann".into(), readiness };
+        let by = "ann".into();
+        let function = ObservedFunction { revision, by, readiness, slices: Vec::new(), missing: None };
         ObservedCluster { functions: [(key, function)].into(), ..ObservedCluster::default() }
     }
 

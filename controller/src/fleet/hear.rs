@@ -79,7 +79,12 @@ async fn hear(
                             "the telemetry has {len} bytes, more than {TELEMETRY_BYTES_MAX}"
                         ));
                     }
+                    let shared = worker.shares_gpus();
                     worker.report(telemetry);
+                    // Slices depend on the sharing.
+                    if worker.shares_gpus() != shared {
+                        control.fleet.changed();
+                    }
                 }
                 Message::FunctionStatuses(part) => match statuses.take(part) {
                     Ok(None) => {}

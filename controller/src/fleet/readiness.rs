@@ -43,12 +43,32 @@ pub(crate) fn serving<'a>(
     let key = revision_key(&function.key, revision);
     let is_ready = |worker: &&Arc<AttachedWorker>| worker.is_ready(&key);
     if revision.spec.sequences.is_none() {
-        return workers.values().filter(is_ready).collect();
+        return with_slices(state, function, revision, workers.values().filter(is_ready).collect());
     }
     // Select by placement first and by readiness second. In the other order, a client could reach an
     // older copy for a moment and find sequences in an outdated state.
     let has_state = state_at(state, function).and_then(|node| workers.get(node));
     has_state.filter(is_ready).into_iter().collect()
+}
+
+/// Returns the workers on which a revision's requests need not wait for a slice; all workers if there is
+/// none. On a worker that shares its GPUs, a revision that asks for slices computes in its slices alone.
+fn with_slices<'a>(
+    state: &State,
+    function: &FunctionRecord,
+    revision: &RevisionRecord,
+    ready: Vec<&'a Arc<AttachedWorker>>,
+) -> Vec<&'a Arc<AttachedWorker>> {
+    if revision.spec.slices.is_none() || revision.number != function.latest().number {
+        return ready;
+    }
+    let has = |worker: &Arc<AttachedWorker>| {
+        let placement = state.placements_of(&function.key).find(|it| it.node == worker.name);
+        placement.is_some_and(|placement| !placement.slices.is_empty())
+    };
+    let serves = |worker: &&Arc<AttachedWorker>| worker.shares_gpus() != Some(true) || has(worker);
+    let able: Vec<_> = ready.iter().copied().filter(serves).collect();
+    if able.is_empty() { ready } else { able }
 }
 
 /// Returns the node with the sequences of a function that keeps state, now or in the version before. If

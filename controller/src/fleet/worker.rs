@@ -11,6 +11,7 @@ use millrace_nodes::router::MachineType;
 use millrace_proto::parts::{SetBounds, SetUpdate, TEXT_BYTES_MAX, cut_text};
 use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
+use millrace_types::policy::GpuSharingName;
 use millrace_types::{Epoch, FunctionKey, GpuIndex, NodeName, Revision, RevisionKey, Timestamp};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -186,6 +187,11 @@ impl AttachedWorker {
         self.telemetry.borrow().clone()
     }
 
+    /// Returns whether the worker shares its GPUs; `None` before the first report.
+    pub(crate) fn shares_gpus(&self) -> Option<bool> {
+        self.telemetry.borrow().as_ref().map(|telemetry| shares_gpus(telemetry))
+    }
+
     /// Reads the load of the last report.
     pub(crate) fn with_load<T>(&self, read: impl FnOnce(&WorkerLoad) -> T) -> T {
         read(&self.load.borrow())
@@ -311,6 +317,13 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.worker.unseen.answered(self.after);
     }
+}
+
+/// Whether the policy in force on a worker shares GPUs.
+fn shares_gpus(telemetry: &wire::Telemetry) -> bool {
+    let spec = telemetry.policy.as_ref().and_then(|policy| policy.spec.as_ref());
+    let sharing = spec.and_then(|spec| spec.gpu_sharing.parse().ok());
+    sharing.is_some_and(|sharing: GpuSharingName| sharing != GpuSharingName::Off)
 }
 
 #[cfg(test)]

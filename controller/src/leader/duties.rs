@@ -8,7 +8,7 @@ use millrace_nodes::scaling::ScalingSignal;
 use tokio::sync::watch;
 
 use crate::fleet::WorkerFleet;
-use crate::leadership::{DesiredStates, LeaderStatus, Leadership, Shortages, Standings};
+use crate::leadership::{DesiredStates, LeaderStatus, Leadership, MissingSlices, Shortages, Standings};
 use crate::passed::TrafficMatrix;
 use crate::raft::Replica;
 
@@ -26,6 +26,7 @@ pub(crate) struct Duties {
     pub(super) desired: watch::Sender<Option<Arc<DesiredStates>>>,
     pub(super) standings: watch::Sender<Standings>,
     pub(super) shortages: watch::Sender<Shortages>,
+    pub(super) missing_slices: watch::Sender<MissingSlices>,
     pub(super) signal: watch::Sender<Option<ScalingSignal>>,
 }
 
@@ -46,6 +47,7 @@ impl Duties {
             desired: watch::Sender::default(),
             standings: watch::Sender::default(),
             shortages: watch::Sender::default(),
+            missing_slices: watch::Sender::default(),
             signal: watch::Sender::default(),
         }
     }
@@ -56,6 +58,7 @@ impl Duties {
             desired: self.desired.subscribe(),
             standings: self.standings.subscribe(),
             shortages: self.shortages.subscribe(),
+            missing_slices: self.missing_slices.subscribe(),
             signal: self.signal.subscribe(),
         }
     }

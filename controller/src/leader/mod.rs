@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   fleet: signs of life ──▶ leases ── NodeLost, RegisterNode ──┐
-//!   state, telemetry ──▶ reconcile ── Place, Unplace ───────────┤ propose
+//!   state, telemetry ──▶ reconcile ── Place, Unplace, SetSlices ┤ propose
 //!   tallies of runs ───▶ measure ──┘                            ▼
 //!                            └── desired state per node   raft::Replica
 //! ```
@@ -19,6 +19,7 @@
 //! | [`view`] | inputs of the planner, from the state and telemetry |
 //! | [`load`] | load of functions and nodes |
 //! | [`measure`] | collects the traffic between functions from all controllers |
+//! | [`slices`] | plans the slices of GPUs |
 //! | [`scaling`] | computes the number of nodes that the cluster needs |
 
 mod duties;
@@ -27,6 +28,7 @@ mod load;
 mod measure;
 mod reconcile;
 mod scaling;
+mod slices;
 mod view;
 
 use std::time::Duration;

@@ -18,8 +18,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::duties::Duties;
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
+use super::slices::{self, SlicePlanner};
 use super::view::{WorkflowFlows, view};
-use crate::leadership::{DesiredStates, Leadership};
+use crate::leadership::{DesiredStates, Leadership, MissingSlices};
 
 /// Steps carried out before the next plan.
 const STEPS_MAX: usize = 256;
@@ -89,6 +90,7 @@ struct Reconciler<'a> {
     loads: Loads,
     flows: WorkflowFlows,
     scaler: Scaler,
+    slices: SlicePlanner,
     /// The time of the next look at the GPU time counters.
     look_at: Instant,
     planned: Option<Basis>,
@@ -107,6 +109,7 @@ impl<'a> Reconciler<'a> {
             loads: Loads::default(),
             flows: WorkflowFlows::default(),
             scaler: Scaler::new(),
+            slices: SlicePlanner::new(),
             look_at: Instant::now(),
             planned: None,
             rounds: 0,
@@ -144,11 +147,15 @@ impl<'a> Reconciler<'a> {
         let plan = placement::plan(&view, &PlanLimits { steps_max: STEPS_MAX });
         self.report(&plan);
         self.scaler.observe(duties.fleet.now(), &state, &view, &plan, duties);
+        let slices = self.slices.plan(&state, &workers);
+        self.report_missing(slices::missing(&slices));
         if !leadership.leads {
             return Next::Wait;
         }
-        let steps = plan.steps.len();
-        let failed = self.carry_out(&state, plan).await;
+        // Slices follow the placements of their functions.
+        let changes = if plan.steps.is_empty() { slices::commands(&state, &slices) } else { Vec::new() };
+        let steps = plan.steps.len() + changes.len();
+        let failed = self.carry_out(&state, plan).await || self.change_slices(changes).await;
         self.rounds = if steps == 0 || failed { 0 } else { self.rounds + 1 };
         if (1..ROUNDS_MAX).contains(&self.rounds) {
             return Next::Plan;
@@ -185,6 +192,31 @@ impl<'a> Reconciler<'a> {
             }
             news
         });
+    }
+
+    /// Publishes the slices without a GPU.
+    fn report_missing(&self, next: MissingSlices) {
+        self.duties.missing_slices.send_if_modified(|last| {
+            let news = *last != next;
+            if news {
+                *last = next;
+            }
+            news
+        });
+    }
+
+    /// Proposes the slices of one node after another: the numbers of new slices rise from node to node, and a
+    /// number below a stored number would be refused. Returns whether a proposal failed.
+    async fn change_slices(&self, changes: Vec<StateCommand>) -> bool {
+        if !changes.is_empty() {
+            tracing::info!(nodes = changes.len(), "changing slices of GPUs");
+        }
+        for change in changes {
+            if self.propose(change).await.is_err() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Proposes all steps and waits for their commits. Returns whether any step failed.

@@ -11,7 +11,9 @@ use millrace_cluster_state::{
     TenantRecord,
 };
 use millrace_nodes::lease::NodeRegistration;
-use millrace_proto::convert::{duration_wire, placed_sequences_wire, policy_spec_wire, serving_wire};
+use millrace_proto::convert::{
+    duration_wire, placed_sequences_wire, placed_slices_wire, policy_spec_wire, serving_wire,
+};
 use millrace_proto::parts::{DesiredHead, DesiredItem, ITEMS_MAX, PartMessage as _};
 use millrace_proto::worker as wire;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
@@ -68,7 +70,10 @@ fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
     let placed = state.placements_on(&node.name).filter_map(|key| state.function(key));
     let functions = placed.filter(|function| function.enabled).flat_map(|function| {
         let base = state.slo_base(&function.key, &node.name);
-        function.served().iter().map(move |revision| desired_function(state, function, revision, base))
+        function.served().iter().map(move |revision| {
+            let slices = slices(state, function, revision, &node.name);
+            wire::DesiredFunction { slices, ..desired_function(state, function, revision, base) }
+        })
     });
     let quotas = quotas(state, node).into_iter().map(DesiredItem::Quota);
     let mut items: Vec<_> = functions.map(DesiredItem::Function).chain(quotas).collect();
@@ -84,6 +89,22 @@ fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
         alphas_ppm: node.alphas.iter().map(|(level, alpha)| (level.get().into(), alpha.ppm())).collect(),
     };
     NodeDesired { head, items: Arc::new(items) }
+}
+
+/// Returns the slices of a revision on a node: of the newest revision, if the revision asks for slices. The
+/// revision before computes on any SMs.
+fn slices(
+    state: &State,
+    function: &FunctionRecord,
+    revision: &RevisionRecord,
+    node: &NodeName,
+) -> Option<wire::PlacedSlices> {
+    let asked = revision.spec.slices.filter(|_| revision.number == function.latest().number)?;
+    let placement = state.placements_of(&function.key).find(|placement| placement.node == *node)?;
+    let own = || placement.slices.iter();
+    // Until the leader has set new terms, the slices have the old terms.
+    let terms = own().next().map_or(asked.terms, |slice| slice.terms);
+    Some(placed_slices_wire(terms, own().map(|slice| (slice.id, slice.gpu))))
 }
 
 /// Returns the caps of the tenants with a function on the node. Placements are ordered, so the

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use millrace_nodes::lease::LeaseState;
 use millrace_nodes::placement::Unplaced;
 use millrace_nodes::scaling::ScalingSignal;
+use millrace_slices::placing;
 use millrace_types::{FunctionKey, NodeName};
 use tokio::sync::watch;
 
@@ -26,6 +27,9 @@ pub(crate) type Standings = Arc<BTreeMap<NodeName, LeaseState>>;
 /// The reason why each function has fewer copies than requested.
 pub(crate) type Shortages = Arc<BTreeMap<FunctionKey, Unplaced>>;
 
+/// The slices without a GPU, by function.
+pub(crate) type MissingSlices = Arc<BTreeMap<FunctionKey, placing::MissingSlices>>;
+
 /// The results of the leader's duties. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct LeaderStatus {
@@ -33,6 +37,7 @@ pub(crate) struct LeaderStatus {
     pub(crate) desired: watch::Receiver<Option<Arc<DesiredStates>>>,
     pub(crate) standings: watch::Receiver<Standings>,
     pub(crate) shortages: watch::Receiver<Shortages>,
+    pub(crate) missing_slices: watch::Receiver<MissingSlices>,
     pub(crate) signal: watch::Receiver<Option<ScalingSignal>>,
 }
 
@@ -45,6 +50,7 @@ impl LeaderStatus {
             desired: watch::channel(None).1,
             standings: watch::channel(Standings::default()).1,
             shortages: watch::channel(Shortages::default()).1,
+            missing_slices: watch::channel(MissingSlices::default()).1,
             signal: watch::channel(None).1,
         }
     }
@@ -77,6 +83,11 @@ impl LeaderStatus {
     /// Returns the functions with fewer copies than requested.
     pub(crate) fn shortages(&self) -> Shortages {
         self.shortages.borrow().clone()
+    }
+
+    /// Returns the slices without a GPU.
+    pub(crate) fn missing_slices(&self) -> MissingSlices {
+        self.missing_slices.borrow().clone()
     }
 
     /// Returns a watch of the functions with fewer copies than requested.

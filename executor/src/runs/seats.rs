@@ -13,7 +13,7 @@ use crate::runs::run_thread::{self, QueuedRun, RUNS_QUEUED_MAX};
 use crate::thread::spawn;
 
 /// Most seats of an executor: each has a thread.
-pub const SEATS_MAX: usize = 16;
+pub const SEATS_MAX: usize = 24;
 
 /// A seat.
 #[derive(Debug)]

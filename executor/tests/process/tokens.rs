@@ -1,5 +1,6 @@
 //! Tests of runs on a shared GPU: launches begin only under tokens, and on the SMs of the tokens.
 
+use millrace_executor::SEATS_MAX;
 use millrace_model::synth;
 use millrace_proto::executor::command::Command;
 use millrace_proto::executor::event::Event;
@@ -147,10 +148,11 @@ fn runs_of_different_seats_execute_at_the_same_time() {
 #[test]
 fn tokens_for_sms_that_no_gpu_has_end_the_executor_and_seats_beyond_the_last_fail_the_run() {
     let (mut executor, _model, _) = ready();
-    run(&executor, 2, 16, None);
+    run(&executor, 2, SEATS_MAX as u32, None);
     let (failure, message) = executor.ran(2).unwrap_err();
     assert_eq!(failure, RunFailure::Device);
-    assert!(message.contains("seat 16 is past the last seat, which is 15"), "{message}");
+    let says = format!("seat {SEATS_MAX} is past the last seat, which is {}", SEATS_MAX - 1);
+    assert!(message.contains(&says), "{message}");
     grant(&executor, 0, token(1, 3, 4, 0));
     assert!(!executor.child.wait().unwrap().success(), "a block that is not aligned");
 }

@@ -27,8 +27,9 @@ pub use machine::Core;
 /// the loss when an executor dies.
 pub const SLOTS_MAX: usize = 8;
 
-/// Seats of a GPU at most: an executor has a run thread for each.
-pub const SEATS_MAX: usize = 16;
+/// Seats of a GPU at most: 8 for requests of all functions, and 15 for slices. An executor has a run
+/// thread for each seat that had a run.
+pub const SEATS_MAX: usize = 24;
 
-/// Requests on a GPU at most, over all seats. An executor queues no more runs.
-pub const GPU_REQUESTS_MAX: usize = 64;
+/// Requests on a GPU at most, over all seats.
+pub const GPU_REQUESTS_MAX: usize = 80;

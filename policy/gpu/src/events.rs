@@ -83,10 +83,10 @@ impl Core for GpuCore {
                 self.drop_part(model, actions);
             }
             // The node itself takes back a request that was assigned to a lost executor.
-            Event::Assign { seat, key, model, incarnation, from, deadline }
+            Event::Assign { seat, key, model, incarnation, from, deadline, slice }
                 if self.incarnation == Some(incarnation) =>
             {
-                self.lines.push(seat, AssignedRequest::new(key, model, from, deadline));
+                self.lines.push(seat, AssignedRequest::new(key, model, from, deadline, slice));
             }
             Event::Assign { .. } => {}
             Event::Recall { key } => self.recall(key, actions),
@@ -116,6 +116,7 @@ impl Core for GpuCore {
                 self.token_spent(now, seat, token, busy, more, actions);
             }
             Event::Sharing(sharing) => self.share(sharing),
+            Event::Slices(slices) => self.set_slices(now, slices, actions),
             Event::RunFailed { run, why } => self.run_failed(run, why, actions),
             Event::RunCancelled { run } => self.run_cancelled(run, actions),
             Event::DeviceFailed => self.replace(ExecutorHealth::Unhealthy, actions),

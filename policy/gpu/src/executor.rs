@@ -9,6 +9,7 @@ use super::gpu_core::{ExecutorHealth, GpuCore};
 use super::lines::LinePlace;
 use super::programs::ProgramLoadState;
 use super::protocol::Action;
+use super::seat_tokens::TokenHold;
 use super::slots::{AssignedRequest, RequestStage};
 use millrace_core::attempts::AttemptProgress;
 
@@ -88,10 +89,15 @@ impl GpuCore {
         }
     }
 
-    /// Returns the time at which the executor counts as hung if a cancelled run does not end.
+    /// Returns the time at which the executor counts as hung if a cancelled run does not end. The time
+    /// in which a run waits for a token is not the executor's fault.
     pub(super) fn hung_at(&self) -> Option<Timestamp> {
-        let cancelled =
-            self.lines.iter().filter(|slot| slot.run().is_some()).filter_map(|slot| slot.cancelled);
-        cancelled.min().map(|since| since + HANG_AFTER)
+        let cancelled = self.lines.sent_by_seat().filter_map(|(seat, slot)| Some((seat, slot.cancelled?)));
+        let blamed = cancelled.filter_map(|(seat, since)| match self.token_hold(seat) {
+            TokenHold::Unneeded => Some(since),
+            TokenHold::Since(held) => Some(since.max(held)),
+            TokenHold::Awaited => None,
+        });
+        blamed.min().map(|since| since + HANG_AFTER)
     }
 }

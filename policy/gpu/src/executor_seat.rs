@@ -4,7 +4,7 @@ use std::fmt;
 
 use millrace_slices::gate::SeatToken;
 
-/// The number of a seat in its executor, from 0 to 15.
+/// The number of a seat in its executor, from 0 on: less than [`SEATS_MAX`](millrace_core::SEATS_MAX).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecutorSeat(pub u8);
 

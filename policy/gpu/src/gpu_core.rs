@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, SliceId, Terms, Timestamp};
 
 use super::data_store::GpuDataStore;
 use super::executor_seat::ExecutorSeat;
@@ -103,6 +103,8 @@ pub struct GpuCore {
     pub(super) totals: GpuCounters,
     /// The wanted sharing of the GPU; `None`: a single run has the whole GPU.
     pub(super) sharing: Option<tokens::Config>,
+    /// The terms of the GPU's slices, which have an effect while the GPU is shared.
+    pub(super) slices: BTreeMap<SliceId, Terms>,
     /// The tokens of the seats, if the GPU is shared.
     pub(super) tokens: Option<SeatTokens>,
     /// The last period of a seat before the present [`Self::tokens`].
@@ -147,6 +149,7 @@ impl GpuCore {
             last_transfer: TransferId(u64::from(gpu.0) << 40),
             totals: GpuCounters::default(),
             sharing: None,
+            slices: BTreeMap::new(),
             tokens: None,
             last_period: 0,
             workspaces: Vec::new(),
@@ -169,6 +172,12 @@ impl GpuCore {
     #[must_use]
     pub fn with_sharing(self, sharing: Option<tokens::Config>) -> Self {
         Self { sharing, ..self }
+    }
+
+    /// Returns the GPU with these slices.
+    #[must_use]
+    pub fn with_slices(self, slices: BTreeMap<SliceId, Terms>) -> Self {
+        Self { slices, ..self }
     }
 
     /// Returns the GPU with a store of intermediate data. Without effect unless models share an

@@ -56,6 +56,7 @@ mod protocol;
 mod residency;
 mod seat_tokens;
 mod sharing;
+mod slice_use;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -68,3 +69,4 @@ pub use self::isolation::{ExecutorIsolation, PROCESSES_MAX};
 pub use self::object_action::ObjectAction;
 pub use self::programs::PROGRAMS_MAX;
 pub use self::protocol::{Action, Event, GpuTimes, RunFailure};
+pub use self::slice_use::SliceUse;

@@ -83,6 +83,12 @@ impl Lines {
         self.0.iter().position(|line| line.number == seat)
     }
 
+    /// Returns the requests with a run in the executor, each with its seat.
+    pub(super) fn sent_by_seat(&self) -> impl Iterator<Item = (ExecutorSeat, &AssignedRequest)> {
+        let requests = self.0.iter().flat_map(|line| line.queue.iter().map(|request| (line.number, request)));
+        requests.filter(|(_, request)| request.run().is_some())
+    }
+
     fn sent(&self, seat: ExecutorSeat) -> impl Iterator<Item = &AssignedRequest> {
         let line = self.0.iter().find(|line| line.number == seat);
         let requests = line.into_iter().flat_map(|line| line.queue.iter());

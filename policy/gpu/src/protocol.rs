@@ -1,9 +1,12 @@
 //! The events that a GPU's core handles and the actions that it returns.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, Timestamp};
+use millrace_types::{
+    Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, SliceId, Terms, Timestamp,
+};
 
 use super::executor_seat::{ExecutorSeat, RunTokens};
 use super::object_action::ObjectAction;
@@ -63,7 +66,12 @@ pub enum Event {
         from: Option<GpuIndex>,
         /// The time by which the response is due; `None` if no time was asked for.
         deadline: Option<Timestamp>,
+        /// The slice that the seat belongs to; `None` for a seat of all functions.
+        slice: Option<SliceId>,
     },
+    /// All slices of this GPU from now on. Runs of a slice that is not among them keep the slice until
+    /// they end.
+    Slices(BTreeMap<SliceId, Terms>),
     /// The node recalls a request that has not begun.
     Recall { key: RequestKey },
     /// No client waits for a request any longer.

@@ -4,7 +4,11 @@
 //! A seat's *period* lasts while the seat has runs in the executor. The runs of a period use the seat's
 //! tokens one after another. A period ends early if a run waits for weights: the seat then gives its tokens
 //! back, and asks again once the weights are there.
+//!
+//! The runs of a slice's seat are charged to the slice, and all others to the *free slice*, which has no
+//! limit and no request. A slice that is removed stays until its runs have ended.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_core::SEATS_MAX;
@@ -16,6 +20,7 @@ use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp}
 
 use super::executor_seat::ExecutorSeat;
 use super::protocol::Action;
+use super::slice_use::{SliceUse, SliceUseRecord};
 
 /// The slice of all requests without a slice of their own: on any of the SMs, at any time.
 const FREE_SLICE: SliceId = SliceId(0);
@@ -38,6 +43,18 @@ pub(super) struct SeatPeriod {
     after: Option<TokenId>,
     /// The SMs of the last token.
     pub(super) on: Option<SmShare>,
+    slice: SliceId,
+}
+
+/// Whether a seat holds a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenHold {
+    /// The seat's runs need no token now: the GPU is not shared, or the run waits for weights.
+    Unneeded,
+    /// The seat waits for a token.
+    Awaited,
+    /// The seat has held its present token since this time.
+    Since(Timestamp),
 }
 
 /// The tokens of all seats of a GPU.
@@ -48,6 +65,11 @@ pub(super) struct SeatTokens {
     periods: [Option<SeatPeriod>; SEATS_MAX],
     pub(super) last_period: u64,
     last_token: Option<TokenId>,
+    /// The terms of each slice, also of slices that leave.
+    slices: BTreeMap<SliceId, Terms>,
+    /// Slices that were removed while they had runs.
+    leaving: BTreeSet<SliceId>,
+    uses: BTreeMap<SliceId, SliceUseRecord>,
     /// Actions of the token core in the present step.
     decided: Vec<TokenAction>,
 }
@@ -57,7 +79,65 @@ impl SeatTokens {
     pub(super) fn new(config: Config, last_period: u64, now: Timestamp) -> Self {
         let mut core = TokenCore::new(config);
         core.on_event(now, TokenEvent::Terms { slice: FREE_SLICE, terms: free_terms() }, &mut Vec::new());
-        Self { config, core, periods: [None; SEATS_MAX], last_period, last_token: None, decided: Vec::new() }
+        Self {
+            config,
+            core,
+            periods: [None; SEATS_MAX],
+            last_period,
+            last_token: None,
+            slices: BTreeMap::new(),
+            leaving: BTreeSet::new(),
+            uses: BTreeMap::new(),
+            decided: Vec::new(),
+        }
+    }
+
+    /// Sets all slices. New terms hold from a slice's next token on.
+    pub(super) fn set_slices(&mut self, now: Timestamp, wanted: &BTreeMap<SliceId, Terms>) {
+        for (&slice, &terms) in wanted {
+            self.leaving.remove(&slice);
+            if self.slices.insert(slice, terms) != Some(terms) {
+                self.decide(now, TokenEvent::Terms { slice, terms });
+            }
+        }
+        let gone = self.slices.keys().filter(|slice| !wanted.contains_key(slice)).copied();
+        self.leaving.extend(gone.collect::<Vec<_>>());
+        self.drop_left(now);
+    }
+
+    /// Removes slices that leave and have no runs any longer.
+    fn drop_left(&mut self, now: Timestamp) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let used = |slice: &SliceId| self.periods.iter().flatten().any(|period| period.slice == *slice);
+        let left: Vec<_> = self.leaving.iter().copied().filter(|slice| !used(slice)).collect();
+        for slice in left {
+            self.leaving.remove(&slice);
+            self.slices.remove(&slice);
+            self.uses.remove(&slice);
+            self.decide(now, TokenEvent::Gone { slice });
+        }
+    }
+
+    /// Returns the terms of each slice.
+    #[cfg(test)]
+    pub(super) fn slices(&self) -> &BTreeMap<SliceId, Terms> {
+        &self.slices
+    }
+
+    /// Returns the use of each slice.
+    pub(super) fn uses(&self, now: Timestamp) -> impl Iterator<Item = (SliceId, SliceUse)> {
+        self.slices.keys().map(move |slice| {
+            let used = self.uses.get(slice).map(|record| record.until(now)).unwrap_or_default();
+            (*slice, used)
+        })
+    }
+
+    /// Returns whether a seat holds a token.
+    pub(super) fn hold(&self, seat: ExecutorSeat) -> TokenHold {
+        let Some(period) = self.period(seat) else { return TokenHold::Unneeded };
+        self.core.held_since(TokenHolder(period.number)).map_or(TokenHold::Awaited, TokenHold::Since)
     }
 
     /// Whether no seat has a period or a token.
@@ -75,23 +155,31 @@ impl SeatTokens {
     }
 
     /// Tells the core that a seat wants a token. Returns whether a period of the seat begins.
-    pub(super) fn ask(&mut self, now: Timestamp, seat: ExecutorSeat, deadline: Option<Timestamp>) -> bool {
-        let begun = self.period(seat);
-        let number = begun.map_or(self.last_period + 1, |period| period.number);
-        if begun.is_none() {
-            self.last_period = number;
-            let period = SeatPeriod { number, after: self.last_token, on: None };
-            self.periods[usize::from(seat.0)] = Some(period);
-        }
+    pub(super) fn ask(
+        &mut self,
+        now: Timestamp,
+        seat: ExecutorSeat,
+        slice: Option<SliceId>,
+        deadline: Option<Timestamp>,
+    ) -> bool {
+        let before = self.period(seat);
+        let period = before.unwrap_or_else(|| {
+            let slice = slice.filter(|slice| self.slices.contains_key(slice)).unwrap_or(FREE_SLICE);
+            SeatPeriod { number: self.last_period + 1, after: self.last_token, on: None, slice }
+        });
+        self.last_period = self.last_period.max(period.number);
+        self.periods[usize::from(seat.0)] = Some(period);
+        let SeatPeriod { number, slice, .. } = period;
         let run = TokenHolder(number);
-        self.decide(now, TokenEvent::Ask { slice: FREE_SLICE, run, deadline, curve: ASSUMED_CURVE });
-        begun.is_none()
+        self.decide(now, TokenEvent::Ask { slice, run, deadline, curve: ASSUMED_CURVE });
+        before.is_none()
     }
 
     /// Ends the period of a seat that has no runs any longer.
     pub(super) fn end(&mut self, now: Timestamp, seat: ExecutorSeat) {
         if let Some(period) = self.periods[usize::from(seat.0)].take() {
             self.decide(now, TokenEvent::Left { run: TokenHolder(period.number) });
+            self.drop_left(now);
         }
     }
 
@@ -108,8 +196,16 @@ impl SeatTokens {
             return;
         };
         self.decide(now, TokenEvent::Spent { run: TokenHolder(period.number), token, busy, more });
+        let used = self.decided.iter().find_map(|action| match *action {
+            TokenAction::Sample { run, on, busy, .. } if run.0 == period.number => Some((on, busy)),
+            _ => None,
+        });
+        if let Some((on, busy)) = used.filter(|_| period.slice != FREE_SLICE) {
+            self.uses.entry(period.slice).or_default().add(now, on, busy);
+        }
         if !more {
             self.periods[usize::from(seat.0)] = None;
+            self.drop_left(now);
         }
     }
 
@@ -143,8 +239,8 @@ impl SeatTokens {
                 TokenAction::Withdraw { run, token } => {
                     actions.extend(self.seat_of(run).map(|seat| Action::Withdraw { seat, token }));
                 }
-                // Only slices with an owner have a request, and only the profiler reads samples.
-                TokenAction::Starved { .. } | TokenAction::Sample { .. } => {}
+                TokenAction::Starved { slice, .. } => self.uses.entry(slice).or_default().starved(),
+                TokenAction::Sample { .. } => {}
             }
         }
         first

@@ -1,17 +1,19 @@
 //! The sharing of a GPU: when it begins and ends, and which seats have tokens.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_core::SEATS_MAX;
 use millrace_core::ids::{RequestKey, RunId};
 use millrace_slices::tokens::{Config, Event as TokenEvent, TokenId};
-use millrace_types::{SmShare, Timestamp};
+use millrace_types::{SliceId, SmShare, Terms, Timestamp};
 
 use super::executor_seat::{ExecutorSeat, RunTokens};
 use super::gpu_core::GpuCore;
 use super::lines::LinePlace;
 use super::protocol::Action;
-use super::seat_tokens::SeatTokens;
+use super::seat_tokens::{SeatTokens, TokenHold};
+use super::slice_use::SliceUse;
 
 impl GpuCore {
     /// Sets whether and how the GPU is shared. The change takes effect once no run is in the executor; until
@@ -29,7 +31,11 @@ impl GpuCore {
             return true;
         }
         let last_period = self.last_period();
-        self.tokens = self.sharing.map(|config| SeatTokens::new(config, last_period, now));
+        self.tokens = self.sharing.map(|config| {
+            let mut tokens = SeatTokens::new(config, last_period, now);
+            tokens.set_slices(now, &self.slices);
+            tokens
+        });
         self.last_period = last_period;
         false
     }
@@ -44,6 +50,30 @@ impl GpuCore {
         self.tokens = None;
     }
 
+    /// Sets the slices of the GPU.
+    pub(super) fn set_slices(
+        &mut self,
+        now: Timestamp,
+        slices: BTreeMap<SliceId, Terms>,
+        actions: &mut Vec<Action>,
+    ) {
+        self.slices = slices;
+        if let Some(tokens) = &mut self.tokens {
+            tokens.set_slices(now, &self.slices);
+            tokens.take_decisions(None, actions);
+        }
+    }
+
+    /// Returns the use of the GPU's slices since the GPU has been shared.
+    pub fn slice_uses(&self, now: Timestamp) -> impl Iterator<Item = (SliceId, SliceUse)> {
+        self.tokens.iter().flat_map(move |tokens| tokens.uses(now))
+    }
+
+    /// Returns whether a seat of the executor holds a token.
+    pub(super) fn token_hold(&self, seat: ExecutorSeat) -> TokenHold {
+        self.tokens.as_ref().map_or(TokenHold::Unneeded, |tokens| tokens.hold(seat))
+    }
+
     /// Returns how a run that is about to be sent comes by its tokens; `None` if the GPU is not shared.
     pub(super) fn tokens_for(
         &mut self,
@@ -51,7 +81,9 @@ impl GpuCore {
         place: LinePlace,
         actions: &mut Vec<Action>,
     ) -> Option<RunTokens> {
-        let deadline = self.lines.get(place).and_then(|slot| slot.deadline);
+        let request = self.lines.get(place)?;
+        let deadline = request.deadline;
+        let slice = request.slice;
         let seat = self.lines.seat(place);
         let sent = self.lines.sent_runs(seat);
         let tokens = self.tokens.as_mut()?;
@@ -59,7 +91,7 @@ impl GpuCore {
         if sent > 1 {
             return Some(RunTokens { anew: false, first: None });
         }
-        tokens.ask(now, seat, deadline);
+        tokens.ask(now, seat, slice, deadline);
         let first = tokens.take_decisions(Some(seat), actions);
         Some(RunTokens { anew: true, first })
     }
@@ -69,7 +101,7 @@ impl GpuCore {
         let Some(line) = self.lines.line_of(seat) else { return };
         let head = self.lines.get(LinePlace::first_in(line)).filter(|head| head.run().is_some());
         let Some((tokens, head)) = self.tokens.as_mut().zip(head) else { return };
-        tokens.ask(now, seat, head.deadline);
+        tokens.ask(now, seat, head.slice, head.deadline);
         tokens.take_decisions(None, actions);
     }
 

@@ -1,7 +1,7 @@
 //! The requests on a seat of a GPU: the request that runs, and the requests queued behind it.
 
 use millrace_core::SLOTS_MAX;
-use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, SliceId, Timestamp};
 
 use millrace_core::ids::{Generation, RequestKey, RunId};
 
@@ -26,6 +26,8 @@ pub(super) struct AssignedRequest {
     pub(super) from: Option<GpuIndex>,
     /// The time by which the response is due; `None` if no time was asked for.
     pub(super) deadline: Option<Timestamp>,
+    /// The slice that the seat belongs to.
+    pub(super) slice: Option<SliceId>,
     pub(super) stage: RequestStage,
     /// Start of the request's turn.
     pub(super) turn: Option<Timestamp>,
@@ -49,12 +51,14 @@ impl AssignedRequest {
         model: ModelId,
         from: Option<GpuIndex>,
         deadline: Option<Timestamp>,
+        slice: Option<SliceId>,
     ) -> Self {
         Self {
             key,
             model,
             from,
             deadline,
+            slice,
             stage: RequestStage::Waiting,
             turn: None,
             was_resident: false,

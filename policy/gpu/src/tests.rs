@@ -90,6 +90,7 @@ impl Bench {
             incarnation: FIRST,
             from: None,
             deadline: deadline.map(Timestamp),
+            slice: None,
         })
     }
 

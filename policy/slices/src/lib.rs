@@ -7,6 +7,7 @@
 //!                     dry_run    the same core over a virtual window: does the set fit?
 //!                        ▲
 //! orders ─► plan ─► pack (ours) and rectangles (the paper's) ─► GPU of each slice, refusals
+//! wishes of functions ─► placing ─► GPU of each slice of the cluster
 //! ```
 //!
 //! | module | content |
@@ -16,15 +17,16 @@
 //! | [`units`] | the SM units of a GPU: aligned blocks, or percentages (F23) |
 //! | [`dry_run`] | whether a set of slices meets its requests |
 //! | [`pack`] | slices to GPUs by dry runs, with moves |
+//! | [`placing`] | the slices that functions ask for to the GPUs of a cluster |
 //! | [`rectangles`] | the paper's Maximal Rectangles Algorithm (F15, F16) |
 //! | [`plan`] | a list of orders, packed in both ways |
 //!
-//! Deliberately absent: owners, nodes, forecasts and scaling. Workers share GPUs among the seats of one slice
-//! without an owner; slices with owners are planned and simulated.
+//! Deliberately absent: profiles, forecasts and scaling.
 
 pub mod dry_run;
 pub mod gate;
 pub mod pack;
+pub mod placing;
 pub mod plan;
 pub mod rectangles;
 pub mod tokens;

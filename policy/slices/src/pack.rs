@@ -13,14 +13,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use millrace_types::limits::SLICES_PER_GPU_MAX;
 use millrace_types::{Bytes, Permille, SliceId, Terms};
 
 use crate::dry_run;
 use crate::tokens::Config;
 use crate::units::Grid;
 
-/// Greatest number of slices on a GPU. One run more than slices can then always be at work.
-pub const SLICES_PER_GPU_MAX: usize = 15;
 /// Greatest number of remembered dry runs.
 const KNOWN_MAX: usize = 10_000;
 
@@ -103,22 +102,28 @@ pub struct Move {
     pub to: usize,
 }
 
+/// Checks whether slices fit a GPU together. Remembers dry runs.
+#[derive(Debug, Clone)]
+pub struct FitCheck {
+    config: Config,
+    /// Shortfalls of dry runs, by the sorted terms.
+    known: BTreeMap<Vec<Terms>, Duration>,
+}
+
 /// Packs slices on equal GPUs.
 #[derive(Debug, Clone)]
 pub struct Packer {
-    config: Config,
+    fit: FitCheck,
     memory: Bytes,
     gpus_max: usize,
     gpus: Vec<Vec<SliceDemand>>,
-    /// Shortfalls of dry runs, by the sorted terms.
-    known: BTreeMap<Vec<Terms>, Duration>,
 }
 
 impl Packer {
     /// Creates a packer for at most so many GPUs, each with this memory.
     #[must_use]
     pub fn new(config: Config, memory: Bytes, gpus_max: usize) -> Self {
-        Self { config, memory, gpus_max, gpus: Vec::new(), known: BTreeMap::new() }
+        Self { fit: FitCheck::new(config), memory, gpus_max, gpus: Vec::new() }
     }
 
     /// Returns the slices of each GPU that was opened. A GPU may be empty again.
@@ -139,11 +144,10 @@ impl Packer {
     ///
     /// Fails if the slice fits on no GPU, with the reason of each GPU.
     pub fn place(&mut self, slice: SliceDemand) -> Result<usize, Refusal> {
-        self.fits(&[], &slice).map_err(Refusal::LargerThanGpu)?;
+        self.fit.check(self.memory, &[], &slice).map_err(Refusal::LargerThanGpu)?;
         let mut why: BTreeMap<Misfit, usize> = BTreeMap::new();
         for gpu in self.fullest_first() {
-            let others = self.gpus[gpu].clone();
-            match self.fits(&others, &slice) {
+            match self.fit.check(self.memory, &self.gpus[gpu], &slice) {
                 Ok(()) => {
                     self.gpus[gpu].push(slice);
                     return Ok(gpu);
@@ -171,7 +175,7 @@ impl Packer {
     pub fn empty_one(&mut self) -> Vec<Move> {
         let in_use: Vec<usize> = (0..self.gpus.len()).filter(|gpu| !self.gpus[*gpu].is_empty()).collect();
         let Some(&from) = in_use.iter().min_by_key(|gpu| self.sm_time(**gpu)) else { return Vec::new() };
-        let grid = self.config.grid();
+        let grid = self.fit.config.grid();
         let mut slices = self.gpus[from].clone();
         slices.sort_by_key(|slice| slice.longest_first(grid));
         let before = self.gpus.clone();
@@ -181,10 +185,8 @@ impl Packer {
             let others =
                 self.fullest_first().into_iter().filter(|gpu| *gpu != from && !before[*gpu].is_empty());
             let others: Vec<usize> = others.collect();
-            let to = others.into_iter().find(|gpu| {
-                let held = self.gpus[*gpu].clone();
-                self.fits(&held, &slice).is_ok()
-            });
+            let to =
+                others.into_iter().find(|gpu| self.fit.check(self.memory, &self.gpus[*gpu], &slice).is_ok());
             let Some(to) = to else {
                 self.gpus = before;
                 return Vec::new();
@@ -197,7 +199,7 @@ impl Packer {
 
     /// Returns the used SM time of a GPU: units times thousandths of the time.
     fn sm_time(&self, gpu: usize) -> u32 {
-        self.gpus[gpu].iter().map(|slice| slice.sm_time(self.config.grid())).sum()
+        self.gpus[gpu].iter().map(|slice| slice.sm_time(self.fit.config.grid())).sum()
     }
 
     fn fullest_first(&self) -> Vec<usize> {
@@ -205,16 +207,34 @@ impl Packer {
         order.sort_by_key(|gpu| (Reverse(self.sm_time(*gpu)), *gpu));
         order
     }
+}
 
-    /// Checks whether a slice fits beside others: the cheap bounds first, then the dry run.
-    fn fits(&mut self, others: &[SliceDemand], slice: &SliceDemand) -> Result<(), Misfit> {
+impl FitCheck {
+    /// Creates a check for GPUs whose runs get tokens by this configuration.
+    #[must_use]
+    pub fn new(config: Config) -> Self {
+        Self { config, known: BTreeMap::new() }
+    }
+
+    /// Checks whether a slice fits beside others on a GPU with this memory: the cheap bounds first, then
+    /// the dry run.
+    ///
+    /// # Errors
+    ///
+    /// The first reason why the slice does not fit.
+    pub fn check(
+        &mut self,
+        memory_max: Bytes,
+        others: &[SliceDemand],
+        slice: &SliceDemand,
+    ) -> Result<(), Misfit> {
         let grid = self.config.grid();
         let all = || others.iter().chain([slice]);
         if all().count() > SLICES_PER_GPU_MAX {
             return Err(Misfit::Count);
         }
         let memory = all().try_fold(0_u64, |sum, it| sum.checked_add(it.memory.get()));
-        if memory.is_none_or(|memory| memory > self.memory.get()) {
+        if memory.is_none_or(|memory| memory > memory_max.get()) {
             return Err(Misfit::Memory);
         }
         if all().map(|it| it.sm_time(grid)).sum::<u32>() > u32::from(grid.total()) * 1000 {

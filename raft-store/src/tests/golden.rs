@@ -14,15 +14,15 @@ use std::time::Duration;
 
 use millrace_cluster_state::operations::{OperationKind, OperationResult};
 use millrace_cluster_state::{
-    CLUSTER_VERSION, CallerName, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, PlacementReason,
-    Proposal, RulesVersion, SchedulingState, State, StateCommand, UnixMillis,
+    CLUSTER_VERSION, CallerName, ControllerId, IdempotencyKey, ModelSummary, NodeGpu, NodeSlice,
+    PlacementReason, Proposal, RulesVersion, SchedulingState, SliceRecord, State, StateCommand, UnixMillis,
 };
 use millrace_types::policy::DispatchName;
 use millrace_types::workflow::{Step, StepTarget, WorkflowOutput};
 use millrace_types::{
-    Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName, FunctionSpec,
-    GpuIndex, MemoryTier, ModelCopy, NodeDelta, NodeName, PolicySpec, Quota, SloCounts, SyncBatch, SyncPart,
-    SyncPortion, TenantName, TensorSpec, Usage, WorkflowSpec,
+    AskedSlices, Bytes, ClusterId, DataId, DataType, Digest, Dim, Epoch, FunctionKey, FunctionName,
+    FunctionSpec, GpuIndex, MemoryTier, ModelCopy, NodeDelta, NodeName, Permille, PolicySpec, Quota, SliceId,
+    SloCounts, SyncBatch, SyncPart, SyncPortion, TenantName, TensorSpec, Terms, Usage, WorkflowSpec,
 };
 use openraft::EntryPayload;
 use openraft::RaftLogReader as _;
@@ -89,6 +89,22 @@ fn apply_function(function: &str, model: &str, timeout_s: u64) -> StateCommand {
     let mut spec = FunctionSpec::new(key(function));
     spec.timeout = Duration::from_secs(timeout_s);
     StateCommand::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
+}
+
+fn terms() -> Terms {
+    let share = |thousandths| Permille::new(thousandths).unwrap();
+    Terms::new(share(120), share(500), share(300), share(800)).unwrap()
+}
+
+fn apply_sliced(function: &str, model: &str) -> StateCommand {
+    let slices = Some(AskedSlices { terms: terms(), min: 2 });
+    let spec = FunctionSpec { slices, ..FunctionSpec::new(key(function)) };
+    StateCommand::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
+}
+
+fn slice(function: &str, id: u64) -> NodeSlice {
+    let slice = SliceRecord { id: SliceId(id), gpu: GpuIndex(0), terms: terms() };
+    NodeSlice { function: key(function), slice }
 }
 
 fn register(name: &str) -> StateCommand {
@@ -171,6 +187,12 @@ fn commands() -> Vec<StateCommand> {
         StateCommand::RemoveArtifact { digest: digest("m1"), unused_since: UnixMillis(9_000_000) },
         upload("m3", 1),
         StateCommand::RemoveArtifact { digest: digest("m3"), unused_since: UnixMillis(9_000_000) },
+        upload("m4", 1),
+        apply_sliced("s", "m4"),
+        StateCommand::SetNodeScheduling { name: node("n1"), scheduling: SchedulingState::Schedulable },
+        place("s", "n1"),
+        StateCommand::SetSlices { node: node("n1"), slices: vec![slice("s", 1)] },
+        StateCommand::SetSlices { node: node("n1"), slices: vec![slice("s", 1), slice("s", 2)] },
     ]
 }
 

@@ -1,8 +1,10 @@
 //! Parsing and checks of `kind: Function`.
 
+use std::fmt;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer};
 
 use super::field::{FieldFault, Metadata, SloText, duration, timeout};
 use super::program::ProgramText;
@@ -12,6 +14,7 @@ use crate::function::{
 };
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
 use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
+use crate::slices::{AskedSlices, Permille, Terms};
 use crate::units::{Bytes, ParseBytesError};
 
 /// The manifest of a function.
@@ -40,6 +43,7 @@ pub(super) struct FunctionText {
     residency: ResidencyText,
     batching: Option<BatchingText>,
     sequences: Option<SequencesText>,
+    slices: Option<SlicesText>,
 }
 
 #[derive(Deserialize)]
@@ -53,6 +57,50 @@ struct Model {
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct ResourcesText {
     gpu_memory: Option<String>,
+    sm: Option<ShareText>,
+    quota_request: Option<ShareText>,
+    quota_limit: Option<ShareText>,
+}
+
+/// A share: a number, or text such as `12%` or `12%..50%`.
+struct ShareText(String);
+
+impl<'de> Deserialize<'de> for ShareText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ShareVisitor)
+    }
+}
+
+struct ShareVisitor;
+
+impl Visitor<'_> for ShareVisitor {
+    type Value = ShareText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a share, such as 12% or 0.3")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<ShareText, E> {
+        Ok(ShareText(text.to_owned()))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<ShareText, E> {
+        Ok(ShareText(number.to_string()))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<ShareText, E> {
+        Ok(ShareText(number.to_string()))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<ShareText, E> {
+        Ok(ShareText(number.to_string()))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SlicesText {
+    min: u32,
 }
 
 #[derive(Deserialize, Default)]
@@ -97,6 +145,7 @@ impl FunctionText {
             runtime,
             slo: self.slo.map(SloText::check).transpose()?,
             timeout: timeout(self.timeout)?,
+            slices: self.resources.slices(self.slices)?,
             resources: self.resources.check()?,
             idempotent: self.idempotent.unwrap_or(true),
             replicas: self.replicas.unwrap_or(DEFAULT_REPLICAS),
@@ -156,6 +205,38 @@ impl ResourcesText {
             text.parse::<Bytes>().map_err(|e: ParseBytesError| ("spec.resources.gpuMemory", e.to_string()))
         };
         Ok(ResourceRequest { gpu_memory: self.gpu_memory.map(parse).transpose()? })
+    }
+
+    /// Returns the slices that a function asks for: its SM partition and quotas, with a FaSTPod's defaults of
+    /// the whole GPU and no request.
+    fn slices(&self, slices: Option<SlicesText>) -> Result<Option<AskedSlices>, FieldFault> {
+        let Self { gpu_memory: _, sm, quota_request, quota_limit } = self;
+        if sm.is_none() && quota_request.is_none() && quota_limit.is_none() {
+            let unasked = "has an effect only with resources.sm, resources.quotaRequest or \
+                           resources.quotaLimit: add one of them, or write residency.minWarm to keep copies of \
+                           the model on GPUs";
+            return slices.map_or(Ok(None), |_| Err(("spec.slices", unasked.into())));
+        }
+        let (least, most) = sm.as_ref().map_or(Ok((Permille::ALL, Permille::ALL)), sm_range)?;
+        let quota = |field, text: &Option<ShareText>, default| {
+            let parse = |text: &ShareText| Permille::parse_quota(&text.0);
+            text.as_ref().map_or(Ok(default), parse).map_err(|error| (field, error.to_string()))
+        };
+        let request = quota("spec.resources.quotaRequest", quota_request, Permille::ZERO)?;
+        let limit = quota("spec.resources.quotaLimit", quota_limit, Permille::ALL)?;
+        let terms = Terms::new(least, most, request, limit);
+        let terms = terms.map_err(|error| ("spec.resources", error.to_string()))?;
+        Ok(Some(AskedSlices { terms, min: slices.map_or(1, |slices| slices.min) }))
+    }
+}
+
+/// Parses the SMs of a slice: a share, or the least and the greatest share.
+fn sm_range(text: &ShareText) -> Result<(Permille, Permille), FieldFault> {
+    let text = &text.0;
+    let share = |text: &str| Permille::parse_sm(text).map_err(|e| ("spec.resources.sm", e.to_string()));
+    match text.split_once("..") {
+        Some((least, most)) => Ok((share(least)?, share(most)?)),
+        None => share(text).map(|share| (share, share)),
     }
 }
 

@@ -16,7 +16,12 @@
 //!   model: {file: digits.onnx}   # relative to this file; or digest: a model stored in the cluster
 //!   slo: {deadline: 50ms, percentile: 0.98}   # optional
 //!   timeout: 60s             # optional
-//!   resources: {gpuMemory: 64MiB}   # optional
+//!   resources:               # optional, each of them
+//!     gpuMemory: 64MiB
+//!     sm: 12%                # of the SMs of a shared GPU; 12%..50% may be widened to 50%
+//!     quotaRequest: 0.3      # of the time, guaranteed
+//!     quotaLimit: 0.8        # of the time, never more
+//!   slices: {min: 2}         # optional: with one of the last three; 1 by default
 //!   idempotent: true         # optional
 //!   replicas: 2              # optional
 //!   priority: 4              # optional: 1 goes first, 8 last

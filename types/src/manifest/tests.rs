@@ -9,6 +9,7 @@ use crate::ids::{FunctionKey, FunctionName, TenantName};
 use crate::policy::{DispatchName, PolicySpec};
 use crate::sequences::{IDLE_DEFAULT, SEQUENCES_DEFAULT, SequenceSpec, StatePair};
 use crate::serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
+use crate::slices::{AskedSlices, Permille, Terms};
 use crate::tenancy::Quota;
 use crate::tensor::{DataType, Dim, TensorSpec};
 use crate::units::Bytes;
@@ -96,6 +97,50 @@ fn every_field_of_a_function_is_parsed() {
     let kept = GOOD.replace("file: digits.onnx", &format!("digest: {digest}"));
     let model = ModelSource::Cluster(digest);
     assert_eq!(parse(&kept).unwrap(), [Manifest::Function(FunctionManifest { spec: expected, model })]);
+}
+
+fn slices_of(resources: &str, more: &str) -> Result<Option<AskedSlices>, ManifestError> {
+    let text = GOOD.replace("gpuMemory: 64MiB", resources) + more;
+    parse(&text).map(|mut manifests| manifests.remove(0).function().unwrap().spec.slices)
+}
+
+#[test]
+fn slices_are_asked_for_with_shares_of_sms_and_time() {
+    let asked = |least, most, request, limit, min| {
+        let share = |thousandths| Permille::new(thousandths).unwrap();
+        let terms = Terms::new(share(least), share(most), share(request), share(limit)).unwrap();
+        Some(AskedSlices { terms, min })
+    };
+    for (resources, more, expected) in [
+        ("gpuMemory: 1GiB", "", None),
+        ("sm: 12%", "", asked(120, 120, 0, 1000, 1)),
+        ("sm: 12", "", asked(120, 120, 0, 1000, 1)),
+        ("sm: 0.12", "  slices: {min: 3}\n", asked(120, 120, 0, 1000, 3)),
+        ("sm: 12%..50%, quotaRequest: 0.3, quotaLimit: 0.8", "", asked(120, 500, 300, 800, 1)),
+        ("quotaLimit: 80%", "", asked(1000, 1000, 0, 800, 1)),
+        ("quotaRequest: 0.3", "", asked(1000, 1000, 300, 1000, 1)),
+    ] {
+        assert_eq!(slices_of(resources, more).unwrap(), expected, "{resources}");
+    }
+}
+
+#[test]
+fn slices_that_no_gpu_can_have_are_refused_with_the_correction() {
+    for (resources, more, says) in [
+        ("sm: 0", "", "spec.resources: the SM partition is 0%"),
+        ("sm: 101", "", "spec.resources.sm: \"101\" is not a share of the SMs"),
+        ("sm: 50%..12%", "", "write the smaller share first"),
+        ("sm: 12%, quotaLimit: 1.2", "", "spec.resources.quotaLimit: \"1.2\" is not a quota of the time"),
+        ("sm: 12%, quotaRequest: 0.9, quotaLimit: 0.8", "", "lower the request or raise the limit"),
+        ("sm: 12%, quotaLimit: 0", "", "the quota limit is 0%"),
+        ("sm: [12%]", "", "a share, such as 12% or 0.3"),
+        ("sm: -1", "", "spec.resources.sm: \"-1\" is not a share of the SMs"),
+        ("sm: 12%", "  slices: {min: 0}\n", "slices.min is 0: write a number from 1 to 64"),
+        ("gpuMemory: 1GiB", "  slices: {min: 2}\n", "has an effect only with resources.sm"),
+    ] {
+        let message = slices_of(resources, more).unwrap_err().to_string();
+        assert!(message.contains(says), "{resources}: {message}");
+    }
 }
 
 #[test]

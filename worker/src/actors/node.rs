@@ -10,6 +10,7 @@ mod functions;
 mod objectives;
 mod policy;
 mod queued_request;
+mod slices;
 
 use millrace_scheduling::{batching, dispatch};
 use millrace_transfers::fabric;
@@ -45,6 +46,7 @@ impl ActorBehaviour for NodeActor {
             Message::Quotas(quotas) => {
                 self.state.set_caps(quotas).into_iter().for_each(|event| self.dispatch(now, event));
             }
+            Message::Slices(wanted) => self.set_slices(now, wanted),
             Message::Policy(wanted) => self.set_policy(now, &wanted),
             Message::AlphasCommitted(alphas) => {
                 self.dispatch(now, dispatch::Event::AlphasCommitted(alphas));

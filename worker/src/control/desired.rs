@@ -14,7 +14,9 @@ use millrace_types::{
 };
 use tokio::sync::watch;
 
-use crate::desired_state::{DesiredState, LogPosition, PlacedFunction, TenantQuotas};
+use crate::desired_state::{
+    DesiredState, LogPosition, NodeSlices, PlacedFunction, PlacedSlices, TenantQuotas,
+};
 use crate::policy::DesiredPolicy;
 
 /// Obeys `state` unless the last state is newer. Returns whether anything changed. Sessions with
@@ -35,16 +37,24 @@ pub fn obey(
     let scheduling = head.scheduling.into();
     let mut functions = Vec::with_capacity(state.items().len());
     let mut quotas = TenantQuotas::new();
+    let mut slices = NodeSlices::new();
     for item in state.items() {
         match item {
-            DesiredItem::Function(wire) => functions.push(function(wire)?),
+            DesiredItem::Function(wire) => {
+                let function = function(wire)?;
+                if let Some(wire) = &wire.slices {
+                    slices.insert(function.key.clone(), placed_slices(wire)?);
+                }
+                functions.push(function);
+            }
             DesiredItem::Quota(wire) => quotas.extend([quota(wire)?]),
         }
     }
     let quotas = Arc::new(quotas);
     let policy = policy(head.policy.clone().unwrap_or_default())?;
     let alphas = alphas(&head.alphas_ppm)?;
-    let mut new = Some(DesiredState { stamp, functions, scheduling, quotas, policy, alphas });
+    let slices = Arc::new(slices);
+    let mut new = Some(DesiredState { stamp, functions, scheduling, quotas, policy, alphas, slices });
     Ok(obeyed.send_if_modified(|last| match new.take() {
         Some(state) if state.stamp > last.stamp => {
             *last = state;
@@ -105,6 +115,11 @@ fn function(wire: &wire::DesiredFunction) -> Result<PlacedFunction, Failure> {
         processes: wire.processes,
         sequences,
     })
+}
+
+fn placed_slices(wire: &wire::PlacedSlices) -> Result<PlacedSlices, Failure> {
+    let (terms, on) = millrace_proto::convert::placed_slices(wire)?;
+    Ok(PlacedSlices { terms, on })
 }
 
 #[cfg(test)]

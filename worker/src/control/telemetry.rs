@@ -12,9 +12,11 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_gpu::SliceUse;
 use millrace_proto::convert::duration_wire;
+use millrace_proto::slices::SliceUse as SliceUseWire;
 use millrace_proto::worker as wire;
-use millrace_types::{Bytes, Digest, SmShare};
+use millrace_types::{Bytes, Digest, SliceId, SmShare};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
@@ -177,6 +179,7 @@ fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::
         models,
         running: gpu.running.iter().map(running).collect(),
         sm_violations: gpu.sm_violations,
+        slices: gpu.slices.iter().map(slice_use).collect(),
         incarnation: gpu.incarnation.0,
         executor_pid: gpu.executor_pid.unwrap_or_default(),
         executor_pids: gpu.executor_pids.clone(),
@@ -188,6 +191,16 @@ fn gpu(gpu: &GpuSnapshot, node: &NodeSnapshot, names: &mut NameBudget) -> wire::
         assigned_ns: node.work.assigned.get(gpu.index.0 as usize).copied().map_or(0, nanos),
         gpu_type: gpu.gpu_type.clone(),
         object_bytes: gpu.data.used.get(),
+    }
+}
+
+fn slice_use(&(id, used): &(SliceId, SliceUse)) -> SliceUseWire {
+    SliceUseWire {
+        id: id.0,
+        used_permille: used.used.get().into(),
+        busy_ns: nanos(used.busy),
+        sm_ns: nanos(used.sm),
+        starved: used.starved,
     }
 }
 
@@ -288,6 +301,7 @@ mod tests {
                 }],
                 running: Vec::new(),
                 sm_violations: 0,
+                slices: Vec::new(),
                 incarnation: 4,
                 executor_pid: 0,
                 executor_pids: vec![8, 9],
@@ -343,6 +357,7 @@ mod tests {
             models,
             running: running.into_iter().map(|function| RunningRequest { function, sms: None }).collect(),
             sm_violations: 0,
+            slices: Vec::new(),
             incarnation: Incarnation(4),
             executor_pid: None,
             executor_pids: Vec::new(),

@@ -11,7 +11,7 @@ use millrace_proto::executor::{Fault, LaunchTimes};
 use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, SliceId, Timestamp};
 
 use super::request_update::RunOutputs;
 use super::work::SharedWork;
@@ -35,6 +35,8 @@ pub(crate) enum Message {
         from: Option<GpuIndex>,
         /// The time by which the first response is due.
         deadline: Option<Timestamp>,
+        /// The slice that the seat belongs to.
+        slice: Option<SliceId>,
     },
     /// The Node recalls a request, unless the request's run has begun.
     Recall(RequestKey),

@@ -13,7 +13,7 @@ use millrace_types::{Alphas, Digest, GpuIndex, Incarnation, ModelId, RevisionKey
 use tokio::sync::oneshot;
 
 use super::work::SharedWork;
-use crate::desired_state::TenantQuotas;
+use crate::desired_state::{NodeSlices, TenantQuotas};
 use crate::faults::FaultError;
 use crate::install::{FunctionConfig, InstallError, PreparedModel, Profile};
 use crate::object_handle::{InputMoved, TransferReader};
@@ -48,6 +48,8 @@ pub(crate) enum Message {
     SloCountsChanged { function: FunctionIndex, counts: SloCounts },
     /// The SLO counts of functions in the whole cluster, earlier registrations included.
     ClusterSloCounts(SloScores),
+    /// The slices of the node's GPUs.
+    Slices(Arc<NodeSlices>),
     /// The caps of the tenants on this node.
     Quotas(Arc<TenantQuotas>),
     /// The scheduling policy of the node from now on.

@@ -36,7 +36,7 @@ use tokio::sync::watch;
 use self::counted::{Counted, required};
 use self::writer::{MetricLabels, MetricsWriter};
 use crate::control::telemetry;
-use crate::desired_state::{DesiredState, PlacedFunction};
+use crate::desired_state::{DesiredState, NodeSlices, PlacedFunction};
 use crate::handle::NodeHandle;
 use crate::host_tier::HostTierCounts;
 use crate::objects::{ObjectStore, ObjectTally};
@@ -106,6 +106,7 @@ impl MetricsHandler {
             followed,
             restarts,
             sequences,
+            slices: Arc::clone(&self.desired.borrow().slices),
         };
         text(seen).map(MetricsPage::new)
     }
@@ -128,6 +129,8 @@ pub(crate) struct MetricsSnapshot {
     pub(crate) restarts: BTreeMap<FunctionKey, u64>,
     /// Sequences of the functions that keep state.
     pub(crate) sequences: BTreeMap<FunctionKey, sequences::SequenceTally>,
+    /// Slices of the functions that ask for slices.
+    pub(crate) slices: Arc<NodeSlices>,
 }
 
 /// Returns the metrics as OpenMetrics text.
@@ -146,6 +149,7 @@ impl Collector for MetricsSnapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut writer = MetricsWriter(&mut encoder);
         self.gpus(&mut writer)?;
+        self.slices(&mut writer)?;
         self.links(&mut writer)?;
         self.dispatch(&mut writer)?;
         objects::write(&self.objects, &mut writer)?;
@@ -236,6 +240,49 @@ impl MetricsSnapshot {
         writer.counters(
             ("millrace_gpu_executor_restarts", "Executors of the GPU started after the first", None),
             gpus().map(|(labels, gpu)| (labels, gpu.restarts as f64)),
+        )
+    }
+
+    fn slices(&self, writer: &mut MetricsWriter<'_, '_>) -> fmt::Result {
+        let owners: BTreeMap<_, _> = self
+            .slices
+            .iter()
+            .flat_map(|(key, placed)| placed.on.iter().map(move |&(slice, _)| (slice, &key.function)))
+            .collect();
+        let uses = || {
+            let gpus = self.snapshot.gpus.iter();
+            let slices = gpus.flat_map(|gpu| gpu.slices.iter().map(move |slice| (gpu.index, slice)));
+            // A slice that was taken away stays until its last run has ended.
+            slices.filter_map(|(gpu, &(slice, used))| {
+                let owner = owners.get(&slice)?;
+                let labels = vec![
+                    ("tenant", owner.tenant.to_string()),
+                    ("function", owner.name.to_string()),
+                    ("slice", slice.to_string()),
+                    ("gpu", gpu.0.to_string()),
+                ];
+                Some((labels, used))
+            })
+        };
+        writer.counters(
+            ("millrace_slice_busy", "Device time of the slice", Some(Unit::Seconds)),
+            uses().map(|(labels, used)| (labels, used.busy.as_secs_f64())),
+        )?;
+        writer.counters(
+            (
+                "millrace_slice_sm",
+                "Device time of the slice, times its share of the SMs",
+                Some(Unit::Seconds),
+            ),
+            uses().map(|(labels, used)| (labels, used.sm.as_secs_f64())),
+        )?;
+        writer.counters(
+            (
+                "millrace_slice_starved",
+                "Seconds in which the slice wanted to compute all the time and got less than its request",
+                None,
+            ),
+            uses().map(|(labels, used)| (labels, used.starved as f64)),
         )
     }
 

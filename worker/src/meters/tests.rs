@@ -1,12 +1,17 @@
 use std::time::Duration;
 
+use millrace_gpu::SliceUse;
 use millrace_nodes::index::{IndexUsage, LookupCounts};
 use millrace_scheduling::dispatch::{DispatchStats, PredictionError, TurnKind};
 use millrace_transfers::fabric::{FirstBatchWait, GuaranteeCounts};
 use millrace_transfers::paths::PerDirection;
-use millrace_types::{Alphas, Bytes, BytesPerSec, GpuIndex, Incarnation, Revision, RevisionKey};
+use millrace_types::{
+    Alphas, Bytes, BytesPerSec, GpuIndex, Incarnation, Permille, Revision, RevisionKey, SliceId, TenantName,
+    Terms,
+};
 
 use super::*;
+use crate::desired_state::PlacedSlices;
 use crate::objects::{FetchCounts, ObjectTally};
 use crate::snapshot::{FunctionSnapshot, GpuData, GpuSnapshot, LinkSnapshot};
 
@@ -47,6 +52,7 @@ fn gpu() -> GpuSnapshot {
         models: Vec::new(),
         running: Vec::new(),
         sm_violations: 6,
+        slices: Vec::new(),
         incarnation: Incarnation(4),
         executor_pid: None,
         executor_pids: Vec::new(),
@@ -79,6 +85,31 @@ fn gpu_metrics_show_memory_swaps_and_evictions() {
         r#"millrace_gpu_executor_restarts_total{gpu="1"} 3.0"#,
     ];
     assert_eq!(lines(MetricsSnapshot { snapshot, ..MetricsSnapshot::default() }, "millrace_gpu"), expected);
+}
+
+#[test]
+fn slices_are_shown_with_their_functions() {
+    let used = SliceUse {
+        busy: Duration::from_millis(800),
+        sm: Duration::from_millis(100),
+        starved: 2,
+        ..SliceUse::default()
+    };
+    let slices = vec![(SliceId(7), used), (SliceId(8), used)];
+    let snapshot = NodeSnapshot { gpus: vec![GpuSnapshot { slices, ..gpu() }], ..NodeSnapshot::default() };
+    let all = Permille::ALL;
+    let terms = Terms::new(all, all, all, all).unwrap();
+    let placed = PlacedSlices { terms, on: vec![(SliceId(7), GpuIndex(1))] };
+    let function = FunctionKey { tenant: TenantName::default(), name: "f".parse().unwrap() };
+    let key = RevisionKey { function, revision: Revision::FIRST };
+    let slices = Arc::new([(key, placed)].into());
+    let expected = [
+        r#"millrace_slice_busy_seconds_total{tenant="default",function="f",slice="7",gpu="1"} 0.8"#,
+        r#"millrace_slice_sm_seconds_total{tenant="default",function="f",slice="7",gpu="1"} 0.1"#,
+        r#"millrace_slice_starved_total{tenant="default",function="f",slice="7",gpu="1"} 2.0"#,
+    ];
+    let seen = MetricsSnapshot { snapshot, slices, ..MetricsSnapshot::default() };
+    assert_eq!(lines(seen, "millrace_slice"), expected, "slice 8 was taken away");
 }
 
 #[test]

@@ -7,13 +7,16 @@
 //! | [`functions`] | the registration and the removal of functions |
 //! | [`policy`] | the policy in force, and the resulting settings of functions |
 //! | [`accounts`] | SLO counts, idle residence and caps |
+//! | [`slices`] | the slices of the GPUs |
 //! | [`slo_counts`] | whether Function actors report SLO counts |
 
 mod accounts;
 mod functions;
 mod policy;
+mod slices;
 mod slo_counts;
 mod state;
 
+pub(crate) use slices::slices_on;
 pub(crate) use slo_counts::{SloCountReports, slo_counts};
 pub(crate) use state::NodeState;

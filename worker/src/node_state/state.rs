@@ -16,6 +16,7 @@ use millrace_workflow::hints::Prewarm;
 use super::slo_counts::{SloCountReports, slo_reports};
 use crate::actor_runtime::AddressSlot;
 use crate::clock::Clock;
+use crate::desired_state::NodeSlices;
 use crate::handle::ActorDirectory;
 use crate::install::Profile;
 use crate::messages::{executor, function, gpu, link, node, process_pool};
@@ -45,6 +46,8 @@ pub(crate) struct NodeState {
     pub(super) residence: RefCell<IdleResidenceMeter>,
     /// The caps of tenants, which hold across restarts of the Node actor.
     pub(crate) tenants: RefCell<TenantCaps>,
+    /// The slices that the leader wants, which survive restarts of all actors.
+    pub(super) wanted_slices: RefCell<Arc<NodeSlices>>,
     /// The scheduling policy in force, which survives restarts of all actors.
     pub(super) in_force: Cell<EffectivePolicy>,
     /// Whether Function actors report SLO counts, because the policy depends on the counts.
@@ -74,6 +77,7 @@ impl NodeState {
             registry: RefCell::new(Registry::default()),
             residence: RefCell::default(),
             tenants: RefCell::default(),
+            wanted_slices: RefCell::default(),
             in_force: Cell::new(in_force),
             slo_reports: Rc::new(Cell::new(slo_reports(&in_force))),
             config,

@@ -1,4 +1,4 @@
-//! Passes SLO counts, tenants' caps, the policy and committed alphas from the control streams to the
+//! Passes SLO counts, tenants' caps, slices, the policy and committed alphas from the control streams to the
 //! node, where the queue depends on all of these.
 
 use std::sync::Arc;
@@ -22,7 +22,9 @@ pub(super) fn start(
     tasks.spawn(tell(desired.clone(), |it| it.policy, move |wanted| scheduler.set_policy(wanted)));
     let levels = node.clone();
     tasks.spawn(tell(desired.clone(), |it| it.alphas.clone(), move |alphas| levels.begin_with(alphas)));
-    tasks.spawn(tell(desired, |it| Arc::clone(&it.quotas), move |quotas| queue.set_quotas(quotas)));
+    tasks.spawn(tell(desired.clone(), |it| Arc::clone(&it.quotas), move |quotas| queue.set_quotas(quotas)));
+    let slices = node.clone();
+    tasks.spawn(tell(desired, |it| Arc::clone(&it.slices), move |wanted| slices.set_slices(wanted)));
     tasks
 }
 

@@ -33,6 +33,7 @@ mod recovery;
 mod sequences;
 mod serving;
 mod sharing;
+mod slices;
 mod support;
 mod to_host;
 

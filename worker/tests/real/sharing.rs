@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 use crate::controller::Controller;
 use crate::support::{Client, all_up, client, config, invoke, kill_9, row, texts, values, within};
 
-const SLOW: [&str; 2] = ["slow-a", "slow-b"];
+pub(crate) const SLOW: [&str; 2] = ["slow-a", "slow-b"];
 
 /// Returns a model with long runs for a batch of many texts.
-fn slow(hidden: usize) -> Vec<u8> {
+pub(crate) fn slow(hidden: usize) -> Vec<u8> {
     let encoder =
         synth::Encoder { layers: 2, hidden, heads: 4, inner: 1024, vocabulary: 1_000, positions: 64 };
     synth::bert_like(encoder)
@@ -50,7 +50,7 @@ fn desire(controller: &Controller, policy: Option<(u64, &str)>) {
     });
 }
 
-fn ask(client: &Client, name: &str, id: u64, count: usize) -> JoinHandle<wire::InvokeResponse> {
+pub(crate) fn ask(client: &Client, name: &str, id: u64, count: usize) -> JoinHandle<wire::InvokeResponse> {
     let request = texts(name, id, [3, 999, 12, 200], count);
     let mut client = client.clone();
     tokio::spawn(async move { within("an answer", client.invoke(request)).await.unwrap().into_inner() })
@@ -66,7 +66,7 @@ fn parts(telemetry: &wire::Telemetry) -> Option<[(u32, u32); 2]> {
     Some([part(SLOW[0])?, part(SLOW[1])?])
 }
 
-async fn violations(worker: &RunningWorker) -> u64 {
+pub(crate) async fn violations(worker: &RunningWorker) -> u64 {
     worker.node().snapshot().await.gpus[0].sm_violations
 }
 

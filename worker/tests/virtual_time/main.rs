@@ -15,5 +15,6 @@ mod prewarm;
 mod requests;
 mod scenario;
 mod sharing;
+mod slices;
 mod two_times;
 mod world;

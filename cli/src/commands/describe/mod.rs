@@ -14,7 +14,7 @@ use crate::commands::describe::lines::{condition_line, field, moment, tensor_lin
 use crate::failure::CommandFailure;
 use crate::output::fields::{labels, objective, readiness, short_digest};
 use crate::output::residents::residents;
-use crate::output::{ListOutput, document, documents, print, text};
+use crate::output::{ListOutput, document, documents, print, slices, text};
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
@@ -37,6 +37,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
         ResourceKind::Workflow => "workflow",
         ResourceKind::Node => "node",
         ResourceKind::Gpu
+        | ResourceKind::Slice
         | ResourceKind::Tenant
         | ResourceKind::Policy
         | ResourceKind::Operation
@@ -88,6 +89,10 @@ fn report(function: &wire::Function, nodes: &[wire::Node], now: SystemTime) -> S
         field("Residency", &residency(spec.residency.unwrap_or_default())),
         field("Batching", &spec.batching.as_ref().map_or_else(|| "each request alone".to_owned(), batching)),
         field("Sequences", &spec.sequences.as_ref().map_or_else(|| "keeps no state".to_owned(), sequences)),
+        field(
+            "Slices",
+            &spec.slices.as_ref().map_or_else(|| "none: any SMs at any time".to_owned(), slices::asked),
+        ),
         field("Enabled", if function.enabled { "yes" } else { "no" }),
         field("Ready", readiness(&function.conditions)),
         field("Created", &moment(function.created_at, now)),
@@ -312,6 +317,7 @@ Priority:    4 of 8 (1 is served first)
 Residency:   evicted when other models need memory
 Batching:    each request alone
 Sequences:   keeps no state
+Slices:      none: any SMs at any time
 Enabled:     yes
 Ready:       True
 Created:     2023-11-14T22:13:20Z (60s ago)

@@ -1,4 +1,4 @@
-//! `get`: lists functions, workflows, nodes, GPUs, tenants or operations, or shows one of them;
+//! `get`: lists functions, workflows, nodes, GPUs, slices, tenants or operations, or shows one of them;
 //! shows the scheduling policy and the number of nodes that the cluster needs.
 
 mod nodes;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use futures::TryStreamExt as _;
 use millrace_client::{Admin, messages as wire};
-use millrace_types::{FunctionKey, FunctionName, TenantName};
+use millrace_types::{FunctionKey, FunctionName, NodeName, TenantName};
 use serde::Serialize;
 
 use crate::clock;
@@ -20,15 +20,15 @@ use crate::output::{ListFormat, ListOutput, document, documents, list, print, te
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
-/// List functions, workflows, nodes, GPUs, tenants or operations, or show one of them; show the
-/// scheduling policy, or the number of nodes that the cluster needs.
+/// List functions, workflows, nodes, GPUs, slices, tenants or operations, or show one of them; show
+/// the scheduling policy, or the number of nodes that the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, workflows, nodes, gpus, tenants or operations; a single item, such as
+    /// functions, workflows, nodes, gpus, slices, tenants or operations; a single item, such as
     /// function/digits; policies; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: ResourceTarget,
-    /// The name of a single item; for GPUs, the name of a node.
+    /// The name of a single item; for GPUs and slices, the name of a node.
     name: Option<String>,
     /// List the functions or workflows of every tenant.
     #[arg(short = 'A', long)]
@@ -54,6 +54,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
             nodes::nodes(nodes::named(&admin, name.as_deref()).await?, name.is_some(), format)
         }
         ResourceKind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
+        ResourceKind::Slice => slices(&admin, name.as_deref(), format).await,
         ResourceKind::Tenant => tenants(&admin, name.as_deref(), format).await,
         ResourceKind::Operation => operations(&admin, name.as_deref(), format).await,
         ResourceKind::Policy => {
@@ -137,6 +138,16 @@ fn one<W, D: From<W> + Serialize>(
         Some(text) => print(&text),
         None => print(&table.render(format)),
     }
+}
+
+async fn slices(admin: &Admin, node: Option<&str>, format: ListFormat) -> Result<(), CommandFailure> {
+    let node = node.map(NodeName::new).transpose();
+    let node = node.map_err(|error| CommandFailure::usage(error.to_string()))?;
+    let slices = admin.slices(node.as_ref()).await?;
+    let table = output::slices::table(&slices);
+    let documents: Vec<_> = slices.into_iter().map(output::slices::SliceDocument::from).collect();
+    let empty = "no function asks for slices of GPUs: write resources.sm or a quota in its manifest";
+    list(format, &documents, &table, empty)
 }
 
 async fn tenants(admin: &Admin, name: Option<&str>, format: ListFormat) -> Result<(), CommandFailure> {

@@ -8,7 +8,7 @@ use millrace_types::manifest::ManifestKind;
 use serde::Serialize;
 
 use super::{Condition, ManifestDocument, ModelMetadataDocument, Slo, Tensor, span};
-use crate::output::text::moment;
+use crate::output::text::{moment, percent, sm_range};
 
 pub(crate) type FunctionDocument =
     ManifestDocument<ModelMetadataDocument, FunctionSpecDocument, FunctionStatusDocument>;
@@ -32,6 +32,8 @@ pub(crate) struct FunctionSpecDocument {
     batching: Option<Batching>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequences: Option<Sequences>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slices: Option<SliceCount>,
 }
 
 /// The artifact of the newest revision.
@@ -75,6 +77,17 @@ struct StatePair {
 #[serde(rename_all = "camelCase")]
 struct Resources {
     gpu_memory: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sm: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quota_request: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quota_limit: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct SliceCount {
+    min: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -129,7 +142,8 @@ impl From<wire::Function> for FunctionDocument {
             program,
             slo: spec.slo.map(Slo::from),
             timeout: spec.timeout.and_then(span),
-            resources: Resources { gpu_memory: spec.resources.map(|asked| asked.gpu_memory_bytes) },
+            resources: resources(spec.resources, spec.slices.as_ref()),
+            slices: spec.slices.as_ref().map(|asked| SliceCount { min: asked.min }),
             idempotent: spec.idempotent,
             replicas: spec.replicas,
             priority: spec.priority,
@@ -152,6 +166,16 @@ impl From<wire::Function> for FunctionDocument {
 fn newest_digest(revisions: &[wire::Revision]) -> Option<String> {
     let newest = revisions.iter().max_by_key(|revision| revision.number)?;
     newest.artifact.as_ref().map(|artifact| artifact.digest.clone())
+}
+
+fn resources(asked: Option<wire::Resources>, slices: Option<&wire::AskedSlices>) -> Resources {
+    let terms = slices.and_then(|slices| slices.terms);
+    Resources {
+        gpu_memory: asked.map(|asked| asked.gpu_memory_bytes),
+        sm: terms.map(|terms| sm_range(&terms)),
+        quota_request: terms.map(|terms| percent(terms.quota_request_permille)),
+        quota_limit: terms.map(|terms| percent(terms.quota_limit_permille)),
+    }
 }
 
 fn residency(wire: wire::Residency) -> Residency {
@@ -297,6 +321,7 @@ mod tests {
             batching: Some(wire::Batching { max_size: 8, max_wait: millis(2) }),
             processes: 1,
             sequences: None,
+            slices: None,
         };
         let x = wire::TensorSpec {
             name: "x".into(),
@@ -355,6 +380,9 @@ mod tests {
             format!("model: {{digest: '{digest}'}}\n  slo: {{deadline: 1500us}}\n  batching: {{maxSize: 8}}"),
             format!(
                 "model: {{digest: '{digest}'}}\n  resources: {{gpuMemory: 64MiB}}\n  residency: {{minWarm: 1, evictAfter: 10m}}"
+            ),
+            format!(
+                "model: {{digest: '{digest}'}}\n  resources: {{sm: 12.5%..50%, quotaRequest: 0.3, quotaLimit: 0.8}}\n  slices: {{min: 3}}"
             ),
         ] {
             let head = "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: f, labels: {of: vision}}";

@@ -1,6 +1,6 @@
 //! Tests of GPUs with several seats.
 
-use millrace_core::SLOTS_MAX;
+use millrace_core::{SEATS_MAX, SLOTS_MAX};
 use proptest::prelude::*;
 
 use super::*;
@@ -168,7 +168,7 @@ fn a_seat_takes_the_place_of_a_seat_without_requests() {
     let mut bench = seated();
     for seat in 1..40 {
         let key = u64::from(seat) + 1;
-        let number = 1 + ((seat - 1) % 15) as u8;
+        let number = 1 + ((seat - 1) % (SEATS_MAX as u32 - 1)) as u8;
         assert_eq!(bench.assign_to(seat, key, A, None), [run_on(number, key, key, A, 1)]);
         assert_eq!(running(&bench), [1, key]);
         bench.run_done(key, 10);
@@ -523,6 +523,7 @@ impl World {
                         incarnation: self.incarnation,
                         from: None,
                         deadline: deadline.map(Timestamp),
+                        slice: None,
                     });
                 }
             }

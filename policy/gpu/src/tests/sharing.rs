@@ -1,11 +1,12 @@
 //! Tests of a shared GPU: seats launch under tokens, on SMs that no other seat has at the same time.
 
-use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate};
-use millrace_types::{SmShare, UnitSet};
+use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
+use millrace_types::{Permille, SliceId, SmShare, Terms, UnitSet};
 use proptest::prelude::*;
 
 use super::*;
 use crate::executor_seat::{ExecutorSeat, RunTokens};
+use crate::seat_tokens::SeatTokens;
 
 const MS: u64 = 1_000_000;
 
@@ -102,6 +103,113 @@ fn a_run_beside_a_run_of_the_same_model_takes_memory_for_its_activations() {
     assert_eq!(bench.gpu.memory().data_blocks(), 0);
 }
 
+fn slice_of(least: u16, request: u16, limit: u16) -> Terms {
+    let share = |thousandths| Permille::new(thousandths).unwrap();
+    Terms::new(share(least), share(least), share(request), share(limit)).unwrap()
+}
+
+impl Bench {
+    fn set_slices(&mut self, slices: &[(u64, Terms)]) -> Vec<Action> {
+        self.step(Event::Slices(slices.iter().map(|&(id, terms)| (SliceId(id), terms)).collect()))
+    }
+
+    fn assign_slice(&mut self, seat: u32, key: u64, model: ModelId, slice: u64) -> Vec<Action> {
+        self.step(Event::Assign {
+            seat: SeatIndex(seat),
+            key: RequestKey(key),
+            model,
+            incarnation: FIRST,
+            from: None,
+            deadline: None,
+            slice: Some(SliceId(slice)),
+        })
+    }
+}
+
+/// Returns the seat of a run and its first token.
+fn first_token(actions: &[Action]) -> (ExecutorSeat, SeatToken) {
+    let run = actions.iter().find_map(|action| match action {
+        Action::Run { seat, tokens: Some(RunTokens { first: Some(first), .. }), .. } => Some((*seat, *first)),
+        _ => None,
+    });
+    run.expect("a run with a token")
+}
+
+#[test]
+fn a_run_of_a_slice_has_the_sms_of_the_slice_and_ends_at_its_limit() {
+    let mut bench = shared();
+    bench.set_slices(&[(7, slice_of(120, 0, 500))]);
+    let (seat, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+    assert_eq!(first.on.units(), 2, "12% are two of 16 units, although all others are free");
+    let busy = first.busy.expect("a slice with a limit has no token without an end");
+    assert!(busy <= Duration::from_secs(1), "{busy:?}");
+    // The bucket of half a second is empty then, and the seat waits for the time that it owes.
+    bench.now = Timestamp(bench.now.0 + busy.as_nanos() as u64);
+    let spent = Event::TokenSpent { seat, token: first.token, busy, more: true };
+    assert_eq!(grants(&bench.step(spent)), []);
+    let wake = bench.gpu.tokens_wake().expect("the slice waits for its limit");
+    bench.now = wake;
+    assert_eq!(grants(&bench.step(Event::Tick)), [(seat, first.on)]);
+    let used = bench.gpu.slice_uses(bench.now).next().unwrap();
+    assert_eq!((used.0, used.1.busy, used.1.sm), (SliceId(7), busy, busy / 8));
+}
+
+#[test]
+fn a_slice_that_is_removed_stays_until_its_run_has_ended() {
+    let mut bench = shared();
+    let terms = slice_of(240, 0, 1000);
+    bench.set_slices(&[(7, terms)]);
+    let (seat, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+    bench.set_slices(&[]);
+    let busy = Duration::from_millis(5);
+    let spent = Event::TokenSpent { seat, token: first.token, busy, more: true };
+    assert_eq!(grants(&bench.step(spent)), [(seat, first.on)]);
+    bench.run_done(4, 100);
+    assert_eq!(bench.gpu.slice_uses(bench.now).count(), 0);
+    let (_, free) = first_token(&bench.assign_slice(8, 5, A, 7));
+    assert_eq!(free.on.units(), 16, "the slice is gone");
+}
+
+#[test]
+fn new_terms_hold_from_the_next_token_on() {
+    let mut bench = shared();
+    bench.set_slices(&[(7, slice_of(120, 0, 500))]);
+    let (seat, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+    bench.set_slices(&[(7, slice_of(500, 0, 1000))]);
+    let busy = Duration::from_millis(5);
+    let spent = Event::TokenSpent { seat, token: first.token, busy, more: true };
+    let granted = grants(&bench.step(spent));
+    assert_eq!(granted.iter().map(|(_, on)| on.units()).collect::<Vec<_>>(), [8]);
+}
+
+#[test]
+fn slices_outlive_the_executor_and_a_change_of_sharing() {
+    let mut bench = shared();
+    bench.set_slices(&[(7, slice_of(120, 0, 500))]);
+    bench.step(Event::Sharing(None));
+    bench.step(Event::Sharing(Some(Config::SLICES)));
+    let (_, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+    assert_eq!(first.on.units(), 2);
+}
+
+#[test]
+fn a_cancelled_run_that_waits_for_its_limit_is_not_hung() {
+    let mut bench = shared();
+    bench.set_slices(&[(7, slice_of(120, 0, 1))]);
+    let (seat, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+    let busy = first.busy.unwrap();
+    bench.now = Timestamp(bench.now.0 + busy.as_nanos() as u64);
+    bench.step(Event::TokenSpent { seat, token: first.token, busy, more: true });
+    bench.cancel(4);
+    bench.now = bench.now + HANG_AFTER + Duration::from_secs(1);
+    let late = bench.step(Event::Tick);
+    assert!(!late.contains(&Action::Replace), "{late:?}");
+    // With a token in its hands, the executor has to end the run in time.
+    assert_eq!(grants(&late).len(), 1, "{late:?}");
+    bench.now = bench.now + HANG_AFTER;
+    assert!(bench.step(Event::Tick).contains(&Action::Replace));
+}
+
 /// A run in the modelled executor.
 #[derive(Debug)]
 struct ModelledRun {
@@ -128,7 +236,13 @@ struct World {
     to_core: VecDeque<Event>,
     requests: BTreeMap<RequestKey, u32>,
     last_key: u64,
+    /// The slices by their seats, from seat [`FREE_SEATS`] on.
+    slices: BTreeMap<u32, (SliceId, Terms)>,
+    last_slice: u64,
 }
+
+/// Seats of all functions; the other seats are for slices.
+const FREE_SEATS: u32 = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -151,6 +265,19 @@ enum Step {
         micros: u64,
     },
     Share(bool),
+    /// A seat for slices gets a slice with terms of this number, or loses its slice.
+    Slice {
+        seat: u32,
+        terms: Option<u16>,
+    },
+}
+
+/// Returns terms of 6% to 24% of the SMs and 20% to 80% of the time.
+fn terms(number: u16) -> Terms {
+    let share = |thousandths| Permille::new(thousandths).unwrap();
+    let least = share(60 * (1 + number % 4));
+    let limit = share(200 * (1 + number / 4 % 4));
+    Terms::new(least, least, share(100), limit).unwrap()
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -165,6 +292,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(seat, weights_missing)| Step::Work { seat, weights_missing }),
         4 => (0..8_000u64).prop_map(|micros| Step::Pass { micros }),
         1 => prop::bool::weighted(0.8).prop_map(Step::Share),
+        1 => (FREE_SEATS..6, prop::option::of(0..16u16))
+            .prop_map(|(seat, terms)| Step::Slice { seat, terms }),
     ]
 }
 
@@ -179,6 +308,8 @@ impl World {
             to_core: VecDeque::new(),
             requests: BTreeMap::new(),
             last_key: 100,
+            slices: BTreeMap::new(),
+            last_slice: 0,
         }
     }
 
@@ -309,7 +440,11 @@ impl World {
     fn take(&mut self, step: Step) {
         match step {
             Step::Assign { seat, model, deadline } => {
-                if self.requests.values().filter(|&&other| other == seat).count() < 4 {
+                let here = self.requests.values().filter(|&&other| other == seat).count();
+                let slice = self.slices.get(&seat).map(|&(id, _)| id);
+                // A seat for slices takes no request without a slice, and none behind another.
+                let takes = if seat < FREE_SEATS { here < 4 } else { here == 0 && slice.is_some() };
+                if takes {
                     self.last_key += 1;
                     let key = RequestKey(self.last_key);
                     self.requests.insert(key, seat);
@@ -321,6 +456,7 @@ impl World {
                         incarnation: FIRST,
                         from: None,
                         deadline,
+                        slice,
                     });
                 }
             }
@@ -336,8 +472,22 @@ impl World {
             }
             Step::Work { seat, weights_missing } => self.work(ExecutorSeat(seat), weights_missing),
             Step::Pass { micros } => self.bench.now = Timestamp(self.bench.now.0 + micros * 1_000),
+            Step::Slice { seat, terms: None } => {
+                self.slices.remove(&seat);
+                self.step(Event::Slices(self.wanted()));
+            }
+            Step::Slice { seat, terms: Some(number) } => {
+                self.last_slice += 1;
+                let slice = self.slices.entry(seat).or_insert((SliceId(self.last_slice), terms(number)));
+                slice.1 = terms(number);
+                self.step(Event::Slices(self.wanted()));
+            }
             Step::Share(on) => self.step(Event::Sharing(on.then_some(Config::SLICES))),
         }
+    }
+
+    fn wanted(&self) -> BTreeMap<SliceId, Terms> {
+        self.slices.values().copied().collect()
     }
 
     /// Lets all requests end.
@@ -370,6 +520,8 @@ proptest! {
         let mut world = World::new();
         steps.into_iter().for_each(|step| world.take(step));
         world.drain();
+        let known = world.bench.gpu.tokens.as_ref().map(SeatTokens::slices);
+        prop_assert!(known.is_none_or(|known| *known == world.wanted()), "{known:?}");
         let sms_free = world.bench.gpu.tokens.as_ref().is_none_or(|tokens| tokens.is_idle());
         prop_assert!(sms_free, "SMs stay taken: {:?}", world.bench.gpu.tokens);
     }

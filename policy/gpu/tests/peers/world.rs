@@ -193,7 +193,8 @@ impl World {
         let key = RequestKey(self.last_key);
         let from = from.map(|from| GpuIndex(from as u32));
         let seat = SeatIndex(seat);
-        let event = millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline: None };
+        let event =
+            millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline: None, slice: None };
         self.gpu(index, event);
     }
 

@@ -83,7 +83,8 @@ impl Dispatcher {
             RequestLocation::Queued { request, reserved } => Some((request, reserved)),
             RequestLocation::On(_) => None,
         });
-        for (request, reserved) in waiting.collect::<Vec<_>>() {
+        let of_policy = waiting.filter(|(request, _)| !self.sliced.has(request));
+        for (request, reserved) in of_policy.collect::<Vec<_>>() {
             self.unpin(&request, reserved, actions);
             self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
             let entry = if request.attempts.lost > 0 { QueueEntry::Back } else { QueueEntry::New };

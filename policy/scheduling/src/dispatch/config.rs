@@ -25,27 +25,38 @@ pub struct GpuConfig {
     pub kind: u32,
     /// Unit of the GPU's memory.
     pub block: BlockSize,
-    /// Number of seats, open or closed: requests that run at a time. At most [`SEATS_MAX`](millrace_core::SEATS_MAX).
+    /// Number of seats for requests of all functions, open or closed: requests that run at a time. At
+    /// most [`SEATS_MAX`](millrace_core::SEATS_MAX).
     pub seats: NonZeroU32,
+    /// Number of seats for slices, each with requests of a single function. At most
+    /// [`SEATS_MAX`](millrace_core::SEATS_MAX) with `seats`.
+    pub slice_seats: u32,
 }
 
 impl GpuConfig {
     /// Creates a GPU of kind 0 with one seat and with blocks of the default size.
     #[must_use]
     pub const fn new(memory: Bytes, host_rate: BytesPerSec) -> Self {
-        Self { memory, host_rate, kind: 0, block: BlockSize::DEFAULT, seats: NonZeroU32::MIN }
+        let block = BlockSize::DEFAULT;
+        Self { memory, host_rate, kind: 0, block, seats: NonZeroU32::MIN, slice_seats: 0 }
     }
 
     /// Returns the number of seats that dispatch uses.
     #[must_use]
     pub(crate) fn seat_count(&self) -> u32 {
+        self.seats.get().saturating_add(self.slice_seats).min(SEATS_MAX as u32)
+    }
+
+    /// Returns the number of seats for requests of all functions.
+    #[must_use]
+    pub(crate) fn free_seat_count(&self) -> u32 {
         self.seats.get().min(SEATS_MAX as u32)
     }
 
     /// Returns the number of open seats if `open_seats` seats of each GPU are open.
     #[must_use]
     pub(crate) fn open_seat_count(&self, open_seats: NonZeroU32) -> u32 {
-        self.seat_count().min(open_seats.get())
+        self.free_seat_count().min(open_seats.get())
     }
 
     /// Returns the memory that the GPU gives out: its whole blocks.
@@ -127,6 +138,7 @@ impl Config {
             kind: kind_of(topology, &gpu.gpu_type).unwrap_or(0),
             block: BlockSize::DEFAULT,
             seats: NonZeroU32::MIN,
+            slice_seats: 0,
         };
         let gpus = topology.gpus.iter().map(gpu).collect();
         let under = |link: u32| {
@@ -168,6 +180,13 @@ impl Config {
     #[must_use]
     pub fn with_seats(mut self, seats: NonZeroU32) -> Self {
         self.gpus.iter_mut().for_each(|gpu| gpu.seats = seats);
+        self
+    }
+
+    /// Returns the same node with this number of seats for slices on each GPU.
+    #[must_use]
+    pub fn with_slice_seats(mut self, slice_seats: u32) -> Self {
+        self.gpus.iter_mut().for_each(|gpu| gpu.slice_seats = slice_seats);
         self
     }
 

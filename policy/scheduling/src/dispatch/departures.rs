@@ -26,7 +26,7 @@ impl Dispatcher {
     pub(super) fn withdraw(&mut self, key: RequestKey, actions: &mut Vec<Action>) {
         match self.places.get(&key).copied() {
             Some(RequestLocation::Queued { request, reserved }) => {
-                if !self.withdraw_suspect(&request, reserved) {
+                if !self.withdraw_suspect(&request, reserved) && !self.sliced.remove(&request) {
                     self.policy.remove(&request);
                 }
                 self.unpin(&request, reserved, actions);
@@ -59,7 +59,9 @@ impl Dispatcher {
     fn remove_from_gpu(&mut self, now: Timestamp, gpu: GpuIndex, key: RequestKey) -> Option<Assignment> {
         let seat = self.fleet.seat_with(gpu, key)?;
         let held = self.fleet.change_seat(seat, |_, it| it.remove(now, key))?;
-        self.policy.on_seat_freed(seat, gpu);
+        if !self.fleet.get(gpu).is_for_slices(seat) {
+            self.policy.on_seat_freed(seat, gpu);
+        }
         Some(held)
     }
 

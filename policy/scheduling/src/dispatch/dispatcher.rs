@@ -16,6 +16,7 @@ use super::prewarm_hint::PendingPrewarm;
 use super::protocol::{Action, ModelProfile, QueuedRequest};
 use super::queue::WaitingRequest;
 use super::size_rank::SizeRank;
+use super::slice_table::SlicedFunctions;
 use super::warm_copies::WarmCopyTable;
 use millrace_core::ids::{RequestKey, SeatIndex};
 
@@ -51,6 +52,8 @@ pub struct Dispatcher {
     pub(super) warm: WarmCopyTable,
     /// GPUs on which a suspect waits for the other requests to end.
     pub(super) draining: BTreeSet<GpuIndex>,
+    /// Functions with slices of GPUs.
+    pub(super) sliced: SlicedFunctions,
     /// Models to prewarm for which no GPU has had time or room yet.
     pub(super) likely: Vec<PendingPrewarm>,
     /// Requests that tenant caps keep outside the queue.
@@ -87,6 +90,7 @@ impl Dispatcher {
             pins: BTreeMap::new(),
             warm: WarmCopyTable::default(),
             draining: BTreeSet::new(),
+            sliced: SlicedFunctions::default(),
             likely: Vec::new(),
             outside: 0,
             rows: BTreeMap::new(),
@@ -206,6 +210,10 @@ impl Dispatcher {
     pub(super) fn queue_up(&mut self, request: WaitingRequest, entry: QueueEntry) {
         self.places.insert(request.key, RequestLocation::Queued { request, reserved: None });
         self.queued += 1;
-        self.policy.push(request, entry);
+        if self.sliced.has(&request) {
+            self.sliced.push(&request);
+        } else {
+            self.policy.push(request, entry);
+        }
     }
 }

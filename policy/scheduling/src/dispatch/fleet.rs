@@ -5,7 +5,8 @@
 //! A GPU has the executor, the memory and the links; a seat has the requests. A GPU that is not
 //! shared has a single open seat. The open seats are the first seats of the GPU. A closed seat takes no
 //! request, is in no index of seats that take requests, and is examined only until its last request
-//! ends.
+//! ends. The last seats of the GPU are for slices ([`sliced`](super::sliced)); they are in no such index
+//! either.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -123,8 +124,9 @@ impl GpuTable {
         let mut seats = Vec::with_capacity(count);
         for ((index, config), &rank) in (0..).map(GpuIndex).zip(&config.gpus).zip(ranks) {
             let gpu = GpuRecord::new(config, open_seats, rank, seats.len() as u32);
-            let count = gpu.seat_count();
-            seats.extend((0..count).map(|_| Seat::new(index, count)));
+            let free = config.free_seat_count() as usize;
+            seats.extend((0..free).map(|_| Seat::new(index, free)));
+            seats.extend(gpu.seats_for_slices().map(|_| Seat::for_slice(index)));
             gpus.push(gpu);
         }
         let numbered = (0..).map(SeatIndex).zip(&seats);
@@ -252,6 +254,27 @@ impl GpuTable {
         let count = it.extend_seats_in_use(open_seats);
         self.change(gpu, |it, _| it.set_open_seats(count));
         self.get(gpu).open_seats().skip(before)
+    }
+
+    /// Gives a seat of a GPU to a slice. Returns `None` if each seat for slices belongs to a slice or
+    /// still has a request.
+    pub(super) fn open_slice_seat(&mut self, gpu: GpuIndex) -> Option<SeatIndex> {
+        let it = self.get(gpu);
+        let is_free = |seat: &SeatIndex| !it.belongs_to_slice(*seat) && self.seat(*seat).running.is_none();
+        let seat = it.seats_for_slices().find(is_free)?;
+        self.gpus[gpu.0 as usize].extend_to(seat);
+        self.change(gpu, |it, _| it.set_slice_seat(seat, true));
+        Some(seat)
+    }
+
+    /// Takes a seat back from a slice. A request on the seat stays there to its end.
+    pub(super) fn close_slice_seat(&mut self, gpu: GpuIndex, seat: SeatIndex) {
+        self.change(gpu, |it, _| it.set_slice_seat(seat, false));
+    }
+
+    /// Returns whether a seat of a slice has no request and may get one.
+    pub(super) fn is_free_slice_seat(&self, seat: SeatIndex) -> bool {
+        self.seat(seat).running.is_none() && self.under(seat).slice_may_take(seat)
     }
 
     /// Returns whether a seat has an executor and no request, and may get one.

@@ -35,10 +35,15 @@ pub(super) struct GpuRecord {
     pub(super) kind: u32,
     /// Numbers of the GPU's seats, open or closed.
     seat_numbers: Range<u32>,
+    /// Number of seats for requests of all functions, open or closed: the first seats. The seats behind
+    /// them are for slices.
+    free_seats: u32,
     /// Number of open seats. The GPU's first seats are the open ones.
     open_seats: u32,
-    /// Number of seats up to the last seat that is open or has a request. No event examines the seats
-    /// behind that seat, so that closed seats cost nothing.
+    /// Seats that belong to a slice.
+    slice_seats: BTreeSet<SeatIndex>,
+    /// Number of seats up to the last seat that is open, belongs to a slice or has a request. No event
+    /// examines the seats behind that seat, so that closed seats cost nothing.
     seats_in_use: u32,
     /// Suspects that wait until the GPU has no other request.
     pub(super) suspects: VecDeque<WaitingRequest>,
@@ -69,7 +74,9 @@ impl GpuRecord {
         Self {
             executor: None,
             seat_numbers: first_seat..first_seat + config.seat_count(),
+            free_seats: config.free_seat_count(),
             open_seats,
+            slice_seats: BTreeSet::new(),
             seats_in_use: open_seats,
             rank,
             host_rate: config.host_rate,
@@ -86,8 +93,8 @@ impl GpuRecord {
         }
     }
 
-    /// Returns the seats in use: the first seats of the GPU, up to the last seat that is open or has a
-    /// request.
+    /// Returns the seats in use: the first seats of the GPU, up to the last seat that is open, belongs
+    /// to a slice or has a request.
     pub(super) fn seats(&self) -> impl ExactSizeIterator<Item = SeatIndex> + use<> {
         self.numbers(self.seats_in_use).map(SeatIndex)
     }
@@ -108,9 +115,38 @@ impl GpuRecord {
         self.executor.is_some() && !self.held_for_suspect && self.is_open(seat)
     }
 
-    /// Returns the number of seats, open or closed.
-    pub(super) fn seat_count(&self) -> usize {
-        self.seat_numbers.len()
+    /// Returns the seats for slices.
+    pub(super) fn seats_for_slices(&self) -> impl Iterator<Item = SeatIndex> + use<> {
+        (self.seat_numbers.start + self.free_seats..self.seat_numbers.end).map(SeatIndex)
+    }
+
+    /// Returns whether a seat is for slices.
+    pub(super) fn is_for_slices(&self, seat: SeatIndex) -> bool {
+        seat.0 - self.seat_numbers.start >= self.free_seats
+    }
+
+    /// Returns whether a seat belongs to a slice.
+    pub(super) fn belongs_to_slice(&self, seat: SeatIndex) -> bool {
+        self.slice_seats.contains(&seat)
+    }
+
+    /// Counts a seat as in use, because a slice gets the seat next.
+    pub(super) fn extend_to(&mut self, seat: SeatIndex) {
+        self.seats_in_use = self.seats_in_use.max(seat.0 - self.seat_numbers.start + 1);
+    }
+
+    /// Gives a seat to a slice, or takes the seat back.
+    pub(super) fn set_slice_seat(&mut self, seat: SeatIndex, belongs: bool) {
+        if belongs {
+            self.slice_seats.insert(seat)
+        } else {
+            self.slice_seats.remove(&seat)
+        };
+    }
+
+    /// Returns whether a seat of a slice may take a request, if the seat has room.
+    pub(super) fn slice_may_take(&self, seat: SeatIndex) -> bool {
+        self.executor.is_some() && !self.held_for_suspect && self.belongs_to_slice(seat)
     }
 
     /// Returns the positions of the seats in use among the seats of all GPUs.
@@ -126,7 +162,7 @@ impl GpuRecord {
     /// Counts at least the first `open_seats` seats as in use, because these seats open next. Returns the
     /// number of seats to open.
     pub(super) fn extend_seats_in_use(&mut self, open_seats: NonZeroU32) -> u32 {
-        let count = open_seats.get().min(self.seat_count() as u32);
+        let count = open_seats.get().min(self.free_seats);
         self.seats_in_use = self.seats_in_use.max(count);
         count
     }
@@ -143,7 +179,8 @@ impl GpuRecord {
         let used = |seat: &Seat| seat.running.is_some();
         let closed = seats.get(self.open_seats as usize..).unwrap_or_default();
         let in_use = closed.iter().rposition(used).map_or(0, |last| last as u32 + 1);
-        self.seats_in_use = self.open_seats + in_use;
+        let of_slices = self.slice_seats.last().map_or(0, |last| last.0 - self.seat_numbers.start + 1);
+        self.seats_in_use = (self.open_seats + in_use).max(of_slices);
     }
 
     /// Notes that all weights of a model have arrived.

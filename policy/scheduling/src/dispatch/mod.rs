@@ -41,6 +41,8 @@
 //! **Prewarming** ([`prewarming`], D29). The model that a workflow will need next is loaded onto a GPU
 //! that has time.
 //!
+//! **Slices** ([`sliced`]). A function with slices of GPUs computes on the seats of its slices alone.
+//!
 //! A suspect is a request that was on a GPU when that GPU was lost. A suspect runs alone ([`suspects`]):
 //! dispatch never assigns a suspect to a busy GPU, and assigns no request behind or beside a suspect.
 //!
@@ -97,11 +99,15 @@ mod request_changes;
 mod seats;
 mod setting;
 mod size_rank;
+mod slice_table;
+mod sliced;
 mod suspects;
 mod torpor;
 mod unified;
 mod warm;
 mod warm_copies;
+
+use std::collections::BTreeSet;
 
 use millrace_types::Timestamp;
 
@@ -135,6 +141,7 @@ impl Dispatcher {
         if !self.draining.is_empty() {
             self.assign_suspects(now, actions);
         }
+        self.assign_sliced(now, actions);
         while self.queued > 0 {
             let view = DispatchView { now, fleet: &self.fleet, models: &self.models, inputs: &self.inputs };
             match self.policy.decide(&view) {
@@ -200,6 +207,7 @@ impl Core for Dispatcher {
             Event::WarmCopiesRequired { model, copies } => self.set_minimum_copies(model, copies, actions),
             Event::Remove { model } => {
                 self.set_minimum_copies(model, 0, actions);
+                self.keep_on(model, BTreeSet::new(), actions);
                 self.models.remove(model);
             }
             Event::ProfileLoaded(ModelProfile { model, kind, load, swap, run }) => {
@@ -215,6 +223,9 @@ impl Core for Dispatcher {
             }
             Event::SloCountsChanged { function, counts } => self.policy.score(&self.models, function, counts),
             Event::FunctionRemoved { function } => self.policy.forget(function),
+            Event::SlicesChanged { function, model, slices } => {
+                self.set_slices(function, model, slices, actions);
+            }
             Event::AlphasCommitted(alphas) => self.commit_alphas(now, alphas),
             Event::Enqueue(request) => self.enqueue(now, request, actions),
             Event::Withdraw { key } => self.withdraw(key, actions),

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use millrace_types::{Alphas, Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, Slo, SloCounts};
+use millrace_types::{
+    Alphas, Bytes, GpuIndex, Incarnation, ModelId, Priority, Reason, SliceId, Slo, SloCounts,
+};
 
 use super::config::PolicyConfig;
 use super::inputs::InputLocations;
@@ -139,6 +141,14 @@ pub enum Event {
     },
     /// A function was removed.
     FunctionRemoved { function: FunctionIndex },
+    /// The slices of a function on this node changed.
+    SlicesChanged {
+        function: FunctionIndex,
+        model: ModelId,
+        /// The slices with their GPUs. Without a slice, the function's requests wait. `None`: the
+        /// function computes on any GPU.
+        slices: Option<Vec<(SliceId, GpuIndex)>>,
+    },
     /// The committed alphas of the node's earlier registration, or of a lost node with functions that
     /// come here (T16, T20). A level begins with its alpha, unless the level has adjusted
     /// an alpha of its own. The alphas also hold for a policy that is set within the next

@@ -67,6 +67,12 @@ impl Seat {
         Self { gpu, ahead_max, running: None, ahead: VecDeque::new() }
     }
 
+    /// Returns a seat for slices, without requests. No request waits behind another there, because
+    /// another slice of the function may be free sooner.
+    pub(super) fn for_slice(gpu: GpuIndex) -> Self {
+        Self { gpu, ahead_max: 0, running: None, ahead: VecDeque::new() }
+    }
+
     /// Returns the requests of the seat: the running request, then those behind it.
     pub(super) fn requests(&self) -> impl Iterator<Item = &Assignment> {
         self.running.iter().chain(&self.ahead)

@@ -28,6 +28,7 @@ mod priority;
 mod properties;
 mod recovery;
 mod searches;
+mod sliced;
 mod standings;
 mod suspects;
 mod torpor;

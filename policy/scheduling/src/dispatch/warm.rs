@@ -7,6 +7,7 @@
 //! This option is ours; the papers have no equivalent.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
@@ -26,14 +27,28 @@ impl Dispatcher {
         if wanted == 0 && !self.warm.models.contains_key(&slot) {
             return;
         }
-        let kept = self.warm.models.entry(slot).or_default();
-        kept.wanted = wanted;
-        while kept.on.len() > wanted
-            && let Some(gpu) = kept.on.pop_last()
-        {
+        self.warm.models.entry(slot).or_default().wanted = wanted;
+        self.release_surplus(slot, model, actions);
+    }
+
+    /// Sets the GPUs that need a warm copy of a model because of their slices.
+    pub(super) fn keep_on(&mut self, model: ModelId, gpus: BTreeSet<GpuIndex>, actions: &mut Vec<Action>) {
+        let Some(slot) = self.models.installed(model) else { return };
+        if gpus.is_empty() && !self.warm.models.contains_key(&slot) {
+            return;
+        }
+        self.warm.models.entry(slot).or_default().needed_on = gpus;
+        self.release_surplus(slot, model, actions);
+    }
+
+    /// Releases warm copies that are no longer needed.
+    fn release_surplus(&mut self, slot: ModelSlot, model: ModelId, actions: &mut Vec<Action>) {
+        let Some(kept) = self.warm.models.get_mut(&slot) else { return };
+        while let Some(gpu) = kept.surplus() {
+            kept.on.remove(&gpu);
             actions.push(Action::SetWarmCopy { gpu, model, kept: false });
         }
-        if wanted == 0 {
+        if kept.wanted == 0 && kept.needed_on.is_empty() {
             self.warm.models.remove(&slot);
         }
         self.warm.note(slot);
@@ -100,11 +115,21 @@ impl Dispatcher {
         it.memory().0.checked_sub(used.0).map(Bytes)
     }
 
-    /// Returns a holder for a further warm copy; otherwise the idle GPU with most memory left, if
-    /// the model fits there.
+    /// Returns a GPU that needs a warm copy, else a holder for a further warm copy; otherwise the idle
+    /// GPU with most memory left, if the model fits there.
     fn place_to_keep(&self, now: Timestamp, slot: ModelSlot) -> Option<GpuIndex> {
         let model = self.models.get(slot);
         let kept = self.warm.models.get(&slot)?;
+        let may_load = kept.again_at.is_none_or(|at| at <= now);
+        let fits_beside = |gpu: GpuIndex| {
+            let needed = self.fleet.get(gpu).size_of(model.memory);
+            self.fleet.get(gpu).executor.is_some() && self.room_beside(gpu).is_some_and(|room| room >= needed)
+        };
+        let takes = |&gpu: &GpuIndex| model.holders.contains(gpu) || (may_load && fits_beside(gpu));
+        let needed = kept.needed_on.difference(&kept.on).copied().find(takes);
+        if needed.is_some() || kept.on.len() >= kept.wanted {
+            return needed;
+        }
         let here = model.holders.iter().find(|gpu| !kept.on.contains(gpu));
         if here.is_some() || kept.again_at.is_some_and(|at| at > now) {
             return here;

@@ -11,9 +11,24 @@ use super::models::ModelSlot;
 pub(super) struct WarmCopies {
     /// Minimum number of copies.
     pub(super) wanted: usize,
+    /// GPUs that need a copy because of their slices for the model.
+    pub(super) needed_on: BTreeSet<GpuIndex>,
     pub(super) on: BTreeSet<GpuIndex>,
     /// Earliest time of the next load.
     pub(super) again_at: Option<Timestamp>,
+}
+
+impl WarmCopies {
+    /// Returns whether a copy is missing.
+    fn is_short(&self) -> bool {
+        self.on.len() < self.wanted || !self.needed_on.is_subset(&self.on)
+    }
+
+    /// Returns a copy that is not needed.
+    pub(super) fn surplus(&self) -> Option<GpuIndex> {
+        let surplus = self.on.len() > self.wanted;
+        surplus.then(|| self.on.difference(&self.needed_on).last().copied()).flatten()
+    }
 }
 
 /// Warm copies of all models.
@@ -26,7 +41,7 @@ pub(super) struct WarmCopyTable {
 
 impl WarmCopyTable {
     pub(super) fn note(&mut self, slot: ModelSlot) {
-        let short = self.models.get(&slot).is_some_and(|kept| kept.on.len() < kept.wanted);
+        let short = self.models.get(&slot).is_some_and(WarmCopies::is_short);
         if short {
             self.short.insert(slot)
         } else {

@@ -42,6 +42,7 @@ impl GpuActor {
             models,
             running: core.running().filter_map(running).collect(),
             sm_violations: self.sm_violations(),
+            slices: core.slice_uses(now).collect(),
             incarnation: self.incarnation,
             executor_pid: self.pid,
             executor_pids: self.pid.into_iter().chain(self.loaded.values().copied().flatten()).collect(),

@@ -191,6 +191,7 @@ impl Bench {
             attempt: 1,
             from: None,
             deadline: None,
+            slice: None,
         });
     }
 

@@ -105,9 +105,17 @@ impl NodeActor {
                     let Some(function) = works.first().map(|work| work.function) else { continue };
                     self.state.residence().began(now, function, gpu, key);
                     let deadline = works.iter().filter_map(|work| self.wanted_by(&work.answered())).min();
-                    let assign =
-                        gpu::Message::Assign { seat, key, works, incarnation, attempt, from, deadline };
-                    self.state.gpu(gpu).post(assign);
+                    let slice = self.dispatch.core.dispatch().slice_on(seat);
+                    self.state.gpu(gpu).post(gpu::Message::Assign {
+                        seat,
+                        key,
+                        works,
+                        incarnation,
+                        attempt,
+                        from,
+                        deadline,
+                        slice,
+                    });
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
                 dispatch::Action::Prewarm { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prewarm { model }),

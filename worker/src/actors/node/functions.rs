@@ -39,6 +39,11 @@ impl NodeActor {
         if let Some(limits) = self.state.limits_of(&key) {
             self.dispatch(now, limits);
         }
+        if self.state.slices().contains_key(&key)
+            && let Some(event) = self.state.slices_of(&key)
+        {
+            self.dispatch(now, event);
+        }
         if let Some((function, tenant)) = self.state.capped(&key) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: Some(tenant) });
         }
@@ -117,6 +122,9 @@ impl NodeActor {
         }
         if self.dispatch.core.tenancy().has_capped_owner(function) {
             self.dispatch(now, tenancy::Event::Owner { function, tenant: None });
+        }
+        if let Some(model) = self.state.sliced_model(function) {
+            self.dispatch(now, dispatch::Event::SlicesChanged { function, model, slices: None });
         }
         match self.state.remove(function) {
             Some(Removed::WithModel(model)) => self.dispatch(now, dispatch::Event::Remove { model }),

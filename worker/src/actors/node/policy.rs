@@ -11,6 +11,7 @@ use crate::policy::DesiredPolicy;
 
 impl NodeActor {
     pub(super) fn set_policy(&mut self, now: Timestamp, wanted: &DesiredPolicy) {
+        let slices = self.state.slices();
         let (before, after) = self.state.set_policy(wanted);
         let generation = after.generation;
         let before = before.policy;
@@ -37,6 +38,7 @@ impl NodeActor {
             }
             let seats = self.state.config.open_seats(&after);
             self.dispatch(now, dispatch::Event::SeatsOpened { seats });
+            self.slices_changed(now, &slices);
         }
         if before.batching != after.batching {
             for limits in self.state.all_limits() {

@@ -268,6 +268,7 @@ mod tests {
             models: models.iter().map(model).collect(),
             running: Vec::new(),
             sm_violations: 0,
+            slices: Vec::new(),
             incarnation: Incarnation(1),
             executor_pid: None,
             executor_pids: Vec::new(),

@@ -119,6 +119,7 @@ impl<'a> Node<'a> {
             .with_ways(topology)
             .with_eviction(scenario.eviction)
             .with_seats(seats)
+            .with_slice_seats(15)
             .with_open_seats(open)
             .with_policy(scenario.dispatch, scenario.seed);
         Self {

@@ -161,7 +161,15 @@ impl Node<'_> {
                     let deadline = Some(self.requests[&key].accepted + OBJECTIVE);
                     self.mail.push_back(Mail::Gpu(
                         gpu,
-                        millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline },
+                        millrace_gpu::Event::Assign {
+                            seat,
+                            key,
+                            model,
+                            incarnation,
+                            from,
+                            deadline,
+                            slice: None,
+                        },
                     ));
                 }
                 dispatch::Action::Prefetch { gpu, model } => {

@@ -45,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn policy() -> impl Strategy<Value = PolicyConfig> {
+pub(super) fn policy() -> impl Strategy<Value = PolicyConfig> {
     let limits = [1, 3].map(|overtakes_max| PolicyConfig::Lalb { overtakes_max });
     let unified = [0, 2].map(|overtakes_max| {
         let free_overtakes_max = overtakes_max.min(1);
@@ -78,6 +78,8 @@ pub(super) struct World {
     pub(super) deaths_alone: BTreeMap<RequestKey, u32>,
     /// Number of seats of each GPU; 0 counts as 1.
     pub(super) seats_each: u32,
+    /// Number of seats for slices of each GPU, behind the others.
+    pub(super) slice_seats: u32,
     /// Number of open seats of each GPU, at most [`Self::seats_each`]; 0 counts as 1.
     pub(super) open_each: u32,
     /// Requests that were on a GPU when that GPU was lost.
@@ -96,8 +98,11 @@ impl World {
                 Action::Assign { gpu, seat, key, attempt, .. } => {
                     assert!(self.waiting.remove(&key), "{key} was given out twice");
                     assert!(self.up.contains(&gpu.0), "{gpu} is down");
-                    assert_eq!(seat.0 / self.seats_each.max(1), gpu.0, "{seat} is not on {gpu}");
-                    assert!(seat.0 % self.seats_each.max(1) < self.open_each.max(1), "{seat} is closed");
+                    let seats_each = self.seats_each.max(1);
+                    let all_each = seats_each + self.slice_seats;
+                    assert_eq!(seat.0 / all_each, gpu.0, "{seat} is not on {gpu}");
+                    let number = seat.0 % all_each;
+                    assert!(number < self.open_each.max(1) || number >= seats_each, "{seat} is closed");
                     self.on.insert(key, gpu);
                     self.seats.insert(key, seat);
                     let on_gpu = self.on.values().filter(|&&on| on == gpu).count();
