@@ -1,15 +1,17 @@
 //! GPU sharing after FaST-GShare: packing slices (`PACK`, `CHURN`), giving tokens (`TOKENS`) and capping time
-//! (`CAP`). The experiments run the cores of `millrace_slices` themselves, without a simulated cluster.
+//! (`CAP`) run the cores of `millrace_slices` themselves, without a simulated cluster. Keeping functions apart
+//! (`FAST-FIG9`, `ATTACK`) is simulated with whole workers.
 
 mod cap;
 mod churn;
+mod isolation;
 mod pack;
 mod setup;
 mod tokens;
 
 use crate::Experiment;
 
-pub const EXPERIMENTS: [Experiment; 4] = [
+pub const EXPERIMENTS: [Experiment; 6] = [
     Experiment { id: "PACK", title: "FaST-GShare: eight pods in each order of arrival", run: pack::pack },
     Experiment {
         id: "TOKENS",
@@ -17,5 +19,11 @@ pub const EXPERIMENTS: [Experiment; 4] = [
         run: tokens::tokens,
     },
     Experiment { id: "CHURN", title: "FaST-GShare: GPUs in use while pods come and go", run: churn::churn },
+    Experiment {
+        id: "FAST-FIG9",
+        title: "FaST-GShare: slices with and without SMs of their own",
+        run: isolation::figure9,
+    },
+    Experiment { id: "ATTACK", title: "The owner of a slice beside a flood", run: isolation::attack },
     Experiment { id: "CAP", title: "FaST-GShare: the tail under a window and under a bucket", run: cap::cap },
 ];
