@@ -4,8 +4,8 @@
 //!   charge = 1.0 * busy + 0.1 * idle, in GPU time
 //! ```
 //!
-//! *Busy* is the GPU time of answered requests. The time of each request is rounded up to a whole
-//! millisecond. Attempts that produced no response cost nothing.
+//! *Busy* is the GPU time of answered requests, on a shared GPU multiplied by the share of the SMs. The time
+//! of each request is rounded up to a whole millisecond. Attempts that produced no response cost nothing.
 //!
 //! *Idle* is residence: the time in which a node kept the function ready in host memory while none
 //! of its requests was on a GPU. Idle time is counted once for each node that keeps the function,

@@ -196,7 +196,7 @@ impl World {
     fn complete(&mut self, at: usize, key: u64, us: u64) {
         let ran = Duration::from_micros(us);
         let request = RequestKey(key);
-        let actions = self.serve(at, admission::Event::Completed { key: request, ran });
+        let actions = self.serve(at, admission::Event::Completed { key: request, billed: ran });
         self.workers[at].residence.ended(self.now, GPU, request);
         self.workers[at].held.remove(&key);
         for action in actions {

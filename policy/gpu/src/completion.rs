@@ -84,7 +84,8 @@ impl GpuCore {
         self.memory.touch(now, slot.model);
         let occupied = finished.since(started).saturating_sub(waited);
         let ran = occupied.saturating_sub(held);
-        self.totals.busy += if self.tokens.is_some() { sm } else { ran };
+        let of_whole_gpu = if self.tokens.is_some() { sm.min(ran) } else { ran };
+        self.totals.busy += of_whole_gpu;
         if slot.cancelled.is_none() {
             // A queued request may begin before the end of the previous run is reported.
             let turn = match slot.turn {
@@ -97,7 +98,7 @@ impl GpuCore {
             } else {
                 finished.since(turn).saturating_sub(occupied)
             };
-            let spent = GpuTimes { turn, swap, ran, swapped };
+            let spent = GpuTimes { turn, swap, ran, billed: of_whole_gpu, swapped };
             actions.push(Action::Completed { key: slot.key, spent });
         }
         actions.push(Action::Ended { key: slot.key, ran: Some(occupied) });

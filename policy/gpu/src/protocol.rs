@@ -180,6 +180,8 @@ pub struct GpuTimes {
     pub swap: Duration,
     /// Time spent computing, without waits for tokens.
     pub ran: Duration,
+    /// Time that is billed: on a shared GPU the SM time, else the time spent computing.
+    pub billed: Duration,
     /// Bytes copied for the request.
     pub swapped: Bytes,
 }

@@ -50,8 +50,8 @@ pub enum Event {
     /// A request produced outputs.
     Completed {
         key: RequestKey,
-        /// GPU time of the attempt.
-        ran: Duration,
+        /// GPU time to bill.
+        billed: Duration,
     },
     /// A request will produce no outputs.
     Failed {
@@ -110,7 +110,8 @@ pub struct FunctionTotals {
     /// n: requests that completed or expired (T17). A cancelled or failed request does not show how
     /// fast the function is served.
     pub scored: u64,
-    /// Milliseconds of GPU time charged: only answered attempts, each rounded up.
+    /// Milliseconds of GPU time charged: only answered attempts, each rounded up. On a
+    /// shared GPU a run counts with its share of the SMs.
     pub billed_ms: u64,
 }
 
@@ -213,13 +214,13 @@ impl Admission {
         }
     }
 
-    fn completed(&mut self, now: Timestamp, key: RequestKey, ran: Duration, actions: &mut Vec<Action>) {
+    fn completed(&mut self, now: Timestamp, key: RequestKey, billed: Duration, actions: &mut Vec<Action>) {
         let Some(request) = self.remove(key) else { return };
         if !request.counted {
             let in_time = self.config.deadline.is_some_and(|limit| now.since(request.accepted) <= limit);
             self.score.completed += 1;
             self.score_if_objective(in_time);
-            self.score.billed_ms += u64::try_from(ran.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+            self.score.billed_ms += u64::try_from(billed.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         }
         actions.push(Action::Answer { key });
     }
@@ -270,7 +271,7 @@ impl Core for Admission {
                     request.dispatched = true;
                 }
             }
-            Event::Completed { key, ran } => self.completed(now, key, ran, actions),
+            Event::Completed { key, billed } => self.completed(now, key, billed, actions),
             Event::Failed { key, reason, may_have_executed } => {
                 if self.remove(key).is_some() {
                     self.score.failed += 1;

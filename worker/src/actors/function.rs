@@ -109,13 +109,13 @@ impl FunctionActor {
             }
             RequestUpdate::Completed { key, outputs, spent, gpu, attempts } => {
                 // Each request of a batch is billed for its share of the rows.
-                let ran = outputs.share.map_or(spent.ran, |share| share.of(spent.ran));
+                let billed = outputs.share.map_or(spent.billed, |share| share.of(spent.billed));
                 let carried = FunctionPayload::Outputs { outputs, spent, gpu, attempts };
-                self.step(now, Event::Completed { key, ran }, carried);
+                self.step(now, Event::Completed { key, billed }, carried);
             }
             RequestUpdate::Computed { key, computed } => {
                 // A program used no GPU, so no GPU time is billed.
-                let event = Event::Completed { key, ran: Duration::ZERO };
+                let event = Event::Completed { key, billed: Duration::ZERO };
                 self.step(now, event, FunctionPayload::Computed(computed));
             }
             RequestUpdate::Failed { key, reason, may_have_executed, detail } => {

@@ -87,6 +87,41 @@ fn a_slice_gets_its_request_beside_a_flood_of_others() {
 }
 
 #[test]
+fn seconds_with_a_missed_guarantee_are_counted() {
+    in_virtual_time(async {
+        let world = shared().await;
+        // The leader would place these slices on different GPUs.
+        let all = terms(1000, 900, 1000);
+        world.node.set_slices(slices(&[(0, all, &[1]), (1, all, &[2])]));
+        let end = world.clock.now() + Duration::from_secs(5);
+        tokio::join!(flood(&world, 0, end), flood(&world, 1, end));
+        let starved =
+            world.node.snapshot().await.gpus[0].slices.iter().map(|it| it.1.starved).collect::<Vec<_>>();
+        assert!(starved.iter().all(|&seconds| seconds >= 3), "{starved:?}");
+    });
+}
+
+#[test]
+fn a_run_on_a_part_of_the_sms_is_billed_by_its_part() {
+    in_virtual_time(async {
+        let world = shared().await;
+        let billed = async || world.node.snapshot().await.functions[0].score.billed_ms;
+        let before = billed().await;
+        world.node.set_slices(slices(&[(0, terms(250, 0, 1000), &[1])]));
+        let answer = world.ask(request(0)).await.unwrap().unwrap();
+        // On a quarter of the SMs the run takes four times as long, and is billed for a quarter of that.
+        assert!(answer.split.run >= RUN * 3, "{:?}", answer.split);
+        let whole = RUN.as_millis() as u64;
+        assert!((whole..=whole + 1).contains(&(billed().await - before)));
+        world.node.set_slices(Arc::default());
+        let before = billed().await;
+        world.ask(request(0)).await.unwrap().unwrap();
+        let more = billed().await - before;
+        assert!((whole..=whole + 1).contains(&more), "a lone run has all SMs: {more} ms");
+    });
+}
+
+#[test]
 fn a_function_without_slices_is_not_held_back_by_a_function_at_its_limit() {
     in_virtual_time(async {
         let world = shared().await;

@@ -22,7 +22,7 @@ fn arrive(function: &mut Admission, at_ms: u64, key: u64, timeout_ms: u64) -> Ve
 }
 
 fn completed(key: u64, ran_us: u64) -> Event {
-    Event::Completed { key: RequestKey(key), ran: Duration::from_micros(ran_us) }
+    Event::Completed { key: RequestKey(key), billed: Duration::from_micros(ran_us) }
 }
 
 fn failed(key: u64, reason: Reason, may_have_executed: bool) -> Action {

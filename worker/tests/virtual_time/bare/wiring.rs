@@ -70,7 +70,7 @@ impl Node<'_> {
         match mail {
             Mail::Admission(function, event) => self.admission(function, event, None),
             Mail::Completed(key, spent, gpu) => {
-                let event = admission::Event::Completed { key, ran: spent.ran };
+                let event = admission::Event::Completed { key, billed: spent.billed };
                 self.admission(self.function_of(key), event, Some(gpu));
             }
             Mail::Dispatch(event) => self.dispatch(event),
