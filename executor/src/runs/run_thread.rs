@@ -152,6 +152,7 @@ fn carry_out<E: Engine>(
         generation,
         launches,
         gate,
+        held: Duration::ZERO,
         issued: Vec::new(),
         times: RunTimes::start(told),
     };
@@ -265,6 +266,8 @@ impl RunTimes {
                 waited_ns: nanos(waited),
                 started_ns: started.as_nanos(),
                 finished_ns: finished.as_nanos(),
+                held_ns: nanos(held),
+                sm_units: on.map_or(0, |on| u32::from(on.units())),
             });
         }
         self.waited += waited;
@@ -307,6 +310,8 @@ struct RunInProgress<'a, E: Engine> {
     launches: &'a mut E::Queue,
     /// `None` if the run has the whole GPU.
     gate: Option<SeatGate<'a>>,
+    /// The wait for a token that turned out to be too short for a whole run. The first launch has the token.
+    held: Duration,
     issued: Vec<IssuedLaunch<E>>,
     times: RunTimes,
 }
@@ -341,7 +346,7 @@ impl<E: Engine> RunInProgress<'_, E> {
         let started = if permit.is_some() { monotonic_now() } else { before };
         let held = started.since(before);
         if permit.is_some_and(|permit| !permit.open) {
-            self.times.held += held;
+            self.held = held;
             return Ok(None);
         }
         let on = permit.map(|permit| permit.on);
@@ -389,7 +394,8 @@ impl<E: Engine> RunInProgress<'_, E> {
         let permit = self.gate.map(|gate| gate.gate.enter(gate.events));
         let started = if permit.is_some() { monotonic_now() } else { loaded };
         let on = permit.map(|permit| permit.on);
-        let times = IssuedTimes { waited: loaded.since(before), held: started.since(loaded), started, on };
+        let held = std::mem::take(&mut self.held) + started.since(loaded);
+        let times = IssuedTimes { waited: loaded.since(before), held, started, on };
         let values = self.launch_permitted(step, kernel, slots, mapping, permit, times)?;
         for (&slot, value) in step.writes.iter().zip(values) {
             slots[slot] = Some(value);

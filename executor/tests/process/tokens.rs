@@ -23,6 +23,7 @@ fn run(executor: &Executor, run: u64, seat: u32, tokens: Option<SeatTokens>) {
         inputs,
         seat,
         tokens,
+        times: true,
         ..Run::default()
     }));
 }
@@ -96,6 +97,10 @@ fn a_run_under_short_tokens_asks_before_each_launch_and_stays_on_their_sms() {
     let answer = executor.ran(2).unwrap();
     assert_eq!(u64::from(answer.done.launches), launches);
     assert_eq!(answer.bytes(), whole);
+    let times = &answer.done.launch_times;
+    assert!(times.iter().all(|launch| launch.sm_units == 4));
+    assert!(times[1..].iter().all(|launch| launch.held_ns > 0), "each launch waits for its grant");
+    assert_eq!(times.iter().map(|launch| launch.held_ns).sum::<u64>(), answer.done.held_ns);
     let after = executor.sms.figures();
     let used: Vec<usize> = (0..16).filter(|&unit| after.busy[unit] > busy[unit]).collect();
     assert_eq!((used, after.violations), (vec![8, 9, 10, 11], 0));

@@ -16,6 +16,9 @@ use tracing::Span;
 use crate::messages::gpu::CopiedBatch;
 use crate::objects::method_name;
 
+/// Shortest wait for a token that has a span. A launch under a token that is there passes in microseconds.
+const TOKEN_WAIT_SHOWN_MIN: Duration = Duration::from_micros(50);
+
 /// The spans of a request while the request is on a GPU.
 pub(crate) struct GpuSpans {
     parent: Span,
@@ -119,10 +122,20 @@ impl GpuSpans {
     pub(crate) fn launched(&self, now: Timestamp, run: RunId, times: &[LaunchTimes]) {
         let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
         for launch in times {
-            let past = past(now, Timestamp(launch.started_ns), Timestamp(launch.finished_ns));
+            let started = Timestamp(launch.started_ns);
+            let held = Duration::from_nanos(launch.held_ns);
+            if held >= TOKEN_WAIT_SHOWN_MIN {
+                let asked = Timestamp(launch.started_ns.saturating_sub(launch.held_ns));
+                trace::record_finished(span, "token", past(now, asked, started), || {
+                    vec![KeyValue::new("millrace.launch", i64::from(launch.launch))]
+                });
+            }
+            let past = past(now, started, Timestamp(launch.finished_ns));
             trace::record_finished(span, "launch", past, || {
                 let number = KeyValue::new("millrace.launch", i64::from(launch.launch));
-                vec![number, KeyValue::new("millrace.waited_ms", launch.waited_ns as f64 / 1e6)]
+                let waited = KeyValue::new("millrace.waited_ms", launch.waited_ns as f64 / 1e6);
+                let units = KeyValue::new("millrace.sm_units", i64::from(launch.sm_units));
+                [number, waited].into_iter().chain((launch.sm_units > 0).then_some(units)).collect()
             });
         }
     }
