@@ -66,12 +66,12 @@ pub enum Misfit {
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Count => "has the most slices already",
+            Self::Count => "has as many slices as a GPU may have",
             Self::Memory => "lacks memory",
             Self::SmTime => "lacks SM time",
             Self::Bandwidth => "lacks memory bandwidth",
             Self::WideSlices => "lacks time for slices wider than half",
-            Self::Requests => "would miss a request",
+            Self::Requests => "cannot guarantee all requested time",
         })
     }
 }
@@ -210,7 +210,7 @@ impl Packer {
 }
 
 impl FitCheck {
-    /// Creates a check for GPUs whose runs get tokens by this configuration.
+    /// Creates a check for GPUs with tokens by this configuration.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self { config, known: BTreeMap::new() }

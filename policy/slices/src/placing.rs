@@ -25,7 +25,7 @@ pub struct SliceWish {
     pub terms: Terms,
     /// Number of slices.
     pub count: u32,
-    /// GPU memory of the model. Slices on one GPU share the weights, so it counts once for a GPU.
+    /// GPU memory of the model. Slices on a GPU share the weights, which count once.
     pub memory: Bytes,
     /// Nodes on which the function is placed.
     pub nodes: Vec<NodeName>,
@@ -36,7 +36,7 @@ pub struct SliceWish {
 pub enum NodeSharing {
     Shares,
     SharesNot,
-    /// The node has not reported yet. It keeps its slices and gets no others.
+    /// The node has not reported yet. Such a node keeps its slices and gets no others.
     Unknown,
 }
 
@@ -73,8 +73,8 @@ pub enum NoGpu {
 impl fmt::Display for NoGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotPlaced => f.write_str("the function is on no node"),
-            Self::NoSharedNode => f.write_str("the function is on no node that shares its GPUs"),
+            Self::NotPlaced => f.write_str("the function is on no node: see describe function"),
+            Self::NoSharedNode => f.write_str("no node of the function shares its GPUs, or none has reported: see policy set --gpu-sharing slices"),
             Self::NoRoom(why) => {
                 let texts = why.iter().map(|(misfit, count)| format!("{count} {misfit}"));
                 let why = texts.collect::<Vec<_>>().join(", ");
@@ -101,7 +101,7 @@ pub struct SlicePlacement {
 }
 
 /// Places all wanted slices. New slices get the numbers after `given`, node by node in the order of the
-/// names: the slices of a node can then be stored before those of the next node.
+/// names: the slices of a node can then be stored before the next node's slices.
 #[must_use]
 pub fn place(
     wishes: &[SliceWish],
@@ -302,7 +302,9 @@ impl<'a> Placing<'a> {
         NoGpu::NoRoom(why)
     }
 
-    /// Returns the GPUs that may have a slice of a function, in the order in which they are tried.
+    /// Returns the GPUs that may have a slice of a function, in the order of the attempts: a slice with requested
+    /// time goes to the GPU with the most SM time in slices, and another slice to the GPU with the fewest SMs in
+    /// slices.
     fn candidates(&self, wish: &SliceWish) -> Vec<GpuPlace> {
         let shares = |name: &&NodeName| self.sharing(name) == Some(NodeSharing::Shares);
         let mut gpus = Vec::new();
@@ -315,14 +317,16 @@ impl<'a> Placing<'a> {
             let own = on_node.iter().filter(|it| it.function == wish.function).count();
             for &(gpu, _) in &node.gpus {
                 let place = (node.name.clone(), gpu);
-                let used = self.on.get(&place).into_iter().flatten().map(|slice| {
-                    u32::from(slice.terms.least().get()) * u32::from(slice.terms.request().get())
-                });
-                gpus.push((own, Reverse(used.sum::<u32>()), place));
+                let there = || self.on.get(&place).into_iter().flatten().map(|slice| slice.terms);
+                let sms: u32 = there().map(|it| u32::from(it.least().get())).sum();
+                let sm_time = there().map(|it| u32::from(it.least().get()) * u32::from(it.request().get()));
+                let packs = wish.terms.request() > Permille::ZERO;
+                let full = if packs { sm_time.sum::<u32>() } else { 0 };
+                gpus.push((own, Reverse(full), sms, place));
             }
         }
         gpus.sort_unstable();
-        gpus.into_iter().map(|(_, _, place)| place).collect()
+        gpus.into_iter().map(|(_, _, _, place)| place).collect()
     }
 }
 
@@ -413,6 +417,18 @@ mod tests {
     }
 
     #[test]
+    fn slices_without_requested_time_spread_over_the_gpus() {
+        let mut cluster = Cluster::new();
+        let nodes = [node(0, 2, SHARES)];
+        assert_eq!(cluster.plan(&[wish(0, 100, 0, 2, &[0]), wish(1, 50, 0, 2, &[0])], &nodes), []);
+        let gpus: Vec<_> = cluster.all().into_iter().map(|(_, function, _, gpu)| (function, gpu)).collect();
+        let of = |function: &str| {
+            gpus.iter().filter(|it| it.0 == function).map(|it| it.1).collect::<BTreeSet<_>>()
+        };
+        assert_eq!([of("f0"), of("f1")], [BTreeSet::from([0, 1]), BTreeSet::from([0, 1])], "{gpus:?}");
+    }
+
+    #[test]
     fn a_slice_without_room_is_missing_with_the_reasons_and_comes_when_there_is_room() {
         let mut cluster = Cluster::new();
         let nodes = [node(0, 1, SHARES)];
@@ -421,7 +437,7 @@ mod tests {
         let texts: Vec<_> = missing.iter().map(|it| (it.count, it.why.to_string())).collect();
         let room = "of the GPUs of its nodes, 1 lacks SM time: lower the shares or the number, or add GPUs";
         assert_eq!(texts[0], (2, room.into()));
-        assert_eq!(texts[1], (1, "the function is on no node that shares its GPUs".into()));
+        assert_eq!(texts[1], (1, "no node of the function shares its GPUs, or none has reported: see policy set --gpu-sharing slices".into()));
         assert_eq!(cluster.all(), [at(1, 0, 0, 0)]);
         let missing = cluster.plan(&wishes[1..], &nodes);
         assert_eq!(missing[0].count, 1);
