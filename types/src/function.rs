@@ -267,7 +267,7 @@ impl FunctionSpec {
                 ("residency", self.serving.residency != ResidencyOptions::default()),
                 ("batching", self.serving.batching.is_some()),
                 ("sequences", self.sequences.is_some()),
-                ("resources.sm", self.slices.is_some()),
+                ("slices, resources.sm, quotaRequest or quotaLimit", self.slices.is_some()),
             ],
         };
         let of = if self.runtime == Runtime::Onnx { Runtime::Process } else { Runtime::Onnx };
@@ -399,7 +399,10 @@ mod tests {
         assert_eq!(check(ASKED_SLICES_MAX + 1), Err(SpecError::Slices(ASKED_SLICES_MAX + 1)));
         let slices = Some(AskedSlices { terms, min: 1 });
         let program = FunctionSpec { runtime: Runtime::Process, slices, ..spec() };
-        let refused = SpecError::Runtime { field: "resources.sm", of: Runtime::Onnx };
+        let refused = SpecError::Runtime {
+            field: "slices, resources.sm, quotaRequest or quotaLimit",
+            of: Runtime::Onnx,
+        };
         assert_eq!(program.validate(), Err(refused));
     }
 

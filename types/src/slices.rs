@@ -62,7 +62,8 @@ impl Permille {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// Parses a share of the SMs as FaSTPod has it: `12`, `12%` or `0.12`. A plain number from 1 on is a percentage.
+    /// Parses a share of the SMs as FaSTPod has it: `12`, `12%` or `0.12`. A plain number above 1 is a percentage; a
+    /// plain 1 is refused, because it could be 1% or all.
     ///
     /// # Errors
     ///
@@ -70,7 +71,10 @@ impl Permille {
     pub fn parse_sm(text: &str) -> Result<Self, ParseShareError> {
         let wrong = || ParseShareError::Sm(text.to_owned());
         let (number, percent) = number_of(text).ok_or_else(wrong)?;
-        let thousandths = if percent || number >= 1.0 { number * 10.0 } else { number * 1000.0 };
+        if !percent && number == 1.0 {
+            return Err(ParseShareError::SmOne(text.to_owned()));
+        }
+        let thousandths = if percent || number > 1.0 { number * 10.0 } else { number * 1000.0 };
         Self::from_thousandths(thousandths).ok_or_else(wrong)
     }
 
@@ -117,8 +121,11 @@ impl fmt::Display for Permille {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseShareError {
     /// The text is not a share of the SMs.
-    #[error("{0:?} is not a share of the SMs: write a percentage from 0.1 to 100, such as 12 or 12%")]
+    #[error("{0:?} is not a share of the SMs: write a percentage from 0.1% to 100%, such as 12%")]
     Sm(String),
+    /// The text is a plain 1.
+    #[error("{0:?} may be 1% or all of the SMs: write 1% or 100%")]
+    SmOne(String),
     /// The text is not a quota of the time.
     #[error("{0:?} is not a quota of the time: write a fraction from 0 to 1, such as 0.3 or 30%")]
     Quota(String),
@@ -338,7 +345,7 @@ pub struct AskedSlices {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TermsError {
     /// The slice has no SMs.
-    #[error("the SM partition is 0%: write a share from 1% to 100%")]
+    #[error("the SM partition is 0%: write a share from 0.1% to 100%")]
     NoSms,
     /// The least share of the SMs is above the greatest share.
     #[error("the least SM partition {least} is above the greatest {most}: write the smaller share first")]
@@ -378,7 +385,9 @@ mod tests {
     #[test]
     fn sm_partitions_are_percentages_and_quotas_are_fractions() {
         let sm = |text| Permille::parse_sm(text).map(Permille::get);
-        assert_eq!([sm("12"), sm("12%"), sm("0.12"), sm("1")], [Ok(120), Ok(120), Ok(120), Ok(10)]);
+        assert_eq!([sm("12"), sm("12%"), sm("0.12"), sm("1%")], [Ok(120), Ok(120), Ok(120), Ok(10)]);
+        assert!(sm("1").unwrap_err().to_string().contains("write 1% or 100%"));
+        assert_eq!(sm("1.0"), Err(ParseShareError::SmOne("1.0".to_owned())));
         assert_eq!(sm("12.5 %"), Ok(125));
         let quota = |text| Permille::parse_quota(text).map(Permille::get);
         assert_eq!([quota("0.3"), quota("30%"), quota("1"), quota("0")], [Ok(300), Ok(300), Ok(1000), Ok(0)]);
@@ -426,7 +435,7 @@ mod tests {
     #[test]
     fn terms_outside_their_bounds_are_refused_with_advice() {
         for (refused, advice) in [
-            (terms(0, 0, 0, 1000), "from 1% to 100%"),
+            (terms(0, 0, 0, 1000), "from 0.1% to 100%"),
             (terms(500, 120, 0, 1000), "smaller share first"),
             (terms(120, 120, 0, 0), "above 0"),
             (

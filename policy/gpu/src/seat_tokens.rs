@@ -22,6 +22,10 @@ use super::executor_seat::ExecutorSeat;
 use super::protocol::Action;
 use super::slice_use::{SliceUse, SliceUseRecord};
 
+/// The guaranteed time that a slice may lack at the end of a second before the second counts as starved: the
+/// balance of a slice with long launches swings by half of a launch.
+const MISSED_MIN: Duration = Duration::from_millis(50);
+
 /// The slice of all requests without a slice of their own: on any of the SMs, at any time.
 const FREE_SLICE: SliceId = SliceId(0);
 
@@ -239,8 +243,10 @@ impl SeatTokens {
                 TokenAction::Withdraw { run, token } => {
                     actions.extend(self.seat_of(run).map(|seat| Action::Withdraw { seat, token }));
                 }
-                TokenAction::Starved { slice, .. } => self.uses.entry(slice).or_default().starved(),
-                TokenAction::Sample { .. } => {}
+                TokenAction::Starved { slice, missed } if missed > MISSED_MIN => {
+                    self.uses.entry(slice).or_default().starved();
+                }
+                TokenAction::Starved { .. } | TokenAction::Sample { .. } => {}
             }
         }
         first

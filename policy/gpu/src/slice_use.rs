@@ -16,7 +16,8 @@ pub struct SliceUse {
     pub busy: Duration,
     /// Device time, times the share of the SMs.
     pub sm: Duration,
-    /// Number of seconds in which the slice wanted to compute all the time and got less than its request.
+    /// Number of seconds in which the slice wanted to compute all the time, and at the end of which the slice
+    /// lacked more than 50 ms of its requested time.
     pub starved: u64,
 }
 
