@@ -50,8 +50,9 @@ fn a_late_copy_that_fails_is_made_again() {
     executor.inject(Fault::FailNextCopy, 1);
     let batch = executor.grant(1, 1, &model.all());
     assert_eq!(executor.copy_failure(batch), CopyFailure::Device);
-    executor.run(1, 1, 1, x(&[1, 64]));
+    // Granted before the run is sent: a run that begins earlier fails, because its copy has failed.
     let batch = executor.grant(1, 1, &model.all());
+    executor.run(1, 1, 1, x(&[1, 64]));
     executor.copied(batch).unwrap();
     executor.ran(1).unwrap();
     executor.unmap(1, 1);
