@@ -33,7 +33,7 @@ pub(crate) struct LoadedProgram<E: Engine> {
     /// Size bound in bytes: runs with fewer bytes of inline inputs are likely to be quick. 0 until a
     /// run was quick.
     pub(crate) quick_inputs: AtomicUsize,
-    /// Device time of the last run under tokens, in nanoseconds; 0 before.
+    /// Device time of the last run, in nanoseconds; 0 before.
     compute_ns: AtomicU64,
     /// Authoritative copy of the program's weights (T10).
     pub(crate) host: HostRegion,
@@ -107,9 +107,10 @@ impl<E: Engine> LoadedProgram<E> {
         })
     }
 
-    /// Returns the device time of the last run under tokens; zero before.
-    pub(crate) fn compute_time(&self) -> Duration {
-        Duration::from_nanos(self.compute_ns.load(Ordering::Relaxed))
+    /// Returns the device time of the last run; `None` before the first.
+    pub(crate) fn compute_time(&self) -> Option<Duration> {
+        let nanos = self.compute_ns.load(Ordering::Relaxed);
+        (nanos > 0).then_some(Duration::from_nanos(nanos))
     }
 
     pub(crate) fn record_compute_time(&self, time: Duration) {

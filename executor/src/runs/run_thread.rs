@@ -166,9 +166,9 @@ fn carry_out<E: Engine>(
         answer.add(&asked, &program.outputs[index], &mut values[index], launches)?;
     }
     let (outputs, descriptors) = answer.keep(run, &shared.kept);
-    match gate {
-        None => program.record_run_time(bytes, monotonic_now().since(began)),
-        Some(_) => program.record_compute_time(times.computed),
+    program.record_compute_time(times.computed);
+    if gate.is_none() {
+        program.record_run_time(bytes, monotonic_now().since(began));
     }
     let held = gate.and_then(|it| it.gate.held());
     let done = RunDone {
@@ -339,7 +339,7 @@ impl<E: Engine> RunInProgress<'_, E> {
         };
         let before = monotonic_now();
         let permit = match self.gate {
-            Some(_) if program.compute_time() > WHOLE_RUN_MAX => return Ok(None),
+            Some(_) if program.compute_time().is_none_or(|time| time > WHOLE_RUN_MAX) => return Ok(None),
             Some(gate) => Some(gate.gate.enter(gate.events)),
             None => None,
         };

@@ -64,7 +64,7 @@ fn ready() -> (Executor, Model, Vec<u8>) {
 
 #[test]
 fn a_run_without_a_token_launches_nothing_until_the_grant() {
-    let (mut executor, _model, whole) = ready();
+    let (mut executor, model, whole) = ready();
     let before = executor.sms.figures().launches;
     run(&executor, 2, 3, anew(None));
     settle(&mut executor);
@@ -72,13 +72,22 @@ fn a_run_without_a_token_launches_nothing_until_the_grant() {
     executor.said_no_more();
     grant(&executor, 3, token(1, 0, 16, 0));
     let answer = executor.ran(2).unwrap();
-    assert_eq!(
-        (answer.done.launches, answer.bytes()),
-        (1, whole),
-        "a whole run under a token without an end"
-    );
-    assert_eq!((answer.done.token, executor.sms.figures().launches), (Some(1), before + 1));
+    // On a busy machine the first run took too long for a whole run.
+    let launches = answer.done.launches;
+    assert!(launches == 1 || launches as usize == model.compiled.launches.len(), "{launches}");
+    assert_eq!(answer.bytes(), whole);
+    assert_eq!((answer.done.token, executor.sms.figures().launches), (Some(1), before + u64::from(launches)));
     assert!(answer.done.token_busy_ns > 0 && answer.done.held_ns > 0);
+}
+
+/// Nobody knows how long the run takes, and a launch cannot be interrupted.
+#[test]
+fn the_first_run_of_a_program_is_not_launched_whole() {
+    let model = Model::new(synth::tiny_cnn());
+    let mut executor = Executor::with(&model, 1);
+    executor.bring_in(&model, 1, 1);
+    run(&executor, 1, 0, anew(Some(token(1, 0, 16, 0))));
+    assert_eq!(executor.ran(1).unwrap().done.launches as usize, model.compiled.launches.len());
 }
 
 /// Each token is worth less than a launch.
