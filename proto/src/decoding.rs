@@ -59,9 +59,9 @@ const ALLOCATION_BYTES: u64 = 16;
 const LONG_DECODED_BYTES: u64 = 1 << 20;
 /// Maximum length of a varint, in bytes.
 const VARINT_BYTES_MAX: u32 = 10;
-/// Why a message with a group is malformed. prost skips groups; none of the schemas has them.
+/// The reason to refuse a group. prost skips groups; none of the schemas has a group.
 const GROUP: &str = "a group or a wire type that protobuf does not have";
-/// Why a message field or an entry of a map with another wire type is malformed.
+/// The reason to refuse a message field or a map's entry with another wire type.
 const UNLENGTHED: &str = "a message or a map's entry without a length";
 /// The message type whose lists are elements of tensors: their bytes count as contents, not as
 /// text.
@@ -526,8 +526,8 @@ impl MessageWalk {
             self.number_bytes += bytes;
             self.structure_bytes += SHORT_LIST_BYTES;
         }
-        // prost reads an entry of a map as a message whatever its wire type says. The walk and prost
-        // would then disagree about where the next field begins.
+        // prost ignores the wire type of a map's entry, and reads a message. The walk and prost would then
+        // disagree about the start of the next field.
         if matches!(field, FieldShape::Message { .. }) && wire_type != 2 {
             return Err(DecodeRefusal::Malformed(UNLENGTHED));
         }

@@ -80,7 +80,7 @@ fn a_run_without_a_token_launches_nothing_until_the_grant() {
     assert!(answer.done.token_busy_ns > 0 && answer.done.held_ns > 0);
 }
 
-/// Nobody knows how long the run takes, and a launch cannot be interrupted.
+/// The time of the run is unknown, and a launch cannot be interrupted.
 #[test]
 fn the_first_run_of_a_program_is_not_launched_whole() {
     let model = Model::new(synth::tiny_cnn());

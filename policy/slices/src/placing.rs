@@ -6,8 +6,9 @@
 //!
 //! The plan is stable: a slice that stands and still fits keeps its number and its GPU, and a plan from
 //! the result of a plan changes nothing. A new slice goes to the node with the fewest slices of its
-//! function, and there to the fullest GPU on which a dry run of the token core meets all requests.
-//! Slices are placed in the order of their sizes, the longest first.
+//! function, and there to a GPU on which a dry run of the token core meets all requests: the fullest for a
+//! slice with requested time, else the GPU with the fewest SMs in slices. Slices are placed in the order of
+//! their sizes, the longest first.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -73,8 +74,11 @@ pub enum NoGpu {
 impl fmt::Display for NoGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotPlaced => f.write_str("the function is on no node: see describe function"),
-            Self::NoSharedNode => f.write_str("no node of the function shares its GPUs, or none has reported: see policy set --gpu-sharing slices"),
+            Self::NotPlaced => f.write_str("the function is on no node: 'millrace describe function' has the reason"),
+            Self::NoSharedNode => f.write_str(
+                "no node of the function shares its GPUs: run 'millrace policy set --gpu-sharing slices', or wait \
+                 for the node's report",
+            ),
             Self::NoRoom(why) => {
                 let texts = why.iter().map(|(misfit, count)| format!("{count} {misfit}"));
                 let why = texts.collect::<Vec<_>>().join(", ");
@@ -129,6 +133,8 @@ struct Placing<'a> {
     fit: &'a mut FitCheck,
     given: SliceId,
     on: BTreeMap<GpuPlace, Vec<PlacedSlice>>,
+    /// Number of slices in `on` of each function.
+    counts: BTreeMap<FunctionKey, u32>,
     missing: Vec<MissingSlices>,
 }
 
@@ -140,6 +146,7 @@ impl<'a> Placing<'a> {
             fit,
             given,
             on: BTreeMap::new(),
+            counts: BTreeMap::new(),
             missing: Vec::new(),
         }
     }
@@ -158,7 +165,7 @@ impl<'a> Placing<'a> {
             let Some(wish) = self.wishes.get(&slice.function) else { continue };
             let place = (slice.node.clone(), slice.gpu);
             if self.sharing(&slice.node) == Some(NodeSharing::Unknown) {
-                self.on.entry(place).or_default().push(slice);
+                self.keep(slice);
             } else {
                 let renewed = PlacedSlice { terms: wish.terms, ..slice.clone() };
                 of_gpu.entry(place).or_default().push((renewed.terms != slice.terms, renewed));
@@ -168,7 +175,7 @@ impl<'a> Placing<'a> {
             slices.sort_by_key(|(changed, slice)| (*changed, slice.id));
             let slices: Vec<_> = slices.into_iter().map(|(_, slice)| slice).collect();
             if self.fit_together(&node, gpu, &slices) {
-                self.on.insert((node, gpu), slices);
+                slices.into_iter().for_each(|slice| self.keep(slice));
                 continue;
             }
             for slice in slices {
@@ -216,6 +223,7 @@ impl<'a> Placing<'a> {
     }
 
     fn keep(&mut self, slice: PlacedSlice) {
+        *self.counts.entry(slice.function.clone()).or_default() += 1;
         self.on.entry((slice.node.clone(), slice.gpu)).or_default().push(slice);
     }
 
@@ -269,8 +277,7 @@ impl<'a> Placing<'a> {
 
     /// Returns the number of slices that a function lacks.
     fn lacks(&self, wish: &SliceWish) -> u32 {
-        let has = self.on.values().flatten().filter(|slice| slice.function == wish.function).count();
-        wish.count.saturating_sub(u32::try_from(has).unwrap_or(u32::MAX))
+        wish.count.saturating_sub(self.counts.get(&wish.function).copied().unwrap_or(0))
     }
 
     /// Adds slices that a function lacks, as far as they fit. Returns whether a slice was added.
@@ -302,19 +309,17 @@ impl<'a> Placing<'a> {
         NoGpu::NoRoom(why)
     }
 
-    /// Returns the GPUs that may have a slice of a function, in the order of the attempts: a slice with requested
-    /// time goes to the GPU with the most SM time in slices, and another slice to the GPU with the fewest SMs in
-    /// slices.
+    /// Returns the GPUs that may have a slice of a function, in the order of the attempts.
     fn candidates(&self, wish: &SliceWish) -> Vec<GpuPlace> {
         let shares = |name: &&NodeName| self.sharing(name) == Some(NodeSharing::Shares);
         let mut gpus = Vec::new();
         for node in wish.nodes.iter().filter(shares).filter_map(|name| self.nodes.get(name)) {
-            let on_node = self.on.iter().filter(|((name, _), _)| *name == node.name);
-            let on_node: Vec<_> = on_node.flat_map(|(_, slices)| slices).collect();
-            if on_node.len() >= SLICES_PER_NODE_MAX {
+            let places = (node.name.clone(), GpuIndex(0))..=(node.name.clone(), GpuIndex(u32::MAX));
+            let on_node = || self.on.range(places.clone()).flat_map(|(_, slices)| slices);
+            if on_node().count() >= SLICES_PER_NODE_MAX {
                 continue;
             }
-            let own = on_node.iter().filter(|it| it.function == wish.function).count();
+            let own = on_node().filter(|it| it.function == wish.function).count();
             for &(gpu, _) in &node.gpus {
                 let place = (node.name.clone(), gpu);
                 let there = || self.on.get(&place).into_iter().flatten().map(|slice| slice.terms);
@@ -437,7 +442,8 @@ mod tests {
         let texts: Vec<_> = missing.iter().map(|it| (it.count, it.why.to_string())).collect();
         let room = "of the GPUs of its nodes, 1 lacks SM time: lower the shares or the number, or add GPUs";
         assert_eq!(texts[0], (2, room.into()));
-        assert_eq!(texts[1], (1, "no node of the function shares its GPUs, or none has reported: see policy set --gpu-sharing slices".into()));
+        assert!(texts[1].1.starts_with("no node of the function shares its GPUs: run"), "{texts:?}");
+        assert_eq!(texts[1].0, 1);
         assert_eq!(cluster.all(), [at(1, 0, 0, 0)]);
         let missing = cluster.plan(&wishes[1..], &nodes);
         assert_eq!(missing[0].count, 1);

@@ -20,7 +20,7 @@
 //!     gpuMemory: 64MiB
 //!     sm: 12%                # of the SMs of a shared GPU; 12%..50% may be widened to 50%
 //!     quotaRequest: 0.3      # of the time, guaranteed
-//!     quotaLimit: 0.8        # of the time, never more
+//!     quotaLimit: 0.8        # of the time, on average never more
 //!   slices: {min: 2}         # optional: with one of the last three; 1 by default
 //!   idempotent: true         # optional
 //!   replicas: 2              # optional

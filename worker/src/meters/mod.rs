@@ -279,7 +279,7 @@ impl MetricsSnapshot {
         writer.counters(
             (
                 "millrace_slice_starved",
-                "Seconds in which the slice wanted to compute all the time and got less than its request",
+                "Seconds at the end of which the slice lacked more than 50 ms of its requested time",
                 None,
             ),
             uses().map(|(labels, used)| (labels, used.starved as f64)),

@@ -7,8 +7,8 @@
 //!          └─ function with slices ─► own queue ─► seats of its slices
 //! ```
 //!
-//! The oldest request of the highest priority goes to a free slice whose GPU holds the model, else to
-//! the slice with the least id. Without a slice on this node the requests wait. A slice keeps a warm
+//! The oldest request of the highest priority goes to a free slice on a GPU that holds the model, else
+//! to the slice with the least id. Without a slice on this node the requests wait. A slice keeps a warm
 //! copy of the model on its GPU.
 //!
 //! A suspect goes to the policy, because a suspect has to run alone on its GPU.
