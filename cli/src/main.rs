@@ -11,6 +11,7 @@ mod commands;
 mod config;
 mod dispatch;
 mod failure;
+mod huge_pages;
 mod load;
 mod manifests;
 mod output;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     if cli.command.keeps_data() {
         private::keep_new_files_private();
     }
+    huge_pages::enable(matches!(cli.command, Command::Executor | Command::Program));
     if let Command::Executor = cli.command {
         // An executor reads no settings and needs no runtime and no telemetry.
         return millrace_executor::main();

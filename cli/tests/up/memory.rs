@@ -24,6 +24,24 @@ fn memory(up: &RunningCluster, name: &str) -> usize {
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") << 10
 }
 
+#[test]
+fn servers_use_no_huge_pages_and_their_executors_may() {
+    let up = RunningCluster::ephemeral(&["--gpus", "1"]);
+    up.apply_digits();
+    let huge_pages = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
+        let line =
+            status.lines().find(|line| line.starts_with("THP_enabled:")).expect("the kernel reports it");
+        line.ends_with('1')
+    };
+    assert!(!huge_pages(up.pid()));
+    let executors = up.executors();
+    assert!(!executors.is_empty());
+    for executor in executors {
+        assert!(huge_pages(executor), "executor {executor}");
+    }
+}
+
 /// Returns the peak during `send` above the memory before, in bytes.
 fn rise(up: &RunningCluster, send: impl FnOnce()) -> usize {
     std::fs::write(format!("/proc/{}/clear_refs", up.pid()), "5").expect("the server is ours");
