@@ -48,6 +48,9 @@ use crate::clock;
 pub const SUBCOMMAND: &str = "attack";
 /// Maximum number of the attackers' source addresses.
 pub const SOURCES_MAX: usize = 3;
+/// Maximum time between the beginning of a turn and the start of an attack on a port. Each port's attack
+/// starts at a time of its own, as attackers do that do not know of each other.
+const START_WITHIN: Duration = Duration::from_secs(1);
 /// Multiplications of the control run between two calls of the governor: well under a millisecond.
 const BURN_STEP: u32 = 100_000;
 
@@ -211,6 +214,7 @@ async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally
         let said = if attacks.len() == 1 { attacks[0].name() } else { "all of them together" };
         say(&AttackerLine::Begins(said.to_owned()))?;
         let mut going_on = JoinSet::new();
+        let mut ends = Vec::new();
         for &attack in &attacks {
             for &port in &orders.ports {
                 let attacker = Attacker {
@@ -222,12 +226,22 @@ async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally
                     pace: pace.clone(),
                     counts: tally.of(attack.name()),
                 };
-                going_on.spawn(attack.carry_out(attacker));
+                let after = rng.random_range(Duration::ZERO..START_WITHIN);
+                ends.push(going_on.spawn(async move {
+                    tokio::time::sleep(after).await;
+                    attack.carry_out(attacker).await;
+                }));
             }
         }
         let all = async { while going_on.join_next().await.is_some() {} };
-        // The shutdown drops the connections that the attacks still hold.
         let _over = tokio::time::timeout(lasts, all).await;
+        // The end of a task drops the connections that the attack still holds. One port after the other,
+        // because thousands of connections at once would exceed the share of the processor.
+        for end in ends {
+            pace.keep().await;
+            end.abort();
+            tokio::task::yield_now().await;
+        }
         going_on.shutdown().await;
     }
     Ok(())
