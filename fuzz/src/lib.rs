@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     Target { name: "rest_request", read: millrace_gateway::fuzz::rest_request },
     Target { name: "grpc_request", read: millrace_gateway::fuzz::grpc_request },
     Target { name: "grpc_framing", read: millrace_gateway::fuzz::grpc_framing },
@@ -41,6 +41,7 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "messages", read: messages },
     Target { name: "part_sets", read: part_sets },
     Target { name: "frames", read: frames },
+    Target { name: "executor_events", read: millrace_worker::fuzz::executor_events },
     Target { name: "manifest", read: manifests },
     Target { name: "onnx", read: onnx },
     Target { name: "program", read: program },

@@ -42,6 +42,9 @@ pub mod data_dir;
 pub mod desired_state;
 mod endpoint;
 pub mod faults;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod groups;
 pub mod handle;
 pub mod host_tier;

@@ -10,6 +10,8 @@
 
 mod executor_events;
 
+#[cfg(feature = "fuzz")]
+pub(crate) use executor_events::gpu_event;
 use millrace_core::Core as _;
 use millrace_core::ids::{BatchId, TransferId};
 use millrace_gpu::Event as GpuEvent;

@@ -8,7 +8,9 @@ use millrace_core::SEATS_MAX;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{BatchId, Generation, RunId, TransferId};
 use millrace_gpu::{Event as GpuEvent, ExecutorSeat, RunFailure};
-use millrace_proto::executor::{CopyFailure, DeviceLoss, RunFailure as WireRunFailure, event};
+use millrace_proto::executor::{
+    CopyFailure, DeviceFailed, DeviceLoss, MapFailed, ProgramFailed, RunFailure as WireRunFailure, event,
+};
 use millrace_slices::tokens::TokenId;
 use millrace_transfers::fabric::{BatchFailure, link as link_core};
 use millrace_types::{Bytes, ModelId, Timestamp};
@@ -48,64 +50,21 @@ impl ExecutorActor {
                 let why = batch_failure(failed.failure());
                 self.tell_link(transfer, batch, link_core::Event::Failed { transfer, batch, why });
             }
-            Said::RunDone(done) => {
-                let run = RunId(done.run);
-                let event = GpuEvent::RunDone {
-                    run,
-                    started: Timestamp(done.started_ns),
-                    finished: Timestamp(done.finished_ns),
-                    waited: Duration::from_nanos(done.waited_ns),
-                    held: Duration::from_nanos(done.held_ns),
-                    sm: Duration::from_nanos(done.sm_ns),
-                    token: done.token.map(|token| (TokenId(token), Duration::from_nanos(done.token_busy_ns))),
-                };
+            Said::RunDone(mut done) => {
                 let descriptors = descriptors.into_iter().map(Arc::new).collect();
-                let tensors = done.outputs;
+                let tensors = std::mem::take(&mut done.outputs);
                 let outputs = RunOutputs { tensors, descriptors, ..RunOutputs::default() };
-                let times = done.launch_times;
-                self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
-            }
-            Said::RunFailed(failed) => {
-                let event =
-                    GpuEvent::RunFailed { run: RunId(failed.run), why: run_failure(failed.failure()) };
-                self.peers.gpu.post(gpu::Message::RunFailed { event, detail: failed.message });
-            }
-            Said::ProgramFailed(failed) => {
-                tracing::error!(
-                    gpu = self.gpu.0,
-                    program = failed.program,
-                    message = failed.message,
-                    "the executor cannot load a program"
-                );
-                self.tell_gpu_of(failed.program, |model| GpuEvent::ProgramFailed { model });
-            }
-            Said::ProgramLoaded(loaded) => {
-                self.tell_gpu_of(loaded.program, |model| GpuEvent::ProgramLoaded { model });
-            }
-            Said::MapFailed(failed) => {
-                tracing::error!(
-                    gpu = self.gpu.0,
-                    program = failed.program,
-                    message = failed.message,
-                    "the executor cannot map a program's memory"
-                );
-                let generation = Generation(failed.generation);
-                self.tell_gpu_of(failed.program, |model| GpuEvent::MapFailed { model, generation });
-            }
-            Said::TokenAsked(asked) => {
-                if let Some(seat) = seat_of(asked.seat) {
-                    self.tell_gpu(GpuEvent::TokenAsked { seat });
+                let times = std::mem::take(&mut done.launch_times);
+                let run = RunId(done.run);
+                if let Some(event) = gpu_event(&Said::RunDone(done)) {
+                    self.peers.gpu.post(gpu::Message::RunDone { run, times, event, outputs });
                 }
             }
-            Said::TokenSpent(spent) => {
-                if let Some(seat) = seat_of(spent.seat) {
-                    let token = TokenId(spent.token);
-                    let busy = Duration::from_nanos(spent.busy_ns);
-                    self.tell_gpu(GpuEvent::TokenSpent { seat, token, busy, more: spent.more });
+            Said::RunFailed(mut failed) => {
+                let detail = std::mem::take(&mut failed.message);
+                if let Some(event) = gpu_event(&Said::RunFailed(failed)) {
+                    self.peers.gpu.post(gpu::Message::RunFailed { event, detail });
                 }
-            }
-            Said::RunCancelled(cancelled) => {
-                self.tell_gpu(GpuEvent::RunCancelled { run: RunId(cancelled.run) });
             }
             Said::ObjectPlaced(placed) => self.tell_data(ObjectReport::Placed(ObjectKey(placed.object))),
             Said::PlaceFailed(failed) => {
@@ -127,16 +86,28 @@ impl ExecutorActor {
                 );
                 self.tell_data(ObjectReport::NotCopiedOut(failed.copy));
             }
-            Said::DeviceFailed(failed) => {
-                tracing::error!(gpu = self.gpu.0, message = failed.message, "the device failed");
-                self.tell_gpu(match failed.loss() {
-                    DeviceLoss::Context => GpuEvent::ContextLost,
-                    DeviceLoss::Gpu | DeviceLoss::Unspecified => GpuEvent::DeviceFailed,
-                });
+            event => {
+                self.log_failure(&event);
+                if let Some(event) = gpu_event(&event) {
+                    self.tell_gpu(event);
+                }
             }
-            // The executor runs commands in order, so no actor waits for an unmap or a free. A second Ready
-            // has no meaning.
-            Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => {}
+        }
+    }
+
+    fn log_failure(&self, event: &event::Event) {
+        let gpu = self.gpu.0;
+        match event {
+            event::Event::ProgramFailed(ProgramFailed { program, message }) => {
+                tracing::error!(gpu, program, message, "the executor cannot load a program");
+            }
+            event::Event::MapFailed(MapFailed { program, message, .. }) => {
+                tracing::error!(gpu, program, message, "the executor cannot map a program's memory");
+            }
+            event::Event::DeviceFailed(DeviceFailed { message, .. }) => {
+                tracing::error!(gpu, message, "the device failed");
+            }
+            _ => {}
         }
     }
 
@@ -160,6 +131,54 @@ impl ExecutorActor {
             link.post(link::Message::Event(event));
         }
     }
+}
+
+/// Returns an executor's event as an event of the GPU's core. Returns `None` for an event of another part of
+/// the worker, and for an event of a program or seat that no worker has.
+pub(crate) fn gpu_event(event: &event::Event) -> Option<GpuEvent> {
+    use event::Event as Said;
+    let nanos = Duration::from_nanos;
+    Some(match event {
+        Said::RunDone(done) => GpuEvent::RunDone {
+            run: RunId(done.run),
+            started: Timestamp(done.started_ns),
+            finished: Timestamp(done.finished_ns),
+            waited: nanos(done.waited_ns),
+            held: nanos(done.held_ns),
+            sm: nanos(done.sm_ns),
+            token: done.token.map(|token| (TokenId(token), nanos(done.token_busy_ns))),
+        },
+        Said::RunFailed(failed) => {
+            GpuEvent::RunFailed { run: RunId(failed.run), why: run_failure(failed.failure()) }
+        }
+        Said::RunCancelled(cancelled) => GpuEvent::RunCancelled { run: RunId(cancelled.run) },
+        Said::ProgramLoaded(loaded) => GpuEvent::ProgramLoaded { model: model_of(loaded.program)? },
+        Said::ProgramFailed(failed) => GpuEvent::ProgramFailed { model: model_of(failed.program)? },
+        Said::MapFailed(failed) => GpuEvent::MapFailed {
+            model: model_of(failed.program)?,
+            generation: Generation(failed.generation),
+        },
+        Said::TokenAsked(asked) => GpuEvent::TokenAsked { seat: seat_of(asked.seat)? },
+        Said::TokenSpent(spent) => GpuEvent::TokenSpent {
+            seat: seat_of(spent.seat)?,
+            token: TokenId(spent.token),
+            busy: nanos(spent.busy_ns),
+            more: spent.more,
+        },
+        Said::DeviceFailed(failed) => match failed.loss() {
+            DeviceLoss::Context => GpuEvent::ContextLost,
+            DeviceLoss::Gpu | DeviceLoss::Unspecified => GpuEvent::DeviceFailed,
+        },
+        // The executor runs commands in order, so no actor waits for an unmap or a free. A second Ready has
+        // no meaning.
+        Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => return None,
+        Said::CopyDone(_)
+        | Said::CopyFailed(_)
+        | Said::ObjectPlaced(_)
+        | Said::PlaceFailed(_)
+        | Said::CopiedOut(_)
+        | Said::CopyOutFailed(_) => return None,
+    })
 }
 
 /// Returns a seat of the executor; `None` for a number that no seat has.
