@@ -15,6 +15,8 @@ pub struct LatencyBreakdown {
     pub swap: Duration,
     /// The time that the model computed.
     pub run: Duration,
+    /// The wait for SMs of a shared GPU while the model ran. Zero if the model had the whole GPU.
+    pub token: Duration,
     /// The time from the request's arrival at the server to the response, with all other parts.
     pub total: Duration,
 }
@@ -35,6 +37,7 @@ impl LatencyBreakdown {
                 "queue" => &mut split.queue,
                 "swap" => &mut split.swap,
                 "run" => &mut split.run,
+                "token" => &mut split.token,
                 "total" => {
                     complete = true;
                     &mut split.total
@@ -49,7 +52,7 @@ impl LatencyBreakdown {
     /// Returns the time that no part covers: reading, routing, network hops and responding.
     #[must_use]
     pub fn other(&self) -> Duration {
-        self.total.saturating_sub(self.cold + self.queue + self.swap + self.run)
+        self.total.saturating_sub(self.cold + self.queue + self.swap + self.run + self.token)
     }
 }
 
@@ -64,6 +67,7 @@ mod tests {
             queue: us(queue),
             swap: us(swap),
             run: us(run),
+            token: Duration::ZERO,
             total: us(total),
         }
     }
@@ -72,6 +76,16 @@ mod tests {
     fn every_part_is_parsed_in_milliseconds() {
         let split = LatencyBreakdown::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, total;dur=4").unwrap();
         assert_eq!(split, micros(100, 2000, 1500, 4000));
+        assert_eq!(split.other(), Duration::from_micros(400));
+    }
+
+    #[test]
+    fn waits_for_a_shared_gpu_are_counted_apart_from_the_run() {
+        let split =
+            LatencyBreakdown::parse("queue;dur=0.1, swap;dur=2, run;dur=1.5, token;dur=3, total;dur=7")
+                .unwrap();
+        let token = Duration::from_millis(3);
+        assert_eq!(split, LatencyBreakdown { token, ..micros(100, 2000, 1500, 7000) });
         assert_eq!(split.other(), Duration::from_micros(400));
     }
 

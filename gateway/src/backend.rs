@@ -232,4 +232,6 @@ pub struct AnswerTimes {
     pub swap: Duration,
     /// Time computing.
     pub run: Duration,
+    /// Time waiting for SMs of a shared GPU while the model runs. Zero if the model had the whole GPU.
+    pub token: Duration,
 }

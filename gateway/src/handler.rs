@@ -455,6 +455,9 @@ impl fmt::Display for RequestTimes {
         entry(f, "queue", self.split.queue)?;
         entry(f, ", swap", self.split.swap)?;
         entry(f, ", run", self.split.run)?;
+        if self.split.token > Duration::ZERO {
+            entry(f, ", token", self.split.token)?;
+        }
         entry(f, ", total", self.total)
     }
 }

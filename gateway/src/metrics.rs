@@ -47,6 +47,8 @@ pub(crate) struct RequestMetrics {
     /// Only of requests with a cold start, so that the histogram's count is the number of cold starts.
     cold_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     run_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
+    /// Only of requests that waited for SMs of a shared GPU while they ran.
+    token_seconds: Family<FunctionLabels, Histogram, fn() -> Histogram>,
     /// Requests of workflows with an objective: those that count towards the objective, and those
     /// within the deadline.
     scored: Family<WorkflowLabels, Counter>,
@@ -93,6 +95,7 @@ impl RequestMetrics {
             swap_seconds: family(),
             cold_seconds: family(),
             run_seconds: family(),
+            token_seconds: family(),
             scored: Family::default(),
             in_time: Family::default(),
             in_flight: Gauge::default(),
@@ -129,6 +132,11 @@ impl RequestMetrics {
                 &meters.cold_seconds,
             ),
             ("millrace_request_run", "Time that models run", &meters.run_seconds),
+            (
+                "millrace_request_token",
+                "Time that running requests wait for SMs of a shared GPU",
+                &meters.token_seconds,
+            ),
         ] {
             registry.register_with_unit(name, help, Unit::Seconds, family.clone());
         }
@@ -240,6 +248,7 @@ impl RequestMetrics {
             swap_seconds: self.swap_seconds.get_or_create_owned(&labels),
             cold_seconds: self.cold_seconds.get_or_create_owned(&labels),
             run_seconds: self.run_seconds.get_or_create_owned(&labels),
+            token_seconds: self.token_seconds.get_or_create_owned(&labels),
         };
         RevisionCounts::new(labels, score, series)
     }
@@ -264,7 +273,13 @@ impl RequestMetrics {
             let labels = FunctionLabels { tenant, function };
             self.total_seconds.remove(&labels);
             self.squared_seconds.remove(&labels);
-            for family in [&self.queue_seconds, &self.swap_seconds, &self.run_seconds, &self.cold_seconds] {
+            for family in [
+                &self.queue_seconds,
+                &self.swap_seconds,
+                &self.run_seconds,
+                &self.cold_seconds,
+                &self.token_seconds,
+            ] {
                 family.remove(&labels);
             }
             false
@@ -402,20 +417,29 @@ mod tests {
         let meters = RequestMetrics::new(&mut registry, Tallies::default(), 2, 1);
         let tally = meters.tally(&model("a"), |_| true);
         let ms = Duration::from_millis;
-        let split = AnswerTimes { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3) };
+        let split = AnswerTimes { cold: ms(0), queue: ms(1), swap: ms(2), run: ms(3), token: ms(0) };
         tally.answered(&RequestTimes { split, output: ms(0), total: ms(7) }, 99, None);
         let cold = |text: &str, count| {
             text.contains(&format!(r#"cold_start_seconds_count{{tenant="default",function="a"}} {count}"#))
         };
         assert!(cold(&text(&registry), 0), "a swap is not a cold start");
+        let token = |text: &str, sum: &str| {
+            text.contains(&format!(r#"request_token_seconds_sum{{tenant="default",function="a"}} {sum}"#))
+        };
+        assert!(token(&text(&registry), "0.0"));
         meters.failed(Some(&tally), Reason::TimedOut, ms(5));
         assert_eq!(tally.success.read(), (1, 7_000_000));
         tally.answered(
-            &RequestTimes { split: AnswerTimes { cold: ms(9), ..split }, output: ms(0), total: ms(16) },
+            &RequestTimes {
+                split: AnswerTimes { cold: ms(9), token: ms(4), ..split },
+                output: ms(0),
+                total: ms(16),
+            },
             99,
             Some("5ca1ab1e".into()),
         );
         assert!(cold(&text(&registry), 1));
+        assert!(token(&text(&registry), "0.004"));
         let traced = r#"request_seconds_bucket{le="0.0256",tenant="default",function="a"} 2 # {trace_id="5ca1ab1e"} 0.016 0.099"#;
         assert!(text(&registry).contains(traced), "{}", text(&registry));
         assert_eq!(tally.fail.read(), (1, 5_000_000));

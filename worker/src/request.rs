@@ -149,6 +149,8 @@ pub struct AttemptTimes {
     pub swap: Duration,
     /// Time of computing.
     pub run: Duration,
+    /// Time between the launches of the run in which the run waited for SMs of a shared GPU.
+    pub token: Duration,
     /// Time from acceptance to the answer.
     pub total: Duration,
     /// Bytes copied to the GPU for the request.

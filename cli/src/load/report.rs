@@ -69,6 +69,7 @@ struct ServerReport {
     queue: TimesReport,
     swap: TimesReport,
     run: TimesReport,
+    token: TimesReport,
     total: TimesReport,
     added: TimesReport,
 }
@@ -194,6 +195,7 @@ impl LoadReport {
             if details {
                 row("queue", &server.queue);
                 row("swap", &server.swap);
+                row("wait for SMs", &server.token);
                 row("server total", &server.total);
             }
         }
@@ -241,6 +243,7 @@ impl ServerReport {
             queue: TimesReport::of(&times.queue),
             swap: TimesReport::of(&times.swap),
             run: TimesReport::of(&times.run),
+            token: TimesReport::of(&times.token),
             total: TimesReport::of(&times.total),
             added: TimesReport::of(&times.added),
         }

@@ -84,6 +84,8 @@ pub(super) struct ServerHistograms {
     pub(super) queue: TimeHistogram,
     pub(super) swap: TimeHistogram,
     pub(super) run: TimeHistogram,
+    /// The wait for SMs of a shared GPU.
+    pub(super) token: TimeHistogram,
     pub(super) total: TimeHistogram,
     /// The client's latency without the model's run.
     pub(super) added: TimeHistogram,
@@ -154,14 +156,15 @@ impl LoadStats {
 
 impl ServerHistograms {
     fn new() -> Self {
-        let [queue, swap, run, total, added] = std::array::from_fn(|_| TimeHistogram::new());
-        Self { queue, swap, run, total, added }
+        let [queue, swap, run, token, total, added] = std::array::from_fn(|_| TimeHistogram::new());
+        Self { queue, swap, run, token, total, added }
     }
 
     fn record(&mut self, latency: Duration, split: &LatencyBreakdown) {
         self.queue.record(split.queue);
         self.swap.record(split.swap);
         self.run.record(split.run);
+        self.token.record(split.token);
         self.total.record(split.total);
         self.added.record(latency.saturating_sub(split.run));
     }

@@ -41,6 +41,8 @@ struct SplitMillis {
     queue_ms: f64,
     swap_ms: f64,
     run_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ms: Option<f64>,
     other_ms: f64,
     total_ms: f64,
 }
@@ -72,6 +74,7 @@ impl From<LatencyBreakdown> for SplitMillis {
             queue_ms: ms(split.queue),
             swap_ms: ms(split.swap),
             run_ms: ms(split.run),
+            token_ms: (split.token > Duration::ZERO).then(|| ms(split.token)),
             other_ms: ms(split.other()),
             total_ms: ms(split.total),
         }
@@ -198,8 +201,12 @@ pub(crate) fn split_line(split: &LatencyBreakdown) -> String {
         Duration::ZERO => String::new(),
         cold => format!("cold start {} + ", text::latency(cold)),
     };
+    let token = match split.token {
+        Duration::ZERO => String::new(),
+        token => format!("wait for SMs {} + ", text::latency(token)),
+    };
     format!(
-        "total {} = {cold}queue {} + swap {} + run {} + other {}",
+        "total {} = {cold}queue {} + swap {} + run {} + {token}other {}",
         text::latency(split.total),
         text::latency(split.queue),
         text::latency(split.swap),
@@ -263,6 +270,7 @@ mod tests {
             queue: Duration::from_micros(100),
             swap: Duration::ZERO,
             run: Duration::from_micros(1500),
+            token: Duration::ZERO,
             total: Duration::from_millis(2),
         };
         let answer = InferResponse {
@@ -282,6 +290,11 @@ mod tests {
         assert_eq!(
             footer(&answer),
             "m@1  request r\ntotal 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + other 400 µs"
+        );
+        let shared = LatencyBreakdown { token: Duration::from_micros(300), ..split };
+        assert_eq!(
+            split_line(&shared),
+            "total 2.00 ms = queue 100 µs + swap 0 + run 1.50 ms + wait for SMs 300 µs + other 100 µs"
         );
     }
 }

@@ -35,5 +35,6 @@ pub(super) fn split(wire: &wire::Split) -> AnswerTimes {
         queue: Duration::from_nanos(wire.queue_ns),
         swap: Duration::from_nanos(wire.swap_ns),
         run: Duration::from_nanos(wire.run_ns),
+        token: Duration::from_nanos(wire.token_ns),
     }
 }

@@ -46,6 +46,7 @@ pub(super) struct FunctionMetrics {
     pub(super) swap_seconds: Histogram,
     pub(super) cold_seconds: Histogram,
     pub(super) run_seconds: Histogram,
+    pub(super) token_seconds: Histogram,
 }
 
 /// The times of an answered request.
@@ -78,7 +79,7 @@ impl RevisionCounts {
 
     /// Counts an answered request. `trace_id` is set if the request is traced.
     pub(crate) fn answered(&self, times: &RequestTimes, unix_ms: u64, trace_id: Option<String>) {
-        let AnswerTimes { cold, queue, swap, run } = times.split;
+        let AnswerTimes { cold, queue, swap, run, token } = times.split;
         self.success.add(times.total);
         if let Some(score) = &self.score {
             score.count(times.total <= score.objective.deadline);
@@ -100,6 +101,9 @@ impl RevisionCounts {
             self.series.cold_seconds.observe(cold.as_secs_f64());
         }
         self.series.run_seconds.observe(run.as_secs_f64());
+        if token > Duration::ZERO {
+            self.series.token_seconds.observe(token.as_secs_f64());
+        }
     }
 
     /// Counts a request without a response. For the SLO, an expired request counts as late, and a

@@ -26,6 +26,7 @@ pub const SPLIT: AnswerTimes = AnswerTimes {
     queue: Duration::from_micros(100),
     swap: Duration::from_micros(200),
     run: Duration::from_micros(300),
+    token: Duration::ZERO,
 };
 
 /// The behaviour of a model.

@@ -98,7 +98,8 @@ impl GpuCore {
             } else {
                 finished.since(turn).saturating_sub(occupied)
             };
-            let spent = GpuTimes { turn, swap, ran, billed: of_whole_gpu, swapped };
+            let held = held.min(occupied);
+            let spent = GpuTimes { turn, swap, ran, held, billed: of_whole_gpu, swapped };
             actions.push(Action::Completed { key: slot.key, spent });
         }
         actions.push(Action::Ended { key: slot.key, ran: Some(occupied) });

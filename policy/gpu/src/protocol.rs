@@ -180,6 +180,8 @@ pub struct GpuTimes {
     pub swap: Duration,
     /// Time spent computing, without waits for tokens.
     pub ran: Duration,
+    /// Time between launches of the run in which the run waited for tokens of a shared GPU.
+    pub held: Duration,
     /// Time that is billed: on a shared GPU the SM time, else the time spent computing.
     pub billed: Duration,
     /// Bytes copied for the request.

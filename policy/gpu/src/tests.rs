@@ -227,6 +227,7 @@ fn a_cold_request_is_sent_at_once_while_the_weights_are_copied() {
         turn: Timestamp(1_000),
         swap: Duration::from_nanos(5_000),
         ran: Duration::from_nanos(3_000),
+        held: Duration::ZERO,
         billed: Duration::from_nanos(3_000),
         swapped: Bytes::mib(20),
     };
@@ -245,6 +246,7 @@ fn a_request_for_a_resident_model_has_no_swap_time() {
         turn: Timestamp(1_000),
         swap: Duration::ZERO,
         ran: Duration::from_nanos(700),
+        held: Duration::ZERO,
         billed: Duration::from_nanos(700),
         swapped: Bytes::ZERO,
     };

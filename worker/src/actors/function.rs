@@ -185,6 +185,7 @@ impl FunctionActor {
                     queue: queue(spent.turn),
                     swap: spent.swap,
                     run: spent.ran,
+                    token: spent.held,
                     total,
                     swapped: spent.swapped,
                 };

@@ -32,5 +32,6 @@ pub(super) fn split_wire(split: AttemptTimes) -> wire::Split {
         total_ns: nanos(split.total),
         swapped_bytes: split.swapped.get(),
         cold_ns: nanos(split.cold),
+        token_ns: nanos(split.token),
     }
 }

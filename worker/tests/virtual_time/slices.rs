@@ -122,6 +122,24 @@ fn a_run_on_a_part_of_the_sms_is_billed_by_its_part() {
 }
 
 #[test]
+fn the_parts_of_an_answer_show_the_wait_of_a_run_at_its_limit() {
+    in_virtual_time(async {
+        let world = shared().await;
+        world.node.set_slices(slices(&[(0, terms(1000, 0, 50), &[1])]));
+        let flooding: Vec<_> = (0..8).map(|_| world.ask(request(0))).collect();
+        let mut waited = Duration::ZERO;
+        for asked in flooding {
+            let split = asked.await.unwrap().unwrap().split;
+            let parts = split.queue + split.swap + split.run + split.token;
+            assert!(parts <= split.total && split.total - parts < Duration::from_millis(1), "{split:?}");
+            assert!(split.run <= RUN + Duration::from_millis(1), "{split:?}");
+            waited = waited.max(split.token);
+        }
+        assert!(waited > Duration::from_millis(100), "{waited:?}");
+    });
+}
+
+#[test]
 fn a_function_without_slices_is_not_held_back_by_a_function_at_its_limit() {
     in_virtual_time(async {
         let world = shared().await;

@@ -48,12 +48,13 @@ impl ReadyPoint {
 
     /// Returns the end of a call that began at this point.
     pub(super) fn then(self, spent: &AnswerTimes) -> Self {
-        let AnswerTimes { cold, queue, swap, run } = self.split;
+        let AnswerTimes { cold, queue, swap, run, token } = self.split;
         let split = AnswerTimes {
             cold: cold + spent.cold,
             queue: queue + spent.queue,
             swap: swap + spent.swap,
             run: run + spent.run,
+            token: token + spent.token,
         };
         Self { at: Instant::now(), split }
     }
