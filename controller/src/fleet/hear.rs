@@ -81,8 +81,17 @@ async fn hear(
                     }
                     let shared = worker.shares_gpus();
                     worker.report(telemetry);
-                    // Slices depend on the sharing.
-                    if worker.shares_gpus() != shared {
+                    let other_lost = worker.note_absent_gpus(control.fleet.now());
+                    if other_lost {
+                        let lost: Vec<_> = worker.lost_gpus().iter().map(|gpu| gpu.0).collect();
+                        tracing::warn!(
+                            worker = %worker.name,
+                            ?lost,
+                            "GPUs without an executor have changed: their slices go to other GPUs"
+                        );
+                    }
+                    // Slices depend on the sharing and on the GPUs.
+                    if other_lost || worker.shares_gpus() != shared {
                         control.fleet.changed();
                     }
                 }

@@ -9,6 +9,7 @@
 //! | [`hear`] | receives a worker's messages |
 //! | [`checkpoints`] | commits a worker's soft state to the log |
 //! | [`tell`] | sends updates to a worker |
+//! | [`gpu_absence`] | the GPUs that have had no executor for a while |
 //! | [`load`] | the part of telemetry that routing reads |
 //! | [`readiness`] | whether a function can serve |
 //! | [`worker`] | an attached worker |
@@ -16,6 +17,7 @@
 
 mod checkpoints;
 mod control;
+mod gpu_absence;
 mod hear;
 mod load;
 pub(crate) mod readiness;

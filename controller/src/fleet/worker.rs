@@ -1,9 +1,9 @@
 //! An attached worker: a client for calls, the last report, and the liveness.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millrace_nodes::lease::NodeRegistration;
@@ -16,6 +16,7 @@ use millrace_types::{Epoch, FunctionKey, GpuIndex, NodeName, Revision, RevisionK
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::gpu_absence::GpuAbsence;
 use super::load::{Unseen, WorkerLoad};
 use crate::connector::Transport;
 
@@ -55,6 +56,7 @@ pub(crate) struct AttachedWorker {
     statuses: watch::Sender<Arc<BTreeMap<RevisionKey, RevisionPhase>>>,
     telemetry: watch::Sender<Option<Arc<wire::Telemetry>>>,
     load: watch::Sender<WorkerLoad>,
+    absence: Mutex<GpuAbsence>,
     unseen: Unseen,
 }
 
@@ -96,6 +98,7 @@ impl AttachedWorker {
             statuses: watch::Sender::default(),
             telemetry: watch::Sender::default(),
             load: watch::Sender::new(WorkerLoad::unknown(gpus)),
+            absence: Mutex::default(),
             unseen: Unseen::default(),
         }
     }
@@ -190,6 +193,18 @@ impl AttachedWorker {
     /// Returns whether the worker shares its GPUs; `None` before the first report.
     pub(crate) fn shares_gpus(&self) -> Option<bool> {
         self.telemetry.borrow().as_ref().map(|telemetry| shares_gpus(telemetry))
+    }
+
+    /// Notes which GPUs have no executor by the last report. Returns whether other GPUs count as lost than
+    /// before.
+    pub(crate) fn note_absent_gpus(&self, now: Timestamp) -> bool {
+        let Some(telemetry) = self.telemetry() else { return false };
+        self.absence.lock().unwrap_or_else(PoisonError::into_inner).report(now, &telemetry.gpus)
+    }
+
+    /// Returns the GPUs that have had no executor for [`LOST_AFTER`](super::gpu_absence::LOST_AFTER).
+    pub(crate) fn lost_gpus(&self) -> BTreeSet<GpuIndex> {
+        self.absence.lock().unwrap_or_else(PoisonError::into_inner).lost().clone()
     }
 
     /// Reads the load of the last report.

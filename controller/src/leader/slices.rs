@@ -75,7 +75,9 @@ fn nodes(state: &State, workers: &Workers) -> Vec<SharedNode> {
             Some(false) => NodeSharing::SharesNot,
             None => NodeSharing::Unknown,
         };
-        let gpus = node.gpus.iter().map(|gpu| (gpu.index, gpu.memory)).collect();
+        let lost = worker.map(|worker| worker.lost_gpus()).unwrap_or_default();
+        let gpus = node.gpus.iter().filter(|gpu| !lost.contains(&gpu.index));
+        let gpus = gpus.map(|gpu| (gpu.index, gpu.memory)).collect();
         SharedNode { name: node.name.clone(), sharing, gpus }
     };
     live.map(node).collect()
@@ -107,29 +109,37 @@ pub(super) fn missing(plan: &SlicePlacement) -> MissingSlices {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use millrace_cluster_state::{NodeGpu, PlacementReason, RulesVersion};
-    use millrace_types::{AskedSlices, Bytes, Epoch, GpuIndex, Permille, SliceId, Terms};
+    use millrace_proto::worker as wire;
+    use millrace_types::policy::GpuSharingName;
+    use millrace_types::{AskedSlices, Bytes, Epoch, GpuIndex, Permille, SliceId, Terms, Timestamp};
 
     use super::*;
+    use crate::connector::{Connector as _, Tcp};
     use crate::fixtures::{apply, key, state};
+    use crate::fleet::AttachedWorker;
 
     fn terms(sms: u16) -> Terms {
         let share = |thousandths| Permille::new(thousandths).unwrap();
         Terms::new(share(sms), share(sms), share(300), share(800)).unwrap()
     }
 
-    fn register(state: &mut State) {
+    fn register(state: &mut State, gpus: u32) {
         apply(
             state,
             StateCommand::RegisterNode {
                 name: NodeName::new("n1").unwrap(),
                 instance: "first".into(),
                 address: "127.0.0.1:1".into(),
-                gpus: vec![NodeGpu {
-                    index: GpuIndex(0),
-                    gpu_type: "emulated".into(),
-                    memory: Bytes::gib(1),
-                }],
+                gpus: (0..gpus)
+                    .map(|index| NodeGpu {
+                        index: GpuIndex(index),
+                        gpu_type: "emulated".into(),
+                        memory: Bytes::gib(1),
+                    })
+                    .collect(),
                 topology: String::new(),
                 host_memory: Bytes::gib(1),
                 seen: Epoch::default(),
@@ -149,7 +159,7 @@ mod tests {
     fn a_plan_is_carried_out_by_one_command_for_each_node_that_differs() {
         let mut state = state(&["f", "g"]);
         apply(&mut state, StateCommand::SetClusterVersion { version: RulesVersion::NEWEST });
-        register(&mut state);
+        register(&mut state, 1);
         let place = |function: &str| StateCommand::Place {
             function: key(function),
             node: NodeName::new("n1").unwrap(),
@@ -185,5 +195,66 @@ mod tests {
         let [command] = &commands(&state, &plan)[..] else { panic!("one node differs") };
         apply(&mut state, command.clone());
         assert_eq!(state.slices_on(&NodeName::new("n1").unwrap()).count(), 0);
+    }
+
+    /// Returns a worker that shares its GPUs, and a report of the worker with these GPUs.
+    fn worker(
+        state: &State,
+    ) -> (Arc<AttachedWorker>, impl Fn(u64, [wire::GpuHealth; 2]) -> wire::Telemetry + use<>) {
+        let name = NodeName::new("n1").unwrap();
+        let epoch = state.node(&name).unwrap().epoch;
+        let transport = Tcp.connect(&name, "127.0.0.1:1").unwrap();
+        let worker = AttachedWorker::new(name, Default::default(), epoch, transport, Timestamp::ZERO);
+        let spec = millrace_proto::policy::PolicySpec {
+            gpu_sharing: GpuSharingName::Slices.to_string(),
+            ..Default::default()
+        };
+        let report = move |seq: u64, gpus: [wire::GpuHealth; 2]| wire::Telemetry {
+            epoch: epoch.0,
+            seq,
+            policy: Some(wire::Policy { spec: Some(spec.clone()), ..Default::default() }),
+            gpus: (0..)
+                .zip(gpus)
+                .map(|(index, health)| wire::GpuTelemetry {
+                    index,
+                    health: health.into(),
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        };
+        (Arc::new(worker), report)
+    }
+
+    #[tokio::test]
+    async fn slices_leave_a_gpu_that_has_been_without_an_executor() {
+        let mut state = state(&["f"]);
+        apply(&mut state, StateCommand::SetClusterVersion { version: RulesVersion::NEWEST });
+        register(&mut state, 2);
+        let node = NodeName::new("n1").unwrap();
+        let reason = PlacementReason::MissingReplica;
+        apply(&mut state, StateCommand::Place { function: key("f"), node: node.clone(), reason });
+        ask(&mut state, "f", Some(AskedSlices { terms: terms(120), min: 1 }));
+        let (worker, report) = worker(&state);
+        let workers: Workers = Arc::new([(node, worker.clone())].into());
+        let up = wire::GpuHealth::Up;
+        let mut planner = SlicePlanner::new();
+        let plan = |state: &mut State, planner: &mut SlicePlanner| {
+            let plan = planner.plan(state, &workers);
+            commands(state, &plan).into_iter().for_each(|command| apply(state, command));
+            plan.slices.iter().map(|slice| slice.gpu).collect::<Vec<_>>()
+        };
+        worker.report(report(1, [up, up]));
+        assert_eq!(plan(&mut state, &mut planner), [GpuIndex(0)]);
+
+        worker.report(report(2, [wire::GpuHealth::Restarting, up]));
+        assert!(!worker.note_absent_gpus(Timestamp::ZERO));
+        assert_eq!(plan(&mut state, &mut planner), [GpuIndex(0)], "the executor may come back");
+        worker.report(report(3, [wire::GpuHealth::Restarting, up]));
+        assert!(worker.note_absent_gpus(Timestamp::ZERO + Duration::from_secs(60)));
+        assert_eq!(plan(&mut state, &mut planner), [GpuIndex(1)]);
+        worker.report(report(4, [up, up]));
+        assert!(worker.note_absent_gpus(Timestamp::ZERO + Duration::from_secs(61)));
+        assert_eq!(plan(&mut state, &mut planner), [GpuIndex(1)], "a slice moves only if it has to");
     }
 }
