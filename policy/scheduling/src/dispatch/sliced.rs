@@ -28,7 +28,7 @@ impl Dispatcher {
     /// Returns the slice to which a seat belongs; `None` for a seat of all functions.
     #[must_use]
     pub fn slice_on(&self, seat: SeatIndex) -> Option<SliceId> {
-        if self.sliced.0.is_empty() { None } else { self.sliced.slice_on(seat) }
+        self.sliced.slice_on(seat)
     }
 
     /// Sets the slices of a function on this node. `None`: the function has no slices, and its
@@ -40,7 +40,7 @@ impl Dispatcher {
         slices: Option<Vec<(SliceId, GpuIndex)>>,
         actions: &mut Vec<Action>,
     ) {
-        let before = self.sliced.0.remove(&function);
+        let before = self.sliced.take(function);
         let is_new = before.is_none();
         let (had, waiting) = before.map(|it| (it.slices, it.waiting)).unwrap_or_default();
         let wanted = slices.as_deref().unwrap_or_default();
@@ -55,7 +55,7 @@ impl Dispatcher {
                 let slice = |(id, gpu)| Slice { id, gpu, seat: seat_of(id) };
                 let mut slices: Vec<_> = wanted.into_iter().map(slice).collect();
                 slices.sort_unstable_by_key(|slice| slice.id);
-                self.sliced.0.insert(function, SlicedFunction { model, slices, waiting });
+                self.sliced.insert(function, SlicedFunction { model, slices, waiting });
                 if is_new {
                     self.take_from_policy(function, actions);
                 }
@@ -90,11 +90,7 @@ impl Dispatcher {
 
     /// Gives seats to slices without a seat, and requests to slices without a request.
     pub(super) fn assign_sliced(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
-        for function in self.sliced.0.values_mut() {
-            for slice in function.slices.iter_mut().filter(|slice| slice.seat.is_none()) {
-                slice.seat = self.fleet.open_slice_seat(slice.gpu);
-            }
-        }
+        self.sliced.seat_slices(|gpu| self.fleet.open_slice_seat(gpu));
         while let Some((request, seat)) = self.next_sliced() {
             self.sliced.remove(&request);
             self.assign(now, request, seat, CopyOrigin::Host, actions);
@@ -102,7 +98,7 @@ impl Dispatcher {
     }
 
     fn next_sliced(&self) -> Option<(WaitingRequest, SeatIndex)> {
-        self.sliced.0.values().find_map(|function| {
+        self.sliced.ready().find_map(|function| {
             let &(_, key) = function.waiting.first()?;
             let &RequestLocation::Queued { request, .. } = self.places.get(&key)? else { return None };
             let seats = function.slices.iter().filter_map(|slice| slice.seat);
