@@ -12,6 +12,7 @@ use millrace_proto::status::from_status;
 use millrace_transport::channel::{ChannelConfig, endpoint};
 use millrace_types::Reason;
 use rand::Rng as _;
+use rand::rngs::StdRng;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -33,11 +34,9 @@ pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<Admi
     // Operations without an SDK call are sent to one endpoint and never retried.
     let repository: Vec<_> = client.endpoints.addresses().map(connect).collect();
     while client.think(THINK_MS).await {
-        let key = keys.pick(&mut client.rng);
-        let op = match client.rng.random_range(0..10) {
-            0..6 => AdminOp::Apply(keys.value()),
-            6..8 => AdminOp::Delete,
-            _ => AdminOp::Enable(client.rng.random()),
+        let (key, op) = match keys.pick_unused() {
+            Some(unused) => (unused, AdminOp::Delete),
+            None => (keys.pick(&mut client.rng), random_write(&keys, &mut client.rng)),
         };
         let invoked = client.timeline.now();
         let answer = match op {
@@ -50,6 +49,14 @@ pub(super) async fn write(mut client: Client, keys: Arc<Keys>, history: Arc<Admi
             AdminOp::Read => read_one(&admin, &key).await,
         };
         record(&client, &history, key, op, invoked, answer);
+    }
+}
+
+fn random_write(keys: &Keys, rng: &mut StdRng) -> AdminOp {
+    match rng.random_range(0..10) {
+        0..6 => AdminOp::Apply(keys.value()),
+        6..8 => AdminOp::Delete,
+        _ => AdminOp::Enable(rng.random()),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The functions that writers and readers use. Each function is used for a bounded number of
-//! operations, so that the search for a linear order of them stays short.
+//! operations, so that the search for a linear order of them stays short. Later a function is deleted, so
+//! that the state, and with it the cost of the servers' work, stays the same throughout a run.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -8,8 +10,10 @@ use millrace_types::{Digest, FunctionKey, FunctionName, FunctionSpec, TenantName
 use rand::Rng as _;
 use rand::rngs::StdRng;
 
-/// Maximum number of operations on a function.
+/// Maximum number of operations on a function, before its last deletion.
 const OPERATIONS_MAX: u32 = 24;
+/// Number of functions that are no longer in use and not yet deleted. Their last writes must not get lost.
+const UNUSED_MAX: usize = 256;
 /// Number of functions in use at a time: few, so that clients collide.
 const IN_USE: usize = 3;
 /// The prefix of these functions' names.
@@ -22,6 +26,8 @@ pub(super) struct Keys {
     /// The model of all these functions.
     pub(super) model: Digest,
     in_use: Mutex<Vec<FunctionSlot>>,
+    /// Functions that are no longer in use, the oldest first.
+    unused: Mutex<VecDeque<String>>,
     made: AtomicU64,
     /// The last value written to any function.
     value: AtomicU64,
@@ -35,7 +41,13 @@ struct FunctionSlot {
 
 impl Keys {
     pub(super) fn new(model: Digest) -> Self {
-        Self { model, in_use: Mutex::default(), made: AtomicU64::new(0), value: AtomicU64::new(0) }
+        Self {
+            model,
+            in_use: Mutex::default(),
+            unused: Mutex::default(),
+            made: AtomicU64::new(0),
+            value: AtomicU64::new(0),
+        }
     }
 
     /// Returns the function of the next operation.
@@ -47,7 +59,18 @@ impl Keys {
         }
         let index = rng.random_range(0..in_use.len());
         in_use[index].left -= 1;
-        if in_use[index].left == 0 { in_use.remove(index).name } else { in_use[index].name.clone() }
+        if in_use[index].left > 0 {
+            return in_use[index].name.clone();
+        }
+        let name = in_use.remove(index).name;
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner).push_back(name.clone());
+        name
+    }
+
+    /// Returns a function that is to be deleted, because there are more than [`UNUSED_MAX`].
+    pub(super) fn pick_unused(&self) -> Option<String> {
+        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        if unused.len() > UNUSED_MAX { unused.pop_front() } else { None }
     }
 
     /// Returns a value that was never written before.
@@ -86,5 +109,19 @@ mod tests {
         }
         assert!(counts.values().all(|&count| count <= OPERATIONS_MAX), "{counts:?}");
         assert!(counts.values().filter(|&&count| count < OPERATIONS_MAX).count() <= IN_USE, "{counts:?}");
+    }
+
+    #[test]
+    fn the_oldest_unused_functions_are_deleted_once_there_are_many() {
+        let keys = Keys::new(Digest::of(b"model"));
+        let mut rng = StdRng::seed_from_u64(7);
+        let mut used = BTreeMap::new();
+        let mut deleted = Vec::new();
+        for _ in 0..OPERATIONS_MAX as usize * 2 * UNUSED_MAX {
+            *used.entry(keys.pick(&mut rng)).or_insert(0) += 1;
+            deleted.extend(keys.pick_unused());
+        }
+        assert!(deleted.iter().all(|name| used.remove(name) == Some(OPERATIONS_MAX)));
+        assert!((UNUSED_MAX..=UNUSED_MAX + IN_USE).contains(&used.len()), "{}", used.len());
     }
 }
