@@ -31,7 +31,12 @@ const CONSEQUENCES_MAX: usize = 4_096;
 /// # Panics
 /// If the core panics or breaks this promise.
 pub fn executor_events(data: &[u8]) {
-    let [setup, stream @ ..] = data else { return };
+    play(data);
+}
+
+/// Returns the number of completed requests.
+fn play(data: &[u8]) -> u32 {
+    let [setup, stream @ ..] = data else { return 0 };
     let mut gpu = FuzzedGpu::new(setup & 1 == 1);
     let mut decoder = FrameDecoder::default();
     // A worker handles the frames before an invalid one, and then kills the executor.
@@ -46,6 +51,7 @@ pub fn executor_events(data: &[u8]) {
     }
     gpu.step(Event::Down);
     assert!(gpu.open.is_empty(), "requests never ended: {:?}", gpu.open.keys());
+    gpu.completed
 }
 
 struct FuzzedGpu {
@@ -56,6 +62,7 @@ struct FuzzedGpu {
     /// The seats of the requests that have not ended.
     open: BTreeMap<RequestKey, SeatIndex>,
     next: u64,
+    completed: u32,
 }
 
 impl FuzzedGpu {
@@ -63,7 +70,8 @@ impl FuzzedGpu {
         let core = GpuCore::new(GpuIndex(0), MemoryMap::new(Bytes(2 * MODEL.0), BlockSize::DEFAULT));
         let seats = if shared { SHARED_SEATS } else { 1 };
         let now = Timestamp(1_000_000);
-        let mut gpu = Self { core, now, incarnation: Incarnation(1), seats, open: BTreeMap::new(), next: 0 };
+        let open = BTreeMap::new();
+        let mut gpu = Self { core, now, incarnation: Incarnation(1), seats, open, next: 0, completed: 0 };
         if shared {
             gpu.step(Event::Sharing(Some(Config::SLICES)));
         }
@@ -118,9 +126,11 @@ impl FuzzedGpu {
                         let outcome = TransferOutcome::Complete;
                         events.push_back(Event::TransferEnded { transfer, outcome, from: None });
                     }
-                    Action::Completed { key, .. }
-                    | Action::Failed { key, .. }
-                    | Action::RequestReturned { key, .. } => self.end(key),
+                    Action::Completed { key, .. } => {
+                        self.completed += 1;
+                        self.end(key);
+                    }
+                    Action::Failed { key, .. } | Action::RequestReturned { key, .. } => self.end(key),
                     Action::Down { lost } => lost.into_iter().for_each(|(key, _)| self.end(key)),
                     Action::Replace => {
                         self.incarnation = Incarnation(self.incarnation.0 + 1);
@@ -135,5 +145,19 @@ impl FuzzedGpu {
 
     fn end(&mut self, key: RequestKey) {
         assert!(self.open.remove(&key).is_some(), "request {} ended twice", key.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_complete_in_the_corpus_of_the_target() {
+        let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus/executor_events");
+        let completed = |name: &str| play(&std::fs::read(format!("{corpus}/{name}")).unwrap());
+        assert!(completed("runs") >= 3);
+        assert!(completed("runs-on-a-shared-gpu") >= 3);
+        assert_eq!(completed("failures"), 0);
     }
 }

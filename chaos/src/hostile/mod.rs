@@ -48,8 +48,8 @@ use crate::clock;
 pub const SUBCOMMAND: &str = "attack";
 /// Maximum number of the attackers' source addresses.
 pub const SOURCES_MAX: usize = 3;
-/// Maximum time between the beginning of a turn and the start of an attack on a port. Each port's attack
-/// starts at a time of its own, as attackers do that do not know of each other.
+/// Maximum time between the beginning of a turn and the start of an attack on a port; in a short turn, half
+/// of the turn. The attackers of different ports do not act at the same moments.
 const START_WITHIN: Duration = Duration::from_secs(1);
 /// Multiplications of the control run between two calls of the governor: well under a millisecond.
 const BURN_STEP: u32 = 100_000;
@@ -226,7 +226,7 @@ async fn attack(orders: &AttackOrders, pace: &ProcessorPace, tally: &AttackTally
                     pace: pace.clone(),
                     counts: tally.of(attack.name()),
                 };
-                let after = rng.random_range(Duration::ZERO..START_WITHIN);
+                let after = rng.random_range(Duration::ZERO..=START_WITHIN.min(lasts / 2));
                 ends.push(going_on.spawn(async move {
                     tokio::time::sleep(after).await;
                     attack.carry_out(attacker).await;

@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 
 /// Maximum number of operations on a function, before its last deletion.
 const OPERATIONS_MAX: u32 = 24;
-/// Number of functions that are no longer in use and not yet deleted. Their last writes must not get lost.
+/// Number of unused functions that stay. An older function is deleted.
 const UNUSED_MAX: usize = 256;
 /// Number of functions in use at a time: few, so that clients collide.
 const IN_USE: usize = 3;

@@ -11,6 +11,7 @@ use tonic::Streaming;
 
 use super::checkpoints::CheckpointQueue;
 use super::control::WorkerControlService;
+use super::gpu_absence::LOST_AFTER;
 use super::registration;
 use super::worker::{AttachedWorker, STATUS_BOUNDS};
 
@@ -53,6 +54,17 @@ pub(super) async fn listen(
     }
 }
 
+fn log_lost_gpus(worker: &AttachedWorker) {
+    let worker_name = &worker.name;
+    let lost: Vec<_> = worker.lost_gpus().iter().map(|gpu| gpu.0).collect();
+    if lost.is_empty() {
+        tracing::info!(worker = %worker_name, "every GPU has an executor again, and may have slices");
+    } else {
+        let seconds = LOST_AFTER.as_secs();
+        tracing::warn!(worker = %worker_name, gpus = ?lost, seconds, "GPUs stay without an executor: they get no slices");
+    }
+}
+
 async fn hear(
     control: &WorkerControlService,
     worker: &Arc<AttachedWorker>,
@@ -83,12 +95,7 @@ async fn hear(
                     worker.report(telemetry);
                     let other_lost = worker.note_absent_gpus(control.fleet.now());
                     if other_lost {
-                        let lost: Vec<_> = worker.lost_gpus().iter().map(|gpu| gpu.0).collect();
-                        tracing::warn!(
-                            worker = %worker.name,
-                            ?lost,
-                            "GPUs without an executor have changed: their slices go to other GPUs"
-                        );
+                        log_lost_gpus(worker);
                     }
                     // Slices depend on the sharing and on the GPUs.
                     if other_lost || worker.shares_gpus() != shared {

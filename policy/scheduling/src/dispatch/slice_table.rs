@@ -35,6 +35,7 @@ pub(super) struct SlicedFunctions {
     ready: BTreeSet<FunctionIndex>,
     /// Functions with a slice without a seat.
     seatless: BTreeSet<FunctionIndex>,
+    /// The slice of each seat that belongs to a slice.
     on: BTreeMap<SeatIndex, SliceId>,
 }
 
@@ -47,7 +48,7 @@ impl SlicedFunctions {
     pub(super) fn push(&mut self, request: &WaitingRequest) {
         if let Some(function) = self.functions.get_mut(&request.function) {
             function.waiting.insert((request.priority, request.key));
-            self.index(request.function);
+            self.update_indexes(request.function);
         }
     }
 
@@ -57,7 +58,7 @@ impl SlicedFunctions {
         let waited =
             function.is_some_and(|function| function.waiting.remove(&(request.priority, request.key)));
         if waited {
-            self.index(request.function);
+            self.update_indexes(request.function);
         }
         waited
     }
@@ -67,7 +68,7 @@ impl SlicedFunctions {
         self.of_model.insert((function.model, index));
         self.on.extend(function.slices.iter().filter_map(|slice| Some((slice.seat?, slice.id))));
         self.functions.insert(index, function);
-        self.index(index);
+        self.update_indexes(index);
     }
 
     /// Removes a function with its slices and waiting requests.
@@ -77,7 +78,7 @@ impl SlicedFunctions {
         for seat in function.slices.iter().filter_map(|slice| slice.seat) {
             self.on.remove(&seat);
         }
-        self.index(index);
+        self.update_indexes(index);
         Some(function)
     }
 
@@ -89,7 +90,7 @@ impl SlicedFunctions {
                 slice.seat = open(slice.gpu);
                 self.on.extend(slice.seat.map(|seat| (seat, slice.id)));
             }
-            self.index(index);
+            self.update_indexes(index);
         }
     }
 
@@ -110,8 +111,7 @@ impl SlicedFunctions {
         self.on.get(&seat).copied()
     }
 
-    /// Brings the indexes of a function up to date.
-    fn index(&mut self, index: FunctionIndex) {
+    fn update_indexes(&mut self, index: FunctionIndex) {
         let function = self.functions.get(&index);
         let has_seat = |it: &SlicedFunction| it.slices.iter().any(|slice| slice.seat.is_some());
         let lacks_seat = |it: &SlicedFunction| it.slices.iter().any(|slice| slice.seat.is_none());

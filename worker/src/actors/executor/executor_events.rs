@@ -170,9 +170,11 @@ pub(crate) fn gpu_event(event: &event::Event) -> Option<GpuEvent> {
             DeviceLoss::Gpu | DeviceLoss::Unspecified => GpuEvent::DeviceFailed,
         },
         // The executor runs commands in order, so no actor waits for an unmap or a free. A second Ready has
-        // no meaning.
-        Said::Unmapped(_) | Said::ObjectFreed(_) | Said::Ready(_) => return None,
-        Said::CopyDone(_)
+        // no meaning. The other events concern links and data.
+        Said::Unmapped(_)
+        | Said::ObjectFreed(_)
+        | Said::Ready(_)
+        | Said::CopyDone(_)
         | Said::CopyFailed(_)
         | Said::ObjectPlaced(_)
         | Said::PlaceFailed(_)
