@@ -8,7 +8,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::Pin;
 use std::task::Poll;
 
 use tokio::time::Instant;
@@ -65,6 +65,8 @@ where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
+        // A stream has kilobytes, and each future around it would hold and move copies of its own.
+        let stream = Box::pin(stream);
         match self.minimum {
             Some(minimum) => {
                 let conduct = self.conduct.clone();
@@ -83,8 +85,8 @@ where
 
 /// Runs the stream to its end, or until its client has not read the sent bytes in time. Returns
 /// whether the client was in time.
-async fn taken_in_time<F: Future>(stream: F, minimum: MinimumRate) -> bool {
-    let mut stream = pin!(stream);
+async fn taken_in_time(mut stream: impl Future + Unpin, minimum: MinimumRate) -> bool {
+    let mut stream = Pin::new(&mut stream);
     let mut timer = DeadlineTimer::default();
     let mut until = None;
     let ended = poll_fn(|cx| {
