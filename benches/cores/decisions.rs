@@ -197,7 +197,7 @@ fn gpu_request(c: &mut Criterion) {
         incarnation: INCARNATION,
         from: None,
         deadline: None,
-        slice: None,
+        right: millrace_gpu::ComputeRight::Free,
     };
     step(&mut gpu, 0, assign(0), &mut actions);
     step(

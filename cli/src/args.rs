@@ -5,8 +5,8 @@ use millrace_proto::logs::{DEMO, UP};
 
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    inspect, invoke, logs, operation, policy, ps, scheduling, sim, slices, synth, tenant, top, trace, up,
-    version, worker,
+    inspect, invoke, logs, operation, policy, profile, ps, scheduling, sim, slices, synth, tenant, top,
+    trace, up, version, worker,
 };
 use crate::config::{Config, Global};
 use crate::failure::EXIT_CODES;
@@ -54,6 +54,7 @@ pub(crate) enum Command {
     Logs(logs::Args),
     Operation(operation::Args),
     Policy(policy::Args),
+    Profile(profile::Args),
     Sim(sim::Args),
     Slices(slices::Args),
     Tenant(tenant::Args),

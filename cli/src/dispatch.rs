@@ -8,8 +8,8 @@ use tracing::{Instrument as _, info_span};
 use crate::args::{Cli, Command};
 use crate::commands::{
     apply, autoscale, billing, cluster, completions, controller, delete, demo, describe, events, get, health,
-    invoke, logs, operation, policy, ps, scheduling, sim, slices, synth, tenant, top, trace, up, version,
-    worker,
+    invoke, logs, operation, policy, profile, ps, scheduling, sim, slices, synth, tenant, top, trace, up,
+    version, worker,
 };
 use crate::config::Config;
 use crate::failure::CommandFailure;
@@ -56,6 +56,7 @@ async fn call(command: Command, config: Config) -> Result<(), CommandFailure> {
         }
         Command::Operation(args) => operation::run(args, &session).await,
         Command::Policy(args) => policy::run(args, &session).instrument(info_span!("policy")).await,
+        Command::Profile(args) => profile::run(args, &session).await,
         Command::Tenant(args) => tenant::run(args, &session).instrument(info_span!("tenant")).await,
         // These verbs have no span of their own. A span is exported when it ends: the span of a
         // watch would last as long as the watch, and the span of `trace` would appear in its own

@@ -16,6 +16,7 @@ pub(crate) enum ResourceKind {
     Node,
     Gpu,
     Slice,
+    Profile,
     Tenant,
     Policy,
     Operation,
@@ -32,7 +33,7 @@ pub(crate) struct ResourceTarget {
 /// The error of a word that is not a kind.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a resource type: write functions, workflows, nodes, gpus, slices, tenants, policies, operations or scaling; a single function is function/NAME"
+    "{0:?} is not a resource type: write functions, workflows, nodes, gpus, slices, profiles, tenants, policies, operations or scaling; a single function is function/NAME"
 )]
 pub(crate) struct UnknownKind(String);
 
@@ -49,6 +50,7 @@ impl FromStr for ResourceTarget {
             "node" | "nodes" | "no" => ResourceKind::Node,
             "gpu" | "gpus" => ResourceKind::Gpu,
             "slice" | "slices" => ResourceKind::Slice,
+            "profile" | "profiles" => ResourceKind::Profile,
             "tenant" | "tenants" => ResourceKind::Tenant,
             "policy" | "policies" => ResourceKind::Policy,
             "operation" | "operations" | "op" | "ops" => ResourceKind::Operation,

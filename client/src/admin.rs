@@ -9,6 +9,7 @@ mod nodes;
 mod operations;
 mod pages;
 mod policy;
+mod profiles;
 mod slices;
 mod tenants;
 mod workflows;

@@ -67,7 +67,7 @@ impl State {
         if self.cluster.is_none() && !begins {
             return Err(CommandRefusal::NotInitialized);
         }
-        commands::check_slices_known(self, &proposal.command)?;
+        commands::check_rules(self, &proposal.command)?;
         match &proposal.command {
             StateCommand::InitCluster { cluster_id } => commands::init_cluster(self, context, cluster_id),
             StateCommand::ApplyFunction { spec, digest, expected, voters } => {
@@ -115,6 +115,9 @@ impl State {
                 commands::set_policy(self, context, *spec, settings, *expected)
             }
             StateCommand::BeginOperation { kind } => commands::begin_operation(self, context, kind),
+            StateCommand::RecordTrial { operation, gpu_type, point } => {
+                commands::record_trial(self, *operation, gpu_type, point)
+            }
             StateCommand::EndOperation { id, end } => commands::end_operation(self, context, *id, end),
             StateCommand::SetClusterVersion { version } => commands::set_cluster_version(self, *version),
         }

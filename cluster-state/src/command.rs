@@ -4,6 +4,7 @@
 //! a field with a default and still read an older log. Never rename a variant or field, and never
 //! give one another meaning.
 
+use millrace_types::profile::ProfilePoint;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionSpec, NodeName, PolicySpec, Quota, SyncBatch,
     TenantName, WorkflowSpec, policy::Setting,
@@ -169,6 +170,14 @@ pub enum StateCommand {
     },
     /// Records the begin of a long-running operation.
     BeginOperation { kind: OperationKind },
+    /// Adds the result of a trial to the profile of an operation's model.
+    RecordTrial {
+        /// The id of the operation.
+        operation: u64,
+        /// The type of the GPU on which the trial ran.
+        gpu_type: String,
+        point: ProfilePoint,
+    },
     /// Records the end of an operation.
     EndOperation { id: u64, end: OperationResult },
     /// Switches the rules by which the commands after this one are applied: see [`crate::rules`].
@@ -216,6 +225,7 @@ impl StateCommand {
             Self::DeleteWorkflow { .. } => "DeleteWorkflow",
             Self::SetPolicy { .. } => "SetPolicy",
             Self::BeginOperation { .. } => "BeginOperation",
+            Self::RecordTrial { .. } => "RecordTrial",
             Self::EndOperation { .. } => "EndOperation",
             Self::SetClusterVersion { .. } => "SetClusterVersion",
         }

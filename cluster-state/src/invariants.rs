@@ -268,6 +268,12 @@ impl State {
             if operation.started_at > ended || ended > self.clock {
                 return Err(InvariantViolation::Future(named()));
             }
+            if let OperationKind::ProfileFunction { function, .. } = &operation.kind
+                && operation.is_running()
+                && !self.functions.contains_key(function)
+            {
+                return Err(InvariantViolation::Stray(named()));
+            }
             let OperationKind::DrainNode { node } = &operation.kind else { continue };
             if operation.is_running() && (self.placements.on(node).next().is_none() || !drained.insert(node))
             {

@@ -1,6 +1,6 @@
 //! The stored form of a long-running operation.
 
-use millrace_types::NodeName;
+use millrace_types::{Digest, FunctionKey, NodeName};
 use serde::{Deserialize, Serialize};
 
 use crate::caller::CallerName;
@@ -16,6 +16,14 @@ pub enum OperationKind {
     PromoteController { id: ControllerId },
     /// A controller leaves the group.
     RemoveController { id: ControllerId },
+    /// Trials measure the speed of a function's model on parts of a GPU.
+    ProfileFunction {
+        function: FunctionKey,
+        /// The model of the function's latest revision at the begin.
+        digest: Digest,
+        /// Whether every width is measured with every quota.
+        grid: bool,
+    },
 }
 
 /// The result of an operation that has ended.
@@ -61,6 +69,8 @@ impl OperationRecord {
     /// Whether a caller may end the operation early.
     #[must_use]
     pub fn is_cancellable(&self) -> bool {
-        self.is_running() && matches!(self.kind, OperationKind::DrainNode { .. })
+        let ends =
+            matches!(self.kind, OperationKind::DrainNode { .. } | OperationKind::ProfileFunction { .. });
+        self.is_running() && ends
     }
 }

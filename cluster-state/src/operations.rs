@@ -1,15 +1,17 @@
-//! Long-running operations: drains of nodes and changes of the controller group. A drain begins
+//! Long-running operations: drains of nodes, changes of the controller group, and profiles. A drain begins
 //! when an operator sets the node to draining, and ends when no function is placed on the node,
 //! whichever command removes the last one. A controller that changes the group begins and ends the
-//! operation itself. The progress of a drain follows from the placements.
+//! operation itself. The leader carries out a profile's trials, and ends the operation. The progress of a
+//! drain follows from the placements, that of a profile from the recorded trials.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_types::NodeName;
 /// Maximum number of running changes of the group, and of ended operations. Each draining node has
 /// a drain besides.
 pub use millrace_types::limits::OPERATIONS_MAX;
+use millrace_types::profile::{PROFILE_POINTS_MAX, PROFILE_WIDTHS};
+use millrace_types::{Digest, FunctionKey, NodeName};
 
 use crate::context::CommandContext;
 pub use crate::operation_record::{OperationKind, OperationRecord, OperationResult};
@@ -21,6 +23,8 @@ use crate::time::UnixMillis;
 /// Maximum duration of a change of the group, far longer than any change lasts. An older operation
 /// was left behind by a controller that no longer runs.
 pub const OPERATION_LIFE_MAX: Duration = Duration::from_secs(600);
+/// Maximum duration of a profile.
+pub const PROFILE_LIFE_MAX: Duration = Duration::from_secs(3600);
 /// Time for which an operation is kept after its end.
 pub const OPERATION_TTL: Duration = Duration::from_secs(24 * 3600);
 
@@ -51,8 +55,39 @@ impl State {
             (None, OperationKind::DrainNode { node }) => {
                 operation.total.saturating_sub(self.placements.on(node).count() as u64)
             }
+            (None, OperationKind::ProfileFunction { digest, .. }) => {
+                let profiles = self.artifacts.get(digest).map(|artifact| artifact.profiles.iter());
+                let own = profiles.into_iter().flatten().filter(|profile| profile.operation == operation.id);
+                own.map(|profile| profile.points.len() as u64).sum()
+            }
             (None, _) => 0,
         }
+    }
+
+    /// Refuses to begin a profile of a model that is not the function's, or has a profile under way, or while
+    /// too many profiles are under way.
+    pub(crate) fn check_profile(&self, function: &FunctionKey, digest: Digest) -> Result<(), CommandRefusal> {
+        let known = self.functions.get(function);
+        let known = known.ok_or_else(|| CommandRefusal::FunctionNotFound { key: function.clone() })?;
+        let refused = |problem: String| Err(CommandRefusal::InvalidSpec { problem });
+        if known.latest().digest != digest {
+            return refused(format!("{function} has got another model: try again"));
+        }
+        let running = self.operations.values().filter(|it| it.is_running());
+        let profiles = running.filter_map(|it| match &it.kind {
+            OperationKind::ProfileFunction { digest, .. } => Some((it.id, *digest)),
+            _ => None,
+        });
+        let profiles: Vec<_> = profiles.collect();
+        if let Some((id, _)) = profiles.iter().find(|(_, of)| *of == digest) {
+            return refused(format!(
+                "operation {id} is profiling this model: wait for it with 'millrace operation wait {id}', or end it with 'millrace operation cancel {id}'"
+            ));
+        }
+        if profiles.len() >= OPERATIONS_MAX {
+            return Err(CommandRefusal::full("running profiles", OPERATIONS_MAX));
+        }
+        Ok(())
     }
 
     /// Refuses to begin another change of the group while the maximum number is under way.
@@ -69,6 +104,8 @@ impl State {
         let total = match &kind {
             OperationKind::DrainNode { node } => self.placements.on(node).count() as u64,
             OperationKind::PromoteController { .. } | OperationKind::RemoveController { .. } => 0,
+            OperationKind::ProfileFunction { grid: true, .. } => PROFILE_POINTS_MAX as u64,
+            OperationKind::ProfileFunction { .. } => PROFILE_WIDTHS.len() as u64,
         };
         let operation = OperationRecord {
             id: self.version,
@@ -100,11 +137,16 @@ impl State {
         }
     }
 
-    /// Ends the drains that a command completed or cancelled. A drain is complete if no function is
-    /// placed on the node, or the node was removed. A drain is cancelled if the node is no longer
-    /// set to draining.
+    /// Ends the drains that a command completed or cancelled, and the profiles of functions that are gone. A
+    /// drain is complete if no function is placed on the node, or the node was removed. A drain is
+    /// cancelled if the node is no longer set to draining.
     pub(crate) fn settle_operations(&mut self) {
         let end = |it: &Arc<OperationRecord>| {
+            if let OperationKind::ProfileFunction { function, .. } = &it.kind {
+                let gone = !self.functions.contains_key(function);
+                let why = || format!("function {function} was deleted");
+                return gone.then(|| (it.id, OperationResult::Failed { why: why() }));
+            }
             let OperationKind::DrainNode { node: name } = &it.kind else { return None };
             let node = self.nodes.get(name);
             let draining = node.is_none_or(|node| node.scheduling == SchedulingState::Draining);
@@ -126,13 +168,20 @@ impl State {
     /// longer runs.
     pub(crate) fn expire_operations(&mut self) {
         let now = self.clock;
-        let left = |it: &&Arc<OperationRecord>| {
-            let drains = matches!(it.kind, OperationKind::DrainNode { .. });
-            it.is_running() && !drains && now.since(it.started_at) >= OPERATION_LIFE_MAX
+        let left = |it: &Arc<OperationRecord>| {
+            let (life, why) = match it.kind {
+                OperationKind::DrainNode { .. } => return None,
+                OperationKind::ProfileFunction { .. } => {
+                    (PROFILE_LIFE_MAX, "other requests left the trials too little of the GPUs for an hour")
+                }
+                OperationKind::PromoteController { .. } | OperationKind::RemoveController { .. } => {
+                    (OPERATION_LIFE_MAX, "the controller that made it is gone, and did not say how it ended")
+                }
+            };
+            (it.is_running() && now.since(it.started_at) >= life).then_some((it.id, why))
         };
-        let left: Vec<_> = self.operations.values().filter(left).map(|it| it.id).collect();
-        for id in left {
-            let why = "the controller that made it is gone, and did not say how it ended";
+        let left: Vec<_> = self.operations.values().filter_map(left).collect();
+        for (id, why) in left {
             self.end_operation(id, now, OperationResult::Failed { why: why.to_owned() });
         }
         let old = |it: &&Arc<OperationRecord>| {

@@ -37,8 +37,8 @@ const STATE_BYTES_AROUND: u64 = 32 << 10;
 /// Bytes of a function's record beside its key, caller and revisions: the names of the fields, and
 /// numbers of nine bytes.
 const FUNCTION_BYTES_AROUND: u64 = 136;
-/// Bytes of an artifact's record beside its digest, model, holders and caller.
-const ARTIFACT_BYTES_AROUND: u64 = 96;
+/// Bytes of an artifact's record beside its digest, model, holders, caller and profiles.
+const ARTIFACT_BYTES_AROUND: u64 = 112;
 /// Maximum bytes of a row with a function's key and some numbers.
 const KEYED_BYTES_MAX: u64 = 288;
 /// Maximum bytes of the record of a lost piece of data.
@@ -57,8 +57,14 @@ impl TableRecord for WorkflowRecord {}
 impl TableRecord for Artifact {
     /// Does not depend on `uses` and `touched_at`.
     fn bytes(&self) -> u64 {
-        let Self { digest, model, holders, created_by, .. } = self;
-        let parts = [encoded_len(digest), encoded_len(model), encoded_len(holders), encoded_len(created_by)];
+        let Self { digest, model, holders, created_by, profiles, .. } = self;
+        let parts = [
+            encoded_len(digest),
+            encoded_len(model),
+            encoded_len(holders),
+            encoded_len(created_by),
+            encoded_len(profiles),
+        ];
         ARTIFACT_BYTES_AROUND + parts.iter().sum::<u64>()
     }
 }
@@ -205,6 +211,9 @@ pub fn check_sizes(
         StateCommand::EndOperation { end: OperationResult::Failed { why }, .. } => {
             check_text("the reason", why, REFUSAL_BYTES_MAX, "REFUSAL_BYTES_MAX")
         }
+        StateCommand::RecordTrial { gpu_type, .. } => {
+            check_text("the type of GPU", gpu_type, NODE_TEXT_BYTES_MAX, "NODE_TEXT_BYTES_MAX")
+        }
         _ => Ok(()),
     }
 }
@@ -262,7 +271,7 @@ impl State {
         if idempotency.as_ref().is_some_and(|key| self.sessions.has_answer(caller, key)) {
             return Ok(());
         }
-        commands::check_slices_known(self, command)?;
+        commands::check_rules(self, command)?;
         self.check_state_capacity(command)?;
         match command {
             StateCommand::Place { .. } if self.placements.len() >= PLACEMENTS_MAX => {
@@ -320,7 +329,8 @@ impl State {
         let adds = match command {
             StateCommand::RegisterNode { .. }
             | StateCommand::Place { .. }
-            | StateCommand::BeginOperation { .. } => true,
+            | StateCommand::BeginOperation { .. }
+            | StateCommand::RecordTrial { .. } => true,
             StateCommand::SetSlices { slices, .. } => !slices.is_empty(),
             StateCommand::SyncNode { batch, .. } => {
                 let delta = &batch.delta;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use imbl::OrdSet;
+use millrace_types::profile::GpuProfile;
 use millrace_types::workflow::{Signature, SignatureRef};
 use millrace_types::{
     Alphas, Bytes, ClusterId, Digest, Dim, Epoch, FunctionKey, FunctionSpec, GpuIndex, NodeName, NodeState,
@@ -105,6 +106,9 @@ pub struct Artifact {
     pub touched_at: UnixMillis,
     /// The caller that uploaded the file first.
     pub created_by: CallerName,
+    /// The measured speed by type of GPU, each type once.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<GpuProfile>,
 }
 
 impl Artifact {

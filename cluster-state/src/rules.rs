@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 /// | version | since | change |
 /// |---|---|---|
 /// | 9 | 0.2.0 | the last without a version in the log; a log or snapshot without a version has this version |
-/// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state; nodes keep their alphas; functions have slices of GPUs |
+/// | 10 | 0.2.0 | the log and snapshots name the version; commands are held to the quota of the state; nodes keep their alphas; functions have slices of GPUs; models have profiles |
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RulesVersion(pub u64);

@@ -80,6 +80,13 @@ impl Worker for Remote {
         self.0.clone().invoke(request).await
     }
 
+    async fn run_trial(
+        &self,
+        request: Request<wire::RunTrialRequest>,
+    ) -> Result<Response<wire::RunTrialResponse>, Status> {
+        self.asking().run_trial(request).await
+    }
+
     async fn inject_fault(
         &self,
         request: Request<wire::InjectFaultRequest>,

@@ -51,6 +51,7 @@ mod pace;
 mod passed;
 mod peers;
 mod preset;
+mod profile_trials;
 mod raft;
 mod server;
 mod serving;

@@ -18,7 +18,10 @@ use millrace_types::{
 
 pub use self::policy::{policy_settings, policy_spec, policy_spec_wire};
 pub use self::sequences::{in_sequence, in_sequence_wire, placed_sequences, placed_sequences_wire};
-pub use self::slices::{placed_slices, placed_slices_wire, slice_terms, slice_terms_wire};
+pub use self::slices::{
+    placed_slices, placed_slices_wire, profile_point, profile_point_wire, slice_terms, slice_terms_wire,
+    trial_setting,
+};
 pub use self::times::{duration, duration_wire, timestamp_wire};
 pub use self::tokens::{sm_share, sm_share_wire};
 

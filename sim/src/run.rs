@@ -321,6 +321,7 @@ async fn send_request(shared: Rc<RunContext>, request: usize, function: u32) {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
+        trial: None,
         request_id: RequestId::new(&format!("r{request}")).unwrap_or_else(|| unreachable!("r and a number")),
         attempts_left: 3,
         revision: revision.clone(),

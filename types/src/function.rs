@@ -174,8 +174,18 @@ pub enum SpecError {
     #[error("processes is {0}: write a number from 1 to {PROCESSES_MAX}, or leave processes out for 1")]
     Processes(u32),
     /// The number of slices is zero or exceeds [`ASKED_SLICES_MAX`].
-    #[error("slices.min is {0}: write a number from 1 to {ASKED_SLICES_MAX}, or leave slices out for 1")]
+    #[error(
+        "slices.min or slices.max is {0}: write a number from 1 to {ASKED_SLICES_MAX}, or leave slices out for 1"
+    )]
     Slices(u32),
+    /// The greatest number of slices is below the least.
+    #[error("slices.max {max} is below slices.min {min}: write a max of at least {min}")]
+    SlicesMax {
+        /// The least number.
+        min: u32,
+        /// The greatest number.
+        max: u32,
+    },
     /// The spec sets a field that only functions with the other runtime have.
     #[error("{field} applies only to functions with runtime {}: leave it out", .of.as_str())]
     Runtime {
@@ -246,10 +256,15 @@ impl FunctionSpec {
         if !(1..=PROCESSES_MAX).contains(&self.processes) {
             return Err(SpecError::Processes(self.processes));
         }
-        if let Some(AskedSlices { min, .. }) = self.slices
-            && !(1..=ASKED_SLICES_MAX).contains(&min)
-        {
-            return Err(SpecError::Slices(min));
+        if let Some(AskedSlices { min, max, .. }) = self.slices {
+            for count in [min, max.unwrap_or(min)] {
+                if !(1..=ASKED_SLICES_MAX).contains(&count) {
+                    return Err(SpecError::Slices(count));
+                }
+            }
+            if let Some(max) = max.filter(|&max| max < min) {
+                return Err(SpecError::SlicesMax { min, max });
+            }
         }
         self.validate_runtime()?;
         if let Some(sequences) = &self.sequences {
@@ -393,11 +408,11 @@ mod tests {
     fn slices_are_counted_from_one_and_a_program_has_none() {
         let whole = crate::Permille::ALL;
         let terms = crate::Terms::new(whole, whole, crate::Permille::ZERO, whole).unwrap();
-        let check = |min| FunctionSpec { slices: Some(AskedSlices { terms, min }), ..spec() }.validate();
+        let check = |min| FunctionSpec { slices: Some(AskedSlices::fixed(terms, min)), ..spec() }.validate();
         assert_eq!((check(1), check(ASKED_SLICES_MAX)), (Ok(()), Ok(())));
         assert_eq!(check(0), Err(SpecError::Slices(0)));
         assert_eq!(check(ASKED_SLICES_MAX + 1), Err(SpecError::Slices(ASKED_SLICES_MAX + 1)));
-        let slices = Some(AskedSlices { terms, min: 1 });
+        let slices = Some(AskedSlices::fixed(terms, 1));
         let program = FunctionSpec { runtime: Runtime::Process, slices, ..spec() };
         let refused = SpecError::Runtime {
             field: "slices, resources.sm, quotaRequest or quotaLimit",

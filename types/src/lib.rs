@@ -38,6 +38,7 @@ pub mod limits;
 pub mod manifest;
 pub mod node;
 pub mod policy;
+pub mod profile;
 pub mod reason;
 pub mod sequences;
 pub mod serving;

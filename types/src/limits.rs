@@ -54,6 +54,7 @@ limits! {
     PLACEMENTS_MAX = 1_000_000, Items, "Placements of functions on nodes.";
     SLICES_PER_GPU_MAX = 15, Items, "Slices of a GPU: one seat more than slices can then always be at work.";
     SLICES_PER_NODE_MAX = 400, Items, "Slices on the GPUs of a node, so that a single change has room for all of them.";
+    PROFILES_PER_ARTIFACT_MAX = 8, Items, "Types of GPUs with a profile of a model. The oldest profile is forgotten first.";
     POLICIES_KEPT = 20, Items, "Newest policies kept.";
     OPERATIONS_MAX = 256, Items, "Operations kept after their end, and changes of the controller group at one time.";
     SESSIONS_MAX = 10_000, Items, "Idempotency keys kept. The longest unused is forgotten first.";

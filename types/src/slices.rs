@@ -337,8 +337,25 @@ pub const ASKED_SLICES_MAX: u32 = 64;
 pub struct AskedSlices {
     /// The terms of each slice.
     pub terms: Terms,
-    /// The number of slices, from 1 to [`ASKED_SLICES_MAX`].
+    /// The least number of slices, from 1 to [`ASKED_SLICES_MAX`].
     pub min: u32,
+    /// The greatest number of slices, from `min` to [`ASKED_SLICES_MAX`]; `None`: always the least number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max: Option<u32>,
+}
+
+impl AskedSlices {
+    /// Returns a fixed number of slices.
+    #[must_use]
+    pub const fn fixed(terms: Terms, count: u32) -> Self {
+        Self { terms, min: count, max: None }
+    }
+
+    /// Returns the greatest number of slices, if the number follows the load.
+    #[must_use]
+    pub fn scaled_max(&self) -> Option<u32> {
+        self.max.filter(|&max| max > self.min)
+    }
 }
 
 /// The fault of refused [`Terms`].

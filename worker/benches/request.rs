@@ -150,6 +150,7 @@ fn invocation() -> Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
+        trial: None,
         request_id: RequestId::new("bench").expect("a good id"),
         attempts_left: 3,
         revision: revision(),

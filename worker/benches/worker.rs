@@ -62,6 +62,7 @@ fn invocation(id: usize) -> Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
+        trial: None,
         request_id: RequestId::new(&format!("r{id}")).unwrap(),
         attempts_left: 3,
         revision: RevisionKey { function, revision: Revision::FIRST },

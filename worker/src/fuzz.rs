@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_core::ids::{RequestKey, SeatIndex};
 use millrace_core::{Core as _, SLOTS_MAX};
-use millrace_gpu::{Action, Event, GpuCore};
+use millrace_gpu::{Action, ComputeRight, Event, GpuCore};
 use millrace_memory::{BlockSize, CHUNK, MemoryMap};
 use millrace_proto::executor;
 use millrace_proto::frames::FrameDecoder;
@@ -98,7 +98,7 @@ impl FuzzedGpu {
             incarnation: self.incarnation,
             from: None,
             deadline: None,
-            slice: None,
+            right: ComputeRight::Free,
         });
     }
 

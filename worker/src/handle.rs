@@ -198,6 +198,16 @@ impl NodeHandle {
         result.unwrap_or_else(|_| Err(self.lost()))
     }
 
+    /// Returns the time on the node's clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Waits until this time has passed on the node's clock.
+    pub(crate) async fn pause(&self, span: Duration) {
+        tokio::time::sleep(self.clock.sleep_for(span)).await;
+    }
+
     /// Whether requests of a revision may run again although they may have run before.
     pub(crate) fn is_idempotent(&self, revision: &RevisionKey) -> bool {
         self.directory.function(revision).is_some_and(|entry| entry.idempotent)

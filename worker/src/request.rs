@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_gpu::SmUse;
 use millrace_proto::executor::{Tensor, tensor::Contents};
 use millrace_proto::worker::FetchMethod;
 use millrace_scheduling::dispatch::InputLocations;
+use millrace_types::profile::TrialSetting;
 use millrace_types::{Bytes, DataId, GpuIndex, RequestId, RevisionKey};
 
 use crate::object_handle::{HandleLocation, ObjectHandle};
@@ -45,8 +47,11 @@ pub struct Attempt {
     /// Time that the request has waited here behind earlier requests of its sequence. Part of its
     /// queueing time.
     pub behind: Duration,
-    /// Whether the request completed before and is counted and charged; its outputs were lost then.
+    /// Whether the request is not counted and charged: it is a request of a trial, or it completed before and its
+    /// outputs were lost then.
     pub counted: bool,
+    /// The setting of the trial that the request belongs to.
+    pub trial: Option<TrialSetting>,
 }
 
 impl Attempt {
@@ -94,6 +99,8 @@ pub struct AttemptOutcome {
     pub marks: BTreeMap<String, OutputRemark>,
     /// The GPU of the run; `None`: the run was in a process beside the GPUs.
     pub gpu: Option<GpuIndex>,
+    /// The SMs of the run; `None` without a shared GPU.
+    pub on: Option<SmUse>,
     /// Number of attempts made here, the answered attempt included.
     pub attempts: u32,
 }

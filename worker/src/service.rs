@@ -13,7 +13,7 @@ use millrace_proto::trace::{self, FinishedSpan, SpanRing};
 use millrace_proto::{convert, logs, worker as wire};
 use millrace_transport::PortLimits;
 use millrace_types::{Bytes, Failure, Reason, Revision, RevisionKey};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
@@ -37,6 +37,9 @@ mod rerun;
 mod response;
 mod running;
 mod sequence;
+mod trial;
+
+pub use self::trial::run_trial;
 
 /// The limits of a worker's service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +74,8 @@ pub struct WorkerService {
     objects: ObjectStore,
     hints: Option<HintFollower>,
     sequences: SequenceManager,
+    /// A trial of a profile holds the only permit.
+    trials: Arc<Semaphore>,
 }
 
 impl WorkerService {
@@ -101,6 +106,7 @@ impl WorkerService {
             objects,
             hints: None,
             sequences,
+            trials: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -221,6 +227,14 @@ impl wire::worker_server::Worker for WorkerService {
         })
     }
 
+    async fn run_trial(
+        &self,
+        request: Request<wire::RunTrialRequest>,
+    ) -> Result<Response<wire::RunTrialResponse>, Status> {
+        let result = self.trial(request.into_inner()).await;
+        result.map(Response::new).map_err(|failure| to_status(&failure))
+    }
+
     async fn inject_fault(
         &self,
         request: Request<wire::InjectFaultRequest>,
@@ -281,8 +295,12 @@ fn kept_outputs(hold: &wire::Hold, asked: &[String], signature: &FunctionSignatu
 }
 
 fn revision_key(request: &wire::InvokeRequest) -> Result<RevisionKey, Failure> {
-    let function = convert::function_key(&request.tenant, &request.function)?;
-    let revision = Revision::new(request.revision)
-        .ok_or_else(|| Failure::malformed("revision 0: revisions count from 1"))?;
+    revision_of(&request.tenant, &request.function, request.revision)
+}
+
+fn revision_of(tenant: &str, function: &str, revision: u64) -> Result<RevisionKey, Failure> {
+    let function = convert::function_key(tenant, function)?;
+    let revision =
+        Revision::new(revision).ok_or_else(|| Failure::malformed("revision 0: revisions count from 1"))?;
     Ok(RevisionKey { function, revision })
 }

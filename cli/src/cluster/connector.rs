@@ -84,6 +84,13 @@ impl Worker for InProcessWorker {
         self.service().await?.release_objects(request).await
     }
 
+    async fn run_trial(
+        &self,
+        request: Request<wire::RunTrialRequest>,
+    ) -> Result<Response<wire::RunTrialResponse>, Status> {
+        self.service().await?.run_trial(request).await
+    }
+
     async fn inject_fault(
         &self,
         request: Request<wire::InjectFaultRequest>,

@@ -82,6 +82,12 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
                     return Err(CommandFailure::usage("a slice is deleted with its function")
                         .hint("millrace delete function NAME; or apply the function without sm and quotas"));
                 }
+                ResourceKind::Profile => {
+                    return Err(CommandFailure::usage("a profile is deleted with its function's model")
+                        .hint(
+                            "millrace delete function NAME; 'millrace profile NAME' replaces the profile",
+                        ));
+                }
                 ResourceKind::Tenant => {
                     return Err(CommandFailure::usage("a tenant consists of functions, workflows and caps").hint(
                         "delete the functions and workflows; for the caps: millrace tenant set NAME --no-caps",

@@ -19,6 +19,7 @@ pub(crate) mod logs;
 pub(crate) mod operation;
 pub(crate) mod options;
 pub(crate) mod policy;
+pub(crate) mod profile;
 pub(crate) mod ps;
 pub(crate) mod scheduling;
 pub(crate) mod sim;

@@ -17,7 +17,7 @@ const EXAMPLES: &str = "\
 Examples:
   millrace get operations                  running operations, and those of the last day
   millrace drain worker-1 --no-wait && millrace operation wait 17 --timeout 10m
-  millrace operation cancel 17             cancel a drain: its node stays cordoned";
+  millrace operation cancel 17             cancel a drain (the node stays cordoned) or a profile";
 
 /// Wait for an operation, or cancel it.
 #[derive(Debug, clap::Args)]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 enum Verb {
     /// Wait until an operation has ended.
     Wait(Wait),
-    /// Cancel a drain.
+    /// Cancel a drain or a profile.
     Cancel(Cancel),
 }
 
@@ -46,7 +46,7 @@ struct Wait {
     timeout: Duration,
 }
 
-/// Cancel a drain.
+/// Cancel a drain or a profile.
 #[derive(Debug, clap::Args)]
 struct Cancel {
     /// The operation's number.

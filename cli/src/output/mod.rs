@@ -10,6 +10,7 @@ pub(crate) mod logs;
 pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod policies;
+pub(crate) mod profiles;
 pub(crate) mod residents;
 pub(crate) mod responses;
 pub(crate) mod slices;

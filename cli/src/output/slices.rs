@@ -106,9 +106,11 @@ fn time(terms: &SliceTerms) -> String {
 /// Describes the slices that a function asks for.
 pub(crate) fn asked(slices: &wire::AskedSlices) -> String {
     let terms = slices.terms.unwrap_or_default();
-    let count = match slices.min.max(1) {
-        1 => "one slice".to_owned(),
-        count => format!("{count} slices"),
+    let min = slices.min.max(1);
+    let count = match (min, slices.max) {
+        (min, max) if max > min => format!("{min} to {max} slices, by the load,"),
+        (1, _) => "one slice".to_owned(),
+        (count, _) => format!("{count} slices"),
     };
     format!("{count} of {} of the SMs, {} of the time", sm_range(&terms), time(&terms))
 }
@@ -156,7 +158,9 @@ mod tests {
         );
         let document = serde_json::to_value(SliceDocument::from(waits)).unwrap();
         assert!(document.get("id").is_none() && document.get("gpu").is_none(), "{document}");
-        let asked_for = asked(&wire::AskedSlices { terms: Some(terms), min: 2 });
+        let scaled = asked(&wire::AskedSlices { terms: Some(terms), min: 2, max: 6 });
+        assert!(scaled.starts_with("2 to 6 slices, by the load, of 12%"), "{scaled}");
+        let asked_for = asked(&wire::AskedSlices { terms: Some(terms), min: 2, max: 0 });
         assert_eq!(asked_for, "2 slices of 12%..50% of the SMs, 30%..80% of the time");
     }
 }

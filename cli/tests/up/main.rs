@@ -16,6 +16,7 @@ mod memory;
 mod metrics;
 mod operators;
 mod private;
+mod profiles;
 mod reflection;
 mod running;
 mod serving;

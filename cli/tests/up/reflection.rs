@@ -377,6 +377,10 @@ fn operations(admin: &ReflectionClient) {
     admin.ok("SetNodeScheduling", json!({ "name": name, "scheduling": "NODE_SCHEDULING_SCHEDULABLE" }));
     let all = admin.ok("ListOperations", json!({}))["operations"].clone();
     assert_eq!((all.as_array().unwrap().len(), &all[0]["object"]), (1, &json!(format!("node/{name}"))));
+    let profile = admin.ok("ProfileFunction", json!({ "name": "digits" }));
+    assert_eq!((&profile["object"], &profile["total"]), (&json!("function/default/digits"), &json!("5")));
+    admin.ok("CancelOperation", json!({ "id": profile["id"] }));
+    assert_eq!(admin.ok("ListProfiles", json!({})), json!({}), "no GPU is shared");
     assert_eq!(admin.ok("ListOperations", json!({ "running": true })), json!({}));
     assert_eq!(admin.refused("GetOperation", json!({ "id": "999999" })), Reason::OperationNotFound);
     let refused = json!({ "id": 9, "noWait": true });

@@ -43,6 +43,7 @@ page!(ListTenantsResponse, tenants: Tenant);
 page!(ListBillingResponse, bills: Bill);
 page!(ListNodesResponse, nodes: Node);
 page!(ListSlicesResponse, slices: Slice);
+page!(ListProfilesResponse, profiles: Profile);
 page!(ListOperationsResponse, operations: Operation);
 
 /// Returns all items of a list, page by page. `ask` requests the page of a token from one endpoint.

@@ -323,6 +323,20 @@ impl admin_server::Admin for Service {
         self.set_policy(request.into_inner()).await
     }
 
+    async fn profile_function(
+        &self,
+        _request: Request<admin::ProfileFunctionRequest>,
+    ) -> Result<Response<admin::Operation>, Status> {
+        Ok(Response::new(admin::Operation::default()))
+    }
+
+    async fn list_profiles(
+        &self,
+        _request: Request<admin::ListProfilesRequest>,
+    ) -> Result<Response<admin::ListProfilesResponse>, Status> {
+        Ok(Response::new(admin::ListProfilesResponse::default()))
+    }
+
     async fn list_slices(
         &self,
         _request: Request<admin::ListSlicesRequest>,

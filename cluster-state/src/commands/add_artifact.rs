@@ -41,6 +41,7 @@ fn create(
         return Err(CommandRefusal::Full { what: "artifacts".into(), limit: ARTIFACTS_MAX as u64 });
     }
     let artifact = Artifact {
+        profiles: Vec::new(),
         digest,
         bytes,
         model: model.clone(),

@@ -1,5 +1,5 @@
-//! Records that a change of the controller group has begun. The controller that makes the change
-//! records its end.
+//! Records that a change of the controller group or a profile has begun. The controller that makes the
+//! change, or the leader, records the end.
 
 use crate::context::CommandContext;
 use crate::operation_record::OperationKind;
@@ -15,7 +15,10 @@ pub(crate) fn begin_operation(
         let problem = format!("a drain begins with the wish: say that {node} is to be drained");
         return Err(CommandRefusal::InvalidSpec { problem });
     }
-    state.check_changes()?;
+    match kind {
+        OperationKind::ProfileFunction { function, digest, .. } => state.check_profile(function, *digest)?,
+        _ => state.check_changes()?,
+    }
     let version = state.next_version();
     state.begin_operation(context, kind.clone());
     Ok(CommandEffect::Created { version })

@@ -29,7 +29,10 @@ pub(crate) fn end_operation(
             Ok(CommandEffect::Changed { version })
         }
         (OperationKind::DrainNode { .. }, OperationResult::Succeeded | OperationResult::Failed { .. })
-        | (_, OperationResult::Cancelled) => Err(CommandRefusal::OperationGoesOn { id }),
+        | (
+            OperationKind::PromoteController { .. } | OperationKind::RemoveController { .. },
+            OperationResult::Cancelled,
+        ) => Err(CommandRefusal::OperationGoesOn { id }),
         (_, end) => {
             let version = state.next_version();
             state.end_operation(id, context.now, end.clone());

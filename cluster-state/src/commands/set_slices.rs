@@ -10,13 +10,14 @@ use millrace_types::limits::{SLICES_PER_GPU_MAX, SLICES_PER_NODE_MAX};
 use millrace_types::{FunctionKey, GpuIndex, NodeName, SliceId};
 
 use crate::command::{NodeSlice, StateCommand};
+use crate::operation_record::OperationKind;
 use crate::outcome::{CommandEffect, CommandOutcome, CommandRefusal};
 use crate::record::{NodeStatus, SliceRecord};
 use crate::state::State;
 
-/// Refuses a command with slices under rules without slices: a controller of an older build would ignore the
-/// slices of a spec, and could not read the command that sets slices.
-pub(crate) fn check_slices_known(state: &State, command: &StateCommand) -> Result<(), CommandRefusal> {
+/// Refuses a command with slices or profiles under rules without them: a controller of an older build would ignore
+/// the slices of a spec, and could not read the other commands.
+pub(crate) fn check_rules(state: &State, command: &StateCommand) -> Result<(), CommandRefusal> {
     if state.rules().has_slices() {
         return Ok(());
     }
@@ -27,6 +28,11 @@ pub(crate) fn check_slices_known(state: &State, command: &StateCommand) -> Resul
         }
         StateCommand::SetSlices { node, .. } => {
             Err(CommandRefusal::SlicesRefused { node: node.clone(), problem: problem() })
+        }
+        StateCommand::RecordTrial { .. }
+        | StateCommand::BeginOperation { kind: OperationKind::ProfileFunction { .. } } => {
+            let problem = "profiles need cluster version 10: upgrade all controllers first".to_owned();
+            Err(CommandRefusal::InvalidSpec { problem })
         }
         _ => Ok(()),
     }
@@ -206,7 +212,7 @@ mod tests {
         let mut log = placed();
         log.state.rules = RulesVersion(9);
         let mut spec = crate::commands::testing::spec("f");
-        spec.slices = Some(AskedSlices { terms: slice("f", 1, 0).slice.terms, min: 1 });
+        spec.slices = Some(AskedSlices::fixed(slice("f", 1, 0).slice.terms, 1));
         let digest = log.state.function(&key("f")).unwrap().latest().digest;
         let applied = StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() };
         for command in [applied, set("n1", &[])] {

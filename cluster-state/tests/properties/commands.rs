@@ -9,6 +9,7 @@ use millrace_cluster_state::{
     SchedulingState, SliceRecord, StateCommand, UnixMillis,
 };
 use millrace_types::policy::{DispatchName, Setting};
+use millrace_types::profile::{ProfilePoint, TrialSetting};
 use millrace_types::{
     Alpha, AskedSlices, Bytes, ClusterId, DataId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec,
     GpuIndex, MemoryTier, ModelCopy, NodeDelta, NodeName, Permille, PolicySpec, Priority, Quota,
@@ -44,7 +45,7 @@ pub(crate) fn spec() -> impl Strategy<Value = FunctionSpec> {
     let slices = prop::option::weighted(0.2, (1u16..=1000, 0u32..3));
     (key(), 0u64..4, prop::option::of(1u64..5), slices).prop_map(|(key, timeout, gib, slices)| {
         let mut spec = FunctionSpec::new(key);
-        spec.slices = slices.map(|(sms, min)| AskedSlices { terms: terms(sms), min });
+        spec.slices = slices.map(|(sms, min)| AskedSlices::fixed(terms(sms), min));
         spec.timeout = Duration::from_secs(timeout);
         spec.resources.gpu_memory = gib.map(Bytes::gib);
         spec
@@ -209,6 +210,16 @@ pub(crate) fn command() -> impl Strategy<Value = StateCommand> {
             let kind = if joins { OperationKind::PromoteController { id } } else { OperationKind::RemoveController { id } };
             StateCommand::BeginOperation { kind }
         }),
+        3 => (key(), digest(), any::<bool>()).prop_map(|(function, digest, grid)| StateCommand::BeginOperation {
+            kind: OperationKind::ProfileFunction { function, digest, grid },
+        }),
+        3 => (0u64..40, prop::sample::select(vec!["A", "B"]), prop::sample::select(vec![1, 4, 16])).prop_map(
+            |(operation, gpu_type, units)| StateCommand::RecordTrial {
+                operation,
+                gpu_type: gpu_type.into(),
+                point: ProfilePoint::new(TrialSetting::whole_time(units).expect("a width of the grid")),
+            },
+        ),
         3 => (0u64..40, prop::sample::select(vec![OperationResult::Succeeded, OperationResult::Cancelled]))
             .prop_map(|(id, end)| StateCommand::EndOperation { id, end }),
         12 => sync(),

@@ -39,6 +39,7 @@ mod objective;
 mod operations;
 mod policy;
 mod positions;
+mod profiles;
 mod scaling;
 mod scheduling;
 mod service;

@@ -2,6 +2,8 @@
 //! with the commands at the beginning and the end, so every controller can show the operation, also
 //! under another leader.
 
+use std::collections::BTreeSet;
+
 use millrace_cluster_state::operations::{OperationKind, OperationRecord, OperationResult};
 use millrace_cluster_state::{CommandRefusal, NodeStatus, State, StateCommand};
 use millrace_nodes::placement::Unplaced;
@@ -13,7 +15,9 @@ use tonic::Request;
 use super::listing::{fill, page_size_or_all};
 use super::masks::ResponseMask;
 use super::{AdminService, caller, idempotency, unknown_token, wait};
+use crate::fleet::Workers;
 use crate::leadership::Shortages;
+use crate::profile_trials::{ProfileStep, next_step};
 use crate::raft::refused;
 
 impl AdminService {
@@ -32,7 +36,8 @@ impl AdminService {
         let wanted = state.operations().rev().filter(|it| it.is_running() || !request.running);
         let rest = wanted.filter(|it| it.id < before);
         let shortages = self.outlook.shortages();
-        let (operations, last) = fill(rest, size, |it| mask.cut(view(&state, &shortages, it)));
+        let workers = self.fleet.workers();
+        let (operations, last) = fill(rest, size, |it| mask.cut(view(&state, &shortages, &workers, it)));
         let next_page_token = last.map(|it| it.id.to_string()).unwrap_or_default();
         Ok(api::ListOperationsResponse { operations, next_page_token })
     }
@@ -44,7 +49,7 @@ impl AdminService {
         let consistency = request.consistency();
         let mask = ResponseMask::read(request.read_mask, "Operation")?;
         let state = self.read(consistency).await?;
-        self.found(&state, read_id(&request.id)?).map(|operation| mask.cut(operation))
+        self.found_operation(&state, read_id(&request.id)?).map(|operation| mask.cut(operation))
     }
 
     pub(super) async fn wait_operation(
@@ -57,7 +62,7 @@ impl AdminService {
         drop(request);
         let mut changes = self.replica.changes();
         let first = self.replica.linearizable().await?;
-        self.found(&first, id)?;
+        self.found_operation(&first, id)?;
         let ended = async {
             while self.replica.state().operation(id).is_some_and(|it| it.is_running()) {
                 if changes.changed().await.is_err() {
@@ -69,7 +74,7 @@ impl AdminService {
         // ended.
         let ended = tokio::time::timeout(wait, self.stop.run_until_cancelled(ended));
         drop(ended.await);
-        self.found(&self.replica.state(), id)
+        self.found_operation(&self.replica.state(), id)
     }
 
     pub(super) async fn cancel_operation(
@@ -81,12 +86,13 @@ impl AdminService {
         let id = read_id(&request.id)?;
         let command = StateCommand::EndOperation { id, end: OperationResult::Cancelled };
         self.replica.propose(caller, idempotency(request.idempotency_key)?, command).await?;
-        self.found(&self.replica.state(), id)
+        self.found_operation(&self.replica.state(), id)
     }
 
-    fn found(&self, state: &State, id: u64) -> Result<api::Operation, Failure> {
-        let operation =
-            state.operation(id).map(|operation| view(state, &self.outlook.shortages(), operation));
+    pub(super) fn found_operation(&self, state: &State, id: u64) -> Result<api::Operation, Failure> {
+        let operation = state.operation(id);
+        let operation = operation
+            .map(|operation| view(state, &self.outlook.shortages(), &self.fleet.workers(), operation));
         operation.ok_or_else(|| refused(&CommandRefusal::OperationNotFound { id }))
     }
 }
@@ -99,11 +105,23 @@ fn read_id(id: &str) -> Result<u64, Failure> {
     })
 }
 
-fn view(state: &State, shortages: &Shortages, operation: &OperationRecord) -> api::Operation {
+fn view(
+    state: &State,
+    shortages: &Shortages,
+    workers: &Workers,
+    operation: &OperationRecord,
+) -> api::Operation {
     let (kind, object) = match &operation.kind {
         OperationKind::DrainNode { node } => ("DrainNode", format!("node/{node}")),
         OperationKind::PromoteController { id } => ("PromoteController", format!("controller/{}", id.0)),
         OperationKind::RemoveController { id } => ("RemoveController", format!("controller/{}", id.0)),
+        OperationKind::ProfileFunction { function, .. } => {
+            ("ProfileFunction", format!("function/{function}"))
+        }
+    };
+    let waits = match next_step(state, workers, operation, &BTreeSet::new()) {
+        Some(ProfileStep::Wait(why)) => Some(why.to_string()),
+        _ => None,
     };
     let stands = match operation.ended.as_ref().map(|(_, end)| end) {
         None => api::OperationState::Running,
@@ -118,7 +136,7 @@ fn view(state: &State, shortages: &Shortages, operation: &OperationRecord) -> ap
         state: stands.into(),
         done: state.steps_done(operation),
         total: operation.total,
-        message: message(state, shortages, operation),
+        message: waits.unwrap_or_else(|| message(state, shortages, operation)),
         started_at: Some(timestamp_wire(operation.started_at.0)),
         ended_at: operation.ended.as_ref().map(|(at, _)| timestamp_wire(at.0)),
         started_by: operation.started_by.to_string(),
@@ -147,6 +165,9 @@ fn message(state: &State, shortages: &Shortages, operation: &OperationRecord) ->
         (None, OperationKind::PromoteController { .. }) => "the voters are agreeing on another voter".into(),
         (None, OperationKind::RemoveController { .. }) => {
             "copying the controller's model files, and waiting for the voters to agree".into()
+        }
+        (None, OperationKind::ProfileFunction { .. }) => {
+            "running trials while other requests leave room".into()
         }
     }
 }

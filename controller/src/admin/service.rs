@@ -247,6 +247,20 @@ impl Admin for AdminService {
         answer(self.list_slices(request.into_inner()).await)
     }
 
+    async fn profile_function(
+        &self,
+        request: Request<api::ProfileFunctionRequest>,
+    ) -> Result<Response<api::Operation>, Status> {
+        answer(self.profile_function(request).await)
+    }
+
+    async fn list_profiles(
+        &self,
+        request: Request<api::ListProfilesRequest>,
+    ) -> Result<Response<api::ListProfilesResponse>, Status> {
+        answer(self.list_profiles(request.into_inner()).await)
+    }
+
     async fn list_operations(
         &self,
         request: Request<api::ListOperationsRequest>,

@@ -20,14 +20,18 @@
 //! | [`load`] | load of functions and nodes |
 //! | [`measure`] | collects the traffic between functions from all controllers |
 //! | [`slices`] | plans the slices of GPUs |
+//! | [`slice_scaling`] | computes the number of slices of functions whose number follows the load |
+//! | [`profiling`] | carries out the trials of profiles |
 //! | [`scaling`] | computes the number of nodes that the cluster needs |
 
 mod duties;
 mod leases;
 mod load;
 mod measure;
+mod profiling;
 mod reconcile;
 mod scaling;
+mod slice_scaling;
 mod slices;
 mod view;
 
@@ -82,6 +86,7 @@ impl Duties {
         tokio::select! {
             () = leases::keep(self, term) => {}
             () = measure::keep(self) => {}
+            () = profiling::keep(self) => {}
         }
     }
 

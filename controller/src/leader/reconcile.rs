@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::duties::Duties;
 use super::load::{LOOK_EVERY, Loads};
 use super::scaling::Scaler;
+use super::slice_scaling::SCALE_EVERY;
 use super::slices::{self, SlicePlanner};
 use super::view::{WorkflowFlows, view};
 use crate::leadership::{DesiredStates, Leadership, MissingSlices};
@@ -93,6 +94,8 @@ struct Reconciler<'a> {
     slices: SlicePlanner,
     /// The time of the next look at the GPU time counters.
     look_at: Instant,
+    /// The time of the next look at the load of slices.
+    scale_at: Instant,
     planned: Option<Basis>,
     /// Consecutive plans with steps.
     rounds: u32,
@@ -111,6 +114,7 @@ impl<'a> Reconciler<'a> {
             scaler: Scaler::new(),
             slices: SlicePlanner::new(),
             look_at: Instant::now(),
+            scale_at: Instant::now(),
             planned: None,
             rounds: 0,
             last: None,
@@ -119,9 +123,10 @@ impl<'a> Reconciler<'a> {
     }
 
     fn wake(&self, next: Next) -> Instant {
+        let look = self.look_at.min(self.scale_at);
         match next {
-            Next::Retry => self.look_at.min(Instant::now() + RETRY_PAUSE),
-            Next::Plan | Next::Wait => self.look_at,
+            Next::Retry => look.min(Instant::now() + RETRY_PAUSE),
+            Next::Plan | Next::Wait => look,
         }
     }
 
@@ -137,6 +142,12 @@ impl<'a> Reconciler<'a> {
             self.loads.look(duties.fleet.now(), &state, &workers);
             self.look_at = Instant::now() + LOOK_EVERY;
             self.planned = None;
+        }
+        if self.scale_at <= Instant::now() {
+            if self.slices.scalers.look(duties.fleet.now(), &state, &workers) {
+                self.planned = None;
+            }
+            self.scale_at = Instant::now() + SCALE_EVERY;
         }
         let basis = Basis { state: state.version(), fleet, leadership };
         if self.planned.replace(basis) == Some(basis) {

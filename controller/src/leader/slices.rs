@@ -9,6 +9,7 @@ use millrace_slices::placing::{self, NodeSharing, PlacedSlice, SharedNode, Slice
 use millrace_slices::tokens::Config;
 use millrace_types::NodeName;
 
+use super::slice_scaling::SliceScalers;
 use crate::fleet::Workers;
 use crate::leadership::MissingSlices;
 
@@ -16,16 +17,17 @@ use crate::leadership::MissingSlices;
 #[derive(Debug)]
 pub(super) struct SlicePlanner {
     fit: FitCheck,
+    pub(super) scalers: SliceScalers,
 }
 
 impl SlicePlanner {
     pub(super) fn new() -> Self {
-        Self { fit: FitCheck::new(Config::SLICES) }
+        Self { fit: FitCheck::new(Config::SLICES), scalers: SliceScalers::default() }
     }
 
     /// Returns the slices that the cluster should have.
     pub(super) fn plan(&mut self, state: &State, workers: &Workers) -> SlicePlacement {
-        let wishes = wishes(state);
+        let wishes = wishes(state, &self.scalers);
         let present = present(state);
         if wishes.is_empty() && present.is_empty() {
             return SlicePlacement::default();
@@ -34,7 +36,7 @@ impl SlicePlanner {
     }
 }
 
-fn wishes(state: &State) -> Vec<SliceWish> {
+fn wishes(state: &State, scalers: &SliceScalers) -> Vec<SliceWish> {
     let wishes = state.functions().filter(|function| function.enabled).filter_map(|function| {
         let revision = function.latest();
         let asked = revision.spec.slices?;
@@ -42,7 +44,7 @@ fn wishes(state: &State) -> Vec<SliceWish> {
         Some(SliceWish {
             function: function.key.clone(),
             terms: asked.terms,
-            count: asked.min,
+            count: scalers.count(&function.key, &asked),
             memory: revision.gpu_memory(&artifact.model),
             nodes: state.placements_of(&function.key).map(|placement| placement.node.clone()).collect(),
         })
@@ -170,7 +172,7 @@ mod tests {
         let mut planner = SlicePlanner::new();
         let nobody = Workers::default();
         assert_eq!(planner.plan(&state, &nobody), SlicePlacement::default());
-        ask(&mut state, "f", Some(AskedSlices { terms: terms(120), min: 2 }));
+        ask(&mut state, "f", Some(AskedSlices::fixed(terms(120), 2)));
         let plan = planner.plan(&state, &nobody);
         assert_eq!((plan.slices.len(), plan.missing[0].count), (0, 2), "no node has reported");
         assert_eq!(commands(&state, &plan), []);
@@ -234,7 +236,7 @@ mod tests {
         let node = NodeName::new("n1").unwrap();
         let reason = PlacementReason::MissingReplica;
         apply(&mut state, StateCommand::Place { function: key("f"), node: node.clone(), reason });
-        ask(&mut state, "f", Some(AskedSlices { terms: terms(120), min: 1 }));
+        ask(&mut state, "f", Some(AskedSlices::fixed(terms(120), 1)));
         let (worker, report) = worker(&state);
         let workers: Workers = Arc::new([(node, worker.clone())].into());
         let up = wire::GpuHealth::Up;

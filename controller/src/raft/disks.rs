@@ -213,6 +213,7 @@ impl Replica {
                 | StateCommand::ApplyWorkflow { .. }
                 | StateCommand::AddArtifact { .. }
                 | StateCommand::BeginOperation { .. }
+                | StateCommand::RecordTrial { .. }
         );
         if !grows || !self.disk.health().full {
             return Ok(());

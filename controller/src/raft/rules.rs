@@ -309,6 +309,7 @@ mod tests {
             uses: 1,
             touched_at: UnixMillis(1),
             created_by: CallerName("test".into()),
+            profiles: Vec::new(),
         }
     }
 

@@ -73,6 +73,13 @@ impl Worker for StubService {
         answered.await.map_err(|_| Status::internal("the test gave no answer"))?.map(Response::new)
     }
 
+    async fn run_trial(
+        &self,
+        _request: Request<wire::RunTrialRequest>,
+    ) -> Result<Response<wire::RunTrialResponse>, Status> {
+        Err(Status::unimplemented("the stub runs no trials"))
+    }
+
     async fn inject_fault(
         &self,
         _request: Request<wire::InjectFaultRequest>,

@@ -9,7 +9,7 @@ use super::isolation::ExecutorIsolation;
 use super::lines::LinePlace;
 use super::model_processes::seed;
 use super::programs::ProgramLoadState;
-use super::protocol::{Action, GpuTimes, RunFailure};
+use super::protocol::{Action, ComputeRight, GpuTimes, RunFailure, SmUse};
 use super::slots::{AssignedRequest, RequestStage};
 use millrace_core::attempts::ReturnReason;
 use millrace_core::ids::{RequestKey, RunId, TransferId};
@@ -26,6 +26,7 @@ pub(super) struct RunTimes {
     pub(super) waited: Duration,
     pub(super) held: Duration,
     pub(super) sm: Duration,
+    pub(super) on: Option<SmUse>,
 }
 
 impl GpuCore {
@@ -77,7 +78,7 @@ impl GpuCore {
         times: RunTimes,
         actions: &mut Vec<Action>,
     ) {
-        let RunTimes { started, finished, waited, held, sm } = times;
+        let RunTimes { started, finished, waited, held, sm, on } = times;
         let Some(place) = self.lines.place_of_run(run) else { return };
         let slot = self.remove_request(place, actions);
         let swapped = slot.swapped + self.unheard(slot.model);
@@ -99,10 +100,12 @@ impl GpuCore {
                 finished.since(turn).saturating_sub(occupied)
             };
             let held = held.min(occupied);
-            let spent = GpuTimes { turn, swap, ran, held, billed: of_whole_gpu, swapped };
+            let spent = GpuTimes { turn, swap, ran, held, billed: of_whole_gpu, swapped, on };
             actions.push(Action::Completed { key: slot.key, spent });
         }
-        actions.push(Action::Ended { key: slot.key, ran: Some(occupied) });
+        // A trial's time says nothing about the function's requests, and is no use of the tenant.
+        let is_trial = matches!(slot.right, ComputeRight::Trial(_));
+        actions.push(Action::Ended { key: slot.key, ran: Some(occupied).filter(|_| !is_trial) });
     }
 
     pub(super) fn run_failed(&mut self, run: RunId, why: RunFailure, actions: &mut Vec<Action>) {

@@ -83,10 +83,10 @@ impl Core for GpuCore {
                 self.drop_part(model, actions);
             }
             // The node itself takes back a request that was assigned to a lost executor.
-            Event::Assign { seat, key, model, incarnation, from, deadline, slice }
+            Event::Assign { seat, key, model, incarnation, from, deadline, right }
                 if self.incarnation == Some(incarnation) =>
             {
-                self.lines.push(seat, AssignedRequest::new(key, model, from, deadline, slice));
+                self.lines.push(seat, AssignedRequest::new(key, model, from, deadline, right));
             }
             Event::Assign { .. } => {}
             Event::Recall { key } => self.recall(key, actions),
@@ -108,8 +108,8 @@ impl Core for GpuCore {
             Event::Lock { transfer, model } => self.lock(transfer, model, actions),
             Event::Unlock { transfer } => self.unlock(transfer),
             Event::RunDone { run, started, finished, waited, held, sm, token } => {
-                self.token_after_run(now, run, token, actions);
-                self.run_done(now, run, RunTimes { started, finished, waited, held, sm }, actions);
+                let on = self.token_after_run(now, run, token, actions);
+                self.run_done(now, run, RunTimes { started, finished, waited, held, sm, on }, actions);
             }
             Event::TokenAsked { seat } => self.token_asked(now, seat, actions),
             Event::TokenSpent { seat, token, busy, more } => {

@@ -68,5 +68,5 @@ pub use self::gpu_core::{ExecutorHealth, GpuCore, GpuCounters};
 pub use self::isolation::{ExecutorIsolation, PROCESSES_MAX};
 pub use self::object_action::ObjectAction;
 pub use self::programs::PROGRAMS_MAX;
-pub use self::protocol::{Action, Event, GpuTimes, RunFailure};
+pub use self::protocol::{Action, ComputeRight, Event, GpuTimes, RunFailure, SmUse};
 pub use self::slice_use::SliceUse;

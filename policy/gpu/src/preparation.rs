@@ -62,12 +62,20 @@ impl GpuCore {
     fn send_line(&mut self, now: Timestamp, line: usize, actions: &mut Vec<Action>) -> Option<LinePlace> {
         let alone = self.runs_one_at_a_time();
         let mut place = LinePlace::first_in(line);
+        let mut before = None;
         while let Some(&slot) = self.lines.get(place) {
+            let before = before.replace(slot.right);
             match slot.stage {
                 RequestStage::Sent { .. } => {}
                 RequestStage::Starved => return None,
                 RequestStage::Waiting if self.must_wait(now, slot.model) => return None,
                 RequestStage::Waiting if alone && !place.is_first() => return None,
+                // The runs of a seat use the same tokens.
+                RequestStage::Waiting
+                    if self.tokens.is_some() && before.is_some_and(|right| right != slot.right) =>
+                {
+                    return None;
+                }
                 RequestStage::Waiting => match self.send(now, place, slot, actions) {
                     Ok(()) => {}
                     Err(MemoryShortage::Pinned) => return Some(place),

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
+use millrace_types::profile::TrialSetting;
 use millrace_types::{
-    Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, SliceId, Terms, Timestamp,
+    Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, SliceId, SmShare, Terms, Timestamp,
 };
 
 use super::executor_seat::{ExecutorSeat, RunTokens};
@@ -66,8 +67,8 @@ pub enum Event {
         from: Option<GpuIndex>,
         /// The time by which the response is due; `None` if no time was asked for.
         deadline: Option<Timestamp>,
-        /// The slice that the seat belongs to; `None` for a seat of all functions.
-        slice: Option<SliceId>,
+        /// The SMs and the time that the request may use while the GPU is shared.
+        right: ComputeRight,
     },
     /// All slices of this GPU from now on. Runs of a slice that is not among them keep the slice until
     /// they end.
@@ -155,6 +156,26 @@ pub enum Event {
     Eviction(Eviction),
 }
 
+/// The SMs and the time that a request may use on a shared GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ComputeRight {
+    /// Any SMs that slices leave free.
+    Free,
+    /// The terms of the slice that the seat belongs to.
+    Slice(SliceId),
+    /// The setting of a trial, whichever slice the seat belongs to.
+    Trial(TrialSetting),
+}
+
+/// The SMs on which a request computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SmUse {
+    /// The SMs of the last token.
+    pub sms: SmShare,
+    /// Whether no other seat had a run that computed or waited for SMs meanwhile.
+    pub alone: bool,
+}
+
 /// The reason why a run failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RunFailure {
@@ -186,6 +207,8 @@ pub struct GpuTimes {
     pub billed: Duration,
     /// Bytes copied for the request.
     pub swapped: Bytes,
+    /// The SMs of the request; `None` on a GPU that is not shared.
+    pub on: Option<SmUse>,
 }
 
 /// An action that a GPU's core asks for.

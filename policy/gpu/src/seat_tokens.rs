@@ -5,8 +5,8 @@
 //! tokens one after another. A period ends early if a run waits for weights: the seat then gives its tokens
 //! back, and asks again once the weights are there.
 //!
-//! The runs of a slice's seat are charged to the slice, and all others to the *free slice*, which has no
-//! limit and no request. A slice that is removed stays until its runs have ended.
+//! The runs of a slice's seat are charged to the slice, those of a trial to the *trial slice*, and all others to
+//! the *free slice*, which has no limit and no request. A slice that is removed stays until its runs have ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,10 +16,12 @@ use millrace_slices::gate::SeatToken;
 use millrace_slices::tokens::{
     Action as TokenAction, Config, Event as TokenEvent, RunId as TokenHolder, TokenCore, TokenId,
 };
+use millrace_types::profile::TrialSetting;
+use millrace_types::slices::UNITS;
 use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp};
 
 use super::executor_seat::ExecutorSeat;
-use super::protocol::Action;
+use super::protocol::{Action, ComputeRight, SmUse};
 use super::slice_use::{SliceUse, SliceUseRecord};
 
 /// The guaranteed time that a slice may lack at the end of a second before the second counts as starved: the
@@ -28,6 +30,16 @@ const MISSED_MIN: Duration = Duration::from_millis(50);
 
 /// The slice of all requests without a slice of their own: on any of the SMs, at any time.
 const FREE_SLICE: SliceId = SliceId(0);
+
+/// The slice of the GPU's trial. A second trial at the same time would have the terms of the later.
+const TRIAL_SLICE: SliceId = SliceId(u64::MAX);
+
+/// Returns the terms of a trial. No time is guaranteed, so that no slice waits for a trial.
+fn trial_terms(setting: TrialSetting) -> Terms {
+    let share = Permille::new(u16::from(setting.units()) * 1000 / u16::from(UNITS)).unwrap_or(Permille::ALL);
+    Terms::new(share, share, Permille::ZERO, setting.quota())
+        .expect("neither the share nor the quota is zero")
+}
 
 fn free_terms() -> Terms {
     // 6% of the SMs: a single unit.
@@ -67,6 +79,9 @@ pub(super) struct SeatTokens {
     pub(super) config: Config,
     core: TokenCore,
     periods: [Option<SeatPeriod>; SEATS_MAX],
+    /// The SMs of the present or last period of each seat, and whether no other seat had a period meanwhile.
+    used: [Option<SmShare>; SEATS_MAX],
+    alone: [bool; SEATS_MAX],
     pub(super) last_period: u64,
     last_token: Option<TokenId>,
     /// The terms of each slice, also of slices that leave.
@@ -87,6 +102,8 @@ impl SeatTokens {
             config,
             core,
             periods: [None; SEATS_MAX],
+            used: [None; SEATS_MAX],
+            alone: [true; SEATS_MAX],
             last_period,
             last_token: None,
             slices: BTreeMap::new(),
@@ -105,7 +122,8 @@ impl SeatTokens {
             }
         }
         let gone = self.slices.keys().filter(|slice| !wanted.contains_key(slice)).copied();
-        self.leaving.extend(gone.collect::<Vec<_>>());
+        let gone: Vec<_> = gone.filter(|&slice| slice != TRIAL_SLICE).collect();
+        self.leaving.extend(gone);
         self.drop_left(now);
     }
 
@@ -132,7 +150,7 @@ impl SeatTokens {
 
     /// Returns the use of each slice.
     pub(super) fn uses(&self, now: Timestamp) -> impl Iterator<Item = (SliceId, SliceUse)> {
-        self.slices.keys().map(move |slice| {
+        self.slices.keys().filter(|&&slice| slice != TRIAL_SLICE).map(move |slice| {
             let used = self.uses.get(slice).map(|record| record.until(now)).unwrap_or_default();
             (*slice, used)
         })
@@ -154,6 +172,13 @@ impl SeatTokens {
         self.periods.get(usize::from(seat.0)).copied().flatten()
     }
 
+    /// Returns the SMs of the present or last period of a seat.
+    pub(super) fn sms_used(&self, seat: ExecutorSeat) -> Option<SmUse> {
+        let seat = usize::from(seat.0);
+        let sms = self.used.get(seat).copied().flatten()?;
+        Some(SmUse { sms, alone: self.alone.get(seat).copied().unwrap_or(false) })
+    }
+
     pub(super) fn decide(&mut self, now: Timestamp, event: TokenEvent) {
         self.core.on_event(now, event, &mut self.decided);
     }
@@ -163,12 +188,21 @@ impl SeatTokens {
         &mut self,
         now: Timestamp,
         seat: ExecutorSeat,
-        slice: Option<SliceId>,
+        right: ComputeRight,
         deadline: Option<Timestamp>,
     ) -> bool {
         let before = self.period(seat);
         let period = before.unwrap_or_else(|| {
-            let slice = slice.filter(|slice| self.slices.contains_key(slice)).unwrap_or(FREE_SLICE);
+            self.used[usize::from(seat.0)] = None;
+            self.alone[usize::from(seat.0)] = self.periods.iter().all(Option::is_none);
+            for (alone, period) in self.alone.iter_mut().zip(&self.periods) {
+                *alone &= period.is_none();
+            }
+            let slice = match right {
+                ComputeRight::Slice(slice) if self.slices.contains_key(&slice) => slice,
+                ComputeRight::Slice(_) | ComputeRight::Free => FREE_SLICE,
+                ComputeRight::Trial(setting) => self.trial_slice(now, setting),
+            };
             SeatPeriod { number: self.last_period + 1, after: self.last_token, on: None, slice }
         });
         self.last_period = self.last_period.max(period.number);
@@ -177,6 +211,16 @@ impl SeatTokens {
         let run = TokenHolder(number);
         self.decide(now, TokenEvent::Ask { slice, run, deadline, curve: ASSUMED_CURVE });
         before.is_none()
+    }
+
+    /// Gives the trial slice these terms. The slice stays after a run, because its account decides when the next
+    /// request of the trial may compute.
+    fn trial_slice(&mut self, now: Timestamp, setting: TrialSetting) -> SliceId {
+        let terms = trial_terms(setting);
+        if self.slices.insert(TRIAL_SLICE, terms) != Some(terms) {
+            self.decide(now, TokenEvent::Terms { slice: TRIAL_SLICE, terms });
+        }
+        TRIAL_SLICE
     }
 
     /// Ends the period of a seat that has no runs any longer.
@@ -200,11 +244,11 @@ impl SeatTokens {
             return;
         };
         self.decide(now, TokenEvent::Spent { run: TokenHolder(period.number), token, busy, more });
-        let used = self.decided.iter().find_map(|action| match *action {
+        let sample = self.decided.iter().find_map(|action| match *action {
             TokenAction::Sample { run, on, busy, .. } if run.0 == period.number => Some((on, busy)),
             _ => None,
         });
-        if let Some((on, busy)) = used.filter(|_| period.slice != FREE_SLICE) {
+        if let Some((on, busy)) = sample.filter(|_| ![FREE_SLICE, TRIAL_SLICE].contains(&period.slice)) {
             self.uses.entry(period.slice).or_default().add(now, on, busy);
         }
         if !more {
@@ -229,6 +273,7 @@ impl SeatTokens {
                     if let Some(period) = &mut self.periods[usize::from(seat.0)] {
                         period.on = Some(on);
                     }
+                    self.used[usize::from(seat.0)] = Some(on);
                     let granted = SeatToken { token, period: run.0, on, busy };
                     if begun == Some(seat) {
                         first = Some(granted);

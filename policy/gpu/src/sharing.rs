@@ -11,7 +11,7 @@ use millrace_types::{SliceId, SmShare, Terms, Timestamp};
 use super::executor_seat::{ExecutorSeat, RunTokens};
 use super::gpu_core::GpuCore;
 use super::lines::LinePlace;
-use super::protocol::Action;
+use super::protocol::{Action, SmUse};
 use super::seat_tokens::{SeatTokens, TokenHold};
 use super::slice_use::SliceUse;
 
@@ -83,7 +83,7 @@ impl GpuCore {
     ) -> Option<RunTokens> {
         let request = self.lines.get(place)?;
         let deadline = request.deadline;
-        let slice = request.slice;
+        let right = request.right;
         let seat = self.lines.seat(place);
         let sent = self.lines.sent_runs(seat);
         let tokens = self.tokens.as_mut()?;
@@ -91,7 +91,7 @@ impl GpuCore {
         if sent > 1 {
             return Some(RunTokens { anew: false, first: None });
         }
-        tokens.ask(now, seat, slice, deadline);
+        tokens.ask(now, seat, right, deadline);
         let first = tokens.take_decisions(Some(seat), actions);
         Some(RunTokens { anew: true, first })
     }
@@ -101,7 +101,7 @@ impl GpuCore {
         let Some(line) = self.lines.line_of(seat) else { return };
         let head = self.lines.get(LinePlace::first_in(line)).filter(|head| head.run().is_some());
         let Some((tokens, head)) = self.tokens.as_mut().zip(head) else { return };
-        tokens.ask(now, seat, head.slice, head.deadline);
+        tokens.ask(now, seat, head.right, head.deadline);
         tokens.take_decisions(None, actions);
     }
 
@@ -120,20 +120,22 @@ impl GpuCore {
         }
     }
 
-    /// Gives back the token that a seat holds after the end of its last run.
+    /// Gives back the token that a seat holds after the end of its last run. Returns the SMs of the run.
     pub(super) fn token_after_run(
         &mut self,
         now: Timestamp,
         run: RunId,
         token: Option<(TokenId, Duration)>,
         actions: &mut Vec<Action>,
-    ) {
-        let Some((token, busy)) = token else { return };
-        let Some(place) = self.lines.place_of_run(run) else { return };
+    ) -> Option<SmUse> {
+        let place = self.lines.place_of_run(run)?;
         let seat = self.lines.seat(place);
-        if self.lines.sent_runs(seat) == 1 {
+        if let Some((token, busy)) = token
+            && self.lines.sent_runs(seat) == 1
+        {
             self.token_spent(now, seat, token, busy, false, actions);
         }
+        self.tokens.as_ref()?.sms_used(seat)
     }
 
     /// Ends the periods of seats that have no run in the executor.

@@ -1,8 +1,9 @@
 //! The requests on a seat of a GPU: the request that runs, and the requests queued behind it.
 
 use millrace_core::SLOTS_MAX;
-use millrace_types::{Bytes, GpuIndex, ModelId, SliceId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, ModelId, Timestamp};
 
+use super::protocol::ComputeRight;
 use millrace_core::ids::{Generation, RequestKey, RunId};
 
 /// The stage of a request.
@@ -26,8 +27,7 @@ pub(super) struct AssignedRequest {
     pub(super) from: Option<GpuIndex>,
     /// The time by which the response is due; `None` if no time was asked for.
     pub(super) deadline: Option<Timestamp>,
-    /// The slice that the seat belongs to.
-    pub(super) slice: Option<SliceId>,
+    pub(super) right: ComputeRight,
     pub(super) stage: RequestStage,
     /// Start of the request's turn.
     pub(super) turn: Option<Timestamp>,
@@ -51,14 +51,14 @@ impl AssignedRequest {
         model: ModelId,
         from: Option<GpuIndex>,
         deadline: Option<Timestamp>,
-        slice: Option<SliceId>,
+        right: ComputeRight,
     ) -> Self {
         Self {
             key,
             model,
             from,
             deadline,
-            slice,
+            right,
             stage: RequestStage::Waiting,
             turn: None,
             was_resident: false,

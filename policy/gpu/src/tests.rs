@@ -90,7 +90,7 @@ impl Bench {
             incarnation: FIRST,
             from: None,
             deadline: deadline.map(Timestamp),
-            slice: None,
+            right: ComputeRight::Free,
         })
     }
 
@@ -230,6 +230,7 @@ fn a_cold_request_is_sent_at_once_while_the_weights_are_copied() {
         held: Duration::ZERO,
         billed: Duration::from_nanos(3_000),
         swapped: Bytes::mib(20),
+        on: None,
     };
     let completed = Action::Completed { key: RequestKey(7), spent };
     assert_eq!(bench.run_done(1, 3_000), [completed, ended(7, Some(3_000))]);
@@ -249,6 +250,7 @@ fn a_request_for_a_resident_model_has_no_swap_time() {
         held: Duration::ZERO,
         billed: Duration::from_nanos(700),
         swapped: Bytes::ZERO,
+        on: None,
     };
     let completed = Action::Completed { key: RequestKey(2), spent };
     assert_eq!(bench.run_done(2, 700), [completed, ended(2, Some(700))]);

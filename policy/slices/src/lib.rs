@@ -20,14 +20,18 @@
 //! | [`placing`] | the slices that functions ask for to the GPUs of a cluster |
 //! | [`rectangles`] | the paper's Maximal Rectangles Algorithm (F15, F16) |
 //! | [`plan`] | a list of orders, packed in both ways |
+//! | [`scaling`] | the number of slices of a function: forecast, capacity, hysteresis (F13, F14, F18) |
+//! | [`profiling`] | the trials that measure a model on parts of a GPU (F04, F05, F22) |
 //!
-//! Deliberately absent: profiles, forecasts and scaling.
+//! Deliberately absent: which shares a slice should have.
 
 pub mod dry_run;
 pub mod gate;
 pub mod pack;
 pub mod placing;
 pub mod plan;
+pub mod profiling;
 pub mod rectangles;
+pub mod scaling;
 pub mod tokens;
 pub mod units;

@@ -1,8 +1,11 @@
 //! Conversions of the slices of GPUs.
 
+use std::time::Duration;
+
+use millrace_types::profile::{PROFILE_QUOTAS, PROFILE_WIDTHS, ProfilePoint, TrialSetting};
 use millrace_types::{AskedSlices, Failure, GpuIndex, Permille, Reason, SliceId, Terms};
 
-use crate::slices::SliceTerms;
+use crate::slices::{ProfilePoint as ProfilePointWire, SliceTerms};
 use crate::{admin, worker};
 
 /// Parses the terms of a slice.
@@ -35,16 +38,66 @@ pub fn slice_terms_wire(terms: Terms) -> SliceTerms {
     }
 }
 
+/// Parses the setting of a trial.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] with the known settings.
+pub fn trial_setting(units: u32, quota: u32) -> Result<TrialSetting, Failure> {
+    let quota_share = u16::try_from(quota).ok().and_then(Permille::new);
+    let setting = quota_share.and_then(|quota| TrialSetting::new(u8::try_from(units).ok()?, quota));
+    setting.ok_or_else(|| {
+        invalid_spec(format!(
+            "no trial runs on {units} SM units for {quota} thousandths of the time: choose from {PROFILE_WIDTHS:?} and {PROFILE_QUOTAS:?}"
+        ))
+    })
+}
+
+/// Parses the result of a trial.
+///
+/// # Errors
+/// [`Reason::InvalidSpec`] if no trial has the setting.
+pub fn profile_point(wire: ProfilePointWire) -> Result<ProfilePoint, Failure> {
+    let setting = trial_setting(wire.sm_units, wire.quota_permille)?;
+    Ok(ProfilePoint {
+        runs: wire.runs,
+        p50: Duration::from_nanos(wire.p50_ns),
+        p99: Duration::from_nanos(wire.p99_ns),
+        elapsed: Duration::from_nanos(wire.elapsed_ns),
+        computed: Duration::from_nanos(wire.computed_ns),
+        ..ProfilePoint::new(setting)
+    })
+}
+
+/// Encodes the result of a trial.
+#[must_use]
+pub fn profile_point_wire(point: ProfilePoint) -> ProfilePointWire {
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    ProfilePointWire {
+        sm_units: point.setting.units().into(),
+        quota_permille: point.setting.quota().get().into(),
+        runs: point.runs,
+        p50_ns: nanos(point.p50),
+        p99_ns: nanos(point.p99),
+        elapsed_ns: nanos(point.elapsed),
+        computed_ns: nanos(point.computed),
+    }
+}
+
 fn invalid_spec(message: String) -> Failure {
     Failure::new(Reason::InvalidSpec, message)
 }
 
 pub(super) fn asked(wire: admin::AskedSlices) -> Result<AskedSlices, Failure> {
-    Ok(AskedSlices { terms: slice_terms(wire.terms)?, min: wire.min.max(1) })
+    let max = Some(wire.max).filter(|&max| max > 0);
+    Ok(AskedSlices { terms: slice_terms(wire.terms)?, min: wire.min.max(1), max })
 }
 
 pub(super) fn asked_wire(asked: AskedSlices) -> admin::AskedSlices {
-    admin::AskedSlices { terms: Some(slice_terms_wire(asked.terms)), min: asked.min }
+    admin::AskedSlices {
+        terms: Some(slice_terms_wire(asked.terms)),
+        min: asked.min,
+        max: asked.max.unwrap_or_default(),
+    }
 }
 
 /// Parses the slices of a function on a node.
@@ -78,8 +131,10 @@ mod tests {
     #[test]
     fn slices_survive_the_wire() {
         assert_eq!(slice_terms(Some(slice_terms_wire(terms()))), Ok(terms()));
-        let asked_slices = AskedSlices { terms: terms(), min: 3 };
-        assert_eq!(asked(asked_wire(asked_slices)), Ok(asked_slices));
+        for max in [None, Some(8)] {
+            let asked_slices = AskedSlices { terms: terms(), min: 3, max };
+            assert_eq!(asked(asked_wire(asked_slices)), Ok(asked_slices));
+        }
         let on = vec![(SliceId(7), GpuIndex(0)), (SliceId(9), GpuIndex(1))];
         assert_eq!(placed_slices(&placed_slices_wire(terms(), on.clone())), Ok((terms(), on)));
     }

@@ -97,7 +97,7 @@ fn terms() -> Terms {
 }
 
 fn apply_sliced(function: &str, model: &str) -> StateCommand {
-    let slices = Some(AskedSlices { terms: terms(), min: 2 });
+    let slices = Some(AskedSlices::fixed(terms(), 2));
     let spec = FunctionSpec { slices, ..FunctionSpec::new(key(function)) };
     StateCommand::ApplyFunction { spec, digest: digest(model), expected: None, voters: vec![ControllerId(1)] }
 }

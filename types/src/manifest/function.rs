@@ -100,7 +100,14 @@ impl Visitor<'_> for ShareVisitor {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SlicesText {
+    #[serde(default = "one")]
     min: u32,
+    #[serde(default)]
+    max: Option<u32>,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 #[derive(Deserialize, Default)]
@@ -226,7 +233,8 @@ impl ResourcesText {
         let limit = quota("spec.resources.quotaLimit", quota_limit, Permille::ALL)?;
         let terms = Terms::new(least, most, request, limit);
         let terms = terms.map_err(|error| ("spec.resources", error.to_string()))?;
-        Ok(Some(AskedSlices { terms, min: slices.map_or(1, |slices| slices.min) }))
+        let SlicesText { min, max } = slices.unwrap_or(SlicesText { min: 1, max: None });
+        Ok(Some(AskedSlices { terms, min, max }))
     }
 }
 

@@ -109,7 +109,7 @@ fn slices_are_asked_for_with_shares_of_sms_and_time() {
     let asked = |least, most, request, limit, min| {
         let share = |thousandths| Permille::new(thousandths).unwrap();
         let terms = Terms::new(share(least), share(most), share(request), share(limit)).unwrap();
-        Some(AskedSlices { terms, min })
+        Some(AskedSlices::fixed(terms, min))
     };
     for (resources, more, expected) in [
         ("gpuMemory: 1GiB", "", None),
@@ -121,6 +121,12 @@ fn slices_are_asked_for_with_shares_of_sms_and_time() {
         ("quotaRequest: 0.3", "", asked(1000, 1000, 300, 1000, 1)),
     ] {
         assert_eq!(slices_of(resources, more).unwrap(), expected, "{resources}");
+    }
+    for (more, counts) in
+        [("  slices: {max: 8}\n", (1, Some(8))), ("  slices: {min: 2, max: 2}\n", (2, Some(2)))]
+    {
+        let asked = slices_of("sm: 12%", more).unwrap().unwrap();
+        assert_eq!((asked.min, asked.max), counts);
     }
 }
 
@@ -135,7 +141,9 @@ fn slices_that_no_gpu_can_have_are_refused_with_the_correction() {
         ("sm: 12%, quotaLimit: 0", "", "the quota limit is 0%"),
         ("sm: [12%]", "", "a share, such as 12% or 0.3"),
         ("sm: -1", "", "spec.resources.sm: \"-1\" is not a share of the SMs"),
-        ("sm: 12%", "  slices: {min: 0}\n", "slices.min is 0: write a number from 1 to 64"),
+        ("sm: 12%", "  slices: {min: 0}\n", "slices.min or slices.max is 0: write a number from 1 to 64"),
+        ("sm: 12%", "  slices: {max: 65}\n", "slices.min or slices.max is 65"),
+        ("sm: 12%", "  slices: {min: 3, max: 2}\n", "slices.max 2 is below slices.min 3"),
         ("gpuMemory: 1GiB", "  slices: {min: 2}\n", "has an effect only with resources.sm"),
     ] {
         let message = slices_of(resources, more).unwrap_err().to_string();

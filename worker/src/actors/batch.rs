@@ -11,9 +11,10 @@ use crate::port::Descriptor;
 use crate::request::{Attempt, BatchShare};
 
 /// Returns the class and size by which a request is batched. Returns `None` if the request must run alone:
-/// its inputs have no rows, different numbers of rows, or contents that only an executor can hold.
+/// it is a request of a trial, or its inputs have no rows, different numbers of rows, or contents that only an
+/// executor can hold.
 pub(crate) fn item(invocation: &Attempt) -> Option<BatchItem> {
-    let rows = rows(invocation)?;
+    let rows = rows(invocation).filter(|_| invocation.trial.is_none())?;
     let mut class = DefaultHasher::new();
     let mut inline = 0;
     let mut descriptors = 0;

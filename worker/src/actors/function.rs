@@ -198,6 +198,7 @@ impl FunctionActor {
                     split,
                     marks: BTreeMap::new(),
                     gpu: Some(gpu),
+                    on: spent.on,
                     attempts,
                 }
             }
@@ -221,6 +222,7 @@ impl FunctionActor {
                     split,
                     marks,
                     gpu: None,
+                    on: None,
                     attempts,
                 }
             }

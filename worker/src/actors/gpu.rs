@@ -50,7 +50,7 @@ impl ActorBehaviour for GpuActor {
                 self.step(now, Event::Install { model, memory, weights }, GpuPayload::Nothing);
             }
             Message::Remove(model) => self.step(now, Event::Remove { model }, GpuPayload::Nothing),
-            Message::Assign { seat, key, works, incarnation, attempt, from, deadline, slice } => {
+            Message::Assign { seat, key, works, incarnation, attempt, from, deadline, right } => {
                 let parent = works.first().map_or_else(Span::none, |work| work.span.clone());
                 let entry = GpuRequest {
                     key,
@@ -62,7 +62,7 @@ impl ActorBehaviour for GpuActor {
                     fetches: Vec::new(),
                 };
                 let model = entry.work().model;
-                let assign = Event::Assign { seat, key, model, incarnation, from, deadline, slice };
+                let assign = Event::Assign { seat, key, model, incarnation, from, deadline, right };
                 self.assign(now, entry, assign);
             }
             Message::Recall(key) => self.step(now, Event::Recall { key }, GpuPayload::Nothing),

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use millrace_core::ids::ObjectKey;
 use millrace_core::ids::{RequestKey, RunId, SeatIndex, TransferId};
 use millrace_device::emulated::SmPage;
-use millrace_gpu::Event;
+use millrace_gpu::{ComputeRight, Event};
 use millrace_proto::executor::{Fault, LaunchTimes};
 use millrace_transfers::fabric::{ObjectPiece, TransferOutcome};
 use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::LinkId;
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, SliceId, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
 
 use super::request_update::RunOutputs;
 use super::work::SharedWork;
@@ -35,8 +35,8 @@ pub(crate) enum Message {
         from: Option<GpuIndex>,
         /// The time by which the first response is due.
         deadline: Option<Timestamp>,
-        /// The slice that the seat belongs to.
-        slice: Option<SliceId>,
+        /// The SMs and the time that the request may use while the GPU is shared.
+        right: ComputeRight,
     },
     /// The Node recalls a request, unless the request's run has begun.
     Recall(RequestKey),

@@ -191,6 +191,7 @@ fn request(timeout: Duration) -> Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
+        trial: None,
     }
 }
 

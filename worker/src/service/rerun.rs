@@ -67,6 +67,7 @@ mod tests {
             cold: millis(7),
             behind: millis(8),
             counted: false,
+            trial: None,
         };
         let again = |attempts, took| RerunCopy(invocation.clone()).after(attempts, millis(took));
         let next = again(1, 30).unwrap();

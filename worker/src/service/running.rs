@@ -113,6 +113,7 @@ impl WorkerService {
             cold: Duration::ZERO,
             behind: Duration::ZERO,
             counted: false,
+            trial: None,
         };
         Ok((invocation, gathered))
     }

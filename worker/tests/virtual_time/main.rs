@@ -12,6 +12,7 @@ mod panics;
 mod peers;
 mod policies;
 mod prewarm;
+mod profiles;
 mod requests;
 mod scenario;
 mod sharing;

@@ -157,6 +157,7 @@ pub(crate) fn request(function: usize) -> Attempt {
         cold: Duration::ZERO,
         behind: Duration::ZERO,
         counted: false,
+        trial: None,
         request_id: RequestId::new("request").unwrap(),
         attempts_left: 3,
         revision: revision(function),

@@ -28,10 +28,10 @@ const RNNT_RUN: Duration = Duration::from_millis(20);
 /// Returns terms in percent of the SMs, the requested and the greatest time.
 fn slice(sm: u16, request: u16, limit: u16) -> Result<AskedSlices> {
     let share = |percent: u16| Permille::new(percent * 10).context("invalid share");
-    Ok(AskedSlices { terms: Terms::new(share(sm)?, share(sm)?, share(request)?, share(limit)?)?, min: 1 })
+    Ok(AskedSlices::fixed(Terms::new(share(sm)?, share(sm)?, share(request)?, share(limit)?)?, 1))
 }
 
-fn resnet() -> ModelFigures {
+pub(super) fn resnet() -> ModelFigures {
     models::torpor().swap_remove(4)
 }
 
@@ -42,14 +42,14 @@ fn rnnt() -> ModelFigures {
 
 /// A function with its slices and the rate of its requests, in 1/s.
 #[derive(Clone)]
-struct Load {
-    model: ModelFigures,
-    slices: Option<AskedSlices>,
-    rate: f64,
+pub(super) struct Load {
+    pub(super) model: ModelFigures,
+    pub(super) slices: Option<AskedSlices>,
+    pub(super) rate: f64,
 }
 
 /// Returns a worker with one shared GPU under loads.
-fn scenario(loads: &[Load], span: Duration, seed: u64) -> ClusterScenario {
+pub(super) fn scenario(loads: &[Load], span: Duration, seed: u64) -> ClusterScenario {
     let pattern =
         |load: &Load| WorkloadPattern::Sporadic { mean_gap: Duration::from_secs_f64(1.0 / load.rate) };
     let patterns: Vec<_> = loads.iter().map(pattern).collect();

@@ -38,6 +38,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
         ResourceKind::Node => "node",
         ResourceKind::Gpu
         | ResourceKind::Slice
+        | ResourceKind::Profile
         | ResourceKind::Tenant
         | ResourceKind::Policy
         | ResourceKind::Operation

@@ -1,4 +1,4 @@
-//! `get`: lists functions, workflows, nodes, GPUs, slices, tenants or operations, or shows one of them;
+//! `get`: lists functions, workflows, nodes, GPUs, slices, profiles, tenants or operations, or shows one of them;
 //! shows the scheduling policy and the number of nodes that the cluster needs.
 
 mod nodes;
@@ -20,15 +20,15 @@ use crate::output::{ListFormat, ListOutput, document, documents, list, print, te
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
-/// List functions, workflows, nodes, GPUs, slices, tenants or operations, or show one of them; show
-/// the scheduling policy, or the number of nodes that the cluster needs.
+/// List functions, workflows, nodes, GPUs, slices, profiles, tenants or operations, or show one of
+/// them; show the scheduling policy, or the number of nodes that the cluster needs.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// functions, workflows, nodes, gpus, slices, tenants or operations; a single item, such as
-    /// function/digits; policies; or scaling.
+    /// functions, workflows, nodes, gpus, slices, profiles, tenants or operations; a single item, such
+    /// as function/digits; policies; or scaling.
     #[arg(value_name = "TYPE[/NAME]")]
     target: ResourceTarget,
-    /// The name of a single item; for GPUs and slices, the name of a node.
+    /// The name of a single item; for GPUs and slices, the name of a node; for profiles, of a function.
     name: Option<String>,
     /// List the functions or workflows of every tenant.
     #[arg(short = 'A', long)]
@@ -55,6 +55,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
         }
         ResourceKind::Gpu => nodes::gpus(&nodes::named(&admin, name.as_deref()).await?, format),
         ResourceKind::Slice => slices(&admin, name.as_deref(), format).await,
+        ResourceKind::Profile => shown.profiles(name).await,
         ResourceKind::Tenant => tenants(&admin, name.as_deref(), format).await,
         ResourceKind::Operation => operations(&admin, name.as_deref(), format).await,
         ResourceKind::Policy => {
@@ -101,6 +102,24 @@ impl ModelListing<'_> {
                 self.all::<_, documents::WorkflowDocument>("workflows", workflows, workflows::table)
             }
         }
+    }
+
+    async fn profiles(&self, name: Option<String>) -> Result<(), CommandFailure> {
+        let name = name.map(|name| FunctionName::new(&name)).transpose();
+        let name = name.map_err(|error| CommandFailure::usage(error.to_string()))?;
+        let profiles = self.admin.profiles(self.tenant(), name.as_ref()).await?;
+        let table = output::profiles::table(&profiles);
+        let documents: Vec<_> = profiles.into_iter().map(output::profiles::ProfileDocument::from).collect();
+        let none = match &name {
+            Some(name) => format!("function {name} was not profiled"),
+            None => "no function was profiled".to_owned(),
+        };
+        list(
+            self.format,
+            &documents,
+            &table,
+            &format!("{none}: profile one with 'millrace profile FUNCTION'"),
+        )
     }
 
     fn key(&self, name: &str) -> Result<FunctionKey, CommandFailure> {

@@ -88,6 +88,8 @@ struct Resources {
 #[derive(Debug, Serialize)]
 struct SliceCount {
     min: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max: Option<u32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -143,7 +145,10 @@ impl From<wire::Function> for FunctionDocument {
             slo: spec.slo.map(Slo::from),
             timeout: spec.timeout.and_then(span),
             resources: resources(spec.resources, spec.slices.as_ref()),
-            slices: spec.slices.as_ref().map(|asked| SliceCount { min: asked.min }),
+            slices: spec
+                .slices
+                .as_ref()
+                .map(|asked| SliceCount { min: asked.min, max: Some(asked.max).filter(|&max| max > 0) }),
             idempotent: spec.idempotent,
             replicas: spec.replicas,
             priority: spec.priority,
@@ -382,7 +387,7 @@ mod tests {
                 "model: {{digest: '{digest}'}}\n  resources: {{gpuMemory: 64MiB}}\n  residency: {{minWarm: 1, evictAfter: 10m}}"
             ),
             format!(
-                "model: {{digest: '{digest}'}}\n  resources: {{sm: 12.5%..50%, quotaRequest: 0.3, quotaLimit: 0.8}}\n  slices: {{min: 3}}"
+                "model: {{digest: '{digest}'}}\n  resources: {{sm: 12.5%..50%, quotaRequest: 0.3, quotaLimit: 0.8}}\n  slices: {{min: 3, max: 8}}"
             ),
         ] {
             let head = "apiVersion: millrace/v1\nkind: Function\nmetadata: {name: f, labels: {of: vision}}";

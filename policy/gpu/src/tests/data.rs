@@ -246,7 +246,7 @@ proptest! {
                     let incarnation = Incarnation(incarnation);
                     let model = ModelId(model);
                     let seat = SeatIndex(0);
-                    bench.step(Event::Assign { seat, key, model, incarnation, from: None, deadline: None, slice: None })
+                    bench.step(Event::Assign { seat, key, model, incarnation, from: None, deadline: None, right: ComputeRight::Free })
                 }
                 Step::RunEnds => match running.pop() {
                     Some(run) => bench.run_done(run, 1),

@@ -21,7 +21,7 @@ fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
         incarnation: Incarnation(2),
         from: None,
         deadline: None,
-        slice: None,
+        right: ComputeRight::Free,
     });
     assert_eq!(again, [load(A), map(A, 3, 0), run(3, 3, A, 3), transfer(3, A, 3, 0..10)]);
     assert_eq!((bench.gpu.health(), bench.gpu.totals().restarts), (ExecutorHealth::Up, 1));

@@ -523,7 +523,7 @@ impl World {
                         incarnation: self.incarnation,
                         from: None,
                         deadline: deadline.map(Timestamp),
-                        slice: None,
+                        right: ComputeRight::Free,
                     });
                 }
             }

@@ -1,6 +1,8 @@
 //! Tests of a shared GPU: seats launch under tokens, on SMs that no other seat has at the same time.
 
 use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
+use millrace_slices::tokens::TokenId;
+use millrace_types::profile::TrialSetting;
 use millrace_types::{Permille, SliceId, SmShare, Terms, UnitSet};
 use proptest::prelude::*;
 
@@ -121,9 +123,88 @@ impl Bench {
             incarnation: FIRST,
             from: None,
             deadline: None,
-            slice: Some(SliceId(slice)),
+            right: ComputeRight::Slice(SliceId(slice)),
         })
     }
+}
+
+fn trial(units: u8, quota: u16) -> ComputeRight {
+    ComputeRight::Trial(TrialSetting::new(units, Permille::new(quota).unwrap()).unwrap())
+}
+
+impl Bench {
+    fn assign_trial(&mut self, seat: u32, key: u64, right: ComputeRight) -> Vec<Action> {
+        self.step(Event::Assign {
+            seat: SeatIndex(seat),
+            key: RequestKey(key),
+            model: A,
+            incarnation: FIRST,
+            from: None,
+            deadline: None,
+            right,
+        })
+    }
+
+    /// Ends a run that computed for some time under its last token.
+    fn done_under(&mut self, run: u64, token: TokenId, busy: Duration) -> Vec<Action> {
+        let (zero, started) = (Duration::ZERO, self.now);
+        self.now = self.now + busy;
+        let token = Some((token, busy));
+        let finished = self.now;
+        self.step(Event::RunDone {
+            run: RunId(run),
+            started,
+            finished,
+            waited: zero,
+            held: zero,
+            sm: busy,
+            token,
+        })
+    }
+}
+
+/// Returns the SMs of the request that completed.
+fn used(actions: &[Action]) -> Option<SmUse> {
+    actions.iter().find_map(|action| match action {
+        Action::Completed { spent, .. } => Some(spent.on),
+        _ => None,
+    })?
+}
+
+#[test]
+fn a_trial_has_the_sms_of_its_setting_also_on_the_seat_of_a_slice() {
+    let mut bench = shared();
+    bench.set_slices(&[(7, slice_of(500, 0, 1000))]);
+    let (_, first) = first_token(&bench.assign_trial(8, 4, trial(4, 1000)));
+    assert_eq!((first.on.units(), first.busy), (4, None));
+    let ended = bench.done_under(4, first.token, Duration::from_millis(3));
+    assert_eq!(used(&ended), Some(SmUse { sms: first.on, alone: true }));
+    assert!(
+        ended.contains(&Action::Ended { key: RequestKey(4), ran: None }),
+        "nothing is learned: {ended:?}"
+    );
+    assert_eq!(bench.gpu.slice_uses(bench.now).count(), 1, "the trial is no slice");
+    let (_, first) = first_token(&bench.assign_trial(8, 5, trial(16, 1000)));
+    assert_eq!(first.on.units(), 16);
+}
+
+#[test]
+fn a_trial_that_met_another_request_was_not_alone() {
+    let mut bench = shared();
+    let (_, first) = first_token(&bench.assign_trial(8, 4, trial(4, 1000)));
+    bench.assign_to(1, 5, B, None);
+    let ended = bench.done_under(4, first.token, Duration::from_millis(3));
+    assert_eq!(used(&ended).map(|on| on.alone), Some(false), "{ended:?}");
+}
+
+#[test]
+fn a_request_behind_a_trial_waits_for_terms_of_its_own() {
+    let mut bench = shared();
+    let (seat, first) = first_token(&bench.assign_trial(0, 4, trial(1, 1000)));
+    assert_eq!(bench.assign_to(0, 5, A, None), [], "the seat has the terms of the trial");
+    let actions = bench.done_under(4, first.token, Duration::from_millis(3));
+    let (next, token) = first_token(&actions);
+    assert_eq!((next, token.on.units()), (seat, 16));
 }
 
 /// Returns the seat of a run and its first token.
@@ -456,7 +537,7 @@ impl World {
                         incarnation: FIRST,
                         from: None,
                         deadline,
-                        slice,
+                        right: slice.map_or(ComputeRight::Free, ComputeRight::Slice),
                     });
                 }
             }

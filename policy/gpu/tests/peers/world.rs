@@ -193,8 +193,15 @@ impl World {
         let key = RequestKey(self.last_key);
         let from = from.map(|from| GpuIndex(from as u32));
         let seat = SeatIndex(seat);
-        let event =
-            millrace_gpu::Event::Assign { seat, key, model, incarnation, from, deadline: None, slice: None };
+        let event = millrace_gpu::Event::Assign {
+            seat,
+            key,
+            model,
+            incarnation,
+            from,
+            deadline: None,
+            right: millrace_gpu::ComputeRight::Free,
+        };
         self.gpu(index, event);
     }
 

@@ -170,6 +170,7 @@ impl Bench {
             cold: Duration::ZERO,
             behind: Duration::ZERO,
             counted: false,
+            trial: None,
         };
         let key = RequestKey(key);
         let work = Arc::new(RequestWork {
@@ -191,7 +192,7 @@ impl Bench {
             attempt: 1,
             from: None,
             deadline: None,
-            slice: None,
+            right: millrace_gpu::ComputeRight::Free,
         });
     }
 

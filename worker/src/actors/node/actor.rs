@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millrace_core::attempts::AttemptRecord;
 use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
-use millrace_gpu::Event as GpuEvent;
+use millrace_gpu::{ComputeRight, Event as GpuEvent};
 use millrace_proto::executor::Fault;
 use millrace_proto::trace::{self, FinishedSpan};
 use millrace_scheduling::batching::{self, Batcher};
@@ -104,8 +104,16 @@ impl NodeActor {
                     let works = self.mark_assigned(key, gpu);
                     let Some(function) = works.first().map(|work| work.function) else { continue };
                     self.state.residence().began(now, function, gpu, key);
+                    let trial = works.iter().find_map(|work| work.invocation.trial);
                     let deadline = works.iter().filter_map(|work| self.wanted_by(&work.answered())).min();
+                    // No request waits for a trial.
+                    let deadline = deadline.filter(|_| trial.is_none());
                     let slice = self.dispatch.core.dispatch().slice_on(seat);
+                    let right = match (trial, slice) {
+                        (Some(setting), _) => ComputeRight::Trial(setting),
+                        (None, Some(slice)) => ComputeRight::Slice(slice),
+                        (None, None) => ComputeRight::Free,
+                    };
                     self.state.gpu(gpu).post(gpu::Message::Assign {
                         seat,
                         key,
@@ -114,7 +122,7 @@ impl NodeActor {
                         attempt,
                         from,
                         deadline,
-                        slice,
+                        right,
                     });
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),

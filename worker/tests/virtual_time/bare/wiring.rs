@@ -168,7 +168,7 @@ impl Node<'_> {
                             incarnation,
                             from,
                             deadline,
-                            slice: None,
+                            right: millrace_gpu::ComputeRight::Free,
                         },
                     ));
                 }
