@@ -1,8 +1,9 @@
 //! GPU sharing after FaST-GShare: packing slices (`PACK`, `CHURN`), giving tokens (`TOKENS`) and capping time
 //! (`CAP`) run the cores of `millrace_slices` themselves, without a simulated cluster. Keeping functions apart
-//! (`FAST-FIG9`, `ATTACK`) is simulated with whole workers.
+//! (`FAST-FIG9`, `ATTACK`) and the rate that slices serve (`CAPACITY`) are simulated with whole workers.
 
 mod cap;
+mod capacity;
 mod churn;
 mod isolation;
 mod pack;
@@ -11,7 +12,7 @@ mod tokens;
 
 use crate::Experiment;
 
-pub const EXPERIMENTS: [Experiment; 6] = [
+pub const EXPERIMENTS: [Experiment; 7] = [
     Experiment { id: "PACK", title: "FaST-GShare: eight pods in each order of arrival", run: pack::pack },
     Experiment {
         id: "TOKENS",
@@ -25,5 +26,10 @@ pub const EXPERIMENTS: [Experiment; 6] = [
         run: isolation::figure9,
     },
     Experiment { id: "ATTACK", title: "The owner of a slice beside a flood", run: isolation::attack },
+    Experiment {
+        id: "CAPACITY",
+        title: "The rate that slices serve within an objective, predicted and simulated",
+        run: capacity::capacity,
+    },
     Experiment { id: "CAP", title: "FaST-GShare: the tail under a window and under a bucket", run: cap::cap },
 ];
