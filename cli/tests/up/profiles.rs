@@ -45,7 +45,8 @@ fn a_profile_measures_a_function_on_parts_of_a_gpu() {
         "{widths:?}"
     );
     for point in &points {
-        assert_eq!(point["runs"], 200, "{point}");
+        // A trial ends after five seconds, also on a slow machine.
+        assert!((5..=200).contains(&point["runs"].as_u64().unwrap()), "{point}");
         assert!(point["requestsPerSecond"].as_f64().unwrap() > 0.0, "{point}");
         assert!(point["p50Ns"].as_u64().unwrap() <= point["p99Ns"].as_u64().unwrap(), "{point}");
     }

@@ -31,8 +31,9 @@ pub const DOWN_AFTER: Duration = Duration::from_secs(60);
 const DOWN_LOAD: f64 = 0.8;
 /// The factor of the expected rate while all slices are busy: answers then tell nothing of the requests that wait.
 const SATURATED_GROWTH: f64 = 1.5;
-/// The use of the limit from which a slice counts as busy.
-const BUSY: f64 = 0.95;
+/// The use of the limit from which a slice counts as busy. Between two runs a slice waits for a moment, for longer
+/// while the node's processors are busy.
+const BUSY: f64 = 0.85;
 
 /// The load of a function at a look.
 #[derive(Debug, Clone, Copy, PartialEq)]
