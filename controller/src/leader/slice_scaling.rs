@@ -1,8 +1,8 @@
 //! How many slices each function should have whose number of slices follows the load (`slices.max`).
 //!
 //! The load is the device time of the function's slices, as workers report it, divided by the time of a run in the
-//! function's profile. Without a profile the number stays at the least. Between two runs a slice waits for the next
-//! request to be sent; the profile tells this time too.
+//! function's profile. Without a profile, and while a new one is measured, the number stays as it is. Between two
+//! runs a slice waits for the next request to be sent; the profile tells this time too.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ pub(super) struct SliceScalers(BTreeMap<FunctionKey, ScaledFunction>);
 #[derive(Debug)]
 struct ScaledFunction {
     scaler: SliceScaler,
-    capacity: CapacityTable,
+    /// `None` while the model has no profile.
+    capacity: Option<CapacityTable>,
     count: u32,
 }
 
@@ -55,18 +56,22 @@ impl SliceScalers {
         for (function, (asked, max)) in scaled {
             let key = &function.key;
             let load = loads.get(key).copied().unwrap_or_default();
-            let Some(speed) = run_speed(state, function, asked) else { continue };
-            let capacity = capacity(function, asked, speed);
+            let bounds = SliceBounds { min: asked.min, max };
             let had = known.remove(key);
             let before = had.as_ref().map(|had| had.count);
-            let is_for = |table: &CapacityTable| table.of() == capacity && table.slices_max() == max;
             let (mut scaler, table) = match had {
-                Some(ScaledFunction { scaler, capacity: table, .. }) if is_for(&table) => (scaler, table),
-                Some(ScaledFunction { scaler, .. }) => (scaler, CapacityTable::new(capacity, max)),
-                None => {
-                    (SliceScaler::new(now, load.slices.max(asked.min)), CapacityTable::new(capacity, max))
-                }
+                Some(had) => (had.scaler, had.capacity),
+                None => (SliceScaler::new(now, load.slices.max(asked.min)), None),
             };
+            let Some(speed) = run_speed(state, function, asked) else {
+                let count = before.unwrap_or(load.slices).clamp(bounds.min, bounds.max);
+                changed |= before != Some(count);
+                self.0.insert(key.clone(), ScaledFunction { scaler, capacity: None, count });
+                continue;
+            };
+            let capacity = capacity(function, asked, speed);
+            let table = table.filter(|table| table.of() == capacity && table.slices_max() == max);
+            let mut table = table.unwrap_or_else(|| CapacityTable::new(capacity, max));
             let run_ns = speed.run.as_nanos().max(1);
             let used = f64::from(load.used_permille) / 1000.0 / f64::from(load.reported.max(1));
             let seen = Observed {
@@ -74,8 +79,7 @@ impl SliceScalers {
                 used: (load.reported > 0).then_some(used / speed.utilisation),
                 slices: load.slices,
             };
-            let bounds = SliceBounds { min: asked.min, max };
-            let count = scaler.look(now, seen, asked.terms.limit(), &table, bounds);
+            let count = scaler.look(now, seen, asked.terms.limit(), &mut table, bounds);
             if before != Some(count) {
                 tracing::info!(
                     function = %key,
@@ -87,7 +91,7 @@ impl SliceScalers {
                 );
                 changed = true;
             }
-            self.0.insert(key.clone(), ScaledFunction { scaler, capacity: table, count });
+            self.0.insert(key.clone(), ScaledFunction { scaler, capacity: Some(table), count });
         }
         changed || !known.is_empty()
     }
@@ -156,4 +160,97 @@ fn loads(state: &State, workers: &Workers) -> BTreeMap<FunctionKey, SliceLoad> {
         }
     }
     loads
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_cluster_state::operations::OperationKind;
+    use millrace_cluster_state::{
+        NodeGpu, NodeSlice, PlacementReason, RulesVersion, SliceRecord, StateCommand,
+    };
+    use millrace_types::profile::{ProfilePoint, TrialSetting};
+    use millrace_types::{Bytes, Epoch, GpuIndex, NodeName, SliceId, Terms};
+
+    use super::*;
+    use crate::fixtures::{apply, key, state};
+
+    /// Returns a state in which `f` asks for one to four slices and has three.
+    fn three_slices() -> State {
+        let mut state = state(&["f"]);
+        apply(&mut state, StateCommand::SetClusterVersion { version: RulesVersion::NEWEST });
+        let node = NodeName::new("n1").unwrap();
+        let gpu = NodeGpu { index: GpuIndex(0), gpu_type: "emulated".into(), memory: Bytes::gib(1) };
+        apply(
+            &mut state,
+            StateCommand::RegisterNode {
+                name: node.clone(),
+                instance: "first".into(),
+                address: "127.0.0.1:1".into(),
+                gpus: vec![gpu],
+                topology: String::new(),
+                host_memory: Bytes::gib(1),
+                seen: Epoch::default(),
+            },
+        );
+        let reason = PlacementReason::MissingReplica;
+        apply(&mut state, StateCommand::Place { function: key("f"), node: node.clone(), reason });
+        let share = |thousandths| Permille::new(thousandths).unwrap();
+        let terms = Terms::new(share(120), share(120), share(0), share(1000)).unwrap();
+        let revision = state.function(&key("f")).unwrap().latest().clone();
+        let slices = Some(AskedSlices { terms, min: 1, max: Some(4) });
+        let spec = millrace_types::FunctionSpec { slices, ..revision.spec.clone() };
+        let digest = revision.digest;
+        apply(&mut state, StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+        let slice = |id| NodeSlice {
+            function: key("f"),
+            slice: SliceRecord { id: SliceId(id), gpu: GpuIndex(0), terms },
+        };
+        apply(&mut state, StateCommand::SetSlices { node, slices: (1..=3).map(slice).collect() });
+        state
+    }
+
+    /// Begins a profile of `f`, with runs of 10 ms on these widths.
+    fn profile(state: &mut State, widths: &[u8]) {
+        let digest = state.function(&key("f")).unwrap().latest().digest;
+        let kind = OperationKind::ProfileFunction { function: key("f"), digest, grid: false };
+        apply(state, StateCommand::BeginOperation { kind });
+        let operation = state.version();
+        for &units in widths {
+            let time = Duration::from_millis(10);
+            let point = ProfilePoint {
+                runs: 100,
+                p50: time,
+                p99: time,
+                elapsed: time * 100,
+                computed: time * 100,
+                ..ProfilePoint::new(TrialSetting::whole_time(units).unwrap())
+            };
+            apply(state, StateCommand::RecordTrial { operation, gpu_type: "emulated".into(), point });
+        }
+        let end = millrace_cluster_state::operations::OperationResult::Cancelled;
+        apply(state, StateCommand::EndOperation { id: operation, end });
+    }
+
+    /// Looks each second for two minutes, and returns the number of slices at the end.
+    fn after_two_minutes(scalers: &mut SliceScalers, state: &State, from: Timestamp) -> u32 {
+        for second in 1..=120 {
+            scalers.look(from + Duration::from_secs(second), state, &Workers::default());
+        }
+        let asked = state.function(&key("f")).unwrap().latest().spec.slices.unwrap();
+        scalers.count(&key("f"), &asked)
+    }
+
+    #[test]
+    fn slices_stay_while_no_profile_covers_them_and_leave_without_load() {
+        let mut state = three_slices();
+        let mut scalers = SliceScalers::default();
+        let start = Timestamp::ZERO;
+        assert_eq!(after_two_minutes(&mut scalers, &state, start), 3, "no profile");
+        profile(&mut state, &[16]);
+        let later = start + Duration::from_secs(120);
+        assert_eq!(after_two_minutes(&mut scalers, &state, later), 3, "narrower widths are being measured");
+        profile(&mut state, &[16, 1]);
+        let last = later + Duration::from_secs(120);
+        assert_eq!(after_two_minutes(&mut scalers, &state, last), 1, "no load");
+    }
 }

@@ -81,7 +81,7 @@ impl SliceScaler {
         now: Timestamp,
         seen: Observed,
         limit: Permille,
-        capacity: &CapacityTable,
+        capacity: &mut CapacityTable,
         bounds: SliceBounds,
     ) -> u32 {
         self.forecast.look(now, seen.answered);

@@ -1,5 +1,6 @@
 //! The rate that slices of a function serve within its objective, by a simulation of the function's queue.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millrace_types::Permille;
@@ -127,24 +128,19 @@ fn exponential(state: &mut u64) -> f64 {
     -uniform.ln()
 }
 
-/// The rates of 1, 2, 3 … slices.
+/// The rates of 1, 2, 3 … slices. Each is computed when it is needed first, and kept.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CapacityTable {
     of: Capacity,
-    rates: Vec<f64>,
+    max: u32,
+    rates: BTreeMap<u32, f64>,
 }
 
 impl CapacityTable {
     /// Returns the rates of up to `max` slices.
     #[must_use]
     pub fn new(of: Capacity, max: u32) -> Self {
-        // More slices never serve less: the search is exact to a thousandth only.
-        let mut most = 0.0_f64;
-        let rates = (1..=max).map(|slices| {
-            most = most.max(of.rate(slices));
-            most
-        });
-        Self { of, rates: rates.collect() }
+        Self { of, max, rates: BTreeMap::new() }
     }
 
     /// Returns the function and the slices that the table is for.
@@ -156,23 +152,27 @@ impl CapacityTable {
     /// Returns the greatest number of slices in the table.
     #[must_use]
     pub fn slices_max(&self) -> u32 {
-        u32::try_from(self.rates.len()).unwrap_or(u32::MAX)
+        self.max
     }
 
     /// Returns the rate of a number of slices.
-    #[must_use]
-    pub fn rate(&self, slices: u32) -> f64 {
-        let place = (slices as usize).min(self.rates.len());
-        place.checked_sub(1).and_then(|place| self.rates.get(place)).copied().unwrap_or(0.0)
+    pub fn rate(&mut self, slices: u32) -> f64 {
+        let slices = slices.min(self.max);
+        *self.rates.entry(slices).or_insert_with(|| self.of.rate(slices))
     }
 
     /// Returns the least number of slices that serve a rate, or the greatest number in the table.
-    #[must_use]
-    pub fn slices_for(&self, rate: f64) -> u32 {
+    pub fn slices_for(&mut self, rate: f64) -> u32 {
         if rate <= 0.0 {
             return 0;
         }
-        let found = self.rates.iter().position(|served| *served >= rate);
-        found.map_or(self.slices_max(), |place| u32::try_from(place + 1).unwrap_or(u32::MAX))
+        // More slices serve more, so half of the numbers are excluded at a time.
+        let mut sufficient = self.max;
+        let mut too_few = 0;
+        while sufficient > too_few + 1 {
+            let middle = too_few + (sufficient - too_few) / 2;
+            if self.rate(middle) >= rate { sufficient = middle } else { too_few = middle }
+        }
+        sufficient
     }
 }

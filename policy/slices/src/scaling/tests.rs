@@ -44,7 +44,7 @@ impl Looks {
             used: Some((rate / most).min(1.0)),
             slices: self.count,
         };
-        self.count = self.scaler.look(self.now, seen, Permille::ALL, &self.capacity, BOUNDS);
+        self.count = self.scaler.look(self.now, seen, Permille::ALL, &mut self.capacity, BOUNDS);
         self.count
     }
 
@@ -66,10 +66,11 @@ fn the_capacity_of_a_slice_is_the_share_of_its_throughput_that_the_prototype_fou
 
 #[test]
 fn slices_with_one_line_serve_more_than_so_many_slices_alone() {
-    let table = table();
-    assert!(table.rate(4) > 4.2 * table.rate(1), "{} and {}", table.rate(4), table.rate(1));
-    assert!(table.rate(4) < table.of().throughput(4));
-    assert_eq!((table.rate(0), table.rate(99)), (0.0, table.rate(8)));
+    let mut table = table();
+    let [none, one, four, eight, more] = [0, 1, 4, 8, 99].map(|slices| table.rate(slices));
+    assert!(four > 4.2 * one, "{four} and {one}");
+    assert!(four < table.of().throughput(4));
+    assert_eq!((none, more), (0.0, eight));
     assert_eq!((table.slices_for(0.0), table.slices_for(1.0), table.slices_for(1e9)), (0, 1, 8));
 }
 
