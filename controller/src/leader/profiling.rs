@@ -3,10 +3,11 @@
 //!
 //! The leader itself begins the profile of a function whose number of slices follows the load.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use millrace_cluster_state::operations::{OperationKind, OperationResult};
 use millrace_cluster_state::{CallerName, FunctionRecord, State, StateCommand};
 use millrace_proto::convert::profile_point;
@@ -14,7 +15,6 @@ use millrace_proto::status::from_status;
 use millrace_proto::worker as wire;
 use millrace_types::profile::ProfilePoint;
 use millrace_types::{Digest, Failure, GpuIndex, NodeName, Reason};
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Request;
 
@@ -29,6 +29,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(5);
 /// The interval between two looks for functions without a profile.
 const MISSING_EVERY: Duration = Duration::from_secs(1);
+/// Number of running profiles from which on the leader begins no other.
+const RUNNING_MAX: usize = 16;
 /// The pause before the leader begins a profile of the same model again.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
 /// The time after which a trial counts as lost. A worker gives a trial up earlier.
@@ -43,7 +45,7 @@ struct EndedTrial {
 
 /// Carries out trials while polled: as long as this controller leads.
 pub(super) async fn keep(duties: &Duties) {
-    let mut trials = JoinSet::new();
+    let mut trials = FuturesUnordered::new();
     let mut under_way: BTreeMap<u64, NodeName> = BTreeMap::new();
     let mut resting: BTreeMap<u64, Instant> = BTreeMap::new();
     let mut begun: BTreeMap<Digest, Instant> = BTreeMap::new();
@@ -54,11 +56,13 @@ pub(super) async fn keep(duties: &Duties) {
         if missing_at <= Instant::now() {
             missing_at = Instant::now() + MISSING_EVERY;
             begun.retain(|_, at| at.elapsed() < AGAIN_AFTER);
-            for (digest, command) in missing_profiles(&state, &workers) {
-                if let Entry::Vacant(entry) = begun.entry(digest) {
-                    entry.insert(Instant::now());
-                    propose(duties, command).await;
-                }
+            let is_profile = |kind: &OperationKind| matches!(kind, OperationKind::ProfileFunction { .. });
+            let running = state.operations().filter(|it| it.is_running() && is_profile(&it.kind)).count();
+            let missing = missing_profiles(&state, &workers);
+            let missing = missing.into_iter().filter(|(digest, _)| !begun.contains_key(digest));
+            for (digest, command) in missing.take(RUNNING_MAX.saturating_sub(running)).collect::<Vec<_>>() {
+                begun.insert(digest, Instant::now());
+                propose(duties, command).await;
             }
         }
         resting.retain(|_, until| *until > Instant::now());
@@ -72,7 +76,7 @@ pub(super) async fn keep(duties: &Duties) {
                 None | Some(ProfileStep::Wait(_)) => continue,
                 Some(ProfileStep::Trial(trial)) => {
                     under_way.insert(id, trial.worker.name.clone());
-                    trials.spawn(run(id, trial));
+                    trials.push(run(id, trial));
                     continue;
                 }
                 Some(ProfileStep::Complete) => OperationResult::Succeeded,
@@ -84,9 +88,7 @@ pub(super) async fn keep(duties: &Duties) {
             resting.insert(id, Instant::now() + LOOK_EVERY);
         }
         tokio::select! {
-            Some(ended) = trials.join_next() => {
-                // A panic is logged by its hook; the trial is then repeated.
-                let Ok(EndedTrial { operation, node, result }) = ended else { continue };
+            Some(EndedTrial { operation, node, result }) = trials.next() => {
                 under_way.remove(&operation);
                 if let Some(rest) = record(duties, operation, &node, result).await {
                     resting.insert(operation, Instant::now() + rest);
@@ -97,13 +99,15 @@ pub(super) async fn keep(duties: &Duties) {
     }
 }
 
-/// Returns the models without a profile whose functions need one, each with the command that begins the profile.
+/// Returns the models that need a profile and have none, each with the command that begins the profile.
 fn missing_profiles(state: &State, workers: &Workers) -> BTreeMap<Digest, StateCommand> {
     if !workers.values().any(|worker| worker.shares_gpus() == Some(true)) {
         return BTreeMap::new();
     }
     let needs = |function: &FunctionRecord| {
-        let (asked, _) = scaled_slices(function).filter(|_| function.enabled)?;
+        // A trial has no state to run on.
+        let is_profilable = function.enabled && function.latest().spec.sequences.is_none();
+        let (asked, _) = scaled_slices(function).filter(|_| is_profilable)?;
         let digest = function.latest().digest;
         let kind = OperationKind::ProfileFunction { function: function.key.clone(), digest, grid: false };
         let known = run_speed(state, function, asked);

@@ -163,7 +163,7 @@ pub enum ComputeRight {
     Free,
     /// The terms of the slice that the seat belongs to.
     Slice(SliceId),
-    /// The setting of a trial, whichever slice the seat belongs to.
+    /// The setting of a trial, also on the seat of a slice.
     Trial(TrialSetting),
 }
 

@@ -68,7 +68,7 @@ pub struct SliceScaler {
 
 impl SliceScaler {
     /// Returns the scaler of a function that has `count` slices. No slice is taken away for [`DOWN_AFTER`], so that a
-    /// new leader keeps what it finds.
+    /// new leader keeps the present slices.
     #[must_use]
     pub fn new(now: Timestamp, count: u32) -> Self {
         let sufficient = VecDeque::from([(now, count)]);

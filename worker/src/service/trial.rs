@@ -37,10 +37,11 @@ impl WorkerService {
         let signature = self.signature(&revision)?;
         let id = RequestId::new(&asked.request_id)
             .ok_or_else(|| Failure::malformed("request_id must be 1 to 128 visible ASCII characters"))?;
-        let request = request(id, &revision, &signature, self.message_max)?;
+        // The inputs are made after the permit is taken, so that only one trial has memory for inputs.
         let _only = self.trials.try_acquire().map_err(|_| {
             Failure::new(Reason::QueueFull, "another trial runs on this worker: try again soon")
         })?;
+        let request = request(id, &revision, &signature, self.message_max)?;
         let _held = self.gate.enter(signature.digest, TIMEOUT).await?;
         let (gpu, point) = run_trial(&self.node, &request, setting).await?;
         Ok(wire::RunTrialResponse { gpu: gpu.0, point: Some(profile_point_wire(point)) })
