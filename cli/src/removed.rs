@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use crate::failure::CommandFailure;
 
 /// Each flag that a verb no longer has, and its replacement.
-const FLAGS: [(&str, &str); 15] = [
+const FLAGS: [(&str, &str); 19] = [
     ("--dispatch", PRESET),
     (
         "--eviction",
@@ -21,12 +21,16 @@ const FLAGS: [(&str, &str); 15] = [
         "--object-migration",
         "omit it: objects of the consumers furthest back in the queue are always evicted first",
     ),
-    ("--connections-max", WORKER_PORT),
-    ("--internal-connections-max", WORKER_PORT),
+    ("--topology", "name the emulated machine as the device: --device NAME"),
     (
-        "--worker-connections-max",
-        "omit it: a controller has no worker's port; --connections-max and --internal-connections-max bound its ports",
+        "--gpu-object-memory",
+        "omit it: objects get at most --object-memory, and at most a quarter of each GPU",
     ),
+    ("--allow-faults", "name the action: --allow faults"),
+    ("--allow-processes", "name the action: --allow processes"),
+    ("--internal-connections-max", "name the port: --connections-max internal=N"),
+    ("--worker-connections-max", "name the port: --connections-max worker=N"),
+    ("--address-connections-max", "name the limit: --connections-max address=N"),
     ("--gpu-memory-layout", LAYOUT),
     ("--gpu-memory-partition", LAYOUT),
     ("--gpu-memory-blocks", LAYOUT),
@@ -34,7 +38,6 @@ const FLAGS: [(&str, &str); 15] = [
 ];
 
 const PRESET: &str = "name a preset when the cluster begins: --preset unified, torpor, lalb-o3 or fifo; later, 'millrace policy set --preset NAME'. Baselines such as lb and native are in 'millrace sim'";
-const WORKER_PORT: &str = "a worker has one port: use --worker-connections-max";
 const LAYOUT: &str = "omit it: GPU memory is always laid out by best fit, in which any free block serves";
 
 /// Returns the refusal of a command line, if a removed flag is the reason why clap cannot parse it.
@@ -59,14 +62,8 @@ mod tests {
     #[test]
     fn a_removed_flag_is_refused_with_its_replacement() {
         for (flag, instead) in FLAGS {
-            // A flag of some verbs is removed from the others alone.
-            let verb = match instead {
-                WORKER_PORT => "worker",
-                _ if flag == "--worker-connections-max" => "controller",
-                _ => "up",
-            };
             for words in [vec![flag.to_owned(), "9".to_owned()], vec![format!("{flag}=9")]] {
-                let line = ["millrace".to_owned(), verb.to_owned()].into_iter().chain(words);
+                let line = ["millrace".to_owned(), "up".to_owned()].into_iter().chain(words);
                 let refused = refusal(&Cli::try_parse_from(line).unwrap_err()).unwrap();
                 assert_eq!(refused.message.as_deref(), Some(format!("{flag} was removed").as_str()));
                 assert_eq!(refused.hint.as_deref(), Some(instead), "{flag}");

@@ -356,7 +356,7 @@ impl Admin {
         self.ask(GetVersionRequest {}, async |mut client, request| client.get_version(request).await).await
     }
 
-    /// Injects a fault, for tests. Servers refuse the call unless they run with `--allow-faults`.
+    /// Injects a fault, for tests. Servers refuse the call unless they run with `--allow faults`.
     ///
     /// # Errors
     /// [`Error::Refused`] with `PERMISSION_DENIED` when the server does not allow faults.

@@ -1,4 +1,4 @@
-//! The connection limits of the servers. This file alone names the flags of `millrace controller`
+//! The connection limits of the servers. This file alone names the flag of `millrace controller`
 //! and `millrace worker` for these limits.
 
 use std::num::NonZeroU32;
@@ -7,7 +7,9 @@ use std::process::Stdio;
 
 use tokio::process::Command;
 
-const ADDRESS_FLAG: &str = "--address-connections-max";
+const FLAG: &str = "--connections-max";
+/// The form of the flag's value in the help of the servers.
+const VALUE_NAME: &str = "<PORT=N>";
 
 /// Maximum numbers of connections of each port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,20 +29,20 @@ impl ConnectionCaps {
         Self { port_max, address_max: NonZeroU32::new(port_max.get() / 4) }
     }
 
-    /// Whether a binary knows these flags. A binary of an older version is started without them.
+    /// Whether a binary knows the flag in this form. A binary of an older version is started without it.
     pub async fn known_to(program: &Path) -> bool {
         let mut help = Command::new(program);
         help.env_clear().args(["controller", "--help"]).stdin(Stdio::null()).stderr(Stdio::null());
         let help = help.output().await.map(|output| output.stdout).unwrap_or_default();
-        String::from_utf8_lossy(&help).contains(ADDRESS_FLAG)
+        String::from_utf8_lossy(&help).contains(&format!("{FLAG} {VALUE_NAME}"))
     }
 
     pub(super) fn controller_words(&self) -> Vec<String> {
-        self.words(&["--connections-max", "--internal-connections-max"])
+        self.words(&["client", "internal"])
     }
 
     pub(super) fn worker_words(&self) -> Vec<String> {
-        self.words(&["--worker-connections-max"])
+        self.words(&["worker"])
     }
 
     /// Returns the connections that a process accepts at all its ports: a controller has two ports,
@@ -52,15 +54,17 @@ impl ConnectionCaps {
 
     /// Removes the limit by address from the arguments of a process.
     pub(super) fn without_address_cap(words: &mut Vec<String>) {
-        if let Some(at) = words.iter().position(|word| word == ADDRESS_FLAG) {
-            words.drain(at..words.len().min(at + 2));
-        }
+        let flag = words.iter().position(|word| word == FLAG);
+        let Some(value) = flag.and_then(|at| words.get_mut(at + 1)) else { return };
+        let others = value.split(',').filter(|limit| !limit.starts_with("address="));
+        *value = others.collect::<Vec<_>>().join(",");
     }
 
     fn words(&self, ports: &[&str]) -> Vec<String> {
-        let ports = ports.iter().map(|&flag| (flag, self.port_max));
-        let address = self.address_max.map(|most| (ADDRESS_FLAG, most));
-        ports.chain(address).flat_map(|(flag, most)| [flag.to_owned(), most.to_string()]).collect()
+        let ports = ports.iter().map(|&port| (port, self.port_max));
+        let address = self.address_max.map(|most| ("address", most));
+        let limits = ports.chain(address).map(|(subject, most)| format!("{subject}={most}"));
+        vec![FLAG.to_owned(), limits.collect::<Vec<_>>().join(",")]
     }
 }
 
@@ -71,12 +75,12 @@ mod tests {
     #[test]
     fn an_address_gets_a_quarter_of_the_connections_of_a_port() {
         let caps = ConnectionCaps::of(NonZeroU32::new(2_048).unwrap());
-        let words = "--connections-max 2048 --internal-connections-max 2048 --address-connections-max 512";
+        let words = "--connections-max client=2048,internal=2048,address=512";
         assert_eq!(caps.controller_words().join(" "), words);
         let mut words = [caps.worker_words(), vec!["--gpus".to_owned()]].concat();
         ConnectionCaps::without_address_cap(&mut words);
-        assert_eq!(words, ["--worker-connections-max", "2048", "--gpus"]);
+        assert_eq!(words, ["--connections-max", "worker=2048", "--gpus"]);
         let uncapped = ConnectionCaps { address_max: None, ..caps };
-        assert_eq!(uncapped.worker_words(), ["--worker-connections-max", "2048"]);
+        assert_eq!(uncapped.worker_words(), ["--connections-max", "worker=2048"]);
     }
 }

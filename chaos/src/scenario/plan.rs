@@ -20,7 +20,9 @@ pub(super) async fn cluster(spec: &ScenarioSpec, options: &ScenarioOptions) -> C
     let isolation = options.isolation.clone().or_else(|| isolation.map(|it| it.word().to_owned()));
     let mut worker_words = Vec::new();
     worker_words.extend(isolation.into_iter().flat_map(|it| ["--isolation".to_owned(), it]));
-    worker_words.extend(spec.fails_devices().then(|| "--allow-faults".to_owned()));
+    if spec.fails_devices() {
+        worker_words.extend(["--allow", "faults"].map(str::to_owned));
+    }
     // A single thread keeps the long request running until the cluster has reported the request, on any
     // number of cores.
     if spec.plays == Some(CodedScenario::PoisonRequest) {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use millrace_client::messages::{self as wire, NodeScheduling, NodeStatus};
 use millrace_types::NodeName;
 
-use crate::commands::options::{AddressConnections, ServerOptions, WorkerConnections, WorkerOptions};
+use crate::commands::connections::{ConnectionLimits, OF_WORKERS};
+use crate::commands::options::{Permission, ServerOptions, WorkerOptions};
 use crate::failure::CommandFailure;
 use crate::process::{self, StopSignals, executor_threads};
 use crate::processes::LogPrefix;
@@ -46,9 +47,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     machine: WorkerOptions,
     #[command(flatten)]
-    connections: WorkerConnections,
-    #[command(flatten)]
-    address: AddressConnections,
+    connections: ConnectionLimits,
     #[command(flatten)]
     options: ServerOptions,
 }
@@ -92,8 +91,16 @@ fn options(args: &Args) -> Result<Vec<String>, CommandFailure> {
     let machine = args.machine.gpus(workers)?;
     let gpus = machine.topology.gpus.len() * workers.get() as usize;
     let threads = vec!["--executor-threads".to_owned(), executor_threads(gpus)?.to_string()];
-    let connections = [args.connections.words(), args.address.words()].concat();
-    Ok([args.machine.words(&machine), args.options.words(), connections, threads].concat())
+    args.connections.check(&OF_WORKERS)?;
+    let connections = args.connections.words(&OF_WORKERS);
+    Ok([
+        args.machine.words(&machine),
+        args.options.words(),
+        args.options.allowed(&Permission::ALL),
+        connections,
+        threads,
+    ]
+    .concat())
 }
 
 /// Reads the scaling signal and takes a step.

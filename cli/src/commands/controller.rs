@@ -12,9 +12,9 @@ use millrace_controller::{
 };
 use millrace_proto::trace::SpanRing;
 
+use crate::commands::connections::ConnectionLimits;
 use crate::commands::options::{
-    AddressConnections, ControllerConnections, HostNames, InitialPolicy, ParentProcess, ServerOptions,
-    advertised,
+    HostNames, InitialPolicy, ParentProcess, Permission, ServerOptions, advertised,
 };
 use crate::config::Config;
 use crate::failure::CommandFailure;
@@ -104,9 +104,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     host_names: HostNames,
     #[command(flatten)]
-    connections: ControllerConnections,
-    #[command(flatten)]
-    address: AddressConnections,
+    connections: ConnectionLimits,
     #[command(flatten)]
     options: ServerOptions,
     #[command(flatten)]
@@ -177,10 +175,14 @@ impl Args {
     fn config(&self, settings: &Config) -> Result<ControllerConfig, CommandFailure> {
         self.options.check_exposed(self.listen)?;
         self.options.check_exposed(self.internal_listen)?;
+        if self.options.allows(Permission::Processes) {
+            return Err(CommandFailure::usage("--allow processes: a controller runs no programs")
+                .hint("start the workers with it"));
+        }
         let internal =
             advertised(self.internal_advertise.as_ref(), self.internal_listen, "--internal-advertise")?;
         let mut defaults = ControllerConfig::new(self.data_dir.clone(), seed()?);
-        [defaults.limits.client, defaults.limits.internal] = self.connections.ports(&self.address)?;
+        [defaults.limits.client, defaults.limits.internal] = self.connections.of_controller()?;
         Ok(ControllerConfig {
             id: millrace_controller::ControllerId(self.id.get()),
             start: self.start(),
@@ -192,7 +194,7 @@ impl Args {
             preset: self.policy.preset,
             artifacts: self.artifacts.as_ref().or(settings.artifacts.as_ref()).cloned(),
             inspection: inspection()?,
-            allow_faults: self.options.allow_faults,
+            allow_faults: self.options.allows(Permission::Faults),
             fault_injection: self.enable_fault_injection,
             insecure: self.options.insecure,
             host_names: self.host_names.all(),
@@ -263,11 +265,17 @@ mod tests {
         let injected =
             |line: &str| args(line).unwrap().config(&settings(None)).map(|config| config.fault_injection);
         assert_eq!(injected(""), Ok(false));
-        assert_eq!(injected("--allow-faults"), Ok(false), "--allow-faults is for executors");
+        assert_eq!(injected("--allow faults"), Ok(false), "--allow faults is for executors");
         assert_eq!(injected("--enable-fault-injection"), Ok(true));
         let exposed = "--enable-fault-injection --internal-listen 10.0.0.1:7070";
         assert!(injected(exposed).unwrap_err().hint.unwrap().contains("--insecure"));
         assert_eq!(injected(&format!("{exposed} --insecure")), Ok(true));
+    }
+
+    #[test]
+    fn a_controller_cannot_allow_programs() {
+        let refused = args("--allow processes").unwrap().config(&settings(None)).unwrap_err();
+        assert_eq!(refused.message.as_deref(), Some("--allow processes: a controller runs no programs"));
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::num::NonZeroU32;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_device::cuda;
 use millrace_device::nvml;
+use millrace_device::topology::{DEFAULT_PRESET, preset_names};
 use millrace_types::Bytes;
 use millrace_types::topology::Topology;
 use millrace_worker::start::{ExecutorDevice, ExecutorEngine};
@@ -11,14 +13,38 @@ use millrace_worker::start::{ExecutorDevice, ExecutorEngine};
 use crate::failure::CommandFailure;
 
 /// The choice of a worker's GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceChoice {
-    // No doc comments, because the help would list them beside the option's own text.
-    #[default]
+    /// Those of this machine if it has all that they need, else emulated ones.
     Auto,
-    Emulated,
+    /// Those of this machine.
     Cuda,
+    /// Emulated ones, with the GPUs and links of the preset of this name.
+    Emulated(String),
 }
+
+impl DeviceChoice {
+    /// Returns the parser of `--device`.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
+        let names = [AUTO, CUDA].into_iter().chain(preset_names());
+        PossibleValuesParser::new(names).map(|name| match name.as_str() {
+            AUTO => Self::Auto,
+            CUDA => Self::Cuda,
+            _ => Self::Emulated(name),
+        })
+    }
+
+    /// Returns the name of the preset that describes emulated GPUs under this choice.
+    pub(crate) fn topology(&self) -> &str {
+        match self {
+            Self::Auto | Self::Cuda => DEFAULT_PRESET,
+            Self::Emulated(name) => name,
+        }
+    }
+}
+
+const AUTO: &str = "auto";
+const CUDA: &str = "cuda";
 
 /// Memory of a CUDA GPU that stays with the driver and the engine: contexts, modules and the memory of runs.
 /// With three small models, an H100 had 0.9 GiB in use beside the executor's own memory.

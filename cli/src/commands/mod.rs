@@ -5,6 +5,7 @@ pub(crate) mod autoscale;
 pub(crate) mod billing;
 pub(crate) mod cluster;
 pub(crate) mod completions;
+pub(crate) mod connections;
 pub(crate) mod controller;
 pub(crate) mod delete;
 pub(crate) mod demo;

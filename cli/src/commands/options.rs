@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::Address;
-use millrace_device::topology::{DEFAULT_PRESET, TopologyDescription, preset_names};
-use millrace_transport::PortLimits;
-use millrace_transport::descriptors::{DescriptorLimit, PortShare};
+use millrace_device::topology::TopologyDescription;
 use millrace_types::Bytes;
 use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
 use millrace_worker::service::InjectedFaults;
-use millrace_worker::start::DataConfig;
 use millrace_worker::start::{
-    ENGINES, ExecutorDevice, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher,
+    DataConfig, ENGINES, ExecutorDevice, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher,
 };
 
 use crate::commands::gpus::{self, DeviceChoice, GpuLimits, WorkerGpus};
@@ -28,24 +25,22 @@ pub(crate) const WORKER_PORT: u16 = 7080;
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerOptions {
-    /// The GPUs of each worker: this machine's (cuda), emulated ones (emulated), or this machine's if
-    /// it has GPUs, a driver and the library of ONNX Runtime for them, else emulated ones (auto).
-    #[arg(long, value_name = "NAME", default_value_t, value_enum)]
+    /// The GPUs of each worker: this machine's (cuda), emulated ones (emulated, or the name of a
+    /// machine whose GPUs and links are emulated), or this machine's if it has GPUs, a driver and the
+    /// library of ONNX Runtime for them, else emulated ones (auto).
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = DeviceChoice::parser())]
     device: DeviceChoice,
-    /// The number of GPUs of each worker [default: all of the machine's or of the topology's].
+    /// The number of GPUs of each worker [default: all of the machine's].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
     /// The memory of each GPU for models and objects, such as 2GiB [default: nearly all of it].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
-    /// The GPUs and links to emulate.
-    #[arg(long, value_name = "NAME", default_value = DEFAULT_PRESET, value_parser = preset_names())]
-    topology: String,
     /// The host memory limit of a worker's models.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
     pub(crate) host_memory: Bytes,
     /// The memory limit of one worker's objects, on its GPUs and its host: the data that workflows
-    /// pass from function to function.
+    /// pass from function to function. Objects get at most a quarter of each GPU.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(crate) object_memory: Bytes,
     /// The disk limit of the models that a worker accepts. Models beyond --host-memory wait on
@@ -63,14 +58,25 @@ pub(crate) struct WorkerOptions {
     /// with this machine's].
     #[arg(long, value_name = "NAME", value_parser = one_of(ENGINES))]
     engine: Option<ExecutorEngine>,
-    /// The memory limit of objects on each GPU, at most a quarter of the GPU; 0 keeps all objects
-    /// in host memory.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    gpu_object_memory: Bytes,
-    /// Run programs that users publish as functions (runtime: process), with this user's rights;
-    /// without this option, programs are refused.
-    #[arg(long)]
-    allow_processes: bool,
+}
+
+/// An action that servers refuse unless the command line allows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Permission {
+    // No doc comments, because the help would list them beside the option's own text.
+    Processes,
+    Faults,
+}
+
+impl Permission {
+    pub(crate) const ALL: [Self; 2] = [Self::Faults, Self::Processes];
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Processes => "processes",
+            Self::Faults => "faults",
+        }
+    }
 }
 
 /// The options for serving and stopping a server.
@@ -79,128 +85,14 @@ pub(crate) struct ServerOptions {
     /// The time that running requests may take when the server stops.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) grace: Duration,
-    /// Obey fault injection through the admin API, for tests of the effects of faults.
-    #[arg(long)]
-    pub(crate) allow_faults: bool,
+    /// Allow what is refused by default: programs that users publish as functions (runtime:
+    /// process), with this user's rights (processes), or fault injection through the admin API, for
+    /// tests of the effects of faults (faults).
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_enum)]
+    pub(crate) allow: Vec<Permission>,
     /// Listen on addresses other than loopback, without encryption or authentication.
     #[arg(long)]
     pub(crate) insecure: bool,
-}
-
-/// The connection limits of a process that has controller and worker ports.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct AllConnections {
-    #[command(flatten)]
-    pub(crate) controller: ControllerConnections,
-    #[command(flatten)]
-    pub(crate) worker: WorkerConnections,
-    #[command(flatten)]
-    pub(crate) address: AddressConnections,
-}
-
-/// The connection limits of a controller's ports.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct ControllerConnections {
-    /// The connection limit of the client port [default: half of the process's file descriptors are
-    /// divided among its ports, and this port gets twice the share of every other port].
-    #[arg(long, value_name = "N", value_parser = connections())]
-    connections_max: Option<usize>,
-    /// The connection limit of the internal port.
-    #[arg(long, value_name = "N", value_parser = connections())]
-    internal_connections_max: Option<usize>,
-}
-
-/// The connection limit of a worker's port.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct WorkerConnections {
-    /// The connection limit of a worker's port [default: half of the process's file descriptors,
-    /// divided among its ports].
-    #[arg(long, value_name = "N", value_parser = connections())]
-    worker_connections_max: Option<usize>,
-}
-
-/// The connection limit of an address.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub(crate) struct AddressConnections {
-    /// The connection limit of one address on each port, loopback included [default: a quarter of
-    /// the port's connections for an address off loopback, and no limit on loopback].
-    #[arg(long, value_name = "N", value_parser = connections())]
-    address_connections_max: Option<usize>,
-}
-
-/// Parses a number of connections, at least one.
-fn connections() -> impl TypedValueParser<Value = usize> {
-    clap::value_parser!(u32).range(1..).map(|number| number as usize)
-}
-
-/// Returns the command-line words for the given numbers.
-fn numbers<const N: usize>(flags: [(&str, Option<usize>); N]) -> Vec<String> {
-    let given = flags.into_iter().filter_map(|(flag, number)| Some([flag.to_owned(), number?.to_string()]));
-    given.flatten().collect()
-}
-
-impl AllConnections {
-    /// Returns the limits of the client port, the internal port and each worker's port, in a
-    /// process that serves all of them.
-    pub(crate) fn ports(&self, workers: NonZeroU32) -> Result<[PortLimits; 3], CommandFailure> {
-        let [client, internal] = self.controller.shares();
-        let [client, internal, mut worker] = self.address.divide([client, internal, self.worker.share()])?;
-        if self.worker.worker_connections_max.is_none() {
-            worker.connections_max = (worker.connections_max / workers.get() as usize).max(1);
-        }
-        Ok([client, internal, worker])
-    }
-}
-
-impl ControllerConnections {
-    /// Returns the limits of the client port and the internal port, in a process that serves these
-    /// two.
-    pub(crate) fn ports(&self, address: &AddressConnections) -> Result<[PortLimits; 2], CommandFailure> {
-        address.divide(self.shares())
-    }
-
-    fn shares(&self) -> [PortShare; 2] {
-        let client = PortShare { weight: 2, connections: self.connections_max };
-        [client, PortShare { weight: 1, connections: self.internal_connections_max }]
-    }
-
-    /// Returns the command-line words for these options.
-    pub(crate) fn words(&self) -> Vec<String> {
-        numbers([
-            ("--connections-max", self.connections_max),
-            ("--internal-connections-max", self.internal_connections_max),
-        ])
-    }
-}
-
-impl WorkerConnections {
-    /// Returns the limit of the worker's port, in a process that serves only this port.
-    pub(crate) fn port(&self, address: &AddressConnections) -> Result<PortLimits, CommandFailure> {
-        let [worker] = address.divide([self.share()])?;
-        Ok(worker)
-    }
-
-    fn share(&self) -> PortShare {
-        PortShare { weight: 1, connections: self.worker_connections_max }
-    }
-
-    /// Returns the command-line words for these options.
-    pub(crate) fn words(&self) -> Vec<String> {
-        numbers([("--worker-connections-max", self.worker_connections_max)])
-    }
-}
-
-impl AddressConnections {
-    fn divide<const N: usize>(&self, ports: [PortShare; N]) -> Result<[PortLimits; N], CommandFailure> {
-        let divided = DescriptorLimit::raise()
-            .and_then(|descriptors| descriptors.divide(ports, self.address_connections_max));
-        divided.map_err(|error| CommandFailure::failed(error.to_string()))
-    }
-
-    /// Returns the command-line words for these options.
-    pub(crate) fn words(&self) -> Vec<String> {
-        numbers([("--address-connections-max", self.address_connections_max)])
-    }
 }
 
 /// The names by which clients address a server.
@@ -243,12 +135,12 @@ impl WorkerOptions {
     /// Returns the GPUs of a worker on a machine with this many workers.
     pub(crate) fn gpus(&self, workers: NonZeroU32) -> Result<WorkerGpus, CommandFailure> {
         let limits = GpuLimits { gpus: self.gpus, memory: self.gpu_memory };
-        match (self.device, self.why_emulated(workers)) {
+        match (&self.device, self.why_emulated(workers)) {
             (DeviceChoice::Cuda, Some(reason)) => {
                 Err(CommandFailure::usage(format!("--device cuda cannot be used with {reason}")))
             }
             (DeviceChoice::Cuda, None) => gpus::cuda(limits),
-            (DeviceChoice::Emulated, _) | (DeviceChoice::Auto, Some(_)) => self.emulated(),
+            (DeviceChoice::Emulated(_), _) | (DeviceChoice::Auto, Some(_)) => self.emulated(),
             (DeviceChoice::Auto, None) => gpus::cuda(limits).or_else(|missing| {
                 let emulated = self.emulated()?;
                 let reason = missing.message.unwrap_or_default();
@@ -263,9 +155,6 @@ impl WorkerOptions {
         if workers.get() > 1 {
             // Each worker would take the memory of all GPUs.
             return Some("several workers on a machine".to_owned());
-        }
-        if self.topology != DEFAULT_PRESET {
-            return Some("--topology".to_owned());
         }
         if self.isolation.per_model() {
             return Some(format!("--isolation {}", self.isolation));
@@ -285,7 +174,7 @@ impl WorkerOptions {
                 ))
             })?;
         }
-        let topology = topology(&self.topology, self.gpus, self.gpu_memory)?;
+        let topology = topology(self.device.topology(), self.gpus, self.gpu_memory)?;
         Ok(WorkerGpus { topology, device: ExecutorDevice::Emulated, engine })
     }
 
@@ -301,21 +190,18 @@ impl WorkerOptions {
         }
     }
 
-    /// Returns the launcher of users' programs, if the worker may run programs.
-    pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
-        let launcher = self.allow_processes.then(ProgramLauncher::this_program).transpose();
-        launcher.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))
-    }
-
     /// Returns the configuration of each GPU's memory for objects.
     pub(crate) fn gpu_data(&self) -> DataConfig {
-        DataConfig { memory: self.gpu_object_memory, ..DataConfig::default() }
+        DataConfig { memory: self.object_memory, ..DataConfig::default() }
     }
 
     /// Returns the command-line words for these options with these GPUs.
     pub(crate) fn words(&self, gpus: &WorkerGpus) -> Vec<String> {
-        let mut words = vec!["--topology".to_owned(), self.topology.clone()];
-        words.extend(["--device".to_owned(), gpus.device.to_string()]);
+        let device = match gpus.device {
+            ExecutorDevice::Emulated => self.device.topology().to_owned(),
+            ExecutorDevice::Cuda { .. } => gpus.device.to_string(),
+        };
+        let mut words = vec!["--device".to_owned(), device];
         if let Some(gpus) = self.gpus {
             words.extend(["--gpus".to_owned(), gpus.to_string()]);
         }
@@ -329,22 +215,37 @@ impl WorkerOptions {
         }
         words.extend(["--isolation".to_owned(), self.isolation.to_string()]);
         words.extend(["--engine".to_owned(), gpus.engine.to_string()]);
-        words.extend(["--gpu-object-memory".to_owned(), self.gpu_object_memory.get().to_string()]);
-        words.extend(self.allow_processes.then(|| "--allow-processes".to_owned()));
         words
     }
 }
 
 impl ServerOptions {
+    /// Returns whether injected faults are obeyed.
     pub(crate) fn faults(&self) -> InjectedFaults {
-        if self.allow_faults { InjectedFaults::Obey } else { InjectedFaults::Refuse }
+        if self.allows(Permission::Faults) { InjectedFaults::Obey } else { InjectedFaults::Refuse }
     }
 
-    /// Returns the command-line words for these options.
+    /// Returns the launcher of users' programs, if the worker may run programs.
+    pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
+        let launcher = self.allows(Permission::Processes).then(ProgramLauncher::this_program).transpose();
+        launcher.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))
+    }
+
+    /// Returns whether the command line allows an action.
+    pub(crate) fn allows(&self, action: Permission) -> bool {
+        self.allow.contains(&action)
+    }
+
+    /// Returns the command-line words for those of these actions that are allowed.
+    pub(crate) fn allowed(&self, actions: &[Permission]) -> Vec<String> {
+        let allowed = actions.iter().filter(|action| self.allows(**action));
+        allowed.flat_map(|action| ["--allow".to_owned(), action.word().to_owned()]).collect()
+    }
+
+    /// Returns the command-line words for these options, without the allowed actions.
     pub(crate) fn words(&self) -> Vec<String> {
         let grace = humantime::format_duration(self.grace).to_string().replace(' ', "");
         let mut words = vec!["--grace".to_owned(), grace];
-        words.extend(self.allow_faults.then(|| "--allow-faults".to_owned()));
         words.extend(self.insecure.then(|| "--insecure".to_owned()));
         words
     }
@@ -451,13 +352,12 @@ pub(crate) fn topology(
 mod tests {
     use super::*;
     use clap::Parser as _;
+    use millrace_device::topology::preset_names;
 
     #[derive(Debug, clap::Parser)]
     struct Line {
         #[command(flatten)]
         machine: WorkerOptions,
-        #[command(flatten)]
-        connections: AllConnections,
         #[command(flatten)]
         options: ServerOptions,
         #[command(flatten)]
@@ -467,21 +367,21 @@ mod tests {
     /// Returns the GPUs of a line, without a look for the library of its engine.
     fn emulated_gpus(line: &Line) -> WorkerGpus {
         let machine = &line.machine;
-        let topology = topology(&machine.topology, machine.gpus, machine.gpu_memory).unwrap();
+        let topology = topology(machine.device.topology(), machine.gpus, machine.gpu_memory).unwrap();
         let engine = machine.engine.unwrap_or_default();
         WorkerGpus { topology, device: ExecutorDevice::Emulated, engine }
     }
 
     #[test]
     fn options_round_trip_through_their_words() {
-        let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--topology", "a10x4", "--grace", "1m 5s"];
+        let line = ["x", "--gpus", "3", "--gpu-memory", "2GiB", "--device", "a10x4", "--grace", "1m 5s"];
         for typed in [&line[..1], &line[..]] {
             for more in [
                 &[][..],
                 &[
                     "--insecure",
-                    "--allow-faults",
-                    "--allow-processes",
+                    "--allow",
+                    "faults,processes",
                     "--host-memory",
                     "1GiB",
                     "--object-memory",
@@ -492,16 +392,6 @@ mod tests {
                     "resident",
                     "--engine",
                     "ort",
-                    "--gpu-object-memory",
-                    "0",
-                    "--connections-max",
-                    "300",
-                    "--internal-connections-max",
-                    "200",
-                    "--worker-connections-max",
-                    "100",
-                    "--address-connections-max",
-                    "10",
                     "--host-name",
                     "models.example",
                     "--host-name",
@@ -511,15 +401,12 @@ mod tests {
                 let mut first = Line::parse_from(typed.iter().chain(more));
                 let gpus = emulated_gpus(&first);
                 // The words name the outcome of a choice.
-                first.machine.device = DeviceChoice::Emulated;
+                first.machine.device = DeviceChoice::Emulated(first.machine.device.topology().to_owned());
                 first.machine.engine = Some(gpus.engine);
-                let connections = &first.connections;
                 let words = [
                     first.machine.words(&gpus),
-                    connections.controller.words(),
-                    connections.worker.words(),
-                    connections.address.words(),
                     first.options.words(),
+                    first.options.allowed(&Permission::ALL),
                     first.host_names.words(),
                 ]
                 .concat();
@@ -558,21 +445,6 @@ mod tests {
         assert!(parsed(&[]).check_exposed("127.0.0.1:1".parse().unwrap()).is_ok());
         assert!(parsed(&[]).check_exposed(everywhere).unwrap_err().hint.unwrap().contains("--insecure"));
         assert!(parsed(&["--insecure"]).check_exposed(everywhere).is_ok());
-    }
-
-    #[test]
-    fn ports_with_a_set_limit_have_that_limit() {
-        let parsed = |more: &[&str]| Line::parse_from(["x"].iter().chain(more)).connections;
-        let set = parsed(&["--connections-max", "300", "--address-connections-max", "10"]);
-        let [client, internal] = set.controller.ports(&set.address).unwrap();
-        assert_eq!(client, PortLimits { connections_max: 300, address_max: Some(10) });
-        assert!(internal.connections_max > 300);
-        let workers = NonZeroU32::new(4).unwrap();
-        let [.., one] = parsed(&[]).ports(NonZeroU32::MIN).unwrap();
-        let [.., of_four] = parsed(&[]).ports(workers).unwrap();
-        assert_eq!(of_four.connections_max, one.connections_max / 4);
-        let refused = parsed(&["--connections-max", "4000000"]).ports(workers).unwrap_err();
-        assert!(refused.message.as_deref().unwrap_or_default().contains("file descriptors"), "{refused:?}");
     }
 
     /// Checks that an option accepts each name of its table, and that the refusal of another name
@@ -614,6 +486,19 @@ mod tests {
         let memory = |words: &[&str]| Line::parse_from(["x"].iter().chain(words)).machine.object_memory;
         assert_eq!(memory(&[]), millrace_worker::start::OBJECT_MEMORY);
         assert_eq!(memory(&["--object-memory", "256MiB"]), Bytes::mib(256));
+    }
+
+    #[test]
+    fn a_device_is_one_of_this_machine_or_of_the_emulated_machines() {
+        let parse =
+            |name: &str| Line::try_parse_from(["x", "--device", name]).map(|line| line.machine.device);
+        assert_eq!(parse("auto").unwrap(), DeviceChoice::Auto);
+        assert_eq!(parse("cuda").unwrap(), DeviceChoice::Cuda);
+        for name in preset_names() {
+            assert_eq!(parse(name).unwrap(), DeviceChoice::Emulated(name.to_owned()));
+        }
+        let refused = parse("dgx").unwrap_err().to_string();
+        assert!(refused.contains("auto, cuda, emulated") && refused.contains("dgx-v100"), "{refused}");
     }
 
     #[test]

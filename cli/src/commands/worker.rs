@@ -11,11 +11,9 @@ use millrace_worker::process_port::ExecutorCommand;
 use millrace_worker::service::ServiceLimits;
 use millrace_worker::start::{LookupOrder, RunningWorker, SchedulingPolicy, WorkerConfig};
 
+use crate::commands::connections::ConnectionLimits;
 use crate::commands::gpus::WorkerGpus;
-use crate::commands::options::{
-    AddressConnections, ParentProcess, ServerOptions, WORKER_PORT, WorkerConnections, WorkerOptions,
-    advertised,
-};
+use crate::commands::options::{ParentProcess, ServerOptions, WORKER_PORT, WorkerOptions, advertised};
 use crate::failure::CommandFailure;
 use crate::private;
 use crate::process::{self, StopSignals, WorkerReady, announce, executor_threads, loopback, seed};
@@ -55,9 +53,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     machine: WorkerOptions,
     #[command(flatten)]
-    connections: WorkerConnections,
-    #[command(flatten)]
-    address: AddressConnections,
+    connections: ConnectionLimits,
     #[command(flatten)]
     options: ServerOptions,
     #[command(flatten)]
@@ -134,10 +130,10 @@ impl Args {
             lookup: LookupOrder::default(),
             executor: ExecutorCommand::this_program()
                 .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
-            programs: self.machine.programs()?,
+            programs: self.options.programs()?,
             faults: self.options.faults(),
             seed: seed()?,
-            limits: ServiceLimits { port: self.connections.port(&self.address)?, ..ServiceLimits::default() },
+            limits: ServiceLimits { port: self.connections.of_worker()?, ..ServiceLimits::default() },
             kept: None,
         })
     }

@@ -43,7 +43,7 @@ fn printed_functions_and_workflows_can_be_applied_again_without_their_files() {
     for (name, content) in &first {
         std::fs::write(path(name), content).unwrap();
     }
-    let up = RunningCluster::ephemeral(&["--allow-processes"]);
+    let up = RunningCluster::ephemeral(&["--allow", "processes"]);
     // The program exits at once, so the function never becomes ready.
     up.ok(&["apply", "--no-wait", "-f", &path("all.yaml")]);
     for (name, _) in &first {

@@ -72,7 +72,6 @@ fn gpus_that_cannot_be_used_are_refused_before_the_start() {
     }
     for (options, reason) in [
         (&["--workers", "2"][..], "several workers on a machine"),
-        (&["--topology", "a10x4"], "--topology"),
         (&["--isolation", "model"], "--isolation model"),
         (&["--engine", "rten"], "--engine rten"),
     ] {

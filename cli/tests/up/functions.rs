@@ -111,7 +111,7 @@ fn documented_functions_in_three_languages_answer_alone_and_in_a_workflow() {
     let Some((folder, library)) = folder() else { return };
     let module = folder.path().join(MODULE);
     let variables = [("FUNCTION_LIBRARY", library.as_path()), ("PYTHONPATH", module.as_path())];
-    let up = RunningCluster::ephemeral_with(&["--allow-processes"], &variables);
+    let up = RunningCluster::ephemeral_with(&["--allow", "processes"], &variables);
     let mut said = Vec::new();
     for line in commands("docs/guide/functions.md") {
         said.push((line.clone(), run(&up, folder.path(), &line)));
@@ -158,6 +158,6 @@ spec:
     std::fs::write(&file, manifest).unwrap();
     let up = RunningCluster::ephemeral(&[]);
     let refused = up.refused(1, &["apply", "-f", file.to_str().unwrap()]);
-    assert!(refused.contains("--allow-processes"), "{refused}");
+    assert!(refused.contains("--allow processes"), "{refused}");
     stop(up);
 }

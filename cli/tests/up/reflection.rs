@@ -157,7 +157,7 @@ fn upload(of: &MessageDescriptor, model: &[u8]) -> Vec<DynamicMessage> {
 
 #[test]
 fn every_admin_method_can_be_called_by_reflection_alone() {
-    let up = RunningCluster::ephemeral(&["--allow-faults", "--keep-spans", "1000"]);
+    let up = RunningCluster::ephemeral(&["--allow", "faults", "--keep-spans", "1000"]);
     let admin = ReflectionClient::new(&up.client);
     functions(&admin, &up);
     workflows(&admin);

@@ -43,7 +43,7 @@ fn folder() -> Option<(TempDir, PathBuf)> {
 }
 
 fn cluster(library: &Path) -> RunningCluster {
-    let args = ["--allow-processes", "--gpus", "2", "--keep-spans", "20000"];
+    let args = ["--allow", "processes", "--gpus", "2", "--keep-spans", "20000"];
     let module = repository(MODULE);
     RunningCluster::ephemeral_with(
         &args,

@@ -147,7 +147,7 @@ fn a_request_is_a_single_trace_from_the_client_to_its_copies_and_launches() {
 
 #[test]
 fn a_retried_request_has_both_runs_in_its_trace_without_a_collector() {
-    let up = RunningCluster::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow-faults"]);
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--keep-spans", "1000", "--allow", "faults"]);
     up.apply_digits();
     let runtime = Runtime::new().unwrap();
     let admin =

@@ -100,9 +100,8 @@ fn an_output_of_one_worker_is_fetched_directly_by_the_other() {
 /// A step's output does not fit on its GPU: the trace shows the copy to host memory batch by batch.
 #[test]
 fn the_copy_of_an_output_to_host_memory_is_in_the_trace() {
-    // All objects share a single block.
-    let up =
-        RunningCluster::ephemeral(&["--gpus", "1", "--gpu-object-memory", "2MiB", "--keep-spans", "1000"]);
+    // A quarter of the GPU is for objects, which share a single block.
+    let up = RunningCluster::ephemeral(&["--gpus", "1", "--gpu-memory", "8MiB", "--keep-spans", "1000"]);
     let folder = folder(1);
     up.ok(&["apply", "-f", folder.path().to_str().unwrap()]);
     let rows = 9_000;

@@ -66,7 +66,7 @@ impl AdminService {
         if !refused {
             return Ok(());
         }
-        let message = "no worker runs programs: start one with --allow-processes, which lets everyone who may publish functions run code on it";
+        let message = "no worker runs programs: start one with --allow processes, which lets everyone who may publish functions run code on it";
         Err(Failure::new(Reason::PermissionDenied, message))
     }
 

@@ -68,7 +68,7 @@ impl AdminService {
         request: api::InjectFaultRequest,
     ) -> Result<api::InjectFaultResponse, Failure> {
         if self.faults == FaultPermission::Refused {
-            let message = "faults are not allowed here: start the server with --allow-faults";
+            let message = "faults are not allowed here: start the server with --allow faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }
         let name = node_name(&request.node)?;

@@ -61,7 +61,7 @@ pub(super) fn make_ready(
     if !program::is_program(&artifact) {
         return compile(digest, artifact, grouping);
     }
-    let refused = "this worker runs no programs: start the worker with --allow-processes";
+    let refused = "this worker runs no programs: start the worker with --allow processes";
     let programs = programs.ok_or_else(|| PrepareFailure::Permanent(refused.into()))?;
     let unpacked = program::PackedProgram::unpack(&artifact.into());
     let program::PackedProgram { signature: declared, file } =

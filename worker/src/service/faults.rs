@@ -11,7 +11,7 @@ use super::WorkerService;
 impl WorkerService {
     pub(super) async fn inject(&self, request: wire::InjectFaultRequest) -> Result<(), Failure> {
         if self.faults == InjectedFaults::Refuse {
-            let message = "faults are not allowed here: start the worker with --allow-faults";
+            let message = "faults are not allowed here: start the worker with --allow faults";
             return Err(Failure::new(Reason::PermissionDenied, message));
         }
         let fault = i32::try_from(request.fault).ok().and_then(|number| Fault::try_from(number).ok());

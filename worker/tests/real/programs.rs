@@ -347,7 +347,7 @@ async fn programs_are_refused_unless_the_operator_allows_them() {
     let (worker, controller) = worker_with(dir.path(), None).await;
     desire(&controller, "f", &script(), 1, true);
     let message = controller.phase("f", wire::FunctionPhase::Failed).await;
-    assert!(message.contains("--allow-processes"), "{message}");
+    assert!(message.contains("--allow processes"), "{message}");
     worker.shutdown().await;
 }
 

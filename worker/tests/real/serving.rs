@@ -163,7 +163,7 @@ async fn faults_are_refused_without_the_flag() {
     let request = wire::InjectFaultRequest { gpu: 0, fault: Fault::Xid as u32, function: String::new() };
     let status = client(&worker).inject_fault(request).await.unwrap_err();
     assert_eq!(status.code(), tonic::Code::PermissionDenied);
-    assert!(status.message().contains("--allow-faults"), "{status:?}");
+    assert!(status.message().contains("--allow faults"), "{status:?}");
     worker.shutdown().await;
 }
 

@@ -19,7 +19,8 @@ use millrace_worker::service::InjectedFaults;
 use millrace_worker::start::{DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, OBJECT_MEMORY};
 
 use crate::cluster::{InProcessCluster, LocalClusterPlan};
-use crate::commands::options::{AllConnections, topology};
+use crate::commands::connections::ConnectionLimits;
+use crate::commands::options::topology;
 use crate::config::Config;
 use crate::failure::CommandFailure;
 use crate::process::{StopSignals, ephemeral_dir, loopback};
@@ -113,7 +114,7 @@ async fn show(args: &Args, config: Config, kept: Option<SpanRing>) -> Result<(),
 
 fn plan(args: &Args, folder: &Path) -> Result<LocalClusterPlan, CommandFailure> {
     Ok(LocalClusterPlan {
-        ports: AllConnections::default().ports(NonZeroU32::MIN)?,
+        ports: ConnectionLimits::default().ports(NonZeroU32::MIN)?,
         data_dir: folder.join("data"),
         client: loopback(0),
         internal: loopback(0),

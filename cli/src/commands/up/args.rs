@@ -7,9 +7,8 @@ use std::path::PathBuf;
 use millrace_controller::config::{CLIENT_PORT, INTERNAL_PORT};
 
 use crate::cluster::WORKERS_MAX;
-use crate::commands::options::{
-    AllConnections, HostNames, InitialPolicy, ServerOptions, WORKER_PORT, WorkerOptions,
-};
+use crate::commands::connections::ConnectionLimits;
+use crate::commands::options::{HostNames, InitialPolicy, ServerOptions, WORKER_PORT, WorkerOptions};
 use crate::failure::CommandFailure;
 use crate::process::{ephemeral_dir, loopback};
 
@@ -72,7 +71,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(super) host_names: HostNames,
     #[command(flatten)]
-    pub(super) connections: AllConnections,
+    pub(super) connections: ConnectionLimits,
     #[command(flatten)]
     pub(super) options: ServerOptions,
 }

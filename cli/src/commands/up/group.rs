@@ -7,6 +7,8 @@ use millrace_controller::config::INTERNAL_PORT;
 use serde_json::json;
 
 use super::args::Args;
+use crate::commands::connections::{OF_CLUSTERS, OF_CONTROLLERS, OF_WORKERS};
+use crate::commands::options::Permission;
 use crate::config::{Config, LogFormat};
 use crate::failure::CommandFailure;
 use crate::process::{self, StopSignals, executor_threads};
@@ -37,6 +39,7 @@ pub(super) async fn run(args: &Args, config: &Config, data_dir: PathBuf) -> Resu
 fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, CommandFailure> {
     args.options.check_exposed(args.listen)?;
     args.options.check_exposed(args.internal())?;
+    args.connections.check(&OF_CLUSTERS)?;
     // Checked here too, so that the refusal is not the message of a worker among those of other processes.
     let machine = args.machine.gpus(args.workers())?;
     let gpus = machine.topology.gpus.len() * args.workers().get() as usize;
@@ -49,16 +52,23 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<GroupPlan, Co
         worker: args.worker(),
         controllers: args.controllers,
         workers: args.workers(),
-        common: [args.options.words(), args.connections.address.words(), log_words(config)].concat(),
+        common: [args.options.words(), log_words(config)].concat(),
         control: config
             .artifacts
             .iter()
             .flat_map(|place| ["--artifacts".to_owned(), place.to_string()])
             .chain(args.host_names.words())
             .chain(args.policy.words())
-            .chain(args.connections.controller.words())
+            .chain(args.connections.words(&OF_CONTROLLERS))
+            .chain(args.options.allowed(&[Permission::Faults]))
             .collect(),
-        machine: [args.machine.words(&machine), args.connections.worker.words(), threads.to_vec()].concat(),
+        machine: [
+            args.machine.words(&machine),
+            args.options.allowed(&Permission::ALL),
+            args.connections.words(&OF_WORKERS),
+            threads.to_vec(),
+        ]
+        .concat(),
         grace: args.options.grace,
         restart: if args.restart { RestartPolicy::WithBackoff } else { RestartPolicy::Never },
         log: match config.log_format {

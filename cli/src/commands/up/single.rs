@@ -57,7 +57,7 @@ fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<LocalClusterP
         isolation: args.machine.isolation,
         engine: gpus.engine,
         device: gpus.device,
-        programs: args.machine.programs()?,
+        programs: args.options.programs()?,
         faults: args.options.faults(),
         insecure: args.options.insecure,
         ports: args.connections.ports(args.workers())?,

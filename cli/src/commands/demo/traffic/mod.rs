@@ -181,7 +181,7 @@ fn classes(scores: &Tensor) -> Result<Vec<usize>, CommandFailure> {
 const LEGEND: &str = "\
 METHOD is the path of an input: 'request' with the request itself, 'intra-gpu' in place, because the
 previous step left it on the GPU, 'host' over the host memory of the same worker (and 'inter-gpu' over
-NVLinks, on a topology that has them: millrace up --topology dgx-v100).
+NVLinks, on a machine that has them: millrace up --device dgx-v100).
 WAIT is the step's wait for a GPU, TIME the time in which the worker found or fetched the input; '-' is
 a value that the trace does not have. The recognisers' weights are random, so their classes mean
 nothing.";
