@@ -53,7 +53,7 @@ impl ConnectionCaps {
     }
 
     /// Removes the limit by address from the arguments of a process.
-    pub(super) fn without_address_cap(words: &mut Vec<String>) {
+    pub(super) fn without_address_cap(words: &mut [String]) {
         let flag = words.iter().position(|word| word == FLAG);
         let Some(value) = flag.and_then(|at| words.get_mut(at + 1)) else { return };
         let others = value.split(',').filter(|limit| !limit.starts_with("address="));
