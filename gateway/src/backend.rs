@@ -10,11 +10,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_types::{
-    DataType, Failure, FunctionKey, InSequence, Reason, RequestId, Revision, Runtime, SequenceSpec, Slo,
-    TenantName, TensorSpec,
+    DataType, Failure, FunctionKey, Reason, RequestId, Revision, Runtime, SequenceSpec, Slo, TenantName,
+    TensorSpec,
 };
 
 use crate::authentication::Caller;
+pub use crate::parameters::RequestParameters;
 
 /// The component that has the models. The methods up to [`Backend::index`] must answer from memory,
 /// because they are on the path of requests.
@@ -172,21 +173,24 @@ pub enum Intent {
     Refuse,
 }
 
-/// A request to run a model, checked against the model's declaration.
+/// A request to run a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelRequest {
     pub request_id: RequestId,
     pub caller: Caller,
+    /// Remaining time of the request's timeout.
+    pub timeout: Duration,
+    pub contents: RequestContents,
+}
+
+/// The contents of a request, in either protocol, checked against the model's declaration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestContents {
     /// Input tensors, one for each input of the model, in the order sent.
     pub inputs: Vec<NamedTensor>,
     /// Names of the requested outputs, in order. Empty selects all outputs in the model's order.
     pub outputs: Vec<String>,
-    /// Remaining time of the request's timeout.
-    pub timeout: Duration,
-    /// Priority of the protocol: 1 is the highest, and 0 leaves the choice to the server.
-    pub priority: u64,
-    /// Sequence of the request, if it belongs to one.
-    pub sequence: Option<InSequence>,
+    pub parameters: RequestParameters,
 }
 
 /// A tensor with contents.

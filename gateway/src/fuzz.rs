@@ -16,13 +16,13 @@ use millrace_types::tensor::{Dim, element_count};
 use millrace_types::{DataType, FunctionKey, FunctionName, Revision, Runtime, TenantName, TensorSpec};
 use tonic::Status;
 
+use crate::backend::RequestContents;
 use crate::backend::{Kind, ModelAvailability, ModelRevision};
 use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
 use crate::config::message_len;
 use crate::decompression::{ContentEncoding, Inflater, STEP};
 use crate::framing::{BodyBounds, CallCharges, ChargeRelease, ChargedMessages};
-use crate::handler::ValidatedRequest;
 use crate::rest::elements::has_json;
 use crate::rest::request::{self, HEADER_LENGTH};
 
@@ -69,7 +69,7 @@ fn models() -> [ModelRevision; 4] {
 }
 
 /// Checks that an accepted request has as many elements as the request declares.
-fn check(question: &ValidatedRequest) {
+fn check(question: &RequestContents) {
     for tensor in &question.inputs {
         let Some(size) = tensor.datatype.size() else { continue };
         let elements = element_count(&tensor.shape).expect("a shape that was accepted");

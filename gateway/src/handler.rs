@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::backend::{
     Backend, Intent, ModelAvailability, ModelRequest, ModelResponse, ModelRevision, NamedTensor,
+    RequestContents,
 };
 use crate::budget::ByteBudget;
 use crate::bulk::{BulkThreads, unfinished};
@@ -49,15 +50,6 @@ pub(crate) struct InferenceHandler {
     pub(crate) limits: GatewayLimits,
     pub(crate) wall_clock: WallClock,
     pub(crate) closing: ShutdownSignal,
-}
-
-/// A request that was read and checked against the model.
-#[derive(Debug, PartialEq)]
-pub(crate) struct ValidatedRequest {
-    pub(crate) inputs: Vec<NamedTensor>,
-    /// Names of the requested outputs. Empty selects all outputs.
-    pub(crate) outputs: Vec<String>,
-    pub(crate) parameters: RequestParameters,
 }
 
 /// The response to a request.
@@ -226,7 +218,7 @@ impl<'a> RequestInProgress<'a> {
     }
 
     /// Executes the request up to the outputs.
-    pub(crate) async fn answer<Reading: Future<Output = Result<ValidatedRequest, Failure>>>(
+    pub(crate) async fn answer<Reading: Future<Output = Result<RequestContents, Failure>>>(
         &mut self,
         name: &str,
         version: &str,
@@ -238,19 +230,17 @@ impl<'a> RequestInProgress<'a> {
         if model.availability != ModelAvailability::Ready && !model.availability.may_become_ready() {
             return Err(model.refusal());
         }
-        let question = read(Arc::clone(&model)).await?;
-        let deadline = deadline(self.call, &question.parameters, &model, self.arrived);
+        let contents = read(Arc::clone(&model)).await?;
+        let deadline = deadline(self.call, &contents.parameters, &model, self.arrived);
         if model.availability != ModelAvailability::Ready {
             model = self.front.wait_for(&model, deadline).await?;
         }
+        let requested = contents.outputs.clone();
         let invocation = ModelRequest {
             request_id: self.request_id.clone(),
             caller: self.call.caller.clone(),
-            inputs: question.inputs,
-            outputs: question.outputs.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
-            priority: question.parameters.priority,
-            sequence: question.parameters.sequence,
+            contents,
         };
         if invocation.timeout.is_zero() {
             return Err(Failure::new(
@@ -266,7 +256,7 @@ impl<'a> RequestInProgress<'a> {
                 return Err(Failure::new(Reason::TimedOut, message).after_execution());
             }
         };
-        check_outputs(&model, &question.outputs, &completion.outputs)?;
+        check_outputs(&model, &requested, &completion.outputs)?;
         Ok(InferenceResponse { model, completion, received: Instant::now() })
     }
 

@@ -59,15 +59,15 @@ impl<'a> From<&'a InferParameter> for ParameterValue<'a> {
 
 /// The parameters of a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct RequestParameters {
+pub struct RequestParameters {
     /// Priority: 1 is the highest, and 0 leaves the choice to the server.
-    pub(crate) priority: u64,
+    pub priority: u64,
     /// Time that the client waits, if given.
-    pub(crate) timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// Whether outputs are sent in binary unless they request otherwise (REST).
-    pub(crate) binary_output: bool,
+    pub binary_output: bool,
     /// Sequence of the request, in terms of Triton's sequence extension.
-    pub(crate) sequence: Option<InSequence>,
+    pub sequence: Option<InSequence>,
 }
 
 impl RequestParameters {

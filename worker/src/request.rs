@@ -83,16 +83,7 @@ pub struct OnGpus {
 /// The answer to a request.
 #[derive(Debug)]
 pub struct AttemptOutcome {
-    /// Outputs in the executor's format.
-    pub outputs: Vec<Tensor>,
-    /// Descriptors that the outputs' `contents_fd` index.
-    pub descriptors: Vec<Descriptor>,
-    /// The objects that outputs name.
-    pub(crate) kept: Vec<Arc<ObjectHandle>>,
-    /// Transfers of the inputs that were objects on GPUs.
-    pub(crate) brought: Vec<InputTransfer>,
-    /// The request's rows of the outputs; `None`: all rows.
-    pub share: Option<BatchShare>,
+    pub outputs: RunOutputs,
     /// The request's time by phase.
     pub split: AttemptTimes,
     /// A process's remarks about outputs, by name.
@@ -103,6 +94,21 @@ pub struct AttemptOutcome {
     pub on: Option<SmUse>,
     /// Number of attempts made here, the answered attempt included.
     pub attempts: u32,
+}
+
+/// The outputs of a run, for one of its requests.
+#[derive(Debug, Clone, Default)]
+pub struct RunOutputs {
+    /// Outputs in the executor's format.
+    pub tensors: Vec<Tensor>,
+    /// Descriptors that the tensors' `contents_fd` index.
+    pub descriptors: Vec<Descriptor>,
+    /// The objects that the tensors name.
+    pub(crate) objects: Vec<Arc<ObjectHandle>>,
+    /// Transfers of the inputs that were objects on GPUs.
+    pub(crate) fetches: Vec<InputTransfer>,
+    /// The request's rows of the outputs, if several requests ran as one; `None`: all rows.
+    pub share: Option<BatchShare>,
 }
 
 /// The transfer of an input that was an object on a GPU (D04).

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use millrace_gateway::backend::ModelRevision;
 use millrace_nodes::retries::OTHER_WORKERS_MAX;
-use millrace_proto::convert::{duration_wire, in_sequence_wire};
+use millrace_proto::convert::duration_wire;
 use millrace_proto::status::from_status;
 use millrace_proto::{trace, worker as wire};
-use millrace_types::{Bytes, Failure, InSequence, Reason, RequestId, RevisionKey};
+use millrace_types::{Bytes, Failure, Reason, RevisionKey};
 use tokio::time::{Instant, timeout_at};
 use tonic::{Request, Status};
 use tracing::Instrument as _;
@@ -41,22 +41,14 @@ enum AttemptFailure {
 /// A call of a function, for a request or for a step of a workflow.
 #[derive(Debug)]
 pub(super) struct DispatchedCall {
-    pub(super) request_id: RequestId,
-    pub(super) inputs: Vec<wire::InferTensor>,
-    /// The requested outputs; empty for all outputs.
-    pub(super) outputs: Vec<String>,
+    /// The request for a worker. Each attempt adds the function's name, its own number and the times
+    /// that are left.
+    pub(super) request: wire::InvokeRequest,
     pub(super) timeout: Duration,
-    pub(super) priority: u64,
-    /// The sequence of the request, for a function that keeps state.
-    pub(super) sequence: Option<InSequence>,
-    /// The outputs that the worker shall keep as objects.
-    pub(super) hold: Option<wire::Hold>,
     /// The workers that hold inputs of the call, with the bytes of each.
     pub(super) held: Vec<(Arc<AttachedWorker>, Bytes)>,
     /// The time by which the answer is due; `None` applies the function's own objective.
     pub(super) target: Option<Instant>,
-    /// Prewarming hints: the functions that probably read the outputs next.
-    pub(super) next: Vec<wire::Likely>,
 }
 
 /// The answer to a call.
@@ -204,7 +196,7 @@ impl<'a> CallDispatcher<'a> {
         lost: &AttachedWorker,
         failure: Failure,
     ) -> Result<Arc<AttachedWorker>, Failure> {
-        tracing::warn!(worker = %lost.name, request = %self.call.request_id, function = %self.key, error = failure.message, "worker lost under a request");
+        tracing::warn!(worker = %lost.name, request = self.call.request.request_id, function = %self.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
         }
@@ -299,7 +291,6 @@ impl<'a> CallDispatcher<'a> {
     fn request(&self) -> wire::InvokeRequest {
         let left = self.deadline.saturating_duration_since(Instant::now());
         wire::InvokeRequest {
-            request_id: self.call.request_id.to_string(),
             attempt: self.attempts,
             // The number of attempts left includes this one.
             attempts_left: ATTEMPTS_MAX + 1 - self.attempts,
@@ -307,17 +298,12 @@ impl<'a> CallDispatcher<'a> {
             function: self.key.function.name.to_string(),
             revision: self.key.revision.get(),
             timeout: Some(duration_wire(left)),
-            priority: self.call.priority,
-            // Cloning shares the tensors' bytes.
-            inputs: self.call.inputs.clone(),
-            outputs: self.call.outputs.clone(),
-            hold: self.call.hold.clone(),
             objective_micros: self.call.target.map(|target| {
                 let left = target.saturating_duration_since(Instant::now());
                 u64::try_from(left.as_micros()).unwrap_or(u64::MAX)
             }),
-            next: self.call.next.clone(),
-            sequence: self.call.sequence.clone().map(in_sequence_wire),
+            // Cloning shares the tensors' bytes.
+            ..self.call.request.clone()
         }
     }
 

@@ -31,7 +31,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_cluster_state::{CallerName, StateCommand};
 use millrace_gateway::authentication;
-use millrace_gateway::backend::{Backend, Intent, Kind, ModelRequest, ModelResponse, ModelRevision};
+use millrace_gateway::backend::{
+    Backend, Intent, Kind, ModelRequest, ModelResponse, ModelRevision, RequestContents,
+};
+use millrace_proto::convert::in_sequence_wire;
+use millrace_proto::worker as wire;
 use millrace_types::{Failure, FunctionKey, Reason, Revision, TenantName};
 use tokio::sync::watch;
 
@@ -189,18 +193,16 @@ impl Backend for ServingBackend {
         if model.kind == Kind::Workflow {
             return self.invoke_workflow(model, invocation).await;
         }
-        let call = DispatchedCall {
-            request_id: invocation.request_id,
-            inputs: invocation.inputs.into_iter().map(tensors::sent).collect(),
-            outputs: invocation.outputs,
-            timeout: invocation.timeout,
-            priority: invocation.priority,
-            sequence: invocation.sequence,
-            hold: None,
-            target: None,
-            held: Vec::new(),
-            next: Vec::new(),
+        let RequestContents { inputs, outputs, parameters } = invocation.contents;
+        let request = wire::InvokeRequest {
+            request_id: invocation.request_id.to_string(),
+            inputs: inputs.into_iter().map(tensors::sent).collect(),
+            outputs,
+            priority: parameters.priority,
+            sequence: parameters.sequence.map(in_sequence_wire),
+            ..wire::InvokeRequest::default()
         };
+        let call = DispatchedCall { request, timeout: invocation.timeout, target: None, held: Vec::new() };
         let answer = self.call(model, call).await?;
         let split = answer.response.split.unwrap_or_default();
         let served_by = answer.worker.served_by(tensors::gpu_of(model, &answer.response));

@@ -11,14 +11,14 @@ use tonic::Response;
 use tonic::metadata::AsciiMetadataValue;
 
 use super::contents;
-use crate::backend::{ModelRevision, NamedTensor};
+use crate::backend::{ModelRevision, NamedTensor, RequestContents};
 use crate::budget::ByteCharge;
 use crate::call::CallContext;
 use crate::compression::COMPRESS_APART_MIN;
 use crate::config::message_len;
 use crate::handler::{
-    ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, ValidatedRequest, check_named,
-    check_requested, check_size,
+    ClaimedInput, InferenceHandler, InferenceResponse, RequestInProgress, check_named, check_requested,
+    check_size,
 };
 use crate::header_names::{SERVED_BY, SERVER_TIMING};
 use crate::parameters::{ParameterValue, RequestParameters, refuse_unserved};
@@ -96,7 +96,7 @@ pub(crate) fn read_request(
     model: &ModelRevision,
     request: ModelInferRequest,
     len_max: usize,
-) -> Result<ValidatedRequest, Failure> {
+) -> Result<RequestContents, Failure> {
     let parameters = RequestParameters::read(values(&request.parameters))?;
     for input in &request.inputs {
         refuse_unserved(&input.name, values(&input.parameters))?;
@@ -128,7 +128,7 @@ pub(crate) fn read_request(
         };
         inputs.push(NamedTensor { name: input.name, datatype, shape: input.shape, data });
     }
-    Ok(ValidatedRequest { inputs, outputs, parameters })
+    Ok(RequestContents { inputs, outputs, parameters })
 }
 
 /// Returns the raw contents of each input, or `None` for all inputs. A request must use a single kind

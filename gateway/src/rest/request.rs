@@ -10,11 +10,9 @@ use serde_json::value::RawValue;
 
 use super::elements;
 use super::json::{self, Bounded, JsonParameters};
-use crate::backend::{ModelRevision, NamedTensor};
+use crate::backend::{ModelRevision, NamedTensor, RequestContents};
 use crate::budget::ByteCharge;
-use crate::handler::{
-    ClaimedInput, SHAPE_RANK_MAX, TENSORS_MAX, ValidatedRequest, check_named, check_requested, check_size,
-};
+use crate::handler::{ClaimedInput, SHAPE_RANK_MAX, TENSORS_MAX, check_named, check_requested, check_size};
 use crate::parameters::{BINARY, BINARY_SIZE, ParameterValue, RequestParameters, flag, refuse_unserved};
 
 /// Header with the length of the JSON before binary tensors, in requests and responses.
@@ -96,7 +94,7 @@ pub(crate) fn read_request(
     cut: SplitBody,
     len_max: usize,
     charge: &mut ByteCharge,
-) -> Result<(ValidatedRequest, ResponseForm), Failure> {
+) -> Result<(RequestContents, ResponseForm), Failure> {
     match cut {
         SplitBody { json, binary: Some(tensor) } if json.is_empty() => lone_tensor(model, tensor),
         SplitBody { json, binary } => announced(model, &json, binary, len_max, charge),
@@ -109,7 +107,7 @@ fn announced(
     binary: Option<Bytes>,
     len_max: usize,
     charge: &mut ByteCharge,
-) -> Result<(ValidatedRequest, ResponseForm), Failure> {
+) -> Result<(RequestContents, ResponseForm), Failure> {
     let Request { id, parameters, inputs: Bounded(inputs), outputs } = json::read(json)?;
     let Bounded(outputs) = outputs.unwrap_or_default();
     let parameters = JsonParameters::read(parameters)?;
@@ -158,7 +156,7 @@ fn announced(
     }
     binary.finish()?;
     Ok((
-        ValidatedRequest { inputs: tensors, outputs: requested, parameters },
+        RequestContents { inputs: tensors, outputs: requested, parameters },
         ResponseForm { id, binary: binary_wanted },
     ))
 }
@@ -245,7 +243,7 @@ fn binary_wanted(
 
 /// Reads a body that consists only of the bytes of the model's single input. The shape follows from
 /// the size, and the outputs are sent in binary.
-fn lone_tensor(model: &ModelRevision, data: Bytes) -> Result<(ValidatedRequest, ResponseForm), Failure> {
+fn lone_tensor(model: &ModelRevision, data: Bytes) -> Result<(RequestContents, ResponseForm), Failure> {
     let invalid = |why: String| Failure::new(Reason::InvalidInput, why);
     let [input] = model.inputs.as_slice() else {
         let count = model.inputs.len();
@@ -262,7 +260,7 @@ fn lone_tensor(model: &ModelRevision, data: Bytes) -> Result<(ValidatedRequest, 
         ))
     })?;
     let tensor = NamedTensor { name: input.name.clone(), datatype: input.datatype, shape, data };
-    let question = ValidatedRequest {
+    let question = RequestContents {
         inputs: vec![tensor],
         outputs: Vec::new(),
         parameters: RequestParameters::default(),

@@ -217,7 +217,7 @@ impl Echo {
     pub async fn begun(&self, such: impl Fn(&ModelRequest) -> bool) -> Vec<u64> {
         let has_begun = |_: &usize| self.seen.lock().unwrap().iter().any(&such);
         self.running.subscribe().wait_for(has_begun).await.unwrap();
-        self.seen.lock().unwrap().iter().map(|it| it.priority).collect()
+        self.seen.lock().unwrap().iter().map(|it| it.contents.parameters.priority).collect()
     }
 
     /// Waits until `count` requests were dropped unanswered.
@@ -261,11 +261,12 @@ fn completion(outputs: Vec<NamedTensor>) -> ModelResponse {
 
 fn echoed(model: &ModelRevision, invocation: ModelRequest) -> ModelResponse {
     let outputs = invocation
+        .contents
         .inputs
         .into_iter()
         .map(|tensor| NamedTensor { name: format!("{}_out", tensor.name), ..tensor });
     let outputs: Vec<_> = outputs.collect();
-    let wanted: Vec<String> = match invocation.outputs.as_slice() {
+    let wanted: Vec<String> = match invocation.contents.outputs.as_slice() {
         [] => model.outputs.iter().map(|output| output.name.clone()).collect(),
         named => named.to_vec(),
     };
@@ -352,7 +353,7 @@ impl Backend for Echo {
         let result = match does {
             Does::Echo | Does::Move => Ok(echoed(model, invocation)),
             Does::Wait => {
-                let ms = invocation.inputs[0].data.as_ref().try_into().map_or(0, u64::from_le_bytes);
+                let ms = invocation.contents.inputs[0].data.as_ref().try_into().map_or(0, u64::from_le_bytes);
                 tokio::time::sleep(Duration::from_millis(ms)).await;
                 Ok(echoed(model, invocation))
             }
@@ -362,13 +363,13 @@ impl Backend for Echo {
             }
             Does::Fail(reason) => Err(Failure::new(reason, "it was told to fail").after_execution()),
             Does::Nan => {
-                let elements = invocation.inputs[0].data.len() / 4;
-                invocation.inputs[0].data = Bytes::from(f32::NAN.to_le_bytes().repeat(elements));
+                let elements = invocation.contents.inputs[0].data.len() / 4;
+                invocation.contents.inputs[0].data = Bytes::from(f32::NAN.to_le_bytes().repeat(elements));
                 Ok(echoed(model, invocation))
             }
             Does::Lie => {
-                invocation.inputs[0].name = "another".to_owned();
-                Ok(completion(invocation.inputs))
+                invocation.contents.inputs[0].name = "another".to_owned();
+                Ok(completion(invocation.contents.inputs))
             }
         };
         underway.ended = true;

@@ -255,9 +255,9 @@ async fn unknown_parameters_are_ignored_and_known_ones_reach_the_backend() {
     .into();
     server.grpc().await.model_infer(request).await.unwrap();
     let seen = server.echo.last();
-    assert_eq!(seen.priority, 2);
+    assert_eq!(seen.contents.parameters.priority, 2);
     let id = SequenceId::Number(NonZeroU64::new(9).unwrap());
-    assert_eq!(seen.sequence, Some(InSequence { id, start: true, end: false }));
+    assert_eq!(seen.contents.parameters.sequence, Some(InSequence { id, start: true, end: false }));
     assert!(
         seen.timeout <= Duration::from_secs(5) && seen.timeout > Duration::from_secs(1),
         "{:?}",

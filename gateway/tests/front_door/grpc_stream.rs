@@ -147,7 +147,7 @@ async fn requests_of_a_sequence_run_in_order_if_the_model_keeps_state() {
     drop(requests);
     // A stream begins its requests in order, as far as each can begin. Once the last request has
     // begun, only requests that wait for another one have not.
-    let begun = server.echo.begun(|invocation| invocation.priority == 5);
+    let begun = server.echo.begun(|invocation| invocation.contents.parameters.priority == 5);
     let mut begun = tokio::time::timeout(Duration::from_secs(30), begun).await.unwrap();
     begun.sort_unstable();
     assert_eq!(begun, [1, 3, 4, 5]);
@@ -155,7 +155,7 @@ async fn requests_of_a_sequence_run_in_order_if_the_model_keeps_state() {
     for _ in 0..5 {
         assert_eq!(next_id(&mut answers).await.1, "");
     }
-    assert_eq!(server.echo.last().priority, 2);
+    assert_eq!(server.echo.last().contents.parameters.priority, 2);
     assert_eq!(server.echo.calls(), 5);
 }
 

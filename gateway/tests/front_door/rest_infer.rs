@@ -79,7 +79,7 @@ async fn a_request_has_the_sequence_of_its_parameters() {
     body["parameters"] = json!({ "sequence_id": "talk", "sequence_start": false, "sequence_end": true });
     assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
     let place = InSequence { id: SequenceId::Name("talk".into()), start: false, end: true };
-    assert_eq!(server.echo.last().sequence, Some(place));
+    assert_eq!(server.echo.last().contents.parameters.sequence, Some(place));
     // The check also applies to a model without state.
     for (name, wrong) in [
         ("sequence_id", json!(-4)),
@@ -93,7 +93,7 @@ async fn a_request_has_the_sequence_of_its_parameters() {
     }
     body["parameters"] = json!({ "sequence_id": 0 });
     assert_eq!(server.post("/v2/models/mlp/infer", body.to_string()).await.status, 200);
-    assert_eq!(server.echo.last().sequence, None);
+    assert_eq!(server.echo.last().contents.parameters.sequence, None);
 }
 
 #[tokio::test]

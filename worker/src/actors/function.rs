@@ -19,11 +19,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::actor_runtime::{ActorBehaviour, AddressSlot};
 use crate::messages::function::{Message, NewRequest};
-use crate::messages::request_update::{ProgramOutputs, RequestUpdate, RunOutputs};
+use crate::messages::request_update::{ProgramOutputs, RequestUpdate};
 use crate::messages::work::SharedWork;
 use crate::messages::{node, process_pool};
 use crate::node_state::{SloCountReports, slo_counts};
-use crate::request::{AttemptOutcome, AttemptTimes};
+use crate::request::{AttemptOutcome, AttemptTimes, RunOutputs};
 use crate::snapshot::{FunctionSnapshot, SnapshotPart, SnapshotSender};
 use crate::traced_core::TracedCore;
 
@@ -178,8 +178,6 @@ impl FunctionActor {
         let queue = |turn: Timestamp| turn.since(accepted).saturating_sub(cold);
         let completion = match carried {
             FunctionPayload::Outputs { outputs, spent, gpu, attempts } => {
-                let RunOutputs { tensors: outputs, descriptors, objects: kept, fetches: brought, share } =
-                    outputs;
                 let split = AttemptTimes {
                     cold,
                     queue: queue(spent.turn),
@@ -189,42 +187,13 @@ impl FunctionActor {
                     total,
                     swapped: spent.swapped,
                 };
-                AttemptOutcome {
-                    outputs,
-                    descriptors,
-                    kept,
-                    brought,
-                    share,
-                    split,
-                    marks: BTreeMap::new(),
-                    gpu: Some(gpu),
-                    on: spent.on,
-                    attempts,
-                }
+                let marks = BTreeMap::new();
+                AttemptOutcome { outputs, split, marks, gpu: Some(gpu), on: spent.on, attempts }
             }
-            FunctionPayload::Computed(ProgramOutputs {
-                tensors: outputs,
-                descriptors,
-                kept,
-                marks,
-                began,
-                ran,
-                attempts,
-            }) => {
+            FunctionPayload::Computed(ProgramOutputs { outputs, marks, began, ran, attempts }) => {
                 let split =
                     AttemptTimes { cold, queue: queue(began), run: ran, total, ..AttemptTimes::default() };
-                AttemptOutcome {
-                    outputs,
-                    descriptors,
-                    kept,
-                    brought: Vec::new(),
-                    share: None,
-                    split,
-                    marks,
-                    gpu: None,
-                    on: None,
-                    attempts,
-                }
+                AttemptOutcome { outputs, split, marks, gpu: None, on: None, attempts }
             }
             FunctionPayload::Nothing | FunctionPayload::Detail(_) => return,
         };

@@ -36,6 +36,7 @@ use crate::process_port::connection::OfferError;
 use crate::programs::health::ProcessHealth;
 use crate::programs::reporter::HealthReporter;
 use crate::programs::{HostedProgram, outputs};
+use crate::request::RunOutputs;
 use crate::tensors::PackedTensors;
 
 /// A request that waits or runs.
@@ -260,9 +261,9 @@ impl ProcessPoolActor {
             }
             work.home.post(match outputs {
                 Ok(outputs::CheckedOutputs { packed, marks }) => {
-                    let PackedTensors { tensors, descriptors, objects: kept } = packed;
-                    let computed =
-                        ProgramOutputs { tensors, descriptors, kept, marks, began, ran, attempts: attempt };
+                    let PackedTensors { tensors, descriptors, objects } = packed;
+                    let outputs = RunOutputs { tensors, descriptors, objects, ..RunOutputs::default() };
+                    let computed = ProgramOutputs { outputs, marks, began, ran, attempts: attempt };
                     RequestUpdate::Computed { key, computed }
                 }
                 Err(message) => RequestUpdate::Failed {

@@ -13,10 +13,10 @@ use millrace_transfers::paths::{HostDirection, RouteHops};
 use millrace_types::topology::LinkId;
 use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, RevisionKey, Timestamp};
 
-use super::request_update::RunOutputs;
 use super::work::SharedWork;
 use crate::install::PreparedModel;
 use crate::object_handle::{HostBytes, ObjectRequest};
+use crate::request::RunOutputs;
 use crate::snapshot::SnapshotSender;
 
 /// A message to a Gpu actor.

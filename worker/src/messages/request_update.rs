@@ -1,17 +1,13 @@
 //! The updates on an admitted request, which the Function actor that admitted it receives.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_core::ids::RequestKey;
 use millrace_gpu::GpuTimes;
-use millrace_proto::executor::Tensor;
 use millrace_types::{GpuIndex, Reason, Timestamp};
 
-use crate::object_handle::ObjectHandle;
-use crate::port::Descriptor;
-use crate::request::{BatchShare, InputTransfer, OutputRemark};
+use crate::request::{OutputRemark, RunOutputs};
 
 /// A message about a request to the Function actor that admitted the request.
 pub(crate) enum RequestUpdate {
@@ -25,25 +21,10 @@ pub(crate) enum RequestUpdate {
     Failed { key: RequestKey, reason: Reason, may_have_executed: bool, detail: Option<String> },
 }
 
-/// The outputs of a run on a GPU.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RunOutputs {
-    pub(crate) tensors: Vec<Tensor>,
-    pub(crate) descriptors: Vec<Descriptor>,
-    /// Handles of the objects that the tensors name.
-    pub(crate) objects: Vec<Arc<ObjectHandle>>,
-    /// The transfers of those inputs that were objects.
-    pub(crate) fetches: Vec<InputTransfer>,
-    /// The request's share of the rows, if several requests ran as one.
-    pub(crate) share: Option<BatchShare>,
-}
-
 /// The outputs of a program's process.
 #[derive(Debug)]
 pub(crate) struct ProgramOutputs {
-    pub(crate) tensors: Vec<Tensor>,
-    pub(crate) descriptors: Vec<Descriptor>,
-    pub(crate) kept: Vec<Arc<ObjectHandle>>,
+    pub(crate) outputs: RunOutputs,
     pub(crate) marks: BTreeMap<String, OutputRemark>,
     /// The time at which the process received the request.
     pub(crate) began: Timestamp,

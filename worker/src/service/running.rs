@@ -52,7 +52,7 @@ impl WorkerService {
                 completion => completion?,
             };
             let mut fetched = gathered.fetched.clone();
-            for InputTransfer { input, method, bytes, took } in &completion.brought {
+            for InputTransfer { input, method, bytes, took } in &completion.outputs.fetches {
                 self.objects.count(*method, *bytes);
                 fetched.push(objects::fetched(input.clone(), *method, *bytes, *took));
             }
@@ -127,9 +127,8 @@ impl WorkerService {
         asker: &Arc<TransferRequester>,
         mut turn: Option<&mut SequenceTurn>,
     ) -> Result<wire::InvokeResponse, tensors::UnpackError> {
-        let AttemptOutcome { outputs, descriptors, kept, share, split, mut marks, gpu, attempts, .. } =
-            completion;
-        let taken = tensors::take(outputs, &descriptors, &kept, share)?;
+        let AttemptOutcome { outputs: made, split, mut marks, gpu, attempts, .. } = completion;
+        let taken = tensors::take(made.tensors, &made.descriptors, &made.objects, made.share)?;
         let mut outputs: Vec<wire::InferTensor> = Vec::with_capacity(taken.len());
         let mut answered = Vec::new();
         let mut told = 0;

@@ -44,10 +44,10 @@ fn waiting_requests_run_as_a_batch_and_each_is_charged_for_its_rows() {
         let first = world.ask(rows(0, 1));
         world.pass_ms(1).await;
         let others: Vec<_> = [1, 2, 1, 3].into_iter().map(|count| world.ask(rows(0, count))).collect();
-        assert_eq!(first.await.unwrap().unwrap().share, None, "the first request must run alone");
+        assert_eq!(first.await.unwrap().unwrap().outputs.share, None, "the first request must run alone");
         let mut shares = Vec::new();
         for other in others {
-            shares.push(other.await.unwrap().unwrap().share);
+            shares.push(other.await.unwrap().unwrap().outputs.share);
         }
         let share = |first, rows| Some(BatchShare { first, rows, of: 4 });
         assert_eq!(shares, [share(0, 1), share(1, 2), share(3, 1), None]);
@@ -82,7 +82,7 @@ fn inputs_without_common_rows_run_alone() {
         install(&world, 0, batched(4, Duration::ZERO)).await;
         let asked: Vec<_> = (0..3).map(|_| world.ask(request(0))).collect();
         for answer in asked {
-            assert_eq!(answer.await.unwrap().unwrap().share, None);
+            assert_eq!(answer.await.unwrap().unwrap().outputs.share, None);
         }
     });
 }

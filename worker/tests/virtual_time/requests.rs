@@ -32,7 +32,7 @@ fn the_first_request_loads_the_model_and_the_second_finds_it_resident() {
         assert_eq!((cold.split.swapped, warm.split.swapped), (Bytes::mib(20), Bytes::ZERO));
         assert!(cold.split.swap > Duration::from_micros(1_000), "{:?}", cold.split);
         assert_eq!(warm.split.swap, Duration::ZERO);
-        assert_eq!((cold.gpu, cold.attempts, cold.outputs.len()), (Some(GpuIndex(0)), 1, 1));
+        assert_eq!((cold.gpu, cold.attempts, cold.outputs.tensors.len()), (Some(GpuIndex(0)), 1, 1));
         for split in [cold.split, warm.split] {
             let parts = split.queue + split.swap + split.run;
             assert!(parts <= split.total && split.total - parts <= LATE_MAX * 2, "{split:?}");

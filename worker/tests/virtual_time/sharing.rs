@@ -115,7 +115,7 @@ fn the_deadline_of_a_swap_depends_on_the_rows_of_its_run() {
         let others: Vec<_> = (0..8).map(|_| world.ask(rows(0, 1))).collect();
         alone.await.unwrap().unwrap();
         for other in others {
-            let share = other.await.unwrap().unwrap().share;
+            let share = other.await.unwrap().unwrap().outputs.share;
             assert_eq!(share.map(|share| share.of), Some(8));
         }
         world.ask(request(1)).await.unwrap().unwrap();

@@ -91,11 +91,10 @@ impl StepCall<'_> {
         }
         let timeout = self.left()?;
         let answered = self.wanted.iter().filter(|it| it.answered).map(|it| it.name.clone());
-        let call = DispatchedCall {
-            request_id: self.request.id.clone(),
+        let request = wire::InvokeRequest {
+            request_id: self.request.id.to_string(),
             inputs: tensors,
             outputs: self.wanted.iter().map(|it| it.name.clone()).collect(),
-            timeout,
             priority: self.request.priority,
             // A function that keeps state cannot be a step.
             sequence: None,
@@ -103,10 +102,10 @@ impl StepCall<'_> {
                 time: Some(duration_wire(timeout + HOLD_GRACE)),
                 answered: answered.collect(),
             }),
-            held,
-            target: self.target,
             next: self.serving.likely(&self.workflow.tenant, &self.next),
+            ..wire::InvokeRequest::default()
         };
+        let call = DispatchedCall { request, timeout, held, target: self.target };
         let answer = self.ran.by(self.serving.call(&model, call)).await?;
         if !answer.response.lost.is_empty() {
             let failure = Failure::new(Reason::DataLost, "an input of the call was lost");

@@ -35,7 +35,7 @@ mod values;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_gateway::backend::{ModelRequest, ModelResponse, ModelRevision};
+use millrace_gateway::backend::{ModelRequest, ModelResponse, ModelRevision, RequestContents};
 use millrace_types::{Failure, FunctionKey, Reason};
 use tokio::time::Instant;
 
@@ -59,10 +59,10 @@ impl ServingBackend {
         model: &ModelRevision,
         invocation: ModelRequest,
     ) -> Result<ModelResponse, Failure> {
-        let request = WorkflowRequest::new(invocation.request_id, invocation.timeout, invocation.priority);
+        let RequestContents { inputs, outputs: requested, parameters } = invocation.contents;
+        let request = WorkflowRequest::new(invocation.request_id, invocation.timeout, parameters.priority);
         let (way, model) = self.workflow(&model.key)?;
-        let given =
-            invocation.inputs.into_iter().map(|tensor| (tensor.name.clone(), RunTensor::given(tensor)));
+        let given = inputs.into_iter().map(|tensor| (tensor.name.clone(), RunTensor::given(tensor)));
         // The workflow may have changed since the gateway checked the inputs.
         let changed = || {
             let message = format!("workflow {} has just changed: send the request again", model.key);
@@ -79,7 +79,7 @@ impl ServingBackend {
         self.workflows.passed.ran(&model.key, model.revision, request.passing);
         let mut outputs: BTreeMap<&str, RunTensor> =
             model.outputs.iter().map(|output| output.name.as_str()).zip(answer.outputs).collect();
-        let names: Vec<&str> = match invocation.outputs.as_slice() {
+        let names: Vec<&str> = match requested.as_slice() {
             [] => model.outputs.iter().map(|output| output.name.as_str()).collect(),
             asked => asked.iter().map(String::as_str).collect(),
         };

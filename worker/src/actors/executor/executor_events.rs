@@ -17,8 +17,8 @@ use millrace_types::{Bytes, ModelId, Timestamp};
 
 use super::{ExecutorActor, model_of};
 use crate::messages::gpu::{CopiedBatch, ObjectReport};
-use crate::messages::request_update::RunOutputs;
 use crate::messages::{gpu, link};
+use crate::request::RunOutputs;
 
 impl ExecutorActor {
     /// Translates an executor's event and posts it to the actor that the event concerns.

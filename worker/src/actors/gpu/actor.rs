@@ -19,10 +19,10 @@ use crate::actors::spans::GpuSpans;
 use crate::handle::ActorDirectory;
 use crate::install::PreparedModel;
 use crate::messages::gpu::Message;
-use crate::messages::request_update::RunOutputs;
 use crate::messages::{executor, node};
 use crate::object_handle::ObjectRequest;
 use crate::port::Descriptor;
+use crate::request::RunOutputs;
 use crate::traced_core::TracedCore;
 
 /// The data that came with the message being handled, and that an action consumes.

@@ -32,10 +32,10 @@ use super::object_table::{ObjectRecord, PendingAnswer};
 use super::transfers::HostCopyPurpose;
 use crate::actors::extents;
 use crate::messages::gpu::ObjectReport;
-use crate::messages::request_update::RunOutputs;
 use crate::messages::work::SharedWork;
 use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRequest};
 use crate::objects::INLINE_BYTES_MAX;
+use crate::request::RunOutputs;
 use crate::snapshot::GpuData;
 use crate::tensors::part;
 

@@ -12,10 +12,11 @@ use millrace_proto::executor::{OutputPart, Run};
 use millrace_types::{GpuIndex, Incarnation, Timestamp};
 
 use super::transfers::{ObjectTransfers, OutgoingTransfer};
-use crate::messages::request_update::{RequestUpdate, RunOutputs};
+use crate::messages::request_update::RequestUpdate;
 use crate::messages::work::SharedWork;
 use crate::object_handle::{HandleLocation, ObjectHandle};
 use crate::port::Descriptor;
+use crate::request::RunOutputs;
 
 /// The index of an object's consumer in the store. All holders of the handle together are one consumer.
 const READER: usize = 0;

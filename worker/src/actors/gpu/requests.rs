@@ -9,7 +9,7 @@ use millrace_types::{ModelId, Timestamp};
 use super::actor::{GpuActor, GpuPayload};
 use super::assigned_request::GpuRequest;
 use crate::actors::batch;
-use crate::messages::request_update::RunOutputs;
+use crate::request::RunOutputs;
 
 /// The place of a run in the executor.
 #[derive(Debug, Clone, Copy)]

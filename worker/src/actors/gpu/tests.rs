@@ -26,13 +26,14 @@ use crate::actor_runtime::{self, AddressSlot};
 use crate::handle::ActorDirectory;
 use crate::install::PreparedModel;
 use crate::messages::gpu::{CopiedBatch, ObjectReport};
-use crate::messages::request_update::{RequestUpdate, RunOutputs};
+use crate::messages::request_update::RequestUpdate;
 use crate::messages::work::RequestWork;
 use crate::messages::{executor, node};
 use crate::node_config::DataConfig;
 use crate::object_handle::{HandleLocation, ObjectHandle, ObjectRequest, Reply, TransferReader};
 use crate::objects::{INLINE_BYTES_MAX, memory};
 use crate::port::Descriptor;
+use crate::request::RunOutputs;
 use crate::request::{Attempt, OnGpus};
 use crate::traced_core::TracedCore;
 

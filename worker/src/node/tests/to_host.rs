@@ -172,7 +172,7 @@ impl World {
     /// Runs a function and returns its output.
     async fn make(&self, mib: u64) -> Arc<ObjectHandle> {
         let mut made = self.ask(mib).await.unwrap().unwrap();
-        made.kept.remove(0)
+        made.outputs.objects.remove(0)
     }
 
     async fn snapshot(&self) -> NodeSnapshot {
@@ -245,7 +245,7 @@ fn a_reader_of_an_object_waits_for_at_most_the_batch_in_transit() {
         let own = RATE.time_for(Bytes::mib(8));
         assert!(took > own && took < batch() + own + LITTLE, "{took:?}");
         assert!(!large.is_finished());
-        assert!(on_host(&large.await.unwrap().unwrap().kept[0]));
+        assert!(on_host(&large.await.unwrap().unwrap().outputs.objects[0]));
     });
 }
 
@@ -274,7 +274,7 @@ fn migrated_objects_leave_under_grants_until_their_last_handle_is_dropped() {
             world.leaves().await;
             assert_eq!(world.snapshot().await.gpus[0].data.migrated, 1);
             let first = Some(first).filter(|_| !dropped);
-            let third = third.await.unwrap().unwrap().kept.remove(0);
+            let third = third.await.unwrap().unwrap().outputs.objects.remove(0);
             assert!(matches!(third.place(), HandleLocation::Gpu(_)), "{third:?}");
             let carried = world.carried_to_host().await;
             if let Some(first) = first {
@@ -362,7 +362,7 @@ fn an_object_in_transit_is_lost_with_its_executor_and_its_reader_is_notified() {
         world.until(|now| now.links[0].carried_to_host >= Bytes::mib(60)).await;
         assert!(!refused.is_finished());
         world.machine.kill(GpuIndex(0));
-        assert!(refused.await.unwrap().unwrap().kept[0].is_lost());
+        assert!(refused.await.unwrap().unwrap().outputs.objects[0].is_lost());
         world.pass(20 * MOMENT).await;
         world.is_at_rest().await;
         // The links are free again.
@@ -397,7 +397,7 @@ fn an_answer_with_a_deadline_overtakes_an_answer_without() {
             world.pass(MOMENT).await;
             let tight = world.ask(59);
             world.leaves().await;
-            assert!(on_host(&tight.await.unwrap().unwrap().kept[0]));
+            assert!(on_host(&tight.await.unwrap().unwrap().outputs.objects[0]));
             assert_eq!(!loose.is_finished(), tight_first, "{sharing:?}");
             loose.await.unwrap().unwrap();
             let admitted = u64::from(tight_first);
