@@ -325,6 +325,13 @@ impl PolicySpec {
         gpu_sharing: None,
     };
 
+    /// Returns the settings that servers carry out: the default preset, if the policy names a retired
+    /// dispatch policy.
+    #[must_use]
+    pub fn carried_out(&self) -> Self {
+        if self.dispatch.is_some_and(DispatchName::is_retired) { Self::NONE } else { *self }
+    }
+
     /// Returns the dispatch policy that is set, or else the preset's.
     const fn dispatch_or_preset(&self) -> Option<DispatchName> {
         match (self.dispatch, self.preset) {

@@ -1,5 +1,7 @@
 //! The start, stop, death and restart of a cluster in one process.
 
+use std::process::Command;
+
 use rustix::process::Signal;
 
 use crate::running::{RunningCluster, millrace, repository, wait_gone};
@@ -41,12 +43,66 @@ fn a_second_start_serves_the_same_functions_without_an_upload() {
 
     let second = RunningCluster::in_dir(dir.path());
     crate::running::eventually("the function is ready again", || {
-        second.json(&["get", "functions"])[0]["status"]["ready"] == true
-            || second.run(&["invoke", "digits", "--image", &image]).status.success()
+        is_ready(&second.json(&["get", "functions"])[0])
     });
     let after = second.ok(&["invoke", "digits", "--image", &image]);
     assert_eq!(before.lines().next(), after.lines().next());
     assert_eq!(second.apply_digits(), "function/digits unchanged\n");
+}
+
+/// Returns whether a function of `get functions -o json` is ready.
+fn is_ready(function: &serde_json::Value) -> bool {
+    let mut conditions = function["status"]["conditions"].as_array().unwrap().iter();
+    conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+}
+
+/// The directory was written by the build of commit 01b7c454 (2026-11-23, cluster version 9): three
+/// functions of two tenants, a workflow, a tenant's caps, six requests on a tenant's bill, and a
+/// policy that this build's servers do not have.
+#[test]
+fn a_data_directory_of_an_earlier_build_serves_as_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let packed = repository("cli/tests/data/data-directory-of-01b7c454.tar.gz");
+    let unpacked = Command::new("tar").arg("-xzf").arg(packed).arg("-C").arg(dir.path()).status().unwrap();
+    assert!(unpacked.success());
+    let up = RunningCluster::in_dir(&dir.path().join("data"));
+
+    let functions = || up.json(&["get", "functions", "--all-tenants"]);
+    crate::running::eventually("all functions are ready again", || {
+        functions().as_array().unwrap().iter().all(is_ready)
+    });
+    let names = |functions: &serde_json::Value| {
+        let names = functions.as_array().unwrap().iter().map(|it| {
+            let name = |part: &str| it["metadata"][part].as_str().unwrap().to_owned();
+            (name("tenant"), name("name"), it["metadata"]["generation"].as_u64().unwrap())
+        });
+        names.collect::<Vec<_>>()
+    };
+    let due = [("default", "first", 1), ("default", "sums", 1), ("shop", "first", 1)];
+    assert_eq!(names(&functions()), due.map(|(tenant, name, at)| (tenant.to_owned(), name.to_owned(), at)));
+
+    let x: Vec<f64> = (0..64).map(|at| f64::from(at * 37 % 64 - 32) / 64.0).collect();
+    let x = serde_json::json!({"x": [x]}).to_string();
+    let answer = up.json(&["invoke", "both", "--json", &x]);
+    // The earlier build's answer.
+    for (at, due) in [-0.410_610_6, -0.014_818_668, -0.033_448_92, 0.404_791_44].into_iter().enumerate() {
+        let y = answer["outputs"][0]["data"][at].as_f64().unwrap();
+        assert!((y - due).abs() < 1e-5, "{y} instead of {due}");
+    }
+
+    let caps = up.json(&["get", "tenants"]);
+    let shop = caps.as_array().unwrap().iter().find(|it| it["metadata"]["name"] == "shop").unwrap();
+    assert_eq!(shop["spec"], serde_json::json!({"gpusMax": 1, "memoryShare": 0.5}));
+    let bills = up.json(&["billing", "--all-tenants"]);
+    let billed = bills["items"].as_array().unwrap().iter().find(|it| it["tenant"] == "shop").unwrap();
+    assert_eq!(billed["requests"], 6);
+
+    let policy = up.json(&["get", "policies"]);
+    assert_eq!(policy["spec"], serde_json::json!({"dispatch": "simpleswap", "eviction": "replicas"}));
+    let node = &policy["status"]["nodes"][0];
+    assert_eq!((&node["obeys"], &node["actual"]["dispatch"]), (&true.into(), &"unified".into()));
+    let events = up.ok(&["events"]);
+    assert_eq!(events.matches("PolicyRetired").count(), 1, "{events}");
 }
 
 #[test]

@@ -108,12 +108,12 @@ fn view(state: &State, workers: &Workers) -> api::Policy {
 
 /// Whether the settings in force on a node equal the policy, with the preset's settings for the rest.
 fn obeys(wanted: &PolicySpec, does: &wire::PolicySpec) -> bool {
-    policy_spec_wire(&SchedulingPolicy::default().with(wanted).spec()) == *does
+    policy_spec_wire(&SchedulingPolicy::default().with(&wanted.carried_out()).spec()) == *does
 }
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::policy::{EvictionName, PresetName};
+    use millrace_types::policy::{DispatchName, EvictionName, PresetName};
 
     use super::*;
 
@@ -151,5 +151,16 @@ mod tests {
         assert!(obeys(&wanted, &does(9)));
         assert!(!obeys(&wanted, &does(25)));
         assert!(!obeys(&PolicySpec::NONE, &does(9)), "the policy is the default preset");
+    }
+
+    #[test]
+    fn a_node_with_the_default_preset_obeys_a_retired_policy() {
+        let wanted = PolicySpec {
+            dispatch: Some(DispatchName::Lb),
+            eviction: Some(EvictionName::Replicas),
+            ..PolicySpec::NONE
+        };
+        let default = policy_spec_wire(&SchedulingPolicy::default().spec());
+        assert!(obeys(&wanted, &default));
     }
 }

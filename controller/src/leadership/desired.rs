@@ -83,9 +83,11 @@ fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
         term,
         index: state.applied_index(),
         scheduling: scheduling(node.scheduling),
-        policy: state
-            .policy()
-            .map(|it| wire::Policy { generation: it.generation, spec: Some(policy_spec_wire(&it.spec)) }),
+        policy: state.policy().map(|it| wire::Policy {
+            generation: it.generation,
+            // A worker refuses a desired state with a retired name.
+            spec: Some(policy_spec_wire(&it.spec.carried_out())),
+        }),
         alphas_ppm: node.alphas.iter().map(|(level, alpha)| (level.get().into(), alpha.ppm())).collect(),
     };
     NodeDesired { head, items: Arc::new(items) }
@@ -167,8 +169,9 @@ mod tests {
         CallerName, ControllerId, PlacementReason, Proposal, StateCommand, UnixMillis,
     };
     use millrace_proto::parts::{ItemSet, PART_BYTES_MAX, PartAssembler, PartSender};
+    use millrace_types::policy::{DispatchName, EvictionName};
     use millrace_types::{
-        Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, Slo, TenantName,
+        Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Slo, TenantName,
     };
     use prost::Message as _;
 
@@ -243,6 +246,20 @@ mod tests {
             })
         });
         NodeDesired { head: DesiredHead::default(), items: Arc::new(named.collect()) }
+    }
+
+    #[test]
+    fn nodes_are_told_of_the_default_preset_in_place_of_a_retired_policy() {
+        let (mut state, node, _) = cluster();
+        let spec = PolicySpec {
+            dispatch: Some(DispatchName::Simpleswap),
+            eviction: Some(EvictionName::Replicas),
+            ..PolicySpec::NONE
+        };
+        apply(&mut state, StateCommand::SetPolicy { spec, settings: Vec::new(), expected: None });
+        let (_, of_node) = of_node(&state, &node, None);
+        let told = of_node.head.policy.clone().unwrap();
+        assert_eq!(told, wire::Policy { generation: 1, spec: Some(policy_spec_wire(&PolicySpec::NONE)) });
     }
 
     #[test]
