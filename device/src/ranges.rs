@@ -1,53 +1,29 @@
 //! Sets of byte ranges, for example the loaded or lost bytes of a model. Pure code.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::error::Error;
 
-/// A set of bytes, stored as the smallest number of half-open ranges.
+/// A set of bytes, stored as the smallest number of half-open ranges. An empty range changes nothing and
+/// intersects nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
-    /// Start to end of each range. The ranges are not empty, and neither touch nor overlap.
-    ranges: BTreeMap<u64, u64>,
+    ranges: rangemap::RangeSet<u64>,
 }
 
 impl RangeSet {
     /// Adds all bytes of a range.
     pub fn insert(&mut self, range: Range<u64>) {
-        if range.is_empty() {
-            return;
+        // The library panics at an empty range.
+        if !range.is_empty() {
+            self.ranges.insert(range);
         }
-        let mut start = range.start;
-        let mut end = range.end;
-        // Merges every range that touches or overlaps the new one.
-        while let Some((&other_start, &other_end)) = self.ranges.range(..=end).next_back() {
-            if other_end < start {
-                break;
-            }
-            self.ranges.remove(&other_start);
-            start = start.min(other_start);
-            end = end.max(other_end);
-        }
-        self.ranges.insert(start, end);
     }
 
     /// Removes all bytes of a range.
     pub fn remove(&mut self, range: Range<u64>) {
-        if range.is_empty() {
-            return;
-        }
-        while let Some((&start, &end)) = self.ranges.range(..range.end).next_back() {
-            if end <= range.start {
-                break;
-            }
-            self.ranges.remove(&start);
-            if end > range.end {
-                self.ranges.insert(range.end, end);
-            }
-            if start < range.start {
-                self.ranges.insert(start, range.start);
-            }
+        if !range.is_empty() {
+            self.ranges.remove(range);
         }
     }
 
@@ -59,25 +35,18 @@ impl RangeSet {
     /// Returns the first part of `range` that is not in the set.
     #[must_use]
     pub fn first_gap(&self, range: Range<u64>) -> Option<Range<u64>> {
-        if range.is_empty() {
-            return None;
-        }
-        let covered = self.ranges.range(..=range.start).next_back().map_or(range.start, |(_, &end)| end);
-        let start = covered.max(range.start);
-        let next = self.ranges.range(start..).next().map_or(range.end, |(&next, _)| next);
-        (start < range.end).then(|| start..next.min(range.end))
+        if range.is_empty() { None } else { self.ranges.gaps(&range).next() }
     }
 
     /// Whether any byte of `range` is in the set.
     #[must_use]
     pub fn intersects(&self, range: Range<u64>) -> bool {
-        let before = self.ranges.range(..range.end).next_back();
-        !range.is_empty() && before.is_some_and(|(_, &end)| end > range.start)
+        !range.is_empty() && self.ranges.overlaps(&range)
     }
 
     /// Returns the ranges in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
-        self.ranges.iter().map(|(&start, &end)| start..end)
+        self.ranges.iter().cloned()
     }
 
     /// Returns the number of bytes in the set.
