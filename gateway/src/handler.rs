@@ -27,7 +27,7 @@ use crate::parameters::RequestParameters;
 use crate::request_id::RequestIds;
 
 /// Most input tensors of a request, and most requested outputs.
-pub(crate) const TENSORS_MAX: usize = 4_096;
+pub(crate) const REQUEST_TENSORS_MAX: usize = 4_096;
 /// Most dimensions of a tensor.
 pub(crate) const SHAPE_RANK_MAX: usize = 64;
 /// Most bytes of a tensor's name.

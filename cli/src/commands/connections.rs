@@ -13,10 +13,10 @@ use crate::failure::CommandFailure;
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ConnectionLimits {
     /// Limits of connections, such as client=300,address=20. A controller has the ports client and
-    /// internal, and a worker has the port worker; address is the limit of one address on each
-    /// port, loopback included [default: half of the process's file descriptors are divided among
-    /// its ports, and the client port gets twice the share of every other port; a quarter of the
-    /// port's connections for an address off loopback, and no limit on loopback].
+    /// internal; a worker has the port worker. The limit of an address holds on each port, also on
+    /// loopback. By default, half of the process's file descriptors are divided among the ports:
+    /// the client port gets twice the share of every other port. An address off loopback gets a
+    /// quarter of the port's connections, and loopback has no limit.
     #[arg(long = "connections-max", value_name = "PORT=N", value_delimiter = ',')]
     limits: Vec<ConnectionLimit>,
 }
@@ -36,12 +36,12 @@ pub(crate) enum LimitedConnections {
 
 use LimitedConnections::{Address, Client, Internal, Worker};
 
-/// What a limit of a controller can be for.
+/// The subjects of a controller's limits.
 pub(crate) const OF_CONTROLLERS: [LimitedConnections; 3] = [Client, Internal, Address];
-/// What a limit of a worker can be for.
+/// The subjects of a worker's limits.
 pub(crate) const OF_WORKERS: [LimitedConnections; 2] = [Worker, Address];
 
-/// What a limit of a cluster on this machine can be for.
+/// The subjects of the limits of a cluster on this machine.
 pub(crate) const OF_CLUSTERS: [LimitedConnections; 4] = [Client, Internal, Worker, Address];
 
 const SUBJECTS: [(&str, LimitedConnections); 4] =

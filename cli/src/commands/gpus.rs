@@ -15,11 +15,11 @@ use crate::failure::CommandFailure;
 /// The choice of a worker's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DeviceChoice {
-    /// Those of this machine if it has all that they need, else emulated ones.
+    /// This machine's GPUs if the machine has all that CUDA needs, else emulated ones.
     Auto,
-    /// Those of this machine.
+    /// This machine's GPUs.
     Cuda,
-    /// Emulated ones, with the GPUs and links of the preset of this name.
+    /// Emulated GPUs and links, of the preset with this name.
     Emulated(String),
 }
 

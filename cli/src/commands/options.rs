@@ -25,9 +25,9 @@ pub(crate) const WORKER_PORT: u16 = 7080;
 /// A worker's GPUs and memory.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct WorkerOptions {
-    /// The GPUs of each worker: this machine's (cuda), emulated ones (emulated, or the name of a
-    /// machine whose GPUs and links are emulated), or this machine's if it has GPUs, a driver and the
-    /// library of ONNX Runtime for them, else emulated ones (auto).
+    /// The GPUs of each worker: this machine's (cuda), emulated GPUs (emulated, or the name of a
+    /// machine to emulate), or automatic (auto). Automatic means this machine's GPUs if a driver and
+    /// ONNX Runtime's library for CUDA are found, else emulated GPUs.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = DeviceChoice::parser())]
     device: DeviceChoice,
     /// The number of GPUs of each worker [default: all of the machine's].
@@ -85,9 +85,8 @@ pub(crate) struct ServerOptions {
     /// The time that running requests may take when the server stops.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) grace: Duration,
-    /// Allow what is refused by default: programs that users publish as functions (runtime:
-    /// process), with this user's rights (processes), or fault injection through the admin API, for
-    /// tests of the effects of faults (faults).
+    /// Allow an action that is refused by default: run users' programs as functions, with this
+    /// user's rights (processes), or obey fault injection through the admin API, for tests (faults).
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_enum)]
     pub(crate) allow: Vec<Permission>,
     /// Listen on addresses other than loopback, without encryption or authentication.

@@ -12,7 +12,9 @@ use super::elements;
 use super::json::{self, Bounded, JsonParameters};
 use crate::backend::{ModelRevision, NamedTensor, RequestContents};
 use crate::budget::ByteCharge;
-use crate::handler::{ClaimedInput, SHAPE_RANK_MAX, TENSORS_MAX, check_named, check_requested, check_size};
+use crate::handler::{
+    ClaimedInput, REQUEST_TENSORS_MAX, SHAPE_RANK_MAX, check_named, check_requested, check_size,
+};
 use crate::parameters::{BINARY, BINARY_SIZE, ParameterValue, RequestParameters, flag, refuse_unserved};
 
 /// Header with the length of the JSON before binary tensors, in requests and responses.
@@ -25,9 +27,9 @@ struct Request<'a> {
     #[serde(borrow)]
     parameters: Option<&'a RawValue>,
     #[serde(borrow)]
-    inputs: Bounded<Input<'a>, TENSORS_MAX>,
+    inputs: Bounded<Input<'a>, REQUEST_TENSORS_MAX>,
     #[serde(borrow)]
-    outputs: Option<Bounded<Output<'a>, TENSORS_MAX>>,
+    outputs: Option<Bounded<Output<'a>, REQUEST_TENSORS_MAX>>,
 }
 
 #[derive(Deserialize)]

@@ -175,16 +175,16 @@ impl ScenarioSpec {
     }
 
     fn check_fault(&self, fault: &FaultSpec) -> anyhow::Result<()> {
-        let (FaultSpec::Kill(who)
-        | FaultSpec::Stop(who)
-        | FaultSpec::Restart(who)
-        | FaultSpec::Starve(who)
-        | FaultSpec::Unplug(who)
-        | FaultSpec::Cut(CutSpec { who, .. })
-        | FaultSpec::StallDisk(DiskStallSpec { who, .. })
-        | FaultSpec::MoveClock(ClockJumpSpec { who, .. })) = fault
-        else {
-            return Ok(());
+        let who = match fault {
+            FaultSpec::Kill(who)
+            | FaultSpec::Stop(who)
+            | FaultSpec::Restart(who)
+            | FaultSpec::Starve(who)
+            | FaultSpec::Unplug(who)
+            | FaultSpec::Cut(CutSpec { who, .. })
+            | FaultSpec::StallDisk(DiskStallSpec { who, .. })
+            | FaultSpec::MoveClock(ClockJumpSpec { who, .. }) => who,
+            FaultSpec::Slow(_) | FaultSpec::Device(_) => return Ok(()),
         };
         self.check_who(*who)?;
         let one_controller = who.is_controller() && *who != FaultTarget::EveryController;

@@ -1,6 +1,7 @@
 //! `get`: lists functions, workflows, nodes, GPUs, slices, profiles, tenants or operations, or shows one of them;
 //! shows the scheduling policy and the number of nodes that the cluster needs.
 
+mod functions;
 mod nodes;
 mod workflows;
 
@@ -11,12 +12,12 @@ use millrace_client::{Admin, messages as wire};
 use millrace_types::{FunctionKey, FunctionName, NodeName, TenantName};
 use serde::Serialize;
 
+use self::functions::function_table;
 use crate::clock;
 use crate::failure::CommandFailure;
 use crate::output;
-use crate::output::fields::{labels, objective, readiness, short_digest};
-use crate::output::table::{TextTable, col, wide};
-use crate::output::{ListFormat, ListOutput, document, documents, list, print, text};
+use crate::output::table::{TextTable, col};
+use crate::output::{ListFormat, ListOutput, document, documents, list, print};
 use crate::session::ClusterSession;
 use crate::target::{ResourceKind, ResourceTarget};
 
@@ -232,57 +233,9 @@ fn scaling_table(signal: &wire::ScalingSignal) -> TextTable {
     table
 }
 
-fn function_table(functions: &[wire::Function], now: SystemTime) -> TextTable {
-    let mut table = TextTable::new([
-        wide("TENANT"),
-        col("NAME"),
-        col("READY"),
-        col("REVISION"),
-        col("MODEL"),
-        col("SLO"),
-        wide("TIMEOUT"),
-        wide("PARAMETERS"),
-        wide("DIGEST"),
-        wide("LABELS"),
-        col("AGE"),
-    ]);
-    for function in functions {
-        let spec = function.spec.clone().unwrap_or_default();
-        let latest = function.revisions.iter().max_by_key(|revision| revision.number);
-        let artifact = latest.and_then(|revision| revision.artifact.as_ref());
-        let model = latest.and_then(|revision| revision.model.as_ref());
-        table.row([
-            spec.tenant.clone(),
-            spec.name.clone(),
-            readiness(&function.conditions).to_owned(),
-            function.generation.to_string(),
-            artifact.map(|artifact| text::size(artifact.bytes)).unwrap_or_default(),
-            spec.slo.as_ref().map(objective).unwrap_or_default(),
-            spec.timeout.and_then(documents::span).unwrap_or_default(),
-            model.map(|model| text::count(model.parameters)).unwrap_or_default(),
-            artifact.map(|artifact| short_digest(&artifact.digest)).unwrap_or_default(),
-            labels(&spec.labels).join(","),
-            text::age_of(function.created_at, now),
-        ]);
-    }
-    table
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_function_without_conditions_has_unknown_readiness() {
-        let function = wire::Function {
-            spec: Some(wire::FunctionSpec { name: "digits".into(), ..Default::default() }),
-            generation: 1,
-            ..Default::default()
-        };
-        let table = function_table(&[function], SystemTime::UNIX_EPOCH);
-        let expected = "NAME     READY     REVISION   MODEL   SLO   AGE\ndigits   Unknown   1          -       -     -\n";
-        assert_eq!(table.render(ListFormat::Table), expected);
-    }
 
     #[test]
     fn scaling_lists_the_reasons_for_the_number_of_nodes() {
