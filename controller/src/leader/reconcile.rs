@@ -13,7 +13,7 @@ use futures::future::join_all;
 use millrace_cluster_state::{CallerName, NodeStatus, PlacementReason, SchedulingState, State, StateCommand};
 use millrace_nodes::placement::{self, PlacementChange, PlacementPlan, PlanLimits};
 use millrace_types::{Failure, FunctionKey};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::duties::Duties;
 use super::load::{LOOK_EVERY, Loads};
@@ -29,6 +29,14 @@ const STEPS_MAX: usize = 256;
 const ROUNDS_MAX: u32 = 64;
 /// The minimum time between two plans of the leader, so that a burst of reports yields one plan.
 const PLAN_PAUSE: Duration = Duration::from_millis(20);
+/// The maximum pause between two plans of the leader.
+const PLAN_PAUSE_MAX: Duration = Duration::from_secs(1);
+/// The pause after a plan without steps, as a multiple of the time that the plan computed. A plan reads all
+/// functions: without the pause, plans of a large cluster under a stream of writes would take a whole processor
+/// from the requests.
+const REST: u32 = 4;
+/// The multiple after a plan with steps, for example with new copies of a lost node's functions.
+const REST_WITH_STEPS: u32 = 1;
 /// The minimum time between two plans of a controller that plans only to report shortages.
 const IDLE_PLAN_PAUSE: Duration = Duration::from_millis(500);
 /// The wait after a failed step before the next plan, if nothing changes.
@@ -50,14 +58,21 @@ pub(super) async fn run(duties: &Duties) {
     let mut reconciler = Reconciler::new(duties);
     loop {
         let again = reconciler.plan_if_changed().await;
-        let mut elected = leadership.clone();
-        let leader_pause = async {
-            if elected.wait_for(|it| it.leads).await.is_ok() {
-                tokio::time::sleep(PLAN_PAUSE).await;
-            }
-        };
-        // A controller that becomes leader during the long pause continues after the short one.
-        let _over = timeout(IDLE_PLAN_PAUSE, leader_pause).await;
+        if leadership.borrow().leads {
+            sleep(PLAN_PAUSE).await;
+            let rest = pause_after(reconciler.computed, again).saturating_sub(PLAN_PAUSE);
+            // A lost node and a lost leadership need a plan at once.
+            let _over = timeout(rest, reconciler.urgent()).await;
+        } else {
+            // A controller that becomes leader during the long pause continues after the short one.
+            let mut elected = leadership.clone();
+            let elected = async {
+                if elected.wait_for(|it| it.leads).await.is_ok() {
+                    sleep(PLAN_PAUSE).await;
+                }
+            };
+            let _over = timeout(IDLE_PLAN_PAUSE, elected).await;
+        }
         if again == Next::Plan {
             continue;
         }
@@ -86,6 +101,12 @@ enum Next {
     Retry,
 }
 
+/// Returns the pause of a leader after a plan that computed for this long.
+fn pause_after(computed: Duration, next: Next) -> Duration {
+    let rest = if next == Next::Plan { REST_WITH_STEPS } else { REST };
+    (computed * rest).clamp(PLAN_PAUSE, PLAN_PAUSE_MAX)
+}
+
 struct Reconciler<'a> {
     duties: &'a Duties,
     loads: Loads,
@@ -97,6 +118,8 @@ struct Reconciler<'a> {
     /// The time of the next look at the load of slices.
     scale_at: Instant,
     planned: Option<Basis>,
+    /// The time that the last plan computed, without the wait for the commits of its steps.
+    computed: Duration,
     /// Consecutive plans with steps.
     rounds: u32,
     /// The state of the last plan.
@@ -116,9 +139,24 @@ impl<'a> Reconciler<'a> {
             look_at: Instant::now(),
             scale_at: Instant::now(),
             planned: None,
+            computed: Duration::ZERO,
             rounds: 0,
             last: None,
             bereaved: BTreeSet::new(),
+        }
+    }
+
+    /// Waits until a node is lost since the last plan, or the leadership changes.
+    async fn urgent(&self) {
+        let lost = |state: &State| state.nodes().filter(|node| node.status == NodeStatus::Lost).count();
+        let before = self.last.as_ref().map_or(0, lost);
+        let mut leadership = self.duties.leadership.subscribe();
+        let mut state = self.duties.replica.changes();
+        while lost(&self.duties.replica.state()) <= before {
+            tokio::select! {
+                _changed = leadership.changed() => return,
+                changed = state.changed() => if changed.is_err() { return },
+            }
         }
     }
 
@@ -150,9 +188,11 @@ impl<'a> Reconciler<'a> {
             self.scale_at = Instant::now() + SCALE_EVERY;
         }
         let basis = Basis { state: state.version(), fleet, leadership };
+        self.computed = Duration::ZERO;
         if self.planned.replace(basis) == Some(basis) {
             return Next::Wait;
         }
+        let began = Instant::now();
         self.record_lost_placements(&state);
         let view = view(&state, &workers, &self.loads, &mut self.flows, &duties.measured.borrow());
         let plan = placement::plan(&view, &PlanLimits { steps_max: STEPS_MAX });
@@ -160,6 +200,7 @@ impl<'a> Reconciler<'a> {
         self.scaler.observe(duties.fleet.now(), &state, &view, &plan, duties);
         let slices = self.slices.plan(&state, &workers);
         self.report_missing(slices::missing(&slices));
+        self.computed = began.elapsed();
         if !leadership.leads {
             return Next::Wait;
         }
@@ -172,7 +213,9 @@ impl<'a> Reconciler<'a> {
             return Next::Plan;
         }
         self.rounds = 0;
+        let began = Instant::now();
         self.publish(leadership.term);
+        self.computed += began.elapsed();
         if failed {
             self.planned = None;
             Next::Retry
@@ -290,5 +333,23 @@ impl<'a> Reconciler<'a> {
         self.duties.desired.send_modify(|last| {
             *last = Some(Arc::new(DesiredStates::of_state(&applied.state, term, last.as_deref())));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_leader_rests_in_proportion_to_the_time_of_a_plan() {
+        let ms = Duration::from_millis;
+        for (computed, without_steps, with_steps) in
+            [(0, 20, 20), (4, 20, 20), (30, 120, 30), (250, 1_000, 250), (3_000, 1_000, 1_000)]
+        {
+            for next in [Next::Wait, Next::Retry] {
+                assert_eq!(pause_after(ms(computed), next), ms(without_steps), "{computed} ms, {next:?}");
+            }
+            assert_eq!(pause_after(ms(computed), Next::Plan), ms(with_steps), "{computed} ms");
+        }
     }
 }
