@@ -36,6 +36,10 @@ pub(super) async fn wait(
     for mut resource in resources {
         let name = resource.title();
         let line = progress::waiting(format!("waiting for {name}"));
+        // The answer to the apply is old by now: the item may have become ready during the wait for others.
+        if !matches!(Readiness::of(&resource), Readiness::Ready) {
+            resource = resource.again(&session.admin).await?;
+        }
         let mut pause = FIRST_PAUSE;
         loop {
             let waits_for = match Readiness::of(&resource) {
