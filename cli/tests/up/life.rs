@@ -52,7 +52,7 @@ fn a_second_start_serves_the_same_functions_without_an_upload() {
 
 /// Returns whether a function of `get functions -o json` is ready.
 fn is_ready(function: &serde_json::Value) -> bool {
-    let mut conditions = function["status"]["conditions"].as_array().unwrap().iter();
+    let mut conditions = function["status"]["conditions"].as_array().into_iter().flatten();
     conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
 }
 
@@ -69,7 +69,9 @@ fn a_data_directory_of_an_earlier_build_serves_as_before() {
 
     let functions = || up.json(&["get", "functions", "--all-tenants"]);
     crate::running::eventually("all functions are ready again", || {
-        functions().as_array().unwrap().iter().all(is_ready)
+        let functions = functions();
+        let functions = functions.as_array().unwrap();
+        functions.len() == 3 && functions.iter().all(is_ready)
     });
     let names = |functions: &serde_json::Value| {
         let names = functions.as_array().unwrap().iter().map(|it| {

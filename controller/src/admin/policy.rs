@@ -46,6 +46,7 @@ impl AdminService {
         let given = request.spec.unwrap_or_default();
         let idempotency = idempotency(request.idempotency_key)?;
         let (spec, settings) = meant(&given, &masks::updated(request.update_mask, &names())?)?;
+        let settings = without_retired(self.replica.state().policy().map(|it| it.spec), settings);
         let command = StateCommand::SetPolicy { spec, settings, expected: request.resource_version };
         let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(view(&state, &self.fleet.workers()))
@@ -75,6 +76,16 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
         gpu_sharing: text(Setting::GpuSharing, &given.gpu_sharing),
     };
     Ok((policy_settings(&spec)?, settings))
+}
+
+/// Adds the dispatch policy to the changed settings, if the stored one is retired: the change unsets the
+/// retired name, which would keep the other settings from being carried out.
+fn without_retired(stored: Option<PolicySpec>, mut settings: Vec<Setting>) -> Vec<Setting> {
+    let retired = stored.is_some_and(|stored| stored.carried_out() != stored);
+    if retired && !settings.is_empty() && !settings.contains(&Setting::Dispatch) {
+        settings.push(Setting::Dispatch);
+    }
+    settings
 }
 
 /// Returns the policy, and the settings in force on every live node.
@@ -151,6 +162,19 @@ mod tests {
         assert!(obeys(&wanted, &does(9)));
         assert!(!obeys(&wanted, &does(25)));
         assert!(!obeys(&PolicySpec::NONE, &does(9)), "the policy is the default preset");
+    }
+
+    #[test]
+    fn a_change_of_a_retired_policy_unsets_the_retired_name() {
+        let retired = PolicySpec { dispatch: Some(DispatchName::Lb), ..PolicySpec::NONE };
+        let preset = || vec![Setting::Preset];
+        assert_eq!(without_retired(Some(retired), preset()), [Setting::Preset, Setting::Dispatch]);
+        let torpor = PolicySpec { preset: Some(PresetName::Torpor), ..PolicySpec::NONE };
+        let after = retired.with(&torpor, &without_retired(Some(retired), preset()));
+        assert_eq!(after.carried_out(), torpor);
+        assert_eq!(without_retired(Some(torpor), preset()), preset());
+        assert_eq!(without_retired(None, preset()), preset());
+        assert!(without_retired(Some(retired), Vec::new()).is_empty(), "all settings are replaced");
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn sliced_condition(
     outlook: &LeaderStatus,
 ) -> Option<api::Condition> {
     let asked = function.latest().spec.slices?;
-    let policy = state.policy().map_or(PolicySpec::NONE, |policy| policy.spec);
+    let policy = state.policy().map_or(PolicySpec::NONE, |policy| policy.spec.carried_out());
     if SchedulingPolicy::default().with(&policy).gpu_sharing == GpuSharingName::Off {
         let message = "GPUs are not shared, so resources.sm and the quotas have no effect: share them with \
                        'millrace policy set --gpu-sharing slices'";
