@@ -17,7 +17,7 @@ use millrace_slices::tokens::Config;
 use millrace_types::policy::GpuSharingName;
 use millrace_types::{
     Bytes, ClusterId, Digest, Epoch, FunctionKey, FunctionName, FunctionSpec, NodeName, Quota,
-    ResourceRequest, Revision, RevisionKey, TenantName,
+    ResourceRequest, Revision, RevisionKey, SliceOnGpu, TenantName,
 };
 use millrace_worker::desired_state::{NodeSlices, PlacedSlices};
 
@@ -126,7 +126,7 @@ impl SimulatedControlPlane {
         for (function, slice) in self.state.slices_on(&node_name(node)) {
             let key = RevisionKey { function: function.clone(), revision: Revision::FIRST };
             let placed = PlacedSlices { terms: slice.terms, on: Vec::new() };
-            slices.entry(key).or_insert(placed).on.push((slice.id, slice.gpu));
+            slices.entry(key).or_insert(placed).on.push(SliceOnGpu::unmeasured(slice.id, slice.gpu));
         }
         slices
     }

@@ -1,25 +1,28 @@
 //! How fast a run computes on a share of a GPU's SMs.
 
-use crate::slices::Permille;
+use crate::GpuIndex;
+use crate::slices::{Permille, SliceId, Terms};
 
 /// The speed of a run by its share of the SMs: `r(s) = min(1, (s / n)^γ)`, where `n` is the share that saturates
 /// the run. A run of `t` on the whole GPU lasts `t / r(s)`.
 ///
 /// The form follows the profiles in FaST-GShare, section 5.2: the throughput of ResNet grows much from 6% to
 /// 12% of the SMs, little from 12% to 24%, and not beyond.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ComputeCurve {
     saturation: Permille,
-    exponent: f64,
+    /// The exponent `γ` in thousandths.
+    exponent: Permille,
 }
 
 impl ComputeCurve {
     /// A run that is as fast on any share of the SMs.
-    pub const FLAT: Self = Self { saturation: Permille::ALL, exponent: 0.0 };
-    /// A run that is as fast as its share of the SMs is large.
-    pub const PROPORTIONAL: Self = Self { saturation: Permille::ALL, exponent: 1.0 };
+    pub const FLAT: Self = Self { saturation: Permille::ALL, exponent: Permille::ZERO };
+    /// A run that is as fast as its share of the SMs is large: the assumption for a model that was not measured.
+    pub const PROPORTIONAL: Self = Self { saturation: Permille::ALL, exponent: Permille::ALL };
 
-    /// Returns the curve of a run that is fastest from `saturation` on, with the exponent `γ` below.
+    /// Returns the curve of a run that is fastest from `saturation` on, with the exponent `γ` below, rounded to
+    /// thousandths.
     ///
     /// # Errors
     ///
@@ -31,7 +34,20 @@ impl ComputeCurve {
         if !(0.0..=1.0).contains(&exponent) {
             return Err(CurveError::Exponent(exponent));
         }
+        let exponent = Permille::new((exponent * 1000.0).round() as u16).unwrap_or(Permille::ALL);
         Ok(Self { saturation, exponent })
+    }
+
+    /// Returns the least share of the SMs on which the run is fastest.
+    #[must_use]
+    pub const fn saturation(&self) -> Permille {
+        self.saturation
+    }
+
+    /// Returns the exponent `γ`, in thousandths.
+    #[must_use]
+    pub const fn exponent(&self) -> Permille {
+        self.exponent
     }
 
     /// Returns the speed on a share of the SMs, from 0 to 1 of the speed on the whole GPU.
@@ -40,7 +56,44 @@ impl ComputeCurve {
         if sms >= self.saturation {
             return 1.0;
         }
-        (f64::from(sms.get()) / f64::from(self.saturation.get())).powf(self.exponent)
+        let exponent = f64::from(self.exponent.get()) / 1000.0;
+        (f64::from(sms.get()) / f64::from(self.saturation.get())).powf(exponent)
+    }
+}
+
+/// The compute of a slice: its limits, and the speed of its model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SliceCompute {
+    /// The limits of the slice.
+    pub terms: Terms,
+    /// The speed by the width of a token. A wider token is granted to the slice that gains the most.
+    pub curve: ComputeCurve,
+}
+
+impl SliceCompute {
+    /// Returns the compute of a slice of a model without a profile.
+    #[must_use]
+    pub const fn unmeasured(terms: Terms) -> Self {
+        Self { terms, curve: ComputeCurve::PROPORTIONAL }
+    }
+}
+
+/// A slice of a function on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceOnGpu {
+    /// The slice.
+    pub id: SliceId,
+    /// The GPU of the slice.
+    pub gpu: GpuIndex,
+    /// The speed of the function's model on this type of GPU.
+    pub curve: ComputeCurve,
+}
+
+impl SliceOnGpu {
+    /// Returns a slice of a model without a profile.
+    #[must_use]
+    pub const fn unmeasured(id: SliceId, gpu: GpuIndex) -> Self {
+        Self { id, gpu, curve: ComputeCurve::PROPORTIONAL }
     }
 }
 

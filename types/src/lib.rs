@@ -52,7 +52,7 @@ pub mod usage;
 pub mod workflow;
 
 pub use checkpoint::{Alphas, DataId, MemoryTier, ModelCopy, NodeDelta, SyncBatch, SyncPart, SyncPortion};
-pub use compute::ComputeCurve;
+pub use compute::{ComputeCurve, SliceCompute, SliceOnGpu};
 pub use counts::{Alpha, SloBase, SloCounts};
 pub use digest::Digest;
 pub use function::{FunctionSpec, ResourceRequest, Runtime, Slo};

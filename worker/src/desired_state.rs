@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use millrace_proto::worker as wire;
 use millrace_types::{
-    Alphas, Bytes, Digest, GpuIndex, Quota, RevisionKey, SchedulingOptions, SequenceSpec, SliceId, Slo,
-    SloBase, TenantName, Terms,
+    Alphas, Bytes, Digest, Quota, RevisionKey, SchedulingOptions, SequenceSpec, SliceOnGpu, Slo, SloBase,
+    TenantName, Terms,
 };
 
 use crate::policy::DesiredPolicy;
@@ -53,7 +53,7 @@ pub struct PlacedSlices {
     /// The limits on the compute of each slice.
     pub terms: Terms,
     /// The slices and their GPUs. If empty, the function's requests wait.
-    pub on: Vec<(SliceId, GpuIndex)>,
+    pub on: Vec<SliceOnGpu>,
 }
 
 /// The operator's setting for this node. The node itself does not act on the setting: the leader

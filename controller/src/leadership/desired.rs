@@ -7,8 +7,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use millrace_cluster_state::{
-    FunctionRecord, NodeRecord, NodeStatus, REVISIONS_SERVED, RevisionRecord, SchedulingState, State,
-    TenantRecord,
+    FunctionRecord, NodeRecord, NodeStatus, REVISIONS_SERVED, RevisionRecord, SchedulingState, SliceRecord,
+    State, TenantRecord,
 };
 use millrace_nodes::lease::NodeRegistration;
 use millrace_proto::convert::{
@@ -16,8 +16,11 @@ use millrace_proto::convert::{
 };
 use millrace_proto::parts::{DesiredHead, DesiredItem, ITEMS_MAX, PartMessage as _};
 use millrace_proto::worker as wire;
+use millrace_slices::profiling::MeasuredCurve;
 use millrace_types::node::FUNCTIONS_PER_NODE_MAX;
-use millrace_types::{Epoch, NodeName, ResourceShare, Runtime, SloBase};
+use millrace_types::{
+    ComputeCurve, Digest, Epoch, GpuIndex, NodeName, ResourceShare, Runtime, SliceOnGpu, SloBase,
+};
 
 // A worker accepts at least as many items as placement allows: the served revisions of each function,
 // and the tenant's caps.
@@ -71,7 +74,7 @@ fn node_desired(state: &State, node: &NodeRecord, term: u64) -> NodeDesired {
     let functions = placed.filter(|function| function.enabled).flat_map(|function| {
         let base = state.slo_base(&function.key, &node.name);
         function.served().iter().map(move |revision| {
-            let slices = slices(state, function, revision, &node.name);
+            let slices = slices(state, function, revision, node);
             wire::DesiredFunction { slices, ..desired_function(state, function, revision, base) }
         })
     });
@@ -99,14 +102,25 @@ fn slices(
     state: &State,
     function: &FunctionRecord,
     revision: &RevisionRecord,
-    node: &NodeName,
+    node: &NodeRecord,
 ) -> Option<wire::PlacedSlices> {
     let asked = revision.spec.slices.filter(|_| revision.number == function.latest().number)?;
-    let placement = state.placements_of(&function.key).find(|placement| placement.node == *node)?;
+    let placement = state.placements_of(&function.key).find(|placement| placement.node == node.name)?;
     let own = || placement.slices.iter();
+    let curve =
+        |gpu| measured_curve(state, &revision.digest, node, gpu).unwrap_or(ComputeCurve::PROPORTIONAL);
     // Until the leader has set new terms, the slices have the old terms.
     let terms = own().next().map_or(asked.terms, |slice| slice.terms);
-    Some(placed_slices_wire(terms, own().map(|slice| (slice.id, slice.gpu))))
+    let placed = |slice: &SliceRecord| SliceOnGpu { id: slice.id, gpu: slice.gpu, curve: curve(slice.gpu) };
+    Some(placed_slices_wire(terms, own().map(placed)))
+}
+
+/// Returns the speed of a model on the type of a node's GPU; `None` if too few widths were measured there.
+fn measured_curve(state: &State, model: &Digest, node: &NodeRecord, gpu: GpuIndex) -> Option<ComputeCurve> {
+    let gpu_type = &node.gpus.iter().find(|known| known.index == gpu)?.gpu_type;
+    let artifact = state.artifact(model)?;
+    let profile = artifact.profiles.iter().find(|profile| profile.gpu_type == *gpu_type)?;
+    MeasuredCurve::new(&profile.points).fitted()
 }
 
 /// Returns the caps of the tenants with a function on the node. Placements are ordered, so the
@@ -165,13 +179,17 @@ fn desired_function(
 
 #[cfg(test)]
 mod tests {
+    use millrace_cluster_state::operations::OperationKind;
     use millrace_cluster_state::{
-        CallerName, ControllerId, PlacementReason, Proposal, StateCommand, UnixMillis,
+        CallerName, ControllerId, NodeGpu, NodeSlice, PlacementReason, Proposal, RulesVersion, StateCommand,
+        UnixMillis,
     };
     use millrace_proto::parts::{ItemSet, PART_BYTES_MAX, PartAssembler, PartSender};
     use millrace_types::policy::{DispatchName, EvictionName};
+    use millrace_types::profile::{ProfilePoint, TrialSetting};
     use millrace_types::{
-        Bytes, ClusterId, Digest, FunctionKey, FunctionName, FunctionSpec, PolicySpec, Slo, TenantName,
+        AskedSlices, Bytes, ClusterId, FunctionKey, FunctionName, FunctionSpec, Permille, PolicySpec,
+        SliceId, Slo, TenantName, Terms,
     };
     use prost::Message as _;
 
@@ -198,7 +216,7 @@ mod tests {
                 name: node.clone(),
                 instance: "first".into(),
                 address: "127.0.0.1:1".into(),
-                gpus: Vec::new(),
+                gpus: vec![NodeGpu { index: GpuIndex(0), gpu_type: "T".into(), memory: Bytes::gib(1) }],
                 topology: String::new(),
                 host_memory: Bytes::gib(1),
                 seen: Epoch::default(),
@@ -260,6 +278,51 @@ mod tests {
         let (_, of_node) = of_node(&state, &node, None);
         let told = of_node.head.policy.clone().unwrap();
         assert_eq!(told, wire::Policy { generation: 1, spec: Some(policy_spec_wire(&PolicySpec::NONE)) });
+    }
+
+    /// Records a trial on this many SM units, which took this long.
+    fn record_trial(state: &mut State, operation: u64, units: u8, ms: u64) {
+        let setting = TrialSetting::whole_time(units).unwrap();
+        let p50 = std::time::Duration::from_millis(ms);
+        let point = ProfilePoint { runs: 200, p50, ..ProfilePoint::new(setting) };
+        apply(state, StateCommand::RecordTrial { operation, gpu_type: "T".into(), point });
+    }
+
+    #[test]
+    fn the_slices_of_a_node_carry_the_measured_curve_of_their_model() {
+        let (mut state, node, function) = cluster();
+        apply(&mut state, StateCommand::SetClusterVersion { version: RulesVersion::NEWEST });
+        let digest = state.function(&function).unwrap().latest().digest;
+        let mut spec = FunctionSpec::new(function.clone());
+        let share = |thousandths| Permille::new(thousandths).unwrap();
+        let terms = Terms::new(share(60), Permille::ALL, Permille::ZERO, Permille::ALL).unwrap();
+        spec.slices = Some(AskedSlices { terms, min: 1, max: None });
+        apply(&mut state, StateCommand::ApplyFunction { spec, digest, expected: None, voters: Vec::new() });
+        let slice = SliceRecord { id: SliceId(7), gpu: GpuIndex(0), terms };
+        let slices = vec![NodeSlice { function: function.clone(), slice }];
+        apply(&mut state, StateCommand::SetSlices { node: node.clone(), slices });
+        let curves = |state: &State| {
+            let (_, of_node) = of_node(state, &node, None);
+            let sliced = of_node.items.iter().filter_map(|item| match item {
+                DesiredItem::Function(function) => function.slices.clone(),
+                DesiredItem::Quota(_) => None,
+            });
+            sliced.flat_map(|slices| slices.on).map(|slice| slice.curve).collect::<Vec<_>>()
+        };
+        assert_eq!(curves(&state), [None], "the model was not measured");
+
+        let kind = OperationKind::ProfileFunction { function, digest, grid: false };
+        apply(&mut state, StateCommand::BeginOperation { kind });
+        let operation = state.version();
+        // As fast on a quarter of the SMs as on all, and proportional below.
+        for (units, ms) in [(16, 10), (1, 40)] {
+            record_trial(&mut state, operation, units, ms);
+            assert_eq!(curves(&state), [None], "too few widths were measured");
+        }
+        record_trial(&mut state, operation, 4, 10);
+        let curve = curves(&state)[0].unwrap();
+        assert!((240..=260).contains(&curve.saturation_permille), "{curve:?}");
+        assert!((980..=1000).contains(&curve.exponent_permille), "{curve:?}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, SliceId, Terms, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Incarnation, ModelId, SliceCompute, SliceId, Timestamp};
 
 use super::data_store::GpuDataStore;
 use super::executor_seat::ExecutorSeat;
@@ -103,8 +103,8 @@ pub struct GpuCore {
     pub(super) totals: GpuCounters,
     /// The wanted sharing of the GPU; `None`: a single run has the whole GPU.
     pub(super) sharing: Option<tokens::Config>,
-    /// The terms of the GPU's slices, which have an effect while the GPU is shared.
-    pub(super) slices: BTreeMap<SliceId, Terms>,
+    /// The terms and curves of the GPU's slices, which have an effect while the GPU is shared.
+    pub(super) slices: BTreeMap<SliceId, SliceCompute>,
     /// The tokens of the seats, if the GPU is shared.
     pub(super) tokens: Option<SeatTokens>,
     /// The last period of a seat before the present [`Self::tokens`].
@@ -176,7 +176,7 @@ impl GpuCore {
 
     /// Returns the GPU with these slices.
     #[must_use]
-    pub fn with_slices(self, slices: BTreeMap<SliceId, Terms>) -> Self {
+    pub fn with_slices(self, slices: BTreeMap<SliceId, SliceCompute>) -> Self {
         Self { slices, ..self }
     }
 

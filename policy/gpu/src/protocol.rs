@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use millrace_types::profile::TrialSetting;
 use millrace_types::{
-    Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, SliceId, SmShare, Terms, Timestamp,
+    Bytes, GpuIndex, Incarnation, ModelId, Reason, ResidencyOptions, SliceCompute, SliceId, SmShare,
+    Timestamp,
 };
 
 use super::executor_seat::{ExecutorSeat, RunTokens};
@@ -72,7 +73,7 @@ pub enum Event {
     },
     /// All slices of this GPU from now on. Runs of a slice that is not among them keep the slice until
     /// they end.
-    Slices(BTreeMap<SliceId, Terms>),
+    Slices(BTreeMap<SliceId, SliceCompute>),
     /// The node recalls a request that has not begun.
     Recall { key: RequestKey },
     /// No client waits for a request any longer.

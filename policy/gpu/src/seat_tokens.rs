@@ -5,6 +5,10 @@
 //! tokens one after another. A period ends early if a run waits for weights: the seat then gives its tokens
 //! back, and asks again once the weights are there.
 //!
+//! A run of a slice has the curve of the slice's model, as far as the model was profiled. Other runs are assumed
+//! to be as fast as their share of the SMs is large: a lone run then has the whole GPU, and runs at the same time
+//! have about equal parts.
+//!
 //! The runs of a slice's seat are charged to the slice, those of a trial to the *trial slice*, and all others to
 //! the *free slice*, which has no limit and no request. A slice that is removed stays until its runs have ended.
 
@@ -18,7 +22,7 @@ use millrace_slices::tokens::{
 };
 use millrace_types::profile::TrialSetting;
 use millrace_types::slices::UNITS;
-use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp};
+use millrace_types::{ComputeCurve, Permille, SliceCompute, SliceId, SmShare, Terms, Timestamp};
 
 use super::executor_seat::ExecutorSeat;
 use super::protocol::{Action, ComputeRight, SmUse};
@@ -46,10 +50,6 @@ fn free_terms() -> Terms {
     let least = Permille::new(60).unwrap_or(Permille::ALL);
     Terms::new(least, Permille::ALL, Permille::ZERO, Permille::ALL).expect("the least share is above zero")
 }
-
-/// The assumed speed of a model, as no model is profiled. With it a lone run has the whole GPU, and runs at the
-/// same time have about equal parts.
-const ASSUMED_CURVE: ComputeCurve = ComputeCurve::PROPORTIONAL;
 
 /// A period of a seat.
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +84,8 @@ pub(super) struct SeatTokens {
     alone: [bool; SEATS_MAX],
     pub(super) last_period: u64,
     last_token: Option<TokenId>,
-    /// The terms of each slice, also of slices that leave.
-    slices: BTreeMap<SliceId, Terms>,
+    /// The compute of each slice, also of slices that leave.
+    slices: BTreeMap<SliceId, SliceCompute>,
     /// Slices that were removed while they had runs.
     leaving: BTreeSet<SliceId>,
     uses: BTreeMap<SliceId, SliceUseRecord>,
@@ -113,18 +113,23 @@ impl SeatTokens {
         }
     }
 
-    /// Sets all slices. New terms hold from a slice's next token on.
-    pub(super) fn set_slices(&mut self, now: Timestamp, wanted: &BTreeMap<SliceId, Terms>) {
-        for (&slice, &terms) in wanted {
+    /// Sets all slices. New terms hold from a slice's next token on, and a new curve from its next run on.
+    pub(super) fn set_slices(&mut self, now: Timestamp, wanted: &BTreeMap<SliceId, SliceCompute>) {
+        for (&slice, &compute) in wanted {
             self.leaving.remove(&slice);
-            if self.slices.insert(slice, terms) != Some(terms) {
-                self.decide(now, TokenEvent::Terms { slice, terms });
-            }
+            self.set_slice(now, slice, compute);
         }
         let gone = self.slices.keys().filter(|slice| !wanted.contains_key(slice)).copied();
         let gone: Vec<_> = gone.filter(|&slice| slice != TRIAL_SLICE).collect();
         self.leaving.extend(gone);
         self.drop_left(now);
+    }
+
+    fn set_slice(&mut self, now: Timestamp, slice: SliceId, compute: SliceCompute) {
+        let terms = compute.terms;
+        if self.slices.insert(slice, compute).map(|before| before.terms) != Some(terms) {
+            self.decide(now, TokenEvent::Terms { slice, terms });
+        }
     }
 
     /// Removes slices that leave and have no runs any longer.
@@ -142,9 +147,9 @@ impl SeatTokens {
         }
     }
 
-    /// Returns the terms of each slice.
+    /// Returns the compute of each slice.
     #[cfg(test)]
-    pub(super) fn slices(&self) -> &BTreeMap<SliceId, Terms> {
+    pub(super) fn slices(&self) -> &BTreeMap<SliceId, SliceCompute> {
         &self.slices
     }
 
@@ -209,17 +214,16 @@ impl SeatTokens {
         self.periods[usize::from(seat.0)] = Some(period);
         let SeatPeriod { number, slice, .. } = period;
         let run = TokenHolder(number);
-        self.decide(now, TokenEvent::Ask { slice, run, deadline, curve: ASSUMED_CURVE });
+        let curve = self.slices.get(&slice).map_or(ComputeCurve::PROPORTIONAL, |compute| compute.curve);
+        self.decide(now, TokenEvent::Ask { slice, run, deadline, curve });
         before.is_none()
     }
 
     /// Gives the trial slice these terms. The slice stays after a run, because its account decides when the next
     /// request of the trial may compute.
     fn trial_slice(&mut self, now: Timestamp, setting: TrialSetting) -> SliceId {
-        let terms = trial_terms(setting);
-        if self.slices.insert(TRIAL_SLICE, terms) != Some(terms) {
-            self.decide(now, TokenEvent::Terms { slice: TRIAL_SLICE, terms });
-        }
+        // A trial has a single width, so the curve has no effect.
+        self.set_slice(now, TRIAL_SLICE, SliceCompute::unmeasured(trial_terms(setting)));
         TRIAL_SLICE
     }
 

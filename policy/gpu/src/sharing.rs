@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_core::SEATS_MAX;
 use millrace_core::ids::{RequestKey, RunId};
 use millrace_slices::tokens::{Config, Event as TokenEvent, TokenId};
-use millrace_types::{SliceId, SmShare, Terms, Timestamp};
+use millrace_types::{SliceCompute, SliceId, SmShare, Timestamp};
 
 use super::executor_seat::{ExecutorSeat, RunTokens};
 use super::gpu_core::GpuCore;
@@ -54,7 +54,7 @@ impl GpuCore {
     pub(super) fn set_slices(
         &mut self,
         now: Timestamp,
-        slices: BTreeMap<SliceId, Terms>,
+        slices: BTreeMap<SliceId, SliceCompute>,
         actions: &mut Vec<Action>,
     ) {
         self.slices = slices;

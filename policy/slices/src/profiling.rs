@@ -10,7 +10,8 @@
 use std::time::Duration;
 
 use millrace_types::profile::{PROFILE_QUOTAS, ProfilePoint, TrialSetting};
-use millrace_types::{Permille, Timestamp};
+use millrace_types::slices::UNITS;
+use millrace_types::{ComputeCurve, Permille, Timestamp};
 
 /// The error of a measured width, as its neighbours predict it, from which on a further width is measured. For every
 /// [`ComputeCurve`](millrace_types::ComputeCurve) the widths between the measured ones are then within a tenth.
@@ -75,6 +76,10 @@ pub fn next_trial(points: &[ProfilePoint], coverage: ProfileCoverage) -> Option<
     }
 }
 
+/// The number of saturations between nothing and the whole GPU that [`MeasuredCurve::fitted`] tries: with quarters
+/// of a unit, a fitted curve is within 6% of the curve that was measured.
+const SATURATION_STEPS: u16 = 64;
+
 /// Times of a model by the number of SM units, through the measured widths.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MeasuredCurve {
@@ -115,6 +120,30 @@ impl MeasuredCurve {
             (predicted - time).abs() / time
         };
         self.knots.windows(3).map(of_triple).fold(0.0, f64::max)
+    }
+
+    /// Returns the curve whose logarithms are nearest to those of the measured times, by least squares. `None`
+    /// before the least number of widths and the whole GPU are measured, because several curves fit then.
+    #[must_use]
+    pub fn fitted(&self) -> Option<ComputeCurve> {
+        let &(widest, fastest) = self.knots.last()?;
+        if self.knots.len() < WIDTHS_MIN || widest < f64::from(UNITS) {
+            return None;
+        }
+        let of_saturation = |step: u16| {
+            let saturation = Permille::new(step * 1000 / SATURATION_STEPS)?;
+            // The share of a width, rounded down as the token core does.
+            let share = |units: f64| (units * 1000.0 / f64::from(UNITS)).floor();
+            let narrower = |units: f64| (f64::from(saturation.get()) / share(units)).ln().max(0.0);
+            let slower = |time: f64| (time / fastest).ln();
+            let products: f64 = self.knots.iter().map(|&(units, time)| narrower(units) * slower(time)).sum();
+            let squares: f64 = self.knots.iter().map(|&(units, _)| narrower(units).powi(2)).sum();
+            let exponent = if squares == 0.0 { 0.0 } else { (products / squares).clamp(0.0, 1.0) };
+            let miss = |&(units, time): &(f64, f64)| (exponent * narrower(units) - slower(time)).powi(2);
+            Some((self.knots.iter().map(miss).sum::<f64>(), ComputeCurve::new(saturation, exponent).ok()?))
+        };
+        let curves = (1..=SATURATION_STEPS).filter_map(of_saturation);
+        curves.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, curve)| curve)
     }
 
     /// Returns how many times slower the next measured width below is than the next above.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use millrace_types::profile::{PROFILE_QUOTAS, PROFILE_WIDTHS, ProfilePoint, TrialSetting};
-use millrace_types::{AskedSlices, Failure, GpuIndex, Permille, Reason, SliceId, Terms};
+use millrace_types::{
+    AskedSlices, ComputeCurve, Failure, GpuIndex, Permille, Reason, SliceId, SliceOnGpu, Terms,
+};
 
 use crate::slices::{ProfilePoint as ProfilePointWire, SliceTerms};
 use crate::{admin, worker};
@@ -104,18 +106,34 @@ pub(super) fn asked_wire(asked: AskedSlices) -> admin::AskedSlices {
 ///
 /// # Errors
 /// [`Reason::InvalidSpec`] with the correction.
-pub fn placed_slices(wire: &worker::PlacedSlices) -> Result<(Terms, Vec<(SliceId, GpuIndex)>), Failure> {
-    let on = wire.on.iter().map(|slice| (SliceId(slice.id), GpuIndex(slice.gpu)));
-    Ok((slice_terms(wire.terms)?, on.collect()))
+pub fn placed_slices(wire: &worker::PlacedSlices) -> Result<(Terms, Vec<SliceOnGpu>), Failure> {
+    let slice = |slice: &worker::PlacedSlice| {
+        let curve = slice.curve.as_ref().map(compute_curve).transpose()?;
+        let curve = curve.unwrap_or(ComputeCurve::PROPORTIONAL);
+        Ok(SliceOnGpu { id: SliceId(slice.id), gpu: GpuIndex(slice.gpu), curve })
+    };
+    Ok((slice_terms(wire.terms)?, wire.on.iter().map(slice).collect::<Result<_, Failure>>()?))
+}
+
+fn compute_curve(wire: &worker::ComputeCurve) -> Result<ComputeCurve, Failure> {
+    let invalid = |message: String| Failure::new(Reason::InvalidSpec, message);
+    let saturation = u16::try_from(wire.saturation_permille).ok().and_then(Permille::new);
+    let saturation = saturation.ok_or_else(|| invalid("a curve saturates at more than all SMs".into()))?;
+    let exponent = f64::from(wire.exponent_permille) / 1000.0;
+    ComputeCurve::new(saturation, exponent).map_err(|error| invalid(error.to_string()))
 }
 
 /// Encodes the slices of a function on a node.
 #[must_use]
-pub fn placed_slices_wire(
-    terms: Terms,
-    on: impl IntoIterator<Item = (SliceId, GpuIndex)>,
-) -> worker::PlacedSlices {
-    let slice = |(id, gpu): (SliceId, GpuIndex)| worker::PlacedSlice { id: id.0, gpu: gpu.0 };
+pub fn placed_slices_wire(terms: Terms, on: impl IntoIterator<Item = SliceOnGpu>) -> worker::PlacedSlices {
+    let slice = |SliceOnGpu { id, gpu, curve }: SliceOnGpu| worker::PlacedSlice {
+        id: id.0,
+        gpu: gpu.0,
+        curve: (curve != ComputeCurve::PROPORTIONAL).then(|| worker::ComputeCurve {
+            saturation_permille: curve.saturation().get().into(),
+            exponent_permille: curve.exponent().get().into(),
+        }),
+    };
     worker::PlacedSlices { terms: Some(slice_terms_wire(terms)), on: on.into_iter().map(slice).collect() }
 }
 
@@ -135,7 +153,11 @@ mod tests {
             let asked_slices = AskedSlices { terms: terms(), min: 3, max };
             assert_eq!(asked(asked_wire(asked_slices)), Ok(asked_slices));
         }
-        let on = vec![(SliceId(7), GpuIndex(0)), (SliceId(9), GpuIndex(1))];
+        let measured = ComputeCurve::new(Permille::new(240).unwrap(), 0.38).unwrap();
+        let on = vec![
+            SliceOnGpu { id: SliceId(7), gpu: GpuIndex(0), curve: ComputeCurve::PROPORTIONAL },
+            SliceOnGpu { id: SliceId(9), gpu: GpuIndex(1), curve: measured },
+        ];
         assert_eq!(placed_slices(&placed_slices_wire(terms(), on.clone())), Ok((terms(), on)));
     }
 

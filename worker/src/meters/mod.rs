@@ -247,7 +247,7 @@ impl MetricsSnapshot {
         let owners: BTreeMap<_, _> = self
             .slices
             .iter()
-            .flat_map(|(key, placed)| placed.on.iter().map(move |&(slice, _)| (slice, &key.function)))
+            .flat_map(|(key, placed)| placed.on.iter().map(move |slice| (slice.id, &key.function)))
             .collect();
         let uses = || {
             let gpus = self.snapshot.gpus.iter();

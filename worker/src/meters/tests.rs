@@ -6,8 +6,8 @@ use millrace_scheduling::dispatch::{DispatchStats, PredictionError, TurnKind};
 use millrace_transfers::fabric::{FirstBatchWait, GuaranteeCounts};
 use millrace_transfers::paths::PerDirection;
 use millrace_types::{
-    Alphas, Bytes, BytesPerSec, GpuIndex, Incarnation, Permille, Revision, RevisionKey, SliceId, TenantName,
-    Terms,
+    Alphas, Bytes, BytesPerSec, GpuIndex, Incarnation, Permille, Revision, RevisionKey, SliceId, SliceOnGpu,
+    TenantName, Terms,
 };
 
 use super::*;
@@ -99,7 +99,7 @@ fn slices_are_shown_with_their_functions() {
     let snapshot = NodeSnapshot { gpus: vec![GpuSnapshot { slices, ..gpu() }], ..NodeSnapshot::default() };
     let all = Permille::ALL;
     let terms = Terms::new(all, all, all, all).unwrap();
-    let placed = PlacedSlices { terms, on: vec![(SliceId(7), GpuIndex(1))] };
+    let placed = PlacedSlices { terms, on: vec![SliceOnGpu::unmeasured(SliceId(7), GpuIndex(1))] };
     let function = FunctionKey { tenant: TenantName::default(), name: "f".parse().unwrap() };
     let key = RevisionKey { function, revision: Revision::FIRST };
     let slices = Arc::new([(key, placed)].into());

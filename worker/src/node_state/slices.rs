@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use millrace_core::ids::FunctionIndex;
 use millrace_scheduling::dispatch;
-use millrace_types::{GpuIndex, ModelId, RevisionKey, SliceId, Terms};
+use millrace_types::{GpuIndex, ModelId, RevisionKey, SliceCompute, SliceId};
 
 use super::state::NodeState;
 use crate::desired_state::{NodeSlices, PlacedSlices};
@@ -25,7 +25,7 @@ impl NodeState {
     }
 
     /// Returns the slices in force on a GPU.
-    pub(crate) fn slices_on(&self, gpu: GpuIndex) -> BTreeMap<SliceId, Terms> {
+    pub(crate) fn slices_on(&self, gpu: GpuIndex) -> BTreeMap<SliceId, SliceCompute> {
         slices_on(&self.slices(), gpu)
     }
 
@@ -35,7 +35,10 @@ impl NodeState {
         let registry = self.registry.borrow();
         let function = registry.index_of(key)?;
         let hosted = registry.function(function).filter(|hosted| hosted.program.is_none())?;
-        let slices = self.slices().get(key).map(|placed| placed.on.clone());
+        let slices = self
+            .slices()
+            .get(key)
+            .map(|placed| placed.on.iter().map(|slice| (slice.id, slice.gpu)).collect());
         Some(dispatch::Event::SlicesChanged { function, model: hosted.model, slices })
     }
 
@@ -53,11 +56,11 @@ impl NodeState {
 }
 
 /// Returns the slices on a GPU.
-pub(crate) fn slices_on(slices: &NodeSlices, gpu: GpuIndex) -> BTreeMap<SliceId, Terms> {
+pub(crate) fn slices_on(slices: &NodeSlices, gpu: GpuIndex) -> BTreeMap<SliceId, SliceCompute> {
     let of_function = |placed: &PlacedSlices| {
         let terms = placed.terms;
-        let here = placed.on.iter().filter(move |&&(_, on)| on == gpu);
-        here.map(move |&(slice, _)| (slice, terms)).collect::<Vec<_>>()
+        let here = placed.on.iter().filter(move |slice| slice.gpu == gpu);
+        here.map(move |slice| (slice.id, SliceCompute { terms, curve: slice.curve })).collect::<Vec<_>>()
     };
     slices.values().flat_map(of_function).collect()
 }

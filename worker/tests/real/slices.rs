@@ -3,7 +3,7 @@
 use millrace_proto::convert::placed_slices_wire;
 use millrace_proto::worker as wire;
 use millrace_types::policy::GpuSharingName;
-use millrace_types::{GpuIndex, Permille, SliceId, Terms};
+use millrace_types::{GpuIndex, Permille, SliceId, SliceOnGpu, Terms};
 use millrace_worker::start::{RunningWorker, WorkerConfig, start};
 
 use crate::controller::Controller;
@@ -20,7 +20,8 @@ fn terms(sms: u16) -> Terms {
 fn desire(controller: &Controller, terms: Terms, slices: Option<&[u64]>) {
     let functions = [(SLOW[0], controller.publish(&slow(256))), (SLOW[1], controller.publish(&slow(128)))];
     controller.desire_with(&functions, |state| {
-        let on = |slices: &[u64]| slices.iter().map(|&id| (SliceId(id), GpuIndex(0))).collect::<Vec<_>>();
+        let slice = |&id: &u64| SliceOnGpu::unmeasured(SliceId(id), GpuIndex(0));
+        let on = |slices: &[u64]| slices.iter().map(slice).collect::<Vec<_>>();
         let function = state.functions.iter_mut().find(|function| function.name == SLOW[0]).unwrap();
         function.slices = slices.map(|slices| placed_slices_wire(terms, on(slices)));
     });

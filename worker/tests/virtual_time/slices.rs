@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_types::policy::GpuSharingName;
-use millrace_types::{Bytes, GpuIndex, Permille, SliceId, Terms, Timestamp};
+use millrace_types::{Bytes, GpuIndex, Permille, SliceId, SliceOnGpu, Terms, Timestamp};
 use millrace_worker::desired_state::{NodeSlices, PlacedSlices};
 use millrace_worker::node::NodeConfig;
 
@@ -21,7 +21,7 @@ fn terms(sms: u16, request: u16, limit: u16) -> Terms {
 /// Returns slices of functions, each with its terms and the ids of its slices on GPU 0.
 fn slices(of: &[(usize, Terms, &[u64])]) -> Arc<NodeSlices> {
     let placed = |&(function, terms, ids): &(usize, Terms, &[u64])| {
-        let on = ids.iter().map(|&id| (SliceId(id), GpuIndex(0))).collect();
+        let on = ids.iter().map(|&id| SliceOnGpu::unmeasured(SliceId(id), GpuIndex(0))).collect();
         (revision(function), PlacedSlices { terms, on })
     };
     Arc::new(of.iter().map(placed).collect())

@@ -3,7 +3,7 @@
 use millrace_slices::gate::{GateEvent, LaunchPermit, SeatGate, SeatToken};
 use millrace_slices::tokens::TokenId;
 use millrace_types::profile::TrialSetting;
-use millrace_types::{Permille, SliceId, SmShare, Terms, UnitSet};
+use millrace_types::{ComputeCurve, Permille, SliceCompute, SliceId, SmShare, Terms, UnitSet};
 use proptest::prelude::*;
 
 use super::*;
@@ -112,7 +112,9 @@ fn slice_of(least: u16, request: u16, limit: u16) -> Terms {
 
 impl Bench {
     fn set_slices(&mut self, slices: &[(u64, Terms)]) -> Vec<Action> {
-        self.step(Event::Slices(slices.iter().map(|&(id, terms)| (SliceId(id), terms)).collect()))
+        self.step(Event::Slices(
+            slices.iter().map(|&(id, terms)| (SliceId(id), SliceCompute::unmeasured(terms))).collect(),
+        ))
     }
 
     fn assign_slice(&mut self, seat: u32, key: u64, model: ModelId, slice: u64) -> Vec<Action> {
@@ -233,6 +235,19 @@ fn a_run_of_a_slice_has_the_sms_of_the_slice_and_ends_at_its_limit() {
     assert_eq!(grants(&bench.step(Event::Tick)), [(seat, first.on)]);
     let used = bench.gpu.slice_uses(bench.now).next().unwrap();
     assert_eq!((used.0, used.1.busy, used.1.sm), (SliceId(7), busy, busy / 8));
+}
+
+#[test]
+fn a_slice_is_widened_only_as_far_as_its_model_gains() {
+    let share = |thousandths| Permille::new(thousandths).unwrap();
+    let terms = Terms::new(share(60), Permille::ALL, Permille::ZERO, Permille::ALL).unwrap();
+    let saturates_at_a_quarter = ComputeCurve::new(share(250), 0.9).unwrap();
+    for (curve, units) in [(ComputeCurve::PROPORTIONAL, 16), (saturates_at_a_quarter, 4)] {
+        let mut bench = shared();
+        bench.step(Event::Slices([(SliceId(7), SliceCompute { terms, curve })].into()));
+        let (_, first) = first_token(&bench.assign_slice(8, 4, A, 7));
+        assert_eq!(first.on.units(), units, "{curve:?}");
+    }
 }
 
 #[test]
@@ -567,8 +582,8 @@ impl World {
         }
     }
 
-    fn wanted(&self) -> BTreeMap<SliceId, Terms> {
-        self.slices.values().copied().collect()
+    fn wanted(&self) -> BTreeMap<SliceId, SliceCompute> {
+        self.slices.values().map(|&(id, terms)| (id, SliceCompute::unmeasured(terms))).collect()
     }
 
     /// Lets all requests end.

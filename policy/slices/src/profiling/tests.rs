@@ -187,3 +187,40 @@ fn a_limited_trial_counts_only_requests_under_the_limit() {
     assert_eq!((point.p50, point.throughput(), point.utilisation()), (10 * MS, 100.0, 0.2));
     assert!(now.since(Timestamp::ZERO) >= 3_000 * MS);
 }
+
+/// A curve is compared at the widths of tokens.
+fn worst_error(of: ComputeCurve, fitted: ComputeCurve) -> f64 {
+    let share = |units: &u8| Permille::new(u16::from(*units) * 1000 / 16).unwrap();
+    let error = |units: &u8| (fitted.rate(share(units)) / of.rate(share(units)) - 1.0).abs();
+    PROFILE_WIDTHS.iter().map(error).fold(0.0, f64::max)
+}
+
+#[test]
+fn a_curve_is_fitted_from_three_widths_with_the_whole_gpu_on() {
+    let widths = |units: &[u8]| {
+        let points = units.iter().map(|&units| TrialSetting::whole_time(units).unwrap());
+        let points: Vec<_> = points.map(|setting| measured(ComputeCurve::PROPORTIONAL, setting)).collect();
+        MeasuredCurve::new(&points).fitted()
+    };
+    for too_few in [&[][..], &[4], &[16], &[16, 1], &[1, 2, 4, 8]] {
+        assert_eq!(widths(too_few), None, "{too_few:?}");
+    }
+    assert!(widths(&[16, 1, 4]).is_some());
+    for curve in [ComputeCurve::FLAT, ComputeCurve::PROPORTIONAL] {
+        let fitted = MeasuredCurve::new(&profile(curve, ProfileCoverage::Curve)).fitted().unwrap();
+        assert_eq!(worst_error(curve, fitted), 0.0, "{curve:?} became {fitted:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_fitted_curve_is_near_the_curve_that_was_measured(
+        saturation in 63u16..=1000,
+        exponent in 0.0f64..=1.0,
+    ) {
+        let curve = ComputeCurve::new(quota(saturation), exponent).unwrap();
+        let fitted = MeasuredCurve::new(&profile(curve, ProfileCoverage::Grid)).fitted().unwrap();
+        let error = worst_error(curve, fitted);
+        prop_assert!(error < 0.06, "{curve:?} became {fitted:?}, {error}");
+    }
+}

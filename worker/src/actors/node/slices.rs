@@ -28,7 +28,10 @@ impl NodeActor {
             }
         }
         let functions: BTreeSet<_> = before.keys().chain(after.keys()).collect();
-        let places = |slices: &NodeSlices, key| slices.get(key).map(|placed| placed.on.clone());
+        let places = |slices: &NodeSlices, key| {
+            let placed = slices.get(key)?;
+            Some(placed.on.iter().map(|slice| (slice.id, slice.gpu)).collect::<Vec<_>>())
+        };
         for key in functions {
             if places(before, key) != places(&after, key)
                 && let Some(event) = self.state.slices_of(key)
