@@ -27,9 +27,15 @@ const FLAGS: [(&str, &str); 19] = [
         "omit it: objects get at most --object-memory, and at most a quarter of each GPU",
     ),
     ("--allow-faults", "name the action: --allow faults"),
-    ("--allow-processes", "name the action: --allow processes"),
-    ("--internal-connections-max", "name the port: --connections-max internal=N"),
-    ("--worker-connections-max", "name the port: --connections-max worker=N"),
+    ("--allow-processes", "of a worker or of 'up': --allow processes; a controller runs no programs"),
+    (
+        "--internal-connections-max",
+        "of a controller or of 'up': --connections-max internal=N; a worker has no such port",
+    ),
+    (
+        "--worker-connections-max",
+        "of a worker or of 'up': --connections-max worker=N; a controller has no such port",
+    ),
     ("--address-connections-max", "name the limit: --connections-max address=N"),
     ("--gpu-memory-layout", LAYOUT),
     ("--gpu-memory-partition", LAYOUT),

@@ -16,8 +16,7 @@ use millrace_types::tensor::{Dim, element_count};
 use millrace_types::{DataType, FunctionKey, FunctionName, Revision, Runtime, TenantName, TensorSpec};
 use tonic::Status;
 
-use crate::backend::RequestContents;
-use crate::backend::{Kind, ModelAvailability, ModelRevision};
+use crate::backend::{Kind, ModelAvailability, ModelRevision, RequestContents};
 use crate::budget::ByteBudget;
 use crate::bulk::BulkThreads;
 use crate::config::message_len;
@@ -69,8 +68,8 @@ fn models() -> [ModelRevision; 4] {
 }
 
 /// Checks that an accepted request has as many elements as the request declares.
-fn check(question: &RequestContents) {
-    for tensor in &question.inputs {
+fn check(contents: &RequestContents) {
+    for tensor in &contents.inputs {
         let Some(size) = tensor.datatype.size() else { continue };
         let elements = element_count(&tensor.shape).expect("a shape that was accepted");
         assert_eq!(tensor.data.len(), elements * size, "{tensor:?}");
@@ -93,10 +92,10 @@ pub fn rest_request(data: &[u8]) {
     for model in models() {
         let Ok(cut) = request::cut(&headers, body.clone()) else { return };
         let Ok(mut charge) = budget.share().try_take(body.len() as u64) else { return };
-        if let Ok((question, _)) =
+        if let Ok((contents, _)) =
             request::read_request(&model, cut, message_len(limits.message_max), &mut charge)
         {
-            check(&question);
+            check(&contents);
         }
     }
     assert_eq!(budget.used(), 0, "every byte is released");
@@ -110,8 +109,8 @@ pub fn grpc_request(data: &[u8]) {
         let Ok(request) = decoding::decode::<ModelInferRequest>(message.clone(), WalkLimits::CLIENT) else {
             return;
         };
-        if let Ok(question) = crate::grpc::infer::read_request(&model, request, len_max) {
-            check(&question);
+        if let Ok(contents) = crate::grpc::infer::read_request(&model, request, len_max) {
+            check(&contents);
         }
     }
 }

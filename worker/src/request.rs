@@ -83,6 +83,7 @@ pub struct OnGpus {
 /// The answer to a request.
 #[derive(Debug)]
 pub struct AttemptOutcome {
+    /// The outputs of the run.
     pub outputs: RunOutputs,
     /// The request's time by phase.
     pub split: AttemptTimes,

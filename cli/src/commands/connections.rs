@@ -67,7 +67,7 @@ impl FromStr for ConnectionLimit {
         let words: Vec<_> = SUBJECTS.iter().map(|(word, _)| *word).collect();
         let Some((word, number)) = text.split_once('=') else {
             return Err(format!(
-                "write the port and the number, such as client=300; ports: {}",
+                "write the subject and the number, such as address=20; subjects: {}",
                 words.join(", ")
             ));
         };
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_limit_without_a_port_or_a_number_is_refused_with_the_form() {
         for (text, due) in [
-            ("300", "write the port and the number, such as client=300"),
+            ("300", "write the subject and the number, such as address=20"),
             ("gateway=300", "\"gateway\" is not one of client, internal, worker, address"),
             ("client=0", "\"0\" is not a number of connections from 1 on"),
             ("client=-1", "\"-1\" is not a number of connections from 1 on"),

@@ -85,8 +85,9 @@ pub(crate) struct ServerOptions {
     /// The time that running requests may take when the server stops.
     #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration, default_value = "10s")]
     pub(crate) grace: Duration,
-    /// Allow an action that is refused by default: run users' programs as functions, with this
-    /// user's rights (processes), or obey fault injection through the admin API, for tests (faults).
+    /// Allow an action that is refused by default: obey fault injection through the admin API, for
+    /// tests (faults), or run users' programs as functions with this user's rights, on workers
+    /// only (processes).
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_enum)]
     pub(crate) allow: Vec<Permission>,
     /// Listen on addresses other than loopback, without encryption or authentication.

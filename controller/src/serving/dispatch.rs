@@ -196,7 +196,7 @@ impl<'a> CallDispatcher<'a> {
         lost: &AttachedWorker,
         failure: Failure,
     ) -> Result<Arc<AttachedWorker>, Failure> {
-        tracing::warn!(worker = %lost.name, request = self.call.request.request_id, function = %self.key, error = failure.message, "worker lost under a request");
+        tracing::warn!(worker = %lost.name, request = %self.call.request.request_id, function = %self.key, error = failure.message, "worker lost under a request");
         if failure.may_have_executed && !self.model.idempotent {
             return Err(failure);
         }

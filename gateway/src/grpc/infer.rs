@@ -79,9 +79,9 @@ pub(super) async fn answer(
             let elements: usize = typed.sum();
             // The charge moves along, because the work continues when the call is cancelled.
             let read = move || (read_request(&model, request, len_max), charge);
-            let (question, charge) = front.convert(elements, read).await?;
+            let (contents, charge) = front.convert(elements, read).await?;
             *kept = charge;
-            question
+            contents
         }
     };
     let answer = run.answer(&name, &version, read).await?;

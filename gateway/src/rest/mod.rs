@@ -189,11 +189,11 @@ async fn infer(
             let json_len = cut.json_len();
             let read = move || {
                 let read = request::read_request(&model, cut, len_max, &mut charge);
-                read.map(|(question, form)| (question, form, charge))
+                read.map(|(contents, form)| (contents, form, charge))
             };
-            let (question, form, charge) = front.convert(json_len, read).await??;
+            let (contents, form, charge) = front.convert(json_len, read).await??;
             *asked = Some((form, charge));
-            Ok(question)
+            Ok(contents)
         }
     };
     let answered = run.answer(&wanted.name, &wanted.version, read).await;

@@ -262,12 +262,12 @@ fn lone_tensor(model: &ModelRevision, data: Bytes) -> Result<(RequestContents, R
         ))
     })?;
     let tensor = NamedTensor { name: input.name.clone(), datatype: input.datatype, shape, data };
-    let question = RequestContents {
+    let contents = RequestContents {
         inputs: vec![tensor],
         outputs: Vec::new(),
         parameters: RequestParameters::default(),
     };
-    Ok((question, ResponseForm { id: None, binary: vec![true; model.outputs.len()] }))
+    Ok((contents, ResponseForm { id: None, binary: vec![true; model.outputs.len()] }))
 }
 
 /// Returns the shape that this input has with `len` bytes. At most one dimension may be free.
