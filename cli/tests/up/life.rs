@@ -105,6 +105,15 @@ fn a_data_directory_of_an_earlier_build_serves_as_before() {
     assert_eq!((&node["obeys"], &node["actual"]["dispatch"]), (&true.into(), &"unified".into()));
     let events = up.ok(&["events"]);
     assert_eq!(events.matches("PolicyRetired").count(), 1, "{events}");
+
+    let set = ["policy", "set", "--preset", "torpor"];
+    let refused = up.run(&set);
+    assert!(!refused.status.success());
+    let refused = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.contains("--unset dispatch"), "{refused}");
+    up.ok(&[&set[..], &["--unset", "dispatch"]].concat());
+    let node = up.json(&["get", "policies"])["status"]["nodes"][0].take();
+    assert_eq!((&node["obeys"], &node["actual"]["dispatch"]), (&true.into(), &"torpor".into()));
 }
 
 #[test]

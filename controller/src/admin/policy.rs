@@ -9,7 +9,7 @@ use millrace_proto::convert::{policy_settings, policy_spec_wire, timestamp_wire}
 use millrace_proto::policy as wire;
 use millrace_scheduling::preset::SchedulingPolicy;
 use millrace_types::policy::Setting;
-use millrace_types::{Failure, PolicySpec};
+use millrace_types::{Failure, PolicySpec, Reason};
 use tonic::Request;
 
 use super::{AdminService, caller, idempotency, masks};
@@ -46,7 +46,9 @@ impl AdminService {
         let given = request.spec.unwrap_or_default();
         let idempotency = idempotency(request.idempotency_key)?;
         let (spec, settings) = meant(&given, &masks::updated(request.update_mask, &names())?)?;
-        let settings = without_retired(self.replica.state().policy().map(|it| it.spec), settings);
+        if let Some(stored) = self.replica.state().policy() {
+            check_retired(&stored.spec, &spec, &settings)?;
+        }
         let command = StateCommand::SetPolicy { spec, settings, expected: request.resource_version };
         let (_, state) = self.write(caller, idempotency, request.dry_run, command).await?;
         Ok(view(&state, &self.fleet.workers()))
@@ -78,14 +80,20 @@ fn meant(given: &wire::PolicySpec, named: &[&str]) -> Result<(PolicySpec, Vec<Se
     Ok((policy_settings(&spec)?, settings))
 }
 
-/// Adds the dispatch policy to the changed settings, if the stored one is retired: the change unsets the
-/// retired name, which would keep the other settings from being carried out.
-fn without_retired(stored: Option<PolicySpec>, mut settings: Vec<Setting>) -> Vec<Setting> {
-    let retired = stored.is_some_and(|stored| stored.carried_out() != stored);
-    if retired && !settings.is_empty() && !settings.contains(&Setting::Dispatch) {
-        settings.push(Setting::Dispatch);
+/// Refuses a change that leaves a retired dispatch policy in the stored policy: nodes would carry out the default
+/// preset, and not the change.
+fn check_retired(stored: &PolicySpec, given: &PolicySpec, settings: &[Setting]) -> Result<(), Failure> {
+    let after = stored.with(given, settings);
+    match after.dispatch.filter(|dispatch| dispatch.is_retired()) {
+        None => Ok(()),
+        Some(dispatch) => {
+            let message = format!(
+                "dispatch {dispatch} of the stored policy is retired, so nodes use the default preset: \
+                 add --unset dispatch, or name another with --dispatch"
+            );
+            Err(Failure::new(Reason::InvalidSpec, message))
+        }
     }
-    settings
 }
 
 /// Returns the policy, and the settings in force on every live node.
@@ -165,16 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_retired_policy_unsets_the_retired_name() {
+    fn a_change_that_keeps_a_retired_dispatch_is_refused_with_the_next_step() {
         let retired = PolicySpec { dispatch: Some(DispatchName::Lb), ..PolicySpec::NONE };
-        let preset = || vec![Setting::Preset];
-        assert_eq!(without_retired(Some(retired), preset()), [Setting::Preset, Setting::Dispatch]);
         let torpor = PolicySpec { preset: Some(PresetName::Torpor), ..PolicySpec::NONE };
-        let after = retired.with(&torpor, &without_retired(Some(retired), preset()));
-        assert_eq!(after.carried_out(), torpor);
-        assert_eq!(without_retired(Some(torpor), preset()), preset());
-        assert_eq!(without_retired(None, preset()), preset());
-        assert!(without_retired(Some(retired), Vec::new()).is_empty(), "all settings are replaced");
+        let refused = check_retired(&retired, &torpor, &[Setting::Preset]).unwrap_err();
+        assert!(refused.message.contains("dispatch lb") && refused.message.contains("--unset dispatch"));
+        assert_eq!(check_retired(&retired, &torpor, &[Setting::Preset, Setting::Dispatch]), Ok(()));
+        assert_eq!(check_retired(&retired, &torpor, Setting::ALL), Ok(()));
+        assert_eq!(check_retired(&torpor, &retired, &[Setting::Preset]), Ok(()));
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl ObservedCluster {
     pub(super) fn policy_warning(&self) -> Option<Event> {
         let dispatch = self.retired_dispatch()?;
         let message = format!(
-            "nodes use the default preset, because dispatch {dispatch} is available in the simulator only: choose another with 'millrace policy set --preset'"
+            "nodes use the default preset, because dispatch {dispatch} is available in the simulator only: choose another with 'millrace policy set --preset NAME --unset dispatch'"
         );
         Some(warning("PolicyRetired", "policy/cluster", message))
     }

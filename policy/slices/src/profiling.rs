@@ -122,8 +122,8 @@ impl MeasuredCurve {
         self.knots.windows(3).map(of_triple).fold(0.0, f64::max)
     }
 
-    /// Returns the curve whose logarithms are nearest to those of the measured times, by least squares. `None`
-    /// before the least number of widths and the whole GPU are measured, because several curves fit then.
+    /// Returns the nearest curve to the measured times, by least squares of the logarithms. `None` before the
+    /// least number of widths and the whole GPU are measured, because several curves fit then.
     #[must_use]
     pub fn fitted(&self) -> Option<ComputeCurve> {
         let &(widest, fastest) = self.knots.last()?;
