@@ -126,7 +126,7 @@ impl Full {
     fn turn(&mut self, size: Bytes) {
         self.put(size);
         let object = ObjectKey(self.next - LIVE - 1);
-        self.tell(Event::ConsumerMoved { object, consumer: 0, standing: ConsumerDistance::Claimed });
+        self.tell(Event::ConsumerMoved { object, consumer: 0, distance: ConsumerDistance::Claimed });
         self.tell(Event::Consumed { object, consumer: 0 });
     }
 }
@@ -165,12 +165,12 @@ fn victims(migration: MigrationPolicy) -> (u64, u64) {
         });
         let victim = victim.expect("one object leaves");
         full.tell(Event::Discard { object });
-        full.tell(Event::ConsumerMoved { object: victim, consumer: 0, standing: ConsumerDistance::Claimed });
+        full.tell(Event::ConsumerMoved { object: victim, consumer: 0, distance: ConsumerDistance::Claimed });
         full.tell(Event::Migrated { object: victim });
         full.tell(Event::ConsumerMoved {
             object: victim,
             consumer: 0,
-            standing: ConsumerDistance::Queued(victim.0),
+            distance: ConsumerDistance::Queued(victim.0),
         });
         if turn >= WARM_UP {
             samples.push(took);
@@ -229,7 +229,7 @@ impl Day {
         self.tell(Event::Executed { function: Self::FUNCTION });
         self.wait(self.now + Duration::from_millis(200));
         for object in (first..self.next).map(ObjectKey) {
-            self.tell(Event::ConsumerMoved { object, consumer: 0, standing: ConsumerDistance::Claimed });
+            self.tell(Event::ConsumerMoved { object, consumer: 0, distance: ConsumerDistance::Claimed });
             self.tell(Event::Consumed { object, consumer: 0 });
         }
     }

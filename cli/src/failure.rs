@@ -172,7 +172,7 @@ fn next_step(error: &Error) -> Option<String> {
             Reason::MembershipRefused => "list the controllers: millrace cluster status -o wide",
             Reason::NodeNotFound | Reason::NodeState => "list the nodes: millrace get nodes",
             Reason::TimedOut => "allow more time with --timeout, or see the GPUs' load: millrace ps",
-            Reason::Conflict => "another client changed the object: read it again, then repeat the change",
+            Reason::Conflict => "another client changed the resource: read it again, then repeat the change",
             _ if error.retryable() => "the same call may succeed when repeated",
             _ => return None,
         },

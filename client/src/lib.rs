@@ -26,7 +26,7 @@
 //! let key = FunctionKey { tenant: TenantName::default(), name: FunctionName::new("digits")? };
 //! admin.apply(&FunctionSpec::new(key), model.digest(), Default::default()).await?;
 //!
-//! let input = Tensor::new("input", DataType::Fp32, vec![1, 64], Bytes::from(vec![0; 256]))?;
+//! let input = Tensor::new("image", DataType::Fp32, vec![1, 1, 8, 8], Bytes::from(vec![0; 256]))?;
 //! let response = Inference::new(endpoints).infer(InferRequest::new("digits", vec![input])).await?;
 //! println!("{} took {:?}", response.request_id, response.split);
 //! # Ok(())

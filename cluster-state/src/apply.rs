@@ -48,8 +48,8 @@ impl State {
     }
 
     fn carry_out(&mut self, proposal: &Proposal) -> CommandOutcome {
-        let outcome = match self.rules.has_quota() {
-            true => self.within_quota(proposal, |state| state.carry_out_command(proposal)),
+        let outcome = match self.rules.has_state_bounds() {
+            true => self.within_bounds(proposal, |state| state.carry_out_command(proposal)),
             false => self.carry_out_command(proposal),
         };
         if outcome.as_ref().is_ok_and(|applied| applied.changed()) {

@@ -140,9 +140,9 @@ impl State {
             ("placements", self.placements.len(), PLACEMENTS_MAX),
             ("tenants with caps", self.tenants.len(), TENANTS_MAX),
             ("policies", self.policies.len(), POLICIES_KEPT),
-            // Ended operations, and running ones: changes of the group, and one drain for each
+            // Ended operations, and running ones: changes of the group, profiles, and one drain for each
             // node.
-            ("operations", self.operations.len(), 2 * OPERATIONS_MAX + NODES_MAX),
+            ("operations", self.operations.len(), 3 * OPERATIONS_MAX + NODES_MAX),
         ];
         match bounds.into_iter().find(|(_, len, max)| len > max) {
             Some((what, _, _)) => Err(InvariantViolation::Unbounded(what)),

@@ -4,7 +4,7 @@
 //!   Proposal { stamp, caller, idempotency, command }        from the log, in order
 //!        │
 //!        ▼
-//!   State::apply(index, &proposal) -> Result<Applied, Refusal>
+//!   State::apply(index, &proposal) -> Result<CommandEffect, CommandRefusal>
 //!        │   clock = max(clock, stamp); a repeated idempotency key answers as before
 //!        ▼
 //!   commands/<one file per command>      check everything, then change
@@ -28,7 +28,7 @@
 //! | [`checkpoint`] | the soft state that a node reported |
 //! | [`index`] | tier 2 of the data index: the holders of each piece of data, and the lost data |
 //! | [`rules`] | the version of the rules that is in force, and the versions that a build knows |
-//! | [`operations`] | long-running operations: drains, changes of the controller group |
+//! | [`operations`] | long-running operations: drains, profiles, changes of the controller group |
 //! | [`invariants`] | conditions that hold after every command |
 //! | [`snapshot`] | a state as bytes, with a format version |
 //! | [`packed`] | MessagePack of disks and other processes, with bounded nesting |

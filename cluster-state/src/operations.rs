@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum number of running changes of the group, and of ended operations. Each draining node has
-/// a drain besides.
+/// Maximum number of running changes of the group, of running profiles, and of ended operations. Each
+/// draining node has a drain besides.
 pub use millrace_types::limits::OPERATIONS_MAX;
 use millrace_types::profile::{PROFILE_POINTS_MAX, PROFILE_WIDTHS};
 use millrace_types::{Digest, FunctionKey, NodeName};

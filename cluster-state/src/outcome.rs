@@ -254,7 +254,7 @@ pub enum CommandRefusal {
     )]
     LastHolder { digest: Digest, holder: ControllerId },
     /// A named bound of the state is reached.
-    #[error("the cluster holds its limit of {limit} {what}: delete some first")]
+    #[error("the cluster is at its limit of {limit} {what}: delete some, or wait until some end")]
     Full {
         /// The kind of records that reached the bound.
         what: String,

@@ -1,11 +1,11 @@
-//! The quota of the state: how many bytes the state takes, and whether a write keeps to the bounds
-//! of [`millrace_types::limits`]. In: a state, and a proposal. Out: a [`CommandRefusal`], or nothing.
+//! The bounds of the state (not tenants' caps, which the command `SetQuota` sets): how many bytes the state
+//! takes, and whether a write keeps to the bounds of [`millrace_types::limits`]. In: a state, and a proposal. Out: a [`CommandRefusal`], or nothing.
 //!
 //! ```text
 //!   propose()            leader                          every replica
 //!   ─ check_sizes ──▶  ─ State::admit ──▶  the log  ──▶  check_sizes, then the command, then
-//!                        on a trial of the               check_room: a definition that does not
-//!                        command                         fit is taken back
+//!                        on a copy of the                check_definition_capacity: a definition
+//!                        state                           that does not fit is taken back
 //! ```
 //!
 //! Each table of the state counts its own bytes ([`crate::table`]). All other records have a
@@ -292,7 +292,7 @@ impl State {
         }
     }
 
-    /// Whether a change of this function needs no trial, because the function exists and at most half
+    /// Whether a change of this function needs no dry run, because the function exists and at most half
     /// of each bound is in use.
     fn has_ample_capacity(&self, spec: &FunctionSpec) -> bool {
         let half = |limit: usize| limit as u64 / 2;
@@ -302,9 +302,9 @@ impl State {
             && self.bytes() <= half(STATE_BYTES_MAX)
     }
 
-    /// Applies a command under rules that have a quota. `carry_out` changes the state. If the
+    /// Applies a command under rules that bound the state. `carry_out` changes the state. If the
     /// command is refused, the state is as before.
-    pub(crate) fn within_quota(
+    pub(crate) fn within_bounds(
         &mut self,
         proposal: &Proposal,
         carry_out: impl FnOnce(&mut Self) -> CommandOutcome,

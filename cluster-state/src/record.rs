@@ -47,8 +47,8 @@ pub struct ClusterRecord {
     pub created_at: UnixMillis,
 }
 
-/// The properties of a model file that listings show and admission checks, so that neither needs
-/// the file.
+/// The properties of a model file that listings show and that admission reads, so that neither needs the
+/// file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
     /// Bytes of the weights in device memory.
@@ -351,7 +351,7 @@ pub struct NodeRecord {
     /// Bytes of host memory.
     pub host_memory: Bytes,
     /// The alphas with which the node begins: the alphas of its last registration or, without any,
-    /// the alphas of a lost node that had functions of this node.
+    /// those of the node that was lost last when this node took over a function of a lost node.
     #[serde(default, skip_serializing_if = "Alphas::is_empty")]
     pub alphas: Alphas,
     /// The state's version at the last change of the node.

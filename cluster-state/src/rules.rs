@@ -52,7 +52,7 @@ impl RulesVersion {
 
     /// Whether commands are checked against the bounds of [`millrace_types::limits`] when they are
     /// applied.
-    pub(crate) const fn has_quota(self) -> bool {
+    pub(crate) const fn has_state_bounds(self) -> bool {
         self.0 >= 10
     }
 

@@ -14,11 +14,12 @@ pub enum HaltError {
     /// A majority of the controllers has a different state: this controller's state is corrupt, and the
     /// snapshots may be too.
     #[error(
-        "the state of {id} differs from that of a majority after log entry {index}, so that its memory, its disk or its build corrupted it: replace this controller: keep its data directory for inspection, 'millrace cluster remove {}', and start one with a new id and an empty directory", id.0
+        "the state of {id} differs from that of a majority after log entry {index}: its memory, its disk or its build corrupted the state. Keep its data directory for inspection, 'millrace cluster remove {}', and start a controller with a new id and an empty directory", id.0
     )]
     Diverged {
         id: ControllerId,
-        /// The index of the first log entry after which the states differed.
+        /// The index of the newest compared log entry after which the states differed; they may differ since
+        /// an earlier entry.
         index: u64,
     },
     /// The internal port is closed, so workers and other controllers cannot reach this controller.

@@ -31,7 +31,7 @@ impl TransferPace {
             let MinimumRate { grace, bytes_per_sec } = self.minimum;
             let rate = Bytes(bytes_per_sec);
             let message =
-                format!("the sender is {grace:?} behind {rate} a second: retry over a faster connection");
+                format!("the sender was slower than {rate} a second for too long (tolerance {grace:?}): retry over a faster connection");
             Failure::new(Reason::TimedOut, message)
         })
     }
@@ -57,7 +57,7 @@ mod tests {
             match pace.next(tokio::time::sleep(Duration::from_secs(1))).await {
                 Ok(()) => pace.count(each),
                 Err(failure) => {
-                    assert!(failure.message.contains("30s behind 1000 B a second"), "{failure}");
+                    assert!(failure.message.contains("slower than 1000 B a second"), "{failure}");
                     return Some(began.elapsed().as_secs());
                 }
             }

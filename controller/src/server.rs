@@ -42,7 +42,9 @@ use crate::peers::{Activities, GatewayActivity, PeerFanout, PeerService, Readabl
 use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
 use crate::raft::world::{HostEnvironment, SnapshotSchedule};
-use crate::raft::{self, Replica, disks, divergence, duties, elections, founding, unheard, versions};
+use crate::raft::{
+    self, Replica, disks, divergence, elections, founding, unfinished_change, unheard, versions,
+};
 use crate::serving::ServingBackend;
 use crate::start_error::StartError;
 use millrace_storage::FileStore;
@@ -56,7 +58,7 @@ pub struct RunningController {
     client_addr: SocketAddr,
     internal_addr: SocketAddr,
     cluster_id: ClusterId,
-    /// The client port; `None` after a drain.
+    /// The client port; `None` once it is closed.
     front: Option<serve::OpenGateway>,
     /// Ends admin calls that wait for news.
     waiting: CancellationToken,
@@ -146,7 +148,7 @@ pub async fn start(
     let mut background = JoinSet::new();
     let raft = spawner.handle();
     background.spawn_on(elections::run_until(stop.clone(), replica.clone(), config.seed), raft);
-    background.spawn_on(duties::run_until(stop.clone(), replica.clone()), raft);
+    background.spawn_on(unfinished_change::run_until(stop.clone(), replica.clone()), raft);
     background.spawn_on(disks::run_until(stop.clone(), replica.clone()), raft);
     background.spawn_on(unheard::run_until(stop.clone(), replica.clone()), raft);
     background.spawn(versions::run_until(stop.clone(), replica.clone()));
@@ -375,17 +377,17 @@ impl RunningController {
 
     /// Stops accepting requests and waits up to `grace` for running requests. Workers stay attached.
     /// Returns the number of connections cut short.
-    pub async fn drain(&mut self, grace: Duration) -> usize {
+    pub async fn close_client_port(&mut self, grace: Duration) -> usize {
         let Some(front) = self.front.take() else { return 0 };
-        // An admin call that waits for news would hold the drain until the timeout.
+        // An admin call that waits for news would hold the port open until the timeout.
         self.waiting.cancel();
         front.close(grace).await
     }
 
-    /// Drains unless the controller is already drained. Then hands leadership over, ends the workers'
+    /// Closes the client port unless it is closed already. Then hands leadership over, ends the workers'
     /// streams and leaves Raft. Returns the number of connections cut short.
     pub async fn shutdown(mut self, grace: Duration) -> usize {
-        let cut = self.drain(grace).await;
+        let cut = self.close_client_port(grace).await;
         let Self { internal, background, replica, stop, .. } = self;
         replica.give_up_leadership().await;
         stop.disarm().cancel();

@@ -42,7 +42,7 @@ use crate::peers::{Activities, GatewayActivity, PeerFanout, PeerService, Traces}
 use crate::raft::bootstrap::{self, OpenOptions};
 use crate::raft::runtime::RaftSpawner;
 pub use crate::raft::world::{RaftEnvironment, SnapshotSchedule};
-use crate::raft::{Replica, disks, divergence, duties, elections, unheard, versions};
+use crate::raft::{Replica, disks, divergence, elections, unfinished_change, unheard, versions};
 use crate::start_error::StartError;
 use millrace_storage::FileStore;
 
@@ -75,7 +75,7 @@ pub struct SimMember {
     service: PeerService,
     control: WorkerControlService,
     admin: AdminService,
-    /// The leader's duties, until [`Member::enter`] starts them.
+    /// The leader's duties, until [`SimMember::enter`] starts them.
     duties: RefCell<Option<Duties>>,
     config: MemberConfig,
     stop: CancellationToken,
@@ -189,7 +189,7 @@ impl SimMember {
         let Self { replica, config, stop, .. } = self;
         let duties = self.duties.take().expect("a member enters once");
         tokio::spawn(elections::run_until(stop.clone(), replica.clone(), config.seed));
-        tokio::spawn(duties::run_until(stop.clone(), replica.clone()));
+        tokio::spawn(unfinished_change::run_until(stop.clone(), replica.clone()));
         tokio::spawn(disks::run_until(stop.clone(), replica.clone()));
         tokio::spawn(unheard::run_until(stop.clone(), replica.clone()));
         tokio::spawn(versions::run_until(stop.clone(), replica.clone()));
@@ -308,9 +308,9 @@ impl MemberView {
     /// Returns registrations that this member found expired, and that are still live in the state.
     #[must_use]
     pub fn found_lost(&self) -> Vec<(NodeName, Epoch)> {
-        let standings = self.outlook.standings();
+        let lease_states = self.outlook.lease_states();
         let latest = self.state.latest();
-        let lost = standings.iter().filter(|(_, standing)| **standing == LeaseState::Lost);
+        let lost = lease_states.iter().filter(|(_, lease_state)| **lease_state == LeaseState::Lost);
         lost.filter_map(|(name, _)| Some((name.clone(), latest.state.node(name)?.epoch))).collect()
     }
 

@@ -5,8 +5,8 @@
 //!    ▲                                                        │
 //!    └───────────────────── Stream <───────── copy ───────────┘
 //! ```
-//! A region keeps its addresses for its whole life, whatever physical memory is mapped there. What an
-//! engine loaded against these addresses (a model) need not be loaded again after a swap. A device
+//! A region keeps its addresses for its whole life, whatever physical memory is mapped there. So a
+//! model that an engine loaded against these addresses need not be loaded again after a swap. A device
 //! knows no models: what loads and launches them is an engine, in a crate above this one.
 
 use std::fmt::Debug;
@@ -26,7 +26,8 @@ pub struct Capabilities {
     pub memory: Bytes,
     /// Alignment of the offsets and lengths of extents.
     pub granularity: Bytes,
-    /// Most bytes that a single copy moves: 2 MiB, the elbow of the curve in T09 and FaaSTube's chunk size.
+    /// Most bytes that a single copy moves: 2 MiB on an emulated GPU (the elbow of the curve in T09, and
+    /// FaaSTube's chunk size), 4 MiB on CUDA.
     pub copy_max: Bytes,
 }
 

@@ -7,12 +7,12 @@
 //! | [`cuda`] | the implementation over the CUDA driver | executor, engine |
 //! | [`check`] | the checks that a GPU must pass, for `gpu-check` | `gpu-check` |
 //! | [`memfd`] | reads and writes files in memory | executor, engine |
-//! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker |
+//! | [`memory`] | [`DeviceMemory`] and [`HostRegion`]: the memfds that a worker owns and executors receive | worker, executor, engine |
 //! | [`nvml`] | discovery and health of NVIDIA GPUs, through the driver's management library | worker |
 //! | [`topology`] | presets of GPUs and links | worker, sim |
-//! | [`clock`] | CLOCK_MONOTONIC and the time windows of grants | both |
-//! | [`probe`] | measurement of the copy rate by size of a copy | the executor's bench alone |
-//! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | both |
+//! | [`clock`] | CLOCK_MONOTONIC and the time windows of grants | worker, executor |
+//! | [`probe`] | measurement of the copy rate by size of a copy | executor, `gpu-check` |
+//! | [`ranges`] | sets of byte ranges, for example the loaded bytes of a model | executor, engine |
 //!
 //! The unsafe code is in `map` (address space and shared atomics), in `emulated/region.rs`, which builds
 //! on it, in `cuda` and `check` (calls of the driver), and in `nvml/raw.rs` (calls of NVML).

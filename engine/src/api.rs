@@ -116,13 +116,13 @@ pub trait Engine: Debug + Send + Sync + 'static {
     /// Loads a model against an unmapped region. Loading may be slow, but moves no weights.
     ///
     /// # Errors
-    /// [`Error::Code`]; of the device busy and lost.
+    /// [`Error::Code`]; [`Error::Device`] if the region is busy or the device is lost.
     fn load(&self, region: &Region<Self>, code: ModelCode<'_>) -> Result<Self::Module, Error>;
 
     /// Resolves the names of a launch.
     ///
     /// # Errors
-    /// [`Error::UnknownValue`]; of the device a bad extent, if a read is outside the region.
+    /// [`Error::UnknownValue`]; [`Error::Device`] if a read is outside the region.
     fn kernel(&self, module: &Self::Module, spec: &KernelSpec) -> Result<Self::Kernel, Error>;
 
     /// Creates a queue. Launches of the queue use these threads.
@@ -139,8 +139,8 @@ pub trait Engine: Debug + Send + Sync + 'static {
     /// the converted elements.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if the value has another element type, [`Error::DataType`]; of the device a
-    /// bad extent, if the part is past the end of the value.
+    /// [`Error::Tensor`] if the value has another element type, [`Error::DataType`]; [`Error::Device`] if the
+    /// part is past the end of the value.
     fn lend<'a>(
         &self,
         value: &'a Self::Value,

@@ -22,8 +22,8 @@ pub enum Error {
     /// The engine does not support this element type. The text lists the types that it supports.
     #[error("datatype {0} is not supported by this engine: use {1}")]
     DataType(DataType, &'static str),
-    /// The library of an engine cannot be opened.
-    #[error("cannot open the library of ONNX Runtime: {0}")]
+    /// The library of ONNX Runtime cannot be opened, or ONNX Runtime failed outside loading and launching.
+    #[error("cannot use ONNX Runtime: {0}")]
     Library(String),
     /// The model failed on these inputs.
     #[error("{0}")]

@@ -1,9 +1,9 @@
 //! The byte budget: a bound on the bytes of clients' messages and of responses in memory.
 //!
 //! ```text
-//! Budget      all connections together: the capacity, and since when the budget has been full
+//! ByteBudget  all connections together: the capacity, and since when the budget has been full
 //!   └─ BudgetShare   one connection: a single message of any size, or `share_max` bytes
-//!        └─ Charge        one message or response: grows as bytes arrive, releases them when dropped
+//!        └─ ByteCharge    one message or response: grows as bytes arrive, releases them when dropped
 //! ```
 //!
 //! Bytes are charged when they arrive, and not when they are announced. A charge that has bytes never
@@ -158,8 +158,8 @@ impl BudgetShare {
     }
 
     /// Waits until `bytes` would fit, without charging: another message may take the capacity first.
-    /// The caller must have no charge in the meantime. Never returns for more bytes than a message
-    /// may have.
+    /// The caller must have no charge in the meantime. Never returns for more bytes than the
+    /// whole budget has.
     pub(crate) async fn room_for(self, bytes: u64) {
         let pool = &self.0.budget.0;
         let _waiting = Waiting::new(pool);

@@ -13,7 +13,7 @@ use millrace_types::{Failure, Reason};
 use tokio::runtime::Runtime;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Most threads. There is one thread for two processors.
+/// Maximum number of threads. There is one thread for every two processors, up to this number.
 const THREADS_MAX: usize = 4;
 
 /// The threads. Clones share the threads, and dropping the last clone ends the threads.

@@ -1,4 +1,4 @@
-//! The configuration of a gateway: limits, authentication, a clock and a seed. Every bound has a name here.
+//! The configuration of a gateway: limits, authentication, a clock and a seed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,7 +62,8 @@ const STREAM_WINDOW: u32 = 128 << 10;
 /// Flow-control window of an HTTP/2 connection, in bytes: eight times the stream's window, so that
 /// seven streams that wait for their responses do not block another stream.
 const CONNECTION_WINDOW: u32 = 1 << 20;
-/// Flow-control windows of all such connections of the port, in bytes: 256 connections.
+/// Maximum bytes of the flow-control windows of all connections of the port: enough for 256 connections;
+/// further ones get the smallest window.
 const WINDOWS_MAX: u32 = 256 << 20;
 /// Largest message to a service that does no inference.
 const ADMIN_MESSAGE_MAX: Bytes = Bytes::mib(4);

@@ -1,7 +1,7 @@
 //! Responses in transmission: the bytes stay charged until the transport has sent them.
 //!
 //! ```text
-//! handler ─ charge ─▶ Ledger ─▶ Delivery ─ a piece with its charge ─▶ transport ─▶ hyper, h2 ─▶ socket
+//! handler ─ charge ─▶ CallCharges ─▶ ChargedBody ─ a piece with its charge ─▶ transport ─▶ hyper, h2 ─▶ socket
 //! ```
 
 use std::pin::Pin;

@@ -34,7 +34,8 @@ const GIVEN_AT_ONCE: usize = 1 << 20;
 /// Time at which a message's charge is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChargeRelease {
-    /// A call of a single message, whose charge becomes the charge of the response. The client must
+    /// A call of a single message. For `ModelInfer`, the charge becomes the charge of the response; for other
+    /// methods, it is released when the call is answered. The client must
     /// end the call after the message: a second message is refused, and silence counts as below the
     /// minimum rate.
     WholeCall,
@@ -77,7 +78,7 @@ impl CallCharges {
     }
 
     /// Turns the charges of arrived messages into charges of the response, because the call is answered.
-    pub(crate) fn answered(&self) {
+    pub(crate) fn move_arrived_to_answered(&self) {
         let mut charges = self.charges();
         while let Some(arrived) = charges.arrived.pop_front() {
             match &mut charges.answered {
@@ -198,7 +199,7 @@ struct PlainMessage {
     /// Bytes that have not arrived.
     left: usize,
     charge: ByteCharge,
-    /// First half of the message with its prefix, until more than half has arrived.
+    /// The part of the message that has arrived, with its prefix, until that is at least half.
     held: Option<HeldBack>,
 }
 
@@ -245,7 +246,8 @@ impl<B> ChargedMessages<B> {
                 FramingState::Arriving(message) => {
                     let piece = self.input.split_to(self.input.len().min(message.left));
                     let beyond = self.check.read(&piece)?;
-                    // A refused message drops its charge, so no message waits for another waiting message.
+                    // If the budget is full, the call fails and its charge is released: a message that holds bytes
+                    // never waits for more.
                     let charged = message.charge.grow(piece.len() as u64 + beyond);
                     charged.map_err(|refused| to_status(&refused))?;
                     message.left -= piece.len();
@@ -300,7 +302,8 @@ impl<B> ChargedMessages<B> {
     }
 
     /// Checks the message whose prefix is at the start of the input, and charges the bytes that have
-    /// arrived. Returns a complete, uncompressed message.
+    /// arrived. Returns the bytes to pass on, if any: an uncompressed message of which at least half has
+    /// arrived, complete or in part.
     fn begin(&mut self) -> Result<Option<Bytes>, Status> {
         let (flag, len) = split(&self.input);
         if len > self.terms.message_len_max {
@@ -330,7 +333,8 @@ impl<B> ChargedMessages<B> {
                 FramingState::Inflating(Box::new(CompressedMessage { len, left: len, inflater, check }));
             return Ok(None);
         }
-        // tonic refuses a flag without a matching encoding, so such a message is never decoded.
+        // A message with the compression flag but without a known encoding comes here too. Its decoded size is
+        // not checked, because tonic refuses it undecoded.
         let here = self.input.len().min(PREFIX_LEN + len);
         let mut charge = match share.try_take((here - PREFIX_LEN) as u64) {
             Ok(charge) => charge,
@@ -400,7 +404,9 @@ impl<B> ChargedMessages<B> {
 pub(crate) fn too_slow(what: &str, minimum: MinimumRate) -> Failure {
     let MinimumRate { grace, bytes_per_sec } = minimum;
     let rate = millrace_types::Bytes(bytes_per_sec);
-    let message = format!("{what} is {grace:?} behind {rate} a second: send it again, faster");
+    let message = format!(
+        "{what} arrived slower than {rate} a second for too long (tolerance {grace:?}): send it again, faster"
+    );
     Failure::new(Reason::TimedOut, message)
 }
 

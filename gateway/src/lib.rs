@@ -1,10 +1,10 @@
 //! The gateway: the Open Inference Protocol over gRPC and REST on a single port, for any [`Backend`].
 //!
 //! ```text
-//! listener → connection (h2c or HTTP/1.1) → door: browser rules, id, caller, tenant, span, byte budget
+//! listener → connection (h2c or HTTP/1.1) → middleware: browser rules, id, caller, tenant, span, byte budget
 //!     ├─ gRPC → inference.GRPCInferenceService, health, reflection, services added
 //!     └─ REST → /v2/…, /metrics
-//!                  both → front: find, read and check, invoke within the timeout, count → Backend
+//!                  both → handler: find, read and check, invoke within the timeout, count → Backend
 //! ```
 //!
 //! | module | holds |

@@ -117,7 +117,7 @@ impl RequestLayer {
             }),
         };
         match hold {
-            ChargeRelease::WholeCall if infers => ledger.answered(),
+            ChargeRelease::WholeCall if infers => ledger.move_arrived_to_answered(),
             ChargeRelease::WholeCall => ledger.clear(),
             // The charges are released message by message.
             ChargeRelease::UntilDecoded | ChargeRelease::UntilNext | ChargeRelease::UntilClaimed => {}

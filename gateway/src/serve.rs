@@ -74,7 +74,7 @@ impl GatewayBuilder {
     }
 
     /// Adds a gRPC service. The extensions of each of its requests contain a
-    /// [`Caller`](crate::auth::Caller), and its messages are decompressed and within the limits.
+    /// [`Caller`](crate::authentication::Caller), and its messages are decompressed and within the limits.
     #[must_use]
     pub fn service<S>(mut self, service: S) -> Self
     where

@@ -7,7 +7,6 @@
 //!
 //! If a transfer costs a fixed time `t` and then moves bytes at a rate `r`, the elbow is at `9·t·r`.
 //! PCIe at 12 GB/s and 10 to 37 µs give 1 to 4 MB.
-//! 1 to 4 MB.
 
 /// A point of a throughput curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

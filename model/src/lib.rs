@@ -1,6 +1,6 @@
 //! Parses and checks model files. Pure code: no I/O, no clock, and only seeded randomness.
 //!
-//! [`compile`] turns the bytes of an ONNX file into a [`CompiledModel`] model. Such a model has its inputs
+//! [`compile`] turns the bytes of an ONNX file into a [`CompiledModel`], which has its inputs
 //! and outputs, its graph without weights, the positions of the weights in a region in the order of
 //! first use, and the launches that run while the weights are loaded. A model that cannot be served
 //! is refused here, before anything is stored. Nothing above this crate knows what a layer is.

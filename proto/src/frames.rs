@@ -1,8 +1,8 @@
-//! The framed Unix socket between a worker and its executors: the frames of `executor.proto`, and
-//! the file descriptors that travel with them.
+//! The framed Unix socket between a worker and its executors or its users' programs: the frames of
+//! `executor.proto` and `function.proto`, and the file descriptors that travel with them.
 //!
 //! ```text
-//! message, descriptors ─ Frame::new ─> Outbox ── sendmsg ──> recvmsg ─> FrameDecoder ─> Received
+//! message, descriptors ─ SocketFrame::new ─> FrameQueue ── sendmsg ──> recvmsg ─> FrameDecoder ─> ReceivedFrame
 //! ```
 //!
 //! [`FrameQueue::send_some`] and [`FrameDecoder::recv_some`] make a single system call each, so they

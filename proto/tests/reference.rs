@@ -25,8 +25,8 @@ grpcurl -plaintext localhost:8080 describe millrace.admin.v1.Admin
 grpcurl -plaintext -d '{\"tenant\": \"default\"}' localhost:8080 millrace.admin.v1.Admin/ListFunctions
 ```
 
-Every command of `millrace` calls one or more of these methods. Any controller accepts each call and forwards \
-writes to the leader.
+Every verb of `millrace` that reads or changes a cluster uses these methods; `invoke`, `load` and `health` mainly \
+call the inference and health services. Any controller accepts each call and forwards writes to the leader.
 
 - **Errors** carry a `google.rpc.ErrorInfo` whose reason is one of the names in \
 [Reason](../../types/src/reason.rs), with `retryable` and `may_have_executed` in its metadata.

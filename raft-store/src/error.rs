@@ -87,7 +87,7 @@ pub enum Error {
     BadClusterId(String),
 
     /// The identity file cannot hold the directory's id.
-    #[error("directory name {0:?} is not valid: use at most 128 visible ASCII characters")]
+    #[error("directory id {0:?} is not valid: use at most 128 visible ASCII characters")]
     BadDirectoryName(String),
 
     /// An intact log entry does not decode, because a newer build wrote its command.
@@ -109,7 +109,9 @@ pub enum Error {
     },
 
     /// An intact snapshot has a state that the machine rejects.
-    #[error("{what} is intact, but this build cannot read its state: {reason}")]
+    #[error(
+        "{what} is intact, but this build cannot read its state: {reason}; start the build that wrote it, or keep the data directory for inspection and start a controller with a new id and an empty directory in its place (docs/operate/controllers.md)"
+    )]
     BadState {
         /// The name of the snapshot.
         what: String,

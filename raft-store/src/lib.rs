@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   openraft ── append, vote, truncate, purge ──▶ LogStore ── jobs ──▶ writer thread ──▶ sled, fdatasync
-//!            ── apply, snapshot, install ───────▶ MachineStore ──▶ snapshots/*.snapshot
+//!            ── apply, snapshot, install ───────▶ StateMachineStore ──▶ snapshots/*.snapshot
 //!                                                      └─ StateReader ──▶ readers of the state
 //! ```
 //!

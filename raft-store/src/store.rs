@@ -58,7 +58,7 @@ pub(crate) fn open_with<M: StateMachine>(
     if purged > covered {
         return Err(Error::Missing {
             what: "a snapshot".to_owned(),
-            because: format!("the log begins behind entry {}", purged.unwrap_or_default()),
+            because: format!("the log begins after entry {}", purged.unwrap_or_default()),
         });
     }
     if expect == ExpectedLog::Nothing {

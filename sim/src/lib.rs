@@ -3,7 +3,7 @@
 //! and links. An hour of a cluster takes seconds, and the same seed gives the same events.
 //!
 //! ```text
-//! Scenario { nodes, functions, arrivals, faults }  ──►  run  ──►  Outcome { requests, GPUs, events }
+//! ClusterScenario { nodes, functions, arrivals, faults } ─► run ─► SimulationOutcome { requests, GPUs, events }
 //!    ▲                                                              │
 //!  models: figures of the papers' models                        summary: the papers' metrics
 //!  workload: arrivals of requests                               report: tables, CSV, SVG

@@ -29,8 +29,8 @@ impl Space {
         Ok(Self { total: bytes(f_blocks), available: bytes(f_bavail) })
     }
 
-    /// Returns the space that must stay free. The log's reserve is already in use, or is not larger
-    /// than this.
+    /// Returns the space that must stay free. The log's reserve needs no extra part: its blocks are no
+    /// longer available once reserved, and the reserve is never larger than this.
     pub(crate) fn floor(self) -> Bytes {
         Bytes(self.total.get() / FREE_PART).min(FREE_MAX)
     }

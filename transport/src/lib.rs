@@ -5,7 +5,7 @@
 //!   Listener ──▶ accept loop ──▶ ConnectionTable: slots of the port, cap by address
 //!                    │
 //!                    ▼ one task per connection; of distrusted addresses, on a thread of low priority
-//!   socket ─ Opening ─ PacedWrites ─ Coalesce ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ answer body (counted)
+//!   socket ─ Replayed ─ PacedWrites ─ Coalesce ─ hyper (HTTP/1.1 or HTTP/2) ─ handler ─ Tracked response body
 //!                    │
 //!                    └─ watchdog: silent, slow to start and idle connections end
 //! ```

@@ -103,7 +103,9 @@ pub type StatusBuilder = fn(Code, String) -> Status;
 enum ArrivalFailure {
     #[error("the messages that are arriving fill this port's {max} bytes: try again soon")]
     Full { max: u64 },
-    #[error("the message is {grace:?} behind {bytes_per_sec} bytes a second: send it again, faster")]
+    #[error(
+        "the message arrived slower than {bytes_per_sec} bytes a second for too long (tolerance {grace:?}): send it again, faster"
+    )]
     Slow { grace: Duration, bytes_per_sec: u64 },
     #[error("no message and no end of the call arrived within {silence:?}: open the call again")]
     Silent { silence: Duration },
@@ -179,7 +181,7 @@ pub struct ArrivingMessages<B> {
     left: usize,
     /// Bytes of the current message that are charged to the port.
     charged: u64,
-    /// First half of the current message, until more than half has arrived.
+    /// The part of the current message that has arrived, until that is at least half.
     held: Option<HeldBack>,
     /// Pieces to hand to tonic before anything else.
     ready: VecDeque<Bytes>,

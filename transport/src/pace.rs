@@ -97,7 +97,8 @@ impl DeadlineTimer {
 }
 
 /// A connection that fails when its peer reads bytes more slowly than the minimum rate.
-/// Bytes that HTTP/2 holds back because of a stream's window never arrive here; `reading` covers those.
+/// Bytes that HTTP/2 holds back because of a stream's window never arrive here; `stream_timeout`
+/// covers those.
 pub(crate) struct PacedWrites<T> {
     inner: T,
     /// Minimum rate; `None` allows any rate.

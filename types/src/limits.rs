@@ -56,7 +56,7 @@ limits! {
     SLICES_PER_NODE_MAX = 400, Items, "Slices on the GPUs of a node, so that a single change has room for all of them.";
     PROFILES_PER_ARTIFACT_MAX = 8, Items, "Types of GPUs with a profile of a model. The oldest profile is forgotten first.";
     POLICIES_KEPT = 20, Items, "Newest policies kept.";
-    OPERATIONS_MAX = 256, Items, "Operations kept after their end, and changes of the controller group at one time.";
+    OPERATIONS_MAX = 256, Items, "Operations kept after their end, and at one time, changes of the controller group and profiles.";
     SESSIONS_MAX = 10_000, Items, "Idempotency keys kept. The longest unused is forgotten first.";
     RETIRED_MAX = 10_000, Items, "Deleted functions and workflows with their revision numbers.";
     FORGOTTEN_TENANTS_MAX = 10_000, Items, "Tenants that are billed separately for their forgotten functions.";

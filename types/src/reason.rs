@@ -52,7 +52,8 @@ reasons! {
     FunctionNotReady = "FUNCTION_NOT_READY", retryable: true;
     /// An input is missing, misnamed, sent twice, or of the wrong type, shape or size.
     InvalidInput = "INVALID_INPUT", retryable: false;
-    /// A requested output does not exist.
+    /// A requested output does not exist, JSON cannot represent an output (NaN, infinity), or the outputs of a
+    /// workflow's step have shapes or numbers of rows that do not fit together.
     InvalidOutput = "INVALID_OUTPUT", retryable: false;
     /// The request is malformed.
     MalformedRequest = "MALFORMED_REQUEST", retryable: false;

@@ -117,8 +117,8 @@ impl ResidencyOptions {
 pub struct BatchingOptions {
     /// Maximum number of rows (the sum of the first dimensions) in a run.
     pub max_size: u32,
-    /// The longest time that a request waits for others while earlier requests of the function are
-    /// running. If none is running, the request starts at once.
+    /// The longest time that a request waits for others while an earlier batch of the function waits for a
+    /// GPU or is on one. Without such a batch, the request goes to a GPU at once.
     pub max_wait: Duration,
 }
 

@@ -97,9 +97,8 @@ pub struct Quota {
     /// Maximum number of GPUs that work on the tenant's requests at once. Never exceeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus_max: Option<NonZeroU32>,
-    /// Share of the node's GPUs, and of their time in the last seconds. A tenant may exceed its
-    /// share only on GPUs that tenants within their shares neither wait for nor needed in the last
-    /// seconds.
+    /// Share of the node's GPUs, and of their time in the last ten seconds. A tenant may exceed its share
+    /// only on GPUs that tenants within their shares neither wait for nor needed in the last ten seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu_share: Option<ResourceShare>,
     /// Share of the GPUs' memory for the models of the tenant's running requests. Never exceeded.

@@ -73,7 +73,7 @@ impl ExecutorPort for InstantPort {
                 waited_ns: 0,
                 launches: 1,
                 launch_times: Vec::new(),
-                held_ns: 0,
+                token_wait_ns: 0,
                 sm_ns: 0,
                 token: None,
                 token_busy_ns: 0,

@@ -5,7 +5,7 @@
 //! <data-dir>/lock            locked while the worker process lives
 //! <data-dir>/identity.json   format 1: node name and, after the first controller, cluster id
 //! <data-dir>/artifacts/      model files, see `millrace_storage`
-//! <data-dir>/learned.json    see `learned`
+//! <data-dir>/learned.json    see `profile_store`
 //! ```
 
 use std::fs::File;

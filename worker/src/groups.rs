@@ -17,7 +17,7 @@ use millrace_types::Bytes;
 /// Smallest group, in bytes. Smaller groups add launches and copy no faster
 /// (`executor/benches/swap.rs`).
 pub const GROUP_MIN: Bytes = Bytes(128 << 10);
-/// Largest group, in bytes: a block of GPU memory, and the most that one copy moves.
+/// Largest group, in bytes: a chunk of transfers. A copy of every device moves at least as much.
 pub const GROUP_MAX: Bytes = Bytes::mib(2);
 
 /// Returns the group size that copy rates imply; `None` without a measurement.

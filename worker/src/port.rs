@@ -45,7 +45,8 @@ pub trait ExecutorPort: 'static {
     /// event.
     fn kill(&mut self);
 
-    /// Kills the process that a program has to itself, if there is one. The end is reported as an event.
+    /// Kills the executor process that a single model has in isolation, if there is one. The end is reported
+    /// as an event.
     fn kill_program(&mut self, _program: u64) {}
 
     /// Filters an event of the port's sink before the Executor actor handles the event. Returns the event
@@ -83,9 +84,9 @@ pub enum PortEventKind {
         /// The exit status or signal, as text for people.
         status: String,
     },
-    /// The process that a program has to itself is up.
+    /// The executor process of a single model is up.
     ProgramUp { program: u64, pid: u32 },
-    /// The process that a program had to itself ended by itself, and all its earlier events were delivered.
+    /// The executor process of a single model ended by itself, and all its earlier events were delivered.
     ProgramLost {
         program: u64,
         /// The exit status or signal, as text for people.

@@ -31,7 +31,7 @@ pub(crate) struct Hosted {
 pub(crate) struct Hosting {
     pub(crate) program: Arc<HostedProgram>,
     pub(crate) processes: u32,
-    pub(crate) crew: AddressSlot<process_pool::Message>,
+    pub(crate) pool: AddressSlot<process_pool::Message>,
 }
 
 struct InstalledModel {
@@ -122,7 +122,7 @@ impl Registry {
         }
         // A program gets a model number that no model has.
         let model = self.new_model();
-        let program = Hosting { program, processes, crew: AddressSlot::empty() };
+        let program = Hosting { program, processes, pool: AddressSlot::empty() };
         Some(self.insert(config, model, Some(program)))
     }
 

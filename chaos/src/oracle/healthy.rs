@@ -13,7 +13,7 @@ use crate::timeline::seconds;
 /// Factor by which a run may exceed a stated time before the check fails. This machine is shared,
 /// and the binary may be a debug build. The report contains the measured time.
 pub const ALLOWANCE: u32 = 5;
-pub const NAME: &str = "nobody is left behind";
+pub const NAME: &str = "the cluster is healthy again";
 
 /// Judges the time until a cluster was healthy again.
 #[must_use]

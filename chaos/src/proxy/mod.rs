@@ -1,5 +1,5 @@
 //! A user-space TCP proxy in front of the processes of a cluster, which cuts and slows the links
-//! between them, because this kernel has no netem. The proxy identifies the connecting process by
+//! between them, because many kernels have no netem. The proxy identifies the connecting process by
 //! its address, if each process has its own. Processes on loopback share an address, and are
 //! identified by the connection's socket, in /proc.
 //!
@@ -91,7 +91,7 @@ impl ProxyNetwork {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, party);
     }
 
-    /// Returns every registered process that has not ended.
+    /// Returns every registered process that was not forgotten. A process may have ended meanwhile.
     #[must_use]
     pub fn registered_processes(&self) -> BTreeMap<u32, LinkParty> {
         self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()

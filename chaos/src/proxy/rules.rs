@@ -34,9 +34,9 @@ pub enum CutDirection {
     /// Both directions are cut.
     #[default]
     Both,
-    /// Data from the party is lost, and data to the party arrives.
+    /// No data from the party arrives while the cut lasts; data to the party arrives.
     Out,
-    /// Data to the party is lost, and data from the party arrives.
+    /// No data to the party arrives while the cut lasts; data from the party arrives.
     In,
 }
 

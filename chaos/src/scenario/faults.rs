@@ -138,8 +138,11 @@ impl ScenarioStage {
             return Ok(());
         };
         let nodes = self.cluster.admin()?.nodes().await?;
-        let node = nodes.iter().find(|node| node.name == name).context("the worker is a node")?;
-        let gpu = node.gpus.choose(&mut self.rng).context("a worker has a GPU")?.index;
+        let node = nodes
+            .iter()
+            .find(|node| node.name == name)
+            .context("the cluster lists no node for the chosen worker")?;
+        let gpu = node.gpus.choose(&mut self.rng).context("the chosen worker has no GPU")?.index;
         if matches!(
             fault,
             DeviceFault::Xid | DeviceFault::OffTheBus | DeviceFault::LostContext | DeviceFault::AbortOnRun

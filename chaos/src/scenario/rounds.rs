@@ -42,7 +42,11 @@ impl ScenarioStage {
                     _ => Some(self.timeline.now() - self.latest.at),
                 };
                 let promise = TimedPromise { within: within.most, source: source.clone() };
-                self.note(name(*r#await), promise, took.context("the service is back")?);
+                self.note(
+                    name(*r#await),
+                    promise,
+                    took.context("no write and no answer was recorded after the fault")?,
+                );
                 Ok(())
             }
             RoundStep::Pause(span) => {
@@ -94,7 +98,7 @@ impl ScenarioStage {
 fn name(awaited: AwaitCondition) -> &'static str {
     match awaited {
         AwaitCondition::AnotherLeader => "another controller leads",
-        AwaitCondition::Service => "writes resume",
+        AwaitCondition::Service => "service resumes",
         AwaitCondition::Lost => "a lost worker counts as lost",
         AwaitCondition::Served => "functions are placed again",
         AwaitCondition::Executors => "executors come back",

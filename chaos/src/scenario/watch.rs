@@ -57,7 +57,7 @@ impl StormWatch {
     /// If an executor is not replaced in time, or the worker ended.
     pub(super) async fn end(self) -> anyhow::Result<StormObservations> {
         drop(self.killed);
-        self.looking.await.context("the look failed")?
+        self.looking.await.context("the task that observes the storm failed")?
     }
 }
 

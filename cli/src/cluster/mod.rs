@@ -157,7 +157,7 @@ impl InProcessCluster {
     /// Refuses new requests, allows running requests up to `grace`, and stops everything. Returns
     /// when no executor is left.
     pub(crate) async fn shutdown(mut self, grace: Duration) {
-        let cut = self.controller.drain(grace).await;
+        let cut = self.controller.close_client_port(grace).await;
         if cut > 0 {
             tracing::warn!(
                 connections = cut,

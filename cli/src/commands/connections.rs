@@ -13,10 +13,10 @@ use crate::failure::CommandFailure;
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ConnectionLimits {
     /// Limits of connections, such as client=300,address=20. A controller has the ports client and
-    /// internal; a worker has the port worker. The limit of an address holds on each port, also on
-    /// loopback. By default, half of the process's file descriptors are divided among the ports:
-    /// the client port gets twice the share of every other port. An address off loopback gets a
-    /// quarter of the port's connections, and loopback has no limit.
+    /// internal; a worker has the port worker. address limits the connections of one address on each port;
+    /// if it is set, it holds for loopback addresses too. By default, half of the process's file descriptors
+    /// are divided among the ports, twice as many for the client port as for any other; an address off
+    /// loopback gets a quarter of its port's connections, and a loopback address has no limit.
     #[arg(long = "connections-max", value_name = "PORT=N", value_delimiter = ',')]
     limits: Vec<ConnectionLimit>,
 }

@@ -56,8 +56,8 @@ pub(crate) struct Args {
     /// The directory of all the controller's files; no other process may use it.
     #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
     data_dir: PathBuf,
-    /// Begin a cluster of this controller alone; with --join, only if all those controllers have
-    /// none either.
+    /// Begin a cluster with this controller as its only member; with --join, only if every controller that
+    /// --join names reports an empty directory too.
     #[arg(long)]
     bootstrap: bool,
     /// Join the cluster of these controllers, by their internal addresses; one that answers is

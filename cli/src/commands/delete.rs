@@ -95,7 +95,7 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
                 }
                 ResourceKind::Policy => {
                     return Err(CommandFailure::usage("the policy cannot be deleted").hint(
-                        "to restore the default policy: millrace policy set --unset preset,dispatch,eviction",
+                        "to restore the default policy: millrace policy set --unset preset,dispatch,eviction,overtakes-max,alpha,batching,slo-window,transfer-sharing,host-links,gpu-sharing",
                     ));
                 }
                 ResourceKind::Operation => {

@@ -19,7 +19,7 @@ controller when its controller goes away.
 
 Examples:
   millrace events                    all events that are kept
-  millrace events --warnings -f      new events that may need an operator
+  millrace events --warnings -f      the kept events that may need an operator, then new ones
   millrace events -f -o json         one line of JSON per event";
 
 /// Show events of the cluster: nodes, GPUs, functions and leaders that came, went or failed.

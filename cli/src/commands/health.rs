@@ -12,8 +12,8 @@ use crate::failure::CommandFailure;
 use crate::output::print;
 
 const HELP: &str = "\
-A controller serves while it has a worker, and a worker while it accepts requests. A server that was
-told to stop no longer serves. 'cluster wait' checks the cluster as a whole.
+A controller serves while it has a worker and room for further requests, and a worker while it accepts
+requests. A server that was told to stop no longer serves. 'cluster wait' checks the cluster as a whole.
 
 Examples:
   millrace health                     this machine's controller
@@ -48,6 +48,6 @@ pub(crate) async fn run(args: Args) -> Result<(), CommandFailure> {
     match answered.map_err(|_| silent(format!("no answer within {timeout:?}")))?.map_err(silent)? {
         ServingStatus::Serving => print("serving"),
         status => Err(CommandFailure::failed(format!("{} is {}", address.authority(), status.as_str_name()))
-            .hint("the server has no worker yet, or is shutting down: see its log")),
+            .hint("the controller has no worker or no room for further requests, or the server is shutting down: see its log")),
     }
 }

@@ -37,10 +37,10 @@ pub(crate) struct Args {
     /// An input as little-endian bytes in a file; may be repeated.
     #[arg(long, group = "input", value_name = "NAME=FILE[:DTYPE:SHAPE]")]
     raw: Vec<raw::RawInput>,
-    /// A PNG or JPEG file for an image model, resized to its shape; repeated files form one batch.
+    /// A PNG or JPEG file for an image model, resized to the model's input; repeated files form one batch.
     #[arg(long, group = "input", value_name = "FILE", conflicts_with_all = ["json", "raw"])]
     image: Vec<PathBuf>,
-    /// The mean to subtract from a picture's values, scaled to 0..1: one number, or one for each
+    /// The mean to subtract after the picture's values are scaled to 0..1: one number, or one for each
     /// channel.
     #[arg(
         long,

@@ -24,7 +24,7 @@ command moves to another controller when its controller goes away.
 
 Examples:
   millrace logs                            the lines of all processes, by time
-  millrace logs -f worker-1 controller-2   new lines of two processes
+  millrace logs -f worker-1 controller-2   the kept lines of two processes, then new ones
   millrace logs --level warn --since 10m
   millrace logs --request ID -o json       one line of JSON per log line; requests must be traced";
 

@@ -77,13 +77,15 @@ pub(crate) async fn drain(args: Drain, session: &ClusterSession) -> Result<(), C
             let nodes = session.admin.nodes().await?;
             match still_there(&nodes, &args.nodes) {
                 None => return Ok::<_, CommandFailure>(()),
-                Some(DrainRemainder { node, what, drained: false }) => {
+                Some(DrainRemainder { node, what, still_draining: false }) => {
                     let message = format!("node/{node} is no longer draining, and has {what}");
                     return Err(CommandFailure::failed(message).hint(
                         "its drain was cancelled, or the node was uncordoned: see 'millrace get operations', or drain the node again",
                     ));
                 }
-                Some(DrainRemainder { node, what, drained: true }) => left = format!("{node} has {what}"),
+                Some(DrainRemainder { node, what, still_draining: true }) => {
+                    left = format!("{node} has {what}")
+                }
             }
             line.set_message(left.clone());
             tokio::time::sleep(PAUSE).await;
@@ -132,14 +134,13 @@ async fn set(
 struct DrainRemainder<'a> {
     node: &'a NodeName,
     what: String,
-    /// Whether the node is still draining.
-    drained: bool,
+    still_draining: bool,
 }
 
 /// Returns the first node that is not empty, and the reason. A node that is no longer draining
 /// comes before the others.
-fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<DrainRemainder<'a>> {
-    let left = drained.iter().filter_map(|name| {
+fn still_there<'a>(nodes: &[wire::Node], asked: &'a [NodeName]) -> Option<DrainRemainder<'a>> {
+    let left = asked.iter().filter_map(|name| {
         // A node that was removed meanwhile is empty.
         let node = nodes.iter().find(|node| node.name == name.as_str())?;
         let running: usize = node.gpus.iter().map(|gpu| gpu.running.len()).sum();
@@ -150,11 +151,11 @@ fn still_there<'a>(nodes: &[wire::Node], drained: &'a [NodeName]) -> Option<Drai
             (1, _) => "one function still to move".to_owned(),
             (functions, _) => format!("{functions} functions still to move"),
         };
-        let drained = node.scheduling() == wire::NodeScheduling::Draining;
-        Some(DrainRemainder { node: name, what, drained })
+        let still_draining = node.scheduling() == wire::NodeScheduling::Draining;
+        Some(DrainRemainder { node: name, what, still_draining })
     });
     // Among equals, `min_by_key` returns the first.
-    left.min_by_key(|left| left.drained)
+    left.min_by_key(|left| left.still_draining)
 }
 
 #[cfg(test)]
@@ -188,7 +189,7 @@ mod tests {
         let drained = |b| {
             let nodes = [node("a", 2, wire::NodeScheduling::Draining), node("b", 1, b)];
             let left = still_there(&nodes, &names).unwrap();
-            (left.node.to_string(), left.drained)
+            (left.node.to_string(), left.still_draining)
         };
         assert_eq!(drained(wire::NodeScheduling::Draining), ("a".to_owned(), true));
         assert_eq!(drained(wire::NodeScheduling::Cordoned), ("b".to_owned(), false));

@@ -34,7 +34,7 @@ fn a_server_without_the_library_is_refused_before_it_starts() {
     let worker = ["worker", "--name", "w", "--controllers", "127.0.0.1:1"];
     for command in [&["up"][..], &["up", "--controllers", "3"], &worker] {
         for (path, fault) in [
-            (None, "ORT_DYLIB_PATH is not set"),
+            (None, "ORT_DYLIB_PATH is not set: set it to the path of libonnxruntime.so"),
             (Some("/no/such/library.so"), "there is no file /no/such/library.so"),
             (Some("/etc/hostname"), "/etc/hostname is no library of ONNX Runtime"),
         ] {
@@ -43,7 +43,7 @@ fn a_server_without_the_library_is_refused_before_it_starts() {
             server.envs(path.map(|path| (VARIABLE, path)));
             let output = server.output().unwrap();
             let said = String::from_utf8(output.stderr).unwrap();
-            let error = format!("error: --engine ort: cannot open the library of ONNX Runtime: {fault}");
+            let error = format!("error: --engine ort: cannot use ONNX Runtime: {fault}");
             assert_eq!(said.lines().collect::<Vec<_>>(), [error.as_str(), hint], "{command:?}");
             assert_eq!(output.status.code(), Some(1), "{command:?}");
         }

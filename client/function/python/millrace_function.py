@@ -108,7 +108,7 @@ class Call:
         self._handle = ctypes.c_void_p(handle.value)
 
     def inputs(self):
-        """Returns all inputs, in the order of the manifest."""
+        """Returns all inputs, in the order in which they arrived."""
         tensors = [_Tensor() for _ in range(_library.millrace_input_count(self._handle))]
         for index, tensor in enumerate(tensors):
             _check(_library.millrace_input_at(self._handle, index, ctypes.byref(tensor)))

@@ -16,8 +16,8 @@
 //! lies in memfds (D10). A process serves one call at a time. A call's methods may be used from any
 //! thread.
 //!
-//! `include/millrace.h` is the same interface for other languages ([`ffi`]). Besides `device/`,
-//! only this crate has unsafe code: mapped memory ([`memory`]) and the C interface.
+//! `include/millrace.h` is the same interface for other languages ([`ffi`]). The unsafe
+//! code of this crate is mapped memory ([`memory`]) and the C interface.
 //!
 //! ```no_run
 //! use millrace_function::{Call, DataType, Error};

@@ -1,4 +1,4 @@
-//! Long-running operations: drains of nodes, and changes of the controller group.
+//! Long-running operations: drains of nodes, profiles of functions, and changes of the controller group.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Places a function's model in a node's host tier. The placement takes over the counts of removed
-//! replicas, so that the required request count is not lost. A node that takes over the functions of
-//! a lost node begins with its alphas, unless the node has own alphas.
+//! replicas, so that the required request count is not lost. A node without alphas
+//! that takes over a function after the loss of a node gets the alphas of the node that was lost last.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Sets all slices of a node's GPUs. A slice belongs to the placement of its function, and ends with it.
 //!
-//! Whether the slices of a GPU get their requests is for the leader to find out before: the state
-//! machine must decide alike in all versions.
+//! Whether a GPU can give all its slices their requested time (`quotaRequest`) is not checked here. The leader
+//! checks it before it proposes, because that rule may change between builds, and every build must apply a
+//! command alike.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

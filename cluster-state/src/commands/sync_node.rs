@@ -129,7 +129,7 @@ fn models(state: &State, checkpoint: &mut NodeCheckpoint, delta: &NodeDelta) {
 /// Returns the maximum number of items of a kind; 0 while all nodes' checkpoints together have no
 /// room. Present items may still change then.
 fn capacity_for(state: &State, checkpoint: &NodeCheckpoint, max: usize) -> usize {
-    let is_full = state.rules.has_quota() && !state.has_checkpoint_capacity(checkpoint.bytes());
+    let is_full = state.rules.has_state_bounds() && !state.has_checkpoint_capacity(checkpoint.bytes());
     if is_full { 0 } else { max }
 }
 

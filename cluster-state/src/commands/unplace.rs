@@ -1,5 +1,5 @@
-//! Removes a function's placement on a node. The replica's counts so far wait for the next
-//! placement. Requests that are still running then count for the replica itself.
+//! Removes a function's placement on a node. The SLO counts of the function on the node so far go to the
+//! function's next placement. Requests that still run there are added to the node's own counts.
 
 use millrace_types::{FunctionKey, NodeName};
 

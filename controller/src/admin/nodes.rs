@@ -41,7 +41,7 @@ impl AdminService {
         // Ignore a stream with another epoch: such a stream is about to get this epoch, or to end.
         let worker = self.fleet.worker(&node.name).filter(|worker| worker.epoch() == node.epoch);
         let telemetry = worker.as_ref().and_then(|worker| worker.telemetry());
-        let lease = match self.outlook.standing(&node.name) {
+        let lease = match self.outlook.lease_state(&node.name) {
             LeaseState::Believed => api::NodeLease::Believed,
             LeaseState::Fenced => api::NodeLease::Fenced,
             LeaseState::Lost | LeaseState::Unknown => api::NodeLease::Unspecified,

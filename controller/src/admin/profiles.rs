@@ -72,7 +72,7 @@ fn check_profilable(state: &State, function: &FunctionRecord) -> Result<(), Fail
     } else if latest.spec.sequences.is_some() {
         "keeps state between requests: profile the model in a function without sequences"
     } else if !function.enabled {
-        "is stopped: 'millrace start' it first"
+        "is unloaded: load it through the repository API first"
     } else {
         return Ok(());
     };

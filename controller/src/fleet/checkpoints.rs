@@ -90,7 +90,7 @@ async fn commit(
         return Ok(None);
     }
     let epoch = batch.epoch;
-    if control.outlook.standing(&worker.name) == LeaseState::Lost {
+    if control.outlook.lease_state(&worker.name) == LeaseState::Lost {
         return Err(Failure::new(Reason::Fenced, "the node is about to be declared lost"));
     }
     let caller = CallerName(format!("worker/{}", worker.name).into());

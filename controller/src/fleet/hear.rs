@@ -76,7 +76,7 @@ async fn hear(
     loop {
         let message = tokio::select! {
             message = incoming.message() => message,
-            () = worker.lost.cancelled() => return Ended::Replaced,
+            () = worker.stream_ended.cancelled() => return Ended::Replaced,
         };
         if worker.sign_of_life(control.fleet.now()) {
             tracing::info!(worker = %worker.name, "worker is heard again: routing requests to it again");

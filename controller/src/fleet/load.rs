@@ -24,7 +24,7 @@ pub(crate) struct WorkerLoad {
     pub(crate) assigned: Duration,
     /// GPU time of the requests in the worker's queue.
     pub(crate) waiting: Duration,
-    /// Most free memory of a GPU.
+    /// Free memory of the serving GPU that has the most.
     pub(crate) room: Bytes,
     /// Measured load times of models.
     pub(crate) loads: BTreeMap<Digest, Duration>,

@@ -42,7 +42,7 @@ pub(super) fn tell(
             tokio::select! {
                 biased;
                 () = control.stop.cancelled() => break,
-                () = worker.lost.cancelled() => break,
+                () = worker.stream_ended.cancelled() => break,
                 changed = epochs.changed() => {
                     if changed.is_err() { break }
                     let epoch = epochs.borrow_and_update().0;

@@ -45,7 +45,7 @@ pub(crate) struct AttachedWorker {
     /// The transport of calls to the worker.
     pub(crate) calls: Transport,
     /// Cancelled when the worker's stream ends.
-    pub(crate) lost: CancellationToken,
+    pub(crate) stream_ended: CancellationToken,
     epoch: watch::Sender<Epoch>,
     /// The beginning of the worker's stream, by the fleet's clock.
     attached_at: Timestamp,
@@ -90,7 +90,7 @@ impl AttachedWorker {
             served_by,
             hello,
             calls,
-            lost: CancellationToken::new(),
+            stream_ended: CancellationToken::new(),
             epoch: watch::Sender::new(epoch),
             attached_at: now,
             heard: AtomicU64::new(now.as_nanos()),
@@ -155,7 +155,7 @@ impl AttachedWorker {
     pub(crate) async fn gone(&self) {
         let mut presumed = self.presumed_lost.subscribe();
         tokio::select! {
-            () = self.lost.cancelled() => {}
+            () = self.stream_ended.cancelled() => {}
             // This worker owns the sender, so the wait cannot fail.
             _ = presumed.wait_for(|lost| *lost) => {}
         }

@@ -68,7 +68,7 @@ impl WorkerFleet {
         self.workers.send_modify(|workers| {
             let workers = Arc::make_mut(workers);
             if let Some(older) = workers.insert(worker.name.clone(), worker) {
-                older.lost.cancel();
+                older.stream_ended.cancel();
             }
         });
         self.changed();
@@ -77,7 +77,7 @@ impl WorkerFleet {
     /// Removes a worker at once. The worker gets no further requests, and other workers may take over
     /// the running requests.
     pub(super) fn detach(&self, worker: &AttachedWorker) {
-        worker.lost.cancel();
+        worker.stream_ended.cancel();
         self.retire(worker);
     }
 

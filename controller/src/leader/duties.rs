@@ -8,7 +8,7 @@ use millrace_nodes::scaling::ScalingSignal;
 use tokio::sync::watch;
 
 use crate::fleet::WorkerFleet;
-use crate::leadership::{DesiredStates, LeaderStatus, Leadership, MissingSlices, Shortages, Standings};
+use crate::leadership::{DesiredStates, LeaderStatus, Leadership, LeaseStates, MissingSlices, Shortages};
 use crate::passed::TrafficMatrix;
 use crate::raft::Replica;
 
@@ -24,7 +24,7 @@ pub(crate) struct Duties {
     pub(super) measured: watch::Sender<MeasuredTraffic>,
     pub(super) leadership: watch::Sender<Leadership>,
     pub(super) desired: watch::Sender<Option<Arc<DesiredStates>>>,
-    pub(super) standings: watch::Sender<Standings>,
+    pub(super) lease_states: watch::Sender<LeaseStates>,
     pub(super) shortages: watch::Sender<Shortages>,
     pub(super) missing_slices: watch::Sender<MissingSlices>,
     pub(super) signal: watch::Sender<Option<ScalingSignal>>,
@@ -45,7 +45,7 @@ impl Duties {
             measured: watch::Sender::default(),
             leadership: watch::Sender::default(),
             desired: watch::Sender::default(),
-            standings: watch::Sender::default(),
+            lease_states: watch::Sender::default(),
             shortages: watch::Sender::default(),
             missing_slices: watch::Sender::default(),
             signal: watch::Sender::default(),
@@ -56,7 +56,7 @@ impl Duties {
         LeaderStatus {
             leadership: self.leadership.subscribe(),
             desired: self.desired.subscribe(),
-            standings: self.standings.subscribe(),
+            lease_states: self.lease_states.subscribe(),
             shortages: self.shortages.subscribe(),
             missing_slices: self.missing_slices.subscribe(),
             signal: self.signal.subscribe(),

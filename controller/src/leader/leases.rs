@@ -180,12 +180,12 @@ impl<'a> Keeper<'a> {
     }
 
     fn publish(&self, state: &State) {
-        let standings = live(state).map(|member| {
-            let standing = self.leases.standing(&member.node, member.epoch);
-            (member.node, standing)
+        let lease_states = live(state).map(|member| {
+            let lease_state = self.leases.lease_state(&member.node, member.epoch);
+            (member.node, lease_state)
         });
-        let next = standings.collect();
-        self.duties.standings.send_if_modified(|last| {
+        let next = lease_states.collect();
+        self.duties.lease_states.send_if_modified(|last| {
             let news = **last != next;
             if news {
                 *last = Arc::new(next);

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::leadership::{Leadership, Standings};
+use crate::leadership::{Leadership, LeaseStates};
 
 pub(crate) use duties::Duties;
 
@@ -98,6 +98,6 @@ impl Duties {
     fn resign(&self) {
         self.leadership.send_modify(|leadership| leadership.leads = false);
         self.desired.send_replace(None);
-        self.standings.send_replace(Standings::default());
+        self.lease_states.send_replace(LeaseStates::default());
     }
 }

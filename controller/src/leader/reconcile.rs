@@ -2,8 +2,9 @@
 //! and look again. Level-triggered: each plan is made from the current state, so a lost, refused or
 //! repeated step does no harm.
 //!
-//! The desired state of nodes is published only after a plan without steps. Otherwise, a node that came
-//! back, or any node after an upgrade, would drop functions that the next steps place on it.
+//! The desired state of nodes is published after a plan without steps, after a failed step, and after
+//! [`ROUNDS_MAX`] plans with steps. Published earlier, a node that came back, or any node after an upgrade,
+//! would drop functions that the next steps place on it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

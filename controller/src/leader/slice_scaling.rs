@@ -1,4 +1,4 @@
-//! How many slices each function should have whose number of slices follows the load (`slices.max`).
+//! The number of slices of each function whose number of slices follows the load (`slices.max`).
 //!
 //! The load is the device time of the function's slices, as workers report it, divided by the time of a run in the
 //! function's profile. Without a profile, and while a new one is measured, the number stays as it is. Between two

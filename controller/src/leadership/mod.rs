@@ -10,4 +10,4 @@ mod desired;
 mod status;
 
 pub(crate) use desired::DesiredStates;
-pub(crate) use status::{LeaderStatus, Leadership, MissingSlices, Shortages, Standings};
+pub(crate) use status::{LeaderStatus, Leadership, LeaseStates, MissingSlices, Shortages};

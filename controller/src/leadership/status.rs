@@ -22,9 +22,9 @@ pub(crate) struct Leadership {
 }
 
 /// The lease state of each live node, while this controller leads.
-pub(crate) type Standings = Arc<BTreeMap<NodeName, LeaseState>>;
+pub(crate) type LeaseStates = Arc<BTreeMap<NodeName, LeaseState>>;
 
-/// The reason why each function has fewer copies than requested.
+/// The functions with fewer copies than requested, each with the reason.
 pub(crate) type Shortages = Arc<BTreeMap<FunctionKey, Unplaced>>;
 
 /// The slices without a GPU, by function.
@@ -35,7 +35,7 @@ pub(crate) type MissingSlices = Arc<BTreeMap<FunctionKey, placing::MissingSlices
 pub(crate) struct LeaderStatus {
     pub(crate) leadership: watch::Receiver<Leadership>,
     pub(crate) desired: watch::Receiver<Option<Arc<DesiredStates>>>,
-    pub(crate) standings: watch::Receiver<Standings>,
+    pub(crate) lease_states: watch::Receiver<LeaseStates>,
     pub(crate) shortages: watch::Receiver<Shortages>,
     pub(crate) missing_slices: watch::Receiver<MissingSlices>,
     pub(crate) signal: watch::Receiver<Option<ScalingSignal>>,
@@ -48,7 +48,7 @@ impl LeaderStatus {
         Self {
             leadership: watch::channel(Leadership::default()).1,
             desired: watch::channel(None).1,
-            standings: watch::channel(Standings::default()).1,
+            lease_states: watch::channel(LeaseStates::default()).1,
             shortages: watch::channel(Shortages::default()).1,
             missing_slices: watch::channel(MissingSlices::default()).1,
             signal: watch::channel(None).1,
@@ -70,14 +70,14 @@ impl LeaderStatus {
     }
 
     /// Returns the lease state of a live node; `Unknown` while this controller does not lead.
-    pub(crate) fn standing(&self, node: &NodeName) -> LeaseState {
-        self.standings.borrow().get(node).copied().unwrap_or(LeaseState::Unknown)
+    pub(crate) fn lease_state(&self, node: &NodeName) -> LeaseState {
+        self.lease_states.borrow().get(node).copied().unwrap_or(LeaseState::Unknown)
     }
 
     /// Returns the lease state of every live node; empty while this controller does not lead.
     #[cfg(feature = "sim")]
-    pub(crate) fn standings(&self) -> Standings {
-        self.standings.borrow().clone()
+    pub(crate) fn lease_states(&self) -> LeaseStates {
+        self.lease_states.borrow().clone()
     }
 
     /// Returns the functions with fewer copies than requested.

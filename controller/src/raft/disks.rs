@@ -1,7 +1,7 @@
-//! Handles a slow or full disk of the leader. Raft alone handles half of the problem. openraft sends no
-//! heartbeats while a sync of the leader's log runs, so a sync longer than the election timeout costs
-//! the leadership. A disk that is slow, but faster than that, stays the leader's: every write of the
-//! cluster then waits for that disk while other disks are fast. Such a leader hands leadership over.
+//! Handles a slow or full disk of the leader. openraft sends no heartbeats while a sync of the leader's log
+//! runs, so a sync longer than the election timeout costs the leadership without this module. A leader with
+//! slow but shorter syncs stays leader, and every write of the cluster waits for its disk, although other
+//! disks are fast. This module makes such a leader hand leadership over.
 //!
 //! ```text
 //!   every sync slow for SLOW_MAX ─► is a voter with a fast disk available? ─ yes ─► transfer

@@ -19,7 +19,7 @@ pub(super) fn nobody_leads() -> Failure {
 /// Returns the failure of a proposed write that no majority is known to have.
 pub(super) fn unconfirmed() -> Failure {
     let message = format!(
-        "no majority of controllers confirmed the change within {WRITE_TIMEOUT:?}: the change may still take effect"
+        "no majority of controllers confirmed the change within {WRITE_TIMEOUT:?}: the change may still take effect: read it back before you try again"
     );
     Failure::new(Reason::NoLeader, message).after_execution()
 }

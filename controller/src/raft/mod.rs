@@ -14,7 +14,7 @@
 //! | [`time`] | stamps commands at a bounded pace, despite jumps of wall clocks |
 //! | [`disks`] | hands leadership over when the leader's disk is slow or full |
 //! | [`unheard`] | quorum loss: silences a leader that no majority answers, by the [`leader_gate`] |
-//! | [`silence`] | logs members that the leader's log does not reach |
+//! | [`outages`] | logs members that the leader's log does not reach |
 //! | [`duties`] | completes membership changes that were left unfinished |
 //! | [`versions`] | switches the cluster to newer rules |
 //! | [`divergence`] | stops a controller when its state differs from a majority's |
@@ -33,7 +33,6 @@ pub(crate) mod bootstrap;
 pub(crate) mod codec;
 pub(crate) mod disks;
 pub(crate) mod divergence;
-pub(crate) mod duties;
 pub(crate) mod elections;
 mod error;
 mod failures;
@@ -44,6 +43,7 @@ mod leader_gate;
 mod membership;
 mod network;
 mod operations;
+mod outages;
 pub(crate) mod peers;
 mod proposer;
 mod replica;
@@ -52,11 +52,11 @@ mod rules;
 pub(crate) mod runtime;
 pub(crate) mod service;
 mod settings;
-mod silence;
 mod status;
 mod time;
 mod timing;
 mod transfer;
+pub(crate) mod unfinished_change;
 pub(crate) mod unheard;
 pub(crate) mod versions;
 // Public through `crate::sim`, where that is built.

@@ -27,8 +27,8 @@ use tonic::{Code, Request, Status};
 
 use super::codec::{self, MessageReceiver};
 use super::leader_gate::LeaderGate;
+use super::outages::ReplicationOutages;
 use super::peers::{PeerClient, RaftPeerConnections, TrafficClass};
-use super::silence::ReplicationOutages;
 
 /// Bytes of a snapshot sent at a time.
 const CHUNK_BYTES: usize = 1 << 20;

@@ -22,8 +22,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::{self, MessageReceiver};
 use super::leader_gate::LeaderGate;
+use super::outages::ReplicationOutages;
 use super::runtime::RaftSpawner;
-use super::silence::ReplicationOutages;
 use super::world::RaftEnvironment;
 use crate::config::KEEP_ALIVE;
 

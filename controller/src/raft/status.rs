@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use super::disks::DiskReport;
 use super::divergence;
-use super::duties::is_joint;
 use super::failures::stopped;
 use super::peers::{PeerClient, TrafficClass};
 use super::replica::Replica;
 use super::rules;
+use super::unfinished_change::is_joint;
 
 /// The timeout of a controller's status report; a slower controller counts as unreachable.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);

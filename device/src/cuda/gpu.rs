@@ -143,7 +143,9 @@ impl Device for CudaGpu {
             match unsafe { Registration::new(memory.as_ptr(), memory.len(), false) } {
                 Ok(registration) => host.attach(Box::new(registration)),
                 // The memory cannot be locked, or the limit is reached: copies pass through the ring.
-                Err(error) => eprintln!("millrace executor: host memory is not registered: {error}"),
+                Err(error) => eprintln!(
+                    "millrace executor: host memory cannot be registered with the driver, so copies from it pass through pinned buffers: {error}"
+                ),
             }
         }
         Ok(host)

@@ -1,6 +1,6 @@
 //! Reserved addresses, the memory that is mapped there, and the books of which bytes are loaded.
 //!
-//! A copy's bytes are loaded once its event has happened. The books find that out when somebody asks.
+//! A copy's bytes are loaded once its event has happened. That is noticed only when somebody asks which bytes are missing.
 //! Memory is mapped by a thread of its own, in the order of the calls; a launch waits for the mapping.
 #![allow(unsafe_code, reason = "unmaps memory, and queues copies into memory")]
 

@@ -95,7 +95,7 @@ pub struct HealthEvent {
     pub xid: Option<u64>,
     /// State of the GPU after the fault.
     pub verdict: GpuVerdict,
-    /// GpuFault and advice for logs, without the GPU's name.
+    /// Fault and advice for logs, without the GPU's name.
     pub text: String,
 }
 

@@ -98,7 +98,7 @@ impl<D: OrtDevice> SessionContext<D> {
     ) -> Result<SessionBuilder, ort::Error> {
         let builder = Session::builder(&self.environment)?
             .with_optimization_level(optimizations)?
-            // Packed constants would be copies of them.
+            // Prepacking would copy the constants.
             .with_prepacking(false)?
             .with_env_allocators()?
             // Every error is also returned, and a request's error is no matter for the log.

@@ -26,7 +26,9 @@ static ENVIRONMENT: Mutex<Option<Environment>> = Mutex::new(None);
 /// [`Error::Library`] if the variable is not set, or does not name a file.
 pub fn library_path() -> Result<PathBuf, Error> {
     let path = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty());
-    let path = path.ok_or_else(|| Error::Library(format!("{LIBRARY_VARIABLE} is not set")))?;
+    let path = path.ok_or_else(|| {
+        Error::Library(format!("{LIBRARY_VARIABLE} is not set: set it to the path of libonnxruntime.so"))
+    })?;
     // `ort` would look for a relative path beside this executable first.
     let absolute = std::path::absolute(&path)
         .map_err(|error| Error::Library(format!("{}: {error}", Path::new(&path).display())))?;

@@ -39,8 +39,8 @@ pub struct OrtModule<D: OrtDevice> {
 /// A launch: the part of the model's graph between some input and output values.
 #[derive(Debug)]
 pub struct OrtKernel<D: OrtDevice> {
-    /// Locked for a whole run, because `ort` knows runs of one session on two threads to fail. ONNX Runtime
-    /// promises that they work.
+    /// Locked for a whole run, because concurrent runs of one session fail according to `ort`, although ONNX
+    /// Runtime promises that they work.
     session: Mutex<BoundSession>,
     /// Number of the input values.
     args: usize,
@@ -215,8 +215,8 @@ impl BoundSession {
         weights: Vec<(String, DynTensor)>,
     ) -> Result<Self, Error> {
         let code = |error: ort::Error| Error::Code(error.to_string());
-        // Extended optimizations fuse nodes, but not across the end of a launch: the same run would then have
-        // other last bits as a whole than launch by launch. They gain nothing where weights are inputs.
+        // Extended optimizations fuse nodes, but not across the end of a launch: a run as one launch and a run
+        // launch by launch would then differ in the last bits. They gain nothing where weights are inputs.
         let mut builder = context.session(GraphOptimizationLevel::Level1)?;
         let session = builder.commit_from_memory(onnx).map_err(code)?;
         let elsewhere = inputs_elsewhere(&session, context.provider).map_err(code)?;

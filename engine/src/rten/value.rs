@@ -217,7 +217,7 @@ fn narrowed(wide: Vec<i64>) -> Result<Vec<i32>, Error> {
         .map(|(index, element)| {
             i32::try_from(element).map_err(|_| {
                 Error::Tensor(format!(
-                    "element {index} is {element}: this device stores INT64 as 32 bits, from {} to {}",
+                    "element {index} is {element}: the engine rten stores INT64 as 32 bits, from {} to {}: send a number in that range, or start the worker with --engine ort",
                     i32::MIN,
                     i32::MAX
                 ))

@@ -21,8 +21,8 @@ use crate::copies::peers::PeerCopySource;
 use crate::copies::pieces::pieces;
 use crate::memory::executor_state::ExecutorState;
 use crate::memory::mapping::{MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::memory::mapping_state::StepRefusal;
 use crate::memory::objects::GpuObject;
-use crate::memory::residency::StepRefusal;
 use crate::programs::loaded_program::LoadedProgram;
 use crate::socket::conversions;
 use crate::socket::events::clip;
@@ -137,7 +137,7 @@ impl<E: Engine> CopyBatch<E> {
         Ok(Self { transfer, batch, ranges, window, group, way: CopyDirection::ToHost(Arc::clone(bytes)) })
     }
 
-    /// Returns the time until the batch may start; zero if the batch must be refused now.
+    /// Returns the time until the batch may start; zero if the batch may start now, or must be refused.
     pub(super) fn wait(&self) -> Duration {
         let checked = match &self.way {
             CopyDirection::ToGpu { mapping, generation, .. } => mapping.check(*generation),

@@ -12,8 +12,8 @@ use millrace_proto::executor::Unmapped;
 use millrace_proto::executor::event::Event;
 
 use crate::memory::executor_state::ExecutorState;
+use crate::memory::mapping_state::{MappingState, StepRefusal, UnmapAction};
 use crate::memory::object_reports::ObjectReports;
-use crate::memory::residency::{MappingState, StepRefusal, UnmapAction};
 
 /// Owner of the memory.
 #[derive(Debug)]

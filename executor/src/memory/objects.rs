@@ -21,8 +21,8 @@ use millrace_types::Bytes;
 use crate::memory::executor_state::ExecutorState;
 use crate::memory::kept_outputs::{self, KeptOutputBytes};
 use crate::memory::mapping::{MapError, MappingOwner, MappingUse, OBJECT_GENERATION, RegionMapping};
+use crate::memory::mapping_state::StepRefusal;
 use crate::memory::object_reports::{self, ObjectReports};
-use crate::memory::residency::StepRefusal;
 use crate::socket::conversions::{self, FrameDescriptors};
 
 /// Most objects at a time. Each object has a few mappings, and may keep a descriptor.
@@ -40,7 +40,7 @@ pub(crate) struct GpuObject<E: Engine> {
 }
 
 /// All objects by id. An object that was freed while in use stays in the map until the next object is
-/// placed or freed.
+/// placed, or until it is freed again.
 #[derive(Debug)]
 pub(crate) struct ObjectTable<E: Engine>(BTreeMap<u64, Arc<GpuObject<E>>>);
 

@@ -45,7 +45,7 @@ pub(super) enum FaultPolicy {
 /// Whether the executor continues after a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ControlFlow {
-    Command,
+    Continue,
     End,
 }
 
@@ -155,7 +155,7 @@ impl<E: Engine> ControlThread<E> {
             Command::InjectFault(fault) => self.inject(fault),
             Command::Shutdown(_) => return Ok(ControlFlow::End),
         }
-        Ok(ControlFlow::Command)
+        Ok(ControlFlow::Continue)
     }
 
     fn say(&self, event: Event) {

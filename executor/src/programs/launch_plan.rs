@@ -26,7 +26,7 @@ pub(crate) struct LaunchPlan {
 /// A launch of the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedLaunch {
-    /// Names and reads of the launch, in the form that the device takes.
+    /// Names and reads of the launch, in the form that the engine takes.
     pub(crate) spec: KernelSpec,
     /// Slots of the input values.
     pub(crate) args: Vec<SlotArg>,

@@ -6,7 +6,7 @@ use millrace_proto::executor::event::Event;
 use millrace_proto::executor::{RunFailed, RunFailure};
 use millrace_proto::frames;
 
-use crate::memory::residency::StepRefusal;
+use crate::memory::mapping_state::StepRefusal;
 use crate::memory::{kept_outputs, objects};
 use crate::runs::batch;
 use crate::socket::conversions;

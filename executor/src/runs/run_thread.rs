@@ -139,7 +139,7 @@ fn carry_out<E: Engine>(
     let QueuedRun { run, program, generation, inputs, asked, told, sms } = job;
     let gate = match sms {
         RunSms::All => None,
-        RunSms::OfTokens => Some(SeatGate { gate, events: &shared.events }),
+        RunSms::OfTokens => Some(RunGate { gate, events: &shared.events }),
     };
     let wanted = asked.wanted(run, &program.outputs, &shared.kept)?;
     // Declared before all values, so that the uses are dropped after them.
@@ -179,7 +179,7 @@ fn carry_out<E: Engine>(
         waited_ns: nanos(times.waited),
         launches: times.launches,
         launch_times: times.each,
-        held_ns: nanos(times.held),
+        token_wait_ns: nanos(times.held),
         sm_ns: nanos(times.sm),
         token: held.map(|(token, _)| token.0),
         token_busy_ns: held.map_or(0, |(_, busy)| nanos(busy)),
@@ -266,7 +266,7 @@ impl RunTimes {
                 waited_ns: nanos(waited),
                 started_ns: started.as_nanos(),
                 finished_ns: finished.as_nanos(),
-                held_ns: nanos(held),
+                token_wait_ns: nanos(held),
                 sm_units: on.map_or(0, |on| u32::from(on.units())),
             });
         }
@@ -290,7 +290,7 @@ struct IssuedTimes {
 
 /// The gate of a run on a shared GPU.
 #[derive(Debug, Clone, Copy)]
-struct SeatGate<'a> {
+struct RunGate<'a> {
     gate: &'a LaunchGate,
     events: &'a EventSender,
 }
@@ -309,7 +309,7 @@ struct RunInProgress<'a, E: Engine> {
     generation: u64,
     launches: &'a mut E::Queue,
     /// `None` if the run has the whole GPU.
-    gate: Option<SeatGate<'a>>,
+    gate: Option<RunGate<'a>>,
     /// The wait for a token that turned out to be too short for a whole run. The first launch has the token.
     held: Duration,
     issued: Vec<IssuedLaunch<E>>,

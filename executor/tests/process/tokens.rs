@@ -77,7 +77,7 @@ fn a_run_without_a_token_launches_nothing_until_the_grant() {
     assert!(launches == 1 || launches as usize == model.compiled.launches.len(), "{launches}");
     assert_eq!(answer.bytes(), whole);
     assert_eq!((answer.done.token, executor.sms.figures().launches), (Some(1), before + u64::from(launches)));
-    assert!(answer.done.token_busy_ns > 0 && answer.done.held_ns > 0);
+    assert!(answer.done.token_busy_ns > 0 && answer.done.token_wait_ns > 0);
 }
 
 /// The time of the run is unknown, and a launch cannot be interrupted.
@@ -108,8 +108,8 @@ fn a_run_under_short_tokens_asks_before_each_launch_and_stays_on_their_sms() {
     assert_eq!(answer.bytes(), whole);
     let times = &answer.done.launch_times;
     assert!(times.iter().all(|launch| launch.sm_units == 4));
-    assert!(times[1..].iter().all(|launch| launch.held_ns > 0), "each launch waits for its grant");
-    assert_eq!(times.iter().map(|launch| launch.held_ns).sum::<u64>(), answer.done.held_ns);
+    assert!(times[1..].iter().all(|launch| launch.token_wait_ns > 0), "each launch waits for its grant");
+    assert_eq!(times.iter().map(|launch| launch.token_wait_ns).sum::<u64>(), answer.done.token_wait_ns);
     let after = executor.sms.figures();
     let used: Vec<usize> = (0..16).filter(|&unit| after.busy[unit] > busy[unit]).collect();
     assert_eq!((used, after.violations), (vec![8, 9, 10, 11], 0));

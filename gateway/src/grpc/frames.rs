@@ -25,7 +25,7 @@ use crate::decompression::ContentEncoding;
 /// The responses of a stream, in the order of the requests.
 pub(super) type ResponseStream = Pin<Box<dyn Stream<Item = Result<ModelStreamInferResponse, Status>> + Send>>;
 
-/// Returns the requests in a body of the byte budget's layer (`framing::Messages`): uncompressed
+/// Returns the requests in a body of the byte budget's layer (`framing::ChargedMessages`): uncompressed
 /// messages, of which at least half has arrived when their first piece does.
 pub(super) fn requests(body: Body) -> impl Stream<Item = Result<ModelInferRequest, Status>> + Send {
     stream::unfold(Some(Incoming { body, message: BytesMut::new() }), |incoming| async {

@@ -314,7 +314,7 @@ async fn a_body_below_the_minimum_rate_ends_the_request() {
     let mut grpc = announce(&server, true, 1 << 20).await;
     reaches(&server, 1).await;
     let (took, answer) = drip(&mut grpc, b"1\r\n\n\r\n").await;
-    assert!(answer.contains("grpc-status: 4") && answer.contains("behind%2064.0%20KiB"), "{answer}");
+    assert!(answer.contains("grpc-status: 4") && answer.contains("slower%20than%2064.0%20KiB"), "{answer}");
     assert!(took <= grace + Duration::from_secs(1), "{took:?}");
     reaches(&server, 0).await;
 }

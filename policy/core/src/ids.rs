@@ -34,7 +34,8 @@ local_id!(
 );
 local_id!(
     /// A seat: a place on a GPU where one request runs at a time. Numbered over all GPUs of the
-    /// worker. A GPU that is not shared has one seat, which has the number of the GPU.
+    /// worker. On a worker whose GPUs cannot be shared, each GPU has one seat, which has the number of the
+    /// GPU.
     SeatIndex(u32),
     "seat"
 );

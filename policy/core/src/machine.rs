@@ -1,4 +1,5 @@
-//! The trait that all state machines of this crate implement, so that one driver fits them all.
+//! The trait of state machines that take events and return actions, so that one driver fits all that
+//! implement it.
 
 use std::hash::Hash;
 

@@ -81,7 +81,7 @@ impl GpuCore {
         let RunTimes { started, finished, waited, held, sm, on } = times;
         let Some(place) = self.lines.place_of_run(run) else { return };
         let slot = self.remove_request(place, actions);
-        let swapped = slot.swapped + self.unheard(slot.model);
+        let swapped = slot.swapped + self.take_unreported(slot.model);
         self.memory.touch(now, slot.model);
         let occupied = finished.since(started).saturating_sub(waited);
         let ran = occupied.saturating_sub(held);

@@ -180,7 +180,7 @@ impl GpuCore {
         let places = data.blocks_of(extents);
         let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
         // Models that requests wait for here are evicted last.
-        let taken = match self.memory.take_blocks(count, &self.waited_for()) {
+        let taken = match self.memory.take_blocks(count, &self.spared_models()) {
             Err(MemoryShortage::Pinned) => self.memory.take_blocks(count, &self.in_use()),
             taken => taken,
         };

@@ -56,15 +56,15 @@ impl Core for GpuCore {
                 self.programs.install(model, memory, weights, self.memory.block());
             }
             Event::Remove { model } => {
-                self.pinned.remove(&model);
+                self.awaited.remove(&model);
                 self.kept.remove(&model);
                 self.prefetched.remove(&model);
                 self.programs.remove(model);
             }
             Event::Prefetch { model } => self.prefetch(model, PrefetchProtection::Used),
             Event::Prewarm { model } => self.prefetch(model, PrefetchProtection::Here),
-            Event::CandidateChanged { model, standing } => {
-                self.programs.set_standing(model, standing);
+            Event::CandidateChanged { model, candidate } => {
+                self.programs.set_candidate(model, candidate);
                 self.memory.rank(model, self.rank(model));
             }
             Event::Eviction(eviction) => {
@@ -76,10 +76,10 @@ impl Core for GpuCore {
             Event::Residency { model, residency } => self.set_residency(now, model, residency),
             Event::Keep { model, kept } => self.keep(model, kept),
             Event::Pin { model } => {
-                self.pinned.insert(model);
+                self.awaited.insert(model);
             }
             Event::Unpin { model } => {
-                self.pinned.remove(&model);
+                self.awaited.remove(&model);
                 self.drop_part(model, actions);
             }
             // The node itself takes back a request that was assigned to a lost executor.

@@ -39,7 +39,7 @@ impl GpuCore {
             self.look_again = None;
             self.memory.clear();
             self.data.iter_mut().for_each(GpuDataStore::clear);
-            self.pinned.clear();
+            self.awaited.clear();
             self.prefetched.clear();
             self.kept.clear();
             self.look_at = None;

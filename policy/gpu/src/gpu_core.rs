@@ -81,8 +81,8 @@ pub struct GpuCore {
     pub(super) isolation: ExecutorIsolation,
     /// Models that requests in the node's queue wait for on this GPU. Such a model is evicted only if
     /// nothing else makes room for a request that is already on this GPU.
-    pub(super) pinned: BTreeSet<ModelId>,
-    /// Models with a copy here that the node keeps.
+    pub(super) awaited: BTreeSet<ModelId>,
+    /// Models whose copy here is a warm copy.
     pub(super) kept: BTreeSet<ModelId>,
     /// The next time to look for copies that were not used for as long as they may stay.
     pub(super) look_at: Option<Timestamp>,
@@ -134,7 +134,7 @@ impl GpuCore {
             data: None,
             eviction: Eviction::Lru,
             isolation: ExecutorIsolation::default(),
-            pinned: BTreeSet::new(),
+            awaited: BTreeSet::new(),
             kept: BTreeSet::new(),
             look_at: None,
             prefetched: BTreeMap::new(),

@@ -31,11 +31,12 @@ impl GpuCore {
         }
     }
 
-    /// Returns the models that are in use here, and those that requests elsewhere wait for.
-    pub(super) fn waited_for(&self) -> Vec<ModelId> {
-        let mut waited_for = self.in_use();
-        waited_for.extend(self.pinned.iter().chain(self.prefetched.keys()));
-        waited_for
+    /// Returns the models that are in use here, that queued requests wait for on this GPU, or that were
+    /// loaded ahead of requests.
+    pub(super) fn spared_models(&self) -> Vec<ModelId> {
+        let mut spared_models = self.in_use();
+        spared_models.extend(self.awaited.iter().chain(self.prefetched.keys()));
+        spared_models
     }
 
     /// Keeps the link busy while no request needs it.
@@ -50,7 +51,7 @@ impl GpuCore {
             gpu.prefetched.keys().copied().find(lacks)
         };
         while let Some(model) = wanted(self) {
-            let mut spared = self.waited_for();
+            let mut spared = self.spared_models();
             // Without this, two kept models would evict each other without end.
             spared.extend(&self.kept);
             if self.prefetched.get(&model) == Some(&PrefetchProtection::Here) {

@@ -192,7 +192,7 @@ impl GpuCore {
         model: ModelId,
         actions: &mut Vec<Action>,
     ) -> Result<(), MemoryShortage> {
-        match self.map_model(now, model, &self.waited_for(), actions) {
+        match self.map_model(now, model, &self.spared_models(), actions) {
             // Evict models that other requests wait for: these requests wait a little longer.
             Err(MemoryShortage::Pinned) => self.map_model(now, model, &self.in_use(), actions),
             placed => placed,
@@ -352,10 +352,10 @@ impl GpuCore {
         self.lines.feed(model);
     }
 
-    /// Returns the bytes that were copied for a run that has just ended but are not yet reported.
-    /// The report of a run's end takes a shorter way than the report of a copy. A run ends only
-    /// after the run has read all weights, so bytes that count as in flight had arrived.
-    pub(super) fn unheard(&mut self, model: ModelId) -> Bytes {
+    /// Returns the bytes that were copied for a run that has just ended and whose arrival is not reported
+    /// yet, and marks their transfer as counted. The report of a run's end may overtake the reports of its
+    /// copies. A run ends only after it has read all weights, so bytes that count as in flight had arrived.
+    pub(super) fn take_unreported(&mut self, model: ModelId) -> Bytes {
         let Some(region) = self.memory.region(model) else { return Bytes::ZERO };
         let Some(shape) = self.programs.shape(model) else { return Bytes::ZERO };
         let generation = region.generation();

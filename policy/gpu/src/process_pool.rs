@@ -329,8 +329,8 @@ impl ProcessPool {
 
     fn tick(&mut self, now: Timestamp, actions: &mut Vec<Action>) {
         for place in self.places() {
-            let mut kill = |crew: &mut Self, fault, why| {
-                crew.processes[place.0 as usize].state = State::Dying(fault);
+            let mut kill = |pool: &mut Self, fault, why| {
+                pool.processes[place.0 as usize].state = State::Dying(fault);
                 actions.push(Action::Kill { place, why });
             };
             match self.processes[place.0 as usize].state {

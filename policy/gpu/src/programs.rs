@@ -39,8 +39,8 @@ pub(super) enum ProgramLoadState {
 struct Program {
     shape: ModelFootprint,
     known: ProgramLoadState,
-    /// The last standing that the node reported.
-    standing: EvictionCandidate,
+    /// The last candidate that the node reported.
+    candidate: EvictionCandidate,
     residency: ResidencyOptions,
     last_asked: Timestamp,
     /// Time of the load; `None` if the model is not loaded.
@@ -77,7 +77,7 @@ impl ProgramTable {
         let new = Program {
             shape,
             known: ProgramLoadState::No,
-            standing: EvictionCandidate::default(),
+            candidate: EvictionCandidate::default(),
             residency: ResidencyOptions::default(),
             last_asked: Timestamp::ZERO,
             since: None,
@@ -98,13 +98,13 @@ impl ProgramTable {
         Some(self.models.get(&model)?.shape)
     }
 
-    pub(super) fn standing(&self, model: ModelId) -> EvictionCandidate {
-        self.models.get(&model).map_or_else(EvictionCandidate::default, |program| program.standing)
+    pub(super) fn candidate(&self, model: ModelId) -> EvictionCandidate {
+        self.models.get(&model).map_or_else(EvictionCandidate::default, |program| program.candidate)
     }
 
-    pub(super) fn set_standing(&mut self, model: ModelId, standing: EvictionCandidate) {
+    pub(super) fn set_candidate(&mut self, model: ModelId, candidate: EvictionCandidate) {
         if let Some(program) = self.models.get_mut(&model) {
-            program.standing = standing;
+            program.candidate = candidate;
         }
     }
 

@@ -39,18 +39,19 @@ pub enum Event {
     Prefetch { model: ModelId },
     /// Requests are likely to need this model soon: load the model if that delays no request.
     Prewarm { model: ModelId },
-    /// The eviction standing of a model changed. The model is on this GPU or about to be loaded.
-    CandidateChanged { model: ModelId, standing: EvictionCandidate },
+    /// The properties that decide on a model's eviction changed. The model is on this GPU or about to be
+    /// loaded.
+    CandidateChanged { model: ModelId, candidate: EvictionCandidate },
     /// The residency options of a model changed, as set by the owners of its functions.
     Residency {
         model: ModelId,
         /// The options. The number of GPUs that hold the model is decided by the node.
         residency: ResidencyOptions,
     },
-    /// The node keeps a copy, which is then evicted last, or no longer keeps it.
+    /// The node marks this GPU's copy of a model as a warm copy, which is evicted last, or unmarks it.
     Keep {
         model: ModelId,
-        /// Whether the node keeps the copy.
+        /// Whether the copy is a warm copy.
         kept: bool,
     },
     /// Requests wait for this model here: other models are evicted first.

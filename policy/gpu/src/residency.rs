@@ -1,5 +1,5 @@
-//! Decides which models stay on this GPU without a request. Pinned and kept copies are evicted
-//! last. A copy that was not used for as long as the owners of its functions allow is dropped, even
+//! Decides which models stay on this GPU without a request. Copies with `residency.pin`, and warm
+//! copies, are evicted last. A copy that was not used for as long as the owners of its functions allow is dropped, even
 //! if no room is needed. These options are ours; the papers evict only to make room (L07, T24). A
 //! partly loaded model stays only while a transfer continues the load or a request waits for the
 //! model.
@@ -14,7 +14,11 @@ use millrace_memory::{EvictedModel, EvictionRank};
 impl GpuCore {
     /// Returns the eviction rank of a model.
     pub(super) fn rank(&self, model: ModelId) -> EvictionRank {
-        if self.stays(model) { EvictionRank::LAST } else { self.eviction.rank(self.programs.standing(model)) }
+        if self.stays(model) {
+            EvictionRank::LAST
+        } else {
+            self.eviction.rank(self.programs.candidate(model))
+        }
     }
 
     fn stays(&self, model: ModelId) -> bool {
@@ -51,8 +55,8 @@ impl GpuCore {
         if self.look_at.is_none_or(|at| at > now) {
             return;
         }
-        let waited_for = self.waited_for();
-        let busy = |model| waited_for.contains(&model) || self.lines.uses(model) || self.stays(model);
+        let spared_models = self.spared_models();
+        let busy = |model| spared_models.contains(&model) || self.lines.uses(model) || self.stays(model);
         let mut unused = Vec::new();
         let mut next = None;
         for (model, region) in self.memory.regions() {
@@ -79,8 +83,8 @@ impl GpuCore {
     pub(super) fn drop_part(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
         let comes = self.moving.iter().any(|moving| moving.model == model);
-        let waited_for = self.prefetched.contains_key(&model) || self.pinned.contains(&model);
-        if !(region.loaded().complete() || comes || waited_for || self.lines.uses(model)) {
+        let spared_models = self.prefetched.contains_key(&model) || self.awaited.contains(&model);
+        if !(region.loaded().complete() || comes || spared_models || self.lines.uses(model)) {
             self.drop_copy(model, actions);
         }
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use millrace_core::SEATS_MAX;
 use millrace_slices::gate::SeatToken;
 use millrace_slices::tokens::{
-    Action as TokenAction, Config, Event as TokenEvent, RunId as TokenHolder, TokenCore, TokenId,
+    Action as TokenAction, Config, Event as TokenEvent, TokenCore, TokenHolder, TokenId,
 };
 use millrace_types::profile::TrialSetting;
 use millrace_types::slices::UNITS;
@@ -271,7 +271,7 @@ impl SeatTokens {
         let mut first = None;
         for decision in std::mem::take(&mut self.decided) {
             match decision {
-                TokenAction::Grant { run, token, on, busy, until: _ } => {
+                TokenAction::Grant { run, token, on, busy } => {
                     self.last_token = self.last_token.max(Some(token));
                     let Some(seat) = self.seat_of(run) else { continue };
                     if let Some(period) = &mut self.periods[usize::from(seat.0)] {

@@ -333,9 +333,9 @@ fn a_pin_after_the_end_of_the_executor_is_removed_by_the_next_unpin() {
     bench.step(Event::Down);
     bench.step(Event::Pin { model: A });
     bench.step(Event::Up { incarnation: Incarnation(2) });
-    assert_eq!(bench.gpu.pinned, BTreeSet::from([A]), "the GPU cannot tell that the pin is old");
+    assert_eq!(bench.gpu.awaited, BTreeSet::from([A]), "the GPU cannot tell that the pin is old");
     bench.step(Event::Unpin { model: A });
-    assert_eq!(bench.gpu.pinned, BTreeSet::new());
+    assert_eq!(bench.gpu.awaited, BTreeSet::new());
 }
 
 #[test]

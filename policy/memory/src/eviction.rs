@@ -43,7 +43,7 @@ pub const EVICTIONS: [(&str, Eviction); 3] =
 /// The properties of a model on a GPU that decide on its eviction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct EvictionCandidate {
-    /// Whether the node keeps the model without this copy.
+    /// Whether this copy is the original or a replica.
     pub copy: CopyKind,
     /// The cost to others of loading the model again.
     pub weight: LoadInterference,
@@ -52,10 +52,10 @@ pub struct EvictionCandidate {
 /// The role of a copy of a model on the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum CopyKind {
-    /// The copy that stays.
+    /// The one copy among the node's GPUs that does not count as a replica. It may be evicted too.
     #[default]
     Original,
-    /// A further copy.
+    /// A copy beside the original.
     Replica,
 }
 
@@ -72,10 +72,10 @@ pub enum LoadInterference {
 }
 
 impl Eviction {
-    /// Returns the rank of a model with a standing: lower ranks are evicted first.
+    /// Returns the rank of a candidate: lower ranks are evicted first.
     #[must_use]
-    pub fn rank(self, standing: EvictionCandidate) -> EvictionRank {
-        EvictionRank(match (self, standing.copy, standing.weight) {
+    pub fn rank(self, candidate: EvictionCandidate) -> EvictionRank {
+        EvictionRank(match (self, candidate.copy, candidate.weight) {
             (Self::Lru, ..) | (_, CopyKind::Replica, _) => 0,
             (Self::Replicas, CopyKind::Original, _) => 1,
             (Self::Torpor, CopyKind::Original, LoadInterference::Light) => 1,
@@ -94,7 +94,7 @@ impl Eviction {
         }
     }
 
-    /// Whether the policy depends on standings. If not, the node need not report them.
+    /// Whether the rank depends on the candidate. If not, the node need not report candidates.
     #[must_use]
     pub fn uses_candidates(self) -> bool {
         self != Self::Lru

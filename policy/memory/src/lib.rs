@@ -3,8 +3,9 @@
 //! memory, all of which is reserved at boot (T12).
 //!
 //! An eviction copies nothing back: the host copy stays authoritative, so an eviction only drops the
-//! GPU copy (T10). The least recently used models leave first, and models that the caller spares never. A victim that the
-//! other victims make needless stays, the most recently used first.
+//! GPU copy (T10). Models of the lowest rank leave first, and of equal ranks the least recently used; models
+//! that the caller spares never leave. A victim that the other victims make needless stays, the most recently
+//! used first.
 //!
 //! Blocks are given out by best fit. With [`BlockPlacement::Scattered`], the default, an allocation fails
 //! only if too few blocks are free: virtual memory management maps any blocks side by side, so there is
@@ -49,7 +50,7 @@ pub struct EvictedModel {
 /// The reason why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryShortage {
-    /// The models that would make room are pinned: wait until one is free.
+    /// The models that would make room are spared by the caller, or another GPU copies them.
     #[error("all models that would make room are in use: wait until one is free")]
     Pinned,
     /// The request is larger than the whole GPU.
@@ -126,7 +127,7 @@ impl MemoryMap {
     }
 
     /// Maps a region of `blocks` blocks for a model that has none, and evicts models that are not
-    /// in `pinned` until there is room. `chunks` chunks of weights will arrive in the region. A shortage
+    /// in `spared` until there is room. `chunks` chunks of weights will arrive in the region. A shortage
     /// evicts no model. With contiguous placement the region is one run.
     ///
     /// # Errors
@@ -140,9 +141,9 @@ impl MemoryMap {
         model: ModelId,
         blocks: u32,
         chunks: u32,
-        pinned: &[ModelId],
+        spared: &[ModelId],
     ) -> Result<Vec<EvictedModel>, MemoryShortage> {
-        self.map_pieces(now, model, &[blocks], chunks, pinned)
+        self.map_pieces(now, model, &[blocks], chunks, spared)
     }
 
     /// Maps a region like [`Self::map`], for a framework that asks for pieces of the given lengths,
@@ -159,11 +160,11 @@ impl MemoryMap {
         model: ModelId,
         pieces: &[u32],
         chunks: u32,
-        pinned: &[ModelId],
+        spared: &[ModelId],
     ) -> Result<Vec<EvictedModel>, MemoryShortage> {
         assert!(!self.regions.contains_key(&model), "model {model} is mapped already");
         let pieces: Vec<_> = pieces.iter().copied().filter(|&len| len > 0).collect();
-        let (taken, evicted) = self.take(&pieces, pinned)?;
+        let (taken, evicted) = self.take(&pieces, spared)?;
         let region = ModelRegion {
             generation: self.next_generation(),
             runs: join(&taken),
@@ -178,16 +179,16 @@ impl MemoryMap {
         Ok(evicted)
     }
 
-    /// Takes runs for these pieces, and evicts models that are not in `pinned` until there is room.
+    /// Takes runs for these pieces, and evicts models that are not in `spared` until there is room.
     fn take(
         &mut self,
         pieces: &[u32],
-        pinned: &[ModelId],
+        spared: &[ModelId],
     ) -> Result<(Vec<BlockRun>, Vec<EvictedModel>), MemoryShortage> {
         if let Some(taken) = self.allocator.take(pieces) {
             return Ok((taken, Vec::new()));
         }
-        let victims = self.victims(pieces, pinned)?;
+        let victims = self.victims(pieces, spared)?;
         let evicted = victims.into_iter().filter_map(|model| self.unmap(model)).collect();
         let taken = self.allocator.take(pieces).expect("the victims made room");
         Ok((taken, evicted))
@@ -199,10 +200,10 @@ impl MemoryMap {
     }
 
     /// Returns the models to evict so that these pieces fit, in the order of their eviction.
-    fn victims(&self, pieces: &[u32], pinned: &[ModelId]) -> Result<Vec<ModelId>, MemoryShortage> {
+    fn victims(&self, pieces: &[u32], spared: &[ModelId]) -> Result<Vec<ModelId>, MemoryShortage> {
         let mut trial = self.allocator.clone();
         let mut victims = Vec::new();
-        let may_go = |model: &ModelId| !pinned.contains(model) && !self.regions[model].is_locked();
+        let may_go = |model: &ModelId| !spared.contains(model) && !self.regions[model].is_locked();
         let mut candidates = self.order.iter().map(|&(.., model)| model).filter(may_go);
         while !suffices(&trial, pieces) {
             let Some(model) = candidates.next() else {

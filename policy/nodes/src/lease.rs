@@ -100,7 +100,7 @@ impl LeaseRecord {
         }
     }
 
-    fn standing(self) -> LeaseState {
+    fn lease_state(self) -> LeaseState {
         match self {
             Self::Believed { .. } => LeaseState::Believed,
             Self::Fenced { .. } => LeaseState::Fenced,
@@ -162,14 +162,14 @@ impl Leases {
             LeaseRecord::Fenced { .. } => LeaseRecord::Believed { until },
             lost @ LeaseRecord::Lost { .. } => lost,
         };
-        state.standing()
+        state.lease_state()
     }
 
     /// Returns the state of a registration, as of the last tick.
     #[must_use]
-    pub fn standing(&self, node: &NodeName, epoch: Epoch) -> LeaseState {
+    pub fn lease_state(&self, node: &NodeName, epoch: Epoch) -> LeaseState {
         match self.nodes.get(node) {
-            Some((known, state)) if *known == epoch => state.standing(),
+            Some((known, state)) if *known == epoch => state.lease_state(),
             _ => LeaseState::Unknown,
         }
     }

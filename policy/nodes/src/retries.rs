@@ -2,9 +2,9 @@
 //! because its queue is full may find room at another. But when every worker is full, each retry
 //! only adds load, with all bytes of the request.
 //!
-//! Two bounds apply. A request asks at most [`OTHER_WORKERS_MAX`] other workers. All requests that
-//! share a [`RetryCredits`] retry at most one in [`REQUESTS_PER_RETRY`] of them, after a burst of
-//! [`RETRY_BURST_MAX`]. Retries after the loss of a worker are not counted here: their number of
+//! Two bounds apply. A request asks at most [`OTHER_WORKERS_MAX`] other workers. Each request
+//! earns one credit in its [`RetryCredits`], a retry costs [`REQUESTS_PER_RETRY`] credits, and at most
+//! [`RETRY_BURST_MAX`] retries can be saved up. Retries after the loss of a worker are not counted here: their number of
 //! attempts bounds them.
 
 /// Other workers that a request is sent to after the first refusal for lack of room.
@@ -16,7 +16,7 @@ pub const REQUESTS_PER_RETRY: u32 = 10;
 /// Retries that may follow each other at once, before requests have earned them again.
 pub const RETRY_BURST_MAX: u32 = 10;
 
-/// Retries left, in [`REQUESTS_PER_RETRY`]ths of a retry. A plain value, which a caller can store
+/// Credits for retries. A retry costs [`REQUESTS_PER_RETRY`]. A plain value, which a caller can store
 /// in an atomic number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RetryCredits(pub u32);

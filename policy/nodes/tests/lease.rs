@@ -60,9 +60,9 @@ fn a_sign_of_life_from_before_a_lease_was_granted_does_not_shorten_it() {
     assert_eq!(leases.record_sign_of_life(&name("c"), TWO, ms(500)), LeaseState::Believed);
     leases.tick(ms(900));
     run(&mut leases, ms(2899));
-    assert_eq!(leases.standing(&name("c"), TWO), LeaseState::Believed);
+    assert_eq!(leases.lease_state(&name("c"), TWO), LeaseState::Believed);
     run(&mut leases, ms(2900));
-    assert_eq!(leases.standing(&name("c"), TWO), LeaseState::Fenced);
+    assert_eq!(leases.lease_state(&name("c"), TWO), LeaseState::Fenced);
 }
 
 #[test]
@@ -72,15 +72,15 @@ fn silence_fences_after_the_lease_and_loses_after_the_grace() {
     assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(1000)), LeaseState::Believed);
     let b = [member("b", ONE)];
     assert_eq!(run(&mut leases, ms(2600)), [(ms(2000), fenced(&b)), (ms(2500), lost(&b))]);
-    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Believed);
-    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Lost);
+    assert_eq!(leases.lease_state(&name("a"), ONE), LeaseState::Believed);
+    assert_eq!(leases.lease_state(&name("b"), ONE), LeaseState::Lost);
 }
 
 #[test]
 fn a_fenced_node_that_is_heard_is_believed_again() {
     let mut leases = leader();
     run(&mut leases, ms(2200));
-    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Fenced);
+    assert_eq!(leases.lease_state(&name("a"), ONE), LeaseState::Fenced);
     assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(2200)), LeaseState::Believed);
     assert_eq!(run(&mut leases, ms(4100)), [(ms(2500), lost(&[member("b", ONE)])),]);
     assert_eq!(run(&mut leases, ms(4300)), [(ms(4200), fenced(&[member("a", ONE)]))]);
@@ -104,15 +104,15 @@ fn a_new_registration_has_a_full_lease_and_ends_the_old_one() {
     run(&mut leases, ms(2500));
     leases.registered(ms(2500), member("a", TWO));
     assert_eq!(leases.record_sign_of_life(&name("a"), ONE, ms(2500)), LeaseState::Unknown);
-    assert_eq!(leases.standing(&name("a"), TWO), LeaseState::Believed);
+    assert_eq!(leases.lease_state(&name("a"), TWO), LeaseState::Believed);
     leases.remove_node(&name("a"), ONE);
     assert_eq!(
-        leases.standing(&name("a"), TWO),
+        leases.lease_state(&name("a"), TWO),
         LeaseState::Believed,
         "the loss concerned the old registration"
     );
     leases.registered(ms(2600), member("a", ONE));
-    assert_eq!(leases.standing(&name("a"), TWO), LeaseState::Believed, "an older registration is ignored");
+    assert_eq!(leases.lease_state(&name("a"), TWO), LeaseState::Believed, "an older registration is ignored");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn a_stalled_leader_fences_no_node_before_a_further_lease() {
     let after = ms(1800 + 1001);
     let stalled = LeaseTick { stalled: Some(Duration::from_millis(1001)), ..LeaseTick::default() };
     assert_eq!(leases.tick(after), stalled);
-    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Believed);
+    assert_eq!(leases.lease_state(&name("a"), ONE), LeaseState::Believed);
     let both = [member("a", ONE), member("b", ONE)];
     assert_eq!(run(&mut leases, after + LEASE), [(after + LEASE, fenced(&both))]);
 }
@@ -142,10 +142,10 @@ fn a_stall_restores_fenced_nodes_but_not_lost_ones() {
     run(&mut leases, ms(1000));
     leases.record_sign_of_life(&name("b"), ONE, ms(500));
     run(&mut leases, ms(2500));
-    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Fenced);
+    assert_eq!(leases.lease_state(&name("b"), ONE), LeaseState::Fenced);
     leases.tick(ms(4000));
-    assert_eq!(leases.standing(&name("a"), ONE), LeaseState::Lost);
-    assert_eq!(leases.standing(&name("b"), ONE), LeaseState::Believed);
+    assert_eq!(leases.lease_state(&name("a"), ONE), LeaseState::Lost);
+    assert_eq!(leases.lease_state(&name("b"), ONE), LeaseState::Believed);
 }
 
 #[test]
@@ -232,7 +232,7 @@ impl Model {
                 () if silent >= LEASE => LeaseState::Fenced,
                 () => LeaseState::Believed,
             };
-            assert_eq!(self.leases.standing(node, ONE), expected, "{node} silent for {silent:?}");
+            assert_eq!(self.leases.lease_state(node, ONE), expected, "{node} silent for {silent:?}");
         }
     }
 

@@ -2,7 +2,7 @@
 //! its outcome. The core of the Function actor.
 //!
 //! ```text
-//! Arrive ──► Enqueue | Refuse
+//! Arrive ──► Enqueue | Fail
 //! Completed | Failed | Cancel | Tick past the deadline ──► Answer | Fail | Withdraw
 //! ```
 //!

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millrace_types::{ComputeCurve, SliceId, SmShare, Terms, Timestamp};
 
-use crate::tokens::{Action, Config, Event, RunId, TokenCore, TokenId};
+use crate::tokens::{Action, Config, Event, TokenCore, TokenHolder, TokenId};
 
 /// Number of periods of the quota that a dry run lasts.
 pub const PERIODS: u32 = 2;
@@ -67,7 +67,7 @@ impl DryRun {
         let mut events = Vec::with_capacity(2 * terms.len());
         for (place, terms) in terms.iter().enumerate() {
             let slice = SliceId(place as u64);
-            let run = RunId(place as u64);
+            let run = TokenHolder(place as u64);
             events.push(Event::Terms { slice, terms: *terms });
             // A flat curve gains nothing from width: units beyond the least are not promised.
             events.push(Event::Ask { slice, run, deadline: None, curve: ComputeCurve::FLAT });
@@ -127,7 +127,12 @@ impl DryRun {
         for (slice, place) in self.out.iter_mut().enumerate() {
             let Some(out) = place.take_if(|out| out.ends <= self.now) else { continue };
             let busy = self.now.since(out.begun);
-            self.events.push(Event::Spent { run: RunId(slice as u64), token: out.token, busy, more: true });
+            self.events.push(Event::Spent {
+                run: TokenHolder(slice as u64),
+                token: out.token,
+                busy,
+                more: true,
+            });
             if self.now > self.last_period {
                 let from = out.begun.since(self.last_period);
                 record(Granted { slice, on: out.on, from, to: self.now.since(self.last_period) });

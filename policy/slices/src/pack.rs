@@ -28,7 +28,8 @@ const KNOWN_MAX: usize = 10_000;
 pub struct SliceDemand {
     pub id: SliceId,
     pub terms: Terms,
-    /// GPU memory: weights and workspace. Slices that share weights are counted twice.
+    /// GPU memory: weights and workspace. Counts in full for each slice; a caller sets 0 for a slice whose
+    /// memory another slice already counts.
     pub memory: Bytes,
     /// Share of the GPU's memory bandwidth that the slice uses at full speed.
     pub bandwidth: Permille,

@@ -26,7 +26,7 @@ pub struct SliceWish {
     pub terms: Terms,
     /// Number of slices.
     pub count: u32,
-    /// GPU memory of the model. Slices on a GPU share the weights, which count once.
+    /// GPU memory of the model. Counts once for all slices of the function on a GPU.
     pub memory: Bytes,
     /// Nodes on which the function is placed.
     pub nodes: Vec<NodeName>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millrace_slices::dry_run;
 use millrace_slices::rectangles::{Rectangle, RectanglePacker, Restructure};
-use millrace_slices::tokens::{Action, Config, Event, QuotaCap, RunId, TokenCore, TokenId, TokenOrder};
+use millrace_slices::tokens::{Action, Config, Event, QuotaCap, TokenCore, TokenHolder, TokenId, TokenOrder};
 use millrace_slices::units::Grid;
 use millrace_types::{ComputeCurve, Permille, SliceId, Terms, Timestamp};
 use serde::Deserialize;
@@ -41,7 +41,7 @@ const SKIP: TokenOrder = TokenOrder::Skip { age: Duration::from_secs(2) };
 struct Pods {
     core: TokenCore,
     token: Duration,
-    held: BTreeMap<RunId, (TokenId, Timestamp)>,
+    held: BTreeMap<TokenHolder, (TokenId, Timestamp)>,
 }
 
 impl Pods {
@@ -63,7 +63,7 @@ impl Pods {
         }
         for (id, wants) in wants.iter().enumerate() {
             let slice = SliceId(id as u64);
-            let run = RunId(id as u64);
+            let run = TokenHolder(id as u64);
             events.push(match wants {
                 true => Event::Ask { slice, run, deadline: None, curve: ComputeCurve::FLAT },
                 false => Event::Left { run },

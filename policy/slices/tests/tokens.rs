@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use millrace_slices::dry_run;
-use millrace_slices::tokens::{Action, Config, Event, QuotaCap, RunId, TokenId, TokenOrder};
+use millrace_slices::tokens::{Action, Config, Event, QuotaCap, TokenHolder, TokenId, TokenOrder};
 use millrace_slices::units::Grid;
 use millrace_types::{Permille, SliceId, Terms, Timestamp};
 use proptest::prelude::*;
@@ -214,9 +214,9 @@ fn a_message_about_an_unknown_token_or_slice_changes_nothing() {
     let run = executor.seats[0].run.unwrap();
     executor.send(vec![
         Event::Spent { run, token: TokenId(77), busy: TOKEN, more: false },
-        Event::Spent { run: RunId(9), token: TokenId(0), busy: TOKEN, more: true },
+        Event::Spent { run: TokenHolder(9), token: TokenId(0), busy: TOKEN, more: true },
         Event::Gone { slice: SliceId(9) },
-        Event::Left { run: RunId(9) },
+        Event::Left { run: TokenHolder(9) },
     ]);
     assert_eq!(executor.core, before);
     assert_eq!(executor.actions, []);

@@ -4,10 +4,10 @@
 //! with an engine of its own.
 //!
 //! ```text
-//!  Begin(facts of inputs) ─▶ ┌────────┐ ─▶ Call(step, row)…       answered by Done or Failed
-//!  Done(facts of outputs) ─▶ │ Engine │ ─▶ Release(slot)          after its last consumer (D28)
-//!  Failed, Lost ───────────▶ │        │ ─▶ Empty(slot)            an output that no call makes
-//!                            └────────┘ ─▶ Answer or Fail, once   and Abandon, Release of the rest
+//!  Begin(facts of inputs) ─▶ ┌──────────┐ ─▶ Call(step, row)…       answered by Done or Failed
+//!  Done(facts of outputs) ─▶ │ Workflow │ ─▶ Release(slot)          after its last consumer (D28)
+//!  Failed, Lost ───────────▶ │ Engine   │ ─▶ Empty(slot)            an output that no call makes
+//!                            └──────────┘ ─▶ Answer or Fail, once   and Abandon, Release of the rest
 //! ```
 //!
 //! After every event four passes bring the run up to date:

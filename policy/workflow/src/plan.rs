@@ -14,14 +14,14 @@ use super::protocol::{StepIndex, TensorIndex};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A step runs a function or workflow that does not exist.
-    #[error("step \"{step}\" runs {run}, which does not exist")]
+    #[error("step \"{step}\" runs {run}, which does not exist: apply it first, or change the step")]
     UnknownRun {
         step: FunctionName,
         /// Missing function or workflow.
         run: StepTarget,
     },
     /// A step or output takes a tensor that no step makes.
-    #[error("{of} takes {from}, which does not exist")]
+    #[error("{of} takes {from}, which does not exist: name an input of the workflow or an output of a step")]
     UnknownSource {
         /// Step or output that takes the tensor.
         of: String,
@@ -29,14 +29,18 @@ pub enum GraphError {
         from: TensorSource,
     },
     /// `each` of a step names a tensor that is no input of the step.
-    #[error("step \"{step}\" runs for each {each:?}, which is not an input of the step")]
+    #[error(
+        "step \"{step}\" runs for each {each:?}, which is not an input of the step: name one of its inputs"
+    )]
     UnknownEach {
         step: FunctionName,
         /// Name given in `each`.
         each: String,
     },
     /// A step that is part of a cycle, or waits for a step that does not exist.
-    #[error("step \"{0}\" waits for a step that never runs")]
+    #[error(
+        "step \"{0}\" waits for a step that never runs: remove the cycle, or the step that does not exist"
+    )]
     NeverRuns(FunctionName),
 }
 

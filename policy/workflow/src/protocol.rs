@@ -167,6 +167,8 @@ pub enum RunFailureCause {
     )]
     TooManyRows { rows: u64 },
     /// The driver could not evaluate the step's condition.
-    #[error("the step's condition is on a tensor without a zero to compare with")]
+    #[error(
+        "the step's condition is on a tensor whose type has no zero: use a tensor of numbers or booleans"
+    )]
     Unread,
 }

@@ -1,7 +1,7 @@
 //! The thread that writes the log, and its jobs.
 //!
 //! ```text
-//!   LogStore ── Job ──▶ [queue of JOBS_MAX] ──▶ carry out each ──▶ one sync ──▶ acknowledge each
+//!   LogStore ── LogJob ──▶ [queue of JOBS_MAX] ──▶ carry out each ──▶ one sync ──▶ acknowledge each
 //! ```
 //!
 //! Jobs are carried out in order. Waiting jobs share a sync: sled's flush (which on Linux is only

@@ -53,7 +53,7 @@ impl SnapshotDir {
     }
 
     /// Stores a snapshot in place of the previous one. Durable on return. A snapshot that is not
-    /// newer than the stored one is dropped, because the log may already begin behind the stored
+    /// newer than the stored one is dropped, because the log may already begin after the stored
     /// one. After a failure the same snapshot may be stored again.
     pub(crate) fn put(&self, meta: &SnapshotMeta, state: &WriteState<'_>) -> Result<(), Error> {
         let encoding = SnapshotEncoder::of(meta, state)?;

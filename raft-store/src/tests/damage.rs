@@ -102,7 +102,7 @@ async fn a_missing_snapshot_is_not_taken_for_an_empty_state() {
     fs::remove_file(snapshot_path(dir.path())).unwrap();
     let error = refusal(dir.path());
     assert!(
-        error.to_string().starts_with("a snapshot is missing although the log begins behind entry 9"),
+        error.to_string().starts_with("a snapshot is missing although the log begins after entry 9"),
         "{error}"
     );
 }

@@ -121,11 +121,11 @@ impl DataflowRun<'_> {
     }
 
     /// Reports the state of a call to the stores of its inputs.
-    fn stands(&mut self, request: usize, function: usize, standing: ConsumerDistance) -> Result<(), Error> {
+    fn stands(&mut self, request: usize, function: usize, distance: ConsumerDistance) -> Result<(), Error> {
         for key in self.requests[request].calls[function].inputs.clone() {
             let Some(object) = self.objects.get(&key) else { continue };
             let Some(consumer) = object.takers.iter().position(|&taker| taker == function) else { continue };
-            let event = Event::ConsumerMoved { object: ObjectKey(key), consumer, standing };
+            let event = Event::ConsumerMoved { object: ObjectKey(key), consumer, distance };
             self.tell(object.site, event)?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 //! that change with each event.
 //!
 //! ```text
-//! Setup { topology, nodes, apps, system, arrivals } ──► run ──► Outcome { requests, memory, checks }
+//! DataflowSetup { topology, nodes, apps, system, arrivals } ──► run ──► DataflowOutcome { requests, memory, checks }
 //!
 //!   requests ──► instances ──► courses (fabric) ──► links: transfers::paths, transfers::rates
 //!                    └───────► stores: memory::elastic

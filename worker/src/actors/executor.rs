@@ -98,6 +98,12 @@ impl ExecutorActor {
                     self.port.start(incarnation);
                 }
                 Action::Kill => {
+                    if !self.stopping {
+                        tracing::warn!(
+                            gpu = self.gpu.0,
+                            "killing the executor: it was not ready in time, or a replacement was requested"
+                        );
+                    }
                     self.forget_process();
                     self.port.kill();
                 }
@@ -184,7 +190,7 @@ impl ExecutorActor {
                 if self.stopping {
                     tracing::info!(gpu = self.gpu.0, %incarnation, status, "executor stopped");
                 } else {
-                    tracing::warn!(gpu = self.gpu.0, %incarnation, status, "executor died");
+                    tracing::warn!(gpu = self.gpu.0, %incarnation, status, "executor ended unexpectedly, or was killed to be replaced");
                 }
                 self.step(now, Event::Exited { incarnation });
             }
@@ -206,7 +212,7 @@ impl ExecutorActor {
                 tracing::warn!(gpu = self.gpu.0, program, status, "executor of one model died");
                 self.tell_gpu_of(program, |model| GpuEvent::ProgramLost { model });
             }
-            // `ExecutorPort::heard` consumes the parts of an isolating port.
+            // `ExecutorPort::filter_event` consumes these events of an isolating port.
             PortEventKind::Part(..) => {}
         }
     }
@@ -215,7 +221,7 @@ impl ExecutorActor {
         if ready.protocol_version == PROTOCOL_VERSION {
             self.pid = ready.pid;
             if let Some(group) = groups::measured(&ready.copy_rates) {
-                tracing::info!(gpu = self.gpu.0, %group, "size of a group measured");
+                tracing::info!(gpu = self.gpu.0, %group, "measured the size of a weight group, in which weights are copied");
                 self.peers.directory.record_weight_group(group);
             }
             self.step(now, Event::Ready { incarnation });
@@ -230,8 +236,8 @@ impl ExecutorActor {
     }
 }
 
-/// Returns the model of a program. Programs are numbered by their models, so another number is not a
-/// program of this worker.
+/// Returns the model of a loaded program. In the executor protocol a program is a loaded model with the
+/// model's number, and never a user's program, so another number is not a program of this worker.
 fn model_of(program: u64) -> Option<ModelId> {
     u32::try_from(program).ok().map(ModelId)
 }

@@ -140,8 +140,8 @@ impl FunctionActor {
                         let work = SharedWork::clone(&caller.work);
                         match &self.below {
                             RunBackend::Gpus => self.node.post(node::Message::Enqueue { work, attempts }),
-                            RunBackend::ProcessPool(crew) => {
-                                crew.post(process_pool::Message::Enqueue { work, attempts })
+                            RunBackend::ProcessPool(pool) => {
+                                pool.post(process_pool::Message::Enqueue { work, attempts })
                             }
                         }
                         if !caller.work.invocation.next.is_empty() {
@@ -161,7 +161,7 @@ impl FunctionActor {
                     self.callers.remove(&key);
                     match &self.below {
                         RunBackend::Gpus => self.node.post(node::Message::Withdraw(key)),
-                        RunBackend::ProcessPool(crew) => crew.post(process_pool::Message::Withdraw(key)),
+                        RunBackend::ProcessPool(pool) => pool.post(process_pool::Message::Withdraw(key)),
                     }
                 }
                 Action::Retired => self.node.post(node::Message::Retired(self.index)),

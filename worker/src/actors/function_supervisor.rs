@@ -53,7 +53,7 @@ impl FunctionSupervisor {
     pub(crate) fn host(&self, config: FunctionConfig, program: Arc<HostedProgram>, processes: u32) {
         let added = self.0.registry.borrow_mut().add_program(config, program, processes);
         if let Some(function) = added {
-            self.start_crew(function);
+            self.start_pool(function);
             self.start_function(function);
         }
     }
@@ -79,7 +79,7 @@ impl FunctionSupervisor {
         let (told, below) = match &hosted.program {
             None => (Rc::clone(&state.slo_reports), RunBackend::Gpus),
             Some(hosting) => {
-                (Rc::new(Cell::new(SloCountReports::No)), RunBackend::ProcessPool(hosting.crew.clone()))
+                (Rc::new(Cell::new(SloCountReports::No)), RunBackend::ProcessPool(hosting.pool.clone()))
             }
         };
         let score = Rc::clone(&hosted.score);
@@ -105,7 +105,7 @@ impl FunctionSupervisor {
         }
     }
 
-    fn start_crew(&self, index: FunctionIndex) {
+    fn start_pool(&self, index: FunctionIndex) {
         let state = &self.0;
         let registry = state.registry.borrow();
         let Some((hosted, hosting)) =
@@ -114,11 +114,11 @@ impl FunctionSupervisor {
             return;
         };
         let program = Arc::clone(&hosting.program);
-        let crew = &hosting.crew;
+        let pool = &hosting.pool;
         let seed = state.seed ^ u64::from(index.0);
-        let actor = ProcessPoolActor::new(&hosted.config, program, hosting.processes, seed, crew.clone());
-        crew.publish(self.spawn(actor, ActorId::ProcessPool(index), Sleeper::NODE).mailbox());
-        crew.post(process_pool::Message::Start);
+        let actor = ProcessPoolActor::new(&hosted.config, program, hosting.processes, seed, pool.clone());
+        pool.publish(self.spawn(actor, ActorId::ProcessPool(index), Sleeper::NODE).mailbox());
+        pool.post(process_pool::Message::Start);
     }
 
     /// Restarts an actor, and tells the other actors about the requests that were lost.
@@ -131,7 +131,7 @@ impl FunctionSupervisor {
             ActorId::ProcessPool(index) => {
                 let registry = registry.borrow();
                 let hosting = registry.function(index).and_then(|hosted| hosted.program.as_ref());
-                hosting.map_or(0, |hosting| hosting.crew.epoch())
+                hosting.map_or(0, |hosting| hosting.pool.epoch())
             }
         };
         tracing::error!(?who, epoch, message, "an actor panicked and is restarted");
@@ -140,12 +140,12 @@ impl FunctionSupervisor {
                 self.start_function(index);
                 let registry = registry.borrow();
                 match registry.function(index).and_then(|hosted| hosted.program.as_ref()) {
-                    Some(hosting) => hosting.crew.post(process_pool::Message::FunctionReset),
+                    Some(hosting) => hosting.pool.post(process_pool::Message::FunctionReset),
                     None => self.0.node.post(node::Message::FunctionReset(index)),
                 }
             }
             ActorId::ProcessPool(index) => {
-                self.start_crew(index);
+                self.start_pool(index);
                 if let Some(hosted) = registry.borrow().function(index) {
                     hosted.slot.post(function::Message::NodeLost(Reason::Internal));
                 }

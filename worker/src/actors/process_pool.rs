@@ -116,7 +116,9 @@ impl ProcessPoolActor {
         let Some(process) = self.processes.get(&place) else { return };
         process.kill();
         let why = match why {
-            KillReason::Silent => format!("killed: the process sent no greeting within {START_TIMEOUT:?}"),
+            KillReason::Silent => {
+                format!("killed: the process did not report that it is ready within {START_TIMEOUT:?}")
+            }
             KillReason::Abandoned => {
                 format!(
                     "killed: the process still ran {:?} after its request was abandoned",
@@ -192,7 +194,7 @@ impl ProcessPoolActor {
         entry.began = now;
         entry.attempt = attempt;
         entry.work.home.post(RequestUpdate::Dispatched(key));
-        let left = deadline(&entry.work).since(now);
+        let left = timeout_end(&entry.work).since(now);
         let sent = call(&entry.work, left).map_err(OfferError::OutOfResources);
         match sent.and_then(|(call, descriptors)| {
             process.call(call, descriptors, asker(&entry.work, self.deadline))
@@ -314,11 +316,11 @@ impl ProcessPoolActor {
 }
 
 /// Returns the time at which a request's timeout ends.
-fn deadline(work: &SharedWork) -> Timestamp {
+fn timeout_end(work: &SharedWork) -> Timestamp {
     work.accepted + work.invocation.timeout
 }
 
-/// Returns the reader of the request's data, with the objective of the transfers.
+/// Returns the request as the requester of its data's transfers.
 fn asker(work: &SharedWork, deadline: Option<Duration>) -> Arc<TransferRequester> {
     Arc::new(TransferRequester {
         revision: work.invocation.revision.clone(),
@@ -346,7 +348,7 @@ fn call(work: &SharedWork, left: Duration) -> io::Result<(wire::Call, Vec<OwnedF
             Some(Sent::ContentsFd(place)) => {
                 (Some(wire::tensor::Contents::ContentsFd(*place)), size(*place).unwrap_or(0))
             }
-            // The inputs of programs are copied from GPUs to the host before (`Reader::Process`), so these
+            // The inputs of programs are copied from GPUs to the host before (`InputReader::Process`), so these
             // contents do not occur here.
             Some(Sent::Object(_) | Sent::KeptBytes(_)) | None => (None, 0),
         };
@@ -377,7 +379,7 @@ impl ActorBehaviour for ProcessPoolActor {
             Message::Start => self.step(now, Event::Start),
             Message::Enqueue { work, attempts } => {
                 let key = work.key;
-                let deadline = deadline(&work);
+                let deadline = timeout_end(&work);
                 self.entries.insert(key, PooledRequest { work, began: now, attempt: 0 });
                 self.step(now, Event::Enqueue { key, attempts, deadline });
             }

@@ -123,9 +123,9 @@ impl GpuSpans {
         let Some((_, span)) = self.run.as_ref().filter(|(mine, _)| *mine == run) else { return };
         for launch in times {
             let started = Timestamp(launch.started_ns);
-            let held = Duration::from_nanos(launch.held_ns);
+            let held = Duration::from_nanos(launch.token_wait_ns);
             if held >= TOKEN_WAIT_SHOWN_MIN {
-                let asked = Timestamp(launch.started_ns.saturating_sub(launch.held_ns));
+                let asked = Timestamp(launch.started_ns.saturating_sub(launch.token_wait_ns));
                 trace::record_finished(span, "token", past(now, asked, started), || {
                     vec![KeyValue::new("millrace.launch", i64::from(launch.launch))]
                 });

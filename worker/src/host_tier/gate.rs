@@ -2,8 +2,8 @@
 //! request needs, and lets requests wait for models that are only on the disk (a cold start).
 //!
 //! ```text
-//!  requests ── enter ─► here: counted, at once          host tier ── arrived, try_leave, refuse ─► gate
-//!                 └───► away: counted, wakes the tier, waits ◄── arrived
+//!  requests ── enter ─► here: counted, at once    host tier ── record_loaded, try_evict, refuse ─► gate
+//!                 └───► away: counted, wakes the tier, waits ◄── record_loaded
 //! ```
 //! A waiting request counts as a user of its model, so that the model is still in host memory when the
 //! request continues. At most [`WAITING_MAX`] requests wait, each for no longer than its own timeout.

@@ -3,7 +3,7 @@
 //! report back with [`Event`]s.
 //!
 //! ```text
-//! Desired, Prepared, Failed, Installed, Asked, Hinted, RoomMade, Tick
+//! Desired, Prepared, Failed, Installed, ModelsAwaited, Hinted, RoomMade, Tick
 //!                            ->  Prepare, Install, Arrived, MakeRoom, Retire, Release, Refuse, Drop
 //! ```
 //!

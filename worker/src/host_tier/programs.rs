@@ -23,7 +23,7 @@ pub(super) fn judge(phase: &mut ServingPhase, said: Option<&HealthReport>) {
 /// Waits until the health of a program changes. Never returns on a worker without programs.
 pub(super) async fn changed(healths: &mut Option<watch::Receiver<ProgramHealths>>) {
     match healths {
-        // The host tier holds `Programs`, and with it the sender, so the channel does not close here.
+        // The host tier holds the `ProgramStore`, and with it the sender, so the channel does not close here.
         Some(healths) => drop(healths.changed().await),
         None => std::future::pending().await,
     }

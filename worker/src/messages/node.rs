@@ -71,7 +71,7 @@ pub(crate) enum Message {
     Hasten { transfer: TransferId, reader: RequestKey },
     /// The bytes of a transfer are no longer needed.
     CancelTransfer(TransferId),
-    /// A batch ended, or a GPU reports the outcome of a lock for a copy.
+    /// A batch of a transfer ended, or a GPU reports the outcome of a lock for a copy.
     Fabric(fabric::Event),
     /// A request for the profile of each model.
     Profiles { reply: oneshot::Sender<Vec<(Digest, Profile)>> },

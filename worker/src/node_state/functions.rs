@@ -60,7 +60,7 @@ impl NodeState {
     /// model.
     pub(crate) fn remove(&self, function: FunctionIndex) -> Option<Removed> {
         if let Some(hosting) = self.registry.borrow().function(function).and_then(|it| it.program.as_ref()) {
-            hosting.crew.post(process_pool::Message::Stop);
+            hosting.pool.post(process_pool::Message::Stop);
         }
         let removed = self.registry.borrow_mut().remove(function)?;
         self.residence().removed(self.clock.now(), function);

@@ -158,7 +158,7 @@ impl NodeState {
             self.directory.withdraw_function(&hosted.config.key);
             hosted.slot.post(function::Message::NodeLost(Reason::ShuttingDown));
             if let Some(hosting) = &hosted.program {
-                hosting.crew.post(process_pool::Message::Stop);
+                hosting.pool.post(process_pool::Message::Stop);
             }
         }
     }

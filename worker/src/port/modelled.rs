@@ -368,7 +368,7 @@ fn translate(word: ModelledEvent, incarnation: Incarnation) -> PortEventKind {
                 waited_ns: nanos(waited),
                 launches: 1,
                 launch_times: Vec::new(),
-                held_ns: nanos(held),
+                token_wait_ns: nanos(held),
                 sm_ns: nanos(sm),
                 token: token.map(|(token, _)| token.0),
                 token_busy_ns: token.map_or(0, |(_, busy)| nanos(busy)),

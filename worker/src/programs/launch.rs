@@ -21,7 +21,7 @@ const BUSY_TRIES: u32 = 100;
 /// The wait between two such attempts.
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
-/// Runs the program that the worker named in place of this process. Returns only if that fails.
+/// Replaces this process with the program that the worker named. Returns only if that fails.
 #[must_use]
 pub fn launch() -> ExitCode {
     let Some(path) = std::env::var_os(PROGRAM_VARIABLE) else {

@@ -6,7 +6,7 @@
 //! Function ── Enqueue ─► pool ── Call ─► process   an actor each; gpu::process_pool decides
 //!     ▲                   │ ▲              │
 //!     └─── Computed ──────┘ └── Return ────┤
-//!                 objects ◄── Store, Fetch ┘              memfds: no byte is moved
+//!                 objects ◄── Store, Fetch ┘              memfds: sealed data is not copied
 //! ```
 //! A process runs a file that the function's owner uploaded, so a worker runs programs only with the
 //! operator's permission. The process runs as the worker's user without a sandbox: a client that may

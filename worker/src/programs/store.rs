@@ -198,13 +198,13 @@ mod tests {
         };
         let files = || std::fs::read_dir(dir.path()).unwrap().count();
         let hosted = put();
-        let crew = Arc::clone(&hosted);
+        let pool = Arc::clone(&hosted);
         drop(hosted);
-        assert_eq!(std::fs::read(&crew.path).unwrap(), b"program");
+        assert_eq!(std::fs::read(&pool.path).unwrap(), b"program");
         // The same program is applied again while its earlier revision retires.
         let next = put();
         assert_eq!(files(), 2);
-        drop(crew);
+        drop(pool);
         assert_eq!(std::fs::read(&next.path).unwrap(), b"program");
         drop(next);
         assert_eq!(files(), 0);

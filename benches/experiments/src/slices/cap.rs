@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use millrace_sim::workload::random;
-use millrace_slices::tokens::{Action, Config, Event, QuotaCap, RunId, TokenCore, TokenId};
+use millrace_slices::tokens::{Action, Config, Event, QuotaCap, TokenCore, TokenHolder, TokenId};
 use millrace_types::{ComputeCurve, Permille, SliceId, Terms, Timestamp};
 use rand::Rng as _;
 
@@ -48,7 +48,7 @@ impl Pod {
     }
 
     /// Runs a request that arrived at a time, and returns its latency.
-    fn serve(&mut self, run: RunId, arrived: Timestamp) -> Result<Duration> {
+    fn serve(&mut self, run: TokenHolder, arrived: Timestamp) -> Result<Duration> {
         self.now = self.now.max(arrived);
         let mut left = RUN;
         let ask = Event::Ask { slice: SliceId(0), run, deadline: None, curve: ComputeCurve::FLAT };
@@ -81,7 +81,7 @@ fn latencies(config: Config, load: f64, span: Duration, seed: u64) -> Result<Vec
         if arrived > Timestamp::ZERO + span {
             break;
         }
-        latencies.push(pod.serve(RunId(latencies.len() as u64), arrived)?);
+        latencies.push(pod.serve(TokenHolder(latencies.len() as u64), arrived)?);
     }
     latencies.sort_unstable();
     Ok(latencies)

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     target: ResourceTarget,
     /// The name of a single item; for GPUs and slices, the name of a node; for profiles, of a function.
     name: Option<String>,
-    /// List the functions or workflows of every tenant.
+    /// List the functions, workflows or profiles of every tenant.
     #[arg(short = 'A', long)]
     all_tenants: bool,
     /// Read the answering controller's own state, which may be out of date; works while no

@@ -25,7 +25,8 @@ The field sm is a percentage of the SMs; a quota is a fraction of the time. A li
 1 unless named. The optional bandwidth is the share of the memory's bandwidth that the pod uses at full
 speed. A file has at most 1 MiB and 1000 replicas, for at most 256 GPUs.
 
-Pods are placed in the order of the file. Nothing is deployed: workers do not run slices yet.
+Pods are placed in the order of the file. Nothing is deployed: functions ask for slices in their manifests
+(resources.sm, quotaRequest, quotaLimit and slices).
 
 Examples:
   millrace slices plan -f examples/slices/pods.yaml

@@ -53,12 +53,12 @@ pub(crate) struct Args {
     pub(super) machine: WorkerOptions,
     #[command(flatten)]
     pub(super) policy: InitialPolicy,
-    /// The listen address for clients; other controllers use the next ports. Port 0 selects free
-    /// ports.
+    /// The listen address of the first controller for clients; the other controllers listen on the next
+    /// ports. Port 0 selects free ports.
     #[arg(long, value_name = "ADDRESS", default_value_t = loopback(CLIENT_PORT))]
     pub(super) listen: SocketAddr,
-    /// The listen address for workers and controllers; other controllers use the next ports
-    /// [default: 127.0.0.1:7070, or free ports with --ephemeral].
+    /// The listen address of the first controller for workers and other controllers; the other controllers
+    /// listen on the next ports [default: 127.0.0.1:7070, or free ports with --ephemeral].
     #[arg(long, value_name = "ADDRESS")]
     pub(super) internal_listen: Option<SocketAddr>,
     /// The listen address of the first worker; the others use the next ports [default:

@@ -11,7 +11,8 @@ use millrace_workflow::{PrewarmHint, PrewarmTarget, StepIndex, WorkflowGraph};
 use crate::serving::backend::ServingBackend;
 
 impl ServingBackend {
-    /// Returns the functions behind a step. `after` has the functions behind the whole workflow.
+    /// Returns the functions that probably run after a step. `after` has those that probably run after the whole
+    /// workflow.
     pub(super) fn ahead(
         &self,
         tenant: &TenantName,

@@ -25,8 +25,8 @@ pub(crate) use stream::{RawEvent, RawStream};
 
 use crate::error::{DriverError, Error};
 
-/// Oldest driver whose functions suffice, for the error text.
-const OLDEST_DRIVER: &str = "570";
+/// Oldest driver that Millrace asks for, as [`DRIVER_MIN`](crate::nvml::DRIVER_MIN), for the error text.
+const OLDEST_DRIVER: &str = "580";
 
 /// Names that every use of the device needs.
 const REQUIRED: &[&str] = &[

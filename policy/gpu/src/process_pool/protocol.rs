@@ -82,8 +82,9 @@ pub enum KillReason {
 pub enum ProgramHealth {
     /// No process has completed its handshake yet.
     Starting,
-    /// A process has completed its handshake, and the program still starts.
+    /// A process has completed its handshake at some time, and the program is not failing.
     Up,
-    /// The program does not start; further starts are attempted.
+    /// The last starts failed and no process is ready, or a start timed out before any handshake; further
+    /// starts are attempted.
     Failing,
 }

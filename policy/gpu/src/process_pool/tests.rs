@@ -9,13 +9,13 @@ use millrace_core::attempts::Idempotence;
 const SECOND: Duration = Duration::from_secs(1);
 
 struct World {
-    crew: ProcessPool,
+    pool: ProcessPool,
     now: Timestamp,
 }
 
 impl World {
     fn new(processes: u32) -> Self {
-        let mut world = Self { crew: ProcessPool::new(processes, 0, 7), now: Timestamp(1) };
+        let mut world = Self { pool: ProcessPool::new(processes, 0, 7), now: Timestamp(1) };
         world.tell(Event::Start);
         world
     }
@@ -30,7 +30,7 @@ impl World {
 
     fn tell(&mut self, event: Event) -> Vec<Action> {
         let mut actions = Vec::new();
-        self.crew.on_event(self.now, event, &mut actions);
+        self.pool.on_event(self.now, event, &mut actions);
         actions
     }
 
@@ -95,11 +95,11 @@ fn a_dying_process_has_its_request_run_again_or_refused() {
     assert_eq!(world.tell(exited(0, 1)), [fail(1, Reason::ExecutorLost, true), spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
     assert_eq!(world.tell(exited(0, 2)), []);
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
     assert_eq!(world.tell(ready(0, 3)), [run(0, 2, 2)]);
     assert_eq!(world.tell(exited(0, 3)), [fail(2, Reason::Quarantined, true)]);
-    assert_eq!(world.crew.restarts(), 2, "the third restart still waits");
+    assert_eq!(world.pool.restarts(), 2, "the third restart still waits");
 }
 
 #[test]
@@ -109,14 +109,14 @@ fn a_process_with_an_abandoned_request_has_a_grace_and_is_replaced_at_once() {
     world.enqueue(2, Idempotence::Yes);
     // The client of request 1 disconnects.
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(1) }), [forget(1)]);
-    assert_eq!(world.crew.next_wake(), Some(Timestamp(1) + GRACE));
+    assert_eq!(world.pool.next_wake(), Some(Timestamp(1) + GRACE));
     world.now = Timestamp(1) + GRACE;
     assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Abandoned)]);
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
     assert_eq!(world.tell(ready(0, 2)), [run(0, 2, 1)]);
     // The same at a request's deadline. Every replacement is immediate, because the process is not
     // at fault.
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [forget(2)]);
     world.now = world.now + GRACE;
     assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Abandoned)]);
@@ -131,7 +131,7 @@ fn a_process_that_answers_in_its_grace_goes_on() {
     world.enqueue(2, Idempotence::Yes);
     let place = ProcessSlot(0);
     let incarnation = Incarnation(1);
-    assert_eq!(world.crew.running(place, incarnation), Some(RequestKey(1)));
+    assert_eq!(world.pool.running(place, incarnation), Some(RequestKey(1)));
     let returned = Event::Returned { place, incarnation, key: RequestKey(1) };
     assert_eq!(world.tell(returned), [run(0, 2, 1)]);
 }
@@ -156,7 +156,7 @@ fn a_request_withdrawn_after_its_process_died_is_not_run_again() {
     world.enqueue(2, Idempotence::Yes);
     assert_eq!(world.tell(exited(0, 2)), []);
     assert_eq!(world.tell(Event::Withdraw { key: RequestKey(2) }), [forget(2)]);
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [spawn(0, 3)]);
     assert_eq!(world.tell(ready(0, 3)), []);
 }
@@ -170,30 +170,30 @@ fn a_request_running_at_the_stop_is_not_run_by_a_process_that_becomes_ready_late
     let stopped = [forget(2), forget(1), kill(0, KillReason::Stop), kill(1, KillReason::Stop)];
     assert_eq!(world.tell(Event::Stop), stopped);
     assert_eq!(
-        world.crew.running(ProcessSlot(0), Incarnation(1)),
+        world.pool.running(ProcessSlot(0), Incarnation(1)),
         None,
         "the answer of request 1 is ignored"
     );
     assert_eq!(world.tell(exited(0, 1)), []);
     assert_eq!(world.tell(ready(1, 1)), [], "the process became ready before it was killed");
-    assert!(!world.crew.is_over());
+    assert!(!world.pool.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
-    assert_eq!((world.crew.waiting.len(), world.crew.next_wake()), (0, None));
-    assert!(world.crew.is_over());
+    assert_eq!((world.pool.waiting.len(), world.pool.next_wake()), (0, None));
+    assert!(world.pool.is_over());
 }
 
 #[test]
 fn a_stopped_pool_is_over_when_its_last_process_has_ended() {
-    assert!(!World::new(0).crew.is_over());
+    assert!(!World::new(0).pool.is_over());
     let mut world = World::up(2);
     for incarnation in [1, 2] {
         assert!(!world.tell(exited(0, incarnation)).contains(&spawn(0, 3)));
     }
     // Process 0 waits to be started again, and process 1 runs.
     assert_eq!(world.tell(Event::Stop), [kill(1, KillReason::Stop)]);
-    assert!(!world.crew.is_over());
+    assert!(!world.pool.is_over());
     assert_eq!(world.tell(exited(1, 1)), []);
-    assert!(world.crew.is_over());
+    assert!(world.pool.is_over());
 }
 
 #[test]
@@ -245,26 +245,26 @@ fn a_given_up_process_is_replaced_at_once_and_its_request_is_not_quarantined() {
 #[test]
 fn a_program_is_up_once_a_process_is_ready_and_failing_while_none_starts() {
     let mut world = World::new(2);
-    assert_eq!(world.crew.health(), ProgramHealth::Starting);
+    assert_eq!(world.pool.health(), ProgramHealth::Starting);
     world.tell(exited(0, 1));
-    assert_eq!(world.crew.health(), ProgramHealth::Starting, "a single failed start may be an accident");
+    assert_eq!(world.pool.health(), ProgramHealth::Starting, "a single failed start may be an accident");
     for _ in 1..FAILED_STARTS_MAX {
         world.now = world.now + RESTARTS.ceiling;
         world.tell(Event::Tick);
-        let incarnation = world.crew.processes[0].incarnation;
+        let incarnation = world.pool.processes[0].incarnation;
         world.tell(Event::Exited { place: ProcessSlot(0), incarnation });
     }
-    assert_eq!(world.crew.health(), ProgramHealth::Failing);
+    assert_eq!(world.pool.health(), ProgramHealth::Failing);
     world.tell(ready(1, 1));
-    assert_eq!(world.crew.health(), ProgramHealth::Up);
+    assert_eq!(world.pool.health(), ProgramHealth::Up);
     // A process that never completes its handshake.
     let mut world = World::new(1);
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     world.tell(Event::Tick);
-    assert_eq!(world.crew.health(), ProgramHealth::Failing);
+    assert_eq!(world.pool.health(), ProgramHealth::Failing);
     world.tell(exited(0, 1));
     world.tell(ready(0, 2));
-    assert_eq!(world.crew.health(), ProgramHealth::Up);
+    assert_eq!(world.pool.health(), ProgramHealth::Up);
 }
 
 #[test]
@@ -285,13 +285,13 @@ fn a_program_that_does_not_start_has_its_requests_refused() {
     world.enqueue(1, Idempotence::Yes);
     for incarnation in 1..FAILED_STARTS_MAX.into() {
         world.tell(exited(0, incarnation));
-        world.now = world.crew.next_wake().unwrap();
+        world.now = world.pool.next_wake().unwrap();
         world.tell(Event::Tick);
     }
     let last = world.tell(exited(0, FAILED_STARTS_MAX.into()));
     assert_eq!(last, [fail(1, Reason::FunctionNotReady, false)]);
     assert_eq!(world.enqueue(2, Idempotence::Yes), [fail(2, Reason::FunctionNotReady, false)]);
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     world.tell(Event::Tick);
     world.tell(ready(0, u64::from(FAILED_STARTS_MAX) + 1));
     assert_eq!(world.enqueue(3, Idempotence::Yes), [run(0, 3, 1)]);
@@ -300,7 +300,7 @@ fn a_program_that_does_not_start_has_its_requests_refused() {
 #[test]
 fn a_start_that_takes_too_long_is_given_up() {
     let mut world = World::new(1);
-    world.now = world.crew.next_wake().unwrap();
+    world.now = world.pool.next_wake().unwrap();
     assert_eq!(world.tell(Event::Tick), [kill(0, KillReason::Silent)]);
     assert_eq!(world.tell(ready(0, 1)), [], "too late");
     assert_eq!(world.tell(exited(0, 1)), [spawn(0, 2)]);
@@ -317,7 +317,7 @@ fn the_queue_is_bounded_and_no_process_starts_after_the_stop() {
     let stopped: Vec<_> = waited.chain([kill(0, KillReason::Stop)]).collect();
     assert_eq!(world.tell(Event::Stop), stopped);
     assert_eq!(world.tell(exited(0, 1)), []);
-    assert_eq!(world.crew.next_wake(), None);
+    assert_eq!(world.pool.next_wake(), None);
 }
 
 proptest! {
@@ -346,7 +346,7 @@ proptest! {
                     running.remove(&place);
                     world.tell(exited(place, incarnation))
                 }
-                4 => match world.crew.running(ProcessSlot(place), Incarnation(incarnation)) {
+                4 => match world.pool.running(ProcessSlot(place), Incarnation(incarnation)) {
                     Some(key) => {
                         open.remove(&key.0);
                         running.remove(&place);
@@ -371,7 +371,7 @@ proptest! {
                     let incarnation = Incarnation(incarnation);
                     world.tell(Event::ResourceExhausted { place, incarnation })
                 }
-                8 => match world.crew.running(ProcessSlot(place), Incarnation(incarnation)) {
+                8 => match world.pool.running(ProcessSlot(place), Incarnation(incarnation)) {
                     Some(key) => {
                         running.remove(&place);
                         let place = ProcessSlot(place);
@@ -405,8 +405,8 @@ proptest! {
                     Action::Kill { place, .. } => drop(running.remove(&place.0)),
                 }
             }
-            prop_assert_eq!(open.len(), running.len() + world.crew.waiting.len());
-            prop_assert_eq!(world.crew.restarts(), spawned);
+            prop_assert_eq!(open.len(), running.len() + world.pool.waiting.len());
+            prop_assert_eq!(world.pool.restarts(), spawned);
         }
     }
 }

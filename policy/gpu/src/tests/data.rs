@@ -36,8 +36,8 @@ fn discard(object: u64) -> Event {
 
 fn claim(object: u64) -> Event {
     let object = ObjectKey(object);
-    let standing = ConsumerDistance::Claimed;
-    Event::Data(elastic::Event::ConsumerMoved { object, consumer: ONLY, standing })
+    let distance = ConsumerDistance::Claimed;
+    Event::Data(elastic::Event::ConsumerMoved { object, consumer: ONLY, distance })
 }
 
 fn blocks(actions: &[Action]) -> Option<u32> {

@@ -26,8 +26,8 @@ fn resident(eviction: Eviction) -> Bench {
 }
 
 impl Bench {
-    fn stands(&mut self, model: ModelId, standing: EvictionCandidate) {
-        assert_eq!(self.step(Event::CandidateChanged { model, standing }), []);
+    fn set_candidate(&mut self, model: ModelId, candidate: EvictionCandidate) {
+        assert_eq!(self.step(Event::CandidateChanged { model, candidate }), []);
     }
 
     /// Returns the models that a model of `chunks` chunks evicts.
@@ -50,37 +50,37 @@ impl Bench {
 
 #[test]
 fn replicas_are_evicted_before_light_models_and_light_before_heavy_models() {
-    let order = |eviction, standings: [EvictionCandidate; 3]| {
+    let order = |eviction, candidates: [EvictionCandidate; 3]| {
         let mut bench = resident(eviction);
-        for (model, standing) in [A, B, C].into_iter().zip(standings) {
-            bench.stands(model, standing);
+        for (model, candidate) in [A, B, C].into_iter().zip(candidates) {
+            bench.set_candidate(model, candidate);
         }
         bench.evicts(28)
     };
-    for (standings, due) in [
+    for (candidates, due) in [
         ([HEAVY, LIGHT, REPLICA], [C, B, A]),
         ([LIGHT, HEAVY, REPLICA], [C, A, B]),
         ([HEAVY, LIGHT, LIGHT], [B, C, A]),
         ([HEAVY, REPLICA, REPLICA], [B, C, A]),
         ([HEAVY; 3], [A, B, C]),
     ] {
-        assert_eq!(order(Eviction::Torpor, standings), due, "{standings:?}");
-        let replicas = |standing: &EvictionCandidate| standing.copy == CopyKind::Replica;
+        assert_eq!(order(Eviction::Torpor, candidates), due, "{candidates:?}");
+        let replicas = |candidate: &EvictionCandidate| candidate.copy == CopyKind::Replica;
         let mut by_age = [A, B, C];
-        by_age.sort_by_key(|model| !replicas(&standings[model.0 as usize]));
-        assert_eq!(order(Eviction::Replicas, standings), by_age, "{standings:?}");
-        assert_eq!(order(Eviction::Lru, standings), [A, B, C], "least recently used first");
+        by_age.sort_by_key(|model| !replicas(&candidates[model.0 as usize]));
+        assert_eq!(order(Eviction::Replicas, candidates), by_age, "{candidates:?}");
+        assert_eq!(order(Eviction::Lru, candidates), [A, B, C], "least recently used first");
     }
 }
 
 #[test]
 fn a_reloaded_model_has_the_last_reported_standing() {
     let mut bench = resident(Eviction::Torpor);
-    bench.stands(C, REPLICA);
+    bench.set_candidate(C, REPLICA);
     assert_eq!(bench.evicts(10), [C]);
     bench.arrive_any(ModelId(50));
     bench.now = Timestamp(bench.now.0 + 9_000);
-    bench.stands(C, LIGHT);
+    bench.set_candidate(C, LIGHT);
     bench.assign(10, C);
     bench.arrive_any(C);
     assert_eq!(
@@ -88,21 +88,21 @@ fn a_reloaded_model_has_the_last_reported_standing() {
         Some(()),
         "A made room, the heavy one used longest ago"
     );
-    bench.stands(B, LIGHT);
+    bench.set_candidate(B, LIGHT);
     assert_eq!(bench.evicts_model(51, 10), [B], "light like C, and used before it");
 }
 
 #[test]
 fn a_changed_eviction_policy_applies_to_resident_models() {
     let mut bench = resident(Eviction::Torpor);
-    for (model, standing) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
-        bench.stands(model, standing);
+    for (model, candidate) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
+        bench.set_candidate(model, candidate);
     }
     assert_eq!(bench.step(Event::Eviction(Eviction::Lru)), []);
     assert_eq!(bench.evicts(10), [A], "used longest ago");
     let mut bench = resident(Eviction::Lru);
-    for (model, standing) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
-        bench.stands(model, standing);
+    for (model, candidate) in [(A, HEAVY), (B, REPLICA), (C, LIGHT)] {
+        bench.set_candidate(model, candidate);
     }
     assert_eq!(bench.step(Event::Eviction(Eviction::Torpor)), []);
     assert_eq!(bench.evicts(10), [B]);
@@ -147,7 +147,7 @@ fn locked(transfer: u64, start: u32) -> Action {
 #[test]
 fn a_model_is_not_evicted_while_another_gpu_copies_the_model() {
     let mut bench = resident(Eviction::Torpor);
-    bench.stands(A, REPLICA);
+    bench.set_candidate(A, REPLICA);
     assert_eq!(bench.lock(70, A), [locked(70, 0)]);
     assert_eq!(bench.lock(71, A), [locked(71, 0)]);
     assert_eq!(bench.assign(9, LARGE), [], "all three models would have to be evicted");

@@ -28,7 +28,7 @@ impl ElasticStore {
             function,
             size,
             consumers: consumers.iter().copied().map(Some).collect(),
-            standing: ConsumerDistance::Unqueued,
+            distance: ConsumerDistance::Unqueued,
             place: ObjectLocation::Waiting,
             extents: Vec::new(),
             stored: now,
@@ -57,16 +57,16 @@ impl ElasticStore {
         }
     }
 
-    pub(super) fn stands(&mut self, key: ObjectKey, consumer: usize, standing: ConsumerDistance) {
+    pub(super) fn consumer_moved(&mut self, key: ObjectKey, consumer: usize, distance: ConsumerDistance) {
         let Some(object) = self.objects.get(&key).filter(|object| object.place != ObjectLocation::Ending)
         else {
             return;
         };
         let Some(&Some(before)) = object.consumers.get(consumer) else { return };
-        let claimed = standing == ConsumerDistance::Claimed && before != ConsumerDistance::Claimed;
+        let claimed = distance == ConsumerDistance::Claimed && before != ConsumerDistance::Claimed;
         let now = self.tick();
         self.change(key, |object| {
-            object.consumers[consumer] = Some(standing);
+            object.consumers[consumer] = Some(distance);
             object.update_standing();
             object.used = if claimed { now } else { object.used };
         });
@@ -140,9 +140,9 @@ impl ElasticStore {
     fn stays(&self, object: &StoredObject) -> bool {
         let comes_back = self.config.migration == MigrationPolicy::QueueAware
             && self.orders.waiting.is_empty()
-            && matches!(object.standing, ConsumerDistance::Queued(_));
+            && matches!(object.distance, ConsumerDistance::Queued(_));
         let beside = self.pool.used() - object.held();
-        object.standing == ConsumerDistance::Claimed
+        object.distance == ConsumerDistance::Claimed
             || comes_back && self.has_room_for(object.rank(), object.held(), beside)
     }
 

@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! Requested, Executed ───────────────► ┌─────────┐
-//! Store, Stands, Consumed, Discard ──► │         │ ──► Allocate, Release        to the device
+//! Store, ConsumerMoved, ─────────────► │         │ ──► Allocate, Release        to the device
+//!   Consumed, Discard
 //! Filled, Migrated, Reloaded, ───────► │  store  │ ──► Place, Refuse, Decline   to the producer
 //!   CopyFailed                         │         │ ──► Migrate, Reload, …       to the copies
 //! Limit, Tick ───────────────────────► └─────────┘ ──► Free, Lost               to the data index
@@ -15,7 +16,7 @@
 //! ```text
 //! Store ─► Waiting ──Place──► Filling ──Filled──► Gpu ◄──Reloaded── Reloading
 //!             │                                   │ ▲                   ▲
-//!           Refuse                         Migrate│ │Keep               │Reload
+//!           Refuse                         Migrate│ │CancelMigration    │Reload
 //!             ▼                                   ▼ │                   │
 //!          Refused                             Migrating ──Migrated──► Host
 //!             └─────────────────Migrated────────────────────────────────▲
@@ -237,7 +238,9 @@ impl ElasticStore {
                 self.store(object, function, size, &consumers, actions);
             }
             Event::Filled { object } => self.arrived(object, ObjectLocation::Filling, actions),
-            Event::ConsumerMoved { object, consumer, standing } => self.stands(object, consumer, standing),
+            Event::ConsumerMoved { object, consumer, distance } => {
+                self.consumer_moved(object, consumer, distance)
+            }
             Event::Consumed { object, consumer } => self.consumed(object, consumer, actions),
             Event::Discard { object } => self.end(object, actions),
             Event::Migrated { object } => self.migrated(object, actions),

@@ -43,7 +43,7 @@ pub enum ObjectLocation {
 /// The object with the greatest rank leaves first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ObjectRank {
-    pub(super) standing: ConsumerDistance,
+    pub(super) distance: ConsumerDistance,
     age: u64,
 }
 
@@ -61,10 +61,10 @@ pub(super) enum MoveBackoff {
 pub(super) struct StoredObject {
     pub(super) function: FunctionIndex,
     pub(super) size: Bytes,
-    /// Standing of each consumer; `None` once the consumer has read the object.
+    /// Distance of each consumer; `None` once the consumer has read the object.
     pub(super) consumers: Vec<Option<ConsumerDistance>>,
-    /// Standing of the first consumer.
-    pub(super) standing: ConsumerDistance,
+    /// Distance of the first consumer.
+    pub(super) distance: ConsumerDistance,
     pub(super) place: ObjectLocation,
     pub(super) extents: Vec<StoreExtent>,
     /// Logical time at which the object was stored.
@@ -86,7 +86,7 @@ impl StoredObject {
 
     /// Returns the memory in the store that the object will soon free without having been read.
     fn leaving(&self) -> Bytes {
-        let claimed = self.standing == ConsumerDistance::Claimed;
+        let claimed = self.distance == ConsumerDistance::Claimed;
         match self.place {
             ObjectLocation::Ending => self.held(),
             ObjectLocation::Migrating if !claimed => self.held(),
@@ -106,15 +106,15 @@ impl StoredObject {
         };
     }
 
-    /// Recomputes the first consumer's standing, and returns whether a consumer is left.
+    /// Recomputes the first consumer's distance, and returns whether a consumer is left.
     pub(super) fn update_standing(&mut self) -> bool {
         let first = self.consumers.iter().flatten().min().copied();
-        self.standing = first.unwrap_or(ConsumerDistance::Unqueued);
+        self.distance = first.unwrap_or(ConsumerDistance::Unqueued);
         first.is_some()
     }
 
     pub(super) fn rank(&self) -> ObjectRank {
-        ObjectRank { standing: self.standing, age: self.stored }
+        ObjectRank { distance: self.distance, age: self.stored }
     }
 
     /// Returns the object's rank in the order in which objects leave.
@@ -122,7 +122,7 @@ impl StoredObject {
         match policy {
             MigrationPolicy::QueueAware => self.rank(),
             MigrationPolicy::Lru => {
-                ObjectRank { standing: ConsumerDistance::Unqueued, age: u64::MAX - self.used }
+                ObjectRank { distance: ConsumerDistance::Unqueued, age: u64::MAX - self.used }
             }
         }
     }
@@ -164,7 +164,7 @@ impl ObjectOrders {
     }
 
     fn of(&mut self, object: &StoredObject) -> Option<(&mut Order, ObjectRank)> {
-        match (object.place, object.standing) {
+        match (object.place, object.distance) {
             (ObjectLocation::Waiting, _) => Some((&mut self.waiting, object.rank())),
             (ObjectLocation::Gpu, ConsumerDistance::Queued(_) | ConsumerDistance::Unqueued)
                 if object.moves == MoveBackoff::Now =>

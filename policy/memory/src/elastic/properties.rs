@@ -27,7 +27,7 @@ enum Step {
     Stands {
         object: prop::sample::Index,
         consumer: usize,
-        standing: ConsumerDistance,
+        distance: ConsumerDistance,
     },
     Consumed {
         object: prop::sample::Index,
@@ -46,7 +46,7 @@ enum Step {
     Wait(u64),
 }
 
-fn standing() -> impl Strategy<Value = ConsumerDistance> {
+fn distance() -> impl Strategy<Value = ConsumerDistance> {
     prop_oneof![
         2 => Just(ConsumerDistance::Claimed),
         5 => (0..20u64).prop_map(ConsumerDistance::Queued),
@@ -62,12 +62,12 @@ fn size() -> impl Strategy<Value = u64> {
 fn step() -> impl Strategy<Value = Step> {
     let object = any::<prop::sample::Index>;
     let function = || 0..4u32;
-    let consumers = prop::collection::vec(standing(), 1..4);
+    let consumers = prop::collection::vec(distance(), 1..4);
     prop_oneof![
         12 => (function(), size(), consumers)
             .prop_map(|(function, size, consumers)| Step::Store { function, size, consumers }),
-        8 => (object(), 0..4usize, standing())
-            .prop_map(|(object, consumer, standing)| Step::Stands { object, consumer, standing }),
+        8 => (object(), 0..4usize, distance())
+            .prop_map(|(object, consumer, distance)| Step::Stands { object, consumer, distance }),
         10 => (object(), 0..4usize).prop_map(|(object, consumer)| Step::Consumed { object, consumer }),
         2 => object().prop_map(Step::Discard),
         20 => (object(), prop::bool::weighted(0.9)).prop_map(|(object, well)| Step::Copied { object, well }),
@@ -108,19 +108,19 @@ impl StoreModel {
                 let function = FunctionIndex(function);
                 self.tell(Event::Store { object, function, size: Bytes(size), consumers });
             }
-            Step::Stands { object, consumer, standing } => {
+            Step::Stands { object, consumer, distance } => {
                 let Some(object) = self.pick(object, |seen| seen.place != ObjectLocation::Ending) else {
                     return;
                 };
                 let seen = self.seen.get_mut(&object).unwrap();
                 if let Some(Some(before)) = seen.consumers.get_mut(consumer) {
-                    let claimed = std::mem::replace(before, standing) != standing;
-                    if claimed && standing == ConsumerDistance::Claimed {
+                    let claimed = std::mem::replace(before, distance) != distance;
+                    if claimed && distance == ConsumerDistance::Claimed {
                         self.clock += 1;
                         seen.used = self.clock;
                     }
                 }
-                self.tell(Event::ConsumerMoved { object, consumer, standing });
+                self.tell(Event::ConsumerMoved { object, consumer, distance });
             }
             Step::Consumed { object, consumer } => {
                 if let Some(object) = self.pick(object, |_| true) {

@@ -47,13 +47,13 @@ pub enum Event {
     },
     /// A placed object has been written.
     Filled { object: ObjectKey },
-    /// The standing of a consumer changed: its queue position, its assignment to a GPU, or the end
+    /// The distance of a consumer changed: its queue position, its assignment to a GPU, or the end
     /// of either.
     ConsumerMoved {
         object: ObjectKey,
         /// Index of the consumer in the list given to `Store`.
         consumer: usize,
-        standing: ConsumerDistance,
+        distance: ConsumerDistance,
     },
     /// A consumer has read an object, or never will.
     Consumed {

@@ -43,21 +43,21 @@ impl StoreDriver {
         actions
     }
 
-    fn store(&mut self, object: u64, size: Bytes, standing: ConsumerDistance) -> Vec<Action> {
-        let consumers = vec![standing];
+    fn store(&mut self, object: u64, size: Bytes, distance: ConsumerDistance) -> Vec<Action> {
+        let consumers = vec![distance];
         self.tell(Event::Store { object: key(object), function: A, size, consumers })
     }
 
     /// Stores and fills an object that finds room.
-    fn put(&mut self, object: u64, size: Bytes, standing: ConsumerDistance) {
-        let actions = self.store(object, size, standing);
+    fn put(&mut self, object: u64, size: Bytes, distance: ConsumerDistance) {
+        let actions = self.store(object, size, distance);
         let extents = self.store.extents(key(object)).to_vec();
         assert_eq!(actions, [Action::Place { object: key(object), extents }]);
         assert_eq!(self.tell(Event::Filled { object: key(object) }), []);
     }
 
-    fn stands(&mut self, object: u64, standing: ConsumerDistance) -> Vec<Action> {
-        self.tell(Event::ConsumerMoved { object: key(object), consumer: 0, standing })
+    fn stands(&mut self, object: u64, distance: ConsumerDistance) -> Vec<Action> {
+        self.tell(Event::ConsumerMoved { object: key(object), consumer: 0, distance })
     }
 
     fn consumed(&mut self, object: u64) -> Vec<Action> {

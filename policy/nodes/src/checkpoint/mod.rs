@@ -1,4 +1,4 @@
-//! A worker's side of the checkpoints that the leader keeps of its soft state. The core
+//! The worker's side of checkpoints: it reports its soft state, and the leader keeps it. The core
 //! knows the present state and gathers changes. About once a period the core emits batches until
 //! all changes are sent, with a single batch in flight.
 //!
@@ -6,7 +6,7 @@
 //!   ModelLoaded, DataStored, Scored, Used, …   activity of the node
 //!        │
 //!        ▼
-//!   Checkpoint ── Send(batch) ──▶ the leader
+//!   WorkerCheckpoint ── Send(batch) ──▶ the leader
 //!        ▲
 //!        │  Acknowledged      the next batch, or the next period
 //!        │  ResyncWanted      everything again, in portions
@@ -14,8 +14,8 @@
 //!        └─ (no answer)       the same batch again, after a while or at a new leader
 //! ```
 //!
-//! Data is named only once older than a period, and up to a bound; data beyond the bound is only
-//! counted. SLO counts and usage accumulate per epoch. A new epoch starts with the amounts that
+//! Data is reported by its id only once it is older than a period, and up to a bound; data beyond the
+//! bound is only counted. SLO counts and usage accumulate per epoch. A new epoch starts with the amounts that
 //! were not sent in the old epoch, so that usage is never charged twice; amounts that were sent but
 //! not acknowledged are waived.
 //!

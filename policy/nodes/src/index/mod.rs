@@ -11,9 +11,9 @@
 //!
 //! ```text
 //! put, put_copy, keep_on ─► ┌───────┐ ─► get: objects that are present
-//! remove, let_go          ─► │ index │ ─► expire: own objects that no consumer released
+//! remove, drop_own        ─► │ index │ ─► expire: own objects that no consumer released
 //! set_aside, give_back    ─► └───────┘ ─► take_gone: other dropped objects
-//! claim, unclaim          ─►     room for data held elsewhere, without a name
+//! reserve_room            ─►     room for data held elsewhere, without a name
 //! ```
 
 mod capacity;

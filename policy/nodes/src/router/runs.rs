@@ -11,10 +11,10 @@ use super::RUN_GUESS;
 const MACHINES_MAX: usize = 16;
 /// Inverse weight of a run in the moving estimate.
 const WEIGHT: u32 = 8;
-/// Number of first runs on a type that are not trusted: the shortest of them counts, and cannot
+/// Runs on a type after which its estimate is trusted. Until then the shortest of them counts, and cannot
 /// make the type look worse than the others. The first runs may have been cold, and a type that
 /// looks slow would get no further requests.
-const TRUSTED: u32 = 3;
+const RUNS_UNTIL_TRUSTED: u32 = 3;
 
 /// Type of a machine: the types of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ impl MachineType {
 struct MachineRunTime {
     machine: MachineType,
     run: Duration,
-    /// Number of runs, up to [`TRUSTED`].
+    /// Number of runs, up to [`RUNS_UNTIL_TRUSTED`].
     runs: u32,
 }
 
@@ -47,7 +47,7 @@ impl MachineRunTimes {
     #[must_use]
     pub fn estimate(&self, machine: &MachineType) -> Duration {
         let here = self.0.iter().find(|it| it.machine == *machine);
-        if let Some(here) = here.filter(|here| here.runs >= TRUSTED) {
+        if let Some(here) = here.filter(|here| here.runs >= RUNS_UNTIL_TRUSTED) {
             return here.run;
         }
         let others = || self.0.iter().filter(|it| it.machine != *machine);
@@ -61,7 +61,7 @@ impl MachineRunTimes {
     /// Adds a measured run time.
     pub fn record_run(&mut self, machine: &MachineType, run: Duration) {
         if let Some(here) = self.0.iter_mut().find(|it| it.machine == *machine) {
-            if here.runs < TRUSTED {
+            if here.runs < RUNS_UNTIL_TRUSTED {
                 here.run = here.run.min(run);
                 here.runs += 1;
             } else {

@@ -3,10 +3,10 @@
 //! §4.5).
 //!
 //! ```text
-//! View, Plan, scores ──► need ──► nodes needed now, with reasons
-//!                                   │ more: at once    fewer: after the lower need has lasted
-//!                                   ▼
-//!                                Signal
+//! ClusterSnapshot, PlacementPlan, scores ──► need ──► nodes needed now, with reasons
+//!                                                      │ more: at once    fewer: after the lower need has lasted
+//!                                                      ▼
+//!                                                   Signal
 //! ```
 //!
 //! New nodes are assumed to be like the present ones. Several requirements ask for nodes, and the

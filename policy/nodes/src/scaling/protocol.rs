@@ -90,7 +90,7 @@ pub enum NodeNeedReason {
     #[error("{functions} functions miss their objective, and GPUs are busy")]
     Slo { functions: u32 },
     /// Fewer nodes would suffice, but not for long enough yet.
-    #[error("{nodes} nodes would suffice once the lower need has lasted long enough")]
+    #[error("{nodes} nodes suffice now: fewer are asked for once the need has stayed lower for long enough")]
     Stable {
         /// Number of nodes that would suffice.
         nodes: u32,

@@ -3,27 +3,28 @@
 //!
 //! ```text
 //! Enqueue ─► joins a waiting batch ──┐
-//!        └─► held back ─► full, max_wait over, or no batch of the function at work
+//!        └─► held back ─► full, a request that does not fit, max_wait over, or no batch of the
+//!                          function at work
 //!                                    ▼
 //!                         Tenancy ─► Dispatch ─► Assign: closed; its members run as one
 //! ```
 //!
-//! Requests join a batch that waits for a GPU until the batch is assigned. Batches are therefore as
-//! large as the wait for GPUs makes them, and no request waits for others while a GPU is free. An
-//! assigned batch is filled from other waiting batches of its function: often with requests that
-//! could not join in time and are late by now. With a wait ([`BatchingOptions::max_wait`]), a request is
-//! also held back while earlier ones of its function are at work, so that a second GPU is not
-//! occupied for a single row.
+//! Requests join a batch that waits for a GPU until the batch is assigned. Without a wait,
+//! batches are therefore as large as the wait for GPUs makes them, and no request waits for others while a
+//! GPU is free. An assigned batch is filled from other waiting batches of its function: often with requests that
+//! could not join in time and are late by now. With a wait ([`BatchingOptions::max_wait`]), a new
+//! batch is also held back while another batch of its function waits for a GPU or is on one, so that a
+//! second GPU is not occupied for a single row.
 //!
 //! **Bounds.** A batch has at most [`BatchingOptions::max_size`] rows, and at most the inputs that fit one
 //! message to an executor ([`INLINE_MAX`], [`DESCRIPTORS_MAX`]). A batch does not grow if its run,
 //! by the predicted run time for that many rows (L15), would then end after the deadline of its
-//! oldest request.
+//! oldest request, unless the oldest request would be late even without the growth.
 //!
 //! **Failures.** One request may be the cause of a failed batch. Each member therefore runs again
 //! alone, with a record of its own ([`millrace_core::attempts`]), as after the death of an executor. So no
 //! request is quarantined because of another. Requests that must not run twice are never batched
-//! (`Serving::validate`).
+//! (`SchedulingOptions::validate`).
 //!
 //! The papers profile batches (L15) but do not form them. The rules for forming are ours, after
 //! Triton's dynamic batcher and Nagle's algorithm.

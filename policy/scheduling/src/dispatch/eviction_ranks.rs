@@ -13,11 +13,11 @@ use millrace_memory::eviction::LoadInterference;
 impl Dispatcher {
     pub(super) fn send_eviction_rank(&self, model: ModelSlot, gpu: GpuIndex, actions: &mut Vec<Action>) {
         if self.config.eviction.uses_candidates() {
-            let standing = EvictionCandidate {
+            let candidate = EvictionCandidate {
                 copy: self.models.copy_kind(model, gpu),
                 weight: self.weight(model, gpu),
             };
-            actions.push(Action::SetEvictionRank { gpu, model: self.models.get(model).id, standing });
+            actions.push(Action::SetEvictionRank { gpu, model: self.models.get(model).id, candidate });
         }
     }
 

@@ -17,7 +17,7 @@
 //! | `native`, `nonswap`, `infless-ka` | the oldest of the requests bound to a GPU | the bound GPU ([`early_binding`], T28) | no |
 //! | `simpleswap` | the oldest | an idle holder, else any idle GPU (T28) | no |
 //!
-//! Each policy implements [`scheduling::dispatch::DispatchPolicy`]. Each [priority](priority) in use has a policy
+//! Each policy implements `policy::DispatchPolicy`. Each [priority](priority) in use has a policy
 //! instance of its own.
 //!
 //! **Assignment to busy GPUs** (`fifo`). While no GPU is idle, the oldest request is assigned to a
@@ -58,9 +58,11 @@
 //! ```text
 //! Enqueue, Withdraw                      ┌───────┐  Assign, Recall, Cancel, Prefetch, …
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Gpu
-//! Up, Down, Ended, Returned, Evicted     │       │  Fail
+//! Up, Down, RequestEnded,                │       │  Fail
+//! RequestReturned, ModelsEvicted         │       │
 //! ──────────────────────────────────────►│       ├──────────────────────────────────► Function
-//! Objective, Score, Forget, Learned      │       │
+//! Objective, SloCountsChanged,           │       │
+//! FunctionRemoved, ProfileLoaded         │       │
 //! ──────────────────────────────────────►└───────┘
 //! ```
 

@@ -253,7 +253,7 @@ pub enum Action {
     Prewarm { gpu: GpuIndex, model: ModelId },
     /// Set the eviction rank of a model on a GPU, or on its way there. Sent only if evictions
     /// depend on the rank.
-    SetEvictionRank { gpu: GpuIndex, model: ModelId, standing: EvictionCandidate },
+    SetEvictionRank { gpu: GpuIndex, model: ModelId, candidate: EvictionCandidate },
     /// Recall a request that was assigned to a busy seat. The request may have begun meanwhile.
     Recall { gpu: GpuIndex, key: RequestKey },
     /// Pin a model on a GPU: requests wait for the model there, so the GPU evicts other models

@@ -78,7 +78,7 @@ impl Dispatcher {
                 kept.on.remove(&gpu);
             }
             self.warm.note(slot);
-            // A Keep action may have been in transit as the GPU was lost; without this action, the
+            // A `SetWarmCopy` action may have been in transit as the GPU was lost; without this action, the
             // next executor would mark a warm copy.
             actions.push(Action::SetWarmCopy { gpu, model: self.models.get(slot).id, kept: false });
         }

@@ -6,27 +6,27 @@ use millrace_types::Timestamp;
 
 /// Period over which GPU time counts towards a share.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Number of slices in the window, which moves in steps of a slice so that its cost is constant.
-const SLICES: usize = 20;
-const SLICE_NS: u64 = WINDOW.as_nanos() as u64 / SLICES as u64;
+/// Number of steps in the window, which moves by one step at a time so that its cost is constant.
+const STEPS: usize = 20;
+const STEP_NS: u64 = WINDOW.as_nanos() as u64 / STEPS as u64;
 
-/// GPU time by slice; the newest slice is still in progress.
+/// GPU time by step; the newest step is still in progress.
 #[derive(Debug, Clone, Default)]
 pub(super) struct GpuTimeWindow {
-    slices: [u64; SLICES],
-    /// Number of the newest slice since time 0.
+    steps: [u64; STEPS],
+    /// Number of the newest step since time 0.
     newest: u64,
     total: u64,
 }
 
 impl GpuTimeWindow {
     fn advance(&mut self, now: Timestamp) {
-        let newest = now.0 / SLICE_NS;
-        let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
+        let newest = now.0 / STEP_NS;
+        let passed = newest.saturating_sub(self.newest).min(STEPS as u64);
         for number in (newest + 1).saturating_sub(passed)..=newest {
-            let slice = &mut self.slices[(number % SLICES as u64) as usize];
+            let step = &mut self.steps[(number % STEPS as u64) as usize];
             if passed > 0 {
-                self.total -= std::mem::take(slice);
+                self.total -= std::mem::take(step);
             }
         }
         self.newest = self.newest.max(newest);
@@ -35,12 +35,12 @@ impl GpuTimeWindow {
     /// Adds the work of a GPU from `from` until `now`. Time before the window does not count.
     pub(super) fn add(&mut self, from: Timestamp, now: Timestamp) {
         self.advance(now);
-        let oldest = self.newest.saturating_sub(SLICES as u64 - 1);
-        for number in (from.0 / SLICE_NS).max(oldest)..=now.0 / SLICE_NS {
-            let begins = from.0.max(number * SLICE_NS);
-            let ends = now.0.min((number + 1) * SLICE_NS);
+        let oldest = self.newest.saturating_sub(STEPS as u64 - 1);
+        for number in (from.0 / STEP_NS).max(oldest)..=now.0 / STEP_NS {
+            let begins = from.0.max(number * STEP_NS);
+            let ends = now.0.min((number + 1) * STEP_NS);
             let ns = ends.saturating_sub(begins);
-            self.slices[(number % SLICES as u64) as usize] += ns;
+            self.steps[(number % STEPS as u64) as usize] += ns;
             self.total += ns;
         }
     }
@@ -52,21 +52,21 @@ impl GpuTimeWindow {
     }
 }
 
-/// Maximum of a count, by slice.
+/// Maximum of a count, by step.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PeakWindow {
-    slices: [u32; SLICES],
-    /// Number of the newest slice since time 0.
+    steps: [u32; STEPS],
+    /// Number of the newest step since time 0.
     newest: u64,
     count: u32,
 }
 
 impl PeakWindow {
     fn advance(&mut self, now: Timestamp) {
-        let newest = now.0 / SLICE_NS;
-        let passed = newest.saturating_sub(self.newest).min(SLICES as u64);
+        let newest = now.0 / STEP_NS;
+        let passed = newest.saturating_sub(self.newest).min(STEPS as u64);
         for number in (newest + 1).saturating_sub(passed)..=newest {
-            self.slices[(number % SLICES as u64) as usize] = self.count;
+            self.steps[(number % STEPS as u64) as usize] = self.count;
         }
         self.newest = self.newest.max(newest);
     }
@@ -75,20 +75,20 @@ impl PeakWindow {
     pub(super) fn set(&mut self, now: Timestamp, count: u32) {
         self.advance(now);
         self.count = count;
-        let slice = &mut self.slices[(self.newest % SLICES as u64) as usize];
-        *slice = count.max(*slice);
+        let step = &mut self.steps[(self.newest % STEPS as u64) as usize];
+        *step = count.max(*step);
     }
 
     /// Returns the maximum at any moment of the window.
     pub(super) fn most(&mut self, now: Timestamp) -> u32 {
         self.advance(now);
-        self.slices.iter().copied().max().unwrap_or(0)
+        self.steps.iter().copied().max().unwrap_or(0)
     }
 }
 
 /// Returns when the window next moves.
 pub(super) fn moves_on(now: Timestamp) -> Timestamp {
-    Timestamp((now.0 / SLICE_NS + 1) * SLICE_NS)
+    Timestamp((now.0 / STEP_NS + 1) * STEP_NS)
 }
 
 #[cfg(test)]

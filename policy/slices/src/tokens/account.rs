@@ -51,8 +51,10 @@ pub(super) struct Account {
     idle_since: Option<Timestamp>,
     /// Time charged in the present window; used by [`QuotaCap::Window`] alone.
     used: Picos,
-    /// Content of the bucket and growing gap; used by [`QuotaCap::Bucket`] alone.
+    /// Content of the bucket; used by [`QuotaCap::Bucket`] alone.
     level: Picos,
+    /// Guaranteed time that the slice has not received; negative if it received more. Used by
+    /// [`QuotaCap::Bucket`] alone.
     gap: Picos,
     /// Shortfall at the end of the last period.
     missed: Picos,
@@ -131,7 +133,8 @@ impl Account {
         self.missed
     }
 
-    /// Returns the shortfall in the last period during all of which the slice wanted to run.
+    /// Returns the shortfall of the slice at the end of the last period; zero if the slice did not want to run
+    /// during all of that period.
     pub(super) fn missed(&self) -> Picos {
         self.missed
     }

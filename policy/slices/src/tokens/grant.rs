@@ -6,14 +6,11 @@ use std::time::Duration;
 use millrace_types::{Permille, SliceId, SmShare, Timestamp};
 
 use super::account::{Account, Picos, picos, time_of};
-use super::protocol::{Action, QuotaCap, RunId, TokenId, TokenOrder};
+use super::protocol::{Action, QuotaCap, TokenHolder, TokenId, TokenOrder};
 use super::{Run, Token, TokenCore};
 
 /// Least gain in speed for which a run is widened.
 const GAIN_MIN: f64 = 1.05;
-/// An executor may take so many times the token's device time, plus [`SILENCE_MAX`], before it counts as stuck.
-const BUSY_TIMES_MAX: u32 = 4;
-const SILENCE_MAX: Duration = Duration::from_millis(100);
 
 /// A run in the order of service. Fields in the order of comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,7 +22,7 @@ struct Rank {
     deadline: Timestamp,
     /// Device time of the run so far: of the runs of a slice, the run that was served least goes first.
     served: Duration,
-    run: RunId,
+    run: TokenHolder,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,9 +41,9 @@ enum Class {
 #[derive(Debug, Default)]
 struct Pass {
     /// Runs that got a token from scratch, and may be widened.
-    granted: Vec<RunId>,
+    granted: Vec<TokenHolder>,
     /// Tokens granted ahead.
-    ahead: Vec<RunId>,
+    ahead: Vec<TokenHolder>,
     /// Whether a run waits for units that a later run must not be promised.
     blocked: bool,
     /// Whether any run waits for units, so that no run may keep more units than the least of its terms.
@@ -71,11 +68,11 @@ impl TokenCore {
         self.note_company();
         for id in pass.granted {
             let token = self.runs.get(&id).and_then(|run| run.present.as_ref());
-            actions.extend(token.map(|token| grant_of(id, token, now)));
+            actions.extend(token.map(|token| grant_of(id, token)));
         }
         for id in pass.ahead {
             let token = self.runs.get(&id).and_then(|run| run.ahead.as_ref());
-            actions.extend(token.map(|token| grant_of(id, token, now)));
+            actions.extend(token.map(|token| grant_of(id, token)));
         }
     }
 
@@ -112,7 +109,7 @@ impl TokenCore {
         wanting.filter_map(|(id, run)| self.rank(now, *id, run)).collect()
     }
 
-    fn rank(&self, now: Timestamp, id: RunId, run: &Run) -> Option<Rank> {
+    fn rank(&self, now: Timestamp, id: TokenHolder, run: &Run) -> Option<Rank> {
         let account = self.slices.get(&run.slice)?;
         // Without the charge of the token ahead: else the promise would lower the run's own rank, and the token
         // would be withdrawn and promised again without end.
@@ -179,7 +176,7 @@ impl TokenCore {
     fn serve_holder(
         &mut self,
         now: Timestamp,
-        id: RunId,
+        id: TokenHolder,
         below_limit: bool,
         withheld: bool,
         pass: &mut Pass,
@@ -204,7 +201,7 @@ impl TokenCore {
     }
 
     /// Returns the SMs on which a run may continue. `None` if the run wants no token, or should get other SMs.
-    fn ahead_on(&self, id: RunId) -> Option<SmShare> {
+    fn ahead_on(&self, id: TokenHolder) -> Option<SmShare> {
         let run = self.runs.get(&id).filter(|run| run.wants && run.ahead.is_none())?;
         let present = run.present.as_ref().filter(|present| present.length.is_some())?;
         let account = self.slices.get(&run.slice)?;
@@ -246,7 +243,7 @@ impl TokenCore {
     }
 
     /// Returns the waiting runs of slices below their limits.
-    fn eligible(&self) -> Vec<(SliceId, RunId)> {
+    fn eligible(&self) -> Vec<(SliceId, TokenHolder)> {
         let below = |run: &Run| {
             self.slices.get(&run.slice).is_some_and(|account| account.below_limit(self.config.cap()))
         };
@@ -255,7 +252,7 @@ impl TokenCore {
     }
 
     /// Gives a waiting run its token.
-    fn start(&mut self, now: Timestamp, id: RunId, on: SmShare) {
+    fn start(&mut self, now: Timestamp, id: TokenHolder, on: SmShare) {
         let alone = self.runs.len() == 1;
         let Some(slice) = self.runs.get(&id).map(|run| run.slice) else { return };
         let Some(account) = self.slices.get(&slice) else { return };
@@ -296,7 +293,7 @@ impl TokenCore {
         Token { id, on, begun: now, counted_from: now, length, charged, alone: true, withdrawn: false }
     }
 
-    fn charge(&mut self, id: RunId, amount: Picos) {
+    fn charge(&mut self, id: TokenHolder, amount: Picos) {
         let slice = self.runs.get(&id).map(|run| run.slice);
         if let Some(account) = slice.and_then(|slice| self.slices.get_mut(&slice)) {
             account.charge(amount);
@@ -305,7 +302,7 @@ impl TokenCore {
 
     /// Widens new tokens with the units that are left, always the run that gains most; ties go to the run that
     /// was served first.
-    fn widen(&mut self, granted: &[RunId]) {
+    fn widen(&mut self, granted: &[TokenHolder]) {
         let mut candidates = granted.to_vec();
         while let Some((place, wide)) = self.most_gain(&candidates) {
             let id = candidates[place];
@@ -317,7 +314,7 @@ impl TokenCore {
         }
     }
 
-    fn most_gain(&self, candidates: &[RunId]) -> Option<(usize, u8)> {
+    fn most_gain(&self, candidates: &[TokenHolder]) -> Option<(usize, u8)> {
         let mut best: Option<(usize, u8, f64)> = None;
         for (place, id) in candidates.iter().enumerate() {
             let Some(run) = self.runs.get(id) else { continue };
@@ -356,7 +353,6 @@ fn key_of(at: Timestamp) -> i64 {
     i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
 
-fn grant_of(run: RunId, token: &Token, now: Timestamp) -> Action {
-    let until = token.length.map(|busy| now + busy.saturating_mul(BUSY_TIMES_MAX) + SILENCE_MAX);
-    Action::Grant { run, token: token.id, on: token.on, busy: token.length, until }
+fn grant_of(run: TokenHolder, token: &Token) -> Action {
+    Action::Grant { run, token: token.id, on: token.on, busy: token.length }
 }

@@ -7,6 +7,10 @@
 //!                              └─ Starved, Sample ─► events, profiles
 //! ```
 //!
+//! A slice's *request* is the share of device time that its terms guarantee while the slice wants to run, and
+//! its *limit* is the share that it does not exceed. Neither is an inference request. A *run* is whatever holds
+//! tokens: on a GPU, a period of a seat, in which several inference requests may run.
+//!
 //! **Order of service** ([`TokenOrder::Skip`]). Slices that miss a part of their request go first, the largest gap
 //! before the others; then runs by deadline; then the slice, and of a slice the run, that was served least. A run
 //! is skipped if its SMs are not free; while a run of a slice that misses time waits, only such runs get units,
@@ -16,12 +20,12 @@
 //! [`TokenOrder::Head`] is the paper's order instead (F10, F11).
 //!
 //! **Amounts.** A token is worth a few milliseconds of device time. A run that is alone on the GPU gets a token
-//! without an end, or one for all that its limit leaves (F12); the first other run shortens that token. So a GPU
-//! with a single run exchanges no messages.
+//! without an end, or one for all that its limit leaves (F12); the first other run shortens that token. So a
+//! single run without a limit exchanges no messages while it is alone.
 //!
 //! **Ahead.** A run that holds a token may be granted the next token early, on the same SMs. That does not happen
-//! while a run that comes first waits, or while any run waits and the holder has more than its least SMs. The next
-//! token is withdrawn if such a run arrives.
+//! while a run that is earlier in the order of service waits for units, or while any run waits for units and the
+//! holder has more than its least SMs. The next token is withdrawn as soon as one of these holds.
 //!
 //! **Bounds.** A run holds at most one token and one token ahead. A slice exceeds its limit by at most one token
 //! for each of its runs (F09). The caller bounds the number of slices and runs.
@@ -40,7 +44,7 @@ use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp}
 
 use self::account::{Account, Picos, picos, time_of};
 pub use self::protocol::{
-    Action, Config, ConfigError, Event, PERIOD_MAX, QuotaCap, RunId, TOKEN_MAX, TOKEN_MIN, TokenId,
+    Action, Config, ConfigError, Event, PERIOD_MAX, QuotaCap, TOKEN_MAX, TOKEN_MIN, TokenHolder, TokenId,
     TokenOrder,
 };
 use crate::units::UnitPool;
@@ -103,11 +107,11 @@ pub struct TokenCore {
     config: Config,
     pool: UnitPool,
     slices: BTreeMap<SliceId, Account>,
-    runs: BTreeMap<RunId, Run>,
+    runs: BTreeMap<TokenHolder, Run>,
     now: Timestamp,
     next_token: u64,
     /// The run that was served last, for turns.
-    last: Option<(SliceId, RunId)>,
+    last: Option<(SliceId, TokenHolder)>,
 }
 
 impl TokenCore {
@@ -175,11 +179,12 @@ impl TokenCore {
 
     /// Returns the time since which a run has held its present token; `None` without a token.
     #[must_use]
-    pub fn held_since(&self, run: RunId) -> Option<Timestamp> {
+    pub fn held_since(&self, run: TokenHolder) -> Option<Timestamp> {
         Some(self.runs.get(&run)?.present.as_ref()?.begun)
     }
 
-    /// Returns by how much a slice missed its request in the last period during all of which it wanted to run.
+    /// Returns the shortfall of the slice at the end of the last period; zero if the slice did not want to run
+    /// during all of that period.
     #[must_use]
     pub fn missed(&self, slice: SliceId) -> Duration {
         self.slices.get(&slice).map_or(Duration::ZERO, |account| time_of(account.missed()))
@@ -271,7 +276,7 @@ impl TokenCore {
         &mut self,
         now: Timestamp,
         slice: SliceId,
-        run: RunId,
+        run: TokenHolder,
         deadline: Option<Timestamp>,
         curve: ComputeCurve,
     ) {
@@ -298,7 +303,7 @@ impl TokenCore {
     fn spent(
         &mut self,
         now: Timestamp,
-        id: RunId,
+        id: TokenHolder,
         token: TokenId,
         busy: Duration,
         more: bool,
@@ -337,7 +342,7 @@ impl TokenCore {
 
     /// Puts the units of a token back unless the run continues on them, and removes a run that is done or has
     /// lost its slice.
-    fn release(&mut self, now: Timestamp, id: RunId, ended: &Token, more: bool) {
+    fn release(&mut self, now: Timestamp, id: TokenHolder, ended: &Token, more: bool) {
         let Some(run) = self.runs.get(&id) else { return };
         let holds = run.present.is_some();
         let gone = !self.slices.contains_key(&run.slice);
@@ -350,7 +355,7 @@ impl TokenCore {
     }
 
     /// Removes a run, and puts back its tokens.
-    fn left(&mut self, now: Timestamp, id: RunId) {
+    fn left(&mut self, now: Timestamp, id: TokenHolder) {
         let Some(run) = self.runs.remove(&id) else { return };
         if let Some(present) = &run.present {
             self.pool.put_back(present.on);

@@ -6,9 +6,10 @@ use millrace_types::{ComputeCurve, SliceId, SmShare, Terms, Timestamp};
 
 use crate::units::Grid;
 
-/// Identifier of a run on this GPU, chosen by the caller. An identifier is never used again.
+/// Identifier of a holder of tokens, chosen by the caller; not the id of a run in an executor. The Gpu core
+/// uses the number of a seat's period. An identifier is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RunId(pub u64);
+pub struct TokenHolder(pub u64);
 
 /// Identifier of a token. An identifier is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,12 +24,12 @@ pub enum Event {
     Gone { slice: SliceId },
     /// A run wants a token; if it holds one, the token after that. An unknown slice is ignored, because the
     /// slice may have left while the message was in flight.
-    Ask { slice: SliceId, run: RunId, deadline: Option<Timestamp>, curve: ComputeCurve },
+    Ask { slice: SliceId, run: TokenHolder, deadline: Option<Timestamp>, curve: ComputeCurve },
     /// A token was used up or given back. `busy` is the device time of the launches under the token. An unknown
     /// token is ignored, because the core may have restarted since.
-    Spent { run: RunId, token: TokenId, busy: Duration, more: bool },
+    Spent { run: TokenHolder, token: TokenId, busy: Duration, more: bool },
     /// A run ended, was cancelled or died.
-    Left { run: RunId },
+    Left { run: TokenHolder },
     /// The time of [`next_wake`](super::TokenCore::next_wake) has come.
     Tick,
 }
@@ -37,16 +38,16 @@ pub enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Action {
     /// The run may launch on these SMs. Without `busy` the token is open: it has no end yet. A run that holds a
-    /// token begins the new one after it. An executor that is silent past `until` is stuck.
-    Grant { run: RunId, token: TokenId, on: SmShare, busy: Option<Duration>, until: Option<Timestamp> },
+    /// token begins the new one after it.
+    Grant { run: TokenHolder, token: TokenId, on: SmShare, busy: Option<Duration> },
     /// A token ends after this device time, counted from its beginning.
-    Shorten { run: RunId, token: TokenId, busy: Duration },
+    Shorten { run: TokenHolder, token: TokenId, busy: Duration },
     /// A token that has not begun is taken back. The units stay taken until the token's `Spent` arrives.
-    Withdraw { run: RunId, token: TokenId },
+    Withdraw { run: TokenHolder, token: TokenId },
     /// A slice wanted to run during a whole period, and got so much less than its request.
     Starved { slice: SliceId, missed: Duration },
     /// The measured device time of a token. `alone`: no other run held a token meanwhile.
-    Sample { run: RunId, on: SmShare, busy: Duration, alone: bool },
+    Sample { run: TokenHolder, on: SmShare, busy: Duration, alone: bool },
 }
 
 /// The order in which waiting runs get tokens.

@@ -54,64 +54,60 @@ fn ask(run: u64) -> Event {
 }
 
 fn due(run: u64, deadline: Option<Timestamp>) -> Event {
-    Event::Ask { slice: SliceId(run), run: RunId(run), deadline, curve: ComputeCurve::FLAT }
+    Event::Ask { slice: SliceId(run), run: TokenHolder(run), deadline, curve: ComputeCurve::FLAT }
 }
 
 fn spent(run: u64, token: u64, busy: Duration) -> Event {
-    Event::Spent { run: RunId(run), token: TokenId(token), busy, more: true }
+    Event::Spent { run: TokenHolder(run), token: TokenId(token), busy, more: true }
 }
 
 fn cap(percent: u8) -> SmShare {
     SmShare::Cap(Units::new(percent).unwrap())
 }
 
-fn grant(run: u64, token: u64, on: SmShare, now: Timestamp, busy: Duration) -> Action {
-    let until = now + busy * 4 + millis(100);
-    Action::Grant { run: RunId(run), token: TokenId(token), on, busy: Some(busy), until: Some(until) }
+fn grant(run: u64, token: u64, on: SmShare, busy: Duration) -> Action {
+    Action::Grant { run: TokenHolder(run), token: TokenId(token), on, busy: Some(busy) }
 }
 
 fn open(run: u64, token: u64, on: SmShare) -> Action {
-    Action::Grant { run: RunId(run), token: TokenId(token), on, busy: None, until: None }
+    Action::Grant { run: TokenHolder(run), token: TokenId(token), on, busy: None }
 }
 
 #[test]
 fn a_lone_run_without_a_limit_gets_an_open_token_that_the_next_run_shortens() {
     let mut gpu = Gpu::caps(SKIP, QuotaCap::Bucket(SECOND), &[(60, 60, 30, 100), (24, 24, 30, 100)]);
     assert_eq!(gpu.send(at(0), &[ask(0)]), [open(0, 0, cap(60))]);
-    let shorten = Action::Shorten { run: RunId(0), token: TokenId(0), busy: millis(15) };
-    assert_eq!(gpu.send(at(12), &[ask(1)]), [shorten, grant(1, 1, cap(24), at(12), TOKEN)]);
+    let shorten = Action::Shorten { run: TokenHolder(0), token: TokenId(0), busy: millis(15) };
+    assert_eq!(gpu.send(at(12), &[ask(1)]), [shorten, grant(1, 1, cap(24), TOKEN)]);
 }
 
 #[test]
 fn a_lone_run_may_compute_up_to_its_limit_and_again_in_the_next_window() {
     // The paper's example: a request of 300 ms and a limit of 800 ms of each second.
     let mut gpu = Gpu::caps(TokenOrder::Head, QuotaCap::Window(SECOND), &[(12, 12, 30, 80)]);
-    assert_eq!(gpu.send(at(0), &[ask(0)]), [grant(0, 0, cap(12), at(0), millis(800))]);
+    assert_eq!(gpu.send(at(0), &[ask(0)]), [grant(0, 0, cap(12), millis(800))]);
     assert_eq!(gpu.send(at(800), &[spent(0, 0, millis(800))]), []);
     assert_eq!(gpu.core.next_wake(), Some(at(1000)));
     assert_eq!(gpu.send(at(999), &[Event::Tick]), []);
-    assert_eq!(gpu.send(at(1000), &[Event::Tick]), [grant(0, 1, cap(12), at(1000), millis(800))]);
+    assert_eq!(gpu.send(at(1000), &[Event::Tick]), [grant(0, 1, cap(12), millis(800))]);
 }
 
 #[test]
 fn a_long_token_ends_with_its_window() {
     let mut gpu = Gpu::caps(TokenOrder::Head, QuotaCap::Window(SECOND), &[(12, 12, 30, 80)]);
-    assert_eq!(gpu.send(at(600), &[ask(0)]), [grant(0, 0, cap(12), at(600), millis(400))]);
-    assert_eq!(
-        gpu.send(at(1000), &[spent(0, 0, millis(400))]),
-        [grant(0, 1, cap(12), at(1000), millis(800))]
-    );
+    assert_eq!(gpu.send(at(600), &[ask(0)]), [grant(0, 0, cap(12), millis(400))]);
+    assert_eq!(gpu.send(at(1000), &[spent(0, 0, millis(400))]), [grant(0, 1, cap(12), millis(800))]);
 }
 
 #[test]
 fn a_bucket_lets_a_run_compute_again_as_soon_as_it_gains() {
     let mut gpu = Gpu::caps(SKIP, QuotaCap::Bucket(SECOND), &[(12, 12, 0, 50)]);
     // The full bucket of 500 ms gains 500 ms while it empties.
-    assert_eq!(gpu.send(at(0), &[ask(0)]), [grant(0, 0, cap(12), at(0), SECOND)]);
+    assert_eq!(gpu.send(at(0), &[ask(0)]), [grant(0, 0, cap(12), SECOND)]);
     assert_eq!(gpu.send(at(1000), &[spent(0, 0, SECOND)]), []);
     let wake = gpu.core.next_wake().unwrap();
     assert!(wake > at(1000) && wake < at(1001), "{wake:?}");
-    assert_eq!(gpu.send(wake, &[Event::Tick]), [grant(0, 1, cap(12), wake, TOKEN)]);
+    assert_eq!(gpu.send(wake, &[Event::Tick]), [grant(0, 1, cap(12), TOKEN)]);
 }
 
 #[test]
@@ -119,8 +115,8 @@ fn the_largest_gap_is_served_first_and_ties_go_to_wider_slices() {
     for order in [TokenOrder::Head, SKIP] {
         let slices = [(60, 60, 20, 100), (60, 60, 70, 100), (80, 80, 70, 100)];
         let mut gpu = Gpu::caps(order, QuotaCap::Window(SECOND), &slices);
-        assert_eq!(gpu.send(at(0), &[ask(0), ask(1), ask(2)]), [grant(2, 0, cap(80), at(0), TOKEN)]);
-        assert_eq!(gpu.send(at(5), &[spent(2, 0, TOKEN)]), [grant(1, 1, cap(60), at(5), TOKEN)]);
+        assert_eq!(gpu.send(at(0), &[ask(0), ask(1), ask(2)]), [grant(2, 0, cap(80), TOKEN)]);
+        assert_eq!(gpu.send(at(5), &[spent(2, 0, TOKEN)]), [grant(1, 1, cap(60), TOKEN)]);
     }
 }
 
@@ -129,9 +125,9 @@ fn a_misfit_stops_the_papers_line_and_is_skipped_in_ours() {
     let slices = [(60, 60, 70, 100), (60, 60, 60, 100), (24, 24, 10, 100)];
     let asks = [ask(0), ask(1), ask(2)];
     let mut head = Gpu::caps(TokenOrder::Head, QuotaCap::Window(SECOND), &slices);
-    assert_eq!(head.send(at(0), &asks), [grant(0, 0, cap(60), at(0), TOKEN)]);
+    assert_eq!(head.send(at(0), &asks), [grant(0, 0, cap(60), TOKEN)]);
     let mut skip = Gpu::caps(SKIP, QuotaCap::Window(SECOND), &slices);
-    let both = [grant(0, 0, cap(60), at(0), TOKEN), grant(2, 1, cap(24), at(0), TOKEN)];
+    let both = [grant(0, 0, cap(60), TOKEN), grant(2, 1, cap(24), TOKEN)];
     assert_eq!(skip.send(at(0), &asks), both);
 }
 
@@ -140,11 +136,11 @@ fn runs_beyond_their_requests_are_served_by_deadline_and_then_least_served_first
     let slices = [(60, 60, 0, 100); 4];
     let mut gpu = Gpu::caps(SKIP, QuotaCap::Bucket(SECOND), &slices);
     let asks = [ask(0), ask(1), due(2, Some(at(90))), due(3, Some(at(50)))];
-    assert_eq!(gpu.send(at(0), &asks), [grant(3, 0, cap(60), at(0), TOKEN)]);
-    assert_eq!(gpu.send(at(5), &[spent(3, 0, TOKEN), ask(3)]), [grant(2, 1, cap(60), at(5), TOKEN)]);
-    let left = [Event::Left { run: RunId(2) }, Event::Left { run: RunId(3) }];
-    assert_eq!(gpu.send(at(10), &left), [grant(0, 2, cap(60), at(10), TOKEN)]);
-    assert_eq!(gpu.send(at(15), &[spent(0, 2, TOKEN)]), [grant(1, 3, cap(60), at(15), TOKEN)]);
+    assert_eq!(gpu.send(at(0), &asks), [grant(3, 0, cap(60), TOKEN)]);
+    assert_eq!(gpu.send(at(5), &[spent(3, 0, TOKEN), ask(3)]), [grant(2, 1, cap(60), TOKEN)]);
+    let left = [Event::Left { run: TokenHolder(2) }, Event::Left { run: TokenHolder(3) }];
+    assert_eq!(gpu.send(at(10), &left), [grant(0, 2, cap(60), TOKEN)]);
+    assert_eq!(gpu.send(at(15), &[spent(0, 2, TOKEN)]), [grant(1, 3, cap(60), TOKEN)]);
 }
 
 #[test]
@@ -153,8 +149,8 @@ fn a_run_that_was_skipped_for_the_age_is_no_longer_passed() {
     let slices = [(60, 60, 50, 100), (60, 60, 50, 100), (100, 100, 0, 100)];
     let mut gpu = Gpu::caps(order, QuotaCap::Window(SECOND), &slices);
     assert_eq!(gpu.send(at(0), &[ask(0), ask(1), ask(2)]).len(), 1);
-    assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [grant(1, 1, cap(60), at(5), TOKEN)]);
-    assert_eq!(gpu.send(at(10), &[spent(1, 1, TOKEN)]), [grant(2, 2, cap(100), at(10), TOKEN)]);
+    assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [grant(1, 1, cap(60), TOKEN)]);
+    assert_eq!(gpu.send(at(10), &[spent(1, 1, TOKEN)]), [grant(2, 2, cap(100), TOKEN)]);
 }
 
 #[test]
@@ -162,12 +158,12 @@ fn a_token_ahead_is_for_the_same_sms_and_is_withdrawn_for_a_run_that_comes_first
     let slices = [(60, 60, 10, 100), (40, 40, 10, 100), (60, 60, 90, 100)];
     let mut gpu = Gpu::caps(SKIP, QuotaCap::Window(SECOND), &slices);
     assert_eq!(gpu.send(at(0), &[ask(0), ask(1)]).len(), 2);
-    assert_eq!(gpu.send(at(2), &[ask(0)]), [grant(0, 2, cap(60), at(2), TOKEN)]);
+    assert_eq!(gpu.send(at(2), &[ask(0)]), [grant(0, 2, cap(60), TOKEN)]);
     assert_eq!(gpu.send(at(2), &[ask(0)]), [], "a run has at most one token ahead");
-    let withdraw = Action::Withdraw { run: RunId(0), token: TokenId(2) };
+    let withdraw = Action::Withdraw { run: TokenHolder(0), token: TokenId(2) };
     assert_eq!(gpu.send(at(3), &[ask(2)]), [withdraw]);
     assert_eq!(gpu.send(at(3), &[spent(0, 2, Duration::ZERO)]), []);
-    assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [grant(2, 3, cap(60), at(5), TOKEN)]);
+    assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [grant(2, 3, cap(60), TOKEN)]);
 }
 
 #[test]
@@ -176,17 +172,17 @@ fn a_run_continues_on_its_token_ahead() {
     gpu.send(at(0), &[ask(0), ask(1)]);
     gpu.send(at(2), &[ask(0)]);
     assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), []);
-    assert_eq!(gpu.send(at(10), &[spent(0, 2, TOKEN)]), [grant(0, 3, cap(60), at(10), TOKEN)]);
+    assert_eq!(gpu.send(at(10), &[spent(0, 2, TOKEN)]), [grant(0, 3, cap(60), TOKEN)]);
 }
 
 #[test]
 fn free_units_widen_the_run_that_gains_most() {
     let gains = |saturation, exponent| ComputeCurve::new(share(saturation), exponent).unwrap();
     let mut gpu = Gpu::new(Config::SLICES, &[(12, 100, 50, 100), (12, 50, 40, 100), (25, 25, 10, 100)]);
-    let ask = |run, curve| Event::Ask { slice: SliceId(run), run: RunId(run), deadline: None, curve };
+    let ask = |run, curve| Event::Ask { slice: SliceId(run), run: TokenHolder(run), deadline: None, curve };
     let curves = [gains(25, 0.4), gains(100, 0.7), gains(100, 1.0)];
     let asks: Vec<Event> = (0..3).zip(curves).map(|(run, curve)| ask(run, curve)).collect();
-    let mut widths: Vec<(RunId, u8)> = gpu
+    let mut widths: Vec<(TokenHolder, u8)> = gpu
         .send(at(0), &asks)
         .iter()
         .filter_map(|action| match action {
@@ -196,7 +192,7 @@ fn free_units_widen_the_run_that_gains_most() {
         .collect();
     widths.sort_unstable();
     // Run 0 saturates at 4 units, run 1 may have 8, and run 2 is a partition.
-    assert_eq!(widths, [(RunId(0), 4), (RunId(1), 8), (RunId(2), 4)]);
+    assert_eq!(widths, [(TokenHolder(0), 4), (TokenHolder(1), 8), (TokenHolder(2), 4)]);
 }
 
 /// Two runs without a request hold half of the SMs each, and their tokens end at different times.
@@ -207,7 +203,7 @@ fn runs_that_are_owed_nothing_leave_their_units_to_a_wide_slice_that_is_owed_tim
     gpu.send(at(0), &[ask(0), ask(1)]);
     assert_eq!(gpu.send(at(1), &[ask(2)]), [], "the tokens of the two are short already");
     assert_eq!(gpu.send(at(5), &[spent(0, 0, TOKEN)]), [], "half of the SMs stay free for the wide slice");
-    assert_eq!(gpu.send(at(6), &[spent(1, 1, TOKEN)]), [grant(2, 2, cap(100), at(6), TOKEN)]);
+    assert_eq!(gpu.send(at(6), &[spent(1, 1, TOKEN)]), [grant(2, 2, cap(100), TOKEN)]);
 }
 
 /// Both slices want half of the time. The runs of the first are short, and the next comes a moment after the
@@ -217,7 +213,7 @@ fn a_slice_with_short_runs_gets_its_request_beside_a_slice_with_long_runs() {
     let mut gpu = Gpu::new(Config::SLICES, &[(100, 100, 50, 100), (100, 100, 50, 100)]);
     let half = |slice, run| Event::Ask {
         slice: SliceId(slice),
-        run: RunId(run),
+        run: TokenHolder(run),
         deadline: None,
         curve: ComputeCurve::FLAT,
     };
@@ -251,12 +247,12 @@ fn a_slice_with_short_runs_gets_its_request_beside_a_slice_with_long_runs() {
 #[test]
 fn turns_serve_one_run_at_a_time() {
     let mut gpu = Gpu::caps(TokenOrder::Turns, QuotaCap::Window(SECOND), &[(24, 24, 0, 100); 3]);
-    assert_eq!(gpu.send(at(0), &[ask(2), ask(0), ask(1)]), [grant(0, 0, cap(24), at(0), TOKEN)]);
+    assert_eq!(gpu.send(at(0), &[ask(2), ask(0), ask(1)]), [grant(0, 0, cap(24), TOKEN)]);
     for (turn, run) in [1, 2, 0, 1].into_iter().enumerate() {
         let turn = turn as u64;
         let before = (run + 2) % 3;
         let now = at(5 * turn + 5);
-        let next = grant(run, turn + 1, cap(24), now, TOKEN);
+        let next = grant(run, turn + 1, cap(24), TOKEN);
         assert_eq!(gpu.send(now, &[spent(before, turn, TOKEN)]), [next]);
     }
 }
@@ -264,7 +260,7 @@ fn turns_serve_one_run_at_a_time() {
 #[test]
 fn racing_runs_all_get_the_whole_gpu() {
     let mut gpu = Gpu::caps(TokenOrder::All, QuotaCap::Window(SECOND), &[(100, 100, 0, 100); 3]);
-    let all: Vec<Action> = (0..3).map(|run| grant(run, run, cap(100), at(0), TOKEN)).collect();
+    let all: Vec<Action> = (0..3).map(|run| grant(run, run, cap(100), TOKEN)).collect();
     assert_eq!(gpu.send(at(0), &[ask(0), ask(1), ask(2)]), all);
 }
 
@@ -273,7 +269,7 @@ fn samples_state_whether_the_run_was_alone() {
     let mut gpu = Gpu::caps(SKIP, QuotaCap::Window(SECOND), &[(24, 24, 0, 50), (24, 24, 0, 50)]);
     gpu.send(at(0), &[ask(0)]);
     gpu.send(at(4), &[spent(0, 0, millis(4))]);
-    let sample = |run, busy, alone| Action::Sample { run: RunId(run), on: cap(24), busy, alone };
+    let sample = |run, busy, alone| Action::Sample { run: TokenHolder(run), on: cap(24), busy, alone };
     assert!(gpu.actions.contains(&sample(0, millis(4), true)));
     gpu.send(at(5), &[ask(1)]);
     gpu.send(at(9), &[spent(1, 2, millis(3))]);
@@ -286,7 +282,7 @@ fn blocks_of_different_runs_are_disjoint_and_aligned() {
     let block = |first, width| SmShare::Block(UnitSet::block(first, width).unwrap());
     let granted = [block(0, 8), block(8, 4), block(12, 2)];
     let expected: Vec<Action> =
-        granted.into_iter().zip(0..).map(|(on, run)| grant(run, run, on, at(0), TOKEN)).collect();
+        granted.into_iter().zip(0..).map(|(on, run)| grant(run, run, on, TOKEN)).collect();
     assert_eq!(gpu.send(at(0), &[ask(0), ask(1), ask(2)]), expected);
 }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use millrace_slices::tokens::{Action, Config, Event, RunId, TokenCore, TokenId};
+use millrace_slices::tokens::{Action, Config, Event, TokenCore, TokenHolder, TokenId};
 use millrace_slices::units::Grid;
 use millrace_types::{ComputeCurve, Permille, SliceId, SmShare, Terms, Timestamp, UnitSet};
 
@@ -35,7 +35,7 @@ pub(crate) struct Held {
 #[derive(Debug, Clone)]
 pub(crate) struct Seat {
     pub(crate) slice: SliceId,
-    pub(crate) run: Option<RunId>,
+    pub(crate) run: Option<TokenHolder>,
     pub(crate) present: Option<Held>,
     pub(crate) ahead: Option<Held>,
     pub(crate) waits_since: Option<Timestamp>,
@@ -102,11 +102,10 @@ impl Executor {
     /// Carries out an action, and returns the executor's reply.
     fn carry_out(&mut self, action: &Action) -> Option<Event> {
         match *action {
-            Action::Grant { run, token, on, busy, until } => {
+            Action::Grant { run, token, on, busy } => {
                 let now = self.now;
                 let held = Held { token, on, begun: now, busy };
                 let seat = self.seat_of(run);
-                assert_eq!(busy.is_none(), until.is_none());
                 if let Some(present) = seat.present {
                     assert!(seat.ahead.is_none(), "run {run:?} has two tokens ahead");
                     assert_eq!(present.on, on, "a token ahead is for the same SMs");
@@ -133,7 +132,7 @@ impl Executor {
         }
     }
 
-    fn seat_of(&mut self, run: RunId) -> &mut Seat {
+    fn seat_of(&mut self, run: TokenHolder) -> &mut Seat {
         self.seats.iter_mut().find(|seat| seat.run == Some(run)).expect("tokens are for known runs")
     }
 
@@ -173,7 +172,7 @@ impl Executor {
             None => {
                 self.next_run += 1;
                 self.seats[seat].waits_since = Some(self.now);
-                *self.seats[seat].run.insert(RunId(self.next_run))
+                *self.seats[seat].run.insert(TokenHolder(self.next_run))
             }
         };
         let slice = self.seats[seat].slice;

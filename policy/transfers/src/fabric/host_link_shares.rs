@@ -11,12 +11,13 @@ use crate::paths::PerDirection;
 use crate::rates::{Config, RateAllocator, RatedBatch, TransferObjective, TransferSharing};
 use millrace_core::ids::{FlowId, TransferId};
 
-/// A single batch of this many on a link goes to transfers without a rate. This share is ours: in
+/// While a transfer without a rate waits at a link, one batch of this many there goes to such a transfer. This share is ours: in
 /// the paper such transfers just wait.
 pub const SPARE_EVERY: u32 = 16;
 /// Batches that may pass a transfer without a rate before the transfer's turn.
 pub(super) const SPARE_DUE: u32 = SPARE_EVERY - 1;
-/// Batches that may pass transfers without a rate while new transfers are let by.
+/// Batches that may pass before a transfer without a rate goes even before a new transfer, and before its
+/// batch can no longer be revoked for one.
 pub(super) const SPARE_FIRM: u32 = 2 * SPARE_EVERY - 1;
 
 /// The deadline of the answer, and the time of the inference after the transfer.

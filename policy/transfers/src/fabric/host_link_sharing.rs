@@ -46,7 +46,7 @@ impl LinkScheduler {
         self.shares.now = before.now;
         self.shares.tally = before.tally;
         for state in self.transfers.values_mut() {
-            state.standing = RateGuarantee::Unpromised;
+            state.guarantee = RateGuarantee::Unpromised;
             for batch in &mut state.out {
                 // The old rates are dropped, so no batch can be given back to them.
                 batch.turn = match batch.turn {
@@ -69,7 +69,7 @@ impl LinkScheduler {
 
     /// Whether batches that are granted now count towards a rate guarantee of the transfer.
     pub(super) fn is_promised(&self, transfer: TransferId) -> bool {
-        let promised = |rates: &RateAllocator| rates.standing(FlowId(transfer.0)).is_some();
+        let promised = |rates: &RateAllocator| rates.guarantee(FlowId(transfer.0)).is_some();
         HostDirection::BOTH.into_iter().any(|way| self.shares.ways[way].rates.as_ref().is_some_and(promised))
     }
 
@@ -93,9 +93,9 @@ impl LinkScheduler {
         let Some(rates) = &mut self.shares.ways[direction].rates else { return };
         // A transfer that `RateAllocator` refuses has no objective.
         if rates.begin(now, &RatedFlow { id, bytes, links, objective }).is_ok()
-            && let Some(standing @ RateGuarantee::Infeasible(_)) = rates.standing(id)
+            && let Some(guarantee @ RateGuarantee::Infeasible(_)) = rates.guarantee(id)
         {
-            state.standing = standing;
+            state.guarantee = guarantee;
             self.end_flow(id, direction);
         }
     }
@@ -115,8 +115,8 @@ impl LinkScheduler {
         let flow = FlowId(transfer.0);
         let direction = state.cargo.direction();
         let rates = self.shares.ways[direction].rates.as_ref();
-        if let Some(standing) = rates.and_then(|rates| rates.standing(flow)) {
-            state.standing = standing;
+        if let Some(guarantee) = rates.and_then(|rates| rates.guarantee(flow)) {
+            state.guarantee = guarantee;
             self.end_flow(flow, direction);
         }
     }
@@ -124,7 +124,7 @@ impl LinkScheduler {
     /// Counts a transfer that has ended.
     pub(super) fn count(&mut self, state: &TransferState) {
         if let Some(direction) = state.host_route().and_then(|route| route.host_way()) {
-            self.shares.tally.ended[direction].add(state.standing);
+            self.shares.tally.ended[direction].add(state.guarantee);
         }
     }
 

@@ -131,7 +131,7 @@ impl LinkScheduler {
             used: Vec::new(),
             forwarded: true,
             wanted: objective.map(|objective| TransferDeadline::new(now, objective)),
-            standing: RateGuarantee::Unpromised,
+            guarantee: RateGuarantee::Unpromised,
             began: now,
             begun: false,
             measured: now,

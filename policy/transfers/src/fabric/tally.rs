@@ -24,8 +24,8 @@ pub struct GuaranteeCounts {
 }
 
 impl GuaranteeCounts {
-    pub(super) fn add(&mut self, standing: RateGuarantee) {
-        let count = match standing {
+    pub(super) fn add(&mut self, guarantee: RateGuarantee) {
+        let count = match guarantee {
             RateGuarantee::Unpromised => &mut self.unpromised,
             RateGuarantee::Admitted { .. } => &mut self.admitted,
             RateGuarantee::Crowded { .. } => &mut self.crowded,

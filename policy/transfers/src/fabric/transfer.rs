@@ -79,7 +79,7 @@ pub(super) struct TransferState {
     /// The deadline of the request that waits for the transfer; `None` if no request waits.
     pub(super) wanted: Option<TransferDeadline>,
     /// The rate guarantee of the transfer while it comes from the host or goes there.
-    pub(super) standing: RateGuarantee,
+    pub(super) guarantee: RateGuarantee,
     pub(super) began: Timestamp,
     /// Whether the wait for the first batch was counted.
     pub(super) begun: bool,

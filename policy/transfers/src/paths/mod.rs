@@ -7,9 +7,9 @@
 //! detours beside it.
 //!
 //! ```text
-//! begin, begin_host, end ──► ┌───────┐ ──► Change { flow, routes }
-//!                            │ Paths │ ──► HostPlan
-//!                            └───────┘
+//! begin, begin_host, end ──► ┌─────────────┐ ──► RouteChange { flow, routes }
+//!                            │ PathPlanner │ ──► HostPlan
+//!                            └─────────────┘
 //! ```
 //!
 //! A new transfer takes, in this order:

@@ -26,8 +26,8 @@
 //! stays.
 //!
 //! ```text
-//! begin, end, measured ─────► ┌───────┐ ──► Change{allocations, standings}
-//! next_rated, give_back ────► │ rates │ ──► Batch{flow, link, bytes}
+//! begin, end, measured ─────► ┌───────┐ ──► RateChange{allocations, guarantees}
+//! next_rated, give_back ────► │ rates │ ──► RatedBatch{flow, link, bytes}
 //!                             └───────┘
 //! ```
 
@@ -84,7 +84,7 @@ struct FlowState {
     /// Position in the order of arrival.
     arrival: u64,
     promise: Option<FlowDeadline>,
-    standing: RateGuarantee,
+    guarantee: RateGuarantee,
     /// Rate that the flow's links carry together, in bytes per second.
     alone: u64,
     parts: Vec<LinkRate>,
@@ -162,15 +162,15 @@ impl RateAllocator {
         }
         let parts = self.parts(flow)?;
         let mut state = self.state(now, flow, parts);
-        let told = state.standing;
+        let told = state.guarantee;
         self.arrivals += 1;
         state.arrival = self.arrivals;
         self.flows.insert(id, state);
         let mut change = self.share(now);
         // The guarantee of a flow without a promise never changes, so it is reported here.
-        if !change.standings.iter().any(|&(flow, _)| flow == id) {
-            change.standings.push((id, told));
-            change.standings.sort_unstable_by_key(|&(flow, _)| flow);
+        if !change.guarantees.iter().any(|&(flow, _)| flow == id) {
+            change.guarantees.push((id, told));
+            change.guarantees.sort_unstable_by_key(|&(flow, _)| flow);
         }
         Ok(change)
     }
@@ -208,8 +208,8 @@ impl RateAllocator {
 
     /// Returns the rate guarantee of a flow; `None` if the flow is unknown.
     #[must_use]
-    pub fn standing(&self, flow: FlowId) -> Option<RateGuarantee> {
-        self.flows.get(&flow).map(|state| state.standing)
+    pub fn guarantee(&self, flow: FlowId) -> Option<RateGuarantee> {
+        self.flows.get(&flow).map(|state| state.guarantee)
     }
 
     /// Whether there is no flow.
@@ -243,7 +243,7 @@ impl RateAllocator {
             }
             Ok(FlowDeadline { deadline: now + slack, least, late: false })
         });
-        let (promise, standing) = match promise {
+        let (promise, guarantee) = match promise {
             None => (None, RateGuarantee::Unpromised),
             Some(Err(why)) => (None, RateGuarantee::Infeasible(why)),
             // Other sharings keep no promise.
@@ -260,7 +260,7 @@ impl RateAllocator {
             served: false,
             arrival: 0,
             promise,
-            standing,
+            guarantee,
             alone,
             parts,
             lead,
@@ -271,7 +271,7 @@ impl RateAllocator {
     fn share(&mut self, now: Timestamp) -> RateChange {
         for state in self.flows.values_mut() {
             // A crowded flow falls behind without being measured.
-            if matches!(state.standing, RateGuarantee::Crowded { .. }) {
+            if matches!(state.guarantee, RateGuarantee::Crowded { .. }) {
                 state.renew(now);
             }
         }
@@ -302,7 +302,7 @@ impl RateAllocator {
             }
         }
         change.allocations.sort_unstable_by_key(|allocation| allocation.flow);
-        change.standings.sort_unstable_by_key(|&(flow, _)| flow);
+        change.guarantees.sort_unstable_by_key(|&(flow, _)| flow);
         change
     }
 }
@@ -349,14 +349,14 @@ impl FlowState {
         }
         let Some(promise) = self.promise else { return };
         let least = BytesPerSec(promise.least.get());
-        let standing = match (promise.late, admitted) {
+        let guarantee = match (promise.late, admitted) {
             (true, _) => RateGuarantee::Late { least },
             (false, true) => RateGuarantee::Admitted { least },
             (false, false) => RateGuarantee::Crowded { least },
         };
-        if self.standing != standing {
-            self.standing = standing;
-            change.standings.push((id, standing));
+        if self.guarantee != guarantee {
+            self.guarantee = guarantee;
+            change.guarantees.push((id, guarantee));
         }
     }
 }

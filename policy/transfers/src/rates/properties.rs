@@ -72,8 +72,8 @@ fn fits(topology: &Topology, flows: &[(u64, BTreeSet<LinkId>)]) -> bool {
     })
 }
 
-fn least(standing: RateGuarantee) -> Option<BytesPerSec> {
-    match standing {
+fn least(guarantee: RateGuarantee) -> Option<BytesPerSec> {
+    match guarantee {
         RateGuarantee::Admitted { least }
         | RateGuarantee::Crowded { least }
         | RateGuarantee::Late { least } => Some(least),
@@ -85,7 +85,7 @@ fn least(standing: RateGuarantee) -> Option<BytesPerSec> {
 #[derive(Default)]
 struct Told {
     rates: BTreeMap<FlowId, Vec<(LinkId, BytesPerSec)>>,
-    standings: BTreeMap<FlowId, RateGuarantee>,
+    guarantees: BTreeMap<FlowId, RateGuarantee>,
     flows: BTreeMap<FlowId, (Timestamp, RatedFlow)>,
 }
 
@@ -95,12 +95,12 @@ impl Told {
             let before = self.rates.insert(allocation.flow, allocation.rates.clone());
             assert_ne!(before, Some(allocation.rates), "reported without a change");
         }
-        for (flow, standing) in change.standings {
-            let before = self.standings.insert(flow, standing);
-            assert_ne!(before, Some(standing), "reported without a change");
+        for (flow, guarantee) in change.guarantees {
+            let before = self.guarantees.insert(flow, guarantee);
+            assert_ne!(before, Some(guarantee), "reported without a change");
             // D16: rates do not oscillate. The least rate of a flow only rises, until the flow is
             // late for good.
-            match (before.and_then(least), least(standing)) {
+            match (before.and_then(least), least(guarantee)) {
                 (Some(before), Some(now)) => assert!(before <= now, "{flow} from {before:?} to {now:?}"),
                 (before, _) => assert_eq!(before, None, "{flow}"),
             }
@@ -145,7 +145,7 @@ impl Told {
                 }
                 Some(_) => None,
             };
-            let told = match self.standings[&id] {
+            let told = match self.guarantees[&id] {
                 RateGuarantee::Infeasible(why) => Some(why),
                 _ => None,
             };
@@ -156,12 +156,12 @@ impl Told {
     /// Checks that flows are admitted in the order of their deadlines, each flow that fits.
     fn check_admission(&self, topology: &Topology) {
         let mut in_time: Vec<_> = self
-            .standings
+            .guarantees
             .iter()
-            .filter_map(|(&id, &standing)| {
+            .filter_map(|(&id, &guarantee)| {
                 let (began, flow) = &self.flows[&id];
                 let deadline = *began + flow.objective?.slack()?;
-                match standing {
+                match guarantee {
                     RateGuarantee::Admitted { least } => Some((deadline, id, least, true)),
                     RateGuarantee::Crowded { least } => Some((deadline, id, least, false)),
                     _ => None,
@@ -190,7 +190,7 @@ impl Told {
             path.iter()
                 .any(|&link| topology.links[link.0 as usize].rate.0 - self.crossing(topology, link) < 100)
         };
-        let admitted = |id: &FlowId| match self.standings[id] {
+        let admitted = |id: &FlowId| match self.guarantees[id] {
             RateGuarantee::Admitted { least } => Some(least.0),
             _ => None,
         };
@@ -253,7 +253,7 @@ proptest! {
                     let id = FlowId(flow);
                     told.flows.remove(&id);
                     told.rates.remove(&id);
-                    told.standings.remove(&id);
+                    told.guarantees.remove(&id);
                     rates.end(now, id)
                 }
                 Step::Measured { flow, bytes, window_ms } => {
@@ -264,7 +264,7 @@ proptest! {
             told.check(&topology);
             for &id in told.flows.keys() {
                 prop_assert_eq!(rates.rate(id), Some(BytesPerSec(told.rate(id))));
-                prop_assert_eq!(rates.standing(id), Some(told.standings[&id]));
+                prop_assert_eq!(rates.guarantee(id), Some(told.guarantees[&id]));
             }
         }
     }

@@ -92,7 +92,7 @@ pub struct RateChange {
     /// Flows with changed rates, by id.
     pub allocations: Vec<RateAllocation>,
     /// Flows with a changed guarantee, by id.
-    pub standings: Vec<(FlowId, RateGuarantee)>,
+    pub guarantees: Vec<(FlowId, RateGuarantee)>,
 }
 
 /// The bytes that may cross a link next, without interruption (D13). A batch cannot be cloned,

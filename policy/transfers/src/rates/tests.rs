@@ -93,12 +93,12 @@ fn check(
         for allocation in change.allocations {
             told.get_mut(&allocation.flow).unwrap().0 = allocation.rates;
         }
-        for (flow, standing) in change.standings {
-            told.get_mut(&flow).unwrap().1 = standing;
+        for (flow, guarantee) in change.guarantees {
+            told.get_mut(&flow).unwrap().1 = guarantee;
         }
     }
     let parts = |parts: &[(u32, u64)]| parts.iter().map(|&(link, rate)| (LinkId(link), gb(rate))).collect();
-    let expected = expected.iter().map(|&(rates, standing)| (parts(rates), standing));
+    let expected = expected.iter().map(|&(rates, guarantee)| (parts(rates), guarantee));
     let expected: BTreeMap<_, _> = flows.iter().map(|flow| flow.id).zip(expected).collect();
     assert_eq!(told, expected);
 }
@@ -209,8 +209,8 @@ fn infeasible_flows_are_reported_and_get_the_remaining_rate() {
     };
     for slo in [0, 9, 10] {
         for sharing in [FAASTUBE, TransferSharing::Fair, TransferSharing::Fifo] {
-            let standing = RateGuarantee::Infeasible(Infeasible::NoSlack);
-            check(&one_link(), sharing, &[late(slo)], &[(&[(0, 120)], standing)]);
+            let guarantee = RateGuarantee::Infeasible(Infeasible::NoSlack);
+            check(&one_link(), sharing, &[late(slo)], &[(&[(0, 120)], guarantee)]);
         }
     }
     check(&one_link(), FAASTUBE, &[late(11)], &[(&[(0, 120)], admitted(10))]);
@@ -243,7 +243,7 @@ fn a_flow_that_falls_behind_needs_the_remaining_bytes_in_the_remaining_time() {
         |flow, rate| RateAllocation { flow: FlowId(flow), rates: vec![(LinkId(0), BytesPerSec(rate))] };
     let expected = RateChange {
         allocations: vec![rate(1, least.0), rate(2, 12 * GB - least.0)],
-        standings: vec![(FlowId(1), RateGuarantee::Admitted { least })],
+        guarantees: vec![(FlowId(1), RateGuarantee::Admitted { least })],
     };
     assert_eq!(change, expected);
     // A flow that is ahead keeps its rate.
@@ -256,16 +256,16 @@ fn a_flow_that_cannot_catch_up_is_late_for_good_and_ranks_after_flows_in_time() 
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     let second = rates.begin(Timestamp::ZERO, &wanted_in(2, 200, &[0], 40)).unwrap();
-    assert_eq!(second.standings, [(FlowId(2), admitted(50))]);
+    assert_eq!(second.guarantees, [(FlowId(2), admitted(50))]);
     let late = RateGuarantee::Late { least: gb(60) };
     let change = rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
-    assert_eq!(change.standings, [(FlowId(1), late)]);
+    assert_eq!(change.guarantees, [(FlowId(1), late)]);
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(2))), (Some(gb(60)), Some(gb(60))));
     // A flow that can be in time takes its rate from the late flow.
     rates.begin(at_ms(8), &wanted_in(3, 30, &[0], 10)).unwrap();
     assert_eq!((rates.rate(FlowId(1)), rates.rate(FlowId(3))), (Some(gb(40)), Some(gb(30))));
     let again = rates.measured(at_ms(16), FlowId(1), Bytes::ZERO, Duration::from_millis(8));
-    assert_eq!((again, rates.standing(FlowId(1))), (Ok(RateChange::default()), Some(late)));
+    assert_eq!((again, rates.guarantee(FlowId(1))), (Ok(RateChange::default()), Some(late)));
 }
 
 #[test]
@@ -273,9 +273,9 @@ fn a_crowded_flow_is_admitted_at_the_rate_needed_when_room_appears() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 100, &[0], 10)).unwrap();
     let begun = rates.begin(Timestamp::ZERO, &wanted_in(2, 120, &[0], 30)).unwrap();
-    assert_eq!(begun.standings, [(FlowId(2), crowded(40))]);
+    assert_eq!(begun.guarantees, [(FlowId(2), crowded(40))]);
     let change = rates.end(at_ms(10), FlowId(1)).unwrap();
-    assert_eq!(change.standings, [(FlowId(2), admitted(60))]);
+    assert_eq!(change.guarantees, [(FlowId(2), admitted(60))]);
 }
 
 #[test]
@@ -304,11 +304,11 @@ fn late_flows_rank_after_flows_that_may_still_be_in_time() {
     let mut rates = faastube(&one_link());
     rates.begin(Timestamp::ZERO, &wanted_in(1, 60, &[0], 10)).unwrap();
     rates.measured(at_ms(8), FlowId(1), Bytes::ZERO, Duration::from_millis(8)).unwrap();
-    assert_eq!(rates.standing(FlowId(1)), Some(RateGuarantee::Late { least: gb(60) }));
+    assert_eq!(rates.guarantee(FlowId(1)), Some(RateGuarantee::Late { least: gb(60) }));
     rates.begin(at_ms(8), &wanted_in(2, 40, &[0], 10)).unwrap();
     rates.begin(at_ms(8), &wanted_in(3, 200, &[0], 20)).unwrap();
     // 4 and 10 GB/s do not fit: 8 GB/s are left for the second flow before the late flow gets any.
-    assert_eq!(rates.standing(FlowId(3)), Some(crowded(100)));
+    assert_eq!(rates.guarantee(FlowId(3)), Some(crowded(100)));
     let given = [1, 2, 3].map(|flow| rates.rate(FlowId(flow)).unwrap());
     assert_eq!(given, [gb(0), gb(40), gb(80)]);
 }

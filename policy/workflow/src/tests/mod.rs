@@ -239,21 +239,34 @@ fn a_plan_refuses_a_workflow_that_no_longer_fits() {
     let good = spec(&["a: x=input.x", "b: x=a.y"], &["b.y"]);
     type Change<'a> = &'a dyn Fn(&mut WorkflowSpec);
     let checks: [(&str, Change<'_>); 5] = [
-        ("step \"a\" runs function \"gone\", which does not exist", &|it| {
-            it.steps[0].run = StepTarget::Function(name("gone"));
-        }),
-        ("step \"b\" takes a.q, which does not exist", &|it| {
-            it.steps[1].inputs.insert("x".into(), "a.q".parse().unwrap());
-        }),
-        ("output \"o0\" takes b.q, which does not exist", &|it| {
-            it.outputs[0].from = "b.q".parse().unwrap();
-        }),
-        ("step \"b\" runs for each \"q\", which is not an input of the step", &|it| {
-            it.steps[1].each = Some("q".into());
-        }),
-        ("step \"b\" waits for a step that never runs", &|it| {
-            it.steps[1].when = Some("c.y".parse().unwrap())
-        }),
+        (
+            "step \"a\" runs function \"gone\", which does not exist: apply it first, or change the step",
+            &|it| {
+                it.steps[0].run = StepTarget::Function(name("gone"));
+            },
+        ),
+        (
+            "step \"b\" takes a.q, which does not exist: name an input of the workflow or an output of a step",
+            &|it| {
+                it.steps[1].inputs.insert("x".into(), "a.q".parse().unwrap());
+            },
+        ),
+        (
+            "output \"o0\" takes b.q, which does not exist: name an input of the workflow or an output of a step",
+            &|it| {
+                it.outputs[0].from = "b.q".parse().unwrap();
+            },
+        ),
+        (
+            "step \"b\" runs for each \"q\", which is not an input of the step: name one of its inputs",
+            &|it| {
+                it.steps[1].each = Some("q".into());
+            },
+        ),
+        (
+            "step \"b\" waits for a step that never runs: remove the cycle, or the step that does not exist",
+            &|it| it.steps[1].when = Some("c.y".parse().unwrap()),
+        ),
     ];
     let signature = signature();
     let known = |run: &StepTarget| (run.name().as_str() != "gone").then_some(&signature);

@@ -98,11 +98,11 @@ impl ExecutorActor {
     fn log_failure(&self, event: &event::Event) {
         let gpu = self.gpu.0;
         match event {
-            event::Event::ProgramFailed(ProgramFailed { program, message }) => {
-                tracing::error!(gpu, program, message, "the executor cannot load a program");
+            event::Event::ProgramFailed(ProgramFailed { program: model, message }) => {
+                tracing::error!(gpu, model, message, "the executor cannot load a model");
             }
-            event::Event::MapFailed(MapFailed { program, message, .. }) => {
-                tracing::error!(gpu, program, message, "the executor cannot map a program's memory");
+            event::Event::MapFailed(MapFailed { program: model, message, .. }) => {
+                tracing::error!(gpu, model, message, "the executor cannot map a model's memory");
             }
             event::Event::DeviceFailed(DeviceFailed { message, .. }) => {
                 tracing::error!(gpu, message, "the device failed");
@@ -144,7 +144,7 @@ pub(crate) fn gpu_event(event: &event::Event) -> Option<GpuEvent> {
             started: Timestamp(done.started_ns),
             finished: Timestamp(done.finished_ns),
             waited: nanos(done.waited_ns),
-            held: nanos(done.held_ns),
+            held: nanos(done.token_wait_ns),
             sm: nanos(done.sm_ns),
             token: done.token.map(|token| (TokenId(token), nanos(done.token_busy_ns))),
         },

@@ -5,7 +5,7 @@
 //! ```text
 //! RunDone, outputs kept ─► Store ─► Place ─► PlaceObject ─► ObjectPlaced ─┐
 //!                                └► Refuse ─► CopyOut ────► CopiedOut ────┴► answered, by name
-//! run whose input is an object: here ─► read in place; on the host ─► Fetch ─► Brought ─► sent;
+//! run whose input is an object: here ─► read in place; on the host ─► Fetch ─► InputFetched ─► sent;
 //!                               on another GPU ─► copied here, if NVLinks lead here (`incoming`)
 //! ```
 //! The actor counts the readers of each object. The store never moves an object that a run reads or that is
@@ -201,7 +201,8 @@ impl GpuActor {
         let made =
             |object| self.data.records.get(&object).is_some_and(|book: &ObjectRecord| book.made.is_some());
         match said {
-            // For an object that a transfer fills, the end of the transfer counts (`came`).
+            // For an object that a transfer fills, the end of the transfer counts
+            // (`object_transfer_ended`).
             ObjectReport::Placed(object) | ObjectReport::NotPlaced(object) if !made(object) => {}
             ObjectReport::Placed(object) => {
                 self.data.set_location(object, HandleLocation::Gpu(self.incarnation));

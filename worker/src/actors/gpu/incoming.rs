@@ -2,9 +2,9 @@
 //! run that reads the object here, and reloads from the host. Copies to the host are in `outgoing`.
 //!
 //! ```text
-//! run whose input is on another GPU ─► Store (claimed) ─► Place ─► PlaceObject, Transfer ─► Came ─► read in place
+//! run whose input is on another GPU ─► Store (claimed) ─► Place ─► PlaceObject, Transfer ─► ObjectTransferEnded ─► read in place
 //!                                              └ Refuse, Decline ─► over the host ◄── failed ┘
-//! Reload ─► PlaceObject (has_host), Transfer ─► Came ─► read in place from then on
+//! Reload ─► PlaceObject (has_host), Transfer ─► ObjectTransferEnded ─► read in place from then on
 //! Lock, from another GPU's transfer ─► claimed here until Unlock
 //! ```
 //! A run gets its own copy of the bytes that it reads, and the copy is discarded with the run. The inputs

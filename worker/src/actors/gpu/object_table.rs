@@ -88,24 +88,24 @@ pub(super) struct GpuObjects {
     pub(super) pending_events: VecDeque<Event>,
     /// Objects whose consumer's distance changed. The core hears of these changes before the events in
     /// `pending_events`, because the store must know the reserved objects before it decides to move any object.
-    changed_standings: BTreeSet<ObjectKey>,
+    changed_distances: BTreeSet<ObjectKey>,
 }
 
 impl GpuObjects {
     /// Removes and returns the next event that the core has to handle.
     pub(super) fn next_event(&mut self) -> Option<Event> {
-        if let Some(object) = self.changed_standings.pop_first() {
+        if let Some(object) = self.changed_distances.pop_first() {
             let Some(book) = self.records.get(&object) else { return self.next_event() };
-            let standing = match (book.claims, book.queued.first()) {
+            let distance = match (book.claims, book.queued.first()) {
                 (0, None) => ConsumerDistance::Unqueued,
                 (0, Some(&place)) => ConsumerDistance::Queued(place),
                 _ => ConsumerDistance::Claimed,
             };
-            return Some(Event::Data(elastic::Event::ConsumerMoved { object, consumer: READER, standing }));
+            return Some(Event::Data(elastic::Event::ConsumerMoved { object, consumer: READER, distance }));
         }
         let event = self.pending_events.pop_front();
         if let Some(Event::Data(elastic::Event::Store { object, .. })) = event {
-            self.changed_standings.insert(object);
+            self.changed_distances.insert(object);
         }
         event
     }
@@ -127,8 +127,8 @@ impl GpuObjects {
     }
 
     /// Schedules an event that tells the core the distance of an object's nearest reader.
-    fn schedule_standing(&mut self, object: ObjectKey) {
-        self.changed_standings.insert(object);
+    fn schedule_distance(&mut self, object: ObjectKey) {
+        self.changed_distances.insert(object);
     }
 
     /// Notes that a request that reads the object joined the node's queue at this rank, or left the queue.
@@ -139,14 +139,14 @@ impl GpuObjects {
             } else {
                 book.queued.remove(&place)
             };
-            self.schedule_standing(object);
+            self.schedule_distance(object);
         }
     }
 
     pub(super) fn reserve(&mut self, object: ObjectKey) {
         if let Some(book) = self.records.get_mut(&object) {
             book.claims += 1;
-            self.schedule_standing(object);
+            self.schedule_distance(object);
         }
     }
 
@@ -155,7 +155,7 @@ impl GpuObjects {
     pub(super) fn release(&mut self, object: ObjectKey) {
         if let Some(book) = self.records.get_mut(&object) {
             book.claims = book.claims.saturating_sub(1);
-            self.schedule_standing(object);
+            self.schedule_distance(object);
         }
     }
 
@@ -191,7 +191,7 @@ impl GpuObjects {
         self.moves.clear();
         self.waiting_for_memory = None;
         self.pending_events.clear();
-        self.changed_standings.clear();
+        self.changed_distances.clear();
         std::mem::take(&mut self.storing).into_values().collect()
     }
 }

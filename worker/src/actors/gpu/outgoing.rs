@@ -2,8 +2,8 @@
 //! make room, and bytes whose reader no NVLink reaches.
 //!
 //! ```text
-//! Refuse, Decline, Migrate, Fetch ─► CopyOut (granted), Transfer ─► Left ─► EndCopyOut ─► done with it
-//!                         little ─► CopyOut ─► CopiedOut, NotCopiedOut ───────────────────────┘
+//! Refuse, Decline, Migrate, Fetch ─► CopyOut (granted), Transfer ─► HostTransferEnded ─► EndCopyOut ─► done with it
+//!                         little ─► CopyOut ─► CopiedOut, NotCopiedOut ────────────────────────────────────┘
 //! ```
 //! A copy crosses the GPU's path to the host under the fabric's grants, as copies from the host do (D11
 //! to D16). A copy that is no larger than an inline output (64 KiB) needs no grant, because the copy is

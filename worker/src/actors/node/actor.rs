@@ -127,8 +127,8 @@ impl NodeActor {
                 }
                 dispatch::Action::Prefetch { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prefetch { model }),
                 dispatch::Action::Prewarm { gpu, model } => self.tell_gpu(gpu, GpuEvent::Prewarm { model }),
-                dispatch::Action::SetEvictionRank { gpu, model, standing } => {
-                    self.tell_gpu(gpu, GpuEvent::CandidateChanged { model, standing });
+                dispatch::Action::SetEvictionRank { gpu, model, candidate } => {
+                    self.tell_gpu(gpu, GpuEvent::CandidateChanged { model, candidate });
                 }
                 dispatch::Action::Pin { gpu, model } => {
                     self.tell_gpu(gpu, GpuEvent::Pin { model });

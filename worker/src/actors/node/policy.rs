@@ -17,7 +17,7 @@ impl NodeActor {
         let before = before.policy;
         let after = after.policy;
         if before.eviction != after.eviction {
-            // The GPUs are told before dispatch, because dispatch next tells them the standing of resident
+            // The GPUs are told before dispatch, because dispatch next tells them the eviction ranks of resident
             // models under the new eviction.
             for gpu in self.state.gpu_indices() {
                 self.tell_gpu(gpu, GpuEvent::Eviction(after.eviction));
@@ -25,7 +25,7 @@ impl NodeActor {
         }
         if (before.dispatch, before.eviction) != (after.dispatch, after.eviction) {
             let policy = after.dispatch;
-            let functions = if policy.uses_scores() { self.standings() } else { Vec::new() };
+            let functions = if policy.uses_scores() { self.counts_of_functions() } else { Vec::new() };
             self.dispatch(
                 now,
                 dispatch::Event::PolicyChanged { policy, eviction: after.eviction, functions },
@@ -69,12 +69,12 @@ impl NodeActor {
 
     /// Returns the objective of every function, and its SLO counts in the whole cluster, earlier
     /// registrations included.
-    fn standings(&self) -> Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)> {
-        let mut standings = self.state.objectives();
-        for (function, _, counts) in &mut standings {
+    fn counts_of_functions(&self) -> Vec<(FunctionIndex, Option<LatencyObjective>, SloCounts)> {
+        let mut functions = self.state.objectives();
+        for (function, _, counts) in &mut functions {
             let base = self.remote_slo_counts.get(function).copied().unwrap_or_default();
             *counts = base.plus(*counts);
         }
-        standings
+        functions
     }
 }

@@ -66,7 +66,7 @@ pub(super) enum StartError {
     Socket(io::Error),
     #[error("cannot start the process: {0}")]
     Spawn(io::Error),
-    #[error("cannot send the greeting to the process: {0}")]
+    #[error("cannot send Hello to the process: {0}")]
     Hello(#[from] frames::FrameError),
 }
 
@@ -79,11 +79,11 @@ pub(super) struct ProcessName {
 }
 
 impl Process {
-    /// Starts a process. Its events are posted to `crew`. The end of the process is the last event.
+    /// Starts a process. Its events are posted to `pool`. The end of the process is the last event.
     pub(super) fn start(
         program: &Arc<HostedProgram>,
         name: ProcessName,
-        crew: Mailbox<Message>,
+        pool: Mailbox<Message>,
     ) -> Result<Self, StartError> {
         let programs = program.programs();
         let launcher = programs.launcher();
@@ -101,7 +101,7 @@ impl Process {
             ),
             ready: Cell::new(false),
             last_line: Rc::default(),
-            crew,
+            pool,
         };
         let hello = wire::Hello {
             protocol_version: FUNCTION_PROTOCOL_VERSION,
@@ -193,7 +193,7 @@ struct ProcessWatch {
     ready: Cell<bool>,
     /// The last line that the process wrote.
     last_line: log::LastLine,
-    crew: Mailbox<Message>,
+    pool: Mailbox<Message>,
 }
 
 impl ProcessWatch {
@@ -239,7 +239,7 @@ impl ProcessWatch {
 
     fn post(&self, heard: ProcessEvent) {
         let ProcessName { place, incarnation, .. } = self.name;
-        self.crew.post(Message::Process { place, incarnation, heard });
+        self.pool.post(Message::Process { place, incarnation, heard });
     }
 
     async fn follow(&self, decoder: &mut FrameDecoder) -> io::Result<()> {

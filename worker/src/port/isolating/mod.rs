@@ -1,4 +1,5 @@
-//! The port of a GPU in isolation: each program has an executor process of its own (L05). One
+//! The port of a GPU in isolation: each model (a "program" in the executor protocol) has an executor process
+//! of its own (L05). One
 //! [`ExecutorPort`] stands in front of many ports. All processes share one device memory, which outlives
 //! each process.
 //!
@@ -6,7 +7,7 @@
 //!                  ┌ LoadProgram ─► starts a process            ┐
 //! Executor actor ──┤ Map, Copy, Run, … ─► the program's process ├─► processes
 //!    ▲             └ AddPeer, Shutdown ─► all processes         ┘       │
-//!    └─ heard() ◄─ the actor's mailbox ◄─ event of process 7 ◄──────────┘
+//!    └─ filter_event() ◄─ the actor's mailbox ◄─ event of process 7 ◄───┘
 //! ```
 //! Loading a program starts its process, and unloading the program kills the process. Only one process at
 //! a time has runs (`turns`). When a process ends, its program is lost

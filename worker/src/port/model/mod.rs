@@ -214,7 +214,9 @@ impl ModelledExecutor {
         match order {
             ModelledCommand::Load { program, name, weights } => {
                 let Some(&run) = self.behaviour.runs.get(&name) else {
-                    panic!("the scenario has no runs of model {name:?}: add the model to `Behaviour::runs`");
+                    panic!(
+                        "the scenario has no runs of model {name:?}: add the model to `ExecutorBehaviour::runs`"
+                    );
                 };
                 let loaded = ModelledProgram {
                     weights,

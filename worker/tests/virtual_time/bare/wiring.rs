@@ -175,9 +175,11 @@ impl Node<'_> {
                 dispatch::Action::Prefetch { gpu, model } => {
                     self.mail.push_back(Mail::Gpu(gpu, millrace_gpu::Event::Prefetch { model }));
                 }
-                dispatch::Action::SetEvictionRank { gpu, model, standing } => {
-                    self.mail
-                        .push_back(Mail::Gpu(gpu, millrace_gpu::Event::CandidateChanged { model, standing }));
+                dispatch::Action::SetEvictionRank { gpu, model, candidate } => {
+                    self.mail.push_back(Mail::Gpu(
+                        gpu,
+                        millrace_gpu::Event::CandidateChanged { model, candidate },
+                    ));
                 }
                 dispatch::Action::SetWarmCopy { .. } => unreachable!("no function keeps warm copies"),
                 dispatch::Action::Prewarm { .. } => unreachable!("no request carries hints"),

@@ -39,7 +39,8 @@ impl WorkflowRunner<'_> {
         let mut losses = Vec::new();
         for (at, value) in self.values.iter_mut().enumerate().skip(inputs) {
             let Some(value) = value else { continue };
-            let gone = value.held().filter(|(_, held)| held.worker.lost.is_cancelled()).map(|(row, _)| row);
+            let gone =
+                value.held().filter(|(_, held)| held.worker.stream_ended.is_cancelled()).map(|(row, _)| row);
             let mut gone: Vec<u64> = gone.collect();
             gone.dedup();
             for row in gone {

@@ -21,7 +21,7 @@ pub(super) struct ModelledObject {
 }
 
 impl ModelledObject {
-    fn standing(&self) -> ConsumerDistance {
+    fn distance(&self) -> ConsumerDistance {
         self.consumers.iter().flatten().min().copied().unwrap_or(ConsumerDistance::Unqueued)
     }
 
@@ -122,11 +122,11 @@ impl StoreModel {
             let seen = &self.seen[victim];
             let may = seen.place == ObjectLocation::Gpu && self.may_move(seen);
             assert!(may, "{victim} is {:?}", seen.place);
-            assert_ne!(seen.standing(), ConsumerDistance::Claimed, "{victim} is running or next");
+            assert_ne!(seen.distance(), ConsumerDistance::Claimed, "{victim} is running or next");
         }
         match self.config.migration {
             MigrationPolicy::QueueAware => {
-                self.check_order(&victims, actions, |object, seen| (seen.standing(), object));
+                self.check_order(&victims, actions, |object, seen| (seen.distance(), object));
             }
             MigrationPolicy::Lru => {
                 self.check_order(&victims, actions, |_, seen| std::cmp::Reverse(seen.used));
@@ -145,7 +145,7 @@ impl StoreModel {
         let stays = |(&object, seen): (&ObjectKey, &ModelledObject)| {
             let may = seen.place == ObjectLocation::Gpu && self.may_move(seen) && !victims.contains(&object);
             let may = may && !actions.contains(&Action::Free { object });
-            (may && seen.standing() != ConsumerDistance::Claimed).then(|| rank(object, seen))
+            (may && seen.distance() != ConsumerDistance::Claimed).then(|| rank(object, seen))
         };
         let last = self.seen.iter().filter_map(stays).max();
         assert!(first.is_none() || last < first, "{last:?} stays, {first:?} leaves");
@@ -164,7 +164,7 @@ impl StoreModel {
             }
             Action::Reload { object, extents } => {
                 assert!(self.may_move(&self.seen[&object]), "{object} is copied again");
-                assert!(matches!(self.seen[&object].standing(), ConsumerDistance::Queued(_)));
+                assert!(matches!(self.seen[&object].distance(), ConsumerDistance::Queued(_)));
                 self.get(object, ObjectLocation::Reloading, ObjectLocation::Host, extents);
             }
             Action::Migrate { object } => self.goes(object, ObjectLocation::Gpu, ObjectLocation::Migrating),
@@ -277,7 +277,7 @@ impl StoreModel {
         let places = |place: ObjectLocation| self.seen.values().filter(move |seen| seen.place == place);
         assert_eq!(places(ObjectLocation::Waiting).count(), 0, "an object waits although no copy is running");
         let stuck =
-            |seen: &ModelledObject| !self.may_move(seen) || seen.standing() == ConsumerDistance::Claimed;
+            |seen: &ModelledObject| !self.may_move(seen) || seen.distance() == ConsumerDistance::Claimed;
         let over = self.store.pool().used() > self.store.limit();
         assert!(!over || places(ObjectLocation::Gpu).all(stuck), "movable objects stay beyond the limit");
     }
@@ -295,7 +295,7 @@ impl StoreModel {
             (place, true) => panic!("{object} has no running copy: {place:?}"),
         };
         let stays =
-            well && seen.place == ObjectLocation::Migrating && seen.standing() == ConsumerDistance::Claimed;
+            well && seen.place == ObjectLocation::Migrating && seen.distance() == ConsumerDistance::Claimed;
         match (seen.place, well) {
             (ObjectLocation::Ending, _) => drop(self.seen.remove(&object)),
             (ObjectLocation::Filling | ObjectLocation::Reloading, true) => seen.place = ObjectLocation::Gpu,

@@ -123,8 +123,8 @@ impl World {
                 Action::Prefetch { gpu, .. } | Action::Prewarm { gpu, .. } => {
                     assert!(self.up.contains(&gpu.0), "{gpu} is down");
                 }
-                Action::SetEvictionRank { gpu, model, standing } => {
-                    self.copies.insert((gpu, model), standing.copy);
+                Action::SetEvictionRank { gpu, model, candidate } => {
+                    self.copies.insert((gpu, model), candidate.copy);
                 }
                 Action::Pin { gpu, model } => assert!(self.pinned.insert((gpu, model)), "pinned twice"),
                 Action::Unpin { gpu, model } => assert!(self.pinned.remove(&(gpu, model)), "was not pinned"),

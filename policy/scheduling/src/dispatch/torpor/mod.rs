@@ -153,7 +153,7 @@ impl Torpor {
             function.objective.map(|objective| RequiredRequestCount::of(function.tally.counts(), objective));
         let weigh = |raw: RequiredRequestCount| match self.config.alpha {
             AlphaRule::Paper => raw,
-            AlphaRule::Artifact => raw.weighted(run_millis(models, function.model)),
+            AlphaRule::Artifact => raw.weighted(run_micros(models, function.model)),
         };
         let required = raw.map(weigh);
         self.held = self.held + usize::from(raw.is_some()) - usize::from(function.required.is_some());
@@ -253,10 +253,10 @@ pub(super) fn from_peer(view: &DispatchView<'_>, request: &WaitingRequest) -> Op
 /// Rate of a link, transfer time of the request's inputs, destination and source.
 pub(super) type PeerCopy = (Reverse<BytesPerSec>, Duration, SeatIndex, GpuIndex);
 
-/// Returns the mean run time of a function, in microseconds: the artifact weights counts by mean
-/// milliseconds. A function that never ran has 1000. With several kinds of GPU, the first kind
+/// Returns the run time by which the artifact's rule weights a function's count, in microseconds, so that
+/// the result is in thousandths of the artifact's milliseconds; 1000 for a function that never ran. With several kinds of GPU, the first kind
 /// counts.
-fn run_millis(models: Option<&ModelTable>, model: Option<ModelSlot>) -> u64 {
+fn run_micros(models: Option<&ModelTable>, model: Option<ModelSlot>) -> u64 {
     let run = models.zip(model).and_then(|(models, model)| models.run_time(model, 0));
     run.map_or(1000, |run| u64::try_from(run.as_micros()).unwrap_or(u64::MAX))
 }

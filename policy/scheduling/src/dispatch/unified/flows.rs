@@ -61,7 +61,7 @@ struct Flow {
     within: Option<Duration>,
     waiting: BTreeMap<(Timestamp, RequestKey), WaitingRequest>,
     rank: SizeRank,
-    standing: FlowPosition,
+    position: FlowPosition,
 }
 
 impl Flow {
@@ -77,7 +77,7 @@ impl Flow {
         request.arrived + self.within.unwrap_or_default()
     }
 
-    fn standing(&self, now: Timestamp) -> FlowPosition {
+    fn position(&self, now: Timestamp) -> FlowPosition {
         let due = self.due(now);
         let oldest = self.waiting.first_key_value().map(|(_, request)| request);
         let late = oldest.filter(|oldest| due.is_none_or(|due| due.key != oldest.key));
@@ -140,7 +140,7 @@ impl RequestFlows {
             within: deadline,
             waiting: BTreeMap::new(),
             rank: request.rank,
-            standing: FlowPosition::default(),
+            position: FlowPosition::default(),
         });
         flow.class = class;
         flow.waiting.insert((request.arrived, request.key), request);
@@ -217,11 +217,11 @@ impl RequestFlows {
         // depends on run times here.
         let run = models.run_time(model, 0).unwrap_or_default();
         flow.within = deadline(function).map(|deadline| deadline.saturating_sub(run));
-        let before = flow.standing;
-        let after = flow.standing(now);
+        let before = flow.position;
+        let after = flow.position(now);
         let rank = flow.rank.0;
         let gone = flow.waiting.is_empty();
-        flow.standing = after;
+        flow.position = after;
         if gone {
             self.flows.remove(&id);
         }
@@ -261,14 +261,14 @@ impl RequestFlows {
     /// Returns the candidate that represents a flow among the due requests. That is the first
     /// request that can still be in time, unless the candidate itself became late.
     fn candidate(&self, id: FlowId) -> Option<FlowCandidate> {
-        let (class, latest, request) = self.flows.get(&id)?.standing.due?;
+        let (class, latest, request) = self.flows.get(&id)?.position.due?;
         Some(FlowCandidate { request, class, latest, late: false })
     }
 
     /// Returns the candidate that represents a flow among the late requests.
     fn late_candidate(&self, id: FlowId) -> Option<FlowCandidate> {
         let flow = self.flows.get(&id)?;
-        let request = flow.standing.late?;
+        let request = flow.position.late?;
         Some(FlowCandidate { request, class: flow.class, latest: flow.latest(&request), late: true })
     }
 
@@ -315,7 +315,7 @@ impl RequestFlows {
         let in_time = |&(class, latest, _): &(FlowUrgency, Timestamp, FunctionIndex)| {
             class == FlowUrgency::Free || latest >= now
         };
-        let standing = |model: ModelSlot| {
+        let position = |model: ModelSlot| {
             let First { due, late } = *self.first_of_model.get(model.0 as usize)?;
             let all = || &self.of_model[model.0 as usize].due;
             let others = || all().iter().take(SETTLED_MAX).copied().find(in_time);
@@ -330,7 +330,7 @@ impl RequestFlows {
         let mut first = None;
         for model in models {
             // Not `min`: a plain loop compiles to faster code here, and this is the hot path of `unified`.
-            if let Some(it) = standing(model)
+            if let Some(it) = position(model)
                 && first.is_none_or(|first| it < first)
             {
                 first = Some(it);
@@ -340,7 +340,7 @@ impl RequestFlows {
         if late { self.late_candidate(id) } else { self.candidate(id) }
     }
 
-    /// Asserts the same as [`Policy::check`](crate::dispatch::policy::Policy::check).
+    /// Asserts the same as `DispatchPolicy::check`.
     #[cfg(test)]
     pub(super) fn check(&self, now: Timestamp, models: &[ModelSlot]) {
         let first = |it: &OfModel| First { due: it.due.first().copied(), late: it.late.first().copied() };

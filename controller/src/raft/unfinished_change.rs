@@ -1,4 +1,4 @@
-//! The leader completes a membership change that an earlier leader left in its joint phase.
+//! Completes a membership change that an earlier leader left in its joint phase, while this controller leads.
 
 use std::time::Duration;
 

@@ -9,14 +9,14 @@ fn two(eviction: Eviction) -> Node {
     node_of(&Config::new(vec![gpu; 2], 4).with_eviction(eviction))
 }
 
-fn standing(index: u32, model: ModelId, copy: CopyKind, weight: LoadInterference) -> Action {
-    Action::SetEvictionRank { gpu: gpu(index), model, standing: EvictionCandidate { copy, weight } }
+fn candidate(index: u32, model: ModelId, copy: CopyKind, weight: LoadInterference) -> Action {
+    Action::SetEvictionRank { gpu: gpu(index), model, candidate: EvictionCandidate { copy, weight } }
 }
 
 #[test]
 fn another_copy_becomes_the_original_after_the_first_is_evicted() {
     use CopyKind::{Original, Replica};
-    let heavy = |index, copy| standing(index, A, copy, LoadInterference::Heavy);
+    let heavy = |index, copy| candidate(index, A, copy, LoadInterference::Heavy);
     let mut node = two(Eviction::Torpor);
     assert_eq!(node.enqueue(1, A), [heavy(0, Original), assign(0, 1, A)]);
     assert_eq!(node.enqueue(2, A), [heavy(1, Replica), assign(1, 2, A)]);
@@ -34,7 +34,7 @@ fn another_copy_becomes_the_original_after_the_first_is_evicted() {
 
 #[test]
 fn a_models_weight_follows_its_profile() {
-    let weighs = |weight| standing(0, A, CopyKind::Original, weight);
+    let weighs = |weight| candidate(0, A, CopyKind::Original, weight);
     let mut node = two(Eviction::Torpor);
     node.enqueue(1, A);
     // 8 MiB take 8.4 ms; half the link slows a run of 3 ms more than fivefold.

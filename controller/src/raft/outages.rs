@@ -19,11 +19,11 @@ pub(super) struct ReplicationOutages(Arc<Mutex<OutagesByMember>>);
 
 /// Outages by member, for members whose last call failed.
 #[derive(Debug, Default)]
-struct OutagesByMember(BTreeMap<u64, Silence>);
+struct OutagesByMember(BTreeMap<u64, Outage>);
 
 /// An outage of one member.
 #[derive(Debug, Clone, Copy)]
-struct Silence {
+struct Outage {
     since: Instant,
     last: Instant,
     told: bool,
@@ -32,21 +32,21 @@ struct Silence {
 impl OutagesByMember {
     /// Records a failed call. Returns the outage's length if the outage is to be logged now.
     fn failed(&mut self, now: Instant, member: u64) -> Option<Duration> {
-        let new = Silence { since: now, last: now, told: false };
-        let silence = self.0.entry(member).or_insert(new);
-        if now.duration_since(silence.last) > OF_ONE_OUTAGE {
-            *silence = new;
+        let new = Outage { since: now, last: now, told: false };
+        let outage = self.0.entry(member).or_insert(new);
+        if now.duration_since(outage.last) > OF_ONE_OUTAGE {
+            *outage = new;
         }
-        silence.last = now;
-        let lasts = now.duration_since(silence.since);
-        (lasts >= AWAY && !std::mem::replace(&mut silence.told, true)).then_some(lasts)
+        outage.last = now;
+        let lasts = now.duration_since(outage.since);
+        (lasts >= AWAY && !std::mem::replace(&mut outage.told, true)).then_some(lasts)
     }
 
     /// Records an answered call. Returns the outage's length if a logged outage ends now.
     fn answered(&mut self, now: Instant, member: u64) -> Option<Duration> {
-        let silence = self.0.remove(&member)?;
-        let was_told = silence.told && now.duration_since(silence.last) <= OF_ONE_OUTAGE;
-        was_told.then(|| now.duration_since(silence.since))
+        let outage = self.0.remove(&member)?;
+        let was_told = outage.told && now.duration_since(outage.last) <= OF_ONE_OUTAGE;
+        was_told.then(|| now.duration_since(outage.since))
     }
 }
 

@@ -68,7 +68,7 @@ pub(crate) enum UnmapAction {
     Later,
     /// Only report the unmapping: nothing was mapped.
     Already(u64),
-    /// Do nothing: the unmap refers to an older mapping.
+    /// Do nothing: the unmap refers to another mapping, or an unloaded program has none.
     Ignored,
 }
 
