@@ -33,7 +33,7 @@ use super::failures::nobody_leads;
 use super::founding::{BootstrapOutcome, found_or_join};
 use super::network::Network;
 use super::peers::{RaftPeerConnections, TrafficClass};
-use super::replica::Replica;
+use super::replica::{OpenedLog, Replica};
 use super::rules::MembershipRequest;
 use super::runtime::RaftSpawner;
 use super::settings::{Raft, config};
@@ -324,11 +324,10 @@ pub(crate) async fn replica(
     clock: Arc<dyn crate::clock::WallClock>,
     spawner: RaftSpawner,
 ) -> Result<Replica, Error> {
-    let disk = opened.store.log.disk();
-    let before = opened.store.log.last();
+    let log = OpenedLog { disk: opened.store.log.disk(), last: opened.store.log.last() };
     let snapshots = opened.store.machine.receiver();
     let (raft, reader, peers) = run(opened, spawner.clone()).await?;
     let time = StampClock::new(clock, reader.clone());
-    spawner.spawn(time.clone().follow(before.map_or(0, |last| last.index)));
-    Ok(Replica::new(raft, reader, peers, client_address, time, disk, snapshots))
+    spawner.spawn(time.clone().follow(log.last.map_or(0, |last| last.index)));
+    Ok(Replica::new(raft, reader, peers, client_address, time, log, snapshots))
 }

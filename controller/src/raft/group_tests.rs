@@ -1,6 +1,7 @@
 //! Tests of several Raft nodes over a real network, with the states compared byte for byte.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,18 +75,7 @@ impl Node {
         seed: u64,
     ) -> Result<Self, Error> {
         let dir = tempfile::tempdir().unwrap();
-        let opening = OpenOptions {
-            data_dir: dir.path().to_owned(),
-            id: ControllerId(number),
-            start: start.clone(),
-            now: Standing.now(),
-            seed,
-            snapshots: SnapshotSchedule::every(crate::config::SNAPSHOT_EVERY),
-            world,
-        };
-        let opened = bootstrap::open(opening, std::future::pending()).await?;
-        let replica =
-            bootstrap::replica(opened, String::new(), Arc::new(Standing), RaftSpawner::current()).await?;
+        let replica = Self::open(dir.path(), world, number, start.clone(), seed).await?;
         let store = FileStore::open(&dir.path().join("artifacts")).unwrap();
         let artifacts = ArtifactService::new(
             store,
@@ -110,20 +100,33 @@ impl Node {
         Ok(Self { replica, service, passed, address, server, _stop: stop.drop_guard(), _dir: dir })
     }
 
+    /// Opens a directory, and starts Raft over it.
+    async fn open(
+        dir: &Path,
+        world: Arc<dyn RaftEnvironment>,
+        number: u64,
+        start: ClusterStart,
+        seed: u64,
+    ) -> Result<Replica, Error> {
+        let opening = OpenOptions {
+            data_dir: dir.to_owned(),
+            id: ControllerId(number),
+            start,
+            now: Standing.now(),
+            seed,
+            snapshots: SnapshotSchedule::every(crate::config::SNAPSHOT_EVERY),
+            world,
+        };
+        let opened = bootstrap::open(opening, std::future::pending()).await?;
+        bootstrap::replica(opened, String::new(), Arc::new(Standing), RaftSpawner::current()).await
+    }
+
     pub(crate) fn joining(&self, role: JoinAs) -> ClusterStart {
         ClusterStart::Join { at: vec![self.address.clone()], role }
     }
 
     async fn write(&self, model: &str) -> CommandEffect {
-        let command = StateCommand::AddArtifact {
-            digest: Digest::of(model.as_bytes()),
-            bytes: Bytes(1),
-            model: crate::fixtures::bare_model(),
-            holder: ControllerId(1),
-        };
-        // The write has a key like clients' writes: an unanswered write is retried at the next leader.
-        let key = IdempotencyKey { client: model.into(), seq: 1 };
-        self.replica.propose(CallerName("test".into()), Some(key), command).await.unwrap()
+        add_model(&self.replica, model).await
     }
 
     /// Waits until this node has applied as much as `other`, and compares the states.
@@ -138,6 +141,37 @@ impl Node {
     async fn kill(&self) {
         self.server.abort();
         self.replica.raft.shutdown().await.unwrap();
+    }
+}
+
+async fn add_model(replica: &Replica, model: &str) -> CommandEffect {
+    let command = StateCommand::AddArtifact {
+        digest: Digest::of(model.as_bytes()),
+        bytes: Bytes(1),
+        model: crate::fixtures::bare_model(),
+        holder: ControllerId(1),
+    };
+    // The write has a key like clients' writes: an unanswered write is retried at the next leader.
+    let key = IdempotencyKey { client: model.into(), seq: 1 };
+    replica.propose(CallerName("test".into()), Some(key), command).await.unwrap()
+}
+
+/// Returns a copy of a node's files, as kill -9 would leave them now.
+fn copied(files: &Path) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    copy_files(files, copy.path());
+    copy
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let copy = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            std::fs::create_dir(&copy).unwrap();
+            copy_files(&entry.path(), &copy);
+        } else {
+            std::fs::copy(entry.path(), copy).unwrap();
+        }
     }
 }
 
@@ -302,6 +336,28 @@ async fn a_leadership_transfer_loses_no_write() {
     let state = b.replica.linearizable().await.unwrap();
     assert_eq!(state.artifacts_len(), 50);
     a.agrees_with(&b).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_restarts_within_its_term_reads_all_acknowledged_writes() {
+    let a = first().await;
+    let b = Node::start(2, a.joining(JoinAs::Voter)).await;
+    let c = Node::start(3, a.joining(JoinAs::Voter)).await;
+    let mut files = copied(a._dir.path());
+    let mut leader = a.replica.clone();
+    a.server.abort();
+    // The read competes with the first replication after the restart, so one round is not enough.
+    for round in 0..6 {
+        add_model(&leader, &format!("model {round}")).await;
+        let left = copied(if round == 0 { a._dir.path() } else { files.path() });
+        leader.raft.shutdown().await.unwrap();
+        files = left;
+        let world = Arc::new(HostEnvironment);
+        leader = Node::open(files.path(), world, 1, ClusterStart::Reopen, 7).await.unwrap();
+        let state = leader.linearizable().await.unwrap();
+        assert_eq!(state.artifacts_len(), round + 1);
+    }
+    assert!(b.replica.leading().is_some() && c.replica.leading().is_some());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

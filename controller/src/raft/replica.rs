@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use millrace_cluster_state::{ControllerId, State};
-use millrace_raft_store::{DirectoryOwner, GroupMember, LogDisk, SnapshotReceiver, StateReader};
+use millrace_raft_store::{DirectoryOwner, GroupMember, LogDisk, LogId, SnapshotReceiver, StateReader};
 use openraft::metrics::RaftServerMetrics;
 use openraft::{Membership, ServerState};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -34,6 +34,8 @@ pub(crate) struct Replica {
     pub(super) time: StampClock,
     /// The disk of the log.
     pub(crate) disk: LogDisk,
+    /// The last log entry of this controller when the controller started.
+    pub(super) last_at_start: Option<LogId>,
     /// Creates the files into which snapshots of other controllers are received.
     pub(super) snapshots: SnapshotReceiver,
     /// The object store for model files that this controller shares with the others; unset until
@@ -75,6 +77,14 @@ pub(super) enum KnownLeader {
     Unknown,
 }
 
+/// The log as this controller opened it.
+#[derive(Debug)]
+pub(super) struct OpenedLog {
+    pub(super) disk: LogDisk,
+    /// The last entry.
+    pub(super) last: Option<LogId>,
+}
+
 impl Replica {
     /// Returns a handle over a running Raft node. Spawns the proposer, which ends with the last handle.
     pub(super) fn new(
@@ -83,9 +93,10 @@ impl Replica {
         peers: RaftPeerConnections,
         client_address: String,
         time: StampClock,
-        disk: LogDisk,
+        log: OpenedLog,
         snapshots: SnapshotReceiver,
     ) -> Self {
+        let OpenedLog { disk, last: last_at_start } = log;
         let (proposals, waiting) = mpsc::channel(WAITING_MAX);
         let in_flight = Arc::new(Semaphore::new(BATCHES_IN_FLIGHT as usize));
         peers.spawner.spawn(proposer::run(raft.clone(), time.clone(), in_flight.clone(), waiting));
@@ -103,6 +114,7 @@ impl Replica {
             client_address,
             time,
             disk,
+            last_at_start,
             snapshots,
             shared_models,
             diverged,

@@ -257,7 +257,9 @@ impl Replica {
         match silence {
             Some(silence) if silence > QUORUM_SILENCE_MAX => Err(Failure::new(
                 Reason::NoLeader,
-                format!("no majority of controllers has answered for {silence:?}: writes are refused"),
+                format!(
+                    "no majority of controllers has answered for {silence:?}: writes are refused until a majority answers; see 'millrace cluster status'"
+                ),
             )),
             _ => Ok(term),
         }
@@ -266,19 +268,35 @@ impl Replica {
     /// Returns the log index that a linearizable read must have applied, after a majority confirmed
     /// this leadership.
     pub(super) async fn read_index_here(&self) -> Result<Option<u64>, Failure> {
+        let restored = self.last_of_restored_leader();
         let asked = tokio::time::timeout(READ_INDEX_TIMEOUT, self.raft.get_read_log_id()).await;
         let no_majority = |why: &dyn std::fmt::Display| {
             Failure::new(Reason::NoLeader, format!("cannot reach a majority of controllers: {why}"))
         };
         match asked {
             Err(_) => Err(no_majority(&format_args!("no answer within {READ_INDEX_TIMEOUT:?}"))),
-            Ok(Ok((read, _applied))) => Ok(read.map(|read: LogId| read.index)),
+            Ok(Ok((read, _applied))) => Ok(read.map(|read: LogId| read.index).max(restored)),
             Ok(Err(RaftError::APIError(CheckIsLeaderError::ForwardToLeader(_)))) => Err(nobody_leads()),
             Ok(Err(RaftError::APIError(CheckIsLeaderError::QuorumNotEnough(error)))) => {
                 Err(no_majority(&error))
             }
             Ok(Err(RaftError::Fatal(error))) => Err(stopped(&error)),
         }
+    }
+}
+
+impl Replica {
+    /// Returns the index of the last log entry at the start, as long as this controller may lead in the term
+    /// of that entry.
+    ///
+    /// A leader that restarts before its followers elect another leads on in the same term. openraft then
+    /// knows which entries were committed only up to a position that was saved without a sync, and reads at
+    /// that position. So a read could miss a write that was acknowledged before the restart. Every such
+    /// write is at or before the last entry of this log. In a later term, reads are at or after the leader's
+    /// first entry of that term, which follows all acknowledged writes.
+    fn last_of_restored_leader(&self) -> Option<u64> {
+        let last = self.last_at_start?;
+        (self.term() <= last.leader_id.term).then_some(last.index)
     }
 }
 
@@ -348,7 +366,7 @@ fn command_bytes(command: &StateCommand) -> Result<usize, Failure> {
 
 fn deposed(leader: &PeerClient) -> Failure {
     let message = format!(
-        "controller {} stopped leading before it answered: the change may have taken effect",
+        "controller {} stopped leading before it answered: the change may have taken effect: read it back before you try again",
         leader.id()
     );
     Failure::new(Reason::NoLeader, message).after_execution()

@@ -11,6 +11,8 @@ use rand::seq::SliceRandom as _;
 const APART_MS: std::ops::Range<u64> = 200..2_500;
 /// The downtime of a controller, in milliseconds.
 const DOWN_MS: std::ops::Range<u64> = 100..4_000;
+/// The downtime of a controller that restarts before the others elect a leader, in milliseconds.
+const QUICK_MS: std::ops::Range<u64> = 5..100;
 /// The duration of a network split, in milliseconds: up to several elections.
 const SPLIT_MS: std::ops::Range<u64> = 300..5_000;
 /// The downtime of a worker, in milliseconds.
@@ -92,7 +94,8 @@ fn draw(rng: &mut StdRng, controllers: u64) -> (Fault, std::ops::Range<u64>) {
     let one = all[0];
     let other = all[1];
     match rng.random_range(0..20) {
-        0..5 => (Fault::Crash(one), DOWN_MS),
+        0..3 => (Fault::Crash(one), DOWN_MS),
+        3..5 => (Fault::Crash(one), QUICK_MS),
         5..8 => (Fault::PowerCut(one), DOWN_MS),
         8 => (Fault::CrashAll, DOWN_MS),
         9..13 => {
