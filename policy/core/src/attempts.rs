@@ -40,6 +40,9 @@ pub enum AttemptProgress {
     Waiting,
     /// The request was being loaded onto the GPU. The request has not run, but may be the cause.
     Preparing,
+    /// The executor had the run, and no copy of the weights was reported. The request may have run if the
+    /// reports were lost with the executor.
+    Starting,
     /// The request may have run, and no other request on the executor may have.
     Begun,
     /// The request may have run beside others, any of which may be the cause.
@@ -113,7 +116,7 @@ impl AttemptRecord {
         if loss == AttemptLoss::Died(AttemptProgress::Waiting) {
             return RetryDecision::Again(self);
         }
-        let now_begun = matches!(progress, AttemptProgress::Begun | AttemptProgress::BegunBeside);
+        let now_begun = !matches!(progress, AttemptProgress::Waiting | AttemptProgress::Preparing);
         let begun = self.begun || now_begun;
         let refuse = |reason| RetryDecision::Refuse { reason, may_have_executed: begun };
         if now_begun && self.idempotent == Idempotence::No {
@@ -134,7 +137,7 @@ impl AttemptRecord {
 mod tests {
     use super::*;
     use AttemptLoss::{Died, Failed};
-    use AttemptProgress::{Begun, BegunBeside, Preparing, Waiting};
+    use AttemptProgress::{Begun, BegunBeside, Preparing, Starting, Waiting};
     use Idempotence::{No, Yes};
 
     fn check(left: u32, idempotent: Idempotence, losses: &[AttemptLoss], expected: RetryDecision) {
@@ -172,6 +175,7 @@ mod tests {
     fn a_request_that_is_not_idempotent_never_runs_twice() {
         check(3, No, &[Died(Begun)], refused(Reason::ExecutorLost, true));
         check(3, No, &[Failed(Begun)], refused(Reason::ExecutorLost, true));
+        check(3, No, &[Died(Starting)], refused(Reason::ExecutorLost, true));
         let again = AttemptRecord { left: 2, lost: 1, deaths: 0, begun: false, idempotent: No };
         check(3, No, &[Died(Preparing)], RetryDecision::Again(again));
     }
@@ -180,6 +184,7 @@ mod tests {
     fn a_request_is_refused_when_its_attempts_are_used_up() {
         check(3, Yes, &[Failed(Begun); 3], refused(Reason::AttemptsExhausted, true));
         check(3, Yes, &[Died(Preparing); 3], refused(Reason::AttemptsExhausted, false));
+        check(3, Yes, &[Died(Starting); 3], refused(Reason::AttemptsExhausted, true));
         let begun_before = [Failed(Begun), Failed(Preparing), Died(Preparing)];
         check(3, Yes, &begun_before, refused(Reason::AttemptsExhausted, true));
         check(2, Yes, &[Failed(Waiting); 2], refused(Reason::AttemptsExhausted, false));

@@ -28,8 +28,8 @@ impl GpuCore {
     pub(super) fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
             let lost = self.progress_of(|_| true).into_iter();
-            let waited_for = lost.filter(|(slot, _)| slot.cancelled.is_none());
-            let lost = waited_for.map(|(slot, progress)| (slot.key, progress)).collect();
+            let spared_models = lost.filter(|(slot, _)| slot.cancelled.is_none());
+            let lost = spared_models.map(|(slot, progress)| (slot.key, progress)).collect();
             self.lines.clear();
             self.lose_tokens();
             self.workspaces.clear();
@@ -58,15 +58,29 @@ impl GpuCore {
         its: impl Fn(&AssignedRequest) -> bool,
     ) -> Vec<(AssignedRequest, AttemptProgress)> {
         let there = self.lines.places().filter(|(_, slot)| its(slot));
-        let mut lost: Vec<_> = there.map(|(place, slot)| (*slot, self.progress(place, slot))).collect();
+        let mut lost: Vec<_> =
+            there.map(|(place, slot)| (*slot, self.progress_at_death(place, slot))).collect();
         // A cancelled run may be the cause too.
-        let begun = lost.iter().filter(|(_, progress)| *progress == AttemptProgress::Begun).count();
+        let may_have_run = |progress| matches!(progress, AttemptProgress::Begun | AttemptProgress::Starting);
+        let begun = lost.iter().filter(|(_, progress)| may_have_run(*progress)).count();
         for (_, progress) in &mut lost {
             if *progress == AttemptProgress::Begun {
                 *progress = AttemptProgress::begun(begun);
             }
         }
         lost
+    }
+
+    /// Returns a request's progress when its executor died, because the reports of the last copies may be lost.
+    fn progress_at_death(&self, place: LinePlace, slot: &AssignedRequest) -> AttemptProgress {
+        match (self.progress(place, slot), slot.stage) {
+            (AttemptProgress::Preparing, RequestStage::Sent { generation, .. })
+                if place.is_first() && self.moving.iter().any(|moving| moving.generation == generation) =>
+            {
+                AttemptProgress::Starting
+            }
+            (progress, _) => progress,
+        }
     }
 
     /// Returns a request's progress: whether the request may have run, and whether the request may

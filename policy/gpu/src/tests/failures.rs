@@ -28,10 +28,10 @@ fn a_dead_executor_loses_everything_and_reports_the_progress_of_each_request() {
 }
 
 #[test]
-fn a_request_without_weights_is_preparing_and_a_queued_request_is_waiting() {
+fn a_request_may_have_run_while_its_weights_are_copied_and_a_queued_request_is_waiting() {
     let mut bench = bench();
     bench.assign(1, A);
-    assert_eq!(bench.step(Event::Down), [down(&[(1, AttemptProgress::Preparing)])]);
+    assert_eq!(bench.step(Event::Down), [down(&[(1, AttemptProgress::Starting)])]);
     let mut bench = Bench::running_a();
     bench.assign(2, A);
     assert_eq!(

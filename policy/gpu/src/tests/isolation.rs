@@ -68,12 +68,12 @@ fn a_request_queued_behind_another_process_is_reported_as_waiting() {
 }
 
 #[test]
-fn a_request_without_weights_is_reported_as_preparing_and_the_transfer_is_cancelled() {
+fn a_request_without_weights_is_reported_as_starting_and_the_transfer_is_cancelled() {
     let mut bench = bench();
     bench.gpu = bench.gpu.with_isolation(ExecutorIsolation::Model);
     bench.assign(1, A);
     bench.step(Event::ProgramLoaded { model: A });
-    let gone = [cancel_transfer(1), evicted(&[A]), died(1, AttemptProgress::Preparing)];
+    let gone = [cancel_transfer(1), evicted(&[A]), died(1, AttemptProgress::Starting)];
     assert_eq!(bench.step(lost(A)), gone);
     assert_eq!(bench.step(lost(A)), [], "the loss is already known");
     assert_eq!(bench.end_transfer(1, TransferOutcome::Cancelled), []);
