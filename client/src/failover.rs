@@ -31,8 +31,9 @@ const PAUSE_MAX: Duration = Duration::from_millis(800);
 /// out the call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum RetryPolicy {
-    /// Asks the next endpoint whether the function is declared idempotent, and sends the call again
-    /// only if it is. Without an answer, the call is not sent again.
+    /// Reports the loss to [`Inference`](crate::Inference), which asks an endpoint whether the function is
+    /// declared idempotent, and sends the call again only if it is. Without an answer, the call is not sent
+    /// again.
     #[default]
     AsDeclared,
     /// Sends the call again to the next endpoint under the same id: a second execution does no
@@ -52,8 +53,8 @@ pub(crate) struct FailoverRound {
     tried: Vec<Address>,
     /// The failure of this round that is most useful to the caller.
     told: Option<Error>,
-    /// Whether an endpoint of this or an earlier round may have carried out the call.
-    may_have_executed: bool,
+    /// Another failure of this or an earlier round after which the call may have been carried out.
+    executed: Option<Error>,
 }
 
 /// The pauses before each round except the first.
@@ -79,14 +80,7 @@ impl Pauses {
 
 impl FailoverRound {
     pub(crate) fn first(repeat: RetryPolicy, timeout: Duration) -> Self {
-        Self {
-            repeat,
-            timeout,
-            pause: Duration::ZERO,
-            tried: Vec::new(),
-            told: None,
-            may_have_executed: false,
-        }
+        Self { repeat, timeout, pause: Duration::ZERO, tried: Vec::new(), told: None, executed: None }
     }
 
     /// Returns the pause before this round.
@@ -111,10 +105,9 @@ impl FailoverRound {
             CallFailure::Answer(failure) if self.may_succeed_elsewhere(&failure) => Error::Refused(failure),
             CallFailure::Answer(failure) => return Err(Error::Refused(failure)),
         };
-        self.may_have_executed |= error.may_have_executed();
-        if self.told.as_ref().is_none_or(|told| weight(told) <= weight(&error)) {
-            self.told = Some(error);
-        }
+        let more_useful = self.told.as_ref().is_none_or(|told| weight(told) <= weight(&error));
+        let other = if more_useful { self.told.replace(error) } else { Some(error) };
+        self.executed = self.executed.take().or(other.filter(Error::may_have_executed));
         Ok(())
     }
 
@@ -131,18 +124,19 @@ impl FailoverRound {
     /// Returns the round after this one, in which every endpoint failed. Returns an error if no
     /// further round is due.
     pub(crate) fn next(self, pause: Option<Duration>) -> Result<Self, Error> {
-        let Self { repeat, timeout, told, may_have_executed, .. } = self;
+        let Self { repeat, timeout, told, executed, .. } = self;
         let told = told.unwrap_or(Error::NoEndpoints);
         match pause {
             Some(pause) if told.reason() == Some(Reason::NoLeader) => {
-                Ok(Self { pause, may_have_executed, ..Self::first(repeat, timeout) })
+                let executed = executed.or(Some(told).filter(Error::may_have_executed));
+                Ok(Self { pause, executed, ..Self::first(repeat, timeout) })
             }
-            _ => Err(match told {
-                Error::Refused(failure) => {
-                    let may_have_executed = failure.may_have_executed || may_have_executed;
-                    Error::Refused(Failure { may_have_executed, ..failure })
+            _ => Err(match (told, executed) {
+                (Error::Refused(failure), Some(_)) => {
+                    Error::Refused(Failure { may_have_executed: true, ..failure })
                 }
-                told => told,
+                (told, Some(executed)) if !told.may_have_executed() => executed,
+                (told, _) => told,
             }),
         }
     }
@@ -226,10 +220,18 @@ mod tests {
     fn an_attempt_that_may_have_run_is_not_forgotten() {
         let lost = round(RetryPolicy::Allowed, vec![broken(), not_sent()]).unwrap().next(SOON).unwrap_err();
         assert!(matches!(lost, Error::ConnectionLost { .. }), "{lost:?}");
-        let round = round(RetryPolicy::Allowed, vec![broken(), refused(Reason::NoLeader)]).unwrap();
-        let mut second = round.next(SOON).unwrap();
+        let first = round(RetryPolicy::Allowed, vec![broken(), refused(Reason::NoLeader)]).unwrap();
+        let mut second = first.next(SOON).unwrap();
         second.failed(&address("a"), refused(Reason::NoLeader)).unwrap();
         assert!(second.next(None).unwrap_err().may_have_executed());
+        let unconfirmed = CallFailure::Answer(Failure::new(Reason::NoLeader, "why").after_execution());
+        for cause in [broken(), unconfirmed] {
+            let first = round(RetryPolicy::Allowed, vec![cause, refused(Reason::NoLeader)]).unwrap();
+            let mut second = first.next(SOON).unwrap();
+            second.failed(&address("a"), not_sent()).unwrap();
+            let unreachable = second.next(SOON).unwrap_err();
+            assert!(unreachable.may_have_executed(), "{unreachable:?}");
+        }
     }
 
     #[test]
