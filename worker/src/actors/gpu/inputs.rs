@@ -2,7 +2,7 @@
 //! its seat, because the executor must get the runs of a seat in the core's order. The copy of the run's model
 //! goes on meanwhile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -139,18 +139,11 @@ impl GpuActor {
     /// Sends the runs of each seat to the executor in their order, up to the first run of the seat that waits
     /// for an input.
     pub(super) fn send_ready(&mut self) {
-        let mut blocked = 0u16;
-        let mut at = 0;
-        while let Some(next) = self.data.waiting.get(at) {
-            let seat = 1u16 << (next.run.seat % 16);
-            if blocked & seat == 0
-                && next.missing.is_empty()
-                && let Some(WaitingRun { run, descriptors, .. }) = self.data.waiting.remove(at)
-            {
+        let waiting = self.data.waiting.iter().map(|it| (it.run.seat, it.missing.is_empty()));
+        // Each removal moves the later runs up by one.
+        for (removed, at) in sendable(waiting).into_iter().enumerate() {
+            if let Some(WaitingRun { run, descriptors, .. }) = self.data.waiting.remove(at - removed) {
                 self.send_run(run, descriptors);
-            } else {
-                blocked |= seat;
-                at += 1;
             }
         }
         self.give_tokens_back();
@@ -223,4 +216,34 @@ fn part_of(fd: Descriptor, offset: u64, bytes: u64) -> io::Result<Descriptor> {
 
 fn input_lost(run: RunId) -> Event {
     Event::RunFailed { run, why: RunFailure::InputLost }
+}
+
+/// Returns the indices of the runs that can be sent to the executor, in ascending order. `runs` has the
+/// seat of each waiting run and whether the run has all of its inputs.
+fn sendable(runs: impl Iterator<Item = (u32, bool)>) -> Vec<usize> {
+    let mut blocked = BTreeSet::new();
+    let free = runs.enumerate().filter(|&(_, (seat, complete))| {
+        let sent = complete && !blocked.contains(&seat);
+        if !sent {
+            blocked.insert(seat);
+        }
+        sent
+    });
+    free.map(|(at, _)| at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_core::SEATS_MAX;
+
+    use super::*;
+
+    #[test]
+    fn a_run_that_waits_for_an_input_holds_back_the_later_runs_of_its_seat_alone() {
+        let runs = [(0, true), (1, false), (1, true), (0, true), (2, false), (2, true), (3, true)];
+        assert_eq!(sendable(runs.into_iter()), [0, 3, 6]);
+        let all_seats = 1..u32::try_from(SEATS_MAX).unwrap();
+        let runs = std::iter::once((0, false)).chain(all_seats.map(|seat| (seat, true)));
+        assert_eq!(sendable(runs).len(), SEATS_MAX - 1);
+    }
 }
