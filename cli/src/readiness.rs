@@ -26,8 +26,8 @@ pub(crate) struct ExpectedCluster {
 }
 
 impl ExpectedCluster {
-    pub(crate) fn nodes(nodes: NonZeroU32) -> Self {
-        Self { nodes: Some(nodes), ..Self::default() }
+    pub(crate) fn nodes(nodes: usize) -> Self {
+        Self { nodes: u32::try_from(nodes).ok().and_then(NonZeroU32::new), ..Self::default() }
     }
 }
 

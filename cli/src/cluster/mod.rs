@@ -5,78 +5,31 @@ mod connector;
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use millrace_client::{Address, Admin, Endpoints};
-use millrace_controller::{ControllerConfig, ObjectStoreUrl, RaftRuntime, RunningController};
-use millrace_proto::trace::SpanRing;
-use millrace_transport::PortLimits;
-use millrace_types::policy::PresetName;
-use millrace_types::topology::Topology;
-use millrace_types::{Bytes, NodeName};
-use millrace_worker::process_port::ExecutorCommand;
-use millrace_worker::service::{InjectedFaults, ServiceLimits};
-use millrace_worker::start::{
-    DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, LookupOrder, ProgramLauncher,
-    RunningWorker, SchedulingPolicy, WorkerConfig,
-};
+use millrace_controller::{ControllerConfig, RaftRuntime, RunningController};
+use millrace_types::NodeName;
+use millrace_worker::start::{RunningWorker, WorkerConfig};
 
 use crate::cluster::connector::{InProcessConnector, ServiceSlots};
 use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::controller::{halted, inspection, raft_runtime};
-use crate::process::{executor_threads, seed};
+use crate::process::controller::{halted, raft_runtime};
 use crate::readiness::{self, ExpectedCluster};
 
 /// The largest number of workers of an `up`.
 pub(crate) const WORKERS_MAX: u32 = 64;
 
-/// The configuration of the cluster to start.
-#[derive(Debug, Clone)]
+/// The servers to start.
+#[derive(Debug)]
 pub(crate) struct LocalClusterPlan {
-    /// The data directory. Each part has a folder in it.
-    pub(crate) data_dir: PathBuf,
-    /// The listen address for clients.
-    pub(crate) client: SocketAddr,
-    /// The listen address for workers and controllers.
-    pub(crate) internal: SocketAddr,
-    /// The listen address of the first worker's service. The other workers use the next ports, or
-    /// free ports if this is port 0.
-    pub(crate) worker: SocketAddr,
-    /// The number of workers.
-    pub(crate) workers: NonZeroU32,
-    /// The GPUs and links of each worker.
-    pub(crate) topology: Topology,
-    /// The host memory limit of a worker's models.
-    pub(crate) host_memory: Bytes,
-    /// The host memory limit of a worker's objects.
-    pub(crate) object_memory: Bytes,
-    /// The storage of objects on each worker's GPUs.
-    pub(crate) gpu_data: DataConfig,
-    /// The disk limit of the models that a worker accepts.
-    pub(crate) model_storage: Bytes,
-    /// The scheduling preset until an operator sets a policy.
-    pub(crate) preset: Option<PresetName>,
-    /// The models that share an executor process.
-    pub(crate) isolation: ExecutorIsolation,
-    pub(crate) engine: ExecutorEngine,
-    pub(crate) device: ExecutorDevice,
-    /// The launcher of users' programs, if workers may run programs.
-    pub(crate) programs: Option<ProgramLauncher>,
-    /// Whether tests may inject faults.
-    pub(crate) faults: InjectedFaults,
-    /// Whether the cluster serves every client that can connect.
-    pub(crate) insecure: bool,
-    /// The connection limits of the client port, the internal port and each worker's port.
-    pub(crate) ports: [PortLimits; 3],
-    /// The names by which clients may address the cluster, besides localhost and its address.
-    pub(crate) host_names: Vec<String>,
-    /// The storage for model files. `None` is the controller's own disk.
-    pub(crate) artifacts: Option<ObjectStoreUrl>,
-    /// The store of kept spans, if the process keeps spans.
-    pub(crate) kept: Option<SpanRing>,
+    /// The configuration of the controller. The cluster sets the runtime of Raft.
+    pub(crate) controller: ControllerConfig,
+    /// The configuration of each worker. The cluster sets the address of the controller.
+    pub(crate) workers: Vec<WorkerConfig>,
 }
 
 /// A running cluster. Dropping the cluster ends all parts at once, executors included.
@@ -90,37 +43,23 @@ pub(crate) struct InProcessCluster {
 impl InProcessCluster {
     /// Starts the cluster and returns once every GPU is up.
     pub(crate) async fn start(plan: LocalClusterPlan) -> Result<Self, CommandFailure> {
-        let names = names(plan.workers)?;
+        let names: Vec<_> = plan.workers.iter().map(|worker| worker.node.clone()).collect();
         let (neighbours, places) = InProcessConnector::of(&names);
-        let [client, internal, _worker] = plan.ports;
         let raft = raft_runtime()?;
-        let defaults = ControllerConfig::new(plan.data_dir.join("controller"), seed()?);
-        let config = ControllerConfig {
-            limits: millrace_controller::config::ControllerLimits { client, internal, ..defaults.limits },
-            client_listen: plan.client,
-            internal_listen: plan.internal,
-            allow_faults: plan.faults == InjectedFaults::Obey,
-            insecure: plan.insecure,
-            preset: plan.preset,
-            host_names: plan.host_names.clone(),
-            artifacts: plan.artifacts.clone(),
-            inspection: inspection()?,
-            kept: plan.kept.clone(),
-            raft_runtime: Some(raft.handle()),
-            ..defaults
-        };
+        let config = ControllerConfig { raft_runtime: Some(raft.handle()), ..plan.controller };
         private::tighten(&config.data_dir)?;
-        let controller = millrace_controller::start(config, std::sync::Arc::new(neighbours))
+        let controller = millrace_controller::start(config, Arc::new(neighbours))
             .await
             .map_err(|error| CommandFailure::failed(format!("controller: {error}")))?;
-        let workers = start_workers(&plan, names, places, controller.internal_addr()).await?;
+        let expected = ExpectedCluster::nodes(plan.workers.len());
+        let workers = start_workers(plan.workers, places, controller.internal_addr()).await?;
         let address: Address = reachable(controller.client_addr())
             .to_string()
             .parse()
             .map_err(|error| CommandFailure::failed(format!("{error}")))?;
         let admin = Admin::new(Endpoints::new(vec![address])?);
         let cluster = Self { controller, workers, _raft: raft };
-        readiness::reached(&[admin], ExpectedCluster::nodes(plan.workers), readiness::TIMEOUT).await?;
+        readiness::reached(&[admin], expected, readiness::TIMEOUT).await?;
         Ok(cluster)
     }
 
@@ -173,40 +112,15 @@ impl InProcessCluster {
 }
 
 async fn start_workers(
-    plan: &LocalClusterPlan,
-    names: Vec<NodeName>,
+    configs: Vec<WorkerConfig>,
     places: ServiceSlots,
     controller: SocketAddr,
 ) -> Result<Vec<RunningWorker>, CommandFailure> {
-    let [_client, _internal, port] = plan.ports;
-    let mut workers = Vec::with_capacity(names.len());
-    for (index, name) in (0u16..).zip(names) {
-        private::tighten(&plan.data_dir.join(name.as_str()))?;
-        let config = WorkerConfig {
-            data_dir: plan.data_dir.join(name.as_str()),
-            listen: nth(plan.worker, index)?,
-            advertise: None,
-            controllers: vec![reachable(controller).to_string()],
-            topology: plan.topology.clone(),
-            host_memory: plan.host_memory,
-            object_memory: plan.object_memory,
-            gpu_data: plan.gpu_data,
-            model_storage: plan.model_storage,
-            policy: SchedulingPolicy::default(),
-            isolation: plan.isolation,
-            engine: plan.engine,
-            device: plan.device.clone(),
-            lookup: LookupOrder::default(),
-            executor: ExecutorCommand::this_program()
-                .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
-            executor_threads: executor_threads(plan.topology.gpus.len() * plan.workers.get() as usize)?,
-            programs: plan.programs.clone(),
-            faults: plan.faults,
-            seed: seed()?,
-            limits: ServiceLimits { port, ..ServiceLimits::default() },
-            kept: plan.kept.clone(),
-            node: name.clone(),
-        };
+    let mut workers = Vec::with_capacity(configs.len());
+    for config in configs {
+        private::tighten(&config.data_dir)?;
+        let name = config.node.clone();
+        let config = WorkerConfig { controllers: vec![reachable(controller).to_string()], ..config };
         let worker = millrace_worker::start::start(config)
             .await
             .map_err(|error| CommandFailure::failed(format!("{name}: {error}")))?;

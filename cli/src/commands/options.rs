@@ -2,22 +2,27 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_client::Address;
 use millrace_device::topology::TopologyDescription;
-use millrace_types::Bytes;
+use millrace_transport::PortLimits;
 use millrace_types::policy::PresetName;
 use millrace_types::topology::Topology;
-use millrace_worker::service::InjectedFaults;
+use millrace_types::{Bytes, NodeName};
+use millrace_worker::process_port::ExecutorCommand;
+use millrace_worker::service::{InjectedFaults, ServiceLimits};
 use millrace_worker::start::{
-    DataConfig, ENGINES, ExecutorDevice, ExecutorEngine, ExecutorIsolation, ISOLATIONS, ProgramLauncher,
+    DataConfig, ENGINES, ExecutorDevice, ExecutorEngine, ExecutorIsolation, ISOLATIONS, LookupOrder,
+    ProgramLauncher, SchedulingPolicy, WorkerConfig,
 };
 
 use crate::commands::gpus::{self, DeviceChoice, GpuLimits, WorkerGpus};
 use crate::failure::CommandFailure;
+use crate::process::seed;
 
 /// The default port of a worker, for gateways.
 pub(crate) const WORKER_PORT: u16 = 7080;
@@ -30,19 +35,19 @@ pub(crate) struct WorkerOptions {
     /// ONNX Runtime's library for CUDA are found, else emulated GPUs.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = DeviceChoice::parser())]
     device: DeviceChoice,
-    /// The number of GPUs of each worker [default: all of the machine's].
+    /// The number of GPUs of each worker [default: all GPUs of the machine; 2 with --device emulated].
     #[arg(long, value_name = "N")]
     gpus: Option<NonZeroU32>,
-    /// The memory of each GPU for models and objects, such as 2GiB [default: nearly all of it].
+    /// The memory of each GPU for models and objects, such as 2GiB [default: nearly all of a real GPU's memory; 1GiB with --device emulated].
     #[arg(long, value_name = "SIZE")]
     gpu_memory: Option<Bytes>,
     /// The host memory limit of a worker's models.
     #[arg(long, value_name = "SIZE", default_value = "8GiB")]
-    pub(crate) host_memory: Bytes,
+    host_memory: Bytes,
     /// The memory limit of one worker's objects, on its GPUs and its host: the data that workflows
     /// pass from function to function. Objects get at most a quarter of each GPU.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    pub(crate) object_memory: Bytes,
+    object_memory: Bytes,
     /// The disk limit of the models that a worker accepts. Models beyond --host-memory wait on
     /// the worker's disk, and the first request for one of them waits for its load (a cold start)
     /// [default: as --host-memory].
@@ -52,12 +57,24 @@ pub(crate) struct WorkerOptions {
     /// process for each model from its first request on (model) or while it is on the GPU
     /// (resident).
     #[arg(long, value_name = "NAME", default_value_t, value_parser = one_of(ISOLATIONS))]
-    pub(crate) isolation: ExecutorIsolation,
+    isolation: ExecutorIsolation,
     /// The engine that runs models: rten, which is part of this program and needs emulated GPUs, or
     /// ONNX Runtime (ort) from the library at ORT_DYLIB_PATH [default: rten with emulated GPUs, ort
     /// with this machine's].
     #[arg(long, value_name = "NAME", value_parser = one_of(ENGINES))]
     engine: Option<ExecutorEngine>,
+}
+
+/// The name, the folder and the port of a worker, and its share of the machine.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkerIdentity {
+    pub(crate) node: NodeName,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) listen: SocketAddr,
+    /// The connection limits of the worker's port.
+    pub(crate) port: PortLimits,
+    /// The threads for each executor's launches.
+    pub(crate) executor_threads: u32,
 }
 
 /// An action that servers refuse unless the command line allows it.
@@ -178,8 +195,44 @@ impl WorkerOptions {
         Ok(WorkerGpus { topology, device: ExecutorDevice::Emulated, engine })
     }
 
+    /// Returns the configuration of a worker that advertises its listen address and knows no controller.
+    pub(crate) fn config(
+        &self,
+        server: &ServerOptions,
+        gpus: WorkerGpus,
+        identity: WorkerIdentity,
+    ) -> Result<WorkerConfig, CommandFailure> {
+        let WorkerGpus { topology, device, engine } = gpus;
+        let WorkerIdentity { node, data_dir, listen, port, executor_threads } = identity;
+        Ok(WorkerConfig {
+            node,
+            data_dir,
+            listen,
+            advertise: None,
+            controllers: Vec::new(),
+            topology,
+            host_memory: self.host_memory,
+            object_memory: self.object_memory,
+            gpu_data: DataConfig { memory: self.object_memory, ..DataConfig::default() },
+            model_storage: self.model_storage()?,
+            policy: SchedulingPolicy::default(),
+            isolation: self.isolation,
+            engine,
+            device,
+            lookup: LookupOrder::default(),
+            executor: ExecutorCommand::this_program()
+                .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
+            executor_threads,
+            programs: server.programs()?,
+            faults: server.faults(),
+            seed: seed()?,
+            limits: ServiceLimits { port, ..ServiceLimits::default() },
+            kept: None,
+        })
+    }
+
     /// Returns the disk limit of the models that a worker accepts.
-    pub(crate) fn model_storage(&self) -> Result<Bytes, CommandFailure> {
+    fn model_storage(&self) -> Result<Bytes, CommandFailure> {
         match self.model_storage {
             Some(storage) if storage < self.host_memory => Err(CommandFailure::usage(format!(
                 "--model-storage {storage} is less than --host-memory {}",
@@ -188,11 +241,6 @@ impl WorkerOptions {
             .hint("models that fit in host memory need no disk: omit --model-storage")),
             storage => Ok(storage.unwrap_or(self.host_memory)),
         }
-    }
-
-    /// Returns the configuration of each GPU's memory for objects.
-    pub(crate) fn gpu_data(&self) -> DataConfig {
-        DataConfig { memory: self.object_memory, ..DataConfig::default() }
     }
 
     /// Returns the command-line words for these options with these GPUs.
@@ -221,12 +269,12 @@ impl WorkerOptions {
 
 impl ServerOptions {
     /// Returns whether injected faults are obeyed.
-    pub(crate) fn faults(&self) -> InjectedFaults {
+    fn faults(&self) -> InjectedFaults {
         if self.allows(Permission::Faults) { InjectedFaults::Obey } else { InjectedFaults::Refuse }
     }
 
     /// Returns the launcher of users' programs, if the worker may run programs.
-    pub(crate) fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
+    fn programs(&self) -> Result<Option<ProgramLauncher>, CommandFailure> {
         let launcher = self.allows(Permission::Processes).then(ProgramLauncher::this_program).transpose();
         launcher.map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))
     }

@@ -7,16 +7,15 @@ use std::path::PathBuf;
 use millrace_client::Address;
 use millrace_proto::trace::SpanRing;
 use millrace_types::NodeName;
-use millrace_worker::process_port::ExecutorCommand;
-use millrace_worker::service::ServiceLimits;
-use millrace_worker::start::{LookupOrder, RunningWorker, SchedulingPolicy, WorkerConfig};
+use millrace_worker::start::{RunningWorker, WorkerConfig};
 
 use crate::commands::connections::ConnectionLimits;
-use crate::commands::gpus::WorkerGpus;
-use crate::commands::options::{ParentProcess, ServerOptions, WORKER_PORT, WorkerOptions, advertised};
+use crate::commands::options::{
+    ParentProcess, ServerOptions, WORKER_PORT, WorkerIdentity, WorkerOptions, advertised,
+};
 use crate::failure::CommandFailure;
 use crate::private;
-use crate::process::{self, StopSignals, WorkerReady, announce, executor_threads, loopback, seed};
+use crate::process::{self, StopSignals, WorkerReady, announce, executor_threads, loopback};
 
 const HELP: &str = "\
 When the worker listens, one line of JSON on standard output has its address. Without any controller
@@ -109,32 +108,19 @@ impl Args {
 
     fn config(&self) -> Result<WorkerConfig, CommandFailure> {
         self.options.check_exposed(self.listen)?;
-        let WorkerGpus { topology, device, engine } = self.machine.gpus(NonZeroU32::MIN)?;
+        let gpus = self.machine.gpus(NonZeroU32::MIN)?;
         let threads = self.executor_threads.map(NonZeroU32::get);
-        Ok(WorkerConfig {
+        let identity = WorkerIdentity {
             node: self.name.clone(),
             data_dir: self.data_dir.clone(),
             listen: self.listen,
+            port: self.connections.of_worker()?,
+            executor_threads: threads.map_or_else(|| executor_threads(gpus.topology.gpus.len()), Ok)?,
+        };
+        Ok(WorkerConfig {
             advertise: advertised(self.advertise.as_ref(), self.listen, "--advertise")?,
             controllers: self.controllers.iter().map(|it| it.authority().to_owned()).collect(),
-            executor_threads: threads.map_or_else(|| executor_threads(topology.gpus.len()), Ok)?,
-            topology,
-            host_memory: self.machine.host_memory,
-            object_memory: self.machine.object_memory,
-            gpu_data: self.machine.gpu_data(),
-            model_storage: self.machine.model_storage()?,
-            policy: SchedulingPolicy::default(),
-            isolation: self.machine.isolation,
-            engine,
-            device,
-            lookup: LookupOrder::default(),
-            executor: ExecutorCommand::this_program()
-                .map_err(|error| CommandFailure::failed(format!("cannot find this program: {error}")))?,
-            programs: self.options.programs()?,
-            faults: self.options.faults(),
-            seed: seed()?,
-            limits: ServiceLimits { port: self.connections.of_worker()?, ..ServiceLimits::default() },
-            kept: None,
+            ..self.machine.config(&self.options, gpus, identity)?
         })
     }
 }

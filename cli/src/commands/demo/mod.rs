@@ -8,26 +8,22 @@ mod telemetry;
 mod traffic;
 mod verb;
 
+use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
-use clap::ValueEnum;
+use clap::{Args as _, FromArgMatches as _, ValueEnum};
 use millrace_proto::trace::SpanRing;
-use millrace_types::Bytes;
-use millrace_worker::service::InjectedFaults;
-use millrace_worker::start::{DataConfig, ExecutorDevice, ExecutorEngine, ExecutorIsolation, OBJECT_MEMORY};
 
-use crate::cluster::{InProcessCluster, LocalClusterPlan};
-use crate::commands::connections::ConnectionLimits;
-use crate::commands::options::topology;
+use crate::cluster::InProcessCluster;
+use crate::commands::up;
 use crate::config::Config;
 use crate::failure::CommandFailure;
-use crate::process::{StopSignals, ephemeral_dir, loopback};
+use crate::process::{StopSignals, ephemeral_dir};
 use crate::session::ClusterSession;
 
-const GPU_MEMORY: Bytes = Bytes::mib(256);
-const HOST_MEMORY: Bytes = Bytes::gib(1);
+const GPU_MEMORY: &str = "256MiB";
 const GRACE: Duration = Duration::from_secs(5);
 
 /// The number of spans to keep for traces: enough for the requests between two kills.
@@ -87,7 +83,11 @@ async fn show(args: &Args, config: Config, kept: Option<SpanRing>) -> Result<(),
         args.gpus
     );
     println!("each behind an executor process of its own.");
-    let cluster = InProcessCluster::start(LocalClusterPlan { kept, ..plan(args, folder.path())? }).await?;
+    // The settings of the user's cluster do not apply to this one.
+    let settings = Config { artifacts: None, ..config.clone() };
+    let options = up_options(args, folder.path())?;
+    let plan = up::plan(&options, &settings, &folder.path().join("data"), kept)?;
+    let cluster = InProcessCluster::start(plan).await?;
     println!("It is up: clients connect to {}.\n", cluster.client_addr());
 
     let session = session(&cluster, config)?;
@@ -112,30 +112,18 @@ async fn show(args: &Args, config: Config, kept: Option<SpanRing>) -> Result<(),
     Ok(())
 }
 
-fn plan(args: &Args, folder: &Path) -> Result<LocalClusterPlan, CommandFailure> {
-    Ok(LocalClusterPlan {
-        ports: ConnectionLimits::default().ports(NonZeroU32::MIN)?,
-        data_dir: folder.join("data"),
-        client: loopback(0),
-        internal: loopback(0),
-        worker: loopback(0),
-        workers: NonZeroU32::MIN,
-        topology: topology("emulated", Some(args.gpus), Some(GPU_MEMORY))?,
-        host_memory: HOST_MEMORY,
-        object_memory: OBJECT_MEMORY,
-        gpu_data: DataConfig::default(),
-        model_storage: HOST_MEMORY,
-        preset: None,
-        isolation: ExecutorIsolation::default(),
-        engine: ExecutorEngine::default(),
-        device: ExecutorDevice::default(),
-        programs: None,
-        faults: InjectedFaults::Refuse,
-        insecure: false,
-        host_names: Vec::new(),
-        artifacts: None,
-        kept: None,
-    })
+/// Returns the options of `millrace up` for the demo's cluster.
+fn up_options(args: &Args, folder: &Path) -> Result<up::Args, CommandFailure> {
+    let gpus = args.gpus.to_string();
+    let sizes =
+        ["--device", "emulated", "--gpus", &gpus, "--gpu-memory", GPU_MEMORY, "--host-memory", "1GiB"];
+    let ports = ["--listen", "--internal-listen", "--worker-listen"].map(|flag| [flag, "127.0.0.1:0"]);
+    let words = sizes.into_iter().chain(ports.into_iter().flatten()).map(OsString::from);
+    let data = [OsString::from("--data-dir"), folder.join("data").into_os_string()];
+    let command = up::Args::augment_args(clap::Command::new("up").no_binary_name(true));
+    let parsed = command.try_get_matches_from(words.chain(data));
+    let parsed = parsed.and_then(|matches| up::Args::from_arg_matches(&matches));
+    parsed.map_err(|error| CommandFailure::failed(format!("the demo's cluster: {error}")))
 }
 
 fn session(cluster: &InProcessCluster, config: Config) -> Result<ClusterSession, CommandFailure> {

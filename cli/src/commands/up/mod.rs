@@ -9,6 +9,7 @@ mod single;
 use millrace_proto::trace::SpanRing;
 
 pub(crate) use self::args::Args;
+pub(crate) use self::single::plan;
 use crate::config::Config;
 use crate::failure::CommandFailure;
 

@@ -2,14 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
+use millrace_controller::ControllerConfig;
+use millrace_controller::config::ControllerLimits;
 use millrace_proto::trace::SpanRing;
+use millrace_worker::start::WorkerConfig;
 use serde_json::json;
 
 use super::args::Args;
-use crate::cluster::{InProcessCluster, LocalClusterPlan};
+use crate::cluster::{InProcessCluster, LocalClusterPlan, names, nth};
+use crate::commands::options::{Permission, WorkerIdentity};
 use crate::config::Config;
 use crate::failure::CommandFailure;
-use crate::process::{self, StopSignals};
+use crate::process::controller::inspection;
+use crate::process::{self, StopSignals, executor_threads, seed};
 use crate::processes::record;
 
 pub(super) async fn run(
@@ -21,7 +26,7 @@ pub(super) async fn run(
     // Listen for signals before anything starts, so that no signal is missed.
     let mut stop = StopSignals::new()?;
     let kept = args.kept(&data_dir);
-    let plan = LocalClusterPlan { kept: spans, ..plan(args, config, data_dir)? };
+    let plan = plan(args, config, &data_dir, spans)?;
     let mut cluster = tokio::select! {
         cluster = InProcessCluster::start(plan) => cluster?,
         () = stop.asked() => return Ok(()),
@@ -39,32 +44,44 @@ pub(super) async fn run(
     }
 }
 
-fn plan(args: &Args, config: &Config, data_dir: PathBuf) -> Result<LocalClusterPlan, CommandFailure> {
-    alone(&data_dir)?;
+/// Returns the controller and the workers of these options.
+pub(crate) fn plan(
+    args: &Args,
+    config: &Config,
+    data_dir: &Path,
+    spans: Option<SpanRing>,
+) -> Result<LocalClusterPlan, CommandFailure> {
+    alone(data_dir)?;
     let gpus = args.machine.gpus(args.workers())?;
-    Ok(LocalClusterPlan {
-        data_dir,
-        client: args.listen,
-        internal: args.internal(),
-        worker: args.worker(),
-        workers: args.workers(),
-        topology: gpus.topology,
-        host_memory: args.machine.host_memory,
-        object_memory: args.machine.object_memory,
-        gpu_data: args.machine.gpu_data(),
-        model_storage: args.machine.model_storage()?,
-        preset: args.policy.preset,
-        isolation: args.machine.isolation,
-        engine: gpus.engine,
-        device: gpus.device,
-        programs: args.options.programs()?,
-        faults: args.options.faults(),
+    let [client, internal, worker] = args.connections.ports(args.workers())?;
+    let defaults = ControllerConfig::new(data_dir.join("controller"), seed()?);
+    let controller = ControllerConfig {
+        limits: ControllerLimits { client, internal, ..defaults.limits },
+        client_listen: args.listen,
+        internal_listen: args.internal(),
+        allow_faults: args.options.allows(Permission::Faults),
         insecure: args.options.insecure,
-        ports: args.connections.ports(args.workers())?,
+        preset: args.policy.preset,
         host_names: args.host_names.all(),
         artifacts: config.artifacts.clone(),
-        kept: None,
-    })
+        inspection: inspection()?,
+        kept: spans.clone(),
+        ..defaults
+    };
+    let names = names(args.workers())?;
+    let executor_threads = executor_threads(gpus.topology.gpus.len() * names.len())?;
+    let workers = (0u16..).zip(names).map(|(index, node)| {
+        let identity = WorkerIdentity {
+            data_dir: data_dir.join(node.as_str()),
+            node,
+            listen: nth(args.worker(), index)?,
+            port: worker,
+            executor_threads,
+        };
+        let config = args.machine.config(&args.options, gpus.clone(), identity)?;
+        Ok(WorkerConfig { kept: spans.clone(), ..config })
+    });
+    Ok(LocalClusterPlan { controller, workers: workers.collect::<Result<_, CommandFailure>>()? })
 }
 
 /// Refuses the folder of a group, because a single controller has no majority.
@@ -110,8 +127,8 @@ mod tests {
     fn gpus_have_the_given_number_and_memory() {
         let folder = tempfile::tempdir().unwrap();
         let args: Args = options(["--ephemeral", "--gpus", "3", "--gpu-memory", "2GiB"]).unwrap();
-        let plan = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap();
-        let memory: Vec<_> = plan.topology.gpus.iter().map(|gpu| gpu.memory).collect();
+        let plan = plan(&args, &Config::empty(), folder.path(), None).unwrap();
+        let memory: Vec<_> = plan.workers[0].topology.gpus.iter().map(|gpu| gpu.memory).collect();
         assert_eq!(memory, [Bytes::gib(2); 3]);
     }
 
@@ -127,7 +144,7 @@ mod tests {
             record::GroupRecord { controllers: vec![place(1), place(2), place(3)], workers: Vec::new() };
         record::write(folder.path(), &record).unwrap();
         let args: Args = options([""; 0]).unwrap();
-        let refused = plan(&args, &Config::empty(), folder.path().to_owned()).unwrap_err();
+        let refused = plan(&args, &Config::empty(), folder.path(), None).unwrap_err();
         assert!(refused.hint.unwrap().contains("--controllers 3"));
     }
 }
