@@ -12,6 +12,11 @@ use millrace_types::DataType;
 /// the ones that it needs, so more runs indicate a fault of the worker.
 pub const RUNS_KEPT_MAX: usize = 256;
 
+/// Most bytes of kept outputs. They are in the memory beside the models and objects: with CUDA in the
+/// 4 GiB that the engine has, otherwise in [`MEMORY_BESIDE_GPU`](crate::MEMORY_BESIDE_GPU). A run sends
+/// the outputs that would exceed the limit to the worker instead.
+pub(crate) const KEPT_BYTES_MAX: u64 = 1 << 30;
+
 /// A kept output.
 #[derive(Debug)]
 pub(crate) struct KeptOutput<V> {
@@ -30,7 +35,9 @@ pub(crate) struct KeptOutputBytes<V> {
 
 /// All kept outputs, by run. Runs add outputs, and commands use and drop them.
 #[derive(Debug)]
-pub(crate) struct KeptOutputs<V>(Mutex<BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>>);
+pub(crate) struct KeptOutputs<V>(Mutex<OutputsByRun<V>>);
+
+type OutputsByRun<V> = BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>;
 
 /// Reason why outputs cannot be kept, or cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +67,13 @@ impl<V> KeptOutputs<V> {
         if kept.len() >= RUNS_KEPT_MAX { Err(Error::TooMany) } else { Ok(()) }
     }
 
+    /// Returns whether outputs of this size can be kept within [`KEPT_BYTES_MAX`]. Runs that execute at the
+    /// same time may exceed the limit by their outputs.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let kept: u64 = self.kept().values().flatten().map(|output| output.bytes).sum();
+        kept.saturating_add(bytes) <= KEPT_BYTES_MAX
+    }
+
     pub(crate) fn insert(&self, run: u64, outputs: Vec<Arc<KeptOutput<V>>>) {
         self.kept().insert(run, outputs);
     }
@@ -82,7 +96,7 @@ impl<V> KeptOutputs<V> {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>> {
+    fn kept(&self) -> MutexGuard<'_, OutputsByRun<V>> {
         // Ignores a poisoned lock: no foreign code runs under the lock, so the map is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -113,6 +127,15 @@ mod tests {
         assert_eq!(found.output.bytes, 10);
         let unknown = Error::Unknown { run: 1, output: "y".to_owned() };
         assert_eq!(kept.find(part(1, 0, 1)).unwrap_err(), unknown);
+    }
+
+    #[test]
+    fn outputs_have_room_up_to_the_limit_of_bytes() {
+        let kept = KeptOutputs::new();
+        kept.insert(1, output(KEPT_BYTES_MAX - 10));
+        assert_eq!((kept.has_room(10), kept.has_room(11), kept.has_room(u64::MAX)), (true, false, false));
+        kept.remove(1);
+        assert!(kept.has_room(KEPT_BYTES_MAX));
     }
 
     #[test]

@@ -67,6 +67,7 @@ impl<E: Engine> RunResponse<E> {
     pub(crate) fn add(
         &mut self,
         asked: &RequestedOutputs,
+        kept: &KeptOutputs<E::Value>,
         DeclaredTensor { name, datatype }: &DeclaredTensor,
         value: &mut Option<E::Value>,
         launches: &mut E::Queue,
@@ -81,7 +82,11 @@ impl<E: Engine> RunResponse<E> {
         // The decision uses the largest request of a batch: if every request gets a small output, all
         // of them are sent inline.
         let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
-        if largest <= INLINE_BYTES_MAX || !asked.kept.contains(name) {
+        let stays = largest > INLINE_BYTES_MAX && asked.kept.contains(name) && {
+            let staying: u64 = self.stays.iter().map(|output| output.bytes).sum();
+            kept.has_room(staying.saturating_add(size as u64))
+        };
+        if !stays {
             let tensor = launches.download(made, *datatype, INLINE_BYTES_MAX)?;
             self.outputs.push(conversions::output(name.clone(), tensor, &mut self.descriptors));
             return Ok(());

@@ -163,7 +163,7 @@ fn carry_out<E: Engine>(
     finished?;
     let mut answer = RunResponse::<E>::new();
     for index in wanted {
-        answer.add(&asked, &program.outputs[index], &mut values[index], launches)?;
+        answer.add(&asked, &shared.kept, &program.outputs[index], &mut values[index], launches)?;
     }
     let (outputs, descriptors) = answer.keep(run, &shared.kept);
     program.record_compute_time(times.computed);

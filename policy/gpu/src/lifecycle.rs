@@ -17,8 +17,9 @@ use millrace_types::{GpuIndex, Incarnation, Timestamp};
 use millrace_core::Core;
 use millrace_core::backoff::{Backoff, RestartLimits};
 
-/// Time that a process may take to become ready.
-pub const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time that a process may take to become ready. With a CUDA GPU of 80 GB it takes 3 s, most of them for
+/// the GPU's memory.
+pub const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Backoff between starts.
 pub const RESTARTS: RestartLimits = RestartLimits {
     base: Duration::from_millis(50),

@@ -8,6 +8,7 @@ use std::process::ExitStatus;
 use std::rc::Rc;
 use std::time::Duration;
 
+use millrace_gpu::lifecycle::START_TIMEOUT;
 use millrace_proto::PROTOCOL_VERSION;
 use millrace_proto::executor::{Ready, event};
 use millrace_proto::frames::FrameDecoder;
@@ -16,10 +17,6 @@ use tokio::process::Child;
 
 use super::connection::{ProcessConnection, ReceivedEvent};
 use crate::port::{PortEvent, PortEventKind, PortSink};
-
-/// Maximum time from the start of a process to `Ready`. A CUDA GPU of 80 GB takes 3 s, most of them for its
-/// memory.
-const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The watch of an executor process.
 #[derive(Debug)]
@@ -79,7 +76,7 @@ impl ExecutorWatch {
 
     async fn follow(&self, child: &mut Child, decoder: &mut FrameDecoder) -> WatchEnd {
         let not_ready = async {
-            tokio::time::sleep(READY_TIMEOUT).await;
+            tokio::time::sleep(START_TIMEOUT).await;
             if self.ready.get() {
                 std::future::pending::<()>().await;
             }
@@ -93,7 +90,7 @@ impl ExecutorWatch {
             // `read_rest` reads the last events, and finds the same end of the stream as the writer.
             _error = self.connection.write_rest() => WatchEnd::Ended,
             () = not_ready => {
-                let message = format!("the executor was not ready within {READY_TIMEOUT:?}");
+                let message = format!("the executor was not ready within {START_TIMEOUT:?}");
                 WatchEnd::Kill(io::Error::new(io::ErrorKind::TimedOut, message))
             }
         }
