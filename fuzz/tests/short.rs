@@ -5,7 +5,7 @@ use std::io::Write as _;
 use millrace_fuzz::{TARGETS, corpus, mutate};
 
 /// The number of changed inputs for each target.
-const INPUTS: usize = 2_000;
+const INPUTS: usize = 500;
 
 /// The file has only this test, because the peak of the heap is that of the whole process.
 #[test]
