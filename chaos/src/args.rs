@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
-use millrace_chaos::cluster::{EnvironmentConfig, TestEnvironment};
+use millrace_chaos::cluster::{Ground, GroundConfig};
 use millrace_chaos::hostile;
 use millrace_chaos::scenario::{self, ChaosScenario, KeepFolders, ScenarioOptions};
 use millrace_chaos::timeline::EventOutput;
@@ -106,7 +106,7 @@ pub(crate) struct CommonArgs {
     /// and nft), or as the containers of deploy/compose (requires root, a Docker Engine and a
     /// compose tool).
     #[arg(long, value_name = "GROUND", default_value = "processes")]
-    ground: TestEnvironment,
+    ground: Ground,
     /// Folder of compose.yaml, for --ground compose [default: deploy/compose of this repository].
     #[arg(long, value_name = "DIR")]
     deploy: Option<PathBuf>,
@@ -172,10 +172,7 @@ impl CommonArgs {
         Ok(ScenarioOptions {
             seed,
             program: binary::find(self.millrace.as_deref())?,
-            terrain: EnvironmentConfig {
-                ground: self.ground,
-                deploy: binary::deploy(self.deploy.as_deref())?,
-            },
+            ground: GroundConfig { kind: self.ground, deploy: binary::deploy(self.deploy.as_deref())? },
             rounds: None,
             lasts: None,
             functions: None,
@@ -199,11 +196,11 @@ mod tests {
         }
     }
 
-    fn on(ground: TestEnvironment) -> ScenarioOptions {
+    fn on(ground: Ground) -> ScenarioOptions {
         ScenarioOptions {
             seed: 1,
             program: PathBuf::new(),
-            terrain: EnvironmentConfig { ground, deploy: None },
+            ground: GroundConfig { kind: ground, deploy: None },
             rounds: None,
             lasts: None,
             functions: None,
@@ -217,16 +214,15 @@ mod tests {
 
     #[test]
     fn a_scenario_that_the_ground_cannot_run_is_refused_by_name_and_accepted_in_all() {
-        let refusal =
-            run(&["leader-kill", "split-brain"]).scenarios(&on(TestEnvironment::Compose)).unwrap_err();
+        let refusal = run(&["leader-kill", "split-brain"]).scenarios(&on(Ground::Compose)).unwrap_err();
         assert!(refusal.to_string().starts_with("split-brain cannot"), "{refusal}");
-        assert!(run(&["all"]).scenarios(&on(TestEnvironment::Compose)).is_ok());
+        assert!(run(&["all"]).scenarios(&on(Ground::Compose)).is_ok());
     }
 
     #[test]
     fn scenarios_are_found_by_name_or_all_at_once() {
         let names = |words: &[&str]| {
-            let found = run(words).scenarios(&on(TestEnvironment::Processes))?;
+            let found = run(words).scenarios(&on(Ground::Processes))?;
             anyhow::Ok(found.iter().map(|it| it.name().to_owned()).collect::<Vec<_>>())
         };
         assert_eq!(names(&["worker-kill", "leader-kill"]).unwrap(), ["worker-kill", "leader-kill"]);
@@ -239,7 +235,7 @@ mod tests {
         let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
         let path = file.path().to_str().unwrap();
         std::fs::write(path, "name: mine\nkind: storm\n").unwrap();
-        let refusal = run(&[path]).scenarios(&on(TestEnvironment::Processes)).unwrap_err().to_string();
+        let refusal = run(&[path]).scenarios(&on(Ground::Processes)).unwrap_err().to_string();
         assert!(refusal.contains(path) && refusal.contains("line 2"), "{refusal}");
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Parser as _;
-use millrace_chaos::cluster::{HarnessNamespace, TestEnvironment};
+use millrace_chaos::cluster::{Ground, HarnessNamespace};
 use millrace_chaos::hostile;
 use millrace_chaos::report::{CheckVerdict, HarnessUsage, ReportFolder, RunReport};
 use millrace_chaos::scenario::{self, ChaosScenario, ScenarioOptions};
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn list(output: ReportFormat) -> anyhow::Result<ExitCode> {
-    let grounds = |it: &ChaosScenario| it.grounds().map(TestEnvironment::word).collect::<Vec<_>>();
+    let grounds = |it: &ChaosScenario| it.grounds().map(Ground::word).collect::<Vec<_>>();
     match output {
         ReportFormat::Text => {
             for it in scenario::all() {
@@ -126,9 +126,9 @@ impl Runner {
         let folder = how.report.as_deref().map(ReportFolder::begin).transpose()?;
         // Enter the namespace before the runtime starts: new threads inherit the namespace of this
         // thread.
-        let entered = match options.terrain.ground {
-            TestEnvironment::Namespaces => HarnessNamespace::enter().map(Some),
-            TestEnvironment::Processes | TestEnvironment::Compose => options.terrain.check().map(|()| None),
+        let entered = match options.ground.kind {
+            Ground::Namespaces => HarnessNamespace::enter().map(Some),
+            Ground::Processes | Ground::Compose => options.ground.check().map(|()| None),
         };
         let unavailable = entered.as_ref().err();
         let unavailable = unavailable.map(|error| format!("this machine has no such ground: {error:#}"));

@@ -16,7 +16,7 @@ use millrace_engine::ort::OrtEngine;
 use millrace_engine::rten::RtenEngine;
 use millrace_engine::{HostTensor, KernelSpec, LaunchArg, LaunchThreads, ModelCode, Queue as _, TensorBytes};
 use millrace_model::{CompiledModel, Grouping, Launch, WEIGHTS_FILE, WeightSource, compile_grouped, synth};
-use millrace_types::slices::{SmShare, UnitSet, Units};
+use millrace_types::slices::{SmPercent, SmShare, UnitSet};
 use millrace_types::{Bytes, DataType, Dim, TensorSpec};
 
 use engines::TestedEngine;
@@ -207,7 +207,7 @@ fn restricted_launches_give_the_same_bytes_as_unrestricted_launches() {
         for on in [
             SmShare::Block(UnitSet::block(4, 1).unwrap()),
             SmShare::Block(UnitSet::block(8, 8).unwrap()),
-            SmShare::Cap(Units::new(75).unwrap()),
+            SmShare::Cap(SmPercent::new(75).unwrap()),
         ] {
             rten.queue.stream().restrict(on).unwrap();
             assert_eq!(bits(rten.run(true)), expected, "{on:?}");

@@ -65,7 +65,7 @@ pub use policy::PolicySpec;
 pub use reason::{Failure, Reason};
 pub use sequences::{InSequence, SequenceId, SequenceSpec};
 pub use serving::{BatchingOptions, Priority, ResidencyOptions, SchedulingOptions};
-pub use slices::{AskedSlices, Permille, SliceId, SmShare, Terms, UnitSet, Units};
+pub use slices::{AskedSlices, Permille, SliceId, SmPercent, SmShare, Terms, UnitSet};
 pub use tenancy::{Quota, ResourceShare};
 pub use tensor::{DataType, Dim, InputError, RequestInput, TensorSpec, check_inputs};
 pub use units::{Bytes, BytesPerSec, Timestamp};

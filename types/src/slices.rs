@@ -3,7 +3,7 @@
 //! | type | meaning |
 //! |---|---|
 //! | [`Permille`] | a share in thousandths: of the SMs, of the time, of a bandwidth |
-//! | [`Units`], [`UnitSet`], [`SmShare`] | the SMs on which a run may launch |
+//! | [`SmPercent`], [`UnitSet`], [`SmShare`] | the SMs on which a run may launch |
 //! | [`Terms`] | the limits on a slice's compute (F01) |
 //! | [`AskedSlices`] | the slices that a function asks for |
 //!
@@ -131,21 +131,21 @@ pub enum ParseShareError {
     Quota(String),
 }
 
-/// A number of SM units, from 1 to 100.
+/// A percentage of a GPU's SMs, from 1 to 100, as MPS has it; not the sixteenths of [`UNITS`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Units(NonZeroU8);
+pub struct SmPercent(NonZeroU8);
 
-impl Units {
-    /// Returns so many units; `None` unless the number is from 1 to 100.
+impl SmPercent {
+    /// Returns the percentage; `None` unless the number is from 1 to 100.
     #[must_use]
-    pub const fn new(units: u8) -> Option<Self> {
-        match NonZeroU8::new(units) {
-            Some(units) if units.get() <= 100 => Some(Self(units)),
+    pub const fn new(percent: u8) -> Option<Self> {
+        match NonZeroU8::new(percent) {
+            Some(percent) if percent.get() <= 100 => Some(Self(percent)),
             _ => None,
         }
     }
 
-    /// Returns the number of units.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0.get()
@@ -194,7 +194,7 @@ pub enum SmShare {
     /// A block of units that no other run has at the same time.
     Block(UnitSet),
     /// At most so many percent of the SMs, on no certain SMs: a percentage of MPS.
-    Cap(Units),
+    Cap(SmPercent),
 }
 
 impl SmShare {
@@ -438,8 +438,8 @@ mod tests {
 
     #[test]
     fn units_are_from_1_to_100() {
-        assert_eq!([Units::new(0), Units::new(101)], [None, None]);
-        assert_eq!(Units::new(100).map(Units::get), Some(100));
+        assert_eq!([SmPercent::new(0), SmPercent::new(101)], [None, None]);
+        assert_eq!(SmPercent::new(100).map(SmPercent::get), Some(100));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use anyhow::bail;
 
 use super::cluster_process::ClusterProcess;
-use super::ground::ClusterEnvironment;
+use super::ground::RunningGround;
 use super::plan::LinkMode;
 use super::test_cluster::TestCluster;
 use crate::proxy::{CutDirection, LinkParty, LinkSlowness, RestoreMode};
@@ -62,15 +62,15 @@ impl TestCluster {
     }
 
     fn plugged(&self, process: &ClusterProcess, up: bool) -> anyhow::Result<()> {
-        match &self.site {
-            ClusterEnvironment::Namespaces(namespaces) => namespaces.plug(&process.service(), up),
+        match &self.ground {
+            RunningGround::Namespaces(namespaces) => namespaces.plug(&process.service(), up),
             _ => bail!("{process} has no link of its own: use --ground namespaces"),
         }
     }
 
     /// Applies the cuts through the ground, unless proxies do.
     fn obey(&self) -> anyhow::Result<()> {
-        let ClusterEnvironment::Namespaces(namespaces) = &self.site else { return Ok(()) };
+        let RunningGround::Namespaces(namespaces) = &self.ground else { return Ok(()) };
         if self.links == LinkMode::Proxied {
             return Ok(());
         }

@@ -17,7 +17,7 @@ mod usage;
 
 pub use self::caps::ConnectionCaps;
 pub use self::cluster_process::ClusterProcess;
-pub use self::ground::{EnvironmentConfig, HarnessNamespace, TestEnvironment};
+pub use self::ground::{Ground, GroundConfig, HarnessNamespace};
 pub use self::plan::{ClusterPlan, FaultInjection, LinkMode, WorkerMachine};
 pub(crate) use self::process::{descendants, is_alive, own_pid, signal};
 pub use self::restarts::StartResult;

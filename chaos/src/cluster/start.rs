@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 
 use super::caps::ConnectionCaps;
-use super::ground::ClusterEnvironment;
+use super::ground::RunningGround;
 use super::ground::placement::ProcessPlacement;
 use super::plan::{ClusterPlan, LinkMode, WorkerMachine};
 use super::process::{LaunchMethod, LaunchSpec, must_run};
@@ -31,7 +31,7 @@ impl TestCluster {
         self.caps = plan.caps;
         self.descriptors = plan.descriptors;
         let workers: Vec<_> = (1..=plan.workers).map(|number| format!("worker-{number}")).collect();
-        if let ClusterEnvironment::Compose(_) = self.site {
+        if let RunningGround::Compose(_) = self.ground {
             self.start_containers(&workers, plan.machine).await?;
         } else {
             for id in 1..=plan.controllers {
@@ -57,7 +57,7 @@ impl TestCluster {
         let (prefix, house, advertised) = match old {
             Some(Controller { recipe, house, advertised, .. }) => (recipe.prefix(), house, advertised),
             None => {
-                let house = self.site.house(&format!("controller-{id}"))?;
+                let house = self.ground.house(&format!("controller-{id}"))?;
                 let advertised = self.fronted(LinkParty::Controller(id), house.internal).await?;
                 (house.prefix.clone(), house, advertised)
             }
@@ -91,7 +91,7 @@ impl TestCluster {
     }
 
     async fn add_worker(&mut self, name: &str) -> anyhow::Result<()> {
-        let house = self.site.house(name)?;
+        let house = self.ground.house(name)?;
         let listen = house.internal;
         let party = LinkParty::Worker(name.to_owned());
         let advertised = self.fronted(party.clone(), listen).await?;
@@ -112,7 +112,7 @@ impl TestCluster {
 
     /// Starts the compose project: the services of the compose file, with the given workers.
     async fn start_containers(&mut self, workers: &[String], machine: WorkerMachine) -> anyhow::Result<()> {
-        let ClusterEnvironment::Compose(compose) = &self.site else { bail!("this ground has no containers") };
+        let RunningGround::Compose(compose) = &self.ground else { bail!("this ground has no containers") };
         compose.up(u32::try_from(workers.len())?, machine)?;
         let run = async |name: &str, party: LinkParty| {
             let how = LaunchMethod::Container(compose.container(name)?);

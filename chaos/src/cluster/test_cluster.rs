@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::caps::ConnectionCaps;
 use super::cluster_process::ClusterProcess;
 use super::ground::placement::ProcessPlacement;
-use super::ground::{ClusterEnvironment, EnvironmentConfig};
+use super::ground::{GroundConfig, RunningGround};
 use super::plan::{FaultInjection, LinkMode};
 use super::process::{LaunchSpec, RunningProcess};
 use crate::hostile::{PortKind, ServerPort};
@@ -40,7 +40,7 @@ pub struct TestCluster {
     /// Fields below the processes, because fields are dropped in order: fronts outlive the
     /// processes that connect to the fronts, and the ground outlives everything on the ground.
     pub(super) fronts: Vec<ProxyListener>,
-    pub(super) site: ClusterEnvironment,
+    pub(super) ground: RunningGround,
 }
 
 pub(super) struct Controller {
@@ -66,17 +66,17 @@ impl TestCluster {
     pub fn new(
         program: &Path,
         root: &Path,
-        terrain: &EnvironmentConfig,
+        on: &GroundConfig,
         links: LinkMode,
         timeline: Timeline,
     ) -> anyhow::Result<Self> {
-        let site = ClusterEnvironment::begin(terrain, program, root)?;
+        let ground = RunningGround::begin(on, program, root)?;
         Ok(Self {
             program: program.to_owned(),
             root: root.to_owned(),
             timeline,
-            network: ProxyNetwork::on(terrain.ground.proxies()),
-            site,
+            network: ProxyNetwork::on(on.kind.proxies()),
+            ground,
             links,
             injection: FaultInjection::Off,
             worker_words: Vec::new(),

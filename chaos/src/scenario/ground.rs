@@ -1,7 +1,7 @@
 //! The grounds on which a scenario can run. Pure.
 
 use super::spec::{CodedScenario, FaultSpec, ScenarioSpec};
-use crate::cluster::TestEnvironment;
+use crate::cluster::Ground;
 
 /// Number of controllers in `deploy/compose`.
 const COMPOSE_CONTROLLERS: u64 = 3;
@@ -10,19 +10,19 @@ const COMPOSE_WORKERS: u32 = 3;
 
 /// Returns the reason why a scenario cannot run on a ground with these options for its processes,
 /// and the grounds to use instead.
-pub(super) fn refusal(spec: &ScenarioSpec, ground: TestEnvironment, words: &[String]) -> Option<String> {
+pub(super) fn refusal(spec: &ScenarioSpec, ground: Ground, words: &[String]) -> Option<String> {
     let (what, others) = match ground {
-        TestEnvironment::Processes => {
+        Ground::Processes => {
             let unplug = |fault: &FaultSpec| matches!(fault, FaultSpec::Unplug(_));
             let what = spec.faults().find(|&fault| unplug(fault)).map(|_| "has no links to take down");
             (what?.to_owned(), "--ground namespaces")
         }
-        TestEnvironment::Namespaces => {
+        Ground::Namespaces => {
             let hostile = (spec.plays == Some(CodedScenario::HostileClients))
                 .then_some("has no addresses for attackers");
             (hostile?.to_owned(), "--ground processes")
         }
-        TestEnvironment::Compose => (compose_cannot(spec, words)?, "--ground processes or namespaces"),
+        Ground::Compose => (compose_cannot(spec, words)?, "--ground processes or namespaces"),
     };
     Some(format!("{} cannot run with --ground {}, which {what}: use {others}", spec.name, ground.word()))
 }
@@ -60,34 +60,34 @@ mod tests {
     use super::*;
     use crate::scenario::{all, find};
 
-    fn refused(name: &str, ground: TestEnvironment) -> Option<String> {
+    fn refused(name: &str, ground: Ground) -> Option<String> {
         refusal(&find(name).unwrap().spec, ground, &[])
     }
 
     #[test]
     fn a_scenario_that_a_ground_cannot_run_is_refused_with_another_ground() {
-        let refusal = refused("unplugged", TestEnvironment::Processes).unwrap();
+        let refusal = refused("unplugged", Ground::Processes).unwrap();
         assert!(
             refusal.contains("unplugged cannot run with --ground processes")
                 && refusal.contains("--ground namespaces"),
             "{refusal}"
         );
         for name in ["split-brain", "worker-oom", "torn-store", "gpu-faults", "unplugged"] {
-            let refusal = refused(name, TestEnvironment::Compose).unwrap();
+            let refusal = refused(name, Ground::Compose).unwrap();
             assert!(refusal.contains("use --ground processes or namespaces"), "{refusal}");
         }
-        let refusal = refused("hostile-clients", TestEnvironment::Namespaces).unwrap();
+        let refusal = refused("hostile-clients", Ground::Namespaces).unwrap();
         assert!(refusal.contains("use --ground processes"), "{refusal}");
         let killed = &find("leader-kill").unwrap().spec;
         let words = ["--preset".to_owned(), "fifo".to_owned()];
-        assert!(super::refusal(killed, TestEnvironment::Compose, &words).unwrap().contains("without preset"));
+        assert!(super::refusal(killed, Ground::Compose, &words).unwrap().contains("without preset"));
     }
 
     #[test]
     fn every_scenario_has_a_ground_and_scenarios_that_only_kill_have_all() {
         assert!(all().iter().all(|it| it.grounds().next().is_some()));
         for name in ["executor-storm", "leader-kill", "frozen-processes", "rolling-restart"] {
-            assert_eq!(find(name).unwrap().grounds().collect::<Vec<_>>(), TestEnvironment::ALL, "{name}");
+            assert_eq!(find(name).unwrap().grounds().collect::<Vec<_>>(), Ground::ALL, "{name}");
         }
     }
 }

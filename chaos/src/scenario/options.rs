@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_types::policy::GpuSharingName;
 
 use super::spec::ScenarioSpec;
-use crate::cluster::{EnvironmentConfig, TestEnvironment};
+use crate::cluster::{Ground, GroundConfig};
 use crate::timeline::EventOutput;
 
 /// The options of a run.
@@ -17,7 +17,7 @@ pub struct ScenarioOptions {
     /// The `millrace` binary under test.
     pub program: PathBuf,
     /// The ground of the processes.
-    pub terrain: EnvironmentConfig,
+    pub ground: GroundConfig,
     /// Number of rounds; `None` for the scenario's own.
     pub rounds: Option<u32>,
     /// Duration of a storm, or of a run of hostile clients; `None` for the scenario's own.
@@ -55,8 +55,8 @@ impl ScenarioOptions {
         words.extend(self.functions.map(|functions| format!("--functions {functions}")));
         words.extend(self.words());
         words.extend(self.gpu_sharing.map(|it| format!("--gpu-sharing {it}")));
-        let ground = self.terrain.ground;
-        words.extend((ground != TestEnvironment::default()).then(|| format!("--ground {}", ground.word())));
+        let ground = self.ground.kind;
+        words.extend((ground != Ground::default()).then(|| format!("--ground {}", ground.word())));
         words.join(" ")
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::options::ScenarioOptions;
 use super::spec::{ClusterShape, CodedScenario, CounterSpec, FunctionGroup, ScenarioSpec, WorkflowChain};
-use crate::cluster::{ClusterPlan, ConnectionCaps, FaultInjection, LinkMode, TestEnvironment, WorkerMachine};
+use crate::cluster::{ClusterPlan, ConnectionCaps, FaultInjection, Ground, LinkMode, WorkerMachine};
 use crate::load::{CounterFunction, SynthModel, TargetFunction, TargetWorkflow};
 
 /// Maximum connections of each port under hostile clients; each address gets a quarter.
@@ -32,7 +32,7 @@ pub(super) async fn cluster(spec: &ScenarioSpec, options: &ScenarioOptions) -> C
     ClusterPlan {
         controllers,
         workers,
-        links: links(spec, options.terrain.ground),
+        links: links(spec, options.ground.kind),
         injection: if spec.is_injected() { FaultInjection::On } else { FaultInjection::Off },
         machine: WorkerMachine { gpus, gpu_memory: gpu_memory.0, host_memory: host_memory.0 },
         worker_words,
@@ -44,8 +44,8 @@ pub(super) async fn cluster(spec: &ScenarioSpec, options: &ScenarioOptions) -> C
 
 /// Returns whether proxies are in front of processes: proxies slow links, and cut links if the ground
 /// cannot.
-fn links(spec: &ScenarioSpec, ground: TestEnvironment) -> LinkMode {
-    let proxied = spec.slows() || spec.cuts() && ground == TestEnvironment::Processes;
+fn links(spec: &ScenarioSpec, ground: Ground) -> LinkMode {
+    let proxied = spec.slows() || spec.cuts() && ground == Ground::Processes;
     if proxied { LinkMode::Proxied } else { LinkMode::Direct }
 }
 

@@ -10,7 +10,7 @@ use super::stage::ScenarioStage;
 use super::{
     clock_jump, full_disk, ground, hostile, partition, poison, rounds, small_disk, storm, torn_store,
 };
-use crate::cluster::TestEnvironment;
+use crate::cluster::Ground;
 use crate::report::{CheckVerdict, RunReport};
 
 /// A scenario that can be run.
@@ -54,12 +54,12 @@ impl ChaosScenario {
     /// Returns the reason why the scenario cannot run on the ground, with the next step.
     #[must_use]
     pub fn refusal(&self, options: &ScenarioOptions) -> Option<String> {
-        ground::refusal(&self.spec, options.terrain.ground, &options.words())
+        ground::refusal(&self.spec, options.ground.kind, &options.words())
     }
 
     /// Returns the grounds on which the scenario can run.
-    pub fn grounds(&self) -> impl Iterator<Item = TestEnvironment> {
-        TestEnvironment::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
+    pub fn grounds(&self) -> impl Iterator<Item = Ground> {
+        Ground::ALL.into_iter().filter(|&it| ground::refusal(&self.spec, it, &[]).is_none())
     }
 
     /// Returns the report of a run that this machine, or the ground, does not allow.

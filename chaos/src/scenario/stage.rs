@@ -86,13 +86,8 @@ impl ScenarioStage {
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir().context("no temporary folder")?;
         let timeline = Timeline::begin(options.echo);
         let plan = plan::cluster(spec, options).await;
-        let mut cluster = TestCluster::new(
-            &options.program,
-            folder.path(),
-            &options.terrain,
-            plan.links,
-            timeline.clone(),
-        )?;
+        let mut cluster =
+            TestCluster::new(&options.program, folder.path(), &options.ground, plan.links, timeline.clone())?;
         let started = async {
             cluster.start(&plan).await?;
             let endpoints = Endpoints::new(cluster.addresses())?;

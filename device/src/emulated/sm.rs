@@ -202,7 +202,7 @@ fn units(bits: u16) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::slices::{UnitSet, Units};
+    use millrace_types::slices::{SmPercent, UnitSet};
 
     use super::*;
 
@@ -215,7 +215,7 @@ mod tests {
     }
 
     fn cap(percent: u8) -> SmShare {
-        SmShare::Cap(Units::new(percent).unwrap())
+        SmShare::Cap(SmPercent::new(percent).unwrap())
     }
 
     /// Returns the units that some launch holds, a bit for each.

@@ -47,7 +47,7 @@ fn threads_of(threads: NonZeroUsize, on: SmShare) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use millrace_types::slices::{UnitSet, Units};
+    use millrace_types::slices::{SmPercent, UnitSet};
 
     use super::*;
 
@@ -56,7 +56,7 @@ mod tests {
     }
 
     fn cap(percent: u8) -> SmShare {
-        SmShare::Cap(Units::new(percent).unwrap())
+        SmShare::Cap(SmPercent::new(percent).unwrap())
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The SM units of a GPU that tokens are for: aligned blocks for green contexts, or percentages for MPS.
 
 use millrace_types::slices::UNITS;
-use millrace_types::{Permille, SmShare, UnitSet, Units};
+use millrace_types::{Permille, SmPercent, SmShare, UnitSet};
 
 /// The division of a GPU's SMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -75,7 +75,7 @@ impl UnitPool {
                 if bound.is_some_and(|bound| sum > bound) {
                     return None;
                 }
-                let percent = Units::new(units)?;
+                let percent = SmPercent::new(units)?;
                 *given = sum;
                 Some(SmShare::Cap(percent))
             }

@@ -1,6 +1,6 @@
 //! Conversions of the SMs of a token.
 
-use millrace_types::{SmShare, UnitSet, Units};
+use millrace_types::{SmPercent, SmShare, UnitSet};
 
 use crate::executor::{UnitBlock, token::On};
 
@@ -11,7 +11,7 @@ pub fn sm_share(on: Option<On>) -> Option<SmShare> {
     let unit = |number: u32| u8::try_from(number).ok();
     Some(match on? {
         On::Block(block) => SmShare::Block(UnitSet::block(unit(block.first)?, unit(block.width)?)?),
-        On::Percent(percent) => SmShare::Cap(Units::new(unit(percent)?)?),
+        On::Percent(percent) => SmShare::Cap(SmPercent::new(unit(percent)?)?),
     })
 }
 
@@ -34,7 +34,7 @@ mod tests {
     fn the_sms_of_a_token_survive_the_wire() {
         let blocks = (0..16).flat_map(|first| [1, 2, 4, 8, 16].map(|width| UnitSet::block(first, width)));
         let shares = blocks.flatten().map(SmShare::Block);
-        for share in shares.chain((1..=100).filter_map(Units::new).map(SmShare::Cap)) {
+        for share in shares.chain((1..=100).filter_map(SmPercent::new).map(SmShare::Cap)) {
             assert_eq!(sm_share(Some(sm_share_wire(share))), Some(share));
         }
     }

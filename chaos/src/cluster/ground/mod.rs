@@ -28,7 +28,7 @@ use super::ports::PortAllocator;
 
 /// The place where the processes of a cluster run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum TestEnvironment {
+pub enum Ground {
     /// Processes run on loopback.
     #[default]
     Processes,
@@ -38,7 +38,7 @@ pub enum TestEnvironment {
     Compose,
 }
 
-impl TestEnvironment {
+impl Ground {
     /// All grounds.
     pub const ALL: [Self; 3] = [Self::Processes, Self::Namespaces, Self::Compose];
 
@@ -63,42 +63,40 @@ impl TestEnvironment {
 
 /// A ground with its parameters.
 #[derive(Debug, Clone)]
-pub struct EnvironmentConfig {
-    pub ground: TestEnvironment,
+pub struct GroundConfig {
+    pub kind: Ground,
     /// The folder of `compose.yaml`; `None` if the folder was not found.
     pub deploy: Option<PathBuf>,
 }
 
-impl EnvironmentConfig {
+impl GroundConfig {
     /// Checks the requirements of the ground on this machine. The requirements of namespaces are
     /// checked by [`HarnessNamespace::enter`] alone.
     ///
     /// # Errors
     /// The missing requirement, with the next step.
     pub fn check(&self) -> anyhow::Result<()> {
-        match self.ground {
-            TestEnvironment::Compose => compose::check(self.deploy.as_deref()).map(drop),
-            TestEnvironment::Processes | TestEnvironment::Namespaces => Ok(()),
+        match self.kind {
+            Ground::Compose => compose::check(self.deploy.as_deref()).map(drop),
+            Ground::Processes | Ground::Namespaces => Ok(()),
         }
     }
 }
 
 /// The ground of a cluster. Its resources are removed when the value is dropped.
-pub(super) enum ClusterEnvironment {
+pub(super) enum RunningGround {
     Loopback(PortAllocator),
     Namespaces(Namespaces),
     Compose(Compose),
 }
 
-impl ClusterEnvironment {
+impl RunningGround {
     /// Prepares a ground without processes.
-    pub(super) fn begin(terrain: &EnvironmentConfig, program: &Path, root: &Path) -> anyhow::Result<Self> {
-        Ok(match terrain.ground {
-            TestEnvironment::Processes => Self::Loopback(PortAllocator::new()),
-            TestEnvironment::Namespaces => Self::Namespaces(Namespaces::new()),
-            TestEnvironment::Compose => {
-                Self::Compose(Compose::begin(terrain.deploy.as_deref(), program, root)?)
-            }
+    pub(super) fn begin(config: &GroundConfig, program: &Path, root: &Path) -> anyhow::Result<Self> {
+        Ok(match config.kind {
+            Ground::Processes => Self::Loopback(PortAllocator::new()),
+            Ground::Namespaces => Self::Namespaces(Namespaces::new()),
+            Ground::Compose => Self::Compose(Compose::begin(config.deploy.as_deref(), program, root)?),
         })
     }
 

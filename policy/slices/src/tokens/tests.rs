@@ -1,4 +1,4 @@
-use millrace_types::{UnitSet, Units};
+use millrace_types::{SmPercent, UnitSet};
 
 use super::*;
 use crate::units::Grid;
@@ -62,7 +62,7 @@ fn spent(run: u64, token: u64, busy: Duration) -> Event {
 }
 
 fn cap(percent: u8) -> SmShare {
-    SmShare::Cap(Units::new(percent).unwrap())
+    SmShare::Cap(SmPercent::new(percent).unwrap())
 }
 
 fn grant(run: u64, token: u64, on: SmShare, busy: Duration) -> Action {
