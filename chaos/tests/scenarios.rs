@@ -19,6 +19,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 const NOT_BUILT: &str = "no millrace binary";
 
 /// Runs a scenario for a round, or a short storm; `None` without a binary to test.
+#[track_caller]
 fn run(words: &[&str]) -> Option<Value> {
     let (status, report) = ended(&[words, &["--rounds", "1", "--lasts", "8s"]].concat())?;
     assert!(status.success(), "{words:?}: {status}\n{}", failed_checks(&report));
@@ -49,7 +50,8 @@ fn ended(words: &[&str]) -> Option<(ExitStatus, Value)> {
     ))
 }
 
-/// Describes the checks of a report that did not pass, how to repeat the run, and where its files are.
+/// Describes why a run failed: the checks that did not pass, the timeline, how to repeat the run, and where
+/// the files are.
 fn failed_checks(report: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let checks = report["checks"].as_array().into_iter().flatten();
@@ -59,8 +61,18 @@ fn failed_checks(report: &Value) -> String {
         let evidence = check["evidence"].as_array().into_iter().flatten();
         std::iter::once(line).chain(evidence.map(|line| format!("    {}", text(line)))).collect::<Vec<_>>()
     });
-    let ends = [format!("again: {}", text(&report["again"])), format!("files: {}", text(&report["kept"]))];
-    failed.chain(ends).collect::<Vec<_>>().join("\n")
+    let reason = report["reason"].as_str().map(|reason| format!("reason: {reason}"));
+    let events = report["timeline"].as_array().into_iter().flatten().map(|event| {
+        let at = event["atMs"].as_f64().unwrap_or_default() / 1000.0;
+        format!("    {at:>9.3} s  {:5}  {}", text(&event["kind"]), text(&event["what"]))
+    });
+    let timeline =
+        std::iter::once("timeline, in seconds since the start of the run:".to_owned()).chain(events);
+    let ends = [
+        format!("to repeat the choices, not the timing: {}", text(&report["again"])),
+        format!("logs and data: {}", text(&report["kept"])),
+    ];
+    reason.into_iter().chain(failed).chain(timeline).chain(ends).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns every check of a report, by name, with its verdict.

@@ -117,7 +117,11 @@ impl fmt::Display for AdminOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.invoked.as_secs_f64();
         let to = self.returned.as_secs_f64();
-        write!(f, "{from:>9.3} .. {to:>9.3}  client {:<3} {:?} -> ", self.client, self.op)?;
+        let client = match self.client {
+            0 => "the end".to_owned(),
+            number => format!("client {number}"),
+        };
+        write!(f, "{from:>9.3} .. {to:>9.3}  {client:<9} {:?} -> ", self.op)?;
         match &self.answer {
             AdminAnswer::Done(ret) => write!(f, "{ret:?}"),
             AdminAnswer::Refused(why) => write!(f, "refused: {why}"),

@@ -138,7 +138,9 @@ impl ClientLoad {
                 tasks.spawn(admin::write(client(from(writer))?, keys.clone(), history.clone()));
             }
             for address in addresses {
-                tasks.spawn(admin::read(client(vec![address.clone()])?, keys.clone(), history.clone()));
+                let reader = client(vec![address.clone()])?;
+                timeline.did(format!("client {} reads at {address} alone", reader.number));
+                tasks.spawn(admin::read(reader, keys.clone(), history.clone()));
             }
             tasks.spawn(probe::run(client(addresses.to_vec())?, targets.model, writes.clone()));
         }

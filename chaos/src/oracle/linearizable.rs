@@ -20,25 +20,53 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Judges every key's history separately, because linearizability is a local property.
 #[must_use]
 pub fn check(histories: &BTreeMap<String, Vec<AdminOperation>>) -> PromiseCheck {
-    let mut judged = 0;
+    let mut total = 0;
     let mut unknown = 0;
     let mut evidence = Vec::new();
     for (key, operations) in histories {
-        judged += operations.len();
+        total += operations.len();
         unknown += operations.iter().filter(|it| matches!(it.answer, AdminAnswer::Unknown(_))).count();
         let why = match search(operations) {
             Some(true) => continue,
-            Some(false) => "no order of these operations explains every answer",
-            None => "the search for an order timed out: undecided",
+            Some(false) => first_unexplained(operations).map_or_else(
+                || "no order of these operations explains every answer".to_owned(),
+                |it| format!("no order explains this answer and the answers before it: {it}"),
+            ),
+            None => "the search for an order timed out: undecided".to_owned(),
         };
         evidence.push(format!("function {key}: {why}"));
         evidence.extend(operations.iter().map(ToString::to_string));
     }
-    let detail = format!("{judged} operations on {} functions, {unknown} of them unknown", histories.len());
+    let detail = format!(
+        "{total} operations, {unknown} of unknown outcome, on {} functions; times in seconds since the start of the run",
+        histories.len()
+    );
     PromiseCheck::of(NAME, detail, evidence)
 }
 
-/// Whether such an order exists; `None` if the search timed out.
+/// Returns the first answer, in the order of returns, that no order explains together with the answers before
+/// it. Operations under way at that time count as unknown.
+fn first_unexplained(operations: &[AdminOperation]) -> Option<&AdminOperation> {
+    let mut answered: Vec<_> = operations.iter().filter(|it| it.is_done()).collect();
+    answered.sort_by_key(|it| it.returned);
+    for last in answered {
+        let begun = operations.iter().filter(|it| it.invoked <= last.returned).cloned();
+        let so_far: Vec<_> = begun
+            .map(|it| match it.is_done() && it.returned > last.returned {
+                true => AdminOperation { answer: AdminAnswer::Unknown("under way".into()), ..it },
+                false => it,
+            })
+            .collect();
+        match search(&so_far) {
+            Some(true) => {}
+            Some(false) => return Some(last),
+            None => return None,
+        }
+    }
+    None
+}
+
+/// Whether the operations have an order as the module describes it; `None` if the search timed out.
 fn search(operations: &[AdminOperation]) -> Option<bool> {
     let (found, result) = mpsc::sync_channel(1);
     let tester = tester(operations);
@@ -49,7 +77,8 @@ fn search(operations: &[AdminOperation]) -> Option<bool> {
 
 /// Converts the history to the tester's input. Every operation is its own thread, so two operations
 /// are ordered only if the first returned before the second was invoked. An unknown write never returns.
-/// Unknown reads and refused operations are omitted, because they prove nothing.
+/// Unknown reads are omitted, because they prove nothing. Refused operations are omitted, because they have no
+/// effect: an answer that shows their effect has no order.
 fn tester(operations: &[AdminOperation]) -> LinearizabilityTester<usize, Register> {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Step {
@@ -57,14 +86,14 @@ fn tester(operations: &[AdminOperation]) -> LinearizabilityTester<usize, Registe
         Invoke,
         Return,
     }
-    let mut telling: Vec<&AdminOperation> = operations
+    let mut ordered: Vec<&AdminOperation> = operations
         .iter()
         .filter(|it| it.is_done() || it.is_write() && it.took_effect_by().is_some())
         .collect();
     // The tester tries threads in order, and the order of the answers explains most histories.
-    telling.sort_by_key(|it| it.took_effect_by());
+    ordered.sort_by_key(|it| it.took_effect_by());
     let mut steps = Vec::new();
-    for (thread, operation) in telling.iter().enumerate() {
+    for (thread, operation) in ordered.iter().enumerate() {
         steps.push((operation.invoked, Step::Invoke, thread));
         if operation.is_done() {
             steps.push((operation.returned, Step::Return, thread));
@@ -73,9 +102,9 @@ fn tester(operations: &[AdminOperation]) -> LinearizabilityTester<usize, Registe
     steps.sort();
     let mut tester = LinearizabilityTester::new(Register::default());
     for (_, step, thread) in steps {
-        let taken = match (step, &telling[thread].answer) {
+        let taken = match (step, &ordered[thread].answer) {
             (Step::Return, AdminAnswer::Done(ret)) => tester.on_return(thread, *ret).map(|_| ()),
-            _ => tester.on_invoke(thread, telling[thread].op).map(|_| ()),
+            _ => tester.on_invoke(thread, ordered[thread].op).map(|_| ()),
         };
         taken.expect("each thread invokes once, and returns once after that");
     }

@@ -1,4 +1,5 @@
-//! The scenario with a full disk of a controller. The log continues in its reserved space, and no
+//! The scenario with a full disk of a controller. First the controller is killed and restarted, so that its
+//! folder is on a small disk. The log continues in its reserved space, and no
 //! write is lost. When the controller is killed then, its restart may be refused, with the reason;
 //! the others continue. With free space, the controller is restarted over the same folder and
 //! catches up.

@@ -62,6 +62,7 @@ impl Duties {
                     () = self.until_over(term) => {}
                     () = self.lead(term) => {}
                 }
+                tracing::info!(term, "this controller leads no longer");
                 self.resign();
             }
             // Return at once if anything changed during the leadership.
@@ -82,6 +83,7 @@ impl Duties {
             );
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+        tracing::info!(term, "this controller leads");
         self.leadership.send_replace(Leadership { term, leads: true });
         tokio::select! {
             () = leases::keep(self, term) => {}

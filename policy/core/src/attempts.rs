@@ -17,7 +17,7 @@ pub struct AttemptRecord {
     pub lost: u32,
     /// Executors that died while the request was running in them alone.
     pub deaths: u32,
-    /// Whether the request may have run by now, in any attempt.
+    /// Whether the request may have run in an attempt that was lost.
     pub begun: bool,
     /// Whether a second run does no harm.
     pub idempotent: Idempotence,
@@ -35,13 +35,15 @@ pub enum Idempotence {
 /// Progress of a request at the loss of its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AttemptProgress {
-    /// The request waited behind another, and its program was known to be harmless. The request is
-    /// not the cause of the loss.
+    /// The request was not at its turn, and either was not sent to the executor or its model was loaded there
+    /// already; or the request had not reached the GPU. The request is not the cause of the loss.
     Waiting,
-    /// The request was being loaded onto the GPU. The request has not run, but may be the cause.
+    /// The request's model was being loaded, or the run waited for room or inputs. The request has not run,
+    /// but may be the cause.
     Preparing,
-    /// The executor had the run, and no copy of the weights was reported. The request may have run if the
-    /// reports were lost with the executor.
+    /// The executor had the run while its weights were copied, and no copy was reported, perhaps because the
+    /// reports were lost with the executor or are still on their way. So the request may have run, but the
+    /// death does not count towards [`DEATHS_MAX`].
     Starting,
     /// The request may have run, and no other request on the executor may have.
     Begun,
@@ -50,7 +52,8 @@ pub enum AttemptProgress {
 }
 
 impl AttemptProgress {
-    /// Returns the progress of one of `requests` requests on an executor that may all have run.
+    /// Returns the progress of a request that may have run, if `requests` requests of its executor may have
+    /// run, this one included.
     #[must_use]
     pub fn begun(requests: usize) -> Self {
         if requests > 1 { Self::BegunBeside } else { Self::Begun }
@@ -76,7 +79,7 @@ pub enum RetryDecision {
 pub enum AttemptLoss {
     /// The executor died.
     Died(AttemptProgress),
-    /// The executor lives, but could not run the request.
+    /// The executor lives, but the run failed or could not be made.
     Failed(AttemptProgress),
 }
 
@@ -85,9 +88,9 @@ pub enum AttemptLoss {
 pub enum ReturnReason {
     /// The dispatcher recalled the request, and the request had not begun.
     Recalled,
-    /// The GPU could not run the request.
+    /// The run failed or could not be made. The executor lives.
     Failed(AttemptProgress),
-    /// The executor process that served this model alone died.
+    /// The model's own executor process died; only in isolation by model.
     Died(AttemptProgress),
 }
 

@@ -71,7 +71,8 @@ impl GpuCore {
         lost
     }
 
-    /// Returns a request's progress when its executor died, because the reports of the last copies may be lost.
+    /// Returns a request's progress at the death of its executor. The reports of the last copies may be lost, so a
+    /// run that the executor had while its weights were copied may have begun.
     fn progress_at_death(&self, place: LinePlace, slot: &AssignedRequest) -> AttemptProgress {
         match (self.progress(place, slot), slot.stage) {
             (AttemptProgress::Preparing, RequestStage::Sent { generation, .. })

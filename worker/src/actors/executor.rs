@@ -93,7 +93,7 @@ impl ExecutorActor {
         for &action in &actions {
             match action {
                 Action::Spawn { incarnation } => {
-                    tracing::info!(gpu = self.gpu.0, %incarnation, "starting an executor");
+                    tracing::info!(gpu = self.gpu.0, %incarnation, "starting an executor, or the memory for an executor per model");
                     (self.started)(incarnation);
                     self.port.start(incarnation);
                 }
@@ -203,13 +203,13 @@ impl ExecutorActor {
             _ if !self.up || incarnation != self.life.core.incarnation() => {}
             PortEventKind::Event(event, descriptors) => self.handle_executor_event(event, descriptors),
             PortEventKind::ProgramUp { program, pid } => {
-                tracing::info!(gpu = self.gpu.0, program, pid, "executor of one model up");
+                tracing::info!(gpu = self.gpu.0, model = program, pid, "executor of one model up");
                 if let Some(model) = model_of(program) {
                     self.peers.gpu.post(gpu::Message::ProgramUp { model, pid });
                 }
             }
             PortEventKind::ProgramLost { program, status } => {
-                tracing::warn!(gpu = self.gpu.0, program, status, "executor of one model died");
+                tracing::warn!(gpu = self.gpu.0, model = program, status, "executor of one model died");
                 self.tell_gpu_of(program, |model| GpuEvent::ProgramLost { model });
             }
             // `ExecutorPort::filter_event` consumes these events of an isolating port.

@@ -32,7 +32,7 @@ pub(super) async fn artifact(
     }
     let chunks = source.fetch(digest).await.map_err(fetch_failure)?;
     download(store, chunks, digest, announced).await?;
-    tracing::info!(%digest, bytes = announced.get(), "artifact fetched");
+    tracing::info!(%digest, %announced, "artifact fetched");
     // The bytes are read back from the disk before they are compiled, so that a bad write shows now and not
     // at the next start.
     let damaged =

@@ -23,7 +23,7 @@ impl WorkerService {
                 Failure::malformed(format!("{text:?} is not a function revision: write tenant/name@revision"))
             })?),
         };
-        tracing::warn!(gpu = request.gpu, ?fault, ?function, "injecting a fault");
+        tracing::warn!(gpu = request.gpu, ?fault, function = request.function, "injecting a fault");
         self.node.inject_fault(GpuIndex(request.gpu), fault, function).await.map_err(|error| match &error {
             FaultError::NodeGone => Failure::new(Reason::ShuttingDown, error.to_string()),
             FaultError::NoSuchGpu(_) => Failure::malformed(error.to_string()),

@@ -9,7 +9,7 @@ use millrace_types::Reason;
 use tokio::task::JoinSet;
 
 use crate::controller::Controller;
-use crate::support::{Client, all_up, client, inject, invoke, kill_9, row, serving_mlp, values};
+use crate::support::{Client, all_up, client, inject, invoke, kill_9, refusal, row, serving_mlp, values};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killing_executors_under_load_costs_latency_only() {
@@ -89,7 +89,7 @@ async fn a_request_that_kills_executors_is_quarantined_after_two() {
     for gpu in 0..2 {
         inject(&mut client, gpu, Fault::AbortOnRun, "").await;
     }
-    let failure = invoke(&mut client, "mlp", 1, &row(1)).await.unwrap_err();
+    let failure = refusal(invoke(&mut client, "mlp", 1, &row(1)).await);
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true), "{failure:?}");
     all_up(&controller).await;
     invoke(&mut client, "mlp", 2, &row(1)).await.expect("others are served");
@@ -216,7 +216,7 @@ async fn a_run_that_allocates_too_much_memory_ends_only_its_executor() {
     assert_eq!(values(&invoke(&mut client, "power", 1, &[0.0; 2]).await.unwrap()), [0.0]);
     // 6 GB, which the machine may have, and 2^46 bytes, which no machine has.
     for (id, row) in [(2, vec![0.0; 200]), (3, vec![0.0; 2048])] {
-        let failure = invoke(&mut client, "power", id, &row).await.unwrap_err();
+        let failure = refusal(invoke(&mut client, "power", id, &row).await);
         assert_eq!(failure.reason, Reason::Quarantined, "{failure:?}");
     }
     all_up(&controller).await;

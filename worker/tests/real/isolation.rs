@@ -17,7 +17,7 @@ use crate::controller::Controller;
 use crate::failures::resident_everywhere;
 use crate::processes::{End, WorkerProcess};
 use crate::support::{
-    Client, all_up, client, config, inject, invoke, kill_9, request, row, texts, values, within,
+    Client, all_up, client, config, inject, invoke, kill_9, refusal, request, row, texts, values, within,
 };
 
 /// Starts a worker with a process per model. The worker serves MLPs that differ in weights.
@@ -229,7 +229,7 @@ async fn a_request_that_kills_its_models_processes_is_quarantined_after_two() {
     for gpu in 0..2 {
         inject(&mut client, gpu, Fault::AbortOnRun, "default/mlp@1").await;
     }
-    let failure = invoke(&mut client, "mlp", 1, &row(1)).await.unwrap_err();
+    let failure = refusal(invoke(&mut client, "mlp", 1, &row(1)).await);
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::Quarantined, true), "{failure:?}");
     assert_eq!(answer(&client, "other", 2).await, expected);
     invoke(&mut client, "mlp", 3, &row(1)).await.expect("others are served");
@@ -246,7 +246,7 @@ async fn a_non_idempotent_request_is_not_repeated_after_its_process_died_in_its_
     let mut client = client(&worker);
     let expected = answer(&client, "once", 1).await;
     inject(&mut client, 0, Fault::AbortOnRun, "default/once@1").await;
-    let failure = invoke(&mut client, "once", 2, &row(1)).await.unwrap_err();
+    let failure = refusal(invoke(&mut client, "once", 2, &row(1)).await);
     assert_eq!((failure.reason, failure.may_have_executed), (Reason::ExecutorLost, true), "{failure:?}");
     assert_eq!(answer(&client, "once", 3).await, expected);
     worker.shutdown().await;
@@ -259,7 +259,7 @@ async fn requests_fail_and_the_gpu_stays_up_if_no_process_can_be_started() {
         config.executor.program = "/nonexistent/executor".into();
     })
     .await;
-    let failure = invoke(&mut client(&worker), "mlp", 1, &row(1)).await.unwrap_err();
+    let failure = refusal(invoke(&mut client(&worker), "mlp", 1, &row(1)).await);
     assert_eq!(
         (failure.reason, failure.may_have_executed),
         (Reason::AttemptsExhausted, false),

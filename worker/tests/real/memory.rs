@@ -7,7 +7,7 @@ use millrace_types::{Bytes, Digest, Reason};
 use millrace_worker::start::{RunningWorker, start};
 
 use crate::controller::Controller;
-use crate::support::{all_up, client, config, invoke, request, row, values};
+use crate::support::{all_up, client, config, invoke, refusal, request, row, values};
 
 /// Returns the MLP under another digest: a field with a producer's name is appended.
 fn mlp(name: u8) -> Vec<u8> {
@@ -94,7 +94,7 @@ async fn a_model_larger_than_host_memory_is_refused_with_a_next_step() {
     controller.desire(&published(&controller, &["a"]));
     let message = controller.phase("a", FunctionPhase::Failed).await;
     assert!(message.contains("32.0 MiB in all") && message.contains("--host-memory"), "{message}");
-    let refused = invoke(&mut client(&worker), "a", 1, &row(1)).await.unwrap_err();
+    let refused = refusal(invoke(&mut client(&worker), "a", 1, &row(1)).await);
     assert_eq!(refused.reason, Reason::FunctionNotReady);
     worker.shutdown().await;
 }

@@ -11,7 +11,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::controller::Controller;
-use crate::support::{client, config, inject, invoke, request, row, serving_mlp, values, within};
+use crate::support::{client, config, inject, invoke, refusal, request, row, serving_mlp, values, within};
 
 /// Size of the MLP's weights in their region, in bytes.
 const WEIGHTS_BYTES: u64 = 33_280;
@@ -182,7 +182,7 @@ async fn a_draining_worker_answers_admitted_requests_and_refuses_new_ones() {
         worker.drain(std::time::Duration::from_secs(10)),
     );
     answer.unwrap();
-    let refused = invoke(&mut client(&worker), "mlp", 2, &row).await.unwrap_err();
+    let refused = refusal(invoke(&mut client(&worker), "mlp", 2, &row).await);
     assert_eq!(refused.reason, Reason::ShuttingDown);
     end.wait().await;
     worker.shutdown().await;

@@ -36,6 +36,8 @@ pub(crate) async fn within<T>(what: &str, event: impl Future<Output = T>) -> T {
 }
 
 pub(crate) fn be_an_executor() {
+    // The worker passes this stream on, so a failed test shows what its executors said.
+    tracing_subscriber::fmt().with_max_level(tracing::Level::INFO).with_writer(std::io::stderr).init();
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
     millrace_executor::run(socket).unwrap();
 }
@@ -234,6 +236,17 @@ pub(crate) async fn inject(
     let fault = fault as u32;
     let request = wire::InjectFaultRequest { gpu, fault, function: function.into() };
     within("a fault to be injected", client.inject_fault(request)).await.unwrap();
+}
+
+/// Returns the failure of a call that has to be refused.
+#[track_caller]
+pub(crate) fn refusal(answer: Result<wire::InvokeResponse, Failure>) -> Failure {
+    match answer {
+        Ok(wire::InvokeResponse { attempts, gpu, .. }) => {
+            panic!("answered by GPU {gpu} in attempt {attempts}, but had to be refused")
+        }
+        Err(failure) => failure,
+    }
 }
 
 pub(crate) fn pid(number: u32) -> Pid {

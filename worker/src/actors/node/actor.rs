@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_core::attempts::AttemptRecord;
+use millrace_core::attempts::{AttemptRecord, ReturnReason};
 use millrace_core::ids::{FunctionIndex, RequestKey, TransferId};
 use millrace_gpu::{ComputeRight, Event as GpuEvent};
 use millrace_proto::executor::Fault;
@@ -179,6 +179,17 @@ impl NodeActor {
     ) {
         let members = self.dispatch.core.members(key);
         self.state.residence().ended(now, gpu, key);
+        if let dispatch::Event::RequestReturned { why: ReturnReason::Died(progress), .. } = &event {
+            let lost = members.iter().filter_map(|key| self.entries.get(key));
+            let requests: Vec<_> = lost.map(|entry| entry.work.invocation.request_id.as_str()).collect();
+            let requests = requests.join(" ");
+            tracing::warn!(
+                gpu = gpu.0,
+                requests,
+                ?progress,
+                "the process of a model died with a request: the request runs again if it may be repeated"
+            );
+        }
         if matches!(event, dispatch::Event::RequestReturned { .. }) {
             // The requests wait again. If dispatch fails them instead, their entries are removed below.
             for key in &members {
