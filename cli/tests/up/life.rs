@@ -21,6 +21,15 @@ fn a_stop_signal_ends_all_processes_in_order() {
 }
 
 #[test]
+fn an_ephemeral_cluster_leaves_the_folder_of_the_variable_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let variables = [("MILLRACE_DATA_DIR", dir.path())];
+    let up = RunningCluster::ephemeral_with(&[], &variables);
+    up.ok(&["get", "nodes"]);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn no_executor_outlives_a_killed_parent() {
     let up = RunningCluster::ephemeral(&["--gpus", "3"]);
     let executors = up.executors();

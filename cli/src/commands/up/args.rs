@@ -31,8 +31,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The folder for all data [default: $XDG_DATA_HOME/millrace or ~/.local/share/millrace].
-    #[arg(long, value_name = "DIR", env = "MILLRACE_DATA_DIR")]
+    /// The folder for all data [default: $MILLRACE_DATA_DIR, $XDG_DATA_HOME/millrace or
+    /// ~/.local/share/millrace].
+    #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// Keep no data: use a temporary folder that is removed at the end.
     #[arg(long, conflicts_with = "data_dir")]
@@ -128,8 +129,13 @@ fn controllers(text: &str) -> Result<NonZeroU32, String> {
     }
 }
 
+/// Returns the folder for data if none is named. The variable is read here and not by the option, because it
+/// does not conflict with `--ephemeral`.
 fn usual_data_dir() -> Option<PathBuf> {
     let folder = |name| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    if let Some(named) = folder("MILLRACE_DATA_DIR") {
+        return Some(named);
+    }
     let data = folder("XDG_DATA_HOME").or_else(|| Some(folder("HOME")?.join(".local/share")))?;
     Some(data.join("millrace"))
 }
