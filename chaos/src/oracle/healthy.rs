@@ -21,7 +21,7 @@ pub fn check(found: &SettledCluster, within: Duration) -> PromiseCheck {
     let &SettledCluster { controllers, functions, workers, took } = found;
     let limit = within * ALLOWANCE;
     let detail = format!(
-        "{} and serve, {workers} workers are up, every function is ready; settled in {}, stated {}, fails beyond {}",
+        "{}; workers up: {workers}; every function is ready; settled in {}, stated {}, fails beyond {}",
         agreement(controllers, functions),
         seconds(took),
         seconds(within),
