@@ -21,6 +21,10 @@ const STALL_LASTS: Duration = Duration::from_secs(600);
 /// work.
 const ARMED: Duration = Duration::from_secs(5);
 
+/// Time that the choice of a controller waits for a leader, which the choice depends on. In a storm, other
+/// faults can leave no majority until their repair is due, and a wait here delays every later repair.
+const LEADER_PATIENCE: Duration = Duration::from_secs(10);
+
 impl ScenarioStage {
     /// Injects a fault, and returns its repairs; none for a fault that ends by itself.
     pub(super) async fn inflict(&mut self, fault: &FaultSpec) -> anyhow::Result<Vec<FaultRepair>> {
@@ -208,7 +212,8 @@ impl ScenarioStage {
     }
 
     async fn controller(&mut self, who: FaultTarget) -> anyhow::Result<u64> {
-        let leader = self.cluster.leader().await?;
+        let leader = tokio::time::timeout(LEADER_PATIENCE, self.cluster.leader()).await;
+        let leader = leader.with_context(|| format!("no controller leads within {LEADER_PATIENCE:?}"))??;
         self.latest.leader = Some(leader);
         let running = self.cluster.running_controllers();
         let chosen = match who {
