@@ -103,12 +103,18 @@ impl FailoverRound {
                 lost
             }
             CallFailure::Answer(failure) if self.may_succeed_elsewhere(&failure) => Error::Refused(failure),
-            CallFailure::Answer(failure) => return Err(Error::Refused(failure)),
+            CallFailure::Answer(failure) => return Err(self.with_earlier(Error::Refused(failure))),
         };
         let more_useful = self.told.as_ref().is_none_or(|told| weight(told) <= weight(&error));
         let other = if more_useful { self.told.replace(error) } else { Some(error) };
         self.executed = self.executed.take().or(other.filter(Error::may_have_executed));
         Ok(())
+    }
+
+    /// Returns the failure to report: the last one, with what earlier attempts may have done.
+    fn with_earlier(&mut self, last: Error) -> Error {
+        let told = self.told.take().filter(Error::may_have_executed);
+        after_execution(last, self.executed.take().or(told))
     }
 
     /// Returns whether another endpoint may succeed.
@@ -131,14 +137,17 @@ impl FailoverRound {
                 let executed = executed.or(Some(told).filter(Error::may_have_executed));
                 Ok(Self { pause, executed, ..Self::first(repeat, timeout) })
             }
-            _ => Err(match (told, executed) {
-                (Error::Refused(failure), Some(_)) => {
-                    Error::Refused(Failure { may_have_executed: true, ..failure })
-                }
-                (told, Some(executed)) if !told.may_have_executed() => executed,
-                (told, _) => told,
-            }),
+            _ => Err(after_execution(told, executed)),
         }
+    }
+}
+
+/// Returns the failure to report after `last`, if the call may have been carried out with the failure `executed`.
+pub(crate) fn after_execution(last: Error, executed: Option<Error>) -> Error {
+    match (last, executed) {
+        (Error::Refused(failure), Some(_)) => Error::Refused(Failure { may_have_executed: true, ..failure }),
+        (last, Some(executed)) if !last.may_have_executed() => executed,
+        (last, _) => last,
     }
 }
 
@@ -232,6 +241,8 @@ mod tests {
             let unreachable = second.next(SOON).unwrap_err();
             assert!(unreachable.may_have_executed(), "{unreachable:?}");
         }
+        let full = round(RetryPolicy::Allowed, vec![broken(), refused(Reason::QueueFull)]).unwrap_err();
+        assert_eq!((full.reason(), full.may_have_executed()), (Some(Reason::QueueFull), true));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use tonic::{Request, Response};
 
 use crate::endpoints::Endpoints;
 use crate::error::Error;
-use crate::failover::RetryPolicy;
+use crate::failover::{RetryPolicy, after_execution};
 use crate::latency::LatencyBreakdown;
 use crate::tensor::{Tensor, raw_contents};
 
@@ -165,7 +165,7 @@ impl Inference {
                 if !self.is_idempotent(&request, left()).await {
                     return Err(lost);
                 }
-                send(RetryPolicy::Allowed).await
+                send(RetryPolicy::Allowed).await.map_err(|last| after_execution(last, Some(lost)))
             }
             answer => answer,
         };
