@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millrace_proto::executor::OutputPart;
@@ -24,6 +25,22 @@ pub(crate) struct KeptOutput<V> {
     pub(crate) datatype: DataType,
     pub(crate) bytes: u64,
     pub(crate) value: V,
+    /// The output's part of [`KEPT_BYTES_MAX`].
+    pub(crate) _room: KeptRoom,
+}
+
+/// A part of [`KEPT_BYTES_MAX`], which is free again once the value is dropped.
+#[derive(Debug)]
+pub(crate) struct KeptRoom {
+    bytes: u64,
+    /// The bytes of all parts.
+    total: Arc<AtomicU64>,
+}
+
+impl Drop for KeptRoom {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// A byte range of a kept output.
@@ -35,7 +52,11 @@ pub(crate) struct KeptOutputBytes<V> {
 
 /// All kept outputs, by run. Runs add outputs, and commands use and drop them.
 #[derive(Debug)]
-pub(crate) struct KeptOutputs<V>(Mutex<OutputsByRun<V>>);
+pub(crate) struct KeptOutputs<V> {
+    runs: Mutex<OutputsByRun<V>>,
+    /// The bytes of all outputs that exist, also of those that were dropped while they are copied.
+    bytes: Arc<AtomicU64>,
+}
 
 type OutputsByRun<V> = BTreeMap<u64, Vec<Arc<KeptOutput<V>>>>;
 
@@ -54,7 +75,7 @@ pub(crate) enum Error {
 
 impl<V> KeptOutputs<V> {
     pub(crate) fn new() -> Self {
-        Self(Mutex::default())
+        Self { runs: Mutex::default(), bytes: Arc::default() }
     }
 
     /// Checks that the outputs of a run can be kept. Runs that execute at the same time may exceed the bound
@@ -67,11 +88,12 @@ impl<V> KeptOutputs<V> {
         if kept.len() >= RUNS_KEPT_MAX { Err(Error::TooMany) } else { Ok(()) }
     }
 
-    /// Returns whether outputs of this size can be kept within [`KEPT_BYTES_MAX`]. Runs that execute at the
-    /// same time may exceed the limit by their outputs.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        let kept: u64 = self.kept().values().flatten().map(|output| output.bytes).sum();
-        kept.saturating_add(bytes) <= KEPT_BYTES_MAX
+    /// Takes the room for an output of this size, unless that would exceed [`KEPT_BYTES_MAX`].
+    pub(crate) fn take_room(&self, bytes: u64) -> Option<KeptRoom> {
+        let taken = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
+            kept.checked_add(bytes).filter(|&kept| kept <= KEPT_BYTES_MAX)
+        });
+        taken.ok().map(|_| KeptRoom { bytes, total: Arc::clone(&self.bytes) })
     }
 
     pub(crate) fn insert(&self, run: u64, outputs: Vec<Arc<KeptOutput<V>>>) {
@@ -98,7 +120,7 @@ impl<V> KeptOutputs<V> {
 
     fn kept(&self) -> MutexGuard<'_, OutputsByRun<V>> {
         // Ignores a poisoned lock: no foreign code runs under the lock, so the map is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,8 +128,10 @@ impl<V> KeptOutputs<V> {
 mod tests {
     use super::*;
 
-    fn output(bytes: u64) -> Vec<Arc<KeptOutput<()>>> {
-        vec![Arc::new(KeptOutput { name: "y".to_owned(), datatype: DataType::Uint8, bytes, value: () })]
+    fn output(kept: &KeptOutputs<()>, bytes: u64) -> Vec<Arc<KeptOutput<()>>> {
+        let (name, datatype) = ("y".to_owned(), DataType::Uint8);
+        let room = kept.take_room(bytes).unwrap();
+        vec![Arc::new(KeptOutput { name, datatype, bytes, value: (), _room: room })]
     }
 
     fn part(run: u64, offset: u64, bytes: u64) -> OutputPart {
@@ -117,7 +141,7 @@ mod tests {
     #[test]
     fn found_bytes_are_within_the_output_and_outlive_its_removal() {
         let kept = KeptOutputs::new();
-        kept.insert(1, output(10));
+        kept.insert(1, output(&kept, 10));
         let found = kept.find(part(1, 4, 6)).unwrap();
         assert_eq!(found.bytes, 4..10);
         for (offset, bytes) in [(4, 7), (u64::MAX, 1)] {
@@ -132,10 +156,14 @@ mod tests {
     #[test]
     fn outputs_have_room_up_to_the_limit_of_bytes() {
         let kept = KeptOutputs::new();
-        kept.insert(1, output(KEPT_BYTES_MAX - 10));
-        assert_eq!((kept.has_room(10), kept.has_room(11), kept.has_room(u64::MAX)), (true, false, false));
+        kept.insert(1, output(&kept, KEPT_BYTES_MAX - 10));
+        let has_room = |bytes| kept.take_room(bytes).is_some();
+        assert_eq!((has_room(10), has_room(11), has_room(u64::MAX)), (true, false, false));
+        let copied = kept.find(part(1, 0, 1)).unwrap();
         kept.remove(1);
-        assert!(kept.has_room(KEPT_BYTES_MAX));
+        assert!(!has_room(11), "the output is still copied");
+        drop(copied);
+        assert!(has_room(KEPT_BYTES_MAX));
     }
 
     #[test]
@@ -143,7 +171,7 @@ mod tests {
         let kept = KeptOutputs::new();
         for run in 0..RUNS_KEPT_MAX as u64 {
             assert_eq!(kept.admit(run), Ok(()));
-            kept.insert(run, output(1));
+            kept.insert(run, output(&kept, 1));
         }
         assert_eq!((kept.admit(7), kept.admit(1000)), (Err(Error::Twice(7)), Err(Error::TooMany)));
         kept.remove(7);

@@ -82,20 +82,17 @@ impl<E: Engine> RunResponse<E> {
         // The decision uses the largest request of a batch: if every request gets a small output, all
         // of them are sent inline.
         let largest = asked.rows.map_or(size, |rows| size / rows.all.max(1) * rows.most);
-        let stays = largest > INLINE_BYTES_MAX && asked.kept.contains(name) && {
-            let staying: u64 = self.stays.iter().map(|output| output.bytes).sum();
-            kept.has_room(staying.saturating_add(size as u64))
-        };
-        if !stays {
+        let may_stay = largest > INLINE_BYTES_MAX && asked.kept.contains(name);
+        let Some(room) = may_stay.then(|| kept.take_room(size as u64)).flatten() else {
             let tensor = launches.download(made, *datatype, INLINE_BYTES_MAX)?;
             self.outputs.push(conversions::output(name.clone(), tensor, &mut self.descriptors));
             return Ok(());
-        }
+        };
         let value = launches.detach(value.take().ok_or_else(missing)?);
         let datatype = *datatype;
         let bytes = size as u64;
         self.outputs.push(conversions::kept_output(name.clone(), datatype, &shape, bytes));
-        self.stays.push(Arc::new(KeptOutput { name: name.clone(), datatype, bytes, value }));
+        self.stays.push(Arc::new(KeptOutput { name: name.clone(), datatype, bytes, value, _room: room }));
         Ok(())
     }
 
