@@ -114,7 +114,7 @@ reasons! {
     SequenceNotFound = "SEQUENCE_NOT_FOUND", retryable: false;
     /// Every attempt failed.
     AttemptsExhausted = "ATTEMPTS_EXHAUSTED", retryable: true;
-    /// The executor died while running a request that must not run twice.
+    /// The executor died or the run failed, and a request that must not run twice may have run.
     ExecutorLost = "EXECUTOR_LOST", retryable: true;
     /// The model itself failed on this input.
     ModelFailed = "MODEL_FAILED", retryable: false;

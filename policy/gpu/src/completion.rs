@@ -11,7 +11,8 @@ use super::model_processes::seed;
 use super::programs::ProgramLoadState;
 use super::protocol::{Action, ComputeRight, GpuTimes, RunFailure, SmUse};
 use super::slots::{AssignedRequest, RequestStage};
-use millrace_core::attempts::ReturnReason;
+
+use millrace_core::attempts::{AttemptProgress, ReturnReason};
 use millrace_core::ids::{RequestKey, RunId, TransferId};
 use millrace_transfers::fabric::TransferOutcome;
 
@@ -135,7 +136,12 @@ impl GpuCore {
                 let coming = self.moving.iter().any(|moving| moving.model == slot.model && !moving.cancelled);
                 self.lines.requeue(place, if coming { RequestStage::Starved } else { RequestStage::Waiting });
             }
-            RunFailure::NotThere | RunFailure::OutOfMemory => self.hand_back(place, actions),
+            RunFailure::NotThere => self.hand_back(place, actions),
+            // The reports of copies take a longer way than the report of the run.
+            RunFailure::OutOfMemory => {
+                let progress = self.progress_before_reports(place, &slot);
+                self.hand_back_after(place, progress, actions);
+            }
         }
     }
 
@@ -143,6 +149,10 @@ impl GpuCore {
     fn hand_back(&mut self, place: LinePlace, actions: &mut Vec<Action>) {
         let Some(slot) = self.lines.get(place) else { return };
         let progress = self.progress(place, slot);
+        self.hand_back_after(place, progress, actions);
+    }
+
+    fn hand_back_after(&mut self, place: LinePlace, progress: AttemptProgress, actions: &mut Vec<Action>) {
         let key = self.remove_request(place, actions).key;
         actions.push(Action::RequestReturned { key, why: ReturnReason::Failed(progress) });
     }

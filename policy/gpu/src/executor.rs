@@ -28,8 +28,8 @@ impl GpuCore {
     pub(super) fn lose_all(&mut self, health: ExecutorHealth, actions: &mut Vec<Action>) {
         if self.incarnation.take().is_some() {
             let lost = self.progress_of(|_| true).into_iter();
-            let spared_models = lost.filter(|(slot, _)| slot.cancelled.is_none());
-            let lost = spared_models.map(|(slot, progress)| (slot.key, progress)).collect();
+            let not_cancelled = lost.filter(|(slot, _)| slot.cancelled.is_none());
+            let lost = not_cancelled.map(|(slot, progress)| (slot.key, progress)).collect();
             self.lines.clear();
             self.lose_tokens();
             self.workspaces.clear();
@@ -59,7 +59,7 @@ impl GpuCore {
     ) -> Vec<(AssignedRequest, AttemptProgress)> {
         let there = self.lines.places().filter(|(_, slot)| its(slot));
         let mut lost: Vec<_> =
-            there.map(|(place, slot)| (*slot, self.progress_at_death(place, slot))).collect();
+            there.map(|(place, slot)| (*slot, self.progress_before_reports(place, slot))).collect();
         // A cancelled run may be the cause too.
         let may_have_run = |progress| matches!(progress, AttemptProgress::Begun | AttemptProgress::Starting);
         let begun = lost.iter().filter(|(_, progress)| may_have_run(*progress)).count();
@@ -71,9 +71,14 @@ impl GpuCore {
         lost
     }
 
-    /// Returns a request's progress at the death of its executor. The reports of the last copies may be lost, so a
-    /// run that the executor had while its weights were copied may have begun.
-    fn progress_at_death(&self, place: LinePlace, slot: &AssignedRequest) -> AttemptProgress {
+    /// Returns a request's progress while reports of the last copies may be missing: they are lost with the
+    /// executor, and take a longer way than the report of a run. So a run that the executor had while its weights
+    /// were copied may have begun.
+    pub(super) fn progress_before_reports(
+        &self,
+        place: LinePlace,
+        slot: &AssignedRequest,
+    ) -> AttemptProgress {
         match (self.progress(place, slot), slot.stage) {
             (AttemptProgress::Preparing, RequestStage::Sent { generation, .. })
                 if place.is_first() && self.moving.iter().any(|moving| moving.generation == generation) =>

@@ -105,6 +105,14 @@ fn a_failed_mapping_is_made_again() {
 }
 
 #[test]
+fn a_run_that_fails_before_the_reports_of_its_copies_may_have_run() {
+    let mut bench = bench();
+    bench.assign(1, A);
+    let actions = bench.run_failed(1, RunFailure::OutOfMemory);
+    assert!(actions.contains(&returned(1, ReturnReason::Failed(AttemptProgress::Starting))), "{actions:?}");
+}
+
+#[test]
 fn requests_for_a_program_that_cannot_be_loaded_are_handed_back() {
     let mut bench = Bench::running_a();
     bench.assign(2, B);

@@ -246,7 +246,8 @@ impl Core for Dispatcher {
                 let begun = AttemptProgress::begun(running.count());
                 let worst = |_: &Assignment, turn| match turn {
                     TurnState::Running => begun,
-                    TurnState::Next => AttemptProgress::Preparing,
+                    // The report of the end of the run before may be lost.
+                    TurnState::Next => AttemptProgress::Starting,
                 };
                 self.down(gpu, worst, actions);
             }
