@@ -15,7 +15,7 @@ use millrace_types::{Digest, FunctionKey, NodeName};
 
 use crate::context::CommandContext;
 pub use crate::operation_record::{OperationKind, OperationRecord, OperationResult};
-use crate::outcome::CommandRefusal;
+use crate::outcome::{CommandRefusal, RUNNING_PROFILES};
 use crate::record::SchedulingState;
 use crate::state::State;
 use crate::time::UnixMillis;
@@ -85,7 +85,7 @@ impl State {
             ));
         }
         if profiles.len() >= OPERATIONS_MAX {
-            return Err(CommandRefusal::full("running profiles", OPERATIONS_MAX));
+            return Err(CommandRefusal::full(RUNNING_PROFILES, OPERATIONS_MAX));
         }
         Ok(())
     }

@@ -254,7 +254,7 @@ pub enum CommandRefusal {
     )]
     LastHolder { digest: Digest, holder: ControllerId },
     /// A named bound of the state is reached.
-    #[error("the cluster is at its limit of {limit} {what}: delete some, or wait until some end")]
+    #[error("the cluster is at its limit of {limit} {what}: {}", next_step(what))]
     Full {
         /// The kind of records that reached the bound.
         what: String,
@@ -309,6 +309,14 @@ fn users(named: &[FunctionName], more: u64) -> String {
         text += &format!(" and {more} more");
     }
     text
+}
+
+/// The kind of records whose bound counts running profiles.
+pub(crate) const RUNNING_PROFILES: &str = "running profiles";
+
+/// Returns the way to room for another record of a kind.
+fn next_step(what: &str) -> &'static str {
+    if what == RUNNING_PROFILES { "wait until one ends, or cancel one" } else { "delete some first" }
 }
 
 impl CommandRefusal {

@@ -159,8 +159,8 @@ pub trait Queue<E: Engine + ?Sized> {
     /// that the kernel writes, in order.
     ///
     /// # Errors
-    /// [`Error::Launch`] if the model fails on these values; of the device not resident, if bytes that
-    /// the kernel reads are not loaded, and lost.
+    /// [`Error::Launch`] if the model fails on these values; [`Error::Device`] if bytes that the kernel reads
+    /// are not loaded, or the device is lost.
     fn launch(
         &mut self,
         module: &E::Module,
@@ -181,7 +181,7 @@ pub trait Queue<E: Engine + ?Sized> {
     /// Creates a tensor whose bytes are the concatenation of these parts.
     ///
     /// # Errors
-    /// As [`Self::upload`]; of the device not resident, if bytes of a region are not loaded.
+    /// As [`Self::upload`]; [`Error::Device`] if bytes of a region are not loaded.
     fn gather(
         &mut self,
         datatype: DataType,
@@ -218,7 +218,8 @@ pub trait Queue<E: Engine + ?Sized> {
     /// inline up to `inline_max` bytes, and a file above that.
     ///
     /// # Errors
-    /// [`Error::Tensor`] if the value has another element type; of the device out of memory.
+    /// [`Error::Tensor`] if the value has another element type; [`Error::Device`] if the device is out of
+    /// memory.
     fn download(
         &mut self,
         value: &E::Value,

@@ -118,7 +118,7 @@ pub struct BatchingOptions {
     /// Maximum number of rows (the sum of the first dimensions) in a run.
     pub max_size: u32,
     /// The longest time that a request waits for others while an earlier batch of the function waits for a
-    /// GPU or is on one. Without such a batch, the request goes to a GPU at once.
+    /// GPU or is on one. Without such a batch, the request is queued for a GPU at once.
     pub max_wait: Duration,
 }
 

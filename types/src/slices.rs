@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_from_1_to_100() {
+    fn percentages_are_from_1_to_100() {
         assert_eq!([SmPercent::new(0), SmPercent::new(101)], [None, None]);
         assert_eq!(SmPercent::new(100).map(SmPercent::get), Some(100));
     }

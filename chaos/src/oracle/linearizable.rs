@@ -45,11 +45,13 @@ pub fn check(histories: &BTreeMap<String, Vec<AdminOperation>>) -> PromiseCheck 
 }
 
 /// Returns the first answer, in the order of returns, that no order explains together with the answers before
-/// it. Operations under way at that time count as unknown.
+/// it; `None` if a search timed out. Operations under way at that time count as unknown.
 fn first_unexplained(operations: &[AdminOperation]) -> Option<&AdminOperation> {
     let mut answered: Vec<_> = operations.iter().filter(|it| it.is_done()).collect();
     answered.sort_by_key(|it| it.returned);
-    for last in answered {
+    let mut timed_out = false;
+    // An order of more answers is an order of fewer, so the answers with an order come first.
+    let at = answered.partition_point(|last| {
         let begun = operations.iter().filter(|it| it.invoked <= last.returned).cloned();
         let so_far: Vec<_> = begun
             .map(|it| match it.is_done() && it.returned > last.returned {
@@ -57,13 +59,11 @@ fn first_unexplained(operations: &[AdminOperation]) -> Option<&AdminOperation> {
                 false => it,
             })
             .collect();
-        match search(&so_far) {
-            Some(true) => {}
-            Some(false) => return Some(last),
-            None => return None,
-        }
-    }
-    None
+        let found = search(&so_far);
+        timed_out |= found.is_none();
+        found == Some(true)
+    });
+    answered.get(at).copied().filter(|_| !timed_out)
 }
 
 /// Whether the operations have an order as the module describes it; `None` if the search timed out.
@@ -203,6 +203,20 @@ mod tests {
     }
 
     #[test]
+    fn the_evidence_names_the_first_answer_that_no_order_explains() {
+        let history = vec![
+            done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created),
+            done(1, 20, 30, AdminOp::Apply(2), AdminResult::Configured),
+            done(2, 40, 50, AdminOp::Read, found(1, 1)),
+            done(3, 60, 70, AdminOp::Read, found(2, 2)),
+        ];
+        let stale = history[2].to_string();
+        let check = check(&BTreeMap::from([("f".to_owned(), history)]));
+        let because = "function f: no order explains this answer and the answers before it: ";
+        assert_eq!(check.evidence[0], format!("{because}{stale}"));
+    }
+
+    #[test]
     fn an_unanswered_write_may_take_effect_late_or_never_but_once() {
         let read = |from, ret| done(2, from, from + 5, AdminOp::Read, ret);
         let first = || done(1, 0, 10, AdminOp::Apply(1), AdminResult::Created);
@@ -238,6 +252,6 @@ mod tests {
         let right = vec![done(1, 0, 10, AdminOp::Apply(3), AdminResult::Created)];
         let check = check(&BTreeMap::from([("f".to_owned(), wrong), ("g".to_owned(), right)]));
         assert_eq!(check.evidence.len(), 3, "{:?}", check.evidence);
-        assert!(check.evidence[2].ends_with("client 2   Read -> Absent"), "{:?}", check.evidence);
+        assert!(check.evidence[2].ends_with("client 2  Read -> Absent"), "{:?}", check.evidence);
     }
 }

@@ -208,10 +208,7 @@ fn a_command_over_the_number_of_functions_is_refused_before_it_reaches_the_log()
         log.state.functions.insert(key(&format!("n{number}")), function.clone());
     }
     let refused = admit(&log.state, apply("new", "m")).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "the cluster is at its limit of 100000 functions: delete some, or wait until some end"
-    );
+    assert_eq!(refused.to_string(), "the cluster is at its limit of 100000 functions: delete some first");
     assert_eq!(refused.reason(), Reason::StateFull);
 }
 

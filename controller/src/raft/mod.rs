@@ -15,7 +15,7 @@
 //! | [`disks`] | hands leadership over when the leader's disk is slow or full |
 //! | [`unheard`] | quorum loss: silences a leader that no majority answers, by the [`leader_gate`] |
 //! | [`outages`] | logs members that the leader's log does not reach |
-//! | [`duties`] | completes membership changes that were left unfinished |
+//! | [`unfinished_change`] | completes membership changes that were left unfinished |
 //! | [`versions`] | switches the cluster to newer rules |
 //! | [`divergence`] | stops a controller when its state differs from a majority's |
 //! | [`status`] | the status of each controller |

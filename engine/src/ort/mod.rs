@@ -51,7 +51,8 @@ impl<D: OrtDevice> OrtEngine<D> {
     /// threads of a process's first engine holds for all of its engines.
     ///
     /// # Errors
-    /// [`Error::Library`] if the library cannot be opened or lacks the device's provider; of the device lost.
+    /// [`Error::Library`] if the library cannot be opened or lacks the device's provider; [`Error::Device`] if
+    /// the device is lost.
     pub fn new(device: D, threads: NonZeroUsize) -> Result<Self, Error> {
         Ok(Self { context: Arc::new(SessionContext::new(device, threads)?) })
     }

@@ -173,77 +173,77 @@ mod tests {
 
     #[test]
     fn an_unused_mapping_is_unmapped_at_once_and_a_used_one_by_its_last_user() {
-        let mut residency = MappingState::default();
-        residency.map(1).unwrap();
-        assert_eq!(residency.unmap(1), UnmapAction::Now(1));
-        assert_eq!(residency.unmap(1), UnmapAction::Already(1));
-        residency.map(2).unwrap();
-        residency.enter();
-        residency.enter();
-        assert_eq!(residency.unmap(2), UnmapAction::Later);
-        assert_eq!(residency.check(2), Err(StepRefusal::NotMapped(2)));
-        assert_eq!(residency.map(3), Err(StepRefusal::StillMapped(2)));
-        assert_eq!(residency.leave(), None);
-        assert_eq!(residency.leave(), Some(2));
-        residency.map(3).unwrap();
-        assert_eq!(residency.check(3), Ok(()));
+        let mut mapping = MappingState::default();
+        mapping.map(1).unwrap();
+        assert_eq!(mapping.unmap(1), UnmapAction::Now(1));
+        assert_eq!(mapping.unmap(1), UnmapAction::Already(1));
+        mapping.map(2).unwrap();
+        mapping.enter();
+        mapping.enter();
+        assert_eq!(mapping.unmap(2), UnmapAction::Later);
+        assert_eq!(mapping.check(2), Err(StepRefusal::NotMapped(2)));
+        assert_eq!(mapping.map(3), Err(StepRefusal::StillMapped(2)));
+        assert_eq!(mapping.leave(), None);
+        assert_eq!(mapping.leave(), Some(2));
+        mapping.map(3).unwrap();
+        assert_eq!(mapping.check(3), Ok(()));
     }
 
     #[test]
     fn steps_of_older_generations_are_stale_and_of_newer_ones_not_mapped() {
-        let mut residency = MappingState::default();
-        assert_eq!(residency.check(1), Err(StepRefusal::NotMapped(1)));
-        assert_eq!(residency.unmap(1), UnmapAction::Ignored);
-        residency.map(5).unwrap();
-        assert_eq!(residency.map(5), Err(StepRefusal::Stale { asked: 5, current: 5 }));
-        assert_eq!(residency.check(4), Err(StepRefusal::Stale { asked: 4, current: 5 }));
-        assert_eq!(residency.check(6), Err(StepRefusal::NotMapped(6)));
-        assert_eq!(residency.unmap(4), UnmapAction::Ignored);
-        assert_eq!(residency.check(5), Ok(()));
+        let mut mapping = MappingState::default();
+        assert_eq!(mapping.check(1), Err(StepRefusal::NotMapped(1)));
+        assert_eq!(mapping.unmap(1), UnmapAction::Ignored);
+        mapping.map(5).unwrap();
+        assert_eq!(mapping.map(5), Err(StepRefusal::Stale { asked: 5, current: 5 }));
+        assert_eq!(mapping.check(4), Err(StepRefusal::Stale { asked: 4, current: 5 }));
+        assert_eq!(mapping.check(6), Err(StepRefusal::NotMapped(6)));
+        assert_eq!(mapping.unmap(4), UnmapAction::Ignored);
+        assert_eq!(mapping.check(5), Ok(()));
     }
 
     #[test]
     fn a_failed_mapping_uses_up_its_generation() {
-        let mut residency = MappingState::default();
-        residency.map(1).unwrap();
-        residency.map_failed();
-        assert_eq!(residency.check(1), Err(StepRefusal::NotMapped(1)));
-        assert_eq!(residency.unmap(1), UnmapAction::Already(1));
-        assert_eq!(residency.map(1), Err(StepRefusal::Stale { asked: 1, current: 1 }));
-        residency.map(2).unwrap();
+        let mut mapping = MappingState::default();
+        mapping.map(1).unwrap();
+        mapping.map_failed();
+        assert_eq!(mapping.check(1), Err(StepRefusal::NotMapped(1)));
+        assert_eq!(mapping.unmap(1), UnmapAction::Already(1));
+        assert_eq!(mapping.map(1), Err(StepRefusal::Stale { asked: 1, current: 1 }));
+        mapping.map(2).unwrap();
     }
 
     #[test]
     fn bytes_with_a_failed_copy_are_awaited_only_after_a_new_copy() {
-        let mut residency = MappingState::default();
-        residency.map(1).unwrap();
-        residency.fail(10..20);
-        assert_eq!(residency.check_awaitable(0..10), Ok(()));
-        assert_eq!(residency.check_awaitable(15..30), Err(StepRefusal::CopyFailed(15..30)));
-        residency.expect(10..20);
-        assert_eq!(residency.check_awaitable(15..30), Ok(()));
-        residency.fail(10..20);
-        residency.unmap(1);
-        residency.map(2).unwrap();
-        assert_eq!(residency.check_awaitable(15..30), Ok(()));
+        let mut mapping = MappingState::default();
+        mapping.map(1).unwrap();
+        mapping.fail(10..20);
+        assert_eq!(mapping.check_awaitable(0..10), Ok(()));
+        assert_eq!(mapping.check_awaitable(15..30), Err(StepRefusal::CopyFailed(15..30)));
+        mapping.expect(10..20);
+        assert_eq!(mapping.check_awaitable(15..30), Ok(()));
+        mapping.fail(10..20);
+        mapping.unmap(1);
+        mapping.map(2).unwrap();
+        assert_eq!(mapping.check_awaitable(15..30), Ok(()));
     }
 
     #[test]
     fn a_lost_device_stays_lost_across_mappings() {
-        let mut residency = MappingState::default();
-        residency.map(1).unwrap();
-        residency.lose("gone");
-        assert_eq!(residency.check(1), Err(StepRefusal::Lost("gone".to_owned())));
-        residency.unmap(1);
-        residency.map(2).unwrap();
-        assert_eq!(residency.check(2), Err(StepRefusal::Lost("gone".to_owned())));
+        let mut mapping = MappingState::default();
+        mapping.map(1).unwrap();
+        mapping.lose("gone");
+        assert_eq!(mapping.check(1), Err(StepRefusal::Lost("gone".to_owned())));
+        mapping.unmap(1);
+        mapping.map(2).unwrap();
+        assert_eq!(mapping.check(2), Err(StepRefusal::Lost("gone".to_owned())));
     }
 
     #[test]
     fn unloading_a_program_unmaps_its_memory() {
-        let mut residency = MappingState::default();
-        assert_eq!(residency.retire(), UnmapAction::Ignored);
-        residency.map(1).unwrap();
-        assert_eq!(residency.retire(), UnmapAction::Now(1));
+        let mut mapping = MappingState::default();
+        assert_eq!(mapping.retire(), UnmapAction::Ignored);
+        mapping.map(1).unwrap();
+        assert_eq!(mapping.retire(), UnmapAction::Now(1));
     }
 }

@@ -83,8 +83,8 @@ impl GpuCore {
     pub(super) fn drop_part(&mut self, model: ModelId, actions: &mut Vec<Action>) {
         let Some(region) = self.memory.region(model).filter(|region| !region.is_locked()) else { return };
         let comes = self.moving.iter().any(|moving| moving.model == model);
-        let spared_models = self.prefetched.contains_key(&model) || self.awaited.contains(&model);
-        if !(region.loaded().complete() || comes || spared_models || self.lines.uses(model)) {
+        let is_spared = self.prefetched.contains_key(&model) || self.awaited.contains(&model);
+        if !(region.loaded().complete() || comes || is_spared || self.lines.uses(model)) {
             self.drop_copy(model, actions);
         }
     }

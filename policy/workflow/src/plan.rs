@@ -38,9 +38,7 @@ pub enum GraphError {
         each: String,
     },
     /// A step that is part of a cycle, or waits for a step that does not exist.
-    #[error(
-        "step \"{0}\" waits for a step that never runs: remove the cycle, or the step that does not exist"
-    )]
+    #[error("step \"{0}\" waits for a step that never runs: remove the cycle, or name a step that exists")]
     NeverRuns(FunctionName),
 }
 

@@ -115,13 +115,18 @@ impl DataflowRun<'_> {
         self.instances[instance].queue.insert(request);
         if !self.is_host_oriented() {
             self.tell(site, Event::Requested { function: index })?;
-            self.stands(request, function, ConsumerDistance::Queued(request as u64))?;
+            self.consumer_moved(request, function, ConsumerDistance::Queued(request as u64))?;
         }
         self.start(instance)
     }
 
     /// Reports the state of a call to the stores of its inputs.
-    fn stands(&mut self, request: usize, function: usize, distance: ConsumerDistance) -> Result<(), Error> {
+    fn consumer_moved(
+        &mut self,
+        request: usize,
+        function: usize,
+        distance: ConsumerDistance,
+    ) -> Result<(), Error> {
         for key in self.requests[request].calls[function].inputs.clone() {
             let Some(object) = self.objects.get(&key) else { continue };
             let Some(consumer) = object.takers.iter().position(|&taker| taker == function) else { continue };
@@ -139,7 +144,7 @@ impl DataflowRun<'_> {
         let Some(request) = self.instances[instance].queue.pop_first() else { return Ok(()) };
         let Instance { app, function, site, .. } = self.instances[instance];
         if !self.is_host_oriented() {
-            self.stands(request, function, ConsumerDistance::Claimed)?;
+            self.consumer_moved(request, function, ConsumerDistance::Claimed)?;
         }
         let compute = self.compute(app, function);
         let loads = self.requests[request].scaled(self.setup.apps[app].workflow.functions[function].loads);

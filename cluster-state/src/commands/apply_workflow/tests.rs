@@ -72,10 +72,7 @@ fn the_number_of_workflows_is_bounded_for_each_tenant() {
         log.apply(apply_workflow(chain(&format!("w{number}"), &[run_function("f")]))).unwrap();
     }
     let says = said(&mut log, apply_workflow(chain("more", &[run_function("f")])));
-    assert_eq!(
-        says,
-        "the cluster is at its limit of 1000 workflows of tenant default: delete some, or wait until some end"
-    );
+    assert_eq!(says, "the cluster is at its limit of 1000 workflows of tenant default: delete some first");
     let mut elsewhere = chain("more", &[run_function("f")]);
     elsewhere.key.tenant = TenantName::new("other").unwrap();
     assert!(log.apply(apply_workflow(elsewhere)).is_ok());

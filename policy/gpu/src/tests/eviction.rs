@@ -74,7 +74,7 @@ fn replicas_are_evicted_before_light_models_and_light_before_heavy_models() {
 }
 
 #[test]
-fn a_reloaded_model_has_the_last_reported_standing() {
+fn a_reloaded_model_has_the_last_reported_candidate() {
     let mut bench = resident(Eviction::Torpor);
     bench.set_candidate(C, REPLICA);
     assert_eq!(bench.evicts(10), [C]);

@@ -349,8 +349,8 @@ impl World {
             Action::Replace => self.lose_executor(),
             Action::Down { lost } => {
                 let lost: BTreeSet<RequestKey> = lost.into_iter().map(|(key, _)| key).collect();
-                let spared_models = self.seats.keys().filter(|key| !self.cancelled.contains(key)).copied();
-                assert_eq!(lost, spared_models.collect(), "requests that a client waits for");
+                let uncancelled = self.seats.keys().filter(|key| !self.cancelled.contains(key)).copied();
+                assert_eq!(lost, uncancelled.collect(), "requests that a client waits for");
                 self.seats.clear();
             }
             Action::Ended { key, .. } | Action::RequestReturned { key, .. } => {

@@ -37,7 +37,7 @@ impl ElasticStore {
             moves_failed: 0,
             failures: 0,
         };
-        object.update_standing();
+        object.update_distance();
         self.orders.enter(key, &object);
         self.objects.insert(key, object);
         if self.may_ever_fit(size) {
@@ -67,7 +67,7 @@ impl ElasticStore {
         let now = self.tick();
         self.change(key, |object| {
             object.consumers[consumer] = Some(distance);
-            object.update_standing();
+            object.update_distance();
             object.used = if claimed { now } else { object.used };
         });
     }
@@ -87,7 +87,7 @@ impl ElasticStore {
         let mut wanted = true;
         self.change(key, |object| {
             object.consumers[consumer] = None;
-            wanted = object.update_standing();
+            wanted = object.update_distance();
         });
         if !wanted {
             self.end(key, actions);

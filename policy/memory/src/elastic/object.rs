@@ -107,7 +107,7 @@ impl StoredObject {
     }
 
     /// Recomputes the first consumer's distance, and returns whether a consumer is left.
-    pub(super) fn update_standing(&mut self) -> bool {
+    pub(super) fn update_distance(&mut self) -> bool {
         let first = self.consumers.iter().flatten().min().copied();
         self.distance = first.unwrap_or(ConsumerDistance::Unqueued);
         first.is_some()

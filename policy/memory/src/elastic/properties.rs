@@ -24,7 +24,7 @@ enum Step {
         size: u64,
         consumers: Vec<ConsumerDistance>,
     },
-    Stands {
+    ConsumerMoved {
         object: prop::sample::Index,
         consumer: usize,
         distance: ConsumerDistance,
@@ -67,7 +67,7 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (function(), size(), consumers)
             .prop_map(|(function, size, consumers)| Step::Store { function, size, consumers }),
         8 => (object(), 0..4usize, distance())
-            .prop_map(|(object, consumer, distance)| Step::Stands { object, consumer, distance }),
+            .prop_map(|(object, consumer, distance)| Step::ConsumerMoved { object, consumer, distance }),
         10 => (object(), 0..4usize).prop_map(|(object, consumer)| Step::Consumed { object, consumer }),
         2 => object().prop_map(Step::Discard),
         20 => (object(), prop::bool::weighted(0.9)).prop_map(|(object, well)| Step::Copied { object, well }),
@@ -108,7 +108,7 @@ impl StoreModel {
                 let function = FunctionIndex(function);
                 self.tell(Event::Store { object, function, size: Bytes(size), consumers });
             }
-            Step::Stands { object, consumer, distance } => {
+            Step::ConsumerMoved { object, consumer, distance } => {
                 let Some(object) = self.pick(object, |seen| seen.place != ObjectLocation::Ending) else {
                     return;
                 };

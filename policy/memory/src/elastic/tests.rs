@@ -56,7 +56,7 @@ impl StoreDriver {
         assert_eq!(self.tell(Event::Filled { object: key(object) }), []);
     }
 
-    fn stands(&mut self, object: u64, distance: ConsumerDistance) -> Vec<Action> {
+    fn consumer_moved(&mut self, object: u64, distance: ConsumerDistance) -> Vec<Action> {
         self.tell(Event::ConsumerMoved { object: key(object), consumer: 0, distance })
     }
 
@@ -110,11 +110,11 @@ fn the_object_needed_last_leaves_first_and_returns_before_its_turn() {
     bench.put(2, SIZE, Queued(2));
     assert_eq!(bench.limit(1), [StoreDriver::migrate(2)]);
     assert_eq!(bench.migrated(2), []);
-    assert_eq!(bench.stands(1, Claimed), []);
+    assert_eq!(bench.consumer_moved(1, Claimed), []);
     let consumed = bench.consumed(1);
     assert_eq!(consumed, [StoreDriver::free(1), bench.reload(2)]);
     assert_eq!(bench.tell(Event::Reloaded { object: key(2) }), []);
-    assert_eq!(bench.stands(2, Claimed), []);
+    assert_eq!(bench.consumer_moved(2, Claimed), []);
     assert_eq!(bench.consumed(2), [StoreDriver::free(2)]);
     assert_eq!(bench.store.counts(), ObjectCounts { migrated: 1, reloaded: 1, refused: 0, host_reads: 0 });
 }
@@ -128,9 +128,9 @@ fn lru_migrates_the_oldest_object_even_if_it_is_needed_first() {
     bench.put(2, SIZE, Queued(2));
     assert_eq!(bench.limit(1), [StoreDriver::migrate(1)]);
     assert_eq!(bench.migrated(1), []);
-    assert_eq!(bench.stands(1, Claimed), []);
+    assert_eq!(bench.consumer_moved(1, Claimed), []);
     assert_eq!(bench.consumed(1), [StoreDriver::free(1)]);
-    assert_eq!(bench.stands(2, Claimed), []);
+    assert_eq!(bench.consumer_moved(2, Claimed), []);
     assert_eq!(bench.consumed(2), [StoreDriver::free(2)]);
     assert_eq!(bench.store.counts(), ObjectCounts { migrated: 1, reloaded: 0, refused: 0, host_reads: 1 });
 }
@@ -140,8 +140,8 @@ fn lru_counts_a_read_as_use() {
     let mut bench = StoreDriver::new(Config { migration: MigrationPolicy::Lru, ..config(2) });
     bench.put(1, SIZE, Unqueued);
     bench.put(2, SIZE, Unqueued);
-    bench.stands(1, Claimed);
-    bench.stands(1, Queued(9));
+    bench.consumer_moved(1, Claimed);
+    bench.consumer_moved(1, Queued(9));
     assert_eq!(bench.limit(1), [StoreDriver::migrate(2)]);
 }
 
@@ -173,10 +173,10 @@ fn a_newcomer_that_is_furthest_back_is_refused_to_the_host() {
     );
     assert_eq!(bench.migrated(3), []);
     assert_eq!(bench.places(&[3, 4]), [ObjectLocation::Host, ObjectLocation::Refused].map(Some));
-    bench.stands(1, Claimed);
+    bench.consumer_moved(1, Claimed);
     let consumed = bench.consumed(1);
     assert_eq!(consumed, [StoreDriver::free(1)], "object 3 would be the first to leave again");
-    assert_eq!(bench.stands(3, Queued(2)), [bench.reload(3)], "now object 2 would");
+    assert_eq!(bench.consumer_moved(3, Queued(2)), [bench.reload(3)], "now object 2 would");
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn claimed_and_unwritten_objects_never_migrate() {
     assert_eq!(bench.store.pool().size(), Bytes(SIZE.0 * 2), "above the limit until they are read");
     assert_eq!(bench.tell(Event::Filled { object: key(2) }), [StoreDriver::migrate(2)]);
     assert_eq!(
-        bench.stands(1, Queued(4)),
+        bench.consumer_moved(1, Queued(4)),
         [StoreDriver::migrate(1)],
         "the consumer of object 1 returned to the queue"
     );
@@ -266,7 +266,11 @@ fn an_object_claimed_during_its_migration_stays() {
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
     assert_eq!(bench.limit(1), [StoreDriver::migrate(2)]);
-    assert_eq!(bench.stands(2, Claimed), [StoreDriver::migrate(1)], "another object has to make the room");
+    assert_eq!(
+        bench.consumer_moved(2, Claimed),
+        [StoreDriver::migrate(1)],
+        "another object has to make the room"
+    );
     assert_eq!(bench.migrated(2), [Action::CancelMigration { object: key(2) }]);
     assert_eq!(bench.migrated(1), []);
     assert_eq!(bench.places(&[1, 2]), [ObjectLocation::Host, ObjectLocation::Gpu].map(Some));
@@ -278,7 +282,7 @@ fn an_object_stays_if_room_appears_during_its_migration() {
     bench.put(1, SIZE, Queued(1));
     bench.put(2, SIZE, Queued(2));
     assert_eq!(bench.limit(1), [StoreDriver::migrate(2)]);
-    bench.stands(1, Claimed);
+    bench.consumer_moved(1, Claimed);
     bench.consumed(1);
     assert_eq!(bench.migrated(2), [Action::CancelMigration { object: key(2) }]);
 }
@@ -334,7 +338,7 @@ fn a_copy_that_failed_is_tried_again_later_and_not_for_ever() {
     assert_eq!(bench.tell(Event::CopyFailed { object: key(1) }), [], "the reload of object 1");
     assert_eq!(bench.places(&[1, 2]), [ObjectLocation::Host, ObjectLocation::Gpu].map(Some));
     assert_eq!(bench.store.pool().used(), SIZE);
-    assert_eq!(bench.stands(1, Queued(0)), []);
+    assert_eq!(bench.consumer_moved(1, Queued(0)), []);
 
     for failed in 1..MOVES_FAILED_MAX {
         let at = bench.store.next_wake().unwrap();

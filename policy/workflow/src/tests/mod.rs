@@ -264,7 +264,7 @@ fn a_plan_refuses_a_workflow_that_no_longer_fits() {
             },
         ),
         (
-            "step \"b\" waits for a step that never runs: remove the cycle, or the step that does not exist",
+            "step \"b\" waits for a step that never runs: remove the cycle, or name a step that exists",
             &|it| it.steps[1].when = Some("c.y".parse().unwrap()),
         ),
     ];

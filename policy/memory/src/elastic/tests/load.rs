@@ -54,7 +54,7 @@ impl Load {
             bench.tell(Event::Executed { function: A });
             bench.now = came + self.period / 4;
             for object in first..first + self.objects {
-                bench.stands(object, Claimed);
+                bench.consumer_moved(object, Claimed);
                 bench.consumed(object);
             }
             bench.tell(Event::Executed { function: B });
