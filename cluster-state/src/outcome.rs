@@ -311,7 +311,7 @@ fn users(named: &[FunctionName], more: u64) -> String {
     text
 }
 
-/// The kind of records whose bound counts running profiles.
+/// The kind of records of the bound on running profiles.
 pub(crate) const RUNNING_PROFILES: &str = "running profiles";
 
 /// Returns the way to room for another record of a kind.

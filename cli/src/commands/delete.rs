@@ -9,6 +9,7 @@ use millrace_client::messages::{self as wire, workflow_step::Run};
 use millrace_client::{ApplyOutcome, DeleteOptions, Error};
 use millrace_types::{FunctionKey, FunctionName, NodeName, Reason};
 
+use crate::commands::policy;
 use crate::failure::{CommandFailure, ExitStatus};
 use crate::manifests::rules::{self, Rule};
 use crate::manifests::{self, Items};
@@ -94,9 +95,8 @@ pub(crate) async fn run(args: Args, session: &ClusterSession) -> Result<(), Comm
                     ));
                 }
                 ResourceKind::Policy => {
-                    return Err(CommandFailure::usage("the policy cannot be deleted").hint(
-                        "to restore the default policy: millrace policy set --unset preset,dispatch,eviction,overtakes-max,alpha,batching,slo-window,transfer-sharing,host-links,gpu-sharing",
-                    ));
+                    return Err(CommandFailure::usage("the policy cannot be deleted")
+                        .hint(format!("to restore the default policy: {}", policy::restore_command())));
                 }
                 ResourceKind::Operation => {
                     return Err(CommandFailure::usage("an operation is removed a day after its end")

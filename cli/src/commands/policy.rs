@@ -115,20 +115,22 @@ struct Set {
     no_wait: bool,
 }
 
+/// The settings, each written as the flag.
+const FLAGS: [&str; 10] = [
+    "preset",
+    "dispatch",
+    "eviction",
+    "overtakes-max",
+    "alpha",
+    "batching",
+    "slo-window",
+    "transfer-sharing",
+    "host-links",
+    "gpu-sharing",
+];
+
 /// Parses a setting, written as the flag.
 fn setting() -> impl TypedValueParser<Value = Setting> {
-    const FLAGS: [&str; 10] = [
-        "preset",
-        "dispatch",
-        "eviction",
-        "overtakes-max",
-        "alpha",
-        "batching",
-        "slo-window",
-        "transfer-sharing",
-        "host-links",
-        "gpu-sharing",
-    ];
     PossibleValuesParser::new(FLAGS).try_map(|flag| flag.replace('-', "_").parse::<Setting>())
 }
 
@@ -215,6 +217,11 @@ async fn change(set: Set, session: &ClusterSession) -> Result<(), CommandFailure
                 .hint("the policy is set: 'millrace get policies' shows the nodes that have it"))
         }
     }
+}
+
+/// Returns the command that restores the default policy.
+pub(crate) fn restore_command() -> String {
+    format!("millrace policy set --unset {}", FLAGS.join(","))
 }
 
 /// Returns the flag of a setting, without the dashes.

@@ -129,9 +129,9 @@ mod tests {
     use super::*;
 
     fn output(kept: &KeptOutputs<()>, bytes: u64) -> Vec<Arc<KeptOutput<()>>> {
-        let (name, datatype) = ("y".to_owned(), DataType::Uint8);
-        let room = kept.take_room(bytes).unwrap();
-        vec![Arc::new(KeptOutput { name, datatype, bytes, value: (), _room: room })]
+        let name = "y".to_owned();
+        let _room = kept.take_room(bytes).unwrap();
+        vec![Arc::new(KeptOutput { name, datatype: DataType::Uint8, bytes, value: (), _room })]
     }
 
     fn part(run: u64, offset: u64, bytes: u64) -> OutputPart {

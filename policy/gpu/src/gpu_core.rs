@@ -82,7 +82,7 @@ pub struct GpuCore {
     /// Models that requests in the node's queue wait for on this GPU. Such a model is evicted only if
     /// nothing else makes room for a request that is already on this GPU.
     pub(super) awaited: BTreeSet<ModelId>,
-    /// Models whose copy here is a warm copy.
+    /// Models of which this GPU has the warm copy.
     pub(super) kept: BTreeSet<ModelId>,
     /// The next time to look for copies that were not used for as long as they may stay.
     pub(super) look_at: Option<Timestamp>,

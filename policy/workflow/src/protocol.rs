@@ -168,7 +168,7 @@ pub enum RunFailureCause {
     TooManyRows { rows: u64 },
     /// The driver could not evaluate the step's condition.
     #[error(
-        "the step's condition is on a tensor whose type has no zero: use a tensor of numbers or booleans"
+        "the step's condition is on a tensor of a type without a zero: use a tensor of numbers or booleans"
     )]
     Unread,
 }

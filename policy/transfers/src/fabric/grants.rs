@@ -124,6 +124,7 @@ impl LinkScheduler {
         let batch = state.next_batch;
         state.next_batch = BatchId(batch.0 + 1);
         let in_turns = route.host_way().is_none() || self.shares.sharing != TransferSharing::Fifo;
+        let served_before = state.served;
         // A forwarded batch uses links that are idle, so it does not use up the transfer's turn.
         if in_turns && route.forwarded().is_none() {
             state.served = (now, hold);
@@ -139,6 +140,7 @@ impl LinkScheduler {
             revoked: false,
             not_before,
             turn,
+            served_before,
         });
         let peer = match &state.source {
             TransferSource::Peer(peer) => Some(peer.of(&range)),

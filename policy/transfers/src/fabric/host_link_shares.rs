@@ -11,8 +11,8 @@ use crate::paths::PerDirection;
 use crate::rates::{Config, RateAllocator, RatedBatch, TransferObjective, TransferSharing};
 use millrace_core::ids::{FlowId, TransferId};
 
-/// While a transfer without a rate waits at a link, one batch of this many there goes to such a transfer. This share is ours: in
-/// the paper such transfers just wait.
+/// While a transfer without a rate waits at a link, one batch of this many there goes to such a transfer. This
+/// share is ours: in the paper such transfers just wait.
 pub const SPARE_EVERY: u32 = 16;
 /// Batches that may pass a transfer without a rate before the transfer's turn.
 pub(super) const SPARE_DUE: u32 = SPARE_EVERY - 1;

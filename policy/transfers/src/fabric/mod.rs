@@ -200,7 +200,13 @@ impl LinkScheduler {
         let Some((batch, state)) = self.take_batch(transfer, batch) else { return };
         state.waiting.push(batch.chunks.clone());
         match (why, batch.route) {
-            (BatchFailure::NotBegun, _) => {}
+            // A transfer that loses its only batch keeps its place among the transfers that wait. Otherwise new
+            // transfers could take the place of each of its batches, and the transfer would starve.
+            (BatchFailure::NotBegun, _) => {
+                if batch.revoked && state.out.is_empty() && state.served.1 == batch.hold {
+                    state.served = batch.served_before;
+                }
+            }
             // The fault may be the peer's alone: fetch the rest from the host.
             (BatchFailure::Faulty, TransferRoute::Over(_)) => self.lose_source(transfer, actions),
             // The fault may be the forwarding GPU's alone: use the GPU's own link from now on.

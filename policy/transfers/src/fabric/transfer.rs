@@ -27,6 +27,8 @@ pub(super) struct BatchInFlight {
     pub(super) not_before: Timestamp,
     /// The rule by which the batch was granted.
     pub(super) turn: GrantReason,
+    /// The value of [`TransferState::served`] before the grant.
+    pub(super) served_before: (Timestamp, u64),
 }
 
 /// The source of the chunks that are still to be granted.

@@ -40,7 +40,7 @@ fn a_condition_that_cannot_be_evaluated_ends_the_run() {
     let unread = TensorFacts { holds: None, ..rows(1) };
     follows! {
         run.begin(&[unread]) => ["call 1 a for a.y"];
-        run.done(1, &[unread]) => ["fail b: the step's condition is on a tensor whose type has no zero: use a tensor of numbers or booleans", "release a.y"];
+        run.done(1, &[unread]) => ["fail b: the step's condition is on a tensor of a type without a zero: use a tensor of numbers or booleans", "release a.y"];
     }
 }
 
